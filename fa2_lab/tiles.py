@@ -1,0 +1,141 @@
+"""Geometry of blocks: which rows and columns a tile covers, and whether a mask touches it.
+
+Queries run down (rows, `i`), keys run right (columns, `j`). A tile is the B_r × B_c patch of S where
+row block i meets column block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from enum import Enum
+from numbers import Integral
+
+import numpy as np
+
+
+class Tile(Enum):
+    """What a mask leaves of one tile."""
+
+    SKIP = "skip"  # no entry is visible: nothing is loaded, nothing is computed
+    DIAGONAL = "diagonal"  # the edge of the mask runs through it: compute, then mask
+    FULL = "full"  # every entry is visible: compute, never mask
+
+
+def cdiv(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Which keys a query may see; what is given is combined with "and".
+
+    causal      row r sees columns c ≤ r + N_k − N_q: the diagonal ends in the bottom right corner
+    key_length  columns from this one on are padding
+    allowed     any boolean array (N_q, N_k), True where visible
+    """
+
+    causal: bool = False
+    key_length: int | None = None
+    allowed: np.ndarray | None = None
+
+    def check(self, N_q: int, N_k: int) -> None:
+        """Refuse a mask that does not fit N_q queries and N_k keys."""
+        if not isinstance(self.causal, (bool, np.bool_)):
+            raise TypeError(f"causal: got {self.causal!r}; it takes True or False")
+        if self.key_length is not None:
+            whole_number("key_length", self.key_length, low=0, high=N_k)
+        if self.allowed is None:
+            return
+        if not isinstance(self.allowed, np.ndarray) or self.allowed.dtype != bool:
+            got = getattr(self.allowed, "dtype", type(self.allowed).__name__)
+            raise TypeError(f"mask: got {got}; it takes a boolean array, True where a query may look")
+        if self.allowed.shape != (N_q, N_k):
+            raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
+
+    def keys_seen(self, row, N_q: int, N_k: int):
+        """How many keys row `row` sees, counted from the left and before `allowed` (row: int or array)."""
+        last = N_k if self.key_length is None else self.key_length
+        return np.clip(row + 1 + N_k - N_q, 0, last) if self.causal else last + 0 * row
+
+
+NO_MASK = Mask()
+CAUSAL = Mask(causal=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Tiling:
+    """The N_q × N_k matrix S cut into T_r × T_c tiles; the last row and column of tiles may be ragged."""
+
+    N_q: int
+    N_k: int
+    B_r: int
+    B_c: int
+    mask: Mask = NO_MASK
+
+    def __post_init__(self):
+        for name in ("N_q", "N_k", "B_r", "B_c"):
+            whole_number(name, getattr(self, name), low=1)
+        if not isinstance(self.mask, Mask):
+            raise TypeError(f"mask: got {type(self.mask).__name__}; it takes a fa2_lab.tiles.Mask, as in Mask(causal=True)")
+        self.mask.check(self.N_q, self.N_k)
+
+    @property
+    def T_r(self) -> int:
+        return cdiv(self.N_q, self.B_r)
+
+    @property
+    def T_c(self) -> int:
+        return cdiv(self.N_k, self.B_c)
+
+    def rows(self, i: int) -> slice:
+        """The queries of row block i."""
+        return slice(i * self.B_r, min((i + 1) * self.B_r, self.N_q))
+
+    def cols(self, j: int) -> slice:
+        """The keys of column block j."""
+        return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
+
+    def keys_seen(self, row):
+        """How many keys a row sees, counted from the left."""
+        return self.mask.keys_seen(row, self.N_q, self.N_k)
+
+    def visible(self, i: int, j: int) -> np.ndarray:
+        """True where tile (i, j) may be seen."""  # (B_r, B_c)
+        rows, cols = self.rows(i), self.cols(j)
+        row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
+        seen = col[None, :] < self.keys_seen(row)[:, None]
+        return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
+
+    def kind(self, i: int, j: int) -> Tile:
+        """SKIP, DIAGONAL or FULL, decided at the tile's corners: a row sees at least what the row above it sees."""
+        rows, cols = self.rows(i), self.cols(j)
+        if cols.start >= self.keys_seen(rows.stop - 1):
+            return Tile.SKIP
+        if self.mask.allowed is not None:
+            seen = self.visible(i, j)
+            return Tile.FULL if seen.all() else Tile.DIAGONAL if seen.any() else Tile.SKIP
+        return Tile.FULL if cols.stop <= self.keys_seen(rows.start) else Tile.DIAGONAL
+
+    def visited_cols(self, i: int) -> list[int]:
+        """The column blocks that row block i has to visit."""
+        return [j for j in range(self.T_c) if self.kind(i, j) is not Tile.SKIP]
+
+    def visited_rows(self, j: int) -> list[int]:
+        """The row blocks that column block j has to visit."""
+        return [i for i in range(self.T_r) if self.kind(i, j) is not Tile.SKIP]
+
+    def counts(self) -> Counter[Tile]:
+        """How many tiles there are of each kind."""
+        return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
+
+
+def whole_number(name: str, value, low: int, high: int | None = None) -> int:
+    """`value` as an int, or an error that names it."""
+    takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
+    if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
+        raise TypeError(f"{name}: got {value!r}; it takes {takes}")
+    if value < low or (high is not None and value > high):
+        raise ValueError(f"{name}: got {value}; it takes {takes}")
+    return int(value)

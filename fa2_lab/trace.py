@@ -1,0 +1,219 @@
+"""The meter: what an algorithm loads, stores and computes, per tile and per worker.
+
+Capital letters live in HBM. Handed to a `Trace`, they become tensors that notice their use:
+indexing one is a load (`q_i = Q[rows]`), assigning into one is a store (`O[rows] = o_i`). What was loaded is an
+on-chip array, and so is everything computed from it; each NumPy operation on such an array is counted by kind.
+The algorithms are written once, in plain NumPy: without a meter the same lines run on plain arrays.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+EXPONENTIALS = {"exp", "exp2"}
+KIND_OF_UFUNC = {"subtract": "add", "true_divide": "divide", "fmax": "maximum", "amax": "maximum"}
+NOT_COUNTABLE = {"dot", "vdot", "inner", "outer", "einsum", "tensordot", "kron", "multi_dot", "solve", "inv"}
+
+
+class Event(NamedTuple):
+    """One load from or store to HBM. `i` and `j` are None outside the loop of that name."""
+
+    op: str  # "load" or "store"
+    tensor: str
+    elements: int
+    worker: tuple  # the indices of the parallel loops around it: one thread block
+    i: int | None
+    j: int | None
+
+
+class Trace:
+    """Watches one run of an algorithm. It may count; it never changes a result."""
+
+    def __init__(self):
+        self.events: list[Event] = []
+        self.work: Counter[tuple] = Counter()  # (worker, i, j, kind) -> operations
+        self.peak_on_chip = 0  # elements that must be on chip at once, as the algorithm declares with hold()
+        self.largest_on_chip = 0  # elements of the largest array that was ever computed on chip
+        self._at: dict[str, int] = {}
+        self._parallel: list[str] = []
+
+    # What an algorithm calls ------------------------------------------------------------------------------
+
+    def hbm(self, **tensors: np.ndarray):
+        """Tensors that live in HBM, in the order given; a single one is returned bare."""
+        watched = [HbmTensor(name, array, self) for name, array in tensors.items()]
+        return watched if len(watched) > 1 else watched[0]
+
+    def parallel(self, name: str, indices: Iterable[int]) -> Iterator[int]:
+        """A loop whose iterations need nothing from each other: each is one worker (thread block)."""
+        self._parallel.append(name)
+        yield from self.serial(name, indices)
+        self._parallel.remove(name)
+
+    def serial(self, name: str, indices: Iterable[int]) -> Iterator[int]:
+        """A loop inside one worker."""
+        for index in indices:
+            self._at[name] = index
+            yield index
+        self._at.pop(name, None)
+
+    def hold(self, *arrays: np.ndarray) -> None:
+        """Declare the arrays that this step needs on chip at the same time."""
+        self.peak_on_chip = max(self.peak_on_chip, sum(np.size(a) for a in arrays))
+
+    # What a reader asks -----------------------------------------------------------------------------------
+
+    def loads(self, tensor: str | None = None) -> int:
+        """Elements loaded from HBM, of one tensor or of all."""
+        return self._moved("load", tensor)
+
+    def stores(self, tensor: str | None = None) -> int:
+        """Elements stored to HBM, of one tensor or of all."""
+        return self._moved("store", tensor)
+
+    @property
+    def hbm_elements(self) -> int:
+        """Elements moved between HBM and the chip, both ways."""
+        return self.loads() + self.stores()
+
+    @property
+    def flops(self) -> Counter[str]:
+        """Operations by kind: matmul, exp, add, multiply, divide, maximum, log."""
+        total = Counter()
+        for (_, _, _, kind), n in self.work.items():
+            total[kind] += n
+        return total
+
+    @property
+    def matmul_flops(self) -> int:
+        return self.flops["matmul"]
+
+    @property
+    def exponentials(self) -> int:
+        return self.flops["exp"]
+
+    @property
+    def other_flops(self) -> int:
+        """Everything that is neither a matrix product nor an exponential."""
+        return sum(n for kind, n in self.flops.items() if kind not in ("matmul", "exp"))
+
+    def by_tile(self) -> dict[tuple, Counter]:
+        """{(i, j): counts}, with i or j None for what happens outside that loop."""
+        return self._grouped(lambda worker, i, j: (i, j))
+
+    def by_worker(self) -> dict[tuple, Counter]:
+        """{worker: counts}: one entry for each thread block."""
+        return self._grouped(lambda worker, i, j: worker)
+
+    # How it counts ----------------------------------------------------------------------------------------
+
+    def _moved(self, op: str, tensor: str | None) -> int:
+        return sum(e.elements for e in self.events if e.op == op and tensor in (None, e.tensor))
+
+    def _grouped(self, key) -> dict[tuple, Counter]:
+        groups: dict[tuple, Counter] = {}
+        for e in self.events:
+            groups.setdefault(key(e.worker, e.i, e.j), Counter())[e.op] += e.elements
+        for (worker, i, j, kind), n in self.work.items():
+            groups.setdefault(key(worker, i, j), Counter())[kind] += n
+        return groups
+
+    def _here(self) -> tuple:
+        worker = tuple(self._at[name] for name in self._parallel)
+        return worker, self._at.get("i"), self._at.get("j")
+
+    def _record(self, op: str, tensor: str, elements: int) -> None:
+        self.events.append(Event(op, tensor, elements, *self._here()))
+
+    def _count(self, ufunc: np.ufunc, method: str, inputs: list, result) -> None:
+        self.largest_on_chip = max(self.largest_on_chip, np.size(result))
+        name = ufunc.__name__
+        if name == "matmul":
+            kind, n = "matmul", 2 * np.size(result) * inputs[0].shape[-1]
+        elif np.asarray(result).dtype == bool:
+            return  # comparisons are not arithmetic
+        elif method == "reduce":
+            kind, n = KIND_OF_UFUNC.get(name, name), np.size(inputs[0]) - np.size(result)
+        else:
+            kind, n = "exp" if name in EXPONENTIALS else KIND_OF_UFUNC.get(name, name), np.size(result)
+        self.work[(*self._here(), kind)] += n
+
+
+class Unwatched:
+    """The absent meter: the same calls, no counting, plain arrays."""
+
+    def hbm(self, **tensors: np.ndarray):
+        return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
+
+    def parallel(self, name: str, indices: Iterable[int]) -> Iterable[int]:
+        return indices
+
+    serial = parallel
+
+    def hold(self, *arrays: np.ndarray) -> None:
+        pass
+
+
+UNWATCHED = Unwatched()
+
+
+class HbmTensor:
+    """An array in HBM that tells its meter about every load and store."""
+
+    def __init__(self, name: str, array: np.ndarray, trace: Trace):
+        self.name, self.array, self.trace = name, np.asarray(array), trace
+        self.shape, self.dtype = self.array.shape, self.array.dtype
+
+    def __getitem__(self, where) -> OnChip:
+        block = np.array(self.array[where])
+        self.trace._record("load", self.name, block.size)
+        return _on_chip(block, self.trace)
+
+    def __setitem__(self, where, value) -> None:
+        self.array[where] = value
+        self.trace._record("store", self.name, self.array[where].size)
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+class OnChip(np.ndarray):
+    """An array that was loaded from HBM or computed from one; arithmetic on it is counted."""
+
+    trace: Trace | None = None
+
+    def __array_finalize__(self, parent) -> None:
+        self.trace = getattr(parent, "trace", None)
+
+    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+        trace = next(x.trace for x in (*inputs, *(out or ())) if isinstance(x, OnChip))
+        plain = [_plain(x) for x in inputs]
+        if out is not None:
+            kwargs["out"] = tuple(_plain(x) for x in out)
+        result = getattr(ufunc, method)(*plain, **kwargs)
+        if trace is not None:
+            trace._count(ufunc, method, plain, result)
+        return _on_chip(result, trace)
+
+    def __array_function__(self, function, types, args, kwargs):
+        if function.__name__ in NOT_COUNTABLE:
+            raise TypeError(f"the meter cannot count numpy.{function.__name__}: write matrix products with @")
+        return _on_chip(super().__array_function__(function, types, args, kwargs), self.trace)
+
+
+def _plain(x):
+    return x.view(np.ndarray) if isinstance(x, OnChip) else x
+
+
+def _on_chip(x, trace: Trace | None):
+    if type(x) is np.ndarray:
+        x = x.view(OnChip)
+        x.trace = trace
+    return x
