@@ -78,7 +78,9 @@ class Tiling:
         for name in ("N_q", "N_k", "B_r", "B_c"):
             whole_number(name, getattr(self, name), low=1)
         if not isinstance(self.mask, Mask):
-            raise TypeError(f"mask: got {type(self.mask).__name__}; it takes a fa2_lab.tiles.Mask, as in Mask(causal=True)")
+            raise TypeError(
+                f"mask: got {type(self.mask).__name__}; it takes a fa2_lab.tiles.Mask, as in Mask(causal=True)"
+            )
         self.mask.check(self.N_q, self.N_k)
 
     @property

@@ -1,0 +1,72 @@
+"""What the reference refuses, in one place: every error names the argument, what it got and what it takes."""
+
+from __future__ import annotations
+
+from numbers import Real
+
+import numpy as np
+
+from fa2_lab.reference.dropout import Dropout
+
+
+def real_array(name: str, x, ndim: int) -> np.ndarray:
+    """`x` as float64 with `ndim` dimensions, or an error."""
+    try:
+        array = np.asarray(x)
+    except ValueError as ragged:
+        raise TypeError(f"{name}: got nested lists of unequal length; it takes a real array") from ragged
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"{name}: got dtype {array.dtype}; it takes real numbers")
+    if array.ndim != ndim or 0 in array.shape:
+        raise ValueError(f"{name}: got shape {array.shape}; it takes {ndim} dimensions, none of them empty")
+    return array.astype(np.float64, copy=False)
+
+
+def same_shape(name: str, x, shape: tuple, meaning: str) -> np.ndarray:
+    """`x` as float64 of exactly this shape, or an error."""
+    array = real_array(name, x, len(shape))
+    if array.shape != shape:
+        raise ValueError(f"{name}: got shape {array.shape}; it takes {meaning} = {shape}")
+    return array
+
+
+def inputs(Q, K, V, tau, dropout) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Q (N_q, d), K and V (N_k, d) of one head and its scale τ."""
+    Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
+    if K.shape[1] != Q.shape[1]:
+        raise ValueError(f"K: got head dimension {K.shape[1]}; it takes that of Q, d = {Q.shape[1]}")
+    V = same_shape("V", V, K.shape, "the shape of K")
+    if not isinstance(dropout, Dropout):
+        raise TypeError(f"dropout: got {dropout!r}; it takes a Dropout, as in Dropout(p=0.1, seed=0)")
+    return Q, K, V, scale(tau, Q.shape[1])
+
+
+def like(Q: np.ndarray, **tensors) -> list[np.ndarray]:
+    """Tensors with the shape of Q, such as O and dO."""
+    return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
+
+
+def per_row(Q: np.ndarray, **vectors) -> list[np.ndarray]:
+    """Vectors with one number for each row of Q, such as l, m and L."""
+    return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
+
+
+def qkv_heads(Q, K, V) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Q (batch, heads, N_q, d) and K, V (batch, key heads, N_k, d), the heads of Q a multiple of those of K."""
+    Q, K = real_array("q", Q, 4), real_array("k", K, 4)
+    if K.shape[0] != Q.shape[0] or K.shape[3] != Q.shape[3]:
+        raise ValueError(f"k: got shape {K.shape}; it takes the batch and head dimension of q, {Q.shape}")
+    if Q.shape[1] % K.shape[1]:
+        raise ValueError(f"k: got {K.shape[1]} heads; it takes a divisor of the {Q.shape[1]} heads of q")
+    return Q, K, same_shape("v", V, K.shape, "the shape of k")
+
+
+def scale(tau, d: int) -> float:
+    """The softmax scale τ; 1/√d where none is given. 0 is a scale like any other."""
+    if tau is None:
+        return 1.0 / np.sqrt(d)
+    if isinstance(tau, (bool, np.bool_)) or not isinstance(tau, Real):
+        raise TypeError(f"scale: got {tau!r}; it takes a number, or None for 1/√d")
+    if not 0 <= tau < np.inf:
+        raise ValueError(f"scale: got {tau}; it takes a finite number of at least 0")
+    return float(tau)

@@ -1,0 +1,93 @@
+"""Dropout whose mask is a function of where an entry stands, not of when it is visited.
+
+The generator is Philox4x32 with ten rounds, keyed by the seed and counted by (column, row, head, batch): the bits
+that Triton's `tl.philox` draws. An entry's fate is therefore the same in every loop order, forward and backward.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Real
+
+import numpy as np
+
+from fa2_lab.tiles import Tiling, whole_number
+
+MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
+LOW_WORD, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
+
+
+def philox(seed: int, c0, c1, c2, c3) -> np.ndarray:
+    """The first of the four 32-bit words that Philox4x32-10 makes of a 64-bit seed and four counters."""
+    c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
+    key0, key1 = np.uint64(seed) & LOW_WORD, np.uint64(seed) >> WORD
+    for _ in range(10):
+        a, b = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2
+        c0, c1, c2, c3 = (b >> WORD) ^ c1 ^ key0, b & LOW_WORD, (a >> WORD) ^ c3 ^ key1, a & LOW_WORD
+        key0, key1 = (key0 + KEY_STEPS[0]) & LOW_WORD, (key1 + KEY_STEPS[1]) & LOW_WORD
+    return c0.astype(np.uint32)
+
+
+def threshold(p: float) -> int:
+    """Words below this one mean "drop": the fraction p of all 2³² words."""
+    return int(p * 2.0**32)
+
+
+def keep_mask(p: float, seed: int, batch: int, head: int, rows, cols) -> np.ndarray:
+    """True where an entry is kept, for global row and column numbers."""  # (rows, cols)
+    word = philox(seed, np.asarray(cols)[None, :], np.asarray(rows)[:, None], head, batch)
+    return word >= np.uint32(threshold(p))
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """Dropout with probability p for one (batch, head). Its state R is this key: nothing else needs saving."""
+
+    p: float = 0.0
+    seed: int | None = None
+    batch: int = 0
+    head: int = 0
+
+    def __post_init__(self):
+        if isinstance(self.p, (bool, np.bool_)) or not isinstance(self.p, Real):
+            raise TypeError(f"dropout_p: got {self.p!r}; it takes a probability, 0 ≤ p < 1")
+        if not 0 <= self.p < 1:
+            raise ValueError(f"dropout_p: got {self.p}; it takes a probability, 0 ≤ p < 1")
+        if self.seed is None and self.p > 0:
+            raise ValueError("seed: got None; with dropout it takes a whole number from 0 to 2**64 - 1")
+        if self.seed is not None:
+            whole_number("seed", self.seed, low=0, high=2**64 - 1)
+
+    def z(self, rows: slice, cols: slice) -> np.ndarray | None:
+        """The factors Z of one tile: 1/(1−p) where kept, 0 where dropped; None without dropout."""
+        if self.p == 0:
+            return None
+        row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
+        return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
+
+
+NO_DROPOUT = Dropout()
+
+
+def dropped(x: np.ndarray, z: np.ndarray | None) -> np.ndarray:
+    """x ∘ Z; x itself without dropout."""
+    return x if z is None else x * z
+
+
+def sequential_mask(tiling: Tiling, p: float, seed: int, order: str) -> np.ndarray:
+    """The mask that one sequential generator draws, tile after tile, in the loop order of "fa1" or of "fa2".
+
+    It shows why such a generator replays only where both passes visit the tiles in the same order.
+    """
+    if order not in ("fa1", "fa2"):
+        raise ValueError(f"order: got {order!r}; it takes 'fa1' (columns outside) or 'fa2' (rows outside)")
+    draw = np.random.default_rng(seed).random
+    outer, inner = (tiling.T_c, tiling.T_r) if order == "fa1" else (tiling.T_r, tiling.T_c)
+    keep = np.empty((tiling.N_q, tiling.N_k), dtype=bool)
+    for a in range(outer):
+        for b in range(inner):
+            i, j = (b, a) if order == "fa1" else (a, b)
+            tile = keep[tiling.rows(i), tiling.cols(j)]
+            tile[:] = draw(tile.shape) >= p
+    return keep

@@ -1,0 +1,140 @@
+"""FlashAttention-2: query blocks outside and independent, one division per row, only L kept for the backward.
+
+Tiles that the mask leaves empty are never visited, and only those it cuts are masked.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2_lab.reference import checks
+from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
+from fa2_lab.reference.online_softmax import SoftmaxState, finite
+from fa2_lab.tiles import NO_MASK, Mask, Tile, Tiling, cdiv, whole_number
+from fa2_lab.trace import UNWATCHED, Trace
+
+
+def forward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    *,
+    B_r: int,
+    B_c: int,
+    tau: float | None = None,
+    mask: Mask = NO_MASK,
+    dropout: Dropout = NO_DROPOUT,
+    trace: Trace = UNWATCHED,
+) -> tuple[np.ndarray, np.ndarray]:
+    """FA2 Algorithm 1 for one head: returns O (N_q, d) and the logsumexp L (N_q,)."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
+    Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
+    for i in trace.parallel("i", range(tiling.T_r)):  # FA2.A1.L3
+        rows = tiling.rows(i)
+        q_i = Q[rows]  # FA2.A1.L4  (B_r, d)
+        state = SoftmaxState.reset(*q_i.shape)  # FA2.A1.L5
+        for j in trace.serial("j", tiling.visited_cols(i)):  # FA2.A1.L6
+            cols = tiling.cols(j)
+            k_j, v_j = K[cols], V[cols]  # FA2.A1.L7  (B_c, d)
+            s_ij = masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A1.L8  (B_r, B_c)
+            state = state.update(s_ij, v_j, dropout.z(rows, cols))  # FA2.A1.L9 FA2.A1.L10
+            trace.hold(q_i, k_j, v_j, state.o, state.l, state.m, s_ij)
+        o_i, L_i = state.finalize()  # FA2.A1.L12 FA2.A1.L13
+        O[rows] = o_i  # FA2.A1.L14
+        L[rows] = L_i  # FA2.A1.L15
+    return np.asarray(O), np.asarray(L)  # FA2.A1.L17
+
+
+def backward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    O: np.ndarray,
+    L: np.ndarray,
+    dO: np.ndarray,
+    *,
+    B_r: int,
+    B_c: int,
+    tau: float | None = None,
+    mask: Mask = NO_MASK,
+    dropout: Dropout = NO_DROPOUT,
+    trace: Trace = UNWATCHED,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """FA2 Algorithm 2 for one head: dQ, dK, dV. Column blocks are independent but for the rows of dQ they share."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    O, dO = checks.like(Q, O=O, dO=dO)
+    (L,) = checks.per_row(Q, L=L)
+    tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A2.L1 FA2.A2.L2
+    Q, K, V, O, dO, L, D = trace.hbm(Q=Q, K=K, V=V, O=O, dO=dO, L=L, D=np.empty(len(Q)))
+    dQ, dK, dV = trace.hbm(dQ=np.empty(Q.shape), dK=np.empty(K.shape), dV=np.empty(V.shape))
+    dQ[:] = 0  # FA2.A2.L3
+    D[:] = (dO[:] * O[:]).sum(axis=1)  # FA2.A2.L4  (N_q,)
+    for j in trace.parallel("j", range(tiling.T_c)):  # FA2.A2.L5
+        cols = tiling.cols(j)
+        k_j, v_j = K[cols], V[cols]  # FA2.A2.L6  (B_c, d)
+        dk_j, dv_j = np.zeros_like(k_j), np.zeros_like(v_j)  # FA2.A2.L7  (B_c, d)
+        for i in trace.serial("i", tiling.visited_rows(j)):  # FA2.A2.L8
+            rows = tiling.rows(i)
+            q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
+            s_ij = masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A2.L10  (B_r, B_c)
+            p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
+            z_ij = dropout.z(rows, cols)
+            dv_j = dv_j + dropped(p_ij, z_ij).T @ do_i  # FA2.A2.L12  (B_c, d)
+            dp_ij = dropped(do_i @ v_j.T, z_ij)  # FA2.A2.L13  (B_r, B_c)
+            ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
+            dq_i = dQ[rows]  # FA2.A2.L15  (B_r, d)
+            dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA2.A2.L15
+            dk_j = dk_j + tau * (ds_ij.T @ q_i)  # FA2.A2.L16  (B_c, d)
+            trace.hold(q_i, k_j, v_j, do_i, dq_i, dk_j, dv_j, L_i, D_i, p_ij, ds_ij)
+        dK[cols], dV[cols] = dk_j, dv_j  # FA2.A2.L18
+    return np.asarray(dQ), np.asarray(dK), np.asarray(dV)  # FA2.A2.L20
+
+
+def forward_split_keys(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    *,
+    splits: int,
+    B_r: int,
+    B_c: int,
+    tau: float | None = None,
+    mask: Mask = NO_MASK,
+    dropout: Dropout = NO_DROPOUT,
+    trace: Trace = UNWATCHED,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The decode case: each row block's keys are split among workers, and their (O, L) are merged at the end."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    splits = whole_number("splits", splits, low=1)
+    tiling = Tiling(len(Q), len(K), B_r, B_c, mask)
+    Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
+    O_part, L_part = trace.hbm(O_part=np.empty((splits, *Q.shape)), L_part=np.empty((splits, len(Q))))
+    for i in trace.parallel("i", range(tiling.T_r)):
+        rows, shares = tiling.rows(i), _shares(tiling.visited_cols(i), splits)
+        for w in trace.parallel("w", range(splits)):
+            q_i = Q[rows]
+            state = SoftmaxState.reset(*q_i.shape)
+            for j in trace.serial("j", shares[w]):
+                cols = tiling.cols(j)
+                s_ij = masked(tau * (q_i @ K[cols].T), tiling, i, j)
+                state = state.update(s_ij, V[cols], dropout.z(rows, cols))
+            O_part[w, rows], L_part[w, rows] = state.finalize()
+        state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1])
+        for w in range(splits):
+            state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))
+        O[rows], L[rows] = state.finalize()
+    return np.asarray(O), np.asarray(L)
+
+
+def masked(s_ij: np.ndarray, tiling: Tiling, i: int, j: int) -> np.ndarray:
+    """The scores of a tile that the mask cuts, with −inf where it hides; any other tile as it is."""
+    if tiling.kind(i, j) is Tile.FULL:
+        return s_ij
+    return np.where(tiling.visible(i, j), s_ij, -np.inf)
+
+
+def _shares(blocks: list[int], splits: int) -> list[list[int]]:
+    """Consecutive shares of equal size, one for each worker; the last ones may be short or empty."""
+    size = cdiv(len(blocks), splits) or 1
+    return [blocks[w * size : (w + 1) * size] for w in range(splits)]

@@ -1,0 +1,148 @@
+"""Attention as it is defined: S, P and O one after the other, with S and P of size N_q × N_k.
+
+Beside it the forward and backward of the FA1 paper's appendix B.1 and B.2, which need O(N) extra memory but
+still compute every entry from scratch whenever it is needed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2_lab.reference import checks
+from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
+from fa2_lab.reference.online_softmax import finite, nonzero
+from fa2_lab.tiles import NO_MASK, Mask, Tiling
+from fa2_lab.trace import UNWATCHED, Trace
+
+
+def unsafe_softmax(S: np.ndarray) -> np.ndarray:
+    """exp(S) / Σ exp(S), row by row, as the formula stands. Overflows where a score passes about 709 (88 in fp32)."""
+    e = np.exp(S)
+    return e / e.sum(axis=-1, keepdims=True)
+
+
+def safe_softmax(S: np.ndarray) -> np.ndarray:
+    """The same with the row maximum subtracted first. A row of −inf (no key visible) gives zeros."""
+    e = np.exp(S - finite(S.max(axis=-1, keepdims=True)))
+    return e / nonzero(e.sum(axis=-1, keepdims=True))
+
+
+def logsumexp(S: np.ndarray) -> np.ndarray:
+    """log Σ exp(S) of every row, natural logarithm; −inf for a row of −inf."""
+    m = S.max(axis=-1)
+    return m + np.log(nonzero(np.exp(S - finite(m)[..., None]).sum(axis=-1)))
+
+
+def softmax_jacobian(p: np.ndarray) -> np.ndarray:
+    """∂p/∂s of one row p = softmax(s): diag(p) − p pᵀ."""  # (N, N)
+    return np.diag(p) - np.outer(p, p)
+
+
+def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
+    """Every row of dP times that row's Jacobian, without building one: dS = P ∘ (dP − D)."""
+    return P * (dP - D_from_probabilities(P, dP)[:, None])
+
+
+def D_from_probabilities(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
+    """D_i = Σ_j P_ij dP_ij: needs two rows of length N_k."""
+    return (P * dP).sum(axis=1)
+
+
+def D_from_output(dO: np.ndarray, O: np.ndarray) -> np.ndarray:
+    """D_i = do_i · o_i: the same number from two rows of length d."""
+    return (dO * O).sum(axis=1)
+
+
+def forward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    *,
+    tau: float | None = None,
+    mask: Mask = NO_MASK,
+    dropout: Dropout = NO_DROPOUT,
+    trace: Trace = UNWATCHED,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Standard attention of one head: returns O (N_q, d) and P (N_q, N_k), which its backward wants back."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
+    z = dropout.z(whole.rows(0), whole.cols(0))
+    S, P = np.empty((len(Q), len(K))), np.empty((len(Q), len(K)))
+    Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
+    S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
+    P[:] = safe_softmax(np.where(whole.visible(0, 0), S[:], -np.inf))
+    O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
+    return np.asarray(O), np.asarray(P)
+
+
+def backward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    P: np.ndarray,
+    dO: np.ndarray,
+    *,
+    tau: float | None = None,
+    dropout: Dropout = NO_DROPOUT,
+    trace: Trace = UNWATCHED,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """FA1 Algorithm 3: the gradients of one head from P, with dP and dS in HBM as well."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
+    (dO,) = checks.like(Q, dO=dO)
+    z = dropout.z(slice(0, len(Q)), slice(0, len(K)))
+    Q, K, V, P, dO, dP, dS = trace.hbm(Q=Q, K=K, V=V, P=P, dO=dO, dP=np.empty_like(P), dS=np.empty_like(P))
+    dQ, dK, dV = trace.hbm(dQ=np.empty(Q.shape), dK=np.empty(K.shape), dV=np.empty(V.shape))
+    dV[:] = dropped(P[:], z).T @ dO[:]  # FA1.A3.L1  (N_k, d)
+    dP[:] = dropped(dO[:] @ V[:].T, z)  # FA1.A3.L2  (N_q, N_k)
+    dS[:] = softmax_backward(P[:], dP[:])  # FA1.A3.L3  (N_q, N_k)
+    dQ[:] = tau * (dS[:] @ K[:])  # FA1.A3.L4  (N_q, d)
+    dK[:] = tau * (dS[:].T @ Q[:])  # FA1.A3.L5  (N_k, d)
+    return np.asarray(dQ), np.asarray(dK), np.asarray(dV)  # FA1.A3.L6
+
+
+def forward_linear_memory(
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, *, tau: float | None = None, mask: Mask = NO_MASK
+) -> tuple[np.ndarray, np.ndarray]:
+    """Appendix B.1: first L, then O, one row at a time. Returns O and L; nothing larger than a row is ever held."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
+    row_of = Tiling(len(Q), len(K), 1, len(K), mask)
+    L, O = np.empty(len(Q)), np.empty_like(Q)
+    for i, q_i in enumerate(Q):  # equation (1), as its logarithm
+        L[i] = logsumexp(np.where(row_of.visible(i, 0)[0], tau * (K @ q_i), -np.inf))
+    for i, q_i in enumerate(Q):  # equation (2)
+        O[i] = _probabilities(tau * (K @ q_i), L[i], row_of.visible(i, 0)[0]) @ V
+    return O, L
+
+
+def backward_linear_memory(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    O: np.ndarray,
+    L: np.ndarray,
+    dO: np.ndarray,
+    *,
+    tau: float | None = None,
+    mask: Mask = NO_MASK,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Appendix B.2: dV, D, dQ and dK one row at a time; P is computed again from L wherever it is needed."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
+    O, dO = checks.like(Q, O=O, dO=dO)
+    (L,) = checks.per_row(Q, L=L)
+    row_of = Tiling(len(Q), len(K), 1, len(K), mask)
+    col_of = Tiling(len(Q), len(K), len(Q), 1, mask)
+    dQ, dK, dV = np.empty_like(Q), np.empty_like(K), np.empty_like(V)
+    D = D_from_output(dO, O)  # equation (4)
+    for i, q_i in enumerate(Q):
+        p = _probabilities(tau * (K @ q_i), L[i], row_of.visible(i, 0)[0])  # (N_k,)
+        dQ[i] = tau * (p * (V @ dO[i] - D[i])) @ K  # equation (5)
+    for j, k_j in enumerate(K):
+        p = _probabilities(tau * (Q @ k_j), L, col_of.visible(0, j)[:, 0])  # (N_q,)
+        dV[j] = p @ dO  # equation (3)
+        dK[j] = tau * (p * (dO @ V[j] - D)) @ Q  # equation (6)
+    return dQ, dK, dV
+
+
+def _probabilities(s: np.ndarray, L: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    return np.exp(np.where(visible, s, -np.inf) - finite(L))

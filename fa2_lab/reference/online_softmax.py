@@ -1,0 +1,108 @@
+"""Softmax over keys that arrive in blocks: a state of three parts and the four things one can do with it.
+
+The same `merge` serves blocks in a loop, warps in a block, splits of the keys on one GPU, and GPUs in a ring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+
+from fa2_lab.reference.checks import real_array
+from fa2_lab.reference.dropout import dropped
+
+
+def finite(m: np.ndarray) -> np.ndarray:
+    """m, with 0 for the −inf of a row that has seen no key: exp(−inf − 0) is 0, exp(−inf − −inf) is NaN."""
+    return np.where(np.isneginf(m), 0.0, m)
+
+
+def nonzero(l: np.ndarray) -> np.ndarray:
+    """l, with 1 for the 0 of a row that has seen no key: its O becomes 0 / 1 = 0."""
+    return np.where(l == 0, 1.0, l)
+
+
+@dataclass(frozen=True, eq=False)
+class SoftmaxState:
+    """What is known of some rows after some keys: enough to go on, and enough to finish."""
+
+    m: np.ndarray  # (B_r,)    the largest score so far
+    l: np.ndarray  # (B_r,)    Σ exp(s − m)
+    o: np.ndarray  # (B_r, d)  Σ exp(s − m) v, not divided by l
+
+    @classmethod
+    def reset(cls, rows: int, d: int) -> SoftmaxState:
+        """The state before the first key, and the identity of merge."""
+        return cls(np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, d)))  # FA2.A1.L5
+
+    @classmethod
+    def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
+        """A finished part taken up again: (O, L) says as much as (m, l, o)."""
+        return cls(L, np.where(np.isneginf(L), 0.0, 1.0), o)
+
+    def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
+        """Take in one block of scores s (B_r, B_c) and values v (B_c, d); z holds the dropout factors, if any."""
+        m = np.maximum(self.m, s.max(axis=1))  # FA2.A1.L9  (B_r,)
+        p = np.exp(s - finite(m)[:, None])  # FA2.A1.L9  (B_r, B_c)
+        alpha = np.exp(self.m - finite(m))  # FA2.A1.L9  (B_r,): 1 while the maximum stands
+        l = alpha * self.l + p.sum(axis=1)  # FA2.A1.L9  (B_r,)
+        o = alpha[:, None] * self.o + dropped(p, z) @ v  # FA2.A1.L10  (B_r, d)
+        return SoftmaxState(m, l, o)
+
+    def merge(self, other: SoftmaxState) -> SoftmaxState:
+        """The state after the keys of both: associative, commutative, with reset as identity."""
+        m = np.maximum(self.m, other.m)
+        alpha, beta = np.exp(self.m - finite(m)), np.exp(other.m - finite(m))
+        l = alpha * self.l + beta * other.l
+        o = alpha[:, None] * self.o + beta[:, None] * other.o
+        return SoftmaxState(m, l, o)
+
+    def finalize(self) -> tuple[np.ndarray, np.ndarray]:
+        """(o, L): the output rows and their logsumexp; 0 and −inf where no key was seen."""
+        l = nonzero(self.l)
+        o = (1 / l)[:, None] * self.o  # FA2.A1.L12  (B_r, d)
+        L = self.m + np.log(l)  # FA2.A1.L13  (B_r,)
+        return o, L
+
+
+def two_blocks(S1: np.ndarray, S2: np.ndarray, V1: np.ndarray, V2: np.ndarray) -> np.ndarray:
+    """The two-block case of the FA2 paper, section 3.1.1, formula by formula. No row may be without a key."""
+    S1, S2, V1, V2 = (real_array(n, x, 2) for n, x in (("S1", S1), ("S2", S2), ("V1", V1), ("V2", V2)))
+    m1 = S1.max(axis=1)
+    l1 = np.exp(S1 - m1[:, None]).sum(axis=1)
+    o1 = np.exp(S1 - m1[:, None]) @ V1
+    m2 = np.maximum(m1, S2.max(axis=1))
+    l2 = np.exp(m1 - m2) * l1 + np.exp(S2 - m2[:, None]).sum(axis=1)
+    o2 = np.exp(m1 - m2)[:, None] * o1 + np.exp(S2 - m2[:, None]) @ V2
+    return o2 / l2[:, None]
+
+
+Blocks = Iterable[tuple[np.ndarray, np.ndarray]]  # pairs (s, v) of (B_r, B_c) and (B_c, d)
+
+
+def incremental(blocks: Blocks) -> SoftmaxState:
+    """FlashAttention's way: one state, updated by every block."""
+    return reduce(lambda state, block: _after(state, *block), blocks, None)
+
+
+def rabe_staats(blocks: Blocks) -> SoftmaxState:
+    """Rabe and Staats's way: one state for every block, all kept, merged at the end."""
+    return reduce(SoftmaxState.merge, [_after(None, s, v) for s, v in blocks])
+
+
+def incremental_memory(rows: int, d: int) -> int:
+    """Elements of state that the incremental way holds, however many blocks there are."""
+    return rows * (d + 2)
+
+
+def rabe_staats_memory(rows: int, d: int, blocks: int) -> int:
+    """Elements of state that are alive before the merge at the end: one output for every block."""
+    return blocks * incremental_memory(rows, d)
+
+
+def _after(state: SoftmaxState | None, s: np.ndarray, v: np.ndarray) -> SoftmaxState:
+    state = state or SoftmaxState.reset(len(s), v.shape[1])
+    return state.update(s, v)
