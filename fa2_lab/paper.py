@@ -1,0 +1,402 @@
+"""The papers' algorithms as data, the words they use, and `where`: from a line of a paper to the lines of code.
+
+FA1 is "FlashAttention" (Dao, Fu, Ermon, Rudra, Ré 2022), FA2 is "FlashAttention-2" (Dao 2023). The lines are in
+our own words and keep the papers' numbers. Where the printed line has a slip, the line here says it right and
+names the erratum. In the code, the comment `# FA2.A1.L9` marks what computes line 9 of FA2's Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import fill
+
+TAG = re.compile(r"\bFA\d+\.A\d+\.L\d+\b")
+TAG_COMMENT = re.compile(r"#\s*(FA\d+\.A\d+\.L\d+(?:[ ,]+FA\d+\.A\d+\.L\d+)*)")
+PACKAGE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True)
+class Line:
+    """One numbered line of an algorithm. `depth` counts the loops around it; "end for" computes nothing."""
+
+    number: int
+    depth: int
+    text: str
+    errata: tuple[str, ...] = ()
+    computes: bool = True
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One algorithm of one paper, line by line."""
+
+    tag: str  # FA2.A1: paper FA2, Algorithm 1
+    title: str
+    source: str
+    needs: str
+    lines: tuple[Line, ...]
+
+    def tag_of(self, line: Line) -> str:
+        return f"{self.tag}.L{line.number}"
+
+    def __str__(self) -> str:
+        rows = [f"{line.number:3}  {'    ' * line.depth}{line.text}" for line in self.lines]
+        return "\n".join([f"{self.tag}  {self.title} ({self.source})", f"     needs: {self.needs}", *rows])
+
+
+def end(number: int, depth: int) -> Line:
+    """The line that closes a loop."""
+    return Line(number, depth, "end for", computes=False)
+
+
+CUT_QKV = "Cut Q into T_r = ⌈N / B_r⌉ blocks of B_r rows; cut K and V into T_c = ⌈N / B_c⌉ blocks of B_c rows."
+FITTING = "Choose B_c near M / 4d and B_r = min(B_c, d), a little smaller, so that the score tile fits in M too."
+
+FA1_A2 = Algorithm(
+    tag="FA1.A2",
+    title="FlashAttention, forward",
+    source="FA1, appendix B.3",
+    needs="Q, K, V (N × d) in HBM; on-chip memory of M elements; scale τ; a mask; dropout probability p",
+    lines=(
+        Line(1, 0, "Set up the random generator and keep its state R in HBM.", ("fa1-dropout-order",)),
+        Line(2, 0, FITTING, ("fa1-block-size",)),
+        Line(3, 0, "In HBM, start from O = 0 (N × d), l = 0 (N) and m = −∞ (N)."),
+        Line(4, 0, CUT_QKV),
+        Line(5, 0, "Cut O, l and m into T_r blocks of B_r rows as well."),
+        Line(6, 0, "for each column block j = 1 … T_c:"),
+        Line(7, 1, "Load k_j and v_j."),
+        Line(8, 1, "for each row block i = 1 … T_r:"),
+        Line(9, 2, "Load q_i, o_i, l_i and m_i: the row block's state comes back from HBM."),
+        Line(10, 2, "Score the tile: s_ij = τ q_i k_jᵀ (B_r × B_c)."),
+        Line(11, 2, "Put −∞ wherever the mask hides an entry of s_ij."),
+        Line(
+            12,
+            2,
+            "Softmax statistics of this tile alone: m̃ = rowmax(s_ij), p̃ = exp(s_ij − m̃), l̃ = rowsum(p̃).",
+            ("fa1-empty-rows",),
+        ),
+        Line(13, 2, "Join them to the row's: m_new = max(m_i, m̃); l_new = e^(m_i − m_new) l_i + e^(m̃ − m_new) l̃."),
+        Line(14, 2, "Drop entries of p̃ with probability p and divide the kept ones by 1 − p."),
+        Line(
+            15,
+            2,
+            "Store o_i ← (l_i e^(m_i − m_new) o_i + e^(m̃ − m_new) p̃ v_j) / l_new, row by row: a finished answer "
+            "for the keys seen so far.",
+        ),
+        Line(16, 2, "Store l_i ← l_new and m_i ← m_new."),
+        end(17, 1),
+        end(18, 0),
+        Line(19, 0, "Return O, l, m and R."),
+    ),
+)
+
+FA1_A3 = Algorithm(
+    tag="FA1.A3",
+    title="standard attention, backward",
+    source="FA1, appendix B.4",
+    needs="Q, K, V, dO (N × d) and P (N × N) in HBM",
+    lines=(
+        Line(1, 0, "Load P and dO, compute dV = Pᵀ dO, store dV."),
+        Line(2, 0, "Load dO and V, compute dP = dO Vᵀ (N × N), store dP."),
+        Line(3, 0, "Load P and dP, compute dS = P ∘ (dP − rowsum(P ∘ dP)) (N × N), store dS."),
+        Line(4, 0, "Load dS and K, compute dQ = dS K, store dQ; with S = τ Q Kᵀ this carries a factor τ."),
+        Line(5, 0, "Load dS and Q, compute dK = dSᵀ Q, store dK; the same factor τ."),
+        Line(6, 0, "Return dQ, dK and dV."),
+    ),
+)
+
+FA1_A4 = Algorithm(
+    tag="FA1.A4",
+    title="FlashAttention, backward",
+    source="FA1, appendix B.4",
+    needs="Q, K, V, O, dO (N × d) and l, m (N) in HBM; M, τ, the mask, p, and the generator's state R",
+    lines=(
+        Line(
+            1, 0, "Put the random generator back into the state R that the forward pass kept.", ("fa1-dropout-order",)
+        ),
+        Line(2, 0, FITTING, ("fa1-block-size",)),
+        Line(3, 0, CUT_QKV),
+        Line(4, 0, "Cut O, dO, l and m into T_r blocks of B_r rows as well."),
+        Line(5, 0, "In HBM, start from dQ = 0 in T_r blocks, and dK = 0 and dV = 0 in T_c blocks."),
+        Line(6, 0, "for each column block j = 1 … T_c:"),
+        Line(7, 1, "Load k_j and v_j."),
+        Line(8, 1, "On chip, start dk_j = 0 and dv_j = 0 (B_c × d)."),
+        Line(9, 1, "for each row block i = 1 … T_r:"),
+        Line(10, 2, "Load q_i, o_i, do_i, dq_i, l_i and m_i."),
+        Line(11, 2, "Score the tile again: s_ij = τ q_i k_jᵀ (B_r × B_c)."),
+        Line(12, 2, "Put −∞ wherever the mask hides an entry of s_ij."),
+        Line(13, 2, "The probabilities again, now final: p_ij = exp(s_ij − m_i) / l_i.", ("fa1-empty-rows",)),
+        Line(14, 2, "The dropout mask again: z_ij is 1 / (1 − p) where an entry was kept and 0 where it was dropped."),
+        Line(15, 2, "p_dropped = p_ij ∘ z_ij."),
+        Line(16, 2, "dv_j ← dv_j + p_droppedᵀ do_i (B_c × d)."),
+        Line(17, 2, "dp_dropped = do_i v_jᵀ (B_r × B_c)."),
+        Line(18, 2, "dp_ij = dp_dropped ∘ z_ij."),
+        Line(19, 2, "D_i = rowsum(do_i ∘ o_i): one number for each row, the same for every j."),
+        Line(20, 2, "ds_ij = p_ij ∘ (dp_ij − D_i)."),
+        Line(21, 2, "Store dq_i ← dq_i + τ ds_ij k_j."),
+        Line(22, 2, "dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d)."),
+        end(23, 1),
+        Line(24, 1, "Store dk_j and dv_j: column block j is finished."),
+        end(25, 0),
+        Line(26, 0, "Return dQ, dK and dV."),
+    ),
+)
+
+FA2_A1 = Algorithm(
+    tag="FA2.A1",
+    title="FlashAttention-2, forward",
+    source="FA2, section 3.1.1",
+    needs="Q, K, V (N × d) in HBM; block sizes B_r and B_c",
+    lines=(
+        Line(1, 0, CUT_QKV),
+        Line(2, 0, "Cut O (N × d) and L (N) into blocks 1 … T_r of B_r rows.", ("fa2-block-index",)),
+        Line(3, 0, "for each row block i = 1 … T_r:"),
+        Line(4, 1, "Load q_i: it stays on chip while the keys stream past."),
+        Line(5, 1, "On chip, start o_i = 0 (B_r × d), l_i = 0 and m_i = −∞ (B_r)."),
+        Line(6, 1, "for each column block j = 1 … T_c:"),
+        Line(7, 2, "Load k_j and v_j."),
+        Line(8, 2, "Score the tile: s_ij = τ q_i k_jᵀ (B_r × B_c).", ("fa2-scale",)),
+        Line(
+            9,
+            2,
+            "m_new = max(m_i, rowmax(s_ij)); p_ij = exp(s_ij − m_new); l_i ← e^(m_i − m_new) l_i + rowsum(p_ij).",
+            ("fa2-P-tilde", "fa1-empty-rows"),
+        ),
+        Line(
+            10, 2, "o_i ← e^(m_i − m_new) o_i + p_ij v_j, not divided by anything; then m_i ← m_new.", ("fa2-tweak1",)
+        ),
+        end(11, 1),
+        Line(12, 1, "Divide once: o_i ← o_i / l_i, row by row."),
+        Line(13, 1, "L_i = m_i + log l_i: the only statistic that the backward pass needs."),
+        Line(14, 1, "Store o_i as block i of O."),
+        Line(15, 1, "Store L_i as block i of L."),
+        end(16, 0),
+        Line(17, 0, "Return O and L."),
+    ),
+)
+
+FA2_A2 = Algorithm(
+    tag="FA2.A2",
+    title="FlashAttention-2, backward",
+    source="FA2, section 3.1.2",
+    needs="Q, K, V, O, dO (N × d) and L (N) in HBM; block sizes B_r and B_c",
+    lines=(
+        Line(1, 0, CUT_QKV),
+        Line(2, 0, "Cut O, dO and L into T_r blocks of B_r rows as well."),
+        Line(3, 0, "In HBM, start dQ = 0 in T_r blocks; cut dK and dV into T_c blocks."),
+        Line(4, 0, "D = rowsum(dO ∘ O) (N), stored in HBM and cut into T_r blocks.", ("fa2-D-shape",)),
+        Line(5, 0, "for each column block j = 1 … T_c:"),
+        Line(6, 1, "Load k_j and v_j."),
+        Line(7, 1, "On chip, start dk_j = 0 and dv_j = 0 (B_c × d)."),
+        Line(8, 1, "for each row block i = 1 … T_r:"),
+        Line(9, 2, "Load q_i, do_i, L_i and D_i.", ("fa2-loads",)),
+        Line(10, 2, "Score the tile again: s_ij = τ q_i k_jᵀ (B_r × B_c).", ("fa2-scale",)),
+        Line(11, 2, "The final probabilities in one step: p_ij = exp(s_ij − L_i).", ("fa2-S-index", "fa1-L")),
+        Line(12, 2, "dv_j ← dv_j + p_ijᵀ do_i (B_c × d)."),
+        Line(13, 2, "dp_ij = do_i v_jᵀ (B_r × B_c)."),
+        Line(14, 2, "ds_ij = p_ij ∘ (dp_ij − D_i)."),
+        Line(
+            15,
+            2,
+            "Add τ ds_ij k_j to dQ_i in HBM; atomically, or in a pass of its own, where column blocks run in parallel.",
+            ("fa2-dQ-race", "fa2-scale"),
+        ),
+        Line(16, 2, "dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d).", ("fa2-scale",)),
+        end(17, 1),
+        Line(18, 1, "Store dk_j and dv_j: column block j is finished."),
+        end(19, 0),
+        Line(20, 0, "Return dQ, dK and dV."),
+    ),
+)
+
+ALGORITHMS: dict[str, Algorithm] = {a.tag: a for a in (FA1_A2, FA1_A3, FA1_A4, FA2_A1, FA2_A2)}
+LINES: dict[str, tuple[Algorithm, Line]] = {a.tag_of(n): (a, n) for a in ALGORITHMS.values() for n in a.lines}
+
+
+# From a tag to the places that carry it -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """One line of code: its file, its number, its text."""
+
+    file: str
+    number: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.number}\n    {self.text}"
+
+
+@dataclass(frozen=True)
+class Whereabouts:
+    """A paper's line and every place where the project computes it."""
+
+    tag: str
+    algorithm: Algorithm
+    line: Line
+    numpy: tuple[Place, ...]
+    triton: tuple[Place, ...]
+    notebooks: tuple[Place, ...]
+
+    def __str__(self) -> str:
+        parts = [
+            f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})",
+            fill(self.line.text, 78, initial_indent="  ", subsequent_indent="  "),
+        ]
+        parts += [f"  The printed line has a slip: fa2-lab errata {name}" for name in self.line.errata]
+        for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
+            parts += [f"{title:9}{place}" for place in places]
+        if not (self.numpy or self.triton or self.notebooks):
+            parts.append(
+                "nothing to compute here" if not self.line.computes else "no line of code carries this tag yet"
+            )
+        return "\n".join(parts)
+
+
+def where(tag: str) -> Whereabouts:
+    """Where a paper's line is computed, as in `print(where("FA2.A1.L9"))`."""
+    if not isinstance(tag, str):
+        raise TypeError(f"tag: got {tag!r}; it takes a string such as 'FA2.A1.L9'")
+    tag = tag.strip().upper()
+    if tag not in LINES:
+        raise ValueError(unknown_tag(tag))
+    algorithm, line = LINES[tag]
+    project = PACKAGE.parent
+    twins = project / "notebooks" / "text" if (project / "pyproject.toml").is_file() else None
+    return Whereabouts(
+        tag,
+        algorithm,
+        line,
+        numpy=places(tag, PACKAGE / "reference"),
+        triton=places(tag, PACKAGE / "kernels"),
+        notebooks=places(tag, twins),
+    )
+
+
+def unknown_tag(tag: str) -> str:
+    """What to say about a tag that no line has."""
+    name = tag.rpartition(".L")[0]
+    if name in ALGORITHMS:
+        return f"tag: {tag} does not exist; {name} has lines 1 to {len(ALGORITHMS[name].lines)}"
+    close = get_close_matches(tag, LINES, n=4, cutoff=0.5)
+    hint = f"did you mean {', '.join(close)}?" if close else f"the algorithms are {', '.join(ALGORITHMS)}"
+    return f"tag: {tag or 'an empty tag'} does not exist; {hint}"
+
+
+def places(tag: str, folder: Path | None) -> tuple[Place, ...]:
+    """Every line in a folder's Python files that carries the tag; none if the folder is not there."""
+    if folder is None or not folder.is_dir():
+        return ()
+    return tuple(
+        Place(path.relative_to(PACKAGE.parent).as_posix(), number, text)
+        for path in sorted(folder.rglob("*.py"))
+        for tags, number, text in tagged_lines(path.read_text(encoding="utf-8"))
+        if tag in tags
+    )
+
+
+def tagged_lines(source: str) -> Iterator[tuple[list[str], int, str]]:
+    """(tags, number, text) of each tagged line; a comment of its own tags the next line of code."""
+    waiting: list[str] = []
+    for number, text in enumerate(source.splitlines(), start=1):
+        comment = TAG_COMMENT.search(text)
+        tags = TAG.findall(comment[1]) if comment else []
+        if text.lstrip().startswith("#") or not text.strip():
+            waiting += tags
+            continue
+        if waiting + tags:
+            yield waiting + tags, number, text.strip()
+        waiting = []
+
+
+# The words -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Term:
+    """A symbol or a word: what it means in English and Chinese, its shape, and where it lives."""
+
+    name: str
+    english: str
+    chinese: str
+    shape: str = ""
+    lives: str = ""
+
+
+def symbol(name: str, shape: str, lives: str, english: str, chinese: str) -> Term:
+    return Term(name, english, chinese, shape, lives)
+
+
+TERMS = (
+    symbol("Q", "(N_q, d)", "HBM; a block q_i on chip", "queries: what each row is looking for", "查询"),
+    symbol("K", "(N_k, d)", "HBM; a block k_j on chip", "keys: what each position offers to be found by", "键"),
+    symbol("V", "(N_k, d)", "HBM; a block v_j on chip", "values: what each position hands over", "值"),
+    symbol("S", "(N_q, N_k)", "one tile s_ij on chip, never whole", "scores, τ Q Kᵀ", "注意力分数"),
+    symbol(
+        "P", "(N_q, N_k)", "one tile p_ij on chip, never whole", "probabilities, softmax of S by rows", "注意力权重"
+    ),
+    symbol("O", "(N_q, d)", "HBM; accumulator o_i on chip", "output, P V", "输出"),
+    symbol("dO", "(N_q, d)", "HBM", "gradient of the loss with respect to O; it comes from outside", "输出的梯度"),
+    symbol("dQ", "(N_q, d)", "HBM", "gradient of the loss with respect to Q", "查询的梯度"),
+    symbol("dK", "(N_k, d)", "HBM; accumulator dk_j on chip", "gradient of the loss with respect to K", "键的梯度"),
+    symbol("dV", "(N_k, d)", "HBM; accumulator dv_j on chip", "gradient of the loss with respect to V", "值的梯度"),
+    symbol("dS", "(N_q, N_k)", "one tile ds_ij on chip", "gradient with respect to S: P ∘ (dP − D)", "分数的梯度"),
+    symbol("dP", "(N_q, N_k)", "one tile dp_ij on chip", "gradient with respect to P: dO Vᵀ", "权重的梯度"),
+    symbol("D", "(N_q,)", "HBM", "rowsum(dO ∘ O) = rowsum(P ∘ dP): what softmax takes off every dP of a row", "行内积"),
+    symbol("L", "(N_q,)", "HBM", "natural logarithm of rowsum(exp(S)); P = exp(S − L)", "对数求和指数"),
+    symbol("m", "(N_q,)", "registers (FA1: HBM too)", "largest score of a row so far", "行最大值"),
+    symbol("l", "(N_q,)", "registers (FA1: HBM too)", "rowsum(exp(S − m)) so far; the papers' ℓ", "指数和"),
+    symbol("tau", "number", "argument", "scale of the scores, usually 1 / √d; the papers' τ", "缩放系数"),
+    symbol("alpha", "(B_r,)", "registers", "exp(m_old − m_new): what old sums are multiplied by", "缩放因子"),
+    symbol("B_r", "number", "compile time", "rows of a tile; BLOCK_M in other kernels", "行块大小"),
+    symbol("B_c", "number", "compile time", "columns of a tile; BLOCK_N in other kernels", "列块大小"),
+    symbol("T_r", "number", "", "row blocks: ⌈N_q / B_r⌉", "行块数"),
+    symbol("T_c", "number", "", "column blocks: ⌈N_k / B_c⌉", "列块数"),
+    symbol("M", "number", "", "elements that fit in on-chip memory", "片上存储容量"),
+    symbol("N", "number", "", "sequence length; N_q queries and N_k keys where they differ", "序列长度"),
+    symbol("d", "number", "", "head dimension: the length of a query, a key, a value", "头维度"),
+    Term("HBM", "high-bandwidth memory: the GPU's main memory, large and far away", "高带宽显存"),
+    Term("SRAM", "fast memory on the chip; in these papers the shared memory", "片上静态存储"),
+    Term("shared memory", "the part of an SM's SRAM that a thread block's warps read and write together", "共享内存"),
+    Term("register", "storage of one thread, the fastest there is", "寄存器"),
+    Term("register spill", "values that no longer fit in registers go to slow memory and back", "寄存器溢出"),
+    Term("SM", "streaming multiprocessor: one of the chip's processors; runs thread blocks", "流式多处理器"),
+    Term("tensor core", "the unit of an SM that multiplies small matrices", "张量核心"),
+    Term("kernel", "a function that runs on the GPU, many thread blocks at once", "核函数"),
+    Term("grid", "all thread blocks of one launch", "网格"),
+    Term("thread block", "threads that run on one SM and share its memory; one worker of figure 2", "线程块"),
+    Term("warp", "32 threads that issue instructions together; a thread block has several", "线程束"),
+    Term("thread", "one lane of a warp", "线程"),
+    Term("wave", "as many thread blocks as the chip runs at once; the last one is often not full", "波次"),
+    Term("occupancy", "share of the chip's room for warps that is in use", "占用率"),
+    Term("barrier", "a point where a block's warps wait for each other", "同步屏障"),
+    Term("atomic add", "read, add and write as one step that no other thread can interrupt", "原子加"),
+    Term("race", "two workers read the same old value; one of their updates is lost", "数据竞争"),
+    Term("tile", "the B_r × B_c patch of S where row block i meets column block j", "分块"),
+    Term("matmul", "matrix product; a FLOP is one addition or one multiplication in it", "矩阵乘法"),
+    Term("FLOP", "one floating-point operation", "浮点运算"),
+    Term("IO complexity", "elements moved between HBM and the chip, as a function of N, d and M", "访存复杂度"),
+    Term("safe softmax", "softmax with the row's maximum subtracted, so that exp cannot overflow", "安全 softmax"),
+    Term("online softmax", "softmax of a row that arrives in pieces, by keeping m, l and rescaling", "在线 softmax"),
+    Term("rescale", "multiply what was summed under an old maximum by alpha", "重新缩放"),
+    Term("logsumexp", "log of a sum of exponentials, computed as m + log l", "对数求和指数"),
+    Term("merge", "join two softmax states of disjoint keys: blocks, warps, splits or GPUs", "合并"),
+    Term("recompute", "make S and P again in the backward pass instead of storing them", "重计算"),
+    Term("split-K", "the keys are divided among workers, which must merge their answers", "按键切分"),
+    Term("split-Q", "the queries are divided among workers, which need nothing from each other", "按查询切分"),
+    Term("causal mask", "a query sees no later key; aligned to the bottom right corner of S", "因果掩码"),
+    Term("padding", "keys added to make lengths equal; nobody may see them", "填充"),
+    Term("dropout", "each probability is set to 0 with probability p, the others divided by 1 − p", "随机失活"),
+    Term("head", "one of several attentions computed side by side", "注意力头"),
+    Term("multi-query attention", "all query heads share one head of keys and values", "多查询注意力"),
+    Term("grouped-query attention", "each group of query heads shares one head of keys and values", "分组查询注意力"),
+    Term("decode", "making one token at a time: one query row, many keys", "逐词解码"),
+    Term("KV cache", "keys and values kept from earlier tokens", "键值缓存"),
+)
+
+GLOSSARY: dict[str, Term] = {term.name: term for term in TERMS}
