@@ -1,0 +1,308 @@
+"""What each GPU can do in one clock and in one second, every figure with its source.
+
+Rates per SM and clock are the architecture; rates per second are those times SMs and clock. The datasheets' own
+TFLOP/s stand beside them, so that one checks the other. "Tensor" always means dense fp16/bf16 products added up in
+fp32, which consumer cards do at half the rate that their advertised fp16 figure names. A GB of capacity is 2³⁰ bytes
+on these sheets, a GB/s of bandwidth 10⁹.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+KiB, MiB, GiB = 2**10, 2**20, 2**30
+TFLOPS, GB, MHZ = 10**12, 10**9, 10**6
+
+
+@dataclass(frozen=True)
+class Chip:
+    """One GPU. `sources` says for every other field where its figure is printed."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    SMs: int
+    clock_hz: int  # boost clock while the tensor cores run
+    tensor_flops: float  # per second, dense fp16/bf16 with fp32 accumulation, as the datasheet prints it
+    fp32_flops: float  # per second, as the datasheet prints it (an FMA counts as two)
+    tensor_per_clock: int  # FLOPs per clock and SM
+    fp32_per_clock: int  # FP32 instructions (add, multiply or FMA) per clock and SM: its FP32 lanes
+    exp_per_clock: int  # exponentials per clock and SM
+    shared_per_clock: int  # shared-memory bytes per clock and SM
+    shared_per_sm: int  # bytes
+    shared_per_block: int  # bytes, the most that one block can ask for (opt-in)
+    registers_per_sm: int  # of 32 bits
+    registers_per_thread: int
+    threads_per_sm: int
+    warps_per_sm: int
+    blocks_per_sm: int
+    hbm_bytes: int
+    hbm_per_second: float  # bytes
+    l2_bytes: int
+    sources: Mapping[str, str] = field(repr=False, hash=False, compare=False)
+
+    @property
+    def exp_per_second(self) -> float:
+        """Exponentials per second of the whole chip."""
+        return self.SMs * self.exp_per_clock * self.clock_hz
+
+    @property
+    def flops_per_exp(self) -> float:
+        """Tensor-core FLOPs that pass in the time of one exponential: its price in matmul FLOPs."""
+        return self.tensor_per_clock / self.exp_per_clock
+
+    @property
+    def flops_per_fp32(self) -> float:
+        """The price of one FP32 FLOP of an FMA in matmul FLOPs: the paper's "16 times" on A100."""
+        return self.tensor_per_clock / (2 * self.fp32_per_clock)
+
+    @property
+    def flops_per_byte(self) -> float:
+        """Where the roofline bends: matmul FLOPs that pass while HBM delivers one byte."""
+        return self.tensor_flops / self.hbm_per_second
+
+
+# What holds for every chip of one compute capability ------------------------------------------------------------
+
+_THROUGHPUT = "CUDA C++ Programming Guide, table Throughput of Native Arithmetic Instructions"
+_LIMITS = "CUDA C++ Programming Guide, table Technical Specifications per Compute Capability"
+_BANKS = "CUDA C++ Programming Guide, section Compute Capabilities, Shared Memory: 32 banks of 32 bits per clock"
+
+_PER_CAPABILITY = {
+    "compute_capability": "CUDA GPU Compute Capability list (developer.nvidia.com/cuda-gpus)",
+    "fp32_per_clock": f"{_THROUGHPUT}, row 32-bit floating-point add, multiply, multiply-add",
+    "exp_per_clock": f"{_THROUGHPUT}, row 32-bit reciprocal, square root, base 2 exponential",
+    "shared_per_clock": _BANKS,
+    "shared_per_sm": f"{_LIMITS}, row maximum shared memory per multiprocessor",
+    "shared_per_block": f"{_LIMITS}, row maximum shared memory per thread block",
+    "registers_per_sm": f"{_LIMITS}, row 32-bit registers per multiprocessor",
+    "registers_per_thread": f"{_LIMITS}, row maximum 32-bit registers per thread",
+    "threads_per_sm": f"{_LIMITS}, row maximum resident threads per multiprocessor",
+    "warps_per_sm": f"{_LIMITS}, row maximum resident warps per multiprocessor",
+    "blocks_per_sm": f"{_LIMITS}, row maximum resident blocks per multiprocessor",
+}
+
+_EVERYWHERE = dict(exp_per_clock=16, shared_per_clock=128, registers_per_sm=65536, registers_per_thread=255)
+
+_SM_80 = dict(
+    compute_capability=(8, 0),
+    fp32_per_clock=64,
+    shared_per_sm=164 * KiB,
+    shared_per_block=163 * KiB,
+    threads_per_sm=2048,
+    warps_per_sm=64,
+    blocks_per_sm=32,
+    **_EVERYWHERE,
+)
+_SM_86 = dict(
+    compute_capability=(8, 6),
+    fp32_per_clock=128,
+    shared_per_sm=100 * KiB,
+    shared_per_block=99 * KiB,
+    threads_per_sm=1536,
+    warps_per_sm=48,
+    blocks_per_sm=16,
+    **_EVERYWHERE,
+)
+_SM_89 = _SM_86 | dict(compute_capability=(8, 9), blocks_per_sm=24)
+_SM_90 = _SM_80 | dict(
+    compute_capability=(9, 0), fp32_per_clock=128, shared_per_sm=228 * KiB, shared_per_block=227 * KiB
+)
+
+# The chips ------------------------------------------------------------------------------------------------------
+
+
+def _sources(sheet: str, memory: str | None = None, tensor: str | None = None, **other: str) -> dict[str, str]:
+    """Sources of one chip: its own sheet for what is its own, the CUDA guide for the rest."""
+    own = ("name", "SMs", "clock_hz", "tensor_flops", "fp32_flops", "tensor_per_clock", "l2_bytes")
+    table = dict.fromkeys(own, sheet) | dict.fromkeys(("hbm_bytes", "hbm_per_second"), memory or sheet)
+    return table | _PER_CAPABILITY | ({"tensor_flops": tensor} if tensor else {}) | other
+
+
+_GA100 = "NVIDIA A100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA Data Center GPUs"
+_GH100 = "NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA A100 and H100"
+_GA102 = "NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), appendix A, table GeForce RTX 3090"
+_AD102 = "NVIDIA Ada GPU Architecture (whitepaper), appendix A, table GeForce RTX 4090"
+_L40S = "NVIDIA L40S datasheet, table Specifications"
+_L40 = "NVIDIA Ada GPU Architecture for professional cards (whitepaper), table of L40, the same die and SM count"
+_H200 = "NVIDIA H200 Tensor Core GPU datasheet, table Specifications"
+_SM_TENSOR = "section on the tensor core: FMAs per clock and tensor core, times 4 tensor cores, times 2"
+
+A100 = Chip(
+    name="A100 SXM 80GB",
+    SMs=108,
+    clock_hz=1410 * MHZ,
+    tensor_flops=312 * TFLOPS,
+    fp32_flops=19.5 * TFLOPS,
+    tensor_per_clock=2048,
+    hbm_bytes=80 * GiB,
+    hbm_per_second=2039 * GB,
+    l2_bytes=40 * MiB,
+    sources=_sources(
+        _GA100,
+        memory="NVIDIA A100 datasheet, column A100 80GB SXM",
+        tensor_per_clock=f"NVIDIA A100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
+    ),
+    **_SM_80,
+)
+H100 = Chip(
+    name="H100 SXM",
+    SMs=132,
+    clock_hz=1830 * MHZ,
+    tensor_flops=989.4 * TFLOPS,
+    fp32_flops=66.9 * TFLOPS,
+    tensor_per_clock=4096,
+    hbm_bytes=80 * GiB,
+    hbm_per_second=3350 * GB,
+    l2_bytes=50 * MiB,
+    sources=_sources(
+        _GH100,
+        memory="NVIDIA H100 datasheet, column H100 SXM",
+        clock_hz=f"{_GH100}: 1830 MHz for tensor-core work (its FP32 figure is given at 1980 MHz)",
+        tensor_per_clock=f"NVIDIA H100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
+    ),
+    **_SM_90,
+)
+H200 = replace(
+    H100,
+    name="H200",
+    hbm_bytes=141 * GiB,
+    hbm_per_second=4800 * GB,
+    l2_bytes=60 * MiB,
+    sources=dict(H100.sources)
+    | dict.fromkeys(("name", "tensor_flops", "fp32_flops", "hbm_bytes", "hbm_per_second"), _H200)
+    | {"l2_bytes": "reported by the driver of an H200 (torch.cuda.get_device_properties, L2_cache_size)"},
+)
+RTX_3090 = Chip(
+    name="GeForce RTX 3090",
+    SMs=82,
+    clock_hz=1695 * MHZ,
+    tensor_flops=71 * TFLOPS,
+    fp32_flops=35.6 * TFLOPS,
+    tensor_per_clock=512,
+    hbm_bytes=24 * GiB,
+    hbm_per_second=936 * GB,
+    l2_bytes=6 * MiB,
+    sources=_sources(_GA102, tensor=f"{_GA102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate"),
+    **_SM_86,
+)
+RTX_4090 = Chip(
+    name="GeForce RTX 4090",
+    SMs=128,
+    clock_hz=2520 * MHZ,
+    tensor_flops=165.2 * TFLOPS,
+    fp32_flops=82.6 * TFLOPS,
+    tensor_per_clock=512,
+    hbm_bytes=24 * GiB,
+    hbm_per_second=1008 * GB,
+    l2_bytes=72 * MiB,
+    sources=_sources(_AD102, tensor=f"{_AD102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate"),
+    **_SM_89,
+)
+L40S = Chip(
+    name="L40S",
+    SMs=142,
+    clock_hz=2520 * MHZ,
+    tensor_flops=362.05 * TFLOPS,
+    fp32_flops=91.6 * TFLOPS,
+    tensor_per_clock=1024,
+    hbm_bytes=48 * GiB,
+    hbm_per_second=864 * GB,
+    l2_bytes=96 * MiB,
+    sources=_sources(
+        _L40S,
+        SMs=f"{_L40S}: 18,176 CUDA cores of 128 per SM",
+        clock_hz=f"{_L40S}: 91.6 TFLOP/s of FP32 are 142 SMs × 128 lanes × 2 at 2520 MHz",
+        tensor_flops=f"{_L40S}, row BFLOAT16 Tensor Core (its sparse figure, 733, would be 366.4 dense at 2520 MHz)",
+        tensor_per_clock=f"{_L40S}: professional cards accumulate in fp32 at the full rate, twice the RTX 4090's",
+        l2_bytes=_L40,
+    ),
+    **_SM_89,
+)
+
+CHIPS = {chip.name: chip for chip in (A100, H100, H200, RTX_3090, RTX_4090, L40S)}
+
+
+# The GPU that is here -------------------------------------------------------------------------------------------
+
+DRIVER_NAMES = {
+    "NVIDIA A100-SXM4-80GB": A100,
+    "NVIDIA H100 80GB HBM3": H100,
+    "NVIDIA H200": H200,
+    "NVIDIA GeForce RTX 3090": RTX_3090,
+    "NVIDIA GeForce RTX 4090": RTX_4090,
+    "NVIDIA L40S": L40S,
+}
+
+_REPORTED = {
+    "SMs": "multi_processor_count",
+    "shared_per_sm": "shared_memory_per_multiprocessor",
+    "shared_per_block": "shared_memory_per_block_optin",
+    "registers_per_sm": "regs_per_multiprocessor",
+    "threads_per_sm": "max_threads_per_multi_processor",
+    "hbm_bytes": "total_memory",
+    "l2_bytes": "L2_cache_size",
+}
+_DRIVER = "reported by the driver (torch.cuda.get_device_properties)"
+
+
+def named(name: str) -> Chip:
+    """The chip of that name in the table, or of the name that its driver reports."""
+    known = CHIPS | DRIVER_NAMES
+    if not isinstance(name, str):
+        raise TypeError(f"name: got {name!r}; it takes a string, one of {', '.join(known)}")
+    if name not in known:
+        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(known)}")
+    return known[name]
+
+
+def running() -> Chip:
+    """The GPU of this machine: its sizes as the driver reports them, its rates from the table of known chips."""
+    try:
+        import torch
+    except ImportError as error:
+        raise RuntimeError("reading the GPU of this machine needs torch, and torch is not installed") from error
+    if not torch.cuda.is_available():
+        raise RuntimeError(f"no CUDA GPU on this machine; take a chip from the table: {', '.join(CHIPS)}")
+    return from_properties(torch.cuda.get_device_properties(torch.cuda.current_device()))
+
+
+def from_properties(properties) -> Chip:
+    """The chip that a driver describes: a known one with the reported sizes, or an estimate from a relative."""
+    known = DRIVER_NAMES.get(properties.name) or _estimate(properties)
+    sizes = {ours: getattr(properties, theirs) for ours, theirs in _REPORTED.items() if hasattr(properties, theirs)}
+    if "threads_per_sm" in sizes:
+        sizes["warps_per_sm"] = sizes["threads_per_sm"] // 32
+    return replace(known, **sizes, sources=dict(known.sources) | dict.fromkeys(sizes, _DRIVER))
+
+
+def _estimate(properties) -> Chip:
+    """A chip that is not in the table: rates per SM and clock of the newest relative, times its own SMs and clock."""
+    capability = (properties.major, properties.minor)
+    older = [chip for chip in (A100, RTX_3090, RTX_4090, H100) if chip.compute_capability <= capability]
+    if not older:
+        raise ValueError(
+            f"{properties.name}: compute capability {capability} is older than any chip known here, (8, 0)"
+        )
+    relative = older[-1]
+    clock = 1000 * getattr(properties, "clock_rate", relative.clock_hz // 1000)  # the driver speaks of kHz
+    per_clock = properties.multi_processor_count * clock
+    bandwidth = relative.hbm_per_second
+    if hasattr(properties, "memory_bus_width"):  # bits, moved on both edges of the memory clock
+        bandwidth = properties.memory_bus_width // 8 * properties.memory_clock_rate * 1000 * 2
+    return replace(
+        relative,
+        name=properties.name,
+        compute_capability=capability,
+        clock_hz=clock,
+        tensor_flops=per_clock * relative.tensor_per_clock,
+        fp32_flops=per_clock * 2 * relative.fp32_per_clock,
+        hbm_per_second=bandwidth,
+        sources=dict.fromkeys(relative.sources, f"estimated: per SM and clock as {relative.name}")
+        | dict.fromkeys(("name", "compute_capability"), _DRIVER),
+    )
+
+
+def figures(chip: Chip) -> list[str]:
+    """The fields that hold a figure: all but the sources themselves."""
+    return [f.name for f in fields(chip) if f.name != "sources"]

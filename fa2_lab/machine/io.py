@@ -1,0 +1,289 @@
+"""Exact HBM traffic and operation counts of standard attention, FA1 and FA2: not Θ(…), but every element.
+
+All forms take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, and count one head.
+The meter in `fa2_lab.trace` counts the same while the algorithm runs; both must agree to the element.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from fa2_lab.reference.fa1 import block_sizes
+from fa2_lab.tiles import Tiling, cdiv, whole_number
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Elements moved between HBM and the chip, tensor by tensor."""
+
+    loads: dict[str, int]
+    stores: dict[str, int]
+
+    @property
+    def loaded(self) -> int:
+        return sum(self.loads.values())
+
+    @property
+    def stored(self) -> int:
+        return sum(self.stores.values())
+
+    @property
+    def total(self) -> int:
+        return self.loaded + self.stored
+
+    def __add__(self, other: Traffic) -> Traffic:
+        """Both, one after the other."""
+        loads = Counter(self.loads) + Counter(other.loads)
+        return Traffic(dict(loads), dict(Counter(self.stores) + Counter(other.stores)))
+
+    def times(self, heads: int) -> Traffic:
+        """The same for `heads` independent heads (batch · heads of them)."""
+        n = whole_number("heads", heads, low=1)
+        return Traffic({t: n * e for t, e in self.loads.items()}, {t: n * e for t, e in self.stores.items()})
+
+
+# Which tiles are visited ------------------------------------------------------------------------------------
+
+
+def tiles_per_row(tiling: Tiling) -> np.ndarray:
+    """n_i: how many column blocks row block i visits."""  # (T_r,)
+    if tiling.mask.allowed is not None:
+        return np.array([len(tiling.visited_cols(i)) for i in range(tiling.T_r)])
+    last_row = np.minimum((np.arange(tiling.T_r) + 1) * tiling.B_r, tiling.N_q) - 1
+    return cdiv(tiling.keys_seen(last_row), tiling.B_c)
+
+
+def rows_per_block(tiling: Tiling) -> np.ndarray:
+    """b_i: how many queries row block i has; only the last may be ragged."""  # (T_r,)
+    return np.minimum(tiling.B_r, tiling.N_q - np.arange(tiling.T_r) * tiling.B_r)
+
+
+def rows_visited(tiling: Tiling) -> int:
+    """Σ b_i n_i: queries brought on chip when every visited tile loads its row block (T_c N_q without a mask)."""
+    return int(rows_per_block(tiling) @ tiles_per_row(tiling))
+
+
+def cols_visited(tiling: Tiling) -> int:
+    """Keys brought on chip when every visited tile loads its column block (T_r N_k without a mask)."""
+    if tiling.mask.allowed is None:  # row block i visits the first n_i column blocks
+        return int(np.minimum(tiles_per_row(tiling) * tiling.B_c, tiling.N_k).sum())
+    size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
+    return sum(size[j] for i in range(tiling.T_r) for j in tiling.visited_cols(i))
+
+
+def scores_visited(tiling: Tiling) -> int:
+    """Entries of S that are computed: all entries of all visited tiles, masked ones on the diagonal included."""
+    if tiling.mask.allowed is None:
+        return int(rows_per_block(tiling) @ np.minimum(tiles_per_row(tiling) * tiling.B_c, tiling.N_k))
+    return sum(tiling.visible(i, j).size for i in range(tiling.T_r) for j in tiling.visited_cols(i))
+
+
+# Forward ----------------------------------------------------------------------------------------------------
+
+
+def standard_forward(tiling: Tiling, d: int) -> Traffic:
+    """Three passes over N_q × N_k: S is written and read, P is written and read. B_r and B_c play no part."""
+    q, k, s = _sizes(tiling, d)
+    return Traffic(loads={"Q": q, "K": k, "S": s, "P": s, "V": k}, stores={"S": s, "P": s, "O": q})
+
+
+def fa1_forward(tiling: Tiling, d: int) -> Traffic:
+    """K, V once; Q, O, l, m once for each column block. Algorithm 2 skips no tile, whatever the mask."""
+    q, k, _ = _sizes(tiling, d)
+    T_c, N_q = tiling.T_c, tiling.N_q
+    loads = {"K": k, "V": k, "Q": T_c * q, "O": T_c * q, "l": T_c * N_q, "m": T_c * N_q}
+    stores = {"O": (T_c + 1) * q, "l": (T_c + 1) * N_q, "m": (T_c + 1) * N_q}
+    return Traffic(loads, stores)
+
+
+def fa2_forward(tiling: Tiling, d: int) -> Traffic:
+    """Q, O, L once; K, V once for each row block, and only the tiles the mask leaves."""
+    q, _, _ = _sizes(tiling, d)
+    streamed = cols_visited(tiling) * d
+    return Traffic(loads={"Q": q, "K": streamed, "V": streamed}, stores={"O": q, "L": tiling.N_q})
+
+
+# Backward ---------------------------------------------------------------------------------------------------
+
+
+def standard_backward(tiling: Tiling, d: int) -> Traffic:
+    """FA1's Algorithm 3, five passes: P is read twice, dP written and read, dS written and read twice."""
+    q, k, s = _sizes(tiling, d)
+    loads = {"P": 2 * s, "dO": 2 * q, "V": k, "dP": s, "dS": 2 * s, "K": k, "Q": q}
+    return Traffic(loads, stores={"dV": k, "dP": s, "dS": s, "dQ": q, "dK": k})
+
+
+def fa1_backward(tiling: Tiling, d: int) -> Traffic:
+    """FA1's Algorithm 4: K, V once; Q, O, dO, dQ, l, m once for each column block, and dQ written back each time."""
+    q, k, _ = _sizes(tiling, d)
+    T_c, N_q = tiling.T_c, tiling.N_q
+    loads = {"K": k, "V": k} | dict.fromkeys(("Q", "O", "dO", "dQ"), T_c * q) | dict.fromkeys(("l", "m"), T_c * N_q)
+    return Traffic(loads, stores={"dQ": (T_c + 1) * q, "dK": 2 * k, "dV": 2 * k})
+
+
+def fa2_backward(tiling: Tiling, d: int) -> Traffic:
+    """FA2's Algorithm 2: D once up front; K, V once; Q, dO, dQ, L, D once for each visited tile of a column block."""
+    q, k, _ = _sizes(tiling, d)
+    rows = rows_visited(tiling)
+    loads = {"K": k, "V": k, "O": q, "dO": q + rows * d, "Q": rows * d, "dQ": rows * d, "L": rows, "D": rows}
+    return Traffic(loads, stores={"D": tiling.N_q, "dQ": q + rows * d, "dK": k, "dV": k})
+
+
+FORMS = {
+    ("standard", "forward"): standard_forward,
+    ("standard", "backward"): standard_backward,
+    ("fa1", "forward"): fa1_forward,
+    ("fa1", "backward"): fa1_backward,
+    ("fa2", "forward"): fa2_forward,
+    ("fa2", "backward"): fa2_backward,
+}
+
+
+def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
+    """The form of that name, for tables and pictures that go through all of them."""
+    return _known(FORMS, algorithm, direction)(tiling, d)
+
+
+# Operations -------------------------------------------------------------------------------------------------
+#
+# A tile of b rows and c columns costs so many operations of each kind, without dropout. Every count is a sum of
+# multiples of b·c, b and c, so the total over all tiles is the same formula with Σ b·c, Σ b and Σ c put in.
+
+
+def fa1_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
+    """One pass through FA1's Algorithm 2, lines 10 to 16: o is scaled, the new part is scaled, l is divided by."""
+    add, multiply = 2 * bc + b * d + 2 * b, bc + 2 * b * d + 5 * b
+    return Counter(matmul=4 * bc * d, exp=bc + 2 * b, add=add, multiply=multiply, maximum=bc, divide=b)
+
+
+def fa2_forward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
+    """One pass through FA2's Algorithm 1, lines 8 to 10: o is scaled by α and that is all (tweak 1)."""
+    add, multiply = 2 * bc + b * d + b, bc + b * d + b
+    return Counter(matmul=4 * bc * d, exp=bc + b, add=add, multiply=multiply, maximum=bc)
+
+
+def fa2_forward_end(b: int, d: int) -> Counter[str]:
+    """FA2's Algorithm 1, lines 12 and 13, once for each row block: the one division, and L = m + log l."""
+    return Counter(divide=b, multiply=b * d, log=b, add=b)
+
+
+def fa1_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
+    """One pass through FA1's Algorithm 4, lines 11 to 22: D again for every tile, P divided by l."""
+    add, multiply = 2 * bc + 2 * b * d + 2 * c * d - b, 3 * bc + 2 * b * d + c * d
+    return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply, divide=b)
+
+
+def fa2_backward_tile(bc: int, b: int, c: int, d: int) -> Counter[str]:
+    """One pass through FA2's Algorithm 2, lines 10 to 16: five products, one exponential for each score."""
+    add, multiply = 2 * bc + b * d + 2 * c * d, 2 * bc + b * d + c * d
+    return Counter(matmul=10 * bc * d, exp=bc, add=add, multiply=multiply)
+
+
+def fa2_backward_start(N_q: int, d: int) -> Counter[str]:
+    """FA2's Algorithm 2, line 4: D = rowsum(dO ∘ O), once."""
+    return Counter(multiply=N_q * d, add=N_q * (d - 1))
+
+
+TILE_OPS = {
+    ("fa1", "forward"): fa1_forward_tile,
+    ("fa1", "backward"): fa1_backward_tile,
+    ("fa2", "forward"): fa2_forward_tile,
+    ("fa2", "backward"): fa2_backward_tile,
+}
+
+
+def tile_operations(algorithm: str, direction: str, b: int, c: int, d: int) -> Counter[str]:
+    """Operations by kind in one tile of b rows and c columns."""
+    b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
+    return _known(TILE_OPS, algorithm, direction)(b * c, b, c, d)
+
+
+def operations(algorithm: str, direction: str, tiling: Tiling, d: int) -> Counter[str]:
+    """Operations by kind of a whole head."""
+    _sizes(tiling, d)
+    per_tile = _known(TILE_OPS, algorithm, direction)
+    if algorithm == "fa1":  # no tile is skipped
+        return per_tile(tiling.N_q * tiling.N_k, tiling.T_c * tiling.N_q, tiling.T_r * tiling.N_k, d)
+    tiles = per_tile(scores_visited(tiling), rows_visited(tiling), cols_visited(tiling), d)
+    if direction == "backward":
+        return tiles + fa2_backward_start(tiling.N_q, d)
+    started = rows_per_block(tiling)[tiles_per_row(tiling) > 0]  # a row block without a tile has nothing to divide
+    return tiles + fa2_forward_end(int(started.sum()), d)
+
+
+def not_matmul(ops: Counter[str]) -> int:
+    """Operations that are neither a matrix product nor an exponential."""
+    return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
+
+
+# On chip ----------------------------------------------------------------------------------------------------
+
+
+def on_chip(algorithm: str, direction: str, b: int, c: int, d: int) -> int:
+    """Elements that one tile of b rows and c columns needs on chip at once."""
+    b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
+    return _known(ON_CHIP, algorithm, direction)(b, c, d)
+
+
+ON_CHIP = {
+    ("fa1", "forward"): lambda b, c, d: 2 * b * d + 2 * c * d + 2 * b + b * c,  # q o, k v, l m, s
+    ("fa2", "forward"): lambda b, c, d: 2 * b * d + 2 * c * d + 2 * b + b * c,  # the same: what differs is who waits
+    ("fa1", "backward"): lambda b, c, d: 4 * b * d + 4 * c * d + 3 * b + 2 * b * c,  # q o do dq, k v dk dv, l m D, p ds
+    ("fa2", "backward"): lambda b, c, d: 3 * b * d + 4 * c * d + 2 * b + 2 * b * c,  # q do dq, k v dk dv, L D, p ds
+}
+
+
+# What follows from the forms --------------------------------------------------------------------------------
+
+
+def ratio(numerator: Traffic, denominator: Traffic) -> Fraction:
+    """Elements moved by one over elements moved by the other, exactly."""
+    return Fraction(numerator.total, denominator.total)
+
+
+def fa1_over_fa2(tiling: Tiling, d: int) -> Fraction:
+    """How much more FA1's loop order moves in the forward: with B_r = B_c it tends to 3/2 + 2/d as N grows.
+
+    FA1 moves Q, and O both ways, for each column block, and l and m with them; FA2 moves K and V for each row block.
+    """
+    return ratio(fa1_forward(tiling, d), fa2_forward(tiling, d))
+
+
+def theorem5(N: int, d: int, M: int) -> Fraction:
+    """Backward traffic of standard attention over FA1's, with FA1's block sizes for an on-chip memory of M elements.
+
+    Theorem 5 says Θ(N d + N²) against Θ(N² d² / M). The exact ratio tends to 7 M / (4 d (5 d + 2)) as N grows.
+    """
+    B_r, B_c = block_sizes(M, d)
+    tiling = Tiling(N, N, B_r, B_c)
+    return ratio(standard_backward(tiling, d), fa1_backward(tiling, d))
+
+
+def growth(algorithm: str, direction: str, N: int, B: int, d: int) -> Fraction:
+    """What doubling the sequence from N to 2N multiplies the traffic by: nearly 4, so it is not O(N)."""
+    after, before = (traffic(algorithm, direction, Tiling(n, n, B, B), d) for n in (2 * N, N))
+    return ratio(after, before)
+
+
+# Checks -----------------------------------------------------------------------------------------------------
+
+
+def _known(forms: dict, algorithm: str, direction: str):
+    """The form of that name, or an error that says which names there are."""
+    if (algorithm, direction) not in forms:
+        algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))
+        takes = f"algorithm one of {algorithms} and direction forward or backward"
+        raise ValueError(f"algorithm, direction: got {algorithm!r}, {direction!r}; it takes {takes}")
+    return forms[algorithm, direction]
+
+
+def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
+    """Elements of Q (and O, dQ, dO), of K (and V, dK, dV), of S (and P, dP, dS)."""
+    if not isinstance(tiling, Tiling):
+        raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")
+    d = whole_number("d", d, low=1)
+    return tiling.N_q * d, tiling.N_k * d, tiling.N_q * tiling.N_k

@@ -1,0 +1,179 @@
+"""The closed forms of machine/io.py against the meter, to the element, and the paper's statements that follow."""
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa2_lab.machine import io
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.tiles import CAUSAL, Mask, Tiling
+from fa2_lab.trace import Trace
+
+ALL = sorted(io.FORMS)
+COUNTED = sorted(io.TILE_OPS)
+
+
+def metered(algorithm, direction, tiling, d):
+    """A meter that has watched this one pass, on random inputs."""
+    rng = np.random.default_rng(0)
+    Q, dO = rng.standard_normal((2, tiling.N_q, d))
+    K, V = rng.standard_normal((2, tiling.N_k, d))
+    module, blocks, trace = naive, {}, Trace()
+    if algorithm != "standard":
+        module, blocks = {"fa1": fa1, "fa2": fa2}[algorithm], dict(B_r=tiling.B_r, B_c=tiling.B_c)
+    if direction == "forward":
+        module.forward(Q, K, V, mask=tiling.mask, trace=trace, **blocks)
+        return trace
+    kept = module.forward(Q, K, V, mask=tiling.mask, **blocks)
+    if algorithm == "standard":
+        naive.backward(Q, K, V, kept[1], dO, trace=trace)
+    else:
+        module.backward(Q, K, V, *kept, dO, mask=tiling.mask, trace=trace, **blocks)
+    return trace
+
+
+def moved(trace, op):
+    tensors = {e.tensor for e in trace.events if e.op == op}
+    return {t: trace.loads(t) if op == "load" else trace.stores(t) for t in tensors}
+
+
+def nonzero(counts):
+    return {key: n for key, n in counts.items() if n}
+
+
+@st.composite
+def tilings(draw):
+    """Any lengths, ragged or not, N_q ≠ N_k, any blocks, causal or not, padded or not, or any boolean mask."""
+    N_q, N_k = draw(st.integers(1, 13)), draw(st.integers(1, 13))
+    B_r, B_c = draw(st.integers(1, 6)), draw(st.integers(1, 6))
+    length = draw(st.none() | st.integers(0, N_k))
+    allowed = None
+    if draw(st.booleans()):
+        allowed = np.random.default_rng(draw(st.integers(0, 99))).random((N_q, N_k)) < draw(
+            st.sampled_from([0.05, 0.5])
+        )
+    return Tiling(N_q, N_k, B_r, B_c, Mask(draw(st.booleans()), length, allowed))
+
+
+@settings(max_examples=60, deadline=None)
+@given(tilings(), st.integers(1, 4))
+@pytest.mark.parametrize("algorithm, direction", ALL)
+def test_traffic_equals_the_meter_tensor_by_tensor(algorithm, direction, tiling, d):
+    form, trace = io.traffic(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
+    assert nonzero(form.loads) == nonzero(moved(trace, "load"))
+    assert nonzero(form.stores) == nonzero(moved(trace, "store"))
+    assert form.total == trace.hbm_elements == form.loaded + form.stored
+
+
+@settings(max_examples=40, deadline=None)
+@given(tilings(), st.integers(1, 4))
+@pytest.mark.parametrize("algorithm, direction", COUNTED)
+def test_operations_equal_the_meter_kind_by_kind(algorithm, direction, tiling, d):
+    ops, trace = io.operations(algorithm, direction, tiling, d), metered(algorithm, direction, tiling, d)
+    assert nonzero(ops) == nonzero(trace.flops)
+    assert (ops["matmul"], ops["exp"], io.not_matmul(ops)) == (
+        trace.matmul_flops,
+        trace.exponentials,
+        trace.other_flops,
+    )
+
+
+@pytest.mark.parametrize("algorithm, direction", COUNTED)
+def test_operations_of_one_tile_equal_the_meter_at_every_tile(algorithm, direction):
+    tiling = Tiling(11, 9, 4, 3)  # the last row of tiles has 3 rows
+    for (i, j), counts in metered(algorithm, direction, tiling, 5).by_tile().items():
+        if i is None or j is None:
+            continue
+        b, c = tiling.visible(i, j).shape
+        counts.pop("load"), counts.pop("store", None)
+        assert nonzero(counts) == nonzero(io.tile_operations(algorithm, direction, b, c, 5))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
+@pytest.mark.parametrize("algorithm, direction", COUNTED)
+def test_on_chip_equals_the_meters_peak(algorithm, direction, N_q, N_k, B_r, B_c, d):
+    trace = metered(algorithm, direction, Tiling(N_q, N_k, B_r, B_c), d)
+    assert io.on_chip(algorithm, direction, min(B_r, N_q), min(B_c, N_k), d) == trace.peak_on_chip
+
+
+def test_traffic_adds_up_over_heads_and_passes():
+    tiling = Tiling(8, 8, 4, 2, CAUSAL)
+    forward, backward = io.fa2_forward(tiling, 4), io.fa2_backward(tiling, 4)
+    assert (forward + backward).total == forward.total + backward.total
+    assert (forward + backward).loads["K"] == forward.loads["K"] + backward.loads["K"]
+    assert forward.times(6).total == 6 * forward.total
+
+
+# The statements of the papers -----------------------------------------------------------------------------------
+
+
+def test_fa1_moves_one_and_a_half_times_what_fa2_moves():
+    assert float(io.fa1_over_fa2(Tiling(8192, 8192, 64, 64), 64)) == pytest.approx(1.53, abs=0.002)
+    for d in (64, 128, 4096):
+        assert float(io.fa1_over_fa2(Tiling(2**24, 2**24, 64, 64), d)) == pytest.approx(1.5 + 2 / d, abs=1e-4)
+
+
+def test_doubling_the_sequence_quadruples_the_traffic():
+    assert float(io.growth("fa2", "forward", 4096, 64, 64)) == pytest.approx(3.97, abs=0.002)
+    assert io.growth("standard", "forward", 4096, 64, 64) > io.growth("fa2", "forward", 128, 64, 64) > 2
+
+
+def test_theorem_5_exactly():
+    """Seven N × N matrices against N² (5 d + 2) / B_c: a multiple of M / d² that does not depend on N."""
+    for d, M in ((64, 2**14), (64, 2**16), (128, 2**16)):
+        limit = Fraction(7 * M, 4 * d * (5 * d + 2))
+        assert float(io.theorem5(2**22, d, M)) == pytest.approx(float(limit), rel=1e-3)
+    assert io.theorem5(8192, 64, 2**14) < io.theorem5(8192, 64, 2**15) < io.theorem5(8192, 64, 2**16)
+    assert io.theorem5(8192, 128, 2**9) < 1  # with too little memory on chip FA1 moves more than standard attention
+
+
+def test_theorem_5_equals_two_meters():
+    N, d, M = 24, 4, 64
+    tiling = Tiling(N, N, *fa1.block_sizes(M, d))
+    meters = [metered(name, "backward", tiling, d) for name in ("standard", "fa1")]
+    assert io.theorem5(N, d, M) == Fraction(meters[0].hbm_elements, meters[1].hbm_elements)
+
+
+def test_tweak_1_saves_one_scaling_of_o_and_the_division_per_tile():
+    fa1_tile, fa2_tile = (io.tile_operations(name, "forward", 128, 64, 128) for name in ("fa1", "fa2"))
+    saved = fa1_tile - fa2_tile
+    assert saved == {"multiply": 128 * 128 + 4 * 128, "divide": 128, "add": 128, "exp": 128}
+    assert fa1_tile["matmul"] == fa2_tile["matmul"]
+
+
+def test_causal_skipping_moves_just_over_half_of_k_and_v():
+    T, B, d = 16, 8, 4
+    full, causal = (io.fa2_forward(Tiling(T * B, T * B, B, B, mask), d) for mask in (Mask(), CAUSAL))
+    assert Fraction(causal.loads["K"], full.loads["K"]) == Fraction(T * (T + 1) // 2, T * T)
+    assert causal.loads["Q"] == full.loads["Q"]
+
+
+# Bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm, direction", ALL)
+@pytest.mark.parametrize(
+    "tiling, d, error, named",
+    [
+        ((8, 8), 4, TypeError, "tiling"),
+        (Tiling(8, 8, 4, 4), 0, ValueError, "d"),
+        (Tiling(8, 8, 4, 4), 2.0, TypeError, "d"),
+    ],
+)
+def test_bad_input_is_named(algorithm, direction, tiling, d, error, named):
+    with pytest.raises(error, match=f"^{named}: got"):
+        io.traffic(algorithm, direction, tiling, d)
+
+
+def test_unknown_names_are_refused():
+    for call in (io.traffic, io.operations):
+        with pytest.raises(ValueError, match=r"fa3.*it takes"):
+            call("fa3", "forward", Tiling(8, 8, 4, 4), 4)
+    with pytest.raises(ValueError, match="b: got 0"):
+        io.on_chip("fa2", "forward", 0, 4, 4)
+    with pytest.raises(ValueError, match="heads: got 0"):
+        io.fa2_forward(Tiling(8, 8, 4, 4), 4).times(0)
