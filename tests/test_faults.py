@@ -1,0 +1,94 @@
+"""Planted faults: the checks of the ladder must fail for each of them, or they prove nothing."""
+
+import contextlib
+import importlib
+import importlib.machinery
+import sys
+import warnings
+
+import pytest
+from ladder_checks import CORNERS, check_heads, check_merge, check_one_head, check_tiles
+
+FAULTS = [  # (module, right, wrong)
+    ("reference.online_softmax", "alpha * self.l + p.sum", "self.l + p.sum"),
+    ("reference.online_softmax", "alpha[:, None] * self.o + dropped", "self.o + dropped"),
+    (
+        "reference.online_softmax",
+        "alpha = np.exp(self.m - finite(m))  #",
+        "alpha = np.exp(finite(m) - finite(self.m))  #",
+    ),
+    ("reference.online_softmax", "alpha[:, None] * self.o + beta[:, None]", "beta[:, None] * self.o + alpha[:, None]"),
+    ("reference.online_softmax", "np.where(np.isneginf(m), 0.0, m)", "m"),
+    ("reference.online_softmax", "np.where(l == 0, 1.0, l)", "l"),
+    ("reference.online_softmax", "L = self.m + np.log(l)", "L = self.m + l"),
+    ("tiles", "cols.start >= self.keys_seen", "cols.start > self.keys_seen"),
+    ("tiles", "cols.stop <= self.keys_seen(rows.start)", "cols.stop <= self.keys_seen(rows.stop - 1)"),
+    ("tiles", "row + 1 + N_k - N_q", "row + 1"),
+    ("reference.fa1", "(r * alpha * l_i)[:, None]", "(r * l_i)[:, None]"),
+    ("reference.fa1", "dp_ij = dropped(dp_dropped, z_ij)", "dp_ij = dp_dropped"),
+    ("reference.fa1", "dQ[rows] = dq_i + tau *", "dQ[rows] = tau *"),
+    ("reference.fa2", "(dO[:] * O[:]).sum(axis=1)", "(dO[:] * O[:])[:, 0]"),
+    ("reference.fa2", "dropped(p_ij, z_ij).T @ do_i", "p_ij.T @ do_i"),
+    ("reference.fa2", "dk_j + tau * (ds_ij.T @ q_i)", "dk_j + (ds_ij.T @ q_i)"),
+    ("reference.fa2", "masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A2.L10", "tau * (q_i @ k_j.T)  # FA2.A2.L10"),
+    ("reference.naive", "P * (dP - D_from", "(dP - D_from"),
+    ("reference.dropout", ") / (1 - self.p)", ") / 1.0"),
+    ("reference.heads", "k[b, h // group], v[b, h // group]", "k[b, h % k.shape[1]], v[b, h // group]"),
+    ("reference.heads", "dK[b, h // group] += dk", "dK[b, h // group] = dk"),
+    ("reference.heads", "Dropout(dropout_p, seed, b, h)", "Dropout(dropout_p, seed, b, h // group)"),
+]
+
+
+@contextlib.contextmanager
+def package_with(module: str | None, right: str = "", wrong: str = ""):
+    """The package freshly imported, with one line of one module changed; the old one is put back at the end."""
+
+    class Loader(importlib.machinery.SourceFileLoader):
+        def get_code(self, fullname):
+            source = self.get_data(self.path).decode()
+            if fullname == f"fa2_lab.{module}":
+                if right not in source:
+                    raise LookupError(f"{module} has no {right!r} any more: plant the fault elsewhere")
+                source = source.replace(right, wrong)
+            return compile(source, self.path, "exec", dont_inherit=True)
+
+    class Finder(importlib.machinery.PathFinder):
+        @classmethod
+        def find_spec(cls, fullname, path=None, target=None):
+            spec = super().find_spec(fullname, path, target) if fullname.split(".")[0] == "fa2_lab" else None
+            if spec is not None:
+                spec.loader = Loader(fullname, spec.origin)
+            return spec
+
+    kept = {name: m for name, m in sys.modules.items() if name.split(".")[0] == "fa2_lab"}
+    for name in kept:
+        del sys.modules[name]
+    sys.meta_path.insert(0, Finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(Finder)
+        for name in [name for name in sys.modules if name.split(".")[0] == "fa2_lab"]:
+            del sys.modules[name]
+        sys.modules.update(kept)
+
+
+def run_all_checks():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for case in CORNERS:
+            check_tiles(case)
+            check_one_head(case)
+        check_heads(4, 2, "fa2", causal=True, p=0.3, lengths=[10, 7])
+        check_merge()
+
+
+def test_the_package_as_it_is_passes():
+    with package_with(None):
+        run_all_checks()
+
+
+@pytest.mark.parametrize(("module", "right", "wrong"), FAULTS, ids=[f"{m}: {w}" for m, _, w in FAULTS])
+def test_a_planted_fault_is_caught(module, right, wrong):
+    with package_with(module, right, wrong), pytest.raises((AssertionError, RuntimeWarning)):
+        run_all_checks()

@@ -1,0 +1,211 @@
+import hypothesis
+import numpy as np
+import oracle
+import pytest
+from hypothesis import strategies as st
+from ladder_checks import CORNERS, Case, check_heads, check_merge, check_one_head
+
+from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax
+from fa2_lab.reference.dropout import Dropout, keep_mask, philox, sequential_mask
+from fa2_lab.tiles import CAUSAL, Mask, Tiling
+from fa2_lab.trace import Trace
+
+SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("case", CORNERS, ids=str)
+def test_corner_cases(case):
+    check_one_head(case)
+
+
+@hypothesis.given(
+    N_q=st.integers(1, 15),
+    N_k=st.integers(1, 15),
+    d=st.integers(1, 8),
+    B_r=st.integers(1, 17),
+    B_c=st.integers(1, 17),
+    causal=st.booleans(),
+    key_part=st.none() | st.floats(0, 1),
+    allowed_seed=st.none() | st.integers(0, 9),
+    p=st.sampled_from([0.0, 0.1, 0.7]),
+    scale=st.none() | st.floats(0, 2),
+    splits=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+@SETTINGS
+def test_every_stage_equals_the_dense_result(key_part, **case):
+    length = None if key_part is None else round(key_part * case["N_k"])
+    check_one_head(Case(key_length=length, **case))
+
+
+@hypothesis.given(
+    groups=st.sampled_from([(1, 1), (2, 2), (4, 2), (6, 2), (3, 1)]),
+    stage=st.sampled_from(heads.STAGES),
+    causal=st.booleans(),
+    p=st.sampled_from([0.0, 0.3]),
+    lengths=st.none() | st.lists(st.integers(0, 10), min_size=2, max_size=2),
+)
+@SETTINGS
+def test_heads_and_groups(groups, stage, causal, p, lengths):
+    check_heads(*groups, stage, causal, p, lengths)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_merge_laws(seed):
+    check_merge(seed)
+
+
+@pytest.mark.parametrize("stage", ["fa1", "fa2"])
+def test_gradients_by_central_differences(stage):
+    case = Case(N_q=4, N_k=5, d=3, B_r=2, B_c=2, causal=True, p=0.3)
+    Q, K, V, dO = case.tensors()
+    same = dict(B_r=2, B_c=2, mask=CAUSAL, dropout=Dropout(0.3, 7))
+    module = {"fa1": fa1, "fa2": fa2}[stage]
+    O, *saved = module.forward(Q, K, V, **same)
+    gradients = module.backward(Q, K, V, O, *saved, dO, **same)
+    for X, G in zip((Q, K, V), gradients, strict=True):
+        numeric = oracle.central_differences(lambda: module.forward(Q, K, V, **same)[0], X, dO)
+        assert np.abs(G - numeric).max() < 1e-8
+
+
+@pytest.mark.parametrize("size", [30.0, 100.0])
+def test_huge_scores_give_no_nan_and_no_warning(size):
+    """Scores of up to about ±1e4: float64 leaves 1e4 · 2e-16 in each exponent, and the true gradients nearly vanish."""
+    case = Case(N_q=12, N_k=14, d=16, causal=True, size=size)
+    Q, K, _, _ = case.tensors()
+    assert np.abs(Q @ K.T / 4).max() > size**2 / 2
+    check_one_head(case, tolerance=1e-10, floor=1.0)
+
+
+def test_softmax_three_ways():
+    S = np.array([[1.0, 2.0, 3.0], [0.0, -1.0, 5.0]])
+    assert np.allclose(naive.unsafe_softmax(S), naive.safe_softmax(S), rtol=1e-14)
+    with pytest.warns(RuntimeWarning):
+        assert np.isnan(naive.unsafe_softmax(S + 1000)).any()
+    assert np.allclose(naive.safe_softmax(S + 1000), naive.safe_softmax(S), rtol=1e-14)
+    assert (naive.safe_softmax(np.full((1, 3), -np.inf)) == 0).all()
+    assert np.allclose(naive.logsumexp(S), np.log(np.exp(S).sum(axis=1)), rtol=1e-14)
+
+
+def test_softmax_jacobian_and_D_two_ways():
+    draw = np.random.default_rng(1).standard_normal
+    Q, K, V, dO = draw((4, 3)), draw((6, 3)), draw((6, 3)), draw((4, 3))
+    O, P = naive.forward(Q, K, V)
+    dP = dO @ V.T
+    by_jacobian = np.stack([naive.softmax_jacobian(p) @ dp for p, dp in zip(P, dP, strict=True)])
+    assert oracle.error(naive.softmax_backward(P, dP), by_jacobian) < 1e-14
+    assert oracle.error(naive.D_from_output(dO, O), naive.D_from_probabilities(P, dP)) < 1e-14
+    x, numeric = draw(5), np.empty((5, 5))
+    for j in range(5):
+        step = 1e-6 * np.eye(5)[j]
+        numeric[:, j] = (naive.safe_softmax(x + step) - naive.safe_softmax(x - step)) / 2e-6
+    assert np.abs(naive.softmax_jacobian(naive.safe_softmax(x)) - numeric).max() < 1e-9
+
+
+def test_two_blocks_and_rabe_staats():
+    draw = np.random.default_rng(2).standard_normal
+    s, v = 4 * draw((5, 12)), draw((12, 3))
+    want, L = oracle.dense(s, np.eye(12), np.eye(12), np.ones((5, 12), bool), scale=1.0)
+    want = want @ v
+    assert oracle.error(online_softmax.two_blocks(s[:, :7], s[:, 7:], v[:7], v[7:]), want) < 1e-14
+    blocks = [(s[:, a : a + 5], v[a : a + 5]) for a in range(0, 12, 5)]
+    for way in (online_softmax.incremental, online_softmax.rabe_staats):
+        o, found_L = way(iter(blocks)).finalize()
+        assert oracle.error(o, want) < 1e-14 and oracle.error(found_L, L) < 1e-14
+    assert online_softmax.incremental_memory(5, 3) == 5 * 3 + 5 + 5
+    assert online_softmax.rabe_staats_memory(5, 3, len(blocks)) == 3 * 25
+
+
+def test_fa1_block_sizes_come_from_M():
+    assert fa1.block_sizes(M=1024, d=16) == (16, 16)
+    assert fa1.block_sizes(M=100, d=16) == (2, 2)
+    assert fa1.block_sizes(M=49152, d=64) == (64, 192)
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 20, 4))
+    assert np.array_equal(fa1.forward(Q, K, V, M=64)[0], fa1.forward(Q, K, V, B_r=4, B_c=4)[0])
+
+
+def test_philox_known_answers():
+    """The first words that the authors of Philox publish for Philox4x32-10."""
+    ones = 0xFFFFFFFF
+    assert philox(0, 0, 0, 0, 0) == 0x6627E8D5
+    assert philox(2**64 - 1, ones, ones, ones, ones) == 0x408F276D
+    assert philox(0x299F31D0A4093822, 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344) == 0xD16CFE09
+
+
+def test_dropout_keeps_the_right_share_and_differs_by_key():
+    rows = cols = np.arange(300)
+    keep = keep_mask(0.3, 11, 0, 0, rows, cols)
+    assert abs(keep.mean() - 0.7) < 0.01
+    for other in [(12, 0, 0), (11, 1, 0), (11, 0, 1), (11 + 2**32, 0, 0)]:
+        assert abs((keep == keep_mask(0.3, *other, rows, cols)).mean() - 0.58) < 0.01  # 0.7² + 0.3²
+    assert np.array_equal(keep[40:50, 7:99], keep_mask(0.3, 11, 0, 0, rows[40:50], cols[7:99]))
+    assert keep_mask(0.0, 1, 0, 0, rows, cols).all()
+
+
+def test_a_sequential_generator_replays_only_in_its_own_order():
+    tiling = Tiling(12, 12, 4, 3)
+    masks = {order: sequential_mask(tiling, 0.5, 3, order) for order in ("fa1", "fa2")}
+    assert np.array_equal(masks["fa1"], sequential_mask(tiling, 0.5, 3, "fa1"))
+    assert 0.3 < (masks["fa1"] == masks["fa2"]).mean() < 0.75
+    single = Tiling(12, 12, 12, 3)  # with one row block there is one order only
+    assert np.array_equal(sequential_mask(single, 0.5, 3, "fa1"), sequential_mask(single, 0.5, 3, "fa2"))
+
+
+def test_the_meter_sees_the_split_workers():
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
+    trace = Trace()
+    fa2.forward_split_keys(Q, K, V, splits=2, B_r=8, B_c=2, trace=trace)
+    assert set(trace.by_worker()) == {(0, 0), (0, 1), (0,)}
+    assert trace.stores("O_part") == trace.loads("O_part") == 2 * 8 * 4
+
+
+ONE = np.ones((4, 3))
+GOOD = dict(B_r=2, B_c=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "word"),
+    [
+        (lambda: fa2.forward(ONE[0], ONE, ONE, **GOOD), ValueError, "Q"),
+        (lambda: fa2.forward(ONE, ONE[:, :2], ONE, **GOOD), ValueError, "K"),
+        (lambda: fa2.forward(ONE, ONE, ONE[:2], **GOOD), ValueError, "V"),
+        (lambda: fa2.forward(ONE[:0], ONE, ONE, **GOOD), ValueError, "Q"),
+        (lambda: fa2.forward(ONE * 1j, ONE, ONE, **GOOD), TypeError, "Q"),
+        (lambda: fa2.forward(ONE, [[1.0], [1.0, 2.0]], ONE, **GOOD), TypeError, "K"),
+        (lambda: fa2.forward(ONE, ONE, ONE, B_r=0, B_c=2), ValueError, "B_r"),
+        (lambda: fa2.forward(ONE, ONE, ONE, B_r=2, B_c=2.5), TypeError, "B_c"),
+        (lambda: fa2.forward(ONE, ONE, ONE, tau=-1.0, **GOOD), ValueError, "scale"),
+        (lambda: fa2.forward(ONE, ONE, ONE, tau=float("nan"), **GOOD), ValueError, "scale"),
+        (lambda: fa2.forward(ONE, ONE, ONE, tau="1", **GOOD), TypeError, "scale"),
+        (lambda: fa2.forward(ONE, ONE, ONE, mask=Mask(key_length=5), **GOOD), ValueError, "key_length"),
+        (lambda: fa2.forward(ONE, ONE, ONE, dropout=0.1, **GOOD), TypeError, "dropout"),
+        (lambda: fa2.forward_split_keys(ONE, ONE, ONE, splits=0, **GOOD), ValueError, "splits"),
+        (lambda: fa2.backward(ONE, ONE, ONE, ONE, ONE[:, 0], ONE[:3], **GOOD), ValueError, "dO"),
+        (lambda: fa2.backward(ONE, ONE, ONE, ONE, ONE, ONE, **GOOD), ValueError, "L"),
+        (lambda: fa1.forward(ONE, ONE, ONE), ValueError, "M, B_r, B_c"),
+        (lambda: fa1.forward(ONE, ONE, ONE, M=8, B_r=2, B_c=2), ValueError, "M, B_r, B_c"),
+        (lambda: fa1.forward(ONE, ONE, ONE, B_r=2), ValueError, "M, B_r, B_c"),
+        (lambda: fa1.forward(ONE, ONE, ONE, M=0), ValueError, "M"),
+        (lambda: fa1.backward(ONE, ONE, ONE, ONE, ONE[:2, 0], ONE[:, 0], ONE, **GOOD), ValueError, "l"),
+        (lambda: naive.forward(ONE, ONE, ONE, mask=Mask(allowed=np.ones((2, 2), bool))), ValueError, "mask"),
+        (lambda: naive.backward(ONE, ONE, ONE, ONE, ONE), ValueError, "P"),
+        (lambda: Dropout(1.0, 0), ValueError, "dropout_p"),
+        (lambda: Dropout(-0.1, 0), ValueError, "dropout_p"),
+        (lambda: Dropout("0.1", 0), TypeError, "dropout_p"),
+        (lambda: Dropout(float("nan"), 0), ValueError, "dropout_p"),
+        (lambda: Dropout(0.1), ValueError, "seed"),
+        (lambda: Dropout(0.1, -1), ValueError, "seed"),
+        (lambda: sequential_mask(Tiling(4, 4, 2, 2), 0.5, 0, "fa3"), ValueError, "order"),
+        (lambda: heads.forward(ONE, ONE, ONE), ValueError, "q"),
+        (lambda: heads.forward(ONE[None, None], ONE[None, None, :, :2], ONE[None, None]), ValueError, "k"),
+        (lambda: heads.forward(np.ones((1, 6, 4, 3)), *np.ones((2, 1, 4, 4, 3))), ValueError, "k"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), stage="fa3"), ValueError, "stage"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), key_lengths=[np.nan]), TypeError, "key_lengths"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), key_lengths=[5]), ValueError, "key_lengths"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), key_lengths=[1, 2]), ValueError, "key_lengths"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), causal="yes"), TypeError, "causal"),
+    ],
+)
+def test_bad_input_is_named(call, kind, word):
+    with pytest.raises(kind, match=rf"^{word}: got "):
+        call()

@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.tiles import CAUSAL
+from fa2_lab.trace import Event, Trace
+
+
+def tensors(N=8, d=4):
+    return np.random.default_rng(0).standard_normal((3, N, d))
+
+
+def test_a_load_a_product_and_a_store_are_counted():
+    trace = Trace()
+    A, C = trace.hbm(A=np.ones((4, 6)), C=np.empty((2, 3)))
+    for _ in trace.parallel("i", [5]):
+        for _ in trace.serial("j", [7]):
+            a = A[:2]
+            C[:] = np.exp(a @ np.ones((6, 3)) - 1) / 2
+    assert trace.events == [Event("load", "A", 12, (5,), 5, 7), Event("store", "C", 6, (5,), 5, 7)]
+    assert trace.flops == {"matmul": 2 * 2 * 6 * 3, "add": 6, "exp": 6, "divide": 6}
+    assert (trace.matmul_flops, trace.exponentials, trace.other_flops) == (72, 6, 12)
+    assert (trace.loads(), trace.stores(), trace.hbm_elements, trace.loads("C")) == (12, 6, 18, 0)
+    assert trace.by_tile() == {(5, 7): {"load": 12, "store": 6, "matmul": 72, "add": 6, "exp": 6, "divide": 6}}
+    assert (np.asarray(C) == np.exp(5.0) / 2).all()
+
+
+def test_reductions_masks_and_in_place_work():
+    trace = Trace()
+    X = trace.hbm(X=np.arange(12.0).reshape(3, 4))
+    x = X[:]
+    x.sum(axis=1), x.max(axis=1), np.sum(x)
+    assert trace.flops == {"add": 9 + 11, "maximum": 9}
+    y = np.where(x > 3, x, -np.inf)  # comparing and choosing are not arithmetic, and the result is still watched
+    y *= 2
+    assert trace.flops["multiply"] == 12 and trace.largest_on_chip == 12
+    X[1] += np.ones(4)
+    assert (trace.loads("X"), trace.stores("X")) == (12 + 4, 4)
+
+
+def test_the_state_loads_as_a_copy():
+    data = np.zeros(3)
+    x = Trace().hbm(x=data)[:]
+    x += 1
+    assert (data == 0).all()
+
+
+def test_what_it_cannot_count_it_refuses():
+    q = Trace().hbm(Q=np.ones((2, 2)))[:]
+    for uncountable in (lambda: np.dot(q, q), lambda: np.einsum("ij,jk", q, q), lambda: np.outer(q, q)):
+        with pytest.raises(TypeError, match="the meter cannot count"):
+            uncountable()
+
+
+def test_a_meter_changes_no_result():
+    Q, K, V = tensors(13)
+    for stage in (fa1, fa2):
+        watched = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL, trace=Trace())
+        alone = stage.forward(Q, K, V, B_r=4, B_c=3, mask=CAUSAL)
+        for a, b in zip(watched, alone, strict=True):
+            assert type(a) is np.ndarray and np.array_equal(a, b)
+
+
+def test_workers_are_the_parallel_loops():
+    Q, K, V = tensors()
+    trace = Trace()
+    O, L = fa2.forward(Q, K, V, B_r=2, B_c=4, trace=trace)
+    assert set(trace.by_worker()) == {(0,), (1,), (2,), (3,)}
+    trace = Trace()
+    fa2.backward(Q, K, V, O, L, Q, B_r=2, B_c=4, trace=trace)
+    assert set(trace.by_worker()) == {(), (0,), (1,)}
+    trace = Trace()
+    fa1.forward(Q, K, V, B_r=2, B_c=4, trace=trace)
+    assert set(trace.by_worker()) == {()}
+
+
+def test_only_the_standard_way_holds_the_whole_matrix():
+    Q, K, V = tensors(32, 4)
+    for run, largest in [
+        (lambda t: naive.forward(Q, K, V, trace=t), 32 * 32),
+        (lambda t: fa1.forward(Q, K, V, B_r=8, B_c=8, trace=t), 32 * 4),  # FA1's first line clears O
+        (lambda t: fa2.forward(Q, K, V, B_r=8, B_c=8, trace=t), 8 * 8),
+    ]:
+        trace = Trace()
+        run(trace)
+        assert trace.largest_on_chip <= largest
+        assert trace.largest_on_chip >= 8 * 8
+
+
+def test_tweak_one_saves_a_scaling_and_the_divisions_of_every_tile():
+    """Per tile of 128 × 64 at d = 128, without the first tile's and the end's work."""
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 128, 128))
+    one, two = Trace(), Trace()
+    fa1.forward(Q, K, V, B_r=128, B_c=64, trace=one)
+    fa2.forward(Q, K, V, B_r=128, B_c=64, trace=two)
+    fa1_tile, fa2_tile = one.by_tile()[0, 1], two.by_tile()[0, 1]
+    assert fa1_tile["matmul"] == fa2_tile["matmul"] == 2 * 2 * 128 * 64 * 128
+    assert fa1_tile["divide"] == 128 and fa2_tile["divide"] == 0
+    saved = fa1_tile["multiply"] - fa2_tile["multiply"]
+    assert saved == 128 * 128 + 128 * 4  # one scaling of B_r × d, and the row factors r·α·l, r·β, β·l
