@@ -1,0 +1,256 @@
+"""Slips in the article on FlashAttention-2."""
+
+from __future__ import annotations
+
+import operator
+
+import numpy as np
+
+from fa2_lab.errata.cases import Case, distance
+from fa2_lab.errata.erratum import Erratum
+from fa2_lab.reference import fa1, fa2
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
+from fa2_lab.trace import Trace
+
+CASE = Case(N=8, d=4)
+MASKED = Case(N=8, d=4, causal=True)
+B = 16  # tile height and width, and head dimension, where traffic is counted
+
+
+# HBM traffic --------------------------------------------------------------------------------------------------
+
+
+def metered(algorithm, N: int) -> int:
+    """Elements that the meter counts between HBM and the chip, with d = B_r = B_c = B."""
+    case, meter = Case(N, B), Trace()
+    algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
+    return meter.hbm_elements
+
+
+def fa2_traffic(N: int) -> int:
+    """Algorithm 1: Q, O and L once, K and V once for each of the N / B row blocks."""
+    return 2 * N * B + N + (N // B) * 2 * N * B
+
+
+def fa1_traffic(N: int) -> int:
+    """Algorithm 2: O, l and m once to start, K and V once; Q, O, l, m in and O, l, m out for each column block."""
+    return (N * B + 2 * N) + 2 * N * B + (N // B) * (3 * N * B + 4 * N)
+
+
+TRAFFIC = Erratum(
+    id="article-traffic",
+    source="article on FA2, recap of FA1",
+    claim="FlashAttention's memory traffic is O(N).",
+    why="K and V are read once for each of the N / B row blocks. Doubling N nearly quadruples what the meter counts.",
+    instead="The extra memory is O(N); the traffic is Θ(N² d² / M).",
+    wrong=lambda: 2.0,  # growth when N doubles
+    right=lambda: fa2_traffic(512) / fa2_traffic(256),
+    error=lambda growth: abs(growth - metered(fa2, 512) / metered(fa2, 256)),
+)
+
+SAME_IO = Erratum(
+    id="article-same-io",
+    source="article on FA2, summary",
+    claim="Between FA1 and FA2 the memory story is identical.",
+    why="FA1 brings Q, O, ℓ and m back in every inner step and stores O, ℓ and m again; FA2 streams K and V only. "
+    "Elsewhere the article itself praises the better access pattern of the swapped loops.",
+    instead="FA1's loop order moves about 3/2 times the elements of FA2's; the exact ratio follows from the loops.",
+    wrong=lambda: 1.0,
+    right=lambda: fa1_traffic(256) / fa2_traffic(256),
+    error=lambda ratio: abs(ratio - metered(fa1, 256) / metered(fa2, 256)),
+)
+
+
+def snippet_traffic(N: int) -> int:
+    """The article's "FA1 inner loop": Q and O stay on chip, K and V stream past; as `fa2_traffic` without L."""
+    return fa2_traffic(N) - N
+
+
+SNIPPET = Erratum(
+    id="article-fa1-snippet",
+    source="article on FA2, first change",
+    claim="The snippet named FA1 is FA1's inner loop: one row block against all key blocks, O and ℓ kept on chip.",
+    why="That is FA2's loop with an extra division. FA1 has the key blocks outside, takes the maximum of each tile "
+    "alone first, and sends O, ℓ and m to HBM and back in every step.",
+    instead="Algorithm 2 of the FA1 paper: its traffic is what the meter counts, the snippet's is not.",
+    wrong=lambda: snippet_traffic(256),
+    right=lambda: fa1_traffic(256),
+    error=lambda elements: abs(elements - metered(fa1, 256)),
+)
+
+
+# The first change: what it saves ------------------------------------------------------------------------------
+
+
+def full_scalings(stage: str, tiles: int) -> int:
+    """How often a B_r × d block is multiplied or divided by a factor per row, counted while the loop runs."""
+    count = 0
+
+    def scaled(block, factor):
+        nonlocal count
+        count += 1
+        return block * factor
+
+    m, l, o = np.full((8, 1), -np.inf), np.zeros((8, 1)), np.zeros((8, 4))
+    for j in range(tiles):
+        s, v = CASE.S[:, [j % 8]], CASE.V[[j % 8]]
+        m_new = np.maximum(m, s)
+        p, alpha = np.exp(s - m_new), np.exp(m - m_new)
+        l_new = alpha * l + p
+        if stage == "fa1":
+            o = scaled(o, l * alpha / l_new) + scaled(p @ v, 1 / l_new)
+        else:
+            o = scaled(o, alpha) + p @ v
+        m, l = m_new, l_new
+    if stage == "fa2":
+        o = scaled(o, 1 / l)
+    return count
+
+
+RESCALES = Erratum(
+    id="article-rescales",
+    source="article on FA2, first change",
+    claim="Over 64 key blocks, FA1's 64 rescales of the accumulator become a single one.",
+    why="FA2 still multiplies O by e^(m_old − m_new) in every tile. What goes is the second scaling, that of P̃ V.",
+    instead="128 scalings of a B_r × d block become 65.",
+    wrong=lambda: 1 / 64,  # share of the scalings that remains
+    right=lambda: 65 / 128,
+    error=lambda share: abs(share - full_scalings("fa2", 64) / full_scalings("fa1", 64)),
+)
+
+
+def exp_cost_on_a100() -> float:
+    """Matmul FLOPs in the time of one exponential: 312 TFLOP/s against 108 SMs × 1.41 GHz × 16 per clock."""
+    return 312e12 / (108 * 1.41e9 * 16)
+
+
+EXP_COST = Erratum(
+    id="article-exp-cost",
+    source="article on FA2, why an IO-optimal kernel can still be slow",
+    claim="An exp costs 16 times as much as a matmul FLOP.",
+    why="16 = 312 / 19.5 compares tensor cores with FP32 multiply-adds. Exponentials have a unit of their own, "
+    "with 16 results per clock and SM on A100 and H100, where tensor cores do 2048 and 4096 dense FP16 FLOPs.",
+    instead="About 128 times on an A100, 256 times on an H100.",
+    wrong=lambda: 312 / 19.5,
+    right=lambda: 2048 / 16,
+    error=lambda times: abs(times - exp_cost_on_a100()),
+    tolerance=0.1,
+)
+
+
+# The third change: warps --------------------------------------------------------------------------------------
+
+
+def scores_of_warps(join) -> np.ndarray:
+    """Four warps score all queries against a quarter of the keys each; `join` puts their slices together."""
+    return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
+
+
+SPLIT_K = Erratum(
+    id="article-split-K",
+    source="article on FA2, third change",
+    claim="Split-K cuts the contraction dimension of Q Kᵀ, so the warps' partial scores are summed before the softmax.",
+    why="K means the keys here. Each warp has finished scores for its own columns; a sum mixes different keys.",
+    instead="The slices of S stand side by side. Row maxima and row sums cross warps before the softmax, and only "
+    "the products P_w V_w are summed.",
+    wrong=lambda: scores_of_warps(sum),
+    right=lambda: scores_of_warps(np.hstack),
+    error=lambda S: distance(S, CASE.S),
+)
+
+
+def warps_and_keys(split: str, warps: int = 4) -> list[set]:
+    """For each warp the elements of the K and V tile that it works with."""
+    keys = np.split(np.arange(CASE.N), warps) if split == "K" else [np.arange(CASE.N)] * warps
+    return [{(tensor, int(j), c) for tensor in "KV" for j in js for c in range(CASE.d)} for js in keys]
+
+
+SMEM = Erratum(
+    id="article-smem",
+    source="article on FA2, third change",
+    claim="Under split-Q every warp needs the whole K/V block, so shared memory fills up and tiles must shrink.",
+    why="The block is stored once for all warps, under either split; each warp reads it all, into registers.",
+    instead="Shared memory holds the same 2 B_c d elements; reads from it grow by the number of warps.",
+    wrong=lambda: sum(len(elements) for elements in warps_and_keys("Q")),
+    right=lambda: len(set().union(*warps_and_keys("K"))),
+    error=lambda stored: abs(stored - len(set().union(*warps_and_keys("Q")))),
+)
+
+KIB_PER_SM, KIB_RESERVED_PER_BLOCK = 228, 1  # H100, CUDA programming guide, compute capability 9.0
+
+SMEM_LIMIT = Erratum(
+    id="article-228",
+    source="article on FA2, third change",
+    claim="An H100 thread block can use up to 228 KiB of shared memory.",
+    why="228 KiB is what an SM has; 1 KiB of it is reserved for each thread block that runs there.",
+    instead="227 KiB for one block.",
+    wrong=lambda: KIB_PER_SM,
+    right=lambda: KIB_PER_SM - KIB_RESERVED_PER_BLOCK,
+    error=lambda kib: abs(kib + KIB_RESERVED_PER_BLOCK - KIB_PER_SM),
+)
+
+
+# The fourth change: the causal mask ---------------------------------------------------------------------------
+
+
+def causal_by_tiles(skip) -> np.ndarray:
+    """The article's loop on 4 × 4 tiles: skip where `skip(first column, row after the last)`, mask where i == j."""
+    S = np.full((8, 8), -np.inf)
+    for i, rows in enumerate(np.split(np.arange(8), 4)):
+        for j, cols in enumerate(np.split(np.arange(8), 4)):
+            if skip(j * 2, (i + 1) * 2):
+                continue
+            tile = MASKED.tau * MASKED.Q[rows] @ MASKED.K[cols].T
+            S[np.ix_(rows, cols)] = np.where(cols[None, :] <= rows[:, None], tile, -np.inf) if i == j else tile
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    return P @ MASKED.V / P.sum(axis=1, keepdims=True)
+
+
+SKIP_TEST = Erratum(
+    id="article-skip",
+    source="article on FA2, fourth change",
+    claim="Skip a tile if j · B_kv > (i + 1) · B_q; mask it if it is on the diagonal.",
+    why="(i + 1) · B_q is the first row after the block, so the tile that begins there is hidden as well. It is "
+    "visited, and as it is not on the diagonal nobody masks it: the future leaks.",
+    instead="Skip if j · B_kv ≥ (i + 1) · B_q.",
+    wrong=lambda: causal_by_tiles(operator.gt),
+    right=lambda: causal_by_tiles(operator.ge),
+    error=lambda O: distance(O, MASKED.O),
+)
+
+
+def with_hidden(value: float) -> np.ndarray:
+    """Causal attention where hidden scores are set to a value before the softmax."""
+    S = np.where(MASKED.visible, MASKED.tau * MASKED.Q @ MASKED.K.T, value)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    return P @ MASKED.V / P.sum(axis=1, keepdims=True)
+
+
+MASK_ZERO = Erratum(
+    id="article-mask-zero",
+    source="article on FA2, fourth change",
+    claim="Scores above the diagonal are masked to zero before the softmax.",
+    why="exp(0) = 1: a score of zero is a vote like any other.",
+    instead="They are set to −∞ before the softmax; then their probabilities are zero.",
+    wrong=lambda: with_hidden(0.0),
+    right=lambda: with_hidden(-np.inf),
+    error=lambda O: distance(O, MASKED.O),
+)
+
+OBLONG = Tiling(N_q=512, N_k=512, B_r=128, B_c=64, mask=CAUSAL)
+
+ONE_DIAGONAL = Erratum(
+    id="article-one-diagonal",
+    source="article on FA2, fourth change",
+    claim="Each query block has one diagonal key block, N / B_q in all, also where B_q and B_kv are two numbers.",
+    why="The diagonal of a 128 × 64 tiling crosses two tiles of each query block; masking one lets the other leak.",
+    instead="With B_q a multiple of B_kv, B_q / B_kv diagonal tiles for each query block, N / B_kv in all.",
+    wrong=lambda: OBLONG.N_q // OBLONG.B_r,
+    right=lambda: OBLONG.N_q // OBLONG.B_c,
+    error=lambda tiles: abs(tiles - OBLONG.counts()[Tile.DIAGONAL]),
+)
+
+ERRATA = (
+    *(TRAFFIC, SAME_IO, SNIPPET, RESCALES, EXP_COST),
+    *(SPLIT_K, SMEM, SMEM_LIMIT, SKIP_TEST, MASK_ZERO, ONE_DIAGONAL),
+)

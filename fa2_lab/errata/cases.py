@@ -1,0 +1,82 @@
+"""The small attentions that errata are judged on, with the truth beside them: dense float64 and central differences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+
+from fa2_lab.reference.naive import safe_softmax
+
+
+def distance(x, truth) -> float:
+    """Largest absolute difference, relative to the largest true entry; infinite where shapes differ."""
+    x, truth = np.asarray(x, dtype=float), np.asarray(truth, dtype=float)
+    if x.shape != truth.shape:
+        return np.inf
+    return float(np.abs(x - truth).max() / np.abs(truth).max())
+
+
+def central_differences(loss: Callable[[np.ndarray], float], X: np.ndarray, h: float = 1e-5) -> np.ndarray:
+    """∂loss/∂X, entry by entry: no formula of any paper is used."""
+    gradient = np.empty_like(X)
+    for at in np.ndindex(X.shape):
+        step = np.zeros_like(X)
+        step[at] = h
+        gradient[at] = (loss(X + step) - loss(X - step)) / (2 * h)
+    return gradient
+
+
+class Case:
+    """Random Q, K, V (N, d) and dO, with the dense answers; the loss is Σ dO ∘ O."""
+
+    def __init__(self, N: int, d: int, tau: float = 0.5, causal: bool = False, seed: int = 0):
+        self.N, self.d, self.tau = N, d, tau
+        self.Q, self.K, self.V, self.dO = 1.5 * np.random.default_rng(seed).standard_normal((4, N, d))
+        self.visible = np.tri(N, dtype=bool) if causal else np.ones((N, N), dtype=bool)
+
+    def output(self, Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> np.ndarray:
+        return safe_softmax(np.where(self.visible, self.tau * Q @ K.T, -np.inf)) @ V
+
+    @cached_property
+    def S(self) -> np.ndarray:
+        return np.where(self.visible, self.tau * self.Q @ self.K.T, -np.inf)
+
+    @cached_property
+    def P(self) -> np.ndarray:
+        return safe_softmax(self.S)
+
+    @cached_property
+    def O(self) -> np.ndarray:
+        return self.P @ self.V
+
+    @cached_property
+    def dS(self) -> np.ndarray:
+        """P ∘ (dP − D), the step between the two matrix products of the backward pass."""
+        dP = self.dO @ self.V.T
+        return self.P * (dP - (self.P * dP).sum(axis=1, keepdims=True))
+
+    @cached_property
+    def dQ(self) -> np.ndarray:
+        return central_differences(lambda Q: float((self.dO * self.output(Q, self.K, self.V)).sum()), self.Q)
+
+    @cached_property
+    def dK(self) -> np.ndarray:
+        return central_differences(lambda K: float((self.dO * self.output(self.Q, K, self.V)).sum()), self.K)
+
+
+class TwoBlocks:
+    """A case whose keys are cut in two, with the statistics after each half, as in the papers' two-block example."""
+
+    def __init__(self, case: Case, cut: int):
+        self.O = case.O
+        self.S1, self.S2 = case.S[:, :cut], case.S[:, cut:]
+        self.V1, self.V2 = case.V[:cut], case.V[cut:]
+        self.m1 = self.S1.max(axis=1, keepdims=True)
+        self.m2 = np.maximum(self.m1, self.S2.max(axis=1, keepdims=True))
+        self.l1 = np.exp(self.S1 - self.m1).sum(axis=1, keepdims=True)
+        self.l2 = np.exp(case.S - self.m2).sum(axis=1, keepdims=True)
+        self.e1 = np.exp(self.S1 - self.m1)  # exponentials of each half, under the maximum of its time
+        self.e2 = np.exp(self.S2 - self.m2)
+        self.O1 = self.e1 @ self.V1 / self.l1  # the finished answer for the first half alone

@@ -1,0 +1,47 @@
+"""What an erratum is: a claim, the right version, and a measurement that tells them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Erratum:
+    """One slip in a source. `wrong()` computes what is printed, `right()` what should be; `error` measures either."""
+
+    id: str
+    source: str
+    claim: str  # what the source says, in our words
+    why: str  # why it cannot be
+    instead: str  # what is right
+    wrong: Callable[[], object]
+    right: Callable[[], object]
+    error: Callable[[object], float]  # distance from the truth: another formula, central differences, a count
+    tolerance: float = 1e-9
+
+    def check(self, result) -> bool:
+        """True if the result is as close to the truth as it should be; NaN never is."""
+        return bool(self.error(result) <= self.tolerance)
+
+
+class Verdict(NamedTuple):
+    """An erratum after running both versions."""
+
+    wrong_error: float
+    right_error: float
+    told_apart: bool
+
+
+def judge(erratum: Erratum) -> Verdict:
+    """Run both versions: the check has to refuse the wrong one and accept the right one."""
+    if not isinstance(erratum, Erratum):
+        raise TypeError(f"erratum: got {erratum!r}; it takes an Erratum")
+    with np.errstate(all="ignore"):  # wrong versions may overflow or divide by zero
+        wrong = erratum.wrong()
+        wrong_error, refused = erratum.error(wrong), not erratum.check(wrong)
+    right = erratum.right()
+    return Verdict(float(wrong_error), float(erratum.error(right)), refused and erratum.check(right))

@@ -1,0 +1,201 @@
+"""Slips in the FlashAttention paper, appendix B."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2_lab.errata.cases import Case, distance
+from fa2_lab.errata.erratum import Erratum
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference.dropout import Dropout, sequential_mask
+from fa2_lab.tiles import Tiling, cdiv
+from fa2_lab.trace import Trace
+
+CASE = Case(N=8, d=4)
+SQUARE = Case(N=5, d=5)
+
+
+def scores(q_of, k_of) -> np.ndarray:
+    """S_ij = q_i · k_j for every i and j."""
+    return np.array([[q_of(i) @ k_of(j) for j in range(SQUARE.N)] for i in range(SQUARE.N)])
+
+
+COLUMNS = Erratum(
+    id="fa1-columns",
+    source="FA1 paper, appendix B.1",
+    claim="q_i, k_j, v_j and o_i are columns of Q, K, V and O.",
+    why="Q is N × d with one query to a row; S_ij = q_i · k_j with columns gives Qᵀ K, a d × d matrix.",
+    instead="They are rows.",
+    wrong=lambda: scores(lambda i: SQUARE.Q[:, i], lambda j: SQUARE.K[:, j]),
+    right=lambda: scores(lambda i: SQUARE.Q[i], lambda j: SQUARE.K[j]),
+    error=lambda S: distance(SQUARE.tau * S, SQUARE.S),
+)
+
+
+M_ON_CHIP, HEAD = 24_576, 128  # 96 KiB of fp32
+
+
+def needed_on_chip(B: int, backward: bool) -> int:
+    """Elements on chip for square tiles: q, o, k, v, s and l, m; backward also do, dq, dk, dv and dp."""
+    blocks, tiles = (8, 2) if backward else (4, 1)
+    return blocks * B * HEAD + tiles * B * B + 2 * B
+
+
+def largest_block(backward: bool) -> int:
+    """The largest B whose step fits."""
+    return max(B for B in range(1, HEAD + 1) if needed_on_chip(B, backward) <= M_ON_CHIP)
+
+
+def misfit(B: int, backward: bool) -> float:
+    """By how much a step overflows M, or by how much the next larger one would still have fitted."""
+    over, under = needed_on_chip(B, backward) - M_ON_CHIP, M_ON_CHIP - needed_on_chip(B + 1, backward)
+    return max(0, over, under) / M_ON_CHIP
+
+
+BLOCK_SIZE = Erratum(
+    id="fa1-block-size",
+    source="FA1 paper, Algorithms 2 and 4, line 2",
+    claim="Blocks of B_c = ⌈M / 4d⌉ and B_r = min(B_c, d) rows fit in on-chip memory of M elements, both ways.",
+    why="Four blocks fill M alone. The score tile comes on top, and the backward holds eight blocks and two tiles.",
+    instead="M / 4d up to a constant: the largest B with 4Bd + B² + 2B ≤ M (forward), 8Bd + 2B² + 2B ≤ M (backward).",
+    wrong=lambda: (cdiv(M_ON_CHIP, 4 * HEAD), cdiv(M_ON_CHIP, 4 * HEAD)),
+    right=lambda: (largest_block(backward=False), largest_block(backward=True)),
+    error=lambda B: max(misfit(B[0], backward=False), misfit(B[1], backward=True)),
+    tolerance=0.0,
+)
+
+
+def backward_flops(d: int) -> int:
+    """Matmul FLOPs that the meter counts in Algorithm 4."""
+    case, meter = Case(N=8, d=d), Trace()
+    O, l, m = fa1.forward(case.Q, case.K, case.V, B_r=4, B_c=4)
+    fa1.backward(case.Q, case.K, case.V, O, l, m, case.dO, B_r=4, B_c=4, trace=meter)
+    return meter.matmul_flops
+
+
+FLOPS = Erratum(
+    id="fa1-flops",
+    source="FA1 paper, appendix B.4; article on FA2",
+    claim="The backward pass takes O(N²) FLOPs: its cost does not depend on d.",
+    why="Every entry of S is a dot product of length d. Doubling d doubles the metered matmul FLOPs.",
+    instead="O(N² d) FLOPs.",
+    wrong=lambda: (16 / 8) ** 0,  # the factor that doubling d should give
+    right=lambda: (16 / 8) ** 1,
+    error=lambda factor: abs(factor - backward_flops(16) / backward_flops(8)),
+)
+
+L_NAME = Erratum(
+    id="fa1-L",
+    source="FA1 paper, appendix B.1, beside FA2 paper, Algorithm 2",
+    claim="L_i = Σ_j exp(S_ij), the same letter that FA2 subtracts inside the exponential.",
+    why="FA1's L divides, FA2's L is subtracted: they are a number and its logarithm. Mixed up, P = exp(S − L) is off.",
+    instead="L_i = log Σ_j exp(S_ij) throughout this project.",
+    wrong=lambda: np.exp(CASE.S - np.exp(CASE.S).sum(axis=1, keepdims=True)),
+    right=lambda: np.exp(CASE.S - np.log(np.exp(CASE.S).sum(axis=1, keepdims=True))),
+    error=lambda P: distance(P, CASE.P),
+)
+
+
+GRID = Tiling(N_q=12, N_k=12, B_r=4, B_c=3)
+
+
+def keyed_mask(order: str) -> np.ndarray:
+    """The dropout mask of a generator keyed by (row, column), drawn tile after tile in a loop order."""
+    dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
+    tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
+    for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:
+        kept[GRID.rows(i), GRID.cols(j)] = dropout.z(GRID.rows(i), GRID.cols(j)) > 0
+    return kept
+
+
+DROPOUT_ORDER = Erratum(
+    id="fa1-dropout-order",
+    source="FA1 paper, Algorithms 2 and 4, line 1",
+    claim="Saving the random generator's state is enough to draw the same dropout mask again in the backward pass.",
+    why="One sequential generator repeats itself only if both passes visit the tiles in the same order. FA2's forward "
+    "runs rows outside, its backward columns outside: about half the entries of the mask differ at p = 0.5.",
+    instead="Key the generator by (seed, batch, head, row, column); then no order matters.",
+    wrong=lambda: (sequential_mask(GRID, 0.5, 0, "fa2"), sequential_mask(GRID, 0.5, 0, "fa1")),
+    right=lambda: (keyed_mask("fa2"), keyed_mask("fa1")),
+    error=lambda masks: float((masks[0] != masks[1]).mean()),
+    tolerance=0.0,
+)
+
+
+def empty_row(m_for_exp) -> np.ndarray:
+    """Output of a row whose first tile is hidden and whose second is seen; m_for_exp makes m safe, or does not."""
+    s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
+    m, l, o = -np.inf, 0.0, 0.0
+    for tile in (slice(0, 2), slice(2, 4)):
+        m_new = max(m, s[tile].max())
+        p, alpha = np.exp(s[tile] - m_for_exp(m_new)), np.exp(m - m_for_exp(m_new))
+        m, l, o = m_new, alpha * l + p.sum(), alpha * o + p @ v[tile]
+    return np.array([o / l])
+
+
+EMPTY_ROWS = Erratum(
+    id="fa1-empty-rows",
+    source="FA1 paper, Algorithm 2, line 12; FA2 paper, Algorithm 1, line 9",
+    claim="P̃ = exp(S − m) with m = max(m, rowmax(S)), also where a mask hides the whole first tile of a row.",
+    why="Then m is −∞ and the exponent −∞ − (−∞) = NaN, which every later tile inherits.",
+    instead="Subtract 0 instead of m while m is −∞: exp(−∞ − 0) = 0, and a row with no key at all gets O = 0, L = −∞.",
+    wrong=lambda: empty_row(lambda m: m),
+    right=lambda: empty_row(lambda m: 0.0 if np.isneginf(m) else m),
+    error=lambda o: distance(o, [(np.exp(1) * 1 + np.exp(2) * 3) / (np.exp(1) + np.exp(2))]),
+)
+
+
+def standard_elements(direction: str) -> int:
+    """Elements of HBM traffic that the meter counts in standard attention."""
+    meter = Trace()
+    _, P = naive.forward(CASE.Q, CASE.K, CASE.V, trace=meter)
+    if direction == "backward":
+        meter = Trace()
+        naive.backward(CASE.Q, CASE.K, CASE.V, P, CASE.dO, trace=meter)
+    return meter.hbm_elements
+
+
+THEOREM_5 = Erratum(
+    id="fa1-theorem5",
+    source="FA1 paper, appendix B.4, Theorem 5",
+    claim="The backward pass of standard attention is Algorithm 0.",
+    why="Algorithm 0 is the forward pass; it moves 4N² + 4Nd elements. The order Θ(Nd + N²) is right for both.",
+    instead="It is Algorithm 3, which moves 7N² + 8Nd elements.",
+    wrong=lambda: standard_elements("forward"),
+    right=lambda: 7 * CASE.N**2 + 8 * CASE.N * CASE.d,
+    error=lambda elements: abs(elements - standard_elements("backward")),
+)
+
+
+def forward_traffic(B_r: int) -> int:
+    """Elements that FA2's forward moves for a given tile height."""
+    meter = Trace()
+    fa2.forward(CASE.Q, CASE.K, CASE.V, B_r=B_r, B_c=2, trace=meter)
+    return meter.hbm_elements
+
+
+def memory_ratio() -> float:
+    """HBM that FA2's forward occupies with B_r = 4, over that with B_r = 2: the tensors it touches, each once."""
+    sizes = []
+    for B_r in (4, 2):
+        meter = Trace()
+        O, L = fa2.forward(CASE.Q, CASE.K, CASE.V, B_r=B_r, B_c=2, trace=meter)
+        touched = {event.tensor for event in meter.events}
+        tensors = {"Q": CASE.Q, "K": CASE.K, "V": CASE.V, "O": O, "L": L}
+        sizes.append(sum(tensors[name].size for name in touched))
+    return sizes[0] / sizes[1]
+
+
+MEMORY = Erratum(
+    id="fa1-memory",
+    source="FA1 paper, appendix B.5",
+    claim="Fewer memory accesses necessarily mean that less memory is required.",
+    why="Accesses bound the memory from above; lowering a bound lowers nothing by itself. Tiles twice as high save "
+    "nearly half of FA2's traffic, and Q, K, V, O and L stay as large as they were.",
+    instead="Traffic and memory are two different savings; one can be had without the other.",
+    wrong=lambda: forward_traffic(4) / forward_traffic(2),  # memory should shrink as traffic does
+    right=lambda: 1.0,
+    error=lambda ratio: abs(ratio - memory_ratio()),
+)
+
+ERRATA = (COLUMNS, BLOCK_SIZE, FLOPS, L_NAME, DROPOUT_ORDER, EMPTY_ROWS, THEOREM_5, MEMORY)

@@ -1,0 +1,264 @@
+"""Slips in the FlashAttention-2 paper, section 3."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2_lab.errata.cases import Case, TwoBlocks, distance
+from fa2_lab.errata.erratum import Erratum
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
+
+CASE = Case(N=8, d=4)
+SQUARE = Case(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
+MASKED = Case(N=8, d=4, causal=True)
+TWO = TwoBlocks(CASE, cut=3)
+
+
+# 3.1.1: the first tweak and the two-block example -------------------------------------------------------------
+
+
+def divided_at_the_end(factor) -> np.ndarray:
+    """Tweak 1: the first block's answer times a factor, plus the second block's raw sum; divided by ℓ² at the end."""
+    return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
+
+
+TWEAK_1 = Erratum(
+    id="fa2-tweak1",
+    source="FA2 paper, section 3.1.1",
+    claim="Un-scaled output after the second block: Õ² = diag(ℓ¹)⁻¹ O¹ + exp(S² − m²) V².",
+    why="O¹ is already divided by ℓ¹ and stands under the maximum m¹; dividing it again moves it further away.",
+    instead="Õ² = diag(ℓ¹ e^(m¹ − m²)) O¹ + exp(S² − m²) V²: undo the division, move to the new maximum.",
+    wrong=lambda: divided_at_the_end(1 / TWO.l1),
+    right=lambda: divided_at_the_end(TWO.l1 * np.exp(TWO.m1 - TWO.m2)),
+    error=lambda O: distance(O, TWO.O),
+)
+
+
+def divided_in_every_step(factor) -> np.ndarray:
+    """The update before tweak 1: both terms carry the new ℓ²."""
+    return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
+
+
+TWO_TERMS = Erratum(
+    id="fa2-two-terms",
+    source="FA2 paper, section 3.1.1",
+    claim="Scaled output after the second block: O² = diag(ℓ¹ / ℓ²)⁻¹ O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
+    why="The ratio is upside down, and the step from the old maximum to the new one is missing.",
+    instead="O² = diag((ℓ¹ / ℓ²) e^(m¹ − m²)) O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
+    wrong=lambda: divided_in_every_step(TWO.l2 / TWO.l1),
+    right=lambda: divided_in_every_step(TWO.l1 / TWO.l2 * np.exp(TWO.m1 - TWO.m2)),
+    error=lambda O: distance(O, TWO.O),
+)
+
+
+def with_probabilities(p2: np.ndarray) -> np.ndarray:
+    """The two-block example with a given P̃² in the second block."""
+    unscaled = np.exp(TWO.m1 - TWO.m2) * (TWO.e1 @ TWO.V1) + p2 @ TWO.V2
+    return unscaled / TWO.l2
+
+
+P_TILDE = Erratum(
+    id="fa2-P-tilde",
+    source="FA2 paper, section 3.1.1",
+    claim="In the two-block example, P̃² = diag(ℓ²)⁻¹ exp(S² − m²).",
+    why="That is FA1's definition. Used in FA2 it divides the second block twice, and Algorithm 1, line 9, has none.",
+    instead="P̃² = exp(S² − m²); the one division by ℓ² comes at the end.",
+    wrong=lambda: with_probabilities(TWO.e2 / TWO.l2),
+    right=lambda: with_probabilities(TWO.e2),
+    error=lambda O: distance(O, TWO.O),
+)
+
+
+def from_scores(s1: np.ndarray, s2: np.ndarray) -> np.ndarray:
+    """(e^(s1 − m) V¹ + e^(s2 − m) V²) / ℓ for scores given as whole blocks or as one row for all."""
+    e1, e2 = np.exp(s1 - TWO.m2), np.exp(s2 - TWO.m2)
+    return (e1 @ TWO.V1 + e2 @ TWO.V2) / TWO.l2
+
+
+SMALL_S = Erratum(
+    id="fa2-small-s",
+    source="FA2 paper, section 3.1.1; lecture notes on FA2",
+    claim="Õ² = e^(s¹ − m) V¹ + e^(s² − m) V², with a small s.",
+    why="A small letter is a row in these papers (q_i, k_j); one row of scores cannot stand for the whole block.",
+    instead="Õ² = e^(S¹ − m) V¹ + e^(S² − m) V².",
+    wrong=lambda: from_scores(TWO.S1[0], TWO.S2[0]),
+    right=lambda: from_scores(TWO.S1, TWO.S2),
+    error=lambda O: distance(O, TWO.O),
+)
+
+
+# 3.1.1: the causal mask ---------------------------------------------------------------------------------------
+
+
+def masking_except(mask_free) -> np.ndarray:
+    """Causal attention where tiles for which mask_free(rows, cols) holds are computed without the mask."""
+    S = MASKED.tau * MASKED.Q @ MASKED.K.T
+    for rows in np.split(np.arange(8), 4):
+        for cols in np.split(np.arange(8), 4):
+            if not mask_free(rows, cols):
+                tile = np.ix_(rows, cols)
+                S[tile] = np.where(cols[None, :] <= rows[:, None], S[tile], -np.inf)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    return P @ MASKED.V / P.sum(axis=1, keepdims=True)
+
+
+MASK_BLOCKS = Erratum(
+    id="fa2-mask-blocks",
+    source="FA2 paper, section 3.1.1; lecture notes on FA2",
+    claim="Blocks whose row indices are all smaller than their column indices need no causal mask.",
+    why="Those lie in the future of every row: they are skipped. Computed without a mask they let the future leak in.",
+    instead="No mask is needed where the largest column index is at most the smallest row index.",
+    wrong=lambda: masking_except(lambda rows, cols: rows.max() < cols.min()),
+    right=lambda: masking_except(lambda rows, cols: cols.max() <= rows.min()),
+    error=lambda O: distance(O, MASKED.O),
+)
+
+
+def tiles_saved(T: int) -> float:
+    """All tiles over the tiles that a causal mask leaves, counted one by one."""
+    kinds = Tiling(T, T, 1, 1, CAUSAL).counts()
+    return T * T / (T * T - kinds[Tile.SKIP])
+
+
+CAUSAL_SPEEDUP = Erratum(
+    id="fa2-causal-speedup",
+    source="FA2 paper, section 3.1.1; article on FA2",
+    claim="Skipping the hidden half makes causal attention about 1.7 to 1.8 times faster.",
+    why="It is a measurement, not the saving of the algorithm, which depends on the number T of blocks alone: "
+    "T(T + 1)/2 of T² tiles remain, of which T are half empty. 1.75 is the ratio for T = 7.",
+    instead="T² tiles shrink to T(T + 1)/2: a ratio of 2T / (T + 1), here for T = 64.",
+    wrong=lambda: 1.75,
+    right=lambda: 2 * 64 / (64 + 1),
+    error=lambda ratio: abs(ratio - tiles_saved(64)),
+)
+
+
+# 3.1.1 and 3.1.2: the algorithms ------------------------------------------------------------------------------
+
+
+def rows_covered(first: int, N: int = 12, B_r: int = 3) -> int:
+    """Rows of O in the blocks O_first … O_{T_r}."""
+    tiling = Tiling(N, N, B_r, B_r)
+    return len({row for i in range(first - 1, tiling.T_r) for row in range(N)[tiling.rows(i)]})
+
+
+BLOCK_INDEX = Erratum(
+    id="fa2-block-index",
+    source="FA2 paper, Algorithm 1, line 2",
+    claim="O is divided into the blocks O_i, …, O_{T_r}, and L into L_i, …, L_{T_r}.",
+    why="i is the variable of the loop that has not begun; for any i but 1 the blocks do not cover O (here i = 2).",
+    instead="O_1, …, O_{T_r} and L_1, …, L_{T_r}.",
+    wrong=lambda: rows_covered(first=2),
+    right=lambda: rows_covered(first=1),
+    error=lambda rows: abs(rows - 12),
+)
+
+
+def dQ_with(D: np.ndarray) -> np.ndarray:
+    """dQ with a given D in dS = P ∘ (dP − D)."""
+    dP = SQUARE.dO @ SQUARE.V.T
+    return SQUARE.tau * (SQUARE.P * (dP - D)) @ SQUARE.K
+
+
+D_SHAPE = Erratum(
+    id="fa2-D-shape",
+    source="FA2 paper, Algorithm 2, line 4",
+    claim="D = rowsum(dO ∘ O) is a vector of R^d.",
+    why="A row sum has one number for each row, and N rows; a vector of d numbers would be a column sum.",
+    instead="D ∈ R^N, subtracted from every entry of its row.",
+    wrong=lambda: dQ_with((SQUARE.dO * SQUARE.O).sum(axis=0)),
+    right=lambda: dQ_with((SQUARE.dO * SQUARE.O).sum(axis=1)[:, None]),
+    error=lambda dQ: distance(dQ, SQUARE.dQ),
+    tolerance=1e-7,
+)
+
+
+ROW_ELEMENTS = {"Q": CASE.d, "O": CASE.d, "dO": CASE.d, "dQ": CASE.d, "L": 1, "D": 1}
+
+
+def inner_step(Q, O, dO, dQ, L, D) -> tuple[np.ndarray, ...]:
+    """Algorithm 2, lines 10 to 16, on one tile; line 15 brings its own dQ_i, whatever line 9 loaded."""
+    P = np.exp(CASE.tau * Q @ CASE.K.T - L)
+    dS = P * (dO @ CASE.V.T - D)
+    return P.T @ dO, np.zeros_like(Q) + CASE.tau * dS @ CASE.K, CASE.tau * dS.T @ Q
+
+
+def used_elements() -> int:
+    """Elements per row that matter: those of the tensors whose NaN would show in the results."""
+    D = (CASE.dO * CASE.O).sum(axis=1, keepdims=True)
+    L = np.log(np.exp(CASE.S).sum(axis=1, keepdims=True))
+    loaded = dict(Q=CASE.Q, O=CASE.O, dO=CASE.dO, dQ=np.zeros_like(CASE.Q), L=L, D=D)
+    poisoned = {name: loaded | {name: np.full_like(loaded[name], np.nan)} for name in loaded}
+    matters = [name for name in loaded if any(np.isnan(x).any() for x in inner_step(**poisoned[name]))]
+    return sum(ROW_ELEMENTS[name] for name in matters)
+
+
+LOADS = Erratum(
+    id="fa2-loads",
+    source="FA2 paper, Algorithm 2, line 9",
+    claim="Each inner step loads Q_i, O_i, dO_i, dQ_i, L_i and D_i.",
+    why="O_i was needed for D alone, which line 4 has computed; dQ_i is loaded by line 15, when it is needed. "
+    "With NaN in their place the results do not change.",
+    instead="Load Q_i, dO_i, L_i and D_i: 2d + 2 elements for each row instead of 4d + 2.",
+    wrong=lambda: sum(ROW_ELEMENTS.values()),
+    right=lambda: sum(ROW_ELEMENTS[name] for name in ("Q", "dO", "L", "D")),
+    error=lambda elements: abs(elements - used_elements()),
+)
+
+
+def dQ_of_parallel_columns(atomic: bool) -> np.ndarray:
+    """Four column blocks at once: each reads dQ, adds its part and writes; atomically, or not."""
+    parts = [CASE.tau * CASE.dS[:, cols] @ CASE.K[cols] for cols in np.split(np.arange(8), 4)]
+    dQ = np.zeros_like(CASE.Q)
+    as_read = [dQ.copy() for _ in parts]  # all four load before any of them writes
+    for part, old in zip(parts, as_read, strict=True):
+        dQ = dQ + part if atomic else old + part
+    return dQ
+
+
+DQ_RACE = Erratum(
+    id="fa2-dQ-race",
+    source="FA2 paper, Algorithm 2, line 15",
+    claim="Load dQ_i, add to it and write it back; column blocks run in parallel.",
+    why="Blocks that load the same old dQ_i overwrite each other, and the last one wins. Section 3.2 says it: atomics.",
+    instead="Add atomically, or compute dQ in a pass of its own with rows outside.",
+    wrong=lambda: dQ_of_parallel_columns(atomic=False),
+    right=lambda: dQ_of_parallel_columns(atomic=True),
+    error=lambda dQ: distance(dQ, CASE.dQ),
+    tolerance=1e-7,
+)
+
+SCALE = Erratum(
+    id="fa2-scale",
+    source="FA2 paper, Algorithms 1 and 2",
+    claim="S = Q Kᵀ, dQ = dS K and dK = dSᵀ Q, with no softmax scale anywhere.",
+    why="Attention is computed with S = τ Q Kᵀ, τ usually 1/√d; by the chain rule dQ and dK then carry τ.",
+    instead="S = τ Q Kᵀ, dQ = τ dS K, dK = τ dSᵀ Q.",
+    wrong=lambda: (CASE.dS @ CASE.K, CASE.dS.T @ CASE.Q),
+    right=lambda: (CASE.tau * CASE.dS @ CASE.K, CASE.tau * CASE.dS.T @ CASE.Q),
+    error=lambda gradients: max(distance(gradients[0], CASE.dQ), distance(gradients[1], CASE.dK)),
+    tolerance=1e-7,
+)
+
+
+def probabilities_of_tile(scores) -> np.ndarray:
+    """exp(scores − L_i) for the tile of rows 2, 3 and columns 4, 5."""
+    L = np.log(np.exp(CASE.S[2:4]).sum(axis=1, keepdims=True))
+    return np.broadcast_to(np.exp(scores - L), (2, 2))
+
+
+S_INDEX = Erratum(
+    id="fa2-S-index",
+    source="FA2 paper, Algorithm 2, line 11",
+    claim="P_i^(j) = exp(S_ij − L_i).",
+    why="S_ij is the single entry in row i and column j wherever the paper speaks of masks; the tile is S_i^(j).",
+    instead="P_i^(j) = exp(S_i^(j) − L_i), with the tile of line 10.",
+    wrong=lambda: probabilities_of_tile(CASE.S[1, 2]),  # i = 1, j = 2, counted from 0
+    right=lambda: probabilities_of_tile(CASE.S[2:4, 4:6]),
+    error=lambda P: distance(P, CASE.P[2:4, 4:6]),
+)
+
+ERRATA = (
+    *(TWEAK_1, TWO_TERMS, P_TILDE, SMALL_S, MASK_BLOCKS, CAUSAL_SPEEDUP),
+    *(BLOCK_INDEX, D_SHAPE, LOADS, DQ_RACE, SCALE, S_INDEX),
+)
