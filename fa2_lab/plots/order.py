@@ -1,0 +1,65 @@
+"""In which order FA1 and FA2 visit the tiles, and every load and store that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+from fa2_lab.trace import Event
+
+LANES = {"FA1": ("Q", "K", "V", "O", "l", "m"), "FA2": ("Q", "K", "V", "O", "L")}
+
+
+@style.picture
+def visiting_order(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure, str]:
+    """Tile grids of FA1 and FA2 side by side with the time of each visit, and beneath each its HBM traffic over time.
+
+    events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
+    """
+    title = "FA1 moves O, l and m through HBM at every tile; FA2 keeps them on chip"
+    figure, axes = style.new_figure(5.6, title, nrows=2, ncols=2, height_ratios=[1.15, 1])
+    moved = {}
+    longest = max(len(e) for e in events.values())
+    for column, (name, log) in enumerate(events.items()):
+        moved[name] = sum(e.elements for e in log)
+        _grid(axes[0][column], name, T_r, T_c, visits(log))
+        _timeline(axes[1][column], name, log, longest)
+    alt = (
+        f"Two grids of {T_r} by {T_c} tiles, the order of visits written in them: FA1 goes down the columns, FA2 along"
+        f" the rows. Beneath, every load (filled) and store (open) on a time axis, a lane for each tensor: FA1 moves"
+        f" {moved['FA1']:,} elements, with O, l and m loaded and stored at every tile; FA2 moves {moved['FA2']:,}."
+    )
+    return figure, alt
+
+
+def visits(log: Sequence[Event]) -> list[tuple[int, int]]:
+    """The tiles (i, j) in the order of their first event; events outside both loops belong to no tile."""
+    return list(dict.fromkeys((e.i, e.j) for e in log if e.i is not None and e.j is not None))
+
+
+def _grid(ax: Axes, name: str, T_r: int, T_c: int, order: list[tuple[int, int]]) -> None:
+    style.tile_axes(ax, T_r, T_c)
+    for time, (i, j) in enumerate(order):
+        style.box(ax, j, i, 1, 1, str(time + 1), style.tint(style.hue("S")), size=style.NORMAL)
+    outer = "columns outside, rows inside" if name == "FA1" else "rows outside, columns inside"
+    ax.set_title(f"{name}: {outer}")
+
+
+def _timeline(ax: Axes, name: str, log: Sequence[Event], longest: int) -> None:
+    lanes = LANES[name]
+    for time, event in enumerate(log):
+        lane, color = lanes.index(event.tensor), style.hue(event.tensor)
+        fill = color if event.op == "load" else style.PAPER
+        ax.add_patch(style.Rectangle((time, lane - 0.38), 1, 0.76, facecolor=fill, edgecolor=color, linewidth=0.7))
+    for lane, tensor in enumerate(lanes):
+        total = sum(e.elements for e in log if e.tensor == tensor)
+        ax.text(longest + 1, lane, f"{total:,}", va="center", fontsize=style.SMALL)
+    ax.set(
+        xlim=(-1, longest + 9), ylim=(len(lanes) - 0.4, -0.9), yticks=range(len(lanes)), yticklabels=lanes, xticks=[]
+    )
+    ax.spines["bottom"].set_visible(False)
+    ax.text(longest + 1, -0.75, "elements", va="center", fontsize=style.SMALL, color=style.QUIET)
+    ax.set_xlabel(f"time →   {sum(e.elements for e in log):,} elements: filled = load, open = store")

@@ -1,0 +1,155 @@
+"""The look of every picture, and the only place where a colour exists.
+
+Hue says which tensor. A worker (thread block, warp) is one of four steps of cividis with its name printed on it, and no
+fill mixes the two. Solid means seen by all warps, hatched means split among them. Queries run down, keys run right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import wraps
+from io import BytesIO
+
+import matplotlib
+
+matplotlib.use("Agg", force=False)
+from matplotlib import colors
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+
+WIDTH = 7.6  # inches: the width of a notebook's text column, so that a point in the figure is a point on the page
+SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # text sizes in points
+
+INK, BLACK, QUIET, PAPER, MASKED = "#222222", "#000000", "#6A6A6A", "#FFFFFF", "#EEEEEE"
+BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
+HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
+WORKERS = ("#00224E", "#575D6D", "#A59C74", "#FEE838")  # four steps of cividis
+MASK_HATCH, SPLIT_HATCH = "////", "\\\\\\"
+GRADIENT_DASH = (0, (3, 1.5))
+
+RC = {
+    "font.family": "DejaVu Sans",
+    "font.size": NORMAL,
+    "axes.titlesize": NORMAL,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelsize": NORMAL,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "xtick.labelsize": SMALL,
+    "ytick.labelsize": SMALL,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "text.color": INK,
+    "hatch.linewidth": 0.7,
+    "lines.linewidth": 1.6,
+    "figure.facecolor": PAPER,
+    "figure.titlesize": LARGE,
+    "figure.titleweight": "bold",
+    "savefig.facecolor": PAPER,
+    "svg.hashsalt": "fa2_lab",
+    "svg.fonttype": "path",
+}
+
+
+def picture(draw: Callable) -> Callable:
+    """Mark a figure function: it draws in this style, and its layout is settled once and for all."""
+
+    @wraps(draw)
+    def drawn(*args, **kwargs) -> tuple[Figure, str]:
+        with matplotlib.rc_context(RC):
+            figure, alt = draw(*args, **kwargs)
+            figure.draw_without_rendering()
+            figure.set_layout_engine("none")
+        return figure, alt
+
+    return drawn
+
+
+def hue(tensor: str) -> str:
+    """The colour of a tensor; a gradient (dQ) and a part (q_i) have their tensor's."""
+    letter = tensor.removeprefix("d").split("_")[0]
+    letter = letter if letter in HUES else letter.upper()
+    if letter not in HUES:
+        raise ValueError(
+            f"tensor: got {tensor!r}; it takes one of {', '.join(HUES)}, or one with d before or _i behind"
+        )
+    return HUES[letter]
+
+
+def worker(k: int, of: int = 4) -> str:
+    """The colour of worker k among `of`; from the fifth on they repeat, so its name must be printed on it."""
+    steps = {1: (0,), 2: (0, 3), 3: (0, 1, 3)}.get(of, (0, 1, 2, 3))
+    return WORKERS[steps[k % len(steps)]]
+
+
+def luminance(color: str) -> float:
+    """Relative luminance as WCAG defines it."""
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colors.to_rgb(color)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(a: str, b: str) -> float:
+    """WCAG contrast ratio of two colours, 1 to 21."""
+    light, dark = sorted((luminance(a), luminance(b)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def ink_on(fill: str) -> str:
+    """Ink, or else paper, or else black: the first that reads well on this fill."""
+    return next(ink for ink in (INK, PAPER, BLACK) if contrast(ink, fill) >= 4.5)
+
+
+def tint(color: str, strength: float = 0.3) -> str:
+    """The colour mixed with paper: 1 is the colour itself, 0 is paper."""
+    mixed = [strength * c + (1 - strength) for c in colors.to_rgb(color)]
+    return colors.to_hex(mixed)
+
+
+def new_figure(height: float, title: str, **subplots) -> tuple[Figure, Axes | Sequence[Axes]]:
+    """A figure of notebook width with its one message as title, and its axes (arguments as for plt.subplots)."""
+    figure = Figure(figsize=(WIDTH, height), layout="constrained")
+    figure.suptitle(title, x=0.01, ha="left")
+    return figure, figure.subplots(**subplots)
+
+
+def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look) -> Rectangle:
+    """A filled rectangle with its label in the middle, in an ink that reads on the fill."""
+    size = look.pop("size", SMALL)
+    look = dict(edgecolor=INK, linewidth=0.8) | look
+    patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **look))
+    if label:
+        text = ax.text(x + w / 2, y + h / 2, label, ha="center", va="center", color=ink_on(fill), fontsize=size)
+        patch.label_text = text
+        if look.get("hatch"):
+            text.set_bbox(dict(facecolor=fill, edgecolor="none", pad=1.0))
+    return patch
+
+
+def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
+    """Axes for a tile grid: row block 0 on top, queries down, keys right, no ticks."""
+    ax.set(xlim=(-0.05, T_c + 0.05), ylim=(T_r + 0.05, -0.05), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel("keys →")
+    ax.set_ylabel("← queries")
+    ax.xaxis.set_label_position("top")
+
+
+def texts(figure: Figure) -> list[Text]:
+    """Every visible, non-empty text of a figure."""
+    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as SVG; the same figure gives the same bytes."""
+    with matplotlib.rc_context(RC):
+        out = BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
+    return out.getvalue()

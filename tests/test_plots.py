@@ -1,0 +1,132 @@
+"""Every picture, judged by its artists: readable, uncut, stable, and the file in figures/ is the one the code draws."""
+
+import functools
+import itertools
+import json
+
+import numpy as np
+import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from fa2_lab.gallery.build import FOLDER, PICTURES, gallery_page, main, stored_digests
+from fa2_lab.plots import style
+
+by_name = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
+
+
+@functools.cache
+def drawn(name):
+    """(figure, alt, data, renderer) of a picture, drawn once for all tests."""
+    picture = next(p for p in PICTURES if p.name == name)
+    data = picture.data()
+    figure, alt = picture.draw(**data)
+    return figure, alt, data, FigureCanvasAgg(figure).get_renderer()
+
+
+@by_name
+def test_the_file_is_current(picture):
+    _, alt, data, _ = drawn(picture.name)
+    assert stored_digests(FOLDER).get(picture.name) == picture.digest(data), "run `python -m fa2_lab figures`"
+    assert (FOLDER / f"{picture.name}.alt.txt").read_text(encoding="utf-8") == alt + "\n"
+    assert (FOLDER / f"{picture.name}.svg").read_bytes().startswith(b"<?xml")
+
+
+@by_name
+def test_text_is_large_enough_and_not_cut_off(picture):
+    figure, _, _, renderer = drawn(picture.name)
+    assert figure.get_figwidth() <= style.WIDTH
+    page = figure.bbox.padded(1)
+    for text in style.texts(figure):
+        assert text.get_fontsize() >= 7, text.get_text()
+        extent = text.get_window_extent(renderer)
+        assert page.contains(extent.x0, extent.y0) and page.contains(extent.x1, extent.y1), text.get_text()
+
+
+@by_name
+def test_no_text_lies_on_another(picture):
+    figure, _, _, renderer = drawn(picture.name)
+    boxes = [(t, t.get_window_extent(renderer).padded(-1)) for t in style.texts(figure)]
+    for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
+        assert not box_a.overlaps(box_b), (a.get_text(), b.get_text())
+
+
+@by_name
+def test_labels_stay_in_their_boxes(picture):
+    figure, _, _, renderer = drawn(picture.name)
+    for patch in figure.findobj(lambda artist: hasattr(artist, "label_text")):
+        inner, outer = patch.label_text.get_window_extent(renderer), patch.get_window_extent(renderer).padded(1)
+        assert outer.contains(inner.x0, inner.y0) and outer.contains(inner.x1, inner.y1), patch.label_text.get_text()
+
+
+@by_name
+def test_it_has_one_message_and_an_alternative_text(picture):
+    figure, alt, _, _ = drawn(picture.name)
+    assert figure.get_suptitle() and "\n\n" not in figure.get_suptitle()
+    assert 80 <= len(alt) <= 900 and "\n" not in alt
+    assert picture.sentence.endswith(".") and len(picture.sentence) <= 160
+
+
+@by_name
+def test_the_same_data_gives_the_same_bytes(picture):
+    figure, _, data, _ = drawn(picture.name)
+    again, _ = picture.draw(**data)
+    assert style.svg(figure) == style.svg(again)
+    assert picture.digest(data) == picture.digest(picture.data())
+
+
+def test_names_are_unique_and_the_folder_holds_nothing_else():
+    names = [p.name for p in PICTURES]
+    assert len(set(names)) == len(names)
+    expected = {f"{n}.svg" for n in names} | {f"{n}.alt.txt" for n in names} | {"README.md", "digests.json", "data"}
+    assert {f.name for f in FOLDER.iterdir()} <= expected
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == gallery_page()
+    assert list(json.loads((FOLDER / "digests.json").read_text())) == names
+
+
+def test_one_figure_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys):
+    assert main(["visiting_order", "--folder", str(tmp_path)]) == 0
+    assert "1 figures" in capsys.readouterr().out and (tmp_path / "visiting_order.svg").exists()
+    with pytest.raises(ValueError, match=r"^figure: got sunset; it takes"):
+        main(["sunset", "--folder", str(tmp_path)])
+
+
+def test_no_colour_is_written_outside_the_style():
+    for file in (FOLDER.parent / "fa2_lab" / "plots").glob("*.py"):
+        if file.name != "style.py":
+            assert '"#' not in file.read_text(encoding="utf-8"), file
+
+
+def test_text_reads_on_every_fill():
+    fills = [*style.HUES.values(), *style.WORKERS, style.MASKED, style.PAPER]
+    fills += [style.tint(hue) for hue in style.HUES.values()]
+    for fill in fills:
+        assert style.contrast(style.ink_on(fill), fill) >= 4.5, fill
+    assert style.contrast(style.QUIET, style.PAPER) >= 4.5
+    assert style.contrast("#000000", "#FFFFFF") == pytest.approx(21)
+
+
+# Machado, Oliveira, Fernandes 2009: linear RGB as seen with full protan-, deuteran- and tritanopia.
+DEFICIENCIES = {
+    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+}
+
+
+def lab(color, matrix=None):
+    """CIE Lab of a colour, as seen through a deficiency."""
+    rgb = np.array(style.colors.to_rgb(color))
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    linear = np.clip(linear if matrix is None else np.array(matrix) @ linear, 0, 1)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    x, y, z = np.cbrt(np.maximum(to_xyz @ linear / np.array([0.9505, 1.0, 1.089]), 1e-4))
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
+def test_the_palette_survives_colour_blindness(deficiency):
+    matrix = DEFICIENCIES.get(deficiency)
+    tensors = {style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.VERMILION, style.SKY}
+    for group in (sorted(tensors), style.WORKERS):
+        for a, b in itertools.combinations(group, 2):
+            assert np.linalg.norm(lab(a, matrix) - lab(b, matrix)) > 10, (deficiency, a, b)
