@@ -1,0 +1,222 @@
+"""One thread block executed warp by warp, with everything that goes through shared memory counted.
+
+Two ways to share a B_r × B_c tile among W warps (the FA2 paper's figure 3):
+
+split_q  FA2: each warp owns B_r / W rows of Q, S and O, and reads all of K and V. Warps never talk.
+split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The slices of S need no sum (K means the keys, not
+         the contraction), but row maxima and row sums must cross warps, and the partial P_w V_w must be added up.
+
+What is counted: every element that is written to or read from shared memory, and every barrier with its reason. A tile
+of K or V is copied in once and lives there once under both schemes; what differs is how often it is read. For each tile
+a warp reads what its products need (its rows of Q or all of Q, all of K and V or its slice), once, into registers,
+where it also keeps its part of O, l and m. Copies from HBM are booked to the copy, not to a warp: they run on their own,
+and a warp may not rely on them before a barrier. Sums and maxima inside a warp go through registers (shuffles) and are
+not counted, nor are bank conflicts. The arithmetic is float64; bytes are those of a kernel with 16-bit Q, K, V and fp32
+statistics and partial sums.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from fa2_lab.reference import checks
+from fa2_lab.reference.dropout import NO_DROPOUT
+from fa2_lab.reference.online_softmax import SoftmaxState, finite
+from fa2_lab.tiles import Tiling, whole_number
+
+BYTES = {"Q": 2, "K": 2, "V": 2, "max": 4, "sum": 4, "PV": 4}
+NOBODY, SEVERAL, COPY = -1, -2, -3
+
+
+class RaceError(RuntimeError):
+    """Two warps touched the same place, one of them writing, with no barrier between."""
+
+
+class SharedMemory:
+    """The arrays of one thread block. Counts each access, and refuses those that a missing barrier makes a race."""
+
+    def __init__(self, **shapes: tuple):
+        self.arrays = {name: np.full(shape, np.nan) for name, shape in shapes.items()}
+        self.counts: Counter[tuple] = Counter()  # (warp, "read" or "write", tensor) -> elements
+        self.waits: Counter[str] = Counter()  # what the barriers were for -> how many
+        self._forget()
+
+    def write(self, warp: int, name: str, where, value: np.ndarray) -> None:
+        """`warp` (or COPY) stores `value` at self[name][where]."""
+        self._refuse_others(warp, name, where, self._readers, "writes what another has read")
+        self._refuse_others(warp, name, where, self._writers, "writes what another has written")
+        self.arrays[name][where] = value
+        self._writers[name][where] = warp
+        self.counts[warp, "write", name] += self.arrays[name][where].size
+
+    def read(self, warp: int, name: str, where=...) -> np.ndarray:
+        """`warp` loads self[name][where] into registers."""
+        self._refuse_others(warp, name, where, self._writers, "reads what another has written")
+        value, seen = self.arrays[name][where].copy(), self._readers[name][where]
+        self._readers[name][where] = np.where((seen == NOBODY) | (seen == warp), warp, SEVERAL)
+        self.counts[warp, "read", name] += value.size
+        return value
+
+    def barrier(self, reason: str) -> None:
+        """All warps wait for each other: what was written before may be read after."""
+        self.waits[reason] += 1
+        self._forget()
+
+    @property
+    def barriers(self) -> int:
+        return sum(self.waits.values())
+
+    def elements(self, op: str | None = None, warp: int | None = None, tensor: str | None = None) -> int:
+        """Elements read or written ("read", "write" or both), by one warp or all and the copy, of one tensor or all."""
+        return sum(n for key, n in self.counts.items() if _matches(key, warp, op, tensor))
+
+    def bytes(self, op: str | None = None, warp: int | None = None, tensor: str | None = None) -> int:
+        """The same in bytes of a 16-bit kernel."""
+        return sum(n * BYTES[key[2]] for key, n in self.counts.items() if _matches(key, warp, op, tensor))
+
+    def _forget(self) -> None:
+        self._writers, self._readers = (
+            {name: np.full(array.shape, NOBODY) for name, array in self.arrays.items()} for _ in range(2)
+        )
+
+    def _refuse_others(self, warp: int, name: str, where, owners: dict, what: str) -> None:
+        others = (owners[name][where] != NOBODY) & (owners[name][where] != warp)
+        if np.any(others):
+            who = "the copy" if warp == COPY else f"warp {warp}"
+            raise RaceError(f"{who} {what} in {name}, with no barrier between")
+
+
+@dataclass(frozen=True, eq=False)
+class BlockRun:
+    """What one thread block computed, and the shared memory it used to get there."""
+
+    O: np.ndarray  # (B_r, d)
+    L: np.ndarray  # (B_r,)
+    tiles: int
+    shared: SharedMemory
+
+
+# The two schemes --------------------------------------------------------------------------------------------
+
+
+def split_q(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -> BlockRun:
+    """Row block i with its rows shared out among W warps: two barriers a tile, and no partial results."""
+    Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
+    q_i, tiles = Q[tiling.rows(i)], tiling.visited_cols(i)
+    (b, d), mine = q_i.shape, shares(len(q_i), W)
+    shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d))
+    _copy(shared, Q=q_i)
+    state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]
+    for j in tiles:
+        c = _copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)])
+        shared.barrier("the tile is there")
+        for w in range(W):
+            q_w, k_j, v_j = shared.read(w, "Q", mine[w]), shared.read(w, "K", slice(c)), shared.read(w, "V", slice(c))
+            s_w = np.where(tiling.visible(i, j)[mine[w]], tau * (q_w @ k_j.T), -np.inf)  # (B_r / W, B_c)
+            state[w] = state[w].update(s_w, v_j)  # (B_r / W, d)
+        shared.barrier("the tile is free")
+    return _gather(state, tiles, shared)
+
+
+def split_k(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -> BlockRun:
+    """Row block i with the keys of each tile shared out among W warps: three barriers a tile, partials in memory."""
+    Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
+    q_i, tiles = Q[tiling.rows(i)], tiling.visited_cols(i)
+    (b, d), mine = q_i.shape, shares(len(q_i), W)
+    shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
+    _copy(shared, Q=q_i)
+    m = np.full(b, -np.inf)  # of every row, known to every warp
+    state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]  # of its own rows only
+    for j in tiles:
+        keys = shares(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
+        shared.barrier("the tile is there")
+        s = [_slice_of_s(shared, tau, tiling.visible(i, j), keys[w], w) for w in range(W)]
+        shared.barrier("row maxima of all warps")
+        for w in range(W):
+            m_new = np.maximum(m, shared.read(w, "max").max(axis=0))  # (B_r,): the same in every warp
+            p_w = np.exp(s[w] - finite(m_new)[:, None])  # (B_r, B_c / W)
+            shared.write(w, "sum", w, p_w.sum(axis=1))
+            shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d): a part of the sum
+        m = m_new
+        shared.barrier("row sums and P V of all warps")
+        for w in range(W):
+            parts = [shared.read(w, name, (slice(None), mine[w])).sum(axis=0) for name in ("sum", "PV")]
+            state[w] = state[w].merge(SoftmaxState(m[mine[w]], *parts))
+    return _gather(state, tiles, shared)
+
+
+def _slice_of_s(shared: SharedMemory, tau: float, visible: np.ndarray, keys: slice, w: int) -> np.ndarray:
+    """Warp w's columns of the tile's scores, whose row maxima it tells the others."""  # (B_r, B_c / W)
+    q_i, k_w = shared.read(w, "Q"), shared.read(w, "K", keys)  # all of Q, a slice of K
+    s_w = np.where(visible[:, keys], tau * (q_i @ k_w.T), -np.inf)
+    shared.write(w, "max", w, s_w.max(axis=1, initial=-np.inf))
+    return s_w
+
+
+SCHEMES = {"split_q": split_q, "split_k": split_k}
+
+
+# The same counts in closed form -----------------------------------------------------------------------------
+
+
+def tile_accesses(scheme: str, b: int, c: int, d: int, W: int) -> Counter[tuple]:
+    """(op, tensor) -> elements that all W warps together move through shared memory for one tile of b × c."""
+    b, c, d, W = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d), ("W", W)))
+    stored = {("write", "K"): c * d, ("write", "V"): c * d}
+    if scheme == "split_q":
+        return Counter(stored | {("read", "Q"): b * d, ("read", "K"): W * c * d, ("read", "V"): W * c * d})
+    if scheme != "split_k":
+        raise ValueError(f"scheme: got {scheme!r}; it takes one of {', '.join(SCHEMES)}")
+    tile = {("read", "Q"): W * b * d, ("read", "K"): c * d, ("read", "V"): c * d}
+    statistics = {("write", "max"): W * b, ("read", "max"): W * W * b, ("write", "sum"): W * b, ("read", "sum"): W * b}
+    partials = {("write", "PV"): W * b * d, ("read", "PV"): W * b * d}
+    return Counter(stored | tile | statistics | partials)
+
+
+def tile_bytes(scheme: str, b: int, c: int, d: int, W: int) -> int:
+    """Bytes of the same in a kernel with 16-bit Q, K, V and fp32 partials."""
+    return sum(n * BYTES[tensor] for (_, tensor), n in tile_accesses(scheme, b, c, d, W).items())
+
+
+BARRIERS_PER_TILE = {"split_q": 2, "split_k": 3}
+
+
+# Helpers ----------------------------------------------------------------------------------------------------
+
+
+def shares(n: int, W: int) -> list[slice]:
+    """n rows (or keys) in W consecutive shares, as equal as can be."""
+    edges = [n * w // W for w in range(W + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]
+
+
+def _copy(shared: SharedMemory, **blocks: np.ndarray) -> int:
+    """Copy blocks of equal length from HBM into shared memory; returns that length."""
+    for name, block in blocks.items():
+        shared.write(COPY, name, slice(len(block)), block)
+    return len(block)
+
+
+def _gather(state: list[SoftmaxState], tiles: list[int], shared: SharedMemory) -> BlockRun:
+    O, L = zip(*(s.finalize() for s in state), strict=True)
+    return BlockRun(np.concatenate(O), np.concatenate(L), len(tiles), shared)
+
+
+def _check(Q, K, V, tiling, i, W, tau):
+    """Arrays of one head that fit the tiling, a row block that exists, at least one warp."""
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
+    if not isinstance(tiling, Tiling):
+        raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")
+    if (tiling.N_q, tiling.N_k) != (len(Q), len(K)):
+        raise ValueError(f"tiling: got one of {tiling.N_q} × {tiling.N_k}; it takes N_q × N_k = {len(Q)} × {len(K)}")
+    whole_number("i", i, low=0, high=tiling.T_r - 1)
+    whole_number("W", W, low=1, high=32)
+    return Q, K, V, tau
+
+
+def _matches(key: tuple, warp: int | None, op: str | None, tensor: str | None) -> bool:
+    return all(asked is None or asked == has for asked, has in zip((warp, op, tensor), key, strict=True))

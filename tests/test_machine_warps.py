@@ -1,0 +1,157 @@
+"""machine/warps.py: both schemes give the reference's rows, and count what can be counted by hand."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa2_lab.machine import warps
+from fa2_lab.machine.warps import COPY, RaceError, SharedMemory, split_k, split_q, tile_accesses, tile_bytes
+from fa2_lab.reference import fa2
+from fa2_lab.tiles import CAUSAL, Mask, Tiling
+
+both = pytest.mark.parametrize("scheme", warps.SCHEMES)
+
+
+def head(N_q, N_k, d, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.standard_normal((N_q, d)), *rng.standard_normal((2, N_k, d))
+
+
+@both
+@settings(max_examples=60, deadline=None)
+@given(
+    st.tuples(*[st.integers(1, n) for n in (11, 11, 4, 5, 5, 6)]),
+    st.booleans(),
+    st.none() | st.integers(0, 11),
+    st.sampled_from([1.0, 1e4]),
+)
+def test_every_row_block_equals_the_reference(scheme, sizes, causal, length, logits):
+    N_q, N_k, d, B_r, B_c, W = sizes
+    Q, K, V = head(N_q, N_k, d)
+    mask = Mask(causal, None if length is None else min(length, N_k))
+    tiling = Tiling(N_q, N_k, B_r, B_c, mask)
+    O, L = fa2.forward(Q * logits, K, V, B_r=B_r, B_c=B_c, mask=mask)
+    for i in range(tiling.T_r):
+        run = warps.SCHEMES[scheme](Q * logits, K, V, tiling, i, W)
+        assert np.allclose(run.O, O[tiling.rows(i)], rtol=1e-12, atol=1e-12)
+        assert np.allclose(run.L, L[tiling.rows(i)], rtol=1e-12, atol=1e-12)
+
+
+@both
+@settings(max_examples=40, deadline=None)
+@given(st.tuples(*[st.integers(1, 6) for _ in range(5)]))
+def test_counts_equal_the_closed_form(scheme, sizes):
+    b, c, d, W, tiles = sizes
+    Q, K, V = head(b, c * tiles, d)
+    run = warps.SCHEMES[scheme](Q, K, V, Tiling(b, c * tiles, b, c), 0, W)
+    counted = Counter()
+    for (_, op, tensor), n in run.shared.counts.items():
+        counted[op, tensor] += n
+    counted["write", "Q"] -= b * d  # once for the block, before its first tile
+    assert +counted == Counter({key: tiles * n for key, n in tile_accesses(scheme, b, c, d, W).items()})
+    assert run.shared.barriers == tiles * warps.BARRIERS_PER_TILE[scheme]
+
+
+def test_one_tile_by_hand():
+    """8 × 8 tile, d = 4, 4 warps. Written out, so that a change of the model is seen here."""
+    Q, K, V = head(8, 8, 4)
+    q, k = (scheme(Q, K, V, Tiling(8, 8, 8, 8), 0, 4).shared for scheme in (split_q, split_k))
+    for shared in (q, k):  # Q and the tile are copied in once
+        assert [shared.elements("write", COPY, name) for name in "QKV"] == [32, 32, 32]
+    assert [q.elements("read", 2, name) for name in "QKV"] == [8, 32, 32]  # its rows of Q, all of K and V
+    assert q.elements("write", 2) == 0  # it tells nobody anything
+    assert [k.elements("read", 2, name) for name in "QKV"] == [32, 8, 8]  # all of Q, its slice of K and V
+    assert [k.elements("write", 2, name) for name in ("max", "sum", "PV")] == [8, 8, 32]
+    assert [k.elements("read", 2, name) for name in ("max", "sum", "PV")] == [4 * 8, 4 * 2, 4 * 2 * 4]
+    assert q.bytes() == 2 * q.elements() == 2 * (96 + 4 * 72)
+    assert k.bytes("write", tensor="PV") == 4 * 4 * 8 * 4
+    assert (q.barriers, k.barriers) == (2, 3)
+    assert set(k.waits) == {"the tile is there", "row maxima of all warps", "row sums and P V of all warps"}
+
+
+def test_split_q_reads_more_of_k_and_moves_a_quarter_in_all():
+    """128 × 64, d = 128, 4 warps: K and V are read four times as often, and 3.7 times fewer bytes move."""
+    q, k = (tile_accesses(scheme, 128, 64, 128, 4) for scheme in warps.SCHEMES)
+    assert (q["read", "K"], q["read", "Q"]) == (4 * k["read", "K"], k["read", "Q"] // 4)
+    bytes_q, bytes_k = (tile_bytes(scheme, 128, 64, 128, 4) for scheme in warps.SCHEMES)
+    assert bytes_q == 2 * 64 * 128 * (2 + 2 * 4 + 2)
+    assert bytes_k / bytes_q == pytest.approx(3.74, abs=0.005)
+    partials = 4 * (k["write", "PV"] + k["read", "PV"])
+    assert partials > 0.7 * bytes_k and ("write", "PV") not in q
+
+
+def test_slices_of_s_need_no_sum():
+    """Splitting the keys splits S into columns: side by side they are S, and nothing is added up."""
+    Q, K, _ = head(6, 8, 4)
+    slices = [Q @ K[keys].T for keys in warps.shares(8, 4)]
+    assert np.array_equal(np.hstack(slices), Q @ K.T)
+
+
+@both
+def test_every_barrier_is_needed(scheme, monkeypatch):
+    """Leave out any one barrier of two tiles and there is a race; split_q's last guards a tile that never comes."""
+    Q, K, V = head(4, 8, 3)
+    real = SharedMemory.barrier
+
+    def run(left_out):
+        count = iter(range(99))
+        monkeypatch.setattr(SharedMemory, "barrier", lambda *a: None if next(count) == left_out else real(*a))
+        return warps.SCHEMES[scheme](Q, K, V, Tiling(4, 8, 4, 4), 0, 2)
+
+    total = run(None).shared.barriers
+    for left_out in range(total - (scheme == "split_q")):
+        with pytest.raises(RaceError):
+            run(left_out)
+
+
+def test_shared_memory_refuses_each_kind_of_race():
+    for first, second in (("write", "read"), ("write", "write"), ("read", "write")):
+        shared = SharedMemory(x=(4,))
+        shared.arrays["x"][:] = 0
+        act = {"read": lambda w, s=shared: s.read(w, "x"), "write": lambda w, s=shared: s.write(w, "x", slice(4), 1.0)}
+        act[first](0)
+        act[second](0)  # one warp is in order with itself
+        with pytest.raises(RaceError, match=r"warp 1 .* in x"):
+            act[second](1)
+        shared.barrier("a test")
+        act[second](1)
+    shared.barrier("a test")
+    shared.read(0, "x"), shared.read(1, "x")  # reading together is no race
+    with pytest.raises(RaceError):
+        shared.write(0, "x", 0, 1.0)
+
+
+def test_shares_cover_everything_once():
+    for n in range(12):
+        for W in range(1, 7):
+            parts = [list(range(n))[s] for s in warps.shares(n, W)]
+            assert [x for part in parts for x in part] == list(range(n))
+            assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+@both
+@pytest.mark.parametrize(
+    "change, error, named",
+    [
+        (dict(W=0), ValueError, "W"),
+        (dict(W=2.0), TypeError, "W"),
+        (dict(i=2), ValueError, "i"),
+        (dict(tiling=Tiling(8, 9, 4, 4)), ValueError, "tiling"),
+        (dict(tiling=4), TypeError, "tiling"),
+        (dict(Q=np.zeros(8)), ValueError, "Q"),
+        (dict(tau=-1.0), ValueError, "scale"),
+    ],
+)
+def test_bad_input_is_named(scheme, change, error, named):
+    Q, K, V = head(8, 8, 4)
+    good = dict(Q=Q, K=K, V=V, tiling=Tiling(8, 8, 4, 4, CAUSAL), i=1, W=2)
+    with pytest.raises(error, match=f"^{named}: got"):
+        warps.SCHEMES[scheme](**good | change)
+
+
+def test_unknown_scheme_is_refused():
+    with pytest.raises(ValueError, match=r"scheme: got 'split_d'; it takes one of split_q, split_k"):
+        tile_accesses("split_d", 8, 8, 4, 4)
