@@ -51,6 +51,7 @@ class Traffic:
 
 def tiles_per_row(tiling: Tiling) -> np.ndarray:
     """n_i: how many column blocks row block i visits."""  # (T_r,)
+    check_tiling(tiling)
     if tiling.mask.allowed is not None:
         return np.array([len(tiling.visited_cols(i)) for i in range(tiling.T_r)])
     last_row = np.minimum((np.arange(tiling.T_r) + 1) * tiling.B_r, tiling.N_q) - 1
@@ -283,7 +284,12 @@ def _known(forms: dict, algorithm: str, direction: str):
 
 def _sizes(tiling: Tiling, d: int) -> tuple[int, int, int]:
     """Elements of Q (and O, dQ, dO), of K (and V, dK, dV), of S (and P, dP, dS)."""
-    if not isinstance(tiling, Tiling):
-        raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")
+    check_tiling(tiling)
     d = whole_number("d", d, low=1)
     return tiling.N_q * d, tiling.N_k * d, tiling.N_q * tiling.N_k
+
+
+def check_tiling(tiling: Tiling) -> None:
+    """Refuse anything but a Tiling."""
+    if not isinstance(tiling, Tiling):
+        raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")

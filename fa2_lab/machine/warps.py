@@ -7,12 +7,12 @@ split_k  FA1: each warp owns B_c / W of the keys, and reads all of Q. The slices
          the contraction), but row maxima and row sums must cross warps, and the partial P_w V_w must be added up.
 
 What is counted: every element that is written to or read from shared memory, and every barrier with its reason. A tile
-of K or V is copied in once and lives there once under both schemes; what differs is how often it is read. For each tile
-a warp reads what its products need (its rows of Q or all of Q, all of K and V or its slice), once, into registers,
-where it also keeps its part of O, l and m. Copies from HBM are booked to the copy, not to a warp: they run on their own,
-and a warp may not rely on them before a barrier. Sums and maxima inside a warp go through registers (shuffles) and are
-not counted, nor are bank conflicts. The arithmetic is float64; bytes are those of a kernel with 16-bit Q, K, V and fp32
-statistics and partial sums.
+of K or V is copied in once and lives there once under both schemes; what differs is how often it is read. For each
+tile a warp reads what its products need (its rows of Q or all of Q, all of K and V or its slice), once, into registers,
+where it also keeps its part of O, l and m. Copies from HBM are booked to the copy, not to a warp: they run on their
+own, and no warp may rely on them before a barrier. Sums and maxima inside a warp go through registers (shuffles) and
+are not counted, nor are bank conflicts. The arithmetic is float64; bytes are those of a kernel with 16-bit Q, K, V and
+fp32 statistics and partial sums.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from fa2_lab.machine.io import check_tiling
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT
 from fa2_lab.reference.online_softmax import SoftmaxState, finite
@@ -209,8 +210,7 @@ def _gather(state: list[SoftmaxState], tiles: list[int], shared: SharedMemory) -
 def _check(Q, K, V, tiling, i, W, tau):
     """Arrays of one head that fit the tiling, a row block that exists, at least one warp."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
-    if not isinstance(tiling, Tiling):
-        raise TypeError(f"tiling: got {type(tiling).__name__}; it takes a fa2_lab.tiles.Tiling")
+    check_tiling(tiling)
     if (tiling.N_q, tiling.N_k) != (len(Q), len(K)):
         raise ValueError(f"tiling: got one of {tiling.N_q} × {tiling.N_k}; it takes N_q × N_k = {len(Q)} × {len(K)}")
     whole_number("i", i, low=0, high=tiling.T_r - 1)

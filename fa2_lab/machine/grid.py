@@ -1,0 +1,211 @@
+"""Thread blocks on SMs over time: who gets work, who waits, and which workers add into the same rows of dQ.
+
+A block occupies one slot of one SM from its start to its end. Blocks start in launch order, each on the slot that is
+free first (list scheduling). Time is counted in tiles of the pass in question (a backward tile is 2.5 forward tiles of
+matmul), and blocks on the same SM are taken not to slow each other down.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fa2_lab.machine.io import check_tiling, tiles_per_row
+from fa2_lab.tiles import Tile, Tiling, cdiv, whole_number
+
+ORDERS = ("rows", "heaviest first")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One thread block: which head, which row block (forward) or column block (backward), and its tiles."""
+
+    head: int
+    index: int | None  # None: the block takes the whole head, as in FA1
+    cost: int  # tiles
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A block's place and time."""
+
+    block: int  # its number in launch order
+    SM: int
+    slot: int  # which of the SM's resident blocks
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Where and when every block ran."""
+
+    placed: tuple[Placed, ...]  # in launch order
+    SMs: int
+    blocks_per_sm: int
+
+    @property
+    def slots(self) -> int:
+        return self.SMs * self.blocks_per_sm
+
+    @property
+    def makespan(self) -> float:
+        """When the last block ends."""
+        return max(p.end for p in self.placed)
+
+    @property
+    def work(self) -> float:
+        return sum(p.end - p.start for p in self.placed)
+
+    @property
+    def utilisation(self) -> float:
+        """The share of all slots' time, up to the end of the last block, in which a block was running."""
+        return self.work / (self.slots * self.makespan) if self.work else 0.0
+
+    @property
+    def SMs_used(self) -> int:
+        return len({p.SM for p in self.placed})
+
+    @property
+    def waves(self) -> int:
+        return waves(len(self.placed), self.slots)
+
+    @property
+    def tail(self) -> float:
+        """How long the last block still runs after the first slot has run out of work."""
+        ends = {}
+        for p in self.placed:
+            ends[p.SM, p.slot] = max(p.end, ends.get((p.SM, p.slot), 0))
+        return self.makespan - (min(ends.values()) if len(ends) == self.slots else 0)
+
+
+# Formulas for equal blocks ----------------------------------------------------------------------------------
+
+
+def waves(blocks: int, slots: int) -> int:
+    """How many rounds it takes when every slot runs one block at a time."""
+    return cdiv(whole_number("blocks", blocks, low=1), whole_number("slots", slots, low=1))
+
+
+def efficiency(blocks: int, slots: int) -> float:
+    """The share of slots at work over all waves: 32 blocks on 132 slots 24%, 2048 blocks 97%."""
+    return blocks / (waves(blocks, slots) * slots)
+
+
+# The grids --------------------------------------------------------------------------------------------------
+
+
+def fa1_grid(heads: int, tiling: Tiling) -> list[Block]:
+    """FA1, forward and backward: one block for each (batch, head), all tiles in it, none skipped."""
+    return [Block(head, None, tiling.T_r * tiling.T_c) for head in range(_heads(heads, tiling))]
+
+
+def fa2_grid(heads: int, tiling: Tiling, direction: str = "forward", order: str = "rows") -> list[Block]:
+    """FA2: one block for each head and row block (forward) or column block (backward), skipped tiles left out.
+
+    Order "rows" launches as the indices run, head by head; "heaviest first" launches the longest blocks first. Within a
+    head the causal forward runs from light to heavy by itself, the backward from heavy to light.
+    """
+    costs = worker_tiles(tiling, direction)
+    blocks = [Block(head, index, int(n)) for head in range(_heads(heads, tiling)) for index, n in enumerate(costs)]
+    if order not in ORDERS:
+        raise ValueError(f"order: got {order!r}; it takes one of {', '.join(ORDERS)}")
+    return blocks if order == "rows" else sorted(blocks, key=lambda block: -block.cost)
+
+
+def worker_tiles(tiling: Tiling, direction: str) -> np.ndarray:
+    """How many tiles each of FA2's workers visits."""  # (T_r,) forward, (T_c,) backward
+    if direction == "forward":
+        return tiles_per_row(tiling)
+    return (owners(tiling, direction) >= 0).sum(axis=0)
+
+
+def schedule(blocks: Sequence[Block], SMs: int, blocks_per_sm: int = 1) -> Schedule:
+    """Run blocks in launch order: each takes the slot that is free first, SMs filled one block each before a second."""
+    whole_number("SMs", SMs, low=1)
+    whole_number("blocks_per_sm", blocks_per_sm, low=1)
+    if not blocks:
+        raise ValueError("blocks: got none; it takes at least one Block")
+    free = [(0.0, slot, SM) for slot in range(blocks_per_sm) for SM in range(SMs)]  # already a heap
+    placed = []
+    for n, block in enumerate(blocks):
+        start, slot, SM = heapq.heappop(free)
+        placed.append(Placed(n, SM, slot, start, start + block.cost))
+        heapq.heappush(free, (start + block.cost, slot, SM))
+    return Schedule(tuple(placed), SMs, blocks_per_sm)
+
+
+def compare(heads: int, tiling: Tiling, SMs: int, blocks_per_sm: int = 1) -> list[dict]:
+    """One row for each grid: FA1 and FA2, forward and backward, in both orders. What a table or picture needs."""
+    grids = [("fa1", direction, "rows", fa1_grid(heads, tiling)) for direction in ("forward", "backward")]
+    for direction in ("forward", "backward"):
+        grids += [("fa2", direction, order, fa2_grid(heads, tiling, direction, order)) for order in ORDERS]
+    return [_row(*grid, schedule(grid[-1], SMs, blocks_per_sm)) for grid in grids]
+
+
+def _row(algorithm: str, direction: str, order: str, blocks: list[Block], ran: Schedule) -> dict:
+    return dict(
+        algorithm=algorithm,
+        direction=direction,
+        order=order,
+        blocks=len(blocks),
+        waves=ran.waves,
+        SMs_used=ran.SMs_used,
+        makespan=ran.makespan,
+        tail=ran.tail,
+        utilisation=ran.utilisation,
+        schedule=ran,
+    )
+
+
+# Who owns which tile, and who meets on dQ -------------------------------------------------------------------
+
+
+def owners(tiling: Tiling, direction: str) -> np.ndarray:
+    """The worker of every tile: its row block in the forward, its column block in the backward; −1 where skipped."""
+    check_tiling(tiling)
+    if direction not in ("forward", "backward"):
+        raise ValueError(f"direction: got {direction!r}; it takes forward or backward")
+    worker = np.full((tiling.T_r, tiling.T_c), -1)
+    for i in range(tiling.T_r):
+        for j in tiling.visited_cols(i):
+            worker[i, j] = i if direction == "forward" else j
+    return worker
+
+
+def kinds(tiling: Tiling) -> list[list[Tile]]:
+    """SKIP, DIAGONAL or FULL for every tile, as the pictures draw them."""  # T_r lists of T_c
+    return [[tiling.kind(i, j) for j in range(tiling.T_c)] for i in range(tiling.T_r)]
+
+
+def dq_writers(tiling: Tiling) -> list[list[int]]:
+    """For each row block i, the backward's workers that add into dQ_i: more than one means atomics, or two passes."""
+    worker = owners(tiling, "backward")
+    return [[int(j) for j in row[row >= 0]] for row in worker]
+
+
+def dq_steps(tiling: Tiling) -> np.ndarray:
+    """[j, t]: the row block of dQ that worker j adds into at its step t, if all start together; −1 when it has ended."""
+    check_tiling(tiling)
+    rows = [tiling.visited_rows(j) for j in range(tiling.T_c)]
+    steps = np.full((tiling.T_c, max(map(len, rows))), -1)
+    for j, visited in enumerate(rows):
+        steps[j, : len(visited)] = visited
+    return steps
+
+
+def dq_collisions(tiling: Tiling) -> list[dict[int, list[int]]]:
+    """For each step, {row block i: workers that add into dQ_i in that same step}, where there are two or more."""
+    at_step = []
+    for step in dq_steps(tiling).T:
+        writers = {int(i): [int(j) for j in np.flatnonzero(step == i)] for i in np.unique(step[step >= 0])}
+        at_step.append({i: workers for i, workers in writers.items() if len(workers) > 1})
+    return at_step
+
+
+def _heads(heads: int, tiling: Tiling) -> int:
+    check_tiling(tiling)
+    return whole_number("heads", heads, low=1)

@@ -1,0 +1,189 @@
+"""machine/grid.py: the schedule against a clock that ticks, the article's 32 and 2048 blocks, the paper's figure 2."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa2_lab.machine import grid
+from fa2_lab.machine.grid import Block, fa1_grid, fa2_grid, schedule
+from fa2_lab.reference import fa2
+from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tile, Tiling
+from fa2_lab.trace import Trace
+
+
+def ticking_clock(costs, slots):
+    """The same by brute force: at every tick, free slots take the next blocks. Returns (start, end) pairs."""
+    waiting, running, ran, now = list(enumerate(costs)), [], {}, 0
+    while waiting or running:
+        running = [(n, end) for n, end in running if end > now]
+        while waiting and len(running) < slots:
+            n, cost = waiting.pop(0)
+            ran[n] = (now, now + cost)
+            if cost:
+                running.append((n, now + cost))
+        now += 1
+    return [ran[n] for n in range(len(costs))]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(0, 7), min_size=1, max_size=25), st.integers(1, 4), st.integers(1, 3))
+def test_schedule_equals_a_ticking_clock(costs, SMs, blocks_per_sm):
+    ran = schedule([Block(0, n, cost) for n, cost in enumerate(costs)], SMs, blocks_per_sm)
+    expected = ticking_clock(costs, SMs * blocks_per_sm)
+    assert [(p.start, p.end) for p in ran.placed] == expected
+    assert ran.makespan == max(end for _, end in expected) and ran.work == sum(costs)
+    for SM in range(SMs):
+        for slot in range(blocks_per_sm):  # nothing overlaps on one slot
+            mine = sorted((p.start, p.end) for p in ran.placed if (p.SM, p.slot) == (SM, slot))
+            assert all(a[1] <= b[0] for a, b in pairwise(mine))
+    assert {p.SM for p in ran.placed} <= set(range(SMs))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 5))
+def test_equal_blocks_follow_the_formulas(blocks, slots, cost):
+    ran = schedule([Block(n, None, cost) for n in range(blocks)], slots)
+    assert ran.makespan == cost * grid.waves(blocks, slots) == cost * ran.waves
+    assert ran.utilisation == pytest.approx(grid.efficiency(blocks, slots))
+    assert ran.SMs_used == min(blocks, slots)
+    assert ran.tail == (0 if blocks % slots == 0 else cost)
+
+
+def test_batch_1_with_32_heads_on_132_sms():
+    """FA1 launches 32 blocks and leaves three quarters of the chip idle; FA2 launches 2048 and fills 97% of it."""
+    tiling = Tiling(8192, 8192, 128, 128)
+    one, two = schedule(fa1_grid(32, tiling), 132), schedule(fa2_grid(32, tiling), 132)
+    assert (len(one.placed), len(two.placed)) == (32, 2048)
+    assert (one.waves, two.waves) == (1, 16)
+    assert one.utilisation == pytest.approx(32 / 132) and round(100 * one.utilisation) == 24
+    assert two.utilisation == pytest.approx(2048 / (16 * 132)) and round(100 * two.utilisation) == 97
+    assert one.makespan / two.makespan == 4096 / 1024 == 4
+    assert (one.SMs_used, two.SMs_used) == (32, 132)
+
+
+def test_a_second_block_goes_to_another_sm_first():
+    ran = schedule([Block(n, None, 1) for n in range(5)], 4, blocks_per_sm=2)
+    assert [(p.SM, p.slot) for p in ran.placed] == [(0, 0), (1, 0), (2, 0), (3, 0), (0, 1)]
+    assert ran.utilisation == 5 / 8 and ran.SMs_used == 4
+
+
+def test_heaviest_first_shortens_the_causal_tail():
+    """8 heads of 16 causal row blocks on 10 SMs: same work, shorter tail, and never worse than the sum of the parts."""
+    tiling = Tiling(16 * 64, 16 * 64, 64, 64, CAUSAL)
+    for direction in ("forward", "backward"):
+        plain, heavy = (schedule(fa2_grid(8, tiling, direction, order), 10) for order in grid.ORDERS)
+        assert plain.work == heavy.work == 8 * 16 * 17 // 2
+        assert heavy.makespan < plain.makespan or direction == "backward"  # backward's rows run heaviest first already
+        assert heavy.tail <= plain.tail
+    costs = [b.cost for b in fa2_grid(8, tiling, "forward", "heaviest first")]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_grids_launch_head_by_head():
+    tiling = Tiling(8, 12, 4, 4, CAUSAL)  # the diagonal ends in the corner: rows see 2 and 3 column blocks
+    assert fa1_grid(2, tiling) == [Block(0, None, 6), Block(1, None, 6)]
+    assert fa2_grid(2, tiling) == [Block(0, 0, 2), Block(0, 1, 3), Block(1, 0, 2), Block(1, 1, 3)]
+    assert fa2_grid(1, tiling, "backward") == [Block(0, 0, 2), Block(0, 1, 2), Block(0, 2, 1)]
+
+
+def test_compare_has_a_row_for_each_grid():
+    rows = grid.compare(4, Tiling(64, 64, 8, 8, CAUSAL), SMs=6)
+    assert [(r["algorithm"], r["direction"], r["order"]) for r in rows] == [
+        ("fa1", "forward", "rows"),
+        ("fa1", "backward", "rows"),
+        ("fa2", "forward", "rows"),
+        ("fa2", "forward", "heaviest first"),
+        ("fa2", "backward", "rows"),
+        ("fa2", "backward", "heaviest first"),
+    ]
+    assert [r["blocks"] for r in rows] == [4, 4, 32, 32, 32, 32]
+    assert all(r["utilisation"] == r["schedule"].utilisation for r in rows)
+
+
+# Owners and collisions ------------------------------------------------------------------------------------------
+
+some_tilings = st.builds(
+    lambda N_q, N_k, B_r, B_c, causal, length: Tiling(
+        N_q, N_k, B_r, B_c, Mask(causal, None if length is None else min(length, N_k))
+    ),
+    *[st.integers(1, n) for n in (12, 12, 5, 5)],
+    st.booleans(),
+    st.none() | st.integers(0, 12),
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_tilings)
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_owners_are_the_workers_that_the_meter_saw(direction, tiling):
+    rng = np.random.default_rng(0)
+    Q, dO = rng.standard_normal((2, tiling.N_q, 2))
+    K, V = rng.standard_normal((2, tiling.N_k, 2))
+    blocks, trace = dict(B_r=tiling.B_r, B_c=tiling.B_c, mask=tiling.mask), Trace()
+    O, L = fa2.forward(Q, K, V, **blocks, trace=trace if direction == "forward" else Trace())
+    if direction == "backward":
+        fa2.backward(Q, K, V, O, L, dO, **blocks, trace=trace)
+    seen = np.full((tiling.T_r, tiling.T_c), -1)
+    for worker, i, j, kind in trace.work:
+        if kind == "matmul":
+            seen[i, j] = worker[0]
+    assert np.array_equal(grid.owners(tiling, direction), seen)
+    per_worker = np.bincount(seen[seen >= 0], minlength=tiling.T_r if direction == "forward" else tiling.T_c)
+    assert np.array_equal(grid.worker_tiles(tiling, direction), per_worker)
+    for i, row in enumerate(grid.kinds(tiling)):
+        assert [kind is Tile.SKIP for kind in row] == list(seen[i] < 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(some_tilings)
+def test_dq_writers_and_steps_agree(tiling):
+    writers, steps = grid.dq_writers(tiling), grid.dq_steps(tiling)
+    for i, workers in enumerate(writers):
+        assert workers == tiling.visited_cols(i)
+        assert workers == [j for j in range(tiling.T_c) if i in steps[j]]
+    assert sum(map(len, writers)) == (steps >= 0).sum()
+    for t, together in enumerate(grid.dq_collisions(tiling)):
+        for i, workers in together.items():
+            assert len(workers) > 1 and all(steps[j, t] == i for j in workers)
+
+
+def test_without_a_mask_all_workers_meet_on_the_same_rows_and_with_it_none():
+    """Column workers that start together all add into dQ_t at step t; causal ones start at their own diagonal."""
+    T = 5
+    full, causal = (Tiling(T * 4, T * 4, 4, 4, mask) for mask in (NO_MASK, CAUSAL))
+    assert grid.dq_collisions(full) == [{t: list(range(T))} for t in range(T)]
+    assert grid.dq_collisions(causal) == [{}] * T
+    assert [len(w) for w in grid.dq_writers(causal)] == [
+        1,
+        2,
+        3,
+        4,
+        5,
+    ]  # they meet at other times, so order still varies
+
+
+# Bad input ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: grid.waves(0, 4), ValueError, "blocks: got 0"),
+        (lambda: grid.waves(4, 1.5), TypeError, "slots: got 1.5"),
+        (lambda: schedule([], 4), ValueError, "blocks: got none"),
+        (lambda: schedule([Block(0, None, 1)], 0), ValueError, "SMs: got 0"),
+        (lambda: schedule([Block(0, None, 1)], 1, 0), ValueError, "blocks_per_sm: got 0"),
+        (lambda: fa1_grid(0, Tiling(8, 8, 4, 4)), ValueError, "heads: got 0"),
+        (lambda: grid.dq_steps(None), TypeError, "tiling: got NoneType"),
+        (lambda: grid.dq_collisions(3), TypeError, "tiling: got int"),
+        (lambda: fa2_grid(1, (8, 8)), TypeError, "tiling: got tuple"),
+        (lambda: fa2_grid(1, Tiling(8, 8, 4, 4), "sideways"), ValueError, "direction: got 'sideways'"),
+        (lambda: fa2_grid(1, Tiling(8, 8, 4, 4), order="random"), ValueError, "order: got 'random'"),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
