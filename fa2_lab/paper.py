@@ -248,7 +248,7 @@ class Whereabouts:
             f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})",
             fill(self.line.text, 78, initial_indent="  ", subsequent_indent="  "),
         ]
-        parts += [f"  The printed line has a slip: fa2-lab errata {name}" for name in self.line.errata]
+        parts += [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
         if not (self.numpy or self.triton or self.notebooks):
