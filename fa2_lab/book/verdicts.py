@@ -1,0 +1,21 @@
+"""What the last section of every notebook prints: a line for each claim that holds, an error for one that does not."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def close(got, want, tolerance: float = 1e-12) -> bool:
+    """Whether two results agree: relative to the norm of the second, infinities in the same places, no NaN."""
+    got, want = np.asarray(got, dtype=np.float64), np.asarray(want, dtype=np.float64)
+    if got.shape != want.shape or np.isnan(got).any() or not np.array_equal(np.isinf(got), np.isinf(want)):
+        return False
+    got, want = got[np.isfinite(want)], want[np.isfinite(want)]
+    return bool(np.linalg.norm(got - want) <= tolerance * (np.linalg.norm(want) or 1.0))
+
+
+def verdict(claim: str, holds: bool) -> None:
+    """Print the claim if it holds; stop the notebook if it does not."""
+    if not holds:
+        raise AssertionError(f"does not hold: {claim}")
+    print(f"ok  {claim}")

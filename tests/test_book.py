@@ -1,0 +1,99 @@
+"""The book as a reader and a machine find it: twins, outputs, lengths, links, alternative texts."""
+
+import re
+
+import jupytext
+import nbformat
+import pytest
+
+from fa2_lab.book.chapters import NOTEBOOKS, TEXT, navigation, written
+from fa2_lab.book.run import read_twin
+
+CHAPTERS = written()
+each = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
+CODE_LINES, PROSE_WORDS = 25, 140
+
+
+def load(chapter):
+    return nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
+
+
+def tags(cell):
+    return cell.metadata.get("tags", [])
+
+
+@each
+def test_notebook_and_text_twin_are_the_same(chapter):
+    notebook, twin = load(chapter), jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
+    assert [(c.cell_type, c.source, tags(c)) for c in notebook.cells] == [
+        (c.cell_type, c.source, tags(c)) for c in twin.cells
+    ], "run `python -m fa2_lab book --record`"
+    assert [c.source for c in read_twin(chapter).cells] == [c.source for c in notebook.cells]
+    nbformat.validate(notebook)
+
+
+@each
+def test_every_code_cell_was_run_in_order_without_error(chapter):
+    code = [c for c in load(chapter).cells if c.cell_type == "code"]
+    assert [c.execution_count for c in code] == list(range(1, len(code) + 1))
+    for cell in code:
+        failed = [o for o in cell.outputs if o.output_type == "error"]
+        assert not failed or "raises-exception" in tags(cell), cell.source
+
+
+@each
+def test_navigation_and_rhythm(chapter):
+    cells = load(chapter).cells
+    bar = navigation(chapter.name, CHAPTERS)
+    assert cells[0].source == cells[-1].source == bar
+    text = "\n".join(c.source for c in cells if c.cell_type == "markdown")
+    assert cells[1].source.startswith(f"# {chapter.name[:2]} · ")
+    for part in ("After this notebook you can", "*Time: ", "Hardware: ", "## Recap", "## Exercises", "## Checks"):
+        assert part in text, part
+    assert text.index("## Recap") < text.index("## Exercises") < text.index("## Checks")
+    assert text.count("**Predict.**") >= 4 and text.count("**Takeaway.**") >= 4
+    assert text.count("<details>") == text.count("</details>") >= 3
+
+
+@each
+def test_cells_are_short(chapter):
+    for cell in load(chapter).cells:
+        if cell.cell_type == "code":
+            assert len(cell.source.splitlines()) <= CODE_LINES, cell.source
+        elif "exercise" not in cell.source.lower():
+            prose = re.sub(r"<details>.*?</details>|```.*?```|^\|.*?$", "", cell.source, flags=re.DOTALL | re.MULTILINE)
+            assert len(prose.split()) <= PROSE_WORDS or cell.source.startswith("# "), cell.source
+
+
+@each
+def test_links_lead_somewhere(chapter):
+    for cell in load(chapter).cells:
+        if cell.cell_type == "markdown":
+            for target in re.findall(r"\]\(([^)\s]+)\)", cell.source):
+                if not target.startswith("https://"):
+                    assert (NOTEBOOKS / target.split("#")[0]).exists(), target
+
+
+@each
+def test_every_image_has_an_alternative_text(chapter):
+    for cell in load(chapter).cells:
+        for output in cell.get("outputs", []):
+            if "image/png" in output.get("data", {}):
+                assert len(output.metadata["image/png"]["alt"]) >= 80
+                assert output.data["text/plain"] == "[figure] " + output.metadata["image/png"]["alt"]
+        assert "![](" not in cell.source
+
+
+@each
+def test_the_last_section_checks_and_prints_verdicts_only(chapter):
+    cells = load(chapter).cells
+    start = next(i for i, c in enumerate(cells) if c.source.startswith("## Checks"))
+    printed = [o for c in cells[start:] if c.cell_type == "code" for o in c.outputs]
+    assert printed
+    for output in printed:
+        assert output.output_type == "stream" and all(line.startswith("ok  ") for line in output.text.splitlines())
+
+
+def test_no_notebook_lacks_its_twin_and_no_twin_its_notebook():
+    names = [c.name for c in CHAPTERS]
+    assert sorted(p.stem for p in NOTEBOOKS.glob("*.ipynb")) == names == sorted(p.stem for p in TEXT.glob("*.py"))
