@@ -188,7 +188,7 @@ def dq_writers(tiling: Tiling) -> list[list[int]]:
 
 
 def dq_steps(tiling: Tiling) -> np.ndarray:
-    """[j, t]: the row block of dQ that worker j adds into at its step t, if all start together; −1 when it has ended."""
+    """[j, t]: the row block of dQ that worker j adds into at step t, if all start together; −1 when it has ended."""
     check_tiling(tiling)
     rows = [tiling.visited_rows(j) for j in range(tiling.T_c)]
     steps = np.full((tiling.T_c, max(map(len, rows))), -1)
