@@ -12,6 +12,7 @@ from fa2_lab import paper
 
 # Commands that live in rooms of their own: each has a main(argv). They exist where their file does.
 ROOMS = {
+    "book": ("book/command.py", "run the book's notebooks on this machine"),
     "figures": ("gallery/build.py", "draw every picture into figures/"),
     "tune": ("bench/tune.py", "search for the best block sizes on this machine's GPU"),
 }
@@ -29,7 +30,7 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv and argv[0] in rooms():
-            return import_module(rooms()[argv[0]]).main(argv[1:]) or 0
+            return run_room(rooms()[argv[0]], argv[1:])
         arguments = parser().parse_args(argv)
         status = arguments.run(arguments)
         sys.stdout.flush()
@@ -48,6 +49,14 @@ def rooms() -> dict[str, str]:
     """{command: module} of the rooms that are in this version."""
     present = {name: path for name, (path, _) in ROOMS.items() if (paper.PACKAGE / path).is_file()}
     return {name: "fa2_lab." + path.removesuffix(".py").replace("/", ".") for name, path in present.items()}
+
+
+def run_room(module: str, argv: list[str]) -> int:
+    """Run a room's own command; a ValueError is its way to say that an argument makes no sense."""
+    try:
+        return import_module(module).main(argv) or 0
+    except ValueError as refusal:
+        raise Refused(refusal) from refusal
 
 
 def parser() -> argparse.ArgumentParser:
@@ -107,8 +116,13 @@ def show_errata(arguments: argparse.Namespace) -> int:
     erratum = ERRATA[arguments.id]
     verdict = judge(erratum)
     lines = [tag for tag, (_, line) in paper.LINES.items() if erratum.id in line.errata]
-    print(f"{erratum.id}: {erratum.source}\n")
-    for title, text in (("says", erratum.claim), ("but", erratum.why), ("right", erratum.instead)):
+    print(erratum.id + "\n")
+    for title, text in (
+        ("in", erratum.source),
+        ("says", erratum.claim),
+        ("but", erratum.why),
+        ("right", erratum.instead),
+    ):
         print(paragraph(title, text))
     print(paragraph("run", f"wrong: error {verdict.wrong_error:.1e}; right: error {verdict.right_error:.1e}"))
     if lines:

@@ -315,29 +315,29 @@ def relative_error(computed, true) -> float:
     return float(np.abs(computed - true).max() / np.abs(true).max())
 
 
-HEADER = f"{'stage':22}{'error':>8}{'HBM':>8}{'matmul':>8}{'other':>8}{'seconds':>9}  {'device':11} verdict"
+HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds':>9}  {'device':11} verdict"
 
 
 def line(row: Row) -> str:
     """One row of the table, 80 columns wide; a reason may be longer."""
     if row.note:
-        return f"{row.name:22}  {row.note}"
-    counts = "".join(f"{short(n):>8}" for n in (row.hbm, row.matmul, row.other))
+        return f"{row.name:21}  {row.note}"
+    counts = "".join(f"{short(n):>7}" for n in (row.hbm, row.matmul, row.other))
     verdict = "ok" if row.ok else "WRONG"
-    return f"{row.name:22}{row.error:8.0e}{counts}{row.seconds:9.3f}  {row.device[:11]:11} {verdict}"
+    return f"{row.name:21}{row.error:7.0e}{counts}{row.seconds:9.3f}  {row.device[:11]:11} {verdict}"
 
 
 def short(n: int) -> str:
     """1,234,567 as 1.23M; a dash where nothing was counted."""
     for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
-        if n >= size:
+        if n >= 0.9995 * size:
             return f"{n / size:.3g}{unit}"
     return str(n) if n else "-"
 
 
 def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     """Run all stages, print the table, and say what comes next. 1 if a stage is wrong, else 0."""
-    print(f"One head, N = {N}, d = {D_HEAD}, tiles {B_R} × {B_C}; Triton: N = 128, d = 64. Truth: dense float64.\n")
+    print(f"One head, N {N}, d {D_HEAD}, tiles {B_R} × {B_C}; Triton: N 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         problem.solve()  # so that the truth is in nobody's seconds
     rows = [run(stage) for stage in tqdm(stages, desc="tour", unit="stage", disable=None, leave=False, file=sys.stderr)]
