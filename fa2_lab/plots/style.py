@@ -15,6 +15,7 @@ import matplotlib
 matplotlib.use("Agg", force=False)
 from matplotlib import colors
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -133,6 +134,12 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
     return patch
 
 
+def tensor_box(ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look) -> Rectangle:
+    """A box in its tensor's hue, tinted so that any label reads; the edge of a gradient is dashed."""
+    edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=GRADIENT_DASH if tensor.startswith("d") else "-")
+    return box(ax, x, y, w, h, label, tint(hue(tensor)), **edge | look)
+
+
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
     """Axes for a tile grid: row block 0 on top, queries down, keys right, no ticks."""
     ax.set(xlim=(-0.05, T_c + 0.05), ylim=(T_r + 0.05, -0.05), aspect="equal", xticks=[], yticks=[])
@@ -143,8 +150,17 @@ def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
 
 
 def texts(figure: Figure) -> list[Text]:
-    """Every visible, non-empty text of a figure."""
-    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip()]
+    """Every text of a figure that is drawn. (Labels of ticks beyond an axis' ends exist, but never are.)"""
+    beyond = {label for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) for label in _labels_beyond(axis)}
+    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and t not in beyond]
+
+
+def _labels_beyond(axis: Axis) -> list[Text]:
+    low, high = sorted(axis.get_view_interval())
+    margin = 1e-9 * (high - low)
+    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+    outside = [tick for tick in ticks if not low - margin <= tick.get_loc() <= high + margin]
+    return [label for tick in outside for label in (tick.label1, tick.label2)]
 
 
 def svg(figure: Figure) -> bytes:
