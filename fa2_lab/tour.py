@@ -342,7 +342,7 @@ def tour(stages: tuple[Stage, ...] = STAGES) -> int:
         problem.solve()  # so that the truth is in nobody's seconds
     rows = [run(stage) for stage in tqdm(stages, desc="tour", unit="stage", disable=None, leave=False, file=sys.stderr)]
     print("\n".join([HEADER, *map(line, rows)]))
-    print("\nHBM: elements moved to and from main memory. matmul, other: FLOPs. -: not metered.")
+    print("\nHBM: elements moved to and from it. matmul, other: FLOPs. -: not metered.")
     wrong = [row.name for row in rows if not row.ok]
     ran = sum(not row.note for row in rows)
     print(f"Wrong: {', '.join(wrong)}" if wrong else f"All {ran} stages that ran agree with the truth.")
