@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.machine import io, time, warps
+from fa2_lab.machine import io, time
 from fa2_lab.machine.chips import A100, CHIPS, H100, L40S, RTX_3090, RTX_4090
 from fa2_lab.machine.time import Clocks, Worth
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling

@@ -1,0 +1,188 @@
+"""machine/budget.py: sums by hand, and the model against what the compiler made of this package's kernels."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa2_lab.machine import budget
+from fa2_lab.machine.budget import KERNELS, fits
+from fa2_lab.machine.chips import A100, CHIPS, H100, L40S, RTX_4090, KiB
+
+each_kernel = pytest.mark.parametrize("kernel", KERNELS)
+
+# Recorded: the package's Triton kernels compiled by triton 3.8.0 for sm_80 and sm_90, fp16, no mask, num_stages 2 or 3.
+SIZES = [(64, 64), (64, 128), (128, 64), (128, 128)]  # B_r, B_c
+SPILLS = {  # spill stores (STL) for each size with 4 and then with 8 warps, in the better of the two num_stages
+    ("forward", 80, 64): (0, 0, 0, 0, 0, 0, 114, 0),
+    ("forward", 80, 128): (0, 0, 6, 0, 83, 0, 5749, 28),
+    ("forward", 90, 64): (0, 0, 0, 0, 0, 0, 18, 0),
+    ("forward", 90, 128): (0, 0, 0, 0, 15, 0, 317, 0),
+    ("columns", 80, 64): (1, 0, 197, 0, 3011, 50, 5685, 65),
+    ("columns", 80, 128): (13, 0, 6232, 33, 333, 6, 11929, 5524),
+    ("columns", 90, 64): (0, 0, 199, 0, 147, 42, 554, 114),
+    ("columns", 90, 128): (56, 0, 624, 4, 191, 101, 1802, 363),
+    ("rows", 80, 64): (0, 0, 37, 37, 38, 0, 4066, 40),
+    ("rows", 80, 128): (1, 0, 61, 0, 272, 14, 8361, 130),
+    ("rows", 90, 64): (0, 0, 0, 0, 2, 0, 310, 0),
+    ("rows", 90, 128): (0, 0, 53, 0, 86, 0, 642, 12),
+}
+SHARED = {  # bytes for each size, num_stages 2, 8 warps
+    ("forward", 80, 64): (24576, 40960, 32768, 49152),
+    ("forward", 80, 128): (57344, 98304, 65536, 98304),
+    ("forward", 90, 64): (40960, 73728, 49152, 81920),
+    ("forward", 90, 128): (81920, 147456, 98304, 163840),
+    ("columns", 80, 64): (33280, 49664, 50176, 66560),
+    ("columns", 80, 128): (74240, 98816, 115712, 132096),
+    ("columns", 90, 64): (50176, 66048, 82944, 99328),
+    ("columns", 90, 128): (99328, 131584, 164864, 197632),
+    ("rows", 80, 64): (32768, 49152, 49152, 65536),
+    ("rows", 80, 128): (73728, 114688, 98304, 131072),
+    ("rows", 90, 64): (49152, 81920, 65536, 98304),
+    ("rows", 90, 128): (98304, 163840, 131072, 196608),
+}
+COMPILED_FOR = {80: A100, 90: H100}
+
+
+def test_shared_memory_is_near_what_was_compiled():
+    for (kernel, sm, d), compiled in SHARED.items():
+        stages = budget.stages_held(COMPILED_FOR[sm], 2)
+        for (B_r, B_c), bytes_ in zip(SIZES, compiled, strict=True):
+            assert KERNELS[kernel][0](B_r, B_c, d, stages) == pytest.approx(bytes_, rel=0.20)
+            if sm == 90 and kernel != "columns":
+                assert KERNELS[kernel][0](B_r, B_c, d, stages) == bytes_
+
+
+def test_spilling_is_foreseen():
+    agree, missed = 0, []
+    for (kernel, sm, d), stores in SPILLS.items():
+        for n, spilled in enumerate(stores):
+            (B_r, B_c), warps = SIZES[n // 2], (4, 8)[n % 2]
+            foreseen = KERNELS[kernel][1](B_r, B_c, d, warps) > COMPILED_FOR[sm].registers_per_thread
+            agree += foreseen == (spilled >= 16)
+            missed += [] if foreseen else [spilled]
+    assert agree == 84 and max(missed) <= 101
+
+
+# By hand --------------------------------------------------------------------------------------------------------
+
+
+def test_the_sizes_of_the_fa2_paper_by_hand():
+    """128 × 64, d = 128, one stage: Q 32 KiB, K and V 16 KiB each. Two stages: 96 KiB, inside a small chip's 99."""
+    assert budget.forward_shared_bytes(128, 64, 128, stages=1) == 64 * KiB
+    assert budget.forward_shared_bytes(128, 64, 128, stages=2) == 96 * KiB
+    assert budget.forward_registers(128, 64, 128, warps=4) == 40 + (128 * 128 + 128 * 64 + 128 * 64 // 2) // 128
+    assert budget.columns_shared_bytes(64, 128, 64, 1) == (2 * 128 * 64 + 2 * 64 * 64) * 2 + 2 * 64 * 4
+    assert budget.backward_shared_bytes(64, 128, 64, 1) - budget.columns_shared_bytes(64, 128, 64, 1) == 64 * 128 * 2
+    assert budget.rows_shared_bytes(128, 64, 128, 2) == budget.forward_shared_bytes(128, 64, 128, 2) + 32 * KiB
+    assert budget.columns_registers(64, 128, 64, 8) == 40 + (2 * 128 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
+    assert budget.rows_registers(64, 128, 64, 8) == 40 + (64 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
+    assert budget.backward_registers(64, 32, 256, 8) == 40 + (2 * 32 * 256 + 64 * 256 + 64 * 32 // 2) // 256
+    assert budget.backward_registers(64, 128, 64, 8) == budget.columns_registers(64, 128, 64, 8)
+
+
+def test_fp32_inputs_need_twice_the_shared_memory():
+    assert budget.forward_shared_bytes(128, 64, 128, 2, itemsize=4) == 2 * budget.forward_shared_bytes(128, 64, 128, 2)
+    assert budget.forward_registers(64, 64, 64, itemsize=4) > budget.forward_registers(64, 64, 64)
+
+
+def test_which_sizes_fit_where():
+    """d = 128 and two stages: 128 × 128 takes 160 KiB, which A100 and H100 give one block, and small chips do not."""
+    everything = set(SIZES)
+    for chip, d, fitting in (
+        (H100, 128, everything),
+        (A100, 128, everything),
+        (RTX_4090, 128, {(64, 64), (128, 64)}),
+        (L40S, 64, everything),
+    ):
+        assert {size for size, (_, fit) in budget.table(chip, d).items() if fit.ok} == fitting
+    assert fits(A100, 128, 128, 128, stages=2, warps=8).shared_bytes == 160 * KiB
+
+
+def test_table_takes_the_fewest_warps_that_fit():
+    table = budget.table(H100, 128)
+    assert {size: warps for size, (warps, _) in table.items()} == {
+        (64, 64): 4,
+        (64, 128): 4,
+        (128, 64): 8,
+        (128, 128): 8,
+    }
+    assert set(budget.table(H100, 64, "columns", sizes=(32, 256))) == {(32, 32), (32, 256), (256, 32), (256, 256)}
+
+
+def test_the_reason_names_what_is_short():
+    fit = fits(RTX_4090, 128, 128, 128, stages=2, warps=8)
+    assert (fit.ok, fit.limit, fit.blocks_per_sm) == (False, "shared memory", 0)
+    assert fit.reason == "shared memory: 160 KiB needed, GeForce RTX 4090 gives a block 99"
+    fit = fits(A100, 128, 128, 128, stages=1, warps=4)
+    assert (fit.ok, fit.limit, fit.registers) == (False, "registers", 40 + 320)
+    assert fit.reason == "registers: about 360 a thread needed, 255 to be had with 4 warps; the rest spills"
+    fit = fits(A100, 64, 64, 64, stages=1, warps=4)
+    assert (fit.ok, fit.reason, fit.limit) == (True, "", "")
+
+
+def test_many_warps_have_few_registers_each():
+    assert [budget.register_limit(A100, warps) for warps in (1, 4, 8, 12, 16, 32)] == [255, 255, 255, 168, 128, 64]
+    assert fits(H100, 256, 128, 128, stages=1, warps=16).limit == "registers"
+
+
+def test_blocks_per_sm_by_hand():
+    assert budget.blocks_per_sm(A100, 40 * KiB, 128, 4) == 4  # 164 / 41 of shared memory, 65536 / (128 · 128) registers
+    assert budget.blocks_per_sm(A100, 41 * KiB, 128, 4) == 3  # each block costs one KiB more
+    assert budget.blocks_per_sm(A100, 0, 129, 4) == 3  # 129 registers are given out as 136
+    assert budget.blocks_per_sm(RTX_4090, 0, 16, 8) == 6  # 48 warps
+    assert budget.blocks_per_sm(A100, 0, 8, 1) == 32
+
+
+# Laws -----------------------------------------------------------------------------------------------------------
+
+sizes = st.sampled_from([16, 32, 64, 128, 256])
+
+
+@each_kernel
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(list(CHIPS.values())), sizes, sizes, sizes, st.integers(1, 4), st.sampled_from([4, 8, 16]))
+def test_what_fits_is_within_every_limit(kernel, chip, B_r, B_c, d, stages, warps):
+    fit = fits(chip, B_r, B_c, d, stages, warps, kernel=kernel)
+    limit = budget.register_limit(chip, warps)
+    assert fit.ok == (fit.shared_bytes <= chip.shared_per_block and fit.registers <= limit)
+    assert bool(fit.reason) == bool(fit.limit) == (not fit.ok)
+    if fit.blocks_per_sm:
+        n = fit.blocks_per_sm
+        assert n * (fit.shared_bytes + KiB) <= chip.shared_per_sm
+        assert n * warps * 32 <= chip.threads_per_sm
+        assert n * warps * 32 * min(fit.registers, limit) <= chip.registers_per_sm
+    assert fit.blocks_per_sm >= fit.ok
+    if fit.ok and stages > 1:  # less of anything fits as well
+        assert fits(chip, B_r, B_c, d, stages - 1, warps, kernel=kernel).ok
+
+
+def test_stages_held_by_triton():
+    assert [budget.stages_held(A100, s) for s in (1, 2, 3, 4)] == [1, 1, 2, 3]
+    assert [budget.stages_held(H100, s) for s in (1, 2, 3, 4)] == [1, 2, 3, 4]
+
+
+# Bad input ------------------------------------------------------------------------------------------------------
+
+
+@each_kernel
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (dict(B_r=0), ValueError, "B_r: got 0"),
+        (dict(B_c=64.0), TypeError, r"B_c: got 64\.0"),
+        (dict(d=-1), ValueError, "d: got -1"),
+        (dict(stages=0), ValueError, "stages: got 0"),
+        (dict(itemsize=0), ValueError, "itemsize: got 0"),
+        (dict(warps=33), ValueError, "warps: got 33"),
+        (dict(chip="H100"), TypeError, "chip: got 'H100'"),
+    ],
+)
+def test_bad_input_is_named(kernel, change, error, message):
+    good = dict(chip=H100, B_r=64, B_c=64, d=64, stages=2, warps=4, itemsize=2, kernel=kernel)
+    with pytest.raises(error, match=message):
+        fits(**good | change)
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(ValueError, match="kernel: got 'sideways'; it takes one of forward, backward, columns, rows"):
+        fits(H100, 64, 64, 64, kernel="sideways")
