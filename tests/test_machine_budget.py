@@ -1,5 +1,7 @@
 """machine/budget.py: sums by hand, and the model against what the compiler made of this package's kernels."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -120,6 +122,12 @@ def test_the_reason_names_what_is_short():
     assert (fit.ok, fit.reason, fit.limit) == (True, "", "")
 
 
+def test_the_last_byte_counts():
+    exactly = replace(A100, shared_per_block=96 * KiB)
+    assert fits(exactly, 128, 64, 128, stages=2, warps=8).ok
+    assert not fits(replace(exactly, shared_per_block=96 * KiB - 1), 128, 64, 128, stages=2, warps=8).ok
+
+
 def test_many_warps_have_few_registers_each():
     assert [budget.register_limit(A100, warps) for warps in (1, 4, 8, 12, 16, 32)] == [255, 255, 255, 168, 128, 64]
     assert fits(H100, 256, 128, 128, stages=1, warps=16).limit == "registers"
@@ -128,7 +136,8 @@ def test_many_warps_have_few_registers_each():
 def test_blocks_per_sm_by_hand():
     assert budget.blocks_per_sm(A100, 40 * KiB, 128, 4) == 4  # 164 / 41 of shared memory, 65536 / (128 · 128) registers
     assert budget.blocks_per_sm(A100, 41 * KiB, 128, 4) == 3  # each block costs one KiB more
-    assert budget.blocks_per_sm(A100, 0, 129, 4) == 3  # 129 registers are given out as 136
+    assert budget.blocks_per_sm(A100, 0, 72, 4) == 7
+    assert budget.blocks_per_sm(A100, 0, 73, 4) == 6  # 73 registers are given out as 80
     assert budget.blocks_per_sm(RTX_4090, 0, 16, 8) == 6  # 48 warps
     assert budget.blocks_per_sm(A100, 0, 8, 1) == 32
 

@@ -1,4 +1,4 @@
-"""Clocks of one forward tile on each unit of an SM, and what tweak 1, exp, split-Q and causal skipping are worth.
+"""Clocks of one forward tile on each unit of an SM: what tweak 1, exp, split-Q, causal skipping, block sizes are worth.
 
 The matmul FLOPs go to the tensor cores, the exponentials to the special function units, the rest to the FP32 lanes, and
 operands pass through shared memory. `overlapped` is the time if the four work at the same moment (the busiest sets the
@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from fa2_lab.machine import io, warps
+from fa2_lab.machine import budget, grid, io, warps
 from fa2_lab.machine.chips import Chip
-from fa2_lab.tiles import Tile, Tiling, cdiv, whole_number
+from fa2_lab.tiles import NO_MASK, Mask, Tile, Tiling, cdiv, whole_number
 
 WARPGROUP_ROWS = 64  # from compute capability 9.0 on, four warps multiply 64 rows together
 
@@ -172,6 +172,48 @@ def skipping(chip: Chip, tiling: Tiling, d: int, W: int = 4) -> Causal:
         faster[mode] = n_all * getattr(full, mode) / spent
     visible = int(sum(tiling.visible(i, j).sum() for i in range(tiling.T_r) for j in tiling.visited_cols(i)))
     return Causal(n_all, n[Tile.FULL], n[Tile.DIAGONAL], visible, io.scores_visited(tiling), **faster)
+
+
+# The whole forward --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forward:
+    """FA2's forward of all heads with one choice of blocks."""
+
+    B_r: int
+    B_c: int
+    W: int
+    fit: budget.Fit
+    waves: int
+    utilisation: float
+    seconds: tuple[float, float]  # (overlapped, serial)
+    tflops: tuple[float, float]  # of the matmul FLOPs that visited tiles need, (overlapped, serial)
+
+
+def forward_time(chip: Chip, tiling: Tiling, d: int, heads: int, W: int = 4, fit: budget.Fit | None = None) -> Forward:
+    """Tiles on the longest path of the schedule times the clocks of a tile; one block at a time has an SM's units."""
+    tile = tile_clocks(chip, tiling.B_r, tiling.B_c, d, W=W)
+    ran = grid.schedule(grid.fa2_grid(heads, tiling, order="heaviest first"), chip.SMs)
+    seconds = tuple(ran.makespan * clocks / chip.clock_hz for clocks in (tile.overlapped, tile.serial))
+    flops = heads * io.operations("fa2", "forward", tiling, d)["matmul"]
+    tflops = tuple(flops / s / 1e12 if s else 0.0 for s in seconds)
+    fit = fit or budget.fits(chip, tiling.B_r, tiling.B_c, d, warps=W)
+    return Forward(tiling.B_r, tiling.B_c, W, fit, ran.waves, ran.utilisation, seconds, tflops)
+
+
+def best_blocks(
+    chip: Chip, N_q: int, N_k: int, d: int, heads: int, mask: Mask = NO_MASK, sizes=(64, 128), stages: int = 2
+) -> list[Forward]:
+    """All block sizes that fit on the chip, the fastest (serial) first. Empty where none fits."""
+    _check(chip, 1)
+    choices = budget.table(chip, d, sizes=sizes, stages=stages)
+    times = [
+        forward_time(chip, Tiling(N_q, N_k, B_r, B_c, mask), d, heads, W, fit)
+        for (B_r, B_c), (W, fit) in choices.items()
+        if fit.ok
+    ]
+    return sorted(times, key=lambda t: t.seconds[1])
 
 
 def _check(chip: Chip, W: int) -> None:

@@ -130,7 +130,6 @@ def split_k(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -
     (b, d), mine = q_i.shape, shares(len(q_i), W)
     shared = SharedMemory(Q=(b, d), K=(tiling.B_c, d), V=(tiling.B_c, d), max=(W, b), sum=(W, b), PV=(W, b, d))
     _copy(shared, Q=q_i)
-    m = np.full(b, -np.inf)  # of every row, known to every warp
     state = [SoftmaxState.reset(rows.stop - rows.start, d) for rows in mine]  # of its own rows only
     for j in tiles:
         keys = shares(_copy(shared, K=K[tiling.cols(j)], V=V[tiling.cols(j)]), W)
@@ -138,15 +137,14 @@ def split_k(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -
         s = [_slice_of_s(shared, tau, tiling.visible(i, j), keys[w], w) for w in range(W)]
         shared.barrier("row maxima of all warps")
         for w in range(W):
-            m_new = np.maximum(m, shared.read(w, "max").max(axis=0))  # (B_r,): the same in every warp
-            p_w = np.exp(s[w] - finite(m_new)[:, None])  # (B_r, B_c / W)
+            m_ij = shared.read(w, "max").max(axis=0)  # (B_r,): of the whole tile, the same in every warp
+            p_w = np.exp(s[w] - finite(m_ij)[:, None])  # (B_r, B_c / W)
             shared.write(w, "sum", w, p_w.sum(axis=1))
             shared.write(w, "PV", w, p_w @ shared.read(w, "V", keys[w]))  # (B_r, d): a part of the sum
-        m = m_new
         shared.barrier("row sums and P V of all warps")
         for w in range(W):
             parts = [shared.read(w, name, (slice(None), mine[w])).sum(axis=0) for name in ("sum", "PV")]
-            state[w] = state[w].merge(SoftmaxState(m[mine[w]], *parts))
+            state[w] = state[w].merge(SoftmaxState(m_ij[mine[w]], *parts))
     return _gather(state, tiles, shared)
 
 
