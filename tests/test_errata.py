@@ -51,6 +51,8 @@ def test_a_version_that_is_no_better_is_not_told_apart():
     assert not judge(same).told_apart
     swapped = Erratum("x", "FA2 paper", "c", "w", "i", lambda: 1.0, lambda: np.nan, lambda x: abs(x - 1.0))
     assert not judge(swapped).told_apart
+    both_off = Erratum("x", "FA2 paper", "c", "w", "i", lambda: 2.0, lambda: 3.0, lambda x: abs(x - 1.0))
+    assert not judge(both_off).told_apart
     with pytest.raises(TypeError, match="erratum: got 'fa2-scale'"):
         judge("fa2-scale")
 
