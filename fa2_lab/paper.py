@@ -15,7 +15,8 @@ from pathlib import Path
 from textwrap import fill
 
 TAG = re.compile(r"\bFA\d+\.A\d+\.L\d+\b")
-TAG_COMMENT = re.compile(r"#\s*(FA\d+\.A\d+\.L\d+(?:[ ,]+FA\d+\.A\d+\.L\d+)*)")
+# Tags begin a comment, or follow its text after two spaces, as in `# (B_r, d)  FA2.A1.L4`.
+TAG_COMMENT = re.compile(r"#\s*(?:[^#]*\s{2})?(FA\d+\.A\d+\.L\d+(?:[ ,]+FA\d+\.A\d+\.L\d+)*)")
 PACKAGE = Path(__file__).resolve().parent
 
 

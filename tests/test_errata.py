@@ -35,10 +35,10 @@ def test_the_set_is_whole_and_quick():
     counts = {source: sum(e.source.startswith(source) for e in ERRATA.values()) for source in SOURCES}
     assert counts == dict(zip(SOURCES, (12, 8, 5, 11, 3), strict=True))
     assert len(ERRATA) == 39, "two errata share an id"
-    start = time.perf_counter()
+    start = time.process_time()
     for erratum in ERRATA.values():
         judge(erratum)
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 def test_lines_of_the_papers_name_errata_that_exist():

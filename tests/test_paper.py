@@ -62,8 +62,15 @@ def test_where_in_a_checkout_of_all_three(tmp_path, monkeypatch):
 
 
 def test_tags_in_strings_and_longer_numbers_do_not_count():
-    source = 'print("FA2.A1.L1")\nx = 1  # FA2.A1.L12\n"""# no tag"""\n'
+    source = 'print("FA2.A1.L1")\nx = 1  # FA2.A1.L12\n"""# no tag"""\ny = 2  # unlike FA2.A1.L3\n'
     assert list(tagged_lines(source)) == [(["FA2.A1.L12"], 2, "x = 1  # FA2.A1.L12")]
+
+
+@pytest.mark.parametrize(
+    "comment", ["FA2.A1.L4 FA2.A1.L5  (B_r, d)", "(B_r, d)  FA2.A1.L4 FA2.A1.L5", "FA2.A1.L4, FA2.A1.L5"]
+)
+def test_a_shape_may_stand_before_or_after_the_tags(comment):
+    assert list(tagged_lines(f"q = 1  # {comment}")) == [(["FA2.A1.L4", "FA2.A1.L5"], 1, f"q = 1  # {comment}")]
 
 
 def test_where_says_so_when_nothing_carries_the_tag():
