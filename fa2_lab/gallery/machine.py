@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from fa2_lab.gallery.picture import Picture
-from fa2_lab.machine import chips, grid, io
-from fa2_lab.plots import traffic, waves, workers
+from fa2_lab.machine import budget, chips, grid, io, time, warps
+from fa2_lab.plots import backward, flops, traffic, waves, workers
+from fa2_lab.plots import budget as budget_pictures
+from fa2_lab.plots import warps as warp_pictures
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import Trace
@@ -90,6 +93,95 @@ def waves_data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     return dict(heads=heads, ran={name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()})
 
 
+# Warps ------------------------------------------------------------------------------------------------------
+
+
+def warps_data(B_r: int = 128, B_c: int = 128, d: int = 64, W: int = 4) -> dict:
+    """What one more tile adds to the shared-memory counts of a thread block that runs under either scheme."""
+    moved, barriers = {}, {}
+    for scheme, run in warps.SCHEMES.items():
+        one, two = (_block(run, tiles, B_r, B_c, d, W) for tiles in (1, 2))
+        bytes_of = {key: n * warps.BYTES[key[2]] for key, n in (two.counts - one.counts).items()}
+        moved[scheme] = Counter()
+        for (_, op, tensor), size in bytes_of.items():
+            moved[scheme][op, tensor] += size
+        barriers[scheme] = two.waits - one.waits
+    return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved, barriers=barriers)
+
+
+def _block(run, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.SharedMemory:
+    """The shared memory of one thread block that has gone through so many tiles."""
+    rng = np.random.default_rng(0)
+    Q, (K, V) = rng.standard_normal((B_r, d)), rng.standard_normal((2, tiles * B_c, d))
+    return run(Q, K, V, Tiling(B_r, tiles * B_c, B_r, B_c), 0, W).shared
+
+
+# What a tile costs and needs --------------------------------------------------------------------------------
+
+
+def flops_data(B_r: int = 128, B_c: int = 64, d: int = 128) -> dict:
+    """Prices in matmul FLOPs, and the clocks of one forward tile with FA1's arithmetic and with FA2's."""
+    named = {chip.name.split()[0]: chip for chip in (chips.A100, chips.H100)}
+    prices = {n: {"matmul": 1.0, "FP32": c.flops_per_fp32, "exp": c.flops_per_exp} for n, c in named.items()}
+    clocks = {}
+    for name, chip in named.items():
+        worth = time.tweak_1(chip, B_r, B_c, d)
+        for when, tile in (("before", worth.before), ("after", worth.after)):
+            clocks[name, when] = {"matmul": tile.tensor, "FP32": tile.fp32, "exp": tile.exp}
+    return dict(B_r=B_r, B_c=B_c, d=d, prices=prices, clocks=clocks)
+
+
+BLOCKS = (32, 64, 128, 256)
+
+
+def budget_data(stages: int = 2) -> dict:
+    """What the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json."""
+    where = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
+    cells = {d: _cells(where, d, stages) for d in (64, 128)}
+    limits = {name: chip.shared_per_block for name, chip in where.items()}
+    return dict(sizes=BLOCKS, stages=stages, cells=cells, limits=limits, compiled=compiled_spills())
+
+
+def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
+    """For each block size: its needs, and on which chips it fits with 4 or 8 warps (needs: as on the last chip)."""
+    tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
+    cells = {}
+    for blocks, (W, fit) in list(tables.values())[-1].items():
+        fits_on = tuple(name for name in where if tables[name][blocks][1].ok)
+        needs = dict(shared=fit.shared_bytes, registers=fit.registers, warps=W, limit=fit.limit)
+        cells[blocks] = needs | dict(fits_on=fits_on)
+    return cells
+
+
+def compiled_spills() -> dict[int, dict[tuple[int, int], int]] | None:
+    """{d: {(B_r, B_c): spill instructions}} of the compiled forward, if it has been recorded."""
+    record = recorded("compiled")
+    if record is None:
+        return None
+    spills: dict[int, dict[tuple[int, int], int]] = {}
+    for row in record["forward"]:
+        spills.setdefault(row["d"], {})[row["B_r"], row["B_c"]] = row["spills"]
+    return spills
+
+
+# Backward ---------------------------------------------------------------------------------------------------
+
+
+def backward_data(T: int = 4, B: int = 8, d: int = 4) -> dict:
+    """The five products as FA2's Algorithm 2 runs them, with what the meter counts of them on T × T tiles."""
+    Q, K, V, dO = np.random.default_rng(0).standard_normal((4, T * B, d))
+    O, L = fa2.forward(Q, K, V, B_r=B, B_c=B)
+    trace = Trace()
+    fa2.backward(Q, K, V, O, L, dO, B_r=B, B_c=B, trace=trace)
+    products = trace.matmul_flops // (T * T * 2 * B * B * d)
+    passes = {
+        "One pass": {"over columns": ("S", "dP", "dV", "dK", "dQ")},
+        "Two passes": {"over columns": ("S", "dP", "dV", "dK"), "over rows": ("S", "dP", "dQ")},
+    }
+    added = sum(e.tensor == "dQ" and e.op == "store" and e.j is not None for e in trace.events)
+    return dict(T=T, products=products, passes=passes, dq_additions=added)
+
+
 PICTURES = [
     Picture(
         "hbm_traffic",
@@ -111,5 +203,33 @@ PICTURES = [
         "06_parallelism",
         waves.waves,
         waves_data,
+    ),
+    Picture(
+        "warp_split",
+        "The paper's figure 3: split-Q adds nothing across warps and moves under half the bytes through shared memory.",
+        "07_warps",
+        warp_pictures.warp_split,
+        warps_data,
+    ),
+    Picture(
+        "flop_costs",
+        "One exponential costs as much as 128 to 256 matmul FLOPs; tweak 1 takes FP32 work out of the tile.",
+        "04_fa2_forward",
+        flops.flop_costs,
+        flops_data,
+    ),
+    Picture(
+        "block_budget",
+        "Shared memory and registers decide which block sizes a chip can run, and leave fewer as d grows.",
+        "07_warps",
+        budget_pictures.block_budget,
+        budget_data,
+    ),
+    Picture(
+        "backward_graph",
+        "Backward: one of five products computes S again, which nobody kept; dQ costs atomics or two products more.",
+        "05_backward",
+        backward.backward_graph,
+        backward_data,
     ),
 ]

@@ -1,0 +1,79 @@
+"""Which block sizes fit: shared memory, registers, and on which chips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+
+VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too large"}
+
+
+@style.picture
+def block_budget(
+    sizes: Sequence[int],
+    stages: int,
+    cells: Mapping[int, Mapping[tuple[int, int], Mapping]],
+    limits: Mapping[str, int],
+    compiled: Mapping[int, Mapping[tuple[int, int], int]] | None = None,
+) -> tuple[Figure, str]:
+    """A square of block sizes for each d; a cell says what the forward needs and where it fits.
+
+    cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
+    smallest first. compiled: {d: {(B_r, B_c): spill instructions}}, where somebody compiled it.
+    """
+    title = "Shared memory and registers leave few block sizes, and fewer as d grows"
+    figure, axes = style.new_figure(4.7, title, ncols=len(cells))
+    for ax, (d, table) in zip(axes, cells.items(), strict=True):
+        _square(ax, sizes, table, limits, (compiled or {}).get(d, {}))
+        ax.set_title(f"d = {d}")
+    room = ", ".join(f"{chip} {size // 1024}" for chip, size in limits.items())
+    setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 spill); regs per thread; KiB at most: {room}"
+    seen = "\nSeen: spill instructions in the compiled kernel" if compiled else ""
+    figure.supxlabel(setting + seen, fontsize=style.SMALL)
+    told = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())
+    source = "Spills as compiled stand in the cells" if compiled else "By the model: no compilation is recorded yet"
+    alt = (
+        f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; each cell"
+        f" gives shared memory, registers per thread and the chips where it fits. {told}. {source}."
+    )
+    return figure, alt
+
+
+def verdict(cell: Mapping, limits: Mapping[str, int]) -> str:
+    """In one or two words: where the block size fits, or what stops it."""
+    if not cell["fits_on"]:
+        return VERDICTS[cell["limit"]]
+    if len(cell["fits_on"]) == len(limits):
+        return "all chips"
+    return ", ".join(cell["fits_on"])
+
+
+def _summary(table: Mapping[tuple[int, int], Mapping], limits: Mapping[str, int]) -> str:
+    verdicts = [verdict(cell, limits) for cell in table.values()]
+    return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
+
+
+def _square(ax: Axes, sizes: Sequence[int], table: Mapping, limits: Mapping[str, int], compiled: Mapping) -> None:
+    for (B_r, B_c), cell in table.items():
+        i, j = sizes.index(B_r), sizes.index(B_c)
+        lines = [f"{cell['shared'] / 1024:.0f} KiB", f"{cell['registers']} regs", verdict(cell, limits)]
+        if (B_r, B_c) in compiled:
+            lines.append(f"seen: {compiled[B_r, B_c]}")
+        style.box(ax, j, i, 1, 1, "\n".join(lines), **_look(cell, limits))
+    ticks = [n + 0.5 for n in range(len(sizes))]
+    ax.set(xlim=(-0.03, len(sizes) + 0.03), ylim=(len(sizes) + 0.03, -0.03), aspect="equal")
+    ax.set(xticks=ticks, xticklabels=sizes, yticks=ticks, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def _look(cell: Mapping, limits: Mapping[str, int]) -> dict:
+    """The fewer chips can run it, the greyer; hatched where none can."""
+    missing = len(limits) - len(cell["fits_on"])
+    if missing == len(limits):
+        return dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET, gid="fits nowhere")
+    return dict(fill=style.tint(style.INK, 0.16 * missing), gid=f"fits on {len(cell['fits_on'])}")

@@ -1,0 +1,137 @@
+"""How four warps share one tile (the FA2 paper's figure 3), and what each way moves through shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+
+NAMES = {"split_k": "Split-K (FA1): each warp takes keys", "split_q": "Split-Q (FA2): each warp takes queries"}
+HUE_OF = {"max": "m", "sum": "l", "PV": "O"}  # what crosses shared memory, in the hue of what it becomes
+GAP = 0.7
+
+
+@style.picture
+def warp_split(
+    B_r: int,
+    B_c: int,
+    d: int,
+    W: int,
+    moved: Mapping[str, Mapping[tuple[str, str], int]],
+    barriers: Mapping[str, Mapping[str, int]],
+) -> tuple[Figure, str]:
+    """Q Kᵀ = S and P V = O under both schemes, and beneath, the bytes that one tile writes and reads.
+
+    moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}. barriers: {"split_k": {what for: how many}, ...}.
+    """
+    title = "When warps split Q instead of K, no partial sums cross shared memory"
+    figure, axes = style.new_figure(6.6, title, nrows=2, ncols=2, height_ratios=[3.4, 1.8])
+    for ax, scheme in zip(axes[0], NAMES, strict=True):
+        _operands(ax, scheme, W)
+    grid = axes[1][0].get_gridspec()
+    for ax in axes[1]:
+        ax.remove()
+    bars = figure.add_subplot(grid[1, :])
+    total = {scheme: sum(moved[scheme].values()) for scheme in NAMES}
+    waits = {scheme: sum(barriers[scheme].values()) for scheme in NAMES}
+    _bars(bars, moved, waits)
+    bars.set_title(f"Shared memory per tile of {B_r} × {B_c}, d = {d}, 16-bit (schematic, as the paper's figure 3)")
+    alt = (
+        f"Left, split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
+        f" partial O of full size, to be added up. Right, split-Q: Q, S and O are cut into rows for each warp, all"
+        f" warps read K and V, and nothing is added. Beneath, per tile: split-K moves {kib(total['split_k'])} KiB, of"
+        f" which {kib(_partials(moved['split_k']))} are partial results, with {waits['split_k']} barriers; split-Q"
+        f" {kib(total['split_q'])} KiB, none of them partial, with {waits['split_q']} barriers."
+    )
+    return figure, alt
+
+
+def kib(size: int) -> str:
+    return f"{size / 1024:.0f}"
+
+
+def _partials(moved: Mapping[tuple[str, str], int]) -> int:
+    return sum(size for (_, tensor), size in moved.items() if tensor in HUE_OF)
+
+
+# The operands -----------------------------------------------------------------------------------------------
+
+
+def _operands(ax: Axes, scheme: str, W: int) -> None:
+    """Kᵀ above S and Q beside it, V above O: rows are queries for Q, S, O and keys for V."""
+    keys = scheme == "split_k"
+    d, left, top = W / 2, W / 2 + GAP, W + GAP
+    right = left + W + GAP
+    _matrix(ax, "K", "Kᵀ", left, W - d, W, d, "columns" if keys else "whole", W)
+    _matrix(ax, "V", "V", right, 0, d, W, "rows" if keys else "whole", W)
+    _matrix(ax, "Q", "Q", 0, top, d, W, "whole" if keys else "rows", W)
+    _matrix(ax, "S", "S, P", left, top, W, W, "columns" if keys else "rows", W)
+    _matrix(ax, "O", "O: four parts to add" if keys else "O", right, top, d, W, "layers" if keys else "rows", W)
+    ax.set(xlim=(-0.1, right + d + 1.5), ylim=(top + W + 1.0, -GAP), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    ax.set_title(NAMES[scheme])
+
+
+def _matrix(ax: Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
+    """One operand: solid and seen by all warps, or a hatched part for each; layers are parts of full size."""
+    ax.text(x + w / 2, y - 0.15, name, ha="center", va="bottom", fontsize=style.NORMAL)
+    if split == "whole":
+        style.tensor_box(ax, x, y, w, h, tensor, "all\nwarps", gid=f"{tensor} whole")
+        return
+    for k in range(W):
+        place, chip = _part(k, W, x, y, w, h)[split]
+        style.tensor_box(ax, *place, tensor, hatch=style.SPLIT_HATCH, gid=f"{tensor} part")
+        style.box(ax, chip[0] - 0.25, chip[1] - 0.25, 0.5, 0.5, f"{k + 1}", style.worker(k), gid="warp")
+
+
+def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
+    """Where warp k's part lies and where its name goes, for each way to cut a matrix."""
+    row, column = h / W, w / W
+    shift_x, shift_y = x + 0.48 * k, y + 0.28 * k
+    return {
+        "rows": ((x, y + k * row, w, row), (x + w / 2, y + (k + 0.5) * row)),
+        "columns": ((x + k * column, y, column, h), (x + (k + 0.5) * column, y + h / 2)),
+        "layers": ((shift_x, shift_y, w, h), (shift_x + 0.3, shift_y + 0.32)),
+    }
+
+
+# The bytes --------------------------------------------------------------------------------------------------
+
+
+def _bars(ax: Axes, moved: Mapping[str, Mapping[tuple[str, str], int]], waits: Mapping[str, int]) -> None:
+    """A bar of writes and a bar of reads for each scheme, cut by tensor."""
+    widest = max(sum(n for (op, _), n in moved[s].items() if op == "read") for s in NAMES) / 1024
+    for n, scheme in enumerate(NAMES):
+        name = scheme.replace("_k", "-K").replace("_q", "-Q")
+        for op in ("write", "read"):
+            lane = 2.7 * n + (op == "read")
+            ax.text(-3, lane, f"{name} {op}s", ha="right", va="center", fontsize=style.SMALL)
+            _bar(ax, lane, op, {tensor: size / 1024 for (o, tensor), size in moved[scheme].items() if o == op})
+        total = f"{kib(sum(moved[scheme].values()))} KiB\n{waits[scheme]} barriers"
+        ax.text(widest + 5, 2.7 * n + 0.5, total, va="center", fontweight="bold")
+    ticks = range(0, int(widest) + 1, 50)
+    ax.set(xlim=(-0.18 * widest, 1.22 * widest), ylim=(4.2, -0.9), xticks=ticks, yticks=[], xlabel="KiB")
+    ax.spines[:].set_visible(False)
+
+
+def _bar(ax: Axes, lane: float, op: str, sizes: Mapping[str, float]) -> None:
+    """One bar, a segment for each tensor; the narrow ones are named above it (writes) or beneath it (reads)."""
+    left, narrow = 0.0, []
+    for tensor in ("K", "V", "Q", "max", "sum", "PV"):
+        size = sizes.get(tensor, 0)
+        if not size:
+            continue
+        fits = size > 14
+        label = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}" if fits else ""
+        hatch = style.SPLIT_HATCH if tensor in HUE_OF else None
+        hue = HUE_OF.get(tensor, tensor)
+        style.tensor_box(ax, left, lane - 0.4, size, 0.8, hue, label, linewidth=0.8, hatch=hatch, gid=f"{tensor} bytes")
+        left += size
+        narrow += [] if fits else [(left - size / 2, f"{tensor} {size:.0f}")]
+    if narrow:
+        x = sum(x for x, _ in narrow) / len(narrow)
+        y, va = (lane - 0.45, "bottom") if op == "write" else (lane + 0.45, "top")
+        ax.text(x, y, ", ".join(n for _, n in narrow), ha="center", va=va, fontsize=style.SMALL)
