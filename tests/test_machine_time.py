@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.machine import io, time
+from fa2_lab.machine import grid, io, time
 from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090
 from fa2_lab.machine.time import Clocks, Worth
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
@@ -131,6 +131,12 @@ def test_a_full_forward_is_its_longest_path():
     assert ran.waves == 4 and ran.utilisation == pytest.approx(512 / 528)
     assert ran.seconds == tuple(4 * 32 * clocks / H200.clock_hz for clocks in (tile.overlapped, tile.serial))
     assert ran.tflops[0] == pytest.approx(16 * 4 * 4096**2 * 128 / ran.seconds[0] / 1e12)
+
+
+def test_a_causal_forward_launches_its_heaviest_blocks_first():
+    tiling = Tiling(1024, 1024, 64, 64, CAUSAL)
+    plain, heavy = (grid.schedule(grid.fa2_grid(40, tiling, order=order), A100.SMs) for order in grid.ORDERS)
+    assert time.forward_time(A100, tiling, 64, heads=40).utilisation == heavy.utilisation > plain.utilisation
 
 
 def test_measured_kernels_lie_between_serial_and_overlapped():
