@@ -124,7 +124,7 @@ _GH100 = "NVIDIA H100 Tensor Core GPU Architecture (whitepaper), table Compariso
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), appendix A, table GeForce RTX 3090"
 _AD102 = "NVIDIA Ada GPU Architecture (whitepaper), appendix A, table GeForce RTX 4090"
 _L40S = "NVIDIA L40S datasheet, table Specifications"
-_L40 = "NVIDIA Ada GPU Architecture for professional cards (whitepaper), table of L40, the same die and SM count"
+_L40 = "NVIDIA Ada Lovelace Professional GPU Architecture (whitepaper), table of the L40, same die and SM count"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet, table Specifications"
 _SM_TENSOR = "section on the tensor core: FMAs per clock and tensor core, times 4 tensor cores, times 2"
 
@@ -170,7 +170,10 @@ H200 = replace(
     hbm_per_second=4800 * GB,
     l2_bytes=60 * MiB,
     sources=dict(H100.sources)
-    | dict.fromkeys(("name", "tensor_flops", "fp32_flops", "hbm_bytes", "hbm_per_second"), _H200)
+    | dict.fromkeys(("name", "hbm_bytes", "hbm_per_second"), _H200)
+    | dict.fromkeys(
+        ("tensor_flops", "fp32_flops"), f"{_GH100}; the H200 datasheet prints them rounded (1,979 sparse, 67)"
+    )
     | {"l2_bytes": "reported by the driver of an H200 (torch.cuda.get_device_properties, L2_cache_size)"},
 )
 RTX_3090 = Chip(
