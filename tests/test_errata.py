@@ -1,6 +1,7 @@
 """errata/: every check refuses the printed version and accepts the right one, by numbers."""
 
 import time
+from operator import ge, gt
 
 import numpy as np
 import pytest
@@ -72,5 +73,7 @@ def test_numbers_that_the_texts_mention():
     assert article.metered(article.fa1, 256) == article.fa1_traffic(256)
     assert article.metered(article.fa2, 256) == article.fa2_traffic(256)
     assert 1.5 < article.SAME_IO.right() < 1.7 and article.TRAFFIC.right() > 3.8
+    visited = [sum(not over(j * 2, (i + 1) * 2) for i in range(4) for j in range(4)) for over in (gt, ge)]
+    assert visited == [13, 10]
     masks = errata.fa1_paper.DROPOUT_ORDER.wrong()
     assert 0.3 < (masks[0] != masks[1]).mean() < 0.7

@@ -147,6 +147,12 @@ def test_every_computing_line_of_fa2_has_its_triton_line():
     assert in_order(computing("FA2") - tags_in(PACKAGE / "kernels")) == []
 
 
+@pytest.mark.skipif(not (PACKAGE / "kernels" / "ladder.py").is_file(), reason="no ladder in this version")
+def test_every_computing_line_of_fa1_s_forward_has_its_rung():
+    dropout = {"FA1.A2.L1", "FA1.A2.L14"}  # the ladder leaves it out
+    assert in_order(computing("FA1.A2") - dropout - tags_in(PACKAGE / "kernels")) == []
+
+
 def files_that_may_tag() -> list[Path]:
     notebooks = PROJECT / "notebooks" / "text"
     return [*PACKAGE.rglob("*.py"), *notebooks.rglob("*.py"), PROJECT / "README.md"]
@@ -211,7 +217,10 @@ def test_the_refusing_interpreter_refuses():
 
 
 def pyproject() -> dict:
-    tomllib = pytest.importorskip("tomllib")
+    try:
+        import tomllib
+    except ImportError:  # Python 3.10, where pytest brings tomli
+        import tomli as tomllib
     return tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
@@ -280,6 +289,16 @@ def test_readme_has_the_two_commands_and_names_only_commands_that_exist():
     ).stdout
     for name in set(re.findall(r"fa2-lab ([a-z]+)", text)):
         assert re.search(rf"^ +{name} ", shown, re.MULTILINE), f"the README speaks of fa2-lab {name}"
+
+
+def test_readme_layout_is_the_house():
+    text = (PROJECT / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d) \| (`.*?`) \|", text, re.MULTILINE)
+    rooms = {name.strip("`"): int(floor) for floor, names in rows for name in names.split(", ")}
+    assert len(rooms) >= 6
+    for name, floor in rooms.items():
+        assert (PACKAGE / name).exists(), f"the README speaks of {name}"
+        assert FLOORS[room_of(f"fa2_lab.{name.removesuffix('.py').rstrip('/')}")] == floor, name
 
 
 FAKE_PYTHON = """#!/usr/bin/env bash
