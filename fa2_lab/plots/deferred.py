@@ -1,0 +1,111 @@
+"""Tweak 1 as a timeline: FA1's and FA2's arithmetic in one pass through the inner loop, operation by operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+
+
+class Step(NamedTuple):
+    """One operation of the inner loop, or of the end of a row block, in the order it ran."""
+
+    name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
+    tensor: str  # whose hue it takes
+    clocks: float
+    only_fa1: bool = False  # FA2 leaves it out
+
+
+@style.picture
+def deferred_normalisation(
+    loops: dict[str, Sequence[Step]], end: Sequence[Step], counts: dict[str, tuple[int, int, str]], setting: str
+) -> tuple[Figure, str]:
+    """Two rows of boxes on one time axis; what FA2 left out stands outlined at its end, what it does once beneath.
+
+    loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile;
+    counts: {operation: (per tile in FA1, per tile in FA2, once per row block in FA2)}.
+    """
+    title = "One division per row instead of one per tile, and one scaling of o instead of two"
+    figure, (ax, table) = style.new_figure(4.3, title, nrows=2, height_ratios=[1.7, 1])
+    total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
+    gone = [s for s in loops["FA1"] if s.only_fa1]
+    for y, (name, steps) in enumerate(loops.items()):
+        stop = _boxes(ax, 0, y, steps)
+        ax.text(-20, y + 0.3, f"{name}\n{total[name]:,.0f}", ha="right", va="center")
+    _vanished(ax, stop, 1, gone)
+    _rows_note(ax, loops["FA1"])
+    _boxes(ax, 0, 2, end)
+    ax.text(-20, 2.3, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right", va="center")
+    _axes(ax, total["FA1"], setting)
+    _table(table, counts)
+    saved = 1 - total["FA2"] / total["FA1"]
+    alt = (
+        f"Two rows of boxes on one time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
+        f" {total['FA2']:,.0f}, {saved:.0%} less. Both start with q kᵀ and go on to max, exp, sum, scaling o and p v;"
+        f" FA1 then scales p v as well and divides by l. These boxes are outlined at the end of FA2's row. A third row"
+        f" shows what FA2 does once after the last tile: one division and one scaling of o. {setting}."
+    )
+    return figure, alt
+
+
+def _boxes(ax: Axes, x: float, y: float, steps: Sequence[Step]) -> float:
+    for step in steps:
+        fill = style.tint(style.hue(step.tensor)) if step.name else style.hue(step.tensor)
+        edge = dict(linewidth=2.0, zorder=3) if step.only_fa1 and step.name else dict(linewidth=0.8 if step.name else 0)
+        _box(ax, x, y, step.clocks, step.name, fill, **edge)
+        x += step.clocks
+    return x
+
+
+def _box(ax: Axes, x: float, y: float, width: float, name: str, fill: str, **look) -> None:
+    """A box with its name, upright where the box is narrow."""
+    label = name.replace(" ", "\n", 1) if 200 < width < 400 else name
+    patch = style.box(ax, x, y, width, 0.62, label, fill, **look)
+    if len(name) > 1 and width < 200:
+        patch.label_text.set_rotation(90)
+
+
+def _vanished(ax: Axes, x: float, y: float, gone: Sequence[Step]) -> None:
+    """Outlines of what FA2 does not do, where its row ends: the named steps, then all small ones as one."""
+    small = sum(s.clocks for s in gone if not s.name)
+    outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
+    for step in (s for s in gone if s.name):
+        _box(ax, x, y, step.clocks, step.name, style.PAPER, **outline)
+        x += step.clocks
+    _box(ax, x, y, small, "", style.PAPER, **outline)
+    note = "gone: scaling p v, and\n÷ l with its factors"
+    ax.annotate(
+        note, (x + small / 2, y + 0.62), (x + small, y + 1.3), ha="right", va="center", arrowprops=dict(arrowstyle="-")
+    )
+
+
+def _rows_note(ax: Axes, steps: Sequence[Step]) -> None:
+    """What the unnamed steps between the named ones are, pointed at where they are widest: before o is scaled."""
+    first = next(k for k, step in enumerate(steps) if not step.name)
+    x = sum(step.clocks for step in steps[:first])
+    where, arrow = dict(ha="left", va="center", fontsize=style.SMALL), dict(arrowstyle="-")
+    ax.annotate("m, l and factors, one per row; ÷ l", (x + 15, 0), (x + 60, -0.27), arrowprops=arrow, **where)
+
+
+def _axes(ax: Axes, longest: float, setting: str) -> None:
+    ax.set(xlim=(-330, longest + 15), ylim=(2.7, -0.4), yticks=[], xticks=range(0, int(longest), 500))
+    ax.spines["left"].set_visible(False)
+    ax.spines["bottom"].set_bounds(0, longest)
+    ax.set_xlabel(f"clocks if every operation waits for the one before. {setting}", fontsize=style.SMALL)
+
+
+def _table(ax: Axes, counts: dict) -> None:
+    """Counts of the operations that tweak 1 is about, one line each."""
+    columns = (0.05, 0.52, 0.7, 0.97)
+    lines = [("operations, as the meter counts them", "FA1, per tile", "FA2, per tile", "FA2, once per row block")]
+    lines += [(name, *(f"{n:,}" for n in numbers)) for name, numbers in counts.items()]
+    for y, line in enumerate(lines):
+        for x, text in zip(columns, line, strict=True):
+            weight = dict(color=style.QUIET, fontsize=style.SMALL) if y == 0 else {}
+            ax.text(x, y, text, ha="left" if x == columns[0] else "right", va="center", **weight)
+    ax.set(xlim=(0, 1), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)

@@ -1,0 +1,66 @@
+"""Dropout masks drawn in FA1's and in FA2's order, by a generator that remembers and by one that is keyed."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+
+from fa2_lab.plots import style
+
+
+@style.picture
+def dropout_orders(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) -> tuple[Figure, str]:
+    """A row for each generator: the mask in FA1's order, in FA2's, and the entries where they differ.
+
+    masks: {generator: {"FA1", "FA2": True where kept}}.
+    """
+    title = "Swap the loops: sequential dropout changes its mask, keyed dropout does not"
+    figure, axes = style.new_figure(5.6, title, nrows=len(masks), ncols=3)
+    agree = {}
+    for row, (generator, orders) in zip(axes, masks.items(), strict=True):
+        differ = orders["FA1"] != orders["FA2"]
+        agree[generator] = f"{1 - differ.mean():.0%}"
+        for ax, name in zip(row, ("FA1", "FA2"), strict=False):
+            _grid(ax, orders[name], B_r, B_c, style.hue("P"), f"{name}: {orders[name].mean():.0%} kept")
+        _grid(row[2], differ, B_r, B_c, style.INK, f"Same fate: {agree[generator]}")
+        row[0].set_ylabel(f"{generator} generator")
+    notes = (
+        "pink: kept. Columns outside, rows inside",
+        "pink: kept. Rows outside, columns inside",
+        "black: another fate",
+    )
+    for ax, note in zip(axes[-1], notes, strict=True):
+        ax.set_xlabel(note, fontsize=style.SMALL)
+    kept = {name: f"{mask.mean():.0%}" for name, mask in next(iter(masks.values())).items()}
+    same = "; ".join(f"{generator}: {share} of the entries" for generator, share in agree.items())
+    alt = (
+        f"Dropout masks of {differ.shape[0]} × {differ.shape[1]} entries with p = {p}, a row of three grids for each"
+        f" generator: the mask as FA1 draws it, column of tiles by column, as FA2 draws it, row by row, and in black"
+        f" the entries whose fate differs. The sequential generator keeps {kept['FA1']} and {kept['FA2']}, but not"
+        f" the same ones. Share that meets the same fate: {same}."
+    )
+    return figure, alt
+
+
+def _grid(ax: Axes, filled: np.ndarray, B_r: int, B_c: int, color: str, title: str) -> None:
+    """Every True entry as a square, and the borders of the tiles."""
+    N_q, N_k = filled.shape
+    ax.add_patch(PathPatch(_squares(filled), facecolor=color, edgecolor=style.PAPER, linewidth=0.4))
+    for x in range(0, N_k + 1, B_c):
+        ax.plot([x, x], [0, N_q], color=style.QUIET, linewidth=0.8)
+    for y in range(0, N_q + 1, B_r):
+        ax.plot([0, N_k], [y, y], color=style.QUIET, linewidth=0.8)
+    ax.set(xlim=(-0.2, N_k + 0.2), ylim=(N_q + 0.2, -0.2), aspect="equal", xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
+    ax.set_title(title)
+
+
+def _squares(filled: np.ndarray) -> Path:
+    """One path of unit squares: a patch for each entry would make a large file."""
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
+    at = np.argwhere(filled)[:, None, ::-1] + corners
+    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
+    return Path(at.reshape(-1, 2), codes) if len(at) else Path(np.empty((0, 2)))

@@ -1,0 +1,103 @@
+"""One merge, three orders: in a loop, as a tree, and split between two workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+
+
+class Node(NamedTuple):
+    """The state of one row after some key blocks; a merge knows which earlier nodes it was made of."""
+
+    m: float
+    l: float
+    o: float
+    left: int | None = None
+    right: int | None = None
+
+
+WHERE = {
+    "loop": "Loop: one state takes in block after block (FA2's inner loop)",
+    "tree": "Tree: neighbours merge, then pairs of pairs (warps of a block)",
+    "split": "Split: two workers loop over half of the keys each, then merge (decoding)",
+}
+W, H = 0.84, 0.74  # of one state's box
+
+
+@style.picture
+def merge_orders(leaves: Sequence[Node], orders: dict[str, Sequence[Node]], L: dict[str, float]) -> tuple[Figure, str]:
+    """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o.
+
+    orders: {"loop", "tree", "split": the merges}; nodes are numbered leaves first. L: the logsumexp of each order.
+    """
+    title = "One operator, any order: a loop, a tree and a split end at the same o and L"
+    places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
+    depths = [max(y for _, y in place) + 0.45 for place in places.values()]
+    figure, axes = style.new_figure(6.9, title, nrows=1 + len(orders), sharex=True, height_ratios=[0.8, *depths])
+    _leaves(axes[0], leaves)
+    for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
+        _order(ax, places[name], len(leaves), merges, L[name])
+        ax.set_title(WHERE[name])
+    results = "; ".join(f"{name} o / l = {n[-1].o / n[-1].l:.6f}, L = {L[name]:.6f}" for name, n in orders.items())
+    alt = (
+        f"{len(leaves)} boxes hold the states (m, l, o) of {len(leaves)} key blocks. Beneath, the same merge joins"
+        f" them in three orders: a chain of {len(orders['loop'])}, a tree of three levels, and two chains joined at the"
+        f" end. The numbers in between differ, the results do not: {results}."
+    )
+    return figure, alt
+
+
+def _places(leaves: int, merges: Sequence[Node]) -> list[tuple[float, float]]:
+    """Leaves side by side; a merge stands under the block it takes in, or below and between the two it joins."""
+    places = [(float(k), 0.0) for k in range(leaves)]
+    for node in merges:
+        (x_left, y_left), (x, y) = places[node.left], places[node.right]
+        places.append((x, 1.0) if node.right < leaves else ((x_left + x) / 2, max(y_left, y) + 1))
+    return places
+
+
+def _leaves(ax: Axes, leaves: Sequence[Node]) -> None:
+    for k, node in enumerate(leaves):
+        _state(ax, k, 0, node)
+    ax.set_title("The state of each key block: m, l and o (d = 1)")
+    _frame(ax, len(leaves), (-0.45, 0.45))
+
+
+def _order(ax: Axes, places: Sequence, leaves: int, merges: Sequence[Node], L: float) -> None:
+    for k in range(leaves):
+        style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k + 1}", style.tint(style.hue("l"), 0.15), linewidth=0.5)
+    for (x, y), node in zip(places[leaves:], merges, strict=True):
+        for child in (node.left, node.right):
+            _arrow(ax, places[child], (x, y), leaf=child < leaves)
+        _state(ax, x, y, node)
+    x, y = places[-1]
+    end = merges[-1]
+    text = f"o / l = {end.o / end.l:.4f}\nL = {L:.4f}".replace("-", "−")
+    style.box(ax, leaves - 0.35, y - H / 2, 1.5, H, text, style.tint(style.hue("O")), linewidth=1.4)
+    ax.annotate("", (leaves - 0.36, y), (x + W / 2, y), arrowprops=dict(arrowstyle="->", color=style.INK))
+    _frame(ax, leaves, (-0.25, max(y for _, y in places) + 0.45))
+
+
+def _arrow(ax: Axes, start: tuple, end: tuple, leaf: bool) -> None:
+    (x0, y0), (x1, y1) = start, end
+    if y0 == y1:  # along a chain
+        tail, head = (x0 + W / 2, y0), (x1 - W / 2, y1)
+    else:  # down, ending a little off the middle where it comes from the side
+        aside = 0.25 * max(-1, min(1, x0 - x1))
+        tail, head = (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2)
+    ax.annotate("", head, tail, arrowprops=dict(arrowstyle="->", color=style.INK, shrinkA=0, shrinkB=0))
+
+
+def _state(ax: Axes, x: float, y: float, node: Node) -> None:
+    text = f"m {node.m:.3f}\nl {node.l:.3f}\no {node.o:.3f}".replace("-", "−")
+    style.box(ax, x - W / 2, y - H / 2, W, H, text, style.tint(style.hue("l")))
+
+
+def _frame(ax: Axes, leaves: int, ylim: tuple[float, float]) -> None:
+    ax.set(xlim=(-0.5, leaves + 1.2), ylim=ylim[::-1], xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
