@@ -361,7 +361,9 @@ def test_no_file_speaks_of_the_machines_it_was_made_on():
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ruff") is None, reason="ruff is not installed")
-@pytest.mark.parametrize("rule", [["check"], ["format", "--check"]], ids=" ".join)
+@pytest.mark.parametrize("rule", [["check"], ["format", "--check"]], ids=["check", "format"])
 def test_ruff_is_content(rule):
-    done = subprocess.run([sys.executable, "-m", "ruff", *rule, "."], cwd=PROJECT, capture_output=True, text=True)
+    env = {**os.environ, "RUFF_OUTPUT_FORMAT": "concise"}
+    command = [sys.executable, "-m", "ruff", *rule, "."]
+    done = subprocess.run(command, cwd=PROJECT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
