@@ -127,6 +127,29 @@ def check_tiles(case: Case) -> None:
     assert {(i, j) for (i, j) in trace.by_tile() if j is not None} == busy
 
 
+def check_meter(case: Case) -> None:
+    """What FA1 and FA2 move and compute, by the meter, against the closed forms."""
+    from fa2_lab.machine import io
+    from fa2_lab.reference import fa1, fa2
+    from fa2_lab.tiles import Mask, Tiling
+    from fa2_lab.trace import Trace
+
+    Q, K, V, dO = case.tensors()
+    tiling = Tiling(case.N_q, case.N_k, case.B_r, case.B_c, Mask(case.causal, case.key_length, case.allowed()))
+    same = dict(B_r=case.B_r, B_c=case.B_c, mask=tiling.mask)
+    for name, stage in (("fa1", fa1), ("fa2", fa2)):
+        ahead, back = Trace(), Trace()
+        O, *saved = stage.forward(Q, K, V, **same, trace=ahead)
+        stage.backward(Q, K, V, O, *saved, dO, **same, trace=back)
+        for direction, trace in (("forward", ahead), ("backward", back)):
+            form = io.traffic(name, direction, tiling, case.d)
+            for op, counts, moved in (("load", form.loads, trace.loads), ("store", form.stores, trace.stores)):
+                for tensor, elements in counts.items():
+                    assert moved(tensor) == elements, (name, direction, op, tensor, case)
+                assert moved() == sum(counts.values()), (name, direction, op, case)
+            assert +io.operations(name, direction, tiling, case.d) == +trace.flops, (name, direction, case)
+
+
 def check_heads(q_heads: int, k_heads: int, stage: str, causal: bool, p: float, lengths) -> None:
     """Batches and grouped heads against one dense head after the other, dK and dV summed over the group."""
     from fa2_lab.reference import heads

@@ -7,7 +7,7 @@ import sys
 import warnings
 
 import pytest
-from ladder_checks import CORNERS, check_heads, check_merge, check_one_head, check_tiles
+from ladder_checks import CORNERS, check_heads, check_merge, check_meter, check_one_head, check_tiles
 
 FAULTS = [  # (module, right, wrong)
     ("reference.online_softmax", "alpha * self.l + p.sum", "self.l + p.sum"),
@@ -33,6 +33,11 @@ FAULTS = [  # (module, right, wrong)
     ("reference.fa2", "masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A2.L10", "tau * (q_i @ k_j.T)  # FA2.A2.L10"),
     ("reference.naive", "P * (dP - D_from", "(dP - D_from"),
     ("reference.dropout", ") / (1 - self.p)", ") / 1.0"),
+    ("reference.fa2", "q_i, do_i, L_i, D_i = Q[rows], dO[rows]", "_, q_i, do_i, L_i, D_i = O[rows], Q[rows], dO[rows]"),
+    ("reference.fa1", "l[rows], m[rows] = l_new, m_new", "l[rows], m[rows] = l_new, m_new + 0 * l[rows]"),
+    ("trace", "2 * np.size(result) * inputs[0].shape[-1]", "2 * np.size(result) * inputs[0].shape[0]"),
+    ("trace", "np.size(inputs[0]) - np.size(result)", "np.size(inputs[0])"),
+    ("machine.io", "cdiv(", "(lambda a, b: a // b)("),
     ("reference.heads", "k[b, h // group], v[b, h // group]", "k[b, h % k.shape[1]], v[b, h // group]"),
     ("reference.heads", "dK[b, h // group] += dk", "dK[b, h // group] = dk"),
     ("reference.heads", "Dropout(dropout_p, seed, b, h)", "Dropout(dropout_p, seed, b, h // group)"),
@@ -79,6 +84,7 @@ def run_all_checks():
         for case in CORNERS:
             check_tiles(case)
             check_one_head(case)
+            check_meter(case)
         check_heads(4, 2, "fa2", causal=True, p=0.3, lengths=[10, 7])
         check_merge()
 
