@@ -108,11 +108,15 @@ def test_triton_stages_say_why_they_do_not_run(monkeypatch):
 
 
 def test_triton_stages_run_where_they_can():
-    for stage in STAGES:
-        if stage not in NUMPY_STAGES:
-            row = tour.run(stage)
-            assert row.ok, row.note
-            assert row.note.startswith("skipped") or (row.device and row.error < 1e-5)
+    """In a process of their own: the interpreter has to be chosen before anybody imports triton."""
+    source = (
+        "from fa2_lab.tour import STAGES, run\nfor stage in STAGES[-2:]: r = run(stage); print(r.ok, r.device, r.note)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    rows = [row.split(maxsplit=1) for row in done.stdout.splitlines()]
+    assert [ok for ok, _ in rows] == ["True", "True"], done.stdout + done.stderr
+    expected = "" if (paper.PACKAGE / "attention.py").is_file() else "skipped: this version has no Triton kernels"
+    assert all(told.strip() and told.startswith(expected) for _, told in rows)
 
 
 def test_pieces_of_the_table():
