@@ -70,9 +70,9 @@ def test_the_truth_itself_is_true():
 
 def test_numbers_that_the_texts_mention():
     assert article.full_scalings("fa1", 64) == 128 and article.full_scalings("fa2", 64) == 65
-    assert article.metered(article.fa1, 256) == article.fa1_traffic(256)
-    assert article.metered(article.fa2, 256) == article.fa2_traffic(256)
-    assert 1.5 < article.SAME_IO.right() < 1.7 and article.TRAFFIC.right() > 3.8
+    assert article.metered(article.fa1, 128) == article.fa1_traffic(128)
+    assert article.metered(article.fa2, 128) == article.fa2_traffic(128)
+    assert 1.5 < article.SAME_IO.right() < 1.7 and article.TRAFFIC.right() > 3.7
     visited = [sum(not over(j * 2, (i + 1) * 2) for i in range(4) for j in range(4)) for over in (gt, ge)]
     assert visited == [13, 10]
     masks = errata.fa1_paper.DROPOUT_ORDER.wrong()

@@ -44,8 +44,8 @@ TRAFFIC = Erratum(
     why="K and V are read once for each of the N / B row blocks. Doubling N nearly quadruples what the meter counts.",
     instead="The extra memory is O(N); the traffic is Θ(N² d² / M).",
     wrong=lambda: 2.0,  # growth when N doubles
-    right=lambda: fa2_traffic(512) / fa2_traffic(256),
-    error=lambda growth: abs(growth - metered(fa2, 512) / metered(fa2, 256)),
+    right=lambda: fa2_traffic(256) / fa2_traffic(128),
+    error=lambda growth: abs(growth - metered(fa2, 256) / metered(fa2, 128)),
 )
 
 SAME_IO = Erratum(
@@ -56,8 +56,8 @@ SAME_IO = Erratum(
     "Elsewhere the article itself praises the better access pattern of the swapped loops.",
     instead="FA1's loop order moves about 3/2 times the elements of FA2's; the exact ratio follows from the loops.",
     wrong=lambda: 1.0,
-    right=lambda: fa1_traffic(256) / fa2_traffic(256),
-    error=lambda ratio: abs(ratio - metered(fa1, 256) / metered(fa2, 256)),
+    right=lambda: fa1_traffic(128) / fa2_traffic(128),
+    error=lambda ratio: abs(ratio - metered(fa1, 128) / metered(fa2, 128)),
 )
 
 
@@ -73,9 +73,9 @@ SNIPPET = Erratum(
     why="That is FA2's loop with an extra division. FA1 has the key blocks outside, takes the maximum of each tile "
     "alone first, and sends O, ℓ and m to HBM and back in every step.",
     instead="Algorithm 2 of the FA1 paper: its traffic is what the meter counts, the snippet's is not.",
-    wrong=lambda: snippet_traffic(256),
-    right=lambda: fa1_traffic(256),
-    error=lambda elements: abs(elements - metered(fa1, 256)),
+    wrong=lambda: snippet_traffic(128),
+    right=lambda: fa1_traffic(128),
+    error=lambda elements: abs(elements - metered(fa1, 128)),
 )
 
 
