@@ -220,7 +220,7 @@ PICTURES = [
     ),
     Picture(
         "block_budget",
-        "Shared memory and registers decide which block sizes a chip can run, and leave fewer as d grows.",
+        "Fewer block sizes fit as d grows: some need more registers than there are, some more shared memory.",
         "07_warps",
         budget_pictures.block_budget,
         budget_data,

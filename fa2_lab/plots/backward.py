@@ -17,13 +17,13 @@ NODES = {
     "D": (-1.1, 2.7, 2.1, "D = rowsum(dO ∘ O)", "loaded"),
     "dO": (-1.1, 3.6, 2.1, "dO", "loaded"),
     "V": (-1.1, 4.5, 2.1, "V", "loaded"),
-    "S": (2.0, 0.45, 1.8, "① S = Q Kᵀ", "again"),
+    "S": (2.0, 0.45, 1.8, "① S = τ Q Kᵀ", "again"),
     "P": (4.7, 1.1, 2.0, "P = exp(S − L)", "again"),
     "dP": (2.0, 4.05, 1.8, "② dP = dO Vᵀ", "new"),
     "dS": (4.7, 2.7, 2.0, "dS = P ∘ (dP − D)", "new"),
     "dV": (7.6, 1.1, 1.9, "③ dV = Pᵀ dO", "result"),
-    "dK": (7.6, 2.2, 1.9, "④ dK = dSᵀ Q", "result"),
-    "dQ": (7.6, 3.3, 1.9, "⑤ dQ = dS K", "result"),
+    "dK": (7.6, 2.2, 1.9, "④ dK = τ dSᵀ Q", "result"),
+    "dQ": (7.6, 3.3, 1.9, "⑤ dQ = τ dS K", "result"),
 }
 EDGES = "Q S, K S, S P, L P, dO dP, V dP, P dS, dP dS, D dS, P dV, dS dK, dS dQ"
 HIGH = 0.62
@@ -92,7 +92,7 @@ def _box(ax: Axes, x: float, y: float, w: float, tensor: str, label: str, again:
 def _ways(ax: Axes, T: int, passes: Mapping[str, Mapping[str, Sequence[str]]], dq_additions: int) -> None:
     """A row for each way: its products as boxes, pass by pass, and who writes dQ."""
     told = (
-        f"{dq_additions // T} workers add into each block of dQ:\natomics, in an order that is not fixed",
+        f"all {dq_additions // T} workers (T = {T}) add into each block of dQ:\natomics, in an order that is not fixed",
         "one writer for each block of dQ:\nthe same bits in every run",
     )
     for n, ((name, loops), text) in enumerate(zip(passes.items(), told, strict=True)):

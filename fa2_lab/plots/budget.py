@@ -25,11 +25,11 @@ def block_budget(
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {d: {(B_r, B_c): spill instructions}}, where somebody compiled it.
     """
-    title = "Shared memory and registers leave few block sizes, and fewer as d grows"
+    title = "Fewer block sizes fit as d grows: registers spill, shared memory runs out"
     figure, axes = style.new_figure(4.7, title, ncols=len(cells))
     for ax, (d, table) in zip(axes, cells.items(), strict=True):
         _square(ax, sizes, table, limits, (compiled or {}).get(d, {}))
-        ax.set_title(f"d = {d}")
+        ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
     room = ", ".join(f"{chip} {size // 1024}" for chip, size in limits.items())
     setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 spill); regs per thread; KiB at most: {room}"
     seen = "\nSeen: spill instructions in the compiled kernel" if compiled else ""

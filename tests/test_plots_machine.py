@@ -1,0 +1,362 @@
+"""Pictures of the machine: what goes in is right by another computation, and what comes out shows all of it."""
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from fa2_lab.gallery import machine
+from fa2_lab.machine.warps import BYTES
+from fa2_lab.plots import backward, budget, flops, style, traffic, warps, waves, workers
+
+
+@functools.cache
+def drawn(name):
+    """(figure, alt, data) of a picture of this room."""
+    picture = next(p for p in machine.PICTURES if p.name == name)
+    data = picture.data()
+    return *picture.draw(**data), data
+
+
+def tagged(axes_or_figure, gid):
+    return [a for a in axes_or_figure.findobj(lambda artist: artist.get_gid() == gid)]
+
+
+def words(axes_or_figure):
+    return [t.get_text() for t in axes_or_figure.findobj(style.Text) if t.get_text()]
+
+
+# HBM traffic ------------------------------------------------------------------------------------------------
+
+
+def test_traffic_is_what_the_loops_move():
+    _, _, data = drawn("hbm_traffic")
+    N, d = 16384, 64
+    outer = data["M"] // (4 * d)  # 128 rows stay, 64 stream
+    T = N // outer
+    assert dict(data["over_N"]["standard"]["form"])[N] == 4 * N * N + 4 * N * d
+    assert dict(data["over_N"]["FA2"]["form"])[N] == N * d + 2 * T * N * d + N * d + N
+    assert dict(data["over_N"]["FA1"]["form"])[N] == 2 * N * d + T * N * (3 * d + 4) + N * (d + 2)
+
+
+@pytest.mark.parametrize("panel", ["over_N", "over_M"])
+def test_the_meter_lies_on_the_closed_form(panel):
+    _, _, data = drawn("hbm_traffic")
+    for curve in data[panel].values():
+        assert len(curve["meter"]) >= 2
+        assert all(dict(curve["form"])[x] == y for x, y in curve["meter"])
+
+
+def test_traffic_lines_and_dots_are_the_data():
+    figure, alt, data = drawn("hbm_traffic")
+    for ax, panel in zip(figure.axes, ("over_N", "over_M"), strict=True):
+        lines = {line.get_label(): line for line in ax.lines}
+        for name, curve in data[panel].items():
+            for kind in ("form", "meter"):
+                assert list(map(tuple, lines[f"{name} {kind}"].get_xydata())) == curve[kind]
+        assert len(lines) == 6 + (panel == "over_M") * len(data["memories"])
+    assert "no hardware counters yet" in alt
+
+
+def test_counters_come_as_crosses_and_their_source_is_named():
+    counters = dict(source="H200, DRAM", points={"FA2": [(1024, 10**6), (2048, 4 * 10**6)]})
+    figure, alt = traffic.hbm_traffic(**drawn("hbm_traffic")[2] | dict(counters=counters))
+    (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert cross.get_label() == "FA2 counter" and list(cross.get_ydata()) == [10**6, 4 * 10**6]
+    assert "crosses are hardware counters (H200, DRAM)" in alt
+
+
+def test_counts_are_written_short():
+    assert [traffic.short(n) for n in (12, 1_500, 262_144, 4_456_448, 2 * 10**9)] == [
+        "12",
+        "1.5k",
+        "262k",
+        "4.46M",
+        "2G",
+    ]
+
+
+# The price of a FLOP ----------------------------------------------------------------------------------------
+
+
+def test_prices_and_clocks_by_hand():
+    _, _, data = drawn("flop_costs")
+    assert data["prices"]["A100"] == {"matmul": 1, "FP32": 16, "exp": 128}  # 2048 / (2 · 64), 2048 / 16
+    assert data["prices"]["H100"] == {"matmul": 1, "FP32": 16, "exp": 256}
+    b, c, d = 128, 64, 128
+    assert data["clocks"]["A100", "after"]["matmul"] == 4 * b * c * d / 2048
+    assert data["clocks"]["H100", "after"]["exp"] == (b * c + b) / 16
+    for chip, lanes in (("A100", 64), ("H100", 128)):  # tweak 1 takes out one scaling of b × d, and some of length b
+        saved = data["clocks"][chip, "before"]["FP32"] - data["clocks"][chip, "after"]["FP32"]
+        assert b * d <= saved * lanes <= b * d + 8 * b
+        assert data["clocks"][chip, "before"]["matmul"] == data["clocks"][chip, "after"]["matmul"]
+
+
+def test_bars_are_as_long_as_they_say():
+    figure, _, data = drawn("flop_costs")
+    left, right = figure.axes
+    ends = Counter(round(bar.get_x() + bar.get_width(), 6) for bar in tagged(left, "price"))
+    assert ends == Counter(price for prices in data["prices"].values() for price in prices.values())
+    for kind in flops.FILLS:
+        lengths = [bar.get_width() for bar in tagged(right, kind)]
+        assert lengths == [parts[kind] for parts in data["clocks"].values()]
+    assert all(f"{sum(parts.values()):,.0f}" in words(right) for parts in data["clocks"].values())
+
+
+# Workers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_owners_and_writers_by_hand(causal):
+    _, _, data = drawn("workers")
+    for i in range(4):
+        for j in range(4):
+            seen = j <= i or not causal
+            assert data["owners"]["forward", causal][i, j] == (i if seen else -1)
+            assert data["owners"]["backward", causal][i, j] == (j if seen else -1)
+        assert list(data["dq_writers"][causal][i]) == list(range(i + 1 if causal else 4))
+
+
+def test_every_tile_has_its_workers_colour_and_name():
+    figure, _, data = drawn("workers")
+    for ax, key in zip(figure.axes, [(w, c) for w in ("forward", "backward") for c in (False, True)], strict=True):
+        owner = data["owners"][key]
+        assert len(tagged(ax, "skipped")) == np.sum(owner < 0)
+        for k in range(4):
+            tiles = tagged(ax, f"tile of {k}")
+            assert {(int(t.get_y()), int(t.get_x())) for t in tiles} == set(
+                map(tuple, np.argwhere(owner == k).tolist())
+            )
+            assert {t.label_text.get_text() for t in tiles} == {str(k + 1)}
+            assert {style.colors.to_hex(t.get_facecolor()).upper() for t in tiles} == {style.worker(k)}
+
+
+def test_collisions_on_dq_are_drawn_as_writers_in_a_row():
+    figure, alt, data = drawn("workers")
+    for column, causal in enumerate((False, True)):
+        forward, below = figure.axes[column], figure.axes[2 + column]
+        for i, who in enumerate(data["dq_writers"][causal]):
+            assert [b.label_text.get_text() for b in tagged(below, f"writes dQ{i}")] == [str(k + 1) for k in who]
+            assert len(tagged(forward, f"writes O{i}")) == 1
+        assert [len(tagged(below, tensor)) for tensor in ("dQ", "dK", "dV")] == [4, 4, 4]
+    assert "1, 2, 3, 4 under a causal mask" in alt
+
+
+def test_only_gradients_have_a_dashed_edge():
+    figure, _, _ = drawn("workers")
+    assert {b.get_linestyle() for b in tagged(figure, "O")} == {"-"}
+    assert all(b.get_linestyle() != "-" for tensor in ("dQ", "dK", "dV") for b in tagged(figure, tensor))
+
+
+# Waves ------------------------------------------------------------------------------------------------------
+
+
+def test_schedules_by_hand():
+    _, _, data = drawn("waves")
+    fa1, fa2, by_row, heaviest = data["ran"].values()
+    assert (len(fa1.placed), fa1.SMs_used, fa1.makespan) == (32, 32, 16 * 16)
+    assert (len(fa2.placed), fa2.SMs_used, fa2.makespan) == (512, 132, 4 * 16)  # four waves of 132
+    assert sum(p.end - p.start for p in by_row.placed) == sum(p.end - p.start for p in heaviest.placed) == 32 * 136
+    assert heaviest.makespan == -(-32 * 136 // 132) + 1 < by_row.makespan
+
+
+@pytest.mark.parametrize("panel", range(4))
+def test_every_block_is_a_bar_where_it_ran(panel):
+    figure, _, data = drawn("waves")
+    schedule = list(data["ran"].values())[panel]
+    (bars,) = figure.axes[panel].findobj(PolyCollection)
+    boxes = [path.get_extents().extents for path in bars.get_paths()]
+    assert boxes == pytest.approx(np.array([(p.start, p.SM, p.end, p.SM + 1) for p in schedule.placed]))
+    fills = [style.colors.to_hex(fill).upper() for fill in bars.get_facecolor()]
+    assert fills == [style.worker(turn) for turn in waves.turns(schedule)]
+    assert f"ends at {schedule.makespan:g}" in words(figure.axes[panel])
+    assert f"{schedule.utilisation:.0%} busy" in figure.axes[panel].get_title(loc="left")
+    low, high = figure.axes[panel].get_xlim()
+    assert low <= 0 and high >= schedule.makespan
+
+
+def test_turns_count_the_blocks_of_one_sm():
+    _, _, data = drawn("waves")
+    for schedule in data["ran"].values():
+        turn = waves.turns(schedule)
+        for SM in range(schedule.SMs):
+            mine = [(p.start, turn[n]) for n, p in enumerate(schedule.placed) if p.SM == SM]
+            assert [t for _, t in sorted(mine)] == list(range(len(mine)))
+
+
+# Warps ------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_of_a_tile_by_hand():
+    _, _, data = drawn("warp_split")
+    b, c, d, W = (data[name] for name in ("B_r", "B_c", "d", "W"))
+    copied = {("write", "K"): 2 * c * d, ("write", "V"): 2 * c * d}
+    reads = {("read", "Q"): 2 * b * d, ("read", "K"): W * 2 * c * d, ("read", "V"): W * 2 * c * d}
+    assert data["moved"]["split_q"] == copied | reads
+    split_k = data["moved"]["split_k"]
+    assert split_k["write", "PV"] == split_k["read", "PV"] == W * b * d * 4
+    assert split_k["read", "Q"] == W * 2 * b * d and split_k["read", "K"] == split_k["read", "V"] == 2 * c * d
+    assert [sum(data["barriers"][s].values()) for s in ("split_k", "split_q")] == [3, 2]
+    assert 2 * sum(data["moved"]["split_q"].values()) < sum(split_k.values())
+    assert set(BYTES) >= {tensor for _, tensor in split_k}
+
+
+def test_what_is_split_is_hatched_and_what_all_see_is_solid():
+    figure, _, data = drawn("warp_split")
+    split_k, split_q = figure.axes[:2]
+    cut = {split_k: "KVSO", split_q: "QSO"}
+    for ax, tensors in cut.items():
+        for tensor in "QKVSO":
+            parts, whole = tagged(ax, f"{tensor} part"), tagged(ax, f"{tensor} whole")
+            assert (len(parts), len(whole)) == ((data["W"], 0) if tensor in tensors else (0, 1)), tensor
+            assert all(p.get_hatch() for p in parts) and not any(p.get_hatch() for p in whole)
+        names = Counter(b.label_text.get_text() for b in tagged(ax, "warp"))
+        assert names == dict.fromkeys("1234", len(tensors))
+
+
+def test_keys_are_cut_where_keys_run_and_queries_where_queries_run():
+    figure, _, data = drawn("warp_split")
+    W = data["W"]
+    shape = (
+        {"K": (1, W / 2), "V": (W / 2, 1), "S": (1, W), "O": (W / 2, W)},
+        {"Q": (W / 2, 1), "S": (W, 1), "O": (W / 2, 1)},
+    )
+    for ax, expected in zip(figure.axes[:2], shape, strict=True):  # the parts of O have full size under split-K only
+        for tensor, size in expected.items():
+            assert {(p.get_width(), p.get_height()) for p in tagged(ax, f"{tensor} part")} == {size}, tensor
+
+
+def test_segments_add_up_to_the_bytes():
+    figure, alt, data = drawn("warp_split")
+    bars = figure.axes[-1]
+    for tensor in ("Q", "K", "V", "max", "sum", "PV"):
+        drawn_bytes = 1024 * sum(segment.get_width() for segment in tagged(bars, f"{tensor} bytes"))
+        assert drawn_bytes == sum(n for moved in data["moved"].values() for (_, t), n in moved.items() if t == tensor)
+    for scheme, moved in data["moved"].items():
+        total = f"{warps.kib(sum(moved.values()))} KiB"
+        assert f"{total}\n{sum(data['barriers'][scheme].values())} barriers" in words(bars) and total in alt
+
+
+# Budget -----------------------------------------------------------------------------------------------------
+
+
+def test_needs_and_verdicts_by_hand():
+    _, _, data = drawn("block_budget")
+    for d, table in data["cells"].items():
+        assert set(table) == {(r, c) for r in data["sizes"] for c in data["sizes"]}
+        for (B_r, B_c), cell in table.items():
+            shared = 2 * (B_r * d + 2 * 2 * B_c * d)  # Q once, K and V twice, two bytes each
+            assert cell["shared"] == shared
+            could = {name for name, room in data["limits"].items() if shared <= room}
+            assert set(cell["fits_on"]) <= could
+            assert cell["registers"] > 255 or set(cell["fits_on"]) == could
+    assert data["limits"] == {"RTX 4090": 99 * 1024, "A100": 163 * 1024, "H100": 227 * 1024}
+
+
+def test_every_cell_says_what_it_needs_and_where_it_fits():
+    figure, alt, data = drawn("block_budget")
+    for ax, (d, table) in zip(figure.axes, data["cells"].items(), strict=True):
+        boxes = [p for p in ax.patches if hasattr(p, "label_text")]
+        assert len(boxes) == 16 and f"d = {d}" in ax.get_title(loc="left")
+        for patch in boxes:
+            blocks = data["sizes"][int(patch.get_y())], data["sizes"][int(patch.get_x())]
+            cell, said = table[blocks], patch.label_text.get_text().split("\n")
+            assert said[:2] == [f"{cell['shared'] / 1024:.0f} KiB", f"{cell['registers']} regs"]
+            assert said[2] == budget.verdict(cell, data["limits"])
+            assert bool(patch.get_hatch()) == (not cell["fits_on"])
+    assert "no compilation is recorded yet" in alt
+
+
+def test_verdicts_in_words():
+    limits = {"A": 1, "B": 2, "C": 3}
+    assert budget.verdict(dict(fits_on=("A", "B", "C"), limit=""), limits) == "all chips"
+    assert budget.verdict(dict(fits_on=("C",), limit=""), limits) == "C"
+    assert budget.verdict(dict(fits_on=(), limit="registers"), limits) == "spills"
+    assert budget.verdict(dict(fits_on=(), limit="shared memory"), limits) == "too large"
+
+
+def test_compiled_spills_are_printed_when_they_are_known():
+    figure, alt = budget.block_budget(**drawn("block_budget")[2] | dict(compiled={128: {(256, 64): 1200}}))
+    (said,) = [text for text in words(figure) if "seen" in text]
+    assert said == "128 KiB\n264 regs\nspills\nseen: 1200" and "as compiled" in alt
+
+
+# Backward ---------------------------------------------------------------------------------------------------
+
+
+def test_the_meter_counts_five_products_and_every_addition_to_dq():
+    _, _, data = drawn("backward_graph")
+    assert data["products"] == 5 == sum(map(len, data["passes"]["One pass"].values()))
+    assert sum(map(len, data["passes"]["Two passes"].values())) == 7
+    assert data["dq_additions"] == data["T"] ** 2
+
+
+def test_the_graph_is_the_chain_of_derivatives():
+    edges = backward.edges()
+    assert len(edges) == len(set(edges)) == 12 and {n for edge in edges for n in edge} == set(backward.NODES)
+    into = {name: {start for start, end in edges if end == name} for name in backward.NODES}
+    assert into["S"] == {"Q", "K"} and into["P"] == {"S", "L"} and into["dP"] == {"dO", "V"}
+    assert into["dS"] == {"P", "dP", "D"} and into["dV"] == {"P"} and into["dQ"] == into["dK"] == {"dS"}
+    products = [label for *_, label, _ in backward.NODES.values() if label[0] in "①②③④⑤"]
+    assert sorted(p[0] for p in products) == list("①②③④⑤")
+
+
+def test_formulas_in_the_boxes_give_the_gradients():
+    rng, tau, step = np.random.default_rng(1), 0.7, 1e-6
+    Q, K, V, dO = rng.standard_normal((4, 6, 3))
+    S = tau * Q @ K.T
+    P = np.exp(S - np.log(np.exp(S).sum(axis=1, keepdims=True)))
+    dS = P * (dO @ V.T - (dO * (P @ V)).sum(axis=1, keepdims=True))
+    gradients = {"Q": tau * dS @ K, "K": tau * dS.T @ Q, "V": P.T @ dO}
+
+    def loss(**moved):
+        x = dict(Q=Q, K=K, V=V) | moved
+        e = np.exp(tau * x["Q"] @ x["K"].T)
+        return (dO * (e / e.sum(axis=1, keepdims=True) @ x["V"])).sum()
+
+    for name, base in (("Q", Q), ("K", K), ("V", V)):
+        direction = rng.standard_normal(base.shape)
+        slope = (loss(**{name: base + step * direction}) - loss(**{name: base - step * direction})) / (2 * step)
+        assert slope == pytest.approx((gradients[name] * direction).sum(), rel=1e-6)
+    said = {label for *_, label, _ in backward.NODES.values()}
+    assert {"① S = τ Q Kᵀ", "③ dV = Pᵀ dO", "④ dK = τ dSᵀ Q", "⑤ dQ = τ dS K", "dS = P ∘ (dP − D)"} <= said
+
+
+def test_boxes_arrows_and_what_is_white():
+    figure, _, data = drawn("backward_graph")
+    graph, ways = figure.axes
+    kinds = Counter(kind for *_, kind in backward.NODES.values())
+    assert {kind: len(tagged(graph, kind)) for kind in kinds} == kinds
+    arrows = [text for text in graph.texts if getattr(text, "arrow_patch", None) is not None]
+    assert len(arrows) == len(backward.edges())
+    paper = style.colors.to_rgba(style.PAPER)
+    assert all(
+        (box.get_facecolor() == paper) == (box.get_gid() == "again") for kind in kinds for box in tagged(graph, kind)
+    )
+    boxes = tagged(ways, "product")
+    assert len(boxes) == 12
+    white = [box.label_text.get_text() for box in boxes if box.get_facecolor() == paper]
+    assert white == ["S", "S", "S", "dP"]
+    assert data["T"] == 4 and any("all 4 workers (T = 4)" in text for text in words(ways))
+
+
+# All --------------------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_has_measured_is_none_and_what_is_broken_is_not_hidden(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    assert machine.recorded("hbm_traffic") is None and machine.compiled_spills() is None
+    rows = [dict(d=64, B_r=128, B_c=64, spills=3), dict(d=128, B_r=64, B_c=64, spills=0)]
+    (tmp_path / "compiled.json").write_text(f'{{"forward": {str(rows).replace(chr(39), chr(34))}}}', encoding="utf-8")
+    assert machine.compiled_spills() == {64: {(128, 64): 3}, 128: {(64, 64): 0}}
+    (tmp_path / "hbm_traffic.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError):
+        machine.recorded("hbm_traffic")
+
+
+def test_workers_function_takes_any_size():
+    owners = {(way, c): np.array([[0, -1], [0, 1], [0, 1]]) for way in ("forward", "backward") for c in (False, True)}
+    figure, alt = workers.workers(owners, {c: [[0], [0, 1], [0, 1]] for c in (False, True)})
+    assert "grids of 3 by 2 tiles" in alt and len(tagged(figure, "dQ")) == 6
