@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fa2_lab.gallery import algorithm, machine
+from fa2_lab.gallery import algorithm, book, machine
 from fa2_lab.gallery.picture import Picture
 from fa2_lab.plots import style
 
-PICTURES: list[Picture] = [*algorithm.PICTURES, *machine.PICTURES]
+PICTURES: list[Picture] = [*book.PICTURES, *algorithm.PICTURES, *machine.PICTURES]
 FOLDER = Path(__file__).resolve().parents[2] / "figures"
 
 
