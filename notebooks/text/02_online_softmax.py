@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-#
+# [← Naive attention](01_naive_attention.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)
 
 # %% [markdown]
 # # 02 · Online softmax
@@ -24,6 +24,9 @@ from itertools import permutations
 import numpy as np
 
 from fa2_lab.book.verdicts import close, verdict
+from fa2_lab.gallery import algorithm
+from fa2_lab.plots import merge as merge_picture
+from fa2_lab.plots import softmax, stream
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
 from fa2_lab.reference.naive import safe_softmax
@@ -40,8 +43,8 @@ from fa2_lab.reference.naive import safe_softmax
 s = np.log([1.0, 3.0, 4.0, 8.0])
 v = np.array([8.0, 0.0, 4.0, 2.0])
 weights = safe_softmax(s)
-print("weights in sixteenths:", np.round(16 * weights, 12))
-print("output:", round(float(weights @ v), 12))
+print("weights in sixteenths:", np.round(16 * weights, 6))
+print(f"output: {weights @ v:.6g}")
 
 # %% [markdown]
 # <details><summary>The sum</summary>
@@ -65,7 +68,7 @@ m1 = s[:2].max()
 p1 = np.exp(s[:2] - m1)
 l1 = p1.sum()
 o1 = p1 @ v[:2]
-print("exp(m1) =", round(float(np.exp(m1)), 12), " l1 =", round(float(l1), 12), " o1 =", round(float(o1), 12))
+print(f"exp(m1) = {np.exp(m1):.6g}   l1 = {l1:.6g}   o1 = {o1:.6g}")
 
 # %% [markdown]
 # `l1` is 4/3 and `o1` is 8/3. Their quotient, 2, is the right answer for two keys, and the wrong one for four.
@@ -87,8 +90,7 @@ alpha = np.exp(m1 - m2)
 p2 = np.exp(s[2:] - m2)
 l2 = alpha * l1 + p2.sum()
 o2 = alpha * o1 + p2 @ v[2:]
-print("alpha =", round(float(alpha), 12), " l2 =", round(float(l2), 12), " o2 =", round(float(o2), 12))
-print("o2 / l2 =", round(float(o2 / l2), 12))
+print(f"alpha = {alpha:.6g}   l2 = {l2:.6g}   o2 = {o2:.6g}   o2 / l2 = {o2 / l2:.6g}")
 
 # %% [markdown]
 # <details><summary>Why one factor does it</summary>
@@ -129,7 +131,10 @@ for j in range(0, 12, 3):
     print(f"after {j + 3:2} keys: equal to the dense result?", close(o / l[:, None], dense))
 
 # %% [markdown]
-# FIGURE:stream
+# The same in a picture: ten blocks stream past four rows. Follow `m` of the drawn row, and look where α is not 1.
+
+# %%
+show(stream.state_stream(**algorithm.stream_data()))
 
 # %% [markdown]
 # <details><summary>And before the last update?</summary>
@@ -163,7 +168,11 @@ print("maximum of the row:", (safe_softmax(row) @ values).item())
 print("running maximum:", (o / l[:, None]).item())
 
 # %% [markdown]
-# FIGURE:overflow
+# float16 has less room still: exp(12) is already too large for it. The upper part of the picture takes one row through
+# all three ways; the lower part asks how exact each is as scores grow.
+
+# %%
+show(softmax.three_softmaxes(**algorithm.softmax_data()))
 
 # %% [markdown]
 # **Takeaway.** m is what keeps every exponential between 0 and 1. It must be subtracted inside the loop, tile by tile;
@@ -220,8 +229,8 @@ for order in permutations(range(3)):
     left, right = merge(merge(first, second), third), merge(first, merge(second, third))
     print(order, close(left[2] / left[1][:, None], dense), close(right[2] / right[1][:, None], dense))
 
-# %% [markdown]
-# FIGURE:merge
+# %%
+show(merge_picture.merge_orders(**algorithm.merge_data()))
 
 # %% [markdown]
 # <details><summary>Which one shrinks, and why any order will do</summary>
@@ -360,8 +369,8 @@ for s_block, v_block in blocks:
 verdict("update here = SoftmaxState.update", all(map(close, ours, (state.m, state.l, state.o))))
 halves = [online_softmax.SoftmaxState(*p) for p in (parts[0], merge(parts[1], parts[2]))]
 joined = halves[0].merge(halves[1])
-verdict("merge here = SoftmaxState.merge", all(map(close, merge(parts[0], merge(parts[1], parts[2])),
-                                                   (joined.m, joined.l, joined.o))))
+by_hand = merge(parts[0], merge(parts[1], parts[2]))
+verdict("merge here = SoftmaxState.merge", all(map(close, by_hand, (joined.m, joined.l, joined.o))))
 verdict("the package = the dense result", close(state.finalize()[0], dense))
 
 # %%
@@ -376,4 +385,4 @@ two = online_softmax.two_blocks(S[6:, :20], S[6:, 20:], V[:20], V[20:])
 verdict("the paper's two-block formulas", close(two, (safe_softmax(S) @ V)[6:]))
 
 # %% [markdown] tags=["navigation"]
-#
+# [← Naive attention](01_naive_attention.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)

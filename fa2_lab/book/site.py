@@ -1,0 +1,73 @@
+"""The book as a linked offline site: plain HTML, figures inside, formulas as MathML, no script and no request."""
+
+from __future__ import annotations
+
+import re
+from html import escape
+from pathlib import Path
+
+import nbformat
+from latex2mathml.converter import convert
+from nbconvert import HTMLExporter
+from pygments.formatters import HtmlFormatter
+
+from fa2_lab.book.chapters import Chapter
+
+PAGE = """<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title><style>{css}</style></head>
+<body><main>
+{body}
+</main></body>
+</html>
+"""
+CSS = """
+body { font: 17px/1.6 Georgia, 'DejaVu Serif', serif; color: #222; background: #fff; margin: 0 }
+main { max-width: 820px; margin: 0 auto; padding: 1.5em 1em 4em }
+h1, h2 { line-height: 1.25 } h2 { margin-top: 2em }
+a { color: #0072B2 } img { max-width: 100%; height: auto }
+pre, code { font: 13.5px/1.45 'DejaVu Sans Mono', Menlo, Consolas, monospace }
+.highlight pre { background: #f6f6f4; padding: .7em .9em; white-space: pre-wrap; margin: .6em 0 }
+.output pre { border-left: 3px solid #ccc; padding: .1em .9em; white-space: pre-wrap; margin: .4em 0 }
+table { border-collapse: collapse } td, th { padding: .2em .8em; border-bottom: 1px solid #ddd; text-align: left }
+details { background: #f3f7fb; padding: .4em .9em; margin: .7em 0 } summary { cursor: pointer }
+.anchor-link { display: none }
+"""
+CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
+
+
+def render(folder: Path, chapters: list[Chapter]) -> Path:
+    """Turn the executed notebooks of a folder into pages beside them; returns the first page."""
+    for chapter in chapters:
+        notebook = nbformat.read(folder / f"{chapter.name}.ipynb", as_version=4)
+        (folder / f"{chapter.name}.html").write_text(page(chapter, notebook), encoding="utf-8")
+    items = "\n".join(f'<li><a href="{c.name}.html">{escape(c.title)}</a>: {escape(c.question)}</li>' for c in chapters)
+    contents = f"<h1>FlashAttention-2, line by line</h1>\n<ol start='{int(chapters[0].name[:2])}'>\n{items}\n</ol>"
+    index = folder / "index.html"
+    index.write_text(PAGE.format(title="fa2_lab", css=CSS, body=contents), encoding="utf-8")
+    return index
+
+
+def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
+    """One notebook as a page."""
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = formulas(cell.source).replace(".ipynb)", ".html)")
+    body, _ = HTMLExporter(
+        template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True
+    ).from_notebook_node(notebook)
+    css = CSS + HtmlFormatter(style="friendly").get_style_defs(".highlight")
+    return PAGE.format(title=escape(f"{chapter.name[:2]} · {chapter.title}"), css=css, body=body)
+
+
+def formulas(markdown: str) -> str:
+    """The same text with every formula as MathML; code is left alone."""
+    parts = CODE.split(markdown)
+    parts[::2] = [MATH.sub(_mathml, text) for text in parts[::2]]
+    return "".join(parts)
+
+
+def _mathml(match: re.Match) -> str:
+    return convert(match[1] or match[2], display="block" if match[1] else "inline")
