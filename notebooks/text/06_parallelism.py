@@ -46,8 +46,8 @@ from fa2_lab.trace import Trace
 # Below is the body of FA2's outer loop: what notebook 04 does for row block `i`, with the order of the key blocks left
 # open.
 #
-# **Predict.** 2 row blocks, 4 column blocks. We compute the row blocks last one first, then visit the key blocks in every
-# possible order. Which of the two can change the last bit of the result?
+# **Predict.** 2 row blocks, 4 column blocks. We compute row block 1 before row block 0; then we visit the key blocks in
+# every possible order. Which of the two can change the last bit of the result?
 
 # %%
 def row_block(i, key_blocks, Q, K, V, B_r=4, B_c=2):
@@ -68,7 +68,8 @@ for i in (1, 0):
     reverse[4 * i : 4 * i + 4] = row_block(i, range(4), Q, K, V)
 print("row blocks in either order, the same bits:", np.array_equal(O, reverse))
 shuffled = [[row_block(i, order, Q, K, V) for i in (0, 1)] for order in permutations(range(4))]
-print("key blocks in 24 orders, the same result but for rounding:", all(close(np.vstack(o), dense) for o in shuffled))
+right = [close(np.vstack(o), dense) for o in shuffled]
+print("key blocks in", len(right), "orders, right but for rounding:", all(right))
 
 # %% [markdown]
 # <details><summary>Which one touches the bits</summary>
@@ -107,7 +108,8 @@ print("one after the other:", close(state[0], dense))
 for j in range(4):
     together = column_block(j, *start)  # everybody has read the start; the last one's writes stay
 print("at the same time:", close(together[0], dense))
-print("what is left is attention over keys 6 and 7:", close(together[0], safe_softmax(Q @ K[6:].T / 2) @ V[6:]))
+last_two = safe_softmax(Q @ K[6:].T / 2) @ V[6:]
+print("what is left is attention over keys 6 and 7:", close(together[0], last_two))
 
 # %% [markdown]
 # <details><summary>What happened to keys 0 to 5?</summary>
@@ -138,8 +140,8 @@ for stage in ("fa1", "fa2"):
     meter = Trace()
     heads.forward(q, k, v, stage=stage, B_r=4, B_c=2, trace=meter)
     seen = meter.by_worker()
-    each = {counts["matmul"] for counts in seen.values()}
-    print(f"{stage}: {len(seen):2} workers, matmul FLOPs of each: {each}, together {meter.matmul_flops:,}")
+    (each,) = {counts["matmul"] for counts in seen.values()}  # the same for all
+    print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {meter.matmul_flops:,}")
 
 # %% [markdown]
 # FA1's workers are numbered (batch, head), FA2's (batch, head, i): T_r times as many, each with 1/T_r of the work. The
@@ -169,7 +171,8 @@ def run_on(SMs, costs):
 
 def timeline(ran, SMs):
     for SM in range(SMs):
-        print(f"  SM {SM} ", *(f"{start:2}–{end:<2}" for at, start, end in ran if at == SM))
+        spans = [f"{start:2}–{end:<2}" for at, start, end in ran if at == SM]
+        print(f"  SM {SM} ", *(spans or [" idle"]))
 
 
 for name, costs in (("FA1", [16] * 4), ("FA2", [4] * 16)):
@@ -189,8 +192,8 @@ for name, costs in (("FA1", [16] * 4), ("FA2", [4] * 16)):
 # %% [markdown]
 # ## A hundred and thirty-two processors
 #
-# Now the sizes that people run. One long conversation: batch 1, 32 heads, 8,192 tokens, row blocks of 128. And three
-# cases that differ by a hair.
+# Now the sizes that people run. One long conversation: batch 1, 32 heads, 8,192 tokens, row blocks of 128. Beside it,
+# numbers of blocks just below and just above the number of SMs.
 #
 # **Predict.** Which share of an H100 is busy with 32 blocks? With 2,048? With 132, and with 133? The FA2 paper calls one
 # block per head efficient from about 80 blocks on, for the 108 SMs of an A100: what share is that?
@@ -252,7 +255,8 @@ for B_r in (128, 64, 32, 16):
 # ## The backward pass hands out columns
 #
 # In notebook 05 the backward pass has the key blocks outside: dk_j and dv_j stay on chip while the queries stream past.
-# So there a worker takes a column of tiles. This is the paper's figure 2, drawn from the tilings that the code uses.
+# So there a worker takes a column of tiles. This is the paper's figure 2, drawn from the tilings that the code uses (the
+# picture counts workers from 1, as the paper does; the code from 0).
 #
 # **Predict.** In the forward pass each block of O has one writer. In the backward pass there are dQ, dK and dV: which of
 # them has a single writer for each block?
@@ -268,8 +272,7 @@ def owners(tiling, direction):
 
 square = {causal: Tiling(16, 16, 4, 4, Mask(causal=causal)) for causal in (False, True)}
 who = {(way, causal): owners(square[causal], way) for way in ("forward", "backward") for causal in square}
-adds_to_dQ = {causal: [row[row >= 0] for row in who["backward", causal]] for causal in square}
-adds_to_dQ = {causal: [row.tolist() for row in rows] for causal, rows in adds_to_dQ.items()}
+adds_to_dQ = {causal: [row[row >= 0].tolist() for row in who["backward", causal]] for causal in square}
 show(workers.workers(who, adds_to_dQ))
 
 # %% [markdown]
@@ -304,8 +307,9 @@ def meetings(steps):  # at each step, the most workers on one block of dQ
     return [max(int(np.sum(step == i)) for i in step if i >= 0) for step in steps.T]
 
 
+full, causal = dq_steps(square[False]), dq_steps(square[True])
 rotated = dq_steps(square[False], first=lambda j: j)
-for name, steps in (("all", dq_steps(square[False])), ("causal", dq_steps(square[True])), ("rotated", rotated)):
+for name, steps in (("all keys", full), ("causal", causal), ("all keys, rotated", rotated)):
     print(f"{name}: most workers on one block of dQ, step by step: {meetings(steps)}")
     for j, row in enumerate(steps):
         print(f"  worker {j}:", *("  . " if i < 0 else f"dQ_{i}" for i in row))
@@ -340,8 +344,9 @@ for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reve
     timeline(ran, 3)
 
 # %% [markdown]
-# At real size: batch 1, 32 heads, 2,048 tokens, blocks of 128, on 132 SMs. Each bar is a thread block, its colour says
-# whether it is the SM's first, second, third or fourth. The upper row is the story so far, the lower one the tail.
+# At real size: batch 1, 32 heads, 2,048 tokens, blocks of 128, on 132 SMs. Each bar is a thread block; its colour says
+# whether it is its SM's first, second, third or fourth (then the colours start over). Above, without a mask, FA1 takes
+# four times as long as FA2 for the same work. Below, the causal tail.
 
 # %%
 full, causal = (Tiling(2048, 2048, 128, 128, mask) for mask in (NO_MASK, CAUSAL))
@@ -352,8 +357,6 @@ launches = {
     "FA2 causal, heaviest blocks first": grid.fa2_grid(32, causal, order="heaviest first"),
 }
 ran = {name: grid.schedule(blocks, H100) for name, blocks in launches.items()}
-for name, s in ran.items():
-    print(f"{name:33} {len(s.placed):3} blocks end at {s.makespan:3.0f} tiles, SMs {s.utilisation:4.0%} busy")
 show(waves.waves(heads=32, ran=ran))
 
 # %% [markdown]
@@ -385,10 +388,10 @@ for splits in (1, 4, 5, 8):
     meter = Trace()
     O, _ = fa2.forward_split_keys(q_1, K_long, V_long, splits=splits, B_r=1, B_c=128, trace=meter)
     tiles = [len(part) for part in np.array_split(range(64), splits)]
-    ran = grid.schedule([grid.Block(head, part, tiles[part]) for head in range(32) for part in range(splits)], H100)
+    ran = grid.schedule([grid.Block(h, part, n) for h in range(32) for part, n in enumerate(tiles)], H100)
     extra = sum(meter.loads(part) + meter.stores(part) for part in ("O_part", "L_part"))
-    print(f"{splits} parts: {32 * splits:3} workers, waves: {ran.waves}, end at {ran.makespan:2.0f} tiles;", end=" ")
-    print(f"{extra / meter.hbm_elements:.2%} of the traffic are partial results; same O: {close(O, whole)}")
+    print(f"parts: {splits}, workers: {32 * splits:3}, waves: {ran.waves}, end: {ran.makespan:2.0f},", end=" ")
+    print(f"partial results: {extra / meter.hbm_elements:.2%} of traffic, same O: {close(O, whole)}")
 
 # %% [markdown]
 # <details><summary>Four, five or eight?</summary>
@@ -486,8 +489,8 @@ for size in (1.0, 1e4):
         O[4 * i : 4 * i + 4] = row_block(i, range(7), size * Q_r, K_r, V_r)
     want = safe_softmax(size * Q_r @ K_r.T / 2) @ V_r
     package, _ = fa2.forward(size * Q_r, K_r, V_r, B_r=4, B_c=2)
-    verdict(f"row blocks in any order = fa2.forward = dense, ragged, scores of size {size:g}",
-            close(O, package) and close(package, want))
+    same = close(O, package) and close(package, want)
+    verdict(f"row blocks in any order = fa2.forward = dense, ragged, scores of size {size:g}", same)
 parts, _ = fa2.forward_split_keys(Q_r, K_r, V_r, splits=3, B_r=4, B_c=2, mask=CAUSAL)
 S = np.where(np.tri(13, dtype=bool), Q_r @ K_r.T / 2, -np.inf)
 verdict("split keys, merged = dense, causal and ragged", close(parts, safe_softmax(S) @ V_r))
@@ -496,15 +499,17 @@ verdict("split keys, merged = dense, causal and ragged", close(parts, safe_softm
 for SMs in (1, 3, 7):
     costs = rng.integers(1, 20, size=40).tolist()
     package = grid.schedule([grid.Block(0, None, cost) for cost in costs], SMs)
-    same = [(p.SM, p.start, p.end) for p in package.placed] == run_on(SMs, costs)
+    placed = [(p.SM, p.start, p.end) for p in package.placed]
+    verdict(f"run_on = grid.schedule, {SMs} SMs", placed == run_on(SMs, costs))
     bound = sum(costs) / SMs + (1 - 1 / SMs) * max(costs)
-    verdict(f"run_on = grid.schedule on {SMs} SMs, and within Graham's bound", same and package.makespan <= bound)
-formulas = [(grid.waves(b, s), grid.efficiency(b, s)) for b in (1, 80, 132, 133, 2048) for s in (6, 108, 132)]
-verdict("busy = grid.waves and grid.efficiency",
-        formulas == [busy(b, s) for b in (1, 80, 132, 133, 2048) for s in (6, 108, 132)])
+    verdict(f"no list schedule is longer than Graham's bound, {SMs} SMs", package.makespan <= bound)
+sizes = [(blocks, SMs) for blocks in (1, 80, 132, 133, 2048) for SMs in (6, 108, 132)]
+formulas = [(grid.waves(*size), grid.efficiency(*size)) for size in sizes]
+verdict("busy = grid.waves and grid.efficiency", formulas == [busy(*size) for size in sizes])
 uneven = [Tiling(14, 22, 4, 3, mask) for mask in (NO_MASK, CAUSAL, Mask(True, 17))]
-verdict("owners = grid.owners, ragged and padded",
-        all(np.array_equal(owners(t, w), grid.owners(t, w)) for t in uneven for w in ("forward", "backward")))
+for way in ("forward", "backward"):
+    same = all(np.array_equal(owners(t, way), grid.owners(t, way)) for t in uneven)
+    verdict(f"owners = grid.owners, {way}, ragged and padded", same)
 verdict("dq_steps = grid.dq_steps", all(np.array_equal(dq_steps(t), grid.dq_steps(t)) for t in uneven))
 
 # %%
@@ -517,7 +522,8 @@ for tiling in uneven:
     fa2.backward(q_u, k_u, v_u, O, L, dO, **blocks, trace=meter_b)
     for direction, meter in (("forward", meter_f), ("backward", meter_b)):
         ran = {(w[0], i, j) for w, i, j, kind in meter.work if kind == "matmul"}
-        drawn = {(int(owner), i, j) for (i, j), owner in np.ndenumerate(owners(tiling, direction)) if owner >= 0}
+        table = np.ndenumerate(owners(tiling, direction))
+        drawn = {(int(owner), *tile) for tile, owner in table if owner >= 0}
         verdict(f"the tiles drawn are the tiles run: {direction}, {len(ran)} tiles", ran == drawn)
 
 # %% [markdown] tags=["navigation"]

@@ -85,7 +85,7 @@ print("shape of a slice:", slices[0].shape, " shape of S:", S.shape)
 print("side by side:", close(np.hstack(slices), S))
 print("added up:", close(sum(slices), S))
 slip = ERRATA["article-split-K"]
-print("the same slip in the errata, wrong and right:", slip.check(slip.wrong()), slip.check(slip.right()))
+print("by the errata's own check:", slip.check(slip.right()), "and", slip.check(slip.wrong()))
 
 # %% [markdown]
 # <details><summary>Where the confusion comes from</summary>
@@ -137,8 +137,8 @@ for name, of_warps in published.items():
 # Notebook 02 offers a way out. A warp could keep a state of its own (m, l, o) for its keys, through all tiles, and the
 # four could merge after the last one. Then partial results cross once per row block, not once per tile.
 #
-# **Predict.** That is right, as the first line below says. What stands against it? A warp's state is B_r × d numbers, a
-# warp has 32 threads, and a thread has at most 255 registers.
+# **Predict.** The result is right, as the first line of output says. What stands against it? Put numbers in: `o` of one
+# warp's state is B_r × d, a warp has 32 threads, and a thread has at most 255 registers.
 
 # %%
 def merge_at_the_end(q, k, v, W, B_c):
@@ -202,7 +202,8 @@ for name, scheme in warps.SCHEMES.items():
 # %% [markdown]
 # ## At the size of a real tile
 #
-# 128 × 128, d = 64, four warps; Q, K and V with 2 bytes an element, maxima, sums and partial blocks with 4.
+# 128 × 128, d = 64, four warps; Q, K and V with 2 bytes an element, maxima, sums and partial blocks with 4. This is the
+# paper's figure 3 (warps counted from 1, as there) with the bytes of one tile beneath.
 #
 # **Predict.** Split-Q reads K and V four times instead of once. Does it move more bytes than split-K, or fewer?
 
@@ -221,10 +222,12 @@ show(warp_split(B_r, B_c, d, W, moved, waits))
 
 # %%
 for name, scheme in warps.SCHEMES.items():
-    kept = {tensor: array.size for tensor, array in scheme(q, k, v, one_tile, i=0, W=4).shared.arrays.items()}
-    print(f"{name} keeps {sum(kept.values()):3} elements in shared memory: {kept}")
+    arrays = scheme(q, k, v, one_tile, i=0, W=4).shared.arrays
+    kept = {tensor: array.size for tensor, array in arrays.items()}
+    print(f"{name} keeps {sum(kept.values()):3} elements: {kept}")
 slip = ERRATA["article-smem"]
-print("as the write-up counts, and as it is:", slip.check(slip.wrong()), slip.check(slip.right()))
+print("the write-up's count is right:", slip.check(slip.wrong()))
+print("one copy of K and V under either scheme is right:", slip.check(slip.right()))
 
 # %% [markdown]
 # <details><summary>What does grow under split-Q?</summary>
@@ -267,9 +270,12 @@ for name, scheme in warps.SCHEMES.items():
         print(f"{name} without {reason!r}:\n    {without(scheme, reason)}")
 
 # %% [markdown]
-# <details><summary>Can one do better than two?</summary>
+# <details><summary>Who gets in whose way, and can one do better than two?</summary>
 #
-# Yes: with two places for tiles, the copy of the next tile goes to the other place while this one is in use. Real kernels
+# Without the first barrier a warp reads what the copy may still be writing. Without the second, the copy of the next tile
+# overwrites keys that a slow warp has yet to read.
+#
+# With two places for tiles, the copy of the next tile goes to the other place while this one is in use. Real kernels
 # do that (the `stages` below). It makes waiting rare. It does not make the barriers unnecessary.
 # </details>
 #
@@ -320,7 +326,7 @@ r, c = np.mgrid[:16, :8]
 thread = 4 * (r % 8) + c // 2
 print("threads that hold rows 0, 1 and 8:", *(sorted(set(thread[row].tolist())) for row in (0, 1, 8)))
 piece = np.random.default_rng(1).standard_normal((16, 8))
-mine = np.array([piece[:8][thread[:8] == t].max() for t in range(32)])  # upper rows: each thread's own maximum
+mine = np.array([piece[:8][thread[:8] == t].max() for t in range(32)])  # for the upper 8 rows
 for step in (1, 2):
     mine = np.maximum(mine, mine[np.arange(32) ^ step])  # read the register of thread t ^ step
     agreed = [len(set(mine[4 * row : 4 * row + 4])) == 1 for row in range(8)]
@@ -342,10 +348,11 @@ else:
     for layout in layouts.get("layouts", []):
         along_rows, along_keys = layout["warpsPerCTA"]
         name = "split-Q" if along_keys == 1 else "split-K" if along_rows == 1 else "both"
-        print(f"{layout['target']}, d = {layout['d']}: {layout['instruction']}, warps {layout['warpsPerCTA']}, {name}")
+        print(f"{layout['target']}, d = {layout['d']}, {layout['instruction']}:", end=" ")
+        print(f"{along_rows} warps along rows, {along_keys} along keys: {name}")
 
 # %% [markdown]
-# **Takeaway.** Split-Q goes down to the threads: a row's statistics stay within four threads, two shuffles apart.
+# **Takeaway.** Under split-Q a row's statistics never leave its warp: four threads hold the row, two shuffles apart.
 
 # %% [markdown]
 # ## How large may a block be?
@@ -366,18 +373,21 @@ def registers(B_r, B_c, d, W):
 
 
 for chip in (chips.RTX_4090, chips.A100, chips.H100):
-    print(f"{chip.name}: KiB of an SM {chip.shared_per_sm // 1024}, for one block {chip.shared_per_block // 1024}")
+    KiB, of_block = chip.shared_per_sm // 1024, chip.shared_per_block // 1024
+    print(f"{chip.name}: an SM has {KiB} KiB, one block can have {of_block}")
 print("B_r × B_c   shared   registers: 4 warps  8 warps      (d = 128, two stages)")
 for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
     KiB = shared_bytes(B_r, B_c, 128) // 1024
-    print(f"{B_r:3} × {B_c:3}  {KiB:4} KiB {registers(B_r, B_c, 128, 4):18} {registers(B_r, B_c, 128, 8):8}")
+    four, eight = registers(B_r, B_c, 128, W=4), registers(B_r, B_c, 128, W=8)
+    print(f"{B_r:3} × {B_c:3}  {KiB:4} KiB {four:18} {eight:8}")
 
 # %% [markdown]
 # <details><summary>Reading the table</summary>
 #
 # 128 × 128 wants 32 + 2 · 64 = 160 KiB: an A100 gives a block 163 and an H100 227, an RTX 4090 only 99. (Of the 228 KiB of
 # an H100's SM, 1 is reserved for each block; a popular write-up has 228.) With four warps it would take 360 registers of
-# 255; eight warps split the rows once more and bring it down to 200.
+# 255; eight warps split the rows once more and bring it down to 200. Small blocks have another use for the room: two of
+# 64 × 64 fit on one SM of an A100 at a time, and while one waits the other works.
 # </details>
 #
 # The same two sums over all powers of two from 32 to 256. The paper's authors chose among {64, 128} × {64, 128} by hand,
@@ -404,12 +414,14 @@ show(block_budget(**budget_data()))
 # %%
 print("bytes through shared memory for each score:")
 for B_r, B_c in ((64, 64), (128, 64), (128, 128)):
-    per_score = {name: warps.tile_bytes(name, B_r, B_c, 128, 4) / (B_r * B_c) for name in ("split_k", "split_q")}
-    print(f"{B_r:4} × {B_c:3}", {name: round(n, 1) for name, n in per_score.items()})
+    by_k, by_q = (warps.tile_bytes(name, B_r, B_c, 128, W=4) for name in ("split_k", "split_q"))
+    print(f"{B_r:5} × {B_c:3}: split-K {by_k / (B_r * B_c):.0f}, split-Q {by_q / (B_r * B_c):.0f}")
 change = time.split(chips.A100, 128, 64, 128)
+print("clocks of a tile of 128 × 64:")
 for name, tile in (("split-K", change.before), ("split-Q", change.after)):
-    print(f"{name}: clocks tensor {tile.tensor:.0f}, exp {tile.exp:.0f}, fp32 {tile.fp32:.0f}, shared {tile.shared:.0f}")
-print(f"faster by {change.overlapped:.1f} if all units overlap, {change.serial:.1f} if none do")
+    units = f"tensor {tile.tensor:.0f}, exp {tile.exp:.0f}, fp32 {tile.fp32:.0f}, shared {tile.shared:.0f}"
+    print(f"  {name}: {units}; busiest: {tile.busiest}")
+print(f"times faster: {change.overlapped:.1f} if all units overlap, {change.serial:.1f} if none do")
 
 # %% [markdown]
 # <details><summary>What the model says, and what it does not</summary>
@@ -419,7 +431,8 @@ print(f"faster by {change.overlapped:.1f} if all units overlap, {change.serial:.
 # time spent waiting at barriers is not in the model. Notebook 10 measures.
 # </details>
 #
-# **Takeaway.** The third change of FA2 moves the bottleneck from shared memory back to the tensor cores.
+# **Takeaway.** FA2's third change (after the arithmetic and the parallelism) moves the bottleneck from shared memory back
+# to the tensor cores.
 
 # %% [markdown]
 # ## Recap
@@ -508,7 +521,7 @@ except warps.RaceError as race:
 
 # %%
 for W in (1, 2, 4):
-    by_queries, by_keys = (warps.SCHEMES[name](q, k, v, one_tile, 0, W).O for name in ("split_q", "split_k"))
+    by_queries, by_keys = (run(q, k, v, one_tile, 0, W).O for run in (warps.split_q, warps.split_k))
     verdict(f"split_q_tile = warps.split_q, {W} warps", close(split_q_tile(q, k, v, W), by_queries))
     verdict(f"split_k_tile = warps.split_k, {W} warps", close(split_k_tile(q, k, v, W)[0], by_keys))
 
@@ -523,30 +536,37 @@ for mask, size in ((NO_MASK, 1.0), (CAUSAL, 1.0), (CAUSAL, 1e4)):
     name = "causal" if mask.causal else "all keys"
     verdict(f"fa2.forward = dense, ragged, {name}, scores of size {size:g}", close(O, want))
     for W in (1, 3):
-        both = [np.vstack([run(q_r, k_r, v_r, tiling, i, W).O for i in range(3)]) for run in warps.SCHEMES.values()]
-        verdict(f"split-Q = split-K = fa2.forward, {W} warps", all(close(rows, O) for rows in both))
+        for run in (warps.split_q, warps.split_k):
+            rows = np.vstack([run(q_r, k_r, v_r, tiling, i, W).O for i in range(3)])
+            verdict(f"{run.__name__} = fa2.forward, {name}, size {size:g}, {W} warps", close(rows, O))
 
 # %%
 for name, scheme in warps.SCHEMES.items():
     form = warps.tile_accesses(name, 12, 4, 5, 3)
     counts = scheme(*rng.standard_normal((3, 12, 5)), Tiling(12, 12, 12, 4), 0, 3).shared.counts
     counted = {kind: sum(n for (_, *of), n in counts.items() if tuple(of) == kind) for kind in form}
-    verdict(f"{name}: three tiles move three times the closed form", counted == {kind: 3 * n for kind, n in form.items()})
+    three_times = {kind: 3 * n for kind, n in form.items()}
+    verdict(f"{name}: three tiles move three times the closed form", counted == three_times)
     verdict(f"{name}: no barrier may be left out", all(without(scheme, reason) for reason in waits[name]))
 sizes = [(b, c, d, W) for b in (64, 128) for c in (64, 128) for d in (64, 128) for W in (4, 8)]
-forward_needs = [(budget.forward_shared_bytes(*s[:3]), budget.forward_registers(*s)) for s in sizes]
-verdict("shared_bytes, registers = those of budget.py", forward_needs == [(shared_bytes(*s[:3]), registers(*s)) for s in sizes])
+theirs = [(budget.forward_shared_bytes(*s[:3]), budget.forward_registers(*s)) for s in sizes]
+ours = [(shared_bytes(*s[:3]), registers(*s)) for s in sizes]
+verdict("shared_bytes and registers = those of budget.py", ours == theirs)
+two = budget.fits(chips.A100, 64, 64, 128, stages=2, warps=4).blocks_per_sm == 2
+verdict("two blocks of 64 × 64, d = 128, share an SM of an A100", two)
 
 # %%
 def cut(x, term, owner):
     return np.split(x, 2, axis=term.index(owner)) if owner in term else [x, x]
 
 
+length = dict(r=6, k=8, d=4)
 for name, product in (FORWARD | BACKWARD).items():
     inputs, result = product.split("->")
-    a, b = (rng.standard_normal([dict(r=6, k=8, d=4)[letter] for letter in term]) for term in inputs.split(","))
+    first, second = inputs.split(",")
+    a, b = (rng.standard_normal([length[letter] for letter in term]) for term in (first, second))
     for owner in "rk":
-        halves = zip(*(cut(x, term, owner) for x, term in zip((a, b), inputs.split(","), strict=True)), strict=True)
+        halves = zip(cut(a, first, owner), cut(b, second, owner), strict=True)
         parts = [np.einsum(product, *half) for half in halves]
         if fate(product, owner) == "to be added":
             joined = sum(parts)
