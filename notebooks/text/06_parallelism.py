@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The backward pass](05_backward.ipynb) · [Warps →](07_warps.ipynb)
+# [← The backward pass](05_backward.ipynb) · [The map](00_map.ipynb) · [Warps →](07_warps.ipynb)
 
 # %% [markdown]
 # # 06 · Parallelism
@@ -527,4 +527,4 @@ for tiling in uneven:
         verdict(f"the tiles drawn are the tiles run: {direction}, {len(ran)} tiles", ran == drawn)
 
 # %% [markdown] tags=["navigation"]
-# [← The backward pass](05_backward.ipynb) · [Warps →](07_warps.ipynb)
+# [← The backward pass](05_backward.ipynb) · [The map](00_map.ipynb) · [Warps →](07_warps.ipynb)

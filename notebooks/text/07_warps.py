@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Parallelism](06_parallelism.ipynb)
+# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb)
 
 # %% [markdown]
 # # 07 · Warps
@@ -575,4 +575,4 @@ for name, product in (FORWARD | BACKWARD).items():
         verdict(f"{name}, cut by {owner}: {fate(product, owner)}", close(joined, np.einsum(product, a, b)))
 
 # %% [markdown] tags=["navigation"]
-# [← Parallelism](06_parallelism.ipynb)
+# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb)
