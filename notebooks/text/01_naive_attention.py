@@ -1,15 +1,14 @@
 # %% [markdown] tags=["navigation"]
-# [Online softmax →](02_online_softmax.ipynb)
+# [← The map](00_map.ipynb) · [Online softmax →](02_online_softmax.ipynb)
 
 # %% [markdown]
 # # 01 · Naive attention
 #
 # **What does attention compute, and what does it cost?**
 #
-# Attention is two matrix products with a softmax between them. Written down like that it takes three lines, and those
-# three lines are the truth against which every later chapter is judged. They also write down two matrices larger than
-# everything around them, and this chapter finds out how much larger, what that costs, and whether attention can do
-# without them.
+# Attention is two matrix products with a softmax between them. That takes four lines, and those four lines are the
+# truth against which every later chapter is judged. They also write down two matrices larger than everything around
+# them, and this chapter finds out how much larger, what that costs, and whether attention can do without them.
 #
 # After this notebook you can
 #
@@ -17,7 +16,7 @@
 # - say how many bytes S and P take, how many travel, and why the second number decides the speed,
 # - compute both directions without ever holding S or P, and say what that costs instead.
 #
-# *Time: 35 minutes. Hardware: any laptop, NumPy alone.*
+# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [00 · The map](00_map.ipynb).*
 
 # %%
 import numpy as np
@@ -72,9 +71,9 @@ print("O =", np.round(O, 9).tolist())
 # In practice the scores are multiplied by a number τ before the softmax, usually 1/√d, where d is the length of a
 # query.
 #
-# **Predict.** Queries and keys are random numbers of size about 1. A score adds d products. How large do scores get
-# when d grows from 4 to 64 to 1,024, and what does softmax make of a row of 256 of them? (The cell prints standard
-# deviations, and means over 256 rows.)
+# **Predict.** The entries of queries and keys are random numbers of size about 1. A score adds d products. How large
+# do scores get when d grows from 4 to 64 to 1,024, and what does softmax make of a row of 256 of them? (The cell
+# prints standard deviations, and means over 256 rows.)
 
 # %%
 rng = np.random.default_rng(0)
@@ -573,4 +572,4 @@ for name, *gradients, truth in zip(("dQ", "dK", "dV"), stored, made_again, judge
     verdict(f"{name}: from P, and from L alone = central differences", all(agree))
 
 # %% [markdown] tags=["navigation"]
-# [Online softmax →](02_online_softmax.ipynb)
+# [← The map](00_map.ipynb) · [Online softmax →](02_online_softmax.ipynb)

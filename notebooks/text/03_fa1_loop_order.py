@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Online softmax](02_online_softmax.ipynb) · [FlashAttention-2, forward →](04_fa2_forward.ipynb)
+# [← Online softmax](02_online_softmax.ipynb) · [The map](00_map.ipynb) · [FlashAttention-2, forward →](04_fa2_forward.ipynb)
 
 # %% [markdown]
 # # 03 · FlashAttention
@@ -414,10 +414,11 @@ print("4N² + 4Nd =", f"{4 * N * N + 4 * N * d:,}", "  7N² + 8Nd =", f"{7 * N *
 # %% [markdown]
 # <details><summary>More arithmetic, less traffic</summary>
 #
-# The fifth product is QKᵀ again: 10 N²d FLOPs instead of 8. It is cheaper to compute S twice than to store it once.
-# Standard attention moves 7N² + 8Nd on the way back (P twice, dP twice, dS three times); FA1 5Nd for each column
-# block, and a little. The paper's Theorem 5 compares with "Algorithm 0", which is the forward pass with its 4N² + 4Nd;
-# it means Algorithm 3. The order of growth is the same.
+# The fifth product is QKᵀ again: 10 N²d FLOPs instead of 8. Making a score again takes 2d = 128 FLOPs. Sending it to
+# HBM and fetching it back moves 4 bytes, and in that time an H100 could do 4 · 295 = 1,180. Standard attention moves
+# 7N² + 8Nd on the way back (P twice, dP twice, dS three times); FA1 5Nd for each column block, and a little. The
+# paper's Theorem 5 compares with "Algorithm 0", which is the forward pass with its 4N² + 4Nd; it means Algorithm 3.
+# The order of growth is the same.
 # </details>
 #
 # **Takeaway.** Recomputation trades a quarter more arithmetic for never storing anything of size N².
@@ -441,7 +442,8 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 #
 # (2d + 4) / (3d + 4) of each column block's trips: two thirds. Nobody reads O between two column blocks; it leaves the
 # chip only because the other rows need the room. Worse, the rows' states tie the column blocks to each other: column
-# block j + 1 continues what block j has stored. So one head is one worker's job from beginning to end.
+# block j + 1 continues what block j has stored. So FA1 gives a whole head to one worker, from beginning to end;
+# notebook 06 shows what that leaves idle.
 # </details>
 #
 # What would change if the queries stayed and the keys came by? That is the next notebook.
@@ -473,6 +475,11 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 # 4,096 against 33 · 4,096 = 135,168. The snippet is FlashAttention-2's loop with an additional division. A quick test
 # for any picture of FA1: the *keys* must be outside.
 # </details>
+
+# %%
+for name in ("fa2", "fa1"):
+    counted = io.traffic(name, "forward", Tiling(256, 256, 16, 16), 16)
+    print(f"{name}: {counted.loads.get('O', 0) + counted.stores['O']:,} elements of O")
 
 # %% [markdown]
 # **2. Complete.** Derive the traffic of FA1's backward in the same way, as a function of N_q, N_k, d and B_c, and hold
@@ -560,4 +567,4 @@ O_dense, _ = naive.forward(q, k, v, tau=1e4, mask=mask)
 verdict("scores of size 10000: fa1.forward = dense", close(o, O_dense))
 
 # %% [markdown] tags=["navigation"]
-# [← Online softmax](02_online_softmax.ipynb) · [FlashAttention-2, forward →](04_fa2_forward.ipynb)
+# [← Online softmax](02_online_softmax.ipynb) · [The map](00_map.ipynb) · [FlashAttention-2, forward →](04_fa2_forward.ipynb)
