@@ -25,7 +25,6 @@ from itertools import permutations
 import numpy as np
 
 from fa2_lab.book.verdicts import close, verdict
-from fa2_lab.errata import ERRATA
 from fa2_lab.machine import chips, grid, io
 from fa2_lab.paper import where
 from fa2_lab.plots import waves, workers
@@ -316,15 +315,10 @@ for name, steps in (("all keys", full), ("causal", causal), ("all keys, rotated"
 
 # %% [markdown]
 # Without a mask all four queue at the same block. The causal workers begin at their own diagonal, and the rotated ones
-# spread by design. But workers do not march in step, so whoever meets must add safely. Line 15 of the paper's Algorithm
-# 2 (FA2.A2.L15) says: load dQ_i, add, write back. Its section 3.2 says: atomic adds.
-
-# %%
-race = ERRATA["fa2-dQ-race"]
-print("load, add, write back, all at once: right?", race.check(race.wrong()))
-print("added atomically: right?", race.check(race.right()))
-
-# %% [markdown]
+# spread by design. But real workers do not march in step, so whoever may meet has to add safely: line 15 as printed
+# (FA2.A2.L15: load, add, write back) loses parts, as notebook 05 has shown, and the paper's section 3.2 asks for atomic
+# adds.
+#
 # **Takeaway.** An atomic add makes a meeting safe, and a good order of the rows makes it rare; only two passes avoid it.
 
 # %% [markdown]
