@@ -253,7 +253,7 @@ print("dP, first row:   ", np.round(dP[0], 9).tolist())
 # <details><summary>Why the transposes</summary>
 #
 # V_jc enters O_ic with weight P_ij for every query i, so its gradient gathers P_ij dO_ic over all i: dV = Pᵀ dO. P_ij
-# enters O_ic with weight V_jc for every column c: dP = dO Vᵀ. Shapes alone leave no other choice.
+# enters O_ic with weight V_jc for every column c: dP = dO Vᵀ. Where N ≠ d, the shapes leave no other choice.
 # </details>
 #
 # **Takeaway.** A product's gradients are products with the other factor: dV = Pᵀ dO and dP = dO Vᵀ.
@@ -276,9 +276,13 @@ D = p @ dp
 print("D =", round(float(D), 9), "  p * (dp - D):", np.round(p * (dp - D), 9).tolist())
 
 # %% [markdown]
-# <details><summary>No matrix needed</summary>
+# <details><summary>Where the matrix comes from, and how to do without it</summary>
 #
-# (diag(p) − p pᵀ) dp = p∘dp − p (p·dp) = p∘(dp − D), with the single number D = p·dp. The entries add up to D − D = 0.
+# The quotient rule gives ∂p_j/∂s_j = p_j − p_j² and, for two different keys, ∂p_j/∂s_k = −p_j p_k: the matrix above,
+# with the first row (3, −2, −1)/16.
+#
+# No matrix is needed: (diag(p) − p pᵀ) dp = p∘dp − p (p·dp) = p∘(dp − D), with the single number D = p·dp. The entries
+# add up to D − D = 0.
 # </details>
 #
 # D came out as 3, and so did O₀₀. That is no accident:
@@ -343,7 +347,8 @@ print("dK =   dSᵀ Q:", close(dS.T @ Q, dK_judge, 1e-7))
 # <details><summary>Which slip shows itself</summary>
 #
 # Q dSᵀ multiplies (N, d) by (N, N): the shapes only fit when N = d, so nearly any run would stop. The missing τ never
-# stops anything. Every gradient keeps its direction and is too large by 1/τ, and training would go on, badly.
+# stops anything: dQ and dK keep their directions and are too large by 1/τ, dV is right, and training would go on,
+# badly.
 # </details>
 #
 # The five lines are Algorithm 3 of the first FlashAttention paper, and the comments name its lines. `where` leads from

@@ -238,7 +238,7 @@ print("doubling N multiplies the traffic by", round(growth, 2))
 # %% [markdown]
 # <details><summary>The theorem, with its constant</summary>
 #
-# T_c · 3Nd = 12 N²d² / M; the 4N for l and m make it 12 (1 + 4/3d), which is 12.25 at d = 64, and what is moved only
+# T_c · 3Nd = 12 N²d² / M; the 4N for l and m make it 12 (1 + 4/(3d)), which is 12.25 at d = 64, and what is moved only
 # once fades as N grows. This is the traffic theorem Θ(N²d² / M), met to the element.
 #
 # It is not O(N), as one popular write-up has it: the *extra memory* is O(N). Doubling N still multiplies the traffic
