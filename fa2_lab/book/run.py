@@ -58,6 +58,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         timeout=cell_timeout,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": NOTEBOOKS}},
     )
     start, error = time.perf_counter(), ""

@@ -1,0 +1,81 @@
+"""How things are timed: warmed up, by CUDA events, all contestants in turn so that drift hits them alike."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+REPEATS, WARM_UP = 20, 3
+PROTOCOL = (
+    f"CUDA events, median of {REPEATS} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
+    "repetition; the L2 cache is overwritten before every call; each result is checked before it is timed"
+)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median, and the middle half of all repetitions around it."""
+
+    median: float
+    low: float
+    high: float
+
+
+def measure(calls: dict[str, Callable[[], object]], repeats: int = REPEATS) -> dict[str, Timing | str]:
+    """A Timing for each call, or the reason why there is none. The order of the turns rotates."""
+    failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
+    names = [name for name in calls if name not in failed]
+    flush = torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda")
+    events = {name: [] for name in names}
+    for turn in range(repeats):
+        for name in names[turn % max(1, len(names)) :] + names[: turn % max(1, len(names))]:
+            flush.zero_()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            calls[name]()
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return failed | {name: summary([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
+
+
+def warm_up(call: Callable[[], object]) -> str:
+    """Run a call a few times; returns why it failed, or nothing."""
+    try:
+        for _ in range(WARM_UP):
+            call()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "out of memory"
+    except Exception as failure:  # a peer that fails must not end the run; its reason goes into the table
+        return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+    return ""
+
+
+def summary(milliseconds: list[float]) -> Timing:
+    """Median and quartiles."""
+    low, _, high = statistics.quantiles(milliseconds, n=4)
+    return Timing(statistics.median(milliseconds), low, high)
+
+
+def l2_bytes() -> int:
+    """The size of the running GPU's L2 cache."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def wall_microseconds(call: Callable[[], object], repeats: int = 300) -> float:
+    """Host time of one call that returns before the GPU is done: the median over many calls, each after a wait."""
+    import time
+
+    times = []
+    for _ in range(repeats):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        call()
+        times.append(1e6 * (time.perf_counter() - start))
+    torch.cuda.synchronize()
+    return statistics.median(times)

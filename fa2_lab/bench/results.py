@@ -1,0 +1,113 @@
+"""Results as they are kept: figures/data/bench_SUITE.json, with everything that made them; and as a table."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[2] / "figures" / "data"
+
+
+@dataclass
+class Row:
+    """One problem in one direction: what each contestant needed, or why it has no time."""
+
+    problem: dict
+    direction: str
+    milliseconds: dict[str, list[float]]  # name -> median, lower quartile, upper quartile
+    failed: dict[str, str] = field(default_factory=dict)
+    flops: float = 0.0
+    bytes: float = 0.0
+
+    def rate(self, name: str) -> float:
+        """TFLOP/s of a contestant."""
+        return self.flops / self.milliseconds[name][0] / 1e9
+
+    def ratio(self, name: str, baseline: str) -> float:
+        """How many times faster than the baseline of the same run."""
+        return self.milliseconds[baseline][0] / self.milliseconds[name][0]
+
+
+@dataclass
+class Results:
+    """A suite's rows and the machine, versions and protocol behind them."""
+
+    suite: str
+    machine: dict
+    protocol: str
+    ceilings: dict[str, float]  # GEMM in TFLOP/s, copy in TB/s
+    rows: list[Row] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
+
+    def save(self, folder: Path = FOLDER) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"bench_{self.suite}.json"
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
+        return path
+
+
+def load(suite: str, folder: Path = FOLDER) -> Results:
+    """The recorded results of a suite, or a sentence that says how to record them."""
+    path = folder / f"bench_{suite}.json"
+    if not path.exists():
+        raise FileNotFoundError(f"there is no {path.name}: record it with `python -m fa2_lab bench {suite}` on a GPU")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return Results(**data | dict(rows=[Row(**row) for row in data["rows"]]))
+
+
+def machine() -> dict:
+    """What the numbers depend on: GPU, driver, versions, commit."""
+    import torch
+    import triton
+
+    here = Path(__file__).resolve().parent
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    return dict(
+        gpu=torch.cuda.get_device_name(),
+        driver=_output(query).splitlines()[0] if _output(query) else "unknown",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=triton.__version__,
+        cudnn=str(torch.backends.cudnn.version()),
+        commit=_output(["git", "-C", str(here), "rev-parse", "--short", "HEAD"]) or "unknown",
+    )
+
+
+def _output(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def table(results: Results, names: list[str], baseline: str) -> str:
+    """Ratios to the baseline of the same run first, then TFLOP/s."""
+    machine = results.machine
+    head = f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}; {results.protocol}."
+    ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
+    columns = [name for name in names if any(name in r.milliseconds or name in r.failed for r in results.rows)]
+    lines = [head, f"ceilings: {ceilings}" if ceilings else "", f"times faster than {baseline} (TFLOP/s)", ""]
+    lines.append(f"{'problem':44}" + "".join(f"{name:>18}" for name in columns))
+    for row in results.rows:
+        lines.append(f"{label(row):44}" + "".join(f"{cell(row, name, baseline):>18}" for name in columns))
+    reasons = {f"{name}: {why}" for row in results.rows for name, why in row.failed.items()}
+    return "\n".join([*lines, "", *sorted(reasons), *(f"not measured: {m}" for m in results.missing)])
+
+
+def label(row: Row) -> str:
+    """A problem in a few words."""
+    p = row.problem
+    N = f"{p['N_q']}" if p["N_q"] == p["N_k"] else f"{p['N_q']}×{p['N_k']}"
+    heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}/{p['kv_heads']}"
+    return f"{row.direction:8} N {N} b {p['batch']} h {heads} d {p['d']} {'causal' if p['causal'] else 'full'}"
+
+
+def cell(row: Row, name: str, baseline: str) -> str:
+    """One entry of the table."""
+    if name not in row.milliseconds:
+        return "-"
+    rate = f"({row.rate(name):.0f})" if row.flops else f"({row.milliseconds[name][0]:.3f} ms)"
+    return f"{row.ratio(name, baseline):.2f} {rate}" if baseline in row.milliseconds else rate
