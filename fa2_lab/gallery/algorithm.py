@@ -41,8 +41,7 @@ def bfloat16(x: np.ndarray) -> np.ndarray:
     """float32 with the last 16 bits rounded away, to nearest even; inf and NaN stay."""
     bits = np.atleast_1d(np.asarray(x, np.float32)).view(np.uint32)
     rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
-    kept = np.where(np.isfinite(x), rounded, bits).astype(np.uint32)
-    return kept.view(np.float32).reshape(np.shape(x)).astype(np.float64)
+    return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(x)).astype(np.float64)
 
 
 DTYPES: dict[str, Rounding] = {

@@ -1,0 +1,423 @@
+"""The pictures of the algorithm, one by one: the data that went in is right, and the artists that came out match it."""
+
+import functools
+from collections import Counter
+
+import numpy as np
+import pytest
+from matplotlib.colors import same_color
+from matplotlib.lines import Line2D
+from matplotlib.patches import PathPatch, Rectangle, StepPatch
+from matplotlib.text import Annotation
+
+from fa2_lab.gallery import algorithm
+from fa2_lab.machine import chips, io, time
+from fa2_lab.plots import stream, style
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference.dropout import keep_mask
+from fa2_lab.tiles import Tile
+
+
+@functools.cache
+def drawn(name):
+    """(figure, data) of a picture, drawn once for all tests."""
+    picture = next(p for p in algorithm.PICTURES if p.name == name)
+    data = picture.data()
+    return picture.draw(**data)[0], data
+
+
+def boxes(ax, fill=None):
+    """The rectangles of an axes, without its background; of one fill only, if given."""
+    found = [p for p in ax.patches if isinstance(p, Rectangle)]
+    return [p for p in found if fill is None or same_color(p.get_facecolor()[:3], fill)]
+
+
+def label(patch):
+    return patch.label_text.get_text() if hasattr(patch, "label_text") else ""
+
+
+def lines(ax):
+    return [line for line in ax.lines if isinstance(line, Line2D)]
+
+
+def titled(figure, start):
+    """The axes whose title starts so."""
+    return next(ax for ax in figure.axes if ax.get_title(loc="left").startswith(start))
+
+
+# Memory -------------------------------------------------------------------------------------------------------
+
+
+def test_memory_is_that_of_real_arrays():
+    heads, N, d = 2, 128, 16
+    data = algorithm.memory_data(heads=heads, d=d)
+    assert data["N"][0] == N
+    S = np.empty((heads, N, N), np.float16)
+    Q, L = np.empty((heads, N, d), np.float16), np.empty((heads, N), np.float32)
+    assert data["sizes"]["S and P"][0] == 2 * S.nbytes
+    assert data["sizes"]["Q, K, V, O"][0] == 4 * Q.nbytes
+    assert data["sizes"]["L"][0] == L.nbytes
+
+
+def test_memory_names_every_chip_once_and_the_last_N_that_fits():
+    figure, data = drawn("quadratic_memory")
+    named = ", ".join(name for name, _, _ in data["chips"])
+    assert len(named.split(", ")) == len(chips.CHIPS)
+    for name, size, last in data["chips"]:
+        assert all(c.hbm_bytes == size for c in chips.CHIPS.values() if any(n in c.name for n in name.split(", ")))
+        assert 32 * last**2 * 4 <= size < 32 * (last + 1) ** 2 * 4
+    dots = [line.get_xydata()[0] for line in lines(titled(figure, "To scale")) if line.get_marker() == "o"]
+    assert np.allclose(dots, [(last, size / 2**30) for _, size, last in data["chips"]])
+    shown = {t.get_text() for t in figure.axes[0].texts}
+    assert {f"N = {last:,}" for _, _, last in data["chips"]} <= shown
+
+
+def test_memory_grows_fourfold_and_twofold():
+    figure, data = drawn("quadratic_memory")
+    slopes = [np.polyfit(*np.log2(line.get_xydata()).T, 1)[0] for line in titled(figure, "On log").lines]
+    assert slopes == pytest.approx([2, 1, 1])
+    assert len(slopes) == len(data["sizes"])
+
+
+# Three softmaxes ----------------------------------------------------------------------------------------------
+
+
+def test_bfloat16_rounds_as_torch_does():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.standard_normal(5000) * 10.0 ** rng.integers(-30, 38, 5000), [0, 1 + 2**-8, 1 + 3 * 2**-8]])
+    x = np.concatenate([x, [np.inf, -np.inf, np.nan, 3.3895314e38, 3.4e38]]).astype(np.float32).astype(np.float64)
+    expected = torch.tensor(x, dtype=torch.float32).to(torch.bfloat16).double().numpy()
+    with np.errstate(over="ignore"):
+        assert np.array_equal(algorithm.bfloat16(x), expected, equal_nan=True)
+    assert algorithm.bfloat16(1.0).shape == () and algorithm.bfloat16(np.ones((2, 3))).shape == (2, 3)
+
+
+def test_the_row_is_what_numpy_computes_in_float16():
+    _, data = drawn("three_softmaxes")
+    row = data["row"]
+    s = row["s"].astype(np.float16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert np.array_equal(row["unsafe_e"], np.exp(s))
+        assert np.array_equal(row["unsafe_p"], naive.unsafe_softmax(s), equal_nan=True)
+    assert np.array_equal(row["safe_p"], naive.safe_softmax(s))
+    assert np.abs(row["online_p"] - naive.safe_softmax(row["s"])).max() < 2**-10
+    assert row["l"][-1] == row["sums"]["safe"] and np.isinf(row["sums"]["unsafe"])
+    assert np.array_equal(row["m"], np.maximum.accumulate(row["s"].reshape(-1, 2).max(axis=1)))
+
+
+def test_the_boxes_show_every_number_and_black_is_what_is_not_finite():
+    figure, data = drawn("three_softmaxes")
+    row, ax = data["row"], titled(figure, "One row")
+    numbers = [row[k] for k in ("s", "unsafe_e", "unsafe_p", "safe_e", "safe_p", "online_p")]
+    broken = sum(int((~np.isfinite(x)).sum()) for x in numbers)
+    assert len(boxes(ax)) == sum(len(x) for x in numbers) + 3 + len(row["m"])
+    black = Counter(label(b) for b in boxes(ax, style.INK))
+    assert black.total() == broken + 1 == 3 and set(black) == {"inf", "NaN"}
+
+
+@pytest.mark.parametrize("dtype, largest, epsilon", [("float16", 65504, 2**-10), ("bfloat16", 3.4e38, 2**-7)])
+def test_unsafe_ends_where_the_largest_exponential_leaves_the_type(dtype, largest, epsilon):
+    _, data = drawn("three_softmaxes")
+    scales, errors = data["scales"], data["errors"][dtype]
+    largest_score = scales * np.random.default_rng(0).standard_normal((32, 512)).max()
+    fits = np.isfinite(errors["unsafe"])
+    assert not fits[largest_score > np.log(largest) + 0.1].any()
+    assert fits[largest_score < np.log(largest) - np.log(512)].all()
+    for name in ("safe", "online"):
+        assert np.isfinite(errors[name]).all() and (errors[name] < 8 * epsilon).all()
+        assert (errors[name] > epsilon / 64).all()
+
+
+def test_the_error_of_float32_is_that_of_arithmetic_in_float32():
+    _, data = drawn("three_softmaxes")
+    normal = np.random.default_rng(0).standard_normal((32, 512))
+    for k in (0, 20, 40):
+        s = (data["scales"][k] * normal).astype(np.float32)
+        e = np.exp((s - s.max(axis=1, keepdims=True)).astype(np.float64)).astype(np.float32)
+        p = e / e.sum(axis=1, keepdims=True, dtype=np.float64).astype(np.float32)
+        assert p.dtype == np.float32
+        errors = [
+            np.abs(row - np.exp(t - t.max()) / np.exp(t - t.max()).sum()).sum()
+            for row, t in zip(p, s.astype(float), strict=True)
+        ]
+        assert data["errors"]["float32"]["safe"][k] == pytest.approx(max(errors), rel=1e-6)
+
+
+def test_the_error_curves_are_drawn_whole_with_a_cross_at_the_end_of_the_unsafe_one():
+    figure, data = drawn("three_softmaxes")
+    for dtype, curves in data["errors"].items():
+        *drawn_curves, cross = lines(titled(figure, dtype))
+        for line, name in zip(drawn_curves, ("safe", "online", "unsafe"), strict=True):
+            assert np.array_equal(line.get_ydata(), curves[name], equal_nan=True)
+        last = np.isfinite(curves["unsafe"]).sum() - 1
+        assert cross.get_xdata() == [data["scales"][last]] and np.isnan(curves["unsafe"][last + 1])
+
+
+# The stream of key blocks ---------------------------------------------------------------------------------------
+
+
+def test_the_state_is_what_a_sum_over_all_keys_so_far_gives():
+    _, data = drawn("state_stream")
+    for j in range(len(data["s"])):
+        seen = np.concatenate(data["s"][: j + 1], axis=1)
+        m = seen.max(axis=1)
+        assert np.array_equal(data["m"][j], m)
+        assert np.allclose(data["l"][j], np.exp(seen - m[:, None]).sum(axis=1), rtol=1e-13)
+        assert np.array_equal(data["alpha"][j] < 1, data["m"][j] > (data["m"][j - 1] if j else -np.inf))
+    assert np.allclose(data["o"][-1] / data["l"][-1], data["O"], rtol=1e-12)
+
+
+def test_every_rescaling_is_coloured_and_marked():
+    _, data = drawn("state_stream")
+    events = data["alpha"][1:] < 1
+    assert events[:, data["row"]].sum() >= 3
+    for row in range(events.shape[1]):
+        figure, _ = stream.state_stream(**data | dict(row=row))
+        grid, *below = figure.axes
+        assert len(boxes(grid)) == data["alpha"].size
+        assert len(boxes(grid, style.hue("m"))) == events.sum()
+        for ax in below:
+            marks = [line.get_xdata()[0] for line in lines(ax) if line.get_linestyle() == "--"]
+            assert marks == list(np.flatnonzero(events[:, row]) + 1)
+
+
+def test_l_and_o_first_shrink_and_then_grow():
+    figure, data = drawn("state_stream")
+    for name in "lo":
+        (steps,) = [p for p in titled(figure, f"{name} =").patches if isinstance(p, StepPatch)]
+        after, total = steps.get_data().values.reshape(-1, 2).T, data[name][:, data["row"]]
+        assert np.array_equal(after[1], total)
+        assert np.allclose(after[0][1:], data["alpha"][1:, data["row"]] * total[:-1]) and after[0][0] == 0
+
+
+# Merge --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["loop", "tree", "split"])
+def test_every_node_is_merged_once_and_the_result_is_the_direct_sum(order):
+    _, data = drawn("merge_orders")
+    leaves, merges = data["leaves"], data["orders"][order]
+    used = sorted(k for node in merges for k in (node.left, node.right))
+    assert used == list(range(len(leaves) + len(merges) - 1))
+    weight = np.array([leaf.l * np.exp(leaf.m) for leaf in leaves])
+    direct = sum(leaf.o * np.exp(leaf.m) for leaf in leaves) / weight.sum()
+    assert merges[-1].o / merges[-1].l == pytest.approx(direct, rel=1e-12)
+    assert data["L"][order] == pytest.approx(np.log(weight.sum()), rel=1e-12)
+    assert merges[-1].m == max(leaf.m for leaf in leaves)
+
+
+def test_a_merge_holds_the_sum_of_what_it_joins():
+    _, data = drawn("merge_orders")
+    for merges in data["orders"].values():
+        nodes = [*data["leaves"], *merges]
+        for node in merges:
+            for part in ("l", "o"):
+                joined = sum(getattr(nodes[k], part) * np.exp(nodes[k].m - node.m) for k in (node.left, node.right))
+                assert getattr(node, part) == pytest.approx(joined, rel=1e-12)
+
+
+def test_the_three_orders_have_their_shapes():
+    pairs = algorithm.merge_pairs(8)
+    assert pairs["loop"] == [(0, 1), (8, 2), (9, 3), (10, 4), (11, 5), (12, 6), (13, 7)]
+    assert pairs["tree"] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13)]
+    assert pairs["split"] == [(0, 1), (8, 2), (9, 3), (4, 5), (11, 6), (12, 7), (10, 13)]
+
+
+def test_every_merge_has_its_box_two_arrows_and_one_of_three_equal_results():
+    figure, data = drawn("merge_orders")
+    results = []
+    for ax, name in zip(figure.axes[1:], ("Loop", "Tree", "Split"), strict=True):
+        assert ax.get_title(loc="left").startswith(name)
+        states, n = boxes(ax, style.tint(style.hue("l"))), len(data["leaves"])
+        assert [label(b) for b in states] == [
+            f"m {node.m:.3f}\nl {node.l:.3f}\no {node.o:.3f}".replace("-", "−") for node in data["orders"][name.lower()]
+        ]
+        assert len(boxes(ax)) == n + len(states) + 1
+        arrows = [t for t in ax.texts if isinstance(t, Annotation)]
+        assert len(arrows) == 2 * len(states) + 1
+        results += [label(b) for b in boxes(ax, style.tint(style.hue("O")))]
+    end = data["orders"]["loop"][-1]
+    assert results == [f"o / l = {end.o / end.l:.4f}\nL = {data['L']['loop']:.4f}".replace("-", "−")] * 3
+
+
+# Deferred normalisation ---------------------------------------------------------------------------------------
+
+B_r, B_c, d = 128, 64, 128
+NAMED = {"q kᵀ": "matmul", "p v": "matmul", "× τ": "multiply", "scale o": "multiply", "scale p v": "multiply"}
+NAMED |= {"max": "maximum", "τs − m": "add", "Σ": "add", "+": "add", "exp": "exp"}
+TILES = [(fa1, algorithm.FA1_TILE, 1), (fa2, algorithm.FA2_TILE, 1), (fa2, algorithm.FA2_END, None)]
+
+
+@pytest.mark.parametrize("stage, names, j", TILES, ids=["FA1 tile", "FA2 tile", "FA2 end"])
+def test_each_name_stands_at_the_operation_that_it_names(stage, names, j):
+    log = algorithm.operation_log(stage, B_r, B_c, d, j)
+    for what, (kind, n) in zip(names, log, strict=True):
+        assert (n == B_r) == (what[0] == ""), (what, kind, n)
+        assert NAMED.get(what[0], kind) == kind
+
+
+def test_the_operations_of_a_tile_are_those_of_the_closed_form():
+    for name, stage in (("fa1", fa1), ("fa2", fa2)):
+        counted = Counter()
+        for kind, n in algorithm.operation_log(stage, B_r, B_c, d, j=1):
+            counted[kind] += n
+        assert counted == io.tile_operations(name, "forward", B_r, B_c, d)
+
+
+def test_the_clocks_are_those_of_the_machine_model():
+    _, data = drawn("deferred_normalisation")
+    for name, steps in data["loops"].items():
+        tile = time.tile_clocks(chips.A100, B_r, B_c, d, algorithm=name.lower())
+        assert sum(s.clocks for s in steps) == pytest.approx(tile.tensor + tile.fp32 + tile.exp)
+
+
+def test_what_is_called_gone_is_the_difference_between_the_two_loops():
+    _, data = drawn("deferred_normalisation")
+    log = algorithm.operation_log(fa1, B_r, B_c, d, j=1)
+    gone = Counter()
+    for what, (kind, n) in zip(algorithm.FA1_TILE, log, strict=True):
+        gone[kind] += n if len(what) == 3 else 0
+    difference = io.tile_operations("fa1", "forward", B_r, B_c, d)
+    difference.subtract(io.tile_operations("fa2", "forward", B_r, B_c, d))
+    assert +gone == +difference
+    total = {name: sum(s.clocks for s in steps) for name, steps in data["loops"].items()}
+    assert sum(s.clocks for s in data["loops"]["FA1"] if s.only_fa1) == pytest.approx(total["FA1"] - total["FA2"])
+    kept = [s[:3] for s in data["loops"]["FA1"] if s.name and not s.only_fa1]
+    assert kept == [s[:3] for s in data["loops"]["FA2"] if s.name]
+
+
+def test_the_table_says_what_the_sample_in_the_text_says():
+    _, data = drawn("deferred_normalisation")
+    per_tile = {name: tuple(numbers) for name, numbers in data["counts"].items()}
+    assert per_tile["multiply o by a factor"] == (16_384, 16_384, 16_384)
+    assert per_tile["multiply p v by a factor"] == (16_384, 0, 0)
+    assert per_tile["divide by l"] == (128, 0, 128)
+
+
+def test_the_two_loops_are_as_long_as_their_clocks_and_end_together_with_the_outlines():
+    figure, data = drawn("deferred_normalisation")
+    rows = {0: data["loops"]["FA1"], 1: data["loops"]["FA2"], 2: data["end"]}
+    for y, steps in rows.items():
+        row = [b for b in boxes(figure.axes[0]) if b.get_y() == y]
+        outlined = [b for b in row if b.get_linestyle() != "-" and b.get_linestyle() != "solid"]
+        solid = [b for b in row if b not in outlined]
+        assert [b.get_width() for b in solid] == [s.clocks for s in steps]
+        assert len(outlined) == (2 if y == 1 else 0)
+        if y < 2:
+            longest = sum(s.clocks for s in rows[0])
+            assert max(b.get_x() + b.get_width() for b in row) == pytest.approx(longest)
+
+
+# Causal tiles -------------------------------------------------------------------------------------------------
+
+
+def test_tiles_are_drawn_as_the_mask_cuts_them():
+    figure, data = drawn("causal_tiles")
+    for ax, (name, tiling) in zip(figure.axes, data["tilings"].items(), strict=False):
+        assert ax.get_title(loc="left").startswith(name)
+        visible = np.tril(np.ones((tiling.N_q, tiling.N_k), bool), tiling.N_k - tiling.N_q)
+        for patch in boxes(ax):
+            x, y, w, h = (round(v) for v in (*patch.get_xy(), patch.get_width(), patch.get_height()))
+            seen = visible[y : y + h, x : x + w]
+            kind = "FULL" if seen.all() else "DIAGONAL" if seen.any() else "SKIP"
+            assert bool(patch.get_hatch()) == (kind == "SKIP")
+            assert same_color(patch.get_facecolor()[:3], style.hue("S")) == (kind == "FULL")
+        assert len(boxes(ax)) == tiling.T_r * tiling.T_c == tiling.counts().total()
+
+
+def test_the_printed_counts_are_those_of_the_boxes():
+    figure, data = drawn("causal_tiles")
+    for ax, tiling in zip(figure.axes, data["tilings"].values(), strict=False):
+        skipped = sum(bool(p.get_hatch()) for p in boxes(ax))
+        full = len(boxes(ax, style.hue("S")))
+        shown = {t.get_text() for t in ax.texts}
+        assert {f"SKIP\n{skipped}", f"FULL\n{full}"} <= shown
+        assert f"{tiling.T_r * tiling.T_c - skipped - full} DIAGONAL" in ax.get_xlabel()
+
+
+def test_the_shares_are_the_exact_ratio():
+    figure, data = drawn("causal_tiles")
+    for size, (formula, counted) in data["shares"].items():
+        exact = [float(time.causal_ratio(int(n) // size)) for n in data["N"]]
+        assert formula == pytest.approx(exact) and counted == pytest.approx(exact)
+    assert [algorithm.visited_share(t) for t in data["tilings"].values()] == [36 / 64, 20 / 32, 26 / 32]
+    curves = [line.get_ydata() for line in lines(titled(figure, "Tiles computed")) if len(line.get_xdata()) > 2]
+    assert len(curves) == 2 * len(data["shares"]) and all(np.all(np.diff(c) < 0) for c in curves)
+
+
+def test_the_example_is_the_first_grid():
+    figure, data = drawn("causal_tiles")
+    tiling = next(iter(data["tilings"].values()))
+    assert tiling.counts() == {Tile.SKIP: 28, Tile.DIAGONAL: 8, Tile.FULL: 28}
+    assert any("36 of 64 tiles, 1.78 times" in t.get_text() for t in titled(figure, "Tiles computed").texts)
+
+
+# Grouped heads ------------------------------------------------------------------------------------------------
+
+
+def test_running_shows_who_reads_and_who_adds():
+    _, data = drawn("grouped_heads")
+    assert [layout["key_heads"] for layout in data["layouts"].values()] == [8, 2, 1]
+    for layout in data["layouts"].values():
+        group = data["heads"] // layout["key_heads"]
+        expected = [(h, h // group) for h in range(data["heads"])]
+        assert layout["reads"] == expected and layout["adds"] == expected
+
+
+def test_every_pair_is_a_line_above_and_an_arrow_below():
+    figure, data = drawn("grouped_heads")
+    columns = len(data["layouts"])
+    for k, layout in enumerate(data["layouts"].values()):
+        above, below = figure.axes[k], figure.axes[k + columns]
+        ends = {(round(x0 - 0.5), x1) for (x0, _), (x1, _) in (line.get_xydata() for line in lines(above))}
+        width = data["heads"] / layout["key_heads"]
+        assert ends == {(h, (g + 0.5) * width) for h, g in layout["reads"]}
+        assert len([t for t in below.texts if isinstance(t, Annotation)]) == len(layout["adds"])
+        for ax in (above, below):
+            assert len(boxes(ax)) == data["heads"] + 2 * layout["key_heads"]
+
+
+def test_gradients_are_dashed_and_tensors_are_not():
+    figure, _ = drawn("grouped_heads")
+    for k, ax in enumerate(figure.axes):
+        assert {b.get_linestyle() in ("-", "solid") for b in boxes(ax)} == {k < 3}
+
+
+# Dropout ------------------------------------------------------------------------------------------------------
+
+
+def test_the_keyed_mask_is_the_whole_mask_in_either_order():
+    _, data = drawn("dropout_orders")
+    whole = keep_mask(data["p"], 7, 0, 0, np.arange(16), np.arange(16))
+    for mask in data["masks"]["keyed"].values():
+        assert np.array_equal(mask, whole)
+
+
+def test_the_sequential_masks_are_one_stream_of_numbers_laid_out_in_two_orders():
+    _, data = drawn("dropout_orders")
+    tiles = (np.random.default_rng(7).random(256) >= data["p"]).reshape(-1, data["B_r"], data["B_c"])
+    T_r, T_c = 16 // data["B_r"], 16 // data["B_c"]
+    by_rows = np.block([[tiles[i * T_c + j] for j in range(T_c)] for i in range(T_r)])
+    by_columns = np.block([[tiles[j * T_r + i] for j in range(T_c)] for i in range(T_r)])
+    assert np.array_equal(data["masks"]["sequential"]["FA2"], by_rows)
+    assert np.array_equal(data["masks"]["sequential"]["FA1"], by_columns)
+    assert (by_rows != by_columns).mean() > 0.2
+
+
+def test_both_orders_visit_every_tile_once():
+    tiling = algorithm.Tiling(12, 10, 4, 3)
+    for name, tiles in algorithm.orders(tiling).items():
+        assert sorted(tiles) == [(i, j) for i in range(3) for j in range(4)]
+        assert tiles[1] == ((1, 0) if name == "FA1" else (0, 1))
+
+
+def test_as_many_squares_as_entries_and_the_share_is_printed():
+    figure, data = drawn("dropout_orders")
+    for row, orders in enumerate(data["masks"].values()):
+        differ = orders["FA1"] != orders["FA2"]
+        for ax, filled in zip(figure.axes[3 * row :], (orders["FA1"], orders["FA2"], differ), strict=False):
+            (squares,) = [p for p in ax.patches if isinstance(p, PathPatch)]
+            corners = squares.get_path().vertices.reshape(-1, 5, 2)[:, 0].astype(int)
+            assert sorted(map(tuple, corners[:, ::-1])) == sorted(map(tuple, np.argwhere(filled)))
+        assert figure.axes[3 * row + 2].get_title(loc="left") == f"Same fate: {1 - differ.mean():.0%}"
