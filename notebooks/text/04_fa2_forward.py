@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention](03_fa1_loop_order.ipynb) · [The backward pass →](05_backward.ipynb)
+# [← FlashAttention](03_fa1_loop_order.ipynb) · [The map](00_map.ipynb) · [The backward pass →](05_backward.ipynb)
 
 # %% [markdown]
 # # 04 · FlashAttention-2, forward
@@ -331,6 +331,10 @@ right = (l1 * np.exp(m1 - m2) * O1 + part2) / l2
 print("as printed:", round(float(printed), 12))
 print("with diag(l1 exp(m1 - m2)):", round(float(right), 12))
 
+# %% [markdown]
+# The package keeps such slips as data that can be run: `judge` computes the printed version and the right one, and says
+# whether a check refuses the first and accepts the second. This one has three relatives.
+
 # %%
 for name in ("fa2-tweak1", "fa2-two-terms", "fa2-P-tilde", "bilingual-inverse"):
     found = judge(ERRATA[name])
@@ -341,8 +345,8 @@ for name in ("fa2-tweak1", "fa2-two-terms", "fa2-P-tilde", "bilingual-inverse"):
 #
 # O¹ has been divided by ℓ¹. To undo that, multiply by ℓ¹; the formula divides again. And O¹ stands under the maximum m¹,
 # so it must move to m² by the factor exp(m¹ − m²), which is missing. Together: 4/3 · 3/8 · 2 = 1, and (1 + 4) / 2 = 2.5.
-# The three other slips are of the same family: a ratio upside down, a division left over from FA1, and an inverse of α in
-# a translated Algorithm 1. Line 10 of the paper's own Algorithm 1 is right.
+# The relatives: a ratio upside down, a division left over from FA1, and an inverse of α in a translated Algorithm 1. Line 10
+# of the paper's own Algorithm 1 is right.
 # </details>
 #
 # **Takeaway.** When a formula rescales, ask of each factor what it undoes and what it moves; a four-key example takes a
@@ -351,11 +355,10 @@ for name in ("fa2-tweak1", "fa2-two-terms", "fa2-P-tilde", "bilingual-inverse"):
 # %% [markdown]
 # ## What does the backward pass need to know?
 #
-# The backward pass will want the probabilities again, P = exp(S − m) / l. FA1 keeps `m` and `l` for it: two numbers for
-# each row.
+# The backward pass will want the probabilities again. FA1 keeps two numbers for each row, and P = exp(S − m) / l. Notebook
+# 01 got by with one, L = log Σ exp(S), and P = exp(S − L), but it had the whole row before it.
 #
-# **Predict.** Can you find one number L for each row with P = exp(S − L)? Try it with scores around 1000: which of the two
-# ways to compute L survives?
+# **Predict.** Write L in terms of `m` and `l`. With scores around 1000, which of the two ways to compute L survives?
 
 # %%
 S = 1000 + tau * (Q @ K.T)
@@ -534,7 +537,7 @@ print("tiles visited with '>':", len(late), "  with the corner test:", corner_te
 
 # %%
 for T in (2, 4, 7, 64):
-    print(f"T = {T:2}: {float(1 / time.causal_ratio(T)):.2f} times fewer tiles")
+    print(f"T = {T:2}: all tiles / visited tiles = {float(1 / time.causal_ratio(T)):.2f}")
 for B_r, B_c in ((128, 128), (128, 64)):
     saved = time.skipping(chips.A100, Tiling(8192, 8192, B_r, B_c, CAUSAL), d=128)
     tiles = f"{saved.full_tiles} full, {saved.diagonal_tiles} on the diagonal"
@@ -544,8 +547,8 @@ for B_r, B_c in ((128, 128), (128, 64)):
 # <details><summary>What the numbers say</summary>
 #
 # T²/(T(T + 1)/2) = 2T/(T + 1): 1.75 at T = 7, and towards 2 for long sequences. The paper's figure is a measurement; it
-# is not a property of the algorithm. A tile of 128 × 64 has two diagonal tiles for each row block, not one: the count
-# goes with the smaller side.
+# is not a property of the algorithm. With tiles of 128 × 64 there are two diagonal tiles for each row block, not one:
+# their number goes with the smaller side.
 # </details>
 #
 # With fewer queries than keys (say, 4 new tokens and 8 keys), the diagonal ends in the bottom right corner: the last
@@ -560,7 +563,7 @@ for B_r, B_c in ((128, 128), (128, 64)):
 #   nothing from each other.
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; α stays.
 # - Tweak 2: L = m + log l is all that the backward needs.
-# - Causal: SKIP, DIAGONAL, FULL, decided at the corners; up to twice fewer tiles.
+# - Causal: SKIP, DIAGONAL, FULL, decided at the corners; up to half of the tiles are skipped.
 # - The traffic is still Θ(N²d²/M), and the extra memory is N numbers.
 
 # %% [markdown]
@@ -669,4 +672,4 @@ verdict("counted form: Q and O once, K and V once for each of 64 row blocks",
         io.fa2_forward(whole, d).total == 2 * N * d + N + 64 * 2 * N * d)
 
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention](03_fa1_loop_order.ipynb) · [The backward pass →](05_backward.ipynb)
+# [← FlashAttention](03_fa1_loop_order.ipynb) · [The map](00_map.ipynb) · [The backward pass →](05_backward.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [Parallelism →](06_parallelism.ipynb)
+# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_map.ipynb) · [Parallelism →](06_parallelism.ipynb)
 
 # %% [markdown]
 # # 05 · The backward pass
@@ -131,17 +131,16 @@ for name in ("fa2-D-shape", "fa2-scale", "fa1-L"):
 # %% [markdown]
 # ## Keep P, or make it again?
 #
-# Made again, P costs the product Q Kᵀ once more: five products instead of four, as notebook 03 counted.
-#
-# **Predict.** What does that buy? Compare, for N = 8,192, what has to be kept for each head. Then guess: how many times more
-# elements does standard attention's backward move than FA2's?
-
-# %% [markdown]
-# The five products of one tile, in the order in which they depend on each other. White is what is made again. (The lower
-# half is about dQ; we come back to it.)
+# Made again, P costs the product Q Kᵀ once more: five products instead of four, as notebook 03 counted. Here they are for
+# one tile, in the order in which they depend on each other. White is what is made again. (The lower half is about dQ; we
+# come back to it.)
 
 # %%
 show(backward.backward_graph(**backward_data()))
+
+# %% [markdown]
+# **Predict.** What does the fifth product buy? For N = 8,192, compare what has to be kept for each head. Then guess: how many
+# times the elements of FA2's backward does standard attention's move?
 
 # %%
 N = 8192
@@ -217,7 +216,7 @@ for tensor in ("K", "V", "dK", "dV", "Q", "dO", "dQ"):
 # %% [markdown]
 # <details><summary>The counts by hand</summary>
 #
-# K, V, dK and dV have 32 elements and cross the border once. Q comes in for each of the 4 column blocks: 128. dO too, and
+# K, V, dK and dV have 32 elements, each moved once. Q comes in for each of the 4 column blocks: 128. dO too, and
 # once more for D: 160. dQ comes in 4 times, 128, and goes out 4 times and once as zeros: 160.
 # </details>
 #
@@ -332,8 +331,8 @@ print("dQ is the same to six digits:", all(close(x, rounded[0], tolerance=1e-6) 
 # %% [markdown]
 # <details><summary>Does it matter?</summary>
 #
-# Not for the quality of the gradient: all of these sums are as right as float32 allows. It does for whoever wants to run
-# a training twice and get the same bits, to find out what an update to the code has changed.
+# Not for the quality of the gradient: all of these sums are as right as float32 allows. It does to whoever wants to run a
+# training twice and get the same bits, say to find out what a change in the code has done.
 # </details>
 #
 # **Takeaway.** Atomic adds give the right sum in an unknown order, so the last bits differ from run to run.
@@ -443,7 +442,7 @@ show(groups.grouped_heads(**heads_data()))
 # </details>
 #
 # **Exercise 2. Complete.** Let the loss depend on L as well (merging parts on several GPUs does that), with a given
-# gradient dL_i for each row. How does dS change? It takes one other argument of `dq_pass`, and differences of the loss are
+# gradient dL_i for each row. How does dS change? One argument of `dq_pass` must be another one, and differences of the loss are
 # the judge. The cell holds a solution: cover the line with `D_with_L` and write your own.
 #
 # <details><summary>Hint</summary>
@@ -551,4 +550,4 @@ verdict("dK = differences of the loss", close(dk, central_differences(lambda X: 
 verdict("dV = differences of the loss", close(dv, central_differences(lambda X: loss(Q, K, X), V), 1e-7))
 
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [Parallelism →](06_parallelism.ipynb)
+# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_map.ipynb) · [Parallelism →](06_parallelism.ipynb)
