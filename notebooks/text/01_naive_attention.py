@@ -173,7 +173,7 @@ show(memory.quadratic_memory(**algorithm.memory_data()))
 # **Takeaway.** What attention needs is of size N·d; what its definition writes down on the way is of size N².
 
 # %% [markdown]
-# ## How much has to travel?
+# ## How much has to travel, and is that much?
 #
 # A GPU computes on its chip and keeps its tensors in HBM, the large memory beside it. Run as it is defined, which the
 # papers call standard attention, it loads Q and K and stores S; loads S and stores P; loads P and V and stores O.
@@ -199,14 +199,11 @@ print("FLOPs of the two products:", meter.matmul_flops, " 4N²d =", 4 * 8**2 * 4
 # S goes out and comes back, P goes out and comes back: 4N² = 256. Q, K and V come in and O goes out: 4Nd = 128. For N
 # much larger than d, only the four large trips count.
 # </details>
-#
-# **Takeaway.** Standard attention moves 4N² + 4Nd elements, nearly all of them for matrices that nobody asked for.
 
 # %% [markdown]
-# ## Is that much, or little?
-#
-# A chip can be limited by what it computes or by what reaches it. The quotient decides: how many FLOPs (one FLOP is
-# one addition or multiplication) does each byte bring?
+# Standard attention moves 4N² + 4Nd elements, nearly all of them for two matrices that nobody asked for. Is that much,
+# or little? A chip can be limited by what it computes or by what reaches it. The quotient decides: how many FLOPs (one
+# FLOP is one addition or multiplication) does each byte bring?
 #
 # **Predict.** Divide the FLOPs by the bytes (2 for each element) for N = 8,192 and d = 128. An H100 can do 295 matmul
 # FLOPs in the time in which one byte arrives. What share of its speed is within reach?
