@@ -31,7 +31,7 @@ pre, code { font: 13.5px/1.45 'DejaVu Sans Mono', Menlo, Consolas, monospace }
 .highlight pre { background: #f6f6f4; padding: .7em .9em; white-space: pre-wrap; margin: .6em 0 }
 .output pre { border-left: 3px solid #ccc; padding: .1em .9em; white-space: pre-wrap; margin: .4em 0 }
 table { border-collapse: collapse } td, th { padding: .2em .8em; border-bottom: 1px solid #ddd; text-align: left }
-details { background: #f3f7fb; padding: .4em .9em; margin: .7em 0 } summary { cursor: pointer }
+details { background: #f3f7fb; padding: .4em .9em; margin: .7em 0 1em } summary { cursor: pointer }
 .anchor-link { display: none }
 """
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)

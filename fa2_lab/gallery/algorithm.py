@@ -92,7 +92,10 @@ def softmax_data(scores=(2, 5, 1, 9, 12, 10, 4, 11), rows: int = 32, N: int = 51
 
 
 def softmax_errors(normal: np.ndarray, scales: np.ndarray, to: Rounding) -> dict[str, np.ndarray]:
-    """Largest Σ|p − exact p| of any row at each scale, from scores rounded beforehand; NaN where p is not finite."""
+    """Largest Σ|p − exact p| of any row at each scale, from scores rounded beforehand; NaN where p is not finite.
+
+    Three digits: the last ones depend on the machine's exp.
+    """
     errors: dict[str, list] = dict(unsafe=[], safe=[], online=[])
     for scale in scales:
         s = to(scale * normal)
@@ -100,7 +103,7 @@ def softmax_errors(normal: np.ndarray, scales: np.ndarray, to: Rounding) -> dict
         ways = dict(unsafe=unsafe_row(s, to), safe=safe_row(s, to), online=online_row(s, to, B_c=64))
         for name, way in ways.items():
             errors[name].append(np.abs(way["p"] - exact).sum(axis=-1).max())
-    return {name: np.array(values) for name, values in errors.items()}
+    return {name: np.array([float(f"{x:.3g}") for x in values]) for name, values in errors.items()}
 
 
 # The state and its merge ----------------------------------------------------------------------------------------

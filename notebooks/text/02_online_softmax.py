@@ -169,7 +169,8 @@ print("running maximum:", (o / l[:, None]).item())
 
 # %% [markdown]
 # float16 has less room still: exp(12) is already too large for it. The upper part of the picture takes one row through
-# all three ways; the lower part asks how exact each is as scores grow.
+# all three ways; the lower part asks how exact each is as scores grow. Everything in it is rounded to the narrow type,
+# `m` and `l` too; GPU kernels keep those two in float32.
 
 # %%
 show(softmax.three_softmaxes(**algorithm.softmax_data()))
