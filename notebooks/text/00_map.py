@@ -71,9 +71,44 @@ print("output of the first query:", attention(Q, K, V)[0].tolist())
 # **Takeaway.** Attention is a weighted mean of values, and softmax makes the weights.
 
 # %% [markdown]
+# ## How do these notebooks work?
+#
+# As above: a question marked **Predict**, a few lines of code, an answer folded below, and the **Takeaway** in one
+# sentence. Answer before you run the cell, on paper if you can: a wrong guess is worth more than a right answer that was
+# read. Exercises have hints and answers, folded as well. The last section checks what the notebook claimed: a line
+# beginning with "ok" for each claim, and an error that stops the notebook if one does not hold.
+#
+# **Predict.** Below, the four lines with one slip: E is divided by the sums of its columns. The shape is right and no
+# number is infinite. Does the check notice?
+
+# %%
+def by_columns(Q, K, V):
+    E = np.exp(Q @ K.T / np.sqrt(Q.shape[1]))
+    return E / E.sum(axis=0, keepdims=True) @ V  # should be axis=1
+
+
+O, wrong = attention(Q, K, V), by_columns(Q, K, V)
+print("shape right:", wrong.shape == O.shape, " finite:", bool(np.isfinite(wrong).all()))
+try:
+    verdict("weights by columns = attention", close(wrong, O))
+except AssertionError as complaint:
+    print("the notebook would stop here:", complaint)
+
+# %% [markdown]
+# <details><summary>What a check is worth</summary>
+#
+# As much as the faults it catches. A check of shapes would have let this one through. The project plants faults in its
+# own code and asks whether its tests see them; in the exercises you do the same.
+# </details>
+#
+# **Takeaway.** A check that has never failed has not been tested.
+
+# %% [markdown]
 # ## Where is the difficulty?
 #
-# Q, K, V and the result have N rows and d columns. Between them stand S and P, with N rows and N columns.
+# Q, K, V and the output O have N rows and d columns. Between them stand S and P, with N rows and N columns. A GPU has
+# two places for numbers: its main memory (HBM, "high-bandwidth memory"), which is large and far away, and a little
+# memory on the chip, right beside the processors. What does not fit on the chip goes out to HBM and comes back.
 #
 # **Predict.** A text of 8,192 tokens, d = 64, one head of one layer: how many times larger is S than Q?
 
@@ -86,9 +121,9 @@ print(f"S alone, 2 bytes a number: {2 * N * N // 2**20} MiB")
 # %% [markdown]
 # <details><summary>Why that hurts</summary>
 #
-# S is N / d = 128 times as large as Q, and it is only a step on the way. A model has dozens of heads in dozens of
-# layers, and on a GPU S and P do not fit near the processors: they go out to the GPU's main memory (HBM, "high-bandwidth
-# memory") and come back. The processors wait for them. With twice as many tokens there are four times as many scores.
+# S is N / d = 128 times as large as Q, and it is only a step on the way. The memory on the chip that one group of
+# processors shares holds some 200 KiB, so S and P travel, and the processors wait for them. A model has dozens of heads
+# in dozens of layers. With twice as many tokens there are four times as many scores.
 # </details>
 #
 # **Takeaway.** What goes in and out grows with N; what stands between grows with N², and nobody wants it.
@@ -98,7 +133,7 @@ print(f"S alone, 2 bytes a number: {2 * N * N // 2**20} MiB")
 #
 # The rest of the book says how. First, that it can be done. The package computes attention as the four lines do, one row
 # at a time, as FlashAttention (FA1) does, as FlashAttention-2 (FA2) does, and with the keys split among workers that
-# never meet. The last three see S only in tiles: a few queries against a few keys.
+# never meet. The last three never have S as a whole: they see it in tiles, a few queries against a few keys.
 #
 # **Predict.** 8 queries and 8 keys, in tiles of 4 queries and 2 keys: how many tiles are there? And is the result an
 # approximation?
@@ -131,8 +166,8 @@ for name, result in ways.items():
 # %% [markdown]
 # ## Same answer: what is the difference?
 #
-# The package has a meter. Handed to an algorithm, it counts every number that travels between HBM and the chip, while
-# the algorithm runs, and changes nothing.
+# The package has a meter, `Trace`. Handed to an algorithm, it counts every number that travels between HBM and the chip
+# while the algorithm runs, and changes nothing.
 #
 # **Predict.** Standard attention writes S and P out and reads them back; FA1 does not. On the eight tokens above, which
 # of the two moves more numbers?
@@ -160,11 +195,12 @@ for name, meter in meters.items():
 # %% [markdown]
 # ## Which steps lie between?
 #
-# The picture below is the book in one look. Each rung is one change; the number on it is its chapter. Of its two bars
-# the upper one is before the change, the lower one after it, to the same scale. Colours stand for tensors, here and in
-# every picture that follows.
+# The picture below is the book in one look. Each rung is one change; the number on it is its chapter. The upper bar is
+# before the change, the lower one after it, to the same scale. Colours stand for tensors, here and in every picture that
+# follows. Many of the words are explained only in their chapters: for now, look at the bars.
 #
-# **Predict.** Of the nine changes, one saves only a tenth. Which, and why would anyone bother?
+# **Predict.** One of the changes below saves only a tenth of what it is about. Is it that S stays on the chip, that the
+# division comes once at the end, or that what a mask hides is skipped? And why would anyone bother?
 
 # %%
 show(ladder(**book.ladder_data()))
@@ -172,9 +208,9 @@ show(ladder(**book.ladder_data()))
 # %% [markdown]
 # <details><summary>The small one</summary>
 #
-# "Divide once" takes a tenth of the FP32 operations out of a tile. A GPU multiplies matrices on units of their own; for
-# everything else it is about 15 times slower per operation. Chapter 04 counts this change, 07 says
-# what the machine should make of it, and 10 is there to measure it.
+# "Divide once" takes a tenth of the ordinary arithmetic out of a tile. A GPU multiplies matrices on units of their own;
+# all other arithmetic is about 15 times slower per operation there, so that little of it is a lot of time. Chapter 04
+# counts this change, and 10 is there to measure it.
 #
 # Not all rungs save the same kind of thing: 03 and the first of 04 save traffic, 05 saves memory (and pays with work
 # done twice), 06 saves waiting. Which of them pays on a given GPU is a question for measurements.
@@ -212,23 +248,23 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 # %% [markdown]
 # ## What can this machine run?
 #
-# The next cell asks the machine in front of you. Its output is the one thing in this notebook that may differ from what
-# you see in print.
+# The next cell asks the machine in front of you, so its output may differ from what you see in print. Kernels need
+# torch, which holds their tensors, and Triton, which compiles them.
 #
-# **Predict.** Is torch installed here, is Triton, and is there a GPU that they can use?
+# **Predict.** Are both installed here, and is there a GPU that they can use?
 
 # %% tags=["nbval-ignore-output"]
 def kernels_here():
     missing = [module for module in ("torch", "triton") if find_spec(module) is None]
     if missing:
-        return f"not here, {' and '.join(missing)} is missing. Read their chapters with the recorded outputs."
+        return f"not here: {' and '.join(missing)} missing. Their chapters can be read as recorded."
     import torch
 
     if not torch.cuda.is_available():
-        return "in Triton's interpreter (no GPU that torch can use): right numbers at small sizes, no speed."
+        return "in Triton's interpreter: right numbers, small sizes, no speed (torch sees no GPU)."
     major, minor = torch.cuda.get_device_capability()
-    hopper = "with" if major == 9 else "without"
-    return f"on {torch.cuda.get_device_name()}, compute capability {major}.{minor}, {hopper} Hopper's own kernel."
+    hopper = "chapter 11 included" if major == 9 else "all but Hopper's own"
+    return f"on {torch.cuda.get_device_name()} (capability {major}.{minor}): {hopper}."
 
 
 print(f"NumPy {np.__version__}: chapters 01 to 07 and 12 run in full.")
@@ -238,8 +274,8 @@ print("Kernels run", kernels_here())
 # <details><summary>If something is missing</summary>
 #
 # `pip install -e '.[dev]'` in the project's folder installs all there is for this platform. Triton exists for Linux
-# only. The whole ladder can be tried without the book: `python -m fa2_lab` runs every stage on this machine and holds it
-# against dense attention.
+# only. From a terminal, `python -m fa2_lab` runs every stage on this machine and holds it against dense attention, and
+# `python -m fa2_lab book` runs all notebooks and gives a verdict on each.
 # </details>
 #
 # **Takeaway.** NumPy alone carries most of the book, and where a GPU would be wanted the book says so.
@@ -257,9 +293,14 @@ print("Kernels run", kernels_here())
 print(ALGORITHMS["FA2.A1"])
 
 # %% [markdown]
-# Line 12, inside the outer loop only: once for each row block. Every line has a tag: paper, algorithm, line. The line
-# above it that updates the output is FA2.A1.L10. The same tag stands in the code, behind each line that computes it, and
-# `where` finds it.
+# <details><summary>Where the division is</summary>
+#
+# In line 12, inside the outer loop only: once for each row block. Line 10, which updates the output for every tile, says
+# "not divided by anything". That is the rung "divide once".
+# </details>
+#
+# Every line has a tag: paper, algorithm, line. Line 10 is FA2.A1.L10. The same tag stands in the code, behind each line
+# that computes it, and `where` finds it.
 
 # %% tags=["nbval-ignore-output"]
 print(where("FA2.A1.L10"))
@@ -291,8 +332,9 @@ print(where("FA2.A1.L10"))
 
 # %%
 def knows_of(room, other):
+    imports = re.compile(rf"^\s*(from|import) fa2_lab[. ].*\b{other}\b", flags=re.MULTILINE)
     sources = [file.read_text(encoding="utf-8") for file in (PACKAGE / room).rglob("*.py")]
-    return any(re.search(rf"^\s*(from|import) fa2_lab[. ].*\b{other}\b", s, flags=re.MULTILINE) for s in sources)
+    return any(imports.search(source) for source in sources)
 
 
 print("the machine's models use the reference:", knows_of("machine", "reference"))
@@ -307,39 +349,6 @@ print("the reference uses the kernels:", knows_of("reference", "kernels"))
 # </details>
 #
 # **Takeaway.** Two computations that share nothing can check each other.
-
-# %% [markdown]
-# ## How does a notebook work?
-#
-# Answer each **Predict** before you run its cell, on paper if you can: a wrong guess is worth more than a right answer
-# that was read. The answer is folded below the cell. Exercises have hints and answers, folded as well. The last section
-# checks what the notebook claimed: a line beginning with "ok" for each claim, and an error that stops the notebook if
-# one does not hold.
-#
-# **Predict.** Below, the four lines with one slip: the weights are divided by the sums of the columns. The shape is
-# right and no number is infinite. Does the check notice?
-
-# %%
-def by_columns(Q, K, V):
-    E = np.exp(Q @ K.T / np.sqrt(Q.shape[1]))
-    return E / E.sum(axis=0, keepdims=True) @ V  # should be axis=1
-
-
-wrong = by_columns(Q, K, V)
-print("shape right:", wrong.shape == O.shape, " finite:", bool(np.isfinite(wrong).all()))
-try:
-    verdict("weights by columns = attention", close(wrong, O))
-except AssertionError as complaint:
-    print("the notebook would stop here:", complaint)
-
-# %% [markdown]
-# <details><summary>What a check is worth</summary>
-#
-# As much as the faults it catches. A check of shapes would have let this one through. The project plants faults in its
-# own code and asks whether its tests see them; in the exercises you do the same.
-# </details>
-#
-# **Takeaway.** A check that has never failed has not been tested.
 
 # %% [markdown]
 # ## Recap
@@ -409,14 +418,16 @@ print("rows with NaN:", int(np.isnan(huge).any(axis=1).sum()), "of", len(huge))
 
 # %%
 verdict("the four lines = the package's definition", close(O, ways["as defined"]))
-Q, (K, V) = np.random.default_rng(1).standard_normal((37, 8)), np.random.default_rng(2).standard_normal((2, 29, 8))
+rng = np.random.default_rng(1)
+Q, (K, V) = rng.standard_normal((37, 8)), rng.standard_normal((2, 29, 8))
 ragged = dict(B_r=16, B_c=5)
 for size in (1.0, 1e3):
     truth = naive.forward(size * Q, K, V)[0]
     if size == 1.0:
         verdict("37 queries, 29 keys: the four lines", close(attention(Q, K, V), truth))
     for name, stage in (("FA1", fa1), ("FA2", fa2)):
-        verdict(f"37 queries, 29 keys, scores × {size:g}: {name}", close(stage.forward(size * Q, K, V, **ragged)[0], truth))
+        result, *_ = stage.forward(size * Q, K, V, **ragged)
+        verdict(f"37 queries, 29 keys, scores × {size:g}: {name}", close(result, truth))
 
 # %%
 small = Tiling(64, 64, 16, 16)
@@ -429,12 +440,14 @@ for name, stage in stages.items():
     meter = Trace()
     stage(Q, K, V, trace=meter, **({} if name == "standard" else dict(B_r=16, B_c=16)))
     counted = {tensor: meter.loads(tensor) + meter.stores(tensor) for tensor in drawn[name]}
-    verdict(f"{name}: formula = meter", io.traffic(name, "forward", small, 8).total == meter.hbm_elements)
+    formula = io.traffic(name, "forward", small, 8).total
+    verdict(f"{name}: formula = meter", formula == meter.hbm_elements)
     verdict(f"{name}: the picture's bar = meter, tensor by tensor", drawn[name] == counted)
 
 # %%
 computing = [tag for tag, (_, line) in LINES.items() if line.computes]
-verdict("every computing line of the papers has its NumPy line", all(where(tag).numpy for tag in computing))
+found = all(where(tag).numpy for tag in computing)
+verdict("every computing line of the papers has its NumPy line", found)
 verdict("the kernels share no code with the reference", not knows_of("kernels", "reference"))
 
 # %% [markdown] tags=["navigation"]

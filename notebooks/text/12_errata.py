@@ -24,6 +24,7 @@ from collections import Counter
 from dataclasses import replace
 from fractions import Fraction as F
 from operator import ge, gt
+from typing import NamedTuple
 
 import numpy as np
 from IPython.display import Markdown
@@ -48,14 +49,16 @@ from fa2_lab.trace import Trace
 # **Predict.** The definition gives 40/16 = 5/2. What does the printed formula give, if the first two keys are block 1?
 
 # %%
-E, v = [F(1), F(3), F(4), F(8)], [8, 0, 4, 2]
-truth = sum(e * x for e, x in zip(E, v)) / sum(E)
+E, v = np.array([F(1), F(3), F(4), F(8)]), np.array([8, 0, 4, 2])
+truth = E @ v / E.sum()
 
-m = max(E)  # the exponential of the largest score
-l = sum(e / m for e in E)
-block_1 = sum(e / m * x for e, x in zip(E[:2], v[:2]))
-block_2 = sum(e / m * x for e, x in zip(E[2:], v[2:]))
-print("by definition:", truth, "  as printed:", block_1 / l + block_2, "  with brackets:", (block_1 + block_2) / l)
+m = E.max()  # the exponential of the largest score
+l = (E / m).sum()
+block_1 = (E / m)[:2] @ v[:2]
+block_2 = (E / m)[2:] @ v[2:]
+print("by definition:", truth)
+print("as printed:   ", block_1 / l + block_2)
+print("with brackets:", (block_1 + block_2) / l)
 
 # %% [markdown]
 # <details><summary>What happened</summary>
@@ -67,33 +70,46 @@ print("by definition:", truth, "  as printed:", block_1 / l + block_2, "  with b
 # **Takeaway.** A formula is wrong when a computation that does not use it gives another number, and not before.
 
 # %% [markdown]
-# ## The line that five sources tell in six ways
+# ## One step, told in six ways
 #
 # How does the output of the first block become part of the output of both? The FA2 paper answers three times in section
 # 3.1.1, and its Algorithm 1 a fourth time; the lecture notes and the bilingual notes have versions of their own. What
 # they start from: after block 1 the row has ℓ¹ = 4/3, un-scaled output 8/3 and finished output O¹ = 2, all under the
-# maximum of its time. The old maximum becomes the new one by the factor α = 3/8. Block 2 adds 4, and ℓ² = 2.
+# maximum of its time. The factor α = 3/8 leads from the old maximum to the new one. Block 2 adds 4, and ℓ² = 2.
 #
 # **Predict.** Tweak 1 is printed as Õ² = diag(ℓ¹)⁻¹ O¹ + e^(S² − m²) V², divided by ℓ² at the end. What comes out?
 
 # %%
-def halves(E, v, cut):
-    """What a row knows after each of two blocks: l1, un-scaled o1, O1, alpha, the second block's sum, l2."""
-    m1, m2 = max(E[:cut]), max(E)
-    l1, o1 = sum(E[:cut]) / m1, sum(e * x for e, x in zip(E[:cut], v)) / m1
-    return l1, o1, o1 / l1, m1 / m2, sum(e * x for e, x in zip(E[cut:], v[cut:])) / m2, sum(E) / m2
+class Row(NamedTuple):
+    """One row of scores in two blocks: what is known after the first (1) and after both (2)."""
+
+    l1: F
+    o1: F  # un-scaled
+    O1: F  # o1 / l1, the finished answer for block 1
+    alpha: F  # from the first maximum to the second
+    b2: F  # what block 2 adds, un-scaled
+    l2: F
 
 
-VERSIONS = {  # what each source makes of l1, o1, O1, alpha, b2 (the second block's sum) and l2
-    "Algorithm 1, line 10": lambda l1, o1, O1, alpha, b2, l2: (alpha * o1 + b2) / l2,
-    "fa2-tweak1": lambda l1, o1, O1, alpha, b2, l2: (O1 / l1 + b2) / l2,
-    "fa2-two-terms": lambda l1, o1, O1, alpha, b2, l2: O1 / (l1 / l2) + b2 / l2,
-    "fa2-P-tilde": lambda l1, o1, O1, alpha, b2, l2: (alpha * o1 + b2 / l2) / l2,
-    "notes-every-loop": lambda l1, o1, O1, alpha, b2, l2: (alpha * O1 + b2) / l2,
-    "bilingual-inverse": lambda l1, o1, O1, alpha, b2, l2: (o1 / alpha + b2) / l2,
+def row_of(E, v, cut):
+    m1, m2 = E[:cut].max(), E.max()
+    l1, l2 = E[:cut].sum() / m1, E.sum() / m2
+    o1, b2 = E[:cut] @ v[:cut] / m1, E[cut:] @ v[cut:] / m2
+    return Row(l1, o1, o1 / l1, m1 / m2, b2, l2)
+
+
+# %%
+VERSIONS = {
+    "Algorithm 1, line 10": lambda r: (r.alpha * r.o1 + r.b2) / r.l2,
+    "fa2-tweak1": lambda r: (r.O1 / r.l1 + r.b2) / r.l2,
+    "fa2-two-terms": lambda r: r.O1 / (r.l1 / r.l2) + r.b2 / r.l2,
+    "fa2-P-tilde": lambda r: (r.alpha * r.o1 + r.b2 / r.l2) / r.l2,
+    "notes-every-loop": lambda r: (r.alpha * r.O1 + r.b2) / r.l2,
+    "bilingual-inverse": lambda r: (r.o1 / r.alpha + r.b2) / r.l2,
 }
 for name, version in VERSIONS.items():
-    print(f"{name:22}{version(*halves(E, v, cut=2))!s:>6}   {'right' if version(*halves(E, v, 2)) == truth else 'wrong'}")
+    result = version(row_of(E, v, cut=2))
+    print(f"{name:22}{result!s:>6}   {'right' if result == truth else 'wrong'}")
 
 # %% [markdown]
 # <details><summary>Why only one of six</summary>
@@ -122,9 +138,9 @@ print(" " * 22 + "".join(f"{name:>12}" for name in rows))
 for name, version in VERSIONS.items():
     seen = []
     for numbers, cut in rows.values():
-        E_row = [F(e) for e in numbers]
-        right = sum(e * x for e, x in zip(E_row, v)) / sum(E_row)
-        seen.append("right" if version(*halves(E_row, v, cut)) == right else "wrong")
+        E_row = np.array([F(e) for e in numbers])
+        right = E_row @ v / E_row.sum()
+        seen.append("right" if version(row_of(E_row, v, cut)) == right else "wrong")
     print(f"{name:22}" + "".join(f"{word:>12}" for word in seen))
 
 # %% [markdown]
@@ -159,7 +175,8 @@ P = naive.safe_softmax(tau * 0.0 * keys)
 dP = 1.0 * values
 dS = P * (dP - P @ dP)
 slope = (output(1e-4) - output(-1e-4)) / 2e-4  # no formula of any paper
-print("dS =", dS.tolist(), "  dS K =", dS @ keys, "  τ dS K =", tau * dS @ keys, "  measured:", round(float(slope), 6))
+print("dS =", dS.tolist())
+print("dS K =", dS @ keys, "  τ dS K =", tau * dS @ keys, "  measured:", round(float(slope), 6))
 
 # %% [markdown]
 # <details><summary>Why nobody notices at τ = 1</summary>
@@ -176,7 +193,8 @@ print("dS =", dS.tolist(), "  dS K =", dS @ keys, "  τ dS K =", tau * dS @ keys
 #
 # Each slip of the collection has two computations, `wrong` and `right`, and an `error` that measures either against a
 # truth that uses neither: the dense result, central differences, a count. `judge` runs both. The tables have one row to a
-# slip: what the source says, what is right, and the two errors, as a relative distance or as a difference of counts.
+# slip, with the tags of the lines it sits in. The last two columns say by how much the wrong and the right version are
+# off: a relative distance, or a difference of counts.
 #
 # **Predict.** One row below belongs to the causal mask. Blocks "whose row indices are all smaller than their column
 # indices" need no mask, says the paper. What is it that these blocks need?
@@ -185,16 +203,21 @@ print("dS =", dS.tolist(), "  dS K =", dS @ keys, "  τ dS K =", tau * dS @ keys
 tags_of = {name: [tag for tag, (_, line) in LINES.items() if name in line.errata] for name in ERRATA}
 
 
+def off(error):
+    return "NaN" if np.isnan(error) else f"{error:.2g}" if error < 100 else f"{error:,.0f}"
+
+
 def row(erratum):
     found = judge(erratum)
     lines = "<br>".join([f"**{erratum.id}**", *tags_of[erratum.id]])
-    errors = f"{found.wrong_error:.2g} | {round(found.right_error, 3):g}"
+    errors = f"{off(found.wrong_error)} | {off(round(found.right_error, 3))}"
     return f"| {lines} | {erratum.claim} | {erratum.instead} | {errors} |"
 
 
 def table(source):
-    head = ["| slip, lines | it says | right is | error | right |", "|---|---|---|---|---|"]
-    return Markdown("\n".join(head + [row(e) for e in ERRATA.values() if e.source.startswith(source)]))
+    rows = [row(e) for e in ERRATA.values() if e.source.startswith(source)]
+    head = "| slip | it says | right is | wrong: off by | right: off by |"
+    return Markdown("\n".join([head, "|---" * 5 + "|", *rows]))
 
 
 table("FA2 paper")
@@ -227,9 +250,9 @@ for tag in ("FA2.A1.L10", "FA2.A2.L15"):
 # %%
 s = np.log([1.0, 3.0, 4.0, 8.0])
 L_fa1, L_fa2 = np.exp(s).sum(), naive.logsumexp(s)
-print("L of FA1:", round(float(L_fa1), 9), "  L of FA2:", round(float(L_fa2), 4), "  its exponential:", round(float(np.exp(L_fa2)), 9))
-print("exp(S) / L of FA1:", round(float(np.exp(s[3]) / L_fa1), 9), "  exp(S − L of FA2):", round(float(np.exp(s[3] - L_fa2)), 9))
-print(f"mixed up, exp(S − L of FA1): {np.exp(s[3] - L_fa1):.1e}")
+print(f"FA1: L = {L_fa1:.4f}, exp(S) / L = {np.exp(s[3]) / L_fa1:.4f}")
+print(f"FA2: L =  {L_fa2:.4f}, exp(S − L) = {np.exp(s[3] - L_fa2):.4f}")
+print(f"mixed up: exp(S − L of FA1) = {np.exp(s[3] - L_fa1):.1e}")
 
 # %% [markdown]
 # <details><summary>Which one to keep</summary>
@@ -277,7 +300,7 @@ print("dSᵀ Q =", (dS.T @ Q).tolist(), "  Q dSᵀ =", (Q @ dS.T).tolist())
 try:
     np.ones((3, 2)) @ np.ones((3, 3)).T
 except ValueError:
-    print("three queries, d = 2: Q dSᵀ does not exist; dSᵀ Q has shape", (np.ones((3, 3)).T @ np.ones((3, 2))).shape)
+    print("three queries, d = 2: Q dSᵀ does not exist")
 
 # %% [markdown]
 # <details><summary>The rows</summary>
@@ -346,9 +369,11 @@ for N in (1024, 2048, 4096, 8192):
 # <details><summary>What is O(N), then</summary>
 #
 # The extra memory: L, one number for each row. The traffic is Θ(N² d² / M), less than that of standard attention by a
-# factor that does not depend on N. It approaches 4 from below because Q, O and L, which do grow with N, matter less and
-# less.
+# factor that does not depend on N. The growth approaches 4 from below because Q, O and L, which do grow with N, matter
+# less and less.
 # </details>
+#
+# The article is the source that explains most, so it has most to get wrong. All eleven:
 
 # %%
 table("article")
@@ -378,17 +403,18 @@ for inside in (True, False):
         if inside:
             O[rows_i] = o_i
     O[rows_i] = o_i
-    print("store inside loop i:" if inside else "store after loop i: ", int(np.isfinite(O).sum()), "rows written")
+    place = "inside" if inside else "after "
+    print(f"store {place} loop i: {int(np.isfinite(O).sum())} rows written")
 
 # %%
 table("bilingual")
 
 # %% [markdown]
-# <details><summary>And the inverse?</summary>
+# <details><summary>Two rows, an inverse and a board</summary>
 #
-# It is the largest error of the six versions above, 50/9 instead of 5/2. It stands in both languages: a translator
-# checks words. The third slip is a word: 翘曲 is what a wet board does, a
-# warp of threads is 线程束.
+# After the loop, o_i is what the last row block left there, so its two rows are stored and the others never. The inverse
+# is the largest error of the six versions above, 50/9 instead of 5/2; it stands in both languages. The third slip is a
+# word: 翘曲 is what a wet board does, a warp of threads is 线程束.
 # </details>
 #
 # **Takeaway.** Fill results with NaN before you compute them: what was never written then shows.
@@ -497,7 +523,8 @@ for i in range(T):
         S8[tiling.rows(i), tiling.cols(j)] = np.where(tiling.visible(i, j), tile, -np.inf)
         visited += 1
 dense = naive.forward(Q8, K8, V8, mask=CAUSAL)[0]
-print("same as the dense result:", close(naive.safe_softmax(S8) @ V8, dense), "  tiles visited:", visited)
+print("same as the dense result:", close(naive.safe_softmax(S8) @ V8, dense))
+print("tiles visited:", visited)
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -516,17 +543,19 @@ print("same as the dense result:", close(naive.safe_softmax(S8) @ V8, dense), " 
 # %%
 state = SoftmaxState.reset(1, 1)
 for part in (slice(0, 2), slice(2, 4)):
-    state = state.update(s[None, part], np.array(v, dtype=float)[part, None])
-line_10 = VERSIONS["Algorithm 1, line 10"](*halves(E, v, 2))
+    state = state.update(s[None, part], v[part, None])
+line_10 = VERSIONS["Algorithm 1, line 10"](row_of(E, v, 2))
 verdict("line 10 by hand = SoftmaxState.update, twice", close(state.finalize()[0], [[float(line_10)]]))
-O, L = fa2.forward(np.zeros((1, 1)), keys[:, None], values[:, None], B_r=1, B_c=1, tau=tau)
-dQ, _, _ = fa2.backward(np.zeros((1, 1)), keys[:, None], values[:, None], O, L, np.ones((1, 1)), B_r=1, B_c=1, tau=tau)
+qkv, one_by_one = (np.zeros((1, 1)), keys[:, None], values[:, None]), dict(B_r=1, B_c=1, tau=tau)
+O, L = fa2.forward(*qkv, **one_by_one)
+dQ, _, _ = fa2.backward(*qkv, O, L, np.ones((1, 1)), **one_by_one)
 verdict("the gradient by hand = the package's backward", close(dQ, [[1 / 8]]))
 verdict("FA2's L = logsumexp", close(L, naive.logsumexp(tau * 0 * keys[None])))
 meter = Trace()
 X = np.random.default_rng(4).standard_normal((3, 64, 8))
 fa2.forward(*X, B_r=16, B_c=16, trace=meter)
-verdict("traffic: formula = meter", io.fa2_forward(Tiling(64, 64, 16, 16), d=8).total == meter.hbm_elements)
+formula = io.fa2_forward(Tiling(64, 64, 16, 16), d=8).total
+verdict("traffic: formula = meter", formula == meter.hbm_elements)
 counts = tiling.counts()
 verdict("tiles to visit: >= = the package", "".join(marks(ge)).count(".") == counts[Tile.SKIP])
 
@@ -536,9 +565,11 @@ found = Counter(next(s for s in sources if e.source.startswith(s)) for e in ERRA
 for source in sources:
     told = [judge(e).told_apart for e in ERRATA.values() if e.source.startswith(source)]
     verdict(f"{source}: {found[source]} slips, all told apart", all(told) and len(told) == found[source])
-swapped = [judge(replace(e, right=e.wrong)).told_apart for e in ERRATA.values()]
+with np.errstate(all="ignore"):
+    swapped = [judge(replace(e, right=e.wrong)).told_apart for e in ERRATA.values()]
 verdict("no check accepts the wrong version in the right one's place", not any(swapped))
-verdict("the versions by hand are in the collection", set(VERSIONS) - {"Algorithm 1, line 10"} <= set(ERRATA))
+wrong_by_hand = set(VERSIONS) - {"Algorithm 1, line 10"}
+verdict("the wrong versions by hand are in the collection", wrong_by_hand <= set(ERRATA))
 
 # %% [markdown] tags=["navigation"]
 # [← Warps](07_warps.ipynb) · [The map](00_map.ipynb)
