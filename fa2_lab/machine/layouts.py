@@ -1,0 +1,102 @@
+"""Where the elements of a tile are: which warp, lane and register holds an accumulator, which address a tile of K.
+
+Triton writes its layouts into its intermediate code (ttgir). `parse` takes that text, so what is computed here is what
+a compiler chose, not what one would choose by hand. Thread blocks only, no clusters.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+ATTRIBUTE = re.compile(r"#ttg\.(\w+)<\{(.*)\}>", re.DOTALL)
+FIELD = re.compile(r"(\w+) = (\[[^\]]*\]|\w+)")
+CHUNK_BYTES = 16  # what one lane hands to ldmatrix, and what a swizzle moves as one piece
+LINE_BYTES = 128  # 32 banks of 4 bytes
+
+
+class Owners(NamedTuple):
+    """For every element of a tile the warp, the lane in it and the register in that which hold it."""
+
+    warp: np.ndarray
+    lane: np.ndarray
+    register: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mma:
+    """Accumulators of tensor-core instructions: mma.m16n8 (version 2, sm_80) or wgmma m64n… (version 3, sm_90)."""
+
+    version: int
+    warps: tuple[int, int]  # along rows and along columns
+    instruction: tuple[int, int]  # rows and columns of one warp's part of one instruction
+
+    def owners(self, shape: tuple[int, int]) -> Owners:
+        """Who holds which element of a tile of this shape, which must be made of whole instructions."""
+        sizes = [w * n for w, n in zip(self.warps, self.instruction, strict=True)]
+        if any(length % size for length, size in zip(shape, sizes, strict=True)):
+            raise ValueError(
+                f"shape: got {shape}; it takes multiples of {tuple(sizes)}: all warps, one instruction each"
+            )
+        row, col = np.indices(shape)
+        (warps_r, warps_c), (_, N) = self.warps, self.instruction
+        (again_r, w_r), (again_c, w_c) = np.divmod(row // 16, warps_r), np.divmod(col // N, warps_c)
+        warp = w_r * warps_c + w_c if self.version == 2 else w_c * warps_r + w_r
+        instruction = again_r * (shape[1] // sizes[1]) + again_c
+        within = col % N // 8 * 4 + row % 16 // 8 * 2 + col % 2
+        return Owners(warp, row % 8 * 4 + col % 8 // 2, instruction * (N // 2) + within)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A tile in shared memory: in each row the chunks of `vec` elements change places, in another way in each row."""
+
+    vec: int
+    per_phase: int  # so many rows in a row are treated alike
+    max_phase: int  # so many different ways there are
+    block: int | None = None  # columns are cut into blocks of so many, one after the other in memory
+    transposed: bool = False
+
+    def offsets(self, shape: tuple[int, int]) -> np.ndarray:
+        """The place of every element of a tile, counted in elements from its start."""
+        row, col = np.indices(shape)[:: -1 if self.transposed else 1]
+        rows, cols = shape[:: -1 if self.transposed else 1]
+        width = self.block or cols
+        if cols % width or width % (self.vec * self.max_phase):
+            raise ValueError(f"shape: got {shape}; it takes rows of whole blocks and blocks of whole turns")
+        phase = row // self.per_phase % self.max_phase
+        chunk = (col % width // self.vec) ^ phase
+        return col // width * (rows * width) + row * width + chunk * self.vec + col % self.vec
+
+
+def parse(text: str) -> Mma | Shared:
+    """The layout that an attribute of ttgir describes, as in #ttg.swizzled_shared<{vec = 8, …}>."""
+    found = ATTRIBUTE.search(text)
+    fields = {name: _value(value) for name, value in FIELD.findall(found[2])} if found else {}
+    kind = found[1] if found else text
+    if kind == "nvidia_mma" and fields["versionMajor"] in (2, 3):
+        return Mma(fields["versionMajor"], fields["warpsPerCTA"], fields["instrShape"][:2])
+    if kind == "swizzled_shared":
+        phases = (fields[name] for name in ("vec", "perPhase", "maxPhase"))
+        return Shared(*phases, transposed=fields["order"] == (0, 1))
+    if kind == "nvmma_shared":
+        width = fields["swizzlingByteWidth"]
+        elements = width * 8 // fields["elementBitWidth"]
+        vec = CHUNK_BYTES * 8 // fields["elementBitWidth"]
+        return Shared(vec, LINE_BYTES // width, width // CHUNK_BYTES, elements, fields["transposed"])
+    raise ValueError(f"layout: got {kind}; it takes nvidia_mma (version 2 or 3), swizzled_shared or nvmma_shared")
+
+
+def _value(text: str) -> int | bool | tuple[int, ...]:
+    if text.startswith("["):
+        return tuple(int(n) for n in text[1:-1].split(","))
+    return text == "true" if text in ("true", "false") else int(text)
+
+
+def bank_conflicts(offsets: np.ndarray, itemsize: int = 2) -> int:
+    """How many of these chunks, each named by its first element's offset, want the same banks: 1 is none too many."""
+    groups = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
+    return int(np.bincount(groups.ravel()).max())

@@ -1,0 +1,182 @@
+"""Register and shared-memory layouts: against the instruction manuals, by counting, and against Triton's own."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fa2_lab.machine.layouts import Mma, Shared, bank_conflicts, parse
+
+MMA = "#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 8]}>"
+WGMMA = MMA.replace("versionMajor = 2", "versionMajor = 3").replace("[16, 8]", "[16, 64, 16]")
+SWIZZLED = "#shared = #ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>"
+NVMMA = "#shared = #ttg.nvmma_shared<{swizzlingByteWidth = 128, transposed = false, elementBitWidth = 16}>"
+
+
+def test_attributes_are_read():
+    assert parse(MMA) == Mma(2, (4, 1), (16, 8))
+    assert parse(WGMMA) == Mma(3, (4, 1), (16, 64))
+    assert parse(SWIZZLED) == Shared(8, 1, 8)
+    assert parse(SWIZZLED.replace("[1, 0]", "[0, 1]")).transposed
+    assert parse(NVMMA) == Shared(8, 1, 8, block=64)
+    assert parse(NVMMA.replace("false", "true").replace("128", "32")) == Shared(8, 4, 2, 16, True)
+
+
+@pytest.mark.parametrize("text", ["#blocked", "#ttg.blocked<{order = [1, 0]}>", MMA.replace("Major = 2", "Major = 5")])
+def test_other_layouts_are_refused(text):
+    with pytest.raises(ValueError, match=r"^layout: got (#blocked|blocked|nvidia_mma); it takes"):
+        parse(text)
+
+
+LAYOUTS = [
+    (Mma(2, (4, 1), (16, 8)), (128, 64)),
+    (Mma(2, (2, 2), (16, 8)), (64, 64)),
+    (Mma(2, (8, 1), (16, 8)), (128, 128)),
+    (Mma(3, (4, 1), (16, 64)), (128, 64)),
+    (Mma(3, (4, 1), (16, 64)), (64, 128)),
+    (Mma(3, (4, 2), (16, 32)), (64, 128)),
+    (Mma(3, (8, 1), (16, 128)), (256, 128)),
+]
+layouts = pytest.mark.parametrize("layout, shape", LAYOUTS)
+
+
+@layouts
+def test_every_element_has_one_place_and_every_place_one_element(layout, shape):
+    owners = layout.owners(shape)
+    warps, registers = (
+        layout.warps[0] * layout.warps[1],
+        shape[0] * shape[1] // (32 * layout.warps[0] * layout.warps[1]),
+    )
+    places = (owners.warp * 32 + owners.lane) * registers + owners.register
+    assert np.array_equal(np.sort(places.ravel()), np.arange(warps * 32 * registers))
+
+
+@layouts
+def test_a_row_lies_in_four_lanes_of_a_warp(layout, shape):
+    owners = layout.owners(shape)
+    for row in range(0, shape[0], 7):
+        assert len(set(owners.warp[row])) == layout.warps[1]
+        assert set(owners.lane[row]) == {4 * (row % 8) + n for n in range(4)}
+
+
+def test_mma_m16n8_as_the_ptx_manual_draws_it():
+    """Accumulator c_i of a lane: row lane / 4, plus 8 for i ≥ 2; column 2 (lane % 4) + i % 2."""
+    owners = Mma(2, (1, 1), (16, 8)).owners((16, 8))
+    for lane in range(32):
+        for i in range(4):
+            at = lane // 4 + 8 * (i >= 2), lane % 4 * 2 + (i & 1)
+            assert (owners.lane[at], owners.register[at], owners.warp[at]) == (lane, i, 0)
+    assert (owners.lane[0, 1], owners.lane[8, 0], owners.lane[15, 7]) == (0, 0, 31)
+
+
+@pytest.mark.parametrize("N", [8, 64, 128, 256])
+def test_wgmma_m64_as_the_ptx_manual_draws_it(N):
+    """d_i of a thread: row 16 warp + lane / 4 + 8 (i / 2 % 2); column 8 (i / 4) + 2 (lane % 4) + i % 2."""
+    owners = Mma(3, (4, 1), (16, N)).owners((64, N))
+    for thread in range(0, 128, 3):
+        warp, lane = divmod(thread, 32)
+        for i in range(N // 2):
+            at = 16 * warp + lane // 4 + i // 2 % 2 * 8, i // 4 * 8 + lane % 4 * 2 + i % 2
+            assert (owners.warp[at], owners.lane[at], owners.register[at]) == (warp, lane, i)
+
+
+def test_a_tile_of_broken_instructions_is_refused():
+    with pytest.raises(ValueError, match=r"^shape: got \(32, 64\); it takes multiples of \(64, 8\)"):
+        Mma(2, (4, 1), (16, 8)).owners((32, 64))
+    with pytest.raises(ValueError, match=r"^shape: got \(8, 32\); it takes"):
+        Shared(8, 1, 8).offsets((8, 32))
+
+
+SHARED = [(Shared(8, 1, 8), (64, 128)), (Shared(8, 1, 8, 64), (64, 128)), (Shared(8, 2, 4), (16, 32)),
+          (Shared(8, 1, 8, 64, True), (128, 16)), (Shared(4, 2, 4, 32), (8, 64))]  # fmt: skip
+
+
+@pytest.mark.parametrize("layout, shape", SHARED)
+def test_every_element_has_an_address_of_its_own_and_chunks_stay_whole(layout, shape):
+    offsets = layout.offsets(shape)
+    assert np.array_equal(np.sort(offsets.ravel()), np.arange(offsets.size))
+    rows = offsets.T if layout.transposed else offsets
+    chunks = rows.reshape(len(rows), -1, layout.vec)
+    assert (np.diff(chunks, axis=2) == 1).all() and (chunks[..., 0] % layout.vec == 0).all()
+
+
+def test_eight_rows_of_a_chunk_meet_no_bank_twice():
+    plain = Shared(8, 1, 1)
+    for d in (64, 128):
+        for chunk in range(d // 8):
+            for layout in (Shared(8, 1, 8), Shared(8, 1, 8, 64)):
+                assert bank_conflicts(layout.offsets((64, d))[8:16, chunk * 8]) == 1
+            assert bank_conflicts(plain.offsets((64, d))[8:16, chunk * 8]) == 8
+
+
+def test_the_128_byte_swizzle_is_an_exclusive_or_of_address_bits():
+    """Address bits 4 to 6 are xored with bits 7 to 9, as CUTLASS writes it: Swizzle<3, 4, 3>."""
+    plain = 2 * Shared(8, 1, 1, 64).offsets((64, 128))
+    assert np.array_equal(2 * Shared(8, 1, 8, 64).offsets((64, 128)), plain ^ (plain >> 7 & 7) << 4)
+
+
+# Against Triton itself ----------------------------------------------------------------------------------------
+
+TRITON = """
+import json
+from triton._C.libtriton import gluon_ir, ir
+from triton.experimental.gluon import language as gl
+context = ir.context(); ir.load_dialects(context)
+builder = gluon_ir.GluonOpBuilder(context)
+for layout, shape in {cases}:
+    linear = builder.to_linear_layout(layout._to_ir(builder), shape)
+    names = ["reg_bases", "lane_bases", "warp_bases", "offset_bases"]
+    print(json.dumps([getattr(linear, name) for name in names if hasattr(linear, name)]))
+"""
+
+
+def triton_bases(cases: str) -> list[list[list[list[int]]]]:
+    """Triton's own linear layouts: where each bit of a register, lane, warp or offset leads."""
+    done = subprocess.run(
+        [sys.executable, "-c", TRITON.format(cases=cases)], capture_output=True, text=True, timeout=120
+    )
+    if done.returncode:
+        pytest.skip("this Triton does not tell its layouts: " + done.stderr.strip().splitlines()[-1])
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def spread(bases: list[list[int]]) -> np.ndarray:
+    """The (row, col) of every number whose bits lead along these bases."""
+    bits = np.arange(2 ** len(bases))[:, None] >> np.arange(len(bases)) & 1
+    return np.array([np.bitwise_xor.reduce(np.where(b[:, None], bases, 0), axis=0) for b in bits]) if bases else bits
+
+
+def gluon(mma: Mma, shape: tuple[int, int]) -> str:
+    """The layout as Gluon, Triton's lower language, spells it, with the shape."""
+    instruction = [*mma.instruction, 16][: mma.version]
+    return f"(gl.NVMMADistributedLayout([{mma.version}, 0], {list(mma.warps)}, {instruction}), {list(shape)})"
+
+
+def test_registers_are_where_triton_says():
+    pytest.importorskip("triton")
+    found = triton_bases(f"[{', '.join(gluon(*case) for case in LAYOUTS)}]")
+    assert len(found) == len(LAYOUTS)
+    for (layout, shape), bases in zip(LAYOUTS, found, strict=True):
+        owners = layout.owners(shape)
+        registers, lanes, warps = (spread(b) for b in bases)
+        at = (registers[:, None, None] ^ lanes[None, :, None] ^ warps[None, None, :]).reshape(-1, 2).T
+        register, lane, warp = (n.ravel() for n in np.indices((len(registers), len(lanes), len(warps))))
+        assert np.array_equal(owners.warp[tuple(at)], warp) and np.array_equal(owners.lane[tuple(at)], lane)
+        assert np.array_equal(owners.register[tuple(at)], register)
+
+
+def test_addresses_are_where_triton_says():
+    pytest.importorskip("triton")
+    cases = {
+        "(gl.SwizzledSharedLayout(8, 1, 8, [1, 0]), [64, 128])": (Shared(8, 1, 8), (64, 128)),
+        "(gl.SwizzledSharedLayout(8, 2, 4, [1, 0]), [16, 32])": (Shared(8, 2, 4), (16, 32)),
+        "(gl.SwizzledSharedLayout(8, 1, 8, [0, 1]), [64, 16])": (Shared(8, 1, 8, transposed=True), (64, 16)),
+        "(gl.NVMMASharedLayout(128, 16, 2), [64, 64])": (Shared(8, 1, 8, 64), (64, 64)),
+        "(gl.NVMMASharedLayout(128, 16, 2), [64, 128])": (Shared(8, 1, 8, 64), (64, 128)),
+        "(gl.NVMMASharedLayout(64, 16, 2), [64, 64])": (Shared(8, 2, 4, 32), (64, 64)),
+        "(gl.NVMMASharedLayout(128, 16, 2, transposed=True), [128, 64])": (Shared(8, 1, 8, 64, True), (128, 64)),
+    }
+    for (layout, shape), (bases,) in zip(cases.values(), triton_bases(f"[{', '.join(cases)}]"), strict=True):
+        assert np.array_equal(layout.offsets(shape)[tuple(spread(bases).T)], np.arange(shape[0] * shape[1])), layout
