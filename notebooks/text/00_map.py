@@ -110,7 +110,7 @@ except AssertionError as complaint:
 # two places for numbers: its main memory (HBM, "high-bandwidth memory"), which is large and far away, and a little
 # memory on the chip, right beside the processors. What does not fit on the chip goes out to HBM and comes back.
 #
-# **Predict.** A text of 8,192 tokens, d = 64, one head of one layer: how many times larger is S than Q?
+# **Predict.** A text of 8,192 tokens, d = 64: how many times larger is S than Q?
 
 # %%
 N, d = 8192, 64
@@ -122,8 +122,9 @@ print(f"S alone, 2 bytes a number: {2 * N * N // 2**20} MiB")
 # <details><summary>Why that hurts</summary>
 #
 # S is N / d = 128 times as large as Q, and it is only a step on the way. The memory on the chip that one group of
-# processors shares holds some 200 KiB, so S and P travel, and the processors wait for them. A model has dozens of heads
-# in dozens of layers. With twice as many tokens there are four times as many scores.
+# processors shares holds some 200 KiB, so S and P travel, and the processors wait for them. A model does this dozens of
+# times side by side (each time is a "head") in each of dozens of layers. With twice as many tokens there are four times
+# as many scores.
 # </details>
 #
 # **Takeaway.** What goes in and out grows with N; what stands between grows with N², and nobody wants it.
@@ -318,7 +319,7 @@ print(where("FA2.A1.L10"))
 # %% [markdown]
 # ## Where is what in the package?
 #
-# | room of `fa2_lab/` | what is in it |
+# | main rooms of `fa2_lab/` | what is in them |
 # |---|---|
 # | `tiles.py`, `trace.py`, `paper.py` | geometry of tiles; the meter; the papers' lines |
 # | `reference/` | NumPy in float64, one file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
