@@ -13,22 +13,22 @@ FOLDER = Path(__file__).resolve().parents[2] / "figures" / "data"
 
 @dataclass
 class Row:
-    """One problem in one direction: what each contestant needed, or why it has no time."""
+    """One problem in one direction: what each contestant needed, or why there is no number."""
 
     problem: dict
     direction: str
-    milliseconds: dict[str, list[float]]  # name -> median, lower quartile, upper quartile
+    values: dict[str, list[float]]  # name -> median, lower and upper quartile, or one number; less is better
     failed: dict[str, str] = field(default_factory=dict)
+    unit: str = "ms"
     flops: float = 0.0
-    bytes: float = 0.0
 
     def rate(self, name: str) -> float:
         """TFLOP/s of a contestant."""
-        return self.flops / self.milliseconds[name][0] / 1e9
+        return self.flops / self.values[name][0] / 1e9
 
     def ratio(self, name: str, baseline: str) -> float:
-        """How many times faster than the baseline of the same run."""
-        return self.milliseconds[baseline][0] / self.milliseconds[name][0]
+        """How many times less than the baseline of the same run."""
+        return self.values[baseline][0] / self.values[name][0]
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Results:
     suite: str
     machine: dict
     protocol: str
-    ceilings: dict[str, float]  # GEMM in TFLOP/s, copy in TB/s
+    ceilings: dict[str, float] = field(default_factory=dict)  # of the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Row] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
 
@@ -83,13 +83,14 @@ def _output(command: list[str]) -> str:
         return ""
 
 
-def table(results: Results, names: list[str], baseline: str) -> str:
-    """Ratios to the baseline of the same run first, then TFLOP/s."""
+def table(results: Results, baseline: str) -> str:
+    """Ratios to the baseline of the same run first, then TFLOP/s or what was measured."""
     machine = results.machine
     head = f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}; {results.protocol}."
     ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
-    columns = [name for name in names if any(name in r.milliseconds or name in r.failed for r in results.rows)]
-    lines = [head, f"ceilings: {ceilings}" if ceilings else "", f"times faster than {baseline} (TFLOP/s)", ""]
+    columns = list(dict.fromkeys(name for row in results.rows for name in [*row.values, *row.failed]))
+    unit = "TFLOP/s" if results.rows and results.rows[0].flops else results.rows[0].unit if results.rows else ""
+    lines = [head, f"ceilings: {ceilings}" if ceilings else "", f"{baseline} / contestant ({unit})", ""]
     lines.append(f"{'problem':44}" + "".join(f"{name:>18}" for name in columns))
     for row in results.rows:
         lines.append(f"{label(row):44}" + "".join(f"{cell(row, name, baseline):>18}" for name in columns))
@@ -107,7 +108,7 @@ def label(row: Row) -> str:
 
 def cell(row: Row, name: str, baseline: str) -> str:
     """One entry of the table."""
-    if name not in row.milliseconds:
+    if name not in row.values:
         return "-"
-    rate = f"({row.rate(name):.0f})" if row.flops else f"({row.milliseconds[name][0]:.3f} ms)"
-    return f"{row.ratio(name, baseline):.2f} {rate}" if baseline in row.milliseconds else rate
+    number = f"({row.rate(name):.0f})" if row.flops else f"({row.values[name][0]:.4g})"
+    return f"{row.ratio(name, baseline):.2f} {number}" if baseline in row.values else number
