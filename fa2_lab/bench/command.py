@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-SUITES = ("paper", "quick", "long", "heads", "small", "memory")
+SUITES = ("paper", "quick", "long", "heads", "small", "memory", "train")
 
 
 def main(argv: list[str]) -> int:
@@ -22,10 +22,10 @@ def main(argv: list[str]) -> int:
 
     if not torch.cuda.is_available():
         raise ValueError("bench: there is no CUDA GPU here; results recorded on one are in figures/data")
-    from fa2_lab.bench import results, suites
+    from fa2_lab.bench import results, suites, train
 
     for suite in options.suite:
-        measured = suites.run(suite)
+        measured = train.run() if suite == "train" else suites.run(suite)
         path = measured.save(options.folder or results.FOLDER)
         print(results.table(measured, baseline="torch flash"))
         print(f"\nkept in {path}")

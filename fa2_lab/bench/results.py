@@ -41,6 +41,9 @@ class Results:
     ceilings: dict[str, float] = field(default_factory=dict)  # of the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Row] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
+    curves: dict[str, list[float]] = field(
+        default_factory=dict
+    )  # name -> one number for each step, where there are any
 
     def save(self, folder: Path = FOLDER) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,7 @@ def table(results: Results, baseline: str) -> str:
     head = f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}; {results.protocol}."
     ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
     columns = list(dict.fromkeys(name for row in results.rows for name in [*row.values, *row.failed]))
-    unit = "TFLOP/s" if results.rows and results.rows[0].flops else results.rows[0].unit if results.rows else ""
+    unit = ", ".join(dict.fromkeys("TFLOP/s" if row.flops else row.unit for row in results.rows))
     lines = [head, f"ceilings: {ceilings}" if ceilings else "", f"{baseline} / contestant ({unit})", ""]
     lines.append(f"{'problem':44}" + "".join(f"{name:>18}" for name in columns))
     for row in results.rows:
