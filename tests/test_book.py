@@ -68,10 +68,11 @@ def test_cells_are_short(chapter):
 @each
 def test_links_lead_somewhere(chapter):
     for cell in load(chapter).cells:
-        if cell.cell_type == "markdown":
-            for target in re.findall(r"\]\(([^)\s]+)\)", cell.source):
-                if not target.startswith("https://"):
-                    assert (NOTEBOOKS / target.split("#")[0]).exists(), target
+        texts = [o.get("data", {}).get("text/markdown", "") for o in cell.get("outputs", [])]
+        texts += [cell.source] if cell.cell_type == "markdown" else []
+        for target in re.findall(r"\]\(([^)\s]+)\)", "\n".join(texts)):
+            if not target.startswith("https://"):
+                assert (NOTEBOOKS / target.split("#")[0]).exists(), target
 
 
 @each

@@ -55,6 +55,9 @@ def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = formulas(cell.source).replace(".ipynb)", ".html)")
+        for output in cell.get("outputs", []):
+            if "text/markdown" in output.get("data", {}):
+                output.data["text/markdown"] = output.data["text/markdown"].replace(".ipynb)", ".html)")
     body, _ = HTMLExporter(
         template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True
     ).from_notebook_node(notebook)
