@@ -12,6 +12,7 @@ from fa2_lab import paper
 
 # Commands that live in rooms of their own: each has a main(argv). They exist where their file does.
 ROOMS = {
+    "bench": ("bench/command.py", "measure the kernels and their peers on this machine's GPU"),
     "book": ("book/command.py", "run the book's notebooks on this machine"),
     "figures": ("gallery/build.py", "draw every picture into figures/"),
     "tune": ("bench/tune.py", "search for the best block sizes on this machine's GPU"),

@@ -11,9 +11,15 @@ SUITES = ("paper", "quick", "long", "heads", "small", "memory", "train")
 def main(argv: list[str]) -> int:
     """Run suites on this machine's GPU, print their tables and keep their results."""
     parser = argparse.ArgumentParser(prog="fa2-lab bench", description="Measure on this machine's GPU.")
-    parser.add_argument("suite", nargs="+", help=", ".join(SUITES))
+    parser.add_argument("suite", nargs="*", help=", ".join(SUITES))
+    parser.add_argument("--readme", action="store_true", help="only renew the README's table from the recorded run")
     parser.add_argument("--folder", type=Path, default=None, help="where the results go; figures/data if not given")
     options = parser.parse_args(argv)
+    if options.readme:
+        from fa2_lab.bench.readme import write
+
+        write()
+        return 0
     unknown = [s for s in options.suite if s not in SUITES]
     if unknown:
         raise ValueError(f"suite: got {', '.join(unknown)}; it takes {', '.join(SUITES)}")
