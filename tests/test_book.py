@@ -8,6 +8,7 @@ import pytest
 
 from fa2_lab.book.chapters import NOTEBOOKS, TEXT, navigation, written
 from fa2_lab.book.run import read_twin
+from fa2_lab.book.site import render
 
 CHAPTERS = written()
 each = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
@@ -93,6 +94,25 @@ def test_the_last_section_checks_and_prints_verdicts_only(chapter):
     assert printed
     for output in printed:
         assert output.output_type == "stream" and all(line.startswith("ok  ") for line in output.text.splitlines())
+
+
+@each
+def test_formulas_are_unicode(chapter):
+    """The offline site has no formula renderer, and the text twins should read without one."""
+    assert not any("$" in re.sub(r"`[^`]*`", "", c.source) for c in load(chapter).cells if c.cell_type == "markdown")
+
+
+def test_the_site_is_linked_and_makes_no_request(tmp_path):
+    for chapter in CHAPTERS:
+        (tmp_path / f"{chapter.name}.ipynb").write_bytes((NOTEBOOKS / f"{chapter.name}.ipynb").read_bytes())
+    pages = [render(tmp_path, CHAPTERS), *(tmp_path / f"{c.name}.html" for c in CHAPTERS)]
+    for page in pages:
+        html = page.read_text(encoding="utf-8")
+        assert "<script" not in html and not re.search(r'(src|rel)="https?:', html)
+        links = re.findall(r'href="([^"#]+)["#]', html)
+        assert all(link.startswith("https://") or (tmp_path / link).exists() or ".." in link for link in links), page
+        assert html.count("<img") == html.count(' alt="')
+    assert pages[0].read_text(encoding="utf-8").count("<li>") == len(CHAPTERS)
 
 
 def test_no_notebook_lacks_its_twin_and_no_twin_its_notebook():

@@ -1,13 +1,14 @@
-"""The book as a linked offline site: plain HTML, figures inside, formulas as MathML, no script and no request."""
+"""The book as a linked offline site: plain HTML with the figures inside, no script and no request.
+
+The notebooks write formulas in Unicode, so that they read the same in a text twin, a notebook and a page.
+"""
 
 from __future__ import annotations
 
-import re
 from html import escape
 from pathlib import Path
 
 import nbformat
-from latex2mathml.converter import convert
 from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 
@@ -34,8 +35,6 @@ table { border-collapse: collapse } td, th { padding: .2em .8em; border-bottom: 
 details { background: #f3f7fb; padding: .4em .9em; margin: .7em 0 1em } summary { cursor: pointer }
 .anchor-link { display: none }
 """
-CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
-MATH = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.DOTALL)
 
 
 def render(folder: Path, chapters: list[Chapter]) -> Path:
@@ -54,7 +53,7 @@ def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
     """One notebook as a page."""
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
-            cell.source = formulas(cell.source).replace(".ipynb)", ".html)")
+            cell.source = cell.source.replace(".ipynb)", ".html)")
         for output in cell.get("outputs", []):
             if "text/markdown" in output.get("data", {}):
                 output.data["text/markdown"] = output.data["text/markdown"].replace(".ipynb)", ".html)")
@@ -63,14 +62,3 @@ def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
     ).from_notebook_node(notebook)
     css = CSS + HtmlFormatter(style="friendly").get_style_defs(".highlight")
     return PAGE.format(title=escape(f"{chapter.name[:2]} · {chapter.title}"), css=css, body=body)
-
-
-def formulas(markdown: str) -> str:
-    """The same text with every formula as MathML; code is left alone."""
-    parts = CODE.split(markdown)
-    parts[::2] = [MATH.sub(_mathml, text) for text in parts[::2]]
-    return "".join(parts)
-
-
-def _mathml(match: re.Match) -> str:
-    return convert(match[1] or match[2], display="block" if match[1] else "inline")
