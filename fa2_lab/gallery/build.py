@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fa2_lab.gallery import algorithm, book, machine
+from fa2_lab.gallery import algorithm, book, compiled, machine
 from fa2_lab.gallery.picture import Picture
 from fa2_lab.plots import style
 
-PICTURES: list[Picture] = [*book.PICTURES, *algorithm.PICTURES, *machine.PICTURES]
+PICTURES: list[Picture] = [*book.PICTURES, *algorithm.PICTURES, *machine.PICTURES, *compiled.PICTURES]
 FOLDER = Path(__file__).resolve().parents[2] / "figures"
 
 
@@ -60,7 +60,10 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="pictures to draw; all, if none is named")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write them")
+    parser.add_argument("--compile", action="store_true", help="first compile the forward anew, for what they observe")
     options = parser.parse_args(argv)
+    if options.compile:
+        compiled.record()
     build(options.folder, options.names)
     print(f"{len(options.names) or len(PICTURES)} figures in {options.folder}")
     return 0

@@ -1,0 +1,254 @@
+"""Pictures of what was compiled: the records are complete and current, and the pictures show what they say."""
+
+import functools
+import importlib.util
+import json
+import re
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from fa2_lab.gallery import build, compiled, machine
+from fa2_lab.machine.layouts import Mma, Shared, parse
+from fa2_lab.plots import layouts, style
+
+RECORDS = {"layouts": "kernels", "compiled": "forward"}
+by_record = pytest.mark.parametrize("name", RECORDS)
+
+
+@functools.cache
+def drawn(name):
+    """(figure, alt, data) of a picture of this room."""
+    picture = next(p for p in compiled.PICTURES if p.name == name)
+    data = picture.data()
+    return *picture.draw(**data), data
+
+
+def tagged(axes_or_figure, gid):
+    return [a for a in axes_or_figure.findobj(lambda artist: artist.get_gid() == gid)]
+
+
+# The records --------------------------------------------------------------------------------------------------
+
+
+@by_record
+def test_a_record_says_what_made_it_and_is_of_this_kernel(name):
+    made = machine.recorded(name)["made_by"]
+    assert made["command"] == "python -m fa2_lab figures --compile" and re.fullmatch(r"\d+\.\d+\.\d+", made["triton"])
+    if (compiled.PROJECT / "fa2_lab" / "kernels" / "forward.py").is_file():
+        assert made["source"] == compiled.source_digest(), f"the forward has changed: run `{compiled.COMMAND}`"
+
+
+@by_record
+def test_a_record_is_written_as_it_was_read(name, tmp_path):
+    record = machine.recorded(name)
+    compiled.write(tmp_path / "again.json", RECORDS[name], record[RECORDS[name]], record["made_by"]["triton"])
+    again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))
+    assert again[RECORDS[name]] == record[RECORDS[name]] and list(again) == ["made_by", RECORDS[name]]
+
+
+def test_every_cell_of_the_budget_is_compiled_once():
+    rows = machine.recorded("compiled")["forward"]
+    names = ("target", "d", "B_r", "B_c", "warps", "stages")
+    assert [{n: row[n] for n in names} for row in rows] == compiled.budget_jobs("sm_90")
+    assert len(rows) == len({(row["d"], row["B_r"], row["B_c"]) for row in rows}) == 32
+
+
+def test_what_was_compiled_hangs_together():
+    cells = machine.budget_data()["cells"]
+    agree = 0
+    for row in machine.recorded("compiled")["forward"]:
+        model = cells[row["d"]][row["B_r"], row["B_c"]]
+        assert 32 <= row["registers"] <= 255 and row["spills"] >= 0
+        assert row["spills"] == 0 or row["registers"] == 255, row
+        assert row["shared"] <= 1.05 * model["shared"], row
+        assert row["B_r"] < 64 or row["shared"] >= 0.95 * model["shared"], row
+        agree += (row["spills"] > 0) == (model["registers"] > 255)
+    assert agree >= 24
+
+
+def test_layouts_are_recorded_for_both_targets_and_both_d():
+    rows = machine.recorded("layouts")["kernels"]
+    assert [(row["target"], row["d"]) for row in rows] == [(t, d) for t in ("sm_80", "sm_90") for d in (64, 128)]
+    for row in rows:
+        assert row["S"]["shape"] == [row["B_r"], row["B_c"]] and row["O"]["shape"] == [row["B_r"], row["d"]]
+        assert row["K"]["shape"] == [row["B_c"], row["d"]]
+        for tensor in "SO":
+            layout = parse(row[tensor]["layout"])
+            assert isinstance(layout, Mma) and layout.version == {"sm_80": 2, "sm_90": 3}[row["target"]]
+            assert layout.warps[0] * layout.warps[1] == row["warps"]
+        assert isinstance(parse(row["K"]["layout"]), Shared)
+
+
+def test_comments_do_not_make_a_record_old(tmp_path, monkeypatch):
+    kernels = tmp_path / "fa2_lab" / "kernels"
+    kernels.mkdir(parents=True)
+    monkeypatch.setattr(compiled, "PROJECT", tmp_path)
+    digests = []
+    for forward in ("x = 1\n", "x = 1  # one\n\n", "x = (  # one\n    1)\n", "x = 2\n"):
+        (kernels / "forward.py").write_text(forward)
+        (kernels / "tile.py").write_text("y = 1\n")
+        digests.append(compiled.source_digest())
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+def test_without_a_record_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    for picture in compiled.PICTURES:
+        with pytest.raises(ValueError, match=r"layouts\.json is missing: `python -m fa2_lab figures --compile`"):
+            picture.data()
+
+
+# The compiler -------------------------------------------------------------------------------------------------
+
+TTGIR = """
+#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 8]}>
+#shared = #ttg.swizzled_shared<{vec = 8, perPhase = 1, maxPhase = 8, order = [1, 0]}>
+  %k = ttg.local_alloc : () -> !ttg.memdesc<2x64x128xf16, #shared, #smem, mutable> loc(#loc269)
+  %q = ttg.local_alloc %x_62 : (tensor<128x128xf16, #blocked>) -> !ttg.memdesc<128x128xf16, #shared, #smem> loc(#loc2)
+  %s = tt.dot %q, %k, %c : tensor<128x128xf16, #a> * tensor<128x64xf16, #b> -> tensor<128x64xf32, #mma> loc(#loc3)
+  %o = ttng.warp_group_dot %p, %v, %c {isAsync = true} : tensor<2x2xf16> -> tensor<128x128xf32, #mma> loc(#loc4)
+"""
+
+
+def test_layouts_are_found_in_the_compiler_s_text():
+    found = compiled.found_in(dict(ttgir=TTGIR, spills=3))
+    assert found["spills"] == 3 and "ttgir" not in found
+    assert [found[t]["shape"] for t in "SOK"] == [[128, 64], [128, 128], [64, 128]]
+    assert parse(found["S"]["layout"]) == parse(found["O"]["layout"]) == Mma(2, (4, 1), (16, 8))
+    assert parse(found["K"]["layout"]) == Shared(8, 1, 8)
+    with pytest.raises(ValueError, match=r"^the forward's products differ from loop to loop"):
+        compiled.found_in(dict(ttgir=TTGIR + TTGIR.replace("64xf32", "32xf32")))
+
+
+@pytest.mark.skipif(sys.platform != "linux" or not importlib.util.find_spec("triton"), reason="needs Triton")
+@pytest.mark.skipif(not (compiled.PROJECT / "fa2_lab" / "kernels" / "forward.py").is_file(), reason="needs the kernels")
+def test_the_compiler_still_does_what_is_recorded():
+    (recorded,) = [k for k in machine.recorded("layouts")["kernels"] if (k["target"], k["d"]) == ("sm_80", 64)]
+    (now,) = compiled.compiled("sm_80", [{k: v for k, v in recorded.items() if k not in "SOK"}])
+    assert now["registers"] > 64 and now["shared"] > 2**14
+    if now["triton"] == machine.recorded("layouts")["made_by"]["triton"]:
+        assert all(now[tensor] == recorded[tensor] for tensor in "SOK")
+
+
+def test_a_compilation_that_fails_is_told():
+    with pytest.raises(ValueError, match=r"^compiling for sm_none failed, as told above"):
+        [*compiled.compiled("sm_none", [dict(d=64, **compiled.TILE)])]
+
+
+def test_the_option_compiles_before_it_draws(tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(compiled, "record", lambda: calls.append("compiled"))
+    build.main(["workers", "--folder", str(tmp_path)])
+    assert calls == []
+    build.main(["workers", "--compile", "--folder", str(tmp_path)])
+    assert calls == ["compiled"]
+
+
+# Accumulators -------------------------------------------------------------------------------------------------
+
+
+def test_every_element_of_a_tile_is_held_once():
+    _, _, data = drawn("accumulators")
+    for kernel in data["kernels"]:
+        for tensor in "SO":
+            owners = kernel[tensor]
+            held = Counter(zip(*(x.ravel().tolist() for x in owners), strict=True))
+            assert set(held.values()) == {1} and len(held) == owners.warp.size
+            registers = 1 + owners.register.max()
+            assert 4 * 32 * registers == owners.warp.size
+
+
+def test_a_row_of_s_and_of_o_is_in_the_same_four_lanes_of_one_warp():
+    _, _, data = drawn("accumulators")
+    for kernel in data["kernels"]:
+        for S_row, O_row in zip(zip(*kernel["S"], strict=True), zip(*kernel["O"], strict=True), strict=True):
+            assert set(S_row[0]) == set(O_row[0]) and len(set(S_row[0])) == 1
+            assert set(S_row[1]) == set(O_row[1]) and len(set(S_row[1])) == 4
+
+
+def test_the_strips_are_those_of_the_warps_and_one_instruction_is_framed():
+    figure, alt, _ = drawn("accumulators")
+    strips = [p for w in range(4) for p in tagged(figure, f"warp {w}")]
+    assert len(strips) == 4 * 2 * 8  # four kernels, S and O, 128 rows in strips of 16
+    for strip in strips:
+        w = int(strip.get_gid().removeprefix("warp "))
+        assert strip.label_text.get_text() == strip.get_gid() and strip.get_y() // 16 % 4 == w
+        assert style.colors.same_color(strip.get_facecolor(), style.worker(w))
+    frames = Counter((f.get_height(), f.get_width()) for f in tagged(figure, "instruction"))
+    assert frames == {(16, 8): 4, (64, 64): 3, (64, 128): 1}
+    assert alt.startswith("Observed (read from the compiled kernel)") and "lanes 20, 21, 22, 23 of warp 0" in alt
+
+
+def test_the_corner_shows_every_lane_and_register():
+    figure, _, data = drawn("accumulators")
+    assert list(data["corner"]) == ["sm_80 and sm_90"]
+    (owners,) = data["corner"].values()
+    lanes, registers = [ax for ax in figure.axes if tagged(ax, "row")]
+    for ax, numbers in ((lanes, owners.lane), (registers, owners.register)):
+        boxes = [p for lane in range(32) for p in tagged(ax, f"lane {lane}")]
+        assert len(boxes) == 256
+        for box in boxes:
+            i, j = int(box.get_y()), int(box.get_x())
+            assert box.label_text.get_text() == str(numbers[i, j])
+            dark = owners.lane[i, j] == owners.lane[data["row"], 0]
+            assert style.contrast(box.get_facecolor(), style.PAPER) > 4 if dark else True
+    assert len(tagged(lanes, "lane 20")) == 8
+
+
+def test_targets_that_differ_get_corners_of_their_own(monkeypatch):
+    record = json.loads(json.dumps(machine.recorded("layouts")))
+    for kernel in record["kernels"]:
+        if kernel["target"] == "sm_80":
+            kernel["S"]["layout"] = kernel["S"]["layout"].replace("[4, 1]", "[2, 2]")
+    monkeypatch.setattr(compiled, "recorded", lambda name: record)
+    data = compiled.accumulators_data()
+    assert list(data["corner"]) == ["sm_80", "sm_90"]
+    figure, _ = layouts.accumulators(**data)
+    assert len([ax for ax in figure.axes if tagged(ax, "row")]) == 4
+
+
+# Shared memory ------------------------------------------------------------------------------------------------
+
+
+def test_addresses_are_those_of_whole_chunks():
+    _, _, data = drawn("swizzled_keys")
+    assert set(data["panels"]) == {(n, d) for n in ("Row-major, for contrast", "sm_80", "sm_90") for d in (64, 128)}
+    for (name, d), address in data["panels"].items():
+        assert address.shape == (8, d // 8) and (address % 16 == 0).all()
+        assert len(np.unique(address)) == address.size
+        if name == "sm_80" or d == 64:
+            assert address.max() == 8 * d * 2 - 16
+    assert data["panels"]["sm_90", 128].max() == 64 * 64 * 2 + 1024 - 16  # a second block behind 64 rows of 64
+
+
+def test_every_chunk_is_drawn_where_it_lies():
+    figure, alt, data = drawn("swizzled_keys")
+    for ax in figure.axes:
+        name, d = ax.get_title(loc="left").split(", d = ")
+        address = data["panels"][name, int(d)]
+        lines = [int(t.get_text()) for t in ax.get_yticklabels()]
+        boxes = [*tagged(ax, "marked"), *tagged(ax, "chunk")]
+        assert len(boxes) == address.size
+        for box in boxes:
+            row, chunk = map(int, box.label_text.get_text().split(","))
+            assert address[row, chunk] == 128 * lines[int(box.get_y())] + 16 * box.get_x()
+        groups = {box.get_x() for box in tagged(ax, "marked")}
+        plain = name.startswith("Row-major")
+        assert len(tagged(ax, "marked")) == 8 and len(groups) == (1 if plain else 8)
+        assert ax.get_xlabel() == f"the 8 marked: {'8' if plain else 'no two'} in the same banks"
+    assert alt.startswith("Observed")
+
+
+# Block sizes --------------------------------------------------------------------------------------------------
+
+
+def test_the_budget_shows_what_was_seen():
+    picture = next(p for p in machine.PICTURES if p.name == "block_budget")
+    figure, alt = picture.draw(**picture.data())
+    said = Counter(text.get_text().split("\n")[-1] for text in style.texts(figure))
+    for spills, n in Counter(row["spills"] for row in machine.recorded("compiled")["forward"]).items():
+        assert said[f"seen: {spills}"] == n
+    assert "Spills as compiled" in alt and "compiled for H100" in figure.get_supxlabel()
