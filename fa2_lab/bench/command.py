@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-SUITES = ("paper", "quick", "long", "heads", "small", "memory", "train")
+SUITES = ("ladder", "paper", "quick", "long", "heads", "small", "memory", "train")
 
 
 def main(argv: list[str]) -> int:
@@ -28,11 +28,12 @@ def main(argv: list[str]) -> int:
 
     if not torch.cuda.is_available():
         raise ValueError("bench: there is no CUDA GPU here; results recorded on one are in figures/data")
-    from fa2_lab.bench import results, suites, train
+    from fa2_lab.bench import ladder, results, suites, train
 
+    own = dict(ladder=ladder.run, train=train.run)
     for suite in options.suite:
-        measured = train.run() if suite == "train" else suites.run(suite)
+        measured = own[suite]() if suite in own else suites.run(suite)
         path = measured.save(options.folder or results.FOLDER)
-        print(results.table(measured, baseline="torch flash"))
+        print(results.table(measured, baseline="standard" if suite == "ladder" else "torch flash"))
         print(f"\nkept in {path}")
     return 0

@@ -1,0 +1,79 @@
+"""The ladder of kernels, measured: what each change buys, in a shape that fills the GPU and in one that does not."""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+
+import torch
+
+from fa2_lab.bench import counters
+from fa2_lab.bench.problem import Problem, error
+from fa2_lab.bench.protocol import PROTOCOL, Timing, measure
+from fa2_lab.bench.results import Results, Row, machine
+from fa2_lab.bench.suites import TOLERANCE, ceilings, collect
+from fa2_lab.kernels import ladder
+
+SHAPES = {"training": (4, 16), "one sequence, few heads": (1, 8)}  # batch, heads
+
+
+def grid(N: int = 4096) -> list[Problem]:
+    """Both shapes, causal or not, d 64 and 128."""
+    return [
+        Problem(batch, heads, heads, N, N, d, causal)
+        for batch, heads in SHAPES.values()
+        for d in (64, 128)
+        for causal in (False, True)
+    ]
+
+
+def run() -> Results:
+    """Time every rung on every problem, then read the hardware's counters where they can be read."""
+    jobs = [partial(climb, problem) for problem in grid()]
+    jobs += [partial(count, Problem(4, 16, 16, 4096, 4096, 128, causal)) for causal in (False, True)]
+    return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
+
+
+def climb(problem: Problem) -> Row:
+    """Milliseconds of every rung on one problem; without a mask also of the two ways to split a tile among warps."""
+    tensors = problem.tensors()
+    calls, failed = {}, {}
+    for name, call in contestants(problem, tensors):
+        try:
+            wrong = error(call(), *tensors, problem.causal)
+        except Exception as failure:  # a rung that does not run here is named with its reason
+            failed[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            continue
+        if wrong <= TOLERANCE:
+            calls[name] = call
+        else:
+            failed[name] = f"wrong: error {wrong:.1e}"
+    timings = measure(calls)
+    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
+    values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
+    return Row(problem.as_dict(), "forward", values, failed, flops=problem.flops("forward"))
+
+
+def contestants(problem: Problem, tensors) -> list[tuple]:
+    """(name, call) of every rung, each returning O."""
+    scale = problem.d**-0.5
+    calls = [(name, lambda rung=rung: rung(*tensors, problem.causal, scale)[0]) for name, rung in ladder.RUNGS.items()]
+    if not problem.causal:
+        for name, kernel in (("split-K", ladder.split_keys_kernel), ("split-Q", ladder.split_queries_kernel)):
+            calls.append((name, lambda kernel=kernel: ladder.split(kernel, *tensors, scale)))
+    return calls
+
+
+def count(problem: Problem) -> Row:
+    """The hardware's counters for one call of every rung, beside nothing else: the models are drawn next to them."""
+    if shutil.which("ncu") is None:
+        return Row(problem.as_dict(), "counters", {}, dict.fromkeys(ladder.RUNGS, "ncu is not installed"), unit="count")
+    values, failed = {}, {}
+    torch.cuda.empty_cache()
+    for name, _ in contestants(problem, None):
+        try:
+            for metric, number in counters.read(name, problem).items():
+                values[f"{name}: {metric}"] = [number]
+        except RuntimeError as failure:
+            failed[name] = str(failure)
+    return Row(problem.as_dict(), "counters", values, failed, unit="count")
