@@ -21,6 +21,8 @@ SETTINGS = [
     dict(order="FA1", N_q=24, N_k=24, B_r=2, B_c=2),
     dict(order="FA1", N_q=24, N_k=4, B_r=5, B_c=12, t=1),
     dict(order="FA2", N_q=4, N_k=24, B_r=3, B_c=5, t=10**6),
+    dict(order="FA1", N_q=48, N_k=48, B_r=6, B_c=3, t=10**6),
+    dict(order="FA2", N_q=48, N_k=48, B_r=2, B_c=24, causal=False, t=10**6),
 ]
 moments = pytest.mark.parametrize("settings", SETTINGS, ids=str)
 
@@ -65,6 +67,24 @@ def test_the_current_event_is_framed_and_its_block_drawn_in_the_tensor_s_colour(
     assert across * (data["d"] if of_a_matrix else 1) == event.elements
     assert style.colors.same_color(block.get_edgecolor(), style.hue(event.tensor))
     assert f"Now: {event.op} {event.tensor}," in alt
+
+
+@pytest.mark.parametrize("order", ["FA1", "FA2"])
+def test_every_tensor_shows_the_block_that_moves(order):
+    """Checked at the first load and the first store of each tensor in a block other than the first."""
+    data = moment_data(order=order)
+    tiling, first = data["tiling"], {}
+    for t, event in enumerate(data["events"]):
+        if event.i or event.j:
+            first.setdefault((event.op, event.tensor), t)
+    assert len(first) == {"FA1": 9, "FA2": 5}[order]
+    for (op, tensor), t in first.items():
+        figure, _ = explorer.moment(**data | dict(t=t + 1))
+        (block,), event = tagged(figure, f"{op} {tensor}"), data["events"][t]
+        if tensor in "KV":
+            assert block.get_x() == tiling.cols(event.j).start and block.get_height() == data["d"]
+        else:
+            assert block.get_y() == tiling.rows(event.i).start and block.get_height() == tiling.B_r
 
 
 @moments

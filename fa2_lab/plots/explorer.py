@@ -109,7 +109,7 @@ def _tiles(ax: Axes, tiling: Tiling, order: list[tuple[int, int]]) -> None:
             rows, cols, kind = tiling.rows(i), tiling.cols(j), tiling.kind(i, j)
             w, h = cols.stop - cols.start, rows.stop - rows.start
             label = number.get((i, j), "")
-            fits = w * room > 3 + 6 * len(label) and h * room > 12
+            fits = w * room > 3 + 5 * len(label) and h * room > 12
             hatch = style.MASK_HATCH if kind is Tile.SKIP else None
             look = dict(hatch=hatch, edgecolor=style.QUIET, linewidth=0.6, gid="done" if label else "to come")
             patch = style.box(ax, cols.start, rows.start, w, h, label if fits else "", _fill(kind, bool(label)), **look)
