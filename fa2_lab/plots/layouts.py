@@ -121,7 +121,7 @@ def swizzled_keys(panels: Mapping[tuple[str, int], np.ndarray], chunk: int, made
     title = "Swizzled, one chunk of eight rows of K lies in eight different groups of banks"
     names, ds = (list(dict.fromkeys(key[k] for key in panels)) for k in (0, 1))
     heights = [max(len(_lines(panels[name, d])) for name in names) + 2 for d in ds]
-    figure, axes = style.new_figure(1.6 + 0.19 * sum(heights), title, nrows=len(ds), ncols=len(names),
+    figure, axes = style.new_figure(1.75 + 0.19 * sum(heights), title, nrows=len(ds), ncols=len(names),
                                     height_ratios=heights, squeeze=False)  # fmt: skip
     clashes = {key: bank_conflicts(address[:, chunk], itemsize=1) for key, address in panels.items()}
     for (name, d), address in panels.items():
@@ -131,12 +131,12 @@ def swizzled_keys(panels: Mapping[tuple[str, int], np.ndarray], chunk: int, made
         ax.set_xlabel(_said(clashes[name, d], len(address)), fontsize=style.SMALL)
     for line in axes:
         line[0].set_ylabel("128-byte line of memory")
-    figure.supxlabel(f"A box: 16 bytes, as row, chunk of K; across: 8 groups of 4 banks. {OBSERVED}: {made}",
-                     fontsize=style.SMALL)  # fmt: skip
+    what = "A box: 16 bytes, as row, chunk of K; across: 8 groups of 4 banks"
+    figure.supxlabel(f"{what}\nAll but row-major: {OBSERVED.lower()}: {made}", fontsize=style.SMALL)
     said = "; ".join(f"{name}, d = {d}: {_said(n, 8)}" for (name, d), n in clashes.items())
     alt = (
-        f"{OBSERVED}. The first eight rows of K in shared memory, 128 bytes a line, in pieces of 16 bytes that are"
-        f" labelled with row and chunk; chunk {chunk} of each row is marked. {said}."
+        f"{OBSERVED}, but for the row-major panels. The first eight rows of K in shared memory, 128 bytes a line, in"
+        f" pieces of 16 bytes labelled with row and chunk; chunk {chunk} of each row is marked. {said}."
     )
     return figure, alt
 
