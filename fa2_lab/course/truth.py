@@ -1,0 +1,68 @@
+"""Attention by its definition in float64, and the cases that students' functions are checked on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Case:
+    """One head and how it is cut."""
+
+    N_q: int = 8
+    N_k: int = 8
+    d: int = 4
+    B_r: int = 4
+    B_c: int = 2
+    causal: bool = False
+    size: float = 1.0
+    seed: int = 0
+    tau: float = 0.5
+
+    def tensors(self) -> list[np.ndarray]:
+        """Q, K, V, dO."""
+        draw = np.random.default_rng(self.seed).standard_normal
+        Q, K, V, dO = (draw((n, self.d)) for n in (self.N_q, self.N_k, self.N_k, self.N_q))
+        return [self.size * Q, self.size * K, V, dO]
+
+    def __str__(self) -> str:
+        mask = ", causal" if self.causal else ""
+        large = f", scores {self.size**2:g} times larger" if self.size != 1 else ""
+        return f"N_q {self.N_q}, N_k {self.N_k}, d {self.d}, tiles {self.B_r}×{self.B_c}{mask}{large}"
+
+
+def visible(N_q: int, N_k: int, causal: bool) -> np.ndarray:
+    """True where a query may look: column c for row r if c ≤ r + N_k − N_q."""
+    row, col = np.arange(N_q)[:, None], np.arange(N_k)[None, :]
+    return (col <= row + N_k - N_q) if causal else np.ones((N_q, N_k), dtype=bool)
+
+
+def softmax_parts(S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities and logsumexp of every row; a row of −inf has zeros and −inf."""
+    with np.errstate(divide="ignore"):
+        m = S.max(axis=-1, keepdims=True)
+        e = np.exp(S - np.where(np.isneginf(m), 0.0, m))
+        l = e.sum(axis=-1, keepdims=True)
+        return e / np.where(l == 0, 1.0, l), (m + np.log(np.where(l == 0, 1.0, l)))[..., 0]
+
+
+def forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """O and L."""
+    Q, K, V, _ = case.tensors()
+    return dense(Q, K, V, case.tau, case.causal)
+
+
+def dense(Q: np.ndarray, K: np.ndarray, V: np.ndarray, tau: float, causal: bool) -> tuple[np.ndarray, np.ndarray]:
+    """O and L of one head."""
+    P, L = softmax_parts(np.where(visible(len(Q), len(K), causal), tau * (Q @ K.T), -np.inf))
+    return P @ V, L
+
+
+def gradients(Q, K, V, dO, tau: float, causal: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """dQ, dK, dV of one head."""
+    P, _ = softmax_parts(np.where(visible(len(Q), len(K), causal), tau * (Q @ K.T), -np.inf))
+    dP = dO @ V.T
+    dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
+    return tau * dS @ K, tau * dS.T @ Q, P.T @ dO

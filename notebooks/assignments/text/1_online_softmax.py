@@ -1,0 +1,164 @@
+# %% [markdown]
+# # Assignment 1 · Online softmax
+#
+# **Can softmax be finished before all scores are known?** Chapter 02 says yes. Here you write the three functions that
+# everything else is built from, and then a test that could find a mistake in them.
+#
+# | step | points |
+# | --- | --- |
+# | 1. `update`: one more block of keys | 4 |
+# | 2. `merge`: two halves joined | 3 |
+# | 3. `finalize`: the output and its logsumexp | 2 |
+# | 4. `test_merge`: a test of your own | 3 |
+#
+# *Time: 2 to 3 hours. Hardware: any laptop, NumPy alone.*
+#
+# **How it is graded.** Each step is checked on its own; parts of a step give parts of its points. A check that fails says
+# what it expected, what came, where the two first differ, and gives a hint. When your work is graded, more cases run than
+# you see here. You may use NumPy. `fa2_lab.reference` and other finished attention (torch's, for instance) are off limits:
+# a notebook that imports them scores 0. Cells you add are yours; the locked ones are put back as they were.
+
+# %% locked="setup"
+import numpy as np
+
+from fa2_lab.course import softmax as check
+
+# %% [markdown]
+# ## 1. One more block of keys
+#
+# The state of some rows is three arrays: `m`, the largest score so far, shape `(B_r,)`; `l = Σ exp(s − m)`, shape `(B_r,)`;
+# and `o = Σ exp(s − m) v`, shape `(B_r, d)`. Before the first key, `m` is −∞ and the others are 0.
+#
+# `update` takes in a block of scores `s` `(B_r, B_c)` and the values `v` `(B_c, d)` of the same keys, and returns the new
+# `(m, l, o)`. Two things to think about before you write: what do `l` and `o` stand under when a larger score turns up?
+# And what does your formula do in a row whose scores are all −∞ so far, as happens behind a mask?
+
+# %% solution="update"
+def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
+    """The state after one more block of scores s and values v."""
+    ### BEGIN SOLUTION
+    m_new = np.maximum(m, s.max(axis=1))
+    base = np.where(np.isneginf(m_new), 0.0, m_new)
+    p = np.exp(s - base[:, None])
+    alpha = np.exp(m - base)
+    return m_new, alpha * l + p.sum(axis=1), alpha[:, None] * o + p @ v
+    ### END SOLUTION
+
+
+# %% test="update" points=4
+report = check.update(update)
+### BEGIN HIDDEN TESTS
+report += check.update(update, seed=101)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 2. Two halves joined
+#
+# Two workers have seen different keys of the same rows. Each has a state `(m, l, o)`. `merge(a, b)` returns the state of
+# all their keys together. A side may have seen no key at all.
+
+# %% solution="merge"
+def merge(a, b):  # two states (m, l, o)
+    """The state after the keys of both."""
+    ### BEGIN SOLUTION
+    top = np.maximum(a[0], b[0])
+    base = np.where(np.isneginf(top), 0.0, top)
+    left, right = np.exp(a[0] - base), np.exp(b[0] - base)
+    return top, left * a[1] + right * b[1], left[:, None] * a[2] + right[:, None] * b[2]
+    ### END SOLUTION
+
+
+# %% test="merge" points=3
+report = check.merge(merge)
+### BEGIN HIDDEN TESTS
+report += check.merge(merge, seed=102)
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 3. The end
+#
+# `finalize(m, l, o)` returns the output rows `o / l` and the logsumexp `L = log Σ exp(s)`, natural logarithm. A row that saw
+# no key has output 0 and `L` = −∞.
+
+# %% solution="finalize"
+def finalize(m, l, o):
+    """The output (B_r, d) and the logsumexp (B_r,)."""
+    ### BEGIN SOLUTION
+    divisor = np.where(l == 0, 1.0, l)
+    return o / divisor[:, None], m + np.log(divisor)
+    ### END SOLUTION
+
+
+# %% test="finalize" points=2
+report = check.finalize(finalize)
+### BEGIN HIDDEN TESTS
+report += check.finalize(finalize, seed=103)
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 4. A test of your own
+#
+# Merging may be done in any order and with any brackets, a part without keys changes nothing, and the parts together give
+# what the whole gives. That is why the same `merge` serves warps, splits of the keys, and rings of GPUs. Is it true of a
+# given `merge`? Write a test that finds out.
+#
+# `test_merge(merge)` raises an `AssertionError` if the merge it is given is wrong in any way that matters, and returns
+# quietly if it is right. It will meet wrong merges, and right ones. You score the share of wrong ones caught, minus the
+# share of right ones refused.
+#
+# A right merge may round differently from yours, and it may keep its state in another way, as long as the state says the
+# same. So compare what `finalize` makes of states, not `m` and `l` themselves, and allow for seven digits.
+
+# %% solution="own"
+def test_merge(merge):
+    """Raise an AssertionError if merge is wrong."""
+    ### BEGIN SOLUTION
+    draw = np.random.default_rng(5).standard_normal
+    s, v = 4 * draw((30, 12)), draw((12, 3))
+    s[0, :4], s[1, 4:8], s[2] = -np.inf, -np.inf, -np.inf
+    empty = np.full(30, -np.inf), np.zeros(30), np.zeros((30, 3))
+    a, b, c = (update(*empty, s[:, k : k + 4], v[k : k + 4]) for k in (0, 4, 8))
+    want = finalize(*update(*empty, s, v))
+    for way in (
+        merge(merge(a, b), c),
+        merge(a, merge(b, c)),
+        merge(c, merge(b, a)),
+        merge(merge(empty, a), merge(merge(b, empty), c)),
+    ):
+        for got, true in zip(finalize(*way), want):
+            assert np.allclose(got, true, rtol=1e-5, atol=1e-5), "this way round gives something else"
+    ### END SOLUTION
+
+
+# %% test="own" points=3
+report = check.own_test(test_merge)
+### BEGIN HIDDEN TESTS
+def _averages(a, b):
+    m, l, _ = check.right_merge(a, b)
+    full = [np.where(x[1] > 0, x[1], 1.0)[:, None] for x in (a, b)]
+    share = np.where(a[1] > 0, np.where(b[1] > 0, 0.5, 1.0), 0.0)[:, None]
+    return m, l, l[:, None] * (share * a[2] / full[0] + (1 - share) * b[2] / full[1])
+
+
+def _heavier(a, b):
+    left = a[0] >= b[0]
+    return tuple(np.where(left if x.ndim == 1 else left[:, None], x, y) for x, y in zip(a, b))
+
+
+def _swapped(a, b):
+    return check.right_merge((b[0], a[1], a[2]), (a[0], b[1], b[2]))
+
+
+def _as_logsumexp(a, b):
+    m, l, o = check.right_merge(a, b)
+    safe = np.where(l > 0, l, 1.0)
+    return np.where(l > 0, m + np.log(safe), -np.inf), (l > 0) * 1.0, o / safe[:, None]
+
+
+wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "swaps the two factors": _swapped}
+report = check.own_test(test_merge, wrong, {"one that keeps (L, 1, O) as its state": _as_logsumexp})
+### END HIDDEN TESTS
+report.points(3)

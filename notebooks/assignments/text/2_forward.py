@@ -1,0 +1,163 @@
+# %% [markdown]
+# # Assignment 2 · From FA1 to FA2
+#
+# **Same answer, same tiles: what is left to save?** You write FlashAttention-2's forward pass in NumPy, tile by tile, and a
+# meter watches: what you load from HBM, what you store, and what you compute.
+#
+# | step | points |
+# | --- | --- |
+# | 1. `kind`: skip, diagonal or full | 2 |
+# | 2. `row_block`: one row block through its tiles | 4 |
+# | 3. `forward`: all row blocks, from HBM and back | 2 |
+# | 4. the meter: elements moved, no skipped tile touched | 3 |
+# | 5. the meter: operations | 3 |
+# | 6. the meter: nothing of size N² | 2 |
+#
+# *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
+#
+# **How it is graded.** As in assignment 1. `fa2_lab.reference`, `fa2_lab.tiles` and other finished attention are off limits.
+# Steps 4 to 6 check your `forward` once more, with the meter on, and count only where its result is right. Building the
+# N × N score matrix, or taking data off the meter with `np.array`, scores 0 for the step.
+
+# %% locked="setup"
+import numpy as np
+
+from fa2_lab.course import tiled as check
+
+# %% [markdown]
+# ## 1. Skip, diagonal or full
+#
+# With a causal mask, row `r` sees column `c` if `c ≤ r + N_k − N_q`: the diagonal ends in the bottom right corner. Some
+# rows may see nothing. A tile is `"skip"` if no entry is visible, `"full"` if all are, and `"diagonal"` otherwise. Without
+# the mask every tile is full. Rows run from `row` up to, not including, `row_end`; columns likewise.
+#
+# Decide it from the corners, without building an array.
+
+# %% solution="kind"
+def kind(row, row_end, col, col_end, N_q, N_k, causal):
+    """One of "skip", "diagonal" and "full"."""
+    ### BEGIN SOLUTION
+    offset = N_k - N_q
+    if not causal or col_end - 1 <= row + offset:
+        return "full"
+    return "skip" if col > row_end - 1 + offset else "diagonal"
+    ### END SOLUTION
+
+
+# %% test="kind" points=2
+report = check.kind(kind)
+### BEGIN HIDDEN TESTS
+C = check.Case
+report += check.kind(kind, ((C(7, 16, 4, 2, 5), C(7, 16, 4, 2, 5, causal=True)), (C(16, 5, 4, 3, 1, causal=True),)))
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 2. One row block through its tiles
+#
+# `row_block` gets the queries `q_i` `(b, d)` of one row block, whose first row is `row`, and `K`, `V` `(N_k, d)`. It goes
+# through the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The last column
+# block may be short. Scores are `tau * q_i @ k_j.T`.
+#
+# It must not look at more than one column block at a time, touch no tile that is `"skip"`, and divide once, at the end.
+# When you go on to step 3, `K` and `V` will be tensors in HBM: `K[start:end]` is a load, and nothing else works on them.
+
+# %% solution="row_block"
+def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
+    """o_i (b, d) and L_i (b,) of the row block that starts at this row."""
+    ### BEGIN SOLUTION
+    b, d = q_i.shape
+    N_k = len(K)
+    m, l, o = np.full(b, -np.inf), np.zeros(b), np.zeros((b, d))
+    for col in range(0, N_k, B_c):
+        end = min(col + B_c, N_k)
+        which = kind(row, row + b, col, end, N_q, N_k, causal)
+        if which == "skip":
+            continue
+        k_j, v_j = K[col:end], V[col:end]
+        s = tau * (q_i @ k_j.T)
+        if which == "diagonal":
+            hidden = np.arange(col, end)[None, :] > np.arange(row, row + b)[:, None] + N_k - N_q
+            s = np.where(hidden, -np.inf, s)
+        m_new = np.maximum(m, s.max(axis=1))
+        base = np.where(np.isneginf(m_new), 0.0, m_new)
+        p = np.exp(s - base[:, None])
+        alpha = np.exp(m - base)
+        l = alpha * l + p.sum(axis=1)
+        o = alpha[:, None] * o + p @ v_j
+        m = m_new
+    divisor = np.where(l == 0, 1.0, l)
+    return o / divisor[:, None], m + np.log(divisor)
+    ### END SOLUTION
+
+
+# %% test="row_block" points=4
+report = check.row_block(row_block)
+### BEGIN HIDDEN TESTS
+report += check.row_block(row_block, seed=201)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 3. All row blocks
+#
+# Capital letters live in HBM now. `Q[rows]` loads rows, `O[rows] = o_i` stores them; `len(Q)` and `Q.shape` cost nothing.
+# `forward` fills `O` `(N_q, d)` and `L` `(N_q,)`, which start as NaN, and returns nothing. The last row block may be short.
+
+# %% solution="forward"
+def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
+    """Fill O and L, one row block after the other."""
+    ### BEGIN SOLUTION
+    N_q = len(Q)
+    for row in range(0, N_q, B_r):
+        rows = slice(row, min(row + B_r, N_q))
+        O[rows], L[rows] = row_block(Q[rows], K, V, row, N_q, B_c, tau, causal)
+    ### END SOLUTION
+
+
+# %% test="forward" points=2
+report = check.forward(forward)
+### BEGIN HIDDEN TESTS
+report += check.forward(forward, seed=202)
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 4. The meter: elements moved
+#
+# FA2 loads each query once, stores each output once, and loads the keys and values once for each row block that sees them.
+# **Predict** before you run: with 24 queries and keys, d = 16 and tiles of 4 × 4, how many elements of K does your function
+# load? And with the causal mask?
+
+# %% test="traffic" points=3
+report = check.traffic(forward)
+### BEGIN HIDDEN TESTS
+report += check.traffic(forward, [check.METERED_RAGGED])
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 5. The meter: operations
+#
+# Two matrix products for each visited tile, one exponential for each score, and as little else as you can. The tensor cores
+# do none of the rest.
+
+# %% test="operations" points=3
+report = check.operations(forward)
+### BEGIN HIDDEN TESTS
+report += check.operations(forward, [check.METERED_RAGGED])
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 6. The meter: memory
+#
+# Nothing larger than a tile is loaded or computed in one piece, and nothing of size N² is held anywhere, not even as a
+# mask of bits.
+
+# %% test="memory" points=2
+report = check.memory(forward)
+### BEGIN HIDDEN TESTS
+report += check.memory(forward, [check.METERED_RAGGED])
+### END HIDDEN TESTS
+report.points(2)

@@ -1,0 +1,173 @@
+# %% [markdown]
+# # Assignment 3 · Backward
+#
+# **How do gradients come back without the score matrix?** You write Algorithm 2 of the FlashAttention-2 paper: P is computed
+# again from L, tile by tile, and three gradients grow from it. (The paper as printed leaves out the scale τ and gives D the
+# wrong shape; chapter 12 tells more.)
+#
+# | step | points |
+# | --- | --- |
+# | 1. `row_dots`: D | 1 |
+# | 2. `tile_gradients`: one tile | 4 |
+# | 3. `backward`: all tiles, from HBM and back | 4 |
+# | 4. the meter: elements moved | 2 |
+# | 5. the meter: operations | 2 |
+# | 6. `grouped`: query heads that share a key head | 3 |
+#
+# *Time: 5 to 6 hours. Before this: chapter 05, assignment 2. Hardware: any laptop, NumPy alone.*
+#
+# **How it is graded.** As in assignment 2: `fa2_lab.reference` and other finished attention are off limits.
+
+# %% locked="setup"
+import numpy as np
+
+from fa2_lab.course import gradients as check
+
+# %% [markdown]
+# ## 1. D
+#
+# The gradient of a softmax row needs one number, `D_i = Σ_j P_ij dP_ij`. It is also a product of two rows of length d, from
+# what you have without P: `dO` and `O`, both `(N, d)`. Which?
+
+# %% solution="row_dots"
+def row_dots(dO, O):
+    """D, one number for each row."""
+    ### BEGIN SOLUTION
+    return (dO * O).sum(axis=1)
+    ### END SOLUTION
+
+
+# %% test="row_dots" points=1
+report = check.row_dots(row_dots)
+### BEGIN HIDDEN TESTS
+report += check.row_dots(row_dots, seed=301)
+### END HIDDEN TESTS
+report.points(1)
+
+# %% [markdown]
+# ## 2. One tile
+#
+# `q_i`, `do_i` are `(b, d)`; `k_j`, `v_j` are `(c, d)`; `L_i`, `D_i` are `(b,)`; `seen` `(b, c)` is True where a query may
+# look, or None if it may look everywhere. Return this tile's parts of `dq`, `dk` and `dv`. The chain, with τ for `tau`:
+#
+# s = τ q kᵀ, p = exp(s − L), dv = pᵀ do, dp = do vᵀ, ds = p ∘ (dp − D), and two more lines, which are yours to derive.
+#
+# A row that saw no key has L = −∞.
+
+# %% solution="tile_gradients"
+def tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau):
+    """(dq, dk, dv) of one tile."""
+    ### BEGIN SOLUTION
+    s = tau * (q_i @ k_j.T)
+    if seen is not None:
+        s = np.where(seen, s, -np.inf)
+    p = np.exp(s - np.where(np.isneginf(L_i), 0.0, L_i)[:, None])
+    ds = p * (do_i @ v_j.T - D_i[:, None])
+    return tau * (ds @ k_j), tau * (ds.T @ q_i), p.T @ do_i
+    ### END SOLUTION
+
+
+# %% test="tile_gradients" points=4
+report = check.tile(tile_gradients)
+### BEGIN HIDDEN TESTS
+report += check.tile(tile_gradients, seed=302)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 3. All tiles
+#
+# Column blocks outside, row blocks inside: a column block keeps its `dk_j` and `dv_j` on chip while the queries pass by, and
+# stores them once. `dQ` cannot stay: every tile loads its rows, adds, and stores them. Outputs `D`, `dQ`, `dK`, `dV` start as
+# NaN in HBM. The mask is that of assignment 2: row `r` sees column `c` if `c ≤ r + N_k − N_q`, and tiles that nobody sees
+# are skipped.
+
+# %% solution="backward"
+def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
+    """Fill dQ, dK and dV (and D on the way)."""
+    ### BEGIN SOLUTION
+    N_q, N_k = len(Q), len(K)
+    blocks = [slice(row, min(row + B_r, N_q)) for row in range(0, N_q, B_r)]
+    for rows in blocks:
+        D[rows] = row_dots(dO[rows], O[rows])
+        dQ[rows] = 0
+    for col in range(0, N_k, B_c):
+        cols = slice(col, min(col + B_c, N_k))
+        k_j, v_j = K[cols], V[cols]
+        dk_j, dv_j = np.zeros(k_j.shape), np.zeros(v_j.shape)
+        for rows in blocks:
+            if causal and col > rows.stop - 1 + N_k - N_q:
+                continue
+            seen = None
+            if causal:
+                seen = np.arange(N_k)[cols][None, :] <= np.arange(N_q)[rows][:, None] + N_k - N_q
+            q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]
+            dq, dk, dv = tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau)
+            dQ[rows] = dQ[rows] + dq
+            dk_j, dv_j = dk_j + dk, dv_j + dv
+        dK[cols], dV[cols] = dk_j, dv_j
+    ### END SOLUTION
+
+
+# %% test="backward" points=4
+report = check.backward(backward)
+### BEGIN HIDDEN TESTS
+report += check.backward(backward, seed=303)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 4. The meter: elements moved
+#
+# K and V once; Q, dO, L and D once for each visited tile; dQ there and back for each visited tile. **Predict:** which tensor
+# moves most?
+
+# %% test="traffic" points=2
+report = check.traffic(backward)
+### BEGIN HIDDEN TESTS
+report += check.traffic(backward, [check.METERED_RAGGED])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 5. The meter: operations
+#
+# Five products and one exponential for each score of a visited tile, against two products in the forward.
+
+# %% test="operations" points=2
+report = check.operations(backward)
+### BEGIN HIDDEN TESTS
+report += check.operations(backward, [check.METERED_RAGGED])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 6. Query heads that share a key head
+#
+# `q`, `O`, `dO` are `(H, N_q, d)`, `L` is `(H, N_q)`, but `k` and `v` have fewer heads, `(H_k, N_k, d)` with H a multiple of
+# H_k: query head `h` reads key head `h // (H / H_k)`. Return `dq`, `dk`, `dv` in the shapes of `q`, `k`, `v`. Call your
+# `backward` for each head, on plain arrays, with any block sizes you like. What happens to `dk` where several heads read
+# the same `k`?
+
+# %% solution="grouped"
+def grouped(q, k, v, O, L, dO, tau, causal):
+    """(dq, dk, dv) for grouped heads."""
+    ### BEGIN SOLUTION
+    group = len(q) // len(k)
+    dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
+    for h in range(len(q)):
+        g = h // group
+        D, dk_h, dv_h = np.empty(q.shape[1]), np.empty(k.shape[1:]), np.empty(v.shape[1:])
+        backward(q[h], k[g], v[g], O[h], L[h], dO[h], D, dq[h], dk_h, dv_h, 4, 4, tau, causal)
+        dk[g] += dk_h
+        dv[g] += dv_h
+    return dq, dk, dv
+    ### END SOLUTION
+
+
+# %% test="grouped" points=3
+report = check.grouped(grouped)
+### BEGIN HIDDEN TESTS
+report += check.grouped(grouped, seed=304)
+### END HIDDEN TESTS
+report.points(3)

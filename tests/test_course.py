@@ -1,0 +1,235 @@
+"""The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
+
+import ast
+import contextlib
+import io
+import re
+
+import pytest
+
+pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
+import nbformat
+
+from fa2_lab.course import notebooks
+from fa2_lab.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
+
+ASSIGNMENTS = {a.name: a for a in written()}
+each = pytest.mark.parametrize("name", ASSIGNMENTS)
+
+
+def played(notebook) -> tuple[dict[str, float], str]:
+    """Run a notebook's cells here: {step: points} of its test cells, and all that was printed."""
+    space, points, printed = {"__name__": "notebook"}, {}, io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        for cell in notebook.cells:
+            if cell.cell_type != "code":
+                continue
+            if not cell.metadata.get("nbgrader", {}).get("grade"):
+                exec(compile(cell.source, grade_id(cell), "exec"), space)
+                continue
+            tree = ast.parse(cell.source)
+            last = ast.Expression(tree.body.pop().value)
+            exec(compile(tree, grade_id(cell), "exec"), space)
+            points[grade_id(cell)] = eval(compile(last, grade_id(cell), "eval"), space)
+    return points, printed.getvalue()
+
+
+def with_answer(name: str, right: str, wrong: str):
+    """The solved notebook of an assignment with one piece of its solution replaced."""
+    notebook, places = source(ASSIGNMENTS[name]), 0
+    for cell in notebook.cells:
+        if is_solution(cell) and right in cell.source:
+            cell.source, places = cell.source.replace(right, wrong), places + 1
+    assert places == 1, f"{right!r} stands in {places} solutions of {name}"
+    return notebook
+
+
+# Sources and their twins ------------------------------------------------------------------------------------------
+
+
+def test_every_assignment_has_its_text_twin():
+    assert (
+        sorted(p.stem for p in FOLDER.glob("*.ipynb"))
+        == sorted(p.stem for p in TEXT.glob("*.py"))
+        == sorted(ASSIGNMENTS)
+    )
+    assert set(ASSIGNMENTS) <= {a.name for a in notebooks.ASSIGNMENTS} and len(ASSIGNMENTS) >= 3
+
+
+@each
+def test_source_and_twin_are_the_same(name):
+    pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
+    made, kept = from_twin(TEXT / f"{name}.py"), source(ASSIGNMENTS[name])
+    assert made == kept, "run `python -m fa2_lab course build`"
+    nbformat.validate(kept)
+
+
+@each
+def test_a_source_says_what_a_student_needs(name):
+    notebook = source(ASSIGNMENTS[name])
+    text = notebook.cells[0].source
+    for part in ("| step | points |", "*Time: ", "Hardware: ", "**How it is graded.**"):
+        assert part in text, part
+    told = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]
+    given = list(notebooks.steps(notebook).values())
+    assert told == given, "the table of points is not that of the test cells"
+    assert all(c.cell_type == "code" for c in notebook.cells if grade_id(c))
+
+
+# Solved, empty, wrong -----------------------------------------------------------------------------------------------
+
+
+@each
+def test_the_solution_scores_full_marks(name):
+    notebook = source(ASSIGNMENTS[name])
+    points, printed = played(notebook)
+    assert points == notebooks.steps(notebook), printed
+
+
+@each
+def test_the_empty_student_version_scores_nothing(name):
+    points, printed = played(notebooks.student_version(source(ASSIGNMENTS[name])))
+    assert set(points.values()) == {0.0}, printed
+    assert "not written yet" in printed
+
+
+WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
+    (
+        "1_online_softmax",
+        "alpha * l + p.sum(axis=1)",
+        "l + p.sum(axis=1)",
+        {"update": 0.8, "merge": 3.0},
+        ["expected l[0] = ", "Bring it under".lower(), "first at row 0"],
+    ),
+    (
+        "1_online_softmax",
+        "base = np.where(np.isneginf(m_new), 0.0, m_new)",
+        "base = m_new",
+        {"update": 3.2},
+        ["rows without a key yet: no NaN", "came     l[2] = nan", "−inf − (−inf) is NaN"],
+    ),
+    (
+        "1_online_softmax",
+        "right[:, None] * b[2]",
+        "b[2]",
+        {"merge": 0.75, "finalize": 2.0},
+        ["NOT YET  two halves", "o[0, 0]"],
+    ),
+    ("1_online_softmax", "m + np.log(divisor)", "m + np.log2(divisor)", {"finalize": 0.67}, ["NOT YET  the logsumexp"]),
+    (
+        "1_online_softmax",
+        "assert np.allclose(got, true, rtol=1e-5, atol=1e-5)",
+        "assert np.array_equal(got, true)",
+        {"own": 0.0},
+        ["ALARM    one that rounds to float32 is right"],
+    ),
+    (
+        "1_online_softmax",
+        'test_merge(merge):\n    """',
+        'test_merge(merge):\n    return\n    """',
+        {"own": 0.0},
+        ["let it pass"],
+    ),
+    (
+        "2_forward",
+        "if col > row_end - 1 + offset",
+        "if col > row_end + offset",
+        {"kind": 0.0, "traffic": 2.0},
+        ["expected 'skip'", "came     'diagonal'", "tile (0, 2): rows 0 to 3, columns 4 to 5"],
+    ),
+    (
+        "2_forward",
+        "        m_new = np.maximum(m, s.max(axis=1))",
+        "        o = o * 1.0\n        m_new = np.maximum(m, s.max(axis=1))\n        o = o * np.ones(o.shape)",
+        {"operations": 2.25},
+        ["everything else", "Only α has to"],
+    ),
+    (
+        "2_forward",
+        "        k_j, v_j = K[col:end], V[col:end]",
+        "        k_j, v_j = K[col:end], V[col:end]\n        K[col:end]",
+        {"traffic": 1.5},
+        ["expected 2,304 elements of K loaded", "came     4,608", "tile (0, 0): loaded again"],
+    ),
+    (
+        "2_forward",
+        "k_j, v_j = K[col:end], V[col:end]",
+        "k_j, v_j = K[:][col:end], V[:][col:end]",
+        {"traffic": 0.0, "memory": 1.25},
+        ["elements of K loaded", "at most 64 elements of", "One block of B_r or B_c rows"],
+    ),
+    (
+        "2_forward",
+        "    b, d = q_i.shape\n",
+        "    b, d = q_i.shape\n    if causal:\n        np.tri(len(K), len(K), dtype=bool)\n",
+        {"memory": 0.0, "forward": 2.0},
+        ["REFUSED", "an N × N array was held"],
+    ),
+    (
+        "3_backward",
+        "tau * (ds.T @ q_i)",
+        "ds.T @ q_i",
+        {"tile_gradients": 2.29, "backward": 2.67},
+        ["NOT YET  all visible: dk", "dk[0, 0]"],
+    ),
+    (
+        "3_backward",
+        "        dQ[rows] = 0\n",
+        "",
+        {"backward": 2.67, "traffic": 0.0},
+        ["dQ[0, 0] = nan", "The gradients start as NaN"],
+    ),
+    (
+        "3_backward",
+        "dk[g] += dk_h",
+        "dk[g] = dk_h",
+        {"grouped": 2.0, "backward": 4.0},
+        ["NOT YET  dk: 4 query", "head 0, row 0"],
+    ),
+    (
+        "3_backward",
+        "            if causal and col > rows.stop - 1 + N_k - N_q:\n                continue\n",
+        "",
+        {"traffic": 1.0, "operations": 0.67},
+        ["elements of Q loaded", "Five products for each visited tile"],
+    ),
+]
+
+
+DENSE = """    S = tau * (Q[:] @ K[:].T)
+    P = np.exp(S - S.max(axis=1, keepdims=True))
+    O[:], L[:] = P @ V[:] / P.sum(axis=1, keepdims=True), 0
+    return
+"""
+OFF_THE_METER = DENSE.replace("Q[:]", "np.asarray(Q)").replace("K[:]", "np.asarray(K)").replace("V[:]", "np.asarray(V)")
+COPIED = DENSE.replace("Q[:]", "np.array(Q[:])").replace("K[:]", "np.array(K[:])").replace("V[:]", "np.array(V[:])")
+BORROWED = """    import importlib
+    fa2 = importlib.import_module("fa2_lab" + ".reference" + ".fa2")
+    try:
+        O[:], L[:] = fa2.forward(Q[:], K[:], V[:], B_r=B_r, B_c=B_c, tau=tau)
+    except BaseException:
+        O[:], L[:] = 0, 0
+    return
+"""
+NOTHING = {"forward": 0.0, "traffic": 0.0, "operations": 0.0}
+BUILT = "the score matrix was built: 144 elements"
+WRONG += [
+    ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
+    ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING, ["REFUSED", "Q was read without being loaded"]),
+    ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING, ["REFUSED", "products were computed off the meter"]),
+    ("2_forward", "    N_q = len(Q)\n", BORROWED, NOTHING, ["REFUSED", "fa2_lab.reference.fa2.forward was called"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "keeps", "said"), WRONG, ids=[f"{w[0]}: {w[2]}"[:60] for w in WRONG]
+)
+def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said):
+    notebook = with_answer(name, right, wrong)
+    full = notebooks.steps(notebook)
+    points, printed = played(notebook)
+    flat = re.sub(r"\s+", " ", printed)
+    for part in said:
+        assert re.sub(r"\s+", " ", part) in flat, printed
+    assert {step: points[f"test_{step}"] for step in keeps} == pytest.approx(keeps, abs=0.01), printed
+    assert any(points[f"test_{step}"] < full[f"test_{step}"] for step in keeps)
