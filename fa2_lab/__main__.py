@@ -14,6 +14,7 @@ from fa2_lab import paper
 ROOMS = {
     "bench": ("bench/command.py", "measure the kernels and their peers on this machine's GPU"),
     "book": ("book/command.py", "run the book's notebooks on this machine"),
+    "course": ("course/command.py", "release, check and grade the assignments"),
     "figures": ("gallery/build.py", "draw every picture into figures/"),
     "tune": ("bench/tune.py", "search for the best block sizes on this machine's GPU"),
 }
