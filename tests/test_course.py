@@ -106,7 +106,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
         "base = np.where(np.isneginf(m_new), 0.0, m_new)",
         "base = m_new",
         {"update": 3.2},
-        ["rows without a key yet: no NaN", "came     l[2] = nan", "−inf − (−inf) is NaN"],
+        ["rows without a key yet: no NaN", "came     l[2] = nan", "NaN comes from −inf − (−inf)"],
     ),
     (
         "1_online_softmax",

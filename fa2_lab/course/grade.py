@@ -13,7 +13,7 @@ import nbformat
 from tqdm import tqdm
 
 from fa2_lab.course import rules, sandbox
-from fa2_lab.course.notebooks import Assignment, grade_id, is_solution, read, source, steps, student_version
+from fa2_lab.course.notebooks import Assignment, grade_id, is_solution, read, source, steps
 from fa2_lab.course.sandbox import Limits
 
 EXTRA = {"test_gpu": 2.0}  # steps whose points come on top
@@ -85,7 +85,8 @@ def grade_notebook(assignment: str, original, submitted, limits: Limits, student
         return graded
     book, missing = assemble(original, submitted)
     graded.sentences += [f"the cell {name} was deleted" for name in missing]
-    graded.notebook, complaint = sandbox.run(book, limits)
+    ran, complaint = sandbox.run(book, limits)
+    graded.notebook = nbformat.from_dict(ran)
     graded.sentences += [complaint] if complaint else []
     for cell in graded.notebook.cells:
         name = grade_id(cell)
@@ -151,18 +152,13 @@ def missing_packages(assignments: list[Assignment]) -> list[str]:
 def prove_grader(assignment: Assignment, limits: Limits) -> None:
     """The assignment's own solution must score full marks here and now, or nobody is graded."""
     original = source(assignment)
-    solved = grade_notebook("", original, with_sources_of(original), limits)
+    solved = grade_notebook("", original, original, limits)
     if solved.score < solved.full:
         why = "; ".join(solved.sentences) or "see its own output"
         raise GraderError(
             f"{assignment.name}: its own solution scores {solved.score:g} of {solved.full:g} here ({why}). "
             "Nobody was graded: the fault lies with this machine or these limits."
         )
-
-
-def with_sources_of(original):
-    """The original as if somebody had handed it in."""
-    return nbformat.from_dict(original)
 
 
 def grade_folder(folder: Path, out: Path, assignments: list[Assignment], limits: Limits) -> list[Graded]:
@@ -254,8 +250,3 @@ def check_alone(path: Path, limits: Limits) -> Graded:
             graded.most[step], graded.got[step] = points, 0.0
             graded.sentences.append(f"the cell {step} was deleted")
     return graded
-
-
-def empty_version(assignment: Assignment):
-    """What a student who does nothing hands in."""
-    return student_version(source(assignment))

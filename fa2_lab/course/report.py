@@ -88,6 +88,9 @@ def line_of(error: BaseException) -> str:
 # Comparing ------------------------------------------------------------------------------------------------------
 
 
+NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf: which of them can happen here?"
+
+
 def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=None) -> None:
     """Fail at the first entry that differs by more than `tolerance`, relative to the largest true entry.
 
@@ -102,6 +105,7 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         at = tuple(int(x) for x in np.argwhere(far)[0])
         label = f"{name}[{', '.join(map(str, at))}]" if at else name
         expected, came = (f"{label} = {number(x[at])}" for x in (want, got))
+        hint = hint or (NAN if np.isnan(got[at]) else "")
         where = place(at) if place and at else f"row {at[0]}" if at else ""
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
         raise Failed(expected, came, where + count, hint)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import queue
 import signal
@@ -16,9 +17,6 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-
-import nbformat
-from nbformat.v4 import new_output, output_from_msg
 
 PROJECT = Path(__file__).resolve().parents[2]
 KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES")
@@ -39,19 +37,19 @@ class Limits:
 # On the grader's side -------------------------------------------------------------------------------------------
 
 
-def run(notebook: nbformat.NotebookNode, limits: Limits) -> tuple[nbformat.NotebookNode, str]:
-    """The notebook with its outputs, and a sentence if it could not be run to its end."""
+def run(notebook: dict, limits: Limits) -> tuple[dict, str]:
+    """The notebook, plain JSON, with its outputs, and a sentence if it could not be run to its end."""
     with tempfile.TemporaryDirectory(prefix="fa2-course-", ignore_cleanup_errors=True) as folder:
         before, after = Path(folder, "before.ipynb"), Path(folder, "after.ipynb")
         home = Path(folder, "home")
         home.mkdir()
-        nbformat.write(notebook, before)
+        before.write_text(json.dumps(notebook), encoding="utf-8")
         options = [str(x) for x in (limits.cell_seconds, limits.notebook_seconds, limits.memory_mb)]
         command = [sys.executable, "-m", "fa2_lab.course.sandbox", str(before), str(after), *options]
         ended = _supervised(command, home, limits.notebook_seconds + 60)
         if not after.is_file():
             return notebook, f"the notebook could not be run: {ended or 'its process left no result'}"
-        return nbformat.read(after, as_version=4), ended
+        return json.loads(after.read_text(encoding="utf-8")), ended
 
 
 def _supervised(command: list[str], home: Path, seconds: float) -> str:
@@ -101,9 +99,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("memory_mb", type=int)
     options = parser.parse_args(argv)
     limit_resources(options.memory_mb, options.notebook_seconds)
-    notebook = nbformat.read(options.before, as_version=4)
-    run_cells(notebook, options)
-    nbformat.write(notebook, options.after)
+    run_cells(json.loads(options.before.read_text(encoding="utf-8")), options)
     return 0
 
 
@@ -122,7 +118,7 @@ def limit_resources(memory_mb: int, seconds: float) -> None:
             resource.setrlimit(which, (value, value))
 
 
-def run_cells(notebook, options) -> None:
+def run_cells(notebook: dict, options) -> None:
     """Every code cell in order; a cell that raises or is stopped does not stop the others."""
     from jupyter_client.manager import start_new_kernel
 
@@ -130,46 +126,50 @@ def run_cells(notebook, options) -> None:
     manager, client = start_new_kernel(startup_timeout=60, kernel_name="python3")
     over = ""
     try:
-        for cell in notebook.cells:
-            if cell.cell_type != "code":
+        for cell in notebook["cells"]:
+            if cell["cell_type"] != "code":
                 continue
-            cell.outputs, cell.execution_count = [], None
-            if not over:
-                seconds = min(options.cell_seconds, until - time.monotonic())
-                over = run_cell(manager, client, cell, seconds)
+            cell["outputs"], cell["execution_count"] = [], None
+            if over:
+                cell["outputs"] = [error("NotRun", over)]
             else:
-                cell.outputs = [error("NotRun", over)]
-            nbformat.write(notebook, options.after)
+                over = run_cell(manager, client, cell, min(options.cell_seconds, until - time.monotonic()))
+            write_whole(notebook, options.after)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=True)
 
 
-def run_cell(manager, client, cell, seconds: float) -> str:
+def write_whole(notebook: dict, path: Path) -> None:
+    """Replace a file by a new one, so that whoever reads it never finds half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(notebook), encoding="utf-8")
+    os.replace(new, path)
+
+
+def run_cell(manager, client, cell: dict, seconds: float) -> str:
     """Run one cell into its outputs; a sentence if nothing can run after it."""
     if seconds <= 0:
-        cell.outputs = [error("NotRun", "the notebook's time was up")]
+        cell["outputs"] = [error("NotRun", "the notebook's time was up")]
         return "the notebook's time was up"
-    request = client.execute(cell.source, allow_stdin=False)
+    request = client.execute(cell["source"], allow_stdin=False)
     ended = collect(manager, client, request, cell, time.monotonic() + seconds)
     if ended == "late":
-        cell.outputs.append(error("Stopped", f"this cell did not end within {seconds:.0f} s"))
+        cell["outputs"].append(error("Stopped", f"this cell did not end within {seconds:.0f} s"))
         manager.interrupt_kernel()
-        if collect(manager, client, request, nbformat.v4.new_code_cell(), time.monotonic() + GRACE) != "done":
+        if collect(manager, client, request, {"outputs": []}, time.monotonic() + GRACE) != "done":
             manager.shutdown_kernel(now=True)
             return "an earlier cell did not end and could not be interrupted"
     if ended == "died":
-        cell.outputs.append(error("Died", "the process ended in this cell (too much memory, exit(), or a crash)"))
+        cell["outputs"].append(error("Died", "the process ended in this cell (too much memory, exit(), or a crash)"))
         return "the process had ended in an earlier cell"
     return ""
 
 
-def collect(manager, client, request: str, cell, until: float) -> str:
+def collect(manager, client, request: str, cell: dict, until: float) -> str:
     """Take a cell's messages until it is "done", or "late", or the kernel "died"."""
     written = 0
-    while True:
-        if time.monotonic() > until:
-            return "late"
+    while time.monotonic() < until:
         try:
             message = client.get_iopub_msg(timeout=0.2)
         except queue.Empty:
@@ -178,34 +178,33 @@ def collect(manager, client, request: str, cell, until: float) -> str:
             continue
         if message["parent_header"].get("msg_id") != request:
             continue
-        kind, content = message["msg_type"], message["content"]
-        if kind == "status" and content["execution_state"] == "idle":
+        if message["msg_type"] == "status" and message["content"]["execution_state"] == "idle":
             return "done"
-        if kind in ("stream", "execute_result", "display_data", "error"):
-            written = keep(cell, message, written)
+        written += keep(cell["outputs"], message["msg_type"], message["content"], OUTPUT_CHARACTERS - written)
+    return "late"
 
 
-def keep(cell, message, written: int) -> int:
-    """Add one output to a cell, as long as there is room; results and errors always have room."""
-    output = output_from_msg(message)
-    room = OUTPUT_CHARACTERS - written
-    if output.output_type == "stream":
-        output.text = output.text[: max(room, 0)]
-        last = cell.outputs[-1] if cell.outputs else None
-        if last is not None and last.output_type == "stream" and last.name == output.name:
-            last.text += output.text
-        elif output.text:
-            cell.outputs.append(output)
-        return written + len(output.text)
-    size = len(str(output.get("data", "")))
-    if output.output_type != "display_data" and size < OUTPUT_CHARACTERS:
-        cell.outputs.append(output)
-    return written
+def keep(outputs: list[dict], kind: str, content: dict, room: int) -> int:
+    """Add a message to a cell's outputs as far as there is room; results and errors have room of their own."""
+    if kind == "stream":
+        text, last = content["text"][: max(room, 0)], outputs[-1] if outputs else {}
+        if last.get("output_type") == "stream" and last["name"] == content["name"]:
+            last["text"] += text
+        elif text:
+            outputs.append({"output_type": "stream", "name": content["name"], "text": text})
+        return len(text)
+    if kind == "execute_result":
+        text = content["data"].get("text/plain", "")[:OUTPUT_CHARACTERS]
+        result = {"output_type": kind, "data": {"text/plain": text}, "metadata": {}, "execution_count": None}
+        outputs.append(result)
+    elif kind == "error":
+        outputs.append(error(content["ename"], content["evalue"][:1000]))
+    return 0
 
 
-def error(name: str, sentence: str):
-    """An error output of the sandbox's own."""
-    return new_output("error", ename=name, evalue=sentence, traceback=[])
+def error(name: str, sentence: str) -> dict:
+    """An error as a notebook holds it."""
+    return {"output_type": "error", "ename": name, "evalue": sentence, "traceback": []}
 
 
 if __name__ == "__main__":
