@@ -1,0 +1,345 @@
+"""The public call: checks its arguments, picks a kernel, carries the gradient.
+
+How it differs from torch.nn.functional.scaled_dot_product_attention:
+
+    torch                        here
+    is_causal, top left          causal, bottom right: row r sees columns c ≤ r + N_k − N_q; the same where N_q = N_k
+    enable_gqa=True              nothing to say: k and v may have fewer heads, if their number divides q's
+    attn_mask                    key_lengths (batch,): keys from there on are padding; other masks are not taken
+    rows that see no key: NaN    O = 0, L = −inf, gradients 0
+    d of v may differ            q, k and v share one d, from 1 to 256
+    fp32 may use TF32            fp32 is computed as IEEE fp32
+    dropout from a global state  dropout from (seed, batch, head, row, column); seed=None draws a new seed
+    no logsumexp                 return_lse=True gives (O, L), L in fp32, and gradients flow through both
+    autocast casts q, k and v    q, k and v are taken as they are
+
+Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.
+"""
+
+from __future__ import annotations
+
+import math
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fa2_lab.kernels import interpreter
+
+interpreter.decide(torch.cuda.is_available())
+
+BACKENDS = ("auto", "triton", "reference")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    key_lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d), fp16, bf16 or fp32.
+
+    scale        None means 1/√d
+    key_lengths  integers (batch,), from 0 to N_k. On a GPU their range is looked up once per tensor and version, which
+                 waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped
+    dropout_p    probability of a zero in P; seed: from 0 to 2⁶⁴ − 1
+    return_lse   (O, L) with L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials
+    backend      "triton"; "reference", the NumPy ladder in float64; "auto", the first that can run on these tensors
+    """
+    check_tensors(q, k, v)
+    scale = check_numbers(causal, scale, q.shape[3], dropout_p, seed, return_lse)
+    if key_lengths is not None:
+        check_lengths(key_lengths, q, k.shape[2])
+    if runs_on_triton(backend, q.device.type):
+        if scale < 0:  # the kernels find the largest score before they scale it
+            q, scale = -q, -scale
+        seed = seed_tensor(seed, q.device) if dropout_p else None
+        run = torch.ops.fa2_lab.forward if traced(q, k, v) else differentiable(q, k, v)
+        O, L = run(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+    else:
+        O, L = Reference.apply(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+    return (O, L) if return_lse else O
+
+
+# Checks -------------------------------------------------------------------------------------------------------
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse q, k, v of wrong kind or shapes that do not go together."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name}: got {x.dtype}; it takes float16, bfloat16 or float32")
+        if x.dim() != 4 or x.layout != torch.strided:
+            raise ValueError(f"{name}: got {described(x)}; it takes (batch, heads, N, d)")
+    (batch, heads, N_q, d), (_, kv_heads, N_k, _) = q.shape, k.shape
+    if min(batch, heads, N_q, d) < 1 or d > 256:
+        raise ValueError(f"q: got {described(q)}; it takes (batch, heads, N, d), each at least 1 and d at most 256")
+    if k.shape[0] != batch or k.shape[3] != d or N_k < 1 or kv_heads < 1:
+        raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes ({batch}, kv heads, N_k, {d})")
+    if heads % kv_heads:
+        raise ValueError(f"k: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}")
+    if v.shape != k.shape:
+        raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
+    for name, x in (("k", k), ("v", v)):
+        if x.dtype != q.dtype:
+            raise TypeError(f"{name}: got {x.dtype}; it takes q's dtype, {q.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
+
+
+def described(x: Tensor) -> str:
+    return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
+
+
+def check_numbers(causal, scale, d: int, dropout_p, seed, return_lse) -> float:
+    """Refuse switches and numbers that make no sense; returns the scale to use."""
+    for name, x in (("causal", causal), ("return_lse", return_lse)):
+        if not isinstance(x, bool):
+            raise TypeError(f"{name}: got {x!r}; it takes True or False")
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
+        raise TypeError(f"dropout_p: got {dropout_p!r}; it takes a probability, 0 ≤ p < 1")
+    if not 0 <= dropout_p < 1:
+        raise ValueError(f"dropout_p: got {dropout_p}; it takes a probability, 0 ≤ p < 1")
+    if seed is not None:
+        if isinstance(seed, bool) or not isinstance(seed, Integral):
+            raise TypeError(f"seed: got {seed!r}; it takes a whole number from 0 to 2**64 - 1, or None")
+        if not 0 <= seed < 2**64:
+            raise ValueError(f"seed: got {seed}; it takes a whole number from 0 to 2**64 - 1, or None")
+    if scale is None:
+        return 1 / math.sqrt(d)
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale: got {scale!r}; it takes a number, or None for 1/√d")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale: got {scale}; it takes a finite number, or None for 1/√d")
+    return float(scale)
+
+
+def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
+    """Refuse lengths of wrong kind or shape and, where it can be known before the launch, out of range."""
+    if not isinstance(key_lengths, Tensor):
+        raise TypeError(f"key_lengths: got {type(key_lengths).__name__}; it takes an integer tensor (batch,)")
+    if key_lengths.dtype not in INTEGERS:
+        wants = " that requires a gradient" if key_lengths.requires_grad else ""
+        raise TypeError(f"key_lengths: got {key_lengths.dtype}{wants}; it takes an integer tensor (batch,)")
+    if key_lengths.shape != q.shape[:1]:
+        raise ValueError(f"key_lengths: got shape {tuple(key_lengths.shape)}; it takes (batch,) = ({q.shape[0]},)")
+    if key_lengths.device != q.device:
+        raise ValueError(f"key_lengths: got a tensor on {key_lengths.device}; it takes q's device, {q.device}")
+    if traced(key_lengths) or (key_lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return
+    state = None if key_lengths.is_inference() else (key_lengths._version, N_k)
+    if state is None or getattr(key_lengths, "_fa2_lab_in_range", None) != state:
+        low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
+        if low < 0 or high > N_k:
+            raise ValueError(f"key_lengths: got values from {low} to {high}; it takes 0 to N_k = {N_k}")
+        key_lengths._fa2_lab_in_range = state
+
+
+# Who computes -------------------------------------------------------------------------------------------------
+
+
+@torch.compiler.assume_constant_result
+def runs_on_triton(backend: str, device: str) -> bool:
+    """Whether the kernels do it for tensors on such a device; an error where they are asked for and cannot."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
+    if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
+        return backend != "reference"
+    must = backend == "triton"
+    if not interpreter.installed():
+        why = "Triton is not installed here (it exists for Linux only)"
+    elif device != "cpu" or (torch.cuda.is_available() and not interpreter.switched_on()):
+        why = f"q is on {device}, and the Triton kernels run on this machine's GPU"
+    elif not interpreter.switched_on():
+        why = "Triton came before fa2_lab, so its interpreter is off: import fa2_lab first or set TRITON_INTERPRET=1"
+    else:
+        why = interpreter.misfit()
+        must = bool(why)
+    if why and must:
+        raise RuntimeError(f"fa2_lab.attention: {why}; backend='reference' runs everywhere")
+    return not why
+
+
+def traced(*tensors: Tensor) -> bool:
+    """Whether torch is recording rather than computing, and must see an operator."""
+    return (
+        torch.compiler.is_compiling()
+        or is_in_torch_dispatch_mode()
+        or any(type(x) not in PLAIN or x.device.type == "meta" for x in tensors)
+    )
+
+
+def differentiable(*tensors: Tensor):
+    """The shortest way to the kernels: past autograd where no gradient is wanted."""
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return Attention.apply if wanted else forward
+
+
+def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
+    """The seed on the device, without waiting for it; None draws from torch's generator there, also in a CUDA graph."""
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    return torch.full((1,), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)
+
+
+# The kernels, as torch sees them --------------------------------------------------------------------------------
+
+
+def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
+    """(O, L) by the Triton kernel; tensors are copied only where their last dimension is not contiguous."""
+    from fa2_lab.kernels import forward as kernel
+
+    if key_lengths is not None:
+        key_lengths = key_lengths.contiguous()
+    return kernel.forward(*map(rows_contiguous, (q, k, v)), key_lengths, seed, causal, scale, dropout_p)
+
+
+def backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):
+    """(dQ, dK, dV) by the two-pass kernels; either of dO and dL may be None."""
+    from fa2_lab.kernels import backward as kernel
+
+    if key_lengths is not None:
+        key_lengths = key_lengths.contiguous()
+    if dL is not None:
+        dL = dL.contiguous()
+    dO = torch.zeros_like(O) if dO is None else dO
+    dO, q, k, v = map(rows_contiguous, (dO, q, k, v))
+    return kernel.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
+
+
+class Attention(torch.autograd.Function):
+    """The eager way: a Python function costs a third of an operator."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, key_lengths, seed, *options):
+        O, L = forward(q, k, v, key_lengths, seed, *options)
+        save(ctx, (q, k, v, key_lengths, seed, *options), (O, L))
+        return O, L
+
+    @staticmethod
+    def backward(ctx, dO, dL):
+        return gradients(ctx, dO, dL)
+
+
+def save(ctx, inputs, output) -> None:
+    """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
+    q, k, v, key_lengths, seed, *ctx.options = inputs
+    ctx.save_for_backward(q, k, v, *output, key_lengths, seed)
+    ctx.set_materialize_grads(False)
+
+
+def gradients(ctx, dO, dL):
+    """Gradients of every input of the forward; as an operator where somebody records, to refuse a second derivative."""
+    if dO is None and dL is None:
+        return (None,) * 8
+    recorded = torch.is_grad_enabled() or traced(*(x for x in (dO, dL) if x is not None))
+    run = torch.ops.fa2_lab.backward if recorded else backward
+    return *run(dO, dL, *ctx.saved_tensors, *ctx.options), None, None, None, None, None
+
+
+@torch.library.custom_op("fa2_lab::forward", mutates_args=())
+def forward_op(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    return forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+
+
+@forward_op.register_fake
+def forward_shapes(q, k, v, key_lengths, seed, causal, scale, dropout_p):
+    return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+@torch.library.custom_op("fa2_lab::backward", mutates_args=())
+def backward_op(
+    dO: Tensor | None,
+    dL: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    O: Tensor,
+    L: Tensor,
+    key_lengths: Tensor | None,
+    seed: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
+
+
+@backward_op.register_fake
+def backward_shapes(dO, dL, q, k, v, *rest):
+    return tuple(torch.empty_like(rows_contiguous(x)) for x in (q, k, v))
+
+
+def no_second_derivative(ctx, *_):
+    raise NotImplementedError("fa2_lab.attention: there is no second derivative, its gradient cannot be differentiated")
+
+
+forward_op.register_autograd(gradients, setup_context=save)
+backward_op.register_autograd(no_second_derivative)
+
+
+# The reference --------------------------------------------------------------------------------------------------
+
+
+class Reference(torch.autograd.Function):
+    """The NumPy ladder's last rung, head by head in float64, with its own backward."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, key_lengths, seed, causal, scale, dropout_p):
+        from fa2_lab.reference import heads
+
+        if dropout_p and seed is None:
+            seed = int(torch.randint(2**63 - 1, ()))
+        ctx.options = dict(causal=causal, scale=scale, dropout_p=float(dropout_p), seed=seed)
+        ctx.options["key_lengths"] = None if key_lengths is None else key_lengths.cpu().numpy()
+        O, L = heads.forward(*map(to_numpy, (q, k, v)), **ctx.options)
+        O, L = torch.from_numpy(O).to(q), torch.from_numpy(L).to(q.device, torch.float32)
+        ctx.save_for_backward(q, k, v, O, L)
+        return O, L
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, dO, dL):
+        from fa2_lab.reference import heads
+
+        q, k, v, O, L = ctx.saved_tensors
+        # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
+        column = torch.nn.functional.pad
+        wide = (
+            *(column(x, (0, 1)) for x in (q, k, v)),
+            torch.cat([O, -dL[..., None].to(O)], 3),
+            L,
+            column(dO, (0, 1), value=1.0),
+        )
+        found = heads.backward(*map(to_numpy, wide), **ctx.options)
+        return *(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found), None, None, None, None, None
+
+
+def to_numpy(x: Tensor):
+    return x.detach().cpu().double().numpy()

@@ -1,0 +1,220 @@
+"""FlashAttention-2, backward: Algorithm 2 of the paper, in its own way and in the deterministic one.
+
+The paper's way: one program per column block keeps dK_j and dV_j on chip and adds its part of dQ to HBM by atomic
+adds, in whatever order the programs come. Two passes, the default: the same columns without line 15, then one program
+per row block that keeps dQ_i on chip. That recomputes S and dP once more, and every sum has one fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.tile import drop, head_of, keys_seen, length_of, load_rows, place, row_pointers, store_rows
+
+LOG2E = tl.constexpr(1.4426950408889634)
+INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def of_rows(X, bh, row, N_q, other, RAGGED: tl.constexpr):
+    """One number for each row of a head, from L or D; with RAGGED, `other` where there is no such row."""
+    at = X + tl.cast(bh, tl.int64) * N_q + row
+    x = tl.load(at, mask=row < N_q, other=other) if RAGGED else tl.load(at)
+    return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
+
+
+@triton.jit(do_not_specialize=["H", "heads"])
+def D_kernel(O, dO, L, dL, D, O_strides, dO_strides, H, N_q, heads, d: tl.constexpr, d_pad: tl.constexpr,
+             B_r: tl.constexpr):  # fmt: skip
+    """D_i = rowsum(dO_i ∘ O_i). Where the loss also uses L, dS gains P ∘ dL, so dL is taken off here, once for all."""
+    i, bh = place(tl.cdiv(N_q, B_r), heads, 1)
+    o_i = load_rows(head_of(O, O_strides, bh // H, bh % H), i * B_r, O_strides[2], N_q, B_r, d, d_pad, True, True)
+    do_i = load_rows(head_of(dO, dO_strides, bh // H, bh % H), i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, True)
+    D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
+    row = i * B_r + tl.arange(0, B_r)  # (B_r,)
+    if dL is not None:
+        empty = of_rows(L, bh, row, N_q, 0.0, True) == -INF
+        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, 0.0, True))
+    tl.store(D + tl.cast(bh, tl.int64) * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
+
+
+@triton.jit
+def probabilities(q_i, k_j, L_i, col, seen, scale_log2, MASKED: tl.constexpr):
+    """P of one tile, from L alone. L = +inf, given to a row that does not exist or sees no key, makes its P all 0."""
+    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee") * scale_log2  # (B_r, B_c)  FA2.A2.L10
+    if MASKED:
+        s_ij = tl.where(col < seen, s_ij, -INF)
+        L_i = tl.where(L_i == -INF, INF, L_i)
+    return tl.exp2(s_ij - L_i * LOG2E)  # (B_r, B_c)  FA2.A2.L11
+
+
+@triton.jit
+def score_gradients(p_ij, do_i, v_j, D_i, row, col, head, batch, dropout):
+    """dS of one tile."""
+    dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
+    if dropout is not None:
+        dp_ij = drop(dp_ij, row, col, head, batch, dropout)
+    return p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
+
+
+@triton.jit
+def rows_seeing(col, N_q, N_k, length, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
+    """Of the column block at `col`: rows first … full are DIAGONAL, full … tail FULL, tail … N_q the ragged end."""
+    first = 0
+    full = 0
+    tail = N_q // B_r * B_r
+    if CAUSAL:
+        first = tl.minimum(tl.maximum(col + N_q - N_k, 0), N_q) // B_r * B_r
+        full = tl.minimum(tl.cdiv(tl.maximum(col + B_c - 1 + N_q - N_k, 0), B_r) * B_r, tail)
+    if col + B_c > length:  # a ragged column block has no FULL tile
+        full = tail
+    if col >= length:  # nobody sees it
+        first = N_q
+        full = N_q
+        tail = N_q
+    return tl.minimum(first, tail), full, tail
+
+
+@triton.jit
+def visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides, first, last, tail, H, group, N_q, N_k,
+               length, scale, scale_log2, batch, head_kv, dropout, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+               B_r: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Add to dk_j and dv_j (B_c, d) what rows `first` to `last` and `tail` to N_q give, in every head of the group."""
+    tiles = tl.cdiv(last - first, B_r) + tl.cdiv(N_q - tail, B_r)
+    start = tl.where(first < last, first, tail)
+    head = head_kv * group
+    i = start
+    for _ in range(0, group * tiles):  # FA2.A2.L8
+        bh = batch * H + head
+        row = i + tl.arange(0, B_r)  # (B_r,)
+        Q_h = head_of(Q, Q_strides, batch, head)
+        q_i = load_rows(Q_h, i, Q_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
+        seen = keys_seen(row, N_q, N_k, length, CAUSAL)  # (B_r,)
+        L_i = of_rows(L, bh, row, N_q, INF, MASKED)  # (B_r,)  FA2.A2.L9
+        # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
+        p_ji = probabilities(k_j, q_i, L_i[None, :], col[:, None], seen[None, :], scale_log2, MASKED)
+        kept_ji = p_ji
+        if dropout is not None:
+            kept_ji = drop(p_ji, row[None, :], col[:, None], head, batch, dropout)
+        dO_h = head_of(dO, dO_strides, batch, head)
+        do_i = load_rows(dO_h, i, dO_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
+        D_i = of_rows(D, bh, row, N_q, 0.0, MASKED)  # (B_r,)  FA2.A2.L9
+        ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], head, batch, dropout)
+        dv_j = tl.dot(kept_ji.to(do_i.dtype), do_i, dv_j, input_precision="ieee")  # (B_c, d)  FA2.A2.L12
+        ds_ji = ds_ji.to(q_i.dtype)
+        dk_j = tl.dot(ds_ji, q_i, dk_j, input_precision="ieee")  # (B_c, d)  FA2.A2.L16
+        if dQ is not None:
+            dq_i = tl.dot(ds_ji.T, k_j, input_precision="ieee") * scale  # (B_r, d)  FA2.A2.L15
+            real = (row < N_q)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
+            dQ_h = dQ + tl.cast(bh, tl.int64) * N_q * d
+            tl.atomic_add(row_pointers(dQ_h, i, d, B_r, d_pad), dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
+        i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
+        i = tl.where(i < last, i, tl.maximum(i, tail))
+        head += (i >= N_q).to(tl.int32)
+        i = tl.where(i >= N_q, start, i)
+    return dk_j, dv_j
+
+
+@triton.jit(do_not_specialize=["H", "group", "heads", "heads_at_once"])
+def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides,
+                   dK_strides, dV_strides, H, group, N_q, N_k, heads, heads_at_once, scale, scale_log2,
+                   CAUSAL: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
+                   UPCAST: tl.constexpr):  # fmt: skip
+    """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
+    j, b_kv = place(tl.cdiv(N_k, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
+    batch, head_kv = b_kv // (H // group), b_kv % (H // group)
+    K = head_of(K, K_strides, batch, head_kv)
+    V = head_of(V, V_strides, batch, head_kv)
+    col = j * B_c + tl.arange(0, B_c)  # (B_c,)
+    length = length_of(key_lengths, batch, N_k)
+    first, full, tail = rows_seeing(j * B_c, N_q, N_k, length, CAUSAL, B_r, B_c)
+
+    k_j = load_rows(K, j * B_c, K_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
+    v_j = load_rows(V, j * B_c, V_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
+    dk_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
+    dv_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
+    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides, first, full, tail, H,
+                            group, N_q, N_k, length, scale, scale_log2, batch, head_kv, dropout, CAUSAL, True, B_r, d,
+                            d_pad, UPCAST)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides, full, tail, N_q, H,
+                            group, N_q, N_k, length, scale, scale_log2, batch, head_kv, dropout, CAUSAL, False, B_r, d,
+                            d_pad, UPCAST)  # fmt: skip
+
+    dK = head_of(dK, dK_strides, batch, head_kv)
+    dV = head_of(dV, dV_strides, batch, head_kv)
+    store_rows(dK, dk_j * scale, j * B_c, dK_strides[2], N_k, B_c, d, d_pad)  # FA2.A2.L18
+    store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, d, d_pad)  # FA2.A2.L18
+
+
+@triton.jit
+def visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_stride, V_stride, first, last, length, scale_log2, head,
+                  batch, dropout, MASKED: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+                  UPCAST: tl.constexpr):  # fmt: skip
+    """Add to dq_i (B_r, d) what the column blocks from column `first` to `last` give."""
+    for j in range(first, last, B_c):
+        col = j + tl.arange(0, B_c)  # (B_c,)
+        k_j = load_rows(K, j, K_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
+        v_j = load_rows(V, j, V_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
+        p_ij = probabilities(q_i, k_j, L_i[:, None], col[None, :], seen[:, None], scale_log2, MASKED)
+        ds_ij = score_gradients(p_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], head, batch, dropout)
+        dq_i = tl.dot(ds_ij.to(k_j.dtype), k_j, dq_i, input_precision="ieee")  # (B_r, d)  FA2.A2.L15
+    return dq_i
+
+
+@triton.jit(do_not_specialize=["H", "group", "heads", "heads_at_once"])
+def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides, dQ_strides, H,
+                group, N_q, N_k, heads, heads_at_once, scale, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
+                d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Row block i of one query head: dQ_i, the second pass, laid out like the forward."""
+    T_r = tl.cdiv(N_q, B_r)  # FA2.A2.L1 FA2.A2.L2
+    i, bh = place(T_r, heads, heads_at_once)
+    if CAUSAL:
+        i = T_r - 1 - i  # the heaviest row blocks first
+    batch, head = bh // H, bh % H
+    K = head_of(K, K_strides, batch, head // group)
+    V = head_of(V, V_strides, batch, head // group)
+    row = i * B_r + tl.arange(0, B_r)  # (B_r,)
+    length = length_of(key_lengths, batch, N_k)
+    seen = keys_seen(row, N_q, N_k, length, CAUSAL)  # (B_r,)
+    full = keys_seen(i * B_r, N_q, N_k, length, CAUSAL) // B_c * B_c
+    last = keys_seen(tl.minimum(i * B_r + B_r, N_q) - 1, N_q, N_k, length, CAUSAL)
+
+    Q = head_of(Q, Q_strides, batch, head)
+    dO = head_of(dO, dO_strides, batch, head)
+    q_i = load_rows(Q, i * B_r, Q_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
+    do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
+    L_i, D_i = of_rows(L, bh, row, N_q, INF, True), of_rows(D, bh, row, N_q, 0.0, True)  # (B_r,)
+    dq_i = tl.zeros((B_r, d_pad), tl.float32)
+    dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], 0, full, length,
+                         scale_log2, head, batch, dropout, False, B_c, d, d_pad, UPCAST)  # fmt: skip
+    if full < last:
+        dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], full, last, length,
+                             scale_log2, head, batch, dropout, True, B_c, d, d_pad, UPCAST)  # fmt: skip
+    store_rows(head_of(dQ, dQ_strides, batch, head), dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, d, d_pad)
+
+
+def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p, two_passes=True):
+    """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    dQ, dK, dV = None, torch.empty_like(K), torch.empty_like(V)
+    dQ_sum = None if two_passes else torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
+    D = torch.empty_like(L)
+    sizes = H, H // H_kv, N_q, N_k
+    masks = key_lengths, launch.dropout(seed, dropout_p)
+    scales = scale, max(scale * launch.LOG2E, launch.TINY)
+    inputs = Q, K, V, dO
+    strides = [x.stride()[:3] for x in inputs]
+    rows, columns = launch.blocks("rows", Q, causal), launch.blocks("columns", Q, causal)
+    with launch.on_device_of(Q):
+        D_kernel[(triton.cdiv(N_q, 64) * batch * H,)](
+            O, dO, L, dL, D, O.stride()[:3], strides[3], H, N_q, batch * H, d, rows.d_pad, 64)  # fmt: skip
+        if two_passes:
+            dQ = torch.empty_like(Q)
+            rows_kernel[(triton.cdiv(N_q, rows.B_r) * batch * H,)](
+                *inputs, L, D, dQ, *masks, *strides, dQ.stride()[:3], *sizes, batch * H, launch.heads_at_once(K, 8),
+                *scales, CAUSAL=causal, d=d, **rows.options())  # fmt: skip
+        columns_kernel[(triton.cdiv(N_k, columns.B_c) * batch * H_kv,)](
+            *inputs, L, D, dQ_sum, dK, dV, *masks, *strides, dK.stride()[:3], dV.stride()[:3], *sizes, batch * H_kv,
+            launch.heads_at_once(Q, 8), *scales, CAUSAL=causal, d=d, **columns.options())  # fmt: skip
+    return dQ if two_passes else dQ_sum.to(Q.dtype), dK, dV  # FA2.A2.L20

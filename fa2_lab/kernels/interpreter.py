@@ -1,0 +1,65 @@
+"""Without a GPU, Triton runs kernels in Python, tile by tile. That must be settled before Triton is imported."""
+
+import os
+import sys
+from functools import cache
+from pathlib import Path
+
+GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs under Windows' Linux
+
+
+def decide(gpu: bool | None = None) -> None:
+    """Switch Triton's interpreter on where there is no GPU, unless the user or an earlier import has settled it."""
+    if "triton" in sys.modules or "TRITON_INTERPRET" in os.environ:
+        return
+    if gpu is None:
+        gpu = any(Path(node).exists() for node in GPU_NODES)
+    if not gpu:
+        os.environ["TRITON_INTERPRET"] = "1"
+
+
+def installed() -> bool:
+    """Whether Triton can be imported at all."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+@cache
+def switched_on() -> bool:
+    """Whether the kernels were made for the interpreter."""
+    import triton
+
+    from fa2_lab.kernels.forward import forward_kernel
+
+    return not isinstance(forward_kernel, triton.JITFunction)
+
+
+@cache
+def misfit() -> str:
+    """What to install where the interpreter cannot work; nothing where it can."""
+    import numpy
+    import triton
+
+    return misfit_of(triton.__version__, numpy.__version__)
+
+
+def misfit_of(triton: str, numpy: str) -> str:
+    """The same for any two versions."""
+
+    def number(version: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in version.split(".")[:2])
+
+    if number(triton) < (3, 7) and number(numpy) >= (2, 4):
+        return (
+            f"the interpreter of Triton {triton} does not work with NumPy {numpy}: install 'triton>=3.7' or 'numpy<2.4'"
+        )
+    return ""
+
+
+@cache
+def say_so() -> None:
+    """One sentence, once, for whoever wonders why it is slow."""
+    print("fa2_lab: no GPU here, so the Triton kernels run in Triton's interpreter: right, but slow.", file=sys.stderr)

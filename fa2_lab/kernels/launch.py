@@ -1,0 +1,176 @@
+"""How the kernels are launched: block sizes, warps and stages for each chip family and d, and what else a launch needs.
+
+Three kernels: "forward", and of the backward "columns" (dK, dV, and dQ by atomic adds) and "rows" (dQ). The entries for
+Hopper were found by measuring on an H200. The others were chosen by compiling (tests/test_compile.py does it again):
+the largest that fit the chip's shared memory and, up to d = 128, spill no register. `fa2-lab tune` measures on the GPU
+at hand and its finds come first.
+"""
+
+import json
+import math
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+import triton
+from triton.runtime import driver
+
+from fa2_lab.kernels import interpreter
+
+LOG2E = 1.4426950408889634
+TINY = 2.0**-126  # stands for a scale of 0, so that −∞ · scale stays −∞
+MiB = 2**20
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """Tile size (BLOCK_M, BLOCK_N elsewhere), warps of a program, stages of loads in flight."""
+
+    B_r: int
+    B_c: int
+    warps: int
+    stages: int
+    registers: int | None = None  # the most a thread may take; only NVIDIA's compiler can be told
+    d_pad: int = 0
+    upcast: bool = False
+
+    def options(self) -> dict:
+        """As keywords of a launch."""
+        options = dict(B_r=self.B_r, B_c=self.B_c, d_pad=self.d_pad, UPCAST=self.upcast)
+        options.update(num_warps=self.warps, num_stages=self.stages)
+        return options if self.registers is None else options | dict(maxnreg=self.registers)
+
+
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
+HOPPER = dict(
+    forward={
+        16: (64, 64, 4, 3),
+        32: (64, 64, 4, 3),
+        64: (64, 64, 4, 3, 128),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
+        128: ((128, 128, 8, 3), (64, 64, 4, 3)),
+        256: (128, 32, 8, 2),
+    },
+    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (32, 128, 8, 3), 256: (32, 64, 8, 2)},
+    rows={16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
+)
+AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
+    forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 2), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
+    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+)
+BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
+    forward=AMPERE["forward"] | {128: (128, 64, 8, 2)},
+    columns=AMPERE["columns"] | {64: (32, 64, 4, 1), 128: (32, 64, 4, 1)},
+    rows=AMPERE["rows"],
+)
+CDNA = dict(  # AMD's MI300 family: 64 KiB
+    forward={16: (128, 64, 4, 1), 32: (128, 64, 4, 1), 64: (128, 64, 4, 1), 128: (64, 64, 4, 1), 256: (32, 32, 4, 1)},
+    columns={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
+    rows={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
+)
+FP32 = dict(  # no tensor cores: products of single numbers, held in registers
+    forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
+    columns={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
+    rows={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
+)
+INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64, 1, 1))  # a few large tiles are fastest
+
+
+@cache
+def family() -> dict:
+    """The table for the GPU that the current driver speaks to."""
+    target = driver.active.get_current_target()
+    if target.backend == "hip":
+        return CDNA
+    return HOPPER if target.arch // 10 == 9 else BLACKWELL if target.arch >= 100 else AMPERE
+
+
+def padded(d: int) -> int:
+    """d as the tensor cores take it: a power of two of at least 16."""
+    return max(16, triton.next_power_of_2(d))
+
+
+def upcast(Q: torch.Tensor) -> bool:
+    """Whether tiles must become fp32 before they are multiplied: bf16 in the interpreter."""
+    return Q.dtype == torch.bfloat16 and interpreter.switched_on()
+
+
+CHOSEN: dict = {}
+
+
+def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
+    """The block sizes of one kernel for tensors like Q."""
+    key = kernel, Q.device, Q.shape[3], Q.dtype, causal
+    found = CHOSEN.get(key)
+    if found is None:
+        found = CHOSEN[key] = choose(kernel, Q, causal)
+    return found
+
+
+def choose(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
+    """What was tuned here, else the chip family's entry."""
+    fixed = dict(d_pad=padded(Q.shape[3]), upcast=upcast(Q))
+    if interpreter.switched_on():
+        interpreter.say_so()
+        return Blocks(*INTERPRETED[kernel], **fixed)
+    if tuned := finds(TUNED_FILE()).get(name(kernel, Q, causal)):
+        return Blocks(*tuned, **fixed)
+    entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
+    return Blocks(*(entry[causal] if isinstance(entry[0], tuple) else entry), **fixed)
+
+
+# What `fa2-lab tune` found ------------------------------------------------------------------------------------
+
+
+def TUNED_FILE() -> Path:
+    """Where finds are kept: $FA2_LAB_TUNED, or a file in the user's cache folder."""
+    cache_folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("FA2_LAB_TUNED") or Path(cache_folder) / "fa2_lab" / "tuned.json")
+
+
+def name(kernel: str, Q: torch.Tensor, causal: bool) -> str:
+    """A find's name: the chip, the kernel, the shape's padded d, the dtype and the mask."""
+    chip = torch.cuda.get_device_name(Q.device) if Q.is_cuda else str(Q.device)
+    dtype, mask = str(Q.dtype).removeprefix("torch."), "causal" if causal else "full"
+    return f"{chip}, {kernel}, d {padded(Q.shape[3])}, {dtype}, {mask}"
+
+
+@cache
+def finds(file: Path) -> dict[str, list[int]]:
+    """{name: [B_r, B_c, warps, stages, registers]}; empty where nothing was tuned."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def keep(new: dict[str, list[int]]) -> Path:
+    """Add finds to the file, and use them from now on."""
+    file = TUNED_FILE()
+    finds.cache_clear()
+    kept = finds(file) | new
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    finds.cache_clear()
+    CHOSEN.clear()
+    return file
+
+
+# What else a launch needs -------------------------------------------------------------------------------------
+
+
+def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
+    """How many heads to run side by side, so that what they stream (two tensors like X) stays in the L2 cache."""
+    return max(1, megabytes * MiB // (2 * X.shape[2] * X.shape[3] * X.element_size()))
+
+
+def dropout(seed: torch.Tensor | None, p: float):
+    """(seed, words below this one mean "drop", the factor of what is kept), or None without dropout."""
+    return None if seed is None else (seed, math.floor(p * 2**32), 1 / (1 - p))
+
+
+def on_device_of(Q: torch.Tensor):
+    """Triton launches on the current GPU: make it Q's for the time of a launch."""
+    if not Q.is_cuda or Q.device.index == torch.cuda.current_device():
+        return nullcontext()
+    return torch.cuda.device(Q.device)

@@ -1,0 +1,76 @@
+"""Compile the kernels for a GPU that is not here, and read what came out: registers, spills, shared memory.
+
+    driver.set_active(Absent(GPUTarget("cuda", 90, 32)))
+    kernel = forward_kernel.warmup(..., grid=(1,))
+    report(kernel)
+
+Tensors may live anywhere. A process has one target from start to end, and none in Triton's interpreter.
+"""
+
+import re
+import subprocess
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+import torch
+import triton
+
+
+class Absent:
+    """Stands in for the driver of a GPU: it names its target and has nothing to launch on."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def get_current_target(self):
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+
+def report(kernel) -> dict[str, int]:
+    """Registers, bytes of stack, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
+    found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
+    return found | dict(shared=kernel.metadata.shared)
+
+
+def from_cubin(cubin: bytes) -> dict[str, int]:
+    """What NVIDIA's tools, which Triton brings along, say of a binary."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        usage, code = run("cuobjdump", "-res-usage", file.name), run("nvdisasm", "-c", file.name)
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
+    tensor = sum(len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA", "UTCHMMA"))
+    return dict(regs=int(registers), stack=int(stack), tensor=tensor, **counts)
+
+
+def run(tool: str, *arguments: str) -> str:
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
+
+
+def from_amdgcn(code: str) -> dict[str, int]:
+    """What AMD's compiler writes into its assembly."""
+
+    def field(name: str) -> int:
+        return int(re.search(rf"\.{name}:\s*(\d+)", code)[1])
+
+    spilled = field("vgpr_spill_count")
+    stack = field("private_segment_fixed_size")
+    return dict(regs=field("vgpr_count"), stack=stack, ldl=spilled, stl=spilled, tensor=len(re.findall("v_mfma", code)))
+
+
+def serialized(kernel) -> bool:
+    """Whether the compiler makes every asynchronous product (Hopper's wgmma) wait for the one before it."""
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(kernel.asm["cubin"])
+        code = run("nvdisasm", "-c", file.name)
+    return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2

@@ -1,0 +1,82 @@
+"""What every kernel does with a tile: find its place, load it, ask which entries are visible, drop, store.
+
+Capital letters are pointers into HBM, lower case lives on chip. One tile of S is B_r rows by B_c columns (BLOCK_M by
+BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, which is what the tensor cores take.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def place(T, heads, heads_at_once):
+    """This program's block and head: `heads_at_once` heads side by side, so that what they read stays in L2."""
+    pid = tl.program_id(0)
+    section = pid // (heads_at_once * T)
+    within = pid % (heads_at_once * T)
+    width = tl.minimum(heads_at_once, heads - section * heads_at_once)
+    return within // width, section * heads_at_once + within % width
+
+
+@triton.jit
+def head_of(X, strides, batch, head):
+    """Pointer to row 0 of one head, in 64 bits: a whole tensor may have more than 2^31 elements."""
+    return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
+
+
+@triton.jit
+def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
+    """Pointers to rows first … first + B of one head."""  # (B, d_pad)
+    row = tl.cast(tl.arange(0, B), tl.int64)[:, None]
+    return X + tl.cast(first, tl.int64) * stride + (row * stride + tl.arange(0, d_pad)[None, :])
+
+
+@triton.jit
+def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
+              UPCAST: tl.constexpr):  # fmt: skip
+    """Rows first … first + B of one head. With RAGGED, rows from n on read as zero and their memory is not touched."""
+    at = row_pointers(X, first, stride, B, d_pad)
+    real = (first + tl.arange(0, B) < n)[:, None]
+    if d != d_pad:
+        x = tl.load(at, mask=real & (tl.arange(0, d_pad) < d)[None, :], other=0.0)
+    elif RAGGED:
+        x = tl.load(at, mask=real, other=0.0)
+    else:
+        x = tl.load(at)
+    if UPCAST:  # Triton's interpreter would multiply the bit patterns of bf16
+        x = x.to(tl.float32)
+    return x  # (B, d_pad)
+
+
+@triton.jit
+def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr):
+    """Write x as rows first … first + B of one head, as far as they exist."""
+    real = (first + tl.arange(0, B) < n)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
+    tl.store(row_pointers(X, first, stride, B, d_pad), x.to(X.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def length_of(key_lengths, batch, N_k):
+    """How many keys of this batch entry are real; a length outside [0, N_k] counts as the nearest one inside."""
+    if key_lengths is None:
+        return N_k
+    else:
+        return tl.minimum(tl.maximum(tl.load(key_lengths + batch), 0), N_k).to(tl.int32)
+
+
+@triton.jit
+def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
+    """How many keys a row sees, counted from the left: the causal diagonal ends in the bottom right corner."""
+    if CAUSAL:
+        return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
+    else:
+        return length + 0 * row
+
+
+@triton.jit
+def drop(x, row, col, head, batch, dropout):
+    """x with dropout's entries zero and the others scaled up; keyed by place, so any loop order draws the same mask."""
+    seed, threshold, scale = dropout
+    zero = 0 * row + 0 * col
+    word, _, _, _ = tl.philox(tl.load(seed), col + zero, row + zero, head + zero, batch + zero)
+    return tl.where(word.to(tl.uint32) >= tl.cast(threshold, tl.uint32), x * scale, 0.0)
