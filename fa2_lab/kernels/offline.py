@@ -36,7 +36,7 @@ class Absent:
 
 
 def report(kernel) -> dict[str, int]:
-    """Registers, bytes of stack, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
+    """Registers, stack bytes, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
     found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return found | dict(shared=kernel.metadata.shared)
 
