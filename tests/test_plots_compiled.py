@@ -14,7 +14,7 @@ from fa2_lab.gallery import build, compiled, machine
 from fa2_lab.machine.layouts import Mma, Shared, parse
 from fa2_lab.plots import layouts, style
 
-RECORDS = {"layouts": "kernels", "compiled": "forward"}
+RECORDS = {"layouts": "layouts", "compiled": "forward"}
 by_record = pytest.mark.parametrize("name", RECORDS)
 
 
@@ -44,9 +44,10 @@ def test_a_record_says_what_made_it_and_is_of_this_kernel(name):
 @by_record
 def test_a_record_is_written_as_it_was_read(name, tmp_path):
     record = machine.recorded(name)
-    compiled.write(tmp_path / "again.json", RECORDS[name], record[RECORDS[name]], record["made_by"]["triton"])
+    compiled.write(tmp_path / "again.json", RECORDS[name], record[RECORDS[name]], dict(triton="1"))
     again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))
     assert again[RECORDS[name]] == record[RECORDS[name]] and list(again) == ["made_by", RECORDS[name]]
+    assert again["made_by"] == {k: record["made_by"][k] for k in ("command", "kernel")} | dict(triton="1")
 
 
 def test_every_cell_of_the_budget_is_compiled_once():
@@ -70,7 +71,7 @@ def test_what_was_compiled_hangs_together():
 
 
 def test_layouts_are_recorded_for_both_targets_and_both_d():
-    rows = machine.recorded("layouts")["kernels"]
+    rows = machine.recorded("layouts")["layouts"]
     assert [(row["target"], row["d"]) for row in rows] == [(t, d) for t in ("sm_80", "sm_90") for d in (64, 128)]
     for row in rows:
         assert row["S"]["shape"] == [row["B_r"], row["B_c"]] and row["O"]["shape"] == [row["B_r"], row["d"]]
@@ -79,6 +80,8 @@ def test_layouts_are_recorded_for_both_targets_and_both_d():
             layout = parse(row[tensor]["layout"])
             assert isinstance(layout, Mma) and layout.version == {"sm_80": 2, "sm_90": 3}[row["target"]]
             assert layout.warps[0] * layout.warps[1] == row["warps"]
+        assert tuple(row["warpsPerCTA"]) == parse(row["S"]["layout"]).warps
+        assert row["instruction"] == {"sm_80": "mma", "sm_90": "wgmma"}[row["target"]]
         assert isinstance(parse(row["K"]["layout"]), Shared)
 
 
@@ -126,8 +129,8 @@ def test_layouts_are_found_in_the_compiler_s_text():
 @pytest.mark.skipif(sys.platform != "linux" or not importlib.util.find_spec("triton"), reason="needs Triton")
 @pytest.mark.skipif(not (compiled.PROJECT / "fa2_lab" / "kernels" / "forward.py").is_file(), reason="needs the kernels")
 def test_the_compiler_still_does_what_is_recorded():
-    (recorded,) = [k for k in machine.recorded("layouts")["kernels"] if (k["target"], k["d"]) == ("sm_80", 64)]
-    (now,) = compiled.compiled("sm_80", [{k: v for k, v in recorded.items() if k not in "SOK"}])
+    (recorded,) = [k for k in machine.recorded("layouts")["layouts"] if (k["target"], k["d"]) == ("sm_80", 64)]
+    (now,) = compiled.compiled("sm_80", [{k: recorded[k] for k in ("target", "d", *compiled.TILE)}])
     assert now["registers"] > 64 and now["shared"] > 2**14
     if now["triton"] == machine.recorded("layouts")["made_by"]["triton"]:
         assert all(now[tensor] == recorded[tensor] for tensor in "SOK")
@@ -200,7 +203,7 @@ def test_the_corner_shows_every_lane_and_register():
 
 def test_targets_that_differ_get_corners_of_their_own(monkeypatch):
     record = json.loads(json.dumps(machine.recorded("layouts")))
-    for kernel in record["kernels"]:
+    for kernel in record["layouts"]:
         if kernel["target"] == "sm_80":
             kernel["S"]["layout"] = kernel["S"]["layout"].replace("[4, 1]", "[2, 2]")
     monkeypatch.setattr(compiled, "recorded", lambda name: record)

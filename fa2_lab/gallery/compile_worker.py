@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 
 import torch
 import triton
@@ -33,8 +32,7 @@ class Compiling:
 def compiled(kernel: Compiling, d: int, B_r: int, B_c: int, warps: int, stages: int, **_) -> dict:
     """Registers, spill instructions, shared memory and ttgir of the forward, called as for a long sequence in fp16."""
     Q = torch.empty(1, 16, 4096, d, dtype=torch.float16, device="meta")
-    chosen = replace(BLOCKS("forward", Q, False), B_r=B_r, B_c=B_c, warps=warps, stages=stages)
-    launch.blocks = lambda *_: chosen
+    launch.blocks = lambda *_: launch.Blocks(B_r, B_c, warps, stages, d_pad=launch.padded(d))
     forward.forward(Q, Q, Q, None, None, False, d**-0.5, 0.0)
     seen = offline.report(kernel.made)
     kept = dict(registers=seen["regs"], spills=seen["ldl"] + seen["stl"], shared=seen["shared"])
@@ -43,6 +41,6 @@ def compiled(kernel: Compiling, d: int, B_r: int, B_c: int, warps: int, stages: 
 
 if __name__ == "__main__":
     driver.set_active(offline.Absent(GPUTarget("cuda", int(sys.argv[1].removeprefix("sm_")), 32)))
-    BLOCKS, forward.forward_kernel = launch.blocks, Compiling(forward.forward_kernel)
+    forward.forward_kernel = Compiling(forward.forward_kernel)
     for line in sys.stdin:
         print(json.dumps(compiled(forward.forward_kernel, **json.loads(line))), flush=True)

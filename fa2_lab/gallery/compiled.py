@@ -38,14 +38,15 @@ INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 
 def record(folder: Path = RECORDED) -> None:
     """Compile the forward at every block size, and for its layouts on both targets, and write down what came out."""
+    source = source_digest()
     jobs = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
     rows = [row for target in TARGETS for row in compiled(target, [job for job in jobs if job["target"] == target])]
-    kept = [{name: row[name] for name in (*jobs[0], "S", "O", "K")} for row in rows]
-    write(folder / "layouts.json", "kernels", kept, rows[0]["triton"])
+    kept = [{name: row[name] for name in (*jobs[0], "instruction", "warpsPerCTA", "S", "O", "K")} for row in rows]
+    write(folder / "layouts.json", "layouts", kept, dict(source=source, triton=rows[0]["triton"]))
     sizes = budget_jobs("sm_90")
     rows = [*tqdm(compiled("sm_90", sizes), total=len(sizes), desc="compile", unit="kernel", disable=None)]
     kept = [{name: row[name] for name in (*sizes[0], "registers", "spills", "shared")} for row in rows]
-    write(folder / "compiled.json", "forward", kept, rows[0]["triton"])
+    write(folder / "compiled.json", "forward", kept, dict(source=source, triton=rows[0]["triton"]))
 
 
 def budget_jobs(target: str) -> list[dict]:
@@ -58,9 +59,9 @@ def budget_jobs(target: str) -> list[dict]:
     ]
 
 
-def write(file: Path, name: str, rows: list[dict], triton: str) -> None:
+def write(file: Path, name: str, rows: list[dict], versions: dict) -> None:
     """The rows, one to a line, after what made them."""
-    made = dict(command=COMMAND, kernel="forward_kernel, fp16, not causal", source=source_digest(), triton=triton)
+    made = dict(command=COMMAND, kernel="forward_kernel, fp16, not causal") | versions
     head = json.dumps(dict(made_by=made), indent=1, ensure_ascii=False).removesuffix("\n}")
     lines = ",\n  ".join(json.dumps(row) for row in rows)
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -101,7 +102,8 @@ def found_in(made: dict) -> dict:
         raise ValueError(f"the forward's products differ from loop to loop: {dots}")
     for tensor, (rows, cols, name) in dict(S=S, O=O, K=streamed).items():
         made[tensor] = dict(shape=[int(rows), int(cols)], layout=named[name])
-    return made
+    layout = parse(made["S"]["layout"])
+    return made | dict(instruction=INSTRUCTIONS[layout.version], warpsPerCTA=list(layout.warps))
 
 
 # Pictures -----------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def made(record: dict) -> str:
 def accumulators_data(size: int = 16, row: int = 5) -> dict:
     """Owners of S and O as compiled, and of the corner of S for the targets that agree on it."""
     record = layouts_record()
-    kernels = [_kernel(k) for k in record["kernels"]]
+    kernels = [_kernel(k) for k in record["layouts"]]
     corners: list[tuple[list[str], Owners]] = []
     for kernel in kernels:
         corner = Owners(*(x[:size, :size] for x in kernel["S"]))
@@ -141,7 +143,7 @@ def _kernel(found: dict) -> dict:
     S, O = (parse(found[tensor]["layout"]) for tensor in "SO")
     owners = {t: layout.owners(tuple(found[t]["shape"])) for t, layout in dict(S=S, O=O).items()}
     gives = dict(S=one_instruction(S), O=one_instruction(O))
-    return dict(target=found["target"], d=found["d"], instruction=INSTRUCTIONS[S.version], gives=gives, **owners)
+    return dict(target=found["target"], d=found["d"], instruction=found["instruction"], gives=gives, **owners)
 
 
 def one_instruction(layout: Mma) -> tuple[int, int]:
@@ -153,7 +155,7 @@ def one_instruction(layout: Mma) -> tuple[int, int]:
 def swizzle_data(rows: int = 8, chunk: int = 2, itemsize: int = 2) -> dict:
     """Byte addresses of K's first rows, chunk by chunk: row-major, which nobody uses, and as compiled."""
     record, panels = layouts_record(), {}
-    for kernel in record["kernels"]:
+    for kernel in record["layouts"]:
         layout, shape = parse(kernel["K"]["layout"]), tuple(kernel["K"]["shape"])
         plain = Shared(layout.vec, 1, 1)
         for name, kind in (("Row-major, for contrast", plain), (kernel["target"], layout)):
