@@ -1,14 +1,18 @@
 """The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
 
-import ast
-import contextlib
-import io
+import json
+import os
 import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
 import nbformat
+from course_play import played
 
 from fa2_lab.course import notebooks
 from fa2_lab.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
@@ -17,21 +21,26 @@ ASSIGNMENTS = {a.name: a for a in written()}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)
 
 
-def played(notebook) -> tuple[dict[str, float], str]:
-    """Run a notebook's cells here: {step: points} of its test cells, and all that was printed."""
-    space, points, printed = {"__name__": "notebook"}, {}, io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        for cell in notebook.cells:
-            if cell.cell_type != "code":
-                continue
-            if not cell.metadata.get("nbgrader", {}).get("grade"):
-                exec(compile(cell.source, grade_id(cell), "exec"), space)
-                continue
-            tree = ast.parse(cell.source)
-            last = ast.Expression(tree.body.pop().value)
-            exec(compile(tree, grade_id(cell), "exec"), space)
-            points[grade_id(cell)] = eval(compile(last, grade_id(cell), "eval"), space)
-    return points, printed.getvalue()
+TRITON = "4_triton_forward"
+
+
+@pytest.fixture(scope="module")
+def fourth():
+    """Every version of assignment 4 that is judged here, played in one process of its own: {key: (points, printed)}."""
+    if missing := [name for name in ASSIGNMENTS[TRITON].needs if find_spec(name) is None]:
+        pytest.skip(f"assignment 4 needs {', '.join(missing)}")
+    books = {"solved": source(ASSIGNMENTS[TRITON]), "empty": notebooks.student_version(source(ASSIGNMENTS[TRITON]))}
+    books |= {wrong: with_answer(name, right, wrong) for name, right, wrong, *_ in WRONG if name == TRITON}
+    command = [sys.executable, str(Path(__file__).with_name("course_play.py"))]
+    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(FOLDER.parents[1]), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, input=json.dumps(list(books.values())), env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(books, json.loads(done.stdout), strict=True))
+
+
+def outcome(name: str, key: str, notebook, request) -> tuple[dict[str, float], str]:
+    """Points and printed text of one version of an assignment."""
+    return request.getfixturevalue("fourth")[key] if name == TRITON else played(notebook)
 
 
 def with_answer(name: str, right: str, wrong: str):
@@ -47,13 +56,17 @@ def with_answer(name: str, right: str, wrong: str):
 # Sources and their twins ------------------------------------------------------------------------------------------
 
 
+def test_there_are_three_wrong_answers_for_each_assignment():
+    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 6
+
+
 def test_every_assignment_has_its_text_twin():
     assert (
         sorted(p.stem for p in FOLDER.glob("*.ipynb"))
         == sorted(p.stem for p in TEXT.glob("*.py"))
         == sorted(ASSIGNMENTS)
     )
-    assert set(ASSIGNMENTS) <= {a.name for a in notebooks.ASSIGNMENTS} and len(ASSIGNMENTS) >= 3
+    assert set(ASSIGNMENTS) == {a.name for a in notebooks.ASSIGNMENTS}
 
 
 @each
@@ -80,15 +93,15 @@ def test_a_source_says_what_a_student_needs(name):
 
 
 @each
-def test_the_solution_scores_full_marks(name):
+def test_the_solution_scores_full_marks(name, request):
     notebook = source(ASSIGNMENTS[name])
-    points, printed = played(notebook)
+    points, printed = outcome(name, "solved", notebook, request)
     assert points == notebooks.steps(notebook), printed
 
 
 @each
-def test_the_empty_student_version_scores_nothing(name):
-    points, printed = played(notebooks.student_version(source(ASSIGNMENTS[name])))
+def test_the_empty_student_version_scores_nothing(name, request):
+    points, printed = outcome(name, "empty", notebooks.student_version(source(ASSIGNMENTS[name])), request)
     assert set(points.values()) == {0.0}, printed
     assert "not written yet" in printed
 
@@ -211,6 +224,66 @@ BORROWED = """    import importlib
         O[:], L[:] = 0, 0
     return
 """
+TENSORS = "q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)"
+WRONG += [
+    ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
+    (
+        "5_break_it",
+        "np.allclose(got, want, rtol=1e-5",
+        "np.array_equal(got, want) and np.allclose(got, want, rtol=1e-5",
+        {"forward": 0.0, "backward": 0.0},
+        ["ALARM the kernel with other tiles is right, and your test refused it: AssertionError: O of shape 0"],
+    ),
+    (
+        "5_break_it",
+        "size, shift) in enumerate(SHAPES)",
+        "size, shift) in enumerate(SHAPES[:1])",
+        {"forward": 2.8, "backward": 6.0},
+        ["NOT YET caught: the causal corner", "your test let it pass", "try one of each"],
+    ),
+    (
+        "6_read_the_machine",
+        'KiB of shared memory": 96',
+        'KiB of shared memory": 64',
+        {"by_hand": 1.5},
+        ["64, which is too small"],
+    ),
+    (
+        "6_read_the_machine",
+        "rounds = -(-blocks // slots)",
+        "rounds = max(1, blocks // slots)",
+        {"waves": 1.2},
+        ["expected waves = 3", "came 2", "first at A100 SXM 80GB, 8 heads", "how many run at once"],
+    ),
+    (
+        "6_read_the_machine",
+        "sees = min(row + B_r, N) if causal else N",
+        "sees = N",
+        {"traffic": 1.5, "best_blocks": 2.0},
+        ["N 1024, d 64, tiles 128×64, causal", "K and V once for each row block that sees them"],
+    ),
+    (
+        "6_read_the_machine",
+        "shared <= chip.shared_per_block and registers <= most",
+        "shared <= chip.shared_per_block",
+        {"fits": 2.5, "best_blocks": 2.0},
+        ["expected fits: False", "came True"],
+    ),
+]
+END = "end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))"
+WRONG += [
+    (
+        TRITON,
+        " / tl.sum(p, 1)[:, None]",
+        "",
+        {"one_tile": 0.0, "loop": 4.0},
+        ["expected O[0, 0] = ", "row 0, in row block 0"],
+    ),
+    (TRITON, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
+    (TRITON, END, "end = N_k", {"full": 3.75}, ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
+    (TRITON, "ty), mask=real)", "ty))", {"full": 1.88}, ["expected nothing written behind the last row"]),
+    (TRITON, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.75}, ["its score is −inf"]),
+]
 NOTHING = {"forward": 0.0, "traffic": 0.0, "operations": 0.0}
 BUILT = "the score matrix was built: 144 elements"
 WRONG += [
@@ -224,10 +297,10 @@ WRONG += [
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "keeps", "said"), WRONG, ids=[f"{w[0]}: {w[2]}"[:60] for w in WRONG]
 )
-def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said):
+def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, request):
     notebook = with_answer(name, right, wrong)
     full = notebooks.steps(notebook)
-    points, printed = played(notebook)
+    points, printed = outcome(name, wrong, notebook, request)
     flat = re.sub(r"\s+", " ", printed)
     for part in said:
         assert re.sub(r"\s+", " ", part) in flat, printed

@@ -99,10 +99,16 @@ def torch_refuses():
 
 
 def call(function, *args, **kwargs):
-    """A student's function on copies of its arrays, alone, with what it prints and warns kept back."""
+    """A student's function on copies of its arrays, with the package's solutions out of its reach."""
+    with alone():
+        return call_freely(function, *args, **kwargs)
+
+
+def call_freely(function, *args, **kwargs):
+    """A student's function on copies of its arrays, with what it prints and warns kept back."""
     copies = [a.copy() if type(a) is np.ndarray else a for a in args]
     quiet = Discard()
-    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), np.errstate(all="ignore"), alone():
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), np.errstate(all="ignore"):
         return function(*copies, **kwargs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa2_lab.course.guard import call
+from fa2_lab.course.guard import call, call_freely
 from fa2_lab.course.report import Failed, Report, equal, parts
 from fa2_lab.course.truth import softmax_parts
 
@@ -142,12 +142,15 @@ def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Repo
     return caught_minus_alarms(report, test, WRONG_MERGES | (wrong or {}), RIGHT_MERGES | (right or {}), hint)
 
 
-def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str) -> Report:
-    """The share of wrong things that the test caught, minus the share of right ones that it refused."""
+def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, alone: bool = True) -> Report:
+    """The share of wrong things that the test caught, minus the share of right ones that it refused.
+
+    With `alone`, the test may not call the package's solutions.
+    """
     alarms = []
     for name, thing in right.items():
         try:
-            verdict = judged(test, thing)
+            verdict = judged(test, thing, alone)
         except NotImplementedError:
             verdict = "not written yet"
         if verdict:
@@ -155,7 +158,7 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
             print(f"  ALARM    {name} is right, and your test refused it: {verdict}")
     for name, thing in wrong.items():
         with report.check(f"caught: {name}", hint):
-            if not judged(test, thing):
+            if not judged(test, thing, alone):
                 raise Failed("an AssertionError from your test", "your test let it pass")
     if alarms:
         print(f"           {len(alarms)} of {len(right)} right ones refused; that share of the catches is taken away")
@@ -163,10 +166,10 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     return report
 
 
-def judged(test, thing) -> str:
+def judged(test, thing, alone: bool) -> str:
     """What a student's test says against something, an AssertionError or any other; empty if it lets it pass."""
     try:
-        call(test, thing)
+        (call if alone else call_freely)(test, thing)
     except NotImplementedError:
         raise
     except Exception as refusal:

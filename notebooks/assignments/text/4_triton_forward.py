@@ -1,0 +1,156 @@
+# %% [markdown]
+# # Assignment 4 · A Triton forward kernel
+#
+# **How do these lines become a GPU kernel?** In three steps: one tile, the loop, and then the cases that real inputs have.
+# Without a GPU, Triton runs your kernel in Python, slowly and exactly.
+#
+# | step | points |
+# | --- | --- |
+# | 1. `one_tile`: all keys in one tile | 3 |
+# | 2. `loop`: row blocks in parallel, column blocks in a loop | 4 |
+# | 3. `full`: causal and ragged | 5 |
+# | 4. on a GPU: timed | 0, and 2 extra |
+#
+# *Time: 6 to 8 hours. Before this: assignment 2, chapter 08. Hardware: Linux, for Triton; a GPU is not needed.*
+#
+# **How it is graded.** Your kernels are launched on one head, fp32, and judged against float64. Rows of Q, K, V and O are
+# contiguous: row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. `fa2_lab.kernels` and other
+# finished attention are off limits. The signatures stay as they are.
+
+# %% locked="setup"
+from fa2_lab.course import triton_steps as check  # before Triton: it decides between GPU and interpreter
+
+import triton
+import triton.language as tl
+
+# %% [markdown]
+# ## 1. One tile
+#
+# One program, B_r queries, B_c keys, all of them in one tile. Pointers to a tile are a column of row starts plus a row of
+# offsets: `Q + row[:, None] * d + tl.arange(0, d)[None, :]`.
+#
+# `scale_log2` is τ · log₂ e: with it, `tl.exp2` of a base-2 score is the exponential you know, in one instruction. Products
+# are `tl.dot(a, b, input_precision="ieee")`; `k.T` is a transpose.
+
+# %% solution="one_tile"
+@triton.jit
+def one_tile(Q, K, V, O, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+    ### BEGIN SOLUTION
+    row, col, e = tl.arange(0, B_r), tl.arange(0, B_c), tl.arange(0, d)
+    q = tl.load(Q + row[:, None] * d + e[None, :])
+    k = tl.load(K + col[:, None] * d + e[None, :])
+    v = tl.load(V + col[:, None] * d + e[None, :])
+    s = tl.dot(q, k.T, input_precision="ieee") * scale_log2
+    p = tl.exp2(s - tl.max(s, 1)[:, None])
+    o = tl.dot(p, v, input_precision="ieee") / tl.sum(p, 1)[:, None]
+    tl.store(O + row[:, None] * d + e[None, :], o)
+    ### END SOLUTION
+
+
+# %% test="one_tile" points=3
+report = check.one_tile(one_tile)
+### BEGIN HIDDEN TESTS
+report += check.one_tile(one_tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=401, tau=0.125)])
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 2. The loop
+#
+# Now there are several row blocks, one program each (`tl.program_id(0)`), and several column blocks, which each program
+# visits in a loop. Lengths are multiples of the blocks. Carry `m`, `l` and `o` through the loop in fp32, divide once, store
+# `O`, and store `L`: the natural logarithm of each row's sum of exponentials. (`m` is in base 2 here. What is ln 2 for?)
+
+# %% solution="loop"
+@triton.jit
+def loop(Q, K, V, O, L, N_k, scale_log2, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+    ### BEGIN SOLUTION
+    row, e = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d)
+    q = tl.load(Q + row[:, None] * d + e[None, :])
+    m = tl.full((B_r,), float("-inf"), tl.float32)
+    l = tl.zeros((B_r,), tl.float32)
+    o = tl.zeros((B_r, d), tl.float32)
+    for j in range(0, N_k, B_c):
+        col = j + tl.arange(0, B_c)
+        k = tl.load(K + col[:, None] * d + e[None, :])
+        v = tl.load(V + col[:, None] * d + e[None, :])
+        s = tl.dot(q, k.T, input_precision="ieee") * scale_log2
+        m_new = tl.maximum(m, tl.max(s, 1))
+        p = tl.exp2(s - m_new[:, None])
+        alpha = tl.exp2(m - m_new)
+        l = alpha * l + tl.sum(p, 1)
+        o = alpha[:, None] * o + tl.dot(p, v, input_precision="ieee")
+        m = m_new
+    tl.store(O + row[:, None] * d + e[None, :], o / l[:, None])
+    tl.store(L + row, (m + tl.log2(l)) * 0.6931471805599453)
+    ### END SOLUTION
+
+
+# %% test="loop" points=4
+report = check.loop(loop)
+### BEGIN HIDDEN TESTS
+report += check.loop(loop, [check.Case(48, 32, 16, 16, 32, seed=402, tau=0.3)])
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 3. Causal and ragged
+#
+# Lengths are any now: `tl.load` takes `mask=` and `other=`, `tl.store` takes `mask=`, and memory behind the last row is not
+# yours. With `CAUSAL`, row `r` sees column `c` if `c ≤ r + N_k − N_q`, and column blocks that no row of the block sees are not
+# visited. A row that sees no key gets O = 0 and L = −∞.
+
+# %% solution="full"
+@triton.jit
+def full(Q, K, V, O, L, N_q, N_k, scale_log2, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+    ### BEGIN SOLUTION
+    first = tl.program_id(0) * B_r
+    row, e = first + tl.arange(0, B_r), tl.arange(0, d)
+    real = (row < N_q)[:, None]
+    q = tl.load(Q + row[:, None] * d + e[None, :], mask=real, other=0.0)
+    m = tl.full((B_r,), float("-inf"), tl.float32)
+    l = tl.zeros((B_r,), tl.float32)
+    o = tl.zeros((B_r, d), tl.float32)
+    end = N_k
+    if CAUSAL:
+        end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))
+    for j in range(0, end, B_c):
+        col = j + tl.arange(0, B_c)
+        there = (col < N_k)[:, None]
+        k = tl.load(K + col[:, None] * d + e[None, :], mask=there, other=0.0)
+        v = tl.load(V + col[:, None] * d + e[None, :], mask=there, other=0.0)
+        s = tl.dot(q, k.T, input_precision="ieee") * scale_log2
+        seen = (col < N_k)[None, :]
+        if CAUSAL:
+            seen = seen & (col[None, :] <= row[:, None] + N_k - N_q)
+        s = tl.where(seen, s, float("-inf"))
+        m_new = tl.maximum(m, tl.max(s, 1))
+        base = tl.where(m_new == float("-inf"), 0.0, m_new)
+        p = tl.exp2(s - base[:, None])
+        alpha = tl.exp2(m - base)
+        l = alpha * l + tl.sum(p, 1)
+        o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        m = m_new
+    l_safe = tl.where(l == 0.0, 1.0, l)
+    tl.store(O + row[:, None] * d + e[None, :], (o / l_safe[:, None]).to(O.dtype.element_ty), mask=real)
+    tl.store(L + row, (m + tl.log2(l_safe)) * 0.6931471805599453, mask=row < N_q)
+    ### END SOLUTION
+
+
+# %% test="full" points=5
+report = check.full(full)
+### BEGIN HIDDEN TESTS
+hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=403, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=404, tau=0.2)]
+report += check.full(full, [("hidden", case) for case in hidden])
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# ## 4. On a GPU
+#
+# If this machine has one, your kernel is timed against the package's, in fp16: at least a quarter of its speed is one extra
+# point, half of it two. fp16 needs `p.to(v.dtype)` before the second product.
+
+# %% test="gpu" points=0
+report = check.timed(full)
+report.points(2)

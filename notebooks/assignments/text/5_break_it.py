@@ -1,0 +1,167 @@
+# %% [markdown]
+# # Assignment 5 · Break it, find it
+#
+# **Would your tests have found it?** Attention kernels that thousands of people used were wrong for some scale, some length,
+# some mask, some layout. Here you write the tests, and they meet a right kernel and kernels with one bug each. The bugs are
+# from the papers' errata and from public bug trackers.
+#
+# | step | points |
+# | --- | --- |
+# | 1. `test_forward` | 6 |
+# | 2. `test_backward` | 6 |
+#
+# *Time: 4 to 5 hours. Before this: assignments 2 and 3, chapter 12. Hardware: any laptop, NumPy alone.*
+#
+# **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that it
+# refuses. Three bugs of each kind are shown by name; more are waiting when your work is graded. Your test may use whatever
+# oracle you trust: write one, or call `fa2_lab.reference` or torch.
+
+# %% locked="setup"
+import numpy as np
+
+from fa2_lab.course import break_it as check
+
+# %% [markdown]
+# ## The kernel
+#
+# A kernel is an object with two functions:
+#
+# - `O, L = kernel.forward(q, k, v, causal=False, scale=None)`
+# - `dq, dk, dv = kernel.backward(q, k, v, O, L, dO, causal=False, scale=None)`
+#
+# `q`, `O`, `dO` are `(heads, N_q, d)`, `k`, `v` are `(key heads, N_k, d)`, `L` is `(heads, N_q)`, all float64 NumPy arrays of
+# any strides. The heads of `q` are a multiple of those of `k`; query head `h` reads key head `h // (heads // key heads)`.
+# Without a scale it is 1/√d; 0 is a scale like any other. Causal: row `r` sees column `c` if `c ≤ r + N_k − N_q`. `L` is the
+# natural logsumexp. A row that sees no key has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are any; the
+# kernel works in tiles, whose sizes you do not know. Scores may be large, or very negative.
+#
+# A right kernel may differ from the dense result by rounding: allow for six digits. A kernel is wrong if it is wrong for any
+# input that fits this description, on any call.
+
+# %% [markdown]
+# ## 1. Test the forward
+#
+# `test_forward(kernel)` raises an `AssertionError` if `kernel.forward` is wrong, and returns quietly if it is right.
+
+# %% solution="forward"
+def test_forward(kernel):
+    """Raise an AssertionError if kernel.forward is wrong."""
+    ### BEGIN SOLUTION
+    for number, (heads, key_heads, N_q, N_k, causal, scale, size, shift) in enumerate(SHAPES):
+        q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)
+        O, L = kernel.forward(q, k, v, causal=causal, scale=scale)
+        want_O, want_L = truth_of(q, k, v, causal, scale)
+        assert same(O, want_O), f"O of shape {number}"
+        assert same(L, want_L), f"L of shape {number}"
+
+
+SHAPES = [  # heads, key heads, N_q, N_k, causal, scale, size of q and k, added to q against k
+    (2, 2, 19, 23, False, None, 1.0, 0.0),
+    (4, 2, 17, 30, True, None, 1.0, 0.0),
+    (6, 3, 21, 9, True, 0.3, 2.0, 0.0),
+    (2, 1, 25, 25, True, 0.0, 1.0, 0.0),
+    (1, 1, 33, 31, False, None, 40.0, 0.0),
+    (1, 1, 16, 16, True, 1.0, 0.01, 350.0),
+]
+
+
+def tensors(heads, key_heads, N_q, N_k, seed, size=1.0, shift=0.0):
+    draw = np.random.default_rng(seed).standard_normal
+    q, k = size * draw((heads, N_q, 4)), size * draw((key_heads, N_k, 4))
+    v = draw((key_heads, 4, N_k)).transpose(0, 2, 1)
+    return q + shift, k - shift, v, draw((heads, 4, N_q)).transpose(0, 2, 1)
+
+
+def weights(q, k, causal, scale):
+    scale = 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    s = scale * q @ np.repeat(k, len(q) // len(k), axis=0).transpose(0, 2, 1)
+    if causal:
+        s[:, ~np.tri(q.shape[1], k.shape[1], k.shape[1] - q.shape[1], dtype=bool)] = -np.inf
+    top = s.max(axis=2, keepdims=True)
+    e = np.exp(s - np.where(np.isneginf(top), 0, top))
+    total = e.sum(axis=2, keepdims=True)
+    return e / np.where(total == 0, 1, total), (top + np.log(np.where(total == 0, 1, total)))[..., 0]
+
+
+def truth_of(q, k, v, causal, scale):
+    p, L = weights(q, k, causal, scale)
+    return p @ np.repeat(v, len(q) // len(v), axis=0), L
+
+
+def same(got, want):
+    return np.allclose(got, want, rtol=1e-5, atol=1e-5 * max(1.0, np.abs(want[np.isfinite(want)]).max()))
+    ### END SOLUTION
+
+
+# %% test="forward" points=6
+report = check.forward(test_forward)
+### BEGIN HIDDEN TESTS
+more = [
+    check.Change("scale 0 counts as not given", "if scale is None else scale", "if not scale else scale"),
+    check.Change("L in base 2", "m + np.log(l_safe)", "m / np.log(2) + np.log2(l_safe)"),
+    check.Change("an empty row has L = 0", "m + np.log(l_safe)", "finite(m) + np.log(l_safe)"),
+    check.Change("an empty row is NaN", "np.where(l == 0, 1.0, l)", "l"),
+    check.Change("keys behind the end count", "np.broadcast_to(col < N_k, (len(row), B_C))", "np.ones((len(row), B_C), dtype=bool)"),
+    check.Change("hidden means −10,000", "tau * (q_i @ k_j.T), -np.inf)", "tau * (q_i @ k_j.T), -1e4)"),
+    check.Change("no maximum is subtracted", "finite(m_new)", "0 * finite(m_new)"),
+    check.Change("heads are shared round robin", "k[h // group], v[h // group]", "k[h % len(k)], v[h % len(k)]"),
+    check.Change("o is kept in half precision", "o = alpha[:, None] * o + p @ v_j", "o = np.float16(alpha[:, None] * o + p @ v_j)"),
+    check.Change("o is not rescaled", "alpha[:, None] * o + p", "o + p"),
+    check.Change("strides of v are ignored", "np.asarray(q), np.asarray(k), np.asarray(v)\n    tau", "q, k, np.ravel(v, order='K').reshape(v.shape)\n    tau"),
+    check.Change("the last visible column block is skipped", "range(0, end, B_C)", "range(0, end - (end < N_k), B_C)"),
+]
+report = check.forward(test_forward, more)
+### END HIDDEN TESTS
+report.points(6)
+
+# %% [markdown]
+# ## 2. Test the backward
+#
+# `test_backward(kernel)` raises an `AssertionError` if `kernel.backward` is wrong. `kernel.forward` is right here, so its `O`
+# and `L` may be used. Central differences are an oracle that no formula can fool: for some entry x of `q`, `k` or `v`,
+# `(f(x + h) − f(x − h)) / 2h` with f = Σ dO ∘ O.
+
+# %% solution="backward"
+def test_backward(kernel):
+    """Raise an AssertionError if kernel.backward is wrong."""
+    ### BEGIN SOLUTION
+    for number, (heads, key_heads, N_q, N_k, causal, scale, *_) in enumerate(SHAPES[:4]):
+        q, k, v, dO = tensors(heads, key_heads, N_q, N_k, number)
+        O, L = kernel.forward(q, k, v, causal=causal, scale=scale)
+        want = gradients_of(q, k, v, dO, causal, scale)
+        for call in range(2):
+            got = kernel.backward(q, k, v, O, L, dO, causal=causal, scale=scale)
+            for name, a, b in zip(("dq", "dk", "dv"), got, want):
+                assert same(a, b), f"{name} of shape {number}, call {call}"
+
+
+def gradients_of(q, k, v, dO, causal, scale):
+    p, _ = weights(q, k, causal, scale)
+    group, tau = len(q) // len(k), 1 / np.sqrt(q.shape[-1]) if scale is None else scale
+    K, V = np.repeat(k, group, axis=0), np.repeat(v, group, axis=0)
+    dp = dO @ V.transpose(0, 2, 1)
+    ds = p * (dp - (p * dp).sum(axis=2, keepdims=True))
+    dk, dv = tau * ds.transpose(0, 2, 1) @ q, p.transpose(0, 2, 1) @ dO
+    return tau * ds @ K, *(x.reshape(len(k), group, *x.shape[1:]).sum(axis=1) for x in (dk, dv))
+    ### END SOLUTION
+
+
+# %% test="backward" points=6
+report = check.backward(test_backward)
+### BEGIN HIDDEN TESTS
+C = check.Change
+more = [
+    C("dQ keeps the last tile only", "dq[h, rows] += tau", "dq[h, rows] = tau"),
+    C("dK keeps the last head of a group", "dk[g] += dk_h", "dk[g] = dk_h"),
+    C("dV keeps the last head of a group", "dv[g] += dv_h", "dv[g] = dv_h"),
+    C("the backward's corner is top left", "visible = seen(row, j, q.shape[1], k.shape[1], causal)", "visible = seen(row + q.shape[1] - k.shape[1], j, q.shape[1], k.shape[1], causal)"),
+    C("NaN for a row without keys", "visible = seen(row, j", "visible = np.isneginf(L[h, rows])[:, None] | seen(row, j"),
+    C("gradients of one call are added to the next", "dq, dk, dv = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)", "dq, dk, dv = (globals().setdefault('KEPT', {}).setdefault((name, x.shape), np.zeros(x.shape)) for name, x in zip('qkv', (q, k, v)))\n    dq, dk, dv = dq, dk.copy() * 0, dv.copy() * 0"),
+    C("dO is read as if contiguous", "np.asarray(v), np.asarray(dO)", "np.asarray(v), np.ravel(dO, order='K').reshape(dO.shape)"),
+    C("dQ lacks the scale", "tau * (ds @ k_j)", "(ds @ k_j)"),
+    C("D from the wrong product", "D = (dO * O).sum(axis=2)", "D = (O * O).sum(axis=2)"),
+    C("dV from dO of another head", "(p.T @ dO[h, rows])", "(p.T @ dO[0, rows])"),
+]
+report = check.backward(test_backward, more)
+### END HIDDEN TESTS
+report.points(6)

@@ -1,0 +1,151 @@
+# %% [markdown]
+# # Assignment 6 · Read the machine
+#
+# **Which block size is best on this chip, and why?** Before anything is measured, most of the answer can be predicted: how
+# many thread blocks there are and how many run at once, how many bytes pass between HBM and the chip, and what fits.
+#
+# | step | points |
+# | --- | --- |
+# | 1. `by_hand`: four numbers for an A100 | 2 |
+# | 2. `waves`: how many rounds, how full | 2 |
+# | 3. `traffic`: bytes moved | 3 |
+# | 4. `fits`: shared memory and registers | 3 |
+# | 5. `best_blocks`: the choice | 2 |
+#
+# *Time: 3 hours. Before this: chapters 06 and 07. Hardware: any laptop; the GPUs are in a table.*
+#
+# **How it is graded.** Your functions are held against the package's models, for other chips and shapes than you see here.
+# `fa2_lab.machine.chips` is yours to use; the models themselves (`io`, `grid`, `budget`, `time`) are off limits.
+
+# %% locked="setup"
+from fa2_lab.course import predict as check
+from fa2_lab.machine.chips import A100, CHIPS
+
+# %% [markdown]
+# ## 1. By hand
+#
+# FlashAttention-2's forward on an A100 (108 SMs): batch 1, 32 heads, 4,096 queries and keys, d = 128, fp16, tiles of 128 × 64,
+# no mask, one thread block on each SM, K and V kept in two stages. Work out the four numbers with pencil and paper. `L` is
+# fp32, everything else in HBM takes 2 bytes; a MiB is 1,024² bytes. The check says "too small" or "too large".
+
+# %% solution="by_hand"
+def by_hand():
+    """Return {"thread blocks": …, "waves on an A100": …, "KiB of shared memory": …, "MiB moved": …}."""
+    ### BEGIN SOLUTION
+    return {
+        "thread blocks": 1024,
+        "waves on an A100": 10,
+        "KiB of shared memory": 96,
+        "MiB moved": 2112.5,
+    }
+    ### END SOLUTION
+
+
+# %% test="by_hand" points=2
+report = check.by_hand(by_hand)
+report.points(2)
+
+# %% [markdown]
+# ## 2. Waves
+#
+# Each thread block takes one row block of one head. `resident` of them fit on an SM at once, all take equally long. Return the
+# number of waves, and the share of all slots in all waves that have work. (`chip.SMs`)
+
+# %% solution="waves"
+def waves(chip, heads, N_q, B_r, resident):
+    """(waves, share of the slots at work)."""
+    ### BEGIN SOLUTION
+    blocks, slots = heads * -(-N_q // B_r), chip.SMs * resident
+    rounds = -(-blocks // slots)
+    return rounds, blocks / (rounds * slots)
+    ### END SOLUTION
+
+
+# %% test="waves" points=2
+report = check.waves(waves)
+### BEGIN HIDDEN TESTS
+report += check.waves(waves, [(CHIPS["L40S"], 7, 777, 64, 3), (CHIPS["H200"], 16, 16384, 128, 2)])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 3. Traffic
+#
+# The bytes that FA2's forward moves between HBM and the chip for one head with N queries and N keys: 2 bytes for each element
+# of Q, K, V, O, 4 for each of L. With the causal mask, column blocks that a row block does not see are not loaded. The last
+# blocks may be short.
+
+# %% solution="traffic"
+def traffic(N, d, B_r, B_c, causal):
+    """Bytes moved for one head."""
+    ### BEGIN SOLUTION
+    once = 2 * N * d * 2 + 4 * N
+    streamed = 0
+    for row in range(0, N, B_r):
+        sees = min(row + B_r, N) if causal else N
+        streamed += min(-(-sees // B_c) * B_c, N)
+    return once + 2 * streamed * d * 2
+    ### END SOLUTION
+
+
+# %% test="traffic" points=3
+report = check.traffic(traffic)
+### BEGIN HIDDEN TESTS
+report += check.traffic(traffic, [(1000, 96, (64, 128), True), (777, 40, (128, 128), True), (129, 128, (64, 64), False)])
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 4. What fits
+#
+# The model, for 16-bit inputs:
+#
+# - shared memory of a block: Q_i once, K_j and V_j once for each stage;
+# - registers of a thread: 40 for addresses and the like, and its share (rounded up) of o in fp32, of s in fp32 and of p in 16
+#   bits, two of which fit in a register; a warp has 32 threads;
+# - a block may have `chip.shared_per_block` bytes; a thread may have 255 registers, and no more than its share of the
+#   65,536 registers of an SM, rounded down to a multiple of 8.
+#
+# Return the bytes, the registers, and whether both are to be had.
+
+# %% solution="fits"
+def fits(chip, B_r, B_c, d, stages, warps):
+    """(shared memory in bytes, registers of a thread, True if it fits)."""
+    ### BEGIN SOLUTION
+    shared = 2 * (B_r * d + stages * 2 * B_c * d)
+    threads = 32 * warps
+    registers = 40 + -(-(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
+    most = min(255, 65536 // threads // 8 * 8)
+    return shared, registers, shared <= chip.shared_per_block and registers <= most
+    ### END SOLUTION
+
+
+# %% test="fits" points=3
+report = check.fits(fits)
+### BEGIN HIDDEN TESTS
+report += check.fits(fits, [(CHIPS["L40S"], (128, 64), 96), (CHIPS["GeForce RTX 3090"], (64, 128), 128)])
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 5. The choice
+#
+# B_r and B_c are each 64 or 128, two stages, 4 or 8 warps. Of the pairs that fit, return the one that moves the fewest bytes;
+# of equals, the one with the larger B_c. **Predict** before you run: does B_c change the traffic?
+
+# %% solution="best_blocks"
+def best_blocks(chip, N, d, causal):
+    """(B_r, B_c)."""
+    ### BEGIN SOLUTION
+    sizes = [(r, c) for r in (64, 128) for c in (64, 128)]
+    good = [b for b in sizes if any(fits(chip, *b, d, 2, w)[2] for w in (4, 8))]
+    return min(good, key=lambda b: (traffic(N, d, *b, causal), -b[1]))
+    ### END SOLUTION
+
+
+# %% test="best_blocks" points=2
+report = check.best(best_blocks)
+### BEGIN HIDDEN TESTS
+report += check.best(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
+### END HIDDEN TESTS
+report.points(2)
