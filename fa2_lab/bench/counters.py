@@ -31,6 +31,8 @@ def read(rung: str, problem: Problem, timeout: int = 120) -> dict[str, float]:
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except FileNotFoundError as absent:
+        raise RuntimeError("ncu is not installed") from absent
     except subprocess.TimeoutExpired as slow:
         raise RuntimeError(f"ncu took longer than {timeout} s") from slow
     if done.returncode:

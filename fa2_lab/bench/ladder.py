@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
-
-import torch
 
 from fa2_lab.bench import counters
 from fa2_lab.bench.problem import Problem, error
@@ -30,12 +27,13 @@ def grid(N: int = 4096) -> list[Problem]:
 def run() -> Results:
     """Time every rung on every problem, then read the hardware's counters where they can be read."""
     jobs = [partial(climb, problem) for problem in grid()]
-    jobs += [partial(count, Problem(4, 16, 16, 4096, 4096, 128, causal)) for causal in (False, True)]
+    for problem in (Problem(4, 16, 16, 4096, 4096, 64, False), Problem(4, 16, 16, 4096, 4096, 128, False)):
+        jobs += [partial(count, problem, name) for name, _ in contestants(problem, None)]
     return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
 
 
 def climb(problem: Problem) -> Row:
-    """Milliseconds of every rung on one problem; without a mask also of the two ways to split a tile among warps."""
+    """Milliseconds of every rung on one problem, at d = 64 also of the two ways to split a tile among warps."""
     tensors = problem.tensors()
     calls, failed = {}, {}
     for name, call in contestants(problem, tensors):
@@ -58,22 +56,17 @@ def contestants(problem: Problem, tensors) -> list[tuple]:
     """(name, call) of every rung, each returning O."""
     scale = problem.d**-0.5
     calls = [(name, lambda rung=rung: rung(*tensors, problem.causal, scale)[0]) for name, rung in ladder.RUNGS.items()]
-    if not problem.causal:
+    if problem.d == 64 and not problem.causal:
         for name, kernel in (("split-K", ladder.split_keys_kernel), ("split-Q", ladder.split_queries_kernel)):
             calls.append((name, lambda kernel=kernel: ladder.split(kernel, *tensors, scale)))
     return calls
 
 
-def count(problem: Problem) -> Row:
-    """The hardware's counters for one call of every rung, beside nothing else: the models are drawn next to them."""
-    if shutil.which("ncu") is None:
-        return Row(problem.as_dict(), "counters", {}, dict.fromkeys(ladder.RUNGS, "ncu is not installed"), unit="count")
+def count(problem: Problem, rung: str) -> Row:
+    """The hardware's counters for one call of a rung."""
     values, failed = {}, {}
-    torch.cuda.empty_cache()
-    for name, _ in contestants(problem, None):
-        try:
-            for metric, number in counters.read(name, problem).items():
-                values[f"{name}: {metric}"] = [number]
-        except RuntimeError as failure:
-            failed[name] = str(failure)
-    return Row(problem.as_dict(), "counters", values, failed, unit="count")
+    try:
+        values = {metric: [number] for metric, number in counters.read(rung, problem).items()}
+    except RuntimeError as failure:
+        failed = {"ncu": str(failure)}
+    return Row(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")

@@ -87,18 +87,31 @@ def _output(command: list[str]) -> str:
 
 
 def table(results: Results, baseline: str) -> str:
-    """Ratios to the baseline of the same run first, then TFLOP/s or what was measured."""
+    """Ratios to the baseline of the same run first, then TFLOP/s or what was measured; one table for each unit."""
     machine = results.machine
-    head = f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}; {results.protocol}."
     ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
-    columns = list(dict.fromkeys(name for row in results.rows for name in [*row.values, *row.failed]))
-    unit = ", ".join(dict.fromkeys("TFLOP/s" if row.flops else row.unit for row in results.rows))
-    lines = [head, f"ceilings: {ceilings}" if ceilings else "", f"{baseline} / contestant ({unit})", ""]
-    lines.append(f"{'problem':44}" + "".join(f"{name:>18}" for name in columns))
-    for row in results.rows:
-        lines.append(f"{label(row):44}" + "".join(f"{cell(row, name, baseline):>18}" for name in columns))
+    lines = [f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}; {results.protocol}."]
+    lines += [f"ceilings: {ceilings}"] if ceilings else []
+    for unit in dict.fromkeys(unit_of(row) for row in results.rows):
+        lines += ["", *block([row for row in results.rows if unit_of(row) == unit], unit, baseline)]
     reasons = {f"{name}: {why}" for row in results.rows for name, why in row.failed.items()}
     return "\n".join([*lines, "", *sorted(reasons), *(f"not measured: {m}" for m in results.missing)])
+
+
+def unit_of(row: Row) -> str:
+    return "TFLOP/s" if row.flops else row.unit
+
+
+def block(rows: list[Row], unit: str, baseline: str) -> list[str]:
+    """The lines of one table: rows with the same unit."""
+    columns = list(dict.fromkeys(name for row in rows for name in [*row.values, *row.failed]))
+    width = max(16, *(len(name) + 2 for name in columns))
+    names = "".join(f"{name:>{width}}" for name in columns)
+    compared = any(baseline in row.values for row in rows)
+    title = f"{baseline} / contestant ({unit})" if compared else unit
+    return [f"{title:48}{names}"] + [
+        f"{label(row):48}" + "".join(f"{cell(row, name, baseline):>{width}}" for name in columns) for row in rows
+    ]
 
 
 def label(row: Row) -> str:
@@ -106,7 +119,8 @@ def label(row: Row) -> str:
     p = row.problem
     N = f"{p['N_q']}" if p["N_q"] == p["N_k"] else f"{p['N_q']}×{p['N_k']}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}/{p['kv_heads']}"
-    return f"{row.direction:8} N {N} b {p['batch']} h {heads} d {p['d']} {'causal' if p['causal'] else 'full'}"
+    what = p.get("rung", row.direction)
+    return f"{what:11} N {N} b {p['batch']} h {heads} d {p['d']} {'causal' if p['causal'] else 'full'}"
 
 
 def cell(row: Row, name: str, baseline: str) -> str:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from fa2_lab.kernels import forward, launch
-from fa2_lab.kernels.tile import head_of, load_rows, store_rows
+from fa2_lab.kernels.tile import head_of, load_rows, place, store_rows
 
 NEG_INF = tl.constexpr(float("-inf"))
 LN2 = tl.constexpr(0.6931471805599453)
@@ -276,11 +276,13 @@ def visit_described(o_i, m_i, l_i, q_i, K, V, bh, first, last, row, seen, scale_
 
 
 @triton.jit
-def described_kernel(Q, K, V, O, L, N_q, N_k, heads, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
+def described_kernel(Q, K, V, O, L, N_q, N_k, heads, heads_at_once, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
                      B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
     """One row block; Q, K, V and O are descriptors of (heads, N, d) that copy one block of one head."""
     T_r = tl.cdiv(N_q, B_r)
-    i, bh = T_r - 1 - tl.program_id(0) // heads, tl.program_id(0) % heads
+    i, bh = place(T_r, heads, heads_at_once)
+    if CAUSAL:
+        i = T_r - 1 - i
     row = i * B_r + tl.arange(0, B_r)
     seen = tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
     full = tl.min(seen, 0) // B_c * B_c
@@ -307,8 +309,8 @@ def described(Q, K, V, causal, scale):
 
     described_kernel[(call.heads * triton.cdiv(call.N_q, blocks["B_r"]),)](
         rows(Q, blocks["B_r"]), rows(K, blocks["B_c"]), rows(V, blocks["B_c"]), rows(call.O, blocks["B_r"]), call.L,
-        call.N_q, call.N_k, call.heads, call.scale_log2, CAUSAL=causal, d=call.d, **blocks, num_warps=8,
-        num_stages=3)  # fmt: skip
+        call.N_q, call.N_k, call.heads, launch.heads_at_once(K, 16), call.scale_log2, CAUSAL=causal, d=call.d, **blocks,
+        num_warps=8, num_stages=3)  # fmt: skip
     return call.O, call.L
 
 
@@ -376,12 +378,15 @@ def split_queries_kernel(Q, K, V, O, Q_strides, K_strides, V_strides, O_strides,
     store_rows(head_of(O, O_strides, bh // H, bh % H), o_i, i, O_strides[2], N, B_r, d, d)
 
 
-def split(kernel, Q, K, V, scale, W=4):
-    """Run split_keys_kernel or split_queries_kernel: no mask, N a multiple of 64, d a power of two."""
+def split(kernel, Q, K, V, scale, W=2):
+    """Run split_keys_kernel or split_queries_kernel: no mask, N a multiple of 64, d a power of two.
+
+    Two warps on a tile of 32 × 64: with four on 64 × 64 the partial sums of split-K spill at d = 64, on sm_90.
+    """
     call = _Call(Q, K, V, False, scale)
-    kernel[(call.heads * call.T_r,)](
-        Q, K, V, call.O, *call.strides, call.H, call.N_q, call.scale_log2, d=call.d, B_r=64, B_c=64, W=W, num_warps=W,
-        num_stages=1)  # fmt: skip
+    kernel[(call.heads * triton.cdiv(call.N_q, 16 * W),)](
+        Q, K, V, call.O, *call.strides, call.H, call.N_q, call.scale_log2, d=call.d, B_r=16 * W, B_c=64, W=W,
+        num_warps=W, num_stages=1)  # fmt: skip
     return call.O
 
 
