@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Naive attention](01_naive_attention.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)
+# [← Naive attention](01_naive_attention.ipynb) · [The map](00_map.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)
 
 # %% [markdown]
 # # 02 · Online softmax
@@ -386,4 +386,4 @@ two = online_softmax.two_blocks(S[6:, :20], S[6:, 20:], V[:20], V[20:])
 verdict("the paper's two-block formulas", close(two, (safe_softmax(S) @ V)[6:]))
 
 # %% [markdown] tags=["navigation"]
-# [← Naive attention](01_naive_attention.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)
+# [← Naive attention](01_naive_attention.ipynb) · [The map](00_map.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)

@@ -28,6 +28,7 @@ import numpy as np
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA, judge
 from fa2_lab.gallery import algorithm as pictures
+from fa2_lab.gallery.explorer import explore
 from fa2_lab.gallery.machine import flops_data
 from fa2_lab.machine import chips, io, time
 from fa2_lab.paper import where
@@ -140,6 +141,13 @@ print("all:", fa1_meter.hbm_elements, "elements before,", swapped.hbm_elements, 
 finished = Trace()
 fa2.forward(Q, K, V, B_r=4, B_c=2, trace=finished)
 show(order.visiting_order(2, 4, {"FA1": fa1_meter.events, "FA2": finished.events}))
+
+# %% [markdown]
+# In a running notebook you can move through time yourself, and change sizes, mask and loop order: the next cell shows
+# sliders, where `ipywidgets` is installed. (On a page that only shows the notebook it stays still.)
+
+# %% tags=["nbval-ignore-output"]
+explore()
 
 # %% [markdown]
 # <details><summary>What the swap costs, by hand</summary>

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb)
+# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
 
 # %% [markdown]
 # # 07 · Warps
@@ -27,8 +27,10 @@ import numpy as np
 
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA
+from fa2_lab.gallery import compiled
 from fa2_lab.gallery.machine import budget_data, recorded
 from fa2_lab.machine import budget, chips, time, warps
+from fa2_lab.plots import layouts
 from fa2_lab.plots.budget import block_budget
 from fa2_lab.plots.show import show
 from fa2_lab.plots.warps import warp_split
@@ -335,24 +337,52 @@ print("and it is the row's maximum:", np.array_equal(mine.reshape(8, 4)[:, 0], p
 
 # %% [markdown]
 # Two, whatever the number of columns: first a thread goes through the columns it holds, then it asks two neighbours. The
-# H100's instruction for four warps leaves the same pattern, with 16 rows for each of them. This is how NVIDIA describes its
-# instructions (*schematic*). What a compiler really chose can be read from the compiled kernel (*observed*); if that has
-# been recorded, the next cell shows it.
+# H100's instruction for four warps leaves the same pattern, with 16 rows for each of them. This is how NVIDIA describes
+# its instructions (*schematic*). What the compiler really chose is read from our own forward kernel (*observed*).
+#
+# **Predict.** `warpsPerCTA = [4, 1]` stands in a compiled kernel for four warps along the rows, `[1, 4]` for four along
+# the keys. Which of the two do you expect?
 
 # %% tags=["nbval-ignore-output"]
-layouts = recorded("layouts")
-if layouts is None:
-    print("No layouts recorded here (figures/data/layouts.json). What to look for in a compiled kernel:")
-    print("warpsPerCTA = [4, 1] means four warps along the rows: split-Q. [1, 4] means split-K.")
-else:
-    for layout in layouts.get("layouts", []):
-        along_rows, along_keys = layout["warpsPerCTA"]
-        name = "split-Q" if along_keys == 1 else "split-K" if along_rows == 1 else "both"
-        print(f"{layout['target']}, d = {layout['d']}, {layout['instruction']}:", end=" ")
-        print(f"{along_rows} warps along rows, {along_keys} along keys: {name}")
+for layout in recorded("layouts")["layouts"]:
+    along_rows, along_keys = layout["warpsPerCTA"]
+    name = "split-Q" if along_keys == 1 else "split-K" if along_rows == 1 else "both"
+    print(f"{layout['target']}, d = {layout['d']}, {layout['instruction']}:", end=" ")
+    print(f"{along_rows} warps along rows, {along_keys} along keys: {name}")
+
+# %% tags=["nbval-ignore-output"]
+show(layouts.accumulators(**compiled.accumulators_data()))
 
 # %% [markdown]
+# <details><summary>How to read the picture</summary>
+#
+# Above, whole tiles: every row of S, and of O beside it, lies in one warp, on both chips. The frame is what one
+# instruction delivers. Below, the first corner of S: which lane (thread of the warp) holds an entry, and in which of its
+# registers. Row 5 sits in lanes 20 to 23, the four of the formula above.
+# </details>
+#
 # **Takeaway.** Under split-Q a row's statistics never leave its warp: four threads hold the row, two shuffles apart.
+
+# %% [markdown]
+# ## Why is K scrambled in shared memory?
+#
+# Shared memory has 32 banks of 4 bytes and serves each bank once per step. A tensor core reads eight rows of K at a time,
+# 16 bytes of each. With d = 64 a row of 16-bit numbers is 128 bytes long: exactly once around all banks.
+#
+# **Predict.** Stored row under row, in how many different groups of four banks do the first 16 bytes of eight rows lie?
+
+# %% tags=["nbval-ignore-output"]
+show(layouts.swizzled_keys(**compiled.swizzle_data()))
+
+# %% [markdown]
+# <details><summary>The answer, and the remedy</summary>
+#
+# In one: all eight rows start at the same bank, and the read takes eight steps. So row r keeps its chunk c at place
+# c XOR (r mod 8). Every row is still whole, each chunk sits elsewhere in each of eight rows, and the eight reads meet
+# eight groups of banks. The copies into shared memory and the tensor cores both know this order; nobody else has to.
+# </details>
+#
+# **Takeaway.** A layout is free to choose as long as writer and reader agree, and the banks decide which one is fast.
 
 # %% [markdown]
 # ## How large may a block be?
@@ -575,4 +605,4 @@ for name, product in (FORWARD | BACKWARD).items():
         verdict(f"{name}, cut by {owner}: {fate(product, owner)}", close(joined, np.einsum(product, a, b)))
 
 # %% [markdown] tags=["navigation"]
-# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb)
+# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
