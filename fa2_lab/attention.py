@@ -23,6 +23,7 @@ from numbers import Integral, Real
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
@@ -324,21 +325,26 @@ class Reference(torch.autograd.Function):
         return O, L
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, dO, dL):
+        return *ReferenceBackward.apply(dO, dL, *ctx.saved_tensors, ctx.options), None, None, None, None, None
+
+
+class ReferenceBackward(torch.autograd.Function):
+    """The ladder's backward, as a step of its own, so that a second derivative is refused."""
+
+    @staticmethod
+    def forward(ctx, dO, dL, q, k, v, O, L, options):
         from fa2_lab.reference import heads
 
-        q, k, v, O, L = ctx.saved_tensors
         # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-        column = torch.nn.functional.pad
-        wide = (
-            *(column(x, (0, 1)) for x in (q, k, v)),
-            torch.cat([O, -dL[..., None].to(O)], 3),
-            L,
-            column(dO, (0, 1), value=1.0),
-        )
-        found = heads.backward(*map(to_numpy, wide), **ctx.options)
-        return *(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found), None, None, None, None, None
+        q_, k_, v_ = (pad(x, (0, 1)) for x in (q, k, v))
+        O, dO = torch.cat([O, -dL[..., None].to(O)], 3), pad(dO, (0, 1), value=1.0)
+        found = heads.backward(*map(to_numpy, (q_, k_, v_, O, L, dO)), **options)
+        return tuple(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found)
+
+    @staticmethod
+    def backward(ctx, *_):
+        no_second_derivative(ctx)
 
 
 def to_numpy(x: Tensor):

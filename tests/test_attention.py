@@ -1,0 +1,628 @@
+"""fa2_lab.attention against float64: on a GPU the whole product of shapes, in Triton's interpreter a thin slice."""
+
+import gc
+import subprocess
+import sys
+from contextlib import contextmanager
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from kernel_truth import DEVICE, GPU, NAMES, dense, judge, keep, run, tensors, worst
+
+import fa2_lab
+from fa2_lab.attention import attention
+from fa2_lab.kernels import backward as backward_room
+from fa2_lab.kernels import forward as forward_room
+from fa2_lab.kernels import interpreter, launch
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PAIRS = [(1, 1), (1, 128), (113, 203), (127, 127), (128, 217), (256, 512), (512, 256), (1023, 1024), (1024, 1023)]
+PAIRS += [(2048, 2048)]
+HEADS = [(6, 6), (6, 2), (6, 1)]
+gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Whatever is allocated without being filled holds NaN, so that an unwritten output cannot pass."""
+
+    def poison(make):
+        def made(*arguments, **options):
+            x = make(*arguments, **options)
+            return x.fill_(float("nan")) if x.is_floating_point() and not torch.compiler.is_compiling() else x
+
+        return made
+
+    for room in (forward_room, backward_room):
+        fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
+        fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
+        monkeypatch.setattr(room, "torch", fake)
+
+
+def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:
+    """Run the call and judge it."""
+    common = dict(causal=causal, scale=scale)
+    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, dropout_p=p, seed=seed, **common)
+    more = dict(lengths=lengths, p=p, seed=seed, dL=dL, **common)
+    truth = dense(q, k, v, dO, **more)
+    what = f"{tuple(q.shape)} {tuple(k.shape)} {q.dtype} {more}"
+    judge(got, truth, dense(q, k, v, dO, dtype=q.dtype, **more), what, rough)
+    return got
+
+
+# The product --------------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (16, 32, 40, 64, 96, 111, 128, 192, 256))
+def test_whole_product(d, causal, dtype):
+    for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
+        check(*tensors(1, heads, kv_heads, N_q, N_k, d, dtype), causal=causal)
+
+
+SLICE = [
+    (16, (1, 1), (6, 6), False, torch.float32),
+    (32, (1, 128), (2, 1), True, torch.float16),
+    (40, (113, 203), (2, 1), True, torch.bfloat16),
+    (64, (127, 127), (2, 2), True, torch.float16),
+    (96, (70, 130), (1, 1), False, torch.float32),
+    (111, (130, 70), (2, 1), True, torch.float32),
+    (128, (128, 128), (1, 1), False, torch.bfloat16),
+    (192, (65, 66), (1, 1), True, torch.float16),
+    (256, (33, 65), (1, 1), False, torch.float32),
+    (1, (40, 70), (3, 1), True, torch.float32),
+    (13, (200, 129), (1, 1), False, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize("case", SLICE, ids=str)
+def test_slice_of_the_product(case):
+    d, (N_q, N_k), heads, causal, dtype = case
+    check(*tensors(2, *heads, N_q, N_k, d, dtype), causal=causal)
+
+
+@pytest.mark.parametrize("two_passes", (True, False))
+@pytest.mark.parametrize("causal", (True, False))
+def test_both_backwards(causal, two_passes):
+    q, k, v, dO = tensors(2, 4, 2, 75, 140, 24)
+    O, L = attention(q, k, v, causal=causal, return_lse=True)
+    options = None, None, causal, 24**-0.5, 0.0
+    got = backward_room.backward(dO, None, *(x.detach() for x in (q, k, v, O, L)), *options, two_passes=two_passes)
+    truth = dense(q, k, v, dO, causal)
+    judge((O, L, *got), truth, dense(q, k, v, dO, causal, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("sizes", [(16, 16), (64, 16), (16, 64)])
+def test_any_block_sizes(sizes, monkeypatch):
+    monkeypatch.setattr(
+        launch, "blocks", lambda kernel, Q, causal: launch.Blocks(*sizes, 4, 1, d_pad=launch.padded(Q.shape[3]))
+    )
+    check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
+    check(*tensors(1, 2, 1, 83, 50, 16), causal=True)
+
+
+# Masks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.uint8))
+def test_key_lengths(causal, dtype):
+    lengths = torch.tensor([0, 1, 64, 99, 100], dtype=dtype, device=DEVICE)
+    q, k, v, dO = tensors(5, 2, 1, 70, 100, 16)
+    with torch.no_grad():  # what lies behind a length must not matter, whatever it is
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:] = v[b, :, n:] = 0
+    clean = check(q, k, v, dO, causal=causal, lengths=lengths)
+    with torch.no_grad():
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:] = v[b, :, n:] = float("nan")
+    for name, a, b in zip(NAMES, clean, run(attention, q, k, v, dO, causal=causal, key_lengths=lengths), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_rows_that_see_no_key():
+    q, k, v, dO = tensors(1, 1, 1, 100, 30, 16)
+    O, L, dQ, dK, dV = check(q, k, v, dO, causal=True)
+    assert (O[:, :, :70] == 0).all() and (L[:, :, :70] == -torch.inf).all() and (dQ[:, :, :70] == 0).all()
+    assert torch.isfinite(dK).all() and torch.isfinite(dV).all()
+    bad = torch.full((1, 1, 100), 0.5, device=DEVICE)
+    bad[:, :, :70] = float("nan")  # the gradient of a logsumexp over −∞ can be NaN, and must not spread
+    O, L = attention(q, k, v, causal=True, return_lse=True)
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad((O, L), (q, k, v), (dO, bad)))
+
+
+def test_causal_is_aligned_at_the_bottom_right():
+    q, k, v, _ = tensors(1, 1, 1, 2, 5, 16)
+    k, v = torch.zeros_like(k), torch.eye(5, 16, device=DEVICE)[None, None]
+    want = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], device=DEVICE) / torch.tensor([[4.0], [5.0]], device=DEVICE)
+    assert torch.allclose(attention(q, k, v, causal=True)[0, 0, :, :5], want)
+
+
+# Dropout ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", (0, 7, 2**32 + 5, 2**64 - 1))
+def test_dropout_drops_what_the_reference_drops(seed):
+    q, k, _, _ = tensors(2, 2, 2, 40, 64, 64)
+    v = torch.eye(64, device=DEVICE).expand(2, 2, 64, 64)
+    O = attention(q * 0, k, v, dropout_p=0.3, seed=seed)
+    factors = keep(0.3, seed, 2, 2, 40, 64)
+    assert torch.equal(O != 0, factors != 0)
+    from fa2_lab.reference.dropout import keep_mask
+
+    theirs = np.stack([[keep_mask(0.3, seed, b, h, np.arange(40), np.arange(64)) for h in (0, 1)] for b in (0, 1)])
+    assert np.array_equal((O != 0).cpu().numpy(), theirs)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_dropout_and_its_gradients(causal):
+    check(*tensors(2, 4, 2, 70, 100, 24), causal=causal, p=0.4, seed=3)
+    check(*tensors(1, 1, 1, 33, 65, 16, torch.float16), p=0.1, seed=11, lengths=torch.tensor([50], device=DEVICE))
+
+
+def test_fresh_seeds_come_from_torchs_generator():
+    q, k, v, _ = tensors(1, 1, 1, 16, 16, 16)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(attention(q, k, v, dropout_p=0.5))
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+# Numbers that break kernels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", (133120.0, -133120.0, 2.0**40))
+def test_huge_equal_logits(size):
+    q, k = torch.full((1, 1, 70, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
+    v = torch.randn(1, 1, 200, 64, device=DEVICE)
+    O, L = attention(q, k, v, return_lse=True)
+    assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
+    assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("logit", (1e4, -1e4, -6e4))
+def test_large_logits(logit, causal):
+    q, k, v, dO = tensors(1, 1, 1, 70, 130, 16)
+    with torch.no_grad():
+        q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
+    check(q, k, v, dO, causal=causal, scale=1.0, rough=True)
+
+
+def test_logits_of_mixed_size():
+    q, k, v, dO = tensors(1, 1, 1, 70, 130, 16, size=60.0)
+    check(q, k, v, dO, rough=True)
+    got = run(attention, *tensors(1, 1, 1, 70, 130, 16, size=3e4), causal=True)
+    assert all(not torch.isnan(x).any() for x in got[:2])
+
+
+@pytest.mark.parametrize("scale", (0.0, 1, -0.7, 2.5))
+def test_scales(scale):
+    check(*tensors(1, 2, 1, 50, 90, 16), scale=scale, causal=True, rough=True)
+
+
+def test_L_is_a_natural_logarithm():
+    q, k, v, _ = tensors(1, 1, 1, 5, 77, 16)
+    L = attention(q * 0, k, v, return_lse=True)[1]
+    assert torch.allclose(L, torch.full_like(L, np.log(77)))
+
+
+@pytest.mark.parametrize("both", (True, False))
+def test_gradient_of_L(both):
+    q, k, v, dO = tensors(2, 2, 1, 40, 70, 16)
+    dL = torch.randn(2, 2, 40, device=DEVICE)
+    if both:
+        check(q, k, v, dO, causal=True, dL=dL)
+    L = attention(q, k, v, return_lse=True)[1]
+    got = torch.autograd.grad(L.sum(), (q, k, v), allow_unused=True)
+    want = dense(q, k, v, dO * 0, dL=torch.ones_like(dL))[2:]
+    assert all(worst(a if a is not None else torch.zeros_like(v), b) < 1e-4 for a, b in zip(got, want, strict=True))
+
+
+# Memory layouts -----------------------------------------------------------------------------------------------
+
+
+def layouts(x):
+    """The same numbers at other addresses."""
+    yield "seq first", x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    yield "heads last", x.transpose(1, 2).contiguous().transpose(1, 2)
+    yield "part of a wider row", torch.cat([x, x], 3)[..., : x.shape[3]]
+    yield "odd offset", torch.cat([x[..., :1], x], 3)[..., 1:]
+    yield "last dimension not contiguous", x.mT.contiguous().mT
+
+
+def test_strides_do_not_matter():
+    q, k, v, dO = tensors(2, 2, 2, 40, 50, 24)
+    want = run(attention, q, k, v, dO, causal=True)
+    for (name, a), (_, b), (_, c), (_, e) in zip(*(layouts(x.detach()) for x in (q, k, v, dO)), strict=True):
+        got = run(attention, *(x.requires_grad_() for x in (a, b, c)), e, causal=True)
+        for part, x, y in zip(NAMES, got, want, strict=True):
+            assert worst(x, y) < 1e-5, (name, part)
+
+
+def test_only_one_tensor_in_another_layout():
+    q, k, v, dO = tensors(1, 2, 1, 40, 50, 24)
+    want = run(attention, q, k, v, dO)
+    turned = v.detach().mT.contiguous().mT.requires_grad_()
+    for part, x, y in zip(NAMES, run(attention, q, k, turned, dO), want, strict=True):
+        assert worst(x, y) < 1e-5, part
+
+
+def test_expanded_inputs_and_gradients():
+    q, k, v, _ = tensors(2, 3, 1, 40, 50, 16)
+    shared = k.detach()[:1].expand(2, 1, 50, 16).requires_grad_()
+    O = attention(q, shared, v)
+    got = torch.autograd.grad(O.sum(), (q, shared, v))
+    want = dense(q, shared, v, torch.ones_like(O))[2:]
+    assert all(worst(a, b) < 1e-4 for a, b in zip(got, want, strict=True))
+
+
+@contextmanager
+def allocations():
+    """Collects the shapes of what torch allocates while it is open."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.copies = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+            out = function(*arguments, **(kwargs or {}))
+            if function in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+                self.copies.append(tuple(out.shape))
+            return out
+
+    with Watch() as watch:
+        yield watch
+
+
+def test_strided_inputs_are_not_copied():
+    q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 40, 50, 16))
+    inputs = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    with allocations() as watch:
+        O = attention(*inputs)
+        torch.autograd.grad(O, inputs, dO.transpose(1, 2).contiguous().transpose(1, 2))
+    assert watch.copies.count((1, 4, 40, 16)) <= 1  # dO, made here
+    assert (1, 2, 50, 16) not in watch.copies and (1, 4, 50, 16) not in watch.copies
+
+
+# The call -----------------------------------------------------------------------------------------------------
+
+
+def good():
+    return [x.detach() for x in tensors(2, 4, 2, 8, 12, 16)[:3]]
+
+
+LENGTHS = torch.tensor([3, 12], device=DEVICE)
+BAD = [
+    ("q", TypeError, dict(q=3)),
+    ("q", ValueError, dict(q=torch.zeros(4, 8, 16, device=DEVICE))),
+    ("q", TypeError, dict(q=torch.zeros(2, 4, 8, 16, dtype=torch.int32, device=DEVICE))),
+    ("q", TypeError, dict(q=torch.zeros(2, 4, 8, 16, dtype=torch.float64, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 8, 257, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 0, 16, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 8, 16, device=DEVICE).to_sparse())),
+    ("k", ValueError, dict(k=torch.zeros(2, 3, 12, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(1, 2, 12, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("k", TypeError, dict(k=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.float16))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 16, device="meta"))),
+    ("v", ValueError, dict(v=torch.zeros(2, 2, 11, 16, device=DEVICE))),
+    ("v", ValueError, dict(v=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("v", TypeError, dict(v=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.bfloat16))),
+    ("causal", TypeError, dict(causal=1)),
+    ("scale", TypeError, dict(scale="1")),
+    ("scale", ValueError, dict(scale=float("nan"))),
+    ("key_lengths", TypeError, dict(key_lengths=[3, 12])),
+    ("key_lengths", TypeError, dict(key_lengths=LENGTHS.float().requires_grad_())),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS[:1])),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS + 1)),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS - 4)),
+    ("key_lengths", ValueError, dict(key_lengths=torch.zeros(2, dtype=torch.int32, device="meta"))),
+    ("dropout_p", ValueError, dict(dropout_p=1.0)),
+    ("dropout_p", ValueError, dict(dropout_p=-0.1)),
+    ("dropout_p", ValueError, dict(dropout_p=float("nan"))),
+    ("dropout_p", TypeError, dict(dropout_p="0")),
+    ("seed", TypeError, dict(dropout_p=0.5, seed=1.5)),
+    ("seed", ValueError, dict(dropout_p=0.5, seed=2**64)),
+    ("return_lse", TypeError, dict(return_lse=None)),
+    ("backend", ValueError, dict(backend="cuda")),
+]
+
+
+@pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
+def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
+    def launched(*_):
+        raise AssertionError("launched")
+
+    monkeypatch.setattr(sys.modules["fa2_lab.attention"], "forward", launched)
+    arguments = dict(zip("qkv", good(), strict=True)) | change
+    with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
+        attention(**arguments)
+
+
+def test_lengths_are_looked_at_again_after_a_change():
+    q, k, v = good()
+    lengths = LENGTHS.clone()
+    attention(q, k, v, key_lengths=lengths)
+    lengths += 1
+    with pytest.raises(ValueError, match="key_lengths"):
+        attention(q, k, v, key_lengths=lengths)
+    with torch.inference_mode():
+        attention(q, k, v, key_lengths=LENGTHS.clone())
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "qk", ""])
+def test_gradients_for_some_inputs_only(wanted):
+    inputs = dict(zip("qkv", good(), strict=True))
+    for name in wanted:
+        inputs[name].requires_grad_()
+    O = attention(**inputs)
+    assert O.requires_grad == bool(wanted)
+    if wanted:
+        O.sum().backward()
+    truth = dense(*inputs.values(), torch.ones_like(O))[2:]
+    for (name, x), g in zip(inputs.items(), truth, strict=True):
+        assert (x.grad is None) if name not in wanted else worst(x.grad, g) < 1e-4
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_second_derivative_is_refused(backend):
+    q, k, v = (x.requires_grad_() for x in good())
+    (dQ,) = torch.autograd.grad(attention(q, k, v, backend=backend).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dQ.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "options", [dict(), dict(causal=True, dropout_p=0.3, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_reference_behind_the_same_call(options, dtype):
+    q, k, v, dO = tensors(2, 4, 2, 8, 12, 16, dtype)
+    dL = torch.randn(2, 4, 8, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, **options, backend="reference")
+    assert got[0].dtype == dtype and got[1].dtype == torch.float32 and got[0].device.type == DEVICE
+    names = dict(dropout_p="p", key_lengths="lengths")
+    more = {names.get(n, n): x for n, x in options.items()} | dict(dL=dL)
+    judge(got, dense(q, k, v, dO, **more), dense(q, k, v, dO, dtype=dtype, **more))
+
+
+def test_the_package_gives_the_function():
+    code = (
+        "import sys, fa2_lab; assert not {'torch', 'triton'} & set(sys.modules); f = fa2_lab.attention; "
+        "import fa2_lab.attention; from fa2_lab.attention import attention; assert f is fa2_lab.attention is attention"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert fa2_lab.attention is attention
+
+
+# Where it runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "triton, numpy, fine", [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.2", True)]
+)
+def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, fine):
+    sentence = interpreter.misfit_of(triton, numpy)
+    assert (sentence == "") == fine
+    assert fine or ("install" in sentence and triton in sentence and numpy in sentence)
+
+
+def python(code: str, **environment) -> subprocess.CompletedProcess:
+    """Run code in a process of its own, without a GPU."""
+    import os
+
+    env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="") | environment
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+
+
+CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend=B) for _ in 'ab']"
+
+
+def test_one_sentence_about_the_interpreter():
+    if interpreter.misfit():
+        pytest.skip("its interpreter does not work here")
+    done = python(CALL.replace("B)", "'triton')"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("interpreter") == 1 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_triton_imported_first():
+    done = python("import triton; " + CALL.replace("B)", "'triton')"))
+    assert done.returncode == 1 and "import fa2_lab first" in done.stderr
+    done = python("import triton; " + CALL.replace("B)", "'auto')"))
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_without_triton():
+    hide = "import sys; sys.modules['triton'] = None; "
+    assert python(hide + CALL.replace("B)", "'auto')")).returncode == 0
+    done = python(hide + CALL.replace("B)", "'triton')"))
+    assert done.returncode == 1 and "Triton is not installed" in done.stderr
+
+
+# torch's machinery ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", (0.0, 0.2))
+def test_opcheck(p):
+    q, k, v, dO = tensors(2, 4, 2, 20, 30, 16)
+    seed = torch.full((1,), 5, device=DEVICE) if p else None
+    rest = torch.tensor([9, 30], device=DEVICE), seed, True, 0.25, p
+    torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
+    O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
+    plain = [x.detach() for x in (q, k, v)]
+    for dL in (torch.ones_like(L), None):
+        torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, *plain, O, L, *rest))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+def test_compiled(backend):
+    def f(q, k, v, lengths):
+        O, L = fa2_lab.attention(
+            q * 1.5, k, v, causal=True, key_lengths=lengths, dropout_p=0.2, seed=9, return_lse=True
+        )
+        return O.sin() + L[..., None]
+
+    q, k, v, dO = tensors(2, 4, 2, 40, 50, 16)
+    lengths = torch.tensor([30, 50], device=DEVICE)
+    want = torch.autograd.grad(f(q, k, v, lengths), (q, k, v), dO)
+    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(q, k, v, lengths), (q, k, v), dO)
+    torch._dynamo.reset()
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (48, 64, 96, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_bitwise_the_same_over_and_over(d, causal):
+    q, k, v, dO = tensors(4, 4, 2, 500, 460, d, torch.bfloat16)
+    first = run(attention, q, k, v, dO, causal=causal)
+    for _ in range(100):
+        for name, a, b in zip(NAMES, first, run(attention, q, k, v, dO, causal=causal), strict=True):
+            assert torch.equal(a, b), name
+
+
+@gpu
+@pytest.mark.gpu
+def test_many_blocks_at_once_bitwise():
+    q, k, v, dO = tensors(60, 4, 4, 128, 128, 128, torch.float16)
+    first = run(attention, q, k, v, dO)
+    for _ in range(200):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(attention, q, k, v, dO), strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_large_batch_is_no_grid_dimension():
+    q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
+    check(q, k, v, dO, causal=True)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("pitch", ("batches", "rows"))
+def test_offsets_beyond_2_to_the_31(pitch):
+    q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
+    want = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
+    if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
+        big = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
+        views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in big]
+    else:  # rows 2^26 elements apart
+        big = torch.empty(64, 2**26, device=DEVICE, dtype=torch.float16)
+        views = [big[None, None, :, slot * 128 : slot * 128 + 128] for slot in range(3)]
+    for view, x in zip(views, (q, k, v), strict=True):
+        view.copy_(x.expand_as(view))
+    views = [x.detach().requires_grad_() for x in views]
+    got = run(attention, *views, torch.ones_like(views[0]))
+    assert all(torch.equal(a[-1:], b) for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
+    x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
+    O = attention(x, x, x, causal=True)
+    assert torch.equal(O[-1:], attention(x[-1:], x[-1:], x[-1:], causal=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_cuda_graph():
+    q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
+    lengths = torch.tensor([70, 120], device=DEVICE, dtype=torch.int32)
+
+    def step():
+        O = attention(q, k, v, causal=True, key_lengths=lengths, dropout_p=0.1)
+        return O, *torch.autograd.grad(O, (q, k, v), dO)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    graph.replay()
+    first = [x.clone() for x in out]
+    graph.replay()
+    assert not torch.equal(out[0], first[0])  # a new seed at every replay
+    with torch.no_grad():
+        q.mul_(0.5)
+        lengths.sub_(20)
+    graph.replay()
+    empty = attention(q, k, v, causal=True, key_lengths=lengths)
+    assert torch.equal(torch.isnan(out[0]), torch.isnan(empty)) and (out[0] - empty).abs().max() < 5
+
+
+@gpu
+@pytest.mark.gpu
+def test_another_stream():
+    q, k, v, _ = tensors(1, 8, 8, 2048, 2048, 64, torch.float16)
+    want = attention(q, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            x = torch.zeros_like(q)
+            x.copy_(q)
+            got = attention(x, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(got, want)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_another_gpu_than_the_current():
+    q, k, v, dO = (x.detach().to("cuda:1").requires_grad_() for x in tensors(1, 2, 2, 100, 100, 64))
+    got = run(attention, q, k, v, dO)
+    want = run(attention, *(x.detach().to("cuda:0").requires_grad_() for x in (q, k, v)), dO.detach().to("cuda:0"))
+    assert all(worst(a.cpu(), b.cpu()) == 0 for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_memory_is_O_L_and_D_only():
+    q, k, v = (
+        torch.randn(1, 16, 65536, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    dO = torch.randn_like(q)
+    small = tensors(1, 16, 16, 128, 128, 128, torch.bfloat16)
+    run(attention, *small)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    O = attention(q, k, v, causal=True)
+    bytes_O, bytes_L = 2 * q.numel(), 4 * q.numel() // 128
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + bytes_L)
+    torch.autograd.grad(O, (q, k, v), dO)
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + 2 * bytes_L + 3 * bytes_O)
+
+
+@gpu
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    q, k, v, dO = tensors(1, 2, 2, 128, 128, 64, torch.float16)
+    lengths = torch.tensor([100], device=DEVICE)
+    options = dict(causal=True, key_lengths=lengths, dropout_p=0.1)
+    run(attention, q, k, v, dO, **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(attention, q, k, v, dO, **options)
+        run(attention, q, k, v, dO, **options, seed=5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
