@@ -306,3 +306,29 @@ def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, r
         assert re.sub(r"\s+", " ", part) in flat, printed
     assert {step: points[f"test_{step}"] for step in keeps} == pytest.approx(keeps, abs=0.01), printed
     assert any(points[f"test_{step}"] < full[f"test_{step}"] for step in keeps)
+
+
+# What instructors read --------------------------------------------------------------------------------------------
+
+
+def test_instructor_md_has_the_points_of_the_notebooks():
+    text = (FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
+    rows = {n: row for n, row in re.findall(r"^\| (\d) \| (.*?) \|$", text.split("## Rubric")[1], re.MULTILINE)}
+    total = 0
+    for name in ASSIGNMENTS:
+        points = notebooks.steps(source(ASSIGNMENTS[name]))
+        told = [float(n) for n in re.findall(r"[a-z_] ([0-9]+)(?=[,;]| extra|$)", rows[name[0]]) if n]
+        told = told[: len([p for p in points.values() if p])]
+        assert sorted(told) == sorted(p for p in points.values() if p), (name, told)
+        assert re.search(rf"^\| {name[0]} [^|]*\| {sum(points.values()):g} ", text, re.MULTILINE), name
+        total += sum(points.values())
+    assert f"two weeks, {total:g} points" in text
+
+
+def test_instructor_md_quotes_checks_that_exist():
+    text = (FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
+    mistakes = text.split("## Common mistakes")[1].split("## Changing")[0]
+    sources = "".join(p.read_text(encoding="utf-8") for p in Path(notebooks.__file__).parent.glob("*.py"))
+    for quoted in re.findall(r'"([a-z][^"]{8,})"', mistakes):
+        wanted = [quoted] if "expected" not in quoted else re.findall(r"'(\w+)'", quoted)
+        assert all(part.removeprefix("expected ") in sources for part in wanted), quoted
