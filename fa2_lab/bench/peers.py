@@ -46,6 +46,7 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
 def compiled_flex():
     from torch.nn.attention import flex_attention
 
+    torch._dynamo.config.recompile_limit = 1000  # one version for every shape, and none that is not compiled
     return torch.compile(flex_attention.flex_attention, dynamic=False)
 
 

@@ -25,9 +25,9 @@ class Setting:
     layers: int = 6
     heads: int = 8
     d: int = 64
-    context: int = 1024
-    batch: int = 16
-    steps: int = 300
+    context: int = 4096
+    batch: int = 8
+    steps: int = 200
     rate: float = 6e-4
 
     def problem(self) -> Problem:
