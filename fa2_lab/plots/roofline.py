@@ -1,0 +1,82 @@
+"""The roofline of a GPU with the ladder of kernels under it: what each rung reaches and what the memory allows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import log10
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullLocator
+
+from fa2_lab.plots import style
+from fa2_lab.plots.speed import apart
+
+LABELS_APART = 0.085  # decades, so that two lines of text do not touch
+
+
+@style.picture
+def roofline(
+    points: Mapping[str, tuple[float, float]],
+    measured: Mapping[str, float],
+    datasheet: Mapping[str, float],
+    setting: str,
+) -> tuple[Figure, str]:
+    """TFLOP/s over FLOPs per byte of DRAM traffic, on logarithmic axes.
+
+    points: {rung: (FLOPs per DRAM byte, TFLOP/s)} from the first rung to the last.
+    measured, datasheet: the roof, {"flops": TFLOP/s, "bytes": TB/s}, as reached in the same run and as printed.
+    """
+    title = "From rung 2 on, DRAM is no longer the limit"
+    figure, ax = style.new_figure(3.9, title)
+    left, right = 0.4 * min(x for x, _ in points.values()), 12 * max(x for x, _ in points.values())
+    _roof(ax, datasheet, left, right, color=style.QUIET, linewidth=0.9, linestyle=(0, (4, 2)), label="datasheet")
+    _roof(ax, measured, left, right, color=style.INK, label="measured")
+    _points(ax, points)
+    low = min(y for _, y in points.values())
+    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(0.5 * low, 1.9 * datasheet["flops"]))
+    for axis in (ax.xaxis, ax.yaxis):
+        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
+    ax.set_yticks([y for y in (10, 20, 50, 100, 200, 500, 1000) if y >= 0.5 * low])
+    ax.set(xlabel="FLOPs per byte that DRAM moved (hardware counters)", ylabel="TFLOP/s")
+    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
+    reached = "; ".join(f"{name} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
+    alt = (
+        f"Log-log roofline, TFLOP/s over FLOPs per DRAM byte. The roof as measured: a copy at {measured['bytes']:.2f}"
+        f" TB/s up to a GEMM at {measured['flops']:.0f} TFLOP/s; dashed, the datasheet's {datasheet['bytes']:.1f} TB/s and"
+        f" {datasheet['flops']:.0f}. Points, in TFLOP/s: {reached}. {setting}."
+    )
+    return figure, alt
+
+
+def _roof(ax: Axes, roof: Mapping[str, float], left: float, right: float, **look) -> None:
+    """The slope that the memory allows, up to the ridge, then the flat that the tensor cores allow."""
+    ridge = roof["flops"] / roof["bytes"]
+    ax.plot([left, ridge, right], [left * roof["bytes"], roof["flops"], roof["flops"]], **look)
+    if look["label"] == "measured":
+        text = f"GEMM in the same run, {roof['flops']:.0f} TFLOP/s"
+        ax.annotate(text, (right, roof["flops"]), (-2, -4), textcoords="offset points", ha="right", va="top")
+        text, at = f"copy in the same run,\n{roof['bytes']:.2f} TB/s", (0.5 * ridge, 0.5 * roof["flops"])
+        ax.annotate(text, at, (-12, 2), textcoords="offset points", ha="right", va="bottom")
+    else:
+        text = f"datasheet: {roof['flops']:.0f} TFLOP/s, {roof['bytes']:.1f} TB/s"
+        ax.annotate(text, (right, roof["flops"]), (-2, 3), textcoords="offset points", ha="right", color=style.QUIET)
+
+
+def _points(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+    """A dot for each rung, its label beside it, or in a column to the right where dots crowd."""
+    ax.plot(*zip(*points.values(), strict=True), "o", color=style.INK, markersize=5, label="rungs")
+    farthest = max(x for x, _ in points.values())
+    crowd = {name: at for name, at in points.items() if at[0] > farthest / 30}
+    for name in points.keys() - crowd.keys():
+        ax.annotate(label(points, name), points[name], (8, -2), textcoords="offset points", va="center")
+    heights = apart([log10(y) for _, y in crowd.values()], LABELS_APART)
+    for (name, (x, y)), height in zip(crowd.items(), heights, strict=True):
+        ax.plot([x, 2.2 * farthest], [y, 10**height], color=style.QUIET, linewidth=0.6, zorder=0)
+        ax.text(2.3 * farthest, 10**height, label(points, name), va="center")
+
+
+def label(points: Mapping[str, tuple[float, float]], name: str) -> str:
+    """A rung's number, name and speed."""
+    return f"{list(points).index(name)} {name}, {points[name][1]:.0f}"

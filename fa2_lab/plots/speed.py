@@ -1,0 +1,103 @@
+"""Speed over the sequence length, beside the peers of the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+
+Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
+LOOKS = {
+    "fa2_lab": dict(color=style.INK, linewidth=2.2, marker="o", zorder=4),
+    "cuDNN": dict(color=style.QUIET, linestyle="--", marker="^"),
+    "FlexAttention": dict(color=style.QUIET, linestyle="-.", marker="D"),
+    "torch flash": dict(color=style.QUIET, linestyle=":", marker="s"),
+    "flash_attn": dict(color=style.QUIET, linestyle="-", marker="x"),
+}
+LABELS_APART = 0.085  # of the axis' height
+
+
+@style.picture
+def speed(
+    panels: Mapping[tuple[str, int, bool], Mapping[str, Curve]], gemm: float, baseline: str, setting: str
+) -> tuple[Figure, str]:
+    """TFLOP/s over N: a row for each direction, a column for each d and mask.
+
+    panels: {(direction, d, causal): {contestant: curve}}; gemm: TFLOP/s of a large product in the same run, a line;
+    baseline: whose speed the alternative text compares with.
+    """
+    rows, columns = list(dict.fromkeys(p[0] for p in panels)), list(dict.fromkeys(p[1:] for p in panels))
+    title = "Longer sequences fill the machine; where each contestant stands"
+    sizes = dict(nrows=len(rows), ncols=len(columns), squeeze=False, sharex=True, sharey=True)
+    figure, axes = style.new_figure(1.0 + 2.1 * len(rows), title, **sizes)
+    top = 1.08 * gemm
+    for (direction, d, causal), curves in panels.items():
+        row, column = rows.index(direction), columns.index((d, causal))
+        ax = axes[row][column]
+        _panel(ax, curves, gemm)
+        if row == 0:
+            ax.set_title(f"d = {d}, {'causal' if causal else 'full'}")
+        if column == 0:
+            ax.set_ylabel(f"{direction}, TFLOP/s")
+        if column == len(columns) - 1:
+            _names(ax, curves, top)
+    lengths = sorted({N for curves in panels.values() for curve in curves.values() for N, _ in curve})
+    axes[0][0].set(xscale="log", ylim=(0, top), xlim=(lengths[0] / 1.3, 1.3 * lengths[-1]))
+    axes[0][0].set_xticks(lengths[::2], [short(N) for N in lengths[::2]])
+    axes[0][0].minorticks_off()
+    figure.supxlabel(f"sequence length N\n{setting}", fontsize=style.SMALL, color=style.QUIET)
+    return figure, alternative(panels, gemm, baseline, setting)
+
+
+def _panel(ax: Axes, curves: Mapping[str, Curve], gemm: float) -> None:
+    ax.axhline(gemm, color=style.QUIET, linewidth=0.8, zorder=0, label="_GEMM")
+    for name, curve in curves.items():
+        ax.plot(*zip(*curve, strict=True), label=name, markersize=3.5, **LOOKS[name])
+
+
+def _names(ax: Axes, curves: Mapping[str, Curve], top: float) -> None:
+    """Each contestant's name at the end of its line, pushed apart where two would touch."""
+    heights = apart([curve[-1][1] for curve in curves.values()], LABELS_APART * top)
+    for name, height in zip(curves, heights, strict=True):
+        ax.text(1.09, height / top, name, va="center", transform=ax.transAxes, color=LOOKS[name]["color"])
+        ends = ([1.62 * curves[name][-1][0]], [height])
+        ax.plot(*ends, marker=LOOKS[name]["marker"], color=LOOKS[name]["color"], markersize=3.5, label="_key",
+                clip_on=False)  # fmt: skip
+    ax.text(1.09, 1 / 1.08, "GEMM", va="center", transform=ax.transAxes, color=style.QUIET)
+
+
+def apart(values: Sequence[float], gap: float) -> list[float]:
+    """Heights as near to the values as can be, in their order, each at least the gap from the next."""
+    order = sorted(range(len(values)), key=lambda n: values[n])
+    pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
+    for place, n in enumerate(order):
+        pools.append([values[n] - gap * place])
+        while len(pools) > 1 and sum(pools[-2]) / len(pools[-2]) >= sum(pools[-1]) / len(pools[-1]):
+            pools[-2:] = [pools[-2] + pools[-1]]
+    levels = [sum(pool) / len(pool) for pool in pools for _ in pool]
+    placed = {n: levels[place] + gap * place for place, n in enumerate(order)}
+    return [placed[n] for n in range(len(values))]
+
+
+def short(N: int) -> str:
+    """A length as people say it: 512, 2k, 16k."""
+    return str(N) if N < 1024 else f"{N // 1024}k"
+
+
+def alternative(panels: Mapping, gemm: float, baseline: str, setting: str) -> str:
+    """The picture in words: at the longest sequence, our speed and how it compares with the baseline."""
+    parts = []
+    for (direction, d, causal), curves in panels.items():
+        ours, theirs = dict(curves.get("fa2_lab", ())), dict(curves.get(baseline, ()))
+        N = max(ours, default=0)
+        if N in theirs:
+            mask = "causal" if causal else "full"
+            parts.append(f"{direction} d {d} {mask} {ours[N]:.0f} ({ours[N] / theirs[N]:.2f})")
+    names = ", ".join(dict.fromkeys(name for curves in panels.values() for name in curves))
+    return (
+        f"TFLOP/s over sequence length in {len(panels)} panels, for {names}; a line marks a GEMM at {gemm:.0f}. fa2_lab"
+        f" at the longest sequence, in brackets as a multiple of {baseline}: {'; '.join(parts)}. {setting}."
+    )

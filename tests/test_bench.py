@@ -1,0 +1,229 @@
+"""The bench without a GPU: how results are kept and shown, what is counted, and a training run in miniature."""
+
+import re
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the bench needs torch")
+
+from fa2_lab.bench import command, counters, problem, protocol, readme, results, suites, train  # noqa: E402
+from fa2_lab.bench.problem import Problem  # noqa: E402
+from fa2_lab.bench.results import Results, Row  # noqa: E402
+
+MACHINE = dict(
+    gpu="NVIDIA H200", driver="580", python="3.12", torch="2.11", triton="3.6", cudnn="91900", commit="abc1234"
+)
+
+
+def contest(**changes):
+    """A row of two contestants, the second twice as fast, and one that failed."""
+    where = Problem(4, 16, 16, 4096, 4096, 128, False).as_dict() | changes
+    values = {"torch flash": [2.0, 1.9, 2.1], "fa2_lab": [1.0, 0.9, 1.1]}
+    return Row(where, "forward", values, {"flash_attn": "not installed"}, flops=4e11)
+
+
+def suite(*rows, **more):
+    return Results("paper", MACHINE, "by hand", {"GEMM TFLOP/s": 790.6}, [*rows], **more)
+
+
+# Results ------------------------------------------------------------------------------------------------------
+
+
+def test_results_come_back_as_they_were_saved(tmp_path):
+    kept = suite(contest(), contest(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]})
+    path = kept.save(tmp_path / "new")
+    assert path.name == "bench_paper.json" and path.read_text(encoding="utf-8").endswith("}\n")
+    assert results.load("paper", tmp_path / "new") == kept
+
+
+def test_a_missing_record_says_how_to_get_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no bench_long.json: record it with `python -m fa2_lab bench long`"):
+        results.load("long", tmp_path)
+
+
+def test_rates_and_ratios():
+    row = contest()
+    assert row.rate("fa2_lab") == pytest.approx(400) and row.rate("torch flash") == pytest.approx(200)
+    assert row.ratio("fa2_lab", "torch flash") == 2 and row.ratio("torch flash", "fa2_lab") == 0.5
+
+
+def test_a_label_says_what_differs():
+    assert results.label(contest()).split() == "forward N 4096 b 4 h 16 d 128 full".split()
+    grouped = contest(kv_heads=2, N_q=1, causal=True, rung="tuned")
+    assert results.label(grouped).split() == "tuned N 1×4096 b 4 h 16/2 d 128 causal".split()
+
+
+def test_the_table_shows_ratios_first_and_every_reason():
+    counts = Row(contest().problem | dict(rung="fa1"), "counters", {"L2 bytes": [1.5e9]}, unit="count")
+    text = results.table(suite(contest(), counts, missing=["(9,)"]), baseline="torch flash")
+    assert text.startswith("NVIDIA H200, torch 2.11, triton 3.6; by hand.\nceilings: GEMM TFLOP/s 791\n")
+    assert re.search(r"^torch flash / contestant \(TFLOP/s\) +torch flash +fa2_lab +flash_attn$", text, re.MULTILINE)
+    assert re.search(r"^forward .* full +1\.00 \(200\) +2\.00 \(400\) +-$", text, re.MULTILINE)
+    assert re.search(r"^count +L2 bytes\nfa1 .* \(1\.5e\+09\)$", text, re.MULTILINE)
+    assert text.endswith("flash_attn: not installed\nnot measured: (9,)")
+
+
+# README -------------------------------------------------------------------------------------------------------
+
+
+def test_the_readme_s_section_names_machine_and_baselines():
+    lines = readme.section(suite(contest(), contest(causal=True))).splitlines()
+    assert lines[0].startswith("NVIDIA H200, bf16, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234.")
+    assert "GEMM 791 TFLOP/s" in lines[0]
+    assert lines[2] == "| direction | d | mask | N | fa2_lab, TFLOP/s | over torch flash |"
+    assert lines[4:] == [
+        "| forward | 128 | full | 4,096 | 400 | 2.00 |",
+        "| forward | 128 | causal | 4,096 | 400 | 2.00 |",
+    ]
+
+
+def test_a_peer_without_a_number_is_a_dash():
+    alone = contest()
+    del alone.values["torch flash"]
+    assert readme.section(suite(contest(), alone)).endswith("| forward | 128 | full | 4,096 | 400 | – |")
+
+
+def test_renewing_touches_only_what_stands_between_the_markers():
+    text = f"before\n{readme.START}\nold\n{readme.END}\nafter\n"
+    once = readme.renewed(text, suite(contest()))
+    assert once.startswith(f"before\n{readme.START}\nNVIDIA H200") and once.endswith(f"|\n{readme.END}\nafter\n")
+    assert "old" not in once and readme.renewed(once, suite(contest())) == once
+
+
+def test_the_readme_has_one_place_for_results():
+    text = readme.README.read_text(encoding="utf-8")
+    if readme.START not in text:
+        pytest.skip("no results in this README")
+    assert text.count(readme.START) == text.count(readme.END) == 1
+
+
+# Counters -----------------------------------------------------------------------------------------------------
+
+NCU = """==PROF== Connected to process 42
+==PROF== Disconnected
+"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","sm__inst_executed_pipe_tensor.sum"
+"","","Mbyte","Kbyte","byte","inst"
+"0","scores_kernel","1.5","250","1,000","12"
+"1","softmax_kernel","2.5","750","2,000","{tensor}"
+"""
+
+
+def test_kernels_are_added_up_in_bytes():
+    found = counters.summed(NCU.format(tensor="30"))
+    assert found == {"DRAM bytes read": 4e6, "DRAM bytes written": 1e6, "L2 bytes": 3000.0, "tensor instructions": 42.0}
+
+
+def test_a_counter_that_a_kernel_lacks_is_left_out():
+    assert "tensor instructions" not in counters.summed(NCU.format(tensor=""))
+
+
+def test_without_ncu_the_reason_is_given(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="ncu is not installed"):
+        counters.read("fa1", Problem(1, 1, 1, 64, 64, 64, False))
+
+
+# Problems, suites, protocol -----------------------------------------------------------------------------------
+
+
+def test_flops_are_counted_as_the_paper_counts_them():
+    full = Problem(2, 3, 1, 5, 7, 11, False)
+    assert full.flops("forward") == 4 * 2 * 3 * 5 * 7 * 11
+    assert full.flops("backward") == 2.5 * full.flops("forward")
+    assert full.flops("both") == full.flops("forward") + full.flops("backward")
+    assert Problem(2, 3, 1, 5, 7, 11, True).flops("forward") == full.flops("forward") / 2
+
+
+def test_the_square_problem_has_the_paper_s_sizes():
+    for N in (512, 16384, 32768):
+        p = Problem.square(N, 64, True)
+        assert p.heads * p.d == 2048 and p.batch * N == max(16384, N) and p.heads == p.kv_heads
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_right_answer_passes_and_a_wrong_one_does_not(causal):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 100, 16, generator=draw) for heads in (4, 2, 2))
+    O = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    assert problem.error(O, q, k, v, causal) < 1e-5
+    assert problem.error(O, q, k, v, not causal) > suites.TOLERANCE
+    assert problem.error(1.05 * O, q, k, v, causal) > suites.TOLERANCE
+
+
+def test_grids():
+    paper = suites.paper_grid()
+    assert len(paper) == len(set(paper)) == 2 * 2 * 6
+    assert {p.d for p in paper} == {64, 128} and {p.batch * p.N_q for p in paper} == {16384}
+    assert set(suites.GRIDS["quick"]()) < set(paper)
+    assert {p.N_q for p in suites.long_grid()} == {2**15, 2**16, 2**17, 2**18}
+    assert {(p.heads, p.kv_heads) for p in suites.heads_grid()} == {(32, 32), (32, 8), (32, 1)}
+    assert all(b.N_q == 2 * a.N_q for a, b in zip(suites.memory_grid(), suites.memory_grid()[1:], strict=False))
+    assert all(p.N_q <= 512 for p in suites.small_grid())
+
+
+def test_the_ladder_is_measured_in_both_shapes():
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.bench import ladder
+
+    grid = ladder.grid()
+    assert {(p.batch, p.heads) for p in grid} == set(ladder.SHAPES.values()) and len(grid) == 8
+    names = [name for name, _ in ladder.contestants(Problem(1, 8, 8, 4096, 4096, 64, False), None)]
+    assert names[:3] == ["standard", "fa1", "swapped"] and names[-2:] == ["split-K", "split-Q"]
+
+
+def test_an_interrupted_run_keeps_what_it_has():
+    def interrupted():
+        raise KeyboardInterrupt
+
+    from functools import partial
+
+    jobs = [partial(contest), partial(interrupted), partial(contest)]
+    kept = suites.collect(suite(), jobs)
+    assert len(kept.rows) == 1 and len(kept.missing) == 2
+
+
+def test_a_timing_is_the_median_and_the_middle_half():
+    timing = protocol.summary([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert timing.median == 3.0 and timing.low < 3.0 < timing.high
+
+
+def test_a_call_that_fails_in_the_warm_up_gives_its_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert protocol.warm_up(lambda: None) == ""
+    assert protocol.warm_up(lambda: [][0]).startswith("IndexError: ")
+
+
+def test_without_a_gpu_the_command_says_where_recorded_results_are():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match="results recorded on one are in figures/data"):
+        command.main(["quick"])
+    with pytest.raises(ValueError, match=r"^suite: got slow; it takes ladder"):
+        command.main(["slow"])
+
+
+# Training -----------------------------------------------------------------------------------------------------
+
+TINY = train.Setting(layers=1, heads=2, d=8, context=32, batch=4, steps=40, rate=1e-2)
+
+
+def test_the_loss_falls_and_the_run_repeats():
+    first, second = (train.train("torch math", TINY, device="cpu") for _ in range(2))
+    assert len(first.losses) == TINY.steps and first.losses == second.losses
+    assert 5 < first.losses[0] < 7  # ln 256 = 5.5 for bytes without a clue
+    assert sum(first.losses[-5:]) / 5 < first.losses[0] - 1.5
+    assert first.tokens_per_second > 0
+
+
+def test_the_model_does_not_look_ahead():
+    torch.manual_seed(0)
+    model = train.GPT(TINY, train.peers.PEERS["torch math"](TINY.problem()))
+    x = torch.randint(256, (1, 32))
+    y = x.clone()
+    y[0, 20] = (y[0, 20] + 1) % 256
+    a, b = model(x), model(y)
+    assert torch.allclose(a[0, :20], b[0, :20], atol=1e-5) and not torch.allclose(a[0, 20], b[0, 20], atol=1e-3)
+
+
+def test_the_text_is_the_package_itself():
+    assert b"def own_text" in bytes(train.own_text().tolist())

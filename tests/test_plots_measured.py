@@ -1,0 +1,147 @@
+"""Pictures of what was measured: the numbers of a small made-up record reach them, and a missing record is named."""
+
+import json
+
+import pytest
+
+from fa2_lab.bench.results import Results, Row, load
+from fa2_lab.gallery import machine, measured
+from fa2_lab.plots import style
+from fa2_lab.plots.roofline import roofline
+from fa2_lab.plots.speed import apart, short, speed
+
+MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
+CEILINGS = {"GEMM TFLOP/s": 800.0, "copy TB/s": 4.0}
+RUNGS = dict(standard=4.0, fa1=16.0, swapped=2.0, deferred=2.0, tuned=1.0)  # milliseconds at d = 64
+BYTES = dict(standard=12e9, fa1=20e9, swapped=2e8, deferred=2e8, tuned=2e8)
+
+
+def problem(N=4096, d=64, causal=False, batch=4, heads=16):
+    return dict(batch=batch, heads=heads, kv_heads=heads, N_q=N, N_k=N, d=d, causal=causal, dtype="bfloat16")
+
+
+def ladder():
+    times = {name: [ms, ms, ms] for name, ms in RUNGS.items()} | {"split-K": [9.0, 9.0, 9.0]}
+    rows = [Row(problem(batch=1, heads=8), "forward", times, flops=1e11)]
+    rows += [Row(problem(causal=causal), "forward", times, flops=8e11) for causal in (True, False)]
+    for rung, moved in BYTES.items():
+        read = {"DRAM bytes read": [0.75 * moved], "DRAM bytes written": [0.25 * moved], "L2 bytes": [1e12]}
+        rows.append(Row(problem() | dict(rung=rung), "counters", read, unit="count"))
+    rows.append(Row(problem(d=128) | dict(rung="fa1"), "counters", {}, {"ncu": "ncu is not installed"}, unit="count"))
+    rows.append(Row(problem(d=128), "forward", times, flops=16e11))
+    return Results("ladder", MACHINE, "by hand", CEILINGS, rows)
+
+
+def paper():
+    rows = []
+    for N in (512, 1024, 2048):
+        for d, causal in ((64, False), (128, True)):
+            for direction, factor in (("forward", 1), ("backward", 2)):
+                speeds = dict(fa2_lab=400.0, cuDNN=500.0 + N / 100, FlexAttention=399.0) | {"torch flash": 200.0}
+                values = {name: [factor * 1e12 / s / 1e9] for name, s in speeds.items() if (name, N) != ("cuDNN", 512)}
+                row = Row(problem(N, d, causal), direction, values, {"flash_attn": "not installed"})
+                row.flops = factor * 1e12
+                rows.append(row)
+    return Results("paper", MACHINE, "by hand", CEILINGS, rows[::-1])
+
+
+@pytest.fixture(autouse=True)
+def records(tmp_path, monkeypatch):
+    """A folder with the two records, in the place of figures/data."""
+    ladder().save(tmp_path)
+    paper().save(tmp_path)
+    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    return tmp_path
+
+
+def words(artist):
+    return [t.get_text() for t in style.texts(artist)]
+
+
+# Roofline -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rung_stands_at_its_intensity_and_speed():
+    data = measured.roofline_data(d=64)
+    assert list(data["points"]) == list(RUNGS)
+    assert data["points"]["fa1"] == pytest.approx((8e11 / 20e9, 50.0))
+    assert data["points"]["tuned"] == pytest.approx((4000.0, 800.0))
+    assert data["measured"] == dict(flops=800.0, bytes=4.0)
+    assert data["datasheet"] == pytest.approx(dict(flops=989.4, bytes=4.8))
+    for part in ("NVIDIA H200", "bf16", "batch 4", "N = 4,096", "d = 64", "no mask"):
+        assert part in data["setting"]
+
+
+def test_the_roof_bends_where_memory_and_products_meet():
+    data = measured.roofline_data(d=64)
+    figure, alt = roofline(**data)
+    lines = {line.get_label(): line for line in figure.axes[0].lines}
+    x, y = lines["measured"].get_data()
+    assert (x[1], y[1], y[2]) == (200.0, 800.0, 800.0) and y[0] == pytest.approx(4.0 * x[0])
+    assert list(map(tuple, lines["rungs"].get_xydata())) == list(data["points"].values())
+    assert "1 fa1, 50" in words(figure) and "4 tuned, 800" in words(figure)
+    assert "fa1 50 at 40 FLOPs per byte" in alt and data["setting"] in alt
+
+
+def test_counters_that_could_not_be_read_say_why():
+    with pytest.raises(ValueError, match="no DRAM counters for it: ncu is not installed"):
+        measured.roofline_data(d=128)
+    with pytest.raises(ValueError, match=r"^d: got 32"):
+        measured.roofline_data(d=32)
+
+
+def test_labels_are_pushed_apart_and_keep_their_order():
+    assert apart([1.0, 5.0, 9.0], 2) == [1, 5, 9]
+    assert apart([3.0, 3.0], 2) == [2, 4]
+    assert apart([10.0, 3.0, 3.0], 2) == [10, 2, 4]
+    crowded = apart([1.0, 1.1, 1.2, 8.0], 1)
+    assert crowded == pytest.approx([0.1, 1.1, 2.1, 8.0])
+    assert sum(crowded[:3]) == pytest.approx(3.3)
+
+
+# Speed --------------------------------------------------------------------------------------------------------
+
+
+def test_a_curve_is_the_recorded_rate_over_N():
+    data = measured.speed_data()
+    assert set(data["panels"]) == {(way, *x) for way in ("forward", "backward") for x in ((64, False), (128, True))}
+    assert list(data["panels"])[0][0] == "forward"
+    curves = data["panels"]["backward", 128, True]
+    assert curves["fa2_lab"] == [(N, pytest.approx(400.0)) for N in (512, 1024, 2048)]
+    assert [N for N, _ in curves["cuDNN"]] == [1024, 2048]
+    assert "flash_attn" not in curves and data["gemm"] == 800.0
+    assert curves["torch flash"][0][1] == pytest.approx(load("paper", machine.RECORDED).rows[0].rate("torch flash"))
+
+
+def test_every_curve_is_drawn_and_every_contestant_named():
+    data = measured.speed_data()
+    figure, alt = speed(**data)
+    assert len(figure.axes) == 4
+    for ax, curves in zip(figure.axes, data["panels"].values(), strict=True):
+        drawn = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
+        assert {name: list(map(tuple, line.get_xydata())) for name, line in drawn.items()} == curves
+        assert [line.get_ydata()[0] for line in ax.lines if line.get_label() == "_GEMM"] == [800.0]
+    assert {"fa2_lab", "cuDNN", "FlexAttention", "torch flash", "GEMM"} <= set(words(figure))
+    assert "forward d 64 full 400 (2.00)" in alt and "multiple of torch flash" in alt and "NVIDIA H200" in alt
+
+
+def test_lengths_are_written_short():
+    assert [short(N) for N in (512, 1024, 16384)] == ["512", "1k", "16k"]
+
+
+# Crosses and missing records ----------------------------------------------------------------------------------
+
+
+def test_the_cross_is_what_one_head_moved(records):
+    file = measured.record_traffic(folder=records)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["points"] == {"FA2": [[4096, 1_562_500]]}  # 200 MB, 64 heads, two bytes each
+    assert machine.traffic_data(N=512)["counters"] == found
+    assert found["source"].startswith("NVIDIA H200, DRAM")
+
+
+@pytest.mark.parametrize("suite, data", [("ladder", measured.roofline_data), ("paper", measured.speed_data)])
+def test_a_missing_record_says_how_to_get_it(records, suite, data):
+    (records / f"bench_{suite}.json").unlink()
+    with pytest.raises(ValueError, match=rf"bench_{suite}.json is missing: `python -m fa2_lab bench {suite}` measures"):
+        data()
