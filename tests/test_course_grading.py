@@ -196,7 +196,11 @@ def graded(tmp_path_factory):
         (handed_in / student).mkdir()
         (handed_in / student / name).write_text(text)
     (handed_in / "kim").mkdir()
-    grade.grade_folder(handed_in, out, written(), QUICK)
+    (handed_in / "ada" / f"{FIRST.name}-Copy1.ipynb").write_text("an old copy")
+    (handed_in / "ada" / ".ipynb_checkpoints").mkdir()
+    (handed_in / "ada" / ".ipynb_checkpoints" / f"{FIRST.name}-checkpoint.ipynb").write_text("")
+    limits = [f"--{name.replace('_', '-')}={value}" for name, value in vars(QUICK).items()]
+    assert command.main(["grade", str(handed_in), "--out", str(out), *limits]) == 0
     with open(out / "scores.csv", newline="", encoding="utf-8") as file:
         return {row["student"]: row for row in csv.DictReader(file)}, out
 
@@ -234,6 +238,18 @@ def test_each_gets_a_score_and_a_sentence(student, steps, remarks, graded):
     assert row["steps"] == steps, row
     for remark in remarks:
         assert remark in row["remarks"], row
+
+
+def test_a_refusal_is_said_and_a_step_without_a_number_scores_nothing():
+    cell = nbformat.v4.new_code_cell(metadata={"nbgrader": {"grade_id": "test_x"}})
+    assert grade.score(cell, 4) == (0, "the step gave no result")
+    said = "x\n  REFUSED  y\n           the score matrix was built; this step scores 0\n"
+    cell.outputs = [nbformat.v4.new_output("stream", text=said)]
+    for text, points in (("0.0", 0), ("3.5", 3.5), ("99", 4), ("nan", 0), ("-1", 0), ("'4'", 0)):
+        result = nbformat.v4.new_output("execute_result", data={"text/plain": text})
+        assert grade.score(nbformat.from_dict(cell | {"outputs": [*cell.outputs, result]}), 4)[0] == points
+    cell.outputs.append(nbformat.v4.new_output("execute_result", data={"text/plain": "0.0"}))
+    assert grade.score(cell, 4) == (0, "the score matrix was built")
 
 
 def test_feedback_says_what_the_checks_said_and_hides_the_hidden(graded):

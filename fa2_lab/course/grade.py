@@ -125,11 +125,12 @@ def submissions(folder: Path, assignments: list[Assignment]) -> list[tuple[str, 
         raise ValueError(f"folder: got {folder}, which is no folder; it takes one with a folder for each student")
     found = []
     for home in sorted(p for p in folder.iterdir() if p.is_dir() and not NEVER.search(p.name)):
-        files = sorted(p for p in home.rglob("*") if p.is_file() and not NEVER.search(str(p.relative_to(home))))
+        files = [p for p in home.rglob("*") if p.is_file() and not NEVER.search(str(p.relative_to(home)))]
+        files.sort(key=lambda p: (p.suffix == ".ipynb", -len(p.stem), p))  # the best name comes last
         handed_in = [(home.name, of(path, assignments), path) for path in files]
         known = {}
         for student, name, path in handed_in:
-            if name and (name not in known or path.suffix == ".ipynb"):
+            if name:
                 known[name] = (student, name, path)
         found += known.values() if known else [(home.name, "", None)]
     if not found:
