@@ -105,7 +105,7 @@ def test_labels_are_pushed_apart_and_keep_their_order():
 def test_a_curve_is_the_recorded_rate_over_N():
     data = measured.speed_data()
     assert set(data["panels"]) == {(way, *x) for way in ("forward", "backward") for x in ((64, False), (128, True))}
-    assert list(data["panels"])[0][0] == "forward"
+    assert next(iter(data["panels"]))[0] == "forward"
     curves = data["panels"]["backward", 128, True]
     assert curves["fa2_lab"] == [(N, pytest.approx(400.0)) for N in (512, 1024, 2048)]
     assert [N for N, _ in curves["cuDNN"]] == [1024, 2048]

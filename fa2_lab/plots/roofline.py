@@ -44,8 +44,8 @@ def roofline(
     reached = "; ".join(f"{name} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
     alt = (
         f"Log-log roofline, TFLOP/s over FLOPs per DRAM byte. The roof as measured: a copy at {measured['bytes']:.2f}"
-        f" TB/s up to a GEMM at {measured['flops']:.0f} TFLOP/s; dashed, the datasheet's {datasheet['bytes']:.1f} TB/s and"
-        f" {datasheet['flops']:.0f}. Points, in TFLOP/s: {reached}. {setting}."
+        f" TB/s up to a GEMM at {measured['flops']:.0f} TFLOP/s; dashed, the datasheet's {datasheet['bytes']:.1f} TB/s"
+        f" and {datasheet['flops']:.0f}. Points, in TFLOP/s: {reached}. {setting}."
     )
     return figure, alt
 
