@@ -7,20 +7,20 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
 import nbformat
+import numpy as np
 from course_play import played
 
-from fa2_lab.course import notebooks
+from fa2_lab.course import guard, notebooks, truth
 from fa2_lab.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)
-
-
 TRITON = "4_triton_forward"
 
 
@@ -284,6 +284,8 @@ WRONG += [
     (TRITON, "ty), mask=real)", "ty))", {"full": 1.88}, ["expected nothing written behind the last row"]),
     (TRITON, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.75}, ["its score is −inf"]),
 ]
+SLIP = ["came NameError: name 'bass' is not defined", "line 7 of the cell with update: alpha = np.exp(m - bass)"]
+WRONG += [("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP)]
 NOTHING = {"forward": 0.0, "traffic": 0.0, "operations": 0.0}
 BUILT = "the score matrix was built: 144 elements"
 WRONG += [
@@ -332,3 +334,38 @@ def test_instructor_md_quotes_checks_that_exist():
     for quoted in re.findall(r'"([a-z][^"]{8,})"', mistakes):
         wanted = [quoted] if "expected" not in quoted else re.findall(r"'(\w+)'", quoted)
         assert all(part.removeprefix("expected ") in sources for part in wanted), quoted
+
+
+# The guard ----------------------------------------------------------------------------------------------------------
+
+
+def test_solutions_refuse_while_a_student_s_function_runs_and_work_again_afterwards():
+    from fa2_lab.reference.fa2 import forward
+    from fa2_lab.reference.online_softmax import SoftmaxState
+
+    Q, K, V, _ = truth.Case().tensors()
+    for borrowed in (lambda: forward(Q, K, V, B_r=4, B_c=2), lambda: SoftmaxState.reset(2, 3)):
+        with pytest.raises(guard.Borrowed, match=r"fa2_lab\.reference\.\w+\.(forward|reset) was called"):
+            guard.call(borrowed)
+    assert forward(Q, K, V, B_r=4, B_c=2)[0].shape == Q.shape and SoftmaxState.reset(2, 3).l.shape == (2,)
+
+
+def test_torch_s_attention_refuses_too(monkeypatch):
+    functional = SimpleNamespace(scaled_dot_product_attention=lambda *_: "attention", softmax=lambda *_: "softmax")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(functional=functional)))
+    assert guard.call(lambda: functional.softmax()) == "softmax"
+    with pytest.raises(guard.Borrowed, match="scaled_dot_product_attention was called"):
+        guard.call(lambda: functional.scaled_dot_product_attention())
+    assert functional.scaled_dot_product_attention() == "attention"
+
+
+def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):
+    x = np.zeros(3)
+
+    def careless(x):
+        print("hello")
+        x[:] = np.log(np.zeros(3))
+        return x
+
+    assert np.isneginf(guard.call(careless, x)).all() and (x == 0).all()
+    assert capsys.readouterr().out == ""
