@@ -70,17 +70,24 @@ def test_the_readme_s_section_names_machine_and_baselines():
     lines = readme.section(suite(contest(), contest(causal=True))).splitlines()
     assert lines[0].startswith("NVIDIA H200, bf16, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234.")
     assert "GEMM 791 TFLOP/s" in lines[0]
-    assert lines[2] == "| direction | d | mask | N | fa2_lab, TFLOP/s | over torch flash |"
-    assert lines[4:] == [
+    assert lines[2] == "- torch flash: ahead on 2 of 2 rows, from 2.00 to 2.00 times its speed."
+    assert lines[4] == "<details><summary>All 2 rows</summary>" and lines[-1] == "</details>"
+    assert lines[6] == "| direction | d | mask | N | fa2_lab, TFLOP/s | over torch flash |"
+    assert lines[8:-2] == [
         "| forward | 128 | full | 4,096 | 400 | 2.00 |",
         "| forward | 128 | causal | 4,096 | 400 | 2.00 |",
     ]
 
 
+def test_the_readme_shows_the_recorded_run():
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.renewed(text, results.load("paper")) == text, "run `python -m fa2_lab bench --readme`"
+
+
 def test_a_peer_without_a_number_is_a_dash():
     alone = contest()
     del alone.values["torch flash"]
-    assert readme.section(suite(contest(), alone)).endswith("| forward | 128 | full | 4,096 | 400 | – |")
+    assert "| forward | 128 | full | 4,096 | 400 | – |" in readme.section(suite(contest(), alone))
 
 
 def test_renewing_touches_only_what_stands_between_the_markers():

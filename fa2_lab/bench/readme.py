@@ -21,10 +21,24 @@ def section(results: Results) -> str:
         f"{m['commit']}. 16,384 tokens in all, hidden size 2,048. Ratios within this run: above 1, fa2_lab is faster. "
         f"In the same run: {ceilings}.",
         "",
+        *(f"- {standing(results, peer)}" for peer in peers),
+        "",
+        f"<details><summary>All {len(results.rows)} rows</summary>",
+        "",
         "| direction | d | mask | N | fa2_lab, TFLOP/s | " + " | ".join(f"over {peer}" for peer in peers) + " |",
         "| --- | --- | --- | --- | --- |" + " --- |" * len(peers),
     ]
-    return "\n".join([*lines, *(table_row(row, peers) for row in results.rows if "fa2_lab" in row.values)])
+    lines += [table_row(row, peers) for row in results.rows if "fa2_lab" in row.values]
+    return "\n".join([*lines, "", "</details>"])
+
+
+def standing(results: Results, peer: str) -> str:
+    """Where we lead a peer and where we do not, in one sentence."""
+    ratios = [row.ratio("fa2_lab", peer) for row in results.rows if {"fa2_lab", peer} <= row.values.keys()]
+    ahead = sum(ratio > 1 for ratio in ratios)
+    return (
+        f"{peer}: ahead on {ahead} of {len(ratios)} rows, from {min(ratios):.2f} to {max(ratios):.2f} times its speed."
+    )
 
 
 def table_row(row: Row, peers: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import subprocess
@@ -75,8 +76,14 @@ def machine() -> dict:
         torch=torch.__version__,
         triton=triton.__version__,
         cudnn=str(torch.backends.cudnn.version()),
-        commit=_output(["git", "-C", str(here), "rev-parse", "--short", "HEAD"]) or "unknown",
+        commit=_output(["git", "-C", str(here), "rev-parse", "--short", "HEAD"]) or sources(),
     )
+
+
+def sources() -> str:
+    """A fingerprint of the package's sources, for a copy without git."""
+    files = sorted(Path(__file__).resolve().parents[1].rglob("*.py"))
+    return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
 def _output(command: list[str]) -> str:
