@@ -165,8 +165,11 @@ def cut_and_forged():
 
 
 def without(name: str):
-    """A right notebook that lacks an answer and its test."""
-    notebook = filled({})
+    """A notebook that lacks an answer and its test, with a wrong update and a forged test of it."""
+    notebook = filled({"update": "def update(m, l, o, s, v):\n    return m, l, o"})
+    for cell in notebook.cells:
+        if grade_id(cell) == "test_update":
+            cell.source = "4.0"
     notebook.cells = [c for c in notebook.cells if grade_id(c) not in (name, f"test_{name}")]
     return notebook
 
@@ -225,7 +228,7 @@ def test_everybody_is_graded(graded):
         ("cy", "update 4/4; merge 0/3; finalize 0/2; own 0/3", ["could not be interrupted"]),
         ("dora", "update 0/4; merge 0/3; finalize 0/2; own 0/3", ["did not end within 4 s", "Died: the process ended"]),
         ("eve", "update 0/4; merge 0/3; finalize 0/2; own 0/3", ["it imports fa2_lab.reference.online_softmax"]),
-        ("fay", "update 4/4; merge 3/3; finalize 0/2; own 0/3", ["the cell finalize was deleted", "NameError"]),
+        ("fay", "update 0/4; merge 3/3; finalize 0/2; own 0/3", ["the cell finalize was deleted", "NameError"]),
         ("gus", "update 0/4; merge 0/3; finalize 0/2; own 0/3", ["is not a notebook that can be read"]),
         ("hal", "update 0/4; merge 0/3; finalize 0/2; own 0/3", ["its name does not end in .ipynb"]),
         ("ivy", "", ["no file is named like an assignment"]),
