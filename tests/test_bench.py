@@ -93,7 +93,8 @@ def test_a_peer_without_a_number_is_a_dash():
 def test_renewing_touches_only_what_stands_between_the_markers():
     text = f"before\n{readme.START}\nold\n{readme.END}\nafter\n"
     once = readme.renewed(text, suite(contest()))
-    assert once.startswith(f"before\n{readme.START}\nNVIDIA H200") and once.endswith(f"</details>\n{readme.END}\nafter\n")
+    assert once.startswith(f"before\n{readme.START}\nNVIDIA H200")
+    assert once.endswith(f"</details>\n{readme.END}\nafter\n")
     assert "old" not in once and readme.renewed(once, suite(contest())) == once
 
 
