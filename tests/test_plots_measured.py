@@ -8,7 +8,7 @@ from fa2_lab.bench.results import Results, Row, load
 from fa2_lab.gallery import machine, measured
 from fa2_lab.plots import style
 from fa2_lab.plots.roofline import roofline
-from fa2_lab.plots.speed import apart, short, speed
+from fa2_lab.plots.speed import apart, counted, short, speed
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 CEILINGS = {"GEMM TFLOP/s": 800.0, "copy TB/s": 4.0}
@@ -123,6 +123,16 @@ def test_every_curve_is_drawn_and_every_contestant_named():
         assert [line.get_ydata()[0] for line in ax.lines if line.get_label() == "_GEMM"] == [800.0]
     assert {"fa2_lab", "cuDNN", "FlexAttention", "torch flash", "GEMM"} <= set(words(figure))
     assert "forward d 64 full 400 (2.00)" in alt and "multiple of torch flash" in alt and "NVIDIA H200" in alt
+
+
+def test_the_title_counts_who_is_faster():
+    data = measured.speed_data()
+    assert counted(data["panels"], "torch flash") == "torch flash at 12 of 12 points"
+    assert counted(data["panels"], "FlexAttention") == "FlexAttention at 12 of 12 points"
+    assert counted(data["panels"], "cuDNN") == "cuDNN at 0 of 8 points"
+    assert counted(data["panels"], "flash_attn") == "flash_attn at 0 of 0 points"
+    figure, _ = speed(**data)
+    assert figure.get_suptitle() == "fa2_lab is faster than torch flash at 12 of 12 points, than cuDNN at 0 of 8 points"
 
 
 def test_lengths_are_written_short():

@@ -8,11 +8,12 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fa2_lab.gallery import algorithm, book, compiled, machine
+from fa2_lab.gallery import algorithm, book, compiled, machine, measured
 from fa2_lab.gallery.picture import Picture
 from fa2_lab.plots import style
 
-PICTURES: list[Picture] = [*book.PICTURES, *algorithm.PICTURES, *machine.PICTURES, *compiled.PICTURES]
+ROOMS = (book, algorithm, machine, compiled, measured)
+PICTURES: list[Picture] = [picture for room in ROOMS for picture in room.PICTURES]
 FOLDER = Path(__file__).resolve().parents[2] / "figures"
 
 

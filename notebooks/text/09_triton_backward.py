@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_map.ipynb) · [Measured →](10_measured.ipynb)
 
 # %% [markdown]
 # # 09 · The Triton backward kernels
@@ -679,4 +679,4 @@ again = gradients(attention, causal=True)
 verdict("the same gradients a second time, bit for bit", all(map(torch.equal, got, again)))
 
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_map.ipynb) · [Measured →](10_measured.ipynb)
