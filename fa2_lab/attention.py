@@ -19,6 +19,7 @@ Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stay
 from __future__ import annotations
 
 import math
+from functools import cache
 from numbers import Integral, Real
 
 import torch
@@ -199,26 +200,32 @@ def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
 # The kernels, as torch sees them --------------------------------------------------------------------------------
 
 
+@cache
+def kernels():
+    """The kernels' room, once Triton is needed."""
+    import fa2_lab.kernels.backward
+    import fa2_lab.kernels.forward
+
+    return fa2_lab.kernels
+
+
 def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
     """(O, L) by the Triton kernel; tensors are copied only where their last dimension is not contiguous."""
-    from fa2_lab.kernels import forward as kernel
-
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
-    return kernel.forward(*map(rows_contiguous, (q, k, v)), key_lengths, seed, causal, scale, dropout_p)
+    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    return kernels().forward.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
 
 
 def backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):
     """(dQ, dK, dV) by the two-pass kernels; either of dO and dL may be None."""
-    from fa2_lab.kernels import backward as kernel
-
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
     if dL is not None:
         dL = dL.contiguous()
     dO = torch.zeros_like(O) if dO is None else dO
     dO, q, k, v = map(rows_contiguous, (dO, q, k, v))
-    return kernel.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
+    return kernels().backward.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
 
 
 def rows_contiguous(x: Tensor) -> Tensor:

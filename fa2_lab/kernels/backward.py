@@ -196,25 +196,42 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_stride
 
 def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p, two_passes=True):
     """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    dQ, dK, dV = None, torch.empty_like(K), torch.empty_like(V)
-    dQ_sum = None if two_passes else torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
-    D = torch.empty_like(L)
-    sizes = H, H // H_kv, N_q, N_k
     masks = key_lengths, launch.dropout(seed, dropout_p)
-    scales = scale, max(scale * launch.LOG2E, launch.TINY)
-    inputs = Q, K, V, dO
-    strides = [x.stride()[:3] for x in inputs]
-    rows, columns = launch.blocks("rows", Q, causal), launch.blocks("columns", Q, causal)
+    scales = scale, launch.base_2(scale)
+    D, dK, dV = torch.empty_like(L), torch.empty_like(K), torch.empty_like(V)
     with launch.on_device_of(Q):
-        D_kernel[(triton.cdiv(N_q, 64) * batch * H,)](
-            O, dO, L, dL, D, O.stride()[:3], strides[3], H, N_q, batch * H, d, rows.d_pad, 64)  # fmt: skip
+        plan, again = launch.plan("rows D" if dL is None else "rows D dL", (Q, K, O, dO), None, None, causal, plan_D)
+        plan.launch(D_kernel, (O, dO, L, dL, D), (), again)
         if two_passes:
-            dQ = torch.empty_like(Q)
-            rows_kernel[(triton.cdiv(N_q, rows.B_r) * batch * H,)](
-                *inputs, L, D, dQ, *masks, *strides, dQ.stride()[:3], *sizes, batch * H, launch.heads_at_once(K, 8),
-                *scales, CAUSAL=causal, d=d, **rows.options())  # fmt: skip
-        columns_kernel[(triton.cdiv(N_k, columns.B_c) * batch * H_kv,)](
-            *inputs, L, D, dQ_sum, dK, dV, *masks, *strides, dK.stride()[:3], dV.stride()[:3], *sizes, batch * H_kv,
-            launch.heads_at_once(Q, 8), *scales, CAUSAL=causal, d=d, **columns.options())  # fmt: skip
+            dQ, dQ_sum = torch.empty_like(Q), None
+            plan, again = launch.plan("rows", (Q, K, V, dO, dQ), key_lengths, seed, causal, plan_rows)
+            plan.launch(rows_kernel, (Q, K, V, dO, L, D, dQ, *masks), scales, again)
+        else:
+            dQ_sum = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
+        name = "columns" if two_passes else "columns dQ"
+        plan, again = launch.plan(name, (Q, K, V, dO, dK, dV), key_lengths, seed, causal, plan_columns)
+        plan.launch(columns_kernel, (Q, K, V, dO, L, D, dQ_sum, dK, dV, *masks), scales, again)
     return dQ if two_passes else dQ_sum.to(Q.dtype), dK, dV  # FA2.A2.L20
+
+
+def plan_D(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per 64 rows of a query head."""
+    batch, H, N_q, d = Q.shape
+    programs = triton.cdiv(N_q, 64) * batch * H
+    return launch.Plan(blocks, programs, (*strides[2:], H, N_q, batch * H), (d, blocks.d_pad, 64))
+
+
+def plan_rows(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per row block of a query head."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 8)
+    programs = triton.cdiv(N_q, blocks.B_r) * batch * H
+    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))
+
+
+def plan_columns(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per column block of a K/V head."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    sizes = H, H // H_kv, N_q, N_k, batch * H_kv, launch.heads_at_once(Q, 8)
+    programs = triton.cdiv(N_k, blocks.B_c) * batch * H_kv
+    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))

@@ -90,13 +90,18 @@ def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_
 
 def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     O = torch.empty_like(Q)
-    L = torch.empty((batch, H, N_q), dtype=torch.float32, device=Q.device)
-    blocks = launch.blocks("forward", Q, causal)
+    L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
+    plan, again = launch.plan("forward", (Q, K, V, O), key_lengths, seed, causal, plan_forward)
+    pointers = Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p)
     with launch.on_device_of(Q):
-        forward_kernel[(triton.cdiv(N_q, blocks.B_r) * batch * H,)](
-            Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p), Q.stride()[:3], K.stride()[:3],
-            V.stride()[:3], O.stride()[:3], H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 16),
-            max(scale * launch.LOG2E, launch.TINY), CAUSAL=causal, d=d, **blocks.options())  # fmt: skip
+        plan.launch(forward_kernel, pointers, (launch.base_2(scale),), again)
     return O, L  # FA2.A1.L17
+
+
+def plan_forward(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per row block of a query head."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 16)
+    programs = triton.cdiv(N_q, blocks.B_r) * batch * H
+    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))

@@ -18,6 +18,7 @@ def decide(gpu: bool | None = None) -> None:
         os.environ["TRITON_INTERPRET"] = "1"
 
 
+@cache
 def installed() -> bool:
     """Whether Triton can be imported at all."""
     try:
@@ -32,9 +33,9 @@ def switched_on() -> bool:
     """Whether the kernels were made for the interpreter."""
     import triton
 
-    from fa2_lab.kernels.forward import forward_kernel
+    from fa2_lab.kernels.tile import place
 
-    return not isinstance(forward_kernel, triton.JITFunction)
+    return not isinstance(place, triton.JITFunction)
 
 
 @cache

@@ -38,10 +38,17 @@ class Blocks:
     upcast: bool = False
 
     def options(self) -> dict:
-        """As keywords of a launch."""
-        options = dict(B_r=self.B_r, B_c=self.B_c, d_pad=self.d_pad, UPCAST=self.upcast)
-        options.update(num_warps=self.warps, num_stages=self.stages)
+        """All of it, as keywords of a launch."""
+        return dict(B_r=self.B_r, B_c=self.B_c, d_pad=self.d_pad, UPCAST=self.upcast) | self.compiler_options()
+
+    def compiler_options(self) -> dict:
+        """What is the compiler's business alone."""
+        options = dict(num_warps=self.warps, num_stages=self.stages)
         return options if self.registers is None else options | dict(maxnreg=self.registers)
+
+    def constants(self) -> tuple:
+        """As the kernels' last arguments."""
+        return self.d_pad, self.B_r, self.B_c, self.upcast
 
 
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
@@ -58,7 +65,7 @@ HOPPER = dict(
 )
 AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
-    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 2), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
+    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
     rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
@@ -156,12 +163,65 @@ def keep(new: dict[str, list[int]]) -> Path:
     return file
 
 
+# A launch, short on the host -----------------------------------------------------------------------------------
+
+
+class Plan:
+    """All that stays the same from call to call on tensors of the same shapes, strides and alignment."""
+
+    def __init__(self, blocks: Blocks, programs: int, fixed: tuple, constants: tuple):
+        self.blocks, self.grid = blocks, (programs, 1, 1)
+        self.fixed = fixed  # the kernel's arguments after its pointers
+        self.constants = constants  # and those after its floats
+        self.again = None  # the compiled kernel, once there is one
+
+    def launch(self, kernel, pointers: tuple, floats: tuple, repeatable: bool) -> None:
+        """Through Triton's own call, which compiles; from the second time on past its bookkeeping, at half the cost."""
+        if repeatable and self.again is not None:
+            self.again(*pointers, *self.fixed, *floats, *self.constants)
+            return
+        made = kernel[self.grid](*pointers, *self.fixed, *floats, *self.constants, **self.blocks.compiler_options())
+        if repeatable and isinstance(made, triton.compiler.CompiledKernel):
+            self.again = made[self.grid]
+
+
+PLANS: dict = {}
+MOST_PLANS = 4096
+
+
+def plan(name: str, tensors: tuple, key_lengths, seed, causal: bool, make) -> tuple[Plan, bool]:
+    """The plan for a kernel on these tensors, Q first and K second, and whether its compiled kernel may serve again.
+
+    Triton compiles by dtypes, by what divides strides and sizes, and by whether pointers are multiples of 16: the key
+    holds all of it but the pointers, which are looked at here. With dropout more goes in, and Triton is always asked.
+    """
+    Q = tensors[0]
+    chosen = blocks(name.partition(" ")[0], Q, causal)
+    lengths = None if key_lengths is None else key_lengths.dtype
+    strides = [x.stride() for x in tensors]
+    key = (name, id(chosen), causal, lengths, Q.dtype, Q.device, Q.shape, tensors[1].shape, *strides)
+    found = PLANS.get(key)
+    if found is None:
+        if len(PLANS) >= MOST_PLANS:
+            PLANS.clear()
+        found = PLANS[key] = make(chosen, causal, [x[:3] for x in strides], *tensors)
+    bits = 0 if key_lengths is None else key_lengths.data_ptr()
+    for x in tensors:
+        bits |= x.data_ptr()
+    return found, seed is None and bits % 16 == 0
+
+
 # What else a launch needs -------------------------------------------------------------------------------------
 
 
 def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
     """How many heads to run side by side, so that what they stream (two tensors like X) stays in the L2 cache."""
     return max(1, megabytes * MiB // (2 * X.shape[2] * X.shape[3] * X.element_size()))
+
+
+def base_2(scale: float) -> float:
+    """The scale of scores whose exponential is a power of 2."""
+    return max(scale * LOG2E, TINY)
 
 
 def dropout(seed: torch.Tensor | None, p: float):
