@@ -56,7 +56,7 @@ def _roof(ax: Axes, roof: Mapping[str, float], left: float, right: float, **look
     ax.plot([left, ridge, right], [left * roof["bytes"], roof["flops"], roof["flops"]], **look)
     if look["label"] == "measured":
         text = f"GEMM in the same run, {roof['flops']:.0f} TFLOP/s"
-        ax.annotate(text, (right, roof["flops"]), (-2, -4), textcoords="offset points", ha="right", va="top")
+        ax.annotate(text, (ridge, roof["flops"]), (6, -4), textcoords="offset points", va="top")
         text, at = f"copy in the same run,\n{roof['bytes']:.2f} TB/s", (0.5 * ridge, 0.5 * roof["flops"])
         ax.annotate(text, at, (-12, 2), textcoords="offset points", ha="right", va="bottom")
     else:
