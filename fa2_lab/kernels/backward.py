@@ -196,22 +196,42 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_stride
 
 def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p, two_passes=True):
     """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None."""
-    masks = key_lengths, launch.dropout(seed, dropout_p)
-    scales = scale, launch.base_2(scale)
-    D, dK, dV = torch.empty_like(L), torch.empty_like(K), torch.empty_like(V)
+    rest = key_lengths, seed, causal, scale, dropout_p
     with launch.on_device_of(Q):
-        plan, again = launch.plan("rows D" if dL is None else "rows D dL", (Q, K, O, dO), None, None, causal, plan_D)
-        plan.launch(D_kernel, (O, dO, L, dL, D), (), again)
+        D = row_products(dO, dL, Q, K, O, L, causal)
         if two_passes:
-            dQ, dQ_sum = torch.empty_like(Q), None
-            plan, again = launch.plan("rows", (Q, K, V, dO, dQ), key_lengths, seed, causal, plan_rows)
-            plan.launch(rows_kernel, (Q, K, V, dO, L, D, dQ, *masks), scales, again)
-        else:
-            dQ_sum = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
-        name = "columns" if two_passes else "columns dQ"
-        plan, again = launch.plan(name, (Q, K, V, dO, dK, dV), key_lengths, seed, causal, plan_columns)
-        plan.launch(columns_kernel, (Q, K, V, dO, L, D, dQ_sum, dK, dV, *masks), scales, again)
-    return dQ if two_passes else dQ_sum.to(Q.dtype), dK, dV  # FA2.A2.L20
+            dQ = row_pass(dO, Q, K, V, L, D, *rest)
+            return dQ, *column_pass(None, dO, Q, K, V, L, D, *rest)
+        dQ = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
+        dK, dV = column_pass(dQ, dO, Q, K, V, L, D, *rest)
+        return dQ.to(Q.dtype), dK, dV  # FA2.A2.L20
+
+
+def row_products(dO, dL, Q, K, O, L, causal):
+    """D, from dO, O and dL."""
+    D = torch.empty_like(L)
+    plan, again = launch.plan("rows D" if dL is None else "rows D dL", (Q, K, O, dO), None, None, causal, plan_D)
+    plan.launch(D_kernel, (O, dO, L, dL, D), (), again)
+    return D
+
+
+def row_pass(dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
+    """dQ."""
+    dQ = torch.empty_like(Q)
+    plan, again = launch.plan("rows", (Q, K, V, dO, dQ), key_lengths, seed, causal, plan_rows)
+    pointers = Q, K, V, dO, L, D, dQ, key_lengths, launch.dropout(seed, dropout_p)
+    plan.launch(rows_kernel, pointers, (scale, launch.base_2(scale)), again)
+    return dQ
+
+
+def column_pass(dQ, dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
+    """dK and dV; where dQ is given, in fp32, its parts are added to it."""
+    dK, dV = torch.empty_like(K), torch.empty_like(V)
+    name = "columns" if dQ is None else "columns dQ"
+    plan, again = launch.plan(name, (Q, K, V, dO, dK, dV), key_lengths, seed, causal, plan_columns)
+    pointers = Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, launch.dropout(seed, dropout_p)
+    plan.launch(columns_kernel, pointers, (scale, launch.base_2(scale)), again)
+    return dK, dV
 
 
 def plan_D(blocks, causal, strides, Q, K, *_) -> launch.Plan:
