@@ -253,11 +253,11 @@ def factors(row):  # of each rung over the one before it
     return {new: row.values[old][0] / row.values[new][0] for old, new in pairwise(rungs)}
 
 
-print("N 4096, bf16, H200" + "".join(f"{name:>12}" for name in rungs[1:]))
+print("H200, bf16, N = 4,096 " + "".join(f"{name:>12}" for name in rungs[1:]))
 for row in timed:
     p = row.problem
     shape = f"{p['batch'] * p['heads']:2} heads d {p['d']:3} {'causal' if p['causal'] else 'full'}"
-    print(f"{shape:18}" + "".join(f"{factor:12.2f}" for factor in factors(row).values()))
+    print(f"{shape:22}" + "".join(f"{factor:12.2f}" for factor in factors(row).values()))
 
 # %% [markdown]
 # Read it column by column.
@@ -266,9 +266,11 @@ for row in timed:
 # way to HBM at every tile. *swapped* is the change that matters. *deferred* buys nothing here, and at d = 64 it loses up to
 # 30% of the speed. *skipping* is worth about 2 where there is something to skip, and about 1 where not. *tuned* is worth
 # 1.4 to 2.2. *descriptors* mostly lose in this plain form: a mechanism of the hardware is not yet a gain.
-#
-# Along a chain the factors multiply to the total by construction. The question is whether they are independent, and
-# they are not: *swapped* is worth 9 to 10 with 64 heads and 43 to 52 with 8.
+
+# %% [markdown]
+# Do they add? Then each would save the same milliseconds wherever it stands; a factor of 2 on whatever is left is the
+# opposite. Along a chain they multiply to the total by construction. The question is whether the factors are independent,
+# and they are not: *swapped* is worth 9 to 10 with 64 heads and 43 to 52 with 8.
 
 # %% [markdown]
 # Notebook 06 has a model for that difference: blocks on 132 SMs.
@@ -295,8 +297,8 @@ print(f"deferring the division, by the model of notebook 04: {gain.overlapped:.2
 # MB for 8 heads, which fits into L2, and 200 MB for 64, which does not. So the swap is two changes in one.
 #
 # For deferring, the model allows 0 to 5%: at these blocks the division was never what the kernel waited for. That some
-# shapes lose 30% is not in the model; it comes from how the compiler arranges this loop, and we have not found out
-# where.
+# shapes lose 30% is not in the model. By the counters rung 3 issues 10% fewer exponentials and the same number of
+# products; what else makes it slower at d = 64, we have not found out.
 # </details>
 #
 # **Takeaway.** A change is worth what the kernel was waiting for: the loop swap when SMs were idle, skipping when there is
@@ -372,7 +374,7 @@ print("through L2: swapped {swapped:.1f}; tuned {tuned:.1f}, by its form".format
 # K and V, are read from the L2 cache, which the paper's model does not have. In rung 5 with its blocks of 128 × 128 the
 # form predicts what passes through L2. In rung 2 less passes than its blocks ask for; the likely helper is the L1 cache,
 # which blocks on the same SM share. On this chip, with these sizes, FA2's DRAM traffic is at its floor: nothing is left
-# to save there.
+# to save there. (Rung 5 at d = 128 reads 0.29 GB: some tiles leave the cache and come back.)
 # </details>
 #
 # In the picture of notebook 03 the counter of rung 5 (N = 4,096, d = 64) stands as a cross, far under the line for FA2:
@@ -482,8 +484,8 @@ print("training speed over torch math:", ", ".join(speeds))
 #
 # 32 times the tokens take 32 times the memory: O, and L beside it. Plain torch takes four times as much for twice the
 # tokens, and at 32,768 it needs more than the GPU has. The loss curves of all four backends stay within 0.001 of each
-# other while the loss falls by 3: roundings differ, the function does not. The model trains about ten times as fast as
-# with plain torch; between the fused kernels the attention is no longer what decides.
+# other while the loss falls by 3: roundings differ, the function does not. The model trains 9 to 10 times as fast as
+# with plain torch; the three fused kernels lie within 17% of each other.
 # </details>
 #
 # **Takeaway.** Memory is linear, the curve is the same curve, and only the bill differs.
@@ -518,7 +520,7 @@ for name, claim in (("torch flash", "1.7 to 1.8"), ("fa2_lab", "")):
 # The first and the last hold, more or less. The second does not compare the same things: the paper's rival was FlashAttention's tuned
 # CUDA code, ours is its printed algorithm in the plainest Triton, so the factor says what the algorithm lacks and not
 # what that library lacked. The third has fallen although the algorithm is the same: the peak grew by 3.2, and what feeds
-# the tensor cores did not keep up. (On the A100 the paper's code was at 73%.) Against a product of the same run, instead of the datasheet, all
+# the tensor cores did not keep up. Against a product of the same run, instead of the datasheet, all
 # shares would be a quarter larger; say which one you mean.
 # </details>
 #
@@ -560,6 +562,7 @@ for name, claim in (("torch flash", "1.7 to 1.8"), ("fa2_lab", "")):
 #     return a[2] < b[1] or b[2] < a[1]
 # told_apart(timed[3].values["swapped"], timed[3].values["deferred"])
 # ```
+# True: 2% is little, but the two middle halves do not touch.
 # </details>
 #
 # **3. Break and fix.** This benchmark reports that B is almost twice as fast as A, although they are twins. Three rules of this
