@@ -1,0 +1,147 @@
+"""From torch to a launch: what the copy engine must be told, which sizes fit, and little work on the host per call."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fa2_lab.kernels import interpreter, launch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one launch: what fits the registers (64 K) and the shared memory (227 KiB) of an SM."""
+
+    B_c: int
+    consumers: int
+    slots: int  # tiles of K, and as many of V
+    take_turns: bool = False
+    O_apart: bool = True
+    d_pad: int = 128
+
+    @property
+    def registers(self) -> int:
+        """Of a consumer thread; the producer's are few."""
+        return 240 if self.consumers == 2 else 160
+
+    def options(self) -> dict:
+        """As keywords of a launch."""
+        return dict(CONSUMERS=self.consumers, SLOTS=self.slots, TAKE_TURNS=self.take_turns, O_APART=self.O_apart,
+                    REGISTERS=self.registers, num_warps=4)  # fmt: skip
+
+
+PLANS = {  # by d; what was fastest on an H200
+    64: Plan(128, 3, 4, take_turns=True, d_pad=64),  # turns: 1 to 7% faster; at d = 128 they cost 1 to 2%
+    96: Plan(128, 2, 2),
+    128: Plan(128, 2, 2),
+    192: Plan(64, 2, 2, O_apart=False, d_pad=256),
+    256: Plan(64, 2, 2, O_apart=False, d_pad=256),
+}
+# For d 64: blocks of 192 rows fit short causal sequences badly, and with causal key_lengths they spill two registers.
+SHORT = Plan(128, 2, 4, d_pad=64)
+HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+
+
+def plan(d: int, N_q: int, causal: bool, lengths: bool) -> Plan:
+    """The sizes for one kind of call; `lengths` says whether there are key_lengths."""
+    return SHORT if d == 64 and causal and (N_q <= 1024 or lengths) else PLANS[d]
+
+
+def heads_at_once(K_shape, causal: bool) -> int:
+    """How many heads of K and V to have in use at a time: for 16 MiB of L2, 32 where long causal rows differ most."""
+    one = 4 * K_shape[2] * K_shape[3]
+    return max(1, (32 if causal and one >= launch.MiB else 16) * launch.MiB // one)
+
+
+def descriptor(dtype, shape, strides, rows: int, d: int) -> dict:
+    """What a bulk copy must know to fetch or store `rows` rows of one head, except where the tensor lies."""
+    block = [1, 1, rows, d]
+    layout = gl.NVMMASharedLayout.get_default_for(block, HALVES[dtype])
+    strides = [stride if n > 1 else d for n, stride in zip(shape[:3], strides[:3], strict=True)]
+    return vars(TensorDescriptor(torch.empty(0, dtype=dtype), list(shape), [*strides, 1], block, layout))
+
+
+def of(X: torch.Tensor, described: dict) -> TensorDescriptor:
+    """The descriptor of X, without the checks that its kind has passed already."""
+    new = object.__new__(TensorDescriptor)
+    vars(new).update(described, base=X)
+    return new
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that launches on tensors of the same shapes, strides and types have in common."""
+
+    grid: tuple[int, int, int]
+    descriptors: tuple[dict, dict, dict, dict]  # of Q, K, V, O
+    scalars: tuple  # the kernel's arguments after key_lengths
+    options: dict
+    compiled: list  # the kernel, once it has been launched: that skips most of what Triton does on the host
+
+
+@functools.lru_cache(maxsize=1024)
+def recipe(
+    device, dtype, Q_shape, Q_strides, K_shape, K_strides, V_strides, O_strides, lengths, causal, scale
+) -> Recipe:
+    """The launch for one kind of call; `lengths` says whether there are key_lengths."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q_shape, K_shape
+    sizes, group = plan(d, N_q, causal, lengths), H // H_kv
+    describe = functools.partial(descriptor, dtype, d=sizes.d_pad)
+    descriptors = (
+        describe(Q_shape, Q_strides, rows=64),
+        describe(K_shape, K_strides, rows=sizes.B_c),
+        describe(K_shape, V_strides, rows=sizes.B_c),
+        describe(Q_shape, O_strides, rows=64),
+    )
+    row_blocks = -(-N_q // (64 * sizes.consumers)) * batch * H
+    at_once = heads_at_once(K_shape, causal) * group
+    fine = max(scale * launch.LOG2E, launch.TINY)
+    coarse, huge = 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
+    scalars = H, group, N_q, N_k, batch * H, at_once, fine, coarse, huge
+    options = dict(sizes.options(), CAUSAL=causal, RAGGED=lengths or N_k % sizes.B_c != 0)
+    return Recipe((min(multiprocessors(device), row_blocks), 1, 1), descriptors, scalars, options, [])
+
+
+@functools.cache
+def multiprocessors(device: torch.device) -> int:
+    """How many SMs a GPU has; 0 if it is no Hopper."""
+    properties = torch.cuda.get_device_properties(device)
+    return properties.multi_processor_count if (properties.major, properties.minor) == (9, 0) else 0
+
+
+@functools.lru_cache(maxsize=1024)
+def copyable(shape, strides) -> bool:
+    """Whether the copy engine can address such a tensor: in whole steps of 16 bytes, no dimension repeated."""
+    steps = all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in zip(shape[:3], strides[:3], strict=True))
+    return strides[3] == 1 and steps and min(shape) > 0
+
+
+def supports(Q, K, V, key_lengths=None) -> bool:
+    """Whether forward() takes these tensors."""
+    return (
+        Q.is_cuda
+        and Q.dtype in HALVES
+        and Q.dtype == K.dtype == V.dtype
+        and Q.shape[3] in PLANS
+        and K.shape == V.shape
+        and all(copyable(X.shape, X.stride()) and X.data_ptr() % 16 == 0 for X in (Q, K, V))
+        and (key_lengths is None or (key_lengths.dtype == torch.int32 and key_lengths.is_contiguous()))
+        and multiprocessors(Q.device) > 0
+        and not interpreter.switched_on()
+    )
+
+
+COUNTERS: dict = {}  # one for each stream: on a stream only one launch runs at a time
+
+
+def counter_of(device: torch.device, stream: int) -> torch.Tensor:
+    """Two zeros for the kernel to count in, which it leaves as zeros; a CUDA graph gets its own."""
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(2, dtype=torch.int32, device=device)
+    found = COUNTERS.get((device, stream))
+    if found is None:
+        found = COUNTERS[device, stream] = torch.zeros(2, dtype=torch.int32, device=device)
+    return found

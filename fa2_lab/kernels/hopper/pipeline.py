@@ -1,0 +1,224 @@
+"""What the Hopper kernels share: buffers in a ring, turns on the tensor cores, tickets for work, the softmax step.
+
+A thread block holds one producer warp, which starts the bulk copies, and two or three consumer warpgroups of 4 warps,
+which compute. They meet only at barriers in shared memory. A barrier has a phase: it flips from 0 to 1 to 0 each time
+all expected arrivals are in, and whoever waits names the phase whose end it waits for.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.language.core import _aggregate as aggregate
+
+NEG_INF = gl.constexpr(float("-inf"))
+all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
+
+
+@gluon.jit
+def barriers(number: gl.constexpr, arrivals: gl.constexpr):
+    """`number` barriers, each of which ends its phase when `arrivals` have come."""
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=arrivals)
+    return bars
+
+
+# Buffers ----------------------------------------------------------------------------------------------------
+
+
+@aggregate
+class Ring:
+    """`slots` tiles of shared memory in a circle: the producer fills the n-th, consumers take it, then release it."""
+
+    tiles: gl.shared_memory_descriptor  # (slots, 1, 1, rows, d)
+    filled: gl.shared_memory_descriptor  # one barrier a slot: consumers wait here for the producer's copy
+    emptied: gl.shared_memory_descriptor  # one barrier a slot: the producer waits here for all consumers
+    slots: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, filled, emptied, slots):
+        self.tiles = tiles
+        self.filled = filled
+        self.emptied = emptied
+        self.slots = gl.constexpr(slots)
+
+    @gluon.jit
+    def fill(self, n, source, batch, head, row):
+        """Producer: copy rows from `row` on into the n-th tile, once its slot is empty; past the end come zeros."""
+        slot = n % self.slots
+        mbarrier.wait(self.emptied.index(slot), (n // self.slots & 1) ^ 1)
+        mbarrier.expect(self.filled.index(slot), source.block_type.nbytes)
+        tma.async_copy_global_to_shared(source, [batch, head, row, 0], self.filled.index(slot), self.tiles.index(slot))
+
+    @gluon.jit
+    def take(self, n):
+        """Consumer: the n-th tile, as soon as it is there."""  # (rows, d)
+        slot = n % self.slots
+        mbarrier.wait(self.filled.index(slot), n // self.slots & 1)
+        return matrix(self.tiles.index(slot))
+
+    @gluon.jit
+    def release(self, n):
+        """Consumer: the n-th tile is no longer needed here."""
+        mbarrier.arrive(self.emptied.index(n % self.slots), count=1)
+
+
+@gluon.jit
+def matrix(tile):
+    """A tile without its two leading dimensions of 1."""  # (rows, d)
+    return tile.reshape([tile.shape[2], tile.shape[3]])
+
+
+@gluon.jit
+def ring(source, slots: gl.constexpr, consumers: gl.constexpr):
+    """A ring of tiles as `source` describes them, emptied by so many consumers."""
+    tiles = gl.allocate_shared_memory(
+        source.dtype, [slots, 1, 1, source.block_shape[2], source.block_shape[3]], source.layout
+    )
+    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers), slots)
+
+
+# Turns ------------------------------------------------------------------------------------------------------
+
+
+@aggregate
+class Turns:
+    """Who may start products now: consumer 0, 1, … and round again, so that one multiplies while another exponentiates.
+
+    Without `used` nobody waits for anybody.
+    """
+
+    begun: gl.shared_memory_descriptor  # one barrier a consumer: it waits here for the consumer before it
+    consumers: gl.constexpr
+    used: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, begun, consumers, used):
+        self.begun = begun
+        self.consumers = gl.constexpr(consumers)
+        self.used = gl.constexpr(used)
+
+    @gluon.jit
+    def wait(self, c: gl.constexpr, n):
+        """Consumer c waits for its n-th turn."""
+        if self.used:
+            mbarrier.wait(self.begun.index(c), n & 1)
+
+    @gluon.jit
+    def pass_on(self, c: gl.constexpr):
+        """Consumer c has started its products: the next one may start."""
+        if self.used:
+            mbarrier.arrive(self.begun.index((c + 1) % self.consumers), count=1)
+
+
+@gluon.jit
+def turns(consumers: gl.constexpr, used: gl.constexpr):
+    """Turns that begin with consumer 0."""
+    begun = barriers(consumers, 1)
+    if used:
+        mbarrier.arrive(begun.index(0), count=1)
+    return Turns(begun, consumers, used)
+
+
+# Tickets ----------------------------------------------------------------------------------------------------
+
+
+@aggregate
+class Tickets:
+    """Which block is next: the producer draws a number from a counter in HBM, and tells the consumers.
+
+    So a program that is done early takes more. Dealt in advance, the same blocks took up to 1.6 times as long.
+    """
+
+    numbers: gl.shared_memory_descriptor
+    filled: gl.shared_memory_descriptor  # consumers wait here for the number
+    emptied: gl.shared_memory_descriptor  # the producer waits here until all have read the one before the last
+
+    @gluon.constexpr_function
+    def __init__(self, numbers, filled, emptied):
+        self.numbers = numbers
+        self.filled = filled
+        self.emptied = emptied
+
+    @gluon.jit
+    def give(self, r, t):
+        """Producer: t is the r-th number."""
+        mbarrier.wait(self.emptied.index(r % 2), (r // 2 & 1) ^ 1)
+        self.numbers.index(r % 2).store(gl.full([1], t, gl.int32, one(gl.num_warps())))
+        all_threads()
+        mbarrier.arrive(self.filled.index(r % 2), count=1)
+
+    @gluon.jit
+    def get(self, r):
+        """Consumer: the r-th number."""
+        mbarrier.wait(self.filled.index(r % 2), r // 2 & 1)
+        t = gl.max(self.numbers.index(r % 2).load(one(gl.num_warps())), 0)
+        all_threads()
+        mbarrier.arrive(self.emptied.index(r % 2), count=1)
+        return t
+
+
+@gluon.constexpr_function
+def one(warps):
+    """One number, the same in every thread."""
+    return gl.BlockedLayout([1], [32], [warps], [0])
+
+
+@gluon.jit
+def tickets(consumers: gl.constexpr):
+    """Tickets for so many consumers."""
+    numbers = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    return Tickets(numbers, barriers(2, 1), barriers(2, consumers))
+
+
+# Softmax ----------------------------------------------------------------------------------------------------
+
+
+@aggregate
+class Scales:
+    """The scale as a power of base 2, the power of two below it, and the |m| from which on to use the latter.
+
+    p is one fused multiply-add and an exp2, which is exact only as far as m · scale is: see kernels/forward.py.
+    """
+
+    fine: gl.tensor
+    coarse: gl.tensor
+    huge: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, fine, coarse, huge):
+        self.fine = fine
+        self.coarse = coarse
+        self.huge = huge
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """How one warpgroup holds 64 rows of a product: 16 rows to a warp, a row in the hands of 4 lanes."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.jit
+def softmax_step(s, m, l, scales, MASKED: gl.constexpr):
+    """One tile of scores s (B_r, B_c) into the rows' m and l: p, and alpha, by which what came before shrinks."""
+    m_new = gl.maximum(m, gl.max(s, 1))  # (B_r,)  FA2.A1.L9
+    m_ref = m_new
+    if MASKED:  # a row that has seen no key yet has m = −inf, and −inf − (−inf) is NaN
+        m_ref = gl.where(m_new == NEG_INF, 0.0, m_new)
+    scale = gl.where(gl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)  # (B_r,)
+    p = gl.exp2(s * scale[:, None] - (m_ref * scale)[:, None])  # (B_r, B_c)  FA2.A1.L9
+    alpha = gl.exp2((m - m_ref) * scale)  # (B_r,)  FA2.A1.L9
+    return p, m_new, alpha * l + gl.sum(p, 1), alpha  # FA2.A1.L9
+
+
+@gluon.jit
+def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
+    """p in half precision as the left operand of a product with so many columns: in the registers where it is."""
+    return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, accumulator(columns), 2))
+
+
+@gluon.jit
+def mask(s, seen):
+    """Scores, −inf from each row's `seen` on, which is counted from the tile's left edge."""
+    col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
+    return gl.where((col & ~6) < seen[:, None] - (col & 6), s, NEG_INF)
