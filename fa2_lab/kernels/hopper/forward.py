@@ -1,8 +1,8 @@
 """FlashAttention-2, forward (Algorithm 1), as Hopper wants it: copies, products and exponentials all at the same time.
 
-Each consumer warpgroup owns 64 rows. While the tensor cores work on Q Kᵀ of its next tile and on P V of the last one,
-it exponentiates the tile in between. Programs stay on their SM and take one row block after the other, so that one
-block's end hides under the next one's copies. A row block's tiles run from right to left: DIAGONAL first, then FULL.
+Each consumer warpgroup owns 64 rows. It starts Q Kᵀ of its next tile and P V of the last one together; while the tensor
+cores work for it, the other consumers exponentiate. Programs stay on their SM and take one row block after the other, so
+that one block's end hides under the next one's copies. Tiles run from right to left: DIAGONAL first, then FULL.
 """
 
 import math
@@ -10,12 +10,7 @@ import math
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 from triton.runtime import driver
 
 from fa2_lab.kernels import launch
@@ -134,6 +129,7 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
         n += T_c
         r += 1
         t = pipes.tickets.get(r)
+    tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
