@@ -621,5 +621,23 @@ peaks = [row.values["fa2_lab"][0] for row in recorded["memory"].rows if row.dire
 verdict("memory doubles when N doubles, within 1%", all(abs(b / a - 2) < 0.02 for a, b in pairwise(peaks)))
 verdict("loss curves agree to 1e-2 among all backends", apart < 1e-2 and len(curves) >= 3)
 
+# %% [markdown]
+# And what the text says of the record; if somebody records anew and one of these fails, the text must be written anew too.
+
+# %%
+def over(peer):
+    return [row.ratio("fa2_lab", peer) for row in recorded["paper"].rows]
+
+
+hosts = [row.values["fa2_lab"][0] / row.values["torch flash"][0] for row in recorded["small"].rows]
+verdict("behind torch flash in host cost", all(ratio > 1 for ratio in hosts))
+once = sum(ratio > 1 for ratio in over("cuDNN")) == 1
+verdict("ahead of torch flash everywhere, of cuDNN once", min(over("torch flash")) > 1 and once)
+swaps = {heads: [factors(r)["swapped"] for r in timed if r.problem["heads"] == heads] for heads in (8, 16)}
+verdict("the swap is worth more where there are fewer heads", min(swaps[8]) > 4 * max(swaps[16]))
+verdict("deferring never gains 5%", max(factors(row)["deferred"] for row in timed) < 1.05)
+masked = [factors(row)["skipping"] for row in timed if row.problem["causal"]]
+verdict("skipping is worth 1.7 to 2.3 where there is a mask", 1.65 < min(masked) and max(masked) < 2.35)
+
 # %% [markdown] tags=["navigation"]
 # [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
