@@ -1,8 +1,8 @@
 """FlashAttention-2, forward (Algorithm 1), as Hopper wants it: copies, products and exponentials all at the same time.
 
 Each consumer warpgroup owns 64 rows. It starts Q Kᵀ of its next tile and P V of the last one together; while the tensor
-cores work for it, the other consumers exponentiate. Programs stay on their SM and take one row block after the other, so
-that one block's end hides under the next one's copies. Tiles run from right to left: DIAGONAL first, then FULL.
+cores work for it, the other consumers exponentiate. Programs stay on their SM and take one row block after the other,
+so that one block's end hides under the next one's copies. Tiles run from right to left: DIAGONAL first, then FULL.
 """
 
 import math
