@@ -17,10 +17,10 @@ INF = tl.constexpr(float("inf"))
 
 
 @triton.jit
-def of_rows(X, bh, row, N_q, other, RAGGED: tl.constexpr):
-    """One number for each row of a head, from L or D; with RAGGED, `other` where there is no such row."""
+def of_rows(X, bh, row, N_q, RAGGED: tl.constexpr):
+    """One number for each row of a head, from L or D; with RAGGED, 0 where there is no such row."""
     at = X + tl.cast(bh, tl.int64) * N_q + row
-    x = tl.load(at, mask=row < N_q, other=other) if RAGGED else tl.load(at)
+    x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
 
 
@@ -34,14 +34,14 @@ def D_kernel(O, dO, L, dL, D, O_strides, dO_strides, H, N_q, heads, d: tl.conste
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     if dL is not None:
-        empty = of_rows(L, bh, row, N_q, 0.0, True) == -INF
-        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, 0.0, True))
+        empty = of_rows(L, bh, row, N_q, True) == -INF
+        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, True))
     tl.store(D + tl.cast(bh, tl.int64) * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
 
 
 @triton.jit
 def probabilities(q_i, k_j, L_i, col, seen, scale_log2, MASKED: tl.constexpr):
-    """P of one tile, from L alone. L = +inf, given to a row that does not exist or sees no key, makes its P all 0."""
+    """P of one tile, from L alone. A row that sees no key has L = −inf; +inf in its place makes its P all 0."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee") * scale_log2  # (B_r, B_c)  FA2.A2.L10
     if MASKED:
         s_ij = tl.where(col < seen, s_ij, -INF)
@@ -91,7 +91,7 @@ def visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides
         Q_h = head_of(Q, Q_strides, batch, head)
         q_i = load_rows(Q_h, i, Q_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
         seen = keys_seen(row, N_q, N_k, length, CAUSAL)  # (B_r,)
-        L_i = of_rows(L, bh, row, N_q, INF, MASKED)  # (B_r,)  FA2.A2.L9
+        L_i = of_rows(L, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
         p_ji = probabilities(k_j, q_i, L_i[None, :], col[:, None], seen[None, :], scale_log2, MASKED)
         kept_ji = p_ji
@@ -99,7 +99,7 @@ def visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides
             kept_ji = drop(p_ji, row[None, :], col[:, None], head, batch, dropout)
         dO_h = head_of(dO, dO_strides, batch, head)
         do_i = load_rows(dO_h, i, dO_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
-        D_i = of_rows(D, bh, row, N_q, 0.0, MASKED)  # (B_r,)  FA2.A2.L9
+        D_i = of_rows(D, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], head, batch, dropout)
         dv_j = tl.dot(kept_ji.to(do_i.dtype), do_i, dv_j, input_precision="ieee")  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
@@ -184,7 +184,7 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_stride
     dO = head_of(dO, dO_strides, batch, head)
     q_i = load_rows(Q, i * B_r, Q_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
     do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
-    L_i, D_i = of_rows(L, bh, row, N_q, INF, True), of_rows(D, bh, row, N_q, 0.0, True)  # (B_r,)
+    L_i, D_i = of_rows(L, bh, row, N_q, True), of_rows(D, bh, row, N_q, True)  # (B_r,)
     dq_i = tl.zeros((B_r, d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], 0, full, length,
                          scale_log2, head, batch, dropout, False, B_c, d, d_pad, UPCAST)  # fmt: skip

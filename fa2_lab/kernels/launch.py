@@ -51,16 +51,23 @@ class Blocks:
         return self.d_pad, self.B_r, self.B_c, self.upcast
 
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; three of them are (full, causal, full from LONG rows on)
+LONG = 8192
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
         64: (64, 64, 4, 3, 128),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
-        128: ((128, 128, 8, 3), (64, 64, 4, 3)),
+        128: ((64, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3)),  # the large tile: 3% at 16384 rows, −8% at 4096
         256: (128, 32, 8, 2),
     },
-    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (64, 64, 4, 2), 128: (32, 128, 8, 3), 256: (32, 64, 8, 2)},
+    columns={
+        16: (64, 64, 4, 2),
+        32: (64, 64, 4, 2),
+        64: ((64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3)),
+        128: (32, 128, 8, 3),  # (32, 64, 4, 3) and (64, 128, 8, 3) were up to 10% faster, and spill a few registers
+        256: (32, 64, 8, 2),
+    },
     rows={16: (64, 64, 4, 3), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
 )
 AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
@@ -110,7 +117,7 @@ CHOSEN: dict = {}
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     """The block sizes of one kernel for tensors like Q."""
-    key = kernel, Q.device, Q.shape[3], Q.dtype, causal
+    key = kernel, Q.device, Q.shape[3], Q.dtype, causal, Q.shape[2] >= LONG
     found = CHOSEN.get(key)
     if found is None:
         found = CHOSEN[key] = choose(kernel, Q, causal)
@@ -126,7 +133,9 @@ def choose(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     if tuned := finds(TUNED_FILE()).get(name(kernel, Q, causal)):
         return Blocks(*tuned, **fixed)
     entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
-    return Blocks(*(entry[causal] if isinstance(entry[0], tuple) else entry), **fixed)
+    if isinstance(entry[0], tuple):
+        entry = entry[1] if causal else entry[2 * (Q.shape[2] >= LONG)]
+    return Blocks(*entry, **fixed)
 
 
 # What `fa2-lab tune` found ------------------------------------------------------------------------------------
