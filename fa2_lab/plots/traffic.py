@@ -47,6 +47,8 @@ def hbm_traffic(
     left.set_ylabel(f"elements moved (one head, d = {d})")
     for name, points in (counters or {}).get("points", {}).items():
         left.plot(*zip(*points, strict=True), "x", color=LOOKS[name]["color"], markersize=7, label=f"{name} counter")
+        at = dict(xytext=(0, -14), textcoords="offset points", ha="center", fontsize=style.SMALL)
+        left.annotate(f"{name}'s DRAM, counted", points[-1], **at)
     counted = f"crosses are hardware counters ({counters['source']})" if counters else "no hardware counters yet"
     last = {name: curve["form"][-1][1] for name, curve in over_N.items()}
     alt = (
