@@ -2,8 +2,8 @@
 
 Three kernels: "forward", and of the backward "columns" (dK, dV, and dQ by atomic adds) and "rows" (dQ). The entries for
 Hopper were found by measuring on an H200. The others were chosen by compiling (tests/test_compile.py does it again):
-the largest that fit the chip's shared memory and, up to d = 128, spill nothing in a loop. `fa2-lab tune` measures on
-the GPU at hand, and its finds come first.
+the largest that fit the chip's shared memory and, up to d = 128, spill nothing in a loop. `fa2-lab tune` measures on the GPU
+at hand and its finds come first.
 """
 
 import json
