@@ -1,4 +1,4 @@
-"""The default block sizes, compiled for seven GPUs without one: they fit, spill in no loop, use tensor cores."""
+"""The default block sizes, compiled for seven GPUs without having one: they fit, spill nothing, use tensor cores."""
 
 import json
 import os
@@ -33,7 +33,6 @@ def test_default_blocks(compiled, target):
     assert {row["kernel"] for row in rows} == {"forward", "columns", "rows"} and len(rows) >= 6
     for row in rows:
         assert row["shared"] <= TARGETS[target] * KiB, row
-        # At most one register is put aside before the loops and taken back after them.
-        assert row["d"] > 128 or (row["looped"] == 0 and row["ldl"] <= 1 and row["stl"] <= 1), row
+        assert row["d"] > 128 or row["ldl"] + row["stl"] == 0, row
         assert row["tensor"] > 0 or (row["dtype"] == "float32" and target.startswith("sm_")), row
         assert not row["waits"], row

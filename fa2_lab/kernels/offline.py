@@ -49,18 +49,7 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
     tensor = sum(len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA", "UTCHMMA"))
-    return dict(regs=int(registers), stack=int(stack), tensor=tensor, looped=spilled_in_loops(code), **counts)
-
-
-def spilled_in_loops(code: str) -> int:
-    """How many spill instructions stand between a branch back and where it goes."""
-    lines = code.splitlines()
-    places = {label[1]: n for n, line in enumerate(lines) if (label := re.match(r"\s*(\.L_x_\d+):", line))}
-    back = [
-        (places.get(to[1], n), n) for n, line in enumerate(lines) if (to := re.search(r"BRA.*`\((\.L_x_\d+)\)", line))
-    ]
-    spills = [n for n, line in enumerate(lines) if re.search(r"\b(LDL|STL)\b", line)]
-    return sum(any(start < n < end for start, end in back) for n in spills)
+    return dict(regs=int(registers), stack=int(stack), tensor=tensor, **counts)
 
 
 def run(tool: str, *arguments: str) -> str:
@@ -76,8 +65,7 @@ def from_amdgcn(code: str) -> dict[str, int]:
 
     spilled = field("vgpr_spill_count")
     stack = field("private_segment_fixed_size")
-    tensor = len(re.findall("v_mfma", code))
-    return dict(regs=field("vgpr_count"), stack=stack, ldl=spilled, stl=spilled, looped=spilled, tensor=tensor)
+    return dict(regs=field("vgpr_count"), stack=stack, ldl=spilled, stl=spilled, tensor=len(re.findall("v_mfma", code)))
 
 
 def serialized(kernel) -> bool:
