@@ -204,17 +204,17 @@ def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
 def kernels():
     """The kernels' room, once Triton is needed."""
     import fa2_lab.kernels.backward
-    import fa2_lab.kernels.forward
+    import fa2_lab.kernels.choice
 
     return fa2_lab.kernels
 
 
 def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
-    """(O, L) by the Triton kernel; tensors are copied only where their last dimension is not contiguous."""
+    """(O, L) by the kernel that fits; tensors are copied only where their last dimension is not contiguous."""
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
     q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
-    return kernels().forward.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+    return kernels().choice.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
 
 
 def backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):

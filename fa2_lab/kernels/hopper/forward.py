@@ -283,7 +283,7 @@ def forward(Q, K, V, key_lengths, causal, scale):
     O = torch.empty_like(Q)
     L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
     call = host.recipe(Q.device, Q.dtype, Q.shape, Q.stride(), K.shape, K.stride(), V.stride(), O.stride(),
-                       key_lengths is not None, causal, scale)  # fmt: skip
+                       None if key_lengths is None else key_lengths.dtype, causal, scale)  # fmt: skip
     with launch.on_device_of(Q):
         stream = driver.active.get_current_stream(Q.device.index)
         described = map(host.of, (Q, K, V, O), call.descriptors)

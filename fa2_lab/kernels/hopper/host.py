@@ -86,7 +86,8 @@ class Recipe:
 def recipe(
     device, dtype, Q_shape, Q_strides, K_shape, K_strides, V_strides, O_strides, lengths, causal, scale
 ) -> Recipe:
-    """The launch for one kind of call; `lengths` says whether there are key_lengths."""
+    """The launch for one kind of call; `lengths` is the dtype of key_lengths, None without."""
+    lengths = lengths is not None
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q_shape, K_shape
     sizes, group = plan(d, N_q, causal, lengths), H // H_kv
     describe = functools.partial(descriptor, dtype, d=sizes.d_pad)
@@ -107,9 +108,11 @@ def recipe(
 
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
-    """How many SMs a GPU has; 0 if it is no Hopper."""
+    """How many SMs a GPU has; 0 if it is no Hopper, or the kernels were made for the interpreter."""
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count if (properties.major, properties.minor) == (9, 0) else 0
+    if torch.version.hip or (properties.major, properties.minor) != (9, 0) or interpreter.switched_on():
+        return 0
+    return properties.multi_processor_count
 
 
 @functools.lru_cache(maxsize=1024)
@@ -128,9 +131,8 @@ def supports(Q, K, V, key_lengths=None) -> bool:
         and Q.shape[3] in PLANS
         and K.shape == V.shape
         and all(copyable(X.shape, X.stride()) and X.data_ptr() % 16 == 0 for X in (Q, K, V))
-        and (key_lengths is None or (key_lengths.dtype == torch.int32 and key_lengths.is_contiguous()))
+        and (key_lengths is None or key_lengths.is_contiguous())
         and multiprocessors(Q.device) > 0
-        and not interpreter.switched_on()
     )
 
 

@@ -42,7 +42,7 @@ class Heads:
     N_k: gl.tensor
     H: gl.tensor  # query heads of one batch entry
     group: gl.tensor  # query heads to one head of K and V
-    key_lengths: gl.tensor  # pointer to (batch,) int32, to nothing of use without KEYS
+    key_lengths: gl.tensor  # pointer to (batch,) integers, to nothing of use without KEYS
     KEYS: gl.constexpr
     RAGGED: gl.constexpr  # whether a tile may reach past the last key
     CAUSAL: gl.constexpr
@@ -73,7 +73,7 @@ class Heads:
     def length(self, batch):
         """How many keys of this batch entry are real; a length outside [0, N_k] counts as the nearest one inside."""
         if self.KEYS:
-            return gl.minimum(gl.maximum(gl.load(self.key_lengths + batch), 0), self.N_k)
+            return gl.minimum(gl.maximum(gl.load(self.key_lengths + batch), 0), self.N_k).to(gl.int32)
         else:
             return self.N_k
 
