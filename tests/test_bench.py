@@ -160,8 +160,8 @@ def test_grids():
     paper = suites.paper_grid()
     assert len(paper) == len(set(paper)) == 2 * 2 * 6
     assert {p.d for p in paper} == {64, 128} and {p.batch * p.N_q for p in paper} == {16384}
-    assert set(suites.GRIDS["quick"]()) < set(paper)
-    assert {p.N_q for p in suites.long_grid()} == {2**15, 2**16, 2**17, 2**18}
+    assert set(suites.paper_grid((1024, 4096, 16384))) < set(paper)
+    assert {p.N_q for p in suites.long_grid() if p.causal} == {2**15, 2**16, 2**17, 2**18}
     assert {(p.heads, p.kv_heads) for p in suites.heads_grid()} == {(32, 32), (32, 8), (32, 1)}
     assert all(b.N_q == 2 * a.N_q for a, b in zip(suites.memory_grid(), suites.memory_grid()[1:], strict=False))
     assert all(p.N_q <= 512 for p in suites.small_grid())
@@ -202,10 +202,14 @@ def test_a_call_that_fails_in_the_warm_up_gives_its_reason(monkeypatch):
 def test_without_a_gpu_the_command_says_where_recorded_results_are():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    with pytest.raises(ValueError, match="results recorded on one are in figures/data"):
-        command.main(["quick"])
-    with pytest.raises(ValueError, match=r"^suite: got slow; it takes ladder"):
-        command.main(["slow"])
+    with pytest.raises(ValueError, match="recorded results are in figures/data"):
+        command.main(["smoke", "quick"])
+
+
+@pytest.mark.parametrize("names, got", [(["slow"], "slow"), (["smoke", "slow", "fast"], "slow, fast"), ([], "none")])
+def test_a_suite_that_does_not_exist_is_refused_before_anything_runs(names, got):
+    with pytest.raises(ValueError, match=rf"^suite: got {got}; it takes smoke, paper, "):
+        command.main(names)
 
 
 # Training -----------------------------------------------------------------------------------------------------

@@ -18,9 +18,55 @@ class Missing(Exception):
 
 
 def ours(problem: Problem) -> Attention:
+    """What attention() chooses for these tensors on this machine."""
     from fa2_lab.attention import attention
 
     return lambda q, k, v: attention(q, k, v, causal=problem.causal)
+
+
+def portable(problem: Problem) -> Attention:
+    """The plain Triton kernels, which run on every GPU, also where attention() would choose others."""
+    from fa2_lab.kernels import backward, forward
+
+    options = None, None, problem.causal, problem.d**-0.5, 0.0  # no key_lengths, no seed; mask, scale, no dropout
+
+    class Portable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            O, L = forward.forward(q, k, v, *options)
+            ctx.save_for_backward(q, k, v, O, L)
+            return O
+
+        @staticmethod
+        def backward(ctx, dO):
+            return backward.backward(dO.contiguous(), None, *ctx.saved_tensors, *options)
+
+    def call(q, k, v):
+        gradients = torch.is_grad_enabled() and q.requires_grad
+        return Portable.apply(q, k, v) if gradients else forward.forward(q, k, v, *options)[0]
+
+    return call
+
+
+def reference(problem: Problem) -> Attention:
+    """The NumPy ladder in float64."""
+    from fa2_lab.attention import attention
+
+    return lambda q, k, v: attention(q, k, v, causal=problem.causal, backend="reference")
+
+
+def plain(problem: Problem) -> Attention:
+    """Torch's own operations with the N × N matrices; it aligns the causal mask as we do."""
+    group, d = problem.heads // problem.kv_heads, problem.d
+    hidden = torch.ones(problem.N_q, problem.N_k, dtype=torch.bool).triu(problem.N_k - problem.N_q + 1)
+
+    def call(q, k, v):
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        s = q @ k.transpose(2, 3) * d**-0.5
+        s = s.masked_fill(hidden.to(q.device), -torch.inf) if problem.causal else s
+        return torch.softmax(s, dim=3) @ v
+
+    return call
 
 
 def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
@@ -51,11 +97,25 @@ def compiled_flex():
 
 
 @cache
-def flex_mask(N_q: int, N_k: int):
+def flex_mask(N_q: int, N_k: int, device: str = "cuda"):
+    """The causal BlockMask, its tiles of 128 × 128 from their corners: to look at every element takes N² bytes."""
     from torch.nn.attention import flex_attention
 
     offset = N_k - N_q
-    return flex_attention.create_block_mask(lambda b, h, i, j: j <= i + offset, None, None, N_q, N_k, device="cuda")
+    top, left = (128 * torch.arange(-(-N // 128), device=device) for N in (N_q, N_k))
+    bottom = (top + 128).clamp(max=N_q) - 1
+    seen = left[None, :] <= bottom[:, None] + offset
+    full = left[None, :] + 127 <= top[:, None] + offset
+    full &= (top[:, None] + 128 <= N_q) & (left[None, :] + 128 <= N_k)
+    return flex_attention.BlockMask.from_kv_blocks(
+        *listed(seen & ~full), *listed(full), mask_mod=lambda b, h, i, j: j <= i + offset, seq_lengths=(N_q, N_k)
+    )
+
+
+def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many tiles each row block visits, and which: those first, as BlockMask wants it."""
+    order = tiles.int().argsort(dim=1, descending=True, stable=True)
+    return tiles.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
 def flex(problem: Problem) -> Attention:
@@ -78,6 +138,9 @@ def flash_attn_package(problem: Problem) -> Attention:
 
 PEERS: dict[str, Callable[[Problem], Attention]] = {
     "fa2_lab": ours,
+    "fa2_lab portable": portable,
+    "fa2_lab reference": reference,
+    "torch": plain,
     "torch flash": sdpa(SDPBackend.FLASH_ATTENTION),
     "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
     "torch efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),

@@ -34,12 +34,12 @@ class Problem:
         """Of "forward", "backward" (2.5 times as many) or "both"."""
         return self.forward_flops * {"forward": 1.0, "backward": 2.5, "both": 3.5}[direction]
 
-    def tensors(self, seed: int = 0, grad: bool = False) -> tuple[torch.Tensor, ...]:
+    def tensors(self, seed: int = 0, grad: bool = False, device: str = "cuda") -> tuple[torch.Tensor, ...]:
         """Normal random q, k, v and, with `grad`, dO."""
-        draw = torch.Generator("cuda").manual_seed(seed)
+        draw = torch.Generator(device).manual_seed(seed)
         q_shape = (self.batch, self.heads, self.N_q, self.d)
         k_shape = (self.batch, self.kv_heads, self.N_k, self.d)
-        options = dict(device="cuda", dtype=getattr(torch, self.dtype), generator=draw)
+        options = dict(device=device, dtype=getattr(torch, self.dtype), generator=draw)
         q, k, v = (torch.randn(s, **options).requires_grad_(grad) for s in (q_shape, k_shape, k_shape))
         return (q, k, v, torch.randn(q_shape, **options)) if grad else (q, k, v)
 
@@ -47,20 +47,60 @@ class Problem:
         return asdict(self)
 
 
+# Right or wrong ------------------------------------------------------------------------------------------------
+
+
 def rows_by_definition(q, k, v, causal: bool, rows: int = 64) -> torch.Tensor:
-    """The last rows of the last head's output in float64, on the GPU: enough to tell right from wrong."""
+    """The last rows of the last head's output in float64, where the tensors are: enough to tell right from wrong."""
     group = q.shape[1] // k.shape[1]
     q, k, v = q[-1, -1, -rows:].double(), k[-1, (q.shape[1] - 1) // group].double(), v[-1, -1].double()
+    return probabilities(q, k, causal, k.shape[0] - q.shape[0]) @ v
+
+
+def probabilities(q, k, causal: bool, last: int) -> torch.Tensor:
+    """Rows of P; with `causal`, the first of them sees the keys up to `last`."""
     s = q @ k.T * q.shape[-1] ** -0.5
     if causal:
-        row = torch.arange(k.shape[0] - q.shape[0], k.shape[0], device=q.device)
-        s = s.masked_fill(torch.arange(k.shape[0], device=q.device)[None, :] > row[:, None], -torch.inf)
-    return torch.softmax(s, dim=1) @ v
+        row = torch.arange(last, last + q.shape[0], device=q.device)
+        s.masked_fill_(torch.arange(k.shape[0], device=q.device)[None, :] > row[:, None], -torch.inf)
+    return torch.softmax(s, dim=1)
 
 
 def error(O: torch.Tensor, q, k, v, causal: bool) -> float:
     """‖O − truth‖ / ‖truth‖ over the rows that were worked out."""
     with torch.no_grad():
         truth = rows_by_definition(q.detach(), k.detach(), v.detach(), causal)
-        got = O[-1, -1, -len(truth) :].double()
-        return float((got - truth).norm() / truth.norm())
+        return distance(O[-1, -1, -len(truth) :], truth)
+
+
+def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((x.double() - truth).norm() / truth.norm())
+
+
+@torch.no_grad()
+def gradients_by_definition(q, k, v, dO, causal: bool, few: int = 64, chunk: int = 2048) -> tuple[torch.Tensor, ...]:
+    """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k[-1, -1].double(), v[-1, -1].double()
+    dK, dV = torch.zeros_like(k[:few]), torch.zeros_like(v[:few])
+    for head in range(q.shape[1] - group, q.shape[1]):
+        for first in range(0, q.shape[2], chunk):
+            q_i, dO_i = (x[-1, head, first : first + chunk].double() for x in (q, dO))
+            p = probabilities(q_i, k, causal, first + k.shape[0] - q.shape[2])
+            dS = dO_i @ v.T
+            dS = dS.sub_((dS * p).sum(1, keepdim=True)).mul_(p).mul_(q.shape[3] ** -0.5)
+            dK += dS[:, :few].T @ q_i
+            dV += p[:, :few].T @ dO_i
+    return dS[-few:] @ k, dK, dV
+
+
+def gradient_error(gradients, truth) -> float:
+    """The largest of the three relative errors, over the rows and keys that were worked out."""
+    dQ, dK, dV = gradients
+    got = dQ[-1, -1, -len(truth[0]) :], dK[-1, -1, : len(truth[1])], dV[-1, -1, : len(truth[2])]
+    return worst(distance(x, right) for x, right in zip(got, truth, strict=True))
+
+
+def worst(errors) -> float:
+    """The largest, or NaN if there is one: Python's max would lose it."""
+    return float(torch.tensor(list(errors)).max())

@@ -7,6 +7,7 @@ import json
 import platform
 import subprocess
 from dataclasses import asdict, dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "figures" / "data"
@@ -63,27 +64,39 @@ def load(suite: str, folder: Path = FOLDER) -> Results:
 
 
 def machine() -> dict:
-    """What the numbers depend on: GPU, driver, versions, commit."""
+    """What the numbers depend on: GPU (or what takes its place), driver, versions, commit."""
     import torch
-    import triton
 
-    here = Path(__file__).resolve().parent
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    gpu = torch.cuda.is_available()
     return dict(
-        gpu=torch.cuda.get_device_name(),
-        driver=_output(query).splitlines()[0] if _output(query) else "unknown",
+        gpu=torch.cuda.get_device_name() if gpu else f"no GPU, {platform.machine()}",
+        driver=(_output(query).splitlines() or ["unknown"])[0] if gpu else "none",
         python=platform.python_version(),
         torch=torch.__version__,
-        triton=triton.__version__,
+        triton=_version("triton"),
         cudnn=str(torch.backends.cudnn.version()),
-        commit=_output(["git", "-C", str(here), "rev-parse", "--short", "HEAD"]) or sources(),
+        commit=commit(),
     )
+
+
+def commit() -> str:
+    """The commit, marked if files differ from it; without git a fingerprint of the sources."""
+    here = str(Path(__file__).resolve().parent)
+    return _output(["git", "-C", here, "describe", "--always", "--dirty", "--exclude=*"]) or sources()
 
 
 def sources() -> str:
     """A fingerprint of the package's sources, for a copy without git."""
     files = sorted(Path(__file__).resolve().parents[1].rglob("*.py"))
     return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
 
 
 def _output(command: list[str]) -> str:
@@ -97,7 +110,8 @@ def table(results: Results, baseline: str) -> str:
     """Ratios to the baseline of the same run first, then TFLOP/s or what was measured; one table for each unit."""
     machine = results.machine
     ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
-    lines = [f"{machine['gpu']}, torch {machine['torch']}, triton {machine['triton']}; {results.protocol}."]
+    made = "{gpu}, torch {torch}, triton {triton}, {commit}".format(**machine)
+    lines = [f"{made}; {results.protocol}."]
     lines += [f"ceilings: {ceilings}"] if ceilings else []
     for unit in dict.fromkeys(unit_of(row) for row in results.rows):
         lines += ["", *block([row for row in results.rows if unit_of(row) == unit], unit, baseline)]
