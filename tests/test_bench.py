@@ -56,7 +56,7 @@ def test_a_label_says_what_differs():
 def test_the_table_shows_ratios_first_and_every_reason():
     counts = Row(contest().problem | dict(rung="fa1"), "counters", {"L2 bytes": [1.5e9]}, unit="count")
     text = results.table(suite(contest(), counts, missing=["(9,)"]), baseline="torch flash")
-    assert text.startswith("NVIDIA H200, torch 2.11, triton 3.6; by hand.\nceilings: GEMM TFLOP/s 791\n")
+    assert text.startswith("NVIDIA H200, torch 2.11, triton 3.6, abc1234; by hand.\nceilings: GEMM TFLOP/s 791\n")
     assert re.search(r"^torch flash / contestant \(TFLOP/s\) +torch flash +fa2_lab +flash_attn$", text, re.MULTILINE)
     assert re.search(r"^forward .* full +1\.00 \(200\) +2\.00 \(400\) +-$", text, re.MULTILINE)
     assert re.search(r"^count +L2 bytes\nfa1 .* \(1\.5e\+09\)$", text, re.MULTILINE)

@@ -78,9 +78,9 @@ def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
 
 
 @torch.no_grad()
-def gradients_by_definition(q, k, v, dO, causal: bool, few: int = 64, chunk: int = 2048) -> tuple[torch.Tensor, ...]:
+def gradients_by_definition(q, k, v, dO, causal: bool, few: int = 64) -> tuple[torch.Tensor, ...]:
     """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
-    group = q.shape[1] // k.shape[1]
+    group, chunk = q.shape[1] // k.shape[1], max(few, 2**27 // k.shape[2])  # so many rows of P that they take 1 GiB
     k, v = k[-1, -1].double(), v[-1, -1].double()
     dK, dV = torch.zeros_like(k[:few]), torch.zeros_like(v[:few])
     for head in range(q.shape[1] - group, q.shape[1]):

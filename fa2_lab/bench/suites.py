@@ -9,6 +9,7 @@ import torch
 from tqdm import tqdm
 
 from fa2_lab.bench import peers
+from fa2_lab.bench.ahead import compile_ahead
 from fa2_lab.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, wall_microseconds
 from fa2_lab.bench.results import Results, Row, machine
@@ -53,6 +54,7 @@ def heads() -> Results:
 def contests(suite: str, problems: list[Problem]) -> Results:
     """Everybody on every problem, forward and backward."""
     jobs = [partial(contest, problem, direction) for problem in problems for direction in DIRECTIONS]
+    compile_ahead(problems)
     return collect(Results(suite, machine(), PROTOCOL, ceilings()), jobs)
 
 
@@ -60,10 +62,20 @@ def collect(results: Results, jobs: list[partial]) -> Results:
     """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing."""
     try:
         for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
-            results.rows.append(job())
+            results.rows.append(attempt(job))
     except KeyboardInterrupt:
         results.missing = [str(job.args) for job in jobs[len(results.rows) :]]
     return results
+
+
+def attempt(job: partial) -> Row:
+    """A row, or one that says that not even the inputs and the check fit into memory."""
+    try:
+        return job()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        problem, *direction = job.args
+        return Row(problem.as_dict(), *(direction or ["forward"]), {}, {"everybody": "out of memory"})
 
 
 def contest(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
@@ -161,6 +173,7 @@ def memory_grid() -> list[Problem]:
 
 def memory() -> Results:
     jobs = [partial(peak_memory, problem, direction) for problem in memory_grid() for direction in ("forward", "both")]
+    compile_ahead(memory_grid())
     return collect(Results("memory", machine(), MEMORY_PROTOCOL), jobs)
 
 

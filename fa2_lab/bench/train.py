@@ -14,7 +14,7 @@ from fa2_lab.bench import peers
 from fa2_lab.bench.problem import Problem
 from fa2_lab.bench.results import Results, Row, machine
 
-BACKENDS = ("fa2_lab", "torch flash", "cuDNN", "torch math")
+BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "torch math")
 PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"
 
 
@@ -112,23 +112,21 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> Run:
 
 def run(setting: Setting = Setting()) -> Results:
     """Train with every backend: a loss curve for each, and a row each for the last losses, the time and the memory."""
-    runs, failed = {}, {}
+    runs, failed, missing = {}, {}, []
     for backend in BACKENDS:
         try:
             runs[backend] = train(backend, setting)
+        except KeyboardInterrupt:
+            missing = [name for name in BACKENDS if name not in runs | failed]
+            break
         except Exception as failure:  # a peer that fails is named with its reason
             failed[backend] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
-    rows = [
-        Row(problem, "loss", {name: [sum(r.losses[-20:]) / 20] for name, r in runs.items()}, failed, unit="nats"),
-        Row(
-            problem,
-            "time",
-            {name: [1e6 / r.tokens_per_second] for name, r in runs.items()},
-            failed,
-            unit="µs per token",
-        ),
-        Row(problem, "memory", {name: [r.peak_mebibytes] for name, r in runs.items()}, failed, unit="MiB"),
-    ]
+    values = dict(
+        loss=({name: [sum(r.losses[-20:]) / 20] for name, r in runs.items()}, "nats"),
+        time=({name: [1e6 / r.tokens_per_second] for name, r in runs.items()}, "µs per token"),
+        memory=({name: [r.peak_mebibytes] for name, r in runs.items()}, "MiB"),
+    )
+    rows = [Row(problem, what, found, failed, unit) for what, (found, unit) in values.items()]
     curves = {name: [round(loss, 5) for loss in r.losses] for name, r in runs.items()}
-    return Results("train", machine(), PROTOCOL, rows=rows, curves=curves)
+    return Results("train", machine(), PROTOCOL, rows=rows, missing=missing, curves=curves)

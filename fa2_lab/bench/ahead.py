@@ -1,0 +1,49 @@
+"""Compile before measuring, with all cores: FlexAttention alone takes seconds for each shape, one after the other.
+
+Torch and Triton keep what they compile on disk; the run that measures finds it there.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import torch
+from tqdm import tqdm
+
+from fa2_lab.bench.problem import Problem
+
+NAMES = ("FlexAttention", "fa2_lab", "fa2_lab portable")  # those that compile
+
+
+def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> None:
+    """Let processes of their own call every contestant once, forward and backward. What fails, fails again later."""
+    workers = min(os.cpu_count() - 1, len(problems), memory_for())
+    if workers < 2:
+        return
+    jobs = [(problem, name) for name in names for problem in problems]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        done = pool.map(call_once, *zip(*jobs, strict=True))
+        list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
+
+
+def memory_for(each: int = 8 * 2**30) -> int:
+    """How many processes this GPU has room for."""
+    return torch.cuda.mem_get_info()[0] // each
+
+
+def call_once(problem: Problem, name: str) -> None:
+    """One forward without gradients and one with, then a backward."""
+    from fa2_lab.bench import peers
+
+    try:
+        attention = peers.PEERS[name](problem)
+        q, k, v, dO = problem.tensors(grad=True)
+        with torch.no_grad():
+            attention(q, k, v)
+        torch.autograd.grad(attention(q, k, v), (q, k, v), dO)
+        torch.cuda.synchronize()
+    except Exception:  # the run that measures meets it again, and names it
+        return
