@@ -109,24 +109,29 @@ NCU = """==PROF== Connected to process 42
 ==PROF== Disconnected
 "ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","sm__inst_executed_pipe_tensor.sum"
 "","","Mbyte","Kbyte","byte","inst"
-"0","scores_kernel","1.5","250","1,000","12"
-"1","softmax_kernel","2.5","750","2,000","{tensor}"
+"0","spin_kernel(long)","9","9","9","9"
+"1","scores_kernel","1.5","250","1,000","12"
+"2","softmax_kernel","2.5","750","2,000","{tensor}"
+"3","spin_kernel(long)","9","9","9","9"
+"4","forward_kernel","3","0","5","6"
 """
 
 
-def test_kernels_are_added_up_in_bytes():
-    found = counters.summed(NCU.format(tensor="30"))
-    assert found == {"DRAM bytes read": 4e6, "DRAM bytes written": 1e6, "L2 bytes": 3000.0, "tensor instructions": 42.0}
+def test_the_kernels_of_each_call_are_added_up_in_bytes():
+    standard, fa2 = counters.summed(NCU.format(tensor="30"))
+    assert standard == {"DRAM bytes read": 4e6, "DRAM bytes written": 1e6, "L2 bytes": 3e3, "tensor instructions": 42.0}
+    assert fa2 == {"DRAM bytes read": 3e6, "DRAM bytes written": 0.0, "L2 bytes": 5.0, "tensor instructions": 6.0}
 
 
 def test_a_counter_that_a_kernel_lacks_is_left_out():
-    assert "tensor instructions" not in counters.summed(NCU.format(tensor=""))
+    standard, fa2 = counters.summed(NCU.format(tensor=""))
+    assert "tensor instructions" not in standard and fa2["tensor instructions"] == 6
 
 
 def test_without_ncu_the_reason_is_given(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="ncu is not installed"):
-        counters.read("fa1", Problem(1, 1, 1, 64, 64, 64, False))
+        counters.read(Problem(1, 1, 1, 64, 64, 64, False), ["fa1"])
 
 
 # Problems, suites, protocol -----------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Hardware counters of one call, read by NVIDIA's ncu from a process of its own.
+"""Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
 
-`python -m fa2_lab.bench.counters RUNG BATCH HEADS N D CAUSAL` is the process that ncu watches.
+`python -m fa2_lab.bench.counters BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import csv
 import io
 import subprocess
 import sys
+from collections.abc import Sequence
 
 from fa2_lab.bench.problem import Problem
 
@@ -23,10 +24,13 @@ METRICS = {
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 
 
-def read(rung: str, problem: Problem, timeout: int = 120) -> dict[str, float]:
-    """{metric: sum over all kernels of one call}."""
+MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
+
+
+def read(problem: Problem, names: Sequence[str], timeout: int = 200) -> dict[str, dict[str, float]]:
+    """{contestant: {metric: sum over all kernels of one call}}."""
     sizes = [problem.batch, problem.heads, problem.N_q, problem.d, int(problem.causal)]
-    watched = [sys.executable, "-m", "fa2_lab.bench.counters", rung, *map(str, sizes)]
+    watched = [sys.executable, "-m", "fa2_lab.bench.counters", *map(str, sizes), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
     try:
@@ -37,37 +41,61 @@ def read(rung: str, problem: Problem, timeout: int = 120) -> dict[str, float]:
         raise RuntimeError(f"ncu took longer than {timeout} s") from slow
     if done.returncode:
         raise RuntimeError(f"ncu: {(done.stdout + done.stderr).strip().splitlines()[-1][:160]}")
-    return summed(done.stdout)
+    return dict(zip(names, summed(done.stdout), strict=True))
 
 
-def summed(output: str) -> dict[str, float]:
-    """ncu's table, its kernels added up; a counter that this GPU does not have is left out."""
+def summed(output: str) -> list[dict[str, float]]:
+    """ncu's table, the kernels after each marker added up; a counter that this GPU does not have is left out."""
     start = output.index('"ID"')
     units, *kernels = csv.DictReader(io.StringIO(output[start:]))
-    totals = {}
+    calls: list[list[dict]] = []
+    for kernel in kernels:
+        if MARKER in kernel["Kernel Name"]:
+            calls.append([])
+        else:
+            calls[-1].append(kernel)
+    return [totals(call, units) for call in calls]
+
+
+def totals(kernels: list[dict], units: dict) -> dict[str, float]:
+    """{metric: sum} of the kernels of one call."""
+    found = {}
     for name, metric in METRICS.items():
-        if all(kernel.get(metric) for kernel in kernels):
+        if kernels and all(kernel.get(metric) for kernel in kernels):
             factor = UNITS.get(units[metric], 1)
-            totals[name] = sum(float(kernel[metric].replace(",", "")) * factor for kernel in kernels)
-    return totals
+            found[name] = sum(float(kernel[metric].replace(",", "")) * factor for kernel in kernels)
+    return found
 
 
 def main(argv: list[str]) -> None:
-    """Call one rung twice and let ncu watch the second call."""
+    """Call each contestant twice and let ncu watch the second calls."""
     import torch
 
-    from fa2_lab.bench.ladder import contestants
+    from fa2_lab.bench.ladder import everybody
 
-    batch, heads, N, d, causal = map(int, argv[1:])
+    batch, heads, N, d, causal = map(int, argv[:5])
     problem = Problem(batch, heads, heads, N, N, d, bool(causal))
-    tensors = problem.tensors()
-    call = dict(contestants(problem, tensors))[argv[0]]
-    call()
-    torch.cuda.synchronize()
+    calls = dict(everybody(problem, problem.tensors()))
+    for name in argv[5:]:
+        calls[name] = calls[name] if works(calls[name]) else (lambda: None)
     torch.cuda.profiler.start()
-    call()
+    for name in argv[5:]:
+        torch.cuda._sleep(1)
+        calls[name]()
     torch.cuda.synchronize()
     torch.cuda.profiler.stop()
+
+
+def works(call) -> bool:
+    """Whether it runs here; the timed rows say why not."""
+    import torch
+
+    try:
+        call()
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
-from fa2_lab.bench import counters
+from fa2_lab.bench import counters, peers
 from fa2_lab.bench.problem import Problem, error
 from fa2_lab.bench.protocol import PROTOCOL, Timing, measure
 from fa2_lab.bench.results import Results, Row, machine
@@ -28,7 +28,7 @@ def run() -> Results:
     """Time every rung on every problem, then read the hardware's counters where they can be read."""
     jobs = [partial(climb, problem) for problem in grid()]
     for problem in (Problem(4, 16, 16, 4096, 4096, 64, False), Problem(4, 16, 16, 4096, 4096, 128, False)):
-        jobs += [partial(count, problem, name) for name, _ in contestants(problem, None)]
+        jobs += [partial(count, problem, name) for name, _ in everybody(problem, None)]
     return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
 
 
@@ -62,11 +62,24 @@ def contestants(problem: Problem, tensors) -> list[tuple]:
     return calls
 
 
+def everybody(problem: Problem, tensors) -> list[tuple]:
+    """The rungs, and what the package itself runs."""
+    own = {name: peers.PEERS[name](problem) for name in ("fa2_lab portable", "fa2_lab")}
+    return contestants(problem, tensors) + [(name, partial(call, *(tensors or ()))) for name, call in own.items()]
+
+
 def count(problem: Problem, rung: str) -> Row:
     """The hardware's counters for one call of a rung."""
-    values, failed = {}, {}
-    try:
-        values = {metric: [number] for metric, number in counters.read(rung, problem).items()}
-    except RuntimeError as failure:
-        failed = {"ncu": str(failure)}
+    counts, reason = counted(problem)
+    values = {metric: [number] for metric, number in counts.get(rung, {}).items()}
+    failed = {"ncu": reason} if reason else {}
     return Row(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")
+
+
+@cache
+def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
+    """The counters of everybody, or why there are none."""
+    try:
+        return counters.read(problem, [name for name, _ in everybody(problem, None)]), ""
+    except RuntimeError as failure:
+        return {}, str(failure)
