@@ -1,0 +1,158 @@
+"""Actors that wait for each other, and units that work meanwhile: a thread block, event by event.
+
+An actor (a warp, or four that act together) is a generator: it starts jobs, and yields what it waits for. A unit (copy
+engine, tensor cores, exponential lanes) works off what was started. Copies run side by side, each as if alone. Other
+units go through one actor's jobs in their order. Between actors they share their time equally, or serve whoever came
+first: how a GPU divides its tensor cores among warps is not documented.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+
+SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
+MANNERS = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
+DUST = 1e-6  # clocks: what rounding may leave of a job
+
+
+class Deadlock(RuntimeError):
+    """Everybody waits, and no job is left that could change anything."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What an actor yields: it goes on as soon as `ready` says so."""
+
+    ready: Callable[[], bool]
+    what: str
+
+
+class Barrier:
+    """Ends its phase when all expected arrivals are in: 0, 1, 0, 1, … Whoever waits names the phase that must end."""
+
+    def __init__(self, what: str, arrivals: int):
+        self.what, self.expected = what, arrivals
+        self.phase, self.missing = 0, arrivals
+        self.came: Counter[str] = Counter()  # who has arrived, and how often
+
+    def arrive(self, who: str) -> None:
+        self.came[who] += 1
+        self.missing -= 1
+        if self.missing == 0:
+            self.phase, self.missing = self.phase ^ 1, self.expected
+
+    def over(self, phase: int) -> Wait:
+        """A wait for the end of that phase. One bit is all that is compared."""
+        return Wait(lambda: self.phase != phase, self.what)
+
+
+@dataclass(eq=False)
+class Job:
+    """Work of a unit: for whom, what, when; `result` is computed at its end, from what its operands are then."""
+
+    unit: str
+    actor: str
+    label: str
+    clocks: float
+    compute: Callable[[], object]
+    started: float
+    left: float
+    begun: float | None = None  # when the unit turned to it
+    ended: float | None = None
+    result: object = None
+
+    def done(self) -> Wait:
+        return Wait(lambda: self.ended is not None, f"{self.unit}: {self.label}")
+
+
+@dataclass(frozen=True)
+class Waited:
+    """An actor, what it waited for, from when to when."""
+
+    actor: str
+    what: str
+    since: float
+    until: float
+
+
+class Block:
+    """A thread block: its clock, its jobs, and a log of who waited for what."""
+
+    def __init__(self, **manners: str):
+        self.manners = MANNERS | manners
+        self.clock, self.actor = 0.0, ""
+        self.running: list[Job] = []
+        self.jobs: list[Job] = []  # in the order in which they ended
+        self.waits: list[Waited] = []
+
+    def start(self, unit: str, clocks: float, label: str, compute: Callable[[], object] = lambda: None) -> Job:
+        """The actor whose turn it is starts a job, and does not wait for it."""
+        job = Job(unit, self.actor, label, clocks, compute, self.clock, clocks)
+        self.running.append(job)
+        return job
+
+    def run(self, actors: Mapping[str, Generator[Wait]]) -> Block:
+        """Let all actors go on as far as they can, then the clock to the next end of a job, until all have ended."""
+        asleep = {name: (Wait(lambda: True, "the start"), self.clock) for name in actors}
+        while asleep:
+            moved = [name for name in actors if name in asleep and self._resume(name, actors[name], asleep)]
+            if asleep and not moved:
+                if not self.running:
+                    reasons = "; ".join(f"{name} waits for {wait.what}" for name, (wait, _) in asleep.items())
+                    raise Deadlock(reasons)
+                self._advance()
+        while self.running:  # what was started and not waited for
+            self._advance()
+        return self
+
+    def _resume(self, name: str, actor: Generator[Wait], asleep: dict) -> bool:
+        """Let one actor run to its next wait, if what it waits for has come."""
+        wait, since = asleep[name]
+        if not wait.ready():
+            return False
+        self.waits.append(Waited(name, wait.what, since, self.clock))
+        self.actor = name
+        try:
+            asleep[name] = next(actor), self.clock
+        except StopIteration:
+            del asleep[name]
+        return True
+
+    def _advance(self) -> None:
+        """The clock to the next end of a job; what ends then, ends in the order in which it was started."""
+        served = self._served()
+        crowd = Counter(job.unit for job in served)
+        pace = {job: 1 if self.manners[job.unit] == SIDE_BY_SIDE else 1 / crowd[job.unit] for job in served}
+        step = min(job.left / pace[job] for job in served)
+        for job in served:
+            job.begun = self.clock if job.begun is None else job.begun
+            job.left -= step * pace[job]
+        self.clock += step
+        for job in [job for job in served if job.left < DUST]:
+            self.running.remove(job)
+            job.ended, self.actor = self.clock, f"{job.unit} engine"
+            job.result = job.compute()
+            self.jobs.append(job)
+
+    def _served(self) -> list[Job]:
+        """The jobs that their units work on now: all, each actor's first, or the first of all."""
+        seen, served = set(), []
+        for job in self.running:
+            queue = {SIDE_BY_SIDE: id(job), SHARED: job.actor, IN_ORDER: None}[self.manners[job.unit]]
+            if (job.unit, queue) not in seen:
+                served.append(job)
+            seen.add((job.unit, queue))
+        return served
+
+    def busy(self, unit: str, since: float = 0.0) -> float:
+        """The share of the time from `since` to the end of the last job in which this unit worked."""
+        edges = sorted(
+            (max(job.begun, since), job.ended) for job in self.jobs if job.unit == unit and job.ended > since
+        )
+        covered, reached = 0.0, since
+        for begun, ended in edges:
+            covered += max(0.0, ended - max(begun, reached))
+            reached = max(reached, ended)
+        return covered / (max(job.ended for job in self.jobs) - since)

@@ -1,0 +1,186 @@
+"""The model of the Hopper kernel: right numbers in every order of events, and every missing barrier found out."""
+
+from contextlib import contextmanager
+from itertools import pairwise
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+
+from fa2_lab.machine import asynchrony, chips, grid, hopper
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Block, Deadlock
+from fa2_lab.reference import naive
+from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
+
+SHAPES = [(16, 32, NO_MASK), (20, 30, CAUSAL), (30, 20, CAUSAL), (7, 9, CAUSAL), (13, 13, Mask(True, 5))]
+
+
+def draw(N_q, N_k, d=4):
+    rng = np.random.default_rng(N_q)
+    return rng.standard_normal((N_q, d)), *rng.standard_normal((2, N_k, d))
+
+
+def end(block):
+    return max(job.ended for job in block.jobs)
+
+
+# Numbers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("visit", [hopper.look_ahead, hopper.in_sequence])
+@pytest.mark.parametrize("consumers", [1, 2, 3])
+@pytest.mark.parametrize("N_q, N_k, mask", SHAPES)
+def test_right_whatever_the_order(N_q, N_k, mask, consumers, visit):
+    Q, K, V = draw(N_q, N_k)
+    want = naive.forward_linear_memory(Q, K, V, mask=mask)
+    for slots, turns, tensor in ((1, False, SHARED), (2, True, IN_ORDER), (3, True, SHARED)):
+        run = hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4, mask), consumers, slots, turns, visit, tensor=tensor)
+        for got, truth in zip((run.O, run.L), want, strict=False):
+            np.testing.assert_allclose(got, truth, rtol=1e-10, atol=1e-12)
+
+
+# Faults -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def without(cls, method, nth, tensor=None):
+    """The nth call of a method does nothing."""
+    real, calls = getattr(cls, method), iter(range(10**6))
+
+    def wrapped(self, *args):
+        if (tensor is None or self.tensor == tensor) and next(calls) == nth:
+            return None
+        return real(self, *args)
+
+    with patch.object(cls, method, wrapped):
+        yield
+
+
+@pytest.mark.parametrize("tensor", "QKV")
+def test_a_forgotten_release_ends_in_a_deadlock_that_names_the_ring(tensor):
+    Q, K, V = draw(24, 32)
+    with without(hopper.Ring, "release", 1, tensor), pytest.raises(Deadlock, match=f"producer waits for {tensor} empt"):
+        hopper.forward(Q, K, V, Tiling(24, 32, 4, 4))
+
+
+def test_a_turn_that_is_not_passed_on_ends_in_a_deadlock():
+    Q, K, V = draw(16, 32)
+    with without(hopper.Turns, "pass_on", 3), pytest.raises(Deadlock, match=r"consumer \d waits for turn"):
+        hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), turns=True)
+
+
+@pytest.mark.parametrize("tensor", "KV")
+def test_a_release_before_the_product_has_ended_spoils_the_result(tensor):
+    Q, K, V = draw(8, 32)
+    take, really_release = hopper.Ring.take, hopper.Ring.release
+
+    def take_and_release(self, n):
+        tile = yield from take(self, n)
+        if self.tensor == tensor:
+            really_release(self, n)
+        return tile
+
+    def release(self, n):
+        if self.tensor != tensor:
+            really_release(self, n)
+
+    with patch.object(hopper.Ring, "take", take_and_release), patch.object(hopper.Ring, "release", release):
+        run = hopper.forward(Q, K, V, Tiling(8, 32, 4, 4), slots=1, costs=hopper.Costs(copy=10))
+    assert not np.allclose(run.O, naive.forward(Q, K, V)[0], equal_nan=False)
+
+
+def test_a_take_that_does_not_wait_spoils_the_result():
+    Q, K, V = draw(8, 32)
+
+    def take(self, n):
+        slot = n % self.slots
+        return lambda: np.zeros((4, 4)) if self.tiles[slot] is None else self.tiles[slot]
+        yield
+
+    with patch.object(hopper.Ring, "take", take):
+        run = hopper.forward(Q, K, V, Tiling(8, 32, 4, 4))
+    assert not np.allclose(run.O, naive.forward(Q, K, V)[0], equal_nan=False)
+
+
+# Barriers, units and time -------------------------------------------------------------------------------------
+
+
+def test_phases():
+    barrier = Barrier("x", 2)
+    assert barrier.over(1).ready() and not barrier.over(0).ready(), "the phase before the first one counts as over"
+    barrier.arrive("a")
+    assert not barrier.over(0).ready()
+    barrier.arrive("b")
+    assert barrier.over(0).ready() and not barrier.over(1).ready()
+    assert dict(barrier.came) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    "manner, ends", [(SHARED, (20, 20)), (IN_ORDER, (10, 20)), (asynchrony.SIDE_BY_SIDE, (10, 10))]
+)
+def test_units_divide_themselves(manner, ends):
+    block = Block(tensor=manner)
+
+    def actor():
+        job = block.start("tensor", 10, "x")
+        yield job.done()
+
+    block.run({"a": actor(), "b": actor()})
+    assert tuple(job.ended for job in sorted(block.jobs, key=lambda job: job.actor)) == ends
+    assert block.busy("tensor") == 1
+
+
+def test_clocks_by_hand():
+    """d 64 and 128 on an H200: tiles of 64 × 128, 16 of them, one consumer."""
+    Q, K, V = draw(4, 64)
+    for d, product in ((64, 256), (128, 512)):
+        price = hopper.costs(chips.H200, 64, 128, d)
+        assert (price.scores, price.values, price.softmax) == (product, product, 512)
+        for visit, clocks in (
+            (hopper.in_sequence, 16 * (2 * product + 512)),
+            (hopper.look_ahead, product + 512 + 15 * (product + 512) + product),
+        ):
+            run = hopper.forward(Q, K, V, Tiling(4, 64, 4, 4), 1, visit=visit, costs=price)
+            assert end(run.block) == price.copy + clocks
+            assert run.block.busy("tensor") == pytest.approx(16 * 2 * product / (price.copy + clocks))
+
+
+def test_no_unit_works_on_more_than_it_can():
+    Q, K, V = draw(24, 64)
+    run = hopper.forward(Q, K, V, Tiling(24, 64, 4, 4, CAUSAL), 3, turns=True, tensor=IN_ORDER)
+    for unit in ("tensor", "exp"):
+        total = sum(job.clocks for job in run.block.jobs if job.unit == unit)
+        assert total <= end(run.block) * (1 + 1e-9)
+    spans = sorted((j.begun, j.ended) for j in run.block.jobs if j.unit == "tensor")
+    assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans)), "in order means one at a time"
+
+
+def test_who_waits_for_whom():
+    Q, K, V = draw(16, 32)
+    run = hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), turns=True)
+    came = {bar.what: set() for ring in (run.pipes.q, run.pipes.k, run.pipes.v) for bar in ring.filled + ring.emptied}
+    for ring in (run.pipes.q, run.pipes.k, run.pipes.v):
+        for bar in ring.filled + ring.emptied:
+            came[bar.what] |= set(bar.came)
+    both = {"consumer 0", "consumer 1"}
+    assert came == {f"{t} filled": {"copy engine"} for t in "QKV"} | {f"{t} emptied": both for t in "QKV"}
+    waited = {(w.actor, w.what) for w in run.block.waits}
+    assert ("producer", "K emptied") in waited and ("consumer 1", "turn") in waited
+    assert not any(actor == "producer" and "filled" in what for actor, what in waited)
+
+
+# Dealt or drawn -----------------------------------------------------------------------------------------------
+
+
+def test_dealt_by_hand():
+    ran = hopper.dealt([4, 1, 3, 1], SMs=2)
+    assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]
+    drawn = grid.schedule([grid.Block(0, n, cost) for n, cost in enumerate([4, 1, 3, 1])], 2)
+    assert (ran.makespan, drawn.makespan) == (7, 5)
+
+
+@pytest.mark.parametrize("name, value", [("consumers", 4), ("slots", 0), ("consumers", True)])
+def test_bad_numbers_are_named(name, value):
+    Q, K, V = draw(4, 4)
+    with pytest.raises((ValueError, TypeError), match=name):
+        hopper.forward(Q, K, V, Tiling(4, 4, 4, 4), **{name: value})
