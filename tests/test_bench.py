@@ -66,36 +66,95 @@ def test_the_table_shows_ratios_first_and_every_reason():
 # README -------------------------------------------------------------------------------------------------------
 
 
-def test_the_readme_s_section_names_machine_and_baselines():
-    lines = readme.section(suite(contest(), contest(causal=True))).splitlines()
-    assert lines[0].startswith("NVIDIA H200, bf16, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234.")
-    assert "GEMM 791 TFLOP/s" in lines[0]
-    assert lines[2] == "- torch flash: ahead on 2 of 2 rows, from 2.00 to 2.00 times its speed."
-    assert lines[4] == "<details><summary>All 2 rows</summary>" and lines[-1] == "</details>"
-    assert lines[6] == "| direction | d | mask | N | fa2_lab, TFLOP/s | over torch flash |"
-    assert lines[8:-2] == [
-        "| forward | 128 | full | 4,096 | 400 | 2.00 |",
-        "| forward | 128 | causal | 4,096 | 400 | 2.00 |",
+def both(causal=False, d=128, portable=4.0, **peers):
+    """A row where fa2_lab takes 2 ms and the others what is said."""
+    row = contest(causal=causal, d=d)
+    row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
+    return row
+
+
+def test_the_grid_names_machine_baselines_and_both_of_us():
+    rows = [both(cuDNN=3.0), both(causal=True, cuDNN=1.0, portable=None), both(d=64, FlexAttention=5.0)]
+    lines = readme.grid(suite(*rows)).splitlines()
+    made = "NVIDIA H200, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234."
+    assert "bf16" in lines[0] and lines[0].endswith(f"{made} In the same run: GEMM 791 TFLOP/s.")
+    assert lines[2:7] == [
+        "- `fa2_lab` over cuDNN: forward ahead on 1 of 2, 0.50 to 1.50",
+        "- `fa2_lab` over FlexAttention: forward ahead on 1 of 1, 2.50 to 2.50",
+        "- `fa2_lab portable` over cuDNN: forward ahead on 0 of 1, 0.75 to 0.75",
+        "- `fa2_lab portable` over FlexAttention: forward ahead on 1 of 1, 1.25 to 1.25",
+        "- Plainly: `fa2_lab` is faster than cuDNN on some rows of forward at d = 128.",
+    ]
+    assert lines[8] == "<details><summary>All 3 rows</summary>" and lines[-1] == "</details>"
+    assert lines[12] == "| direction | d | mask | N | TFLOP/s | over cuDNN | over FlexAttention |"
+    assert lines[14:-2] == [
+        "| forward | 128 | full | 4,096 | 200 / 100 | 1.50 / 0.75 | – |",
+        "| forward | 128 | causal | 4,096 | 200 / – | 0.50 / – | – |",
+        "| forward | 64 | full | 4,096 | 200 / 100 | – | 2.50 / 1.25 |",
     ]
 
 
-def test_the_readme_shows_the_recorded_run():
+def test_it_says_plainly_where_we_lead_and_where_not():
+    lead, trail = both(cuDNN=3.0), both(d=64, cuDNN=1.0)
+    said = readme.plainly([lead, trail], "cuDNN")
+    assert (
+        said
+        == "Plainly: `fa2_lab` is faster than cuDNN on every row of forward at d = 128, on no row of forward at d = 64."
+    )
+    trail.direction = "backward"
+    trail.problem["d"] = 128
+    assert "on every row of forward at d = 128, on no row of backward at d = 128" in readme.plainly(
+        [lead, trail], "cuDNN"
+    )
+
+
+def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
+    heads = Results("heads", MACHINE, "by hand", rows=[both(cuDNN=1.0), both(cuDNN=4.0, portable=None)])
+    heads.rows[0].problem["kv_heads"] = 4
+    said = readme.told(heads)
+    assert said.startswith("bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full, NVIDIA H200, commit abc1234: ")
+    assert said.endswith("`fa2_lab` over cuDNN: forward ahead on 1 of 2, 0.50 to 2.00. `fa2_lab portable` over cuDNN: "
+                         "forward ahead on 0 of 1, 0.25 to 0.25.")  # fmt: skip
+    alone = Results("ring", MACHINE, "by hand", rows=[both()])
+    assert readme.told(alone).endswith(" N 4096 b 4 h 16 d 128 full: fa2_lab 2 ms, fa2_lab portable 4 ms.")
+
+
+def test_training_and_memory_are_told():
+    where = contest().problem | dict(layers=6, steps=200)
+    time = Row(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
+    curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
+    said = readme.told(Results("train", MACHINE, "by hand", rows=[time], curves=curves))
+    assert "6 layers, 200 steps, tokens per second: fa2_lab 2,000,000, cuDNN 2,500,000" in said
+    assert "never further apart than 0.0025" in said
+    peaks = [Row(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)]
+    said = readme.told(Results("memory", MACHINE, "by hand", rows=peaks))
+    assert "at N = 4,096: fa2_lab 64 MiB; 4 times the length takes `fa2_lab` 4.0 times" in said
+    assert said.endswith("out of memory on the way: math.")
+
+
+def test_the_readme_shows_the_recorded_runs():
     text = readme.README.read_text(encoding="utf-8")
-    assert readme.renewed(text, results.load("paper")) == text, "run `python -m fa2_lab bench --readme`"
+    assert readme.renewed(text, readme.section()) == text, "run `python -m fa2_lab bench --readme`"
 
 
-def test_a_peer_without_a_number_is_a_dash():
-    alone = contest()
-    del alone.values["torch flash"]
-    assert "| forward | 128 | full | 4,096 | 400 | – |" in readme.section(suite(contest(), alone))
+def test_one_changed_number_in_a_record_changes_the_readme(tmp_path):
+    for file in results.FOLDER.glob("bench_*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert readme.section(tmp_path) == readme.section()
+    for name in ("paper", "train", "memory", "small"):
+        changed = results.load(name, tmp_path)
+        for row in changed.rows:
+            row.values["fa2_lab"] = [1.5 * x for x in row.values["fa2_lab"]]
+        file, before = changed.save(tmp_path), (results.FOLDER / f"bench_{name}.json").read_bytes()
+        assert readme.section(tmp_path) != readme.section(), name
+        file.write_bytes(before)
 
 
 def test_renewing_touches_only_what_stands_between_the_markers():
     text = f"before\n{readme.START}\nold\n{readme.END}\nafter\n"
-    once = readme.renewed(text, suite(contest()))
-    assert once.startswith(f"before\n{readme.START}\nNVIDIA H200")
-    assert once.endswith(f"</details>\n{readme.END}\nafter\n")
-    assert "old" not in once and readme.renewed(once, suite(contest())) == once
+    once = readme.renewed(text, "new\nlines")
+    assert once == f"before\n{readme.START}\nnew\nlines\n{readme.END}\nafter\n"
+    assert readme.renewed(once, "new\nlines") == once
 
 
 def test_the_readme_has_one_place_for_results():
