@@ -1,12 +1,16 @@
 """The bench without a GPU: how results are kept and shown, what is counted, and a training run in miniature."""
 
+import importlib
 import re
+import sys
+from functools import partial
 
 import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_lab.bench import command, counters, problem, protocol, readme, results, suites, train  # noqa: E402
+import fa2_lab.attention  # noqa: E402, F401 — before Triton, so that its interpreter is on where there is no GPU
+from fa2_lab.bench import command, counters, problem, protocol, readme, results, smoke, suites, train  # noqa: E402
 from fa2_lab.bench.problem import Problem  # noqa: E402
 from fa2_lab.bench.results import Results, Row  # noqa: E402
 
@@ -220,6 +224,60 @@ def test_a_right_answer_passes_and_a_wrong_one_does_not(causal):
     assert problem.error(1.05 * O, q, k, v, causal) > suites.TOLERANCE
 
 
+@pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
+def test_gradients_by_definition_are_autograd_s(causal, N_q, N_k):
+    p = Problem(2, 4, 2, N_q, N_k, 16, causal, "float64")
+    q, k, v, dO = p.tensors(grad=True, device="cpu")
+    gradients = torch.autograd.grad(suites.peers.PEERS["torch"](p)(q, k, v), (q, k, v), dO)
+    truth = problem.gradients_by_definition(q, k, v, dO, causal)
+    assert problem.gradient_error(gradients, truth) < 1e-12
+    for n in range(3):
+        wrong = [1.05 * g if m == n else g for m, g in enumerate(gradients)]
+        assert problem.gradient_error(wrong, truth) > suites.TOLERANCE
+        wrong[n] = torch.full_like(wrong[n], torch.nan)
+        assert not problem.gradient_error(wrong, truth) <= suites.TOLERANCE
+
+
+def test_the_gradients_of_a_long_sequence_go_in_chunks(monkeypatch):
+    q, k, v, dO = Problem(1, 2, 1, 300, 300, 8, True, "float64").tensors(grad=True, device="cpu")
+    whole = problem.gradients_by_definition(q, k, v, dO, True, few=20)
+    monkeypatch.setattr(problem, "MOST", 0)  # chunks of 20 rows
+    for part, all_at_once in zip(problem.gradients_by_definition(q, k, v, dO, True, few=20), whole, strict=True):
+        assert torch.allclose(part, all_at_once, rtol=1e-12, atol=1e-14)
+
+
+def test_a_wrong_gradient_is_not_timed(monkeypatch):
+    p = Problem(1, 2, 2, 64, 64, 16, False, "float32")
+    tensors = p.tensors(grad=True, device="cpu")
+    right = suites.peers.PEERS["torch"](p)
+
+    class HalfOfdV(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, v):
+            return v.clone()
+
+        @staticmethod
+        def backward(ctx, dV):
+            return dV / 2
+
+    monkeypatch.setitem(suites.peers.PEERS, "wrong", lambda p: lambda q, k, v: right(q, k, HalfOfdV.apply(v)))
+    forward = dict(suites.ready(p, "forward", ("torch", "wrong"), tensors[:3]))
+    assert not any(isinstance(call, str) for call in forward.values())
+    backward = dict(suites.ready(p, "backward", ("torch", "wrong"), tensors))
+    assert backward["wrong"] == "wrong: error 5.0e-01" and not isinstance(backward["torch"], str)
+
+
+def test_flex_s_causal_mask_is_made_from_corners():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    for N_q, N_k in ((256, 256), (300, 500), (130, 700), (500, 300), (128, 1)):
+        offset = N_k - N_q
+        mine = suites.peers.flex_mask(N_q, N_k, device="cpu")
+        theirs = create_block_mask(lambda b, h, i, j, o=offset: j <= i + o, None, None, N_q, N_k, device="cpu")
+        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), (name, N_q, N_k)
+
+
 def test_grids():
     paper = suites.paper_grid()
     assert len(paper) == len(set(paper)) == 2 * 2 * 6
@@ -245,11 +303,44 @@ def test_an_interrupted_run_keeps_what_it_has():
     def interrupted():
         raise KeyboardInterrupt
 
-    from functools import partial
-
     jobs = [partial(contest), partial(interrupted), partial(contest)]
     kept = suites.collect(suite(), jobs)
     assert len(kept.rows) == 1 and len(kept.missing) == 2
+
+
+def test_what_does_not_fit_into_memory_is_a_row_and_the_run_goes_on():
+    def too_large(problem, direction):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    where = Problem(1, 1, 1, 2**20, 2**20, 64, False)
+    kept = suites.collect(suite(), [partial(too_large, where, "backward"), partial(contest)])
+    assert len(kept.rows) == 2 and not kept.missing
+    assert kept.rows[0].failed == {"everybody": "out of memory"} and kept.rows[0].direction == "backward"
+
+
+def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(command, "check", lambda names: None)
+    ran = []
+
+    def measure(name, missing=()):
+        ran.append(name)
+        return Results(name, MACHINE, "by hand", rows=[contest()], missing=list(missing))
+
+    monkeypatch.setattr(suites, "paper", lambda: measure("paper"))
+    monkeypatch.setattr(suites, "long", lambda: measure("long", ["the rest"]))
+    monkeypatch.setattr(suites, "heads", lambda: measure("heads"))
+    assert command.main(["paper", "long", "heads", "--folder", str(tmp_path)]) == 130
+    assert ran == ["paper", "long"]
+    assert results.load("long", tmp_path).missing == ["the rest"]
+    assert "not measured: the rest" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", command.SUITES)
+def test_every_suite_has_somebody_who_measures_it(name):
+    room, function = command.SUITES[name].measure.split(":")
+    if room == "ladder":
+        pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    assert callable(getattr(importlib.import_module(f"fa2_lab.bench.{room}"), function))
 
 
 def test_a_timing_is_the_median_and_the_middle_half():
@@ -274,6 +365,57 @@ def test_without_a_gpu_the_command_says_where_recorded_results_are():
 def test_a_suite_that_does_not_exist_is_refused_before_anything_runs(names, got):
     with pytest.raises(ValueError, match=rf"^suite: got {got}; it takes smoke, paper, "):
         command.main(names)
+
+
+# Smoke ---------------------------------------------------------------------------------------------------------
+
+
+def test_smoke_runs_without_a_gpu_and_says_what_its_times_are():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    p = Problem(1, 2, 1, 33, 40, 16, True, "float32")
+    forward, backward = (smoke.check(p, direction) for direction in suites.DIRECTIONS)
+    for row in (forward, backward):
+        assert set(row.values) | set(row.failed) == set(smoke.NAMES) and {"fa2_lab", "torch"} <= set(row.values)
+        assert all(ms > 0 for (ms,) in row.values.values()) and row.unit == "ms" and not row.flops
+    assert "say nothing about a GPU" in smoke.PROTOCOL + smoke.INTERPRETED
+    assert results.machine()["gpu"].startswith("no GPU")
+
+
+def test_smoke_has_ragged_grouped_and_causal_problems():
+    grid = smoke.grid()
+    assert {p.causal for p in grid} == {False, True} and max(max(p.N_q, p.N_k) for p in grid) <= 200
+    assert any(p.N_q != p.N_k and p.N_q % 32 and p.kv_heads < p.heads for p in grid)
+
+
+def test_portable_calls_the_kernels_themselves(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.kernels import backward, forward
+
+    called = []
+
+    def watch(module, name):
+        usual = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given: called.append(name) or usual(*given))
+
+    watch(forward, "forward")
+    watch(backward, "backward")
+    monkeypatch.setattr(sys.modules["fa2_lab.attention"], "attention", None)
+    p = Problem(1, 2, 1, 40, 40, 16, True, "float32")
+    tensors = p.tensors(grad=True, device="cuda" if torch.cuda.is_available() else "cpu")
+    ((_, call),) = suites.ready(p, "both", ["fa2_lab portable"], tensors)
+    assert not isinstance(call, str), call
+    call()
+    assert called == ["forward", "backward"] * 2
+
+
+# Commits -------------------------------------------------------------------------------------------------------
+
+
+def test_without_git_the_sources_have_a_fingerprint(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit())
+    assert results.commit() == results.sources()
 
 
 # Training -----------------------------------------------------------------------------------------------------

@@ -47,6 +47,8 @@ class Problem:
         return asdict(self)
 
 
+MOST = 2**27  # elements of P in float64 at a time: 1 GiB
+
 # Right or wrong ------------------------------------------------------------------------------------------------
 
 
@@ -80,7 +82,7 @@ def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
 @torch.no_grad()
 def gradients_by_definition(q, k, v, dO, causal: bool, few: int = 64) -> tuple[torch.Tensor, ...]:
     """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
-    group, chunk = q.shape[1] // k.shape[1], max(few, 2**27 // k.shape[2])  # so many rows of P that they take 1 GiB
+    group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
     k, v = k[-1, -1].double(), v[-1, -1].double()
     dK, dV = torch.zeros_like(k[:few]), torch.zeros_like(v[:few])
     for head in range(q.shape[1] - group, q.shape[1]):
