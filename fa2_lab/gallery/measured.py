@@ -12,7 +12,7 @@ from fa2_lab.plots.roofline import roofline
 from fa2_lab.plots.speed import speed
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-PEERS = ("fa2_lab", "cuDNN", "FlexAttention", "torch flash", "flash_attn")
+CONTESTANTS = ("fa2_lab", "fa2_lab portable", "cuDNN", "FlexAttention", "torch flash", "flash_attn")
 BASELINE = "torch flash"
 
 
@@ -79,8 +79,8 @@ def speed_data() -> dict:
         for row in record["rows"]:
             if row["direction"] == direction:
                 p = row["problem"]
-                curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in PEERS})
-                for name in PEERS:
+                curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in CONTESTANTS})
+                for name in CONTESTANTS:
                     if name in row["values"]:
                         curves[name].append((p["N_q"], row["flops"] / row["values"][name][0] / 1e9))
     panels = {at: {name: sorted(curve) for name, curve in c.items() if curve} for at, c in panels.items()}

@@ -12,6 +12,7 @@ from fa2_lab.plots import style
 Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
 LOOKS = {
     "fa2_lab": dict(color=style.INK, linewidth=2.2, marker="o", zorder=4),
+    "fa2_lab portable": dict(color=style.INK, linewidth=1.1, marker="o", markerfacecolor="white", zorder=3),
     "cuDNN": dict(color=style.QUIET, linestyle="--", marker="^"),
     "FlexAttention": dict(color=style.QUIET, linestyle="-.", marker="D"),
     "torch flash": dict(color=style.QUIET, linestyle=":", marker="s"),
@@ -64,9 +65,8 @@ def _names(ax: Axes, curves: Mapping[str, Curve], top: float) -> None:
     heights = apart([curve[-1][1] for curve in curves.values()], LABELS_APART * top)
     for name, height in zip(curves, heights, strict=True):
         ax.text(1.09, height / top, name, va="center", transform=ax.transAxes, color=LOOKS[name]["color"])
-        ends = ([1.62 * curves[name][-1][0]], [height])
-        ax.plot(*ends, marker=LOOKS[name]["marker"], color=LOOKS[name]["color"], markersize=3.5, label="_key",
-                clip_on=False)  # fmt: skip
+        look = {key: LOOKS[name][key] for key in ("marker", "color", "markerfacecolor") if key in LOOKS[name]}
+        ax.plot([1.62 * curves[name][-1][0]], [height], markersize=3.5, label="_key", clip_on=False, **look)
     ax.text(1.09, 1 / 1.08, "GEMM", va="center", transform=ax.transAxes, color=style.QUIET)
 
 
@@ -103,7 +103,9 @@ def alternative(panels: Mapping, gemm: float, baseline: str, setting: str) -> st
         N = max(ours, default=0)
         if N in theirs:
             mask = "causal" if causal else "full"
-            parts.append(f"{direction} d {d} {mask} {ours[N]:.0f} ({ours[N] / theirs[N]:.2f})")
+            plain = dict(curves.get("fa2_lab portable", ()))
+            beside = f", portable {plain[N]:.0f}" if N in plain else ""
+            parts.append(f"{direction} d {d} {mask} {ours[N]:.0f} ({ours[N] / theirs[N]:.2f}{beside})")
     names = ", ".join(dict.fromkeys(name for curves in panels.values() for name in curves))
     return (
         f"TFLOP/s over sequence length in {len(panels)} panels, for {names}; a line marks a GEMM at {gemm:.0f}. fa2_lab"
