@@ -1,0 +1,339 @@
+"""Decode: few queries over a long cache. The keys are split among programs, and what each found of them is merged.
+
+The tiles of all heads lie end to end, and every program takes an equal share of them, across heads if need be (the rule
+is machine/splits.py): slot w + h of the scratch holds what program w found of head h. The query heads of a group are
+rows of one tile, so that a key is read once for all of them. The cache is a tensor, or pages behind a block table.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+
+from fa2_lab.kernels import interpreter, launch
+from fa2_lab.kernels.forward import LN2, NEG_INF, scales_of
+from fa2_lab.kernels.tile import keys_seen, length_of, load_rows
+from fa2_lab.machine import splits
+
+LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
+PARTS = tl.constexpr(16)  # parts that are merged together
+
+
+# Whose tile is this? --------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def tiles_of(length, B_c: tl.constexpr):
+    """Tiles of one head; at least one, from which a row that sees no key gets its O = 0 and L = −∞."""
+    return tl.maximum(tl.cdiv(length, B_c), 1)
+
+
+@triton.jit
+def tiles_among(key_lengths, N_k, heads, first, batch, B_c: tl.constexpr):
+    """Tiles of each of the sequences first … first + LENGTHS, as far as they exist."""
+    index = first + tl.arange(0, LENGTHS)
+    length = tl.load(key_lengths + index, mask=index < batch, other=0)
+    length = tl.minimum(tl.maximum(length, 0), N_k).to(tl.int32)
+    return tl.where(index < batch, heads * tiles_of(length, B_c), 0)  # (LENGTHS,)
+
+
+@triton.jit
+def tiles_before(b, key_lengths, N_k, heads, B_c: tl.constexpr):
+    """Tiles of all the sequences before b."""
+    if key_lengths is None:
+        return b * heads * tiles_of(N_k, B_c)
+    else:
+        tiles = 0 * b
+        for first in range(0, b, LENGTHS):
+            tiles += tl.sum(tiles_among(key_lengths, N_k, heads, first, b, B_c), 0)
+        return tiles
+
+
+@triton.jit
+def sequence_of(t, key_lengths, N_k, heads, batch, B_c: tl.constexpr):
+    """Whose tile t is: how many sequences end before it."""
+    if key_lengths is None:
+        return t // (heads * tiles_of(N_k, B_c))
+    else:
+        b, before = 0 * t, 0 * t
+        for first in range(0, batch, LENGTHS):
+            tiles = tiles_among(key_lengths, N_k, heads, first, batch, B_c)
+            over = (before + tl.cumsum(tiles, 0) <= t) & (first + tl.arange(0, LENGTHS) < batch)
+            b += tl.sum(over.to(tl.int32), 0)
+            before += tl.sum(tiles, 0)
+        return b
+
+
+@triton.jit
+def share_of(T, programs, least):
+    """How many of all T tiles each program takes: machine/splits.py, Shares.share."""
+    return tl.maximum(tl.cdiv(T, programs), least)
+
+
+@triton.jit
+def part(parts, slots, slot, R, d_pad: tl.constexpr):
+    """Where a slot keeps the o, m and l of its first row, of R: first the o of all slots, then all m, then all l."""
+    row = tl.cast(slot, tl.int64) * R
+    rows = tl.cast(slots, tl.int64) * R
+    return parts + row * d_pad, parts + rows * d_pad + row, parts + rows * (d_pad + 1) + row
+
+
+# A program's share ----------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def load_keys(X, table, pages, first, strides, length, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+              PAGE: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
+    if table is None:
+        return load_rows(X, first, strides[2], length, B_c, d, d_pad, True, UPCAST)
+    elif PAGE % B_c == 0:  # a tile lies in one page
+        page = tl.minimum(tl.maximum(tl.load(table + first // PAGE), 0), pages - 1)
+        X += page.to(tl.int64) * strides[0] - tl.cast(first // PAGE * PAGE, tl.int64) * strides[2]
+        return load_rows(X, first, strides[2], length, B_c, d, d_pad, True, UPCAST)
+    else:
+        col = first + tl.arange(0, B_c)
+        page = tl.load(table + col // PAGE, mask=col < length, other=0)
+        page = tl.minimum(tl.maximum(page, 0), pages - 1)
+        row = page.to(tl.int64) * strides[0] + (col % PAGE).to(tl.int64) * strides[2]
+        real = (col < length)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
+        x = tl.load(X + row[:, None] + tl.arange(0, d_pad)[None, :], mask=real, other=0.0)
+        return x.to(tl.float32) if UPCAST else x  # (B_c, d_pad)
+
+
+@triton.jit
+def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, length, seen, scales, B_r: tl.constexpr,
+               B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
+               UPCAST: tl.constexpr):  # fmt: skip
+    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after keys `first` to `last`."""
+    scale_log2, coarse, huge = scales
+    o_i = tl.zeros((B_r, d_pad), tl.float32)  # FA2.A1.L5
+    m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
+    l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
+    for j in range(first, last, B_c):  # FA2.A1.L6
+        col = j + tl.arange(0, B_c)  # (B_c,)
+        k_j = load_keys(K, table, pages, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # FA2.A1.L7
+        s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
+        s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
+        m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
+        m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
+        c_i = tl.where(tl.abs(m_ref) < huge, scale_log2, coarse)  # (B_r,)
+        p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c)  FA2.A1.L9
+        alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
+        l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
+        m_i = m_new
+        v_j = load_keys(V, table, pages, j, V_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # FA2.A1.L7
+        o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
+    return m_i, l_i, o_i
+
+
+@triton.jit
+def load_group(Q, strides, row, kv_head, group, N_q, d: tl.constexpr, d_pad: tl.constexpr, UPCAST: tl.constexpr):
+    """The queries that share a K/V head, as rows: row r is query r % N_q of the group's head r // N_q."""
+    at = (kv_head * group + row // N_q).to(tl.int64) * strides[1] + (row % N_q).to(tl.int64) * strides[2]
+    real = (row < group * N_q)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
+    q_i = tl.load(Q + at[:, None] + tl.arange(0, d_pad)[None, :], mask=real, other=0.0)
+    return q_i.to(tl.float32) if UPCAST else q_i  # (B_r, d_pad)
+
+
+UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "programs", "slots", "least"]
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def split_kernel(Q, K, V, parts, key_lengths, table, Q_strides, K_strides, V_strides, pages, width, group, N_q, N_k,
+                 batch, heads, R, programs, slots, least, scale_log2, CAUSAL: tl.constexpr, PAGE: tl.constexpr,
+                 d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
+                 UPCAST: tl.constexpr):  # fmt: skip
+    """Program w: its share of all tiles, and a part for every head that they belong to.
+
+    `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
+    """
+    w = tl.program_id(0)
+    T = tiles_before(batch, key_lengths, N_k, heads, B_c)
+    share = share_of(T, programs, least)
+    t, end = w * share, tl.minimum((w + 1) * share, T)
+    while t < end:
+        b = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
+        length = length_of(key_lengths, b, N_k)
+        tiles = tiles_of(length, B_c)
+        begin = tiles_before(b, key_lengths, N_k, heads, B_c)
+        h = (t - begin) // tiles
+        begin += h * tiles  # the first tile of head h
+        stop = tl.minimum(end, begin + tiles)
+
+        row_blocks = tl.cdiv(group * N_q, B_r)
+        kv_head, row = h // row_blocks, h % row_blocks * B_r + tl.arange(0, B_r)
+        q_i = load_group(Q + tl.cast(b, tl.int64) * Q_strides[0], Q_strides, row, kv_head, group, N_q, d, d_pad,
+                         UPCAST)  # (B_r, d)  FA2.A1.L4  # fmt: skip
+        seen = keys_seen(row % N_q, N_q, N_k if table is None else length, length, CAUSAL)  # (B_r,)
+        K_h, V_h = K + tl.cast(kv_head, tl.int64) * K_strides[1], V + tl.cast(kv_head, tl.int64) * V_strides[1]
+        pages_b = table
+        if table is None:
+            K_h += tl.cast(b, tl.int64) * K_strides[0]
+            V_h += tl.cast(b, tl.int64) * V_strides[0]
+        else:
+            pages_b += tl.cast(b, tl.int64) * width
+        m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, pages_b, pages, K_strides, V_strides, (t - begin) * B_c,
+                                   (stop - begin) * B_c, length, seen, scales_of(scale_log2), B_r, B_c, d, d_pad,
+                                   PAGE, UPCAST)  # fmt: skip
+
+        r, real = row % B_r, row < group * N_q
+        o_at, m_at, l_at = part(parts, slots, w + b * heads + h, R, d_pad)
+        tl.store(o_at + r[:, None] * d_pad + tl.arange(0, d_pad)[None, :], o_i, mask=real[:, None])
+        tl.store(m_at + r, m_i, mask=real)
+        tl.store(l_at + r, l_i, mask=real)
+        t = stop
+
+
+# The merge ------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def merge(m, l, o, m_w, l_w, o_w, scales):
+    """SoftmaxState.merge, line by line: one state (), (), (d,) and several more (PARTS,), (PARTS,), (PARTS, d)."""
+    scale_log2, coarse, huge = scales
+    m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
+    m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
+    c = tl.where(tl.abs(m_ref) < huge, scale_log2, coarse)
+    alpha, beta = tl.exp2((m - m_ref) * c), tl.exp2((m_w - m_ref) * c)  # merge: alpha, beta
+    l = alpha * l + tl.sum(beta * l_w, 0)  # merge: l
+    o = alpha * o + tl.sum(beta[:, None] * o_w, 0)  # merge: o
+    return m_new, l, o
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch, heads, R, programs, slots, least,
+                 scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
+    """One row of O and L: its parts lie in neighbouring slots, from the first program that read its head on."""
+    pid = tl.program_id(0)
+    b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
+    row = head % group * N_q + n
+    h = head // group * tl.cdiv(group * N_q, B_r) + row // B_r
+    share = share_of(tiles_before(batch, key_lengths, N_k, heads, B_c), programs, least)
+    tiles = tiles_of(length_of(key_lengths, b, N_k), B_c)
+    begin = tiles_before(b, key_lengths, N_k, heads, B_c) + h * tiles
+    first, last = begin // share, (begin + tiles - 1) // share
+
+    e = tl.arange(0, d_pad)
+    m, l, o = -float("inf"), 0.0, tl.zeros((d_pad,), tl.float32)
+    for w in range(first, last + 1, PARTS):
+        reader = w + tl.arange(0, PARTS)  # (PARTS,)
+        real = reader <= last
+        o_at, m_at, l_at = part(parts, slots, reader + b * heads + h, R, d_pad)
+        m_w = tl.load(m_at + row % B_r, mask=real, other=NEG_INF)
+        l_w = tl.load(l_at + row % B_r, mask=real, other=0.0)
+        o_w = tl.load((o_at + row % B_r * d_pad)[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, d)
+        m, l, o = merge(m, l, o, m_w, l_w, o_w, scales_of(scale_log2))
+
+    l = tl.where(l == 0.0, 1.0, l)  # a row that sees no key: O = 0 and L = −∞
+    o = o / l  # (d,)  FA2.A1.L12
+    L_i = (m * scale_log2 + tl.log2(l)) * LN2  # FA2.A1.L13
+    O += (
+        tl.cast(b, tl.int64) * O_strides[0]
+        + tl.cast(head, tl.int64) * O_strides[1]
+        + tl.cast(n, tl.int64) * O_strides[2]
+    )
+    tl.store(O + e, o.to(O.dtype.element_ty), mask=e < d)  # FA2.A1.L14
+    tl.store(L + pid, L_i)  # FA2.A1.L15
+
+
+# The launch -----------------------------------------------------------------------------------------------------
+
+ROWS = 64  # of one tile at most
+# by d: (B_c, warps, stages, programs on an SM[, registers])
+HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (64, 4, 4, 2), 128: (64, 4, 4, 2), 256: (32, 4, 4, 2)}
+AMPERE = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (64, 4, 4, 2), 128: (32, 4, 4, 2), 256: (16, 4, 3, 2)}
+CDNA = {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
+FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 4, 2, 2)}
+INTERPRETED = 64, 1, 1, 4  # on a chip of one SM
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that calls on tensors of the same shapes and strides have in common."""
+
+    split: launch.Plan
+    merge: launch.Plan
+    scratch: int  # numbers in fp32
+
+
+def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
+    """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on the split.
+
+    With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
+    """
+    O = torch.empty_like(Q)
+    L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
+    made = recipe(Q, K, V, O, key_lengths, table, causal, programs)
+    parts = torch.empty(made.scratch, dtype=torch.float32, device=Q.device)
+    floats = (launch.base_2(scale),)
+    bits = Q.data_ptr() | K.data_ptr() | V.data_ptr()
+    for x in (key_lengths, table):
+        bits |= 0 if x is None else x.data_ptr()
+    with launch.on_device_of(Q):
+        made.split.launch(split_kernel, (Q, K, V, parts, key_lengths, table), floats, bits % 16 == 0)
+        made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats, bits % 16 == 0)
+    return O, L
+
+
+def recipe(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
+    """The two launches for one kind of call."""
+    kinds = [None if x is None else (x.dtype, x.shape) for x in (key_lengths, table)]
+    key = ("decode", causal, programs, *kinds, Q.dtype, Q.device, Q.shape, K.shape, Q.stride(), K.stride(), V.stride())
+    found = launch.PLANS.get(key)
+    if found is None:
+        if len(launch.PLANS) >= launch.MOST_PLANS:
+            launch.PLANS.clear()
+        found = launch.PLANS[key] = plan_decode(Q, K, V, O, table, causal, programs)
+    return found
+
+
+def plan_decode(Q, K, V, O, table, causal, programs) -> Recipe:
+    """How the tiles are shared out, and both kernels' arguments."""
+    batch, H, N_q, d = Q.shape
+    if table is None:
+        H_kv, N_k, PAGE, pages, width = K.shape[1], K.shape[2], 0, 0, 0
+        strides = [x.stride()[:3] for x in (Q, K, V)]
+    else:
+        pages, PAGE, H_kv, width = *K.shape[:3], table.shape[1]
+        N_k = width * PAGE
+        strides = [Q.stride()[:3], *((x.stride(0), x.stride(2), x.stride(1)) for x in (K, V))]
+    group = H // H_kv
+    blocks, at_once = sizes(Q, group * N_q, table is not None)
+    heads, R = H_kv * triton.cdiv(group * N_q, blocks.B_r), min(blocks.B_r, group * N_q)
+    programs = programs or at_once
+    slots = programs + batch * heads
+    least = splits.least_share(R, blocks.d_pad, blocks.B_c, Q.element_size())
+    common = group, N_q, N_k, batch, heads, R, programs, slots, least
+    constants = d, blocks.d_pad, blocks.B_r, blocks.B_c
+    split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
+    whole = replace(blocks, warps=4, stages=1, registers=None)
+    merge = launch.Plan(whole, batch * H * N_q, (O.stride()[:3], H, *common), constants)
+    return Recipe(split, merge, slots * R * (blocks.d_pad + 2))
+
+
+def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, int]:
+    """Block sizes for so many rows, and how many programs run at once."""
+    d_pad = launch.padded(Q.shape[3])
+    SMs, entry = 1, INTERPRETED
+    if not interpreter.switched_on():
+        SMs, table = multiprocessors(Q.device), FP32 if Q.dtype == torch.float32 else family()
+        entry = table[d_pad]
+    B_c, warps, stages, programs, *registers = entry
+    B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
+    stages += 2 * (paged and stages > 1)  # the entries of the table are on their way before the pages are
+    return launch.Blocks(B_r, B_c, warps, stages, *registers, d_pad=d_pad, upcast=launch.upcast(Q)), SMs * programs
+
+
+def family() -> dict:
+    """The table for the GPU that the current driver speaks to."""
+    theirs = launch.family()
+    return HOPPER if theirs is launch.HOPPER else CDNA if theirs is launch.CDNA else AMPERE
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """SMs of a GPU; of one that is not here, an H100's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132

@@ -1,0 +1,280 @@
+"""Decode against float64: a GPU takes the whole product of shapes, Triton's interpreter a thin slice."""
+
+import numpy as np
+import pytest
+import torch
+from kernel_truth import ALLOWED, DEVICE, GPU, dense, tensors, worst
+
+from fa2_lab.kernels import decode as room
+from fa2_lab.kernels import launch
+from fa2_lab.machine.splits import Shares, least_share
+from fa2_lab.reference.online_softmax import SoftmaxState
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
+NAN = float("nan")
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Outputs and scratch hold NaN until they are written; the interpreter gets small tiles, so that there are many."""
+
+    def poison(make):
+        return lambda *arguments, **options: make(*arguments, **options).fill_(NAN)
+
+    fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
+    fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
+    monkeypatch.setattr(room, "torch", fake)
+    monkeypatch.setattr(room, "INTERPRETED", (16, 1, 1, 4))
+    monkeypatch.setattr(launch, "PLANS", {})
+
+
+def near(got, q, k, v, dO, what="", rough=False, **options):
+    """(O, L) is as near to float64 as the accuracy rule asks."""
+    truth, torchs = dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
+    lost = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item() if rough else 0.0
+    for name, a, t, b in zip("OL", got, truth, torchs, strict=False):
+        mine, theirs, size = worst(a, t), worst(b, t), max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
+        assert mine <= ALLOWED[name] * theirs + 1e-5 + lost * size, f"{name}: {mine:.2e}, torch {theirs:.2e} {what}"
+
+
+def drawn(*shape, **more):
+    return [x.detach() for x in tensors(*shape, **more)]
+
+
+def check(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):
+    q, k, v, dO = drawn(*shape, dtype=dtype)
+    lengths = None if lengths is None else torch.tensor(lengths, device=DEVICE)
+    got = room.decode(q, k, v, lengths, causal, shape[5] ** -0.5 if scale is None else scale, programs=programs)
+    what = f"{shape} {dtype} causal {causal} lengths {lengths} programs {programs}"
+    near(got, q, k, v, dO, what, causal=causal, lengths=lengths, scale=scale, **more)
+    return got
+
+
+# The product --------------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (1, 16, 40, 64, 96, 111, 128, 192, 256))
+def test_whole_product(d, causal, dtype):
+    for heads, kv_heads in ((8, 8), (8, 2), (40, 1)):
+        for N_q in (1, 2, 7, 16):
+            for N_k in (1, 63, 64, 65, 1000, 5001):
+                check((2, heads, kv_heads, N_q, N_k, d), dtype, causal)
+            check((3, heads, kv_heads, N_q, 3000, d), dtype, causal, lengths=[0, 3000, 65])
+
+
+SLICE = [
+    ((1, 4, 4, 1, 1, 16), torch.float32, False, None),
+    ((2, 6, 2, 1, 100, 40), torch.float16, True, None),
+    ((3, 4, 1, 3, 90, 64), torch.bfloat16, True, [0, 90, 33]),
+    ((1, 8, 2, 16, 50, 32), torch.float32, True, [20]),
+    ((2, 32, 8, 1, 70, 128), torch.bfloat16, False, [70, 1]),
+    ((1, 2, 1, 2, 33, 256), torch.float16, True, None),
+    ((1, 70, 1, 1, 40, 13), torch.float32, False, None),  # more rows than a tile takes
+    ((2, 3, 3, 2, 17, 1), torch.float32, True, None),
+]
+
+
+@pytest.mark.parametrize("case", SLICE, ids=str)
+def test_slice_of_the_product(case):
+    check(*case)
+
+
+# Splits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lengths", (None, [0, 150, 77]))
+def test_any_number_of_programs_gives_the_same(lengths):
+    results = [check((3, 4, 2, 2, 150, 16), causal=True, lengths=lengths, programs=n) for n in (1, 2, 3, 7, 19, 500)]
+    for O, L in results[1:]:
+        assert worst(O, results[0][0]) < 1e-6 and worst(L, results[0][1]) < 1e-6
+
+
+def scratch_of(monkeypatch, call):
+    """What a call leaves in its scratch."""
+    kept, empty = [], room.torch.empty
+    monkeypatch.setattr(room.torch, "empty", lambda *a, **o: kept.append(empty(*a, **o)) or kept[-1], raising=False)
+    call()
+    return max(kept, key=lambda x: x.dim() == 1)
+
+
+@pytest.mark.parametrize("programs", (1, 3, 5, 40))
+@pytest.mark.parametrize("lengths", (None, [0, 150, 77]))
+def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
+    q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
+    given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
+    B_c, d_pad, R = room.sizes(q, 2, False)[0].B_c, 16, 2
+    parts = scratch_of(monkeypatch, lambda: room.decode(q, k, v, given, False, 1.0, programs=programs))
+    tiles = [max(1, -(-n // B_c)) for n in lengths or [150] * 3 for _ in range(2)]
+    shares = Shares(tuple(tiles), programs, least_share(R, d_pad, B_c, 4))
+    assert parts.numel() == shares.slots * R * (d_pad + 2)
+    written = ~torch.isnan(parts[: shares.slots * R * d_pad].view(shares.slots, -1)).any(1)
+    assert written.nonzero().flatten().tolist() == sorted(
+        shares.slot(w, head) for head in range(6) for w in shares.readers(head)
+    )
+
+
+def parts_of(states, R, d_pad, slots):
+    """States of (R,) rows as the scratch holds them."""
+    o, m, l = torch.full((slots, R, d_pad), NAN), torch.full((slots, R), NAN), torch.full((slots, R), NAN)
+    for slot, state in states.items():
+        o[slot], m[slot], l[slot] = (torch.from_numpy(x) for x in (state.o, state.m, state.l))
+    return torch.cat([x.flatten() for x in (o, m, l)]).to(DEVICE)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
+    """Parts that were never computed, some of them empty, in a head that 37 programs have read."""
+    rng, R, d, scale = np.random.default_rng(seed), 4, 16, 0.3
+    O, L = torch.full((1, 4, 1, d), NAN, device=DEVICE), torch.full((1, 4, 1), NAN, device=DEVICE)
+    states = []
+    for _ in range(37):
+        m, l, o = 30 * rng.standard_normal(R), rng.random(R) + 0.5, rng.standard_normal((R, d))
+        m[rng.random(R) < 0.3] = -np.inf
+        m[3] = -np.inf  # a row that nobody has seen a key of
+        l[np.isneginf(m)], o[np.isneginf(m)] = 0, 0
+        states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
+    parts = parts_of(dict(enumerate(states)), R, d, 38)
+    B_c, options = 16, (1.4426950408889634 * scale, d, d, 16, 16)
+    room.merge_kernel[(4,)](O, L, parts, None, O.stride()[:3], 4, 4, 1, 37 * B_c, 1, 1, R, 37, 38, 1, *options)
+    for order in (states, states[::-1]):
+        whole = SoftmaxState.reset(R, d)
+        for state in order:
+            whole = whole.merge(SoftmaxState(scale * state.m, state.l, state.o))
+        o, L_want = whole.finalize()
+        assert worst(O[0, :, 0], torch.from_numpy(o).to(DEVICE)) < 1e-5
+        assert worst(L[0, :, 0], torch.from_numpy(L_want).to(DEVICE)) < 1e-5
+    assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
+
+
+# Lengths and masks --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (torch.int32, torch.int64, torch.uint8))
+def test_keys_behind_a_length_are_not_touched(dtype):
+    lengths = torch.tensor([0, 1, 16, 99, 100], dtype=dtype, device=DEVICE)
+    q, k, v, dO = drawn(5, 4, 2, 3, 100, 16)
+    for b, n in enumerate(lengths.tolist()):
+        k[b, :, n:] = v[b, :, n:] = NAN
+    O, L = room.decode(q, k, v, lengths, True, 0.25)
+    assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
+    near((O, L), q, k.nan_to_num(), v.nan_to_num(), dO, causal=True, lengths=lengths)
+
+
+def test_a_length_outside_counts_as_the_nearest_inside():
+    q, k, v, _ = drawn(2, 2, 1, 1, 50, 16)
+    outside, inside = (torch.tensor(x, device=DEVICE) for x in ([-3, 2**40], [0, 50]))
+    for a, b in zip(room.decode(q, k, v, outside, False, 1.0), room.decode(q, k, v, inside, False, 1.0), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_many_sequences(monkeypatch):
+    """More than the kernels look at together."""
+    if not GPU:
+        monkeypatch.setattr(room, "LENGTHS", room.tl.constexpr(4))
+    batch = 600 if GPU else 11
+    lengths = (torch.arange(batch) * 7 % 41).tolist()
+    check((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)
+
+
+def test_more_queries_than_keys():
+    O, L = check((1, 2, 1, 9, 4, 16), causal=True)
+    assert (O[:, :, :5] == 0).all() and (L[:, :, :5] == -torch.inf).all() and torch.isfinite(L[:, :, 5:]).all()
+
+
+# Numbers that break kernels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", (133120.0, -133120.0, 2.0**40))
+def test_huge_equal_logits(size):
+    q, k = torch.full((1, 2, 1, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
+    v = torch.randn(1, 1, 200, 64, device=DEVICE)
+    O, L = room.decode(q, k, v, None, False, 0.125, programs=5)
+    assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
+    assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("logit", (1e4, -1e4, -6e4))
+def test_large_logits(logit):
+    q, k, v, dO = drawn(1, 2, 1, 2, 130, 16)
+    q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
+    got = room.decode(q, k, v, None, True, 1.0, programs=5)
+    near(got, q, k, v, dO, causal=True, scale=1.0, rough=True)
+
+
+def test_the_maximum_may_be_in_any_part():
+    """One key outshines all others by far; every split but its own ends with next to no weight."""
+    for where in (0, 31, 32, 99):
+        q, k, v, dO = drawn(1, 2, 1, 1, 100, 16)
+        k[:, :, where] = 40 * q.mean(1, keepdim=True)[:, :, 0]
+        near(room.decode(q, k, v, None, False, 1.0, programs=7), q, k, v, dO, scale=1.0, rough=True)
+
+
+def test_L_is_a_natural_logarithm():
+    q, k, v, _ = drawn(1, 1, 1, 2, 77, 16)
+    assert torch.allclose(room.decode(q * 0, k, v, None, False, 1.0)[1], torch.tensor(77.0, device=DEVICE).log())
+
+
+# Memory -------------------------------------------------------------------------------------------------------
+
+
+def test_strides_do_not_matter():
+    q, k, v, _ = drawn(2, 4, 2, 3, 50, 24)
+    want = room.decode(q, k, v, None, True, 0.2)
+    for turn in (
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
+        lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
+        lambda x: torch.cat([x[..., :1], x], 3)[..., 1:],
+    ):
+        for a, b in zip(room.decode(turn(q), turn(k), turn(v), None, True, 0.2), want, strict=True):
+            assert worst(a, b) < 1e-5
+
+
+# Pages --------------------------------------------------------------------------------------------------------
+
+
+def paged(k, v, lengths, page, seed=0):
+    """The same cache in pages: in any order, with strangers between them, NaN in whatever nobody may read."""
+    batch, H_kv, N_k, d = k.shape
+    width = -(-N_k // page)
+    draw = torch.Generator().manual_seed(seed)
+    table = torch.randperm(batch * width + 3, generator=draw)[: batch * width].view(batch, width).int()
+    pages = [torch.full((batch * width + 3, page, H_kv, d), NAN, dtype=k.dtype, device=DEVICE) for _ in "kv"]
+    for b, n in enumerate(lengths):
+        for key in range(n):
+            for x, made in zip((k, v), pages, strict=True):
+                made[table[b, key // page], key % page] = x[b, :, key]
+        table[b, -(-n // page) :] = -(2**31)  # nobody's page
+    return *pages, table.to(DEVICE)
+
+
+@pytest.mark.parametrize("page", (1, 3, 16, 32, 40))
+@pytest.mark.parametrize("causal", (False, True))
+def test_pages(page, causal):
+    lengths = [0, 80, 37]
+    q, k, v, dO = drawn(3, 4, 2, 2, 80, 16)
+    k_pages, v_pages, table = paged(k, v, lengths, page)
+    O, L = room.decode(q, k_pages, v_pages, torch.tensor(lengths, device=DEVICE), causal, 0.25, table)
+    assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
+    for b, n in ((1, 80), (2, 37)):  # the last key of each is the last that its last query sees
+        near((O[b : b + 1], L[b : b + 1]), q[[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=causal)
+
+
+def test_pages_of_any_layout_and_shared_pages():
+    q, k, v, _ = drawn(2, 4, 2, 1, 64, 16)
+    lengths = torch.tensor([64, 50], device=DEVICE)
+    k_pages, v_pages, table = paged(k, v, [64, 50], 16)
+    want = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
+    both = torch.stack([k_pages, v_pages], 1)  # keys and values of a page side by side
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
+    for a, b in ((both[:, 0], both[:, 1]), heads_first):
+        assert all(map(torch.equal, room.decode(q, a, b, lengths, True, 0.25, table), want))
+    table[1, :2] = table[0, :2]  # a common beginning
+    O, _ = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
+    k[1, :, :32], v[1, :, :32] = k[0, :, :32], v[0, :, :32]
+    assert worst(O, room.decode(q, k, v, lengths, False, 0.25)[0]) < 1e-6
