@@ -23,6 +23,7 @@ FLOORS = {
     "trace": 1,
     "paper": 1,
     "reference": 2,
+    "shards": 2,
     "machine": 3,
     "errata": 3,
     "kernels": 4,

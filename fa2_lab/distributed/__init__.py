@@ -1,0 +1,11 @@
+"""Exact attention over a sequence that is cut among ranks, on torch.distributed: start with torchrun.
+
+group   who takes part, and how the ranks make sure that they agree before anything large moves
+ring    ring_attention: K and V go round, (O, L) are merged; backward, dK and dV travel with them
+shard   cutting a tensor among the ranks, and joining it again
+"""
+
+from fa2_lab.distributed.ring import counting, ring_attention
+from fa2_lab.distributed.shard import shard, unshard
+
+__all__ = ["counting", "ring_attention", "shard", "unshard"]

@@ -1,0 +1,114 @@
+"""Who takes part, and how the ranks make sure that they agree before anything large moves.
+
+Before its transfers every call gathers one small header from each rank: what is called, shapes, dtype, options. It goes
+over a gloo group of its own, through the CPUs, so it waits for no GPU: some 0.2 ms of host time on one machine. It
+brings the length of every shard, and it is where a rank that disagrees, has died or never comes is found out, on every
+rank and within `timeout` seconds. Nothing is kept from call to call: a rank that trusted an earlier agreement would
+start a transfer that nobody answers. Once the ranks agree, a transfer's own time limit is that of the user's group.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from datetime import timedelta
+from numbers import Real
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _get_default_store
+
+HEADER = 2048  # bytes
+OWN = ("length",)  # what may differ from rank to rank
+
+
+class Disagreement(ValueError):
+    """The ranks were called with things that do not go together, or one of them refused what it got."""
+
+
+def process_group(mesh) -> dist.ProcessGroup:
+    """The process group behind a 1-D DeviceMesh, a ProcessGroup, or None for all ranks."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise RuntimeError("torch.distributed is not initialised: start with torchrun and call init_process_group")
+    if isinstance(mesh, DeviceMesh):
+        if mesh.ndim != 1:
+            raise ValueError(f"mesh: got a DeviceMesh of {mesh.ndim} dimensions; it takes one, as in mesh['context']")
+        mesh = mesh.get_group()
+    group = dist.group.WORLD if mesh is None else mesh
+    if not isinstance(group, dist.ProcessGroup):
+        takes = "a 1-D DeviceMesh, a ProcessGroup that this rank belongs to, or None"
+        raise TypeError(
+            f"mesh: got {'no member' if group is dist.GroupMember.NON_GROUP_MEMBER else mesh!r}; it takes {takes}"
+        )
+    return group
+
+
+def check_timeout(timeout) -> float:
+    """Refuse anything but a positive number of seconds."""
+    if isinstance(timeout, bool) or not isinstance(timeout, Real):
+        raise TypeError(f"timeout: got {timeout!r}; it takes seconds, a number above 0")
+    if not 0 < timeout < 1e6:
+        raise ValueError(f"timeout: got {timeout}; it takes seconds, a number above 0 and below a million")
+    return float(timeout)
+
+
+# Agreement ----------------------------------------------------------------------------------------------------
+
+SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> the gloo group beside it; None: broken
+CALLS: dict[dist.ProcessGroup, int] = defaultdict(int)
+
+
+def agree(group: dist.ProcessGroup, header: dict, timeout: float) -> list[dict]:
+    """Every rank's header, once all say the same; otherwise an error here and on every other rank."""
+    headers = exchange(group, header, timeout)
+    refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
+    if refusals:
+        raise Disagreement(f"ring_attention: refused on {'; '.join(refusals)}")
+    for name in dict.fromkeys(name for h in headers for name in h if name not in OWN):
+        said = [h.get(name) for h in headers]
+        if any(x != said[0] for x in said):
+            raise Disagreement(f"ring_attention: the ranks do not agree on {name}: {listed(said)}")
+    return headers
+
+
+def listed(said: Sequence) -> str:
+    """Who says what: "rank 0, 2: 'float16'; rank 1: 'float32'"."""
+    values = [x for n, x in enumerate(said) if x not in said[:n]]
+    return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
+
+
+def exchange(group: dist.ProcessGroup, header: dict, timeout: float) -> list[dict]:
+    """The headers of all ranks, in order of rank."""
+    text = json.dumps(header).encode()
+    if len(text) > HEADER:
+        text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
+    mine = torch.frombuffer(bytearray(text.ljust(HEADER)), dtype=torch.uint8)
+    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    try:
+        side_group(group, timeout).allgather([every], [mine]).wait()
+    except RuntimeError as failure:  # gloo's, for a time limit as for a closed connection
+        SIDE[group, timeout] = None
+        raise RuntimeError(
+            f"ring_attention: rank {dist.get_rank(group)} of {len(every)} did not hear from all others within "
+            f"{timeout:g} s: one of them has died, is late, or calls with another group or timeout"
+        ) from failure
+    return [json.loads(x.numpy().tobytes()) for x in every]
+
+
+def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:
+    """The gloo group of the same ranks, made at the first call; only they need to be there."""
+    if (group, timeout) not in SIDE:
+        store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
+        size, limit = dist.get_world_size(group), timedelta(seconds=timeout)
+        SIDE[group, timeout] = dist.ProcessGroupGloo(store, dist.get_rank(group), size, limit)
+    if SIDE[group, timeout] is None:
+        raise RuntimeError("an earlier call on this group has lost a rank")
+    return SIDE[group, timeout]
+
+
+def next_call(group: dist.ProcessGroup) -> int:
+    """A number for each call on a group, so that a backward can say whose it is."""
+    CALLS[group] += 1
+    return CALLS[group]

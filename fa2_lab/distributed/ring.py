@@ -1,0 +1,336 @@
+"""Ring attention: queries stay, keys and values go round, and (O, L) of each block are merged as on one GPU.
+
+Forward, at each of n steps: hand the block of K and V that is here to the right, and while it travels (and the next
+comes from the left) let the queries look at it. Backward, the blocks go round again; a block's dK and dV follow it one
+step behind, in fp32, and each rank adds its part. A rank's own block comes first and last, in two halves: while the
+first block is on its way, and while its own gradients come home.
+
+A transfer starts when what it sends is computed, runs beside the kernels (NCCL on a stream of its own, gloo in threads)
+and is waited for before its block is needed. What is sent or received stays referenced until that wait, which orders
+the streams: the allocator cannot give its memory away before. The host waits for no GPU.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from fa2_lab import shards
+from fa2_lab.attention import (
+    Reference,
+    ReferenceBackward,
+    attention,
+    check_numbers,
+    check_tensors,
+    runs_on_triton,
+)
+from fa2_lab.attention import backward as backward_on_triton
+from fa2_lab.attention import forward as forward_on_triton
+from fa2_lab.distributed import group as ranks
+from fa2_lab.shards import Meeting
+from fa2_lab.tiles import Tile
+
+MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take turns, so that buffers stay small
+
+
+@torch.compiler.disable
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mesh=None,
+    *,
+    causal: bool = False,
+    scale: float | None = None,
+    layout: str = "zigzag",
+    return_lse: bool = False,
+    backend: str = "auto",
+    timeout: float = 300.0,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """This rank's rows of softmax(scale · Q Kᵀ) V. Its shards: q (batch, heads, N, d), k and v (batch, kv heads, N, d).
+
+    mesh        a 1-D DeviceMesh, a ProcessGroup, or None for all ranks; each of its ranks makes the same call
+    layout      how `shard` has cut the sequence: "zigzag" or "contiguous". Shards may differ in length, even be empty:
+                the ranks tell each other their lengths. In zigzag the first ⌈N/2⌉ rows of a shard are its front piece
+    return_lse  (O, L) with L (batch, heads, N) over all keys of all ranks; gradients flow through both
+    timeout     seconds to wait for the other ranks before the transfers; they must agree on all but N
+    """
+    group = ranks.process_group(mesh)
+    timeout = ranks.check_timeout(timeout)
+    try:
+        header = signature(q, k, v, causal, scale, layout, return_lse, backend)
+    except (TypeError, ValueError, RuntimeError) as refusal:
+        ranks.exchange(group, dict(refused=str(refusal)), timeout)
+        raise
+    if dist.get_world_size(group) == 1:
+        return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
+    headers = ranks.agree(group, header | dict(number=ranks.next_call(group)), timeout)
+    if header["scale"] < 0:  # the kernels find the largest score before they scale it
+        q = -q
+    ring = Ring(
+        group=group,
+        rank=dist.get_rank(group),
+        lengths=tuple(h["length"] for h in headers),
+        layout=layout,
+        causal=causal,
+        scale=abs(header["scale"]),
+        timeout=timeout,
+        call=max(h["number"] for h in headers),
+        on_triton=runs_on_triton(backend, q.device.type),
+    )
+    with torch.cuda.device(q.device if q.is_cuda else -1):
+        O, L = RingAttention.apply(q, k, v, ring)
+    return (O, L) if return_lse else O
+
+
+def signature(q, k, v, causal, scale, layout: str, return_lse, backend: str) -> dict:
+    """What the other ranks must say too, after the checks of attention(); all but the length must be the same."""
+    some_rows = [at_least_one_row(x) for x in (q, k, v)]
+    check_tensors(*some_rows)
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
+    scale = check_numbers(causal, scale, q.shape[3], 0.0, None, return_lse)
+    shards.check_layout(layout)
+    runs_on_triton(backend, q.device.type)
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
+    shape = dict(batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], d=q.shape[3], length=q.shape[2])
+    options = dict(causal=causal, scale=scale, layout=layout, gradients=wanted)
+    return dict(call="forward", dtype=str(q.dtype), device=q.device.type) | shape | options
+
+
+def at_least_one_row(x):
+    """A shard without rows is checked as if it had one."""
+    empty = isinstance(x, Tensor) and x.dim() == 4 and x.shape[2] == 0
+    return x.new_empty((*x.shape[:2], 1, x.shape[3])) if empty else x
+
+
+# The ring -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ring:
+    """One call, as its ranks have agreed on it."""
+
+    group: dist.ProcessGroup
+    rank: int
+    lengths: tuple[int, ...]  # rows of every rank
+    layout: str
+    causal: bool
+    scale: float
+    timeout: float
+    call: int
+    on_triton: bool
+
+    @property
+    def size(self) -> int:
+        return len(self.lengths)
+
+    def source(self, step: int) -> int:
+        """Whose keys are here at a step: a block moves on to the right by one."""
+        return (self.rank - step) % self.size
+
+    def meeting(self, source: int) -> Meeting:
+        return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
+
+    def pass_on(self, block: Tensor, what: str, source: int) -> Passing:
+        """Start sending a block to the right; the block of `source`, shaped alike, comes from the left."""
+        incoming = block.new_empty((*block.shape[:3], self.lengths[source], block.shape[4]))
+        right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        plan = [(dist.isend, block, right), (dist.irecv, incoming, left)]
+        operations = [dist.P2POp(f, x, group=self.group, group_peer=peer) for f, x, peer in plan if x.numel()]
+        for count in COUNTERS:
+            count[what] += block.numel() * block.element_size()
+        return Passing(incoming, block, dist.batch_isend_irecv(operations) if operations else [])
+
+
+@dataclass
+class Passing:
+    """A transfer under way: it keeps what is sent and what is received until both are done."""
+
+    incoming: Tensor
+    outgoing: Tensor
+    works: list
+
+    def wait(self) -> Tensor:
+        """What came from the left; on a GPU it is the current stream that waits, not the host."""
+        for work in self.works:
+            work.wait()
+        return self.incoming
+
+
+COUNTERS: list[Counter] = []
+
+
+@contextmanager
+def counting() -> Iterator[Counter]:
+    """Bytes that this rank sends meanwhile, by what they hold: {"K V": …, "dK dV": …}."""
+    COUNTERS.append(Counter())
+    try:
+        yield COUNTERS[-1]
+    finally:
+        COUNTERS.pop()
+
+
+# Forward ------------------------------------------------------------------------------------------------------
+
+
+def once_round(ring: Ring, kv: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """(rank, its K and V), this rank's own first; when a block is handed out, the next is on its way."""
+    for step in range(ring.size):
+        coming = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
+        yield ring.source(step), kv
+        if coming:
+            kv = coming.wait()
+
+
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """(O, L) of this rank's queries over all keys."""
+    blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
+    own, kv = next(blocks)
+    state = State.from_output(
+        *partial_forward(ring, ring.meeting(own), q, *kv)
+    )  # each query sees some of its own block
+    for source, kv in blocks:
+        seen = ring.meeting(source)
+        if seen.kind is not Tile.SKIP:
+            state.merge(seen.queries, *partial_forward(ring, seen, q, *kv))
+    return state.finalize(q.dtype)
+
+
+def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[Tensor, Tensor]:
+    """(O, L) of those queries over those keys, by the one-GPU call."""
+    q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
+    if seen.kind is Tile.SKIP:
+        return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    operator = forward_on_triton if ring.on_triton else Reference.apply
+    return operator(q, k, v, None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0)
+
+
+@dataclass
+class State:
+    """SoftmaxState of the NumPy ladder on tensors in fp32: m and l (batch, heads, N), o (batch, heads, N, d)."""
+
+    m: Tensor
+    l: Tensor
+    o: Tensor
+
+    @classmethod
+    def from_output(cls, O: Tensor, L: Tensor) -> State:
+        """A finished part taken up again: (O, L) says as much as (m, l, o)."""
+        return cls(L.clone(), torch.where(L == -torch.inf, 0.0, 1.0), O.to(torch.float32, copy=True))
+
+    def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
+        """Take in the output of more keys for some of the rows."""
+        m, l, o = self.m[:, :, rows], self.l[:, :, rows], self.o[:, :, rows]
+        m_new = torch.maximum(m, L)
+        finite = m_new.masked_fill(m_new == -torch.inf, 0.0)
+        alpha, beta = torch.exp(m - finite), torch.exp(L - finite)
+        l.mul_(alpha).add_(beta)  # the part's own l is 1, or there is nothing and beta is 0
+        o.mul_(alpha[..., None]).addcmul_(O, beta[..., None])
+        m.copy_(m_new)
+
+    def finalize(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """(O, L): one division, one logarithm, one rounding to the dtype of the queries."""
+        l = torch.where(self.l == 0, 1.0, self.l)
+        return self.o.div_(l[..., None]).to(dtype), self.m + torch.log(l)
+
+
+# Backward -----------------------------------------------------------------------------------------------------
+
+
+def backward(ring: Ring, dO, dL, q, k, v, O, L) -> tuple[Tensor, Tensor, Tensor]:
+    """(dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact, because
+    L and O are those of all keys."""
+    blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
+    own, own_kv = next(blocks)
+    dQ, home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, own_kv))
+    add = partial(add_partial, ring, dQ, dO, dL, q, O, L)
+    first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
+    add(first_half, home, own_kv)
+    following = None
+    for source, kv in blocks:
+        gradients = following.wait() if following else torch.zeros_like(kv, dtype=torch.float32)
+        add(ring.meeting(source), gradients, kv)
+        following = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
+    add(last_half, home, own_kv)
+    return dQ, *home.add_(following.wait())
+
+
+def add_partial(ring: Ring, dQ, dO, dL, q, O, L, seen: Meeting, dKV: Tensor, kv: Tensor) -> None:
+    """Add what those queries and those keys give to dQ and to the block's dK and dV."""
+    if seen.kind is Tile.SKIP:
+        return
+    dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
+    dL = None if dL is None else dL[:, :, seen.queries]
+    operator = backward_on_triton if ring.on_triton else reference_backward
+    options = None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0
+    dq, dk, dv = operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), *options)
+    dQ[:, :, seen.queries] += dq
+    dKV[0, :, :, seen.keys] += dk
+    dKV[1, :, :, seen.keys] += dv
+
+
+def reference_backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):
+    """The NumPy ladder behind the same arguments."""
+    options = dict(key_lengths=key_lengths, seed=seed, causal=causal, scale=scale, dropout_p=dropout_p)
+    dL = torch.zeros_like(L) if dL is None else dL
+    return ReferenceBackward.apply(dO, dL, q, k, v, O, L, options)
+
+
+# As torch sees it ---------------------------------------------------------------------------------------------
+
+
+class RingAttention(torch.autograd.Function):
+    """Forward and backward, once both are known to all ranks."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, ring: Ring):
+        O, L = all_heads_forward(ring, q, k, v)
+        ctx.save_for_backward(q, k, v, O, L)
+        ctx.set_materialize_grads(False)
+        ctx.ring = ring
+        return O, L
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dO, dL):
+        ranks.agree(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call}"), ctx.ring.timeout)
+        return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None
+
+
+def all_heads_forward(ring: Ring, q, k, v) -> tuple[Tensor, Tensor]:
+    """(O, L), heads taking turns."""
+    O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
+    for heads, kv_heads in turns(ring, q, k):
+        O[:, heads], L[:, heads] = forward(ring, q[:, heads], k[:, kv_heads], v[:, kv_heads])
+    return O, L
+
+
+def all_heads_backward(ring: Ring, dO, dL, q, k, v, O, L) -> list[Tensor]:
+    """dQ, dK, dV in the dtype of q, heads taking turns."""
+    found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
+    dO = torch.zeros_like(O) if dO is None else dO
+    for heads, kv_heads in turns(ring, q, k):
+        dO_, dL_, q_, O_, L_ = (None if x is None else x[:, heads] for x in (dO, dL, q, O, L))
+        parts = backward(ring, dO_, dL_, q_, k[:, kv_heads], v[:, kv_heads], O_, L_)
+        for x, at, part in zip(found, (heads, kv_heads, kv_heads), parts, strict=True):
+            x[:, at] = part
+    return found
+
+
+def turns(ring: Ring, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
+    """Heads of q and of k, v that go round together: as many as a message holds, the same on every rank."""
+    batch, kv_heads, _, d = k.shape
+    bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
+    count = -(-kv_heads // max(1, MESSAGE // max(1, bytes_per_head)))
+    group, ends = q.shape[1] // kv_heads, [kv_heads * n // count for n in range(count + 1)]
+    return [(slice(a * group, b * group), slice(a, b)) for a, b in pairwise(ends)]

@@ -1,0 +1,49 @@
+"""Cutting a tensor among the ranks along its sequence, and joining it again."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fa2_lab import shards
+from fa2_lab.distributed import group as ranks
+
+
+def shard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag") -> Tensor:
+    """This rank's part of a tensor that every rank holds, cut along `dim`. Nothing is sent; gradients flow through.
+
+    Whatever belongs to the sequence is cut alike: token ids and targets with dim=1, positions of a rotary embedding
+    with shard(torch.arange(N), mesh, dim=0).
+    """
+    group = ranks.process_group(mesh)
+    lengths = shards.even_lengths(x.shape[dim], dist.get_world_size(group))
+    places = shards.pieces(lengths, layout)[dist.get_rank(group)]
+    return torch.cat([x.narrow(dim, place.start, shards.size(place)) for place in places], dim)
+
+
+@torch.no_grad()
+def unshard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag", timeout: float = 300.0) -> Tensor:
+    """The whole tensor on every rank, from the parts that they hold; without a gradient. Parts may differ in length."""
+    group, dim = ranks.process_group(mesh), dim % x.dim()
+    shards.check_layout(layout)
+    rest = [n for at, n in enumerate(x.shape) if at != dim]
+    header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=rest, dim=dim, layout=layout)
+    headers = ranks.agree(group, header | dict(length=x.shape[dim]), ranks.check_timeout(timeout))
+    lengths = [h["length"] for h in headers]
+    mine = x.new_zeros((max(lengths), *rest))
+    mine[: x.shape[dim]] = x.movedim(dim, 0)
+    every = [torch.empty_like(mine) for _ in lengths]
+    dist.all_gather(every, mine, group=group)
+    return joined(every, lengths, layout).movedim(0, dim).contiguous()
+
+
+def joined(parts: list[Tensor], lengths: list[int], layout: str) -> Tensor:
+    """The parts, each rank's first rows first, put where they lie in the sequence."""
+    whole = parts[0].new_empty((sum(lengths), *parts[0].shape[1:]))
+    for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
+        start = 0
+        for place in places:
+            whole[place] = part[start : start + shards.size(place)]
+            start += shards.size(place)
+    return whole

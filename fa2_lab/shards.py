@@ -1,0 +1,86 @@
+"""Geometry of a sequence that is cut among ranks: who holds which rows, and what one rank's rows see of another's.
+
+One level above tiles.py, and the same three cases: a pair of pieces is SKIP, DIAGONAL or FULL.
+
+contiguous   rank r holds the r-th piece of the sequence
+zigzag       rank r holds the r-th piece from the front and the r-th from the back, so that causal work is even
+
+A rank's rows are in the order of the sequence. In zigzag the front piece is the longer half where they are not equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fa2_lab.tiles import Tile, whole_number
+
+LAYOUTS = ("zigzag", "contiguous")
+
+
+class Meeting(NamedTuple):
+    """Which of a rank's queries meet which keys of a block, in one call of a kernel; rows as the ranks count them."""
+
+    queries: slice
+    keys: slice
+    kind: Tile
+
+
+def check_layout(layout: str) -> None:
+    """Refuse a layout that does not exist."""
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout: got {layout!r}; it takes one of {', '.join(LAYOUTS)}")
+
+
+def even_lengths(N: int, ranks: int) -> list[int]:
+    """How many of N rows each rank gets: as even as can be, the longer ones first."""
+    N, ranks = whole_number("N", N, low=1), whole_number("ranks", ranks, low=1)
+    return [N // ranks + (rank < N % ranks) for rank in range(ranks)]
+
+
+def front(length: int, layout: str) -> int:
+    """How many of a rank's rows are its first piece."""
+    return length - length // 2 if layout == "zigzag" else length
+
+
+def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
+    """For each rank, where its pieces lie in the sequence."""
+    check_layout(layout)
+    ranks = range(len(lengths))
+    places, start = [[] for _ in ranks], 0
+    for rank in ranks:
+        places[rank].append(slice(start, start := start + front(lengths[rank], layout)))
+    for rank in reversed(ranks):
+        if layout == "zigzag":
+            places[rank].append(slice(start, start := start + lengths[rank] // 2))
+    return places
+
+
+def meeting(lengths: Sequence[int], rank: int, source: int, layout: str, causal: bool) -> Meeting:
+    """What the queries of `rank` see of the keys of `source`: always one call, or none.
+
+    With a causal mask a rank sees its own rows as any sequence sees itself. In zigzag its rows see the front piece of
+    an earlier rank, whole, and its back piece sees all rows of a later rank.
+    """
+    whole, keys = slice(0, lengths[rank]), slice(0, lengths[source])
+    kind = Tile.FULL
+    if causal and rank == source:
+        kind = Tile.DIAGONAL
+    elif causal and source < rank:
+        keys = slice(0, front(lengths[source], layout))
+    elif causal:
+        whole = slice(front(lengths[rank], layout), lengths[rank])
+    return Meeting(whole, keys, kind if size(whole) and size(keys) else Tile.SKIP)
+
+
+def halves(length: int, causal: bool) -> list[Meeting]:
+    """A rank's own meeting in two calls: the first half of its queries, then the second. Both know where they stand:
+    a causal call aligns the last query with the last key."""
+    middle = length - length // 2
+    kind = Tile.DIAGONAL if causal else Tile.FULL
+    first = Meeting(slice(0, middle), slice(0, middle if causal else length), kind if middle else Tile.SKIP)
+    return [first, Meeting(slice(middle, length), slice(0, length), kind if length > middle else Tile.SKIP)]
+
+
+def size(rows: slice) -> int:
+    return rows.stop - rows.start

@@ -1,0 +1,85 @@
+"""A ring whose ranks are threads of one process and whose links are queues: the ring's own code, without processes.
+
+On a GPU all threads use one stream, so that each waits for what was put there before; a rank's pieces, kernels, merges
+and memory are the real ones, at any number of ranks, on one GPU.
+"""
+
+import threading
+from queue import Queue
+
+import torch
+
+from fa2_lab import shards
+from fa2_lab.distributed import ring as rings
+
+
+class Threaded(rings.Ring):
+    """A ring that passes blocks through queues."""
+
+    def pass_on(self, block, what, source):
+        self.group[(self.rank + 1) % self.size, what].put(block)
+        incoming = (*block.shape[:3], self.lengths[source], block.shape[4])
+        return Arriving(self.group[self.rank, what], incoming)
+
+
+class Arriving:
+    """The block at the other end of a link."""
+
+    def __init__(self, link, shape):
+        self.link, self.shape = link, shape
+
+    def wait(self):
+        block = self.link.get(timeout=20)
+        assert block.shape == self.shape
+        return block.clone()
+
+
+def run(size, work):
+    """work(rank, links) in a thread for each rank; what they return, in order."""
+    links = {(rank, what): Queue() for rank in range(size) for what in ("K V", "dK dV")}
+    results, failures = [None] * size, []
+
+    def task(rank):
+        try:
+            with torch.no_grad():
+                results[rank] = work(rank, links)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=task, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+    return results
+
+
+def ring_of(rank, links, lengths, layout, causal, scale, on_triton):
+    options = dict(group=links, rank=rank, lengths=tuple(lengths), layout=layout, causal=causal, scale=scale)
+    return Threaded(**options, timeout=60.0, call=0, on_triton=on_triton)
+
+
+def whole(parts, lengths, layout):
+    """Shards (batch, heads, N, …) of all ranks as one tensor."""
+    out = parts[0].new_empty((*parts[0].shape[:2], sum(lengths), *parts[0].shape[3:]))
+    for part, places in zip(parts, shards.pieces(lengths, layout), strict=True):
+        start = 0
+        for place in places:
+            out[:, :, place] = part[:, :, start : start + shards.size(place)]
+            start += shards.size(place)
+    return out
+
+
+def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):
+    """(O, L, dQ, dK, dV) of whole tensors, cut, sent round and joined again."""
+    places = shards.pieces(lengths, layout)
+
+    def work(rank, links):
+        ring = ring_of(rank, links, lengths, layout, causal, scale, on_triton)
+        q_, k_, v_, dO_, dL_ = (torch.cat([x[:, :, p] for p in places[rank]], 2) for x in (q, k, v, dO, dL))
+        O, L = rings.all_heads_forward(ring, q_, k_, v_)
+        return O, L, *rings.all_heads_backward(ring, dO_, dL_, q_, k_, v_, O, L)
+
+    return [whole(parts, lengths, layout) for parts in zip(*run(len(lengths), work), strict=True)]
