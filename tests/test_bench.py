@@ -300,12 +300,18 @@ def test_the_ladder_is_measured_in_both_shapes():
 
 
 def test_an_interrupted_run_keeps_what_it_has():
-    def interrupted():
-        raise KeyboardInterrupt
+    def measure(problem, direction):
+        if direction == "backward":
+            raise KeyboardInterrupt
+        return contest()
 
-    jobs = [partial(contest), partial(interrupted), partial(contest)]
+    where = Problem(1, 2, 2, 64, 64, 16, True)
+    jobs = [partial(measure, where, direction) for direction in ("forward", "backward", "both")]
     kept = suites.collect(suite(), jobs)
-    assert len(kept.rows) == 1 and len(kept.missing) == 2
+    assert len(kept.rows) == 1
+    assert [" ".join(m.split()) for m in kept.missing] == [
+        f"{m} N 64 b 1 h 2 d 16 causal" for m in ("backward", "both")
+    ]
 
 
 def test_what_does_not_fit_into_memory_is_a_row_and_the_run_goes_on():
@@ -416,6 +422,13 @@ def test_without_git_the_sources_have_a_fingerprint(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit())
     assert results.commit() == results.sources()
+
+
+def test_sources_that_differ_from_the_commit_have_a_fingerprint_too(monkeypatch):
+    monkeypatch.setattr(results, "_output", lambda command: "abc1234-dirty")
+    assert results.commit() == results.sources()
+    monkeypatch.setattr(results, "_output", lambda command: "abc1234")
+    assert results.commit() == "abc1234"
 
 
 # Training -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from functools import cache
 from multiprocessing import get_context
 
 import torch
@@ -19,19 +21,23 @@ NAMES = ("FlexAttention", "fa2_lab", "fa2_lab portable")  # those that compile
 
 
 def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> None:
-    """Let processes of their own call every contestant once, forward and backward. What fails, fails again later."""
-    workers = min(os.cpu_count() - 1, len(problems), memory_for())
-    if workers < 2:
+    """Let other processes call every contestant once, forward and backward. What fails there, fails again later."""
+    if pool() is None:
         return
     jobs = [(problem, name) for name in names for problem in problems]
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        done = pool.map(call_once, *zip(*jobs, strict=True))
+    try:
+        done = pool().map(call_once, *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
+    except BrokenProcessPool:  # one has died; what it could not do is compiled when it is measured
+        return
 
 
-def memory_for(each: int = 8 * 2**30) -> int:
-    """How many processes this GPU has room for."""
-    return torch.cuda.mem_get_info()[0] // each
+@cache
+def pool() -> ProcessPoolExecutor | None:
+    """The processes, which serve every suite of a run: as many as there are cores and memory of the GPU for them."""
+    workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each would start as many again
+    return ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers > 1 else None
 
 
 def call_once(problem: Problem, name: str) -> None:
@@ -47,3 +53,5 @@ def call_once(problem: Problem, name: str) -> None:
         torch.cuda.synchronize()
     except Exception:  # the run that measures meets it again, and names it
         return
+    finally:
+        torch.cuda.empty_cache()

@@ -93,6 +93,7 @@ def compiled_flex():
     from torch.nn.attention import flex_attention
 
     torch._dynamo.config.recompile_limit = 1000  # one version for every shape, and none that is not compiled
+    torch._functorch.config.donated_buffer = False  # its backward is called many times after one forward
     return torch.compile(flex_attention.flex_attention, dynamic=False)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 REPEATS, WARM_UP = 20, 3
+HEAD_START = 1_000_000  # clock cycles that the host has to launch a call: about half a millisecond
 PROTOCOL = (
     f"CUDA events, median of {REPEATS} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
-    "repetition; the L2 cache is overwritten before every call; each result is checked before it is timed"
+    "repetition; the L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in its "
+    "queue, so that the host's time does not count; each result is checked before it is timed"
 )
 
 
@@ -33,6 +36,7 @@ def measure(calls: dict[str, Callable[[], object]], repeats: int = REPEATS) -> d
     for turn in range(repeats):
         for name in names[turn % max(1, len(names)) :] + names[: turn % max(1, len(names))]:
             flush.zero_()
+            torch.cuda._sleep(HEAD_START)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             calls[name]()
@@ -67,15 +71,14 @@ def l2_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
-def wall_microseconds(call: Callable[[], object], repeats: int = 300) -> float:
-    """Host time of one call that returns before the GPU is done: the median over many calls, each after a wait."""
-    import time
-
-    times = []
+def wall_microseconds(calls: dict[str, Callable[[], object]], repeats: int = 300) -> dict[str, float]:
+    """Host time of calls that return before the GPU is done: medians, each call after a wait, all in turn."""
+    times = {name: [] for name in calls}
     for _ in range(repeats):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        call()
-        times.append(1e6 * (time.perf_counter() - start))
+        for name, call in calls.items():
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            times[name].append(1e6 * (time.perf_counter() - start))
     torch.cuda.synchronize()
-    return statistics.median(times)
+    return {name: statistics.median(taken) for name, taken in times.items()}

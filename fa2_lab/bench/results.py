@@ -81,13 +81,14 @@ def machine() -> dict:
 
 
 def commit() -> str:
-    """The commit, marked if files differ from it; without git a fingerprint of the sources."""
+    """The commit; a fingerprint of the sources where there is no git or they differ from the commit."""
     here = str(Path(__file__).resolve().parent)
-    return _output(["git", "-C", here, "describe", "--always", "--dirty", "--exclude=*"]) or sources()
+    found = _output(["git", "-C", here, "describe", "--always", "--dirty", "--exclude=*"])
+    return sources() if not found or found.endswith("-dirty") else found
 
 
 def sources() -> str:
-    """A fingerprint of the package's sources, for a copy without git."""
+    """A fingerprint of the package's sources; results.sources() tells it of any checkout."""
     files = sorted(Path(__file__).resolve().parents[1].rglob("*.py"))
     return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 

@@ -12,7 +12,7 @@ from fa2_lab.bench import peers
 from fa2_lab.bench.ahead import compile_ahead
 from fa2_lab.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, wall_microseconds
-from fa2_lab.bench.results import Results, Row, machine
+from fa2_lab.bench.results import Results, Row, label, machine
 
 DIRECTIONS = ("forward", "backward")
 NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "flash_attn")
@@ -64,7 +64,7 @@ def collect(results: Results, jobs: list[partial]) -> Results:
         for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
             results.rows.append(attempt(job))
     except KeyboardInterrupt:
-        results.missing = [str(job.args) for job in jobs[len(results.rows) :]]
+        results.missing = [described(job) for job in jobs[len(results.rows) :]]
     return results
 
 
@@ -74,8 +74,18 @@ def attempt(job: partial) -> Row:
         return job()
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
-        problem, *direction = job.args
-        return Row(problem.as_dict(), *(direction or ["forward"]), {}, {"everybody": "out of memory"})
+        return empty(job, {"everybody": "out of memory"})
+
+
+def empty(job: partial, failed: dict[str, str]) -> Row:
+    """The row of a job, without numbers."""
+    problem, *direction = job.args
+    return Row(problem.as_dict(), *(direction or ["forward"]), {}, failed)
+
+
+def described(job: partial) -> str:
+    """A job that was not reached, in a few words."""
+    return label(empty(job, {}))
 
 
 def contest(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
@@ -142,7 +152,7 @@ def ceilings() -> dict[str, float]:
 
 # Host cost and memory -----------------------------------------------------------------------------------------
 
-HOST_PROTOCOL = "microseconds on the host until a call returns, GPU idle; median of 300 calls after a warm-up"
+HOST_PROTOCOL = "microseconds on the host until a call returns, GPU idle; median of 300 calls, contestants in turn"
 MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and dO); a fresh allocator for each"
 
 
@@ -157,12 +167,10 @@ def small() -> Results:
 
 def host_cost(problem: Problem, names: Sequence[str] = NAMES) -> Row:
     """How long the host is busy with one warm forward call."""
-    values, failed = {}, {}
-    for name, call in ready(problem, "forward", names, problem.tensors()):
-        if isinstance(call, str):
-            failed[name] = call
-        else:
-            values[name] = [wall_microseconds(call)]
+    found = dict(ready(problem, "forward", names, problem.tensors()))
+    calls = {name: call for name, call in found.items() if not isinstance(call, str)}
+    failed = {name: why for name, why in found.items() if isinstance(why, str)}
+    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
     return Row(problem.as_dict(), "forward", values, failed, unit="µs")
 
 
