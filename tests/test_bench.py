@@ -119,7 +119,7 @@ def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
     assert said.startswith("bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full, NVIDIA H200, commit abc1234: ")
     assert said.endswith("`fa2_lab` over cuDNN: forward ahead on 1 of 2, 0.50 to 2.00. `fa2_lab portable` over cuDNN: "
                          "forward ahead on 0 of 1, 0.25 to 0.25.")  # fmt: skip
-    alone = Results("ring", MACHINE, "by hand", rows=[both()])
+    alone = Results("other", MACHINE, "by hand", rows=[both()])
     assert readme.told(alone).endswith(" N 4096 b 4 h 16 d 128 full: fa2_lab 2 ms, fa2_lab portable 4 ms.")
 
 
@@ -134,6 +134,15 @@ def test_training_and_memory_are_told():
     said = readme.told(Results("memory", MACHINE, "by hand", rows=peaks))
     assert "at N = 4,096: fa2_lab 64 MiB; 4 times the length takes `fa2_lab` 4.0 times" in said
     assert said.endswith("out of memory on the way: math.")
+
+
+def test_the_ring_is_told_by_what_more_gpus_gain():
+    where = Problem(1, 16, 16, 2048, 2048, 128, True).as_dict()
+    times = {"1 GPU": [8.0], "2 GPUs": [5.0], "4 GPUs": [2.5]}
+    rows = [Row(where | dict(N_q=N), "forward", times, flops=1e12) for N in (1024, 2048)]
+    rows += [Row(where | dict(layout="contiguous"), "forward", times, flops=1e12), Row(where, "peak memory", times)]
+    said = readme.told(Results("ring", MACHINE, "by hand", rows=rows))
+    assert said.endswith("at N = 2,048 how many times as fast as on 1 GPU: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs.")
 
 
 def test_the_readme_shows_the_recorded_runs():

@@ -172,8 +172,19 @@ def train_told(results: Results) -> str:
     return f"{steps}, tokens per second: {speeds}; its loss curves are never further apart than {apart:.4f}"
 
 
+def ring_told(results: Results) -> str:
+    """What the longest sequence gains from more GPUs."""
+    longest = max(row.problem["N_q"] for row in results.rows)
+    rows = [r for r in results.rows if r.flops and r.problem["N_q"] == longest and "layout" not in r.problem]
+    parts = []
+    for row in rows:
+        gains = [f"{row.ratio(gpus, '1 GPU'):.2f} on {gpus}" for gpus in row.values if gpus != "1 GPU"]
+        parts.append(f"{row.direction} {', '.join(gains)}")
+    return f"at N = {longest:,} how many times as fast as on 1 GPU: {'; '.join(parts)}"
+
+
 TOLD: dict[str, Callable[[Results], str]] = dict(
-    small=small_told, memory=memory_told, ladder=ladder_told, train=train_told
+    small=small_told, memory=memory_told, ladder=ladder_told, train=train_told, ring=ring_told
 )
 
 
