@@ -36,6 +36,7 @@ from fa2_lab.attention import (
 from fa2_lab.attention import backward as backward_on_triton
 from fa2_lab.attention import forward as forward_on_triton
 from fa2_lab.distributed import group as ranks
+from fa2_lab.distributed.state import State
 from fa2_lab.shards import Meeting
 from fa2_lab.tiles import Tile
 
@@ -192,56 +193,21 @@ def once_round(ring: Ring, kv: Tensor) -> Iterator[tuple[int, Tensor]]:
             kv = coming.wait()
 
 
-def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """(O, L) of this rank's queries over all keys."""
-    blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
-    own, kv = next(blocks)
-    state = State.from_output(
-        *partial_forward(ring, ring.meeting(own), q, *kv)
-    )  # each query sees some of its own block
-    for source, kv in blocks:
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor) -> None:
+    """Write O and L of this rank's queries over all keys."""
+    blocks, state = once_round(ring, torch.stack((k, v))), State(q, ring.on_triton)  # of (2, batch, kv heads, N, d)
+    for source, kv in blocks:  # the own block comes first, and each query sees some of it
         seen = ring.meeting(source)
         if seen.kind is not Tile.SKIP:
-            state.merge(seen.queries, *partial_forward(ring, seen, q, *kv))
-    return state.finalize(q.dtype)
+            state.merge(seen.queries, *partial_forward(ring, seen, q, *kv), start=source == ring.rank)
+    state.finalize(O, L)
 
 
 def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[Tensor, Tensor]:
     """(O, L) of those queries over those keys, by the one-GPU call."""
     q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
-    if seen.kind is Tile.SKIP:
-        return torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
     operator = forward_on_triton if ring.on_triton else Reference.apply
     return operator(q, k, v, None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0)
-
-
-@dataclass
-class State:
-    """SoftmaxState of the NumPy ladder on tensors in fp32: m and l (batch, heads, N), o (batch, heads, N, d)."""
-
-    m: Tensor
-    l: Tensor
-    o: Tensor
-
-    @classmethod
-    def from_output(cls, O: Tensor, L: Tensor) -> State:
-        """A finished part taken up again: (O, L) says as much as (m, l, o)."""
-        return cls(L.clone(), torch.where(L == -torch.inf, 0.0, 1.0), O.to(torch.float32, copy=True))
-
-    def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
-        """Take in the output of more keys for some of the rows."""
-        m, l, o = self.m[:, :, rows], self.l[:, :, rows], self.o[:, :, rows]
-        m_new = torch.maximum(m, L)
-        finite = m_new.masked_fill(m_new == -torch.inf, 0.0)
-        alpha, beta = torch.exp(m - finite), torch.exp(L - finite)
-        l.mul_(alpha).add_(beta)  # the part's own l is 1, or there is nothing and beta is 0
-        o.mul_(alpha[..., None]).addcmul_(O, beta[..., None])
-        m.copy_(m_new)
-
-    def finalize(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(O, L): one division, one logarithm, one rounding to the dtype of the queries."""
-        l = torch.where(self.l == 0, 1.0, self.l)
-        return self.o.div_(l[..., None]).to(dtype), self.m + torch.log(l)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -311,7 +277,7 @@ def all_heads_forward(ring: Ring, q, k, v) -> tuple[Tensor, Tensor]:
     """(O, L), heads taking turns."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
-        O[:, heads], L[:, heads] = forward(ring, q[:, heads], k[:, kv_heads], v[:, kv_heads])
+        forward(ring, q[:, heads], k[:, kv_heads], v[:, kv_heads], O[:, heads], L[:, heads])
     return O, L
 
 

@@ -39,6 +39,7 @@ class Chip:
     hbm_bytes: int
     hbm_per_second: float  # bytes
     l2_bytes: int
+    link_per_second: float  # bytes to other GPUs of the machine, in one direction; sheets print both directions added
     sources: Mapping[str, str] = field(repr=False, hash=False, compare=False)
 
     @property
@@ -114,7 +115,7 @@ _SM_90 = _SM_80 | dict(
 
 def _sources(sheet: str, memory: str | None = None, tensor: str | None = None, **other: str) -> dict[str, str]:
     """Sources of one chip: its own sheet for what is its own, the CUDA guide for the rest."""
-    own = ("name", "SMs", "clock_hz", "tensor_flops", "fp32_flops", "tensor_per_clock", "l2_bytes")
+    own = ("name", "SMs", "clock_hz", "tensor_flops", "fp32_flops", "tensor_per_clock", "l2_bytes", "link_per_second")
     table = dict.fromkeys(own, sheet) | dict.fromkeys(("hbm_bytes", "hbm_per_second"), memory or sheet)
     return table | _PER_CAPABILITY | ({"tensor_flops": tensor} if tensor else {}) | other
 
@@ -138,9 +139,11 @@ A100 = Chip(
     hbm_bytes=80 * GiB,
     hbm_per_second=2039 * GB,
     l2_bytes=40 * MiB,
+    link_per_second=300 * GB,
     sources=_sources(
         _GA100,
         memory="NVIDIA A100 datasheet, column A100 80GB SXM",
+        link_per_second="NVIDIA A100 datasheet, row Interconnect: NVLink 600 GB/s, half of it each way",
         tensor_per_clock=f"NVIDIA A100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
     ),
     **_SM_80,
@@ -155,9 +158,11 @@ H100 = Chip(
     hbm_bytes=80 * GiB,
     hbm_per_second=3350 * GB,
     l2_bytes=50 * MiB,
+    link_per_second=450 * GB,
     sources=_sources(
         _GH100,
         memory="NVIDIA H100 datasheet, column H100 SXM",
+        link_per_second="NVIDIA H100 datasheet, row Interconnect: NVLink 900 GB/s, half of it each way",
         clock_hz=f"{_GH100}: 1830 MHz for tensor-core work (its FP32 figure is given at 1980 MHz)",
         tensor_per_clock=f"NVIDIA H100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
     ),
@@ -174,6 +179,7 @@ H200 = replace(
     | dict.fromkeys(
         ("tensor_flops", "fp32_flops"), f"{_GH100}; the H200 datasheet prints them rounded (1,979 sparse, 67)"
     )
+    | {"link_per_second": f"{_H200}: NVLink 900 GB/s, half of it each way"}
     | {"l2_bytes": "reported by the driver of an H200 (torch.cuda.get_device_properties, L2_cache_size)"},
 )
 RTX_3090 = Chip(
@@ -186,7 +192,13 @@ RTX_3090 = Chip(
     hbm_bytes=24 * GiB,
     hbm_per_second=936 * GB,
     l2_bytes=6 * MiB,
-    sources=_sources(_GA102, tensor=f"{_GA102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate"),
+    link_per_second=56.25 * GB,
+    sources=_sources(
+        _GA102,
+        tensor=f"{_GA102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate",
+        link_per_second="NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), third-generation NVLink: 112.5 GB/s "
+        "both ways, between the two cards of a bridge",
+    ),
     **_SM_86,
 )
 RTX_4090 = Chip(
@@ -199,7 +211,12 @@ RTX_4090 = Chip(
     hbm_bytes=24 * GiB,
     hbm_per_second=1008 * GB,
     l2_bytes=72 * MiB,
-    sources=_sources(_AD102, tensor=f"{_AD102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate"),
+    link_per_second=32 * GB,
+    sources=_sources(
+        _AD102,
+        tensor=f"{_AD102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate",
+        link_per_second="no NVLink: PCI Express 4.0 with 16 lanes, 64 GB/s both ways on the L40S sheet",
+    ),
     **_SM_89,
 )
 L40S = Chip(
@@ -212,6 +229,7 @@ L40S = Chip(
     hbm_bytes=48 * GiB,
     hbm_per_second=864 * GB,
     l2_bytes=96 * MiB,
+    link_per_second=32 * GB,
     sources=_sources(
         _L40S,
         SMs=f"{_L40S}: 18,176 CUDA cores of 128 per SM",
@@ -219,6 +237,7 @@ L40S = Chip(
         tensor_flops=f"{_L40S}, row BFLOAT16 Tensor Core (its sparse figure, 733, would be 366.4 dense at 2520 MHz)",
         tensor_per_clock=f"{_L40S}: professional cards accumulate in fp32 at the full rate, twice the RTX 4090's",
         l2_bytes=_L40,
+        link_per_second=f"{_L40S}, row Interconnect Interface: PCIe Gen4 x16, 64 GB/s bidirectional",
     ),
     **_SM_89,
 )
