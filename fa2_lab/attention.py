@@ -63,9 +63,9 @@ def attention(
     scale = check_numbers(causal, scale, q.shape[3], dropout_p, seed, return_lse)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
+    if scale < 0:  # the kernels find the largest score before they scale it
+        q, scale = -q, -scale
     if runs_on_triton(backend, q.device.type):
-        if scale < 0:  # the kernels find the largest score before they scale it
-            q, scale = -q, -scale
         seed = seed_tensor(seed, q.device) if dropout_p else None
         run = torch.ops.fa2_lab.forward if traced(q, k, v) else differentiable(q, k, v)
         O, L = run(q, k, v, key_lengths, seed, causal, scale, dropout_p)
@@ -180,7 +180,7 @@ def traced(*tensors: Tensor) -> bool:
     return (
         torch.compiler.is_compiling()
         or is_in_torch_dispatch_mode()
-        or any(type(x) not in PLAIN or x.device.type == "meta" for x in tensors)
+        or any([type(x) not in PLAIN or x.is_meta for x in tensors])
     )
 
 
@@ -205,6 +205,7 @@ def kernels():
     """The kernels' room, once Triton is needed."""
     import fa2_lab.kernels.backward
     import fa2_lab.kernels.choice
+    import fa2_lab.kernels.decode
 
     return fa2_lab.kernels
 

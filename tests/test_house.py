@@ -37,7 +37,7 @@ FLOORS = {
     "__main__": 8,
     "__init__": 9,
 }
-SAME_ROOM = {"tour": "__main__"}
+SAME_ROOM = {"tour": "__main__", "paged": "attention"}
 NEVER = {("kernels", "reference"), ("plots", "kernels")}  # downward, and still not wanted
 
 

@@ -1,14 +1,17 @@
-"""Which kernels compute a call: Hopper's own on Hopper, for what they take; the portable ones for everything else."""
+"""Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest."""
 
 from functools import cache
 
 import torch
 
+from fa2_lab.kernels import decode
 from fa2_lab.kernels import forward as portable
 
 
 def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
-    """(O, L) of one call. Both kernels define L in the same way, so either's may go into any backward."""
+    """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
+    if decode.wins(Q, K, seed):
+        return decode.decode(Q, K, V, key_lengths, causal, scale)
     hopper = hopper_forward(Q.device)
     if seed is None and hopper is not None and hopper.supports(Q, K, V, key_lengths):
         return hopper.forward(Q, K, V, key_lengths, causal, scale)

@@ -53,17 +53,19 @@ def tiles_before(b, key_lengths, N_k, heads, B_c: tl.constexpr):
 
 @triton.jit
 def sequence_of(t, key_lengths, N_k, heads, batch, B_c: tl.constexpr):
-    """Whose tile t is: how many sequences end before it."""
+    """Whose tile t is, and the first tile of that sequence."""
     if key_lengths is None:
-        return t // (heads * tiles_of(N_k, B_c))
+        tiles = heads * tiles_of(N_k, B_c)
+        return t // tiles, t // tiles * tiles
     else:
-        b, before = 0 * t, 0 * t
+        b, begin, before = 0 * t, 0 * t, 0 * t
         for first in range(0, batch, LENGTHS):
             tiles = tiles_among(key_lengths, N_k, heads, first, batch, B_c)
             over = (before + tl.cumsum(tiles, 0) <= t) & (first + tl.arange(0, LENGTHS) < batch)
             b += tl.sum(over.to(tl.int32), 0)
+            begin += tl.sum(tl.where(over, tiles, 0), 0)
             before += tl.sum(tiles, 0)
-        return b
+        return b, begin
 
 
 @triton.jit
@@ -154,15 +156,12 @@ def split_kernel(Q, K, V, parts, key_lengths, table, Q_strides, K_strides, V_str
     T = tiles_before(batch, key_lengths, N_k, heads, B_c)
     share = share_of(T, programs, least)
     t, end = w * share, tl.minimum((w + 1) * share, T)
+    b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
+    length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
+    h = (t - begin) // tiles_of(length, B_c)
+    begin += h * tiles_of(length, B_c)  # the first tile of head h
     while t < end:
-        b = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
-        length = length_of(key_lengths, b, N_k)
-        tiles = tiles_of(length, B_c)
-        begin = tiles_before(b, key_lengths, N_k, heads, B_c)
-        h = (t - begin) // tiles
-        begin += h * tiles  # the first tile of head h
-        stop = tl.minimum(end, begin + tiles)
-
+        stop = tl.minimum(end, begin + tiles_of(length, B_c))
         row_blocks = tl.cdiv(group * N_q, B_r)
         kv_head, row = h // row_blocks, h % row_blocks * B_r + tl.arange(0, B_r)
         q_i = load_group(Q + tl.cast(b, tl.int64) * Q_strides[0], Q_strides, row, kv_head, group, N_q, d, d_pad,
@@ -184,7 +183,10 @@ def split_kernel(Q, K, V, parts, key_lengths, table, Q_strides, K_strides, V_str
         tl.store(o_at + r[:, None] * d_pad + tl.arange(0, d_pad)[None, :], o_i, mask=real[:, None])
         tl.store(m_at + r, m_i, mask=real)
         tl.store(l_at + r, l_i, mask=real)
-        t = stop
+        t, h, begin = stop, h + 1, begin + tiles_of(length, B_c)
+        if (h == heads) & (t < end):
+            b, h = b + 1, 0
+            length = length_of(key_lengths, b, N_k)
 
 
 # The merge ------------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
 
 ROWS = 64  # of one tile at most
 # by d: (B_c, warps, stages, programs on an SM[, registers])
-HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (64, 4, 4, 2), 128: (64, 4, 4, 2), 256: (32, 4, 4, 2)}
+HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}
 AMPERE = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (64, 4, 4, 2), 128: (32, 4, 4, 2), 256: (16, 4, 3, 2)}
 CDNA = {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
 FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 4, 2, 2)}
@@ -257,6 +259,11 @@ class Recipe:
     split: launch.Plan
     merge: launch.Plan
     scratch: int  # numbers in fp32
+
+
+def wins(Q, K, seed) -> bool:
+    """Whether decode is the faster kernel for these tensors, and can take them: few rows to a K/V head, no dropout."""
+    return seed is None and Q.shape[2] <= 16 and Q.shape[1] // K.shape[1] * Q.shape[2] <= ROWS
 
 
 def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
