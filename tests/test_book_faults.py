@@ -21,13 +21,14 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "07_warps": ("reference/fa2.py", "O[rows] = o_i", "O[rows] = 1.001 * o_i"),
     "08_triton_forward": ("kernels/forward.py", "alpha[:, None] * o_i", "o_i"),
     "09_triton_backward": ("kernels/backward.py", "dp_ij - D_i", "dp_ij"),
+    "11_hopper": ("machine/hopper.py", "alpha[:, None] * self.o", "self.o"),
     "12_errata": ("reference/online_softmax.py", "alpha[:, None] * self.o + dropped", "self.o + dropped"),
 }
 CHAPTERS = [c for c in written() if c.name in FAULTS]
 
 
 def test_every_chapter_with_checks_of_its_own_has_a_fault():
-    assert {c.name for c in written()} - {"10_measured", "11_hopper"} <= set(FAULTS)
+    assert {c.name for c in written()} - {"10_measured"} <= set(FAULTS)
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
+# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_map.ipynb) · [Hopper →](11_hopper.ipynb)
 
 # %% [markdown]
 # # 10 · Measured
@@ -640,4 +640,4 @@ masked = [factors(row)["skipping"] for row in timed if row.problem["causal"]]
 verdict("skipping is worth 1.7 to 2.3 where there is a mask", 1.65 < min(masked) and max(masked) < 2.35)
 
 # %% [markdown] tags=["navigation"]
-# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
+# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_map.ipynb) · [Hopper →](11_hopper.ipynb)

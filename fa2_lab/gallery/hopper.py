@@ -1,0 +1,139 @@
+"""Pictures of the Hopper kernels: from the model that runs anywhere, and of what was measured on the way."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2_lab.gallery.machine import recorded
+from fa2_lab.gallery.picture import Picture
+from fa2_lab.machine import chips, grid, hopper
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
+from fa2_lab.plots.ideas import ideas, span
+from fa2_lab.plots.pipes import pipes
+from fa2_lab.plots.tickets import tickets
+from fa2_lab.plots.timeline import timeline
+from fa2_lab.tiles import CAUSAL, Tiling
+
+
+def small(consumers: int, T: int, **options) -> hopper.Run:
+    """The model on `T` tiles of 4 keys, 4 rows to a consumer; only the clocks are those of a real tile."""
+    N_q, N_k = 4 * consumers, 4 * T
+    rng = np.random.default_rng(0)
+    Q, (K, V) = rng.standard_normal((N_q, 4)), rng.standard_normal((2, N_k, 4))
+    return hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4), consumers, **options)
+
+
+# Who waits for whom -------------------------------------------------------------------------------------------
+
+
+def pipes_data(consumers: int = 2, slots: int = 2) -> dict:
+    """Every barrier of a run: who waits there, who arrives, and how many arrivals end a phase."""
+    run = small(consumers, 8, slots=slots, turns=True)
+    p = run.pipes
+    all_barriers = [*p.tickets.filled, *p.tickets.emptied, *p.turns.begun]
+    for ring in (p.q, p.k, p.v):
+        all_barriers += [*ring.filled, *ring.emptied]
+    barriers = {bar.what: dict(waits=set(), arrives=set(), expected=bar.expected) for bar in all_barriers}
+    for bar in all_barriers:
+        barriers[bar.what]["arrives"] |= set(bar.came) - {"the start"}
+    for waited in run.block.waits:
+        if waited.what in barriers:
+            barriers[waited.what]["waits"].add(waited.actor)
+    barriers = {
+        what: dict(waits=sorted(bar["waits"]), arrives=sorted(bar["arrives"]), expected=bar["expected"])
+        for what, bar in barriers.items()
+    }
+    return dict(slots={"ticket": 2, "Q": consumers, "K": slots, "V": slots}, barriers=barriers)
+
+
+# Time ---------------------------------------------------------------------------------------------------------
+
+FOUR_WAYS = {
+    "Neither": (hopper.in_sequence, SHARED),
+    "Within: P V of the tile before runs under the exponentials": (hopper.look_ahead, SHARED),
+    "Between: one warpgroup multiplies while the other exponentiates": (hopper.in_sequence, IN_ORDER),
+    "Both": (hopper.look_ahead, IN_ORDER),
+}
+
+
+def timeline_data(d: int = 64, T: int = 16, window: float = 5400) -> dict:
+    """Two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps."""
+    price = hopper.costs(chips.H200, 64, 128, d)
+    panels = []
+    for name, (visit, tensor) in FOUR_WAYS.items():
+        block = small(2, T, visit=visit, tensor=tensor, costs=price).block
+        jobs = [(j.unit, owner(j), j.label, j.begun, j.ended) for j in block.jobs if j.label[0] != "Q"]
+        panels.append(dict(name=name, share=block.busy("tensor", since=price.copy), jobs=sorted(jobs, key=str)))
+    return dict(window=window, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time")
+
+
+def owner(job) -> int | None:
+    """The number of the consumer whose job it is; copies are nobody's."""
+    return int(job.actor.split()[1]) if job.actor.startswith("consumer") else None
+
+
+# Tickets ------------------------------------------------------------------------------------------------------
+
+
+def tickets_data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
+    """Causal row blocks on 132 SMs: dealt in two orders, and drawn in the second. `at_once` heads run side by side."""
+    tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
+    head_by_head = tiles * heads
+    side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)
+    blocks = [grid.Block(0, n, cost) for n, cost in enumerate(side_by_side)]
+    SMs = chips.H200.SMs
+    ran = {
+        "Dealt, head by head": hopper.dealt(head_by_head, SMs),
+        f"Dealt, {at_once} heads at once": hopper.dealt(side_by_side, SMs),
+        "Drawn as tickets": grid.schedule(blocks, SMs),
+    }
+    return dict(ran=ran, setting=f"{heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}")
+
+
+# Ideas --------------------------------------------------------------------------------------------------------
+
+
+def all_ideas() -> list[dict]:
+    """Every idea that was tried, with what it bought in words."""
+    rows = recorded("hopper_ideas")["rows"]
+    return [row | dict(bought=row["effect"] or ("kept: " if row["kept"] else "not kept: ") + span(row)) for row in rows]
+
+
+def ideas_data() -> dict:
+    """The ideas whose worth is a factor; figures/data/hopper_ideas.json has the others too."""
+    record = recorded("hopper_ideas")
+    rows = [row for row in record["rows"] if row["low"] is not None]
+    rows = [{key: row[key] for key in ("part", "idea", "shape", "low", "high", "kept")} for row in rows]
+    return dict(rows=rows, setting=f"measured on an {record['gpu']}, {record['dtype']}")
+
+
+PICTURES = [
+    Picture(
+        "pipes",
+        "Who waits for whom in the Hopper forward: a producer warp, rings of buffers, consumer warpgroups, turns.",
+        "11_hopper",
+        pipes,
+        pipes_data,
+    ),
+    Picture(
+        "timeline",
+        "Copies, tensor cores and exponentials over time: what overlaps within a warpgroup and between two.",
+        "11_hopper",
+        timeline,
+        timeline_data,
+    ),
+    Picture(
+        "tickets",
+        "Causal row blocks dealt to SMs in advance leave some of them idle; drawn as tickets they do not.",
+        "11_hopper",
+        tickets,
+        tickets_data,
+    ),
+    Picture(
+        "ideas",
+        "Every idea for the Hopper kernels and what it bought on an H200, what did not help included.",
+        "11_hopper",
+        ideas,
+        ideas_data,
+    ),
+]

@@ -1,0 +1,954 @@
+# %% [markdown] tags=["navigation"]
+# [← Measured](10_measured.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
+
+# %% [markdown]
+# # 11 · Hopper
+#
+# **What does an H100 want beyond FlashAttention-2?**
+#
+# FA2 was written for the A100. Notebook 10 left our Triton kernel far below the matrix product of the same chip, and behind
+# cuDNN. An H100 or H200 (*Hopper*) can do things that this kernel never asks for: multiply while the program goes on, copy
+# whole tiles by one thread, give registers to those warps that need them. The price is that everybody has to wait for
+# somebody, and that a wait too few is a wrong result. Here each part is first a model that runs on your machine, then
+# the lines of the real kernel. It is written in *Gluon*, the floor beneath Triton: the same Python, but who holds which
+# number, what lies in shared memory and who waits at which barrier is up to you.
+#
+# After this notebook you can
+#
+# - say for each part of a Hopper kernel who waits for whom, and what happens if one wait or one release is forgotten,
+# - read `fa2_lab/kernels/hopper/`, from the producer's first copy to the consumer's last,
+# - work out how many warpgroups, rows and buffers fit, and why the answer differs between d = 64 and d = 128.
+#
+# *Time: 40 minutes. Hardware: any laptop with Triton; on a Hopper GPU the last section runs the real kernel. Measured numbers
+# were recorded on an NVIDIA H200 in bf16. Before this: [10 · Measured](10_measured.ipynb).*
+
+# %%
+import heapq
+import random
+from inspect import getsource
+from math import prod
+from textwrap import dedent
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from IPython.display import Markdown
+
+from fa2_lab.attention import attention
+from fa2_lab.bench.results import load
+from fa2_lab.book.verdicts import close, verdict
+from fa2_lab.gallery import hopper as pictures
+from fa2_lab.kernels.hopper import forward, host, pipeline
+from fa2_lab.machine import asynchrony, chips, grid, hopper
+from fa2_lab.plots.ideas import ideas
+from fa2_lab.plots.pipes import pipes
+from fa2_lab.plots.show import show
+from fa2_lab.plots.tickets import tickets
+from fa2_lab.plots.timeline import timeline
+from fa2_lab.reference import fa2, naive
+from fa2_lab.reference import heads as by_heads
+from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
+
+# %% tags=["nbval-ignore-output"]
+on_gpu = torch.cuda.is_available()
+on_hopper = on_gpu and torch.cuda.get_device_capability() == (9, 0)
+print(torch.cuda.get_device_name() if on_gpu else "no GPU", "| Hopper:", on_hopper)
+_ = attention(*torch.zeros(3, 1, 1, 64, 16))  # the package says once how it runs here
+
+
+def source(*kernels):  # as it stands in fa2_lab/kernels/hopper, without the decorator
+    for kernel in kernels:
+        print(dedent(getsource(kernel.fn)).split("\n", 1)[1])
+
+# %% [markdown]
+# ## What do the tensor cores wait for?
+#
+# A tile of B_r × B_c scores takes 4 B_r B_c d FLOPs on the tensor cores (S = Q Kᵀ and P V) and B_r B_c exponentials on
+# other units. From the A100 to the H100 the tensor cores of one SM became twice as fast: 4,096 FLOPs a clock. The lanes for
+# exponentials stayed at 16 a clock.
+#
+# **Predict.** A tile of 64 × 128 at d = 64 on an H100: how many clocks for its products, how many for its exponentials? If
+# one waits for the other, which share of the peak is left?
+
+# %%
+def clocks(chip, d, B_r=64, B_c=128):
+    return 4 * B_r * B_c * d // chip.tensor_per_clock, B_r * B_c // chip.exp_per_clock
+
+
+print("                          products   exponentials   one after the other")
+for chip in (chips.A100, chips.H100):
+    for d in (64, 128):
+        products, exps = clocks(chip, d)
+        share = products / (products + exps)
+        print(f"{chip.name:15} d = {d:3}  {products:8}  {exps:12}   {share:11.0%} of the peak")
+
+# %% [markdown]
+# <details><summary>Where the rest goes</summary>
+#
+# 512 clocks each: half of the time the tensor cores stand still. On the A100 it was a third. And exponentials are only a
+# part of what is not a product: maxima, sums, conversions, waiting for copies.
+# </details>
+#
+# **Takeaway.** The faster the products become, the more everything else has to happen *under* them.
+
+# %% [markdown]
+# ## Start now, wait later
+#
+# On an A100 a warp that multiplies waits for the result, as for any other instruction. On Hopper four warps, a
+# *warpgroup*, hand a product of 64 rows to the tensor cores and go on; later they say how many of their products may
+# still be running, and wait for the others. (The instruction is `wgmma`.)
+#
+# So the P V of one tile can run under the next tile's exponentials: start S of tile j and P V of tile j − 1 together,
+# wait for S alone, exponentiate, then wait for P V.
+#
+# **Predict.** One warpgroup, 64 tiles. Which share of the peak can it reach at d = 128 (each product 512 clocks,
+# exponentials 512)? At d = 64 (256 and 512)?
+
+# %%
+def in_sequence(T, product, exps):  # clocks of T tiles, one thing after the other
+    return T * (product + exps + product)
+
+
+def look_ahead(T, product, exps):  # the exponentials run under P V of the tile before
+    return product + exps + (T - 1) * (product + max(product, exps)) + product
+
+
+for d in (64, 128):
+    products, exps = clocks(chips.H200, d)
+    for way in (in_sequence, look_ahead):
+        share = 64 * products / way(64, products // 2, exps)
+        print(f"d = {d:3}, {way.__name__:11}: tensor cores busy {share:.0%}")
+
+# %% [markdown]
+# <details><summary>Why d = 64 does not get there</summary>
+#
+# Only P V can hide. S cannot: the exponentials need it. At d = 64 the exponentials take as long as both products, but only
+# one of the two runs beside them. A second warpgroup will have to fill the hole. At d = 128 P V and the exponentials are
+# equally long, and both are always at work.
+# </details>
+#
+# **Takeaway.** An asynchronous product is a debt: everything it reads must stay in place until it has been waited for.
+
+# %% [markdown]
+# ## Who brings the tiles?
+#
+# In notebook 08 every thread worked out addresses and masks for its share of a tile and carried it through its registers.
+# Hopper has a copy engine (TMA). One thread names a *descriptor*, a place and a barrier, and goes on. The descriptor was
+# made once per launch on the host: where the tensor lies, its shape and strides, how large a tile is. What lies outside
+# of the tensor arrives as zeros.
+#
+# **Predict.** Ten keys in tiles of 4. The last tile has two keys and two rows of zeros. Does softmax ignore rows of zeros?
+
+# %%
+def bulk_copy(X, rows, row):  # a tile of so many rows, from `row` on
+    tile = np.zeros((rows, X.shape[1]))
+    part = X[row : row + rows]
+    tile[: len(part)] = part
+    return tile
+
+
+rng = np.random.default_rng(0)
+q, K = rng.standard_normal(4), rng.standard_normal((10, 4))
+tiles = [bulk_copy(K, 4, row) for row in (0, 4, 8)]
+s = np.concatenate([tile @ q / 2 for tile in tiles])
+masked = np.where(np.arange(12) < 10, s, -np.inf)
+print("last tile, first column:", [round(float(x), 1) for x in tiles[-1][:, 0]])
+for name, scores in (("zeros", s), ("zeros and a mask", masked)):
+    right = close(naive.logsumexp(scores), naive.logsumexp(K @ q / 2))
+    print(f"{name}: logsumexp of the row right? {right}")
+
+# %% [markdown]
+# <details><summary>Why zeros are not enough</summary>
+#
+# A key of zeros has the score 0, and exp(0) = 1 is a vote. So the kernel masks where a tile may reach past the last key
+# (its `RAGGED`). For V zeros are just right: p is 0 there, and 0 · 0 = 0. (What a caller left behind the end may be NaN,
+# and 0 · NaN is NaN; the copy engine never fetches it.)
+# </details>
+#
+# What the host prepares for K of 2 batch entries, 8 heads, 1,000 keys and d = 128, in tiles of 128:
+
+# %%
+shape = (2, 8, 1000, 128)
+strides = torch.empty(shape, device="meta").stride()
+described = host.descriptor(torch.bfloat16, shape, strides, rows=128, d=128)
+for name in ("shape", "strides", "block_shape"):
+    print(f"{name:11}", described[name])
+print("without it, loads of 16 bytes for a tile:", 128 * 128 * 2 // 16)
+
+# %% [markdown]
+# **Takeaway.** A bulk copy costs one thread, no registers and no masks; zeros at the edge do not replace the mask on S.
+
+# %% [markdown]
+# ## How do you know that a copy has arrived?
+#
+# At a *barrier*, a counter in shared memory. It is told how many arrivals to expect (the copy engine counts in bytes, and
+# arrives when all are there). With the last arrival a *phase* ends, and the barrier starts over. Whoever waits names the
+# phase whose end it needs. But a barrier keeps a single bit: phases are called 0, 1, 0, 1, …
+#
+# **Predict.** A new barrier, nobody has arrived. Does a wait for the end of phase 0 return? And a wait for phase 1?
+
+# %%
+class Barrier:
+    def __init__(self, arrivals):
+        self.expected = self.missing = arrivals
+        self.phase = 0
+
+    def arrive(self):
+        self.missing -= 1
+        if self.missing == 0:
+            self.phase, self.missing = 1 - self.phase, self.expected
+
+    def over(self, phase):  # one bit is all that can be compared
+        return self.phase != phase
+
+
+bar = Barrier(arrivals=2)
+for arrival in range(5):
+    over = [f"phase {phase} over? {bar.over(phase)!s:5}" for phase in (0, 1)]
+    print(f"after {arrival} arrivals:", *over)
+    bar.arrive()
+
+# %% [markdown]
+# <details><summary>The phase before the first</summary>
+#
+# Phase 0 is not over, phase 1 is: it looks like the phase before the first one. That is useful. A producer must find all
+# slots empty in its first round, though nobody has ever released one. So it asks for the end of `(round & 1) ^ 1`, the
+# consumers for the end of `round & 1`.
+#
+# One bit suffices if nobody can be two phases late. In a ring of buffers nobody can: a slot is not filled again before
+# all have released it.
+# </details>
+#
+# **Takeaway.** A barrier counts arrivals and remembers one bit; the protocol around it must keep everybody within one phase.
+
+# %% [markdown]
+# ## A ring of slots, event by event
+#
+# A tile that is being read cannot be overwritten, so there are several *slots*. The producer fills slot n mod slots; two
+# barriers stand at each: *filled*, where consumers wait for the copy, and *emptied*, where the producer waits for all
+# consumers. In the model an actor is a generator. It yields a barrier, a phase, and words that say what it waits for.
+
+# %%
+PAUSE = (Barrier(1), 1, "")  # over at once: somebody else may go first
+
+
+class Ring:
+    def __init__(self, slots, consumers):
+        self.slots, self.tiles = slots, [None] * slots
+        self.filled = [Barrier(1) for _ in range(slots)]
+        self.emptied = [Barrier(consumers) for _ in range(slots)]
+
+    def fill(self, n, tile):
+        slot = n % self.slots
+        yield self.emptied[slot], (n // self.slots & 1) ^ 1, f"slot {slot} to be emptied"
+        self.tiles[slot] = np.nan  # the copy is on its way: neither old nor new
+        yield PAUSE
+        self.tiles[slot] = tile
+        self.filled[slot].arrive()
+
+    def take(self, n):
+        slot = n % self.slots
+        yield self.filled[slot], n // self.slots & 1, f"slot {slot} to be filled"
+        return slot
+
+    def release(self, n):
+        self.emptied[n % self.slots].arrive()
+
+# %% [markdown]
+# The consumers take each tile, multiply for a while, note what they have read, and release. `run` lets one actor after the
+# other go on, in any order that chance picks among those that need not wait.
+#
+# **Predict.** Two slots, three consumers. By how many tiles can the fastest be ahead of the slowest?
+
+# %%
+def run(actors, seed):
+    chance, asleep = random.Random(seed), dict.fromkeys(actors, PAUSE)
+    while asleep:
+        awake = [name for name, (bar, phase, _) in asleep.items() if bar.over(phase)]
+        if not awake:
+            return "; ".join(f"{name} waits for {words}" for name, (*_, words) in asleep.items())
+        name = chance.choice(awake)
+        asleep[name] = next(actors[name], None)
+        if asleep[name] is None:
+            del asleep[name]
+    return "all done"
+
+
+def producer(ring, T):
+    for n in range(T):
+        yield from ring.fill(n, n)  # tile n holds the number n
+
+
+def consumer(ring, T, c, read):
+    for n in range(T):
+        slot = yield from ring.take(n)
+        yield PAUSE  # the tensor cores read the tile all the while
+        read[c].append(ring.tiles[slot])
+        ring.release(n)
+
+# %%
+def try_out(consumer, seed, slots=2, consumers=3, T=6):
+    ring, read = Ring(slots, consumers), [[] for _ in range(consumers)]
+    actors = {f"consumer {c}": consumer(ring, T, c, read) for c in range(consumers)}
+    return run({"producer": producer(ring, T)} | actors, seed), read
+
+
+ends = [try_out(consumer, seed) for seed in range(1000)]
+print("1,000 orders, all done:", all(end == "all done" for end, _ in ends))
+print("every consumer read 0 to 5:", all(read == 3 * [list(range(6))] for _, read in ends))
+
+
+def leader(ring, T, c, read):  # consumer 2 never releases: how far do the others get?
+    for n in range(T if c < 2 else 1):
+        slot = yield from ring.take(n)
+        read[c].append(ring.tiles[slot])
+        if c < 2:
+            ring.release(n)
+
+
+_, read = try_out(leader, seed=0)
+print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles in read])
+
+# %% [markdown]
+# <details><summary>How far ahead</summary>
+#
+# The others finish tiles 0 and 1 and stop: tile 2 belongs into slot 0, which consumer 2 has not released. So the lead is
+# the number of slots, and all are within one phase of each other at every barrier: that is why one bit is enough.
+# </details>
+#
+# The kernel's ring has the same three verbs. `mbarrier` is the barrier in shared memory; `expect` tells it how many bytes
+# will come.
+
+# %% tags=["nbval-ignore-output"]
+source(pipeline.Ring.fill, pipeline.Ring.take, pipeline.Ring.release)
+
+# %% [markdown]
+# **Takeaway.** Two barriers a slot, *filled* and *emptied*: the first protects the reader from the past, the second from
+# the future.
+
+# %% [markdown]
+# ## Forget a release, or hurry it
+#
+# Two mistakes, each a line. `forgetful` does not release tile 2. `hasty` releases a tile as soon as it has started its
+# product, because "it has been used now".
+#
+# **Predict.** Which of the two ends with an error that nobody can overlook, and which gives right results on most days?
+
+# %%
+def forgetful(ring, T, c, read):
+    for n in range(T):
+        slot = yield from ring.take(n)
+        yield PAUSE
+        read[c].append(ring.tiles[slot])
+        if (n, c) != (2, 1):
+            ring.release(n)
+
+
+def hasty(ring, T, c, read):
+    for n in range(T):
+        slot = yield from ring.take(n)
+        ring.release(n)
+        yield PAUSE
+        read[c].append(ring.tiles[slot])
+
+
+print("forgetful:", try_out(forgetful, seed=0)[0])
+for slots in (2, 4, 6):
+    ends = [try_out(hasty, seed, slots)[1] for seed in range(1000)]
+    wrong = sum(any(tiles != list(range(6)) for tiles in read) for read in ends)
+    print(f"hasty, {slots} slots: all done every time, wrong in {wrong} of 1,000 orders")
+
+# %% [markdown]
+# <details><summary>Which one is worse</summary>
+#
+# `forgetful` hangs, in every order: a GPU would stand still until somebody kills the program. `hasty` always ends. How often
+# it is wrong depends on who is quick, and with enough slots it is never wrong: the bug waits for a longer sequence. That
+# is why tests of such kernels repeat a call a thousand times and compare every bit.
+# </details>
+#
+# **Takeaway.** A release too few is a deadlock, a release too early is a race; tests must look for the second.
+
+# %% [markdown]
+# ## Who does what?
+#
+# If one thread can start all copies, why should 256 others hold registers for it? Hopper kernels are *specialised*. One
+# warp, the producer, only copies. Warpgroups of 64 rows each, the consumers, only compute. Registers are handed out
+# equally when a thread block starts; then the producer gives most of its own back, and the consumers take them.
+#
+# **Predict.** d = 128, two consumers, tiles of 64 × 128. A consumer's 128 threads hold o (64 × 128 in fp32), s (64 × 128 in fp32)
+# and p (the same in 16 bits). How many registers each? An SM has 65,536, and the producer's warp takes the room of four.
+
+# %%
+def held(d, B_c=128, threads=128):  # registers of a thread for o, s and p of 64 rows
+    return 64 * (d + B_c + B_c // 2) // threads
+
+
+print("              o, s and p   equal shares   after the exchange (consumer, producer)")
+for d in (64, 128):
+    plan = host.PLANS[d]
+    equal = 65536 // (128 * (plan.consumers + 1)) // 8 * 8  # given out by eights
+    moved = 128 * (plan.consumers * plan.registers + 24)
+    words = f"{plan.registers}, 24: {moved:,} of 65,536 used"
+    print(f"d = {d:3}, {plan.consumers} consumers {held(d):4} {equal:14}   {words}")
+
+# %% [markdown]
+# <details><summary>What the exchange is worth</summary>
+#
+# At d = 128 there are 160 registers for o, s and p alone, and equal shares of 168 leave 8 for m, l, addresses and the mask:
+# it would spill. At d = 64 equal shares would be 128 for 128. After the exchange 80 and 32 are left for the rest. (A test
+# compiles every configuration for sm_90, without a GPU, and finds not one spilled register.)
+# </details>
+#
+# A drawing of all waits. It is made from a run of the model in `machine/hopper.py`: the package's version of the ring above,
+# with clocks, products and all other parts. Every arrow is a barrier at which somebody waited. (Turns and tickets have
+# beats of their own below.)
+
+# %%
+show(pipes(**pictures.pipes_data()))
+
+# %% [markdown]
+# **Takeaway.** The producer waits for empty slots, the consumers for full ones; nobody waits for everybody.
+
+# %% [markdown]
+# ## How many slots, and what comes first?
+#
+# The producer is one sequence of lines. If it waits for a slot, whatever stands behind it waits as well. A consumer needs
+# K's tile one step before V's: it starts S of tile j + 1 together with P V of tile j. So the producer asks for K₁ before
+# V₀.
+#
+# **Predict.** Suppose it asked for V first: K₀ V₀ K₁ V₁ … Is anything computed wrongly? With one slot for K and one for V, who
+# waits for whom? And with two?
+
+# %%
+def v_first(pipes, work, counter):  # the model's producer with the two lines exchanged
+    t, n = next(counter), 0
+    yield from pipes.tickets.give(0, t)
+    for c, i in enumerate(work.rows_of(t)):
+        yield from pipes.q.fill(c, work.q(i), work.costs.copy)
+    for j in work.all_columns(t):
+        yield from pipes.k.fill(n, work.K[work.tiling.cols(j)], work.costs.copy)
+        yield from pipes.v.fill(n, work.V[work.tiling.cols(j)], work.costs.copy)
+        n += 1
+    yield from pipes.tickets.give(1, next(counter))
+
+
+Q, (K, V) = rng.standard_normal((8, 4)), rng.standard_normal((2, 64, 4))
+price = hopper.costs(chips.H200, 64, 128, 128)  # clocks as for tiles of 64 × 128, d = 128
+for slots in (1, 2, 3):
+    for name, version in (("K first", hopper.producer), ("V first", v_first)):
+        with patch.object(hopper, "producer", version):
+            ran = hopper.forward(Q, K, V, Tiling(8, 64, 4, 4), slots=slots, costs=price)
+        end = max(job.ended for job in ran.block.jobs)
+        print(f"slots {slots}, {name}: right {close(ran.O, naive.forward(Q, K, V)[0])}, {end:,.0f} clocks")
+
+# %% [markdown]
+# <details><summary>What the order is worth</summary>
+#
+# Nothing is wrong in either order. With one slot, V₁ waits until P V of tile 0 has ended, and K₂, which stands behind V₁,
+# waits with it although its own slot is empty: the next S starts late. With two slots there is enough slack, in this
+# model, for both orders, and a third slot buys nothing. The real kernel has two slots at d = 128, and three were no
+# faster.
+# </details>
+
+# %% [markdown]
+# The kernel's producer: `work.place(t)` says which row block has the number t, `heads.tiles` how many tiles it visits.
+# Tiles run from right to left, so that those under the causal mask come first.
+
+# %% tags=["nbval-ignore-output"]
+source(forward.producer)
+
+# %% [markdown]
+# **Takeaway.** One sequence that waits delays all behind it: order copies by when they are needed.
+
+# %% [markdown]
+# ## Two warpgroups: who hides under whom?
+#
+# Two warpgroups of 64 rows share the tensor cores and the exponential lanes of an SM. At d = 64 neither can be busy all the
+# time unless one multiplies while the other exponentiates. How the hardware divides the tensor cores between warpgroups is
+# not documented. Take two extremes: they share equally, or serve whoever came first.
+#
+# **Predict.** Both warpgroups start at the same moment and share equally. Do they ever get out of step? What follows for the
+# tensor cores?
+
+# %%
+show(timeline(**pictures.timeline_data()))
+
+# %%
+for d in (64, 128):
+    panels = pictures.timeline_data(d)["panels"]
+    print(f"d = {d:3}:", *(f"{panel['name'].split(':')[0]} {panel['share']:.0%};" for panel in panels))
+
+# %% [markdown]
+# <details><summary>In step, and how to get out of it</summary>
+#
+# If they share equally, they stay together for ever: both multiply, then both exponentiate, and at d = 64 a third of
+# the time is lost in spite of the look-ahead. If the tensor cores serve one after the other, the warpgroups move apart by
+# themselves, and the tensor cores hardly rest.
+#
+# *Turns* force the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own, and so on
+# round the circle. Measured on the H200 they bring 0 to 7% at d = 64 and cost 0.5 to 2.5% at d = 128, where, by the model too, there is
+# nothing left to win.
+#
+# And the other overlap, P V under one's own exponentials? Where the overlap between warpgroups works, it adds only 1 or 2%.
+# </details>
+#
+# Here are the turns, and one step of a consumer. Read it with the timeline beside it. `wait(1)` means: until at most
+# one product is still running, which is S, since it was started first. `convert_layout` tells who holds which number of
+# p and α; `deps` names what the wait makes valid. A comment says what the compiler makes of the second wait.
+
+# %% tags=["nbval-ignore-output"]
+source(pipeline.Turns.wait, pipeline.Turns.pass_on, forward.step)
+
+# %% [markdown]
+# **Takeaway.** Overlap needs two parties out of step; if nothing else drives them apart, a turn does.
+
+# %% [markdown]
+# ## Why three consumers at d = 64?
+#
+# A thread block of two consumers works on 128 rows, of three on 192. Each tile of K and V is fetched for all of them. What
+# limits their number is what an SM has: 227 KiB of shared memory for a block, and the registers from above.
+#
+# **Predict.** Do three consumers fit at d = 128? If not, what is it that does not fit?
+
+# %%
+def kib(d, consumers, slots, B_c=128):  # Q and O of all consumers, and the slots of K and V
+    return (2 * 64 * consumers + 2 * slots * B_c) * d * 2 / 1024
+
+
+def l2_bytes(d, consumers, B_c=128):  # of K and V, for each clock of products
+    return 2 * B_c * d * 2 / (consumers * clocks(chips.H200, d)[0])
+
+
+print("  d  consumers  slots   KiB   registers held, to be had   K and V, bytes a clock")
+for d, consumers, slots in ((64, 2, 4), (64, 3, 4), (128, 2, 2), (128, 2, 3), (128, 3, 2)):
+    most = (65536 // 128 - 24) // consumers // 8 * 8
+    lacks = "shared memory" if kib(d, consumers, slots) > 227 else "registers" if held(d) + 24 > most else ""
+    print(f"{d:3} {consumers:10} {slots:6} {kib(d, consumers, slots):5.0f} {held(d):16} {most:11}", end=" ")
+    print(f"{l2_bytes(d, consumers):24.1f}  {'not enough ' + lacks if lacks else ''}")
+
+# %% [markdown]
+# <details><summary>What the third one is for</summary>
+#
+# At d = 128 it is the registers: 160 for o, s and p, where three consumers can have 160 in all, so nothing is left for the
+# rest. (24 more is a modest demand.) Three slots do not fit either, into shared memory, as long as O has a place of its
+# own.
+#
+# At d = 64 three fit. Then an SM asks for a third fewer bytes of K and V for the same products (copies come from the
+# L2 cache, which all 132 SMs share), and while two exponentiate, the third multiplies. Measured: 8 to 20% faster than
+# two. For short causal sequences blocks of 192 rows are too coarse; there the kernel takes two.
+# </details>
+#
+# **Takeaway.** Registers decide how many rows fit beside each other, and rows decide how often a tile pays for its way.
+
+# %% [markdown]
+# ## Dealt, or drawn?
+#
+# The kernel starts as many programs as there are SMs; each stays and takes one row block after the other, so that the end
+# of one (store O) hides under the start of the next. Causal row blocks differ in weight by a factor of up to N / 128. Who gets
+# which? Either it is fixed beforehand: program p gets blocks p, p + 132, p + 264 … Or a program draws a number from a
+# counter whenever it is free: a *ticket*.
+#
+# **Predict.** 16 heads, N = 16,384, d = 128, heavy blocks first in each head. How much longer does the dealt version run?
+
+# %%
+def deal(costs, SMs):  # when the last program ends
+    return max(sum(costs[p::SMs]) for p in range(SMs))
+
+
+def draw(costs, SMs):
+    free = [0] * SMs
+    for cost in costs:
+        heapq.heappush(free, heapq.heappop(free) + cost)  # whoever is free first draws next
+    return max(free)
+
+
+tiling = Tiling(16384, 16384, 128, 128, CAUSAL)
+tiles = [len(tiling.visited_cols(i)) for i in reversed(range(tiling.T_r))]
+four_heads = [n for n in tiles for _ in range(4)]  # all heaviest blocks, then all second heaviest, …
+for name, costs in (("head by head", 16 * tiles), ("4 heads at once", 4 * four_heads)):
+    least = sum(costs) / 132
+    dealt, drawn = deal(costs, 132) / least, draw(costs, 132) / least
+    print(f"{name}: dealt {dealt:.2f}, drawn {drawn:.3f} of an even share")
+
+# %%
+show(tickets(**pictures.tickets_data()))
+
+# %% [markdown]
+# <details><summary>What the model explains, and what was measured</summary>
+#
+# A head has 128 row blocks, and 132 programs take turns: program 0 gets the heaviest of one head, then the fifth
+# heaviest of the next … the same programs are lucky again and again. Dealt, our kernel ran at 0.66 of cuDNN's speed in this
+# shape; with tickets at 1.12, 1.7 times as fast. The model's worst order explains a factor of 1.56. The rest is not in
+# it; real SMs, for one thing, do not take equal times for equal tiles, and tickets even that out as well.
+#
+# A ticket costs an atomic addition. The producer draws it while the row block before is under way, and hands it on
+# through two slots with the barriers you know.
+# </details>
+
+# %% tags=["nbval-ignore-output"]
+source(pipeline.Tickets.give, pipeline.Tickets.get)
+
+# %% [markdown]
+# **Takeaway.** Work of unequal weight is drawn, not dealt; the order of weights still matters, for the last ones drawn.
+
+# %% [markdown]
+# ## And backward?
+#
+# Notebook 09 has two passes, because a program that owns columns cannot own rows of dQ. One pass saves two products of
+# seven. On Hopper a warpgroup owns 64 columns, with dK and dV in registers. It computes Sᵀ and dPᵀ, keys down: then Pᵀ and dSᵀ
+# are already in the registers where a *left* operand has to be for dV = Pᵀ dO and dK = dSᵀ Q.
+#
+# **Predict.** One product of the five still needs an operand turned around. Which? And where must its result go?
+
+# %%
+def column_pass(Q, dO, L, D, k, v, B_r):  # one column block: k, v (B_c, d)
+    dk, dv, dQ = np.zeros_like(k), np.zeros_like(v), np.zeros_like(Q)
+    tau = Q.shape[1] ** -0.5
+    for i in range(0, len(Q), B_r):
+        q, do, lse, delta = Q[i : i + B_r], dO[i : i + B_r], L[i : i + B_r], D[i : i + B_r]
+        p_t = np.exp(tau * (k @ q.T) - lse)  # (B_c, B_r): keys down
+        dv += p_t @ do  # left operand: registers
+        ds_t = p_t * (v @ do.T - delta)  # (B_c, B_r)
+        dk += tau * (ds_t @ q)  # left operand: registers
+        dQ[i : i + B_r] += tau * (ds_t.T @ k)  # turned: dS goes through shared memory
+    return dk, dv, dQ
+
+
+Q, dO, K, V = *rng.standard_normal((2, 12, 4)), *rng.standard_normal((2, 16, 4))
+O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
+D = (dO * O).sum(axis=1)
+parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in (0, 8)]
+dK, dV, parts_of_dQ = zip(*parts, strict=True)
+got, want = (sum(parts_of_dQ), np.vstack(dK), np.vstack(dV)), fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
+print("dQ, dK, dV of one pass:", [close(x, y) for x, y in zip(got, want, strict=True)])
+
+# %% [markdown]
+# <details><summary>The one that hurts</summary>
+#
+# dQ = dS K sums over keys, so dS must be turned: its halves lie in different warpgroups, and go through shared memory. And
+# the result belongs to nobody: every column block adds to all rows of dQ, in HBM, in fp32.
+# </details>
+#
+# So how many bytes are that? And how many registers does a thread hold at d = 128, 64 columns, 64 rows a step?
+
+# %%
+def added_bytes(N, d, B_c):  # into dQ, by all column blocks of one head, fp32
+    return N // B_c * N * d * 4
+
+
+N, d, n_heads = 16384, 128, 16
+added = n_heads * added_bytes(N, d, B_c=128)
+flops = 2.5 * 4 * N * N * d * n_heads
+print(f"added into dQ: {added / 1e9:.1f} GB; dQ itself: {n_heads * N * d * 4 / 1e9:.2f} GB")
+print(f"at 540 TFLOP/s, about cuDNN's rate: {added / (flops / 540e12) / 1e12:.1f} TB/s of additions")
+print(f"of 4 bytes each: {added / 4e9:.1f} billion; as tiles of 64 × 128: {added / (64 * d * 4e3):.0f} thousand")
+registers = {"dK": 64, "dV": 64, "S": 32, "dP": 32, "P, dS in 16 bits": 32, "half of dQ": 32}
+print(f"registers: {registers}, together {sum(registers.values())} of 240")
+
+# %% [markdown]
+# More than there are: not everything can live at the same time. And the additions are as many bytes as all reads of Q and
+# dO. What they cost, by an early version of our one-pass kernel (H200, bf16, d = 128, full, N = 16,384; TFLOP/s counted
+# as if everything were done): 816 without dQ; 504 to 532 with the product dS K, but nothing added; 404 with additions of 4
+# bytes; 447 with additions of 16. cuDNN: 545.
+#
+# The copy engine can add, too: one thread hands over a tile in shared memory (`cp.reduce.async.bulk`), and nobody waits
+# until the tile is to be written again. It is a ring like the others.
+
+# %% [markdown]
+# **Takeaway.** What is summed over cannot be owned: one pass pays for dQ in additions, two passes pay in products.
+
+# %% [markdown]
+# ## What was reached?
+#
+# Recorded on the H200 in bf16: 16,384 tokens, hidden size 2,048, N from 1,024 to 16,384, all contestants in one run. Ratios
+# are our speed over theirs; above 1 we are faster.
+#
+# **Predict.** Where do you expect `attention()` on Hopper to lead cuDNN most, and where least: d = 64 or 128, causal or
+# full?
+
+# %%
+record = load("paper")
+rows = [row for row in record.rows if row.problem["N_q"] >= 1024]
+
+
+def mean_ratio(rows, peer):
+    ratios = [row.ratio("fa2_lab", peer) for row in rows if peer in row.values]
+    return prod(ratios) ** (1 / len(ratios)), min(ratios), max(ratios)
+
+
+print("{gpu}, torch {torch}, triton {triton}".format(**record.machine))
+for direction in ("forward", "backward"):
+    found = [row for row in rows if row.direction == direction]
+    for peer in (name for name in found[0].values if name != "fa2_lab"):
+        mean, low, high = mean_ratio(found, peer)
+        print(f"{direction:8} over {peer:16} {mean:.2f}, from {low:.2f} to {high:.2f}")
+
+# %%
+def line(direction, d, causal):
+    asked = [r for r in rows if (r.direction, r.problem["d"], r.problem["causal"]) == (direction, d, causal)]
+    return sorted(asked, key=lambda row: row.problem["N_q"])
+
+
+print("over cuDNN              " + "".join(f"{N:>8}" for N in (1024, 2048, 4096, 8192, 16384)))
+for direction in ("forward", "backward"):
+    for d, causal in ((64, False), (64, True), (128, False), (128, True)):
+        ratios = "".join(f"{row.ratio('fa2_lab', 'cuDNN'):8.2f}" for row in line(direction, d, causal))
+        print(f"{direction:8} d = {d:3} {'causal' if causal else 'full  '} {ratios}")
+best = max(row.rate("fa2_lab") for row in rows if row.direction == "forward")
+peak, gemm = chips.H200.tensor_flops / 1e12, record.ceilings["GEMM TFLOP/s"]
+print(f"best forward: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a large product")
+
+# %% [markdown]
+# <details><summary>How to read the names</summary>
+#
+# `fa2_lab` is what `attention()` chooses by itself on this GPU; `fa2_lab portable`, where it stands, are the Triton kernels of notebooks
+# 08 and 09 in the same run. cuDNN and `torch flash` are called through torch.
+# </details>
+
+# %% [markdown]
+# **Takeaway.** On the same chip, with the same algorithm, what remains is who waits for whom.
+
+# %% [markdown]
+# ## What did each idea buy?
+#
+# Everything that was tried on the way, measured against the same kernel without it. A kernel's final shape hides its failures;
+# they are listed here so that nobody has to repeat them.
+#
+# **Predict.** Rank them before you look: tickets, three consumers, turns, a third slot, the order of waiting and
+# exponentiating.
+
+# %%
+show(ideas(**pictures.ideas_data()))
+
+# %%
+tried = pictures.all_ideas()
+columns = ("part", "idea", "shape", "bought")
+lines = ["|" + "|".join(row[name] for name in columns) + "|" for row in tried]
+Markdown("\n".join(["|" + "|".join(columns) + "|", "|---" * len(columns) + "|", *lines]))
+
+# %% [markdown]
+# <details><summary>What to make of it</summary>
+#
+# Tickets removed a wait of everybody for the unluckiest. Three consumers and turns act where exponentials are the
+# bottleneck, at d = 64, and not where they are not: the model said so before. What the model does not know, such as one
+# barrier less per tile, is worth 1 or 2%.
+# </details>
+#
+# **Takeaway.** Most ideas are worth a percent or nothing; the few that matter removed a wait that everybody shared.
+
+# %% [markdown]
+# ## Recap
+#
+# - Products and copies are started, not called; what they use must stay in place until they have been waited for.
+# - A barrier counts arrivals and flips one bit. A ring slot has two: filled and emptied.
+# - A producer warp copies, consumer warpgroups compute, registers go where they are needed.
+# - Exponentials hide under products within a warpgroup and between warpgroups, if these are out of step.
+# - Three consumers at d = 64, two at d = 128: registers decide.
+# - Row blocks are drawn, not dealt.
+# - Backward, dQ is the price of one pass.
+
+# %% [markdown]
+# ## Exercises
+#
+# **1. Predict.** K and V share one ring with a single slot, and the producer fills it K₀ V₀ K₁ V₁ … The consumer takes K₁ before
+# V₀, as ours does. A deadlock? Then try the order in which tiles are needed.
+#
+# <details><summary>Hint</summary>
+# How many phases lie between what the consumer asks for and what is in the slot? How many bits does the barrier have?
+# </details>
+
+# %%
+def shared_ring(fills, takes, slots, seed=0):
+    ring, read = Ring(slots, consumers=1), []
+    place = {name: n for n, name in enumerate(fills)}  # the n-th tile of the ring
+
+    def copies():
+        for n, name in enumerate(fills):
+            yield from ring.fill(n, name)
+
+    def computes():
+        for name in takes:
+            slot = yield from ring.take(place[name])
+            yield PAUSE
+            read.append(ring.tiles[slot])
+            ring.release(place[name])
+
+    return run(dict(producer=copies(), consumer=computes()), seed), read
+
+
+needed = ["K0", "K1", "V0", "K2", "V1", "V2"]
+for fills in (["K0", "V0", "K1", "V1", "K2", "V2"], needed):
+    for slots in (1, 2):
+        ends = [shared_ring(fills, needed, slots, seed) for seed in range(1000)]
+        wrong = sum(read != needed[: len(read)] for _, read in ends)
+        hang = sum(end != "all done" for end, _ in ends)
+        print(f"filled {' '.join(fills)}, slots {slots}: of 1,000 orders {wrong} read wrongly, {hang} hang")
+
+# %% [markdown]
+# <details><summary>Answer to exercise 1</summary>
+#
+# It is worse than a deadlock. K₁ is two rounds after K₀, so its phase has the same bit, and the wait returns at once: the
+# consumer takes what lies there, K₀ still, or V₀, for K₁. Then it releases what it never had, and the counts are off. Filled
+# in the order of need, one slot is enough, and with two slots even the wrong order goes well: the bits differ. The
+# kernel gives K and V rings of their own, and each is taken in the order in which it is filled.
+# </details>
+#
+# **2. Complete.** A copy takes `copy` clocks, a tile keeps the consumer busy for `work` clocks (a quarter each for S and P V, half
+# for the exponentials, one after the other). How few slots keep it from ever waiting? Replace the 1.
+
+# %%
+def needed_slots(copy, work):
+    return 1  # replace
+
+
+def stands_still(slots, copy, work, T=50):  # clocks spent waiting, after the first copies
+    price = hopper.Costs(copy=copy, scores=work / 4, values=work / 4, softmax=work / 2)
+    Q, (K, V) = np.ones((4, 4)), np.ones((2, 4 * T, 4))
+    ran = hopper.forward(Q, K, V, Tiling(4, 4 * T, 4, 4), 1, slots, visit=hopper.in_sequence, costs=price)
+    return max(job.ended for job in ran.block.jobs) - copy - T * work
+
+
+for copy in (500, 1500, 2500):
+    slots = needed_slots(copy, work=1000)
+    enough = [n > 0 and stands_still(n, copy, 1000) < 1 for n in (slots, slots - 1)]
+    print(f"copies of {copy:,} clocks: slots {slots}, enough: {enough[0]}; one less, enough: {enough[1]}")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+# With one slot, when may the copy of the next K begin, and when must it have ended?
+# </details>
+# <details><summary>Answer to exercise 2</summary>
+#
+# `math.ceil(copy / work + 1 / 4)`. K's slot is free after the first quarter of its tile, and the tile that lies `slots`
+# later must be there at its start: `slots − 1/4` tiles of time for the copy. For V it is the same, shifted by three quarters.
+# </details>
+#
+# **3. Break and fix.** SMs are not equally fast. Here every tenth one takes 25% longer for everything. Which of the two rules
+# suffers? Before you run it: by how much could the best rule be slower than with equal SMs?
+
+# %%
+def finish(costs, slowness, rule):
+    SMs, ends = len(slowness), [0.0] * len(slowness)
+    for n, cost in enumerate(costs):
+        p = n % SMs if rule == "dealt" else min(range(SMs), key=lambda p: ends[p])
+        ends[p] += cost * slowness[p]
+    return max(ends)
+
+
+even, uneven = [1.0] * 132, [1.25 if p % 10 == 0 else 1.0 for p in range(132)]
+for rule in ("dealt", "drawn"):
+    slower = finish(1320 * [64], uneven, rule) / finish(1320 * [64], even, rule)
+    print(f"equal blocks, {rule}: {slower:.2f} times as long as with equal SMs")
+
+# %% [markdown]
+# <details><summary>Hint</summary>
+# How much work can all of them together do in a unit of time?
+# </details>
+# <details><summary>Answer to exercise 3</summary>
+#
+# 14 of 132 SMs work at 0.8 of the speed: together they do 129.2 instead of 132, so the best possible is 2% longer. Dealt,
+# everybody waits for the slow ones: 25%. Drawn, it is 12% with these few and large blocks: a slow SM that draws one of
+# the last is waited for. Small blocks at the end, which is what heavy-first brings for causal rows, cure that.
+# </details>
+
+# %% [markdown]
+# ## Checks
+#
+# The small functions of this notebook against the package; the package's model against the reference, with and without
+# its barriers; and `attention()` on this machine against float64: on a Hopper GPU that is the kernel of this notebook.
+
+# %%
+chance, here, theirs = random.Random(1), Barrier(3), asynchrony.Barrier("x", 3)
+same = []
+for _ in range(100):
+    if chance.random() < 0.7:
+        here.arrive(), theirs.arrive("anybody")
+    same += [here.over(phase) == theirs.over(phase).ready() for phase in (0, 1)]
+verdict("Barrier here = asynchrony.Barrier", all(same))
+for d in (64, 128):
+    price, (products, exps) = hopper.costs(chips.H200, 64, 128, d), clocks(chips.H200, d)
+    verdict(f"clocks = hopper.costs, d = {d}", (price.scores + price.values, price.softmax) == (products, exps))
+    Q, (K, V) = rng.standard_normal((4, 4)), rng.standard_normal((2, 64, 4))
+    for way in (in_sequence, look_ahead):
+        visit = getattr(hopper, way.__name__)
+        jobs = hopper.forward(Q, K, V, Tiling(4, 64, 4, 4), 1, visit=visit, costs=price).block.jobs
+        took = max(job.ended for job in jobs) - price.copy
+        verdict(f"{way.__name__} = the model's clocks, d = {d}", close(took, way(16, products // 2, exps)))
+    plan = host.PLANS[d]
+    room = kib(d, plan.consumers, plan.slots, plan.B_c) <= 227 and held(d, plan.B_c) + 24 <= plan.registers
+    verdict(f"the kernel's plan for d = {d} fits", room)
+for costs in (16 * tiles, tiles, [3] * 500):
+    blocks = [grid.Block(0, n, cost) for n, cost in enumerate(costs)]
+    ends = hopper.dealt(costs, 132).makespan, grid.schedule(blocks, 132).makespan
+    verdict(f"deal, draw = dealt, schedule: {len(costs):,} blocks", ends == (deal(costs, 132), draw(costs, 132)))
+
+# %%
+for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
+    Q, (K, V) = rng.standard_normal((N_q, 4)), rng.standard_normal((2, N_k, 4))
+    want, tiling = naive.forward_linear_memory(Q, K, V, mask=mask), Tiling(N_q, N_k, 4, 4, mask)
+    name = f"{N_q} × {N_k}, {'causal' if mask.causal else 'full'}"
+    verdict(f"fa2.forward = dense: {name}", close(fa2.forward(Q, K, V, B_r=4, B_c=4, mask=mask)[0], want[0]))
+    for consumers, turns in ((1, False), (2, True), (3, True)):
+        ran = hopper.forward(Q, K, V, tiling, consumers, turns=turns)
+        verdict(f"the model = dense: {name}, {consumers} consumers", close(ran.O, want[0]) and close(ran.L, want[1]))
+
+# %%
+last = bulk_copy(K, 4, 16)
+verdict("a bulk copy is the tile and zeros", close(last[:2], K[16:]) and not last[2:].any())
+
+
+def faulty(**methods):  # what the model says with some methods of its Ring replaced
+    with patch.multiple(hopper.Ring, **methods):
+        try:
+            return hopper.forward(Q[:24], K[:16], V[:16], Tiling(24, 16, 4, 4), slots=1, costs=hopper.Costs(copy=10)).O
+        except asynchrony.Deadlock:
+            return "deadlock"
+
+
+def eager(self, n, take=hopper.Ring.take, release=hopper.Ring.release):
+    tile = yield from take(self, n)
+    release(self, n)
+    return tile
+
+
+verdict("no release at all: a deadlock", isinstance(faulty(release=lambda self, n: None), str))
+dense = naive.forward(Q[:24], K[:16], V[:16])[0]
+verdict("as it is: right", close(faulty(release=hopper.Ring.release), dense))
+verdict("a release before the product: wrong", not close(faulty(take=eager, release=lambda self, n: None), dense))
+
+# %%
+Q, dO, K, V = *rng.standard_normal((2, 12, 4)), *rng.standard_normal((2, 16, 4))
+O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
+want = naive.backward(Q, K, V, naive.forward(Q, K, V)[1], dO)
+D = (dO * O).sum(axis=1)
+parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in (0, 8)]
+dK, dV, parts_of_dQ = zip(*parts, strict=True)
+got = (sum(parts_of_dQ), np.vstack(dK), np.vstack(dV))
+verdict("column_pass = the dense gradients", all(close(x, y) for x, y in zip(got, want, strict=True)))
+
+# %%
+device, (N_q, N_k) = "cuda" if on_gpu else "cpu", (1000, 1500) if on_gpu else (70, 100)
+for d in (64, 128):
+    for causal in (False, True):
+        draws = (torch.Generator().manual_seed(seed) for seed in range(4))
+        shapes = [(1, 4, N_q, d), (1, 2, N_k, d), (1, 2, N_k, d), (1, 4, N_q, d)]
+        q, k, v, do = (torch.randn(s, generator=g).half() for s, g in zip(shapes, draws, strict=True))
+        truth = [x.double().numpy() for x in (q, k, v)]
+        q, k, v = (x.to(device).requires_grad_() for x in (q, k, v))
+        o, lse = attention(q, k, v, causal=causal, return_lse=True)
+        grads = torch.autograd.grad(o, (q, k, v), do.to(device))
+        kernel = forward.supports(q, k, v) or not on_hopper
+        want = by_heads.forward(*truth, stage="naive", causal=causal)
+        found = [x.detach().double().cpu().numpy() for x in (o, lse, *grads)]
+        want += by_heads.backward(*truth, *want, do.double().numpy(), stage="naive", causal=causal)
+        right = [close(x, y, 3e-3) for x, y in zip(found, want, strict=True)]
+        verdict(f"attention(), d = {d}, causal = {causal!s:5} = float64, gradients too", kernel and all(right))
+
+# %% [markdown]
+# And what the text says of the records; if somebody records anew and one of these fails, the text must be written anew too.
+
+# %%
+verdict("every idea names its part, shape and baseline", all(r["part"] and r["shape"] and r["baseline"] for r in tried))
+
+# %% [markdown] tags=["navigation"]
+# [← Measured](10_measured.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
