@@ -24,6 +24,7 @@ SUITES = {
     "quick": Suite("suites:quick", "torch flash", "three lengths of that grid"),
     "long": Suite("suites:long", "torch flash", "one sequence of up to 262,144 tokens"),
     "heads": Suite("suites:heads", "torch flash", "grouped heads"),
+    "decode": Suite("decode:run", "cuDNN", "one query over long caches, dense and in pages"),
     "small": Suite("suites:small", "torch flash", "what one call costs on the host"),
     "memory": Suite("suites:memory", "torch flash", "peak bytes over the length"),
     "ladder": Suite("ladder:run", "standard", "one change of the kernel at a time, with hardware counters"),

@@ -27,15 +27,27 @@ class Timing:
     high: float
 
 
-def measure(calls: dict[str, Callable[[], object]], repeats: int = REPEATS) -> dict[str, Timing | str]:
+def overwriting() -> Callable[[], object]:
+    """Fills the L2 cache with something else, by writing."""
+    return torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda").zero_
+
+
+def reading() -> Callable[[], object]:
+    """The same by reading: lines that were written must be written back while the next call runs, about 12 µs."""
+    return torch.zeros(l2_bytes() // 2, dtype=torch.float32, device="cuda").amax
+
+
+def measure(
+    calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = overwriting
+) -> dict[str, Timing | str]:
     """A Timing for each call, or the reason why there is none. The order of the turns rotates."""
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     names = [name for name in calls if name not in failed]
-    flush = torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda")
+    flush = flushing()
     events = {name: [] for name in names}
     for turn in range(repeats):
         for name in names[turn % max(1, len(names)) :] + names[: turn % max(1, len(names))]:
-            flush.zero_()
+            flush()
             torch.cuda._sleep(HEAD_START)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
