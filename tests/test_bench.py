@@ -60,7 +60,8 @@ def test_a_label_says_what_differs():
 def test_the_table_shows_ratios_first_and_every_reason():
     counts = Row(contest().problem | dict(rung="fa1"), "counters", {"L2 bytes": [1.5e9]}, unit="count")
     text = results.table(suite(contest(), counts, missing=["(9,)"]), baseline="torch flash")
-    assert text.startswith("NVIDIA H200, torch 2.11, triton 3.6, abc1234; by hand.\nceilings: GEMM TFLOP/s 791\n")
+    head = "NVIDIA H200, torch 2.11, triton 3.6, abc1234; by hand.\nceilings: GEMM TFLOP/s 791\nspread: the middle half"
+    assert text.startswith(f"{head} lies within 10.0% of the median, at worst within 10.0%\n")
     assert re.search(r"^torch flash / contestant \(TFLOP/s\) +torch flash +fa2_lab +flash_attn$", text, re.MULTILINE)
     assert re.search(r"^forward .* full +1\.00 \(200\) +2\.00 \(400\) +-$", text, re.MULTILINE)
     assert re.search(r"^count +L2 bytes\nfa1 .* \(1\.5e\+09\)$", text, re.MULTILINE)
@@ -82,6 +83,8 @@ def test_the_grid_names_machine_baselines_and_both_of_us():
     lines = readme.grid(suite(*rows)).splitlines()
     made = "NVIDIA H200, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234."
     assert "bf16" in lines[0] and lines[0].endswith(f"{made} In the same run: GEMM 791 TFLOP/s.")
+    told = readme.grid(suite(contest())).splitlines()[0]
+    assert told.endswith("the middle half lies within 10.0% of the median, at worst within 10.0%.")
     assert lines[2:7] == [
         "- `fa2_lab` over cuDNN: forward ahead on 1 of 2, 0.50 to 1.50",
         "- `fa2_lab` over FlexAttention: forward ahead on 1 of 1, 2.50 to 2.50",

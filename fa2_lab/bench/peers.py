@@ -107,7 +107,7 @@ def flex_mask(N_q: int, N_k: int, device: str = "cuda"):
     bottom = (top + 128).clamp(max=N_q) - 1
     seen = left[None, :] <= bottom[:, None] + offset
     full = left[None, :] + 127 <= top[:, None] + offset
-    full &= (top[:, None] + 128 <= N_q) & (left[None, :] + 128 <= N_k)
+    full &= top[:, None] + 128 <= N_q
     return flex_attention.BlockMask.from_kv_blocks(
         *listed(seen & ~full), *listed(full), mask_mod=lambda b, h, i, j: j <= i + offset, seq_lengths=(N_q, N_k)
     )

@@ -114,10 +114,20 @@ def table(results: Results, baseline: str) -> str:
     made = "{gpu}, torch {torch}, triton {triton}, {commit}".format(**machine)
     lines = [f"{made}; {results.protocol}."]
     lines += [f"ceilings: {ceilings}"] if ceilings else []
+    lines += [f"spread: {said}"] if (said := spread(results.rows)) else []
     for unit in dict.fromkeys(unit_of(row) for row in results.rows):
         lines += ["", *block([row for row in results.rows if unit_of(row) == unit], unit, baseline)]
     reasons = {f"{name}: {why}" for row in results.rows for name, why in row.failed.items()}
     return "\n".join([*lines, "", *sorted(reasons), *(f"not measured: {m}" for m in results.missing)])
+
+
+def spread(rows: list[Row]) -> str:
+    """How far the middle half of the repetitions reaches from the median, or nothing where no spread was kept."""
+    kept = [numbers for row in rows for numbers in row.values.values() if len(numbers) == 3]
+    reach = sorted(max(high - median, median - low) / median for median, low, high in kept)
+    if not reach:
+        return ""
+    return f"the middle half lies within {reach[len(reach) // 2]:.1%} of the median, at worst within {reach[-1]:.1%}"
 
 
 def unit_of(row: Row) -> str:
