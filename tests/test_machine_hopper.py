@@ -102,6 +102,21 @@ def test_a_take_that_does_not_wait_spoils_the_result():
     assert not np.allclose(run.O, naive.forward(Q, K, V)[0], equal_nan=False)
 
 
+def test_a_slot_holds_nan_while_a_copy_is_on_its_way():
+    block, seen = Block(), []
+    ring = hopper.Ring(block, "K", 1, 1)
+    ring.tiles[0] = np.ones((2, 2))
+
+    def producer():
+        yield from ring.fill(0, np.zeros((2, 2)), clocks=5)
+        seen.append(ring.tiles[0])
+        yield from ring.take(0)
+        seen.append(ring.tiles[0])
+
+    block.run({"producer": producer()})
+    assert np.isnan(seen[0]).all() and not seen[1].any()
+
+
 # Barriers, units and time -------------------------------------------------------------------------------------
 
 

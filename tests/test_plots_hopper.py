@@ -1,0 +1,118 @@
+"""Pictures of the Hopper kernels: the model's waits, times and schedules reach them, and so do the ideas' factors."""
+
+import functools
+
+import numpy as np
+import pytest
+from matplotlib.collections import PolyCollection
+
+from fa2_lab.gallery import hopper
+from fa2_lab.plots import ideas, style
+
+
+@functools.cache
+def drawn(name):
+    """(figure, alt, data) of a picture of this room."""
+    picture = next(p for p in hopper.PICTURES if p.name == name)
+    data = picture.data()
+    return *picture.draw(**data), data
+
+
+def tagged(figure, gid):
+    return figure.findobj(lambda artist: artist.get_gid() == gid)
+
+
+def words(figure):
+    return [t.get_text() for t in style.texts(figure)]
+
+
+# Who waits for whom -------------------------------------------------------------------------------------------
+
+
+def test_barriers_by_hand():
+    _, _, data = drawn("pipes")
+    both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
+    want = {f"{t} filled": dict(waits=both, arrives=engine, expected=1) for t in "QKV"}
+    want |= {f"{t} emptied": dict(waits=["producer"], arrives=both, expected=2) for t in "KV"}
+    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has its slot
+    want["ticket filled"] = dict(waits=both, arrives=["producer"], expected=1)
+    want["ticket emptied"] = dict(waits=["producer"], arrives=both, expected=2)
+    want["turn"] = dict(waits=both, arrives=both, expected=1)
+    assert data["barriers"] == want
+    assert data["slots"] == {"ticket": 2, "Q": 2, "K": 2, "V": 2}
+
+
+def test_every_ring_has_its_slots_and_three_arrows():
+    figure, alt, data = drawn("pipes")
+    for ring, number in data["slots"].items():
+        assert len(tagged(figure, f"{ring} slot")) == number
+        for verb in ("fill", "take", "release"):
+            assert len(tagged(figure, f"{ring} {verb}")) == 1
+    assert len(tagged(figure, "consumer")) == 2 and len(tagged(figure, "turn")) == 2
+    assert words(figure).count("emptied: 2 arrivals, all consumers") == 3
+    assert "Q: 2 slots, empty again after 1 release;" in alt
+
+
+# Time ---------------------------------------------------------------------------------------------------------
+
+
+def test_shares_by_hand():
+    """d = 64, two warpgroups, 16 tiles: a tile takes 1,024 clocks of products and 1,024 of exponentials."""
+    _, _, data = drawn("timeline")
+    neither, within, between, both = (panel["share"] for panel in data["panels"])
+    busy = 16 * 1024
+    assert neither == pytest.approx(busy / (16 * 2048))
+    assert within == pytest.approx(busy / (512 + 1024 + 15 * (512 + 1024) + 512))
+    assert between > 0.95 and both > between
+
+
+def test_boxes_are_as_long_as_their_jobs():
+    figure, _, data = drawn("timeline")
+    for ax, panel in zip(figure.axes, data["panels"], strict=True):
+        for kind in ("S", "PV", "P"):
+            jobs = [(begun, ended) for _, _, label, begun, ended in panel["jobs"] if label.split()[0] == kind]
+            shown = sorted((a, min(b, data["window"])) for a, b in jobs if a < data["window"])
+            boxes = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in tagged(ax, kind)]
+            np.testing.assert_allclose(sorted(boxes), shown)
+            assert boxes
+
+
+# Dealt or drawn -----------------------------------------------------------------------------------------------
+
+
+def test_tickets_draws_every_row_block():
+    figure, alt, data = drawn("tickets")
+    for ax, ran in zip(figure.axes, data["ran"].values(), strict=True):
+        (bars,) = [c for c in ax.collections if isinstance(c, PolyCollection)]
+        assert len(bars.get_paths()) == len(ran.placed) == 16 * 128
+        assert sum(p.end - p.start for p in ran.placed) == 16 * 128 * 129 / 2
+        assert f"ends at {ran.makespan:,.0f} tiles" in alt
+    dealt, side_by_side, tickets = (ran.makespan for ran in data["ran"].values())
+    assert dealt > 1.5 * tickets and side_by_side > 1.1 * tickets
+
+
+# Ideas --------------------------------------------------------------------------------------------------------
+
+
+def test_bars_are_the_factors_and_failures_are_hatched():
+    figure, alt, data = drawn("ideas")
+    for is_kept, gid in ((True, "kept"), (False, "not kept")):
+        rows = [row for row in data["rows"] if row["kept"] == is_kept]
+        bars = tagged(figure, gid)
+        assert [bar.get_x() for bar in bars] == [row["low"] for row in rows]
+        ends = [bar.get_x() + bar.get_width() for bar in bars]
+        assert ends == pytest.approx([max(row["high"], row["low"] + 0.004) for row in rows])
+        assert all(bool(bar.get_hatch()) != is_kept for bar in bars)
+    assert data["setting"] in alt
+
+
+def test_the_record_of_ideas_is_complete():
+    for row in hopper.all_ideas():
+        assert set(row) == {"part", "idea", "shape", "baseline", "low", "high", "effect", "kept", "bought"}
+        assert (row["low"] is None) == (row["high"] is None) and (row["low"] is not None or row["effect"])
+        assert row["low"] is None or 0 < row["low"] <= row["high"]
+
+
+def test_spans_are_written_short():
+    assert ideas.span(dict(low=1.0, high=1.07)) == "× 1 to 1.07"
+    assert ideas.span(dict(low=0.975, high=0.975)) == "× 0.975"
