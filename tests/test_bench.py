@@ -326,14 +326,19 @@ def test_an_interrupted_run_keeps_what_it_has():
     ]
 
 
-def test_what_does_not_fit_into_memory_is_a_row_and_the_run_goes_on():
-    def too_large(problem, direction):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+@pytest.mark.parametrize(
+    "failure, told",
+    [(torch.OutOfMemoryError("CUDA out of memory"), "out of memory"), (KeyError("x"), "KeyError: 'x'")],
+    ids=["memory", "anything"],
+)
+def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, told):
+    def fails(problem, direction):
+        raise failure
 
     where = Problem(1, 1, 1, 2**20, 2**20, 64, False)
-    kept = suites.collect(suite(), [partial(too_large, where, "backward"), partial(contest)])
+    kept = suites.collect(suite(), [partial(fails, where, "backward"), partial(contest)])
     assert len(kept.rows) == 2 and not kept.missing
-    assert kept.rows[0].failed == {"everybody": "out of memory"} and kept.rows[0].direction == "backward"
+    assert kept.rows[0].failed == {"everybody": told} and kept.rows[0].direction == "backward"
 
 
 def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, tmp_path, capsys):

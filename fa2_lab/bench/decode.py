@@ -81,7 +81,8 @@ def host(problem: Problem) -> Row:
     """How long an eager call keeps the host busy."""
     q, k, v = problem.tensors()
     calls = {name: partial(peers.PEERS[name](problem), q, k, v) for name in NAMES[:3]}
-    return Row(described(problem), "host", {name: [wall_microseconds(call)] for name, call in calls.items()}, unit="µs")
+    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
+    return Row(described(problem), "host", values, unit="µs")
 
 
 def pages(problem: Problem) -> Row:

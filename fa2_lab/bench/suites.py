@@ -69,12 +69,14 @@ def collect(results: Results, jobs: list[partial]) -> Results:
 
 
 def attempt(job: partial) -> Row:
-    """A row, or one that says that not even the inputs and the check fit into memory."""
+    """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
     try:
         return job()
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return empty(job, {"everybody": "out of memory"})
+    except Exception as failure:  # what was measured before must not be lost
+        return empty(job, {"everybody": f"{type(failure).__name__}: {failure}".splitlines()[0][:160]})
 
 
 def empty(job: partial, failed: dict[str, str]) -> Row:
