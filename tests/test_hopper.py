@@ -1,79 +1,36 @@
-"""The Hopper kernels: what they compile to without a GPU, what they take, and on a Hopper GPU whether they are right.
+"""Hopper's forward: what it compiles to without a GPU, what it takes, and on such a GPU whether it is right."""
 
-Run as a program, this file compiles for sm_90 what its arguments name, and prints a line of JSON for each.
-"""
-
+import gc
 import json
 import os
 import subprocess
 import sys
+import weakref
 from itertools import product
-from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
+from kernel_truth import dense, judge, run, tensors, worst  # before Triton
 
-if __name__ != "__main__":
-    import pytest
-    from kernel_truth import dense, worst  # before Triton
-
-    pytest.importorskip("triton")
+pytest.importorskip("triton")
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-FULL, CAUSAL, CAUSAL_PADDED, PADDED = (False, False), (True, False), (True, True), (False, True)
-JOBS = [(d, 4096, *masks) for d in (64, 128, 256) for masks in (FULL, CAUSAL, CAUSAL_PADDED)]
-JOBS += [(64, 4096, *PADDED), (64, 1024, *CAUSAL)]  # d 96 is compiled as 128, and 192 as 256
+gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+PAIRS = [(1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
 
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
 
-class Compiling:
-    """Stands in for a kernel: called in the same way, it compiles and keeps what came out."""
-
-    def __init__(self, kernel):
-        self.kernel, self.made = kernel, None
-
-    def __getitem__(self, grid):
-        def call(*arguments, **options):
-            self.made = self.kernel.warmup(*arguments, grid=grid, **options)
-
-        return call
-
-
-def pretend() -> None:
-    """Have a Hopper GPU, as far as compiling goes."""
-    from triton.backends.compiler import GPUTarget
-    from triton.runtime import driver
-
-    from fa2_lab.kernels import offline
-    from fa2_lab.kernels.hopper import forward, host
-
-    driver.set_active(offline.Absent(GPUTarget("cuda", 90, 32)))
-    host.multiprocessors = lambda device: 132
-    host.counter_of = lambda device, stream: torch.zeros(2, dtype=torch.int32)
-    forward.forward_kernel = Compiling(forward.forward_kernel)
-
-
-def compile_one(job) -> str:
-    """One call of forward() as far as the launch."""
-    from fa2_lab.kernels import offline
-    from fa2_lab.kernels.hopper import forward
-
-    d, N, causal, keys = job
-    Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
-    forward.forward(Q, Q, Q, torch.ones(2, dtype=torch.int32) if keys else None, causal, d**-0.5)
-    made = forward.forward_kernel.made
-    found = offline.report(made) | dict(waits=offline.serialized(made))
-    return json.dumps(dict(d=d, N=N, causal=causal, keys=keys) | found)
-
-
 def test_fits_and_spills_nothing():
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    done = subprocess.run([sys.executable, __file__], capture_output=True, text=True, env=env, timeout=300)
+    worker = Path(__file__).with_name("hopper_worker.py")
+    done = subprocess.run([sys.executable, worker], capture_output=True, text=True, env=env, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == len(JOBS)
+    assert len(rows) > 10
     for row in rows:
         assert row["ldl"] + row["stl"] + row["stack"] == 0, row
         assert row["shared"] <= 227 * 1024, row
@@ -106,6 +63,77 @@ def test_nothing_for_a_cpu():
     assert not supports(Q, Q, Q)
 
 
+HALF = dict(Q_dtype=torch.float16, K_dtype=torch.float16, V_dtype=torch.float16)
+
+
+@pytest.fixture
+def some_hopper(monkeypatch):
+    """As if every CUDA device were one."""
+    from fa2_lab.kernels.hopper import host
+
+    host.fits.cache_clear()
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
+    yield host
+    host.fits.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "change, fine",
+    [
+        ({}, True),
+        (dict(d=96), True),
+        (dict(d=256), True),
+        (dict(d=80), False),
+        (dict(d=32), False),
+        (dict(device=torch.device("cpu")), False),
+        (dict(Q_dtype=torch.float32, K_dtype=torch.float32, V_dtype=torch.float32), False),
+        (dict(V_dtype=torch.bfloat16), False),
+        (dict(K_strides=(0, 0, 64, 1)), False),
+        (dict(Q_strides=(6400, 3200, 1, 50)), False),
+    ],
+    ids=str,
+)
+def test_what_fits(change, fine, some_hopper):
+    d = change.pop("d", 64)
+    Q_shape, K_shape = (2, 2, 50, d), (2, 1, 70, d)
+    kind = dict(device=torch.device("cuda", 0), Q_shape=Q_shape, K_shape=K_shape, V_shape=K_shape) | HALF | change
+    strides = [kind.pop("Q_strides", strides_of(*Q_shape)), kind.pop("K_strides", strides_of(*K_shape))]
+    names = ("device", "Q_dtype", "K_dtype", "V_dtype", "Q_shape", "K_shape", "V_shape")
+    assert some_hopper.fits(*(kind[name] for name in names), *strides, strides_of(*K_shape)) is fine
+
+
+@pytest.mark.parametrize("on_hopper, taken, dropout, chosen", [
+    (True, True, False, "hopper"),
+    (True, True, True, "portable"),
+    (True, False, False, "portable"),
+    (False, True, False, "portable"),
+])  # fmt: skip
+def test_choice(on_hopper, taken, dropout, chosen, monkeypatch):
+    from fa2_lab.kernels import choice
+
+    rooms = {name: SimpleNamespace(forward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
+    rooms["hopper"].supports = lambda *a: taken
+    monkeypatch.setattr(choice, "portable", rooms["portable"])
+    monkeypatch.setattr(choice, "hopper_forward", lambda device: rooms["hopper"] if on_hopper else None)
+    Q, lengths, seed = torch.empty(1, 1, 80, 64), torch.ones(1, dtype=torch.int64), torch.ones(1) if dropout else None
+    name, got = choice.forward(Q, Q, Q, lengths, seed, True, 0.5, 0.1)
+    assert name == chosen
+    want = (Q, Q, Q, lengths, True, 0.5) if chosen == "hopper" else (Q, Q, Q, lengths, seed, True, 0.5, 0.1)
+    assert all(a is b for a, b in zip(got, want, strict=True))
+
+
+def test_no_hopper_here():
+    from fa2_lab.kernels import choice
+
+    assert choice.hopper_forward(torch.device("cpu")) is None
+
+
+def test_another_triton_inside_is_no_harm():
+    from fa2_lab.kernels.hopper.relaunch import relaunch
+
+    assert relaunch(SimpleNamespace(run=lambda *a: None), (1, 1, 1), (), 0) is None
+
+
 def test_plan_fits():
     """Registers and shared memory as the chip has them, counted from the sizes."""
     from fa2_lab.kernels.hopper import host
@@ -117,10 +145,6 @@ def test_plan_fits():
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------
-
-if __name__ != "__main__":
-    gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-    PAIRS = [(1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
 
 
 def draw(batch, heads, N, d, dtype, turned=False, seed=0):
@@ -152,53 +176,125 @@ def check(Q, K, V, lengths, causal, hidden=0.0):
         assert worst(got, want) <= 2 * worst(theirs, want) + 1e-5, (name, Q.shape, K.shape, lengths, causal)
 
 
-if __name__ != "__main__":
-
-    @gpu
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
-    @pytest.mark.parametrize("d", (64, 96, 128, 192, 256))
-    def test_right(d, dtype):
-        for (N_q, N_k), causal, padded, turned in product(PAIRS, (False, True), (False, True), (False, True)):
-            Q = draw(2, 6, N_q, d, dtype, turned, 0)
-            K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
-            lengths = torch.tensor([N_k // 3, N_k + 9], dtype=torch.int32, device="cuda") if padded else None
-            check(Q, K, V, lengths, causal, hidden=float("nan"))
-
-    @gpu
-    @pytest.mark.gpu
-    @pytest.mark.parametrize("causal", (False, True))
-    @pytest.mark.parametrize("d", (64, 128))
-    def test_same_bits_a_thousand_times(d, causal):
-        from fa2_lab.kernels.hopper.forward import forward
-
-        Q, K, V = (draw(4, 8, 1000, d, torch.bfloat16, seed=seed) for seed in range(3))
-        O, L = forward(Q, K, V, None, causal, 0.1)
-        differ = torch.zeros((), dtype=torch.bool, device="cuda")
-        for _ in range(1000):
-            again = forward(Q, K, V, None, causal, 0.1)
-            differ |= (again[0] != O).any() | (again[1] != L).any()
-        assert not differ
-
-    @gpu
-    @pytest.mark.gpu
-    def test_counter_is_put_back_and_graphs_have_their_own():
-        from fa2_lab.kernels.hopper import host
-        from fa2_lab.kernels.hopper.forward import forward
-
-        Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
-        O, _ = forward(Q, K, V, None, True, 0.1)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            captured, _ = forward(Q, K, V, None, True, 0.1)
-        for _ in range(3):
-            captured.fill_(float("nan"))
-            graph.replay()
-            assert torch.equal(captured, O)
-        assert all(not counter.any() for counter in host.COUNTERS.values())
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("d", (64, 96, 128, 192, 256))
+def test_right(d, dtype):
+    for (N_q, N_k), causal, padded, turned in product(PAIRS, (False, True), (False, True), (False, True)):
+        Q = draw(2, 6, N_q, d, dtype, turned, 0)
+        K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        lengths = torch.tensor([N_k // 3, N_k + 9], dtype=torch.int32, device="cuda") if padded else None
+        check(Q, K, V, lengths, causal, hidden=float("nan"))
 
 
-if __name__ == "__main__":
-    with get_context("spawn").Pool(2, initializer=pretend) as pool:
-        for line in pool.imap(compile_one, JOBS):
-            print(line, flush=True)
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (64, 128))
+def test_same_bits_a_thousand_times(d, causal):
+    from fa2_lab.kernels.hopper.forward import forward
+
+    Q, K, V = (draw(4, 8, 1000, d, torch.bfloat16, seed=seed) for seed in range(3))
+    O, L = forward(Q, K, V, None, causal, 0.1)
+    differ = torch.zeros((), dtype=torch.bool, device="cuda")
+    for _ in range(1000):
+        again = forward(Q, K, V, None, causal, 0.1)
+        differ |= (again[0] != O).any() | (again[1] != L).any()
+    assert not differ
+
+
+@gpu
+@pytest.mark.gpu
+def test_counter_is_put_back_and_graphs_have_their_own():
+    from fa2_lab.kernels.hopper import host
+    from fa2_lab.kernels.hopper.forward import forward
+
+    Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
+    O, _ = forward(Q, K, V, None, True, 0.1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = forward(Q, K, V, None, True, 0.1)
+    for _ in range(3):
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, O)
+    assert all(not counter.any() for counter in host.COUNTERS.values())
+
+
+# Behind the public call ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_portable_forward(monkeypatch):
+    from fa2_lab.kernels import choice
+
+    monkeypatch.setattr(choice, "portable", None)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("scale", (None, -0.2, 0.0))
+@pytest.mark.parametrize("lengths", (None, torch.int64, torch.uint8), ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (64, 96, 128, 192, 256))
+def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
+    """Forward and gradients of the public call, whichever backward it takes."""
+    from fa2_lab import attention
+
+    q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
+    lengths = None if lengths is None else torch.tensor([213, 77], dtype=lengths, device="cuda")
+    options = dict(causal=causal, scale=scale)
+    got = run(attention, q, k, v, dO, key_lengths=lengths, **options)
+    truth = dense(q, k, v, dO, lengths=lengths, **options)
+    judge(got, truth, dense(q, k, v, dO, lengths=lengths, dtype=q.dtype, **options), f"{d} {options}")
+
+
+@gpu
+@pytest.mark.gpu
+def test_what_it_does_not_take_goes_elsewhere():
+    from fa2_lab import attention
+
+    for d, dtype, step in ((64, torch.float32, 1), (80, torch.float16, 1), (64, torch.float16, 2)):
+        q, k, v, dO = tensors(1, 2, 2, 100, 120, d * step, dtype)
+        q, k, v, dO = (x.detach()[..., ::step].requires_grad_() for x in (q, k, v, dO))
+        got = run(attention, q, k, v, dO)
+        judge(got, dense(q, k, v, dO), dense(q, k, v, dO, dtype=dtype), f"{d} {dtype} {step}")
+
+
+# Launched again -----------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", (False, True))
+def test_launched_again_on_other_tensors(padded):
+    """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
+    from fa2_lab.kernels.hopper.forward import forward
+
+    lengths = torch.tensor([50, 300, 1, 0, 299], dtype=torch.int32, device="cuda")
+    for seed in range(4):
+        Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
+        some = lengths[seed % 2 : seed % 2 + 2] if padded else None
+        with torch.cuda.stream(torch.cuda.Stream() if seed == 2 else torch.cuda.current_stream()):
+            torch.cuda.synchronize()
+            O, L = forward(Q, K, V, some, False, 0.125)
+            torch.cuda.synchronize()
+        for got, want in zip((O, L), dense(Q, K, V, torch.zeros_like(Q), lengths=some), strict=False):
+            assert worst(got, want) < 2e-3
+
+
+@gpu
+@pytest.mark.gpu
+def test_launched_again_past_triton_and_keeps_nothing_alive():
+    from fa2_lab.kernels.hopper import host
+    from fa2_lab.kernels.hopper.forward import forward
+
+    host.recipe.cache_clear()
+    Q = draw(1, 2, 200, 64, torch.float16)
+    alive = [weakref.ref(x) for x in (Q, *(forward(Q, Q, Q, None, False, 0.1)))]
+    call = host.recipe(Q.device, Q.dtype, *(Q.shape, Q.stride()) * 2, Q.stride(), Q.stride(), None, False, 0.1)
+    assert call.again is not None
+    del Q
+    gc.collect()
+    assert [x() for x in alive] == [None] * 3

@@ -286,10 +286,6 @@ def forward(Q, K, V, key_lengths, causal, scale):
                        None if key_lengths is None else key_lengths.dtype, causal, scale)  # fmt: skip
     with launch.on_device_of(Q):
         stream = driver.active.get_current_stream(Q.device.index)
-        described = map(host.of, (Q, K, V, O), call.descriptors)
-        arguments = (*described, L, host.counter_of(Q.device, stream), key_lengths, *call.scalars)
-        if call.compiled:
-            call.compiled[0][call.grid](*arguments, *(None,) * 7, stream=stream)
-        else:
-            call.compiled.append(forward_kernel[call.grid](*arguments, **call.options))
+        others = L, host.counter_of(Q.device, stream), key_lengths
+        call.launch(forward_kernel, stream, (Q, K, V, O), others)
     return O, L  # FA2.A1.L17

@@ -9,6 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fa2_lab.kernels import interpreter, launch
+from fa2_lab.kernels.hopper.relaunch import Relaunch, relaunch
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ def of(X: torch.Tensor, described: dict) -> TensorDescriptor:
     return new
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recipe:
     """All that launches on tensors of the same shapes, strides and types have in common."""
 
@@ -79,7 +80,16 @@ class Recipe:
     descriptors: tuple[dict, dict, dict, dict]  # of Q, K, V, O
     scalars: tuple  # the kernel's arguments after key_lengths
     options: dict
-    compiled: list  # the kernel, once it has been launched: that skips most of what Triton does on the host
+    again: Relaunch | None = None  # what launches from the second time on
+
+    def launch(self, kernel, stream: int, tensors: tuple, others: tuple) -> None:
+        """Q, K, V, O and what else the kernel needs: first through Triton's own call, which compiles, then past it."""
+        if self.again is not None:
+            self.again(stream, tensors, others)
+            return
+        arguments = (*map(of, tensors, self.descriptors), *others, *self.scalars)
+        compiled = kernel[self.grid](*arguments, **self.options)
+        self.again = relaunch(compiled, self.grid, arguments, stream)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -103,7 +113,7 @@ def recipe(
     coarse, huge = 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
     scalars = H, group, N_q, N_k, batch * H, at_once, fine, coarse, huge
     options = dict(sizes.options(), CAUSAL=causal, RAGGED=lengths or N_k % sizes.B_c != 0)
-    return Recipe((min(multiprocessors(device), row_blocks), 1, 1), descriptors, scalars, options, [])
+    return Recipe((min(multiprocessors(device), row_blocks), 1, 1), descriptors, scalars, options)
 
 
 @functools.cache
@@ -115,25 +125,33 @@ def multiprocessors(device: torch.device) -> int:
     return properties.multi_processor_count
 
 
+def supports(Q, K, V, key_lengths=None) -> bool:
+    """Whether forward() takes these tensors."""
+    return (
+        fits(Q.device, Q.dtype, K.dtype, V.dtype, Q.shape, K.shape, V.shape, Q.stride(), K.stride(), V.stride())
+        and (Q.data_ptr() | K.data_ptr() | V.data_ptr()) % 16 == 0
+        and (key_lengths is None or key_lengths.is_contiguous())
+    )
+
+
 @functools.lru_cache(maxsize=1024)
+def fits(device, Q_dtype, K_dtype, V_dtype, Q_shape, K_shape, V_shape, *strides) -> bool:
+    """The same for all tensors of such kinds, wherever they lie."""
+    return (
+        device.type == "cuda"
+        and multiprocessors(device) > 0
+        and Q_dtype in HALVES
+        and Q_dtype == K_dtype == V_dtype
+        and Q_shape[3] in PLANS
+        and K_shape == V_shape
+        and all(map(copyable, (Q_shape, K_shape, V_shape), strides))
+    )
+
+
 def copyable(shape, strides) -> bool:
     """Whether the copy engine can address such a tensor: in whole steps of 16 bytes, no dimension repeated."""
     steps = all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in zip(shape[:3], strides[:3], strict=True))
     return strides[3] == 1 and steps and min(shape) > 0
-
-
-def supports(Q, K, V, key_lengths=None) -> bool:
-    """Whether forward() takes these tensors."""
-    return (
-        Q.is_cuda
-        and Q.dtype in HALVES
-        and Q.dtype == K.dtype == V.dtype
-        and Q.shape[3] in PLANS
-        and K.shape == V.shape
-        and all(copyable(X.shape, X.stride()) and X.data_ptr() % 16 == 0 for X in (Q, K, V))
-        and (key_lengths is None or key_lengths.is_contiguous())
-        and multiprocessors(Q.device) > 0
-    )
 
 
 COUNTERS: dict = {}  # one for each stream: on a stream only one launch runs at a time

@@ -1,0 +1,56 @@
+"""Compiles the Hopper forward for sm_90 without a GPU and prints a line of JSON for each kind of call."""
+
+import json
+from multiprocessing import get_context
+
+import torch
+
+FULL, CAUSAL, CAUSAL_PADDED, PADDED = (False, False), (True, False), (True, True), (False, True)
+JOBS = [(d, 4096, *masks) for d in (64, 128, 256) for masks in (FULL, CAUSAL, CAUSAL_PADDED)]
+JOBS += [(64, 4096, *PADDED), (64, 1024, *CAUSAL)]  # d 96 is compiled as 128, and 192 as 256
+
+
+class Compiling:
+    """Stands in for a kernel: called in the same way, it compiles and keeps what came out."""
+
+    def __init__(self, kernel):
+        self.kernel, self.made = kernel, None
+
+    def __getitem__(self, grid):
+        def call(*arguments, **options):
+            self.made = self.kernel.warmup(*arguments, grid=grid, **options)
+
+        return call
+
+
+def pretend() -> None:
+    """Have a Hopper GPU, as far as compiling goes."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import driver
+
+    from fa2_lab.kernels import offline
+    from fa2_lab.kernels.hopper import forward, host
+
+    driver.set_active(offline.Absent(GPUTarget("cuda", 90, 32)))
+    host.multiprocessors = lambda device: 132
+    host.counter_of = lambda device, stream: torch.zeros(2, dtype=torch.int32)
+    forward.forward_kernel = Compiling(forward.forward_kernel)
+
+
+def compile_one(job) -> str:
+    """One call of forward() as far as the launch."""
+    from fa2_lab.kernels import offline
+    from fa2_lab.kernels.hopper import forward
+
+    d, N, causal, keys = job
+    Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
+    forward.forward(Q, Q, Q, torch.ones(2, dtype=torch.int32) if keys else None, causal, d**-0.5)
+    made = forward.forward_kernel.made
+    found = offline.report(made) | dict(waits=offline.serialized(made))
+    return json.dumps(dict(d=d, N=N, causal=causal, keys=keys) | found)
+
+
+if __name__ == "__main__":
+    with get_context("spawn").Pool(2, initializer=pretend) as pool:
+        for line in pool.imap(compile_one, JOBS):
+            print(line, flush=True)
