@@ -16,7 +16,8 @@
 # **How it is graded.** Each step is checked on its own; parts of a step give parts of its points. A check that fails says
 # what it expected, what came, where the two first differ, and gives a hint. When your work is graded, more cases run than
 # you see here. You may use NumPy. `fa2_lab.reference` and other finished attention (torch's, for instance) are off limits:
-# a notebook that imports them scores 0. Cells you add are yours; the locked ones are put back as they were.
+# a notebook that imports them scores 0. Cells you add are yours; the locked ones are put back as they were. To run all
+# checks at once: `python -m fa2_lab course check 1_online_softmax.ipynb`.
 
 # %% locked="setup"
 import numpy as np
@@ -30,8 +31,8 @@ from fa2_lab.course import softmax as check
 # and `o = Σ exp(s − m) v`, shape `(B_r, d)`. Before the first key, `m` is −∞ and the others are 0.
 #
 # `update` takes in a block of scores `s` `(B_r, B_c)` and the values `v` `(B_c, d)` of the same keys, and returns the new
-# `(m, l, o)`. Two things to think about before you write: what do `l` and `o` stand under when a larger score turns up?
-# And what does your formula do in a row whose scores are all −∞ so far, as happens behind a mask?
+# `(m, l, o)`. Two things to think about before you write: `l` and `o` are counted from the old `m`; what becomes of them when
+# a larger score turns up? And what does your formula do in a row whose scores are all −∞ so far, as happens behind a mask?
 
 # %% solution="update"
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -122,12 +123,8 @@ def test_merge(merge):
     empty = np.full(30, -np.inf), np.zeros(30), np.zeros((30, 3))
     a, b, c = (update(*empty, s[:, k : k + 4], v[k : k + 4]) for k in (0, 4, 8))
     want = finalize(*update(*empty, s, v))
-    for way in (
-        merge(merge(a, b), c),
-        merge(a, merge(b, c)),
-        merge(c, merge(b, a)),
-        merge(merge(empty, a), merge(merge(b, empty), c)),
-    ):
+    ways = [merge(merge(a, b), c), merge(a, merge(b, c)), merge(c, merge(b, a))]
+    for way in (*ways, merge(merge(empty, a), merge(merge(b, empty), c))):
         for got, true in zip(finalize(*way), want):
             assert np.allclose(got, true, rtol=1e-5, atol=1e-5), "this way round gives something else"
     ### END SOLUTION
@@ -148,17 +145,14 @@ def _heavier(a, b):
     return tuple(np.where(left if x.ndim == 1 else left[:, None], x, y) for x, y in zip(a, b))
 
 
-def _swapped(a, b):
-    return check.right_merge((b[0], a[1], a[2]), (a[0], b[1], b[2]))
-
-
 def _as_logsumexp(a, b):
     m, l, o = check.right_merge(a, b)
     safe = np.where(l > 0, l, 1.0)
     return np.where(l > 0, m + np.log(safe), -np.inf), (l > 0) * 1.0, o / safe[:, None]
 
 
-wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "swaps the two factors": _swapped}
+swapped = lambda a, b: check.right_merge((b[0], *a[1:]), (a[0], *b[1:]))  # noqa: E731
+wrong = {"averages two outputs": _averages, "drops the lighter side": _heavier, "swaps the two factors": swapped}
 report = check.own_test(test_merge, wrong, {"one that keeps (L, 1, O) as its state": _as_logsumexp})
 ### END HIDDEN TESTS
 report.points(3)

@@ -66,8 +66,7 @@ report.points(2)
 def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
     """o_i (b, d) and L_i (b,) of the row block that starts at this row."""
     ### BEGIN SOLUTION
-    b, d = q_i.shape
-    N_k = len(K)
+    (b, d), N_k = q_i.shape, len(K)
     m, l, o = np.full(b, -np.inf), np.zeros(b), np.zeros((b, d))
     for col in range(0, N_k, B_c):
         end = min(col + B_c, N_k)
