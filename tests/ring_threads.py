@@ -30,7 +30,7 @@ class Arriving:
 
     def wait(self):
         block = self.link.get(timeout=20)
-        assert block.shape == self.shape
+        assert block is not None and block.shape == self.shape
         return block.clone()
 
 
@@ -45,6 +45,8 @@ def run(size, work):
                 results[rank] = work(rank, links)
         except BaseException as failure:
             failures.append(failure)
+            for link in links.values():
+                link.put(None)
 
     threads = [threading.Thread(target=task, args=(rank,)) for rank in range(size)]
     for thread in threads:

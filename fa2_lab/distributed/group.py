@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store
 
 HEADER = 2048  # bytes
-OWN = ("length",)  # what may differ from rank to rank
+OWN = ("length", "number")  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
@@ -109,6 +109,11 @@ def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGlo
 
 
 def next_call(group: dist.ProcessGroup) -> int:
-    """A number for each call on a group, so that a backward can say whose it is."""
-    CALLS[group] += 1
-    return CALLS[group]
+    """This rank's number for its next call on a group; the highest of all ranks' is what they call it."""
+    return CALLS[group] + 1
+
+
+def count_call(group: dist.ProcessGroup, number: int) -> int:
+    """The ranks go on counting from here, also those that missed some calls because they refused them."""
+    CALLS[group] = number
+    return number

@@ -85,7 +85,7 @@ def ring_attention(
         causal=causal,
         scale=abs(header["scale"]),
         timeout=timeout,
-        call=max(h["number"] for h in headers),
+        call=ranks.count_call(group, max(h["number"] for h in headers)),
         on_triton=runs_on_triton(backend, q.device.type),
     )
     with torch.cuda.device(q.device if q.is_cuda else -1):

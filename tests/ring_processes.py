@@ -1,0 +1,189 @@
+"""Ranks as processes that speak gloo: launch(task, world) runs task(rank, world, *arguments) in each."""
+
+import multiprocessing
+import os
+import pickle
+import socket
+import sys
+import time
+from datetime import timedelta
+from queue import Empty
+
+import torch
+import torch.distributed as dist
+
+from fa2_lab.distributed import counting, ring, ring_attention, shard, unshard
+
+DIED = "died"
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+
+
+def launch(task, world, *arguments, limit=50):
+    """What every rank's task returned, in order; DIED where a rank returned nothing."""
+    context = multiprocessing.get_context(METHOD)
+    if METHOD == "forkserver":
+        context.set_forkserver_preload(["torch._dynamo", "fa2_lab.distributed"])
+    answers, port, data = context.Queue(), free_port(), pickle.dumps(arguments)
+    everybody = [context.Process(target=rank_main, args=(r, world, port, answers, task, data)) for r in range(world)]
+    for process in everybody:
+        process.start()
+    found, end = [DIED] * world, time.monotonic() + limit
+    while any(p.is_alive() for p in everybody) or not answers.empty():
+        try:
+            rank, value = answers.get(timeout=0.1)
+            found[rank] = pickle.loads(value)
+        except Empty:
+            if time.monotonic() > end:
+                [p.kill() for p in everybody]
+                raise TimeoutError(f"{task.__name__}: some rank hung; answers so far: {found}") from None
+    for process in everybody:
+        process.join()
+    return found
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def rank_main(rank, world, port, answers, task, arguments):
+    """One rank: join, work, answer, and leave without waiting for those who have died."""
+    torch.set_num_threads(1)
+    where = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=where, rank=rank, world_size=world, timeout=timedelta(seconds=30))
+    answers.put((rank, pickle.dumps(task(rank, world, *pickle.loads(arguments)))))  # no handles that die with it
+    answers.close()
+    answers.join_thread()
+    time.sleep(0.5 if rank == 0 else 0)  # rank 0 keeps the store for the others
+    os._exit(0)
+
+
+# Tasks ---------------------------------------------------------------------------------------------------------
+
+
+def run(inputs, group, *, layout, backend="reference", **options):
+    """(O, L, dQ, dK, dV) of whole tensors, by shards; nothing of it may be NaN because nobody wrote it."""
+    q, k, v, dO, dL = (shard(x, group, layout=layout) for x in inputs)
+    mine = [x.detach().requires_grad_() for x in (q, k, v)]
+    O, L = ring_attention(*mine, group, layout=layout, return_lse=True, backend=backend, timeout=20.0, **options)
+    gradients = torch.autograd.grad((O, L), mine, (dO, dL))
+    return [unshard(x, group, layout=layout, timeout=20.0) for x in (O, L, *gradients)]
+
+
+def all_cases(rank, world, cases):
+    """{name: results on rank 0}, each case on the first `size` ranks; an error's text in place of results."""
+    groups = {size: dist.new_group(list(range(size))) for size in range(1, world + 1)}
+    found = {}
+    for name, (size, inputs, options) in cases.items():
+        if rank < size:
+            try:
+                with counting() as sent:
+                    found[name] = dict(results=run(inputs, groups[size], **options), sent=dict(sent))
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def meshes(rank, world, inputs):
+    """The same by a mesh of all ranks and by each row of a 2 × 2 mesh."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    line = init_device_mesh("cpu", (world,), mesh_dim_names=("context",))
+    square = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("data", "context"))
+    options = dict(layout="zigzag", causal=True)
+    try:
+        ring_attention(*inputs[:3], square)
+    except ValueError as error:
+        refused = str(error)
+    return run(inputs, line, **options), run(inputs, square["context"], **options), refused
+
+
+FAULTS = {  # what rank 1 does otherwise -> what every rank must be told
+    "dtype": (dict(dtype=torch.float16), "do not agree on dtype: rank 0, 2: 'torch.float32'; rank 1: 'torch.float16'"),
+    "heads": (dict(heads=2), "do not agree on heads"),
+    "kv heads": (dict(kv_heads=4), "do not agree on kv_heads"),
+    "batch": (dict(batch=3), "do not agree on batch"),
+    "d": (dict(d=4), "do not agree on d"),
+    "causal": (dict(causal=True), "do not agree on causal"),
+    "scale": (dict(scale=0.5), "do not agree on scale"),
+    "layout": (dict(layout="contiguous"), "do not agree on layout"),
+    "gradient": (dict(grad=True), "do not agree on gradients"),
+    "refused": (dict(kv_heads=3), "k: got 3 heads; with 4 heads of q it takes a number that divides 4"),
+}
+USUAL = dict(
+    batch=1, heads=4, kv_heads=2, d=8, dtype=torch.float32, causal=False, scale=None, layout="zigzag", grad=False
+)
+
+
+def call(group=None, timeout=20.0, rows=6, **changes):
+    """A small call with some things changed."""
+    c = USUAL | changes
+    draw = [torch.randn(c["batch"], h, rows, c["d"]).to(c["dtype"]) for h in (c["heads"], c["kv_heads"], c["kv_heads"])]
+    q, k, v = (x.requires_grad_(c["grad"]) for x in draw)
+    options = {name: c[name] for name in ("causal", "scale", "layout")}
+    return ring_attention(q, k, v, group, backend="reference", timeout=timeout, **options)
+
+
+def told(attempt):
+    """(type, message, seconds) of an error, or what was returned."""
+    start = time.monotonic()
+    try:
+        value = attempt()
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - start
+    return "nothing", str(value), time.monotonic() - start
+
+
+def disagreements(rank, world):
+    """Each fault in turn on rank 1; in the end a call that everybody makes alike."""
+    found = {name: told(lambda c=change: call(**(c if rank == 1 else {}))) for name, (change, _) in FAULTS.items()}
+    found["unshard"] = told(lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0))
+    found["afterwards"] = told(lambda: tuple(call(rows=5 + rank).shape))
+    return found
+
+
+def dies_before(rank, world):
+    call()
+    if rank == 2:
+        os._exit(1)
+    return told(lambda: call(timeout=3.0))
+
+
+def dies_before_first(rank, world):
+    if rank == 2:
+        os._exit(1)
+    return told(lambda: call(timeout=3.0))
+
+
+def dies_between(rank, world):
+    O = call(grad=True)
+    if rank == 2:
+        os._exit(1)
+    return told(lambda: O.sum().backward())
+
+
+def dies_within(rank, world):
+    if rank == 2:
+        ring.partial_forward = lambda *_: os._exit(1)
+    return told(call)
+
+
+def skips_backward(rank, world):
+    O = call(grad=True, timeout=3.0)
+    if rank == 2:
+        time.sleep(6)
+        return None
+    return told(lambda: O.sum().backward())
+
+
+def never_comes(rank, world):
+    if rank == 2:
+        time.sleep(6)
+        return None
+    return told(lambda: call(timeout=3.0)), told(lambda: call(timeout=3.0))
+
+
+def another_group(rank, world):
+    some = dist.new_group([1, 2])
+    return told(lambda: call(some if rank == 2 else None, timeout=3.0))

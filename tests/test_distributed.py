@@ -1,0 +1,346 @@
+"""Rings against one device in float64: ranks as processes that speak gloo, and as threads of one process."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="rings need torch")
+if not torch.distributed.is_available():
+    pytest.skip("this torch has no torch.distributed", allow_module_level=True)
+
+import ring_processes as processes  # noqa: E402
+import ring_threads as threads  # noqa: E402
+from kernel_truth import GPU, dense, judge, tensors, worst  # noqa: E402
+
+from fa2_lab import shards  # noqa: E402
+from fa2_lab.distributed import group as ranks  # noqa: E402
+from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
+from fa2_lab.distributed.state import State  # noqa: E402
+from fa2_lab.machine import ring as model  # noqa: E402
+from fa2_lab.reference.online_softmax import SoftmaxState  # noqa: E402
+from fa2_lab.tiles import Tile  # noqa: E402
+
+EXACT = 2e-6  # fp32, computed in float64 and rounded at every merge
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """What nobody has written is NaN."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+def inputs_of(heads, kv_heads, N, d, dtype=torch.float32, size=1.0):
+    """q, k, v, dO, dL on the CPU."""
+    q, k, v, dO = (x.detach().cpu() for x in tensors(2, heads, kv_heads, N, N, d, dtype, size=size))
+    return q, k, v, dO, torch.randn(2, heads, N, generator=torch.Generator().manual_seed(3))
+
+
+def truth_of(inputs, dtype=torch.float64, **options):
+    *qkv, dL = inputs
+    return [
+        x.cpu() for x in dense(*(x.to("cuda" if GPU else "cpu") for x in qkv), dL=dL.to(qkv[0]), dtype=dtype, **options)
+    ]
+
+
+# Processes: everything at once, in one start ------------------------------------------------------------------------
+
+CASES = {}
+for size, causal, layout in product((1, 2, 3, 4), (False, True), shards.LAYOUTS):
+    for N in (13, 3):
+        CASES[f"{size} ranks, {'causal' if causal else 'full'}, {layout}, {N} rows"] = (
+            size,
+            inputs_of(4, 2, N, 8),
+            dict(causal=causal, layout=layout),
+        )
+CASES["negative scale"] = 3, inputs_of(2, 1, 11, 8), dict(causal=True, layout="zigzag", scale=-0.7)
+CASES["scale 0"] = 2, inputs_of(2, 1, 11, 8), dict(causal=True, layout="zigzag", scale=0.0)
+CASES["huge scores"] = 4, inputs_of(2, 1, 23, 8, size=40.0), dict(causal=True, layout="zigzag")
+if not GPU:
+    CASES["kernels"] = 3, inputs_of(2, 1, 19, 16), dict(causal=True, layout="zigzag", backend="triton")
+
+
+@pytest.fixture(scope="module")
+def answers():
+    return processes.launch(processes.all_cases, 4, CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_as_on_one_device(name, answers):
+    size, inputs, options = CASES[name]
+    truth = truth_of(inputs, causal=options["causal"], scale=options.get("scale"))
+    floor = 1e-3 if name == "huge scores" else EXACT  # there L, in fp32, is coarse
+    for rank in range(size):
+        found = answers[rank][name]
+        assert isinstance(found, dict), found
+        errors = [
+            worst(got, want) / max(1.0, want.abs().max().item())
+            for got, want in zip(found["results"], truth, strict=True)
+        ]
+        assert max(errors) < floor, (rank, errors)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if "13 rows" in name])
+def test_every_rank_sends_what_the_model_says(name, answers):
+    size, _, _ = CASES[name]
+    lengths = shards.even_lengths(13, size)
+    for rank in range(size):
+        options = dict(kv_heads=2 * 2, d=8, item=4)  # two sequences in the batch
+        forward, backward = (model.sent(lengths, rank, way, **options) for way in ("forward", "backward"))
+        both = {what: forward.get(what, 0) + n for what, n in backward.items()}
+        assert answers[rank][name]["sent"] == both
+
+
+def test_meshes():
+    inputs = inputs_of(2, 2, 9, 8)
+    truth = truth_of(inputs, causal=True)
+    for by_line, by_row, refused in processes.launch(processes.meshes, 4, inputs):
+        for found in (by_line, by_row):
+            assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+        assert "mesh: got a DeviceMesh of 2 dimensions; it takes one" in refused
+
+
+# Processes: what goes wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told():
+    return processes.launch(processes.disagreements, 3)
+
+
+@pytest.mark.parametrize("fault", processes.FAULTS)
+def test_every_rank_is_told_at_once(fault, told):
+    _, message = processes.FAULTS[fault]
+    for rank in range(3):
+        kind, text, seconds = told[rank][fault]
+        assert kind == ("ValueError" if fault == "refused" and rank == 1 else "Disagreement"), (kind, text)
+        assert message in text and seconds < 5
+
+
+def test_unshard_looks_too_and_the_next_call_is_as_if_nothing_had_been(told):
+    for rank in range(3):
+        kind, text, _ = told[rank]["unshard"]
+        assert kind == "Disagreement" and "other_dimensions: rank 0, 2: [1, 2, 4]; rank 1: [1, 2, 5]" in text
+        assert told[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
+
+
+DEATHS = ["dies_before", "dies_before_first", "dies_between", "dies_within", "skips_backward", "another_group"]
+
+
+@pytest.fixture(scope="module")
+def left():
+    """{what happened: what those who are left were told}; all at the same time, since they mostly wait."""
+    happen = [*DEATHS, "never_comes"]
+    with ThreadPoolExecutor(len(happen)) as pool:
+        tasks = {name: pool.submit(processes.launch, getattr(processes, name), 3) for name in happen}
+        return {name: task.result() for name, task in tasks.items()}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_who_is_left_gets_an_error_in_time(death, left):
+    for kind, text, seconds in left[death][: 3 if death == "another_group" else 2]:
+        assert kind.endswith("Error") and seconds < 15, (kind, text, seconds)
+        assert "did not hear from all others" in text or death == "dies_within"
+
+
+def test_a_group_that_has_lost_a_rank_stays_lost(left):
+    for (first, text, waited), (again, _, seconds) in left["never_comes"][:2]:
+        assert first == again == "RuntimeError" and "within 3 s" in text and waited < 15 and seconds < 1
+
+
+# Threads: any lengths, kernels, turns of heads ------------------------------------------------------------------------
+
+LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [0, 9], [3, 6, 2, 2], [2, 2, 2, 2, 3]]
+
+
+def by_threads(inputs, lengths, layout, causal, on_triton=False):
+    return threads.attention(*inputs, lengths, layout, causal, inputs[0].shape[3] ** -0.5, on_triton)
+
+
+@pytest.mark.parametrize("layout", shards.LAYOUTS)
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_any_lengths(lengths, causal, layout):
+    inputs = inputs_of(6, 3, sum(lengths), 8)
+    found, truth = by_threads(inputs, lengths, layout, causal), truth_of(inputs, causal=causal)
+    assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+
+
+def test_heads_take_turns(monkeypatch):
+    lengths, inputs = [5, 6, 2], inputs_of(6, 3, 13, 8)
+    monkeypatch.setattr(ring, "MESSAGE", 2 * 2 * 6 * 8 * 4 * 2)  # two heads of the longest shard
+    some = threads.ring_of(0, {}, lengths, "zigzag", True, 1.0, False)
+    assert ring.turns(some, *inputs[:2]) == [(slice(0, 2), slice(0, 1)), (slice(2, 6), slice(1, 3))]
+    found, truth = by_threads(inputs, lengths, "zigzag", True), truth_of(inputs, causal=True)
+    assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+
+
+@pytest.mark.skipif(GPU, reason="tests/ring_gpu.py asks the same of real GPUs")
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_within_the_rule(dtype):
+    """On 4 ranks, each of whose parts is rounded before they are merged, no worse than 2 and 3 times torch's error."""
+    inputs = inputs_of(2, 1, 61, 16, dtype)
+    found = by_threads(inputs, [16, 15, 15, 15], "zigzag", True)
+    judge(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=dtype))
+
+
+@pytest.mark.parametrize("fault", ["previous length", "front piece", "local L", "own block once", "step", "local D"])
+def test_planted_faults_are_found(fault, monkeypatch):
+    """What could be got wrong here, each alone: the comparison above must see it."""
+    if fault == "previous length":
+        monkeypatch.setattr(shards, "front", lambda length, layout: length // 2 if layout == "zigzag" else length)
+        monkeypatch.setattr(threads.shards, "pieces", shards.pieces)
+    elif fault == "front piece":
+        meeting = shards.meeting
+        swapped = lambda lengths, rank, source, *rest: meeting(lengths, source, rank, *rest)  # noqa: E731
+        monkeypatch.setattr(shards, "meeting", swapped)
+    elif fault == "own block once":
+        monkeypatch.setattr(shards, "halves", lambda *a, real=shards.halves: [real(*a)[0]] * 2)
+    elif fault == "step":
+        monkeypatch.setattr(threads.Threaded, "source", lambda self, step: (self.rank + step) % self.size)
+    else:
+        real = ring.reference_backward
+
+        def wrong(dO, dL, q, k, v, O, L, *rest):
+            causal, scale = rest[2:4]
+            O_here, L_here = ring.Reference.apply(q, k, v, None, None, causal, scale, 0.0)
+            return real(dO, dL, q, k, v, *((O, L_here) if fault == "local L" else (O_here, L)), *rest)
+
+        monkeypatch.setattr(ring, "reference_backward", wrong)
+    inputs, lengths = inputs_of(2, 1, 14, 8), [5, 6, 3]
+    try:
+        found = by_threads(inputs, lengths, "zigzag", True)
+    except (AssertionError, RuntimeError, ValueError):
+        return  # shapes that no longer fit are found too
+    truth = truth_of(inputs, causal=True)
+    wrong = [worst(got, want) > EXACT for got, want in zip(found, truth, strict=True)]
+    assert any(wrong)
+
+
+# The state ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("on_triton", [False] if GPU else [False, True], ids=["torch", "triton"][: 2 - GPU])
+def test_state_is_the_ladder_s(on_triton):
+    draw = np.random.default_rng(0)
+    q = torch.empty(2, 3, 41, 20)
+    state, want = State(q, on_triton), [[SoftmaxState.reset(41, 20) for _ in range(3)] for _ in range(2)]
+    for rows, start in ((slice(0, 41), True), (slice(20, 41), False), (slice(0, 41), False), (slice(40, 40), False)):
+        n = rows.stop - rows.start
+        O, L = draw.standard_normal((2, 3, n, 20)), 30 * draw.standard_normal((2, 3, n))
+        O[:, :, :1], L[:, :, :1] = 0, -np.inf  # a row that saw no key of this block
+        state.merge(rows, torch.tensor(O).float().mT.contiguous().mT, torch.tensor(L).float(), start=start)
+        for b, h in np.ndindex(2, 3):
+            part = SoftmaxState.reset(41, 20)
+            part.m[rows], part.l[rows], part.o[rows] = L[b, h], np.isfinite(L[b, h]), O[b, h]
+            want[b][h] = want[b][h].merge(part)
+    O, L = torch.full((2, 5, 41, 20), torch.nan), torch.full((2, 5, 41), torch.nan)
+    state.finalize(O[:, 1:4], L[:, 1:4])
+    for b, h in np.ndindex(2, 3):
+        o, l = want[b][h].finalize()
+        assert worst(O[b, h + 1], torch.tensor(o)) < 1e-5 and worst(L[b, h + 1], torch.tensor(l)) < 1e-4
+    assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
+
+
+# The call -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """A group of one, in this process."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+    ranks.SIDE.clear()
+
+
+def test_alone_it_is_attention(alone):
+    inputs = inputs_of(2, 1, 7, 8)
+    found = processes.run(inputs, None, layout="zigzag", causal=True)
+    truth = truth_of(inputs, causal=True)
+    assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
+    x = torch.arange(7)
+    assert torch.equal(unshard(shard(x, dim=0), dim=0), x)
+
+
+@pytest.mark.parametrize(
+    "changes, error, message",
+    [
+        (dict(layout="spiral"), ValueError, "layout: got 'spiral'; it takes one of zigzag, contiguous"),
+        (dict(timeout=0), ValueError, "timeout: got 0; it takes seconds"),
+        (dict(timeout="1"), TypeError, "timeout: got '1'; it takes seconds"),
+        (dict(mesh=3), TypeError, "mesh: got 3; it takes a 1-D DeviceMesh, a ProcessGroup"),
+        (dict(causal=1), TypeError, "causal: got 1; it takes True or False"),
+        (dict(scale="1"), TypeError, "scale: got '1'"),
+        (
+            dict(k=torch.zeros(1, 2, 4, 8), v=torch.zeros(1, 2, 4, 8)),
+            ValueError,
+            "a shard has as many keys as queries, 5",
+        ),
+        (dict(backend="cuda"), ValueError, "backend: got 'cuda'"),
+        (dict(q=None), TypeError, "q: got NoneType; it takes a torch.Tensor"),
+    ],
+)
+def test_bad_input_is_named(alone, changes, error, message):
+    usual = {name: torch.zeros(1, 2, 5, 8) for name in "qkv"}
+    with pytest.raises(error, match=message.replace("(", r"\(").replace(")", r"\)")):
+        ring_attention(**usual | changes)
+
+
+def test_without_a_group_it_says_how_to_start():
+    with pytest.raises(RuntimeError, match="start with torchrun and call init_process_group"):
+        ring_attention(*torch.zeros(3, 1, 1, 2, 8))
+
+
+# Geometry -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", shards.LAYOUTS)
+@pytest.mark.parametrize("lengths", [*LENGTHS, [13], [7, 0, 0, 1]], ids=str)
+def test_pieces_are_the_sequence_cut_once(lengths, layout):
+    places = shards.pieces(lengths, layout)
+    held = [np.concatenate([np.arange(p.start, p.stop) for p in of_rank]) for of_rank in places]
+    assert sorted(np.concatenate(held).tolist()) == list(range(sum(lengths)))
+    assert [len(rows) for rows in held] == lengths and all((np.diff(rows) > 0).all() for rows in held)
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("layout", shards.LAYOUTS)
+@pytest.mark.parametrize("lengths", [*LENGTHS, [13], [7, 0, 0, 1]], ids=str)
+def test_meetings_are_the_mask_each_entry_once(lengths, layout, causal):
+    N, ranks_ = sum(lengths), range(len(lengths))
+    rows = [np.concatenate([np.arange(N)[p] for p in of_rank]) for of_rank in shards.pieces(lengths, layout)]
+    seen, by_halves = np.zeros((2, N, N), dtype=int)
+    for rank, source in product(ranks_, ranks_):
+        calls = [shards.meeting(lengths, rank, source, layout, causal)]
+        add(seen, calls, rows[rank], rows[source])
+        add(by_halves, shards.halves(lengths[rank], causal) if rank == source else calls, rows[rank], rows[source])
+    want = np.tri(N, dtype=int) if causal else np.ones((N, N), dtype=int)
+    assert np.array_equal(seen, want) and np.array_equal(by_halves, want)
+
+
+def add(seen, calls, queries, keys):
+    for call in calls:
+        q, k = queries[call.queries], keys[call.keys]
+        if call.kind is not Tile.SKIP:
+            local = np.tri(len(q), len(k), len(k) - len(q), dtype=int) if call.kind is Tile.DIAGONAL else 1
+            seen[np.ix_(q, k)] += local
+
+
+def test_even_lengths():
+    assert shards.even_lengths(13, 4) == [4, 3, 3, 3] and shards.even_lengths(2, 3) == [1, 1, 0]
+    with pytest.raises(ValueError, match="ranks: got 0; it takes a whole number of at least 1"):
+        shards.even_lengths(5, 0)
+
+
+def test_it_is_there_by_the_names_that_users_expect():
+    import fa2_lab.distributed as room
+
+    assert {"ring_attention", "shard", "unshard"} <= set(room.__all__)
+    assert "fa2_lab.distributed" in sys.modules
