@@ -63,9 +63,6 @@ def test_nothing_for_a_cpu():
     assert not supports(Q, Q, Q)
 
 
-HALF = dict(Q_dtype=torch.float16, K_dtype=torch.float16, V_dtype=torch.float16)
-
-
 @pytest.fixture
 def some_hopper(monkeypatch):
     """As if every CUDA device were one."""
@@ -86,8 +83,8 @@ def some_hopper(monkeypatch):
         (dict(d=80), False),
         (dict(d=32), False),
         (dict(device=torch.device("cpu")), False),
-        (dict(Q_dtype=torch.float32, K_dtype=torch.float32, V_dtype=torch.float32), False),
-        (dict(V_dtype=torch.bfloat16), False),
+        (dict(dtype=torch.float32), False),
+        (dict(same=False), False),
         (dict(K_strides=(0, 0, 64, 1)), False),
         (dict(Q_strides=(6400, 3200, 1, 50)), False),
     ],
@@ -96,10 +93,10 @@ def some_hopper(monkeypatch):
 def test_what_fits(change, fine, some_hopper):
     d = change.pop("d", 64)
     Q_shape, K_shape = (2, 2, 50, d), (2, 1, 70, d)
-    kind = dict(device=torch.device("cuda", 0), Q_shape=Q_shape, K_shape=K_shape, V_shape=K_shape) | HALF | change
-    strides = [kind.pop("Q_strides", strides_of(*Q_shape)), kind.pop("K_strides", strides_of(*K_shape))]
-    names = ("device", "Q_dtype", "K_dtype", "V_dtype", "Q_shape", "K_shape", "V_shape")
-    assert some_hopper.fits(*(kind[name] for name in names), *strides, strides_of(*K_shape)) is fine
+    kind = dict(device=torch.device("cuda", 0), dtype=torch.float16, same=True)
+    kind |= dict(Q_shape=Q_shape, K_shape=K_shape, V_shape=K_shape)
+    kind |= dict(Q_strides=strides_of(*Q_shape), K_strides=strides_of(*K_shape), V_strides=strides_of(*K_shape))
+    assert some_hopper.fits(*(kind | change).values()) is fine
 
 
 @pytest.mark.parametrize("on_hopper, taken, dropout, chosen", [
@@ -112,7 +109,8 @@ def test_choice(on_hopper, taken, dropout, chosen, monkeypatch):
     from fa2_lab.kernels import choice
 
     rooms = {name: SimpleNamespace(forward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
-    rooms["hopper"].supports = lambda *a: taken
+    if not taken:
+        rooms["hopper"].forward = lambda *a: None
     monkeypatch.setattr(choice, "portable", rooms["portable"])
     monkeypatch.setattr(choice, "hopper_forward", lambda device: rooms["hopper"] if on_hopper else None)
     Q, lengths, seed = torch.empty(1, 1, 80, 64), torch.ones(1, dtype=torch.int64), torch.ones(1) if dropout else None
@@ -293,8 +291,7 @@ def test_launched_again_past_triton_and_keeps_nothing_alive():
     host.recipe.cache_clear()
     Q = draw(1, 2, 200, 64, torch.float16)
     alive = [weakref.ref(x) for x in (Q, *(forward(Q, Q, Q, None, False, 0.1)))]
-    call = host.recipe(Q.device, Q.dtype, *(Q.shape, Q.stride()) * 2, Q.stride(), Q.stride(), None, False, 0.1)
-    assert call.again is not None
+    assert host.recipe_for(Q, Q, Q, None, False, 0.1).again is not None
     del Q
     gc.collect()
     assert [x() for x in alive] == [None] * 3

@@ -279,13 +279,16 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_
 
 
 def forward(Q, K, V, key_lengths, causal, scale):
-    """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
+    """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials.
+
+    None for tensors that the copy engine cannot have.
+    """
+    recipe = host.recipe_for(Q, K, V, key_lengths, causal, scale)
+    if recipe is None:
+        return None
     O = torch.empty_like(Q)
     L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
-    call = host.recipe(Q.device, Q.dtype, Q.shape, Q.stride(), K.shape, K.stride(), V.stride(), O.stride(),
-                       None if key_lengths is None else key_lengths.dtype, causal, scale)  # fmt: skip
     with launch.on_device_of(Q):
         stream = driver.active.get_current_stream(Q.device.index)
-        others = L, host.counter_of(Q.device, stream), key_lengths
-        call.launch(forward_kernel, stream, (Q, K, V, O), others)
+        recipe.launch(forward_kernel, stream, (Q, K, V, O), (L, host.counter_of(Q.device, stream), key_lengths))
     return O, L  # FA2.A1.L17

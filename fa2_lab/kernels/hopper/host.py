@@ -92,12 +92,21 @@ class Recipe:
         self.again = relaunch(compiled, self.grid, arguments, stream)
 
 
+def recipe_for(Q, K, V, key_lengths, causal: bool, scale: float) -> Recipe | None:
+    """The launch for these tensors; None where the copy engine cannot have them."""
+    if not aligned(Q, K, V, key_lengths):
+        return None
+    lengths = None if key_lengths is None else key_lengths.dtype
+    return recipe(*kind(Q, K, V), lengths, causal, scale)
+
+
 @functools.lru_cache(maxsize=1024)
-def recipe(
-    device, dtype, Q_shape, Q_strides, K_shape, K_strides, V_strides, O_strides, lengths, causal, scale
-) -> Recipe:
-    """The launch for one kind of call; `lengths` is the dtype of key_lengths, None without."""
+def recipe(device, dtype, same, Q_shape, K_shape, V_shape, Q_strides, K_strides, V_strides, lengths, causal, scale):
+    """The same for all tensors of one kind; `lengths` is the dtype of key_lengths, None without."""
+    if not fits(device, dtype, same, Q_shape, K_shape, V_shape, Q_strides, K_strides, V_strides):
+        return None
     lengths = lengths is not None
+    O_strides = torch.empty_like(torch.empty_strided(Q_shape, Q_strides, device="meta")).stride()
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q_shape, K_shape
     sizes, group = plan(d, N_q, causal, lengths), H // H_kv
     describe = functools.partial(descriptor, dtype, d=sizes.d_pad)
@@ -127,21 +136,30 @@ def multiprocessors(device: torch.device) -> int:
 
 def supports(Q, K, V, key_lengths=None) -> bool:
     """Whether forward() takes these tensors."""
-    return (
-        fits(Q.device, Q.dtype, K.dtype, V.dtype, Q.shape, K.shape, V.shape, Q.stride(), K.stride(), V.stride())
-        and (Q.data_ptr() | K.data_ptr() | V.data_ptr()) % 16 == 0
-        and (key_lengths is None or key_lengths.is_contiguous())
-    )
+    return aligned(Q, K, V, key_lengths) and fits(*kind(Q, K, V))
+
+
+def aligned(Q, K, V, key_lengths) -> bool:
+    """Whether they begin where the copy engine can begin."""
+    if key_lengths is not None and not key_lengths.is_contiguous():
+        return False
+    return (Q.data_ptr() | K.data_ptr() | V.data_ptr()) % 16 == 0
+
+
+def kind(Q, K, V) -> tuple:
+    """All that matters of tensors but their place."""
+    same = Q.dtype == K.dtype == V.dtype
+    return Q.device, Q.dtype, same, Q.shape, K.shape, V.shape, Q.stride(), K.stride(), V.stride()
 
 
 @functools.lru_cache(maxsize=1024)
-def fits(device, Q_dtype, K_dtype, V_dtype, Q_shape, K_shape, V_shape, *strides) -> bool:
-    """The same for all tensors of such kinds, wherever they lie."""
+def fits(device, dtype, same, Q_shape, K_shape, V_shape, *strides) -> bool:
+    """Whether tensors of such a kind can be taken, wherever they lie."""
     return (
         device.type == "cuda"
         and multiprocessors(device) > 0
-        and Q_dtype in HALVES
-        and Q_dtype == K_dtype == V_dtype
+        and dtype in HALVES
+        and same
         and Q_shape[3] in PLANS
         and K_shape == V_shape
         and all(map(copyable, (Q_shape, K_shape, V_shape), strides))
