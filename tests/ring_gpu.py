@@ -7,6 +7,7 @@ Every rank judges the joined result by the rule of the kernels' tests: against f
 import os
 import sys
 import time
+import traceback
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -20,6 +21,7 @@ import kernel_truth as truths  # noqa: E402
 
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
 
+START = time.perf_counter()
 HALF, BF16 = torch.float16, torch.bfloat16
 CASES = [  # heads, kv heads, N, d, dtype, causal, layout
     (4, 4, 4096, 128, BF16, True, "zigzag"),
@@ -79,10 +81,11 @@ def in_another_stream(case, group):
         got = run(case, group, late)
     stream.synchronize()
     assert all(map(torch.equal, got[:2], want[:2])), "another stream, other bits"
-    assert all(torch.allclose(x, y, rtol=0, atol=2e-2) for x, y in zip(got, want, strict=True)), "another stream"
+    errors = [truths.worst(x, y) / y.abs().max().item() for x, y in zip(got, want, strict=True)]
+    assert max(errors) < 1e-2, f"another stream, other gradients: {errors}"
 
 
-def told_apart(group):
+def told_apart(case, group):
     """One rank in another dtype: every rank gets an error at once, and the next call works."""
     q = torch.randn(1, 2, 64, 64, device=truths.DEVICE, dtype=HALF if dist.get_rank(group) == 1 else BF16)
     start = time.perf_counter()
@@ -93,29 +96,41 @@ def told_apart(group):
     else:
         raise AssertionError("nobody noticed the dtype")
     assert time.perf_counter() - start < 10
-    right(CASES[0], group)
+    right(case, group)
+
+
+def attempt(number, task, case, group, *more):
+    """Whether a task went well; its rank and reason are printed otherwise."""
+    try:
+        task(case, group, *more)
+    except Exception:
+        print(f"rank {dist.get_rank()}: {task.__name__} {case} {more}\n{traceback.format_exc()}", flush=True)
+        return False
+    if dist.get_rank() == 0:
+        seconds = time.perf_counter() - START
+        print(
+            f"ok {number}: {task.__name__}, {dist.get_world_size(group)} GPUs, {case} {more}, {seconds:.0f} s",
+            flush=True,
+        )
+    return True
 
 
 def main():
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", timeout=timedelta(seconds=45), device_id=torch.device("cuda", rank))
-    world, number = dist.get_world_size(), count(1)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=90), device_id=torch.device("cuda", rank))
+    world, number, well = dist.get_world_size(), count(1), True
     for size in sorted({min(2, world), world}):
         group = dist.new_group(range(size))
         if dist.get_rank() < size:
             tasks = [(right, case) for case in CASES] + [(right, CASES[0], 2**16), (in_another_stream, CASES[0])]
-            for task, case, *more in tasks:
-                task(case, group, *more)
-                if dist.get_rank() == 0:
-                    print(f"ok {next(number)}: {task.__name__}, {size} GPUs, {case} {more or ''}", flush=True)
-            if size > 1:
-                told_apart(group)
+            tasks += [(told_apart, CASES[0])] if size > 1 else []
+            well = all([attempt(next(number), task, case, group, *more) for task, case, *more in tasks]) and well
         dist.barrier()
-    if dist.get_rank() == 0:
-        print("all right", flush=True)
+    print(f"rank {dist.get_rank()}: {'all right' if well else 'WRONG'}", flush=True)
     dist.destroy_process_group()
+    return 0 if well else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
