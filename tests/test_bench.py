@@ -122,6 +122,8 @@ def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
     assert said.startswith("bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full, NVIDIA H200, commit abc1234: ")
     assert said.endswith("`fa2_lab` over cuDNN: forward ahead on 1 of 2, 0.50 to 2.00. `fa2_lab portable` over cuDNN: "
                          "forward ahead on 0 of 1, 0.25 to 0.25.")  # fmt: skip
+    heads.missing = ["the rest"]
+    assert readme.told(heads).endswith("0.25 to 0.25; 1 rows not measured.")
     alone = Results("other", MACHINE, "by hand", rows=[both()])
     assert readme.told(alone).endswith(" N 4096 b 4 h 16 d 128 full: fa2_lab 2 ms, fa2_lab portable 4 ms.")
 

@@ -22,7 +22,7 @@ def section(folder: Path = FOLDER) -> str:
     """Everything between the markers: the paper's grid in full, every other recorded suite in a line."""
     paper = load("paper", folder)
     others = [load(path.stem.removeprefix("bench_"), folder) for path in sorted(folder.glob("bench_*.json"))]
-    lines = [f"- **{r.suite}**, {told(r)}" for r in others if r.suite not in ("paper", "quick", "smoke")]
+    lines = [f"- **{r.suite}**, {told(r)}" for r in others if r.rows and r.suite not in ("paper", "quick", "smoke")]
     return "\n".join([grid(paper), "", "The other suites:", "", *lines])
 
 
@@ -104,7 +104,8 @@ def table_row(row: Row, peers: list[str]) -> str:
 def told(results: Results) -> str:
     """A suite in a line: its shapes and machine, and what it found."""
     found = TOLD.get(results.suite, contest_told)(results)
-    return f"{shapes(results.rows)}, {results.machine['gpu']}, commit {results.machine['commit']}: {found}."
+    rest = f"; {len(results.missing)} rows not measured" if results.missing else ""
+    return f"{shapes(results.rows)}, {results.machine['gpu']}, commit {results.machine['commit']}: {found}{rest}."
 
 
 def shapes(rows: list[Row]) -> str:
