@@ -122,6 +122,8 @@ def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
     assert said.startswith("bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full, NVIDIA H200, commit abc1234: ")
     assert said.endswith("`fa2_lab` over cuDNN: forward ahead on 1 of 2, 0.50 to 2.00. `fa2_lab portable` over cuDNN: "
                          "forward ahead on 0 of 1, 0.25 to 0.25.")  # fmt: skip
+    heads.machine = MACHINE | dict(commit="sources 0123456789ab")
+    assert ", NVIDIA H200, sources 0123456789ab: " in readme.told(heads)
     heads.missing = ["the rest"]
     assert readme.told(heads).endswith("0.25 to 0.25; 1 rows not measured.")
     alone = Results("other", MACHINE, "by hand", rows=[both()])
@@ -147,7 +149,7 @@ def test_the_ring_is_told_by_what_more_gpus_gain():
     rows = [Row(where | dict(N_q=N), "forward", times, flops=1e12) for N in (1024, 2048)]
     rows += [Row(where | dict(layout="contiguous"), "forward", times, flops=1e12), Row(where, "peak memory", times)]
     said = readme.told(Results("ring", MACHINE, "by hand", rows=rows))
-    assert said.endswith("at N = 2,048 how many times as fast as on 1 GPU: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs.")
+    assert said.endswith("speed over 1 GPU at N = 2,048: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs.")
 
 
 def test_the_readme_shows_the_recorded_runs():

@@ -45,8 +45,14 @@ def grid(results: Results) -> str:
 
 def made(results: Results) -> str:
     """What the numbers belong to."""
-    form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}, commit {commit}."
-    return form.format(**results.machine)
+    form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
+    return f"{form.format(**results.machine)}, {code(results)}."
+
+
+def code(results: Results) -> str:
+    """The commit, or the fingerprint of the sources, which says so itself."""
+    commit = results.machine["commit"]
+    return commit if commit.startswith("sources ") else f"commit {commit}"
 
 
 def ours_in(rows: Iterable[Row]) -> list[str]:
@@ -105,7 +111,7 @@ def told(results: Results) -> str:
     """A suite in a line: its shapes and machine, and what it found."""
     found = TOLD.get(results.suite, contest_told)(results)
     rest = f"; {len(results.missing)} rows not measured" if results.missing else ""
-    return f"{shapes(results.rows)}, {results.machine['gpu']}, commit {results.machine['commit']}: {found}{rest}."
+    return f"{shapes(results.rows)}, {results.machine['gpu']}, {code(results)}: {found}{rest}."
 
 
 def shapes(rows: list[Row]) -> str:
@@ -183,7 +189,7 @@ def ring_told(results: Results) -> str:
     for row in rows:
         gains = [f"{row.ratio(gpus, '1 GPU'):.2f} on {gpus}" for gpus in row.values if gpus != "1 GPU"]
         parts.append(f"{row.direction} {', '.join(gains)}")
-    return f"at N = {longest:,} how many times as fast as on 1 GPU: {'; '.join(parts)}"
+    return f"speed over 1 GPU at N = {longest:,}: {'; '.join(parts)}"
 
 
 TOLD: dict[str, Callable[[Results], str]] = dict(
