@@ -13,7 +13,7 @@ from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, reading, wall_micr
 from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, ceilings, collect
 
-NAMES = ("fa2_lab", "cuDNN", "torch flash", "torch efficient")
+NAMES = ("fa2_lab", "cuDNN", "torch flash")
 PAGES = (16, 64, 256)
 PROTOCOL = PROTOCOL.replace("overwritten", "filled with other data by reading") + (
     "; 'graph' replays the same calls from a CUDA graph, 'host' is the time of the host for one eager call"

@@ -1,8 +1,9 @@
 """Decode: few queries over a long cache. The keys are split among programs, and what each found of them is merged.
 
 The tiles of all heads lie end to end, and every program takes an equal share of them, across heads if need be (the rule
-is machine/splits.py): slot w + h of the scratch holds what program w found of head h. The query heads of a group are
-rows of one tile, so that a key is read once for all of them. The cache is a tensor, or pages behind a block table.
+is machine/splits.py). Slot w + h of the scratch holds what program w found of head h, if it did not read all of it. The
+query heads of a group are rows of one tile, so that a key is read once for all of them. The cache is a tensor, or pages
+behind a block table.
 """
 
 from dataclasses import dataclass, replace
@@ -18,59 +19,58 @@ from fa2_lab.kernels.tile import keys_seen, length_of, load_rows
 from fa2_lab.machine import splits
 
 LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
-PARTS = tl.constexpr(16)  # parts that are merged together
 
 
-# Whose tile is this? --------------------------------------------------------------------------------------------
-
-
-@triton.jit
-def tiles_of(length, B_c: tl.constexpr):
-    """Tiles of one head; at least one, from which a row that sees no key gets its O = 0 and L = −∞."""
-    return tl.maximum(tl.cdiv(length, B_c), 1)
+# Whose turn is it? ----------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def tiles_among(key_lengths, N_k, heads, first, batch, B_c: tl.constexpr):
-    """Tiles of each of the sequences first … first + LENGTHS, as far as they exist."""
+def turns_of(length, B_c: tl.constexpr):
+    """A head's turns: one to begin it, which also gives a row that sees no key its O = 0 and L = −∞, and its tiles."""
+    return tl.cdiv(length, B_c) + 1
+
+
+@triton.jit
+def turns_among(key_lengths, N_k, heads, first, batch, B_c: tl.constexpr):
+    """Turns of each of the sequences first … first + LENGTHS, as far as they exist."""
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(key_lengths + index, mask=index < batch, other=0)
     length = tl.minimum(tl.maximum(length, 0), N_k).to(tl.int32)
-    return tl.where(index < batch, heads * tiles_of(length, B_c), 0)  # (LENGTHS,)
+    return tl.where(index < batch, heads * turns_of(length, B_c), 0)  # (LENGTHS,)
 
 
 @triton.jit
-def tiles_before(b, key_lengths, N_k, heads, B_c: tl.constexpr):
-    """Tiles of all the sequences before b."""
+def turns_before(b, key_lengths, N_k, heads, B_c: tl.constexpr):
+    """Turns of all the sequences before b."""
     if key_lengths is None:
-        return b * heads * tiles_of(N_k, B_c)
+        return b * heads * turns_of(N_k, B_c)
     else:
-        tiles = 0 * b
+        turns = 0 * b
         for first in range(0, b, LENGTHS):
-            tiles += tl.sum(tiles_among(key_lengths, N_k, heads, first, b, B_c), 0)
-        return tiles
+            turns += tl.sum(turns_among(key_lengths, N_k, heads, first, b, B_c), 0)
+        return turns
 
 
 @triton.jit
 def sequence_of(t, key_lengths, N_k, heads, batch, B_c: tl.constexpr):
-    """Whose tile t is, and the first tile of that sequence."""
+    """Whose turn t is, and the first turn of that sequence."""
     if key_lengths is None:
-        tiles = heads * tiles_of(N_k, B_c)
-        return t // tiles, t // tiles * tiles
+        turns = heads * turns_of(N_k, B_c)
+        return t // turns, t // turns * turns
     else:
         b, begin, before = 0 * t, 0 * t, 0 * t
         for first in range(0, batch, LENGTHS):
-            tiles = tiles_among(key_lengths, N_k, heads, first, batch, B_c)
-            over = (before + tl.cumsum(tiles, 0) <= t) & (first + tl.arange(0, LENGTHS) < batch)
+            turns = turns_among(key_lengths, N_k, heads, first, batch, B_c)
+            over = (before + tl.cumsum(turns, 0) <= t) & (first + tl.arange(0, LENGTHS) < batch)
             b += tl.sum(over.to(tl.int32), 0)
-            begin += tl.sum(tl.where(over, tiles, 0), 0)
-            before += tl.sum(tiles, 0)
+            begin += tl.sum(tl.where(over, turns, 0), 0)
+            before += tl.sum(turns, 0)
         return b, begin
 
 
 @triton.jit
 def share_of(T, programs, least):
-    """How many of all T tiles each program takes: machine/splits.py, Shares.share."""
+    """How many of all T turns each program takes: machine/splits.py, Shares.share."""
     return tl.maximum(tl.cdiv(T, programs), least)
 
 
@@ -80,6 +80,13 @@ def part(parts, slots, slot, R, d_pad: tl.constexpr):
     row = tl.cast(slot, tl.int64) * R
     rows = tl.cast(slots, tl.int64) * R
     return parts + row * d_pad, parts + rows * d_pad + row, parts + rows * (d_pad + 1) + row
+
+
+@triton.jit
+def finalize(m, l, scale_log2):
+    """SoftmaxState.finalize: what o is divided by, and L. A row that sees no key: O = 0 and L = −∞."""
+    whole = tl.where(l == 0.0, 1.0, l)
+    return whole, (m * scale_log2 + tl.log2(whole)) * LN2  # FA2.A1.L13
 
 
 # A program's share ----------------------------------------------------------------------------------------------
@@ -132,58 +139,68 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, lengt
 
 
 @triton.jit
-def load_group(Q, strides, row, kv_head, group, N_q, d: tl.constexpr, d_pad: tl.constexpr, UPCAST: tl.constexpr):
-    """The queries that share a K/V head, as rows: row r is query r % N_q of the group's head r // N_q."""
+def group_pointers(X, strides, b, row, kv_head, group, N_q):
+    """Pointers to the queries that share a K/V head, as rows: row r is query r % N_q of the group's head r // N_q."""
     at = (kv_head * group + row // N_q).to(tl.int64) * strides[1] + (row % N_q).to(tl.int64) * strides[2]
-    real = (row < group * N_q)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
-    q_i = tl.load(Q + at[:, None] + tl.arange(0, d_pad)[None, :], mask=real, other=0.0)
-    return q_i.to(tl.float32) if UPCAST else q_i  # (B_r, d_pad)
+    return X + tl.cast(b, tl.int64) * strides[0] + at  # (B_r,)
 
 
 UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "programs", "slots", "least"]
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def split_kernel(Q, K, V, parts, key_lengths, table, Q_strides, K_strides, V_strides, pages, width, group, N_q, N_k,
-                 batch, heads, R, programs, slots, least, scale_log2, CAUSAL: tl.constexpr, PAGE: tl.constexpr,
-                 d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
+def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H,
+                 group, N_q, N_k, batch, heads, R, programs, slots, least, scale_log2, CAUSAL: tl.constexpr,
+                 PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
                  UPCAST: tl.constexpr):  # fmt: skip
-    """Program w: its share of all tiles, and a part for every head that they belong to.
+    """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
 
     `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
     """
     w = tl.program_id(0)
-    T = tiles_before(batch, key_lengths, N_k, heads, B_c)
+    T = turns_before(batch, key_lengths, N_k, heads, B_c)
     share = share_of(T, programs, least)
     t, end = w * share, tl.minimum((w + 1) * share, T)
     b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
     length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
-    h = (t - begin) // tiles_of(length, B_c)
-    begin += h * tiles_of(length, B_c)  # the first tile of head h
+    h = (t - begin) // turns_of(length, B_c)
+    begin += h * turns_of(length, B_c)  # the first turn of head h
+    row_blocks = tl.cdiv(group * N_q, B_r)
+    r, e = tl.arange(0, B_r), tl.arange(0, d_pad)
     while t < end:
-        stop = tl.minimum(end, begin + tiles_of(length, B_c))
-        row_blocks = tl.cdiv(group * N_q, B_r)
-        kv_head, row = h // row_blocks, h % row_blocks * B_r + tl.arange(0, B_r)
-        q_i = load_group(Q + tl.cast(b, tl.int64) * Q_strides[0], Q_strides, row, kv_head, group, N_q, d, d_pad,
-                         UPCAST)  # (B_r, d)  FA2.A1.L4  # fmt: skip
+        after = begin + turns_of(length, B_c)
+        stop = tl.minimum(end, after)
+        kv_head, row = h // row_blocks, h % row_blocks * B_r + r
+        real = row < group * N_q
+        q_at = group_pointers(Q, Q_strides, b, row, kv_head, group, N_q)
+        q_i = tl.load(q_at[:, None] + e[None, :], mask=real[:, None] & (e < d)[None, :], other=0.0)  # FA2.A1.L4
+        if UPCAST:
+            q_i = q_i.to(tl.float32)
         seen = keys_seen(row % N_q, N_q, N_k if table is None else length, length, CAUSAL)  # (B_r,)
         K_h, V_h = K + tl.cast(kv_head, tl.int64) * K_strides[1], V + tl.cast(kv_head, tl.int64) * V_strides[1]
-        pages_b = table
+        table_b = table
         if table is None:
             K_h += tl.cast(b, tl.int64) * K_strides[0]
             V_h += tl.cast(b, tl.int64) * V_strides[0]
         else:
-            pages_b += tl.cast(b, tl.int64) * width
-        m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, pages_b, pages, K_strides, V_strides, (t - begin) * B_c,
-                                   (stop - begin) * B_c, length, seen, scales_of(scale_log2), B_r, B_c, d, d_pad,
-                                   PAGE, UPCAST)  # fmt: skip
+            table_b += tl.cast(b, tl.int64) * width
+        first, last = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c
+        m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, length, seen,
+                                   scales_of(scale_log2), B_r, B_c, d, d_pad, PAGE, UPCAST)  # fmt: skip
 
-        r, real = row % B_r, row < group * N_q
-        o_at, m_at, l_at = part(parts, slots, w + b * heads + h, R, d_pad)
-        tl.store(o_at + r[:, None] * d_pad + tl.arange(0, d_pad)[None, :], o_i, mask=real[:, None])
-        tl.store(m_at + r, m_i, mask=real)
-        tl.store(l_at + r, l_i, mask=real)
-        t, h, begin = stop, h + 1, begin + tiles_of(length, B_c)
+        if (t == begin) & (stop == after):
+            whole, L_i = finalize(m_i, l_i, scale_log2)
+            O_i = (o_i / whole[:, None]).to(O.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
+            O_at = group_pointers(O, O_strides, b, row, kv_head, group, N_q)
+            tl.store(O_at[:, None] + e[None, :], O_i, mask=real[:, None] & (e < d)[None, :])  # FA2.A1.L14
+            L_at = (b * H + kv_head * group).to(tl.int64) * N_q + row
+            tl.store(L + L_at, L_i, mask=real)  # FA2.A1.L15
+        else:
+            o_at, m_at, l_at = part(parts, slots, w + b * heads + h, R, d_pad)
+            tl.store(o_at + r[:, None] * d_pad + e[None, :], o_i, mask=real[:, None])
+            tl.store(m_at + r, m_i, mask=real)
+            tl.store(l_at + r, l_i, mask=real)
+        t, h, begin = stop, h + 1, after
         if (h == heads) & (t < end):
             b, h = b + 1, 0
             length = length_of(key_lengths, b, N_k)
@@ -207,17 +224,19 @@ def merge(m, l, o, m_w, l_w, o_w, scales):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch, heads, R, programs, slots, least,
-                 scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
+                 scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
+                 PARTS: tl.constexpr):  # fmt: skip
     """One row of O and L: its parts lie in neighbouring slots, from the first program that read its head on."""
     pid = tl.program_id(0)
     b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
     row = head % group * N_q + n
     h = head // group * tl.cdiv(group * N_q, B_r) + row // B_r
-    share = share_of(tiles_before(batch, key_lengths, N_k, heads, B_c), programs, least)
-    tiles = tiles_of(length_of(key_lengths, b, N_k), B_c)
-    begin = tiles_before(b, key_lengths, N_k, heads, B_c) + h * tiles
-    first, last = begin // share, (begin + tiles - 1) // share
-
+    share = share_of(turns_before(batch, key_lengths, N_k, heads, B_c), programs, least)
+    turns = turns_of(length_of(key_lengths, b, N_k), B_c)
+    begin = turns_before(b, key_lengths, N_k, heads, B_c) + h * turns
+    first, last = begin // share, (begin + turns - 1) // share
+    if first == last:
+        return  # its program has finished it
     e = tl.arange(0, d_pad)
     m, l, o = -float("inf"), 0.0, tl.zeros((d_pad,), tl.float32)
     for w in range(first, last + 1, PARTS):
@@ -229,26 +248,34 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
         o_w = tl.load((o_at + row % B_r * d_pad)[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, d)
         m, l, o = merge(m, l, o, m_w, l_w, o_w, scales_of(scale_log2))
 
-    l = tl.where(l == 0.0, 1.0, l)  # a row that sees no key: O = 0 and L = −∞
-    o = o / l  # (d,)  FA2.A1.L12
-    L_i = (m * scale_log2 + tl.log2(l)) * LN2  # FA2.A1.L13
-    O += (
-        tl.cast(b, tl.int64) * O_strides[0]
-        + tl.cast(head, tl.int64) * O_strides[1]
-        + tl.cast(n, tl.int64) * O_strides[2]
-    )
-    tl.store(O + e, o.to(O.dtype.element_ty), mask=e < d)  # FA2.A1.L14
+    whole, L_i = finalize(m, l, scale_log2)
+    O_i = (o / whole).to(O.dtype.element_ty)  # (d,)  FA2.A1.L12
+    O += tl.cast(b, tl.int64) * O_strides[0] + tl.cast(head, tl.int64) * O_strides[1]
+    O += tl.cast(n, tl.int64) * O_strides[2]
+    tl.store(O + e, O_i, mask=e < d)  # FA2.A1.L14
     tl.store(L + pid, L_i)  # FA2.A1.L15
 
 
 # The launch -----------------------------------------------------------------------------------------------------
 
 ROWS = 64  # of one tile at most
-# by d: (B_c, warps, stages, programs on an SM[, registers])
-HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}
-AMPERE = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (64, 4, 4, 2), 128: (32, 4, 4, 2), 256: (16, 4, 3, 2)}
+# by d: (B_c, warps, stages, programs on an SM[, registers]): told that so many are to be had, ptxas spills none of them
+HOPPER = {
+    16: (128, 4, 4, 2, 255),
+    32: (128, 4, 4, 2, 255),
+    64: (128, 4, 3, 2, 255),
+    128: (64, 4, 3, 2, 255),
+    256: (32, 4, 3, 2, 255),
+}
+AMPERE = {
+    16: (128, 4, 3, 2, 255),
+    32: (128, 4, 3, 2, 255),
+    64: (64, 4, 3, 2, 255),
+    128: (32, 4, 3, 2, 255),
+    256: (16, 4, 3, 2, 255),
+}
 CDNA = {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
-FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 4, 2, 2)}
+FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
 INTERPRETED = 64, 1, 1, 4  # on a chip of one SM
 
 
@@ -257,7 +284,7 @@ class Recipe:
     """All that calls on tensors of the same shapes and strides have in common."""
 
     split: launch.Plan
-    merge: launch.Plan
+    merge: launch.Plan | None  # nothing to merge where every program takes whole heads
     scratch: int  # numbers in fp32
 
 
@@ -275,50 +302,55 @@ def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
     L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
     made = recipe(Q, K, V, O, key_lengths, table, causal, programs)
     parts = torch.empty(made.scratch, dtype=torch.float32, device=Q.device)
-    floats = (launch.base_2(scale),)
     bits = Q.data_ptr() | K.data_ptr() | V.data_ptr()
     for x in (key_lengths, table):
         bits |= 0 if x is None else x.data_ptr()
+    floats, again = (launch.base_2(scale),), bits % 16 == 0
     with launch.on_device_of(Q):
-        made.split.launch(split_kernel, (Q, K, V, parts, key_lengths, table), floats, bits % 16 == 0)
-        made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats, bits % 16 == 0)
+        made.split.launch(split_kernel, (Q, K, V, O, L, parts, key_lengths, table), floats, again)
+        if made.merge is not None:
+            made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats, again)
     return O, L
 
 
 def recipe(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
-    """The two launches for one kind of call."""
+    """The launches for one kind of call."""
     kinds = [None if x is None else (x.dtype, x.shape) for x in (key_lengths, table)]
     key = ("decode", causal, programs, *kinds, Q.dtype, Q.device, Q.shape, K.shape, Q.stride(), K.stride(), V.stride())
     found = launch.PLANS.get(key)
     if found is None:
         if len(launch.PLANS) >= launch.MOST_PLANS:
             launch.PLANS.clear()
-        found = launch.PLANS[key] = plan_decode(Q, K, V, O, table, causal, programs)
+        found = launch.PLANS[key] = plan_decode(Q, K, V, O, key_lengths, table, causal, programs)
     return found
 
 
-def plan_decode(Q, K, V, O, table, causal, programs) -> Recipe:
-    """How the tiles are shared out, and both kernels' arguments."""
+def plan_decode(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
+    """How the turns are shared out, and both kernels' arguments."""
     batch, H, N_q, d = Q.shape
     if table is None:
         H_kv, N_k, PAGE, pages, width = K.shape[1], K.shape[2], 0, 0, 0
-        strides = [x.stride()[:3] for x in (Q, K, V)]
+        strides = [x.stride()[:3] for x in (Q, K, V, O)]
     else:
         pages, PAGE, H_kv, width = *K.shape[:3], table.shape[1]
         N_k = width * PAGE
-        strides = [Q.stride()[:3], *((x.stride(0), x.stride(2), x.stride(1)) for x in (K, V))]
-    group = H // H_kv
-    blocks, at_once = sizes(Q, group * N_q, table is not None)
-    heads, R = H_kv * triton.cdiv(group * N_q, blocks.B_r), min(blocks.B_r, group * N_q)
-    programs = programs or at_once
+        strides = [(x.stride(0), x.stride(2), x.stride(1)) for x in (K, V)]
+        strides = [Q.stride()[:3], *strides, O.stride()[:3]]
+    blocks, at_once = sizes(Q, H // H_kv * N_q, table is not None)
+    rows, d_pad = H // H_kv * N_q, blocks.d_pad
+    heads, R = H_kv * triton.cdiv(rows, blocks.B_r), min(blocks.B_r, rows)
+    programs = programs or splits.programs(at_once, batch * heads, equal=key_lengths is None)
     slots = programs + batch * heads
-    least = splits.least_share(R, blocks.d_pad, blocks.B_c, Q.element_size())
-    common = group, N_q, N_k, batch, heads, R, programs, slots, least
-    constants = d, blocks.d_pad, blocks.B_r, blocks.B_c
+    least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
+    common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least
+    constants = d, d_pad, blocks.B_r, blocks.B_c
     split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
-    whole = replace(blocks, warps=4, stages=1, registers=None)
-    merge = launch.Plan(whole, batch * H * N_q, (O.stride()[:3], H, *common), constants)
-    return Recipe(split, merge, slots * R * (blocks.d_pad + 2))
+    merge, turns = None, triton.cdiv(N_k, blocks.B_c) + 1
+    if key_lengths is not None or max(triton.cdiv(batch * heads * turns, programs), least) % turns:
+        PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
+        few = replace(blocks, warps=min(8, max(1, PARTS * d_pad // 1024)), stages=1)
+        merge = launch.Plan(few, batch * H * N_q, (strides[3], *common), (*constants, PARTS))
+    return Recipe(split, merge, slots * R * (d_pad + 2))
 
 
 def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, int]:
@@ -330,7 +362,9 @@ def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, int]:
         entry = table[d_pad]
     B_c, warps, stages, programs, *registers = entry
     B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
-    stages += 2 * (paged and stages > 1)  # the entries of the table are on their way before the pages are
+    if B_r == ROWS:  # a large state leaves few registers
+        B_c = 16 if entry in AMPERE.values() else max(16, B_c // 2)
+    stages += 3 * (paged and stages > 2)  # the entries of the table are on their way before the pages are
     return launch.Blocks(B_r, B_c, warps, stages, *registers, d_pad=d_pad, upcast=launch.upcast(Q)), SMs * programs
 
 

@@ -42,8 +42,8 @@ class Cache:
 
     @property
     def tiles(self) -> tuple[int, ...]:
-        """Tiles of every head, sequence by sequence; at least one, which says that there was no key."""
-        return tuple(max(1, cdiv(n, self.B_c)) for n in self.lengths for _ in range(self.kv_heads))
+        """Tiles of every head, sequence by sequence."""
+        return tuple(cdiv(n, self.B_c) for n in self.lengths for _ in range(self.kv_heads))
 
     @property
     def bytes(self) -> int:
@@ -67,16 +67,26 @@ class Cache:
 
 # Equal shares ---------------------------------------------------------------------------------------------------
 
+WELL_FILLED = 0.9  # of the slots, over all waves: then whole heads are as good as equal shares, and need no merge
+
+
+def programs(slots: int, heads: int, equal: bool) -> int:
+    """How many programs to launch: one for each slot, or for each head where heads of equal length fill the slots."""
+    return heads if equal and grid.efficiency(heads, slots) >= WELL_FILLED else slots
+
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """Tiles below which a share is not worth it: reading them takes no longer than writing and reading their part."""
+    """Turns below which a share is not worth it: reading them takes no longer than writing and reading their part."""
     cache = Cache((1,), 1, d, rows, itemsize, B_c)
     return cdiv(cache.part_bytes, cache.tile_bytes)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The tiles of all heads, end to end, cut into equal shares: program w takes tiles w·share to (w + 1)·share."""
+    """The heads end to end, cut into equal shares: program w takes turns w·share to (w + 1)·share.
+
+    A head has one turn to begin it (its queries, and a pipeline that has to fill) and one for each of its tiles.
+    """
 
     tiles: tuple[int, ...]  # of each head
     programs: int
@@ -88,35 +98,39 @@ class Shares:
         if not self.tiles:
             raise ValueError("tiles: got none; it takes the tiles of at least one head")
         for n in self.tiles:
-            whole_number("tiles", n, low=1)
+            whole_number("tiles", n, low=0)
 
     @property
-    def total(self) -> int:
-        return sum(self.tiles)
+    def turns(self) -> int:
+        return sum(self.tiles) + len(self.tiles)
 
     @property
     def share(self) -> int:
-        return max(cdiv(self.total, self.programs), self.least)
+        return max(cdiv(self.turns, self.programs), self.least)
 
     @property
     def busy(self) -> int:
         """Programs that get something."""
-        return cdiv(self.total, self.share)
+        return cdiv(self.turns, self.share)
+
+    def begin(self, head: int) -> int:
+        """The turn that begins a head."""
+        return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
         """What program w reads: (head, first tile, last tile + 1), in order."""
-        start, found = 0, []
+        found = []
         for head, n in enumerate(self.tiles):
-            first, last = max(w * self.share, start), min((w + 1) * self.share, start + n)
+            begin = self.begin(head)
+            first, last = max(w * self.share, begin), min((w + 1) * self.share, begin + 1 + n)
             if first < last:
-                found.append((head, first - start, last - start))
-            start += n
+                found.append((head, max(first - begin - 1, 0), last - begin - 1))
         return found
 
     def readers(self, head: int) -> range:
-        """The programs that read some of a head: as many parts will be merged."""
-        start = sum(self.tiles[:head])
-        return range(start // self.share, (start + self.tiles[head] - 1) // self.share + 1)
+        """The programs that read some of a head. One finishes it by itself; several leave as many parts."""
+        begin = self.begin(head)
+        return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
     def slot(self, w: int, head: int) -> int:
         """Where program w leaves its part of a head. From one part to the next w or head grows: no two meet."""
@@ -128,11 +142,13 @@ class Shares:
 
     @property
     def parts(self) -> int:
-        return sum(len(self.readers(head)) for head in range(len(self.tiles)))
+        """Parts that are written and merged."""
+        counts = [len(self.readers(head)) for head in range(len(self.tiles))]
+        return sum(n for n in counts if n > 1)
 
     def blocks(self) -> list[grid.Block]:
-        """As thread blocks, each as long as its tiles."""
-        return [grid.Block(w, None, min(self.share, self.total - w * self.share)) for w in range(self.busy)]
+        """As thread blocks, each as long as its turns."""
+        return [grid.Block(w, None, min(self.share, self.turns - w * self.share)) for w in range(self.busy)]
 
 
 # The other ways ---------------------------------------------------------------------------------------------------

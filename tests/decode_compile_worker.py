@@ -1,0 +1,48 @@
+"""Compile the decode kernels for a GPU that need not be here; prints a line of JSON for each. One target a process."""
+
+import json
+import multiprocessing
+import sys
+
+import torch
+from compile_worker import Compiling
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from fa2_lab.kernels import decode, offline
+
+CALLS = {  # (query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
+    "one query": (32, 1, 0, False, False),
+    "lengths": (32, 4, 0, True, True),
+    "pages of 16": (32, 1, 16, True, True),
+    "pages of 64": (32, 1, 64, True, True),
+    "64 rows": (32, 16, 0, True, True),
+}
+
+
+def compile_for(target: str) -> list[dict]:
+    """Every kind of call at d = 128, the two that take the most registers at 64."""
+    found = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
+    driver.set_active(offline.Absent(found))
+    decode.split_kernel, decode.merge_kernel = Compiling(decode.split_kernel), Compiling(decode.merge_kernel)
+    rows = []
+    for d, calls in ((64, ("lengths", "64 rows")), (128, CALLS)):
+        for what in calls:
+            heads, N_q, page, lengths, causal = CALLS[what]
+            q = torch.empty(2, heads, N_q, d, dtype=torch.bfloat16, device="meta")
+            k = torch.empty((1000, page, 8, d) if page else (2, 8, 8192, d), dtype=torch.bfloat16, device="meta")
+            table = torch.empty(2, 500, dtype=torch.int32, device="meta") if page else None
+            given = torch.empty(2, dtype=torch.int32, device="meta") if lengths else None
+            decode.decode(q, k, k, given, causal, 0.1, table)
+            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page))
+            row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs // 132)
+            split, merge = (offline.report(x.made) for x in (decode.split_kernel, decode.merge_kernel))
+            rows.append(row | split | dict(merge=merge))
+    return rows
+
+
+if __name__ == "__main__":
+    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+        for rows in pool.imap_unordered(compile_for, sys.argv[1:]):
+            for row in rows:
+                print(json.dumps(row), flush=True)
