@@ -3,7 +3,8 @@
 One query is one row block, so the heads alone leave most SMs idle, and what the rest of them can read sets the pace.
 Three launches are compared, all as blocks for grid.schedule: a block for each head; every head in the same number of
 splits; and equal shares of all tiles laid end to end, in which a program may end one head and begin the next. The
-kernels (kernels/decode.py) take equal shares: there is no second wave, and unequal lengths do not matter.
+kernels (kernels/decode.py) take equal shares: there is no second wave, and unequal lengths do not matter. Time is
+counted in turns: reading a tile is one, and so is beginning with a head.
 """
 
 from __future__ import annotations
@@ -155,10 +156,10 @@ class Shares:
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.Block]:
-    """Every head in so many splits of nearly equal length; 1 is a block for each head."""
+    """Every head in so many splits of nearly equal length, each with a turn to begin it; 1 is a block for each head."""
     whole_number("splits", splits, low=1)
-    cut = [[len(part) for part in np.array_split(range(n), splits)] for n in tiles]
-    return [grid.Block(head, k, n) for head, part in enumerate(cut) for k, n in enumerate(part) if n]
+    cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
+    return [grid.Block(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
 
 
 def best_splits(tiles: Sequence[int], slots: int, most: int = 64) -> int:

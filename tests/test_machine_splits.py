@@ -1,0 +1,106 @@
+"""machine/splits.py: equal shares against a program that walks through all turns, and the numbers of an H200."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fa2_lab.machine import chips, grid, splits
+from fa2_lab.machine.splits import Cache, Shares
+
+HEADS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
+
+
+def walked(tiles, share):
+    """Turn by turn: {(program, head): its tiles}."""
+    found, t = {}, 0
+    for head, n in enumerate(tiles):
+        for tile in range(-1, n):  # −1: the turn that begins the head
+            mine = found.setdefault((t // share, head), [])
+            mine += [tile] if tile >= 0 else []
+            t += 1
+    return found
+
+
+@settings(max_examples=200, deadline=None)
+@given(HEADS, st.integers(1, 20), st.integers(1, 4))
+def test_shares_are_what_a_walk_through_all_turns_finds(tiles, programs, least):
+    shares = Shares(tiles, programs, least)
+    found = walked(tiles, shares.share)
+    spans = {(w, head): list(range(a, b)) for w in range(programs) for head, a, b in shares.spans(w)}
+    assert spans == found
+    for head in range(len(tiles)):
+        assert list(shares.readers(head)) == [w for w, h in found if h == head]
+    slots = [shares.slot(w, head) for w, head in found]
+    assert len(set(slots)) == len(slots) and max(slots) < shares.slots
+    assert [block.cost for block in shares.blocks()] == [
+        sum(1 for t in range(shares.turns) if t // shares.share == w) for w in range(shares.busy)
+    ]
+    assert shares.parts == sum(len(shares.readers(h)) for h in range(len(tiles)) if len(shares.readers(h)) > 1)
+
+
+@settings(max_examples=100, deadline=None)
+@given(HEADS, st.integers(1, 20))
+def test_no_launch_of_one_wave_ends_earlier(tiles, programs):
+    """Equal shares are as short as whole turns allow."""
+    shares = Shares(tiles, programs)
+    ran = grid.schedule(shares.blocks(), programs)
+    assert ran.waves == 1 and ran.makespan == -(-shares.turns // programs)
+
+
+def test_the_shapes_of_the_benchmark_on_an_h200():
+    """One sequence of 65,536 keys: 8 heads for 264 slots."""
+    long = Cache((65536,), 8, 128, rows=4)
+    assert long.bytes == 268435456 and long.flops_per_byte == 4
+    shares = Shares(long.tiles, 264, splits.least_share(4, 128, 64, 2))
+    assert (shares.least, shares.share, shares.busy) == (1, 32, 257)
+    assert shares.parts * long.part_bytes < 0.01 * long.bytes
+    one_each = grid.schedule(splits.same_splits(long.tiles, 1), 264)
+    assert one_each.makespan == 1025 and grid.schedule(shares.blocks(), 264).makespan == 32
+    assert splits.best_splits(long.tiles, 264) == 32  # with 33 a split is no shorter, with 34 there is a second wave
+
+
+def test_unequal_lengths_do_not_matter():
+    uneven = Cache(tuple(range(1, 8193, 264)), 8, 128)
+    even = Cache((sum(uneven.lengths) // len(uneven.lengths),) * len(uneven.lengths), 8, 128)
+    for cache in (uneven, even):
+        ran = grid.schedule(Shares(cache.tiles, 264).blocks(), 264)
+        assert ran.utilisation > 0.98
+    assert grid.schedule(splits.same_splits(uneven.tiles, 1), 264).utilisation < 0.6
+
+
+@pytest.mark.parametrize("slots, heads, equal, expected", [
+    (264, 256, True, 256), (264, 256, False, 264), (264, 8, True, 264), (264, 264, True, 264), (264, 300, True, 264),
+    (264, 2100, True, 2100),
+])  # fmt: skip
+def test_whole_heads_where_they_fill_the_slots(slots, heads, equal, expected):
+    assert splits.programs(slots, heads, equal) == expected
+
+
+def test_a_part_must_be_worth_its_share():
+    assert splits.least_share(rows=4, d=128, B_c=64, itemsize=2) == 1
+    assert splits.least_share(rows=64, d=128, B_c=32, itemsize=2) == 5
+    assert Shares((3, 3), 100, least=3).share == 3
+
+
+def test_time_is_what_memory_allows():
+    cache = Cache((65536,), 8, 128, rows=4)
+    speed = splits.pace(chips.H200, cache, stages=3, reached=0.9)
+    assert speed.in_flight == 2 * 32768 and speed.bandwidth == pytest.approx(4.32e12)
+    assert speed.each(1) == speed.alone and speed.each(264) == speed.bandwidth / 264
+    assert speed.each(speed.enough) * speed.enough == pytest.approx(speed.bandwidth)
+    shared = splits.seconds(cache, Shares(cache.tiles, 264).blocks(), 264, speed)
+    alone = splits.seconds(cache, splits.same_splits(cache.tiles, 1), 264, speed)
+    assert cache.bytes / speed.bandwidth < shared < 1.05 * cache.bytes / speed.bandwidth
+    assert alone == pytest.approx(1025 * cache.tile_bytes / speed.alone) and alone > 5 * shared
+
+
+@pytest.mark.parametrize("make, name", [
+    (lambda: Cache((), 8, 128), "lengths"), (lambda: Cache((-1,), 8, 128), "lengths"),
+    (lambda: Cache((5,), 0, 128), "kv_heads"), (lambda: Cache((5,), 1, 128, rows=0), "rows"),
+    (lambda: Shares((), 4), "tiles"), (lambda: Shares((1, -1), 4), "tiles"), (lambda: Shares((1,), 0), "programs"),
+    (lambda: Shares((1,), 1, least=0), "least"), (lambda: splits.same_splits((4,), 0), "splits"),
+    (lambda: splits.pace(chips.H200, Cache((5,), 1, 16), stages=1), "stages"),
+])  # fmt: skip
+def test_bad_input_is_named(make, name):
+    with pytest.raises(ValueError, match=f"^{name}: got"):
+        make()
