@@ -1,0 +1,67 @@
+"""The ring as measured: how many times faster than one GPU, and how much memory each GPU needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+from fa2_lab.plots.speed import short
+
+MARKERS = {2: "s", 4: "o", 8: "D"}
+
+
+@style.picture
+def ring_speed(
+    curves: Mapping[int, Sequence[tuple[int, float]]],
+    contiguous: tuple[int, int, float] | None,
+    memory: Mapping[int, float],
+    setting: str,
+) -> tuple[Figure, str]:
+    """Left: speed over that of one GPU, by length; right: peak memory of each GPU at the longest.
+
+    curves: {GPUs: (N, times faster)}; contiguous: (GPUs, N, times faster) in the other layout; memory: {GPUs: MiB}.
+    """
+    longest = max(N for curve in curves.values() for N, _ in curve)
+    shares = {n: dict(curve)[longest] / n for n, curve in curves.items()}
+    share = f"{max(curves)} GPUs at {shares[max(curves)]:.0%} of linear speed, {short(longest)} tokens"
+    title = f"Long sequences share out: {share}"
+    figure, axes = style.new_figure(3.9, title, ncols=2, width_ratios=[2.2, 1])
+    _speeds(axes[0], curves, contiguous)
+    _memory(axes[1], memory)
+    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
+    told = "; ".join(f"{n} GPUs " + ", ".join(f"{x:.2f} at {short(N)}" for N, x in curves[n]) for n in curves)
+    beside = f" In contiguous layout {contiguous[0]} GPUs are {contiguous[2]:.2f} times as fast." if contiguous else ""
+    kept = ", ".join(f"{mib:,.0f} on {n}" for n, mib in memory.items())
+    times = f"Speed of forward and backward as a multiple of one GPU's: {told}.{beside}"
+    return figure, f"{times} Peak MiB of a GPU: {kept}. {setting}."
+
+
+def _speeds(ax: Axes, curves: Mapping, contiguous: tuple | None) -> None:
+    lengths = sorted({N for curve in curves.values() for N, _ in curve})
+    end = 1.12 * lengths[-1]
+    for n, curve in curves.items():
+        ax.plot([lengths[0], lengths[-1]], [n, n], color=style.QUIET, linewidth=0.8, linestyle="--", zorder=0)
+        ax.text(lengths[0], n + 0.06, f"{n} times: linear", color=style.QUIET, fontsize=style.SMALL, va="bottom")
+        ax.plot(*zip(*curve, strict=True), color=style.INK, marker=MARKERS.get(n, "^"), markersize=4, label=f"{n}")
+        ax.text(end, curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", va="center")
+    if contiguous:
+        n, N, times = contiguous
+        ax.plot([N], [times], marker="x", color=style.INK, linestyle="none", label="contiguous")
+        ax.text(N / 1.1, times, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="center")
+    ax.set(xscale="log", xlim=(lengths[0] / 1.15, 1.75 * lengths[-1]), ylim=(0, 1.14 * max(curves)))
+    ax.set_xticks(lengths, [short(N) for N in lengths])
+    ax.minorticks_off()
+    ax.set_title("times as fast as one GPU", pad=3)
+    ax.set_xlabel("tokens in all")
+
+
+def _memory(ax: Axes, memory: Mapping[int, float]) -> None:
+    for place, (n, mib) in enumerate(memory.items()):
+        style.box(ax, place - 0.35, 0, 0.7, mib / 1024, gid=f"{n} GPUs", fill=style.tint(style.INK, 0.25))
+        ax.text(place, mib / 1024, f"{mib / 1024:.1f}", ha="center", va="bottom")
+    ax.set(xlim=(-0.6, len(memory) - 0.4), ylim=(0, 1.15 * max(memory.values()) / 1024))
+    ax.set_xticks(range(len(memory)), [f"{n} GPU" + "s" * (n > 1) for n in memory])
+    ax.set_title("peak GiB of each GPU", pad=3)
