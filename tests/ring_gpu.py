@@ -23,14 +23,13 @@ from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E4
 
 START = time.perf_counter()
 HALF, BF16 = torch.float16, torch.bfloat16
-CASES = [  # heads, kv heads, N, d, dtype, causal, layout
+CASES = [  # heads, kv heads, N, d, dtype, causal, layout; few kinds of kernels, because each has to be compiled
     (4, 4, 4096, 128, BF16, True, "zigzag"),
     (4, 2, 2048, 128, BF16, True, "contiguous"),
     (4, 1, 2047, 64, HALF, True, "zigzag"),
-    (2, 2, 1001, 80, BF16, False, "zigzag"),
-    (6, 3, 777, 128, HALF, False, "contiguous"),
-    (2, 1, 5, 32, torch.float32, True, "zigzag"),
-    (2, 2, 3, 64, BF16, True, "zigzag"),  # some shards are empty
+    (2, 2, 1001, 128, BF16, False, "zigzag"),
+    (6, 3, 777, 64, HALF, False, "contiguous"),
+    (2, 2, 3, 128, BF16, True, "zigzag"),  # on four GPUs one shard is empty
 ]
 
 
@@ -60,7 +59,7 @@ def right(case, group, message=ring.MESSAGE):
         truths.dense(*inputs[:4], dL=inputs[4], dtype=dtype, **options) for dtype in (torch.float64, case[4])
     )
     kept, ring.MESSAGE = ring.MESSAGE, message
-    runs = [run(case, group, inputs, scale=-0.2) for _ in range(5)]
+    runs = [run(case, group, inputs, scale=-0.2) for _ in range(3)]
     ring.MESSAGE = kept
     for got in runs:
         truths.judge(got, truth, torchs, str(case))
@@ -118,7 +117,7 @@ def attempt(number, task, case, group, *more):
 def main():
     rank = int(os.environ["LOCAL_RANK"])
     torch.cuda.set_device(rank)
-    dist.init_process_group("nccl", timeout=timedelta(seconds=90), device_id=torch.device("cuda", rank))
+    dist.init_process_group("nccl", timeout=timedelta(seconds=150), device_id=torch.device("cuda", rank))
     world, number, well = dist.get_world_size(), count(1), True
     for size in sorted({min(2, world), world}):
         group = dist.new_group(range(size))
