@@ -280,6 +280,34 @@ def test_pages_of_any_layout_and_shared_pages():
     assert worst(O, room.decode(q, k, v, lengths, False, 0.25)[0]) < 1e-6
 
 
+def test_a_page_outside_counts_as_the_nearest_inside():
+    """In a CUDA graph nobody looks at the table before the kernel does."""
+    q, k, v, _ = drawn(1, 2, 1, 1, 48, 16)
+    lengths = torch.tensor([48], device=DEVICE)
+    k_pages, v_pages = (x.transpose(1, 2).reshape(3, 16, 1, 16) for x in (k, v))
+    outside, inside = (torch.tensor([x], device=DEVICE) for x in ([-5, 1, 99], [0, 1, 2]))
+    for a, b in zip(
+        *(room.decode(q, k_pages, v_pages, lengths, False, 1.0, x) for x in (outside, inside)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("programs", (4, 5))
+def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
+    """Four heads for four programs; for five, shares that end within a head."""
+    merged = []
+    real = room.merge_kernel
+    spy = type("spy", (), {"__getitem__": lambda _, grid: merged.append(grid) or real[grid]})
+    monkeypatch.setattr(room, "merge_kernel", spy())
+    check((2, 4, 2, 1, 70, 16), programs=programs)
+    assert len(merged) == (programs == 5)
+
+
+def test_shares_longer_than_a_head_are_merged_where_they_must_be():
+    """64 rows of short heads: the smallest share worth its part is longer than a head, and no multiple of it."""
+    check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
+
+
 # The public call ----------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,60 @@
+"""Pictures of decode: every tile drawn once in its program's colour, every part that is merged, the measured curve."""
+
+import pytest
+
+from fa2_lab.bench.results import Results, Row
+from fa2_lab.gallery import decode, machine
+from fa2_lab.machine.splits import Shares
+from fa2_lab.plots import style
+from fa2_lab.plots.shares import programs, shares
+
+MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
+PROBLEM = dict(batch=1, heads=32, kv_heads=8, N_q=1, N_k=65536, d=128, causal=False, dtype="bfloat16")
+
+
+def labelled(figure, letter=""):
+    """{label: how many boxes have it}"""
+    words = [p.label_text.get_text() for p in figure.findobj(lambda artist: hasattr(artist, "label_text"))]
+    return {word: words.count(word) for word in words if word.startswith(letter)}
+
+
+def test_each_tile_bears_the_number_of_its_program():
+    cut = decode.shares_data()["cut"]
+    figure, alt = shares(cut)
+    counts = labelled(figure)
+    for w in range(cut.programs):
+        assert counts[str(w)] == sum(last - first for _, first, last in cut.spans(w))
+    assert {label for label in counts if label.startswith("slot")} == {"slot 0", "slot 1", "slot 5", "slot 6"}
+    assert "head 2: 0 tiles, finished by program 1" in alt and "head 3: 12 tiles, merged from slots 5, 6" in alt
+
+
+def test_other_shares_give_another_picture():
+    figure, alt = shares(Shares((6, 6), 1))
+    assert labelled(figure)["0"] == 12 and not labelled(figure, "slot") and "merged" not in alt
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    values = dict(fa2_lab=[70.0, 69.0, 71.0], cuDNN=[72.0, 71.0, 73.0])
+    rows = [Row(PROBLEM | dict(bytes=268435456), "decode", values, unit="µs")]
+    curves = dict(programs=[8, 16, 264], microseconds=[500.0, 260.0, 70.0], usual=[264])
+    Results("decode", MACHINE, "by hand", {"copy TB/s": 4.0}, rows, curves=curves).save(tmp_path)
+    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+
+
+def test_the_curve_is_what_was_recorded(record):
+    data = decode.programs_data()
+    assert data["curve"] == [(8, 500.0), (16, 260.0), (264, 70.0)] and data["usual"] == 264
+    assert data["floor"] == pytest.approx(67.1, abs=0.1) and data["rivals"] == dict(fa2_lab=70.0, cuDNN=72.0)
+    assert data["model"][0][1] > data["model"][1][1] > data["model"][2][1] > data["floor"]
+    figure, alt = programs(**data)
+    assert "From 8 programs to 264: the same bytes in 14% of the time" in figure.get_suptitle()
+    assert "cuDNN 72 µs" in alt and "NVIDIA H200" in alt and "65,536 keys" in alt
+    assert [tuple(p) for p in figure.axes[0].lines[1].get_xydata()] == data["curve"]
+    assert all(text.get_fontsize() >= 7 for text in style.texts(figure))
+
+
+def test_without_a_record_one_is_told_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    with pytest.raises(ValueError, match=r"bench_decode\.json is missing"):
+        decode.programs_data()
