@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
@@ -186,33 +187,26 @@ class Step:
         return min(1.0, self.compute / self.transfer)
 
 
-def step(
-    rows: int,
-    direction: str,
-    *,
-    heads: int,
-    kv_heads: int,
-    d: int,
-    causal: bool,
-    flops: float,
-    link: float,
-    item: int = 2,
-) -> Step:
-    """One step with `rows` rows on each rank; `flops` and `link` are what the kernels and the links reach a second."""
+def per_row(direction: str, heads: int, kv_heads: int, d: int, causal: bool, item: int = 2) -> tuple[Fraction, int]:
+    """(FLOPs of a step for each row squared, bytes for each row): work grows with n², the transfer with n."""
     check_direction(direction)
-    rows = whole_number("rows", rows, low=1)
-    scores = heads * rows * rows * (0.5 if causal else 1.0)
-    moved = 2 * kv_heads * rows * d * (item + (FP32 if direction == "backward" else 0))
-    return Step(FLOPS[direction] * d * scores / flops, moved / link)
+    scores = Fraction(heads, 2 if causal else 1)
+    return FLOPS[direction] * d * scores, 2 * kv_heads * d * (item + (FP32 if direction == "backward" else 0))
 
 
-def smallest_shard(direction: str, **sizes) -> int:
-    """Rows that a shard needs so that the transfer of a step hides under its computation.
+def step(rows: int, direction: str, *, flops: float, link: float, **sizes) -> Step:
+    """One step with `rows` rows on each rank; `flops` and `link` are what the kernels and the links reach a second.
 
-    Computation grows with the square of the rows, the transfer with the rows, both with d: d cancels.
+    sizes: heads, kv_heads, d, causal and, if it is not 2, item.
     """
-    one = step(1, direction, **sizes)
-    return ceil(one.transfer / one.compute)
+    rows, (work, moved) = whole_number("rows", rows, low=1), per_row(direction, **sizes)
+    return Step(float(work * rows**2) / flops, moved * rows / link)
+
+
+def smallest_shard(direction: str, *, flops: float, link: float, **sizes) -> int:
+    """Rows that a shard needs so that the transfer of a step hides under its computation; d cancels."""
+    work, moved = per_row(direction, **sizes)
+    return ceil(moved / Fraction(link) * Fraction(flops) / work)
 
 
 def ring_seconds(ranks: int, rows: int, direction: str, **sizes) -> float:
