@@ -12,6 +12,7 @@ How it differs from torch.nn.functional.scaled_dot_product_attention:
     dropout from a global state  dropout from (seed, batch, head, row, column); seed=None draws a new seed
     no logsumexp                 return_lse=True gives (O, L), L in fp32, and gradients flow through both
     autocast casts q, k and v    q, k and v are taken as they are
+    dQ's last bits may vary      only on Hopper, and not under torch.use_deterministic_algorithms(True)
 
 Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.
 """
@@ -219,14 +220,14 @@ def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
 
 
 def backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):
-    """(dQ, dK, dV) by the two-pass kernels; either of dO and dL may be None."""
+    """(dQ, dK, dV) by the kernels that fit; either of dO and dL may be None."""
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
     if dL is not None:
         dL = dL.contiguous()
     dO = torch.zeros_like(O) if dO is None else dO
     dO, q, k, v = map(rows_contiguous, (dO, q, k, v))
-    return kernels().backward.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
+    return kernels().choice.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
 
 
 def rows_contiguous(x: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from functools import cache
 
 import torch
 
+from fa2_lab.kernels import backward as portable_backward
 from fa2_lab.kernels import decode
 from fa2_lab.kernels import forward as portable
 
@@ -18,6 +19,28 @@ def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
         if found is not None:
             return found
     return portable.forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p)
+
+
+def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p):
+    """(dQ, dK, dV) of one call. Hopper's own adds up dQ in any order: not where torch is asked for the same bits."""
+    hopper = hopper_backward(Q.device)
+    if seed is None and hopper is not None and not torch.are_deterministic_algorithms_enabled():
+        found = hopper.backward(dO, dL, Q, K, V, O, L, key_lengths, causal, scale)
+        if found is not None:
+            return found
+    return portable_backward.backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p)
+
+
+@cache
+def hopper_backward(device: torch.device):
+    """Hopper's backward, where there is its forward; else None."""
+    if hopper_forward(device) is None:
+        return None
+    try:
+        from fa2_lab.kernels.hopper import backward
+    except ImportError:
+        return None
+    return backward
 
 
 @cache

@@ -1,0 +1,95 @@
+"""From torch to the three launches of the Hopper backward."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.hopper import host
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Sizes of one launch: what fits the registers and, to the last KiB, the shared memory of an SM."""
+
+    B_r: int
+    d_pad: int
+    late: bool  # whether dV's product waits for dS, which takes fewer registers
+    registers: int = 240  # of a consumer thread
+
+
+PLANS = {64: Plan(128, 64, True), 96: Plan(64, 128, False), 128: Plan(64, 128, False)}  # by d
+SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that calls on tensors of the same shapes, strides and types have in common."""
+
+    before: launch.Plan
+    main: host.Recipe
+    after: launch.Plan
+    starts: tuple[int, int]  # shapes of what lies between them
+    sums: tuple[int, int]
+
+
+def recipe_for(dO, dL, Q, K, V, O, L, key_lengths, causal: bool, scale: float) -> Recipe | None:
+    """The launches for these tensors; None where the copy engine cannot have them."""
+    bits = dO.data_ptr() | O.data_ptr() | L.data_ptr() | (0 if dL is None else dL.data_ptr())
+    if bits % 16 or not host.aligned(Q, K, V, key_lengths):
+        return None
+    lengths = None if key_lengths is None else key_lengths.dtype
+    return recipe(host.kind(Q, K, V), O.stride(), dO.stride(), dL is None, lengths, causal, scale)
+
+
+@functools.lru_cache(maxsize=1024)
+def recipe(kind, O_strides, dO_strides, no_dL, lengths, causal, scale) -> Recipe | None:
+    """The same for all tensors of one kind; `lengths` is the dtype of key_lengths, None without."""
+    device, dtype, _, Q_shape, K_shape, _, *strides = kind
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q_shape, K_shape
+    if d not in PLANS or not host.fits(*kind) or not host.copyable(Q_shape, dO_strides) or scale < SMALLEST_SCALE:
+        return None
+    sizes = PLANS[d]
+    T_r = -(-N_q // sizes.B_r)
+    row_blocks, column_blocks = T_r * batch * H, -(-N_k // 128) * batch * H_kv
+    starts, sums = (row_blocks, 2 * sizes.B_r), (row_blocks * sizes.B_r * sizes.d_pad // 32, 32)
+    at_once = max(1, 16 * launch.MiB // (4 * N_q * d * (H // H_kv)))
+    scalars = H, H // H_kv, N_q, N_k, T_r, batch * H_kv, at_once, launch.base_2(scale)
+    options = dict(CAUSAL=causal, RAGGED=lengths is not None or N_k % 128 != 0, LATE=sizes.late)
+    options |= dict(REGISTERS=sizes.registers, num_warps=4)
+    described = describe(dtype, sizes, Q_shape, K_shape, (*strides, dO_strides), starts, sums)
+    grid = min(host.multiprocessors(device), column_blocks), 1, 1
+    rest, constants, plain = (H, N_q, T_r), (d, sizes.d_pad, sizes.B_r), launch.Blocks(64, sizes.d_pad, 4, 1)
+    before = launch.Plan(plain, row_blocks * sizes.B_r // 64, (O_strides[:3], dO_strides[:3], *rest), constants)
+    after = launch.Plan(plain, row_blocks * 2, (like(Q_shape, strides[0])[:3], *rest), constants)
+    return Recipe(before, host.Recipe(grid, described, scalars, options), after, starts, sums)
+
+
+def describe(dtype, sizes: Plan, Q_shape, K_shape, strides, starts, sums) -> tuple[dict, ...]:
+    """What bulk copies must know of Q, K, V, dO, starts, sums, dK and dV."""
+    of = functools.partial(host.descriptor, dtype, d=sizes.d_pad)
+    Q, K, V, dO = strides
+    return (
+        of(Q_shape, Q, rows=sizes.B_r),
+        of(K_shape, K, rows=128),
+        of(K_shape, V, rows=128),
+        of(Q_shape, dO, rows=sizes.B_r),
+        numbers(starts, [1, 2 * sizes.B_r], 0),
+        numbers(sums, [sizes.B_r * sizes.d_pad // 64, 32], 128),
+        of(K_shape, like(K_shape, K), rows=64),
+        of(K_shape, like(K_shape, V), rows=64),
+    )
+
+
+def numbers(shape, block, swizzle: int) -> dict:
+    """What a bulk copy must know to fetch, or to add, a block of a matrix of fp32."""
+    layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
+    return vars(TensorDescriptor(torch.empty(0), list(shape), [shape[1], 1], block, layout))
+
+
+def like(shape, strides) -> tuple[int, ...]:
+    """The strides that torch.empty_like gives."""
+    return torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride()

@@ -1,0 +1,289 @@
+"""Hopper's backward: what it compiles to without a GPU, what it takes, and on such a GPU whether it is right."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kernel_truth import dense, judge, run, tensors, worst  # before Triton
+
+pytest.importorskip("triton")
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
+
+
+# Without a GPU ------------------------------------------------------------------------------------------------
+
+
+def test_fits_and_spills_nothing():
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parent.parent)}
+    worker = Path(__file__).with_name("hopper_backward_worker.py")
+    done = subprocess.run([sys.executable, worker], capture_output=True, text=True, env=env, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 30
+    for row in rows:
+        assert row["ldl"] + row["stl"] + row["stack"] == 0, row
+        assert row["shared"] <= 227 * 1024, row
+        assert (row["hgmma"] > 0) == (row["kernel"] == "backward_kernel"), row
+        assert row["hmma"] == 0 and not row["waits"], row
+
+
+def test_plan_fits():
+    """Registers of two consumers and the producer's warpgroup."""
+    from fa2_lab.kernels.hopper.host_backward import PLANS
+
+    for sizes in PLANS.values():
+        assert 128 * (2 * sizes.registers + 24) <= 65536 and sizes.B_r in (64, 128)
+
+
+@pytest.mark.parametrize("W", (32, 64, 128))
+def test_sums_are_put_in_order(W):
+    """as_held and in_order, whose steps are the same in torch, undo each other; and as_held is what a thread holds."""
+    x = torch.arange(64 * W).reshape(64, W)
+    held = x.reshape(4, 2, 8, W // 8, 4, 2).permute(3, 0, 2, 4, 1, 5).reshape(2 * W, 32)
+    assert torch.equal(held.reshape(W // 8, 4, 8, 4, 2, 2).permute(1, 4, 2, 0, 3, 5).reshape(64, W), x)
+    for warp, lane, group in product(range(4), range(32), range(W // 8)):
+        row, col = 16 * warp + lane // 4, 8 * group + 2 * (lane % 4)
+        mine = held.reshape(W // 8, 128, 4)[group, 32 * warp + lane]
+        assert mine.tolist() == [x[row, col], x[row, col + 1], x[row + 8, col], x[row + 8, col + 1]]
+
+
+@pytest.fixture
+def some_hopper(monkeypatch):
+    """As if every CUDA device were one, and every address good."""
+    from fa2_lab.kernels.hopper import host, host_backward
+
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
+    caches = host.fits, host_backward.recipe
+    [cache.cache_clear() for cache in caches]
+    yield host_backward
+    [cache.cache_clear() for cache in caches]
+
+
+@pytest.mark.parametrize(
+    "change, fine",
+    [
+        ({}, True),
+        (dict(d=96), True),
+        (dict(d=128), True),
+        (dict(d=192), False),
+        (dict(d=80), False),
+        (dict(dtype=torch.float32), False),
+        (dict(dO_strides=(6400, 3200, 1, 50)), False),
+        (dict(dO_strides=(0, 3200, 64, 1)), False),
+        (dict(scale=0.0), False),
+        (dict(scale=2.0**-61), False),
+        (dict(scale=2.0**-60), True),
+    ],
+    ids=str,
+)
+def test_what_it_takes(change, fine, some_hopper):
+    d, dtype, scale = change.pop("d", 64), change.pop("dtype", torch.float16), change.pop("scale", 0.1)
+    Q, K = torch.empty(2, 2, 50, d, device="meta"), torch.empty(2, 1, 70, d, device="meta")
+    shapes, strides = (Q.shape, K.shape, K.shape), (Q.stride(), K.stride(), K.stride())
+    kind = (torch.device("cuda", 0), dtype, True, *shapes, *strides)
+    dO_strides = change.pop("dO_strides", Q.stride())
+    assert (some_hopper.recipe(kind, Q.stride(), dO_strides, True, None, True, scale) is not None) is fine
+
+
+@pytest.mark.parametrize("odd", ("dO", "O", "L", "dL", "Q", "K", "V", None))
+def test_every_address_is_looked_at(odd, monkeypatch):
+    from fa2_lab.kernels.hopper import host_backward
+
+    monkeypatch.setattr(host_backward, "recipe", lambda *kind: "a recipe")
+
+    def tensor(name):
+        return (
+            torch.empty(1, 2, 40, 64, dtype=torch.float16)
+            .view(-1)[8 - 4 * (name == odd) :][: 2 * 32 * 64]
+            .view(1, 2, 32, 64)
+        )
+
+    tensors = [tensor(name) for name in ("dO", "dL", "Q", "K", "V", "O", "L")]
+    assert host_backward.recipe_for(*tensors, None, True, 0.1) == (None if odd else "a recipe")
+
+
+@pytest.mark.parametrize("on_hopper, taken, dropout, same_bits, chosen", [
+    (True, True, False, False, "hopper"),
+    (True, True, False, True, "portable"),
+    (True, True, True, False, "portable"),
+    (True, False, False, False, "portable"),
+    (False, True, False, False, "portable"),
+])  # fmt: skip
+def test_choice(on_hopper, taken, dropout, same_bits, chosen, monkeypatch):
+    from fa2_lab.kernels import choice
+
+    rooms = {name: SimpleNamespace(backward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
+    if not taken:
+        rooms["hopper"].backward = lambda *a: None
+    monkeypatch.setattr(choice, "portable_backward", rooms["portable"])
+    monkeypatch.setattr(choice, "hopper_backward", lambda device: rooms["hopper"] if on_hopper else None)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)
+    seven = [torch.empty(1, 1, 80, 64) for _ in range(7)]
+    seed = torch.ones(1) if dropout else None
+    name, got = choice.backward(*seven, None, seed, True, 0.5, 0.1)
+    assert name == chosen
+    want = (*seven, None, True, 0.5) if chosen == "hopper" else (*seven, None, seed, True, 0.5, 0.1)
+    assert all(a is b for a, b in zip(got, want, strict=True))
+
+
+# Right on a GPU -----------------------------------------------------------------------------------------------
+
+
+def draw(batch, heads, N, d, dtype, turned=False, seed=0):
+    """Random rows, on request as a view of (batch, N, heads, d)."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
+    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    return x.transpose(1, 2) if turned else x
+
+
+def poison(Q, K) -> None:
+    """Leave NaN in the memory that outputs and sums are likely to get."""
+    rows = -(-Q.shape[2] // 128) * 128
+    keep = [torch.full_like(X, float("nan")) for X in (Q, K, K)]
+    for columns in (128, 64, 2):
+        keep.append(torch.full((*Q.shape[:2], rows, columns), float("nan"), device="cuda"))
+    del keep
+
+
+def check(Q, K, V, dO, dL, lengths, causal, scale=None):
+    """Against float64; keys from their length on hold NaN, and nothing but their own zero gradients may show it."""
+    from fa2_lab.kernels.hopper.backward import backward
+
+    options = dict(causal=causal, lengths=lengths, dL=dL, scale=scale)
+    truth, torchs = dense(Q, K, V, dO, **options), dense(Q, K, V, dO, **options, dtype=Q.dtype)
+    O, L = truth[0].to(Q.dtype), truth[1].float()
+    if Q.stride() != O.stride():
+        O = torch.empty_like(Q).copy_(O)
+    if lengths is not None:
+        unused = torch.arange(K.shape[2], device="cuda") >= lengths[:, None]
+        K, V = (x.masked_fill(unused[:, None, :, None], float("nan")) for x in (K, V))
+    poison(Q, K)
+    got = backward(dO, dL, Q, K, V, O, L, lengths, causal, Q.shape[3] ** -0.5 if scale is None else scale)
+    for name, mine, want, theirs in zip(("dQ", "dK", "dV"), got, truth[2:], torchs[2:], strict=True):
+        what = name, Q.shape, K.shape, lengths, causal, worst(mine, want), worst(theirs, want)
+        assert worst(mine, want) <= 3 * worst(theirs, want) + 1e-5, what
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("d", (64, 96, 128))
+def test_right(d, dtype):
+    for (N_q, N_k), causal, padded, turned in product(PAIRS, (False, True), (False, True), (False, True)):
+        Q, dO = draw(2, 6, N_q, d, dtype, turned, 0), draw(2, 6, N_q, d, dtype, turned, 3)
+        K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        dL = draw(2, 6, N_q, 1, torch.float32, seed=4)[..., 0].contiguous() if turned else None
+        lengths = torch.tensor([N_k // 3, N_k], dtype=torch.int32, device="cuda") if padded else None
+        check(Q, K, V, dO, dL, lengths, causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (64, 128))
+def test_more_blocks_than_programs_and_odd_lengths(d):
+    """Several column blocks to a program, so that every barrier goes round many times; lengths beyond N_k, and 0."""
+    for causal, group in product((False, True), (1, 4)):
+        Q, dO = draw(4, 8, 700, d, torch.bfloat16), draw(4, 8, 700, d, torch.bfloat16, seed=1)
+        K, V = (draw(4, 8 // group, 900, d, torch.bfloat16, seed=seed) for seed in (2, 3))
+        for lengths in (None, torch.tensor([0, 128, 129, 1000], dtype=torch.int64, device="cuda")):
+            check(Q, K, V, dO, None, lengths, causal, scale=0.2)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (64, 128))
+def test_large_scores(d):
+    for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
+        Q, K, V, dO = (draw(2, 4, 500, d, dtype, seed=seed) for seed in range(4))
+        check(Q * 16, K, V, dO, None, None, causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (64, 128))
+def test_a_thousand_times(d, causal):
+    """dK and dV have one order of sums: the same bits. dQ has not, and stays within a rounding or two."""
+    from fa2_lab.kernels.hopper.backward import backward
+    from fa2_lab.kernels.hopper.forward import forward
+
+    Q, K, V, dO = (draw(4, 8, 1000, d, torch.bfloat16, seed=seed) for seed in range(4))
+    O, L = forward(Q, K, V, None, causal, 0.1)
+    first = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
+    differ, off = torch.zeros((), dtype=torch.bool, device="cuda"), torch.zeros((), device="cuda")
+    for _ in range(1000):
+        dQ, dK, dV = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
+        differ |= (dK != first[1]).any() | (dV != first[2]).any()
+        off = torch.maximum(off, ((dQ - first[0]).abs() / (first[0].abs() + 0.01)).max())
+    assert not differ and off < 2**-6
+
+
+@gpu
+@pytest.mark.gpu
+def test_graph_and_counter():
+    from fa2_lab.kernels.hopper import host
+    from fa2_lab.kernels.hopper.backward import backward
+    from fa2_lab.kernels.hopper.forward import forward
+
+    Q, K, V, dO = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
+    O, L = forward(Q, K, V, None, True, 0.1)
+    want = backward(dO, None, Q, K, V, O, L, None, True, 0.1)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward(dO, None, Q, K, V, O, L, None, True, 0.1)
+    for _ in range(3):
+        for x in captured:
+            x.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured[1], want[1]) and torch.equal(captured[2], want[2])
+        assert worst(captured[0], want[0]) < 2e-3
+    assert all(not counter.any() for counter in host.COUNTERS.values())
+
+
+# Behind the public call ---------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("lengths", (None, torch.int64, torch.uint8), ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (64, 96, 128))
+def test_attention_takes_it(d, causal, lengths, monkeypatch):
+    from fa2_lab import attention
+    from fa2_lab.kernels import choice
+
+    monkeypatch.setattr(choice, "portable_backward", None)
+    lengths = None if lengths is None else torch.tensor([213, 77], dtype=lengths, device="cuda")
+    for scale in (None, -0.2):
+        q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
+        dL = torch.randn(2, 4, 190, device="cuda")
+        options = dict(causal=causal, scale=scale)
+        got = run(attention, q, k, v, dO, dL, key_lengths=lengths, **options)
+        options |= dict(lengths=lengths, dL=dL)
+        judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, **options, dtype=q.dtype), f"{d} {options}")
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (64, 128))
+def test_the_same_bits_if_torch_is_asked(d):
+    from fa2_lab import attention
+
+    q, k, v, dO = tensors(4, 4, 2, 900, 860, d, torch.bfloat16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = run(attention, q, k, v, dO)
+        for _ in range(50):
+            assert all(map(torch.equal, first, run(attention, q, k, v, dO)))
+    finally:
+        torch.use_deterministic_algorithms(False)
