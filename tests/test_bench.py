@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 import fa2_lab.attention  # noqa: E402, F401 — before Triton, so that its interpreter is on where there is no GPU
-from fa2_lab.bench import command, counters, problem, protocol, readme, results, smoke, suites, train  # noqa: E402
+from fa2_lab.bench import ahead, command, counters, problem, protocol, readme, results, smoke, suites, train  # noqa: E402
 from fa2_lab.bench.problem import Problem  # noqa: E402
 from fa2_lab.bench.results import Results, Row  # noqa: E402
 
@@ -360,6 +360,25 @@ def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, 
     assert ran == ["paper", "long"]
     assert results.load("long", tmp_path).missing == ["the rest"]
     assert "not measured: the rest" in capsys.readouterr().out
+
+
+def test_other_processes_compile_and_an_interrupt_is_not_theirs(monkeypatch):
+    asked = []
+
+    class Pool:
+        def map(self, call, problems, names):
+            asked.extend(zip(problems, names, strict=True))
+            raise KeyboardInterrupt
+
+        def shutdown(self, cancel_futures):
+            asked.append(cancel_futures)
+
+    monkeypatch.setattr(ahead, "pool", Pool)
+    where = Problem(1, 2, 2, 64, 64, 16, True)
+    with pytest.raises(KeyboardInterrupt):
+        ahead.compile_ahead([where], ("fa2_lab", "FlexAttention"))
+    assert asked == [(where, "fa2_lab"), (where, "FlexAttention"), True]
+    ahead.call_once(where, "nobody")  # what fails there is no failure here
 
 
 @pytest.mark.parametrize("name", command.SUITES)

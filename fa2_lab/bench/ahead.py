@@ -6,6 +6,7 @@ Torch and Triton keep what they compile on disk; the run that measures finds it 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -30,6 +31,9 @@ def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> 
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
     except BrokenProcessPool:  # one has died; what it could not do is compiled when it is measured
         return
+    except KeyboardInterrupt:
+        pool().shutdown(cancel_futures=True)
+        raise
 
 
 @cache
@@ -37,7 +41,12 @@ def pool() -> ProcessPoolExecutor | None:
     """The processes, which serve every suite of a run: as many as there are cores and memory of the GPU for them."""
     workers = min(os.cpu_count() - 1, torch.cuda.mem_get_info()[0] // (8 * 2**30))
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # or each would start as many again
-    return ProcessPoolExecutor(workers, mp_context=get_context("spawn")) if workers > 1 else None
+    return ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) if workers > 1 else None
+
+
+def ignore_interrupts() -> None:
+    """Ctrl-C is for the process that measures."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def call_once(problem: Problem, name: str) -> None:

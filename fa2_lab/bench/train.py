@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -43,6 +44,7 @@ class Run:
     peak_mebibytes: float = 0.0
 
 
+@cache
 def own_text() -> torch.Tensor:
     """The bytes of the package's own sources, in a fixed order."""
     package = Path(__file__).resolve().parents[1]
