@@ -94,16 +94,17 @@ def test_tickets_draws_every_row_block():
 # Ideas --------------------------------------------------------------------------------------------------------
 
 
-def test_bars_are_the_factors_and_failures_are_hatched():
-    figure, alt, data = drawn("ideas")
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_bars_are_the_factors_and_failures_are_hatched(part):
+    figure, alt, data = drawn(f"{part}_ideas")
     for is_kept, gid in ((True, "kept"), (False, "not kept")):
         rows = [row for row in data["rows"] if row["kept"] == is_kept]
         bars = tagged(figure, gid)
-        assert [bar.get_x() for bar in bars] == [row["low"] for row in rows]
+        assert rows and [bar.get_x() for bar in bars] == [row["low"] for row in rows]
         ends = [bar.get_x() + bar.get_width() for bar in bars]
         assert ends == pytest.approx([max(row["high"], row["low"] + 0.004) for row in rows])
         assert all(bool(bar.get_hatch()) != is_kept for bar in bars)
-    assert data["setting"] in alt
+    assert data["setting"] in alt and part in figure.get_suptitle()
 
 
 def test_the_record_of_ideas_is_complete():

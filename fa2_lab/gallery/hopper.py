@@ -96,15 +96,25 @@ def tickets_data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4
 def all_ideas() -> list[dict]:
     """Every idea that was tried, with what it bought in words."""
     rows = recorded("hopper_ideas")["rows"]
-    return [row | dict(bought=row["effect"] or ("kept: " if row["kept"] else "not kept: ") + span(row)) for row in rows]
+    return [
+        row | dict(bought=("kept: " if row["kept"] else "not kept: ") + (row["effect"] or span(row))) for row in rows
+    ]
 
 
-def ideas_data() -> dict:
-    """The ideas whose worth is a factor; figures/data/hopper_ideas.json has the others too."""
+def ideas_data(part: str) -> dict:
+    """The ideas of one part whose worth is a factor; figures/data/hopper_ideas.json has the others too."""
     record = recorded("hopper_ideas")
-    rows = [row for row in record["rows"] if row["low"] is not None]
-    rows = [{key: row[key] for key in ("part", "idea", "shape", "low", "high", "kept")} for row in rows]
-    return dict(rows=rows, setting=f"measured on an {record['gpu']}, {record['dtype']}")
+    rows = [row for row in record["rows"] if row["part"] == part and row["low"] is not None]
+    rows = [{key: row[key] for key in ("idea", "shape", "low", "high", "kept")} for row in rows]
+    return dict(part=part, rows=rows, setting=f"measured on an {record['gpu']}, {record['dtype']}")
+
+
+def forward_ideas_data() -> dict:
+    return ideas_data("forward")
+
+
+def backward_ideas_data() -> dict:
+    return ideas_data("backward")
 
 
 PICTURES = [
@@ -130,10 +140,17 @@ PICTURES = [
         tickets_data,
     ),
     Picture(
-        "ideas",
-        "Every idea for the Hopper kernels and what it bought on an H200, what did not help included.",
+        "forward_ideas",
+        "Every idea for the Hopper forward and what it bought on an H200, what did not help included.",
         "11_hopper",
         ideas,
-        ideas_data,
+        forward_ideas_data,
+    ),
+    Picture(
+        "backward_ideas",
+        "Every idea for the Hopper backward and what it bought on an H200, what did not help included.",
+        "11_hopper",
+        ideas,
+        backward_ideas_data,
     ),
 ]

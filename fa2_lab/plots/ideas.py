@@ -11,9 +11,11 @@ from fa2_lab.plots import style
 
 
 @style.picture
-def ideas(rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
-    """rows: idea, shape, low and high (speed with it over speed without), kept."""
-    figure, ax = style.new_figure(0.9 + 0.34 * len(rows), "What each idea bought, and what did not help")
+def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
+    """The ideas for one part. rows: idea, shape, low and high (speed with it over speed without), kept."""
+    figure, ax = style.new_figure(
+        0.9 + 0.34 * len(rows), f"What each idea for the {part} bought, and what did not help"
+    )
     low, high = min(0.9, *(r["low"] for r in rows)), max(r["high"] for r in rows)
     for lane, row in enumerate(rows):
         width = max(row["high"] - row["low"], 0.004)
@@ -22,21 +24,23 @@ def ideas(rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
         style.box(
             ax, row["low"], lane + 0.2, width, 0.5, "", fill, hatch=hatch, gid="kept" if row["kept"] else "not kept"
         )
+        nearest = min(max(1, row["low"]), row["high"])
+        ax.plot([1, nearest], [lane + 0.45] * 2, color=style.INK, linewidth=1.2, solid_capstyle="butt")
         ax.text(max(row["high"], 1) + 0.012, lane + 0.45, span(row), va="center", fontsize=style.SMALL)
     left, reach = low - 0.02, high + 0.16 - low
     for lane, row in enumerate(rows):
         words = f"{row['idea']}\n{row['shape']}"
         ax.text(left, lane + 0.45, words, ha="right", va="center", fontsize=style.SMALL)
     ax.axvline(1, color=style.INK, linewidth=0.8)
-    ax.set(ylim=(len(rows), 0), xlim=(left - 0.5 * reach, high + 0.16), yticks=[])
+    ax.set(ylim=(len(rows), 0), xlim=(left - 0.56 * reach, high + 0.16), yticks=[])
     ax.set_xticks([tick for tick in np.arange(0.6, high + 0.05, 0.2).round(1) if tick >= low - 0.05])
     ax.spines[:].set_visible(False)
     ax.set_xlabel(f"speed with it over speed without; hatched: not kept ({setting})")
     kept, dropped = ([r for r in rows if r["kept"] == is_kept] for is_kept in (True, False))
     best = max(rows, key=lambda r: r["high"])
     alt = (
-        f"A bar chart of {len(rows)} ideas: speed with the idea over speed without it ({setting}). {len(kept)} were"
-        f" kept, {len(dropped)} were not, hatched. The largest gain is {best['idea']}, {best['shape']}, {span(best)}."
+        f"A bar chart of {len(rows)} ideas for the {part}: speed with the idea over speed without it ({setting})."
+        f" {len(kept)} were kept, {len(dropped)} were not, hatched. The largest gain: {best['idea']}, {span(best)}."
         f" Not kept: {'; '.join(row['idea'] + ' ' + span(row) for row in dropped)}."
     )
     return figure, alt[:900]

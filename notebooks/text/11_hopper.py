@@ -7,9 +7,9 @@
 # **What does an H100 want beyond FlashAttention-2?**
 #
 # FA2 was written for the A100. Notebook 10 left our Triton kernel far below the matrix product of the same chip, and behind
-# cuDNN. An H100 or H200 (*Hopper*) can do things that this kernel never asks for: multiply while the program goes on, copy
-# whole tiles by one thread, give registers to those warps that need them. The price is that everybody has to wait for
-# somebody, and that a wait too few is a wrong result. Here each part is first a model that runs on your machine, then
+# cuDNN. An H100 or H200 (*Hopper*) can do things that this kernel leaves unused, or to the compiler: multiply while the
+# program goes on, copy whole tiles by one thread, give registers to those warps that need them. The price is that
+# everybody has to wait for somebody, and that a wait too few is a wrong result. Here each part is first a model that runs on your machine, then
 # the lines of the real kernel. It is written in *Gluon*, the floor beneath Triton: the same Python, but who holds which
 # number, what lies in shared memory and who waits at which barrier is up to you.
 #
@@ -38,7 +38,7 @@ from fa2_lab.attention import attention
 from fa2_lab.bench.results import load
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import hopper as pictures
-from fa2_lab.kernels.hopper import forward, host, pipeline
+from fa2_lab.kernels.hopper import backward, forward, host, pipeline
 from fa2_lab.machine import asynchrony, chips, grid, hopper
 from fa2_lab.plots.ideas import ideas
 from fa2_lab.plots.pipes import pipes
@@ -53,7 +53,8 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 on_gpu = torch.cuda.is_available()
 on_hopper = on_gpu and torch.cuda.get_device_capability() == (9, 0)
 print(torch.cuda.get_device_name() if on_gpu else "no GPU", "| Hopper:", on_hopper)
-_ = attention(*torch.zeros(3, 1, 1, 64, 16))  # the package says once how it runs here
+device = "cuda" if on_gpu else "cpu"
+_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says once how it runs here
 
 
 def source(*kernels):  # as it stands in fa2_lab/kernels/hopper, without the decorator
@@ -94,7 +95,7 @@ for chip in (chips.A100, chips.H100):
 # %% [markdown]
 # ## Start now, wait later
 #
-# On an A100 a warp that multiplies waits for the result, as for any other instruction. On Hopper four warps, a
+# On an A100 a warp that multiplies waits for the result. On Hopper four warps, a
 # *warpgroup*, hand a product of 64 rows to the tensor cores and go on; later they say how many of their products may
 # still be running, and wait for the others. (The instruction is `wgmma`.)
 #
@@ -485,16 +486,16 @@ for d in (64, 128):
 # the time is lost in spite of the look-ahead. If the tensor cores serve one after the other, the warpgroups move apart by
 # themselves, and the tensor cores hardly rest.
 #
-# *Turns* force the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own, and so on
+# *Turns* are meant to force the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own, and so on
 # round the circle. Measured on the H200 they bring 0 to 7% at d = 64 and cost 0.5 to 2.5% at d = 128, where, by the model too, there is
 # nothing left to win.
 #
 # And the other overlap, P V under one's own exponentials? Where the overlap between warpgroups works, it adds only 1 or 2%.
 # </details>
 #
-# Here are the turns, and one step of a consumer. Read it with the timeline beside it. `wait(1)` means: until at most
-# one product is still running, which is S, since it was started first. `convert_layout` tells who holds which number of
-# p and α; `deps` names what the wait makes valid. A comment says what the compiler makes of the second wait.
+# Here are the turns, and one step of a consumer. Read it with the timeline beside it. `warpgroup_mma_wait(1)` returns when
+# at most one product is still running: S was started first, so it is there, and P V goes on. `deps` names what the wait
+# makes valid; `convert_layout` changes which thread holds which number. A comment says what the compiler makes of it.
 
 # %% tags=["nbval-ignore-output"]
 source(pipeline.Turns.wait, pipeline.Turns.pass_on, forward.step)
@@ -577,9 +578,12 @@ show(tickets(**pictures.tickets_data()))
 # <details><summary>What the model explains, and what was measured</summary>
 #
 # A head has 128 row blocks, and 132 programs take turns: program 0 gets the heaviest of one head, then the fifth
-# heaviest of the next … the same programs are lucky again and again. Dealt, our kernel ran at 0.66 of cuDNN's speed in this
-# shape; with tickets at 1.12, 1.7 times as fast. The model's worst order explains a factor of 1.56. The rest is not in
-# it; real SMs, for one thing, do not take equal times for equal tiles, and tickets even that out as well.
+# heaviest of the next, and so on: the same programs get heavy blocks again and again. Dealt, our kernel ran at 0.66 of cuDNN's speed in this
+# shape; with tickets at 1.12, 1.7 times as fast. (In which order it dealt, the record does not say.) The model's worse
+# order explains a factor of 1.56. The rest is not in it; real SMs, for one thing, do not take equal times for equal tiles,
+# and tickets even that out as well.
+#
+# Four heads at once, because their K and V, 32 MiB, stay in the L2 cache while all SMs use them.
 #
 # A ticket costs an atomic addition. The producer draws it while the row block before is under way, and hands it on
 # through two slots with the barriers you know.
@@ -595,7 +599,7 @@ source(pipeline.Tickets.give, pipeline.Tickets.get)
 # ## And backward?
 #
 # Notebook 09 has two passes, because a program that owns columns cannot own rows of dQ. One pass saves two products of
-# seven. On Hopper a warpgroup owns 64 columns, with dK and dV in registers. It computes Sᵀ and dPᵀ, keys down: then Pᵀ and dSᵀ
+# seven. On Hopper a consumer owns 64 columns, with dK and dV in registers. It computes Sᵀ and dPᵀ, keys down: then Pᵀ and dSᵀ
 # are already in the registers where a *left* operand has to be for dV = Pᵀ dO and dK = dSᵀ Q.
 #
 # **Predict.** One product of the five still needs an operand turned around. Which? And where must its result go?
@@ -606,9 +610,10 @@ def column_pass(Q, dO, L, D, k, v, B_r):  # one column block: k, v (B_c, d)
     tau = Q.shape[1] ** -0.5
     for i in range(0, len(Q), B_r):
         q, do, lse, delta = Q[i : i + B_r], dO[i : i + B_r], L[i : i + B_r], D[i : i + B_r]
-        p_t = np.exp(tau * (k @ q.T) - lse)  # (B_c, B_r): keys down
+        s_t = -lse / tau + k @ q.T  # (B_c, B_r): keys down; the sum begins at −L/τ
+        p_t = np.exp(tau * s_t)
         dv += p_t @ do  # left operand: registers
-        ds_t = p_t * (v @ do.T - delta)  # (B_c, B_r)
+        ds_t = p_t * (-delta + v @ do.T)  # (B_c, B_r): this sum begins at −D
         dk += tau * (ds_t @ q)  # left operand: registers
         dQ[i : i + B_r] += tau * (ds_t.T @ k)  # turned: dS goes through shared memory
     return dk, dv, dQ
@@ -619,43 +624,101 @@ O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
 D = (dO * O).sum(axis=1)
 parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in (0, 8)]
 dK, dV, parts_of_dQ = zip(*parts, strict=True)
-got, want = (sum(parts_of_dQ), np.vstack(dK), np.vstack(dV)), fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
+got = sum(parts_of_dQ), np.vstack(dK), np.vstack(dV)
+want = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
 print("dQ, dK, dV of one pass:", [close(x, y) for x, y in zip(got, want, strict=True)])
 
 # %% [markdown]
 # <details><summary>The one that hurts</summary>
 #
-# dQ = dS K sums over keys, so dS must be turned: its halves lie in different warpgroups, and go through shared memory. And
-# the result belongs to nobody: every column block adds to all rows of dQ, in HBM, in fp32.
+# dQ = dS K sums over keys, so dS must be turned: each consumer writes its half to shared memory, and both read the whole.
+# And the result belongs to nobody: every column block adds to all rows of dQ, in HBM, in fp32.
+#
+# The sums of S and dP begin at −L/τ and −D, in the accumulator: so the tensor cores do the subtractions. A masked entry
+# begins at −∞.
 # </details>
 #
-# So how many bytes are that? And how many registers does a thread hold at d = 128, 64 columns, 64 rows a step?
+# **Takeaway.** What is summed over cannot be owned: one pass pays for dQ in additions, two passes pay in products.
+
+# %% [markdown]
+# ## How many additions, and who does them?
+#
+# Every column block of 128 keys adds N × d numbers of fp32 into dQ.
+#
+# **Predict.** N = 16,384, d = 128, 16 heads: how many GB are added? dQ itself has 0.13. And if a thread adds 4 bytes at a time,
+# how many additions are that?
 
 # %%
-def added_bytes(N, d, B_c):  # into dQ, by all column blocks of one head, fp32
-    return N // B_c * N * d * 4
-
-
 N, d, n_heads = 16384, 128, 16
-added = n_heads * added_bytes(N, d, B_c=128)
+added = n_heads * (N // 128) * N * d * 4
 flops = 2.5 * 4 * N * N * d * n_heads
-print(f"added into dQ: {added / 1e9:.1f} GB; dQ itself: {n_heads * N * d * 4 / 1e9:.2f} GB")
+read = n_heads * (N // 128) * 2 * N * d * 2  # Q and dO, in 16 bits, by every column block
+print(f"added: {added / 1e9:.1f} GB; Q and dO are read: {read / 1e9:.1f} GB")
 print(f"at 540 TFLOP/s, about cuDNN's rate: {added / (flops / 540e12) / 1e12:.1f} TB/s of additions")
-print(f"of 4 bytes each: {added / 4e9:.1f} billion; as tiles of 64 × 128: {added / (64 * d * 4e3):.0f} thousand")
-registers = {"dK": 64, "dV": 64, "S": 32, "dP": 32, "P, dS in 16 bits": 32, "half of dQ": 32}
-print(f"registers: {registers}, together {sum(registers.values())} of 240")
+print(f"of 4 bytes each: {added / 4e9:.1f} billion; in tiles of 64 × 128: {added / (64 * d * 4e3):.0f} thousand")
+print("registers of a thread, 240 to be had:")
+for d, B_r in ((64, 128), (128, 64)):
+    dk_dv, s, dq = 64 * d * 2 // 128, 64 * B_r // 128, 64 * (B_r * d // 128) // 128
+    print(f"d = {d:3}, {B_r:3} rows a step: dK and dV {dk_dv}; and S and dQ: {dk_dv + s + dq};", end=" ")
+    print(f"and P and dP: {dk_dv + 2 * s}")
 
 # %% [markdown]
-# More than there are: not everything can live at the same time. And the additions are as many bytes as all reads of Q and
-# dO. What they cost, by an early version of our one-pass kernel (H200, bf16, d = 128, full, N = 16,384; TFLOP/s counted
-# as if everything were done): 816 without dQ; 504 to 532 with the product dS K, but nothing added; 404 with additions of 4
-# bytes; 447 with additions of 16. cuDNN: 545.
+# <details><summary>Too many for threads</summary>
 #
-# The copy engine can add, too: one thread hands over a tile in shared memory (`cp.reduce.async.bulk`), and nobody waits
-# until the tile is to be written again. It is a ring like the others.
+# As many bytes as all reads of Q and dO, and four billion additions if threads make them one by one. (The registers are
+# the other half of the problem: dK and dV stay, S and dQ go before dP comes. All at once would be 224 at d = 128.)
+#
+# An early version of the kernel shows the price (H200, bf16, d = 128, full, N = 16,384; TFLOP/s counted as if everything were done): 816 without
+# dQ, 504 to 532 with dQ's product but nothing added, 404 with additions of 4 bytes, 447 with additions of 16. cuDNN had 545.
+# </details>
+#
+# The copy engine can add, too: one thread hands over a whole tile of shared memory, and nobody waits until that place is
+# to be written again. Two consumers, each with one place:
+
+# %%
+def added_by_copies(careful, steps=6):
+    block, dQ = asynchrony.Block(), np.zeros(steps)
+
+    def consumer(c):
+        place, job = [0.0], None
+        for i in range(steps):
+            yield block.start("tensor", 200, f"dQ {i}").done()  # the product dS K
+            if careful and job:
+                yield job.done()  # the engine has read the part before
+            place[0] = i + 1.0
+
+            def add(i=i):
+                dQ[i] += place[0]
+
+            job = block.start("copy", 600, f"add {i}", add)  # reads the place until its end
+
+    block.run({f"consumer {c}": consumer(c) for c in range(2)})
+    return [int(x) for x in dQ]
+
+
+print("waiting before the place is written again:", added_by_copies(careful=True))
+print("not waiting:                              ", added_by_copies(careful=False))
 
 # %% [markdown]
-# **Takeaway.** What is summed over cannot be owned: one pass pays for dQ in additions, two passes pay in products.
+# The kernel's step: dQ of the row block *before* runs under this block's exponentials, as P V did in the forward.
+
+# %% tags=["nbval-ignore-output"]
+source(backward.step, backward.add_dq)
+
+# %% [markdown]
+# <details><summary>Three things to notice</summary>
+#
+# Two consumers wait for each other's dS here, at one barrier with two arrivals; two places for dS are enough, since
+# nobody can be two steps ahead. `as_held` stores dQ's part as it lies in the registers, and it goes to HBM in that order: only the kernel's own sums are
+# there, and a small kernel afterwards puts them in order and makes 16 bits of them. Putting them in order in each step
+# would cost shuffles or conflicts of banks.
+#
+# Which column block adds first is chance. fp32 sums depend on the order, so dQ may differ in its last bits from call to
+# call, as with the atomics of notebook 09. dK and dV do not. Whoever needs the same bits calls
+# `torch.use_deterministic_algorithms(True)`, and `attention()` takes the two passes.
+# </details>
+#
+# **Takeaway.** Additions that nobody has to see at once are best left to a unit that nobody waits for.
 
 # %% [markdown]
 # ## What was reached?
@@ -711,14 +774,17 @@ print(f"best forward: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {b
 # %% [markdown]
 # ## What did each idea buy?
 #
-# Everything that was tried on the way, measured against the same kernel without it. A kernel's final shape hides its failures;
-# they are listed here so that nobody has to repeat them.
+# Everything that was tried on the way, against the same kernel without it, in one run. A kernel's final shape hides
+# its failures; they are listed here so that nobody has to repeat them.
 #
 # **Predict.** Rank them before you look: tickets, three consumers, turns, a third slot, the order of waiting and
 # exponentiating.
 
 # %%
-show(ideas(**pictures.ideas_data()))
+show(ideas(**pictures.forward_ideas_data()))
+
+# %%
+show(ideas(**pictures.backward_ideas_data()))
 
 # %%
 tried = pictures.all_ideas()
@@ -731,7 +797,13 @@ Markdown("\n".join(["|" + "|".join(columns) + "|", "|---" * len(columns) + "|", 
 #
 # Tickets removed a wait of everybody for the unluckiest. Three consumers and turns act where exponentials are the
 # bottleneck, at d = 64, and not where they are not: the model said so before. What the model does not know, such as one
-# barrier less per tile, is worth 1 or 2%.
+# barrier less in a step, or 32 instructions less for turning p into 16 bits, is worth 1 to 3% each. More slots, smaller
+# tiles, or a store hidden under the next scores cost more than they brought.
+#
+# Backward the copy engine made the difference: under the next S, in threads' hands the same additions spilled 400 bytes.
+# What is left: without the additions it would be 12% faster, without dQ at all 41% (d = 128, full, N = 16,384, by the
+# version before the last). Most that
+# failed had overlapped more and held more registers at a time.
 # </details>
 #
 # **Takeaway.** Most ideas are worth a percent or nothing; the few that matter removed a wait that everybody shared.
@@ -821,6 +893,7 @@ for copy in (500, 1500, 2500):
 #
 # `math.ceil(copy / work + 1 / 4)`. K's slot is free after the first quarter of its tile, and the tile that lies `slots`
 # later must be there at its start: `slots − 1/4` tiles of time for the copy. For V it is the same, shifted by three quarters.
+# (At the very start V₀ stands behind K₁, so close to the limit the consumer may wait once.)
 # </details>
 #
 # **3. Break and fix.** SMs are not equally fast. Here every tenth one takes 25% longer for everything. Which of the two rules
@@ -927,7 +1000,7 @@ got = (sum(parts_of_dQ), np.vstack(dK), np.vstack(dV))
 verdict("column_pass = the dense gradients", all(close(x, y) for x, y in zip(got, want, strict=True)))
 
 # %%
-device, (N_q, N_k) = "cuda" if on_gpu else "cpu", (1000, 1500) if on_gpu else (70, 100)
+N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
 for d in (64, 128):
     for causal in (False, True):
         draws = (torch.Generator().manual_seed(seed) for seed in range(4))
