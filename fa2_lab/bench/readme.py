@@ -19,28 +19,52 @@ SETTING = (
 
 
 def section(folder: Path = FOLDER) -> str:
-    """Everything between the markers: the paper's grid in full, every other recorded suite in a line."""
-    paper = load("paper", folder)
-    others = [load(path.stem.removeprefix("bench_"), folder) for path in sorted(folder.glob("bench_*.json"))]
-    lines = [f"- **{r.suite}**, {told(r)}" for r in others if r.rows and r.suite not in ("paper", "quick", "smoke")]
-    return "\n".join([grid(paper), "", "The other suites:", "", *lines])
+    """Everything between the markers: who is faster where, the paper's grid row by row, a line for each other suite."""
+    found = {path.stem.removeprefix("bench_"): path for path in sorted(folder.glob("bench_*.json"))}
+    runs = [load(suite, folder) for suite in found if suite not in ("paper", "quick", "smoke")]
+    paper, runs = load("paper", folder), [run for run in runs if run.rows]
+    contests = [run for run in runs if run.suite not in TOLD]
+    lines = [about(paper), "", plainly(paper.rows, PEERS[0]), "", *standings([paper, *contests]), "", *grid(paper), ""]
+    return "\n".join([*lines, "The other suites:", "", *(f"- **{run.suite}**: {told(run)}" for run in runs)])
 
 
-def grid(results: Results) -> str:
-    """Where we lead and where not, then all rows of the paper's grid, folded."""
-    peers = [p for p in PEERS if any(p in row.values for row in results.rows)]
+def about(results: Results) -> str:
+    """Machine, versions, protocol in short."""
     ceilings = ", ".join(f"{name.split()[0]} {value:.3g} {name.split()[1]}" for name, value in results.ceilings.items())
-    about = [f"In the same run: {ceilings}."] if ceilings else []
-    about += [f"Of the repetitions, {said}."] if (said := spread(results.rows)) else []
-    lines = [" ".join([SETTING, made(results), *about]), ""]
-    lines += [f"- {standing(results.rows, us, peer)}" for us in ours_in(results.rows) for peer in peers]
-    lines += [f"- {plainly(results.rows, peers[0])}"] if peers else []
-    lines += ["", f"<details><summary>All {len(results.rows)} rows</summary>", ""]
-    lines += ["Each ratio twice: of `fa2_lab` / of `fa2_lab portable`.", ""]
+    more = [f"In the same run: {ceilings}."] if ceilings else []
+    more += [f"Of the repetitions, {said}."] if (said := spread(results.rows)) else []
+    return " ".join([SETTING, made(results), *more])
+
+
+def standings(runs: list[Results]) -> list[str]:
+    """A table: suite, direction, which of us; for each peer on how many rows we are faster, and the range."""
+    peers = peers_in([row for run in runs for row in run.rows])
+    lines = ["| suite | direction | | " + " | ".join(f"over {peer}" for peer in peers) + " |"]
+    lines += ["| --- | --- | --- |" + " --- |" * len(peers)]
+    for run in runs:
+        for direction in dict.fromkeys(row.direction for row in run.rows):
+            rows = [row for row in run.rows if row.direction == direction]
+            for us in ours_in(rows) if peers_in(rows) else []:
+                cells = " | ".join(standing(rows, us, peer) for peer in peers)
+                lines.append(f"| {run.suite} | {direction} | {us} | {cells} |")
+    return lines
+
+
+def standing(rows: list[Row], us: str, peer: str) -> str:
+    """One of us against one peer."""
+    found = ratios(rows, us, peer)
+    ahead = sum(x > 1 for x in found)
+    return f"ahead on {ahead} of {len(found)}, {min(found):.2f} to {max(found):.2f}" if found else "–"
+
+
+def grid(results: Results) -> list[str]:
+    """All rows of the paper's grid, folded."""
+    peers = peers_in(results.rows)
+    lines = [f"<details><summary>paper, all {len(results.rows)} rows</summary>", ""]
+    lines += ["Each number twice: of `fa2_lab` / of `fa2_lab portable`.", ""]
     lines += ["| direction | d | mask | N | TFLOP/s | " + " | ".join(f"over {peer}" for peer in peers) + " |"]
     lines += ["| --- | --- | --- | --- | --- |" + " --- |" * len(peers)]
-    lines += [table_row(row, peers) for row in results.rows]
-    return "\n".join([*lines, "", "</details>"])
+    return [*lines, *(table_row(row, peers) for row in results.rows), "", "</details>"]
 
 
 def made(results: Results) -> str:
@@ -59,24 +83,13 @@ def ours_in(rows: Iterable[Row]) -> list[str]:
     return [us for us in OURS if any(us in row.values for row in rows)]
 
 
+def peers_in(rows: Iterable[Row]) -> list[str]:
+    return [peer for peer in PEERS if any(peer in row.values for row in rows)]
+
+
 def ratios(rows: Iterable[Row], us: str, peer: str) -> list[float]:
     """Our speed over a peer's wherever both have a number."""
     return [row.ratio(us, peer) for row in rows if {us, peer} <= row.values.keys()]
-
-
-def standing(rows: list[Row], us: str, peer: str) -> str:
-    """One of us against one peer, a clause for each direction."""
-    clauses = []
-    for direction in dict.fromkeys(row.direction for row in rows):
-        found = ratios([row for row in rows if row.direction == direction], us, peer)
-        if found:
-            clauses.append(f"{direction} {ahead(found)}")
-    return f"`{us}` over {peer}: {'; '.join(clauses) or 'nothing measured'}"
-
-
-def ahead(found: list[float]) -> str:
-    """How often, and the range."""
-    return f"ahead on {sum(x > 1 for x in found)} of {len(found)}, {min(found):.2f} to {max(found):.2f}"
 
 
 def plainly(rows: list[Row], peer: str) -> str:
@@ -88,7 +101,8 @@ def plainly(rows: list[Row], peer: str) -> str:
             share = "every" if min(found) > 1 else "some" if max(found) > 1 else "no"
             led[share].append(f"{direction} at d = {d}")
     parts = [f"on {share} row of {' and '.join(groups)}" for share, groups in led.items() if groups]
-    return f"Plainly: `fa2_lab` is faster than {peer} {', '.join(parts)}.".replace("some row", "some rows")
+    said = ", ".join(parts).replace("some row", "some rows")
+    return f"Plainly: on this grid `fa2_lab` is faster than {peer} {said}."
 
 
 def table_row(row: Row, peers: list[str]) -> str:
@@ -108,10 +122,10 @@ def table_row(row: Row, peers: list[str]) -> str:
 
 
 def told(results: Results) -> str:
-    """A suite in a line: its shapes and machine, and what it found."""
-    found = TOLD.get(results.suite, contest_told)(results)
+    """A suite in a line: its shapes and machine, and what it found if that is not in the table."""
+    found = TOLD[results.suite](results) if results.suite in TOLD else contest_told(results)
     rest = f"; {len(results.missing)} rows not measured" if results.missing else ""
-    return f"{shapes(results.rows)}, {results.machine['gpu']}, {code(results)}: {found}{rest}."
+    return f"{shapes(results.rows)}, {results.machine['gpu']}, {code(results)}{found and ': '}{found}{rest}."
 
 
 def shapes(rows: list[Row]) -> str:
@@ -131,11 +145,9 @@ def shapes(rows: list[Row]) -> str:
 
 
 def contest_told(results: Results) -> str:
-    """Every one of us against every peer; where none of them took part, what the last row measured."""
-    peers = [p for p in PEERS if any(p in row.values for row in results.rows)]
-    clauses = [standing(results.rows, us, peer) for us in ours_in(results.rows) for peer in peers]
-    if clauses:
-        return ". ".join(clauses)
+    """Nothing for a suite that is in the table; where no peer took part, what the last row measured."""
+    if peers_in(results.rows):
+        return ""
     last = results.rows[-1]
     return f"{label(last)}: " + ", ".join(f"{name} {x[0]:.4g} {last.unit}" for name, x in last.values.items())
 
