@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store
 
 HEADER = 2048  # bytes
-OWN = ("length", "number")  # what may differ from rank to rank
+OWN = ("length",)  # what may differ from rank to rank
 
 
 class Disagreement(ValueError):
@@ -57,7 +57,7 @@ def check_timeout(timeout) -> float:
 # Agreement ----------------------------------------------------------------------------------------------------
 
 SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> the gloo group beside it; None: broken
-CALLS: dict[dist.ProcessGroup, int] = defaultdict(int)
+AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same number on every rank
 
 
 def agree(group: dist.ProcessGroup, header: dict, timeout: float) -> list[dict]:
@@ -70,6 +70,7 @@ def agree(group: dist.ProcessGroup, header: dict, timeout: float) -> list[dict]:
         said = [h.get(name) for h in headers]
         if any(x != said[0] for x in said):
             raise Disagreement(f"ring_attention: the ranks do not agree on {name}: {listed(said)}")
+    AGREED[group] += 1
     return headers
 
 
@@ -106,14 +107,3 @@ def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGlo
     if SIDE[group, timeout] is None:
         raise RuntimeError("an earlier call on this group has lost a rank")
     return SIDE[group, timeout]
-
-
-def next_call(group: dist.ProcessGroup) -> int:
-    """This rank's number for its next call on a group; the highest of all ranks' is what they call it."""
-    return CALLS[group] + 1
-
-
-def count_call(group: dist.ProcessGroup, number: int) -> int:
-    """The ranks go on counting from here, also those that missed some calls because they refused them."""
-    CALLS[group] = number
-    return number

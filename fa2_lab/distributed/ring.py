@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -64,17 +64,20 @@ def ring_attention(
                 the ranks tell each other their lengths. In zigzag the first ⌈N/2⌉ rows of a shard are its front piece
     return_lse  (O, L) with L (batch, heads, N) over all keys of all ranks; gradients flow through both
     timeout     seconds to wait for the other ranks before the transfers; they must agree on all but N
+
+    Where gradients are wanted the backward has to run on every rank too: a rank whose loss leaves O out adds 0 · O.
     """
     group = ranks.process_group(mesh)
     timeout = ranks.check_timeout(timeout)
     try:
         header = signature(q, k, v, causal, scale, layout, return_lse, backend)
     except (TypeError, ValueError, RuntimeError) as refusal:
-        ranks.exchange(group, dict(refused=str(refusal)), timeout)
+        with suppress(RuntimeError):  # what is wrong here matters more than who has not heard of it
+            ranks.exchange(group, dict(refused=str(refusal)), timeout)
         raise
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
-    headers = ranks.agree(group, header | dict(number=ranks.next_call(group)), timeout)
+    headers = ranks.agree(group, header, timeout)
     if header["scale"] < 0:  # the kernels find the largest score before they scale it
         q = -q
     ring = Ring(
@@ -85,7 +88,7 @@ def ring_attention(
         causal=causal,
         scale=abs(header["scale"]),
         timeout=timeout,
-        call=ranks.count_call(group, max(h["number"] for h in headers)),
+        call=ranks.AGREED[group],
         on_triton=runs_on_triton(backend, q.device.type),
     )
     with torch.cuda.device(q.device if q.is_cuda else -1):
