@@ -145,7 +145,8 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     from fa2_lab.kernels import decode
 
     q, k, v = problem.tensors()
-    usual = decode.sizes(q, problem.heads // problem.kv_heads, False)[1]
+    SMs, held = decode.sizes(q, problem.heads // problem.kv_heads, False)[1]
+    usual = SMs * held
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     calls = {n: partial(decode.decode, q, k, v, None, False, problem.d**-0.5, None, n) for n in counts}
     timings = measure(calls, flushing=reading)

@@ -6,7 +6,7 @@ query heads of a group are rows of one tile, so that a key is read once for all 
 behind a block table.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -93,22 +93,30 @@ def finalize(m, l, scale_log2):
 
 
 @triton.jit
-def load_keys(X, table, pages, first, strides, length, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-              PAGE: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
-    if table is None:
-        return load_rows(X, first, strides[2], length, B_c, d, d_pad, True, UPCAST)
-    elif PAGE % B_c == 0:  # a tile lies in one page
-        page = tl.minimum(tl.maximum(tl.load(table + first // PAGE), 0), pages - 1)
-        X += page.to(tl.int64) * strides[0] - tl.cast(first // PAGE * PAGE, tl.int64) * strides[2]
-        return load_rows(X, first, strides[2], length, B_c, d, d_pad, True, UPCAST)
+def place_of(table, pages, first, length, B_c: tl.constexpr, PAGE: tl.constexpr):
+    """Where keys first … first + B_c lie: their pages, and their rows in them; one page where a tile lies in one."""
+    if PAGE % B_c == 0:
+        page, row = tl.load(table + first // PAGE), first % PAGE
     else:
         col = first + tl.arange(0, B_c)
-        page = tl.load(table + col // PAGE, mask=col < length, other=0)
-        page = tl.minimum(tl.maximum(page, 0), pages - 1)
-        row = page.to(tl.int64) * strides[0] + (col % PAGE).to(tl.int64) * strides[2]
-        real = (col < length)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
-        x = tl.load(X + row[:, None] + tl.arange(0, d_pad)[None, :], mask=real, other=0.0)
+        page, row = tl.load(table + col // PAGE, mask=col < length, other=0), col % PAGE
+    return tl.minimum(tl.maximum(page, 0), pages - 1).to(tl.int64), row
+
+
+@triton.jit
+def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+              PAGE: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
+    if PAGE == 0:
+        return load_rows(X, first, strides[2], length, B_c, d, d_pad, True, UPCAST)
+    elif PAGE % B_c == 0:
+        page, row = place
+        return load_rows(X + page * strides[0], row, strides[2], length - first + row, B_c, d, d_pad, True, UPCAST)
+    else:
+        page, row = place
+        real = (first + tl.arange(0, B_c) < length)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
+        at = X + (page * strides[0] + row.to(tl.int64) * strides[2])[:, None] + tl.arange(0, d_pad)[None, :]
+        x = tl.load(at, mask=real, other=0.0)
         return x.to(tl.float32) if UPCAST else x  # (B_c, d_pad)
 
 
@@ -123,7 +131,8 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, lengt
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     for j in range(first, last, B_c):  # FA2.A1.L6
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_keys(K, table, pages, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # FA2.A1.L7
+        place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
+        k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
@@ -133,7 +142,7 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, lengt
         alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
         l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(V, table, pages, j, V_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # FA2.A1.L7
+        v_j = load_keys(V, place, j, V_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, l_i, o_i
 
@@ -225,8 +234,10 @@ def merge(m, l, o, m_w, l_w, o_w, scales):
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch, heads, R, programs, slots, least,
                  scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
-                 PARTS: tl.constexpr):  # fmt: skip
+                 PARTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """One row of O and L: its parts lie in neighbouring slots, from the first program that read its head on."""
+    if EARLY:  # launched before split_kernel has ended, which saves 1 to 3 µs
+        tl.extra.cuda.gdc_wait()
     pid = tl.program_id(0)
     b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
     row = head % group * N_q + n
@@ -259,24 +270,19 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
 # The launch -----------------------------------------------------------------------------------------------------
 
 ROWS = 64  # of one tile at most
-# by d: (B_c, warps, stages, programs on an SM[, registers]): told that so many are to be had, ptxas spills none of them
-HOPPER = {
-    16: (128, 4, 4, 2, 255),
-    32: (128, 4, 4, 2, 255),
-    64: (128, 4, 3, 2, 255),
-    128: (64, 4, 3, 2, 255),
-    256: (32, 4, 3, 2, 255),
-}
-AMPERE = {
-    16: (128, 4, 3, 2, 255),
-    32: (128, 4, 3, 2, 255),
-    64: (64, 4, 3, 2, 255),
-    128: (32, 4, 3, 2, 255),
-    256: (16, 4, 3, 2, 255),
-}
+# by d: (B_c, warps, stages, programs on an SM)
+HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}
+AMPERE = {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)}
 CDNA = {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
-FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
-INTERPRETED = 64, 1, 1, 4  # on a chip of one SM
+FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (64, 4, 2, 2), 128: (64, 4, 2, 2), 256: (16, 4, 2, 2)}
+INTERPRETED, CORES = (64, 1, 1, 1), 4
+
+
+class Early(launch.Blocks):
+    """Of a kernel that is launched while the one before it still runs, and waits for it by itself (Hopper and on)."""
+
+    def compiler_options(self) -> dict:
+        return super().compiler_options() | dict(launch_pdl=True)
 
 
 @dataclass(frozen=True)
@@ -289,8 +295,9 @@ class Recipe:
 
 
 def wins(Q, K, seed) -> bool:
-    """Whether decode is the faster kernel for these tensors, and can take them: few rows to a K/V head, no dropout."""
-    return seed is None and Q.shape[2] <= 16 and Q.shape[1] // K.shape[1] * Q.shape[2] <= ROWS
+    """Whether decode takes such tensors and is the faster kernel: few rows to a K/V head, or a longer cache."""
+    rows = Q.shape[1] // K.shape[1] * Q.shape[2]
+    return seed is None and Q.shape[2] <= 16 and (rows <= 16 or (rows <= ROWS and K.shape[2] >= 2048))
 
 
 def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
@@ -339,33 +346,38 @@ def plan_decode(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
     blocks, at_once = sizes(Q, H // H_kv * N_q, table is not None)
     rows, d_pad = H // H_kv * N_q, blocks.d_pad
     heads, R = H_kv * triton.cdiv(rows, blocks.B_r), min(blocks.B_r, rows)
-    programs = programs or splits.programs(at_once, batch * heads, equal=key_lengths is None)
+    turns = triton.cdiv(N_k, blocks.B_c) + 1
+    programs = programs or splits.programs(*at_once, batch * heads, batch * heads * turns, key_lengths is None)
     slots = programs + batch * heads
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
     common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least
     constants = d, d_pad, blocks.B_r, blocks.B_c
     split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
-    merge, turns = None, triton.cdiv(N_k, blocks.B_c) + 1
+    merge = None
     if key_lengths is not None or max(triton.cdiv(batch * heads * turns, programs), least) % turns:
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
-        few = replace(blocks, warps=min(8, max(1, PARTS * d_pad // 1024)), stages=1)
-        merge = launch.Plan(few, batch * H * N_q, (strides[3], *common), (*constants, PARTS))
+        kind = Early if early(Q.device) else launch.Blocks
+        few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * d_pad // 2048)), stages=1)
+        merge = launch.Plan(few, batch * H * N_q, (strides[3], *common), (*constants, PARTS, kind is Early))
     return Recipe(split, merge, slots * R * (d_pad + 2))
 
 
-def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, int]:
-    """Block sizes for so many rows, and how many programs run at once."""
-    d_pad = launch.padded(Q.shape[3])
-    SMs, entry = 1, INTERPRETED
+def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, tuple[int, int]]:
+    """Block sizes for so many rows; and SMs, and how many programs one of them holds."""
+    d_pad, SMs, registers = launch.padded(Q.shape[3]), CORES, None
+    table, entry = None, INTERPRETED
     if not interpreter.switched_on():
-        SMs, table = multiprocessors(Q.device), FP32 if Q.dtype == torch.float32 else family()
-        entry = table[d_pad]
-    B_c, warps, stages, programs, *registers = entry
+        SMs, table, fp32 = multiprocessors(Q.device), family(), Q.dtype == torch.float32
+        entry = (FP32 if fp32 else table)[d_pad]
+        if table is not CDNA:  # ptxas would spill, to fit in more programs than are launched
+            registers = 240 if fp32 else 255
+    B_c, warps, stages, held = entry
     B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
     if B_r == ROWS:  # a large state leaves few registers
-        B_c = 16 if entry in AMPERE.values() else max(16, B_c // 2)
+        B_c, stages = 16 if table is AMPERE else max(16, B_c // 2), stages + (table is HOPPER)
     stages += 3 * (paged and stages > 2)  # the entries of the table are on their way before the pages are
-    return launch.Blocks(B_r, B_c, warps, stages, *registers, d_pad=d_pad, upcast=launch.upcast(Q)), SMs * programs
+    blocks = launch.Blocks(B_r, B_c, warps, stages, registers, d_pad=d_pad, upcast=launch.upcast(Q))
+    return blocks, (SMs, held)
 
 
 def family() -> dict:
@@ -378,3 +390,9 @@ def family() -> dict:
 def multiprocessors(device: torch.device) -> int:
     """SMs of a GPU; of one that is not here, an H100's."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@cache
+def early(device: torch.device) -> bool:
+    """Whether a kernel may be launched while the one before it still runs."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
