@@ -197,20 +197,30 @@ def once_round(ring: Ring, kv: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor) -> None:
-    """Write O and L of this rank's queries over all keys."""
-    blocks, state = once_round(ring, torch.stack((k, v))), State(q, ring.on_triton)  # of (2, batch, kv heads, N, d)
-    for source, kv in blocks:  # the own block comes first, and each query sees some of it
-        seen = ring.meeting(source)
-        if seen.kind is not Tile.SKIP:
-            state.merge(seen.queries, *partial_forward(ring, seen, q, *kv), start=source == ring.rank)
+    """Write O and L of this rank's queries over all keys.
+
+    A part is merged when the next transfer has begun: the small kernels between two large ones are when a transfer gets
+    its SMs. (Begun right before a kernel that takes all SMs, a transfer often waited for its end.)
+    """
+    blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
+    state, part = None, None
+    for source, kv in blocks:
+        state = state or State(q, ring.on_triton)
+        if part:
+            state.merge(*part)
+        part = partial_forward(ring, ring.meeting(source), q, *kv)
+    if part:
+        state.merge(*part)
     state.finalize(O, L)
 
 
-def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[Tensor, Tensor]:
-    """(O, L) of those queries over those keys, by the one-GPU call."""
+def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, Tensor] | None:
+    """(rows, their O, their L) of those queries over those keys, by the one-GPU call; None if there is nothing."""
+    if seen.kind is Tile.SKIP:
+        return None
     q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
     operator = forward_on_triton if ring.on_triton else Reference.apply
-    return operator(q, k, v, None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0)
+    return seen.queries, *operator(q, k, v, None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -222,30 +232,37 @@ def backward(ring: Ring, dO, dL, q, k, v, O, L) -> tuple[Tensor, Tensor, Tensor]
     blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
     own, own_kv = next(blocks)
     dQ, home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, own_kv))
-    add = partial(add_partial, ring, dQ, dO, dL, q, O, L)
+    part_of = partial(partial_backward, ring, dO, dL, q, O, L)
     first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
-    add(first_half, home, own_kv)
+    add(first_half, part_of(first_half, own_kv), dQ, home)
     following = None
     for source, kv in blocks:
+        seen = ring.meeting(source)
+        part = part_of(seen, kv)  # its kernels run while the block's gradients so far are still on their way
         gradients = following.wait() if following else torch.zeros_like(kv, dtype=torch.float32)
-        add(ring.meeting(source), gradients, kv)
+        add(seen, part, dQ, gradients)
         following = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
-    add(last_half, home, own_kv)
+    add(last_half, part_of(last_half, own_kv), dQ, home)
     return dQ, *home.add_(following.wait())
 
 
-def add_partial(ring: Ring, dQ, dO, dL, q, O, L, seen: Meeting, dKV: Tensor, kv: Tensor) -> None:
-    """Add what those queries and those keys give to dQ and to the block's dK and dV."""
+def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+    """What those queries and those keys give to their dQ, dK and dV; None if there is nothing."""
     if seen.kind is Tile.SKIP:
-        return
+        return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
     dL = None if dL is None else dL[:, :, seen.queries]
     operator = backward_on_triton if ring.on_triton else reference_backward
     options = None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0
-    dq, dk, dv = operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), *options)
-    dQ[:, :, seen.queries] += dq
-    dKV[0, :, :, seen.keys] += dk
-    dKV[1, :, :, seen.keys] += dv
+    return operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), *options)
+
+
+def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dKV: Tensor) -> None:
+    """Add a part to dQ and to the block's dK and dV."""
+    if part:
+        dQ[:, :, seen.queries] += part[0]
+        dKV[0, :, :, seen.keys] += part[1]
+        dKV[1, :, :, seen.keys] += part[2]
 
 
 def reference_backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):

@@ -7,26 +7,24 @@ from torch import Tensor
 
 
 class State:
-    """m and l (batch, heads, N), o (batch, heads, N, d): what is known of a rank's rows after some blocks."""
+    """m and l (batch, heads, N), o (batch, heads, N, d): what is known of a rank's rows, at first nothing."""
 
     def __init__(self, q: Tensor, on_triton: bool):
         options = dict(dtype=torch.float32, device=q.device)
-        self.m, self.l = torch.empty((2, *q.shape[:3]), **options)
-        self.o, self.on_triton = torch.empty(q.shape, **options), on_triton
+        self.m = torch.full(q.shape[:3], -torch.inf, **options)
+        self.l = torch.zeros(q.shape[:3], **options)
+        self.o = torch.zeros(q.shape, **options)
+        self.on_triton = on_triton
 
-    def merge(self, rows: slice, O: Tensor, L: Tensor, *, start: bool) -> None:
-        """Take in the output of more keys for some of the rows; with `start` nothing is known of them yet.
-
-        A finished part taken up again: (O, L) says as much as (m, l, o), with m = L and l = 1.
-        """
+    def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
+        """Take in the output of more keys for some of the rows. A finished part says as much as a state, with m = L and
+        l = 1."""
         if self.on_triton:
             from fa2_lab.kernels import merge
 
-            merge.merge(self.m, self.l, self.o, rows, O, L, start)
+            merge.merge(self.m, self.l, self.o, rows, O, L)
             return
         m, l, o = self.m[:, :, rows], self.l[:, :, rows], self.o[:, :, rows]
-        if start:
-            m.fill_(-torch.inf), l.zero_(), o.zero_()
         m_new = torch.maximum(m, L)
         finite = m_new.masked_fill(m_new == -torch.inf, 0.0)
         alpha, beta = torch.exp(m - finite), torch.exp(L - finite)

@@ -21,26 +21,21 @@ def finite(m):
 
 
 @triton.jit(do_not_specialize=["first", "n", "N", "H"])
-def merge_kernel(m, l, o, L, O, O_strides, first, n, N, H, FIRST: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+def merge_kernel(m, l, o, L, O, O_strides, first, n, N, H, d: tl.constexpr, d_pad: tl.constexpr,
                  B_r: tl.constexpr):  # fmt: skip
-    """State rows first … first + n of N, and the n rows of a part, in every head; with FIRST there is no state yet."""
+    """State rows first … first + n of N, and the n rows of a part, in every head."""
     i, bh = tl.program_id(0) % tl.cdiv(n, B_r) * B_r, tl.program_id(0) // tl.cdiv(n, B_r)
     row = i + tl.arange(0, B_r)  # (B_r,)
     at = tl.cast(bh, tl.int64) * N + first + row
     L_i = tl.load(L + tl.cast(bh, tl.int64) * n + row, mask=row < n, other=-INF)
     o_part = load_rows(head_of(O, O_strides, bh // H, bh % H), i, O_strides[2], n, B_r, d, d_pad, True, True)
     o_rows = o + (tl.cast(bh, tl.int64) * N + first) * d
-    if FIRST:
-        m_new = L_i
-        l_i = tl.where(L_i == -INF, 0.0, 1.0)
-        o_i = o_part.to(tl.float32)
-    else:
-        m_i = tl.load(m + at, mask=row < n, other=-INF)
-        m_new = tl.maximum(m_i, L_i)
-        alpha, beta = tl.exp(m_i - finite(m_new)), tl.exp(L_i - finite(m_new))
-        l_i = alpha * tl.load(l + at, mask=row < n, other=0.0) + beta
-        o_i = load_rows(o_rows, i, d, n, B_r, d, d_pad, True, False)
-        o_i = alpha[:, None] * o_i + beta[:, None] * o_part.to(tl.float32)
+    m_i = tl.load(m + at, mask=row < n, other=-INF)
+    m_new = tl.maximum(m_i, L_i)
+    alpha, beta = tl.exp(m_i - finite(m_new)), tl.exp(L_i - finite(m_new))
+    l_i = alpha * tl.load(l + at, mask=row < n, other=0.0) + beta
+    o_i = load_rows(o_rows, i, d, n, B_r, d, d_pad, True, False)
+    o_i = alpha[:, None] * o_i + beta[:, None] * o_part.to(tl.float32)
     tl.store(m + at, m_new, mask=row < n)
     tl.store(l + at, l_i, mask=row < n)
     store_rows(o_rows, o_i, i, d, n, B_r, d, d_pad)
@@ -61,15 +56,15 @@ def finalize_kernel(m, l, o, L, O, L_strides, O_strides, N, H, d: tl.constexpr, 
     tl.store(head_of(L, L_strides, bh // H, bh % H) + row, L_i, mask=row < N)
 
 
-def merge(m: torch.Tensor, l: torch.Tensor, o: torch.Tensor, rows: slice, O, L, start: bool) -> None:
-    """Take (O, L) into rows of m, l (batch, heads, N) and o (batch, heads, N, d); with `start` they hold nothing."""
+def merge(m: torch.Tensor, l: torch.Tensor, o: torch.Tensor, rows: slice, O: torch.Tensor, L: torch.Tensor) -> None:
+    """Take (O, L) into rows of m, l (batch, heads, N) and o (batch, heads, N, d)."""
     batch, H, n, d = O.shape
     if n:
         O = O if O.stride(3) == 1 else O.contiguous()
         sizes = O.stride()[:3], rows.start, n, m.shape[2], H
         grid = (triton.cdiv(n, ROWS) * batch * H,)
         with launch.on_device_of(O):
-            merge_kernel[grid](m, l, o, L.contiguous(), O, *sizes, start, d, launch.padded(d), ROWS)
+            merge_kernel[grid](m, l, o, L.contiguous(), O, *sizes, d, launch.padded(d), ROWS)
 
 
 def finalize(m: torch.Tensor, l: torch.Tensor, o: torch.Tensor, O: torch.Tensor, L: torch.Tensor) -> None:
