@@ -181,6 +181,42 @@ def test_heads_take_turns(monkeypatch):
     assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT
 
 
+@pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_every_transfer_has_a_kernel_to_hide_under(size, causal, monkeypatch):
+    """Between the start of a transfer and the wait for it stands the launch of a kernel."""
+    events = {rank: [] for rank in range(size)}
+
+    def watched(name, real):
+        def call(some_ring, *rest):
+            events[some_ring.rank].append(name)
+            return real(some_ring, *rest)
+
+        return call
+
+    class Arriving(threads.Arriving):
+        def wait(self):
+            events[self.rank].append(f"wait {self.what}")
+            return super().wait()
+
+    def pass_on(some_ring, block, what, source, real=threads.Threaded.pass_on):
+        events[some_ring.rank].append(f"start {what}")
+        found = real(some_ring, block, what, source)
+        found.__class__, found.rank, found.what = Arriving, some_ring.rank, what
+        return found
+
+    monkeypatch.setattr(threads.Threaded, "pass_on", pass_on)
+    for name in ("partial_forward", "partial_backward"):
+        monkeypatch.setattr(ring, name, watched("kernel", getattr(ring, name)))
+    by_threads(inputs_of(2, 1, 4 * size, 8), [4] * size, "zigzag", causal)
+    for seen in events.values():
+        for what, transfers in (("K V", 2 * (size - 1)), ("dK dV", size - 1)):
+            starts = [n for n, e in enumerate(seen) if e == f"start {what}"]
+            waits = [n for n, e in enumerate(seen) if e == f"wait {what}"]
+            assert len(starts) == len(waits) == transfers
+            assert all("kernel" in seen[a:b] for a, b in zip(starts, waits, strict=True)), seen
+
+
 @pytest.mark.skipif(GPU, reason="tests/ring_gpu.py asks the same of real GPUs")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_within_the_rule(dtype):
