@@ -99,16 +99,18 @@ def test_what_fits(change, fine, some_hopper):
     assert some_hopper.fits(*(kind | change).values()) is fine
 
 
-@pytest.mark.parametrize("on_hopper, taken, dropout, chosen", [
-    (True, True, False, "hopper"),
-    (True, True, True, "portable"),
-    (True, False, False, "portable"),
-    (False, True, False, "portable"),
+@pytest.mark.parametrize("on_hopper, taken, pays, dropout, chosen", [
+    (True, True, True, False, "hopper"),
+    (True, True, True, True, "portable"),
+    (True, True, False, False, "portable"),
+    (True, False, True, False, "portable"),
+    (False, True, True, False, "portable"),
 ])  # fmt: skip
-def test_choice(on_hopper, taken, dropout, chosen, monkeypatch):
+def test_choice(on_hopper, taken, pays, dropout, chosen, monkeypatch):
     from fa2_lab.kernels import choice
 
     rooms = {name: SimpleNamespace(forward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
+    rooms["hopper"].pays = lambda *a: pays
     if not taken:
         rooms["hopper"].forward = lambda *a: None
     monkeypatch.setattr(choice, "portable", rooms["portable"])
@@ -118,6 +120,14 @@ def test_choice(on_hopper, taken, dropout, chosen, monkeypatch):
     assert name == chosen
     want = (Q, Q, Q, lengths, True, 0.5) if chosen == "hopper" else (Q, Q, Q, lengths, seed, True, 0.5, 0.1)
     assert all(a is b for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("d, N_k, most", [(64, 64, 528), (64, 9999, 528), (96, 512, 132), (128, 511, 264), (256, 1, 0)])
+def test_where_it_pays(d, N_k, most, some_hopper):
+    """More than so many blocks of 64 rows."""
+    K = torch.empty(1, 1, N_k, d, device="meta")
+    assert not most or not some_hopper.pays(torch.empty(most // 4, 2, 65, d, device="meta"), K)
+    assert some_hopper.pays(torch.empty(most + 1, 1, 64, d, device="meta"), K)
 
 
 def test_no_hopper_here():
@@ -138,7 +148,7 @@ def test_plan_fits():
 
     for size in (*host.PLANS.values(), host.SHORT):
         assert 128 * (size.registers * size.consumers + 32) <= 65536
-        rows = 64 * size.consumers * (2 if size.O_apart else 1) + 2 * size.slots * size.B_c
+        rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.slots * size.B_c
         assert 2 * rows * size.d_pad < 227 * 1024 - 1024
 
 
@@ -226,8 +236,10 @@ def test_counter_is_put_back_and_graphs_have_their_own():
 @pytest.fixture
 def no_portable_forward(monkeypatch):
     from fa2_lab.kernels import choice
+    from fa2_lab.kernels.hopper import forward
 
     monkeypatch.setattr(choice, "portable", None)
+    monkeypatch.setattr(forward, "pays", lambda *_: True)
 
 
 @gpu

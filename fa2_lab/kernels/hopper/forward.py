@@ -26,6 +26,7 @@ from fa2_lab.kernels.hopper.pipeline import (
     mask,
     matrix,
     ring,
+    rounded,
     softmax_step,
     tickets,
     turns,
@@ -33,14 +34,14 @@ from fa2_lab.kernels.hopper.pipeline import (
 from fa2_lab.kernels.hopper.work import ROWS, Heads, Work, aggregate
 
 LN2 = gl.constexpr(math.log(2))
-supports = host.supports
+supports, pays = host.supports, host.pays
 
 
 @aggregate
 class Pipes:
     """The shared memory of one thread block."""
 
-    q: Ring  # a slot for each consumer
+    q: Ring  # two slots for each consumer, so that the next row block's Q comes early; one where O waits in it
     k: Ring
     v: Ring
     o: gl.shared_memory_descriptor  # (CONSUMERS, 1, 1, 64, d): where O waits for its copy to HBM
@@ -73,7 +74,6 @@ def producer(Q, K, V, counter, pipes, work, heads):
     r = 0  # row blocks so far
     t = gl.program_id(0)
     total = work.blocks * work.heads
-    pipes.tickets.give(r, t)
     while t < total:
         t_next = gl.num_programs(0) + gl.atomic_add(counter, 1)
         block, head = work.place(t)
@@ -81,6 +81,7 @@ def producer(Q, K, V, counter, pipes, work, heads):
         batch = head // heads.H
         q_head = head % heads.H
         kv_head = q_head // heads.group
+        pipes.tickets.give(r, row, batch, q_head)
         length = heads.length(batch)
         T_c = heads.tiles(row, ROWS * heads.CONSUMERS, length)
         pipes.k.fill(n, K, batch, kv_head, (T_c - 1) * heads.B_c)  # FA2.A1.L7
@@ -93,7 +94,7 @@ def producer(Q, K, V, counter, pipes, work, heads):
         n += T_c
         r += 1
         t = t_next
-        pipes.tickets.give(r, t)
+    pipes.tickets.give(r, -1, 0, 0)
     if gl.atomic_add(counter + 1, 1) == gl.num_programs(0) - 1:  # the last one to leave puts the counter back
         gl.store(counter, 0)
         gl.store(counter + 1, 0)
@@ -107,11 +108,8 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
     """Consumer c: its 64 rows of every row block that this program gets."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
-    t = pipes.tickets.get(r)
-    while t < work.blocks * work.heads:
-        block, head = work.place(t)
-        row = heads.first_row(block)
-        batch = head // heads.H
+    row, batch, head = pipes.tickets.get(r)
+    while row >= 0:
         length = heads.length(batch)
         T_c = heads.tiles(row, ROWS * heads.CONSUMERS, length)
         row += c * ROWS
@@ -128,7 +126,7 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
             pipes.q.release(slot)
         n += T_c
         r += 1
-        t = pipes.tickets.get(r)
+        row, batch, head = pipes.tickets.get(r)
     tma.store_wait(0)  # shared memory must outlive the last copy
 
 
@@ -164,7 +162,7 @@ def visit(c: gl.constexpr, n, q, slot, row, T_c, length, pipes, heads, scales):
     if MASKED:
         s = mask(s, seen - (T_c - 1) * B_c)
     p, m, l, _ = softmax_step(s, m, l, scales, MASKED)
-    p = as_operand(p, pipes.q.tiles.dtype, pipes.d)
+    p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
 
     for j in range(1, T_c):  # FA2.A1.L6
         o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, scales, heads.CAUSAL)
@@ -189,7 +187,7 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL
         if j >= full:
             s = mask(s, seen - j * pipes.B_c)
     p_next, m, l, alpha = softmax_step(s, m, l, scales, CAUSAL)
-    p_next = as_operand(p_next, pipes.q.tiles.dtype, pipes.d)
+    p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
     # Triton's ptxas waits here before it exponentiates; forced to wait after it, everything is 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     if not CAUSAL:  # K with V costs one barrier less: 1% faster; where loops are short, K had better come early
@@ -235,10 +233,10 @@ def store(O, L, o, m, l, o_tile, batch, head, row, heads, scales):
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(O, [batch, head % heads.H, row, 0], o_tile)  # FA2.A1.L14
+    tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(heads.B_c)))
     L_i = (m * scales.fine + gl.log2(l)) * LN2  # (64,)  FA2.A1.L13
-    gl.store(L + head.to(gl.int64) * heads.N_q + rows, L_i, mask=rows < heads.N_q)  # FA2.A1.L15
+    gl.store(L + (batch * heads.H + head).to(gl.int64) * heads.N_q + rows, L_i, mask=rows < heads.N_q)  # FA2.A1.L15
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -254,7 +252,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_
     KEYS: gl.constexpr = key_lengths is not None
     heads = Heads(N_q, N_k, H, group, key_lengths if KEYS else L, KEYS, RAGGED, CAUSAL, CONSUMERS, K.block_shape[2])
     work = Work(gl.cdiv(N_q, ROWS * CONSUMERS), all_heads, at_once)
-    q = ring(Q, CONSUMERS, 1)
+    q = ring(Q, CONSUMERS * (2 if O_APART else 1), 1)
     if O_APART:
         o = gl.allocate_shared_memory(O.dtype, [CONSUMERS, 1, 1, ROWS, O.block_shape[3]], O.layout)
     else:
