@@ -34,12 +34,12 @@ def test_barriers_by_hand():
     both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
     want = {f"{t} filled": dict(waits=both, arrives=engine, expected=1) for t in "QKV"}
     want |= {f"{t} emptied": dict(waits=["producer"], arrives=both, expected=2) for t in "KV"}
-    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has its slot
+    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has two slots
     want["ticket filled"] = dict(waits=both, arrives=["producer"], expected=1)
     want["ticket emptied"] = dict(waits=["producer"], arrives=both, expected=2)
     want["turn"] = dict(waits=both, arrives=both, expected=1)
     assert data["barriers"] == want
-    assert data["slots"] == {"ticket": 2, "Q": 2, "K": 2, "V": 2}
+    assert data["slots"] == {"ticket": 2, "Q": 4, "K": 2, "V": 2}
 
 
 def test_every_ring_has_its_slots_and_three_arrows():
@@ -50,7 +50,7 @@ def test_every_ring_has_its_slots_and_three_arrows():
             assert len(tagged(figure, f"{ring} {verb}")) == 1
     assert len(tagged(figure, "consumer")) == 2 and len(tagged(figure, "turn")) == 2
     assert words(figure).count("emptied: 2 arrivals, all consumers") == 3
-    assert "Q: 2 slots, empty again after 1 release;" in alt
+    assert "Q: 4 slots, empty again after 1 release;" in alt
 
 
 # Time ---------------------------------------------------------------------------------------------------------

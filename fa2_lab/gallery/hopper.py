@@ -43,7 +43,7 @@ def pipes_data(consumers: int = 2, slots: int = 2) -> dict:
         what: dict(waits=sorted(bar["waits"]), arrives=sorted(bar["arrives"]), expected=bar["expected"])
         for what, bar in barriers.items()
     }
-    return dict(slots={"ticket": 2, "Q": consumers, "K": slots, "V": slots}, barriers=barriers)
+    return dict(slots={"ticket": 2, "Q": p.q.slots, "K": slots, "V": slots}, barriers=barriers)
 
 
 # Time ---------------------------------------------------------------------------------------------------------

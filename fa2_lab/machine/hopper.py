@@ -122,7 +122,7 @@ class Tickets:
 class Pipes:
     """The shared memory of one thread block."""
 
-    q: Ring  # a slot for each consumer
+    q: Ring  # two slots for each consumer
     k: Ring
     v: Ring
     turns: Turns
@@ -346,7 +346,7 @@ def forward(Q, K, V, tiling: Tiling, consumers: int = 2, slots: int = 2, turns: 
     whole_number("consumers", consumers, low=1, high=3)
     whole_number("slots", slots, low=1)
     block = Block(tensor=tensor)
-    rings = (Ring(block, "Q", consumers, 1), Ring(block, "K", slots, consumers), Ring(block, "V", slots, consumers))
+    rings = (Ring(block, "Q", 2 * consumers, 1), Ring(block, "K", slots, consumers), Ring(block, "V", slots, consumers))
     pipes = Pipes(*rings, Turns(block, consumers, turns), Tickets(block, consumers))
     O, L = np.full(Q.shape, np.nan), np.full(len(Q), np.nan)
     work = Work(Q, K, V, tiling, consumers, costs, O, L)
