@@ -30,7 +30,7 @@ def run() -> Results:
 
 def grid() -> list[Problem]:
     """Square and not, with whole tiles and ragged ones, causal or not, with grouped heads."""
-    shapes = [(2, 2, 128, 128, 64), (4, 1, 100, 130, 32), (2, 1, 192, 192, 128)]  # heads, kv heads, N_q, N_k, d
+    shapes = [(2, 2, 128, 128, 64), (4, 1, 70, 100, 32), (1, 1, 96, 96, 128)]  # heads, kv heads, N_q, N_k, d
     return [Problem(1, *shape, causal, "float32") for shape in shapes for causal in (False, True)]
 
 
