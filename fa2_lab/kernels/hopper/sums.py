@@ -4,6 +4,7 @@ Column blocks run in any order and all add to dQ. The copy engine does it, in fp
 in shared memory and goes on. Nobody else reads these sums, so they lie in HBM as the tensor cores leave them in
 registers: every thread's numbers in groups of four, without a shuffle and without a conflict of banks. The kernel
 afterwards puts them in order. Sums in another order round differently: dQ is not the same, bit by bit, each time.
+While the backward runs they take 4 bytes for each number of dQ, rows padded to whole row blocks and d to 64 or 128.
 """
 
 import triton
