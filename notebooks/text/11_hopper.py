@@ -537,7 +537,8 @@ for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), 
 #
 # At d = 64 three fit. Then an SM asks for a third fewer bytes of K and V for the same products (copies come from the
 # L2 cache, which all 132 SMs share), and while two exponentiate, the third multiplies. Measured: 8 to 20% faster than
-# two. For short causal sequences blocks of 192 rows are too coarse; there the kernel takes two.
+# two without a mask, 1% if causal and long. For short causal sequences blocks of 192 rows are too coarse; there the
+# kernel takes two.
 # </details>
 #
 # **Takeaway.** Registers decide how many rows fit beside each other, and rows decide how often a tile pays for its way.
@@ -798,7 +799,7 @@ Markdown("\n".join(["|" + "|".join(columns) + "|", "|---" * len(columns) + "|", 
 #
 # Tickets removed a wait of everybody for the unluckiest. Three consumers and turns act where exponentials are the
 # bottleneck, at d = 64, and not where they are not: the model said so before. What the model does not know, such as one
-# barrier less in a step, or 32 instructions less for turning p into 16 bits, is worth 1 to 3% each. More slots, smaller
+# barrier less in a step, or 32 instructions less for turning p into 16 bits, is worth 0 to 4% each. More slots, smaller
 # tiles, or a store hidden under the next scores cost more than they brought.
 #
 # Backward the copy engine made the difference: under the next S, where in the hands of threads the same additions spilled 400 bytes.
