@@ -35,8 +35,8 @@ def compile_for(target: str) -> list[dict]:
             table = torch.empty(2, 500, dtype=torch.int32, device="meta") if page else None
             given = torch.empty(2, dtype=torch.int32, device="meta") if lengths else None
             decode.decode(q, k, k, given, causal, 0.1, table)
-            blocks, (_, programs) = decode.sizes(q, heads // 8 * N_q, bool(page))
-            row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs)
+            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page))
+            row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs // 132)
             split, merge = (offline.report(x.made) for x in (decode.split_kernel, decode.merge_kernel))
             rows.append(row | split | dict(merge=merge))
     return rows

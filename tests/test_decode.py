@@ -26,7 +26,7 @@ def poisoned(monkeypatch):
     fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
     fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
     monkeypatch.setattr(room, "torch", fake)
-    monkeypatch.setattr(room, "INTERPRETED", (16, 1, 1, 1))
+    monkeypatch.setattr(room, "INTERPRETED", (16, 1, 1, 4))
     monkeypatch.setattr(launch, "PLANS", {})
 
 
@@ -272,8 +272,9 @@ def test_strides_do_not_matter():
         lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
         lambda x: torch.cat([x[..., :1], x], 3)[..., 1:],
     ):
-        for a, b in zip(room.decode(turn(q), turn(k), turn(v), None, True, 0.2), want, strict=True):
-            assert worst(a, b) < 1e-5
+        for inputs in ((turn(q), turn(k), turn(v)), (q, k, turn(v))):
+            for a, b in zip(room.decode(*inputs, None, True, 0.2), want, strict=True):
+                assert worst(a, b) < 1e-5
 
 
 # Pages --------------------------------------------------------------------------------------------------------
@@ -313,7 +314,7 @@ def test_pages_of_any_layout_and_shared_pages():
     want = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
     both = torch.stack([k_pages, v_pages], 1)  # keys and values of a page side by side
     heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
-    for a, b in ((both[:, 0], both[:, 1]), heads_first):
+    for a, b in ((both[:, 0], both[:, 1]), heads_first, (k_pages, heads_first[1])):
         assert all(map(torch.equal, room.decode(q, a, b, lengths, True, 0.25, table), want))
     table[1, :2] = table[0, :2]  # a common beginning
     O, _ = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)

@@ -145,8 +145,7 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     from fa2_lab.kernels import decode
 
     q, k, v = problem.tensors()
-    SMs, held = decode.sizes(q, problem.heads // problem.kv_heads, False)[1]
-    usual = SMs * held
+    usual = decode.sizes(q, problem.heads // problem.kv_heads, False)[1]
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     calls = {n: partial(decode.decode, q, k, v, None, False, problem.d**-0.5, None, n) for n in counts}
     timings = measure(calls, flushing=reading)

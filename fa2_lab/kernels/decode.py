@@ -236,8 +236,6 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
                  scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
                  PARTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
     """One row of O and L: its parts lie in neighbouring slots, from the first program that read its head on."""
-    if EARLY:  # launched before split_kernel has ended, which saves 1 to 3 µs
-        tl.extra.cuda.gdc_wait()
     pid = tl.program_id(0)
     b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
     row = head % group * N_q + n
@@ -246,6 +244,8 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
     turns = turns_of(length_of(key_lengths, b, N_k), B_c)
     begin = turns_before(b, key_lengths, N_k, heads, B_c) + h * turns
     first, last = begin // share, (begin + turns - 1) // share
+    if EARLY:  # launched before split_kernel has ended: saves 1 to 3 µs
+        tl.extra.cuda.gdc_wait()
     if first == last:
         return  # its program has finished it
     e = tl.arange(0, d_pad)
@@ -275,7 +275,7 @@ HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 
 AMPERE = {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)}
 CDNA = {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
 FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (64, 4, 2, 2), 128: (64, 4, 2, 2), 256: (16, 4, 2, 2)}
-INTERPRETED, CORES = (64, 1, 1, 1), 4
+INTERPRETED = 64, 1, 1, 4
 
 
 class Early(launch.Blocks):
@@ -347,7 +347,7 @@ def plan_decode(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
     rows, d_pad = H // H_kv * N_q, blocks.d_pad
     heads, R = H_kv * triton.cdiv(rows, blocks.B_r), min(blocks.B_r, rows)
     turns = triton.cdiv(N_k, blocks.B_c) + 1
-    programs = programs or splits.programs(*at_once, batch * heads, batch * heads * turns, key_lengths is None)
+    programs = programs or splits.programs(at_once, batch * heads, equal=key_lengths is None)
     slots = programs + batch * heads
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
     common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least
@@ -362,9 +362,9 @@ def plan_decode(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
     return Recipe(split, merge, slots * R * (d_pad + 2))
 
 
-def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, tuple[int, int]]:
-    """Block sizes for so many rows; and SMs, and how many programs one of them holds."""
-    d_pad, SMs, registers = launch.padded(Q.shape[3]), CORES, None
+def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, int]:
+    """Block sizes for so many rows, and how many programs run at once."""
+    d_pad, SMs, registers = launch.padded(Q.shape[3]), 1, None
     table, entry = None, INTERPRETED
     if not interpreter.switched_on():
         SMs, table, fp32 = multiprocessors(Q.device), family(), Q.dtype == torch.float32
@@ -377,7 +377,7 @@ def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, tuple
         B_c, stages = 16 if table is AMPERE else max(16, B_c // 2), stages + (table is HOPPER)
     stages += 3 * (paged and stages > 2)  # the entries of the table are on their way before the pages are
     blocks = launch.Blocks(B_r, B_c, warps, stages, registers, d_pad=d_pad, upcast=launch.upcast(Q))
-    return blocks, (SMs, held)
+    return blocks, SMs * held
 
 
 def family() -> dict:

@@ -69,15 +69,11 @@ class Cache:
 # Equal shares ---------------------------------------------------------------------------------------------------
 
 WELL_FILLED = 0.9  # of the slots, over all waves: then whole heads are as good as equal shares, and need no merge
-SHORT = 8  # turns: shares below this are rather made twice as long, which leaves half the parts to merge
 
 
-def programs(SMs: int, per_SM: int, heads: int, turns: int, equal: bool) -> int:
-    """How many programs to launch: one for each slot, or for each SM, or for each of enough heads of equal length."""
-    slots = SMs * per_SM
-    if equal and grid.efficiency(heads, slots) >= WELL_FILLED:
-        return heads
-    return slots if turns >= SHORT * slots else SMs
+def programs(slots: int, heads: int, equal: bool) -> int:
+    """How many programs to launch: one for each slot, or for each head where heads of equal length fill the slots."""
+    return heads if equal and grid.efficiency(heads, slots) >= WELL_FILLED else slots
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
