@@ -10,7 +10,17 @@ import triton
 import triton.language as tl
 
 from fa2_lab.kernels import launch
-from fa2_lab.kernels.tile import drop, head_of, keys_seen, length_of, load_rows, place, row_pointers, store_rows
+from fa2_lab.kernels.tile import (
+    add_product,
+    drop,
+    head_of,
+    keys_seen,
+    length_of,
+    load_rows,
+    place,
+    row_pointers,
+    store_rows,
+)
 
 LOG2E = tl.constexpr(1.4426950408889634)
 INF = tl.constexpr(float("inf"))
@@ -40,13 +50,16 @@ def D_kernel(O, dO, L, dL, D, O_strides, dO_strides, H, N_q, heads, d: tl.conste
 
 
 @triton.jit
-def probabilities(q_i, k_j, L_i, col, seen, scale_log2, MASKED: tl.constexpr):
-    """P of one tile, from L alone. A row that sees no key has L = −inf; +inf in its place makes its P all 0."""
-    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee") * scale_log2  # (B_r, B_c)  FA2.A2.L10
+def probabilities(q_i, k_j, L_i, visible, scale_log2, MASKED: tl.constexpr):
+    """P of one tile, from L alone."""
+    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L10
+    power = s_ij * scale_log2 - L_i * LOG2E  # in one step: that product, rounded, would cost digits of large scores
     if MASKED:
-        s_ij = tl.where(col < seen, s_ij, -INF)
-        L_i = tl.where(L_i == -INF, INF, L_i)
-    return tl.exp2(s_ij - L_i * LOG2E)  # (B_r, B_c)  FA2.A2.L11
+        power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
+    p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
+    if MASKED:  # also all of a row that sees no key and has L = −inf
+        p_ij = tl.where(visible, p_ij, 0.0)
+    return p_ij
 
 
 @triton.jit
@@ -77,23 +90,24 @@ def rows_seeing(col, N_q, N_k, length, CAUSAL: tl.constexpr, B_r: tl.constexpr, 
 
 
 @triton.jit
-def visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides, first, last, tail, H, group, N_q, N_k,
-               length, scale, scale_log2, batch, head_kv, dropout, CAUSAL: tl.constexpr, MASKED: tl.constexpr,
+def visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, last, tail, H, group,
+               N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED: tl.constexpr, MASKED: tl.constexpr,
                B_r: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Add to dk_j and dv_j (B_c, d) what rows `first` to `last` and `tail` to N_q give, in every head of the group."""
-    tiles = tl.cdiv(last - first, B_r) + tl.cdiv(N_q - tail, B_r)
-    start = tl.where(first < last, first, tail)
-    head = head_kv * group
+    """Add to dk_j and dv_j (B_c, d) what rows `first` to `last` of every head of the group give; MASKED: and tail."""
+    tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(N_q - tail, B_r) if MASKED else 0)
+    start = tl.where(first < last, first, tail) if MASKED else first
+    end = N_q if MASKED else last
+    head = head_kv * group if GROUPED else head_kv
     i = start
-    for _ in range(0, group * tiles):  # FA2.A2.L8
+    for _ in range(0, group * tiles if GROUPED else tiles):  # FA2.A2.L8
         bh = batch * H + head
         row = i + tl.arange(0, B_r)  # (B_r,)
         Q_h = head_of(Q, Q_strides, batch, head)
         q_i = load_rows(Q_h, i, Q_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
-        seen = keys_seen(row, N_q, N_k, length, CAUSAL)  # (B_r,)
         L_i = of_rows(L, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
-        p_ji = probabilities(k_j, q_i, L_i[None, :], col[:, None], seen[None, :], scale_log2, MASKED)
+        visible = row[None, :] >= since[:, None]
+        p_ji = probabilities(k_j, q_i, L_i[None, :], visible, scale_log2, MASKED)
         kept_ji = p_ji
         if dropout is not None:
             kept_ji = drop(p_ji, row[None, :], col[:, None], head, batch, dropout)
@@ -101,26 +115,28 @@ def visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides
         do_i = load_rows(dO_h, i, dO_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
         D_i = of_rows(D, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
         ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], head, batch, dropout)
-        dv_j = tl.dot(kept_ji.to(do_i.dtype), do_i, dv_j, input_precision="ieee")  # (B_c, d)  FA2.A2.L12
+        dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
-        dk_j = tl.dot(ds_ji, q_i, dk_j, input_precision="ieee")  # (B_c, d)  FA2.A2.L16
+        dk_j = add_product(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
         if dQ is not None:
             dq_i = tl.dot(ds_ji.T, k_j, input_precision="ieee") * scale  # (B_r, d)  FA2.A2.L15
             real = (row < N_q)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
             dQ_h = dQ + tl.cast(bh, tl.int64) * N_q * d
             tl.atomic_add(row_pointers(dQ_h, i, d, B_r, d_pad), dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
         i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
-        i = tl.where(i < last, i, tl.maximum(i, tail))
-        head += (i >= N_q).to(tl.int32)
-        i = tl.where(i >= N_q, start, i)
+        if MASKED:
+            i = tl.where(i < last, i, tl.maximum(i, tail))
+        if GROUPED:
+            head += (i >= end).to(tl.int32)
+            i = tl.where(i >= end, start, i)
     return dk_j, dv_j
 
 
-@triton.jit(do_not_specialize=["H", "group", "heads", "heads_at_once"])
+@triton.jit(do_not_specialize=launch.SIZES)
 def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides,
                    dK_strides, dV_strides, H, group, N_q, N_k, heads, heads_at_once, scale, scale_log2,
-                   CAUSAL: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
-                   UPCAST: tl.constexpr):  # fmt: skip
+                   CAUSAL: tl.constexpr, GROUPED: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+                   B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
     j, b_kv = place(tl.cdiv(N_k, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
@@ -129,17 +145,18 @@ def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, dropout, Q_stride
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
     length = length_of(key_lengths, batch, N_k)
     first, full, tail = rows_seeing(j * B_c, N_q, N_k, length, CAUSAL, B_r, B_c)
+    since = tl.where(col < length, col + N_q - N_k if CAUSAL else 0, N_q)  # (B_c,) the first row that sees each column
 
     k_j = load_rows(K, j * B_c, K_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
     v_j = load_rows(V, j * B_c, V_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
     dk_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
-    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides, first, full, tail, H,
-                            group, N_q, N_k, length, scale, scale_log2, batch, head_kv, dropout, CAUSAL, True, B_r, d,
-                            d_pad, UPCAST)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, Q, dO, dQ, L, D, Q_strides, dO_strides, full, tail, N_q, H,
-                            group, N_q, N_k, length, scale, scale_log2, batch, head_kv, dropout, CAUSAL, False, B_r, d,
-                            d_pad, UPCAST)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, full, tail,
+                            H, group, N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED, True, B_r, d, d_pad,
+                            UPCAST)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, full, tail, N_q,
+                            H, group, N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED, False, B_r, d, d_pad,
+                            UPCAST)  # fmt: skip
 
     dK = head_of(dK, dK_strides, batch, head_kv)
     dV = head_of(dV, dV_strides, batch, head_kv)
@@ -156,13 +173,13 @@ def visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_stride, V_stride
         col = j + tl.arange(0, B_c)  # (B_c,)
         k_j = load_rows(K, j, K_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
         v_j = load_rows(V, j, V_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
-        p_ij = probabilities(q_i, k_j, L_i[:, None], col[None, :], seen[:, None], scale_log2, MASKED)
+        p_ij = probabilities(q_i, k_j, L_i[:, None], col[None, :] < seen[:, None], scale_log2, MASKED)
         ds_ij = score_gradients(p_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], head, batch, dropout)
-        dq_i = tl.dot(ds_ij.to(k_j.dtype), k_j, dq_i, input_precision="ieee")  # (B_r, d)  FA2.A2.L15
+        dq_i = add_product(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
 
 
-@triton.jit(do_not_specialize=["H", "group", "heads", "heads_at_once"])
+@triton.jit(do_not_specialize=launch.SIZES)
 def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides, dQ_strides, H,
                 group, N_q, N_k, heads, heads_at_once, scale, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
                 d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
@@ -254,4 +271,4 @@ def plan_columns(blocks, causal, strides, Q, K, *_) -> launch.Plan:
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     sizes = H, H // H_kv, N_q, N_k, batch * H_kv, launch.heads_at_once(Q, 8)
     programs = triton.cdiv(N_k, blocks.B_c) * batch * H_kv
-    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))
+    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, H != H_kv, d, *blocks.constants()))

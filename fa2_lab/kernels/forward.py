@@ -50,7 +50,7 @@ def scales_of(scale_log2):
     return scale_log2, tl.exp2(tl.floor(tl.log2(scale_log2))), 2.0**30 / scale_log2
 
 
-@triton.jit(do_not_specialize=["H", "group", "heads", "heads_at_once"])
+@triton.jit(do_not_specialize=launch.SIZES)
 def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_strides, O_strides, H, group, N_q, N_k,
                    heads, heads_at_once, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
@@ -102,6 +102,6 @@ def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
 def plan_forward(blocks, causal, strides, Q, K, *_) -> launch.Plan:
     """One program per row block of a query head."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 16)
+    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 8)
     programs = triton.cdiv(N_q, blocks.B_r) * batch * H
     return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))

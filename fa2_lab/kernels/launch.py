@@ -51,25 +51,34 @@ class Blocks:
         return self.d_pad, self.B_r, self.B_c, self.upcast
 
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; three of them are (full, causal, full from LONG rows on)
-LONG = 8192
+SIZES = ["H", "group", "N_k", "heads", "heads_at_once"]  # another value of these compiles nothing anew
+
+SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 8)  # its ptxas needs more registers
+
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
         64: (64, 64, 4, 3, 128),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
-        128: ((64, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 3)),  # the large tile: 3% at 16384 rows, −8% at 4096
+        128: (64, 64, 4, 3),
         256: (128, 32, 8, 2),
     },
     columns={
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
-        64: ((64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3)),
-        128: (32, 128, 8, 3),  # (32, 64, 4, 3) and (64, 128, 8, 3) were up to 10% faster, and spill a few registers
+        64: (64, 64, 4, 3),
+        128: (32, 128, 8, 3) if SPILLS else (64, 128, 8, 3),  # the latter is 12% faster
         256: (32, 64, 8, 2),
     },
     # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 where N_q = N_k = 1
-    rows={16: (64, 32, 4, 2), 32: (64, 64, 4, 3), 64: (64, 64, 4, 3), 128: (128, 64, 8, 3), 256: (64, 32, 4, 2)},
+    rows={
+        16: (64, 32, 4, 2),
+        32: (64, 64, 4, 3),
+        64: (64, 64, 4, 3),
+        128: ((64, 64, 4, 2), (128, 64, 8, 3)),
+        256: (64, 32, 4, 2),
+    },
 )
 AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
     forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
@@ -78,7 +87,7 @@ AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small o
 )
 BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
     forward=AMPERE["forward"] | {128: (128, 64, 8, 2)},
-    columns=AMPERE["columns"] | {64: (32, 64, 4, 1), 128: (32, 64, 4, 1)},
+    columns=AMPERE["columns"] | {128: (32, 64, 8, 2)},
     rows=AMPERE["rows"],
 )
 CDNA = dict(  # AMD's MI300 family: 64 KiB
@@ -118,7 +127,7 @@ CHOSEN: dict = {}
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     """The block sizes of one kernel for tensors like Q."""
-    key = kernel, Q.device, Q.shape[3], Q.dtype, causal, Q.shape[2] >= LONG
+    key = kernel, Q.device, Q.shape[3], Q.dtype, causal
     found = CHOSEN.get(key)
     if found is None:
         found = CHOSEN[key] = choose(kernel, Q, causal)
@@ -129,13 +138,12 @@ def choose(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     """What was tuned here, else the chip family's entry."""
     fixed = dict(d_pad=padded(Q.shape[3]), upcast=upcast(Q))
     if interpreter.switched_on():
-        interpreter.say_so()
         return Blocks(*INTERPRETED[kernel], **fixed)
     if tuned := finds(TUNED_FILE()).get(name(kernel, Q, causal)):
         return Blocks(*tuned, **fixed)
     entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
     if isinstance(entry[0], tuple):
-        entry = entry[1] if causal else entry[2 * (Q.shape[2] >= LONG)]
+        entry = entry[causal]
     return Blocks(*entry, **fixed)
 
 
@@ -180,6 +188,8 @@ class Plan:
     """All that stays the same from call to call on tensors of the same shapes, strides and alignment."""
 
     def __init__(self, blocks: Blocks, programs: int, fixed: tuple, constants: tuple):
+        if interpreter.switched_on():
+            interpreter.say_so()
         self.blocks, self.grid = blocks, (programs, 1, 1)
         self.fixed = fixed  # the kernel's arguments after its pointers
         self.constants = constants  # and those after its floats

@@ -80,3 +80,11 @@ def drop(x, row, col, head, batch, dropout):
     zero = 0 * row + 0 * col
     word, _, _, _ = tl.philox(tl.load(seed), col + zero, row + zero, head + zero, batch + zero)
     return tl.where(word.to(tl.uint32) >= tl.cast(threshold, tl.uint32), x * scale, 0.0)
+
+
+@triton.jit
+def add_product(acc, a, b):
+    """acc + a b. In fp32 a tile is summed by itself first: small terms, one by one, get lost in a large sum."""
+    if a.dtype == tl.float32:
+        return acc + tl.dot(a, b, 0.0 * acc, input_precision="ieee")  # from a plain 0 the compiler would sum into acc
+    return tl.dot(a, b, acc)

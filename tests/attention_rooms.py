@@ -1,0 +1,58 @@
+"""attention() run with the portable kernels and again with a chip's own, its outputs poisoned, and judged."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from kernel_truth import GPU, dense, judge, run
+
+from fa2_lab.attention import attention
+from fa2_lab.kernels import backward as backward_room
+from fa2_lab.kernels import choice
+from fa2_lab.kernels import forward as forward_room
+
+gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
+HOPPER = choice.hopper_forward(torch.device("cuda", 0)) if GPU else None
+ROOMS = [forward_room, backward_room]
+ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
+
+
+@pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
+def kernels(request, monkeypatch):
+    """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
+    if request.param == "portable":
+        both = SimpleNamespace(forward=forward_room.forward, backward=backward_room.backward)
+        rooms = SimpleNamespace(choice=both, forward=forward_room, backward=backward_room)
+        monkeypatch.setattr(sys.modules["fa2_lab.attention"], "kernels", lambda: rooms)
+    else:
+        monkeypatch.setattr(HOPPER, "pays", lambda *_: True)  # also where there is so little work that it would not be
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Whatever is allocated without being filled holds NaN, so that an unwritten output cannot pass."""
+
+    def poison(make):
+        def made(*arguments, **options):
+            x = make(*arguments, **options)
+            return x.fill_(float("nan")) if x.is_floating_point() and not torch.compiler.is_compiling() else x
+
+        return made
+
+    for room in ROOMS:
+        fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
+        fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
+        monkeypatch.setattr(room, "torch", fake)
+
+
+def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:
+    """Run the call and judge it."""
+    common = dict(causal=causal, scale=scale)
+    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, dropout_p=p, seed=seed, **common)
+    more = dict(lengths=lengths, p=p, seed=seed, dL=dL, **common)
+    truth = dense(q, k, v, dO, **more)
+    what = f"{tuple(q.shape)} {tuple(k.shape)} {q.dtype} {more}"
+    judge(got, truth, dense(q, k, v, dO, dtype=q.dtype, **more), what, rough)
+    return got

@@ -1,0 +1,361 @@
+"""How fa2_lab.attention is called and where it runs: bad input, torch's machinery, streams, graphs and memory."""
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention_rooms import check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from kernel_truth import DEVICE, NAMES, dense, judge, run, tensors, worst
+
+import fa2_lab
+from fa2_lab.attention import attention
+from fa2_lab.kernels import interpreter
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+
+# The call -----------------------------------------------------------------------------------------------------
+
+
+def good():
+    return [x.detach() for x in tensors(2, 4, 2, 8, 12, 16)[:3]]
+
+
+LENGTHS = torch.tensor([3, 12], device=DEVICE)
+BAD = [
+    ("q", TypeError, dict(q=3)),
+    ("q", ValueError, dict(q=torch.zeros(4, 8, 16, device=DEVICE))),
+    ("q", TypeError, dict(q=torch.zeros(2, 4, 8, 16, dtype=torch.int32, device=DEVICE))),
+    ("q", TypeError, dict(q=torch.zeros(2, 4, 8, 16, dtype=torch.float64, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 8, 257, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 0, 16, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 8, 16, device=DEVICE).to_sparse())),
+    ("k", ValueError, dict(k=torch.zeros(2, 3, 12, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(1, 2, 12, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("k", TypeError, dict(k=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.float16))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 16, device="meta"))),
+    ("v", ValueError, dict(v=torch.zeros(2, 2, 11, 16, device=DEVICE))),
+    ("v", ValueError, dict(v=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("v", TypeError, dict(v=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.bfloat16))),
+    ("causal", TypeError, dict(causal=1)),
+    ("scale", TypeError, dict(scale="1")),
+    ("scale", ValueError, dict(scale=float("nan"))),
+    ("key_lengths", TypeError, dict(key_lengths=[3, 12])),
+    ("key_lengths", TypeError, dict(key_lengths=LENGTHS.float().requires_grad_())),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS[:1])),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS + 1)),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS - 4)),
+    ("key_lengths", ValueError, dict(key_lengths=torch.zeros(2, dtype=torch.int32, device="meta"))),
+    ("dropout_p", ValueError, dict(dropout_p=1.0)),
+    ("dropout_p", ValueError, dict(dropout_p=-0.1)),
+    ("dropout_p", ValueError, dict(dropout_p=float("nan"))),
+    ("dropout_p", TypeError, dict(dropout_p="0")),
+    ("seed", TypeError, dict(dropout_p=0.5, seed=1.5)),
+    ("seed", ValueError, dict(dropout_p=0.5, seed=2**64)),
+    ("return_lse", TypeError, dict(return_lse=None)),
+    ("backend", ValueError, dict(backend="cuda")),
+]
+
+
+@pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
+def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
+    def launched(*_):
+        raise AssertionError("launched")
+
+    monkeypatch.setattr(sys.modules["fa2_lab.attention"], "forward", launched)
+    arguments = dict(zip("qkv", good(), strict=True)) | change
+    with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
+        attention(**arguments)
+
+
+def test_lengths_are_looked_at_again_after_a_change():
+    q, k, v = good()
+    lengths = LENGTHS.clone()
+    attention(q, k, v, key_lengths=lengths)
+    lengths += 1
+    with pytest.raises(ValueError, match="key_lengths"):
+        attention(q, k, v, key_lengths=lengths)
+    with torch.inference_mode():
+        attention(q, k, v, key_lengths=LENGTHS.clone())
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "qk", ""])
+def test_gradients_for_some_inputs_only(wanted):
+    inputs = dict(zip("qkv", good(), strict=True))
+    for name in wanted:
+        inputs[name].requires_grad_()
+    O = attention(**inputs)
+    assert O.requires_grad == bool(wanted)
+    if wanted:
+        O.sum().backward()
+    truth = dense(*inputs.values(), torch.ones_like(O))[2:]
+    for (name, x), g in zip(inputs.items(), truth, strict=True):
+        assert (x.grad is None) if name not in wanted else worst(x.grad, g) < 1e-4
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_second_derivative_is_refused(backend):
+    q, k, v = (x.requires_grad_() for x in good())
+    (dQ,) = torch.autograd.grad(attention(q, k, v, backend=backend).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dQ.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "options", [dict(), dict(causal=True, dropout_p=0.3, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_reference_behind_the_same_call(options, dtype):
+    q, k, v, dO = tensors(2, 4, 2, 8, 12, 16, dtype)
+    dL = torch.randn(2, 4, 8, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, **options, backend="reference")
+    assert got[0].dtype == dtype and got[1].dtype == torch.float32 and got[0].device.type == DEVICE
+    names = dict(dropout_p="p", key_lengths="lengths")
+    more = {names.get(n, n): x for n, x in options.items()} | dict(dL=dL)
+    judge(got, dense(q, k, v, dO, **more), dense(q, k, v, dO, dtype=dtype, **more))
+
+
+def test_the_package_gives_the_function():
+    code = (
+        "import sys, fa2_lab; assert not {'torch', 'triton'} & set(sys.modules); f = fa2_lab.attention; "
+        "import fa2_lab.attention; from fa2_lab.attention import attention; assert f is fa2_lab.attention is attention"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert fa2_lab.attention is attention
+
+
+# Where it runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "triton, numpy, fine", [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.2", True)]
+)
+def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, fine):
+    sentence = interpreter.misfit_of(triton, numpy)
+    assert (sentence == "") == fine
+    assert fine or ("install" in sentence and triton in sentence and numpy in sentence)
+
+
+def python(code: str, **environment) -> subprocess.CompletedProcess:
+    """Run code in a process of its own, without a GPU."""
+    import os
+
+    env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="") | environment
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+
+
+CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend=B) for _ in 'ab']"
+
+
+def test_one_sentence_about_the_interpreter():
+    if interpreter.misfit():
+        pytest.skip("its interpreter does not work here")
+    done = python(CALL.replace("B)", "'triton')"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("interpreter") == 1 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_triton_imported_first():
+    done = python("import triton; " + CALL.replace("B)", "'triton')"))
+    assert done.returncode == 1 and "import fa2_lab first" in done.stderr
+    done = python("import triton; " + CALL.replace("B)", "'auto')"))
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_without_triton():
+    hide = "import sys; sys.modules['triton'] = None; "
+    assert python(hide + CALL.replace("B)", "'auto')")).returncode == 0
+    done = python(hide + CALL.replace("B)", "'triton')"))
+    assert done.returncode == 1 and "Triton is not installed" in done.stderr
+
+
+# torch's machinery ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", (0.0, 0.2))
+def test_opcheck(p):
+    q, k, v, dO = tensors(2, 4, 2, 20, 30, 16)
+    seed = torch.full((1,), 5, device=DEVICE) if p else None
+    rest = torch.tensor([9, 30], device=DEVICE), seed, True, 0.25, p
+    torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
+    O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
+    plain = [x.detach() for x in (q, k, v)]
+    for dL in (torch.ones_like(L), None):
+        torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, *plain, O, L, *rest))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+def test_compiled(backend):
+    def f(q, k, v, lengths):
+        O, L = fa2_lab.attention(
+            q * 1.5, k, v, causal=True, key_lengths=lengths, dropout_p=0.2, seed=9, return_lse=True
+        )
+        return O.sin() + L[..., None]
+
+    q, k, v, dO = tensors(2, 4, 2, 40, 50, 16)
+    lengths = torch.tensor([30, 50], device=DEVICE)
+    want = torch.autograd.grad(f(q, k, v, lengths), (q, k, v), dO)
+    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(q, k, v, lengths), (q, k, v), dO)
+    torch._dynamo.reset()
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def same_bits(kernels):  # noqa: F811
+    """Where a GPU has kernels of its own, torch must be asked for the same bits."""
+    torch.use_deterministic_algorithms(kernels == "chosen")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (48, 64, 96, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_bitwise_the_same_over_and_over(d, causal, same_bits):
+    q, k, v, dO = tensors(4, 4, 2, 500, 460, d, torch.bfloat16)
+    first = run(attention, q, k, v, dO, causal=causal)
+    for _ in range(100):
+        for name, a, b in zip(NAMES, first, run(attention, q, k, v, dO, causal=causal), strict=True):
+            assert torch.equal(a, b), name
+
+
+@gpu
+@pytest.mark.gpu
+def test_many_blocks_at_once_bitwise(same_bits):
+    q, k, v, dO = tensors(60, 4, 4, 128, 128, 128, torch.float16)
+    first = run(attention, q, k, v, dO)
+    for _ in range(200):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(attention, q, k, v, dO), strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_large_batch_is_no_grid_dimension():
+    q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
+    check(q, k, v, dO, causal=True)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("pitch", ("batches", "rows"))
+def test_offsets_beyond_2_to_the_31(pitch):
+    q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
+    want = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
+    if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
+        big = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
+        views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in big]
+    else:  # rows 2^26 elements apart
+        big = torch.empty(64, 2**26, device=DEVICE, dtype=torch.float16)
+        views = [big[None, None, :, slot * 128 : slot * 128 + 128] for slot in range(3)]
+    for view, x in zip(views, (q, k, v), strict=True):
+        view.copy_(x.expand_as(view))
+    views = [x.detach().requires_grad_() for x in views]
+    got = run(attention, *views, torch.ones_like(views[0]))
+    assert all(torch.equal(a[-1:], b) for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
+    x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
+    O = attention(x, x, x, causal=True)
+    assert torch.equal(O[-1:], attention(x[-1:], x[-1:], x[-1:], causal=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_cuda_graph():
+    q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
+    lengths = torch.tensor([70, 120], device=DEVICE, dtype=torch.int32)
+
+    def step():
+        O = attention(q, k, v, causal=True, key_lengths=lengths, dropout_p=0.1)
+        return O, *torch.autograd.grad(O, (q, k, v), dO)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    graph.replay()
+    first = [x.clone() for x in out]
+    graph.replay()
+    assert not torch.equal(out[0], first[0])  # a new seed at every replay
+    with torch.no_grad():
+        q.mul_(0.5)
+        lengths.sub_(20)
+    graph.replay()
+    empty = attention(q, k, v, causal=True, key_lengths=lengths)
+    assert torch.equal(torch.isnan(out[0]), torch.isnan(empty)) and (out[0] - empty).abs().max() < 5
+
+
+@gpu
+@pytest.mark.gpu
+def test_another_stream():
+    q, k, v, _ = tensors(1, 8, 8, 2048, 2048, 64, torch.float16)
+    want = attention(q, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            x = torch.zeros_like(q)
+            x.copy_(q)
+            got = attention(x, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(got, want)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_tensors_on_another_gpu_than_the_current():
+    q, k, v, dO = (x.detach().to("cuda:1").requires_grad_() for x in tensors(1, 2, 2, 100, 100, 64))
+    got = run(attention, q, k, v, dO)
+    want = run(attention, *(x.detach().to("cuda:0").requires_grad_() for x in (q, k, v)), dO.detach().to("cuda:0"))
+    assert all(worst(a.cpu(), b.cpu()) == 0 for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_memory_is_O_L_and_D_only(kernels):  # noqa: F811
+    """On Hopper, dQ's sums in fp32 besides."""
+    q, k, v = (
+        torch.randn(1, 16, 65536, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    dO = torch.randn_like(q)
+    small = tensors(1, 16, 16, 128, 128, 128, torch.bfloat16)
+    run(attention, *small)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    O = attention(q, k, v, causal=True)
+    bytes_O, bytes_L = 2 * q.numel(), 4 * q.numel() // 128
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + bytes_L)
+    torch.autograd.grad(O, (q, k, v), dO)
+    sums = 2 * bytes_O + bytes_L if kernels == "chosen" else 0
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + 2 * bytes_L + 3 * bytes_O + sums)
+
+
+@gpu
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    q, k, v, dO = tensors(1, 2, 2, 128, 128, 64, torch.float16)
+    lengths = torch.tensor([100], device=DEVICE)
+    options = dict(causal=True, key_lengths=lengths, dropout_p=0.1)
+    run(attention, q, k, v, dO, **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(attention, q, k, v, dO, **options)
+        run(attention, q, k, v, dO, **options, seed=5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
