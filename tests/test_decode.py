@@ -437,8 +437,10 @@ def test_the_table_is_looked_at_again_after_a_change():
         fa2_lab.attention_paged(**arguments)
     arguments["key_lengths"][0] = 48  # now nobody needs that page
     fa2_lab.attention_paged(**arguments)
+    short, long = (torch.tensor([n, 0, 37], device=DEVICE) for n in (48, 64))  # two tensors, of the same version
+    fa2_lab.attention_paged(**arguments | dict(key_lengths=short))
     with pytest.raises(ValueError, match="block_table"):
-        fa2_lab.attention_paged(**arguments | dict(key_lengths=torch.tensor([64, 0, 37], device=DEVICE)))
+        fa2_lab.attention_paged(**arguments | dict(key_lengths=long))
     with torch.inference_mode():
         arguments, _ = serving()
         fa2_lab.attention_paged(**arguments)
@@ -466,3 +468,10 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
     fa2_lab.attention(q, k, v, dropout_p=0.5, seed=1)
     fa2_lab.attention(*(x.detach() for x in tensors(1, 1, 1, 65, 90, 16)[:3]))
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_negative_scale_turns_the_order_of_the_keys(backend):
+    q, k, v, dO = tensors(1, 2, 1, 2, 40, 16)
+    got = run(fa2_lab.attention, q, k, v, dO, scale=-0.5, backend=backend)
+    judge(got, dense(q, k, v, dO, scale=-0.5), dense(q, k, v, dO, scale=-0.5, dtype=torch.float32))
