@@ -31,6 +31,7 @@ CHAPTERS = [
     Chapter("10_measured", "Measured", "What did each change buy on a real GPU?"),
     Chapter("11_hopper", "Hopper", "What does an H100 want beyond FlashAttention-2?"),
     Chapter("12_errata", "Errata", "Where do the papers and write-ups slip?"),
+    Chapter("13_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("14_ring", "Rings", "What if the sequence does not fit on one GPU?"),
 ]
 

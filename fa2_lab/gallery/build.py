@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from fa2_lab.gallery import algorithm, book, compiled, hopper, machine, measured, ring
+from fa2_lab.gallery import algorithm, book, compiled, decode, hopper, machine, measured, ring
 from fa2_lab.gallery.picture import Picture
 from fa2_lab.plots import style
 
-ROOMS = (book, algorithm, machine, compiled, measured, hopper, ring)
+ROOMS = (book, algorithm, machine, compiled, measured, hopper, decode, ring)
 PICTURES: list[Picture] = [picture for room in ROOMS for picture in room.PICTURES]
 FOLDER = Path(__file__).resolve().parents[2] / "figures"
 

@@ -98,12 +98,12 @@ def programs(
     marks = [x for x in (50, 100, 200, 400, 800) if 0.8 * floor < x < 1.2 * curve[0][1]]
     ax.set_yticks(marks, [str(x) for x in marks])
     ax.minorticks_off()
-    ax.set_xlim(counts[0] / 1.2, counts[-1] * 1.25)
-    ax.text(counts[0], floor * 0.97, "the bytes at the copy's speed", va="top", color=style.QUIET)
+    ax.set(xlim=(counts[0] / 1.2, counts[-1] * 1.25), ylim=(0.75 * floor, 1.2 * curve[0][1]))
+    ax.text(counts[0], floor * 0.96, "the bytes at the copy's speed", va="top", color=style.QUIET)
     ax.annotate(
         "measured", curve[1], xytext=(8, 4), textcoords="offset points", fontweight="bold", va="bottom", ha="left"
     )
-    ax.annotate("model", model[0], xytext=(4, -12), textcoords="offset points", va="top", color=style.QUIET)
+    ax.text(0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
     ax.annotate(
         f"taken by the package: {usual}", (usual, at_usual), xytext=(0, 46), textcoords="offset points", ha="center",
         arrowprops=dict(arrowstyle="->", color=style.INK),
