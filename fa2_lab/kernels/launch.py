@@ -68,7 +68,8 @@ HOPPER = dict(
         16: (64, 64, 4, 2),
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
-        128: (32, 128, 8, 3) if SPILLS else (64, 128, 8, 3),  # the latter is 12% faster
+        # the large one is 12% faster; with grouped heads it spills 14 registers, and is as much faster all the same
+        128: (32, 128, 8, 3) if SPILLS else (64, 128, 8, 3),
         256: (32, 64, 8, 2),
     },
     # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 where N_q = N_k = 1
