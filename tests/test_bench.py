@@ -115,6 +115,13 @@ def test_it_says_plainly_where_we_lead_and_where_not():
     assert "on every row of forward at d = 128, on no row of backward at d" in readme.plainly([lead, trail], "cuDNN")
 
 
+def test_it_says_plainly_where_we_are_behind_and_by_how_much():
+    rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
+    said = "paper 2 of 3, at worst 0.50 (forward N 4096 b 4 h 16 d 128 causal)"
+    assert readme.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == f"Behind cuDNN: {said}."
+    assert readme.behind([suite(both(cuDNN=3.0))], "cuDNN") == "It is behind cuDNN nowhere."
+
+
 def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
     heads = Results("heads", MACHINE, "by hand", rows=[both(cuDNN=1.0), both(cuDNN=4.0, portable=None)])
     heads.rows[0].problem["kv_heads"] = 4

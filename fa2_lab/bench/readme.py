@@ -24,7 +24,8 @@ def section(folder: Path = FOLDER) -> str:
     runs = [load(suite, folder) for suite in found if suite not in ("paper", "quick", "smoke")]
     paper, runs = load("paper", folder), [run for run in runs if run.rows]
     contests = [run for run in runs if run.suite not in TOLD]
-    lines = [about(paper), "", plainly(paper.rows, PEERS[0]), "", *standings([paper, *contests]), "", *grid(paper), ""]
+    plain = f"{plainly(paper.rows, PEERS[0])} {behind([paper, *contests], PEERS[0])}"
+    lines = [about(paper), "", plain, "", *standings([paper, *contests]), "", *grid(paper), ""]
     return "\n".join([*lines, "The other suites:", "", *(f"- **{run.suite}**: {told(run)}" for run in runs)])
 
 
@@ -103,6 +104,19 @@ def plainly(rows: list[Row], peer: str) -> str:
     parts = [f"on {share} row of {' and '.join(groups)}" for share, groups in led.items() if groups]
     said = ", ".join(parts).replace("some row", "some rows")
     return f"Plainly: on this grid `fa2_lab` is faster than {peer} {said}."
+
+
+def behind(runs: list[Results], peer: str) -> str:
+    """On how many rows of each suite a peer is faster than fa2_lab, and where by most."""
+    parts = []
+    for run in runs:
+        rows = [row for row in run.rows if {"fa2_lab", peer} <= row.values.keys()]
+        slower = sorted((row.ratio("fa2_lab", peer), n) for n, row in enumerate(rows) if row.ratio("fa2_lab", peer) < 1)
+        if slower:
+            worst, n = slower[0]
+            where = " ".join(label(rows[n]).split())
+            parts.append(f"{run.suite} {len(slower)} of {len(rows)}, at worst {worst:.2f} ({where})")
+    return f"Behind {peer}: {'; '.join(parts)}." if parts else f"It is behind {peer} nowhere."
 
 
 def table_row(row: Row, peers: list[str]) -> str:
