@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Hopper](11_hopper.ipynb) · [The map](00_map.ipynb)
+# [← Hopper](11_hopper.ipynb) · [The map](00_map.ipynb) · [Decode →](13_decode.ipynb)
 
 # %% [markdown]
 # # 12 · Errata
@@ -576,4 +576,4 @@ for name in ("fa2-tweak1", "fa2-two-terms", "fa2-P-tilde", "bilingual-inverse"):
     verdict(f"{name} by hand = the collection's wrong version", close(by_hand, ERRATA[name].wrong()))
 
 # %% [markdown] tags=["navigation"]
-# [← Hopper](11_hopper.ipynb) · [The map](00_map.ipynb)
+# [← Hopper](11_hopper.ipynb) · [The map](00_map.ipynb) · [Decode →](13_decode.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Errata](12_errata.ipynb) · [The map](00_map.ipynb)
+# [← Decode](13_decode.ipynb) · [The map](00_map.ipynb)
 
 # %% [markdown]
 # # 14 · Rings
@@ -476,4 +476,4 @@ used = list(recorded["memory"].values())
 verdict("and each GPU needs less memory the more there are", used == sorted(used, reverse=True))
 
 # %% [markdown] tags=["navigation"]
-# [← Errata](12_errata.ipynb) · [The map](00_map.ipynb)
+# [← Decode](13_decode.ipynb) · [The map](00_map.ipynb)
