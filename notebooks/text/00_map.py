@@ -226,7 +226,7 @@ show(ladder(**book.ladder_data()))
 # Each chapter answers one question. They build on each other: what a chapter writes by hand, the next ones import. The
 # links lead to the chapters that are written.
 #
-# **Predict.** The last chapters are about GPU kernels. For how many of the thirteen do you need a GPU?
+# **Predict.** The last chapters are about GPU kernels. For how many of the fifteen do you need a GPU?
 
 # %% tags=["nbval-ignore-output"]
 def row(chapter):
@@ -241,7 +241,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 # <details><summary>For none</summary>
 #
 # 01 to 07 and 12 are NumPy. In 08 and 09 the kernels are Triton, and Triton can run a kernel in Python, slowly and at
-# small sizes, with the same results. 10 and 11 show measurements that were recorded on a GPU, with its name on each.
+# small sizes, with the same results. 10, 11, 13 and 14 run here as well, beside measurements that were recorded on GPUs,
+# with the GPU's name on each.
 # </details>
 #
 # **Takeaway.** Understanding runs on a laptop; only the stopwatch needs a GPU.
