@@ -23,6 +23,8 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "09_triton_backward": ("kernels/backward.py", "dp_ij - D_i", "dp_ij"),
     "11_hopper": ("machine/hopper.py", "alpha[:, None] * self.o", "self.o"),
     "12_errata": ("reference/online_softmax.py", "alpha[:, None] * self.o + dropped", "self.o + dropped"),
+    "13_decode": ("kernels/decode.py", "O_i = (o / whole)", "O_i = (1.001 * o / whole)"),
+    "14_ring": ("machine/ring.py", "[own + come for own, come", "[own - come for own, come"),
 }
 CHAPTERS = [c for c in written() if c.name in FAULTS]
 
