@@ -105,14 +105,21 @@ def test_both_of_us_stand_beside_every_peer():
 
 def test_it_says_plainly_where_we_lead_and_where_not():
     lead, trail = both(cuDNN=3.0), both(d=64, cuDNN=1.0)
+    start = "Plainly: on this grid `fa2_lab` is faster than cuDNN on "
     assert readme.plainly([lead, trail], "cuDNN") == (
-        "Plainly: on this grid `fa2_lab` is faster than cuDNN on every row of forward at d = 128, "
-        "on no row of forward at d = 64."
+        f"{start}1 of 1 rows of forward at d = 128, 0 of 1 rows of forward at d = 64."
     )
     trail.problem["d"] = 128
-    assert "cuDNN on some rows of forward at d = 128." in readme.plainly([lead, trail], "cuDNN")
-    trail.direction = "backward"
-    assert "on every row of forward at d = 128, on no row of backward at d" in readme.plainly([lead, trail], "cuDNN")
+    assert readme.plainly([lead, trail], "cuDNN") == f"{start}1 of 2 rows of forward at d = 128."
+
+
+def test_forward_and_backward_are_added():
+    rows = [both(cuDNN=3.0), both(cuDNN=1.0), both(d=64, cuDNN=1.0)]
+    rows[1].direction = "backward"
+    *_, added = readme.with_sums(suite(*rows)).rows
+    assert added.direction == "both, added" and added.problem == rows[0].problem
+    assert added.values == {"fa2_lab": [4.0], "fa2_lab portable": [8.0], "cuDNN": [4.0]}
+    assert len(readme.with_sums(suite(*rows)).rows) == 4
 
 
 def test_it_says_plainly_where_we_are_behind_and_by_how_much():

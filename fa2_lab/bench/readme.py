@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 from fa2_lab.bench.results import FOLDER, Results, Row, label, load, spread
@@ -25,7 +26,7 @@ def section(folder: Path = FOLDER) -> str:
     paper, runs = load("paper", folder), [run for run in runs if run.rows]
     contests = [run for run in runs if run.suite not in TOLD]
     plain = f"{plainly(paper.rows, PEERS[0])} {behind([paper, *contests], PEERS[0])}"
-    lines = [about(paper), "", plain, "", *standings([paper, *contests]), "", *grid(paper), ""]
+    lines = [about(paper), "", plain, "", *standings([with_sums(paper), *contests]), "", *grid(paper), ""]
     return "\n".join([*lines, "The other suites:", "", *(f"- **{run.suite}**: {told(run)}" for run in runs)])
 
 
@@ -35,6 +36,17 @@ def about(results: Results) -> str:
     more = [f"In the same run: {ceilings}."] if ceilings else []
     more += [f"Of the repetitions, {said}."] if (said := spread(results.rows)) else []
     return " ".join([SETTING, made(results), *more])
+
+
+def with_sums(results: Results) -> Results:
+    """The same with a row for every forward and backward of one problem together, their medians added."""
+    sums = []
+    for row in results.rows:
+        later = [r for r in results.rows if (row.direction, r.direction) == ("forward", "backward")]
+        for other in (r for r in later if r.problem == row.problem):
+            names = row.values.keys() & other.values.keys()
+            sums.append(Row(row.problem, "both, added", {n: [row.values[n][0] + other.values[n][0]] for n in names}))
+    return replace(results, rows=results.rows + sums)
 
 
 def standings(runs: list[Results]) -> list[str]:
@@ -94,16 +106,13 @@ def ratios(rows: Iterable[Row], us: str, peer: str) -> list[float]:
 
 
 def plainly(rows: list[Row], peer: str) -> str:
-    """Where we lead a peer and where we do not, by direction and head dimension."""
-    led: dict[str, list[str]] = dict(every=[], some=[], no=[])
+    """On how many rows we lead a peer, by direction and head dimension."""
+    parts = []
     for direction, d in dict.fromkeys((row.direction, row.problem["d"]) for row in rows):
         found = ratios([r for r in rows if (r.direction, r.problem["d"]) == (direction, d)], "fa2_lab", peer)
         if found:
-            share = "every" if min(found) > 1 else "some" if max(found) > 1 else "no"
-            led[share].append(f"{direction} at d = {d}")
-    parts = [f"on {share} row of {' and '.join(groups)}" for share, groups in led.items() if groups]
-    said = ", ".join(parts).replace("some row", "some rows")
-    return f"Plainly: on this grid `fa2_lab` is faster than {peer} {said}."
+            parts.append(f"{sum(x > 1 for x in found)} of {len(found)} rows of {direction} at d = {d}")
+    return f"Plainly: on this grid `fa2_lab` is faster than {peer} on {', '.join(parts)}."
 
 
 def behind(runs: list[Results], peer: str) -> str:
