@@ -8,25 +8,13 @@ import multiprocessing
 import sys
 
 import torch
+from compiling import Compiling
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from fa2_lab.kernels import backward, forward, launch, offline
 
 KERNELS = dict(forward="forward_kernel", columns="columns_kernel", rows="rows_kernel")
-
-
-class Compiling:
-    """Stands in for a kernel: called in the same way, it compiles and keeps what came out."""
-
-    def __init__(self, kernel):
-        self.kernel, self.made = kernel, None
-
-    def __getitem__(self, grid):
-        def call(*arguments, **options):
-            self.made = self.kernel.warmup(*arguments, grid=grid, **options)
-
-        return call
 
 
 def compile_for(target: str) -> list[dict]:

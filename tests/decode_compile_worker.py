@@ -5,7 +5,7 @@ import multiprocessing
 import sys
 
 import torch
-from compile_worker import Compiling
+from compiling import Compiling
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 

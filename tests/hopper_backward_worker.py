@@ -5,7 +5,7 @@ from itertools import product
 from multiprocessing import get_context
 
 import torch
-from hopper_worker import Compiling
+from compiling import Compiling
 
 KERNELS = ("before_kernel", "backward_kernel", "after_kernel")
 JOBS = [*product((64, 128), (1024,), (False, True), (False, True)), (64, 1000, True, False), (96, 1000, True, False)]

@@ -4,23 +4,11 @@ import json
 from multiprocessing import get_context
 
 import torch
+from compiling import Compiling
 
 FULL, CAUSAL, CAUSAL_PADDED, PADDED = (False, False), (True, False), (True, True), (False, True)
 JOBS = [(d, 4096, *masks) for d in (64, 128, 256) for masks in (FULL, CAUSAL, CAUSAL_PADDED)]
 JOBS += [(64, 4096, *PADDED), (64, 1024, *CAUSAL)]  # d 96 is compiled as 128, and 192 as 256
-
-
-class Compiling:
-    """Stands in for a kernel: called in the same way, it compiles and keeps what came out."""
-
-    def __init__(self, kernel):
-        self.kernel, self.made = kernel, None
-
-    def __getitem__(self, grid):
-        def call(*arguments, **options):
-            self.made = self.kernel.warmup(*arguments, grid=grid, **options)
-
-        return call
 
 
 def pretend() -> None:
