@@ -80,7 +80,7 @@ def test_a_record_reaches_its_picture(contiguous, tmp_path, monkeypatch):
     assert data["contiguous"] == ((4, 2048, 1.2) if contiguous else None)
     assert data["memory"] == {1: 4096, 2: 3072, 4: 1024}
     figure, alt = ring_speed(**data)
-    assert figure.get_suptitle() == "Long sequences share out: 4 GPUs at 50% of linear speed, 2k tokens"
+    assert figure.get_suptitle() == "Long sequences share out: 4 GPUs at 50.0% of linear speed, 2k tokens"
     assert "4 GPUs\n2.00" in words(figure) and ("1.20 times" in alt) == contiguous
     heights = [figure.findobj(lambda a, gid=g: a.get_gid() == gid)[0].get_height() for g in ("1 GPUs", "4 GPUs")]
     assert heights == [4, 1]

@@ -26,7 +26,7 @@ def ring_speed(
     """
     longest = max(N for curve in curves.values() for N, _ in curve)
     shares = {n: dict(curve)[longest] / n for n, curve in curves.items()}
-    share = f"{max(curves)} GPUs at {shares[max(curves)]:.0%} of linear speed, {short(longest)} tokens"
+    share = f"{max(curves)} GPUs at {shares[max(curves)]:.1%} of linear speed, {short(longest)} tokens"
     title = f"Long sequences share out: {share}"
     figure, axes = style.new_figure(3.9, title, ncols=2, width_ratios=[2.2, 1])
     _speeds(axes[0], curves, contiguous)
@@ -50,7 +50,7 @@ def _speeds(ax: Axes, curves: Mapping, contiguous: tuple | None) -> None:
     if contiguous:
         n, N, times = contiguous
         ax.plot([N], [times], marker="x", color=style.INK, linestyle="none", label="contiguous")
-        ax.text(N / 1.1, times, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="center")
+        ax.text(N / 1.1, times + 0.12, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="bottom")
     ax.set(xscale="log", xlim=(lengths[0] / 1.15, 1.75 * lengths[-1]), ylim=(0, 1.14 * max(curves)))
     ax.set_xticks(lengths, [short(N) for N in lengths])
     ax.minorticks_off()
