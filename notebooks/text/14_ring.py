@@ -372,10 +372,10 @@ for n, by_length in shares.items():
 #
 # <details><summary>And why not all of it at 131,072?</summary>
 #
-# A trace taken in the same session shows the kernels of a backward step waiting for the block's dK and dV, which they do
-# not need: 9 of 118 milliseconds. The code waited before the kernels instead of after them. It has been put right since, and a test
-# now asks that every transfer has a kernel to hide under; the record is from before, because four GPUs were not at hand
-# again. The rest is the transfers' own share of the SMs, the merges, and the agreement.
+# Four GPUs stood at 3.39 once. A trace then showed the kernels of each backward step waiting for a block's dK and dV,
+# which only the additions after them need: 9 of 118 milliseconds. With that wait behind the kernels it is what the
+# picture shows, and a test asks that every transfer has a kernel to hide under. The rest is the transfers' own share of
+# the SMs, the merges, and the agreement.
 # </details>
 #
 # **Takeaway.** A ring pays from the length on where a step's kernels outlast its messages, and from there on the more the longer.
@@ -480,7 +480,7 @@ said = [f"'K V': {2 * (101 - n) * unit}" for n in (25, 25, 25, 26)]
 verdict("each sent what the model says, forward and backward", all(s in line for s, line in zip(said, real, strict=True)))
 verdict("a mistake on one rank is told on all four", sum("agree on dtype" in line for line in mistaken) == 4)
 two, four = shares[2][131072], shares[4][131072]
-verdict("recorded at 131,072 tokens: over 90% of linear speed on two H200s, over 80% on four", two > 0.9 and four > 0.8)
+verdict("recorded at 131,072 tokens: over 90% of linear speed on two H200s, over 85% on four", two > 0.9 and four > 0.85)
 used = list(recorded["memory"].values())
 verdict("and each GPU needs less memory the more there are", used == sorted(used, reverse=True))
 
