@@ -26,7 +26,7 @@ from importlib.util import find_spec
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.book.chapters import CHAPTERS, written
+from fa2_lab.book.chapters import CHAPTERS
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import book
 from fa2_lab.machine import io
@@ -134,7 +134,8 @@ print(f"S alone, 2 bytes a number: {2 * N * N // 2**20} MiB")
 #
 # The rest of the book says how. First, that it can be done. The package computes attention as the four lines do, one row
 # at a time, as FlashAttention (FA1) does, as FlashAttention-2 (FA2) does, and with the keys split among workers that
-# never meet. The last three never have S as a whole: they see it in tiles, a few queries against a few keys.
+# each finish their part alone. Only the first has S as a whole; the last three see it in tiles, a few queries against a
+# few keys.
 #
 # **Predict.** 8 queries and 8 keys, in tiles of 4 queries and 2 keys: how many tiles are there? And is the result an
 # approximation?
@@ -158,8 +159,8 @@ for name, result in ways.items():
 # %% [markdown]
 # <details><summary>Not an approximation</summary>
 #
-# `close` asks for twelve equal digits, in float64. The additions run in another order, so the last digits may differ, as
-# they do between any two orders of a sum. Nothing is left out and nothing is estimated.
+# `close` allows an error of one part in 10¹², in float64. The additions run in another order, so the last digits may
+# differ, as they do between any two orders of a sum. Nothing is left out and nothing is estimated.
 # </details>
 #
 # **Takeaway.** FlashAttention is not another attention: it is the same sum in another order.
@@ -223,16 +224,13 @@ show(ladder(**book.ladder_data()))
 # %% [markdown]
 # ## What comes in which chapter?
 #
-# Each chapter answers one question. They build on each other: what a chapter writes by hand, the next ones import. The
-# links lead to the chapters that are written.
+# Each chapter answers one question. They build on each other: what a chapter writes by hand, the next ones import.
 #
-# **Predict.** The last chapters are about GPU kernels. For how many of the fifteen do you need a GPU?
+# **Predict.** Six of the fifteen are about kernels on GPUs. For how many do you need a GPU?
 
 # %% tags=["nbval-ignore-output"]
 def row(chapter):
-    number, linked = chapter.name[:2], chapter in written()
-    title = f"[{chapter.title}]({chapter.name}.ipynb)" if linked else chapter.title
-    return f"| {number} | {title} | {chapter.question} |"
+    return f"| {chapter.name[:2]} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |"
 
 
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPTERS)]))
