@@ -25,7 +25,7 @@ from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import algorithm
 from fa2_lab.machine import chips, io
 from fa2_lab.paper import where
-from fa2_lab.plots import memory, softmax
+from fa2_lab.plots import memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Mask, Tiling
@@ -81,6 +81,7 @@ print("   d   typical score   largest weight of a row   the same with τ = 1/√
 for d in (4, 64, 1024):
     q, k = rng.standard_normal((2, 256, d))
     s = q @ k.T
+    # "safe": the next section says why
     plain, scaled = (naive.safe_softmax(x).max(axis=1).mean() for x in (s, s / np.sqrt(d)))
     print(f"{d:4} {s.std():15.0f} {plain:25.2f} {scaled:24.2f}")
 
@@ -124,9 +125,6 @@ with np.errstate(all="ignore"):
     for dtype in (np.float16, np.float32, np.float64):
         print(dtype.__name__, "ends at a score of", round(float(np.log(np.finfo(dtype).max)), 1))
 
-# %%
-show(softmax.three_softmaxes(**algorithm.softmax_data()))
-
 # %% [markdown]
 # <details><summary>Two ways to fail, one cure</summary>
 #
@@ -134,10 +132,6 @@ show(softmax.three_softmaxes(**algorithm.softmax_data()))
 # exp(−200) is 0, and 0/0 is NaN as well. Subtracting any constant c from a row multiplies numerator and denominator by
 # exp(−c), which cancels. With c the row's maximum, the largest exponential is exactly 1: nothing overflows, and the
 # sum is at least 1.
-#
-# In the picture, the row in float16 fails and is cured in the same way; its third part, "online", belongs to the next
-# notebook. Below, the shift costs no accuracy: the error of the weights depends on the format, hardly on the size of
-# the scores.
 # </details>
 #
 # **Takeaway.** The maximum changes nothing in the result and everything in the computation; from here on, softmax
@@ -178,7 +172,7 @@ show(memory.quadratic_memory(**algorithm.memory_data()))
 # A GPU computes on its chip and keeps its tensors in HBM, the large memory beside it. Run as it is defined, which the
 # papers call standard attention, it loads Q and K and stores S; loads S and stores P; loads P and V and stores O.
 #
-# This project has a meter, `Trace`: tensors handed to it notice every load and store, and count the arithmetic.
+# The meter of the map, `Trace`, counts these trips, and the arithmetic too.
 #
 # **Predict.** N = 8, d = 4. How many elements (single numbers) travel in all? For N much larger than d, how many times
 # N² is that?
@@ -473,8 +467,8 @@ print("times as much travels:", round(by_row.hbm_elements / standard.hbm_element
 # %% [markdown]
 # ## Exercises
 #
-# **1. Predict.** To hide the future, a popular write-up sets the hidden scores to zero before the softmax. What output
-# does the first of eight queries then get, if it may see only the first key?
+# **1. Predict.** To hide the future, a popular write-up sets the hidden scores to zero before the softmax. To how many
+# keys does the first of eight queries then listen, if it may see only the first?
 #
 # <details><summary>Hint</summary>
 # exp(0) is not 0.
@@ -512,8 +506,12 @@ for name, hidden in (("zero", 0.0), ("minus infinity", -np.inf)):
 # </details>
 
 # %% [markdown]
-# **3. Break and fix.** The next cell computes dS without D. Which simple test, without any reference, would have found
-# that out?
+# **3. Break and fix.** Suppose D is forgotten: dS = P∘dP. Which simple test, without any reference, finds that out?
+# Decide before you run the cell.
+#
+# <details><summary>Hint</summary>
+# What happens to the weights of a row when all its scores grow by the same number?
+# </details>
 
 # %%
 S4, dP4 = tau * Q @ K.T, dO @ V.T
