@@ -36,6 +36,7 @@ BACKENDS = ("auto", "triton", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
+STRIDED = torch.strided
 
 
 def attention(
@@ -66,7 +67,7 @@ def attention(
         check_lengths(key_lengths, q, k.shape[2])
     if scale < 0:  # the kernels find the largest score before they scale it
         q, scale = -q, -scale
-    if runs_on_triton(backend, q.device.type):
+    if runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
         seed = seed_tensor(seed, q.device) if dropout_p else None
         run = torch.ops.fa2_lab.forward if traced(q, k, v) else differentiable(q, k, v)
         O, L = run(q, k, v, key_lengths, seed, causal, scale, dropout_p)
@@ -85,22 +86,23 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
             raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
         if x.dtype not in DTYPES:
             raise TypeError(f"{name}: got {x.dtype}; it takes float16, bfloat16 or float32")
-        if x.dim() != 4 or x.layout != torch.strided:
+        if x.dim() != 4 or x.layout != STRIDED:
             raise ValueError(f"{name}: got {described(x)}; it takes (batch, heads, N, d)")
-    (batch, heads, N_q, d), (_, kv_heads, N_k, _) = q.shape, k.shape
-    if min(batch, heads, N_q, d) < 1 or d > 256:
+    (batch, heads, _, d), (kv_batch, kv_heads, _, kv_d) = q.shape, k.shape
+    if q.numel() == 0 or d > 256:
         raise ValueError(f"q: got {described(q)}; it takes (batch, heads, N, d), each at least 1 and d at most 256")
-    if k.shape[0] != batch or k.shape[3] != d or N_k < 1 or kv_heads < 1:
+    if kv_batch != batch or kv_d != d or k.numel() == 0:
         raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes ({batch}, kv heads, N_k, {d})")
     if heads % kv_heads:
         raise ValueError(f"k: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}")
     if v.shape != k.shape:
         raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
-    for name, x in (("k", k), ("v", v)):
-        if x.dtype != q.dtype:
-            raise TypeError(f"{name}: got {x.dtype}; it takes q's dtype, {q.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        for name, x in (("k", k), ("v", v)):
+            if x.dtype != q.dtype:
+                raise TypeError(f"{name}: got {x.dtype}; it takes q's dtype, {q.dtype}")
+            if x.device != q.device:
+                raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
 
 
 def described(x: Tensor) -> str:
@@ -178,16 +180,15 @@ def runs_on_triton(backend: str, device: str) -> bool:
 
 def traced(*tensors: Tensor) -> bool:
     """Whether torch is recording rather than computing, and must see an operator."""
-    return (
-        torch.compiler.is_compiling()
-        or is_in_torch_dispatch_mode()
-        or any([type(x) not in PLAIN or x.is_meta for x in tensors])
-    )
+    for x in tensors:
+        if type(x) not in PLAIN or x.is_meta:
+            return True
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
-def differentiable(*tensors: Tensor):
+def differentiable(q: Tensor, k: Tensor, v: Tensor):
     """The shortest way to the kernels: past autograd where no gradient is wanted."""
-    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    wanted = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
     return Attention.apply if wanted else forward
 
 
@@ -215,7 +216,8 @@ def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
     """(O, L) by the kernel that fits; tensors are copied only where their last dimension is not contiguous."""
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
-    q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+    if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
     return kernels().choice.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
 
 
@@ -259,7 +261,7 @@ def gradients(ctx, dO, dL):
     """Gradients of every input of the forward; as an operator where somebody records, to refuse a second derivative."""
     if dO is None and dL is None:
         return (None,) * 8
-    recorded = torch.is_grad_enabled() or traced(*(x for x in (dO, dL) if x is not None))
+    recorded = torch.is_grad_enabled() or traced(*[x for x in (dO, dL) if x is not None])
     run = torch.ops.fa2_lab.backward if recorded else backward
     return *run(dO, dL, *ctx.saved_tensors, *ctx.options), None, None, None, None, None
 

@@ -87,18 +87,25 @@ def test_a_plan_serves_again_only_where_triton_would_not_compile_anew(monkeypatc
     asked, again = [], []
 
     class Made:
-        def __getitem__(self, grid):
-            return lambda *arguments: again.append(arguments)
+        """A compiled kernel."""
 
     class Kernel:
         def __getitem__(self, grid):
             def call(*arguments, **options):
-                asked.append((arguments, options))
+                asked.append(arguments)
                 return Made()
 
             return call
 
+    def relaunch(made, grid, stream, described, pointers, numbers, floats, constants):
+        def call(stream, at, floats):
+            again.append((stream, *at, *numbers, *floats, *constants))
+
+        return call
+
     monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
+    monkeypatch.setattr(launch, "relaunch", relaunch)
+    monkeypatch.setattr(launch, "current_stream", lambda X: 7)
     monkeypatch.setattr(forward, "forward_kernel", Kernel())
     monkeypatch.setattr(launch, "PLANS", {})
     store = torch.zeros(3, 4096)
@@ -111,9 +118,10 @@ def test_a_plan_serves_again_only_where_triton_would_not_compile_anew(monkeypatc
 
     plain = None, None, False, 1.0, 0.0
     assert counts(q, k, v, *plain) == (1, 0)
-    first = asked[0][0]
+    first = asked[0]
     assert counts(q, k, v, *plain) == (0, 1)
-    assert [x for x in again[0] if not torch.is_tensor(x)] == [x for x in first if not torch.is_tensor(x)]
+    assert again[0][:4] == (7, q.data_ptr(), k.data_ptr(), v.data_ptr()) and again[0][6:8] == (0, 0)
+    assert again[0][8:] == first[7:]
     assert counts(store[0, 1:129].view(1, 1, 8, 16), k, v, *plain) == (1, 0)  # not a multiple of 16 bytes
     assert counts(q, k, v, None, None, True, 1.0, 0.0) == (1, 0)
     assert counts(q, k, v, torch.tensor([3]), *plain[1:]) == (1, 0)

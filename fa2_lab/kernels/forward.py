@@ -91,11 +91,11 @@ def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_
 def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
     O = torch.empty_like(Q)
-    L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
-    plan, again = launch.plan("forward", (Q, K, V, O), key_lengths, seed, causal, plan_forward)
+    L = torch.empty(*Q.shape[:3], dtype=torch.float32, device=Q.device)
+    plan = launch.plan("forward", (Q, K, V, O), key_lengths, causal, plan_forward)
     pointers = Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p)
     with launch.on_device_of(Q):
-        plan.launch(forward_kernel, pointers, (launch.base_2(scale),), again)
+        plan.launch(forward_kernel, pointers, (launch.base_2(scale),), seed is None)
     return O, L  # FA2.A1.L17
 
 

@@ -11,7 +11,9 @@ import math
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, reduce
+from itertools import chain
+from operator import or_
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ import triton
 from triton.runtime import driver
 
 from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.relaunch import relaunch
 
 LOG2E = 1.4426950408889634
 TINY = 2.0**-126  # stands for a scale of 0, so that −∞ · scale stays −∞
@@ -194,27 +197,50 @@ class Plan:
         self.blocks, self.grid = blocks, (programs, 1, 1)
         self.fixed = fixed  # the kernel's arguments after its pointers
         self.constants = constants  # and those after its floats
-        self.again = None  # the compiled kernel, once there is one
+        self.again = None  # what launches from the second time on
 
-    def launch(self, kernel, pointers: tuple, floats: tuple, repeatable: bool) -> None:
-        """Through Triton's own call, which compiles; from the second time on past its bookkeeping, at half the cost."""
+    def launch(self, kernel, pointers: tuple, floats: tuple = (), repeatable: bool = True) -> None:
+        """Through Triton's own call, which compiles; from the second time on past it, at a third of the cost.
+
+        Triton is asked again where a pointer is no multiple of 16, for which it compiles another kernel, and where the
+        call is not repeatable: with dropout, which hands over more than pointers and floats.
+        """
+        at = addresses(pointers) if repeatable else []
+        repeatable = repeatable and reduce(or_, at) % 16 == 0
         if repeatable and self.again is not None:
-            self.again(*pointers, *self.fixed, *floats, *self.constants)
+            self.again(current_stream(pointers[0]), at, floats)
             return
-        made = kernel[self.grid](*pointers, *self.fixed, *floats, *self.constants, **self.blocks.compiler_options())
+        rest = self.fixed, floats, self.constants
+        made = kernel[self.grid](*pointers, *chain(*rest), **self.blocks.compiler_options())
         if repeatable and isinstance(made, triton.compiler.CompiledKernel):
-            self.again = made[self.grid]
+            self.again = relaunch(made, self.grid, current_stream(pointers[0]), (), pointers, *rest) or self.asking(
+                made
+            )
+
+    def asking(self, made):
+        """The same through Triton, where it cannot be passed by."""
+        run = made[self.grid]
+        return lambda stream, at, floats: run(*at, *self.fixed, *floats, *self.constants, stream=stream)
+
+
+def current_stream(X: torch.Tensor) -> int:
+    """The stream that work on X goes to."""
+    return driver.active.get_current_stream(X.device.index)
+
+
+def addresses(tensors) -> list[int]:
+    """Where tensors lie; 0 for None, whose place in a launch nobody reads."""
+    return [0 if X is None else X.data_ptr() for X in tensors]
 
 
 PLANS: dict = {}
 MOST_PLANS = 4096
 
 
-def plan(name: str, tensors: tuple, key_lengths, seed, causal: bool, make) -> tuple[Plan, bool]:
-    """The plan for a kernel on these tensors, Q first and K second, and whether its compiled kernel may serve again.
+def plan(name: str, tensors: tuple, key_lengths, causal: bool, make) -> Plan:
+    """The plan for a kernel on these tensors, Q first and K second.
 
-    Triton compiles by dtypes, by what divides strides and sizes, and by whether pointers are multiples of 16: the key
-    holds all of it but the pointers, which are looked at here. With dropout more goes in, and Triton is always asked.
+    Triton compiles by dtypes, and by what divides strides and sizes: the key holds all of it.
     """
     Q = tensors[0]
     chosen = blocks(name.partition(" ")[0], Q, causal)
@@ -226,10 +252,7 @@ def plan(name: str, tensors: tuple, key_lengths, seed, causal: bool, make) -> tu
         if len(PLANS) >= MOST_PLANS:
             PLANS.clear()
         found = PLANS[key] = make(chosen, causal, [x[:3] for x in strides], *tensors)
-    bits = 0 if key_lengths is None else key_lengths.data_ptr()
-    for x in tensors:
-        bits |= x.data_ptr()
-    return found, seed is None and bits % 16 == 0
+    return found
 
 
 # What else a launch needs -------------------------------------------------------------------------------------
@@ -250,8 +273,11 @@ def dropout(seed: torch.Tensor | None, p: float):
     return None if seed is None else (seed, math.floor(p * 2**32), 1 / (1 - p))
 
 
+HERE = nullcontext()
+
+
 def on_device_of(Q: torch.Tensor):
     """Triton launches on the current GPU: make it Q's for the time of a launch."""
     if not Q.is_cuda or Q.device.index == torch.cuda.current_device():
-        return nullcontext()
+        return HERE
     return torch.cuda.device(Q.device)

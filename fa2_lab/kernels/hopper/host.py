@@ -9,7 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from fa2_lab.kernels import interpreter, launch
-from fa2_lab.kernels.hopper.relaunch import Relaunch, relaunch
+from fa2_lab.kernels.relaunch import Relaunch, relaunch
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class Recipe:
     def launch(self, kernel, stream: int, tensors: tuple, others: tuple) -> None:
         """Q, K, V, O and what else the kernel needs: first through Triton's own call, which compiles, then past it."""
         if self.again is not None:
-            self.again(stream, tensors, others)
+            self.again(stream, launch.addresses((*tensors, *others)))
             return
-        arguments = (*map(of, tensors, self.descriptors), *others, *self.scalars)
-        compiled = kernel[self.grid](*arguments, **self.options)
-        self.again = relaunch(compiled, self.grid, arguments, stream)
+        described = [*map(of, tensors, self.descriptors)]
+        compiled = kernel[self.grid](*described, *others, *self.scalars, **self.options)
+        self.again = relaunch(compiled, self.grid, stream, described, others, self.scalars)
 
 
 def recipe_for(Q, K, V, key_lengths, causal: bool, scale: float) -> Recipe | None:
