@@ -176,7 +176,7 @@ print("running maximum:", (o / l[:, None]).item())
 show(softmax.three_softmaxes(**algorithm.softmax_data()))
 
 # %% [markdown]
-# **Takeaway.** m is what keeps every exponential between 0 and 1. It must be subtracted inside the loop, tile by tile;
+# **Takeaway.** m is what keeps every exponential between 0 and 1. It must be subtracted inside the loop, block by block;
 # the division by l can wait.
 
 # %% [markdown]
@@ -211,7 +211,8 @@ print("the package: l =", safe.l.item(), " o =", safe.o.item(), " finalize:", [x
 # So far one state walked along the keys. Suppose two workers each walk along half of them, knowing nothing of each
 # other. Each ends with its own (m, l, o).
 #
-# **Predict.** Which of the two states must shrink when they are joined?
+# **Predict.** Which of the two states must shrink when they are joined? With three states, does it matter which two are
+# joined first?
 
 # %%
 def merge(a, b):  # two states (m, l, o)
@@ -225,10 +226,11 @@ def state_of(keys):
 
 
 parts = [state_of(slice(0, 5)), state_of(slice(5, 6)), state_of(slice(6, 12))]
-for order in permutations(range(3)):
-    first, second, third = (parts[k] for k in order)
-    left, right = merge(merge(first, second), third), merge(first, merge(second, third))
-    print(order, close(left[2] / left[1][:, None], dense), close(right[2] / right[1][:, None], dense))
+print("row 0: largest score of each part:", [round(float(m[0]), 1) for m, _, _ in parts])
+results = []
+for first, second, third in permutations(parts):
+    results += [merge(merge(first, second), third), merge(first, merge(second, third))]
+print(len(results), "ways, each the dense result:", all(close(o / l[:, None], dense) for _, l, o in results))
 
 # %%
 show(merge_picture.merge_orders(**algorithm.merge_data()))
@@ -242,8 +244,8 @@ show(merge_picture.merge_orders(**algorithm.merge_data()))
 # in.
 # </details>
 #
-# You will meet this operator four more times: among the warps of one thread block, among splits of the keys on one GPU,
-# in the combine step of decoding, and among GPUs in a ring.
+# You will meet this operator again: among splits of the keys on one GPU (notebook 06, and 13 for decoding), among the
+# warps of one thread block (07), and among GPUs in a ring (14).
 #
 # **Takeaway.** `update` is a merge with the state of one block; whoever can merge can split the keys in any way.
 
@@ -269,8 +271,7 @@ print("two finished parts, merged:", close(o / l[:, None], dense))
 # (L, 1, O) has them: exp(L)·1 = exp(m)·l, and exp(L)·O = exp(m)·l·o/l = exp(m)·o.
 # </details>
 #
-# **Takeaway.** An output and its logsumexp are a state. That is why FlashAttention-2 stores one number per row, L,
-# instead of two.
+# **Takeaway.** An output and its logsumexp are a state: one number per row, L, does the work of m and l.
 
 # %% [markdown]
 # ## The other way to use the same algebra
@@ -324,9 +325,18 @@ print("same result:", close(o, dense))
 # <details><summary>Answer</summary>
 #
 # ```python
+# from functools import reduce
+#
+#
 # def merge_ml(a, b):
 #     m = max(a[0], b[0])
 #     return m, a[1] * np.exp(a[0] - m) + b[1] * np.exp(b[0] - m)
+#
+#
+# scores = rng.standard_normal((1000, 1000))  # one block to a row
+# pieces = [(block.max(), np.exp(block - block.max()).sum()) for block in scores]
+# m_all, l_all = reduce(merge_ml, pieces, (-np.inf, 0.0))
+# print(close(m_all + np.log(l_all), np.log(np.exp(scores).sum())))
 # ```
 # </details>
 #
