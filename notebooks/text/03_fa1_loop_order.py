@@ -276,6 +276,10 @@ show(traffic.hbm_traffic(**machine.traffic_data()))
 # attention does not care how large the chip is, FA1 does. With too small a memory it moves *more* than standard
 # attention, because every tile drags a row block's state with it. FA2's line is the next notebook's matter.
 #
+# The cross is what a GPU's own counters saw come from and go to its memory chips during FA2's forward: far less, since
+# most of what is loaded again is still in a cache (L2) on the way. Our counts say what the chip asks for; notebook 10
+# compares the two.
+#
 # Real kernels use blocks of 64 to 128 keys, fewer than the rule allows: shared memory is not the only thing that runs
 # out. Notebook 07 comes back to that.
 # </details>
