@@ -26,10 +26,10 @@ PAGE = """<!DOCTYPE html>
 WIDGET = "application/vnd.jupyter.widget-view+json"
 CSS = """
 body { font: 17px/1.6 Georgia, 'DejaVu Serif', serif; color: #222; background: #fff; margin: 0 }
-main { max-width: 820px; margin: 0 auto; padding: 1.5em 1em 4em }
+main { max-width: 900px; margin: 0 auto; padding: 1.5em 1em 4em } p, li { max-width: 48em }
 h1, h2 { line-height: 1.25 } h2 { margin-top: 2em }
 a { color: #0072B2 } img { max-width: 100%; height: auto }
-pre, code { font: 13.5px/1.45 'DejaVu Sans Mono', Menlo, Consolas, monospace }
+pre, code { font: 13px/1.45 'DejaVu Sans Mono', Menlo, Consolas, monospace }
 .highlight pre { background: #f6f6f4; padding: .7em .9em; white-space: pre-wrap; margin: .6em 0 }
 .output pre { border-left: 3px solid #ccc; padding: .1em .9em; white-space: pre-wrap; margin: .4em 0 }
 table { border-collapse: collapse } td, th { padding: .2em .8em; border-bottom: 1px solid #ddd; text-align: left }
