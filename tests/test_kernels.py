@@ -1,6 +1,7 @@
 """How the kernels are launched: block sizes, what tuning keeps, and the search itself with a clock that is made up."""
 
 import json
+import math
 import re
 
 import pytest
@@ -131,6 +132,33 @@ def test_a_plan_serves_again_only_where_triton_would_not_compile_anew(monkeypatc
     for _ in range(2):  # with dropout, every time
         assert counts(q, k, v, None, torch.tensor([1]), False, 1.0, 0.5) == (1, 0)
     assert counts(q, k, v, None, None, False, 0.25, 0.0) == (0, 1)  # the scale is no reason to compile
+
+
+@pytest.mark.parametrize("odd", ("O", "dO", "L", "dL", None))
+def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, monkeypatch):
+    asked, again = [], []
+    made = type("Made", (), {})()
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *arguments, **options: asked.append(arguments) or made
+
+    monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", type(made))
+    monkeypatch.setattr(launch, "relaunch", lambda *_: lambda *arguments: again.append(arguments))
+    monkeypatch.setattr(launch, "current_stream", lambda X: 0)
+    monkeypatch.setattr(backward, "D_kernel", Kernel())
+    monkeypatch.setattr(launch, "PLANS", {})
+    shapes = dict(O=(1, 2, 8, 16), dO=(1, 2, 8, 16), L=(1, 2, 8), dL=(1, 2, 8))
+    store = {name: torch.zeros(512) for name in shapes}
+
+    def tensors(odd):
+        starts = {name: int(name == odd) for name in shapes}
+        return [store[n][starts[n] :][: math.prod(shapes[n])].view(shapes[n]) for n in shapes]
+
+    for name in (None, odd):
+        O, dO, L, dL = tensors(name)
+        backward.row_products(dO, dL, O, O[:, :1], O, L, False)
+    assert (len(asked), len(again)) == ((1, 1) if odd is None else (2, 0))
 
 
 def test_kernels_are_short_and_without_block_pointers():

@@ -227,7 +227,7 @@ def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p,
 def row_products(dO, dL, Q, K, O, L, causal):
     """D, from dO, O and dL."""
     D = torch.empty_like(L)
-    plan = launch.plan("rows D" if dL is None else "rows D dL", (Q, K, O, dO), None, causal, plan_D)
+    plan = launch.plan("rows", (Q, K, O, dO), (), None, causal, plan_D, "D" if dL is None else "D dL")
     plan.launch(D_kernel, (O, dO, L, dL, D))
     return D
 
@@ -235,7 +235,7 @@ def row_products(dO, dL, Q, K, O, L, causal):
 def row_pass(dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
     """dQ."""
     dQ = torch.empty_like(Q)
-    plan = launch.plan("rows", (Q, K, V, dO, dQ), key_lengths, causal, plan_rows)
+    plan = launch.plan("rows", (Q, K, V, dO), (dQ,), key_lengths, causal, plan_rows)
     pointers = Q, K, V, dO, L, D, dQ, key_lengths, launch.dropout(seed, dropout_p)
     plan.launch(rows_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
     return dQ
@@ -244,8 +244,8 @@ def row_pass(dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
 def column_pass(dQ, dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
     """dK and dV; where dQ is given, in fp32, its parts are added to it."""
     dK, dV = torch.empty_like(K), torch.empty_like(V)
-    name = "columns" if dQ is None else "columns dQ"
-    plan = launch.plan(name, (Q, K, V, dO, dK, dV), key_lengths, causal, plan_columns)
+    variant = "" if dQ is None else "dQ"
+    plan = launch.plan("columns", (Q, K, V, dO), (dK, dV), key_lengths, causal, plan_columns, variant)
     pointers = Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, launch.dropout(seed, dropout_p)
     plan.launch(columns_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
     return dK, dV

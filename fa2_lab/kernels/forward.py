@@ -92,7 +92,7 @@ def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
     O = torch.empty_like(Q)
     L = torch.empty(*Q.shape[:3], dtype=torch.float32, device=Q.device)
-    plan = launch.plan("forward", (Q, K, V, O), key_lengths, causal, plan_forward)
+    plan = launch.plan("forward", (Q, K, V), (O,), key_lengths, causal, plan_forward)
     pointers = Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p)
     with launch.on_device_of(Q):
         plan.launch(forward_kernel, pointers, (launch.base_2(scale),), seed is None)

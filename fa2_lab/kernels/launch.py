@@ -237,21 +237,22 @@ PLANS: dict = {}
 MOST_PLANS = 4096
 
 
-def plan(name: str, tensors: tuple, key_lengths, causal: bool, make) -> Plan:
-    """The plan for a kernel on these tensors, Q first and K second.
+def plan(kernel: str, given: tuple, made: tuple, key_lengths, causal: bool, make, variant: str = "") -> Plan:
+    """The plan for a kernel on tensors that are given, Q first and K second, and others that are made like them.
 
     Triton compiles by dtypes, and by what divides strides and sizes: the key holds all of it.
     """
-    Q = tensors[0]
-    chosen = blocks(name.partition(" ")[0], Q, causal)
+    Q, K = given[:2]
+    chosen = blocks(kernel, Q, causal)
     lengths = None if key_lengths is None else key_lengths.dtype
-    strides = [x.stride() for x in tensors]
-    key = (name, id(chosen), causal, lengths, Q.dtype, Q.device, Q.shape, tensors[1].shape, *strides)
+    strides = [x.stride() for x in given]
+    key = (kernel, variant, id(chosen), causal, lengths, Q.dtype, Q.device, Q.shape, K.shape, *strides)
     found = PLANS.get(key)
     if found is None:
         if len(PLANS) >= MOST_PLANS:
             PLANS.clear()
-        found = PLANS[key] = make(chosen, causal, [x[:3] for x in strides], *tensors)
+        tensors = *given, *made
+        found = PLANS[key] = make(chosen, causal, [x.stride()[:3] for x in tensors], *tensors)
     return found
 
 
