@@ -31,7 +31,6 @@ from fa2_lab.gallery import algorithm as pictures
 from fa2_lab.gallery.explorer import explore
 from fa2_lab.gallery.machine import flops_data
 from fa2_lab.machine import chips, io, time
-from fa2_lab.paper import where
 from fa2_lab.plots import causal, deferred, flops, order
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
@@ -423,12 +422,8 @@ def hide(s_ij, tiling, i, j):
 
 
 # %% [markdown]
-# The tags lead from the paper to the code. Ask for any of them; line 10 is where tweak 1 sits.
-
-# %% tags=["nbval-ignore-output"]
-print(where("FA2.A1.L10"))
-
-# %% [markdown]
+# Tweak 1 sits in line 10: `where("FA2.A1.L10")` of the map leads to it, in NumPy and in the kernels.
+#
 # **Predict.** Four stages, counted on 512 queries and keys, d = 64, tiles of 64 × 64: which of the three columns changes at
 # which step?
 
@@ -606,7 +601,13 @@ for i in range(3):
 # <details><summary>Answer to exercise 2</summary>
 #
 # ```python
-# skip = cols.start > rows.stop - 1 or cols.stop - 1 <= rows.start - w
+# def skipped(tiling, i, j, w):
+#     rows, cols = tiling.rows(i), tiling.cols(j)
+#     return cols.start > rows.stop - 1 or cols.stop - 1 <= rows.start - w
+#
+#
+# for i in range(4):
+#     print([skipped(square, i, j, w=3) for j in range(4)])
 # ```
 # The first test is the causal one. In the second, the first row of the tile reaches furthest back, to column
 # rows.start − w + 1.
