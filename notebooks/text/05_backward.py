@@ -442,11 +442,11 @@ show(groups.grouped_heads(**heads_data()))
 # </details>
 #
 # **Exercise 2. Complete.** Let the loss depend on L as well (merging parts on several GPUs does that), with a given
-# gradient dL_i for each row. How does dS change? One argument of `dq_pass` must be another one, and differences of the loss are
-# the judge. The cell holds a solution: cover the line with `D_with_L` and write your own.
+# gradient dL_i for each row. By exercise 2 of notebook 01, dS becomes P ∘ (dP − D + dL). Get the new dQ out of `dq_pass` as it
+# is, by handing it one other argument. The cell holds a solution: cover the line with `D_with_L` and write your own.
 #
 # <details><summary>Hint</summary>
-# L_i = log Σ exp(S_ij). Its derivative with respect to S_ij is P_ij.
+# Which argument enters dS for a whole row at once?
 # </details>
 
 # %%
@@ -465,8 +465,7 @@ print("dQ:", close(dQ_with_L, central_differences(loss_with_L, Q), tolerance=1e-
 # %% [markdown]
 # <details><summary>Answer to exercise 2</summary>
 #
-# The new term is dL_i P_ij, so dS = P ∘ (dP − D + dL) = P ∘ (dP − (D − dL)). The kernel stays as it is and is handed
-# D − dL.
+# dP − D + dL = dP − (D − dL): the function stays as it is and is handed D − dL.
 # </details>
 #
 # **Exercise 3. Break and fix.** The function below computes D from the tile, as rowsum(p ∘ dp). Before you run it: with
