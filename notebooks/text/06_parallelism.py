@@ -391,8 +391,8 @@ for splits in (1, 4, 5, 8):
 # <details><summary>Four, five or eight?</summary>
 #
 # Four: 128 workers fit in one wave. Five make 160, a second wave for the last 28, and the launch takes longer than with
-# four although every worker has less to do. Eight take two short waves, and as long as four. (Counted in tiles; a real
-# decoding kernel waits for HBM, and notebook 10 has the clock.)
+# four although every worker has less to do. Eight take two short waves, and as long as four. (Counted in tiles; the
+# kernel in notebook 13 waits for HBM, and has a clock.)
 #
 # A popular write-up says that handing out the key loop would send the reduction through HBM and undo the reason for
 # FlashAttention. It does go through HBM, (d + 1) numbers for each row and part, written and read once, and no N × N
