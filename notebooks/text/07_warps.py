@@ -369,7 +369,8 @@ show(layouts.accumulators(**compiled.accumulators_data()))
 # Shared memory has 32 banks of 4 bytes and serves each bank once per step. A tensor core reads eight rows of K at a time,
 # 16 bytes of each. With d = 64 a row of 16-bit numbers is 128 bytes long: exactly once around all banks.
 #
-# **Predict.** Stored row under row, in how many different groups of four banks do the first 16 bytes of eight rows lie?
+# **Predict.** Take the same 16 bytes of eight rows, chunk 2 in the picture. Stored row under row, in how many different
+# groups of four banks do they lie?
 
 # %% tags=["nbval-ignore-output"]
 show(layouts.swizzled_keys(**compiled.swizzle_data()))
@@ -377,7 +378,7 @@ show(layouts.swizzled_keys(**compiled.swizzle_data()))
 # %% [markdown]
 # <details><summary>The answer, and the remedy</summary>
 #
-# In one: all eight rows start at the same bank, and the read takes eight steps. So row r keeps its chunk c at place
+# In one: every row starts at the same bank, and the read takes eight steps. So row r keeps its chunk c at place
 # c XOR (r mod 8). Every row is still whole, each chunk sits elsewhere in each of eight rows, and the eight reads meet
 # eight groups of banks. The copies into shared memory and the tensor cores both know this order; nobody else has to.
 # </details>
@@ -552,8 +553,8 @@ except warps.RaceError as race:
 # %%
 for W in (1, 2, 4):
     by_queries, by_keys = (run(q, k, v, one_tile, 0, W).O for run in (warps.split_q, warps.split_k))
-    verdict(f"split_q_tile = warps.split_q, {W} warps", close(split_q_tile(q, k, v, W), by_queries))
-    verdict(f"split_k_tile = warps.split_k, {W} warps", close(split_k_tile(q, k, v, W)[0], by_keys))
+    verdict(f"split_q_tile = warps.split_q, warps: {W}", close(split_q_tile(q, k, v, W), by_queries))
+    verdict(f"split_k_tile = warps.split_k, warps: {W}", close(split_k_tile(q, k, v, W)[0], by_keys))
 
 # %%
 rng = np.random.default_rng(2)
@@ -568,7 +569,7 @@ for mask, size in ((NO_MASK, 1.0), (CAUSAL, 1.0), (CAUSAL, 1e4)):
     for W in (1, 3):
         for run in (warps.split_q, warps.split_k):
             rows = np.vstack([run(q_r, k_r, v_r, tiling, i, W).O for i in range(3)])
-            verdict(f"{run.__name__} = fa2.forward, {name}, size {size:g}, {W} warps", close(rows, O))
+            verdict(f"{run.__name__} = fa2.forward, {name}, size {size:g}, warps: {W}", close(rows, O))
 
 # %%
 for name, scheme in warps.SCHEMES.items():
