@@ -30,12 +30,10 @@ import torch
 
 from fa2_lab.attention import attention
 from fa2_lab.book.verdicts import close, verdict
-from fa2_lab.gallery.algorithm import causal_data, order_data
+from fa2_lab.gallery.algorithm import causal_data
 from fa2_lab.kernels import forward as packaged
 from fa2_lab.kernels.tile import head_of
-from fa2_lab.paper import where
 from fa2_lab.plots.causal import causal_tiles
-from fa2_lab.plots.order import visiting_order
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
@@ -52,7 +50,7 @@ import triton.language as tl
 
 chip = torch.cuda.get_device_name() if device == "cuda" else "no GPU"
 print(chip, "|", "interpreted, line by line" if triton.knobs.runtime.interpret else "compiled")
-_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package's call says the same, once
+_ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # if interpreted, the package says so, once
 
 # %% [markdown]
 # ## What does a kernel get to see?
@@ -313,14 +311,7 @@ for scale, tolerance in ((1, 1e-5), (300, 1e-3)):  # and with huge scores
 # `o_i`, `m_i` and `l_i` are blocks of fixed size, and the compiler keeps them in registers, spread over the warps'
 # threads. Nothing in the kernel says "shared memory" or "warp": the compiler puts k_j and v_j there and picks the layout.
 # </details>
-
-# %% [markdown]
-# In notebook 04's picture, on the right, one program is one row of tiles.
-
-# %%
-show(visiting_order(**order_data()))
-
-# %% [markdown]
+#
 # **Takeaway.** The outer loop becomes the grid, slices become addresses with masks; lines 6 to 15 stay what they were.
 
 # %% [markdown]
@@ -696,14 +687,7 @@ print(getsource(packaged.visit_tiles.fn).split('"""')[2].strip("\n"))
 # And the DIAGONAL tiles are visited before the FULL ones. The result does not mind, since a state takes tiles in any order;
 # the compiler does, and a comment in forward.py says how much.
 # </details>
-
-# %% [markdown]
-# Ask for line 9, and all three stages of the ladder answer: the paper's words, NumPy, Triton, and this notebook.
-
-# %% tags=["nbval-ignore-output"]
-print(where("FA2.A1.L9"))
-
-# %% [markdown]
+#
 # **Takeaway.** Between your kernel and the package's lie a handful of lines, each for one kind of input; the algorithm is
 # the same.
 
