@@ -28,14 +28,12 @@ import torch
 from fa2_lab.attention import attention
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA, judge
-from fa2_lab.gallery.machine import backward_data, workers_data
+from fa2_lab.gallery.machine import backward_data
 from fa2_lab.kernels import backward as packaged
 from fa2_lab.kernels.tile import keys_seen, load_rows, store_rows
 from fa2_lab.machine import grid
-from fa2_lab.paper import where
 from fa2_lab.plots.backward import backward_graph
 from fa2_lab.plots.show import show
-from fa2_lab.plots.workers import workers
 from fa2_lab.reference import heads
 from fa2_lab.tiles import Tiling, cdiv
 
@@ -314,9 +312,6 @@ atomic = [with_dQ(atomic=True) for _ in range(5)]
 different = len({host(x).tobytes() for x in atomic})
 print("different results, bit for bit, of five runs with atomic adds:", different)
 
-# %%
-show(workers(**workers_data()))
-
 # %% [markdown]
 # <details><summary>Two machines, two answers</summary>
 #
@@ -328,11 +323,7 @@ show(workers(**workers_data()))
 #
 # So a race cannot be found by running a kernel in the interpreter. It has to be found by looking: which address do two programs write?
 # </details>
-
-# %% tags=["nbval-ignore-output"]
-print(where("FA2.A2.L15"))
-
-# %% [markdown]
+#
 # **Takeaway.** Atomic adds make line 15 right. They do not make it repeatable.
 
 # %% [markdown]
