@@ -77,7 +77,8 @@ print("with brackets:", (block_1 + block_2) / l)
 # they start from: after block 1 the row has ℓ¹ = 4/3, un-scaled output 8/3 and finished output O¹ = 2, all under the
 # maximum of its time. The factor α = 3/8 leads from the old maximum to the new one. Block 2 adds 4, and ℓ² = 2.
 #
-# **Predict.** Tweak 1 is printed as Õ² = diag(ℓ¹)⁻¹ O¹ + e^(S² − m²) V², divided by ℓ² at the end. What comes out?
+# **Predict.** Tweak 1 as printed, Õ² = diag(ℓ¹)⁻¹ O¹ + e^(S² − m²) V², gave 11/4 in chapter 04. The bilingual notes
+# multiply the un-scaled output by α⁻¹ instead of α, and divide by ℓ² at the end. What comes out?
 
 # %%
 class Row(NamedTuple):
@@ -118,7 +119,7 @@ for name, version in VERSIONS.items():
 # undone and the old maximum exchanged for the new one: ℓ¹ α O¹ = 4/3 · 3/8 · 2 = 1, and (1 + 4) / 2 = 5/2.
 # "Two terms" has its ratio upside down and no α. P̃ still carries FA1's division, so the second block is divided twice.
 # "At the end of every loop" adds an un-scaled block to a scaled one. The inverse makes the old part grow where it should
-# shrink.
+# shrink: (8/3 · 8/3 + 4) / 2 = 50/9.
 # </details>
 #
 # **Takeaway.** Old and new can be added when both have the same maximum and are divided equally often.
@@ -189,7 +190,7 @@ print("dS K =", dS @ keys, "  τ dS K =", tau * dS @ keys, "  measured:", round(
 # **Takeaway.** Gradients are judged by differences of the forward pass, with every constant set to something else than 1.
 
 # %% [markdown]
-# ## The FlashAttention-2 paper, twelve slips
+# ## The slips of the FlashAttention-2 paper
 #
 # Each slip of the collection has two computations, `wrong` and `right`, and an `error` that measures either against a
 # truth that uses neither: the dense result, central differences, a count. `judge` runs both. The tables have one row to a
@@ -266,7 +267,7 @@ print(f"mixed up: exp(S − L of FA1) = {np.exp(s[3] - L_fa1):.1e}")
 # says so.
 
 # %% [markdown]
-# ## The FlashAttention paper, eight slips
+# ## The slips of the FlashAttention paper
 #
 # Most of these are about what the paper says around its algorithms: how large the blocks may be, what a saving implies,
 # what a generator of random numbers repeats.
@@ -352,8 +353,8 @@ for name, skip in ((">", gt), (">=", ge)):
 # %% [markdown]
 # ## How fast does it grow?
 #
-# The article says that FlashAttention's memory traffic is O(N). Chapter 03 has the exact count: each of the N / B row
-# blocks reads all of K and V.
+# The article says that FlashAttention's memory traffic is O(N). Chapter 04 has the exact count for FA2: each of the N / B
+# row blocks reads all of K and V.
 #
 # **Predict.** By which factor does the traffic grow when N doubles, if it is O(N)? And by the count?
 
@@ -373,7 +374,7 @@ for N in (1024, 2048, 4096, 8192):
 # less and less.
 # </details>
 #
-# The article is the source that explains most, so it has most to get wrong. All eleven:
+# The article explains more than any other source, so it has more to get wrong:
 
 # %%
 table("article")
@@ -414,8 +415,8 @@ table("bilingual")
 # <details><summary>Two rows, an inverse and a board</summary>
 #
 # After the loop, o_i is what the last row block left there, so its two rows are stored and the others never. The inverse
-# is the largest error of the six versions above, 50/9 instead of 5/2; it stands in both languages. The third slip is a
-# word: 翘曲 is what a wet board does, a warp of threads is 线程束.
+# is the largest error of the six versions above; it stands in both languages. The third slip is a word: 翘曲 is what a wet
+# board does, a warp of threads is 线程束.
 # </details>
 #
 # **Takeaway.** Fill results with NaN before you compute them: what was never written then shows.
