@@ -72,10 +72,10 @@ print("with brackets:", (block_1 + block_2) / l)
 # %% [markdown]
 # ## One step, told in six ways
 #
-# How does the output of the first block become part of the output of both? The FA2 paper answers three times in section
-# 3.1.1, and its Algorithm 1 a fourth time; the lecture notes and the bilingual notes have versions of their own. What
-# they start from: after block 1 the row has ℓ¹ = 4/3, un-scaled output 8/3 and finished output O¹ = 2, all under the
-# maximum of its time. The factor α = 3/8 leads from the old maximum to the new one. Block 2 adds 4, and ℓ² = 2.
+# How does the output of the first block become part of the output of both? Section 3.1.1 of the FA2 paper answers three
+# times, its Algorithm 1 a fourth time; the lecture notes and the bilingual notes have versions of their own. After block 1
+# the row has ℓ¹ = 4/3, un-scaled output 8/3 and finished output O¹ = 2. The factor α = 3/8 leads from the old maximum to
+# the new one. Block 2 adds 4, and ℓ² = 2.
 #
 # **Predict.** Tweak 1 as printed, Õ² = diag(ℓ¹)⁻¹ O¹ + e^(S² − m²) V², gave 11/4 in chapter 04. The bilingual notes
 # multiply the un-scaled output by α⁻¹ instead of α, and divide by ℓ² at the end. What comes out?
