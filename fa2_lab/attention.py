@@ -37,6 +37,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
 STRIDED = torch.strided
+REAL = (float, Real)  # the usual case first: the other takes longer to look at
 
 
 def attention(
@@ -69,8 +70,13 @@ def attention(
         q, scale = -q, -scale
     if runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
         seed = seed_tensor(seed, q.device) if dropout_p else None
-        run = torch.ops.fa2_lab.forward if traced(q, k, v) else differentiable(q, k, v)
-        O, L = run(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+        options = causal, scale, dropout_p
+        if traced(q, k, v):
+            O, L = torch.ops.fa2_lab.forward(q, k, v, key_lengths, seed, *options)
+        elif (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+            return Attention.apply(q, k, v, key_lengths, seed, options, return_lse)
+        else:
+            O, L = forward(q, k, v, key_lengths, seed, *options)
     else:
         O, L = Reference.apply(q, k, v, key_lengths, seed, causal, scale, dropout_p)
     return (O, L) if return_lse else O
@@ -114,7 +120,7 @@ def check_numbers(causal, scale, d: int, dropout_p, seed, return_lse) -> float:
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, REAL):
         raise TypeError(f"dropout_p: got {dropout_p!r}; it takes a probability, 0 ≤ p < 1")
     if not 0 <= dropout_p < 1:
         raise ValueError(f"dropout_p: got {dropout_p}; it takes a probability, 0 ≤ p < 1")
@@ -125,7 +131,7 @@ def check_numbers(causal, scale, d: int, dropout_p, seed, return_lse) -> float:
             raise ValueError(f"seed: got {seed}; it takes a whole number from 0 to 2**64 - 1, or None")
     if scale is None:
         return 1 / math.sqrt(d)
-    if isinstance(scale, bool) or not isinstance(scale, Real):
+    if isinstance(scale, bool) or not isinstance(scale, REAL):
         raise TypeError(f"scale: got {scale!r}; it takes a number, or None for 1/√d")
     if not math.isfinite(scale):
         raise ValueError(f"scale: got {scale}; it takes a finite number, or None for 1/√d")
@@ -186,12 +192,6 @@ def traced(*tensors: Tensor) -> bool:
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
 
 
-def differentiable(q: Tensor, k: Tensor, v: Tensor):
-    """The shortest way to the kernels: past autograd where no gradient is wanted."""
-    wanted = (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled()
-    return Attention.apply if wanted else forward
-
-
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
     """The seed on the device, without waiting for it; None draws from torch's generator there, also in a CUDA graph."""
     if seed is None:
@@ -217,7 +217,7 @@ def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
     if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
-        q, k, v = rows_contiguous(q), rows_contiguous(k), rows_contiguous(v)
+        q, k, v = map(rows_contiguous, (q, k, v))
     return kernels().choice.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
 
 
@@ -227,8 +227,9 @@ def backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
         key_lengths = key_lengths.contiguous()
     if dL is not None:
         dL = dL.contiguous()
-    dO = torch.zeros_like(O) if dO is None else dO
-    dO, q, k, v = map(rows_contiguous, (dO, q, k, v))
+    dO = torch.zeros_like(O) if dO is None else rows_contiguous(dO)
+    if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
+        q, k, v = map(rows_contiguous, (q, k, v))
     return kernels().choice.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
 
 
@@ -237,17 +238,17 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
 
 class Attention(torch.autograd.Function):
-    """The eager way: a Python function costs a third of an operator."""
+    """The eager way: a Python function costs a third of an operator, and O alone less than O and L."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_lengths, seed, *options):
+    def forward(ctx, q, k, v, key_lengths, seed, options, return_lse):
         O, L = forward(q, k, v, key_lengths, seed, *options)
         save(ctx, (q, k, v, key_lengths, seed, *options), (O, L))
-        return O, L
+        return (O, L) if return_lse else O
 
     @staticmethod
-    def backward(ctx, dO, dL):
-        return gradients(ctx, dO, dL)
+    def backward(ctx, dO, dL=None):
+        return *gradients(ctx, dO, dL)[:5], None, None
 
 
 def save(ctx, inputs, output) -> None:

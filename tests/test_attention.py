@@ -70,6 +70,7 @@ def test_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
         launch, "blocks", lambda kernel, Q, causal: launch.Blocks(*sizes, 4, 1, d_pad=launch.padded(Q.shape[3]))
     )
+    monkeypatch.setattr(launch, "PLANS", {})
     check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
     check(*tensors(1, 2, 1, 83, 50, 16), causal=True)
 

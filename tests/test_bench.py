@@ -305,6 +305,45 @@ def test_flex_s_causal_mask_is_made_from_corners():
             assert torch.equal(getattr(mine, name), getattr(theirs, name)), (name, N_q, N_k)
 
 
+def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(monkeypatch):
+    from contextlib import contextmanager
+
+    clock, log, inside = [0.0], [], []
+
+    @contextmanager
+    def held():
+        clock[0] += 100.0  # the choice of a backend does not count
+        inside.append(True)
+        yield
+        inside.clear()
+
+    def call(name, seconds):
+        def run():
+            log.append((name, bool(inside)))
+            first = len(log) < 2 or log[-2][0] != name
+            clock[0] += 50.0 if first else seconds  # what comes after another contestant is slow
+
+        return run
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(protocol.time, "perf_counter", lambda: clock[0])
+    found = protocol.wall_microseconds(dict(a=call("a", 2e-6), b=call("b", 3e-6)), dict(b=held), turns=4)
+    assert found == pytest.approx(dict(a=2.0, b=3.0), rel=1e-3)
+    assert all(within == (name == "b") for name, within in log)
+    assert len(log) == 2 * 4 * (protocol.BEFORE + protocol.IN_A_ROW)
+
+
+def test_a_bare_peer_is_the_same_without_the_choice_of_its_backend():
+    problem = Problem(1, 2, 2, 8, 8, 16, True)
+    attention = suites.peers.PEERS["torch math"](problem)
+    call, held = suites.peers.bare(attention)
+    q, k, v = torch.randn(3, 1, 2, 8, 16)
+    with held():
+        assert torch.equal(call(q, k, v), attention(q, k, v))
+    plain = suites.peers.PEERS["torch"](problem)
+    assert suites.peers.bare(plain)[0] is plain
+
+
 def test_grids():
     paper = suites.paper_grid()
     assert len(paper) == len(set(paper)) == 2 * 2 * 6

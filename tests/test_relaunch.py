@@ -9,7 +9,16 @@ from fa2_lab.kernels import interpreter, relaunch
 if not interpreter.installed():
     pytest.skip("needs Triton", allow_module_level=True)
 
-BASE = ("function", False, False, "warps", None, None, None)  # as much as the driver wants before the arguments
+
+class HookChain:
+    """What a profiler adds its functions to."""
+
+    def __init__(self):
+        self.calls = []
+
+
+HOOKS = HookChain()
+BASE = ("function", False, False, "warps", None, HOOKS, None)  # as much as the driver wants before the arguments
 
 
 class PyCUtensorMap:
@@ -96,11 +105,15 @@ def test_new_addresses_streams_and_floats_go_where_the_old_ones_were(described, 
     again = relaunch.relaunch(made, (7, 1, 1), 11, descriptors, **GROUPS)
     assert not launcher.seen
     again(12, [*(256 * n for n in range(described)), 160, 0, 320], (0.25,))
-    (got,) = launcher.seen
+    HOOKS.calls.append("a profiler")
+    again(12, [*(256 * n for n in range(described)), 160, 0, 320], (0.25,))
+    HOOKS.calls.clear()
+    got, hooked = launcher.seen
     maps = [y for n in range(described) for y in (PyCUtensorMap(256 * n), 5, 6, 6, 1)]
     own = [*maps, 160, 0, 320, (3, 4), 5, 0.25, True]
     own += [None] * (len(names) - 7 - described)
-    assert list(got[:11]) == [7, 1, 1, 12, *BASE]
+    assert list(got[:11]) == [7, 1, 1, 12, *BASE[:5], None, None]
+    assert hooked[:11] == (7, 1, 1, 12, *BASE) and got[11:] == hooked[11:]
     assert (list(got[11]) if listed else list(got[11:])) == own
     assert not any(isinstance(x, Tensor | Descriptor) for x in again.all), "a tensor is kept alive"
 

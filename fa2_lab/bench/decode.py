@@ -80,8 +80,10 @@ def graph(call: Callable) -> torch.cuda.CUDAGraph:
 def host(problem: Problem) -> Row:
     """How long an eager call keeps the host busy."""
     q, k, v = problem.tensors()
-    calls = {name: partial(peers.PEERS[name](problem), q, k, v) for name in NAMES[:3]}
-    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
+    bare = {name: peers.bare(peers.PEERS[name](problem)) for name in NAMES[:3]}
+    calls = {name: partial(attention, q, k, v) for name, (attention, _) in bare.items()}
+    taken = wall_microseconds(calls, {name: held for name, (_, held) in bare.items()})
+    values = {name: [microseconds] for name, microseconds in taken.items()}
     return Row(described(problem), "host", values, unit="µs")
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from contextlib import nullcontext
+from functools import cache, partial
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -77,15 +78,24 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
             raise Missing("its causal diagonal starts in the top left corner")
         grouped = problem.heads != problem.kv_heads
 
+        def bare(q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=problem.causal, enable_gqa=grouped
+            )
+
         def call(q, k, v):
             with sdpa_kernel(backend):
-                return torch.nn.functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=problem.causal, enable_gqa=grouped
-                )
+                return bare(q, k, v)
 
+        call.bare, call.held = bare, partial(sdpa_kernel, backend)
         return call
 
     return prepare
+
+
+def bare(attention: Attention) -> tuple[Attention, Callable]:
+    """A contestant without its choice of a backend, and the context that makes the choice once for many calls."""
+    return getattr(attention, "bare", attention), getattr(attention, "held", nullcontext)
 
 
 @cache

@@ -177,10 +177,16 @@ def contest_told(results: Results) -> str:
 
 def small_told(results: Results) -> str:
     """What a call costs the host: the median over the rows."""
-    middle = {
-        name: sorted(row.values[name][0] for row in results.rows if name in row.values) for name in (*OURS, *PEERS)
-    }
-    return "host time of a forward call, " + ", ".join(f"{n} {x[len(x) // 2]:.0f} µs" for n, x in middle.items() if x)
+    told = []
+    for direction, what in (
+        ("forward", "host time of a forward call"),
+        ("both", "of forward with gradients and backward"),
+    ):
+        rows = [row for row in results.rows if row.direction == direction]
+        middle = {name: sorted(row.values[name][0] for row in rows if name in row.values) for name in (*OURS, *PEERS)}
+        if rows:
+            told.append(f"{what}, " + ", ".join(f"{n} {x[len(x) // 2]:.0f} µs" for n, x in middle.items() if x))
+    return "; ".join(told)
 
 
 def memory_told(results: Results) -> str:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from fa2_lab.bench import peers
 from fa2_lab.bench.ahead import compile_ahead
 from fa2_lab.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, wall_microseconds
+from fa2_lab.bench.protocol import HOST_PROTOCOL, PROTOCOL, Timing, measure, wall_microseconds
 from fa2_lab.bench.results import Results, Row, label, machine
 
 DIRECTIONS = ("forward", "backward")
@@ -154,26 +154,32 @@ def ceilings() -> dict[str, float]:
 
 # Host cost and memory -----------------------------------------------------------------------------------------
 
-HOST_PROTOCOL = "microseconds on the host until a call returns, GPU idle; median of 300 calls, contestants in turn"
 MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and dO); a fresh allocator for each"
 
 
 def small_grid() -> list[Problem]:
     """Problems so small that launching them is what takes the time."""
-    return [Problem(1, 8, 8, N, N, 64, causal) for causal in (False, True) for N in (128, 256, 512)]
+    return [Problem(1, 8, 8, N, N, d, False) for d in (64, 128) for N in (128, 256, 512)]
 
 
 def small() -> Results:
-    return collect(Results("small", machine(), HOST_PROTOCOL), [partial(host_cost, p) for p in small_grid()])
+    jobs = [partial(host_cost, problem, "forward") for problem in small_grid()]
+    jobs += [partial(host_cost, problem, "both") for problem in small_grid() if problem.N_q == 256]
+    compile_ahead(small_grid())
+    return collect(Results("small", machine(), HOST_PROTOCOL), jobs)
 
 
-def host_cost(problem: Problem, names: Sequence[str] = NAMES) -> Row:
-    """How long the host is busy with one warm forward call."""
-    found = dict(ready(problem, "forward", names, problem.tensors()))
-    calls = {name: call for name, call in found.items() if not isinstance(call, str)}
+def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
+    """How long the host is busy with one warm call: forward, or forward with gradients and backward."""
+    tensors = problem.tensors(grad=direction != "forward")
+    found = dict(ready(problem, direction, names, tensors))
     failed = {name: why for name, why in found.items() if isinstance(why, str)}
-    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
-    return Row(problem.as_dict(), "forward", values, failed, unit="µs")
+    calls, held = {}, {}
+    for name in [name for name in names if name not in failed]:
+        attention, held[name] = peers.bare(peers.PEERS[name](problem))
+        calls[name] = call_of(attention, direction, tensors, None)
+    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls, held).items()}
+    return Row(problem.as_dict(), direction, values, failed, unit="µs")
 
 
 def memory_grid() -> list[Problem]:

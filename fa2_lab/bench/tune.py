@@ -106,6 +106,7 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
 
     def call(blocks):
         launch.blocks = lambda name, *_: blocks if name == kernel else usual(name, *_)
+        launch.PLANS.clear()
         try:
             if kernel == "forward":
                 return forward.forward(Q, K, V, *options)[:1]
@@ -114,6 +115,7 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
             return backward.column_pass(None, dO, Q, K, V, L, D, *options)
         finally:
             launch.blocks = usual
+            launch.PLANS.clear()
 
     return call
 

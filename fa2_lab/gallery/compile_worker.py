@@ -32,6 +32,7 @@ class Compiling:
 def compiled(kernel: Compiling, d: int, B_r: int, B_c: int, warps: int, stages: int, **_) -> dict:
     """Registers, spill instructions, shared memory and ttgir of the forward, called as for a long sequence in fp16."""
     Q = torch.empty(1, 16, 4096, d, dtype=torch.float16, device="meta")
+    launch.PLANS.clear()
     launch.blocks = lambda *_: launch.Blocks(B_r, B_c, warps, stages, d_pad=launch.padded(d))
     forward.forward(Q, Q, Q, None, None, False, d**-0.5, 0.0)
     seen = offline.report(kernel.made)

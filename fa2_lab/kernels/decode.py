@@ -296,8 +296,10 @@ class Recipe:
 
 def wins(Q, K, seed) -> bool:
     """Whether decode takes such tensors and is the faster kernel: few rows to a K/V head, or a longer cache."""
+    if seed is not None or Q.shape[2] > 16:
+        return False
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
-    return seed is None and Q.shape[2] <= 16 and (rows <= 16 or (rows <= ROWS and K.shape[2] >= 2048))
+    return rows <= 16 or (rows <= ROWS and K.shape[2] >= 2048)
 
 
 def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):

@@ -126,20 +126,8 @@ def upcast(Q: torch.Tensor) -> bool:
     return Q.dtype == torch.bfloat16 and interpreter.switched_on()
 
 
-CHOSEN: dict = {}
-
-
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
-    """The block sizes of one kernel for tensors like Q."""
-    key = kernel, Q.device, Q.shape[3], Q.dtype, causal
-    found = CHOSEN.get(key)
-    if found is None:
-        found = CHOSEN[key] = choose(kernel, Q, causal)
-    return found
-
-
-def choose(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
-    """What was tuned here, else the chip family's entry."""
+    """The block sizes of one kernel for tensors like Q: what was tuned here, else the chip family's entry."""
     fixed = dict(d_pad=padded(Q.shape[3]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)
@@ -181,7 +169,7 @@ def keep(new: dict[str, list[int]]) -> Path:
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     finds.cache_clear()
-    CHOSEN.clear()
+    PLANS.clear()
     return file
 
 
@@ -243,16 +231,16 @@ def plan(kernel: str, given: tuple, made: tuple, key_lengths, causal: bool, make
     Triton compiles by dtypes, and by what divides strides and sizes: the key holds all of it.
     """
     Q, K = given[:2]
-    chosen = blocks(kernel, Q, causal)
     lengths = None if key_lengths is None else key_lengths.dtype
     strides = [x.stride() for x in given]
-    key = (kernel, variant, id(chosen), causal, lengths, Q.dtype, Q.device, Q.shape, K.shape, *strides)
+    key = (kernel, variant, causal, lengths, Q.dtype, Q.device, Q.shape, K.shape, *strides)
     found = PLANS.get(key)
     if found is None:
         if len(PLANS) >= MOST_PLANS:
             PLANS.clear()
         tensors = *given, *made
-        found = PLANS[key] = make(chosen, causal, [x.stride()[:3] for x in tensors], *tensors)
+        found = make(blocks(kernel, Q, causal), causal, [x.stride()[:3] for x in tensors], *tensors)
+        PLANS[key] = found
     return found
 
 

@@ -42,12 +42,18 @@ class Relaunch:
         first += len(pointers) + len(numbers)
         self.floats = slice(first, first + len(floats))
         self.all[self.pointers] = [0] * len(pointers)  # keep no tensor alive
+        self.hooks = [(at, x) for at, x in enumerate(self.all) if type(x).__name__ == "HookChain"]
+        for at, _ in self.hooks:
+            self.all[at] = None
 
     def __call__(self, stream, addresses, floats=()):
         arguments = self.all.copy()
         arguments[3] = stream
         for at, encode, address in zip(self.maps, self.encode, addresses):  # noqa: B905  (strict costs time)
             arguments[at] = encode(address)
+        for at, hook in self.hooks:
+            if hook.calls:  # a profiler's; to call none of them takes a microsecond
+                arguments[at] = hook
         arguments[self.pointers] = addresses[len(self.maps) :]
         arguments[self.floats] = floats
         if self.own is not None:

@@ -286,7 +286,7 @@ def forward(Q, K, V, key_lengths, causal, scale):
     if recipe is None:
         return None
     O = torch.empty_like(Q)
-    L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
+    L = torch.empty(*Q.shape[:3], dtype=torch.float32, device=Q.device)
     with launch.on_device_of(Q):
         stream = driver.active.get_current_stream(Q.device.index)
         recipe.launch(forward_kernel, stream, (Q, K, V, O), (L, host.counter_of(Q.device, stream), key_lengths))
