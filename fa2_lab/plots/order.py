@@ -17,22 +17,28 @@ LANES = {"FA1": ("Q", "K", "V", "O", "l", "m"), "FA2": ("Q", "K", "V", "O", "L")
 def visiting_order(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure, str]:
     """Tile grids of FA1 and FA2 side by side with the time of each visit, and beneath each its HBM traffic over time.
 
-    events: {"FA1": ..., "FA2": ...} as a Trace recorded them.
+    events: {"FA1": ..., "FA2": ...} as a Trace recorded them; FA1's alone are drawn with the traffic beside the grid.
     """
-    title = "FA1 moves O, l and m through HBM at every tile; FA2 keeps them on chip"
-    figure, axes = style.new_figure(5.6, title, nrows=2, ncols=2, height_ratios=[1.15, 1])
-    moved = {}
+    both = "FA2" in events
+    title = "FA1 moves O, l and m through HBM at every tile" + ("; FA2 keeps them on chip" if both else "")
+    panels = dict(nrows=2, height_ratios=[1.15, 1]) if both else {}
+    figure, axes = style.new_figure(5.6 if both else 2.6, title, ncols=2, **panels)
     longest = max(len(e) for e in events.values())
-    for column, (name, log) in enumerate(events.items()):
-        moved[name] = sum(e.elements for e in log)
-        _grid(axes[0][column], name, T_r, T_c, visits(log))
-        _timeline(axes[1][column], name, log, longest)
-    alt = (
-        f"Two grids of {T_r} by {T_c} tiles, the order of visits written in them: FA1 goes down the columns, FA2 along"
-        f" the rows. Beneath, every load (filled) and store (open) on a time axis, a lane for each tensor: FA1 moves"
-        f" {moved['FA1']:,} elements, with O, l and m loaded and stored at every tile; FA2 moves {moved['FA2']:,}."
+    for (name, log), (grid, timeline) in zip(events.items(), zip(*axes, strict=True) if both else [axes], strict=True):
+        _grid(grid, name, T_r, T_c, visits(log))
+        _timeline(timeline, name, log, longest)
+    return figure, _alt(T_r, T_c, {name: sum(e.elements for e in log) for name, log in events.items()})
+
+
+def _alt(T_r: int, T_c: int, moved: dict[str, int]) -> str:
+    both = "FA2" in moved
+    return (
+        f"{'Two grids' if both else 'A grid'} of {T_r} by {T_c} tiles, the order of visits written in"
+        f" {'them' if both else 'it'}: FA1 goes down the columns{', FA2 along the rows' if both else ''}."
+        f" {'Beneath' if both else 'Beside it'}, every load (filled) and store (open) on a time axis, a lane for each"
+        f" tensor: FA1 moves {moved['FA1']:,} elements, with O, l and m loaded and stored at every tile"
+        + (f"; FA2 moves {moved['FA2']:,}." if both else ".")
     )
-    return figure, alt
 
 
 def visits(log: Sequence[Event]) -> list[tuple[int, int]]:

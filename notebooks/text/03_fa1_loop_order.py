@@ -24,7 +24,7 @@ from inspect import getsource
 import numpy as np
 
 from fa2_lab.book.verdicts import close, verdict
-from fa2_lab.gallery import algorithm, machine
+from fa2_lab.gallery import machine
 from fa2_lab.machine import chips, io
 from fa2_lab.paper import where
 from fa2_lab.plots import dropouts, order, traffic
@@ -151,13 +151,13 @@ for tensor in ("Q", "K", "V", "O", "l", "m"):
 print("together:", meter.hbm_elements)
 
 # %%
-show(order.visiting_order(**algorithm.order_data(N=8, d=4, B_r=4, B_c=2)))
+show(order.visiting_order(2, 4, {"FA1": meter.events}))
 
 # %% [markdown]
-# <details><summary>How to read the left half (the right half belongs to the next notebook)</summary>
+# <details><summary>The four lines, and how to read the picture</summary>
 #
-# Lines 7 and 9 load, lines 15 and 16 store. Above, the tiles are numbered in the order of their visits: down the first
-# column, then down the next. Below, time runs to the right with a lane for each tensor, filled for a load and open for
+# Lines 7 and 9 load, lines 15 and 16 store. On the left the tiles are numbered in the order of their visits: down the
+# first column, then down the next. On the right time runs with a lane for each tensor, filled for a load and open for
 # a store. K and V appear once for each column. Q, O, l and m appear at every tile: q, o, l and m in, o, l and m out.
 # </details>
 #
