@@ -378,6 +378,7 @@ print("the reference uses the kernels:", knows_of("reference", "kernels"))
 # P again, and ask `where` for the NumPy line.
 #
 # <details><summary>Hint</summary>
+#
 # `ALGORITHMS` is a dictionary; its keys are FA1.A2, FA1.A3, FA1.A4, FA2.A1 and FA2.A2.
 # </details>
 # <details><summary>Answer</summary>

@@ -498,6 +498,7 @@ print("told apart:", judge(half).told_apart)
 
 # %% [markdown]
 # <details><summary>Hint</summary>
+#
 # `np.tri(N)` is 1 on and below the diagonal. A row sees its own key.
 # </details>
 # <details><summary>Answer</summary>
