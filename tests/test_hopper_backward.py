@@ -28,12 +28,12 @@ def test_fits_and_spills_nothing():
     done = subprocess.run([sys.executable, worker], capture_output=True, text=True, env=env, timeout=600)
     assert done.returncode == 0, done.stderr[-4000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(rows) == 30
+    assert len(rows) == 60
     for row in rows:
         assert row["ldl"] + row["stl"] + row["stack"] == 0, row
         assert row["shared"] <= 227 * 1024, row
         assert (row["hgmma"] > 0) == (row["kernel"] == "backward_kernel"), row
-        assert row["hmma"] == 0 and not row["waits"], row
+        assert row["hmma"] == 0 and not row["waits"] and not row["early"], row
 
 
 def test_plan_fits():
@@ -158,6 +158,19 @@ def poison(Q, K) -> None:
     del keep
 
 
+@pytest.fixture
+def divided(monkeypatch):
+    """A function that has every column block divided into so many parts."""
+    from fa2_lab.kernels.hopper import host_backward
+
+    def into(parts):
+        host_backward.recipe.cache_clear()
+        monkeypatch.setattr(host_backward, "parts_for", lambda *_: parts)
+
+    yield into
+    host_backward.recipe.cache_clear()
+
+
 def check(Q, K, V, dO, dL, lengths, causal, scale=None):
     """Against float64; keys from their length on hold NaN, and nothing but their own zero gradients may show it."""
     from fa2_lab.kernels.hopper.backward import backward
@@ -204,6 +217,20 @@ def test_more_blocks_than_programs_and_odd_lengths(d):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("parts", (1, 2, 5, 100))
+@pytest.mark.parametrize("d", (64, 96, 128))
+def test_any_number_of_parts(d, parts, divided):
+    """Also more parts than there are steps; a part may begin within a query head."""
+    divided(parts)
+    for (N_q, N_k), causal, padded, H_kv in product(PAIRS[2:-1], (False, True), (False, True), (6, 2)):
+        Q, dO = draw(2, 6, N_q, d, torch.bfloat16), draw(2, 6, N_q, d, torch.bfloat16, seed=3)
+        K, V = (draw(2, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
+        lengths = torch.tensor([N_k // 3, N_k], dtype=torch.int32, device="cuda") if padded else None
+        check(Q, K, V, dO, None, lengths, causal)
+
+
+@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("d", (64, 128))
 def test_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
@@ -213,31 +240,78 @@ def test_large_scores(d):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("parts", (1, 4))
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", (64, 128))
-def test_a_thousand_times(d, causal):
-    """dK and dV have one order of sums: the same bits. dQ has not, and stays within a rounding or two."""
+def test_a_thousand_times(d, causal, parts, divided):
+    """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
     from fa2_lab.kernels.hopper.backward import backward
     from fa2_lab.kernels.hopper.forward import forward
 
+    divided(parts)
     Q, K, V, dO = (draw(4, 8, 1000, d, torch.bfloat16, seed=seed) for seed in range(4))
     O, L = forward(Q, K, V, None, causal, 0.1)
     first = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
     differ, off = torch.zeros((), dtype=torch.bool, device="cuda"), torch.zeros((), device="cuda")
     for _ in range(1000):
-        dQ, dK, dV = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
-        differ |= (dK != first[1]).any() | (dV != first[2]).any()
-        off = torch.maximum(off, ((dQ - first[0]).abs() / (first[0].abs() + 0.01)).max())
-    assert not differ and off < 2**-6
+        got = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
+        differ |= (got[1] != first[1]).any() | (got[2] != first[2]).any()
+        for x, y in zip(got, first, strict=True):
+            off = torch.maximum(off, ((x - y).abs() / (y.abs() + 0.01)).max())
+    assert off < 2**-6 and (parts > 1 or not differ)
 
 
 @gpu
 @pytest.mark.gpu
-def test_graph_and_counter():
+@pytest.mark.parametrize("N_k, lengths", [(127, None), (255, None), (300, [127, 300]), (300, [255, 1000])])
+@pytest.mark.parametrize("d", (64, 128))
+def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
+    """All scores are far below 0, which is what a key of zeros would get."""
+    lengths = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
+        Q, K, V, dO = (draw(2, 4, N, d, dtype, seed=seed) for seed, N in enumerate((200, N_k, N_k, 200)))
+        check(Q.abs() + 3, -K.abs() - 3, V, dO, None, lengths, causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("H, H_kv, N_q, N_k", [(32, 1, 64, 16384), (1, 1, 16384, 128), (8, 2, 2048, 2048)])
+@pytest.mark.parametrize("d", (64, 128))
+def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
+    """All scores are 0, so that sums are exact, and all gradients cancel: a tile read too late or too early would not.
+
+    In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
+    """
+    from fa2_lab.kernels.hopper.backward import backward
+
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def halves(heads, N, columns):  # the lower rows are the upper ones, negative
+        x = torch.zeros(1, heads, N, d, device="cuda")
+        x[..., columns] = torch.randint(-9, 10, (1, heads, N, d // 2), device="cuda", generator=generator).float()
+        x[:, :, N // 2 :] = -x[:, :, : N // 2]
+        return x.bfloat16()
+
+    Q, dO = (halves(H, N_q, slice(d // 2)) for _ in range(2))
+    K, V = (halves(H_kv, N_k, slice(d // 2, d)) for _ in range(2))
+    L = torch.full((1, H, N_q), N_k, device="cuda").log()
+    dL = torch.randint(-9, 10, (1, H, N_q // 2), device="cuda", generator=generator).float().repeat(1, 1, 2)
+    wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(300):
+        for gradient in backward(dO, dL, Q, K, V, torch.zeros_like(Q), L, None, False, 0.1):
+            wrong += gradient.count_nonzero() + gradient.isnan().sum()
+    assert wrong == 0
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("parts", (1, 4))
+def test_graph_and_counter(parts, divided):
     from fa2_lab.kernels.hopper import host
     from fa2_lab.kernels.hopper.backward import backward
     from fa2_lab.kernels.hopper.forward import forward
 
+    divided(parts)
     Q, K, V, dO = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
     O, L = forward(Q, K, V, None, True, 0.1)
     want = backward(dO, None, Q, K, V, O, L, None, True, 0.1)
@@ -248,8 +322,7 @@ def test_graph_and_counter():
         for x in captured:
             x.fill_(float("nan"))
         graph.replay()
-        assert torch.equal(captured[1], want[1]) and torch.equal(captured[2], want[2])
-        assert worst(captured[0], want[0]) < 2e-3
+        assert all(worst(x, y) < 1e-2 for x, y in zip(captured, want, strict=True))
     assert all(not counter.any() for counter in host.COUNTERS.values())
 
 

@@ -73,26 +73,30 @@ def producer(Q, K, V, dO, starts, counter, pipes, work, columns):
     t = gl.program_id(0)
     while t < work.blocks * work.heads:
         t_next = gl.num_programs(0) + gl.atomic_add(counter, 1)
-        block, head = work.place(t)
+        block, lot = work.place(t)
+        bh = lot // columns.parts
         H_kv = columns.H // columns.group
-        batch = head // H_kv
+        batch, head = bh // H_kv, bh % H_kv
         col = block * CONSUMERS * COLS
         length = columns.length(batch)
         first = columns.first(col, length)
-        steps = columns.group * (columns.T_r - first)
-        full = columns.full(col, length)
-        pipes.orders.give(r, steps, batch, head % H_kv, col, full, columns.seen_from(col), length)
-        pipes.k.fill(r, K, batch, head % H_kv, col)  # FA2.A2.L6
-        pipes.v.fill(r, V, batch, head % H_kv, col)  # FA2.A2.L6
-        for g in range(columns.group):
-            q_head = head % H_kv * columns.group + g
-            for i in range(first, columns.T_r):
+        seen = columns.T_r - first
+        begin, end = columns.part(lot % columns.parts, columns.group * seen)
+        if begin < end:
+            full = columns.full(col, length)
+            seen_from = columns.seen_from(col)
+            pipes.orders.give(r, end - begin, batch, head, col, full, seen_from, length, bh * work.blocks + block)
+            pipes.k.fill(r, K, batch, head, col)  # FA2.A2.L6
+            pipes.v.fill(r, V, batch, head, col)  # FA2.A2.L6
+            for m in range(begin, end):
+                q_head = head * columns.group + m // seen
+                i = first + m % seen
                 number = (batch * columns.H + q_head) * columns.T_r + i
                 pipes.rows.fill(n, r, Q, dO, starts, batch, q_head, i, number)  # FA2.A2.L9
                 n += 1
-        r += 1
+            r += 1
         t = t_next
-    pipes.orders.give(r, 0, 0, 0, 0, 0, 0, 0)
+    pipes.orders.give(r, 0, 0, 0, 0, 0, 0, 0, 0)
     if gl.atomic_add(counter + 1, 1) == gl.num_programs(0) - 1:  # the last one to leave puts the counter back
         gl.store(counter, 0)
         gl.store(counter + 1, 0)
@@ -131,9 +135,14 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, columns, scale):
         pipes.k.release(r)
         add_dq(c, n - 1, dq, sums, pipes)
         batch, head, col = pipes.orders.place(r)
+        number = pipes.orders.number(r)
         pipes.orders.done(r)
-        store(c, dv, dV, batch, head, col, pipes)  # FA2.A2.L18
-        store(c, dk * (scale * LN2), dK, batch, head, col, pipes)  # FA2.A2.L18
+        if dK.dtype == gl.float32:  # others have parts of the same columns
+            add_columns(c, number, dv, dV, pipes)
+            add_columns(c, number, dk, dK, pipes)
+        else:
+            store(c, dv, dV, batch, head, col, pipes)  # FA2.A2.L18
+            store(c, dk * (scale * LN2), dK, batch, head, col, pipes)  # FA2.A2.L18
         r += 1
         steps = pipes.orders.steps(r)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -227,11 +236,30 @@ def start_dq(c: gl.constexpr, n, pipes):
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
     """Have this consumer's part of dQ added to HBM."""
-    tma.store_wait(0)  # the part before has been read
+    add_held(c, as_held(dq), (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.W), sums, pipes)  # FA2.A2.L15
+
+
+@gluon.jit
+def add_columns(c: gl.constexpr, number, x, sums, pipes):
+    """Have x (64, d), this consumer's dK or dV in a column block of that number, added to HBM."""
+    d: gl.constexpr = pipes.d
+    at = (number * CONSUMERS + c) * (2 * d)
+    if d == 64:
+        add_held(c, as_held(x), at, sums, pipes)  # FA2.A2.L18
+    else:
+        left, right = as_held(x).reshape([2, d, 32]).permute([1, 2, 0]).split()
+        add_held(c, left, at, sums, pipes)  # FA2.A2.L18
+        add_held(c, right, at + d, sums, pipes)  # FA2.A2.L18
+
+
+@gluon.jit
+def add_held(c: gl.constexpr, x, at, sums, pipes):
+    """Have 128 lines of numbers added to HBM from the line `at` on."""  # (128, 32)
     tile = pipes.dq.index(c)
-    tile.store(as_held(dq))
+    tma.store_wait(0)  # what was there before has been read
+    tile.store(x)
     fence_async_shared()
-    add(sums, [(pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.W), 0], tile)  # FA2.A2.L15
+    add(sums, [at, 0], tile)
 
 
 @gluon.jit
@@ -246,18 +274,18 @@ def store(c: gl.constexpr, x, X, batch, head, col, pipes):
 
 # The kernel -------------------------------------------------------------------------------------------------
 
-RUNTIME = ["key_lengths", "H", "group", "N_q", "N_k", "T_r", "all_heads", "at_once", "scale"]
+RUNTIME = ["key_lengths", "H", "group", "N_q", "N_k", "T_r", "parts", "lots", "at_once", "scale"]
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
-def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, H, group, N_q, N_k, T_r, all_heads,
-                    at_once, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, LATE: gl.constexpr,
+def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, H, group, N_q, N_k, T_r, parts,
+                    lots, at_once, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, LATE: gl.constexpr,
                     REGISTERS: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), and for starts and sums see sums.py."""
     KEYS: gl.constexpr = key_lengths is not None
     B_r: gl.constexpr = Q.block_shape[2]
-    columns = Columns(N_k, N_q - N_k, H, group, T_r, key_lengths if KEYS else counter, KEYS, RAGGED, CAUSAL, B_r)
-    work = Work(gl.cdiv(N_k, CONSUMERS * COLS), all_heads, at_once)
+    columns = Columns(N_k, N_q - N_k, H, group, T_r, parts, key_lengths if KEYS else counter, KEYS, RAGGED, CAUSAL, B_r)
+    work = Work(gl.cdiv(N_k, CONSUMERS * COLS), lots, at_once)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([CONSUMERS * COLS, B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, CONSUMERS * COLS, B_r], DS)
     part: gl.constexpr = [CONSUMERS, sums.block_shape[0], sums.block_shape[1]]
@@ -288,10 +316,12 @@ def backward(dO, dL, Q, K, V, O, L, key_lengths, causal, scale):
         return None
     dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
     starts, sums = (torch.empty(shape, dtype=torch.float32, device=Q.device) for shape in (recipe.starts, recipe.sums))
+    divided = recipe.shared is not None
+    columns = [sums[first:] for first in recipe.shared] if divided else (dK, dV)
     with launch.on_device_of(Q):
         stream = driver.active.get_current_stream(Q.device.index)
-        recipe.before.launch(before_kernel, (O, dO, L, dL, starts, sums), (launch.base_2(scale),), True)
-        tensors = Q, K, V, dO, starts, sums, dK, dV
+        recipe.before.launch(before_kernel, (O, dO, L, dL, starts, sums), (launch.base_2(scale),))
+        tensors = Q, K, V, dO, starts, sums, *columns
         recipe.main.launch(backward_kernel, stream, tensors, (counter_of(Q.device, stream), key_lengths))
-        recipe.after.launch(after_kernel, (sums, dQ), (scale,), True)
+        recipe.after.launch(after_kernel, (sums, dQ, *((dK, dV) if divided else (None, None))), (scale,))
     return dQ, dK, dV  # FA2.A2.L20

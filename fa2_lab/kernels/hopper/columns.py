@@ -24,6 +24,7 @@ class Columns:
     H: gl.tensor  # query heads of one batch entry
     group: gl.tensor  # query heads to one head of K and V
     T_r: gl.tensor  # row blocks of one query head
+    parts: gl.tensor  # into how many the row blocks of a column block are divided
     key_lengths: gl.tensor  # pointer to (batch,) int32, to nothing of use without KEYS
     KEYS: gl.constexpr
     RAGGED: gl.constexpr  # whether a column block may reach past the last key
@@ -31,12 +32,13 @@ class Columns:
     B_r: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, N_k, shift, H, group, T_r, key_lengths, KEYS, RAGGED, CAUSAL, B_r):
+    def __init__(self, N_k, shift, H, group, T_r, parts, key_lengths, KEYS, RAGGED, CAUSAL, B_r):
         self.N_k = N_k
         self.shift = shift
         self.H = H
         self.group = group
         self.T_r = T_r
+        self.parts = parts
         self.key_lengths = key_lengths
         self.KEYS = gl.constexpr(KEYS)
         self.RAGGED = gl.constexpr(RAGGED)
@@ -68,6 +70,11 @@ class Columns:
         return i
 
     @gluon.jit
+    def part(self, part, steps):
+        """The first step of a part, and the one after its last; there may be none."""
+        return steps * part // self.parts, steps * (part + 1) // self.parts
+
+    @gluon.jit
     def full(self, col, length):
         """The row from which on tiles need no mask."""
         row = 0
@@ -84,7 +91,7 @@ class Columns:
 
 @aggregate
 class Orders:
-    """What a consumer must know of its next column block, in seven numbers; the producer writes one order ahead."""
+    """What a consumer must know of its next column block, in eight numbers; the producer writes one order ahead."""
 
     numbers: gl.shared_memory_descriptor
     filled: gl.shared_memory_descriptor  # consumers wait here for an order
@@ -97,7 +104,7 @@ class Orders:
         self.emptied = emptied
 
     @gluon.jit
-    def give(self, r, steps, batch, head, col, full, seen_from, length):
+    def give(self, r, steps, batch, head, col, full, seen_from, length, number):
         """Producer: the r-th order; 0 steps means that there are no more."""
         mbarrier.wait(self.emptied.index(r & 1), (r >> 1 & 1) ^ 1)
         at = (r & 1) * 8
@@ -108,6 +115,7 @@ class Orders:
         write(self.numbers.index(at + 4), full)
         write(self.numbers.index(at + 5), seen_from)
         write(self.numbers.index(at + 6), length)
+        write(self.numbers.index(at + 7), number)
         all_threads()
         mbarrier.arrive(self.filled.index(r & 1), count=1)
 
@@ -136,6 +144,11 @@ class Orders:
             read(self.numbers.index(at + 5)),
             read(self.numbers.index(at + 6)),
         )
+
+    @gluon.jit
+    def number(self, r):
+        """Consumer: the column block's number among all."""
+        return read(self.numbers.index((r & 1) * 8 + 7))
 
     @gluon.jit
     def done(self, r):

@@ -1,6 +1,7 @@
 """From torch to the three launches of the Hopper backward."""
 
 import functools
+import math
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,7 @@ class Recipe:
     after: launch.Plan
     starts: tuple[int, int]  # shapes of what lies between them
     sums: tuple[int, int]
+    shared: tuple[int, int] | None  # where the sums of dK and dV begin, if column blocks are divided
 
 
 def recipe_for(dO, dL, Q, K, V, O, L, key_lengths, causal: bool, scale: float) -> Recipe | None:
@@ -52,26 +54,58 @@ def recipe(kind, O_strides, dO_strides, no_dL, lengths, causal, scale) -> Recipe
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q_shape, K_shape
     if d not in PLANS or not host.fits(*kind) or not host.copyable(Q_shape, dO_strides) or scale < SMALLEST_SCALE:
         return None
-    sizes = PLANS[d]
+    sizes, T_c = PLANS[d], -(-N_k // 128)
     T_r = -(-N_q // sizes.B_r)
-    row_blocks, column_blocks = T_r * batch * H, -(-N_k // 128) * batch * H_kv
-    starts, sums = (row_blocks, 2 * sizes.B_r), (row_blocks * sizes.B_r * sizes.d_pad // 32, 32)
-    at_once = max(1, 16 * launch.MiB // (4 * N_q * d * (H // H_kv)))
-    scalars = H, H // H_kv, N_q, N_k, T_r, batch * H_kv, at_once, launch.base_2(scale)
+    row_blocks, column_blocks, group = T_r * batch * H, T_c * batch * H_kv, H // H_kv
+    parts = parts_for(column_blocks, group * T_r, host.multiprocessors(device), causal)
+    shared, sums = shapes_of_sums(row_blocks * sizes.B_r, column_blocks * 128, sizes.d_pad, parts)
+    starts = row_blocks, 2 * sizes.B_r
+    at_once = max(1, 16 * launch.MiB * parts // (4 * N_q * d * group))
+    scalars = H, group, N_q, N_k, T_r, parts, batch * H_kv * parts, at_once, launch.base_2(scale)
     options = dict(CAUSAL=causal, RAGGED=lengths is not None or N_k % 128 != 0, LATE=sizes.late)
     options |= dict(REGISTERS=sizes.registers, num_warps=4)
-    described = describe(dtype, sizes, Q_shape, K_shape, (*strides, dO_strides), starts, sums)
-    grid = min(host.multiprocessors(device), column_blocks), 1, 1
-    rest, constants, plain = (H, N_q, T_r), (d, sizes.d_pad, sizes.B_r), launch.Blocks(64, sizes.d_pad, 4, 1)
-    before = launch.Plan(plain, row_blocks * sizes.B_r // 64, (O_strides[:3], dO_strides[:3], *rest), constants)
-    after = launch.Plan(plain, row_blocks * 2, (like(Q_shape, strides[0])[:3], *rest), constants)
-    return Recipe(before, host.Recipe(grid, described, scalars, options), after, starts, sums)
+    described = describe(dtype, sizes, Q_shape, K_shape, (*strides, dO_strides), starts, sums, shared)
+    grid = min(host.multiprocessors(device), column_blocks * parts), 1, 1
+    constants, plain = (d, sizes.d_pad, sizes.B_r), launch.Blocks(64, sizes.d_pad, 4, 1)
+    rest = O_strides[:3], dO_strides[:3], H, N_q, T_r, sums[0] // (2 * sizes.d_pad)
+    before = launch.Plan(plain, row_blocks * sizes.B_r // 64, rest, constants)
+    outputs = (like(shape, x)[:3] for shape, x in zip((Q_shape, K_shape, K_shape), strides, strict=True))
+    rest = *outputs, H, H_kv, N_q, N_k, T_r, T_c, 2 * row_blocks, 2 * column_blocks
+    after = launch.Plan(plain, 2 * row_blocks + (4 * column_blocks if shared else 0), rest, constants)
+    return Recipe(before, host.Recipe(grid, described, scalars, options), after, starts, sums, shared)
 
 
-def describe(dtype, sizes: Plan, Q_shape, K_shape, strides, starts, sums) -> tuple[dict, ...]:
-    """What bulk copies must know of Q, K, V, dO, starts, sums, dK and dV."""
+def parts_for(column_blocks: int, steps: int, multiprocessors: int, causal: bool) -> int:
+    """Into how many parts to divide each column block, of so many steps, to be done first.
+
+    In the time of a step: a part takes one and a half to begin and end, and all additions 6 and a 25th for each block.
+    Alike parts run in rounds; causal ones have half the steps on average, and at the end wait for half of the longest.
+    """
+
+    def time(parts: int) -> float:
+        rounds, longest = column_blocks * parts / multiprocessors, steps / parts
+        additions = 6 + column_blocks / 25 if parts > 1 else 0
+        if causal:
+            return rounds * (longest / 2 + 1.5) + longest / 2 + additions
+        return math.ceil(rounds) * (longest + 1.5) + additions
+
+    return min((2**n for n in range(9)), key=time)
+
+
+def shapes_of_sums(rows: int, columns: int, d_pad: int, parts: int):
+    """Where the sums of dK and dV begin, None if undivided, and the shape of all sums, dQ's first; in lines of 32."""
+    dQ, dK = rows * d_pad // 32, columns * d_pad // 32
+    return (None, (dQ, 32)) if parts == 1 else ((dQ, dQ + dK), (dQ + 2 * dK, 32))
+
+
+def describe(dtype, sizes: Plan, Q_shape, K_shape, strides, starts, sums, shared) -> tuple[dict, ...]:
+    """What bulk copies must know of Q, K, V, dO, starts, sums, and of dK and dV or their sums."""
     of = functools.partial(host.descriptor, dtype, d=sizes.d_pad)
     Q, K, V, dO = strides
+    if shared is None:
+        columns = of(K_shape, like(K_shape, K), rows=64), of(K_shape, like(K_shape, V), rows=64)
+    else:
+        columns = 2 * (numbers((shared[1] - shared[0], 32), [128, 32], 128),)
     return (
         of(Q_shape, Q, rows=sizes.B_r),
         of(K_shape, K, rows=128),
@@ -79,8 +113,7 @@ def describe(dtype, sizes: Plan, Q_shape, K_shape, strides, starts, sums) -> tup
         of(Q_shape, dO, rows=sizes.B_r),
         numbers(starts, [1, 2 * sizes.B_r], 0),
         numbers(sums, [sizes.B_r * sizes.d_pad // 64, 32], 128),
-        of(K_shape, like(K_shape, K), rows=64),
-        of(K_shape, like(K_shape, V), rows=64),
+        *columns,
     )
 
 

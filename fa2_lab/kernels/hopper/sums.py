@@ -1,10 +1,13 @@
-"""dQ's sum in HBM, and the kernels before and after the Hopper backward.
+"""Sums in HBM, and the kernels before and after the Hopper backward.
 
 Column blocks run in any order and all add to dQ. The copy engine does it, in fp32: a consumer leaves its part of a tile
 in shared memory and goes on. Nobody else reads these sums, so they lie in HBM as the tensor cores leave them in
 registers: every thread's numbers in groups of four, without a shuffle and without a conflict of banks. The kernel
 afterwards puts them in order. Sums in another order round differently: dQ is not the same, bit by bit, each time.
-While the backward runs they take 4 bytes for each number of dQ, rows padded to whole row blocks and d to 64 or 128.
+
+Where there are too few column blocks for all SMs, as with few K/V heads, each is divided among several programs: they
+take the row blocks of its query heads part by part, and dK and dV become sums, too. While the backward runs, sums take
+4 bytes for each number of dQ, and if divided for each of dK and dV; rows are padded to whole blocks, d to 64 or 128.
 """
 
 import triton
@@ -43,10 +46,10 @@ def in_order(x, W: tl.constexpr):
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
-@triton.jit(do_not_specialize=["H", "N_q", "T_r"])
-def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r, scale_log2, d: tl.constexpr,
+@triton.jit(do_not_specialize=["H", "N_q", "T_r", "tiles"])
+def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r, tiles, scale_log2, d: tl.constexpr,
                   d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
-    """For 64 rows: zero dQ's sums, and write what the products start from: S from −L/scale, dP from −D.
+    """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
     """
@@ -54,7 +57,9 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     bh, i = number // T_r, number % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
-    tl.store(sums + tl.cast(tl.program_id(0), tl.int64) * 64 * d_pad + tl.arange(0, 64 * d_pad), zeros)  # FA2.A2.L3
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)
+        tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
     first = i * B_r + part * 64
     o_i = load_rows(head_of(O, O_strides, bh // H, bh % H), first, O_strides[2], N_q, 64, d, d_pad, True, True)
@@ -71,15 +76,34 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r
     tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
 
 
-@triton.jit(do_not_specialize=["H", "N_q", "T_r"])
-def after_kernel(sums, dQ, dQ_strides, H, N_q, T_r, scale, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):
-    """What one consumer after the other added to a tile of dQ: in order, scaled, in half precision."""
-    W: tl.constexpr = B_r * d_pad // 128
-    number, c = tl.program_id(0) // 2, tl.program_id(0) % 2
-    bh, i = number // T_r, number % T_r
-    dq_i = in_order(tl.load(sums + tl.cast(tl.program_id(0), tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
-    row, col = i * B_r, c * W  # consumers share the columns of a tile of 64 rows,
-    if B_r > 64:  # and the rows of a taller one
-        row, col = i * B_r + c * 64, 0
-    dQ = head_of(dQ, dQ_strides, bh // H, bh % H) + col
-    store_rows(dQ, dq_i * scale, row, dQ_strides[2], N_q, 64, d - col, W)  # FA2.A2.L20
+AFTER = ["H", "H_kv", "N_q", "N_k", "T_r", "T_c", "row_tiles", "column_tiles"]
+
+
+@triton.jit(do_not_specialize=AFTER)
+def after_kernel(sums, dQ, dK, dV, dQ_strides, dK_strides, dV_strides, H, H_kv, N_q, N_k, T_r, T_c, row_tiles,
+                 column_tiles, scale, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+    """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
+    n = tl.program_id(0)
+    if n < row_tiles:
+        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, scale, d, d_pad, B_r)  # FA2.A2.L20
+    elif dK is not None:
+        n -= row_tiles
+        sums += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
+        if n < column_tiles:
+            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, scale, d, d_pad, 128)  # FA2.A2.L18
+        else:
+            sums += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
+            finish(sums, n - column_tiles, dV, dV_strides, H_kv, N_k, T_c, 1.0, d, d_pad, 128)  # FA2.A2.L18
+
+
+@triton.jit
+def finish(sums, n, X, strides, H, N, T, scale, d: tl.constexpr, d_pad: tl.constexpr, B: tl.constexpr):
+    """Tile n, what one consumer after the other added, into X; B rows are the tiles of two consumers."""
+    W: tl.constexpr = B * d_pad // 128
+    number, c = n // 2, n % 2
+    bh, i = number // T, number % T
+    x = in_order(tl.load(sums + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
+    row, col = i * B, c * W  # consumers share the columns of a tile of 64 rows,
+    if B > 64:  # and the rows of a taller one
+        row, col = i * B + c * 64, 0
+    store_rows(head_of(X, strides, bh // H, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)
