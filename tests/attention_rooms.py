@@ -26,7 +26,8 @@ def kernels(request, monkeypatch):
         rooms = SimpleNamespace(choice=both, forward=forward_room, backward=backward_room)
         monkeypatch.setattr(sys.modules["fa2_lab.attention"], "kernels", lambda: rooms)
     else:
-        monkeypatch.setattr(HOPPER, "pays", lambda *_: True)  # also where there is so little work that it would not be
+        for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
+            monkeypatch.setattr(room, "pays", lambda *_: True)  # also where there is so little work that it would not
     return request.param
 
 

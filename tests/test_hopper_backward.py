@@ -114,17 +114,19 @@ def test_every_address_is_looked_at(odd, monkeypatch):
     assert host_backward.recipe_for(*tensors, None, True, 0.1) == (None if odd else "a recipe")
 
 
-@pytest.mark.parametrize("on_hopper, taken, dropout, same_bits, chosen", [
-    (True, True, False, False, "hopper"),
-    (True, True, False, True, "portable"),
-    (True, True, True, False, "portable"),
-    (True, False, False, False, "portable"),
-    (False, True, False, False, "portable"),
+@pytest.mark.parametrize("on_hopper, taken, pays, dropout, same_bits, chosen", [
+    (True, True, True, False, False, "hopper"),
+    (True, True, False, False, False, "portable"),
+    (True, True, True, False, True, "portable"),
+    (True, True, True, True, False, "portable"),
+    (True, False, True, False, False, "portable"),
+    (False, True, True, False, False, "portable"),
 ])  # fmt: skip
-def test_choice(on_hopper, taken, dropout, same_bits, chosen, monkeypatch):
+def test_choice(on_hopper, taken, pays, dropout, same_bits, chosen, monkeypatch):
     from fa2_lab.kernels import choice
 
     rooms = {name: SimpleNamespace(backward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
+    rooms["hopper"].pays = lambda *a: pays
     if not taken:
         rooms["hopper"].backward = lambda *a: None
     monkeypatch.setattr(choice, "portable_backward", rooms["portable"])
@@ -136,6 +138,18 @@ def test_choice(on_hopper, taken, dropout, same_bits, chosen, monkeypatch):
     assert name == chosen
     want = (*seven, None, True, 0.5) if chosen == "hopper" else (*seven, None, seed, True, 0.5, 0.1)
     assert all(a is b for a, b in zip(got, want, strict=True))
+
+
+SMALL = [(64, 4, 128, 264), (64, 4, 129, 132), (64, 4, 512, 132)]
+LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 128, 0), (128, 4, 512, 0)]
+
+
+@pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])
+def test_where_it_pays(d, kv_heads, N_k, most, some_hopper):
+    """More than so many blocks of 64 rows."""
+    K = torch.empty(1, kv_heads, N_k, d, device="meta")
+    assert some_hopper.pays(torch.empty(1, 4, 64 * (most // 4) + 1, d, device="meta"), K)
+    assert not most or not some_hopper.pays(torch.empty(1, 4, 16 * most, d, device="meta"), K)
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------

@@ -29,6 +29,7 @@ from fa2_lab.kernels.hopper.sums import add, after_kernel, as_held, before_kerne
 from fa2_lab.kernels.hopper.work import Work
 
 LN2 = gl.constexpr(math.log(2))
+pays = host.pays
 
 
 @aggregate
