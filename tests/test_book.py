@@ -67,6 +67,14 @@ def test_cells_are_short(chapter):
 
 
 @each
+def test_folds_render_their_markdown(chapter):
+    """Without an empty line after the summary a fold's first paragraph is raw HTML, and shows its backticks."""
+    for cell in load(chapter).cells:
+        for raw in re.findall(r"</summary>\n(?!\n)(.*?)(?:\n\n|</details>)", cell.source, flags=re.DOTALL):
+            assert "`" not in raw and "**" not in raw, raw
+
+
+@each
 def test_links_lead_somewhere(chapter):
     for cell in load(chapter).cells:
         texts = [o.get("data", {}).get("text/markdown", "") for o in cell.get("outputs", [])]

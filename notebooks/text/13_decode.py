@@ -350,6 +350,7 @@ for row in record.rows:
 # Count the heads, then the waves (notebook 06).
 # </details>
 # <details><summary>Answer</summary>
+#
 # 512 heads are two waves on 264 slots, 97% busy. Nothing to split, if all lengths are equal, and the package takes whole
 # heads there: `splits.programs(264, 512, equal=True)` is 512. With unequal lengths equal shares still win.
 # </details>
@@ -358,6 +359,7 @@ for row in record.rows:
 # four bytes, written and read; a tile 64 keys and values of two bytes each number. Take 4 rows, then 64.
 #
 # <details><summary>Hint</summary>
+#
 # `splits.Cache` knows `part_bytes` and `tile_bytes`.
 # </details>
 # <details><summary>Answer</summary>
