@@ -211,8 +211,8 @@ show(ladder(**book.ladder_data()))
 # <details><summary>The small one</summary>
 #
 # "Divide once" takes a tenth of the ordinary arithmetic out of a tile. A GPU multiplies matrices on units of their own;
-# all other arithmetic is about 15 times slower per operation there, so that little of it is a lot of time. Chapter 04
-# counts this change, and 10 is there to measure it.
+# all other arithmetic is about 16 times slower per operation there, so that little of it is a lot of time. Chapter 04
+# counts this change, and 10 measures it.
 #
 # Not all rungs save the same kind of thing: 03 and the first of 04 save traffic, 05 saves memory (and pays with work
 # done twice), 06 saves waiting. Which of them pays on a given GPU is a question for measurements.
