@@ -314,8 +314,8 @@ for chip in (chips.A100, chips.H100):
     print(f"{chip.name}: faster by {in_turns:.2f} if units take turns, by {together:.2f} if they overlap")
 
 # %% [markdown]
-# Real kernels lie between the two. Tweak 1 is no revolution; it takes work off a unit that the tensor cores may have to
-# wait for.
+# By this model a kernel lies between the two; notebook 10 asks a clock. Tweak 1 is no revolution: it takes work off a unit
+# that the tensor cores may have to wait for.
 #
 # **Takeaway.** A saving counts where the saved unit was holding others up. Count first, then ask who was waiting.
 
