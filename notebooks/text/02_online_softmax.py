@@ -341,6 +341,10 @@ print("same result:", close(o, dense))
 # </details>
 #
 # **3. Break and fix.** The next cell forgets α in one place. Before you run it: will its result be wrong for every row?
+#
+# <details><summary>Hint</summary>
+# When is α = 1 in every step?
+# </details>
 
 # %%
 def broken(m, l, o, s, v):

@@ -508,6 +508,10 @@ for name in ("fa2", "fa1"):
 # %% [markdown]
 # **3. Break and fix.** In the step below somebody has forgotten that o arrives divided. Before you run it: after how
 # many column blocks is O wrong for the first time?
+#
+# <details><summary>Hint</summary>
+# What are o and l when the first column block arrives?
+# </details>
 
 # %%
 def broken_step(o, l, m, s, v):

@@ -616,6 +616,10 @@ for i in range(3):
 # **Exercise 3. Break and fix.** The step below moves the state to the new maximum, but takes the exponentials of the new
 # tile relative to the tile's own maximum, as FA1 does, and forgets FA1's factor β = exp(m_tile − m_new). For which rows is
 # the result right all the same? (The keys are sorted here so that the scores of query 0 rise.)
+#
+# <details><summary>Hint</summary>
+# When is β = 1?
+# </details>
 
 # %%
 def forgot_beta(o, l, m, s, v):

@@ -470,6 +470,10 @@ print("dQ:", close(dQ_with_L, central_differences(loss_with_L, Q), tolerance=1e-
 #
 # **Exercise 3. Break and fix.** The function below computes D from the tile, as rowsum(p ∘ dp). Before you run it: with
 # which block size is the result right?
+#
+# <details><summary>Hint</summary>
+# D is a sum over all keys of a row.
+# </details>
 
 # %%
 def dq_with_local_D(B_c):

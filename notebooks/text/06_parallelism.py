@@ -452,6 +452,10 @@ print("tiles of each pair:", [(i + 1) + (k + 1) for i, k in pairs])
 #
 # **3. Break and fix.** The grid below is computed with a plain division. Before you run it: which rows of O are never
 # written, and what would a test that looks at shapes alone say?
+#
+# <details><summary>Hint</summary>
+# How many row blocks of 4 do 10 queries need?
+# </details>
 
 # %%
 Q_10, K_10, V_10 = np.random.default_rng(3).standard_normal((3, 10, 4))

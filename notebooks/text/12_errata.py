@@ -512,6 +512,10 @@ print("told apart:", judge(half).told_apart)
 #
 # **3. Break and fix.** Someone repairs the article's loop by masking every tile that is visited, and leaves the `>`.
 # Before you run it: is the result right? Is the repair?
+#
+# <details><summary>Hint</summary>
+# What does a tile that is masked as a whole add to the result, and what to the work?
+# </details>
 
 # %%
 T, B = 4, 2
