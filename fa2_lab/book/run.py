@@ -17,6 +17,7 @@ from fa2_lab.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, written
 
 TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+WIDGET = "application/vnd.jupyter.widget-view+json"  # sliders need a running kernel, so they are not recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
@@ -66,6 +67,9 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         client.execute()
     except CellExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     code = sum(c.cell_type == "code" for c in notebook.cells)
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)

@@ -23,7 +23,6 @@ PAGE = """<!DOCTYPE html>
 </main></body>
 </html>
 """
-WIDGET = "application/vnd.jupyter.widget-view+json"
 CSS = """
 body { font: 17px/1.6 Georgia, 'DejaVu Serif', serif; color: #222; background: #fff; margin: 0 }
 main { max-width: 900px; margin: 0 auto; padding: 1.5em 1em 4em } p, li { max-width: 48em }
@@ -55,8 +54,7 @@ def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = cell.source.replace(".ipynb)", ".html)")
-        cell.outputs = [o for o in cell.get("outputs", []) if WIDGET not in o.get("data", {})]  # sliders need a kernel
-        for output in cell.outputs:
+        for output in cell.get("outputs", []):
             if "text/markdown" in output.get("data", {}):
                 output.data["text/markdown"] = output.data["text/markdown"].replace(".ipynb)", ".html)")
     body, _ = HTMLExporter(

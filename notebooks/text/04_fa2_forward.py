@@ -142,8 +142,8 @@ fa2.forward(Q, K, V, B_r=4, B_c=2, trace=finished)
 show(order.visiting_order(2, 4, {"FA1": fa1_meter.events, "FA2": finished.events}))
 
 # %% [markdown]
-# In a running notebook you can move through time yourself, and change sizes, mask and loop order: the next cell shows
-# sliders, where `ipywidgets` is installed. (On a page that only shows the notebook it stays still.)
+# In a running notebook you can move through time yourself, and change sizes, mask and loop order: run the next cell, which
+# shows sliders where `ipywidgets` is installed.
 
 # %% tags=["nbval-ignore-output"]
 explore()
