@@ -35,6 +35,8 @@ BAD = [
     ("k", ValueError, dict(k=torch.zeros(2, 3, 12, 16, device=DEVICE))),
     ("k", ValueError, dict(k=torch.zeros(1, 2, 12, 16, device=DEVICE))),
     ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 0, 16, device=DEVICE), v=torch.zeros(2, 2, 0, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 0, 12, 16, device=DEVICE))),
     ("k", TypeError, dict(k=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.float16))),
     ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 16, device="meta"))),
     ("v", ValueError, dict(v=torch.zeros(2, 2, 11, 16, device=DEVICE))),
