@@ -572,7 +572,7 @@ for B_r, B_c in ((128, 128), (128, 64)):
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1. Predict.** 12 queries, 12 keys, tiles of 4 rows and 3 columns, causal. How many tiles of each kind? Draw it, then
+# **1. Predict.** 12 queries, 12 keys, tiles of 4 rows and 3 columns, causal. How many tiles of each kind? Draw it, then
 # run the cell.
 #
 # <details><summary>Hint</summary>
@@ -585,20 +585,20 @@ for i in range(3):
     print(" ".join(f"{kind(uneven, i, j).name:8}" for j in range(4)))
 
 # %% [markdown]
-# <details><summary>Answer to exercise 1</summary>
+# <details><summary>Answer</summary>
 #
 # 3 skipped, 5 on the diagonal, 4 full. Row block 0: its first row sees column 0 only, its last row columns 0 to 3, so the
 # tiles of columns 0 to 2 and 3 to 5 are cut. Row block 1: columns 0 to 2 are full, 3 to 5 and 6 to 8 are cut. Row block
 # 2: row 8 sees columns 0 to 8, so three tiles are full and the last is cut.
 # </details>
 #
-# **Exercise 2. Complete.** A sliding window: row r sees columns c with r − w < c ≤ r. Write the tests for SKIP on both
+# **2. Complete.** A sliding window: row r sees columns c with r − w < c ≤ r. Write the tests for SKIP on both
 # sides of the window.
 #
 # <details><summary>Hint</summary>
 # On the left, a tile is out of sight if its last column is out of sight of its first row.
 # </details>
-# <details><summary>Answer to exercise 2</summary>
+# <details><summary>Answer</summary>
 #
 # ```python
 # def skipped(tiling, i, j, w):
@@ -613,7 +613,7 @@ for i in range(3):
 # rows.start − w + 1.
 # </details>
 #
-# **Exercise 3. Break and fix.** The step below moves the state to the new maximum, but takes the exponentials of the new
+# **3. Break and fix.** The step below moves the state to the new maximum, but takes the exponentials of the new
 # tile relative to the tile's own maximum, as FA1 does, and forgets FA1's factor β = exp(m_tile − m_new). For which rows is
 # the result right all the same? (The keys are sorted here so that the scores of query 0 rise.)
 #
@@ -637,7 +637,7 @@ rising = [r for r in range(8) if (np.diff(maxima[r]) > 0).all()]
 print("right rows:", right_rows, "  rows whose maximum rises with every tile:", rising)
 
 # %% [markdown]
-# <details><summary>Answer to exercise 3</summary>
+# <details><summary>Answer</summary>
 #
 # Only where every tile brings a new maximum is the tile's own maximum also the row's, and β = 1. FA2 needs no β because
 # it takes the exponentials relative to `m_new` from the start. That is the difference between lines 12 and 13 of FA1's

@@ -431,17 +431,17 @@ show(groups.grouped_heads(**heads_data()))
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1. Predict.** All rows of V are equal. What are dS, dQ and dK? What is dV?
+# **1. Predict.** All rows of V are equal. What are dS, dQ and dK? What is dV?
 #
 # <details><summary>Hint</summary>
 # What is the worth dP of each key of a row, and what is their mean?
 # </details>
-# <details><summary>Answer to exercise 1</summary>
+# <details><summary>Answer</summary>
 # All keys of a row are worth the same, so each is exactly average: dP = D, dS = 0, and with it dQ = dK = 0. Where
 # attention looks makes no difference if all values are the same. dV = Pᵀ dO is not zero.
 # </details>
 #
-# **Exercise 2. Complete.** Let the loss depend on L as well (merging parts on several GPUs does that), with a given
+# **2. Complete.** Let the loss depend on L as well (merging parts on several GPUs does that), with a given
 # gradient dL_i for each row. By exercise 2 of notebook 01, dS becomes P ∘ (dP − D + dL). Get the new dQ out of `dq_pass` as it
 # is, by handing it one other argument. The cell holds a solution: cover the line with `D_with_L` and write your own.
 #
@@ -463,12 +463,12 @@ dQ_with_L = dq_pass(Q, K, V, L, D_with_L, dO, tiling, UNWATCHED)
 print("dQ:", close(dQ_with_L, central_differences(loss_with_L, Q), tolerance=1e-7))
 
 # %% [markdown]
-# <details><summary>Answer to exercise 2</summary>
+# <details><summary>Answer</summary>
 #
 # dP − D + dL = dP − (D − dL): the function stays as it is and is handed D − dL.
 # </details>
 #
-# **Exercise 3. Break and fix.** The function below computes D from the tile, as rowsum(p ∘ dp). Before you run it: with
+# **3. Break and fix.** The function below computes D from the tile, as rowsum(p ∘ dp). Before you run it: with
 # which block size is the result right?
 #
 # <details><summary>Hint</summary>
@@ -489,7 +489,7 @@ for B_c in (2, 4, 8):
     print(f"B_c = {B_c}: dQ is right:", close(dq_with_local_D(B_c), dQ))
 
 # %% [markdown]
-# <details><summary>Answer to exercise 3</summary>
+# <details><summary>Answer</summary>
 #
 # Only where one tile holds the whole row. A test with fewer keys than a block would pass, which is why tests of a kernel
 # need at least two blocks in each direction.

@@ -705,7 +705,7 @@ print(getsource(packaged.visit_tiles.fn).split('"""')[2].strip("\n"))
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1. Predict.** 130 queries and keys, blocks of 64 × 32, causal. How many programs, and how many tiles of each
+# **1. Predict.** 130 queries and keys, blocks of 64 × 32, causal. How many programs, and how many tiles of each
 # kind does each of them visit?
 #
 # <details><summary>Hint</summary>
@@ -718,13 +718,13 @@ print("tiles [without a mask, with]:", visits(130, 64, 32, causal=True)[0])
 print("and not causal:              ", visits(130, 64, 32, causal=False)[0])
 
 # %% [markdown]
-# <details><summary>Answer to exercise 1</summary>
+# <details><summary>Answer</summary>
 #
 # Three programs. The last one: row 128 sees 129 keys, four whole blocks of 32; row 129 sees 130, so one ragged tile is left.
 # Without the mask every row block has four whole tiles and the ragged one.
 # </details>
 #
-# **Exercise 2. Complete.** A kernel for L alone: the logsumexp of each row of a matrix S (N × N_k) that lies in HBM, in
+# **2. Complete.** A kernel for L alone: the logsumexp of each row of a matrix S (N × N_k) that lies in HBM, in
 # blocks of B_c. It needs notebook 02's state without `o`. The cell holds a solution: cover the loop and write your own.
 #
 # <details><summary>Hint</summary>
@@ -751,13 +751,13 @@ logsumexp_kernel[(5,)](S, L, 1000, B_c=64)
 print("L:", close(host(L), naive.logsumexp(host(S)), 1e-5))
 
 # %% [markdown]
-# <details><summary>Answer to exercise 2</summary>
+# <details><summary>Answer</summary>
 #
 # `other=NEG_INF`: 0 would be a score, with a vote. The state starts at (−∞, 0). A first block always has a key, so −∞ − (−∞)
 # cannot happen here; in a masked matrix it could.
 # </details>
 #
-# **Exercise 3. Break and fix.** The package computes the exponent as s·c − (m·c). A fused multiply-add rounds once, at the
+# **3. Break and fix.** The package computes the exponent as s·c − (m·c). A fused multiply-add rounds once, at the
 # end; m·c has been rounded before. For the largest score s = m, so the exponent should be 0. Put in the numbers of a bug
 # report against PyTorch, q = k = 133,120 (the cell imitates the instruction in float64): what is exp2 of the result in
 # fp32? Then find a c for which nothing is rounded, and say why it may be used.
@@ -776,7 +776,7 @@ q = torch.full((1, 1, 4, 1), 133120.0, device=device)
 print("attention() of such inputs, values 1:", attention(q, q, q / 133120).flatten().tolist())
 
 # %% [markdown]
-# <details><summary>Answer to exercise 3</summary>
+# <details><summary>Answer</summary>
 #
 # 2^247 is infinite in fp32, and ∞/∞ is NaN. Multiplying by a power of two is exact. It is not the right scale, though:
 # up to twice too small. But where |m·c| is above 2³⁰, two fp32 scores that differ at all differ by at least 32 after

@@ -549,7 +549,7 @@ for name, a, b, want in zip(("dQ", "dK", "dV"), ours, plain, exact, strict=True)
 # %% [markdown]
 # ## Exercises
 #
-# **Exercise 1. Predict.** Causal, 64 queries and 128 keys, blocks of 16. At which row does the program of column block 0
+# **1. Predict.** Causal, 64 queries and 128 keys, blocks of 16. At which row does the program of column block 0
 # begin, and that of the last column block? Which of the eight column programs has the most to do?
 #
 # <details><summary>Hint</summary>
@@ -561,14 +561,14 @@ for name, a, b, want in zip(("dQ", "dK", "dV"), ours, plain, exact, strict=True)
 print("first row of each column block:", [max(j + 64 - 128, 0) // 16 * 16 for j in range(0, 128, 16)])
 
 # %% [markdown]
-# <details><summary>Answer to exercise 1</summary>
+# <details><summary>Answer</summary>
 #
 # Row 0 sees 65 keys, so column blocks 0 to 4 begin at row 0 (block 4 holds column 64, which row 0 just sees). Then 16,
 # 32, 48. The first five have four row blocks each, the last has one. Columns come in order of decreasing work by themselves, so
 # the backward needs no reversed order as the forward does.
 # </details>
 #
-# **Exercise 2. Complete.** Sum dQ without atomics and without a second pass over S: let column program j write its part
+# **2. Complete.** Sum dQ without atomics and without a second pass over S: let column program j write its part
 # to a place of its own, dQ_parts[j], and add the parts at the end, always in the same order. The cell holds a solution for
 # `by_columns`, one call for each column block. What does it cost in memory at N = 8,192, d = 128, blocks of 128?
 #
@@ -587,14 +587,14 @@ of_dQ = 8192 * 128
 print("memory for the parts:", cdiv(8192, 128) * of_dQ * 4 // MiB, "MiB a head; for dQ:", of_dQ * 2 // MiB)
 
 # %% [markdown]
-# <details><summary>Answer to exercise 2</summary>
+# <details><summary>Answer</summary>
 #
 # The kernel does not ask whose keys it was given: with L and D of the whole row, each slice of the keys is a job of its
 # own. That is also what a ring of GPUs does. The price is a T_c-fold dQ in fp32, 256 MiB for each head here: it repeats
 # bit for bit, and it brings the quadratic memory back.
 # </details>
 #
-# **Exercise 3. Break and fix.** Someone saves the extra kernel and passes D = 0. Before you run it: which of dQ, dK, dV is
+# **3. Break and fix.** Someone saves the extra kernel and passes D = 0. Before you run it: which of dQ, dK, dV is
 # still right? For which V would all three be? Then repair it with one line of PyTorch, without a kernel.
 #
 # <details><summary>Hint</summary>
@@ -608,7 +608,7 @@ dQ_0 = by_rows(Q, K, V, dO, L, nothing)
 print("dQ, dK, dV right with D = 0:", agree((dQ_0, dK_0, dV_0), (dQ, dK, dV)))
 
 # %% [markdown]
-# <details><summary>Answer to exercise 3</summary>
+# <details><summary>Answer</summary>
 #
 # dV = Pᵀ dO does not use D; dQ and dK do. D_i = do_i · o_i is zero for all rows if the output is orthogonal to its
 # gradient, as for V = 0. A test that uses zeros or a symmetric toy input may well pass.
