@@ -201,9 +201,8 @@ class Plan:
         rest = self.fixed, floats, self.constants
         made = kernel[self.grid](*pointers, *chain(*rest), **self.blocks.compiler_options())
         if repeatable and isinstance(made, triton.compiler.CompiledKernel):
-            self.again = relaunch(made, self.grid, current_stream(pointers[0]), (), pointers, *rest) or self.asking(
-                made
-            )
+            past = relaunch(made, self.grid, current_stream(pointers[0]), (), pointers, *rest)
+            self.again = past or self.asking(made)
 
     def asking(self, made):
         """The same through Triton, where it cannot be passed by."""
@@ -255,6 +254,12 @@ def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
 def base_2(scale: float) -> float:
     """The scale of scores whose exponential is a power of 2."""
     return max(scale * LOG2E, TINY)
+
+
+def scales(scale: float) -> tuple[float, float, float]:
+    """base_2; for scores of which only the leading bits are left, the power of two below; and where such scores begin."""
+    fine = base_2(scale)
+    return fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
 
 
 def dropout(seed: torch.Tensor | None, p: float):
