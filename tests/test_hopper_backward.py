@@ -140,8 +140,8 @@ def test_choice(on_hopper, taken, pays, dropout, same_bits, chosen, monkeypatch)
     assert all(a is b for a, b in zip(got, want, strict=True))
 
 
-SMALL = [(64, 4, 128, 264), (64, 4, 129, 132), (64, 4, 512, 132)]
-LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 128, 0), (128, 4, 512, 0)]
+SMALL = [(64, 4, 128, 264), (64, 4, 129, 132), (64, 4, 256, 132)]
+LARGE = [(64, 4, 257, 0), (64, 2, 128, 0), (96, 4, 128, 0), (128, 4, 512, 0)]
 
 
 @pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])
@@ -150,6 +150,17 @@ def test_where_it_pays(d, kv_heads, N_k, most, some_hopper):
     K = torch.empty(1, kv_heads, N_k, d, device="meta")
     assert some_hopper.pays(torch.empty(1, 4, 64 * (most // 4) + 1, d, device="meta"), K)
     assert not most or not some_hopper.pays(torch.empty(1, 4, 16 * most, d, device="meta"), K)
+
+
+def test_parts():
+    """On 132 SMs: undivided where there is enough to do, else about as many programs or more, not more than steps."""
+    from fa2_lab.kernels.hopper.host_backward import parts_for
+
+    for causal in (False, True):
+        assert parts_for(2048, 64, 132, causal) == 1
+        assert parts_for(32, 2048, 132, causal) * 32 >= 0.9 * 132
+        for column_blocks, steps in product((1, 10, 100, 1000), (1, 2, 30, 4000)):
+            assert parts_for(column_blocks, steps, 132, causal) <= steps
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------

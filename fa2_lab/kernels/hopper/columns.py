@@ -1,7 +1,10 @@
 """What the Hopper backward's warps hand each other: orders for column blocks, and the rows that each of them sees.
 
 A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows come in row blocks, from
-every query head that shares the K/V head. Only the producer knows where all this lies; consumers are told the rest.
+every query head that shares the K/V head, or from a part of them if the column block is divided among programs. Only
+the producer knows where all this lies; consumers are told the rest.
+
+compute-sanitizer's racecheck names write() and read() here: it does not see that barriers in memory order them.
 """
 
 from triton.experimental import gluon

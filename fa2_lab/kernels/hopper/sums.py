@@ -16,6 +16,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from fa2_lab.kernels.tile import head_of, load_rows, store_rows
 
@@ -29,6 +30,27 @@ def add(described, at, tile, _semantic=None):
     """Have the copy engine add a tile of shared memory to HBM (Gluon has a function for it from Triton 3.8 on)."""
     at = _semantic._convert_to_ir_values(at, require_i64=False)
     _semantic.builder.create_async_tma_reduce(ADD, described.handle, at, tile.handle)
+
+
+@gluon.jit
+def add_tile(x, sums, at, place):
+    """Have x (64, 64 or 128) added to HBM, from line `at` of 32 numbers on, through a place in shared memory."""
+    W: gl.constexpr = x.shape[1]
+    if W == 64:
+        add_lines(as_held(x), sums, at, place)
+    else:
+        left, right = as_held(x).reshape([2, W, 32]).permute([1, 2, 0]).split()
+        add_lines(left, sums, at, place)
+        add_lines(right, sums, at + W, place)
+
+
+@gluon.jit
+def add_lines(x, sums, at, place):
+    """The same for as much as the place has room for."""  # (128, 32)
+    tma.store_wait(0)  # what was there before has been read
+    place.store(x)
+    fence_async_shared()
+    add(sums, [at, 0], place)
 
 
 @gluon.jit
