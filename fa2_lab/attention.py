@@ -70,13 +70,13 @@ def attention(
         q, scale = -q, -scale
     if runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
         seed = seed_tensor(seed, q.device) if dropout_p else None
-        options = causal, scale, dropout_p
+        options = key_lengths, seed, causal, scale, dropout_p
         if traced(q, k, v):
-            O, L = torch.ops.fa2_lab.forward(q, k, v, key_lengths, seed, *options)
+            O, L = torch.ops.fa2_lab.forward(q, k, v, *options)
         elif (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-            return Attention.apply(q, k, v, key_lengths, seed, options, return_lse)
+            return Attention.apply(q, k, v, options, return_lse)
         else:
-            O, L = forward(q, k, v, key_lengths, seed, *options)
+            O, L = forward(q, k, v, *options)
     else:
         O, L = Reference.apply(q, k, v, key_lengths, seed, causal, scale, dropout_p)
     return (O, L) if return_lse else O
@@ -241,14 +241,14 @@ class Attention(torch.autograd.Function):
     """The eager way: a Python function costs a third of an operator, and O alone less than O and L."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_lengths, seed, options, return_lse):
-        O, L = forward(q, k, v, key_lengths, seed, *options)
-        save(ctx, (q, k, v, key_lengths, seed, *options), (O, L))
+    def forward(ctx, q, k, v, options, return_lse):
+        O, L = forward(q, k, v, *options)
+        save(ctx, (q, k, v, *options), (O, L))
         return (O, L) if return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return gradients(ctx, dO, dL)[:7]
+        return gradients(ctx, dO, dL)[:5]
 
 
 def save(ctx, inputs, output) -> None:

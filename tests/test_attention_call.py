@@ -84,6 +84,16 @@ def test_lengths_are_looked_at_again_after_a_change():
         attention(q, k, v, key_lengths=LENGTHS.clone())
 
 
+@pytest.mark.parametrize("changed", ("q", "k", "v", "key_lengths"))
+def test_a_change_between_forward_and_backward_is_noticed(changed):
+    inputs = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS.clone())
+    O = attention(**{n: x.requires_grad_() if n in "qkv" else x for n, x in inputs.items()})
+    with torch.no_grad():
+        inputs[changed].sub_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        O.sum().backward()
+
+
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qk", ""])
 def test_gradients_for_some_inputs_only(wanted):
     inputs = dict(zip("qkv", good(), strict=True))
