@@ -18,7 +18,17 @@ pytest.importorskip("triton")
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-PAIRS = [(1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
+PAIRS = [
+    (1, 239),
+    (113, 203),
+    (127, 513),
+    (192, 192),
+    (1023, 1024),
+    (1024, 1023),
+    (300, 50),
+    (2048, 2048),
+    (2100, 1999),
+]
 
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
@@ -130,6 +140,16 @@ def test_where_it_pays(d, N_k, most, some_hopper):
     assert some_hopper.pays(torch.empty(most + 1, 1, 64, d, device="meta"), K)
 
 
+def test_heads_at_once():
+    """Neighbours read the same head where all blocks are equal; else what the L2 cache holds."""
+    from fa2_lab.kernels.hopper.host import heads_at_once
+
+    assert heads_at_once((1, 8, 512, 64), False) == heads_at_once((1, 8, 65536, 128), False) == 1
+    assert heads_at_once((1, 8, 512, 64), True) == 128
+    assert heads_at_once((1, 8, 4096, 128), True) == 16
+    assert heads_at_once((1, 8, 2**20, 128), True) == 1
+
+
 def test_no_hopper_here():
     from fa2_lab.kernels import choice
 
@@ -140,7 +160,7 @@ def test_plan_fits():
     """Registers and shared memory as the chip has them, counted from the sizes."""
     from fa2_lab.kernels.hopper import host
 
-    for size in (*host.PLANS.values(), host.SHORT):
+    for size in (*host.PLANS.values(), host.SHORT, host.TURNS, host.WIDE):
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.slots * size.B_c
         assert 2 * rows * size.d_pad < 227 * 1024 - 1024
@@ -192,12 +212,29 @@ def test_right(d, dtype):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("d", (64, 128))
-def test_same_bits_a_thousand_times(d, causal):
+@pytest.mark.parametrize("d", (64, 128, 256))
+def test_scores_that_climb(d, causal, dtype):
+    """m lags behind the maximum: scores that grow or fall from tile to tile, in some rows and not in others."""
+    direction = torch.nn.functional.normalize(draw(1, 1, 1, d, torch.float32, seed=3), dim=3)
+    tall = torch.arange(1024, device="cuda")[:, None] % 3 != 1  # in every warp some rows climb, and some do not
+    Q = tall * d**0.5 * direction + 0.3 * draw(1, 2, 1024, d, torch.float32)
+    V = draw(1, 2, 1024, d, dtype, seed=2)
+    for height, top in product((1, 8, 40, 400, -1, -8, -40, -400), (0, 1)):
+        slope = torch.linspace(-1, 1, 1024, device="cuda")[:, None] - top  # the highest score is 0, or `height`
+        K = height * slope * direction + 0.1 * draw(1, 2, 1024, d, torch.float32, seed=1)
+        check(Q.to(dtype), K.to(dtype), V, None, causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d, N", ((64, 1000), (128, 1000), (128, 2300)))
+def test_same_bits_a_thousand_times(d, N, causal):
     from fa2_lab.kernels.hopper.forward import forward
 
-    Q, K, V = (draw(4, 8, 1000, d, torch.bfloat16, seed=seed) for seed in range(3))
+    Q, K, V = (draw(4, 8, N, d, torch.bfloat16, seed=seed) for seed in range(3))
     O, L = forward(Q, K, V, None, causal, 0.1)
     differ = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(1000):

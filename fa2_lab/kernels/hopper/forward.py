@@ -16,21 +16,17 @@ from triton.runtime import driver
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.hopper import host
 from fa2_lab.kernels.hopper.pipeline import (
-    NEG_INF,
     Ring,
-    Scales,
     Tickets,
     Turns,
     accumulator,
     as_operand,
-    mask,
     matrix,
     ring,
-    rounded,
-    softmax_step,
     tickets,
     turns,
 )
+from fa2_lab.kernels.hopper.softmax import Scales, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.work import ROWS, Heads, Work, aggregate
 
 LN2 = gl.constexpr(math.log(2))
@@ -89,9 +85,11 @@ def producer(Q, K, V, counter, pipes, work, heads):
             pipes.q.fill(r * heads.CONSUMERS + c, Q, batch, q_head, row + c * ROWS)  # FA2.A1.L4
         for j in range(1, T_c):
             pipes.k.fill(n + j, K, batch, kv_head, (T_c - 1 - j) * heads.B_c)  # FA2.A1.L7
-            pipes.v.fill(n + j - 1, V, batch, kv_head, (T_c - j) * heads.B_c)  # FA2.A1.L7
-        pipes.v.fill(n + T_c - 1, V, batch, kv_head, 0)  # FA2.A1.L7
+            pipes.v.fill(n + j - 1, V, batch, kv_head, (T_c - j) * heads.B_c, heads.CAUSAL)  # FA2.A1.L7
         n += T_c
+        if not heads.CAUSAL:  # V's tile is released together with the next one of K, for which K's copy has waited
+            pipes.k.wait_for_room(n)
+        pipes.v.fill(n - 1, V, batch, kv_head, 0, heads.CAUSAL)  # FA2.A1.L7
         r += 1
         t = t_next
     pipes.tickets.give(r, -1, 0, 0)
@@ -117,7 +115,7 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
         slot = r * heads.CONSUMERS + c
         q = pipes.q.take(slot)
         for j in range(T_c - mine):  # tiles that only lower rows see, or all where these rows lie below the last
-            pass_by(c, n + j, pipes)
+            pass_by(c, n + j, pipes, heads.CAUSAL)
         if mine > 0:
             o, m, l = visit(c, n + T_c - mine, q, slot, row, mine, length, pipes, heads, scales)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, row, heads, scales)
@@ -131,25 +129,24 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
 
 
 @gluon.jit
-def pass_by(c: gl.constexpr, n, pipes):
+def pass_by(c: gl.constexpr, n, pipes, CAUSAL: gl.constexpr):
     """Let a tile go by that these rows do not see."""
     pipes.turns.wait(c, n)
     pipes.turns.pass_on(c)
     pipes.k.take(n)
     pipes.k.release(n)
     pipes.v.take(n)
-    pipes.v.release(n)
+    if CAUSAL:
+        pipes.v.release(n)
 
 
 @gluon.jit
 def visit(c: gl.constexpr, n, q, slot, row, T_c, length, pipes, heads, scales):
-    """All tiles of 64 rows, from right to left: o (64, d), m and l (64,)."""
+    """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = heads.B_c
     ROW: gl.constexpr = gl.SliceLayout(1, accumulator(B_c))
     MASKED: gl.constexpr = heads.CAUSAL or heads.RAGGED
     seen = heads.seen(row + gl.arange(0, ROWS, ROW), length)  # (64,)
-    m = gl.full([ROWS], NEG_INF, gl.float32, ROW)  # FA2.A1.L5
-    l = gl.zeros([ROWS], gl.float32, ROW)  # FA2.A1.L5
     o = gl.zeros([ROWS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A1.L5
     full = heads.seen(row, length) // B_c  # tiles further left are FULL
 
@@ -161,6 +158,7 @@ def visit(c: gl.constexpr, n, q, slot, row, T_c, length, pipes, heads, scales):
     pipes.k.release(n)
     if MASKED:
         s = mask(s, seen - (T_c - 1) * B_c)
+    m, l = first_state(s)  # FA2.A1.L5
     p, m, l, _ = softmax_step(s, m, l, scales, MASKED)
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
 
@@ -171,7 +169,8 @@ def visit(c: gl.constexpr, n, q, slot, row, T_c, length, pipes, heads, scales):
 
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    pipes.v.release(n + T_c - 1)
+    if heads.CAUSAL:
+        pipes.v.release(n + T_c - 1)
     return o, m, l
 
 
@@ -188,13 +187,13 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL
             s = mask(s, seen - j * pipes.B_c)
     p_next, m, l, alpha = softmax_step(s, m, l, scales, CAUSAL)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
-    # Triton's ptxas waits here before it exponentiates; forced to wait after it, everything is 1 to 3% slower.
+    # Triton's ptxas waits here before it exponentiates; forced to wait after it, everything is 2 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    if not CAUSAL:  # K with V costs one barrier less: 1% faster; where loops are short, K had better come early
+    if CAUSAL:
+        pipes.v.release(n - 1)
+    else:  # K's release stands for both: a barrier less; but where loops are short, K had better come early
         pipes.k.release(n)
-    pipes.v.release(n - 1)
-    o = o * gl.convert_layout(alpha, gl.SliceLayout(1, accumulator(pipes.d)))[:, None]  # FA2.A1.L10
-    return o, m, l, p_next
+    return shrunk(o, alpha), m, l, p_next  # FA2.A1.L10
 
 
 @gluon.jit
@@ -229,25 +228,29 @@ def wipe(v, real):
 @gluon.jit
 def store(O, L, o, m, l, o_tile, batch, head, row, heads, scales):
     """Divide by l, write O by a bulk copy that ends while the next row block is under way, and write L."""
+    l = gl.sum(l, 1)  # (64,)
     l = gl.where(l == 0.0, 1.0, l)  # a row that sees no key: O = 0 and L = −inf
     o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, accumulator(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)  # FA2.A1.L14
-    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(heads.B_c)))
-    L_i = (m * scales.fine + gl.log2(l)) * LN2  # (64,)  FA2.A1.L13
-    gl.store(L + (batch * heads.H + head).to(gl.int64) * heads.N_q + rows, L_i, mask=rows < heads.N_q)  # FA2.A1.L15
+    L_i = (m * scales.fine + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it  FA2.A1.L13
+    STATE: gl.constexpr = m.type.layout
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, STATE))[:, None]
+    mine = gl.arange(0, 4, gl.SliceLayout(0, STATE))[None, :] == 0
+    at = L + (batch * heads.H + head).to(gl.int64) * heads.N_q
+    gl.store(at + rows + gl.zeros_like(mine.to(gl.int32)), L_i, mask=(rows < heads.N_q) & mine)  # FA2.A1.L15
 
 
 # The kernel -------------------------------------------------------------------------------------------------
 
-RUNTIME = ["key_lengths", "H", "group", "N_q", "N_k", "all_heads", "at_once", "fine", "coarse", "huge"]
+RUNTIME = ["key_lengths", "H", "group", "N_q", "N_k", "all_heads", "at_once", "fine", "coarse", "huge", "slack"]
 
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_heads, at_once, fine, coarse, huge,
-                   CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONSUMERS: gl.constexpr, SLOTS: gl.constexpr,
+                   slack, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONSUMERS: gl.constexpr, SLOTS: gl.constexpr,
                    TAKE_TURNS: gl.constexpr, O_APART: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d). `group` query heads share one K/V head."""
     KEYS: gl.constexpr = key_lengths is not None
@@ -263,7 +266,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_
     pipes = Pipes(q, k, v, o, turns(CONSUMERS, TAKE_TURNS), tickets(CONSUMERS), O_APART)
     fence_async_shared()  # the copy engine must see the barriers
     copy = (Q, K, V, counter, pipes, work, heads)
-    scales = Scales(fine, coarse, huge)
+    scales = Scales(fine, coarse, huge, slack)
     first = (0, O, L, pipes, work, heads, scales)
     second = (1, O, L, pipes, work, heads, scales)
     if CONSUMERS == 2:

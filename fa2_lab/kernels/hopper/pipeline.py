@@ -1,4 +1,4 @@
-"""What the Hopper kernels share: buffers in a ring, turns on the tensor cores, tickets for work, the softmax step.
+"""What the Hopper kernels share: buffers in a ring, turns on the tensor cores, tickets for work.
 
 A thread block holds one producer warp, which starts the bulk copies, and two or three consumer warpgroups of 4 warps,
 which compute. They meet only at barriers in shared memory. A barrier has a phase: it flips from 0 to 1 to 0 each time
@@ -43,12 +43,18 @@ class Ring:
         self.slots = gl.constexpr(slots)
 
     @gluon.jit
-    def fill(self, n, source, batch, head, row):
+    def fill(self, n, source, batch, head, row, WAIT: gl.constexpr = True):
         """Producer: copy rows from `row` on into the n-th tile, once its slot is empty; past the end come zeros."""
         slot = n % self.slots
-        mbarrier.wait(self.emptied.index(slot), (n // self.slots & 1) ^ 1)
+        if WAIT:
+            self.wait_for_room(n)
         mbarrier.expect(self.filled.index(slot), source.block_type.nbytes)
         tma.async_copy_global_to_shared(source, [batch, head, row, 0], self.filled.index(slot), self.tiles.index(slot))
+
+    @gluon.jit
+    def wait_for_room(self, n):
+        """Producer: until the slot of the n-th tile is empty."""
+        mbarrier.wait(self.emptied.index(n % self.slots), (n // self.slots & 1) ^ 1)
 
     @gluon.jit
     def take(self, n):
@@ -177,25 +183,7 @@ def tickets(consumers: gl.constexpr):
     return Tickets(numbers, barriers(2, 1), barriers(2, consumers))
 
 
-# Softmax ----------------------------------------------------------------------------------------------------
-
-
-@aggregate
-class Scales:
-    """The scale as a power of base 2, the power of two below it, and the |m| from which on to use the latter.
-
-    p is one fused multiply-add and an exp2, which is exact only as far as m · scale is: see kernels/forward.py.
-    """
-
-    fine: gl.tensor
-    coarse: gl.tensor
-    huge: gl.tensor
-
-    @gluon.constexpr_function
-    def __init__(self, fine, coarse, huge):
-        self.fine = fine
-        self.coarse = coarse
-        self.huge = huge
+# Tiles in registers ------------------------------------------------------------------------------------------
 
 
 @gluon.constexpr_function
@@ -205,39 +193,6 @@ def accumulator(columns):
 
 
 @gluon.jit
-def softmax_step(s, m, l, scales, MASKED: gl.constexpr):
-    """One tile of scores s (B_r, B_c) into the rows' m and l: p, and alpha, by which what came before shrinks."""
-    m_new = gl.maximum(m, gl.max(s, 1))  # (B_r,)  FA2.A1.L9
-    m_ref = m_new
-    if MASKED:  # a row that has seen no key yet has m = −inf, and −inf − (−inf) is NaN
-        m_ref = gl.where(m_new == NEG_INF, 0.0, m_new)
-    scale = gl.where(gl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)  # (B_r,)
-    p = gl.exp2(s * scale[:, None] - (m_ref * scale)[:, None])  # (B_r, B_c)  FA2.A1.L9
-    alpha = gl.exp2((m - m_ref) * scale)  # (B_r,)  FA2.A1.L9
-    return p, m_new, alpha * l + gl.sum(p, 1), alpha  # FA2.A1.L9
-
-
-@gluon.jit
-def rounded(p, dtype: gl.constexpr):
-    """p in half precision, two numbers by one instruction.
-
-    It is written out because otherwise the compiler rounds one by one, packs pairs the wrong way round and swaps their
-    halves: 32 instructions more for a tile, of 465.
-    """
-    if dtype == gl.bfloat16:
-        return gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
-    else:
-        return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
-
-
-@gluon.jit
 def as_operand(p, dtype: gl.constexpr, columns: gl.constexpr):
     """p in half precision as the left operand of a product with so many columns: in the registers where it is."""
     return gl.convert_layout(p.to(dtype), gl.DotOperandLayout(0, accumulator(columns), 2))
-
-
-@gluon.jit
-def mask(s, seen):
-    """Scores, −inf from each row's `seen` on, which is counted from the tile's left edge."""
-    col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
-    return gl.where((col & ~6) < seen[:, None] - (col & 6), s, NEG_INF)
