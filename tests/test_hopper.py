@@ -132,22 +132,17 @@ def test_choice(on_hopper, taken, pays, dropout, chosen, monkeypatch):
     assert all(a is b for a, b in zip(got, want, strict=True))
 
 
-@pytest.mark.parametrize("d, N_k, most", [(64, 64, 528), (64, 9999, 528), (96, 512, 132), (128, 511, 264), (256, 1, 0)])
-def test_where_it_pays(d, N_k, most, some_hopper):
+PAYS = [(64, 513, 64, True, 528), (64, 512, 64, True, 1056), (64, 256, 9999, False, 2112), (64, 128, 64, False, 528)]
+PAYS += [(96, 64, 512, False, 132), (128, 64, 511, True, 264), (256, 64, 1, False, 0)]
+
+
+@pytest.mark.parametrize("d, N_q, N_k, causal, most", PAYS)
+def test_where_it_pays(d, N_q, N_k, causal, most, some_hopper):
     """More than so many blocks of 64 rows."""
     K = torch.empty(1, 1, N_k, d, device="meta")
-    assert not most or not some_hopper.pays(torch.empty(most // 4, 2, 65, d, device="meta"), K)
-    assert some_hopper.pays(torch.empty(most + 1, 1, 64, d, device="meta"), K)
-
-
-def test_heads_at_once():
-    """Neighbours read the same head where all blocks are equal; else what the L2 cache holds."""
-    from fa2_lab.kernels.hopper.host import heads_at_once
-
-    assert heads_at_once((1, 8, 512, 64), False) == heads_at_once((1, 8, 65536, 128), False) == 1
-    assert heads_at_once((1, 8, 512, 64), True) == 128
-    assert heads_at_once((1, 8, 4096, 128), True) == 16
-    assert heads_at_once((1, 8, 2**20, 128), True) == 1
+    heads = most // -(-N_q // 64)
+    assert not most or not some_hopper.pays(torch.empty(heads, 1, N_q, d, device="meta"), K, causal)
+    assert some_hopper.pays(torch.empty(heads + 1, 1, N_q, d, device="meta"), K, causal)
 
 
 def test_no_hopper_here():

@@ -14,7 +14,7 @@ def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
     if decode.wins(Q, K, seed):
         return decode.decode(Q, K, V, key_lengths, causal, scale)
     hopper = hopper_forward(Q.device)
-    if seed is None and hopper is not None and hopper.pays(Q, K):
+    if seed is None and hopper is not None and hopper.pays(Q, K, causal):
         found = hopper.forward(Q, K, V, key_lengths, causal, scale)
         if found is not None:
             return found
