@@ -11,12 +11,13 @@ from triton.runtime import driver
 
 from fa2_lab.kernels import decode, offline
 
-CALLS = {  # (query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
-    "one query": (32, 1, 0, False, False),
-    "lengths": (32, 4, 0, True, True),
-    "pages of 16": (32, 1, 16, True, True),
-    "pages of 64": (32, 1, 64, True, True),
-    "64 rows": (32, 16, 0, True, True),
+CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
+    "one query": (2, 32, 1, 0, False, False),
+    "whole heads": (32, 32, 1, 0, False, False),
+    "lengths": (2, 32, 4, 0, True, True),
+    "pages of 16": (2, 32, 1, 16, True, True),
+    "pages of 64": (2, 32, 1, 64, True, True),
+    "64 rows": (2, 32, 16, 0, True, True),
 }
 
 
@@ -29,13 +30,13 @@ def compile_for(target: str) -> list[dict]:
     rows = []
     for d, calls in ((64, ("lengths", "64 rows")), (128, CALLS)):
         for what in calls:
-            heads, N_q, page, lengths, causal = CALLS[what]
-            q = torch.empty(2, heads, N_q, d, dtype=torch.bfloat16, device="meta")
-            k = torch.empty((1000, page, 8, d) if page else (2, 8, 8192, d), dtype=torch.bfloat16, device="meta")
+            batch, heads, N_q, page, lengths, causal = CALLS[what]
+            q = torch.empty(batch, heads, N_q, d, dtype=torch.bfloat16, device="meta")
+            k = torch.empty((1000, page, 8, d) if page else (batch, 8, 8192, d), dtype=torch.bfloat16, device="meta")
             table = torch.empty(2, 500, dtype=torch.int32, device="meta") if page else None
             given = torch.empty(2, dtype=torch.int32, device="meta") if lengths else None
             decode.decode(q, k, k, given, causal, 0.1, table)
-            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page))
+            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page), 0 if lengths else batch * 8)
             row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs // 132)
             split, merge = (offline.report(x.made) for x in (decode.split_kernel, decode.merge_kernel))
             rows.append(row | split | dict(merge=merge))

@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+from kernel_truth import DEVICE
 
-from fa2_lab.bench import command, decode
+from fa2_lab.bench import command, decode, reading
 from fa2_lab.bench.problem import Problem
 from fa2_lab.bench.results import Row, label
 
@@ -33,3 +34,11 @@ def test_shuffled_pages_hold_the_cache(page):
 
 def test_the_protocol_says_how_the_cache_is_emptied():
     assert "filled with other data by reading" in decode.PROTOCOL and "overwritten" not in decode.PROTOCOL
+
+
+@pytest.mark.parametrize("at", (0, 4095, 4096, 9998, None))
+def test_reading_alone_looks_at_every_number(at):
+    X = torch.zeros(9999, dtype=torch.int32, device=DEVICE)
+    X[at if at is not None else []] = reading.RARE.value
+    assert reading.reading(X)().item() == (at is not None)
+    assert reading.reading(torch.zeros(2, 2, 3, dtype=torch.bfloat16, device=DEVICE))().item() == 0

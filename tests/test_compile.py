@@ -51,7 +51,9 @@ def test_default_blocks(default_blocks, target):
 @pytest.mark.parametrize("target", TARGETS)
 def test_decode(decode_kernels, target):
     """Nothing spills, tensor cores multiply, and an SM holds as many programs as are launched for it."""
-    assert len(decode_kernels[target]) == 7
+    assert len(decode_kernels[target]) == 8
+    held = {row["call"]: row["programs"] for row in decode_kernels[target]}
+    assert (held["one query"], held["whole heads"]) == (3 if target == "sm_90" else 2, 2)
     for row in decode_kernels[target]:
         assert row["ldl"] + row["stl"] + row["merge"]["ldl"] + row["merge"]["stl"] == 0, row
         assert row["tensor"] > 0, row

@@ -180,8 +180,8 @@ def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
         l[np.isneginf(m)], o[np.isneginf(m)] = 0, 0
         states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
     parts = parts_of(dict(enumerate(states)), R, d, 38)
-    options = 1.4426950408889634 * scale, d, d, 16, 16, 8
-    room.merge_kernel[(4,)](O, L, parts, None, O.stride()[:3], 4, 4, 1, 36 * 16, 1, 1, R, 37, 38, 1, *options, False)
+    options = *launch.scales(scale), d, d, 16, 16, False, 8, 8
+    room.merge_kernel[(8,)](O, L, parts, None, O.stride()[:3], 4, 4, 1, 36 * 16, 1, 1, R, 37, 38, 1, *options)
     for order in (states, states[::-1]):
         whole = SoftmaxState.reset(R, d)
         for state in order:

@@ -48,15 +48,15 @@ def test_no_launch_of_one_wave_ends_earlier(tiles, programs):
 
 
 def test_the_shapes_of_the_benchmark_on_an_h200():
-    """One sequence of 65,536 keys: 8 heads for 264 slots."""
+    """One sequence of 65,536 keys: 8 heads for 396 slots."""
     long = Cache((65536,), 8, 128, rows=4)
     assert long.bytes == 268435456 and long.flops_per_byte == 4
-    shares = Shares(long.tiles, 264, splits.least_share(4, 128, 64, 2))
-    assert (shares.least, shares.share, shares.busy) == (1, 32, 257)
+    shares = Shares(long.tiles, 396, splits.least_share(4, 128, 32, 2))
+    assert (shares.least, shares.share, shares.busy) == (1, 42, 391)
     assert shares.parts * long.part_bytes < 0.01 * long.bytes
-    one_each = grid.schedule(splits.same_splits(long.tiles, 1), 264)
-    assert one_each.makespan == 1025 and grid.schedule(shares.blocks(), 264).makespan == 32
-    assert splits.best_splits(long.tiles, 264) == 32  # with 33 a split is no shorter, with 34 there is a second wave
+    one_each = grid.schedule(splits.same_splits(long.tiles, 1), 396)
+    assert one_each.makespan == 2049 and grid.schedule(shares.blocks(), 396).makespan == 42
+    assert splits.best_splits(long.tiles, 396) == 49  # with 50 there is a second wave
 
 
 def test_unequal_lengths_do_not_matter():
@@ -73,10 +73,11 @@ def test_unequal_lengths_do_not_matter():
 ])  # fmt: skip
 def test_whole_heads_where_they_fill_the_slots(heads, equal, expected):
     assert splits.programs(264, heads, equal) == expected
+    assert splits.whole(264, heads) == (heads in (256, 264, 2100)) and not splits.whole(264, 0)
 
 
 def test_a_part_must_be_worth_its_share():
-    assert splits.least_share(rows=4, d=128, B_c=64, itemsize=2) == 1
+    assert splits.least_share(rows=4, d=128, B_c=32, itemsize=2) == 1
     assert splits.least_share(rows=64, d=128, B_c=32, itemsize=2) == 5
     assert Shares((3, 3), 100, least=3).share == 3
 
@@ -84,13 +85,13 @@ def test_a_part_must_be_worth_its_share():
 def test_time_is_what_memory_allows():
     cache = Cache((65536,), 8, 128, rows=4)
     speed = splits.pace(chips.H200, cache, stages=3, reached=0.9)
-    assert speed.in_flight == 2 * 32768 and speed.bandwidth == pytest.approx(4.32e12)
-    assert speed.each(1) == speed.alone and speed.each(264) == speed.bandwidth / 264
+    assert speed.in_flight == 2 * 16384 and speed.bandwidth == pytest.approx(4.32e12)
+    assert speed.each(1) == speed.alone and speed.each(396) == speed.bandwidth / 396
     assert speed.each(speed.enough) * speed.enough == pytest.approx(speed.bandwidth)
-    shared = splits.seconds(cache, Shares(cache.tiles, 264).blocks(), 264, speed)
-    alone = splits.seconds(cache, splits.same_splits(cache.tiles, 1), 264, speed)
+    shared = splits.seconds(cache, Shares(cache.tiles, 396).blocks(), 396, speed)
+    alone = splits.seconds(cache, splits.same_splits(cache.tiles, 1), 396, speed)
     assert cache.bytes / speed.bandwidth < shared < 1.05 * cache.bytes / speed.bandwidth
-    assert alone == pytest.approx(1025 * cache.tile_bytes / speed.alone) and alone > 5 * shared
+    assert alone == pytest.approx(2049 * cache.tile_bytes / speed.alone) and alone > 5 * shared
 
 
 @pytest.mark.parametrize("make, name", [

@@ -14,6 +14,7 @@ from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, ceilings, collect
 
 NAMES = ("fa2_lab", "cuDNN", "torch flash")
+ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
 PROTOCOL = PROTOCOL.replace("overwritten", "filled with other data by reading") + (
     "; 'graph' replays the same calls from a CUDA graph, 'host' is the time of the host for one eager call"
@@ -50,9 +51,12 @@ def cache_bytes(problem: Problem) -> int:
 
 
 def contest(problem: Problem, what: str = "decode") -> Row:
-    """Everybody on the same cache, called or replayed from a graph."""
+    """Everybody on the same cache, called or replayed from a graph; and a kernel that only reads."""
+    from fa2_lab.bench.reading import reading as reads
+
     q, k, v = problem.tensors()
-    calls, failed = {}, {}
+    alone = reads(torch.stack([k, v]))
+    calls, failed = {ALONE: alone if what == "decode" else graph(alone).replay}, {}
     for name in NAMES:
         attention = peers.PEERS[name](problem)
         try:

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fa2_lab.kernels import interpreter, launch
-from fa2_lab.kernels.forward import LN2, NEG_INF, scales_of
+from fa2_lab.kernels.forward import LN2, NEG_INF
 from fa2_lab.kernels.tile import keys_seen, length_of, load_rows
 from fa2_lab.machine import splits
 
@@ -69,9 +69,9 @@ def sequence_of(t, key_lengths, N_k, heads, batch, B_c: tl.constexpr):
 
 
 @triton.jit
-def share_of(T, programs, least):
-    """How many of all T turns each program takes: machine/splits.py, Shares.share."""
-    return tl.maximum(tl.cdiv(T, programs), least)
+def share_of(T, programs, least, key_lengths):
+    """How many of all T turns each program takes: machine/splits.py, Shares.share. Without lengths the host knows."""
+    return least if key_lengths is None else tl.maximum(tl.cdiv(T, programs), least)
 
 
 @triton.jit
@@ -159,16 +159,16 @@ UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H,
-                 group, N_q, N_k, batch, heads, R, programs, slots, least, scale_log2, CAUSAL: tl.constexpr,
-                 PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
-                 UPCAST: tl.constexpr):  # fmt: skip
+                 group, N_q, N_k, batch, heads, R, programs, slots, least, scale_log2, coarse, huge,
+                 CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
+                 B_c: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
 
     `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
     """
     w = tl.program_id(0)
     T = turns_before(batch, key_lengths, N_k, heads, B_c)
-    share = share_of(T, programs, least)
+    share = share_of(T, programs, least, key_lengths)
     t, end = w * share, tl.minimum((w + 1) * share, T)
     b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
     length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
@@ -195,7 +195,9 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
             table_b += tl.cast(b, tl.int64) * width
         first, last = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c
         m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, length, seen,
-                                   scales_of(scale_log2), B_r, B_c, d, d_pad, PAGE, UPCAST)  # fmt: skip
+                                   (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, UPCAST)  # fmt: skip
+        if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
+            tl.extra.cuda.gdc_launch_dependents()
 
         if (t == begin) & (stop == after):
             whole, L_i = finalize(m_i, l_i, scale_log2)
@@ -233,43 +235,44 @@ def merge(m, l, o, m_w, l_w, o_w, scales):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch, heads, R, programs, slots, least,
-                 scale_log2, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
-                 PARTS: tl.constexpr, EARLY: tl.constexpr):  # fmt: skip
-    """One row of O and L: its parts lie in neighbouring slots, from the first program that read its head on."""
-    pid = tl.program_id(0)
+                 scale_log2, coarse, huge, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
+                 B_c: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """WIDTH columns of a row of O, and its L: parts lie in neighbouring slots, from the head's first reader on."""
+    pid, piece = tl.program_id(0) // (d_pad // WIDTH), tl.program_id(0) % (d_pad // WIDTH)
     b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
     row = head % group * N_q + n
     h = head // group * tl.cdiv(group * N_q, B_r) + row // B_r
-    share = share_of(turns_before(batch, key_lengths, N_k, heads, B_c), programs, least)
+    share = share_of(turns_before(batch, key_lengths, N_k, heads, B_c), programs, least, key_lengths)
     turns = turns_of(length_of(key_lengths, b, N_k), B_c)
     begin = turns_before(b, key_lengths, N_k, heads, B_c) + h * turns
     first, last = begin // share, (begin + turns - 1) // share
-    if EARLY:  # launched before split_kernel has ended: saves 1 to 3 µs
+    if EARLY:
         tl.extra.cuda.gdc_wait()
     if first == last:
         return  # its program has finished it
-    e = tl.arange(0, d_pad)
-    m, l, o = -float("inf"), 0.0, tl.zeros((d_pad,), tl.float32)
+    e = piece * WIDTH + tl.arange(0, WIDTH)
+    m, l, o = -float("inf"), 0.0, tl.zeros((WIDTH,), tl.float32)
     for w in range(first, last + 1, PARTS):
         reader = w + tl.arange(0, PARTS)  # (PARTS,)
         real = reader <= last
         o_at, m_at, l_at = part(parts, slots, reader + b * heads + h, R, d_pad)
         m_w = tl.load(m_at + row % B_r, mask=real, other=NEG_INF)
         l_w = tl.load(l_at + row % B_r, mask=real, other=0.0)
-        o_w = tl.load((o_at + row % B_r * d_pad)[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, d)
-        m, l, o = merge(m, l, o, m_w, l_w, o_w, scales_of(scale_log2))
+        o_w = tl.load((o_at + row % B_r * d_pad)[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
+        m, l, o = merge(m, l, o, m_w, l_w, o_w, (scale_log2, coarse, huge))
 
     whole, L_i = finalize(m, l, scale_log2)
-    O_i = (o / whole).to(O.dtype.element_ty)  # (d,)  FA2.A1.L12
+    O_i = (o / whole).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
     O += tl.cast(b, tl.int64) * O_strides[0] + tl.cast(head, tl.int64) * O_strides[1]
     O += tl.cast(n, tl.int64) * O_strides[2]
     tl.store(O + e, O_i, mask=e < d)  # FA2.A1.L14
-    tl.store(L + pid, L_i)  # FA2.A1.L15
+    tl.store(L + pid, L_i, mask=piece == 0)  # FA2.A1.L15
 
 
 # The launch -----------------------------------------------------------------------------------------------------
 
 ROWS = 64  # of one tile at most
+WIDEST = 64  # columns that a program of the merge takes
 # by d: (B_c, warps, stages, programs on an SM)
 HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}
 AMPERE = {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)}
@@ -308,17 +311,13 @@ def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     """
     O = torch.empty_like(Q)
-    L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
-    made = recipe(Q, K, V, O, key_lengths, table, causal, programs)
+    L = torch.empty(*Q.shape[:3], dtype=torch.float32, device=Q.device)
+    made, scales = recipe(Q, K, V, O, key_lengths, table, causal, programs), launch.scales(scale)
     parts = torch.empty(made.scratch, dtype=torch.float32, device=Q.device)
-    bits = Q.data_ptr() | K.data_ptr() | V.data_ptr()
-    for x in (key_lengths, table):
-        bits |= 0 if x is None else x.data_ptr()
-    floats, again = (launch.base_2(scale),), bits % 16 == 0
     with launch.on_device_of(Q):
-        made.split.launch(split_kernel, (Q, K, V, O, L, parts, key_lengths, table), floats, again)
+        made.split.launch(split_kernel, (Q, K, V, O, L, parts, key_lengths, table), scales)
         if made.merge is not None:
-            made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats, again)
+            made.merge.launch(merge_kernel, (O, L, parts, key_lengths), scales)
     return O, L
 
 
@@ -345,39 +344,46 @@ def plan_decode(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
         N_k = width * PAGE
         strides = [(x.stride(0), x.stride(2), x.stride(1)) for x in (K, V)]
         strides = [Q.stride()[:3], *strides, O.stride()[:3]]
-    blocks, at_once = sizes(Q, H // H_kv * N_q, table is not None)
-    rows, d_pad = H // H_kv * N_q, blocks.d_pad
-    heads, R = H_kv * triton.cdiv(rows, blocks.B_r), min(blocks.B_r, rows)
-    turns = triton.cdiv(N_k, blocks.B_c) + 1
-    programs = programs or splits.programs(at_once, batch * heads, equal=key_lengths is None)
+    rows, equal = H // H_kv * N_q, batch * H_kv if key_lengths is None else 0
+    blocks, at_once = sizes(Q, rows, table is not None, equal)
+    R, d_pad = min(blocks.B_r, rows), blocks.d_pad
+    heads, turns = H_kv * triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
+    programs = programs or splits.programs(at_once, batch * heads, equal > 0)
     slots = programs + batch * heads
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
+    if equal:
+        least = max(triton.cdiv(batch * heads * turns, programs), least)
     common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least
-    constants = d, d_pad, blocks.B_r, blocks.B_c
+    kind = Early if early(Q.device) else launch.Blocks
+    constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early
     split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
     merge = None
-    if key_lengths is not None or max(triton.cdiv(batch * heads * turns, programs), least) % turns:
+    if not equal or least % turns:
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
-        kind = Early if early(Q.device) else launch.Blocks
-        few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * d_pad // 2048)), stages=1)
-        merge = launch.Plan(few, batch * H * N_q, (strides[3], *common), (*constants, PARTS, kind is Early))
+        WIDTH = min(d_pad, WIDEST)
+        few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * WIDTH // 1024)), 1, blocks.registers and 128)
+        merge = launch.Plan(few, batch * H * N_q * (d_pad // WIDTH), (strides[3], *common), (*constants, PARTS, WIDTH))
     return Recipe(split, merge, slots * R * (d_pad + 2))
 
 
-def sizes(Q: torch.Tensor, rows: int, paged: bool) -> tuple[launch.Blocks, int]:
-    """Block sizes for so many rows, and how many programs run at once."""
-    d_pad, SMs, registers = launch.padded(Q.shape[3]), 1, None
-    table, entry = None, INTERPRETED
+def sizes(Q: torch.Tensor, rows: int, paged: bool = False, equal: int = 0) -> tuple[launch.Blocks, int]:
+    """Block sizes for so many rows, and how many programs run at once; `equal` counts heads of one length, if they are.
+
+    Hopper reads heads in splits best with three programs on an SM and smaller tiles: 96 KiB on their way to it instead
+    of 128. With more of them requests queue up, and some SMs wait longer than others.
+    """
+    d_pad, SMs, table, entry, fp32 = launch.padded(Q.shape[3]), 1, None, INTERPRETED, Q.dtype == torch.float32
     if not interpreter.switched_on():
-        SMs, table, fp32 = multiprocessors(Q.device), family(), Q.dtype == torch.float32
+        SMs, table = multiprocessors(Q.device), family()
         entry = (FP32 if fp32 else table)[d_pad]
-        if table is not CDNA:  # ptxas would spill, to fit in more programs than are launched
-            registers = 240 if fp32 else 255
     B_c, warps, stages, held = entry
     B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
+    if table is HOPPER and not fp32 and d_pad in (64, 128) and B_r == 16 and not splits.whole(SMs * held, equal):
+        B_c, held = B_c // 2, 3
     if B_r == ROWS:  # a large state leaves few registers
         B_c, stages = 16 if table is AMPERE else max(16, B_c // 2), stages + (table is HOPPER)
-    stages += 3 * (paged and stages > 2)  # the entries of the table are on their way before the pages are
+    stages += 2 * (paged and stages > 2)  # the entries of the table are on their way before the pages are
+    registers = None if table in (None, CDNA) else 240 if fp32 else 168 if held == 3 else 255
     blocks = launch.Blocks(B_r, B_c, warps, stages, registers, d_pad=d_pad, upcast=launch.upcast(Q))
     return blocks, SMs * held
 

@@ -257,7 +257,7 @@ def base_2(scale: float) -> float:
 
 
 def scales(scale: float) -> tuple[float, float, float]:
-    """base_2; for scores of which only the leading bits are left, the power of two below; and where such scores begin."""
+    """base_2; for scores of which leading bits alone are left the power of two below; and where such scores begin."""
     fine = base_2(scale)
     return fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
 

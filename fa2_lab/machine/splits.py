@@ -31,7 +31,7 @@ class Cache:
     d: int
     rows: int = 1  # queries of one K/V head: the heads of its group, times N_q
     itemsize: int = 2
-    B_c: int = 64
+    B_c: int = 32
 
     def __post_init__(self):
         for name in ("kv_heads", "d", "rows", "itemsize", "B_c"):
@@ -71,9 +71,14 @@ class Cache:
 WELL_FILLED = 0.9  # of the slots, over all waves: then whole heads are as good as equal shares, and need no merge
 
 
+def whole(slots: int, heads: int) -> bool:
+    """Whether so many heads of equal length fill the slots, so that every program may read one from end to end."""
+    return heads > 0 and grid.efficiency(heads, slots) >= WELL_FILLED
+
+
 def programs(slots: int, heads: int, equal: bool) -> int:
     """How many programs to launch: one for each slot, or for each head where heads of equal length fill the slots."""
-    return heads if equal and grid.efficiency(heads, slots) >= WELL_FILLED else slots
+    return heads if equal and whole(slots, heads) else slots
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
@@ -177,7 +182,7 @@ class Pace:
 
     bandwidth: float  # bytes per second of the chip
     in_flight: int  # bytes that one program has on their way
-    latency: float = 1.7e-6  # seconds from asking for a tile to being done with it, as eight programs took on an H200
+    latency: float = 1.2e-6  # seconds from asking for a tile to being done with it, as eight programs took on an H200
 
     @property
     def alone(self) -> float:

@@ -84,7 +84,7 @@ def programs(
     rivals: Mapping[str, float],
     setting: str,
 ) -> tuple[Figure, str]:
-    """Microseconds over the number of programs that share one cache: measured, by the model, and the copy's speed."""
+    """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
     title = f"From 8 programs to {usual}: the same bytes in {at_usual / dict(curve)[8]:.0%} of the time"
@@ -99,7 +99,7 @@ def programs(
     ax.set_yticks(marks, [str(x) for x in marks])
     ax.minorticks_off()
     ax.set(xlim=(counts[0] / 1.2, counts[-1] * 1.25), ylim=(0.75 * floor, 1.2 * curve[0][1]))
-    ax.text(counts[0], floor * 0.96, "the bytes at the copy's speed", va="top", color=style.QUIET)
+    ax.text(counts[0], floor * 0.96, "reading alone", va="top", color=style.QUIET)
     ax.annotate(
         "measured", curve[1], xytext=(8, 4), textcoords="offset points", fontweight="bold", va="bottom", ha="left"
     )
@@ -112,7 +112,7 @@ def programs(
     alt = (
         f"Time over the number of programs on logarithmic axes: {curve[0][1]:.0f} µs with {curve[0][0]},"
         f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
-        f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model; a level line at {floor:.0f} µs the"
-        f" same bytes at the copy's speed. In the same run: {others}. {setting}."
+        f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model; a level line at {floor:.0f} µs a"
+        f" kernel that only reads the same bytes. In the same run: {others}. {setting}."
     )
     return figure, alt
