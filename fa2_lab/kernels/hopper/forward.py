@@ -26,7 +26,7 @@ from fa2_lab.kernels.hopper.pipeline import (
     tickets,
     turns,
 )
-from fa2_lab.kernels.hopper.softmax import Scales, first_state, mask, rounded, shrunk, softmax_step
+from fa2_lab.kernels.hopper.softmax import Scales, by_rows, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.work import ROWS, Heads, Work, aggregate
 
 LN2 = gl.constexpr(math.log(2))
@@ -158,7 +158,7 @@ def visit(c: gl.constexpr, n, q, slot, row, T_c, length, pipes, heads, scales):
     pipes.k.release(n)
     if MASKED:
         s = mask(s, seen - (T_c - 1) * B_c)
-    m, l = first_state(s)  # FA2.A1.L5
+    m, l = first_state(s, scales)  # FA2.A1.L5
     p, m, l, _ = softmax_step(s, m, l, scales, MASKED)
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
 
@@ -210,8 +210,9 @@ def start_scores(c: gl.constexpr, n, q, pipes):
 def wipe(v, real):
     """Zero a tile's rows from `real` on: p is 0 there, but 0 times what an unused key may hold need not be.
 
-    Every consumer writes the same bits, so it does not matter that they do so side by side (compute-sanitizer's
-    racecheck names it all the same, as it names the tickets: it does not see that barriers in memory order them).
+    Every consumer writes the same bits, so it does not matter that they do so side by side. (compute-sanitizer's
+    racecheck names it all the same, and the tickets too: it does not see that barriers in memory order anything, not
+    even where one warp hands one number to four others.)
     """
     ROWS_OF_V: gl.constexpr = v.shape[0]
     PART: gl.constexpr = 16
@@ -228,19 +229,16 @@ def wipe(v, real):
 @gluon.jit
 def store(O, L, o, m, l, o_tile, batch, head, row, heads, scales):
     """Divide by l, write O by a bulk copy that ends while the next row block is under way, and write L."""
-    l = gl.sum(l, 1)  # (64,)
+    m, l = by_rows(m, l)  # (64,)
     l = gl.where(l == 0.0, 1.0, l)  # a row that sees no key: O = 0 and L = −inf
     o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, accumulator(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)  # FA2.A1.L14
-    L_i = (m * scales.fine + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it  FA2.A1.L13
-    STATE: gl.constexpr = m.type.layout
-    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, STATE))[:, None]
-    mine = gl.arange(0, 4, gl.SliceLayout(0, STATE))[None, :] == 0
-    at = L + (batch * heads.H + head).to(gl.int64) * heads.N_q
-    gl.store(at + rows + gl.zeros_like(mine.to(gl.int32)), L_i, mask=(rows < heads.N_q) & mine)  # FA2.A1.L15
+    rows = row + gl.arange(0, ROWS, m.type.layout)
+    L_i = (m * scales.fine + gl.log2(l)) * LN2  # (64,)  FA2.A1.L13
+    gl.store(L + (batch * heads.H + head).to(gl.int64) * heads.N_q + rows, L_i, mask=rows < heads.N_q)  # FA2.A1.L15
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -251,7 +249,8 @@ RUNTIME = ["key_lengths", "H", "group", "N_q", "N_k", "all_heads", "at_once", "f
 @gluon.jit(do_not_specialize=RUNTIME)
 def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_heads, at_once, fine, coarse, huge,
                    slack, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, CONSUMERS: gl.constexpr, SLOTS: gl.constexpr,
-                   TAKE_TURNS: gl.constexpr, O_APART: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
+                   TAKE_TURNS: gl.constexpr, O_APART: gl.constexpr, LAG: gl.constexpr,
+                   REGISTERS: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d). `group` query heads share one K/V head."""
     KEYS: gl.constexpr = key_lengths is not None
     heads = Heads(N_q, N_k, H, group, key_lengths if KEYS else L, KEYS, RAGGED, CAUSAL, CONSUMERS, K.block_shape[2])
@@ -266,7 +265,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_
     pipes = Pipes(q, k, v, o, turns(CONSUMERS, TAKE_TURNS), tickets(CONSUMERS), O_APART)
     fence_async_shared()  # the copy engine must see the barriers
     copy = (Q, K, V, counter, pipes, work, heads)
-    scales = Scales(fine, coarse, huge, slack)
+    scales = Scales(fine, coarse, huge, slack, LAG)
     first = (0, O, L, pipes, work, heads, scales)
     second = (1, O, L, pipes, work, heads, scales)
     if CONSUMERS == 2:

@@ -21,6 +21,7 @@ class Plan:
     slots: int  # tiles of K, and as many of V
     take_turns: bool = False
     O_apart: bool = True
+    lag: bool = True  # m may lag behind the maximum
     d_pad: int = 128
 
     @property
@@ -31,7 +32,7 @@ class Plan:
     def options(self) -> dict:
         """As keywords of a launch."""
         return dict(CONSUMERS=self.consumers, SLOTS=self.slots, TAKE_TURNS=self.take_turns, O_APART=self.O_apart,
-                    REGISTERS=self.registers, num_warps=4)  # fmt: skip
+                    LAG=self.lag, REGISTERS=self.registers, num_warps=4)  # fmt: skip
 
 
 PLANS = {  # by d; what was fastest on an H200
@@ -42,7 +43,7 @@ PLANS = {  # by d; what was fastest on an H200
     256: Plan(64, 2, 2, O_apart=False, d_pad=256),
 }
 # For d 64. Blocks of 192 rows fit short causal sequences badly, and with causal key_lengths they spill two registers.
-SHORT = Plan(128, 2, 3, d_pad=64)
+SHORT = Plan(128, 2, 3, lag=False, d_pad=64)
 TURNS = Plan(
     128, 3, 4, take_turns=True, d_pad=64
 )  # long and causal: 1 to 2% faster; else, and at d 128, 1 to 3% slower
@@ -55,7 +56,7 @@ def plan(d: int, N_q: int, causal: bool, lengths: bool) -> Plan:
     """The sizes for one kind of call; `lengths` says whether there are key_lengths."""
     if d == 64 and causal:
         return SHORT if N_q <= 1024 or lengths else TURNS
-    if d == 128 and N_q >= 2048 and not causal and not lengths:
+    if d == 128 and N_q >= 1536 and not causal and not lengths:
         return WIDE
     return PLANS[d]
 

@@ -25,36 +25,58 @@ class Scales:
     coarse: gl.tensor
     huge: gl.tensor
     slack: gl.tensor  # how far a score may lie above m
+    LAG: gl.constexpr  # whether it may; where sequences are short m hardly comes to rest, and had better be exact
 
     @gluon.constexpr_function
-    def __init__(self, fine, coarse, huge, slack):
+    def __init__(self, fine, coarse, huge, slack, LAG):
         self.fine = fine
         self.coarse = coarse
         self.huge = huge
         self.slack = slack
+        self.LAG = gl.constexpr(LAG)
 
 
 @gluon.jit
-def first_state(s):
-    """m and l, (64, 4), before the first tile s."""
+def first_state(s, scales):
+    """m and l, (64, 4), before the first tile s. Without LAG m is (64,)."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
-    m = gl.full([s.shape[0], 4], NEG_INF, gl.float32, STATE)  # FA2.A1.L5
-    return m, gl.zeros([s.shape[0], 4], gl.float32, STATE)  # FA2.A1.L5
+    l = gl.zeros([s.shape[0], 4], gl.float32, STATE)  # FA2.A1.L5
+    if scales.LAG:
+        m = gl.full([s.shape[0], 4], NEG_INF, gl.float32, STATE)  # FA2.A1.L5
+    else:
+        m = gl.full([s.shape[0]], NEG_INF, gl.float32, gl.SliceLayout(1, s.type.layout))  # FA2.A1.L5
+    return m, l
 
 
 @gluon.jit
 def softmax_step(s, m, l, scales, MASKED: gl.constexpr):
-    """One tile of scores s (64, B_c) into m and l: p, and alpha (64, 4), by which what came before shrinks."""
-    s = by_lanes(s)
-    m_new = raised(m, largest(s), m + scales.slack)  # (64, 4)  FA2.A1.L9
+    """One tile of scores s (64, B_c) into m and l: p, and alpha, by which what came before shrinks."""
+    if scales.LAG:
+        s = by_lanes(s)
+        m_new = raised(m, largest(s), m + scales.slack)  # (64, 4)  FA2.A1.L9
+    else:
+        m_new = gl.maximum(m, gl.max(s, 1))  # (64,)  FA2.A1.L9
     m_ref = m_new
     if MASKED:  # a row that has seen no key yet has m = −inf, and −inf − (−inf) is NaN
         m_ref = gl.where(m_new == NEG_INF, 0.0, m_new)
-    scale = gl.where(gl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)  # (64, 4)
+    scale = gl.where(gl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)
     p = gl.exp2(s * along(scale, s) - along(m_ref * scale, s))  # FA2.A1.L9
-    alpha = gl.exp2((m - m_ref) * scale)  # (64, 4)  FA2.A1.L9
-    l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
-    return as_tile(p), m_new, l, alpha
+    alpha = gl.exp2((m - m_ref) * scale)  # FA2.A1.L9
+    if scales.LAG:
+        l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
+        return as_tile(p), m_new, l, alpha
+    else:
+        l = along(alpha, l) * l + gl.sum(gl.sum(by_lanes(p), 3), 1)  # (64, 4)  FA2.A1.L9
+        return p, m_new, l, alpha
+
+
+@gluon.jit
+def by_rows(m, l):
+    """m and l of rows, (64,), from what their lanes hold."""
+    l = gl.sum(l, 1)
+    if len(m.shape) == 2:
+        m = gl.max(m, 1)
+    return gl.convert_layout(m, l.type.layout), l
 
 
 # Four lanes to a row -----------------------------------------------------------------------------------------
@@ -74,9 +96,13 @@ def as_tile(x):
 
 @gluon.jit
 def along(state, x):
-    """What lanes hold once, (64, 4), beside all their columns of x."""
-    STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
-    return gl.convert_layout(state, STATE)[:, None, :, None]
+    """What rows (64,) or their lanes (64, 4) hold once, beside all their columns of x."""
+    if len(state.shape) == 1:
+        ROWS: gl.constexpr = gl.SliceLayout(1, x.type.layout)
+        return gl.convert_layout(state, ROWS)[:, None]
+    else:
+        LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
+        return gl.convert_layout(state, LANES)[:, None, :, None]
 
 
 @gluon.jit
@@ -138,11 +164,14 @@ def in_place(n):
 
 @gluon.jit
 def shrunk(o, alpha):
-    """o (64, d) times alpha (64, 4)."""
-    N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
-    x = by_lanes(o)
-    x, a = gl.broadcast(x, along(alpha, x))
-    return as_tile(gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N))
+    """o (64, d) times alpha, of rows or of their lanes."""
+    if len(alpha.shape) == 1:
+        return o * along(alpha, o)
+    else:
+        N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
+        x = by_lanes(o)
+        x, a = gl.broadcast(x, along(alpha, x))
+        return as_tile(gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N))
 
 
 # Masks and rounding ------------------------------------------------------------------------------------------
