@@ -541,7 +541,8 @@ for lag in (0, 8):
 # 16 bits as exact there as below 1.
 #
 # A warp has to jump over what it need not do. Gluon has no branch for a single warp, so these two places are a few lines of assembly.
-# Measured: 1 to 12% faster at d = 64, most where sequences are causal and long, 1 to 7% at d = 128.
+# Measured: 2 to 12% faster at d = 64, most where sequences are causal and long, 1 to 7% at d = 128. Short causal sequences of
+# d = 64 (up to N = 1,024) keep the exact maximum: with few tiles m hardly comes to rest, and they lose 3 to 4%.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -581,7 +582,7 @@ for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), 
 # At d = 128 it is the registers: 160 for o, s and p, where three consumers can have 160 in all, so nothing is left for the
 # rest. (24 more is a modest demand.) Three slots for K and V are too large for shared memory, even if Q has one. Its
 # second slot lets the next row block's Q come early. With tiles of 64 keys s and p are half as large, and three do fit. That is
-# what the kernel takes without a mask from N = 2,048 on: K and V are read for 192 rows at a time, 1 to 3% faster. (The chip is at its
+# what the kernel takes without a mask from N = 1,536 on: K and V are read for 192 rows at a time, 1 to 4% faster. (The chip is at its
 # limit of 700 W there: what L2 need not send is power for products.)
 #
 # At d = 64 three fit. Then an SM asks for a third fewer bytes of K and V for the same products (copies come from the
