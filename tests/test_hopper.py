@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import weakref
+from functools import partial
 from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,8 +133,8 @@ def test_choice(on_hopper, taken, pays, dropout, chosen, monkeypatch):
     assert all(a is b for a, b in zip(got, want, strict=True))
 
 
-PAYS = [(64, 513, 64, True, 528), (64, 512, 64, True, 1056), (64, 256, 9999, False, 2112), (64, 128, 64, False, 528)]
-PAYS += [(96, 64, 512, False, 132), (128, 64, 511, True, 264), (256, 64, 1, False, 0)]
+PAYS = [(64, 513, 64, True, 528), (64, 512, 64, True, 1056), (64, 256, 9999, False, 4224), (64, 128, 64, False, 528)]
+PAYS += [(96, 64, 256, False, 132), (128, 64, 255, True, 264), (256, 64, 1, False, 0)]
 
 
 @pytest.mark.parametrize("d, N_q, N_k, causal, most", PAYS)
@@ -236,6 +237,15 @@ def test_same_bits_a_thousand_times(d, N, causal):
         again = forward(Q, K, V, None, causal, 0.1)
         differ |= (again[0] != O).any() | (again[1] != L).any()
     assert not differ
+
+
+@gpu
+@pytest.mark.gpu
+def test_processes_that_take_turns_on_the_gpu():
+    script = Path(__file__).with_name("hopper_in_turns.py")
+    start = partial(subprocess.Popen, [sys.executable, script, "10"], stdout=subprocess.PIPE, text=True)
+    said = [process.communicate()[0] for process in [start() for _ in range(6)]]
+    assert all(line.startswith("0 of ") for line in said), said
 
 
 @gpu

@@ -22,6 +22,7 @@
 # %%
 import statistics
 from itertools import pairwise
+from textwrap import fill
 
 import torch
 
@@ -371,7 +372,8 @@ for d, found in reads.items():
     print(f"d = {d:3}, reads, Q, K and V once = 1:", ", ".join(f"{rung} {n:.3f}" for rung, n in found.items()))
 asked = [gigabytes(io.fa2_forward(Tiling(4096, 4096, rows, 64), 128), L=4) for rows in (64, 128)]
 through = ", ".join(f"{rung} {counted(rung, 'L2 bytes'):.1f}" for rung in FA2)
-print("asked for with blocks of 64 rows {:.1f} GB, of 128 {:.1f};".format(*asked), f"through L2: {through}")
+print("asked for with blocks of 64 rows {:.1f} GB, of 128 {:.1f}".format(*asked))
+print(f"through L2: {through}")
 
 # %% [markdown]
 # <details><summary>Where have 8.7 GB gone?</summary>
@@ -438,7 +440,7 @@ for direction in ("forward", "backward"):
     for us in ("fa2_lab portable", "fa2_lab"):
         for peer in ("torch flash", "FlexAttention", "cuDNN"):
             print(f"{direction:8} {us:16} over {peer:13}: {readme.standing(rows, us, peer)}")
-print(readme.plainly(recorded["paper"].rows, "cuDNN").replace("`", ""))
+print(fill(readme.plainly(recorded["paper"].rows, "cuDNN").replace("`", ""), 96))
 
 # %%
 show(speed(**measured.speed_data()))

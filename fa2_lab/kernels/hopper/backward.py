@@ -26,7 +26,7 @@ from fa2_lab.kernels.hopper.forward import wipe
 from fa2_lab.kernels.hopper.host import counter_of
 from fa2_lab.kernels.hopper.pipeline import NEG_INF, Ring, accumulator, aggregate, as_operand, barriers, matrix, ring
 from fa2_lab.kernels.hopper.sums import add_tile, after_kernel, before_kernel
-from fa2_lab.kernels.hopper.work import Work
+from fa2_lab.kernels.hopper.work import Work, draw, leave
 
 LN2 = gl.constexpr(math.log(2))
 pays = host.pays
@@ -73,7 +73,7 @@ def producer(Q, K, V, dO, starts, counter, pipes, work, columns):
     r = 0  # column blocks so far
     t = gl.program_id(0)
     while t < work.blocks * work.heads:
-        t_next = gl.num_programs(0) + gl.atomic_add(counter, 1)
+        t_next = gl.num_programs(0) + draw(counter)
         block, lot = work.place(t)
         bh = lot // columns.parts
         H_kv = columns.H // columns.group
@@ -98,9 +98,7 @@ def producer(Q, K, V, dO, starts, counter, pipes, work, columns):
             r += 1
         t = t_next
     pipes.orders.give(r, 0, 0, 0, 0, 0, 0, 0, 0)
-    if gl.atomic_add(counter + 1, 1) == gl.num_programs(0) - 1:  # the last one to leave puts the counter back
-        gl.store(counter, 0)
-        gl.store(counter + 1, 0)
+    leave(counter)
 
 
 # A consumer warpgroup ---------------------------------------------------------------------------------------

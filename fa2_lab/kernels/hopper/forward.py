@@ -27,7 +27,7 @@ from fa2_lab.kernels.hopper.pipeline import (
     turns,
 )
 from fa2_lab.kernels.hopper.softmax import Scales, by_rows, first_state, mask, rounded, shrunk, softmax_step
-from fa2_lab.kernels.hopper.work import ROWS, Heads, Work, aggregate
+from fa2_lab.kernels.hopper.work import ROWS, Heads, Work, aggregate, draw, leave
 
 LN2 = gl.constexpr(math.log(2))
 supports, pays = host.supports, host.pays
@@ -71,7 +71,7 @@ def producer(Q, K, V, counter, pipes, work, heads):
     t = gl.program_id(0)
     total = work.blocks * work.heads
     while t < total:
-        t_next = gl.num_programs(0) + gl.atomic_add(counter, 1)
+        t_next = gl.num_programs(0) + draw(counter)
         block, head = work.place(t)
         row = heads.first_row(block)
         batch = head // heads.H
@@ -93,9 +93,7 @@ def producer(Q, K, V, counter, pipes, work, heads):
         r += 1
         t = t_next
     pipes.tickets.give(r, -1, 0, 0)
-    if gl.atomic_add(counter + 1, 1) == gl.num_programs(0) - 1:  # the last one to leave puts the counter back
-        gl.store(counter, 0)
-        gl.store(counter + 1, 0)
+    leave(counter)
 
 
 # A consumer warpgroup ---------------------------------------------------------------------------------------

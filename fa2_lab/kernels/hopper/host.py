@@ -154,13 +154,13 @@ def pays(Q, K, causal: bool) -> bool:
     """Whether there is work enough: with few blocks of 64 rows on an SM the portable kernel, which starts sooner, wins.
 
     Measured on an H200: at d 64 it is ahead up to 4 blocks on an SM, with up to 512 causal rows 8, with 129 to 256 rows
-    without a mask, which fit blocks of 192 badly, 16; at d 96 and 128 up to one, with few keys two.
+    without a mask, which fit blocks of 192 badly, 32; at d 96 and 128 up to one, below 256 keys two.
     """
     batch, H, N_q, d = Q.shape
     if d == 64:
-        least = 16 if not causal and 128 < N_q <= 256 else 8 if causal and N_q <= 512 else 4
+        least = 32 if not causal and 128 < N_q <= 256 else 8 if causal and N_q <= 512 else 4
     else:
-        least = 0 if d > 128 else 1 if K.shape[2] >= 512 else 2
+        least = 0 if d > 128 else 1 if K.shape[2] >= 256 else 2
     return batch * H * -(-N_q // 64) > least * multiprocessors(Q.device)
 
 

@@ -90,3 +90,24 @@ class Heads:
         """How many tiles these rows visit; at least one, which gives a row that sees no key its O = 0 and L = −inf."""
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
+
+
+# Numbers that are drawn --------------------------------------------------------------------------------------
+
+
+@gluon.jit
+def draw(counter):
+    """The next number of a counter in HBM; memory is not ordered by it, because nothing else is handed over.
+
+    With Triton's default, acquire and release, numbers were lost while several processes took turns on the GPU: once in
+    about 8,000 launches some programs left early. tests/hopper_in_turns.py looks for that.
+    """
+    return gl.atomic_add(counter, 1, sem="relaxed")
+
+
+@gluon.jit
+def leave(counter):
+    """The last program to leave puts both counters back."""
+    if draw(counter + 1) == gl.num_programs(0) - 1:
+        gl.store(counter, 0)
+        gl.store(counter + 1, 0)
