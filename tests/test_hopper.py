@@ -146,6 +146,14 @@ def test_where_it_pays(d, N_q, N_k, causal, most, some_hopper):
     assert some_hopper.pays(torch.empty(heads + 1, 1, N_q, d, device="meta"), K, causal)
 
 
+def test_tall_blocks_where_they_leave_no_SM_idle():
+    from fa2_lab.kernels.hopper.host import PLANS, WIDE, plan
+
+    assert plan(128, 16384, 16, 132, False, False) is WIDE
+    assert plan(128, 32768, 1, 132, False, False) is PLANS[128], "171 blocks of 192 rows: two rounds, as with 128"
+    assert plan(128, 2111, 8, 132, False, False) is plan(128, 2112, 8, 132, False, False) is WIDE  # that are compiled
+
+
 def test_no_hopper_here():
     from fa2_lab.kernels import choice
 

@@ -44,21 +44,26 @@ PLANS = {  # by d; what was fastest on an H200
 }
 # For d 64. Blocks of 192 rows fit short causal sequences badly, and with causal key_lengths they spill two registers.
 SHORT = Plan(128, 2, 3, lag=False, d_pad=64)
-TURNS = Plan(
-    128, 3, 4, take_turns=True, d_pad=64
-)  # long and causal: 1 to 2% faster; else, and at d 128, 1 to 3% slower
+TURNS = Plan(128, 3, 4, take_turns=True, d_pad=64)  # long and causal: 1 to 2% faster; else 1 to 3% slower
 # For d 128 and long sequences without a mask: K and V are read for 192 rows at a time. 1 to 3% faster.
 WIDE = Plan(64, 3, 5, O_apart=False)
 HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
-def plan(d: int, N_q: int, causal: bool, lengths: bool) -> Plan:
-    """The sizes for one kind of call; `lengths` says whether there are key_lengths."""
+def plan(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Plan:
+    """The sizes for one kind of call; `heads` counts those of all batch entries, `lengths` is whether there are any."""
     if d == 64 and causal:
         return SHORT if N_q <= 1024 or lengths else TURNS
     if d == 128 and N_q >= 1536 and not causal and not lengths:
-        return WIDE
+        rows, fewer = (rows_in_a_row(sizes, N_q, heads, SMs) for sizes in (WIDE, PLANS[d]))
+        return WIDE if rows <= 1.06 * fewer else PLANS[d]
     return PLANS[d]
+
+
+def rows_in_a_row(sizes: Plan, N_q: int, heads: int, SMs: int) -> int:
+    """How many rows the busiest SM works through, one block after the other."""
+    rows = 64 * sizes.consumers
+    return -(-(-(-N_q // rows) * heads) // SMs) * rows
 
 
 def heads_at_once(K_shape, causal: bool) -> int:
@@ -123,7 +128,7 @@ def recipe(device, dtype, same, Q_shape, K_shape, V_shape, Q_strides, K_strides,
     lengths = lengths is not None
     O_strides = torch.empty_like(torch.empty_strided(Q_shape, Q_strides, device="meta")).stride()
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q_shape, K_shape
-    sizes, group = plan(d, N_q, causal, lengths), H // H_kv
+    sizes, group = plan(d, N_q, batch * H, multiprocessors(device), causal, lengths), H // H_kv
     describe = functools.partial(descriptor, dtype, d=sizes.d_pad)
     descriptors = (
         describe(Q_shape, Q_strides, rows=64),
