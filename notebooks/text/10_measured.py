@@ -370,9 +370,9 @@ for d, found in reads.items():
     once = 64 * 3 * 4096 * d * 2 / 1e9
     found |= {rung: counted(rung, "DRAM bytes read", d=d) / once for rung in FA2}
     print(f"d = {d:3}, reads, Q, K and V once = 1:", ", ".join(f"{rung} {n:.3f}" for rung, n in found.items()))
-asked = [gigabytes(io.fa2_forward(Tiling(4096, 4096, rows, 64), 128), L=4) for rows in (64, 128)]
+asked = [gigabytes(io.fa2_forward(Tiling(4096, 4096, rows, 64), 128), L=4) for rows in (64, 192)]
 through = ", ".join(f"{rung} {counted(rung, 'L2 bytes'):.1f}" for rung in FA2)
-print("asked for with blocks of 64 rows {:.1f} GB, of 128 {:.1f}".format(*asked))
+print("asked for with blocks of 64 rows {:.1f} GB, of 192 {:.1f}".format(*asked))
 print(f"through L2: {through}")
 
 # %% [markdown]
@@ -383,8 +383,8 @@ print(f"through L2: {through}")
 # from the L2 cache, which the paper's model does not have. Where the count is above 1, some tiles left the cache and came
 # back. (Writes are left out here: of O a part is still in the cache when the counter stops.)
 #
-# What the row blocks ask for passes through L2: about what the form says for blocks of 64 rows, and half of it with the 128
-# rows that `fa2_lab` takes at d = 128. In rung 2 less passes; the likely helper is the L1 cache, which blocks on the same SM
+# What the row blocks ask for passes through L2: about what the form says for blocks of 64 rows, a third of it with the 192
+# rows that `fa2_lab` takes here. In rung 2 less passes; the likely helper is the L1 cache, which blocks on the same SM
 # share. On this chip, with these sizes, FA2's DRAM traffic can be at its floor: nothing is left to save there.
 # </details>
 #

@@ -824,10 +824,10 @@ print(f"best forward: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {b
 # `fa2_lab` is what `attention()` chooses by itself on this GPU: here the kernels of this notebook. `fa2_lab portable` are
 # those of notebooks 08 and 09. cuDNN and `torch flash` are called through torch.
 #
-# We are ahead of cuDNN in all 40 rows, forward by 1 to 21%, backward by 9 to 34%. Forward the lead is largest at d = 64
+# We are ahead of cuDNN in all 40 rows, forward by 3 to 25%, backward by 10 to 31%. Forward the lead is largest at d = 64
 # without a mask, where exponentials weigh most and hiding them pays most. It is smallest at d = 64, causal and short,
-# where row blocks are few tiles long, and at d = 128 without a mask, where both are near what the chip gives: a large
-# matrix product is only a tenth faster. (At N = 512, left out here, forward lies between 2% behind and 6% ahead.)
+# where row blocks are few tiles long. The fastest row has 95% of the rate of a large matrix product: there is little
+# left to hide. (At N = 512, left out here, forward is 2 to 5% ahead.)
 # </details>
 #
 # **Takeaway.** On the same chip, with the same algorithm, what remains is who waits for whom.
@@ -1096,7 +1096,7 @@ for d in (64, 128):
 
 # %%
 verdict("every idea names its part, shape and baseline", all(r["part"] and r["shape"] and r["baseline"] for r in tried))
-for direction, bound, least in (("forward", 1.05, 1.0), ("backward", 1.15, 1.05)):
+for direction, bound, least in (("forward", 1.1, 1.02), ("backward", 1.15, 1.05)):
     mean, low, _ = mean_ratio([row for row in rows if row.direction == direction], "cuDNN")
     verdict(f"{direction}: over {bound} times cuDNN in the mean, over {least} everywhere", mean > bound and low > least)
     mean, low, _ = mean_ratio([row for row in rows if row.direction == direction], "fa2_lab portable")
@@ -1104,8 +1104,8 @@ for direction, bound, least in (("forward", 1.05, 1.0), ("backward", 1.15, 1.05)
 lead = {(d, causal): mean_ratio(line("forward", d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
 verdict("forward leads most at d = 64 without a mask", max(lead, key=lead.get) == (64, False))
 short = [row.ratio("fa2_lab", "cuDNN") for row in record.rows if row not in rows and row.direction == "forward"]
-verdict("N = 512, forward: between 3% behind and 7% ahead", 0.97 < min(short) and max(short) < 1.07)
-verdict("best forward: 85 to 95% of a large product", 0.85 < best / gemm < 0.95)
+verdict("N = 512, forward: up to 7% ahead", 1 < min(short) and max(short) < 1.07)
+verdict("best forward: 90 to 98% of a large product", 0.9 < best / gemm < 0.98)
 
 # %% [markdown] tags=["navigation"]
 # [← Measured](10_measured.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
