@@ -69,7 +69,7 @@ def _points(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     ax.plot(*zip(*points.values(), strict=True), "o", color=style.INK, markersize=5, label="rungs")
     farthest = max(x for x, _ in points.values())
     crowd = {name: at for name, at in points.items() if at[0] > farthest / 30}
-    for name in points.keys() - crowd.keys():
+    for name in (name for name in points if name not in crowd):
         ax.annotate(label(points, name), points[name], (8, -2), textcoords="offset points", va="center")
     heights = apart([log10(y) for _, y in crowd.values()], LABELS_APART)
     for (name, (x, y)), height in zip(crowd.items(), heights, strict=True):
