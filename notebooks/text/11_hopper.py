@@ -582,7 +582,8 @@ for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), 
 # At d = 128 it is the registers: 160 for o, s and p, where three consumers can have 160 in all, so nothing is left for the
 # rest. (24 more is a modest demand.) Three slots for K and V are too large for shared memory, even if Q has one. Its
 # second slot lets the next row block's Q come early. With tiles of 64 keys s and p are half as large, and three do fit. That is
-# what the kernel takes without a mask from N = 1,536 on: K and V are read for 192 rows at a time, 1 to 4% faster. (The chip is at its
+# what the kernel takes without a mask from N = 1,536 on, unless so few blocks leave SMs idle: K and V are read for 192
+# rows at a time, 1 to 4% faster. (The chip is at its
 # limit of 700 W there: what L2 need not send is power for products.)
 #
 # At d = 64 three fit. Then an SM asks for a third fewer bytes of K and V for the same products (copies come from the
