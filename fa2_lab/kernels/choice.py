@@ -22,7 +22,7 @@ def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
 
 
 def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p):
-    """(dQ, dK, dV) of one call. Hopper's own adds up dQ in any order: not where torch is asked for the same bits."""
+    """(dQ, dK, dV) of one call. Hopper's own adds up in any order: not where torch is asked for the same bits."""
     hopper = hopper_backward(Q.device)
     same_bits = torch.are_deterministic_algorithms_enabled()
     if seed is None and hopper is not None and not same_bits and hopper.pays(Q, K):

@@ -642,9 +642,9 @@ show(tickets(**pictures.tickets_data()))
 # of which head it stands for, and hands that on through two slots with the barriers you know.
 #
 # That addition is *relaxed*: it orders nothing else in memory. The first version took Triton's default, which does. It
-# passed every test until six processes shared one GPU: in one of about 10,000 launches a few programs drew a number
+# passed every test until several processes shared one GPU: in one of about 10,000 launches a few programs drew a number
 # that nobody had given out, and left, and their row blocks were never computed. Why is not known; relaxed, no number
-# was lost in 180,000 launches.
+# was lost in 90,000 launches.
 # </details>
 
 # %% tags=["nbval-ignore-output"]

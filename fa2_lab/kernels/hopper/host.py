@@ -1,7 +1,6 @@
 """From torch to a launch: what the copy engine must be told, which sizes fit, and little work on the host per call."""
 
 import functools
-import math
 from dataclasses import dataclass
 
 import torch
@@ -51,7 +50,7 @@ HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def plan(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Plan:
-    """The sizes for one kind of call; `heads` counts those of all batch entries, `lengths` is whether there are any."""
+    """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
     if d == 64 and causal:
         return SHORT if N_q <= 1024 or lengths else TURNS
     if d == 128 and N_q >= 1536 and not causal and not lengths:
@@ -69,7 +68,7 @@ def rows_in_a_row(sizes: Plan, N_q: int, heads: int, SMs: int) -> int:
 def heads_at_once(K_shape, causal: bool) -> int:
     """How many heads of K and V to have in use at a time: for 16 MiB of L2, 32 where long causal rows differ most.
 
-    Where all row blocks are equal, neighbours had better read the same head: L2 then sends a fifth less.
+    Where all row blocks are equal, neighbours had better read the same head: L2 then sends a seventh less.
     """
     if not causal:
         return 1
@@ -138,8 +137,7 @@ def recipe(device, dtype, same, Q_shape, K_shape, V_shape, Q_strides, K_strides,
     )
     row_blocks = -(-N_q // (64 * sizes.consumers)) * batch * H
     at_once = heads_at_once(K_shape, causal) * group
-    fine = max(scale * launch.LOG2E, launch.TINY)
-    coarse, huge = 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
+    fine, coarse, huge = launch.scales(scale)
     slack = min(8.0 / fine, 2.0**126)
     scalars = H, group, N_q, N_k, batch * H, at_once, fine, coarse, huge, slack
     options = dict(sizes.options(), CAUSAL=causal, RAGGED=lengths or N_k % sizes.B_c != 0)
