@@ -315,15 +315,16 @@ show(shares.programs(**pictures.programs_data()))
 
 # %%
 record = load("decode")
-copy = record.ceilings["copy TB/s"]
-print(f"{record.machine['gpu']}, bf16, torch {record.machine['torch']}, triton {record.machine['triton']}; copy {copy:.2f} TB/s")
+copy, alone = record.ceilings["copy TB/s"], "reading alone"
+print(f"{record.machine['gpu']}, bf16, torch {record.machine['torch']}, triton {record.machine['triton']}")
+print(f"batch × keys  heads    d       µs  TB/s  of a copy  of {alone}  cuDNN's µs")
 for row in record.rows:
     if row.direction == "decode":
-        p, times = row.problem, {name: values[0] for name, values in row.values.items()}
-        ours = p["bytes"] / times["fa2_lab"] / 1e6
-        print(f"batch {p['batch']:2} × {p['N_k']:6,} keys, heads {p['heads']}/{p['kv_heads']}, d {p['d']:3}: ", end="")
-        print(f"{times['fa2_lab']:5.1f} µs, {ours:.2f} TB/s, {ours / copy:4.0%} of a copy, ", end="")
-        print(f"{times['reading alone'] / times['fa2_lab']:4.0%} of reading alone; cuDNN {times['cuDNN']:5.1f} µs")
+        p, µs = row.problem, {name: values[0] for name, values in row.values.items()}
+        rate = p["bytes"] / µs["fa2_lab"] / 1e6
+        heads = f"{p['heads']}/{p['kv_heads']}"
+        print(f"{p['batch']:3} × {p['N_k']:6,}  {heads:5}  {p['d']:3}  {µs['fa2_lab']:7.1f}  {rate:.2f}", end=" ")
+        print(f"{rate / copy:10.0%}  {µs[alone] / µs['fa2_lab']:16.0%}  {µs['cuDNN']:10.1f}")
 
 # %% [markdown]
 # <details><summary>Why short caches stay below</summary>
