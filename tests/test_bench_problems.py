@@ -1,0 +1,191 @@
+"""What the bench measures and how: problems and their truth, the clock on the host, peers, counters, grids."""
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the bench needs torch")
+
+import fa2_lab.attention  # noqa: E402, F401 — before Triton, so that its interpreter is on where there is no GPU
+from fa2_lab.bench import counters, problem, protocol, suites  # noqa: E402
+from fa2_lab.bench.problem import Problem  # noqa: E402
+
+# Problems and protocol ----------------------------------------------------------------------------------------
+
+
+def test_flops_are_counted_as_the_paper_counts_them():
+    full = Problem(2, 3, 1, 5, 7, 11, False)
+    assert full.flops("forward") == 4 * 2 * 3 * 5 * 7 * 11
+    assert full.flops("backward") == 2.5 * full.flops("forward")
+    assert full.flops("both") == full.flops("forward") + full.flops("backward")
+    assert Problem(2, 3, 1, 5, 7, 11, True).flops("forward") == full.flops("forward") / 2
+
+
+def test_the_square_problem_has_the_paper_s_sizes():
+    for N in (512, 16384, 32768):
+        p = Problem.square(N, 64, True)
+        assert p.heads * p.d == 2048 and p.batch * N == max(16384, N) and p.heads == p.kv_heads
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_right_answer_passes_and_a_wrong_one_does_not(causal):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, heads, 100, 16, generator=draw) for heads in (4, 2, 2))
+    O = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+    assert problem.error(O, q, k, v, causal) < 1e-5
+    assert problem.error(O, q, k, v, not causal) > suites.TOLERANCE
+    assert problem.error(1.05 * O, q, k, v, causal) > suites.TOLERANCE
+
+
+@pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
+def test_gradients_by_definition_are_autograd_s(causal, N_q, N_k):
+    p = Problem(2, 4, 2, N_q, N_k, 16, causal, "float64")
+    q, k, v, dO = p.tensors(grad=True, device="cpu")
+    gradients = torch.autograd.grad(suites.peers.PEERS["torch"](p)(q, k, v), (q, k, v), dO)
+    truth = problem.gradients_by_definition(q, k, v, dO, causal)
+    assert problem.gradient_error(gradients, truth) < 1e-12
+    for n in range(3):
+        wrong = [1.05 * g if m == n else g for m, g in enumerate(gradients)]
+        assert problem.gradient_error(wrong, truth) > suites.TOLERANCE
+        wrong[n] = torch.full_like(wrong[n], torch.nan)
+        assert not problem.gradient_error(wrong, truth) <= suites.TOLERANCE
+
+
+def test_the_gradients_of_a_long_sequence_go_in_chunks(monkeypatch):
+    q, k, v, dO = Problem(1, 2, 1, 300, 300, 8, True, "float64").tensors(grad=True, device="cpu")
+    whole = problem.gradients_by_definition(q, k, v, dO, True, few=20)
+    monkeypatch.setattr(problem, "MOST", 0)  # chunks of 20 rows
+    for part, all_at_once in zip(problem.gradients_by_definition(q, k, v, dO, True, few=20), whole, strict=True):
+        assert torch.allclose(part, all_at_once, rtol=1e-12, atol=1e-14)
+
+
+def test_a_wrong_gradient_is_not_timed(monkeypatch):
+    p = Problem(1, 2, 2, 64, 64, 16, False, "float32")
+    tensors = p.tensors(grad=True, device="cpu")
+    right = suites.peers.PEERS["torch"](p)
+
+    class HalfOfdV(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, v):
+            return v.clone()
+
+        @staticmethod
+        def backward(ctx, dV):
+            return dV / 2
+
+    monkeypatch.setitem(suites.peers.PEERS, "wrong", lambda p: lambda q, k, v: right(q, k, HalfOfdV.apply(v)))
+    forward = dict(suites.ready(p, "forward", ("torch", "wrong"), tensors[:3]))
+    assert not any(isinstance(call, str) for call in forward.values())
+    backward = dict(suites.ready(p, "backward", ("torch", "wrong"), tensors))
+    assert backward["wrong"] == "wrong: error 5.0e-01" and not isinstance(backward["torch"], str)
+
+
+def test_flex_s_causal_mask_is_made_from_corners():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    for N_q, N_k in ((256, 256), (300, 500), (130, 700), (500, 300), (128, 1)):
+        offset = N_k - N_q
+        mine = suites.peers.flex_mask(N_q, N_k, device="cpu")
+        theirs = create_block_mask(lambda b, h, i, j, o=offset: j <= i + o, None, None, N_q, N_k, device="cpu")
+        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), (name, N_q, N_k)
+
+
+def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(monkeypatch):
+    from contextlib import contextmanager
+
+    clock, log, inside = [0.0], [], []
+
+    @contextmanager
+    def held():
+        clock[0] += 100.0  # the choice of a backend does not count
+        inside.append(True)
+        yield
+        inside.clear()
+
+    def call(name, seconds):
+        def run():
+            log.append((name, bool(inside)))
+            first = len(log) < 2 or log[-2][0] != name
+            clock[0] += 50.0 if first else seconds  # what comes after another contestant is slow
+
+        return run
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(protocol.time, "perf_counter", lambda: clock[0])
+    found = protocol.wall_microseconds(dict(a=call("a", 2e-6), b=call("b", 3e-6)), dict(b=held), turns=4)
+    assert found == pytest.approx(dict(a=2.0, b=3.0), rel=1e-3)
+    assert all(within == (name == "b") for name, within in log)
+    assert len(log) == 2 * 4 * (protocol.BEFORE + protocol.IN_A_ROW)
+
+
+def test_a_bare_peer_is_the_same_without_the_choice_of_its_backend():
+    problem = Problem(1, 2, 2, 8, 8, 16, True)
+    attention = suites.peers.PEERS["torch math"](problem)
+    call, held = suites.peers.bare(attention)
+    q, k, v = torch.randn(3, 1, 2, 8, 16)
+    with held():
+        assert torch.equal(call(q, k, v), attention(q, k, v))
+    plain = suites.peers.PEERS["torch"](problem)
+    assert suites.peers.bare(plain)[0] is plain
+
+
+def test_grids():
+    paper = suites.paper_grid()
+    assert len(paper) == len(set(paper)) == 2 * 2 * 6
+    assert {p.d for p in paper} == {64, 128} and {p.batch * p.N_q for p in paper} == {16384}
+    assert set(suites.paper_grid((1024, 4096, 16384))) < set(paper)
+    assert {p.N_q for p in suites.long_grid() if p.causal} == {2**15, 2**16, 2**17, 2**18}
+    assert {(p.heads, p.kv_heads) for p in suites.heads_grid()} == {(32, 32), (32, 8), (32, 1)}
+    assert all(b.N_q == 2 * a.N_q for a, b in zip(suites.memory_grid(), suites.memory_grid()[1:], strict=False))
+    assert all(p.N_q <= 512 for p in suites.small_grid())
+
+
+def test_the_ladder_is_measured_in_both_shapes():
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.bench import ladder
+
+    grid = ladder.grid()
+    assert {(p.batch, p.heads) for p in grid} == set(ladder.SHAPES.values()) and len(grid) == 8
+    names = [name for name, _ in ladder.contestants(Problem(1, 8, 8, 4096, 4096, 64, False), None)]
+    assert names[:3] == ["standard", "fa1", "swapped"] and names[-2:] == ["split-K", "split-Q"]
+
+
+def test_a_timing_is_the_median_and_the_middle_half():
+    timing = protocol.summary([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert timing.median == 3.0 and timing.low < 3.0 < timing.high
+
+
+def test_a_call_that_fails_in_the_warm_up_gives_its_reason(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert protocol.warm_up(lambda: None) == ""
+    assert protocol.warm_up(lambda: [][0]).startswith("IndexError: ")
+
+
+# Counters -----------------------------------------------------------------------------------------------------
+
+NCU = """==PROF== Connected to process 42
+==PROF== Disconnected
+"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","sm__inst_executed_pipe_tensor.sum"
+"","","Mbyte","Kbyte","byte","inst"
+"0","spin_kernel(long)","9","9","9","9"
+"1","scores_kernel","1.5","250","1,000","12"
+"2","softmax_kernel","2.5","750","2,000","{tensor}"
+"3","spin_kernel(long)","9","9","9","9"
+"4","forward_kernel","3","0","5","6"
+"""
+
+
+def test_the_kernels_of_each_call_are_added_up_in_bytes():
+    standard, fa2 = counters.summed(NCU.format(tensor="30"))
+    assert standard == {"DRAM bytes read": 4e6, "DRAM bytes written": 1e6, "L2 bytes": 3e3, "tensor instructions": 42.0}
+    assert fa2 == {"DRAM bytes read": 3e6, "DRAM bytes written": 0.0, "L2 bytes": 5.0, "tensor instructions": 6.0}
+
+
+def test_a_counter_that_a_kernel_lacks_is_left_out():
+    standard, fa2 = counters.summed(NCU.format(tensor=""))
+    assert "tensor instructions" not in standard and fa2["tensor instructions"] == 6
+
+
+def test_without_ncu_the_reason_is_given(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match="ncu is not installed"):
+        counters.read(Problem(1, 1, 1, 64, 64, 64, False), ["fa1"])

@@ -1,0 +1,191 @@
+"""How results of the bench are kept and shown: records, tables, the README's section, fingerprints of the sources."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch", reason="the bench needs torch")
+
+from bench_records import MACHINE, contest, suite  # noqa: E402
+
+from fa2_lab.bench import readme, results  # noqa: E402
+from fa2_lab.bench.problem import Problem  # noqa: E402
+from fa2_lab.bench.results import Results, Row  # noqa: E402
+
+# Results ------------------------------------------------------------------------------------------------------
+
+
+def test_results_come_back_as_they_were_saved(tmp_path):
+    kept = suite(contest(), contest(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]})
+    path = kept.save(tmp_path / "new")
+    assert path.name == "bench_paper.json" and path.read_text(encoding="utf-8").endswith("}\n")
+    assert results.load("paper", tmp_path / "new") == kept
+
+
+def test_a_missing_record_says_how_to_get_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no bench_long.json: record it with `python -m fa2_lab bench long`"):
+        results.load("long", tmp_path)
+
+
+def test_rates_and_ratios():
+    row = contest()
+    assert row.rate("fa2_lab") == pytest.approx(400) and row.rate("torch flash") == pytest.approx(200)
+    assert row.ratio("fa2_lab", "torch flash") == 2 and row.ratio("torch flash", "fa2_lab") == 0.5
+
+
+def test_a_label_says_what_differs():
+    assert results.label(contest()).split() == "forward N 4096 b 4 h 16 d 128 full".split()
+    grouped = contest(kv_heads=2, N_q=1, causal=True, rung="tuned")
+    assert results.label(grouped).split() == "tuned N 1×4096 b 4 h 16/2 d 128 causal".split()
+
+
+def test_the_table_shows_ratios_first_and_every_reason():
+    counts = Row(contest().problem | dict(rung="fa1"), "counters", {"L2 bytes": [1.5e9]}, unit="count")
+    text = results.table(suite(contest(), counts, missing=["(9,)"]), baseline="torch flash")
+    head = "NVIDIA H200, torch 2.11, triton 3.6, abc1234; by hand.\nceilings: GEMM TFLOP/s 791\nspread: the middle half"
+    assert text.startswith(f"{head} lies within 10.0% of the median, at worst within 10.0%\n")
+    assert re.search(r"^torch flash / contestant \(TFLOP/s\) +torch flash +fa2_lab +flash_attn$", text, re.MULTILINE)
+    assert re.search(r"^forward .* full +1\.00 \(200\) +2\.00 \(400\) +-$", text, re.MULTILINE)
+    assert re.search(r"^count +L2 bytes\nfa1 .* \(1\.5e\+09\)$", text, re.MULTILINE)
+    assert text.endswith("flash_attn: not installed\nnot measured: (9,)")
+
+
+# README -------------------------------------------------------------------------------------------------------
+
+
+def both(causal=False, d=128, portable=4.0, **peers):
+    """A row where fa2_lab takes 2 ms and the others what is said."""
+    row = contest(causal=causal, d=d)
+    row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
+    return row
+
+
+def test_the_readme_names_the_machine_the_ceilings_and_the_spread():
+    said = readme.about(suite(contest()))
+    made = "NVIDIA H200, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234."
+    assert "bf16, 16,384 tokens" in said and f"{made} In the same run: GEMM 791 TFLOP/s." in said
+    assert said.endswith("the middle half lies within 10.0% of the median, at worst within 10.0%.")
+
+
+def test_both_of_us_stand_beside_every_peer():
+    rows = [both(cuDNN=3.0), both(causal=True, cuDNN=1.0, portable=None), both(d=64, FlexAttention=5.0)]
+    ring = Results("ring", MACHINE, "by hand", rows=[Row(contest().problem, "forward", {"1 GPU": [1.0]})])
+    assert readme.standings([suite(*rows), ring]) == [
+        "| suite | direction | | over cuDNN | over FlexAttention |",
+        "| --- | --- | --- | --- | --- |",
+        "| paper | forward | fa2_lab | ahead on 1 of 2, 0.50 to 1.50 | ahead on 1 of 1, 2.50 to 2.50 |",
+        "| paper | forward | fa2_lab portable | ahead on 0 of 1, 0.75 to 0.75 | ahead on 1 of 1, 1.25 to 1.25 |",
+    ]
+    assert readme.grid(suite(*rows))[4:-2] == [
+        "| direction | d | mask | N | TFLOP/s | over cuDNN | over FlexAttention |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| forward | 128 | full | 4,096 | 200 / 100 | 1.50 / 0.75 | – |",
+        "| forward | 128 | causal | 4,096 | 200 / – | 0.50 / – | – |",
+        "| forward | 64 | full | 4,096 | 200 / 100 | – | 2.50 / 1.25 |",
+    ]
+
+
+def test_it_says_plainly_where_we_lead_and_where_not():
+    lead, trail = both(cuDNN=3.0), both(d=64, cuDNN=1.0)
+    start = "Plainly: on this grid `fa2_lab` is faster than cuDNN on "
+    assert readme.plainly([lead, trail], "cuDNN") == (
+        f"{start}1 of 1 rows of forward at d = 128, 0 of 1 rows of forward at d = 64."
+    )
+    trail.problem["d"] = 128
+    assert readme.plainly([lead, trail], "cuDNN") == f"{start}1 of 2 rows of forward at d = 128."
+
+
+def test_forward_and_backward_are_added():
+    rows = [both(cuDNN=3.0), both(cuDNN=1.0), both(d=64, cuDNN=1.0)]
+    rows[1].direction = "backward"
+    *_, added = readme.with_sums(suite(*rows)).rows
+    assert added.direction == "both, added" and added.problem == rows[0].problem
+    assert added.values == {"fa2_lab": [4.0], "fa2_lab portable": [8.0], "cuDNN": [4.0]}
+    assert len(readme.with_sums(suite(*rows)).rows) == 4
+
+
+def test_it_says_plainly_where_we_are_behind_and_by_how_much():
+    rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
+    said = "paper 2 of 3, at worst 0.50 (forward N 4096 b 4 h 16 d 128 causal)"
+    assert readme.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == f"Behind cuDNN: {said}."
+    assert readme.behind([suite(both(cuDNN=3.0))], "cuDNN") == "It is behind cuDNN nowhere."
+
+
+def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
+    heads = Results("heads", MACHINE, "by hand", rows=[both(cuDNN=1.0), both(cuDNN=4.0, portable=None)])
+    heads.rows[0].problem["kv_heads"] = 4
+    shapes = "bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full, NVIDIA H200, "
+    assert readme.told(heads) == f"{shapes}commit abc1234."
+    heads.machine = MACHINE | dict(commit="sources 0123456789ab")
+    heads.missing = ["the rest"]
+    assert readme.told(heads) == f"{shapes}sources 0123456789ab; 1 rows not measured."
+    alone = Results("other", MACHINE, "by hand", rows=[both()])
+    assert readme.told(alone).endswith(" N 4096 b 4 h 16 d 128 full: fa2_lab 2 ms, fa2_lab portable 4 ms.")
+
+
+def test_training_and_memory_are_told():
+    where = contest().problem | dict(layers=6, steps=200)
+    time = Row(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
+    curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
+    said = readme.told(Results("train", MACHINE, "by hand", rows=[time], curves=curves))
+    assert "6 layers, 200 steps, tokens per second: fa2_lab 2,000,000, cuDNN 2,500,000" in said
+    assert "never further apart than 0.0025" in said
+    peaks = [Row(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)]
+    said = readme.told(Results("memory", MACHINE, "by hand", rows=peaks))
+    assert "at N = 4,096: fa2_lab 64 MiB; 4 times the length takes `fa2_lab` 4.0 times" in said
+    assert said.endswith("out of memory on the way: math.")
+
+
+def test_the_ring_is_told_by_what_more_gpus_gain():
+    where = Problem(1, 16, 16, 2048, 2048, 128, True).as_dict()
+    times = {"1 GPU": [8.0], "2 GPUs": [5.0], "4 GPUs": [2.5]}
+    rows = [Row(where | dict(N_q=N), "forward", times, flops=1e12) for N in (1024, 2048)]
+    rows += [Row(where | dict(layout="contiguous"), "forward", times, flops=1e12), Row(where, "peak memory", times)]
+    said = readme.told(Results("ring", MACHINE, "by hand", rows=rows))
+    assert said.endswith("speed over 1 GPU at N = 2,048: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs.")
+
+
+def test_the_readme_shows_the_recorded_runs():
+    text = readme.README.read_text(encoding="utf-8")
+    assert readme.renewed(text, readme.section()) == text, "run `python -m fa2_lab bench --readme`"
+
+
+def test_one_changed_number_in_a_record_changes_the_readme(tmp_path):
+    for file in results.FOLDER.glob("bench_*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert readme.section(tmp_path) == readme.section()
+    for name in ("paper", "train", "memory", "small"):
+        changed = results.load(name, tmp_path)
+        for row in changed.rows:
+            row.values["fa2_lab"] = [1.5 * x for x in row.values["fa2_lab"]]
+        file, before = changed.save(tmp_path), (results.FOLDER / f"bench_{name}.json").read_bytes()
+        assert readme.section(tmp_path) != readme.section(), name
+        file.write_bytes(before)
+
+
+def test_renewing_touches_only_what_stands_between_the_markers():
+    text = f"before\n{readme.START}\nold\n{readme.END}\nafter\n"
+    once = readme.renewed(text, "new\nlines")
+    assert once == f"before\n{readme.START}\nnew\nlines\n{readme.END}\nafter\n"
+    assert readme.renewed(once, "new\nlines") == once
+
+
+def test_the_readme_has_one_place_for_results():
+    text = readme.README.read_text(encoding="utf-8")
+    assert text.count(readme.START) == text.count(readme.END) == 1
+
+
+# Commits -------------------------------------------------------------------------------------------------------
+
+
+def test_without_git_the_sources_have_a_fingerprint(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit())
+    assert results.commit() == results.sources()
+
+
+def test_sources_that_differ_from_the_commit_have_a_fingerprint_too(monkeypatch):
+    monkeypatch.setattr(results, "_output", lambda command: "abc1234-dirty")
+    assert results.commit() == results.sources()
+    monkeypatch.setattr(results, "_output", lambda command: "abc1234")
+    assert results.commit() == "abc1234"
