@@ -6,11 +6,11 @@ import pytest
 
 pytest.importorskip("torch", reason="the bench needs torch")
 
-from bench_records import MACHINE, contest, suite  # noqa: E402
+from bench_records import MACHINE, contest, suite
 
-from fa2_lab.bench import readme, results  # noqa: E402
-from fa2_lab.bench.problem import Problem  # noqa: E402
-from fa2_lab.bench.results import Results, Row  # noqa: E402
+from fa2_lab.bench import readme, results
+from fa2_lab.bench.problem import Problem
+from fa2_lab.bench.results import Results, Row
 
 # Results ------------------------------------------------------------------------------------------------------
 
