@@ -25,7 +25,7 @@ PAGE = """<!DOCTYPE html>
 """
 CSS = """
 body { font: 17px/1.6 Georgia, 'DejaVu Serif', serif; color: #222; background: #fff; margin: 0 }
-main { max-width: 900px; margin: 0 auto; padding: 1.5em 1em 4em } p, li { max-width: 48em }
+main { max-width: 960px; margin: 0 auto; padding: 1.5em 1em 4em } p, li { max-width: 48em }
 h1, h2 { line-height: 1.25 } h2 { margin-top: 2em }
 a { color: #0072B2 } img { max-width: 100%; height: auto }
 pre, code { font: 13px/1.45 'DejaVu Sans Mono', Menlo, Consolas, monospace }

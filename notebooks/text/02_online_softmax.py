@@ -312,8 +312,8 @@ print("same result:", close(o, dense))
 # </details>
 # <details><summary>Answer</summary>
 # Rising scores move the maximum every time: n − 1 rescalings (the first key has nothing to rescale). Falling scores never
-# move it: none. Kernels that skip the rescaling when the maximum barely moves live on the fact that real rows look more
-# like the second case.
+# move it: none. Kernels that skip the rescaling when the maximum barely moves (chapter 11 has one) live on the fact that
+# real rows look more like the second case.
 # </details>
 #
 # **2. Complete.** Write `merge` for (m, l) alone, and use it with `functools.reduce` to compute the logsumexp of a million

@@ -15,7 +15,7 @@
 #
 # - write FA2's forward pass from memory and say which lines of FA1 moved,
 # - say for each of the four changes what it saves, in elements or in operations, and what it does not save,
-# - sort the tiles of a causal mask into three kinds, and recognise three printed rules that sort them wrongly.
+# - sort the tiles of a causal mask into three kinds, and recognise three printed rules that let the future in.
 #
 # *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1_loop_order.ipynb).*
 
@@ -204,7 +204,8 @@ print("the same with N = 8192 and 128 rows in a block:", Tiling(8192, 8192, 128,
 
 # %% [markdown]
 # A worker becomes a thread block on the GPU. Notebook 06 lets them loose in any order, and shows what it means for a chip
-# with 132 processors whether a head offers it one worker or 64.
+# with 132 processors whether a head offers it one worker or 64. (The paper gives the credit where it is due: Phil Tillet had
+# swapped the loops and handed out the row blocks before, in a Triton kernel.)
 #
 # **Takeaway.** With rows outside, the outer loop is no longer a loop but a list of independent jobs.
 

@@ -421,7 +421,7 @@ for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
 # 64 × 64 fit on one SM of an A100 at a time, and while one waits the other works.
 # </details>
 #
-# The same two sums over all powers of two from 32 to 256. The paper's authors chose among {64, 128} × {64, 128} by hand,
+# The same two sums over all powers of two from 32 to 256. The paper's author chose among {64, 128} × {64, 128} by hand,
 # "essentially only 4 choices".
 
 # %% tags=["nbval-ignore-output"]

@@ -376,7 +376,7 @@ for unit in (ln2, 1.0):
 #
 # If it is not, O is right and L of eight equal keys is 3 instead of ln 8 = 2.0794. Nobody notices until the backward pass
 # takes exp(S − L), whose rows then sum to 0.3983, or until someone merges two parts by their L. The same mistake has been
-# found in several published kernels.
+# reported of more than one published library.
 # </details>
 #
 # **Takeaway.** Fold log₂e into the scale and use exp2; L leaves the kernel as a natural logarithm, always.

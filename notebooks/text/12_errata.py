@@ -230,6 +230,9 @@ table("FA2 paper")
 # side of the diagonal, where the largest column is at most the smallest row.
 # </details>
 #
+# Two rows are no slips of the pen. `fa2-causal-speedup` is a measurement (chapter 10 finds the like for torch's kernel) and
+# `fa2-eighty-heads` a rule of thumb: beside them stands what can be derived.
+#
 # Where a slip sits in a numbered line, its tag stands under its name, and `where` mentions it:
 
 # %%
@@ -270,7 +273,8 @@ print(f"mixed up: exp(S − L of FA1) = {np.exp(s[3] - L_fa1):.1e}")
 # ## The slips of the FlashAttention paper
 #
 # Most of these are about what the paper says around its algorithms: how large the blocks may be, what a saving implies,
-# what a generator of random numbers repeats.
+# what a generator of random numbers repeats. Two are traps for whoever carries a thing over to FA2, and right where they
+# stand: the letter L, and the random state, which serves as long as both passes go by columns (chapter 03).
 #
 # **Predict.** A row's first tile is hidden by the mask as a whole. What is m after it, and what does exp(S − m) give?
 
