@@ -267,7 +267,7 @@ for row in timed:
 #
 # *fa1* is slower than standard attention, everywhere: as printed it has one block per head, and its row state makes the
 # way to HBM at every tile. *swapped* is the change that matters. *deferred* buys nothing here, and at d = 64 it loses up to
-# a third of the speed. *skipping* is worth about 2 where there is something to skip, and about 1 where not. *tuned* is worth
+# 30% of the speed. *skipping* is worth about 2 where there is something to skip, and about 1 where not. *tuned* is worth
 # up to 2. *descriptors* mostly lose in this plain form: a mechanism of the hardware is not yet a gain.
 
 # %% [markdown]
@@ -300,7 +300,7 @@ print(f"deferring the division, by the model of notebook 04: {gain.overlapped:.2
 # fits into L2, and 200 MB for 64, which does not. So the swap is two changes in one.
 #
 # For deferring, the model allows 0 to 5%: at these blocks the division was never what the kernel waited for. That some
-# shapes lose a third is not in the model. By the counters rung 3 issues 10% fewer exponentials and the same number of
+# shapes lose up to 30% is not in the model. By the counters rung 3 issues 10% fewer exponentials and the same number of
 # products; what else makes it slower at d = 64, we have not found out.
 # </details>
 #
@@ -428,8 +428,9 @@ show(roofline(**measured.roofline_data()))
 #
 # The FA2 paper's grid: 16,384 tokens, hidden size 2,048, forward and backward. `fa2_lab portable` is like rung 5, with its
 # backward: plain Triton that runs on every GPU. `fa2_lab` is what `attention()` chooses here: kernels that use what
-# Hopper added, where they are faster. Peers in the same run: `torch flash`, FlexAttention, `cuDNN`. (The package
-# `flash_attn` was not installed there.) Ratios are our speed over theirs: above 1, we are faster.
+# Hopper added, where they are faster. Peers in the same run: `torch flash`, FlexAttention, `cuDNN`. (The library of
+# FlashAttention's authors was not installed there, neither its second version nor FlashAttention-3.) Ratios are our speed
+# over theirs: above 1, we are faster.
 #
 # **Predict.** In how many of the 24 forward shapes is a plain Triton kernel faster than torch's FlashAttention-2? Than
 # cuDNN, which is written for this chip? And how much of the way to cuDNN is Hopper's?
@@ -495,8 +496,9 @@ print("training speed over torch math:", ", ".join(speeds))
 # %% [markdown]
 # <details><summary>Linear, quadratic, and the same curve</summary>
 #
-# 32 times the tokens take 32 times the memory: O, and L beside it; and dQ once more in fp32, in Hopper's backward. Plain torch takes four times as much for twice the
-# tokens, and at 32,768 it needs more than the GPU has. The loss curves of all backends stay together while the loss falls
+# 32 times the tokens take 32 times the memory: O and L forward; backward D and three gradients on top, and in Hopper's
+# backward dQ once more in fp32. Plain torch takes four times as much for twice the tokens, and at 32,768 it needs more
+# than the GPU has. The loss curves of all backends stay together while the loss falls
 # by 3: roundings differ, the function does not. Attention is only a part of the model, so the fused kernels lie nearer
 # together here than above.
 # </details>
@@ -575,7 +577,7 @@ for name, claim in (("torch flash", "1.7 to 1.8"), ("fa2_lab portable", ""), ("f
 #     return a[2] < b[1] or b[2] < a[1]
 # told_apart(timed[3].values["swapped"], timed[3].values["deferred"])
 # ```
-# True: 2% is little, but the two middle halves do not touch.
+# True: the difference is small (the table above has it), but the two middle halves do not touch.
 # </details>
 #
 # **3. Break and fix.** This benchmark reports that B is almost twice as fast as A, although they are twins. Three rules of this

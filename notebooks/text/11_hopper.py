@@ -13,6 +13,9 @@
 # the lines of the real kernel. It is written in *Gluon*, the floor beneath Triton: the same Python, but who holds which
 # number, what lies in shared memory and who waits at which barrier is up to you.
 #
+# Most of the parts are known from FlashAttention-3 (FA3; Shah and others, 2024), whose paper is worth reading beside this
+# notebook; where an idea has a name there, it is given.
+#
 # After this notebook you can
 #
 # - say for each part of a Hopper kernel who waits for whom, and what happens if one wait or one release is forgotten,
@@ -100,7 +103,7 @@ for chip in (chips.A100, chips.H100):
 # still be running, and wait for the others. (The instruction is `wgmma`.)
 #
 # So the P V of one tile can run under the next tile's exponentials: start S of tile j and P V of tile j − 1 together,
-# wait for S alone, exponentiate, then wait for P V.
+# wait for S alone, exponentiate, then wait for P V. (FA3's section 3.2: overlap within a warpgroup.)
 #
 # **Predict.** One warpgroup, 64 tiles. Which share of the peak can it reach at d = 128 (each product 512 clocks,
 # exponentials 512)? At d = 64 (256 and 512)?
@@ -372,8 +375,8 @@ for slots in (2, 4, 6):
 # %% [markdown]
 # ## Who does what?
 #
-# If one thread can start all copies, why should 256 others hold registers for it? Hopper kernels are *specialised*. One
-# warp, the producer, only copies. Warpgroups of 64 rows each, the consumers, only compute. Registers are handed out
+# If one thread can start all copies, why should 256 others hold registers for it? Hopper kernels are *specialised*, FA3's
+# and ours among them. One warp, the producer, only copies. Warpgroups of 64 rows each, the consumers, only compute. Registers are handed out
 # equally when a thread block starts; then the producer gives most of its own back, and the consumers take them.
 #
 # **Predict.** d = 128, two consumers, tiles of 64 × 128. A consumer's 128 threads hold o (64 × 128 in fp32), s (64 × 128 in fp32)
@@ -486,8 +489,9 @@ for d in (64, 128):
 # the time is lost in spite of the look-ahead. If the tensor cores serve one after the other, the warpgroups move apart by
 # themselves, and the tensor cores hardly rest.
 #
-# *Turns* are meant to force the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own, and so on
-# round the circle. Measured on the H200 they brought 0 to 7% at d = 64 in an early version, and cost 0.5 to 3% at d = 128, where, by
+# *Turns* are meant to force the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own,
+# and so on round the circle. FA3 calls this pingpong, and reports 570 TFLOP/s without and 620 to 640 with it (H100, fp16,
+# d = 128, N = 8,192). Here it was not worth as much. Measured on the H200 they brought 0 to 7% at d = 64 in an early version, and cost 0.5 to 3% at d = 128, where, by
 # the model too, there is nothing left to win. Since the softmax step has become shorter (the next beat), they bring 0 to 2%
 # where sequences are long and causal, and cost 0 to 1% without a mask.
 #
@@ -535,8 +539,8 @@ for lag in (0, 8):
 # %% [markdown]
 # <details><summary>Let it lag</summary>
 #
-# A new maximum of one row becomes rare, but one of 16 rows has it often enough. Here nothing ever lies more than 8 above the first
-# tile's maximum. So the kernel lets m lag: each lane compares its own largest score with m + 8, and
+# A new maximum of one row becomes rare, but one of 16 rows has it often enough. Here nothing ever lies more than 8 above the
+# first tile's maximum. So the kernel lets m lag, as FlashAttention-4 does on the next generation of chips, by the same 8: each lane compares its own largest score with m + 8, and
 # only if one lane of a warp is above, they exchange their maxima, m grows, and o shrinks. p is 256 at most, and in
 # 16 bits as exact there as below 1.
 #
@@ -731,7 +735,7 @@ for d, B_r in ((64, 128), (128, 64)):
 # </details>
 #
 # The copy engine can add, too: one thread hands over a whole tile of shared memory, and nobody waits until that place is
-# to be written again. Two consumers, each with one place:
+# to be written again. (FA3's backward has a warp of its own for these additions.) Two consumers, each with one place:
 
 # %%
 def added_by_copies(careful, steps=6):
@@ -833,7 +837,11 @@ print(f"best forward: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {b
 # We are ahead of cuDNN in all 40 rows, forward by 3 to 25%, backward by 10 to 31%. Forward the lead is largest at d = 64
 # without a mask, where exponentials weigh most and hiding them pays most. It is smallest at d = 64, causal and short,
 # where row blocks are few tiles long. The fastest row has 95% of the rate of a large matrix product: there is little
-# left to hide. (At N = 512, left out here, forward is 2 to 5% ahead.)
+# left to hide. (At N = 512, left out here, forward is 2 to 5% ahead.) Backward the lead is largest at d = 64, causal
+# and short, and smallest at d = 128 without a mask.
+#
+# One rival is missing: FlashAttention-3 was not installed on that machine. Its paper reports up to 740 TFLOP/s forward (H100,
+# fp16); that is another chip, another type and another run, so there is no ratio to be had from it.
 # </details>
 #
 # **Takeaway.** On the same chip, with the same algorithm, what remains is who waits for whom.

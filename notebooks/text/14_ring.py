@@ -53,7 +53,8 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tile
 # %%
 tokens, width, layers = 2**20, 16 * 128, 32
 one_tensor = tokens * width * 2  # bytes
-print(f"Q, K, V, O of one layer: {4 * one_tensor / 2**30:.0f} GiB; of {layers} layers: {4 * layers * one_tensor / 2**30:.0f} GiB")
+one_layer = 4 * one_tensor / 2**30  # Q, K, V, O in GiB
+print(f"Q, K, V, O of one layer: {one_layer:.0f} GiB; of {layers} layers: {layers * one_layer:.0f} GiB")
 print(f"an H200 holds {chips.H200.hbm_bytes / 2**30:.0f} GiB")
 
 # %% [markdown]
@@ -71,7 +72,8 @@ print(f"an H200 holds {chips.H200.hbm_bytes / 2**30:.0f} GiB")
 #
 # A rank that gathered all keys first would hold the whole sequence again. So it takes them one block at a time: look at
 # the block that is here, hand it to the neighbour on the right, take the next from the left. What it has learned so far
-# is a `SoftmaxState`, and each block is one more merge. The four ranks are four entries of a list here.
+# is a `SoftmaxState`, and each block is one more merge: *ring attention* (Liu, Zaharia and Abbeel, 2023). The four ranks are
+# four entries of a list here.
 #
 # **Predict.** How often is a block handed over until every rank has seen all keys?
 
@@ -161,7 +163,8 @@ show(ring_plots.zigzag(**ring_pictures.zigzag_data()))
 #
 # All rows of rank 1 come after piece 0 and before piece 7: they see the front piece of rank 0, whole. Pieces 3 and 4 lie
 # between its own two: the front piece sees nothing of rank 3, the back piece sees all. So each step is a single
-# unmasked kernel call on half of the square, and the own block is an ordinary causal one. No new kernel is needed.
+# unmasked kernel call on half of the square, and the own block is an ordinary causal one. No new kernel is needed. (Dealing
+# out single tokens in turn, as striped attention does, evens the work too, but leaves a mask in every step.)
 # </details>
 #
 # **Takeaway.** A piece from the front and one from the back: every rank computes the same, in every step.
@@ -214,17 +217,21 @@ dO = np.random.default_rng(1).standard_normal((N, d))
 O, L = fa2.forward(Q, K, V, B_r=4, B_c=4)
 truth = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=4)
 blocks = dict(B_r=4, B_c=4)
-dQ, dV, dV_wrong = np.zeros((N, d)), np.zeros((N, d)), np.zeros((N, d))
+dQ, right, wrong = np.zeros((N, d)), np.zeros((2, N, d)), np.zeros((2, N, d))  # of dK and dV
 for keys in rows:  # each block, met by all queries
     dq, dk, dv = fa2.backward(Q, K[keys], V[keys], O, L, dO, **blocks)
-    dQ, dV[keys] = dQ + dq, dv
+    dQ, right[:, keys] = dQ + dq, (dk, dv)
     _, L_block = fa2.forward(Q, K[keys], V[keys], **blocks)
-    dV_wrong[keys] = fa2.backward(Q, K[keys], V[keys], O, L_block, dO, **blocks)[2]
-print("by the L of all keys, blocks add up to dQ and are dV:", close(dQ, truth[0]), close(dV, truth[2]))
-print(f"by the L of each block: dV is {np.linalg.norm(dV_wrong) / np.linalg.norm(truth[2]):.1f} times as large")
+    wrong[:, keys] = fa2.backward(Q, K[keys], V[keys], O, L_block, dO, **blocks)[1:]
+print("by the L of all keys, blocks add up to dQ, and have dK and dV:", close(dQ, truth[0]), close(right, truth[1:]))
+size = [np.linalg.norm(got) / np.linalg.norm(want) for got, want in zip(wrong, truth[1:], strict=True)]
+print(f"by the L of each block: dK is {size[0]:.1f} times as large, dV {size[1]:.1f} times")
 
 # %% [markdown]
-# <details><summary>Who carries what</summary>
+# <details><summary>Why too large, and who carries what</summary>
+#
+# A row has a weight of 1 to spend on all keys. By the L of each block it spends 1 on every block, 4 in all, and dK and dV
+# grow with the weights.
 #
 # dQ belongs to the queries, which stay: each rank adds its parts up at home. dK and dV belong to the keys, which travel:
 # so they travel too, one step behind, and every rank adds its part. They go as fp32, since each rank would round them
@@ -249,7 +256,8 @@ ring_O, ring_L = model.forward(Q, K, V, lengths, causal=True, links=forward_link
 model.backward(Q, K, V, ring_O, ring_L, dO, lengths, causal=True, links=backward_links)
 width = {"K V": 2, "dK dV": 4}  # bytes of a number on the link
 for rank in range(ranks):
-    sent = [sum(width[w] * n for (r, w), n in links.elements.items() if r == rank) for links in (forward_links, backward_links)]
+    counted = forward_links.elements, backward_links.elements
+    sent = [sum(width[w] * n for (r, w), n in elements.items() if r == rank) for elements in counted]
     closed = [sum(model.sent(lengths, rank, way, kv_heads=1, d=d).values()) for way in ("forward", "backward")]
     print(f"rank {rank}: forward {sent[0]} bytes, backward {sent[1]}; the closed form says {closed[0]} and {closed[1]}")
 
@@ -288,7 +296,8 @@ whole = [x.requires_grad_() for x in (q, k, v)]
 want = attention(*whole, causal=True, backend="reference")
 truth = [want, *torch.autograd.grad(want, whole, dO)]
 same = [torch.allclose(unshard(x), y, atol=1e-5) for x, y in zip([O, *gradients], truth)]
-print(f"rank {dist.get_rank()}: {mine[0].shape[2]} rows, O, dQ, dK, dV right: {all(same)}, sent {dict(sent)}\\n", end="")
+said = f"{mine[0].shape[2]} rows, O, dQ, dK, dV right: {all(same)}, sent {dict(sent)}"
+print(f"rank {dist.get_rank()}: {said}\\n", end="")
 """
 
 
