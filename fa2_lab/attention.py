@@ -29,6 +29,7 @@ from torch.nn.functional import pad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.known import recall, remember
 
 interpreter.decide(torch.cuda.is_available())
 
@@ -62,21 +63,27 @@ def attention(
     return_lse   (O, L) with L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials
     backend      "triton"; "reference", the NumPy ladder in float64; "auto", the first that can run on these tensors
     """
+    kind, call = None, None
+    if seed is None and not torch.compiler.is_compiling():
+        kind, call = recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend)
+    if call is not None:  # one like it has passed all checks but this one
+        if key_lengths is not None:
+            check_range(key_lengths, k.shape[2])
+        return call(q, k, v, key_lengths, seed_tensor(None, q.device) if dropout_p else None)
     check_tensors(q, k, v)
     scale = check_numbers(causal, scale, q.shape[3], dropout_p, seed, return_lse)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
     if scale < 0:  # the kernels find the largest score before they scale it
-        q, scale = -q, -scale
+        q, scale, kind = -q, -scale, None
     if runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
         seed = seed_tensor(seed, q.device) if dropout_p else None
         options = key_lengths, seed, causal, scale, dropout_p
-        if traced(q, k, v):
-            O, L = torch.ops.fa2_lab.forward(q, k, v, *options)
-        elif (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-            return Attention.apply(q, k, v, options, return_lse)
-        else:
-            O, L = forward(q, k, v, *options)
+        if not traced(q, k, v):
+            call = Call(q, k, v, *options, return_lse)
+            remember(kind, call)
+            return call(q, k, v, key_lengths, seed)
+        O, L = torch.ops.fa2_lab.forward(q, k, v, *options)
     else:
         O, L = Reference.apply(q, k, v, key_lengths, seed, causal, scale, dropout_p)
     return (O, L) if return_lse else O
@@ -139,7 +146,7 @@ def check_numbers(causal, scale, d: int, dropout_p, seed, return_lse) -> float:
 
 
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
-    """Refuse lengths of wrong kind or shape and, where it can be known before the launch, out of range."""
+    """Refuse lengths of wrong kind, shape or range."""
     if not isinstance(key_lengths, Tensor):
         raise TypeError(f"key_lengths: got {type(key_lengths).__name__}; it takes an integer tensor (batch,)")
     if key_lengths.dtype not in INTEGERS:
@@ -149,6 +156,11 @@ def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
         raise ValueError(f"key_lengths: got shape {tuple(key_lengths.shape)}; it takes (batch,) = ({q.shape[0]},)")
     if key_lengths.device != q.device:
         raise ValueError(f"key_lengths: got a tensor on {key_lengths.device}; it takes q's device, {q.device}")
+    check_range(key_lengths, N_k)
+
+
+def check_range(key_lengths: Tensor, N_k: int) -> None:
+    """Refuse lengths out of range, where it can be known before the launch."""
     if traced(key_lengths) or (key_lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
     state = None if key_lengths.is_inference() else (key_lengths._version, N_k)
@@ -237,18 +249,36 @@ def rows_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+class Call:
+    """The eager way, for calls of one kind: their kernels are chosen and know how to be launched."""
+
+    def __init__(self, q, k, v, key_lengths, seed, causal, scale, dropout_p, return_lse):
+        self.options, self.return_lse = (causal, scale, dropout_p), return_lse
+        as_they_are = q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+        if as_they_are and (key_lengths is None or key_lengths.is_contiguous()):
+            self.forward = kernels().choice.prepare(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+        else:
+            self.forward = lambda *tensors: forward(*tensors, causal, scale, dropout_p)
+
+    def __call__(self, q, k, v, key_lengths, seed):
+        if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
+            return Attention.apply(q, k, v, key_lengths, seed, self)
+        O, L = self.forward(q, k, v, key_lengths, seed)
+        return (O, L) if self.return_lse else O
+
+
 class Attention(torch.autograd.Function):
-    """The eager way: a Python function costs a third of an operator, and O alone less than O and L."""
+    """The eager way with gradients: a Python function costs a third of an operator, and O alone less than O and L."""
 
     @staticmethod
-    def forward(ctx, q, k, v, options, return_lse):
-        O, L = forward(q, k, v, *options)
-        save(ctx, (q, k, v, *options), (O, L))
-        return (O, L) if return_lse else O
+    def forward(ctx, q, k, v, key_lengths, seed, call):
+        O, L = call.forward(q, k, v, key_lengths, seed)
+        save(ctx, (q, k, v, key_lengths, seed, *call.options), (O, L))
+        return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return gradients(ctx, dO, dL)[:5]
+        return gradients(ctx, dO, dL)[:6]
 
 
 def save(ctx, inputs, output) -> None:

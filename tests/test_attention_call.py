@@ -8,12 +8,15 @@ import pytest
 import torch
 from attention_rooms import check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, dense, judge, run, tensors, worst
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa2_lab
 from fa2_lab.attention import attention
-from fa2_lab.kernels import interpreter
+from fa2_lab.kernels import interpreter, known
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+OPTIONS = dict(causal=False, scale=None, dropout_p=0.0, return_lse=False, backend="auto")  # as they are if not given
+ROOM = sys.modules["fa2_lab.attention"]
 
 
 # The call -----------------------------------------------------------------------------------------------------
@@ -67,10 +70,90 @@ def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
     def launched(*_):
         raise AssertionError("launched")
 
-    monkeypatch.setattr(sys.modules["fa2_lab.attention"], "forward", launched)
-    arguments = dict(zip("qkv", good(), strict=True)) | change
+    arguments = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS)
+    attention(**arguments)  # a good call before must not open the door
+    monkeypatch.setattr(ROOM, "forward", launched)
+    monkeypatch.setattr(ROOM.Call, "__call__", launched)
+    arguments |= change
     with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
         attention(**arguments)
+
+
+EQUAL = [("causal", True, 1), ("causal", False, 0.0), ("return_lse", True, 1), ("dropout_p", 0.0, False)]
+
+
+@pytest.mark.parametrize("name, fine, bad", [*EQUAL, ("scale", 1.0, True), ("scale", 0.0, False)])
+def test_what_only_equals_a_good_value_is_refused(name, fine, bad):
+    attention(*good(), **{name: fine})
+    with pytest.raises(TypeError, match=f"^{name}: got {bad};"):
+        attention(*good(), **{name: bad})
+
+
+def test_a_kind_of_call_is_all_that_matters():
+    class Own(torch.Tensor):
+        pass
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            return function(*arguments, **options or {})
+
+    def kind(**change):
+        arguments = dict(zip("qkv", good(), strict=True)) | dict(lengths=LENGTHS) | OPTIONS | change
+        return known.recall(**arguments)[0]
+
+    base, found = kind(), []
+    assert kind() == base
+    for name, x in zip((*"qkv", "lengths"), (*good(), LENGTHS), strict=True):
+        others = (
+            x.half(),
+            x[..., :1],
+            x.as_subclass(Own),
+            x.to("meta"),
+            x.repeat_interleave(2, -1)[..., ::2],
+            x.to_sparse(),
+        )
+        found += [kind(**{name: other}) for other in others]
+    for name, others in dict(causal=(True, 0), scale=(1, 1.0), dropout_p=(0, 0.5), return_lse=(True, 0)).items():
+        found += [kind(**{name: other}) for other in others]
+    found += [kind(backend="triton"), kind(lengths=None)]
+    with Mode():
+        found.append(kind())
+    assert base not in found and None not in found and len(set(found)) == len(found)
+    assert kind(q=3) is None and kind(scale=[1]) is None
+
+
+@pytest.mark.parametrize(
+    "lengths", (None, LENGTHS, LENGTHS.repeat_interleave(2)[::2].int()), ids=("", "LENGTHS", "strided")
+)
+@pytest.mark.parametrize("options", (dict(), dict(causal=True, scale=0.7), dict(scale=-0.3)), ids=str)
+@pytest.mark.parametrize("across", (False, True))
+def test_calls_of_a_known_kind_are_served_rightly(lengths, options, across, monkeypatch):
+    for seed in range(3):
+        inputs = tensors(2, 4, 2, 8, 12, 16, seed=seed)
+        q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs[:3])
+        dO = inputs[3]
+        truth = dense(q, k, v, dO, lengths=lengths, **options)
+        for L in (False, True, False):
+            got = attention(q, k, v, key_lengths=lengths, return_lse=L, **options)
+            assert all(worst(a, b) < 1e-5 for a, b in zip(got if L else (got,), truth, strict=False))
+        wanted = [x.requires_grad_() for x in (q, k, v)]
+        assert all(
+            worst(a, b) < 1e-5
+            for a, b in zip(run(attention, *wanted, dO, key_lengths=lengths, **options), truth, strict=True)
+        )
+        if options.get("scale", 1) > 0:
+            monkeypatch.setattr(ROOM, "check_tensors", None)
+    assert len(known.KNOWN) == (2 if options.get("scale", 1) > 0 else 0)
+
+
+def test_known_kinds_are_not_kept_without_end(monkeypatch):
+    monkeypatch.setattr(known, "MOST_KNOWN", 3)
+    q, k, v = good()
+    for N in range(1, 9):
+        attention(q, k[:, :, :N], v[:, :, :N])
+        assert 0 < len(known.KNOWN) <= 3
+    known.forget()
+    assert not known.KNOWN
 
 
 def test_lengths_are_looked_at_again_after_a_change():
@@ -329,11 +412,16 @@ def test_another_stream():
 @gpu
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
-def test_tensors_on_another_gpu_than_the_current():
-    q, k, v, dO = (x.detach().to("cuda:1").requires_grad_() for x in tensors(1, 2, 2, 100, 100, 64))
-    got = run(attention, q, k, v, dO)
-    want = run(attention, *(x.detach().to("cuda:0").requires_grad_() for x in (q, k, v)), dO.detach().to("cuda:0"))
-    assert all(worst(a.cpu(), b.cpu()) == 0 for a, b in zip(got, want, strict=True))
+@pytest.mark.parametrize("N_q, N_k, d", ((100, 100, 64), (1, 300, 64), (700, 700, 128)))
+def test_tensors_on_another_gpu_than_the_current(N_q, N_k, d):
+    here = tensors(1, 2, 2, N_q, N_k, d, torch.bfloat16)
+    there = [x.detach().to("cuda:1").requires_grad_() for x in here]
+    want = run(attention, *here)
+    for _ in range(3):  # Triton launches the first, and is passed by later
+        for name, a, b in zip(NAMES, run(attention, *there), want, strict=True):
+            assert a.device == there[0].device
+            assert worst(a.cpu(), b.cpu()) <= (0 if name in "OL" else 1e-2), name
+        assert torch.cuda.current_device() == 0
 
 
 @gpu

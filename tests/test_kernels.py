@@ -8,7 +8,7 @@ import pytest
 import torch
 from kernel_truth import DEVICE, GPU, tensors
 
-from fa2_lab.kernels import backward, forward, launch, offline
+from fa2_lab.kernels import backward, forward, known, launch, offline
 from fa2_lab.machine import budget
 
 FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
@@ -57,7 +57,9 @@ def test_finds_come_first_and_stay(tmp_path, monkeypatch):
     before = launch.blocks("forward", Q, True)
     assert (before.B_r, before.B_c, before.registers, before.d_pad) == (64, 64, 128, 64)
     launch.keep({launch.name("forward", Q, True): [16, 32, 2, 1, None]})
+    known.remember("a kind of call", "what serves it")
     launch.keep({"another": [1, 2, 3, 4, 5]})
+    assert not known.KNOWN
     after = launch.blocks("forward", Q, True)
     assert (after.B_r, after.B_c, after.warps, after.stages, after.registers) == (16, 32, 2, 1, None)
     assert launch.blocks("forward", Q, False) != after

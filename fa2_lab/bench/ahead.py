@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
@@ -23,11 +23,15 @@ NAMES = ("FlexAttention", "fa2_lab", "fa2_lab portable")  # those that compile
 
 def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> None:
     """Let other processes call every contestant once, forward and backward. What fails there, fails again later."""
+    elsewhere(call_once, [(problem, name) for name in names for problem in problems])
+
+
+def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
+    """Call a function in other processes, once with the arguments of each job."""
     if pool() is None:
         return
-    jobs = [(problem, name) for name in names for problem in problems]
     try:
-        done = pool().map(call_once, *zip(*jobs, strict=True))
+        done = pool().map(call, *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
     except BrokenProcessPool:  # one has died; what it could not do is compiled when it is measured
         return

@@ -235,7 +235,7 @@ def row_products(dO, dL, Q, K, O, L, causal):
 def row_pass(dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
     """dQ."""
     dQ = torch.empty_like(Q)
-    plan = launch.plan("rows", (Q, K, V, dO), (dQ,), key_lengths, causal, plan_rows)
+    plan = launch.plan("rows", (Q, K, V, dO), (Q,), key_lengths, causal, plan_rows)
     pointers = Q, K, V, dO, L, D, dQ, key_lengths, launch.dropout(seed, dropout_p)
     plan.launch(rows_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
     return dQ
@@ -245,7 +245,7 @@ def column_pass(dQ, dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout
     """dK and dV; where dQ is given, in fp32, its parts are added to it."""
     dK, dV = torch.empty_like(K), torch.empty_like(V)
     variant = "" if dQ is None else "dQ"
-    plan = launch.plan("columns", (Q, K, V, dO), (dK, dV), key_lengths, causal, plan_columns, variant)
+    plan = launch.plan("columns", (Q, K, V, dO), (K, V), key_lengths, causal, plan_columns, variant)
     pointers = Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, launch.dropout(seed, dropout_p)
     plan.launch(columns_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
     return dK, dV

@@ -11,14 +11,23 @@ from fa2_lab.kernels import forward as portable
 
 def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
+    call = prepare(Q, K, V, key_lengths, seed, causal, scale, dropout_p)
+    return call(Q, K, V, key_lengths, seed)
+
+
+def prepare(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
+    """What serves calls of one kind, given (Q, K, V, key_lengths, seed)."""
     if decode.wins(Q, K, seed):
-        return decode.decode(Q, K, V, key_lengths, causal, scale)
+        return lambda Q, K, V, key_lengths, seed: decode.decode(Q, K, V, key_lengths, causal, scale)
     hopper = hopper_forward(Q.device)
-    if seed is None and hopper is not None and hopper.pays(Q, K, causal):
+    if seed is not None or hopper is None or not hopper.pays(Q, K, causal):
+        return portable.prepare(Q, K, V, key_lengths, causal, scale, dropout_p)
+
+    def call(Q, K, V, key_lengths, seed):
         found = hopper.forward(Q, K, V, key_lengths, causal, scale)
-        if found is not None:
-            return found
-    return portable.forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p)
+        return found or portable.forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p)
+
+    return call
 
 
 def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p):

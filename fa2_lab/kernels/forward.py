@@ -90,13 +90,23 @@ def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_
 
 def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
-    O = torch.empty_like(Q)
-    L = torch.empty(*Q.shape[:3], dtype=torch.float32, device=Q.device)
-    plan = launch.plan("forward", (Q, K, V), (O,), key_lengths, causal, plan_forward)
-    pointers = Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p)
-    with launch.on_device_of(Q):
-        plan.launch(forward_kernel, pointers, (launch.base_2(scale),), seed is None)
-    return O, L  # FA2.A1.L17
+    return prepare(Q, K, V, key_lengths, causal, scale, dropout_p)(Q, K, V, key_lengths, seed)
+
+
+def prepare(Q, K, V, key_lengths, causal, scale, dropout_p):
+    """forward() for calls of one kind, given (Q, K, V, key_lengths, seed): what is the same for all is done once."""
+    plan = launch.plan("forward", (Q, K, V), (Q,), key_lengths, causal, plan_forward)
+    (batch, H, N_q, _), device, floats = Q.shape, Q.device, (launch.base_2(scale),)
+
+    def call(Q, K, V, key_lengths, seed):
+        O = torch.empty_like(Q)
+        L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
+        pointers = Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p)
+        with launch.on_device_of(Q):
+            plan.launch(forward_kernel, pointers, floats, seed is None)
+        return O, L  # FA2.A1.L17
+
+    return call
 
 
 def plan_forward(blocks, causal, strides, Q, K, *_) -> launch.Plan:

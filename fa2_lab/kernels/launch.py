@@ -20,7 +20,7 @@ import torch
 import triton
 from triton.runtime import driver
 
-from fa2_lab.kernels import interpreter
+from fa2_lab.kernels import interpreter, known
 from fa2_lab.kernels.relaunch import relaunch
 
 LOG2E = 1.4426950408889634
@@ -170,6 +170,7 @@ def keep(new: dict[str, list[int]]) -> Path:
     file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
     finds.cache_clear()
     PLANS.clear()
+    known.forget()
     return file
 
 
@@ -224,8 +225,8 @@ PLANS: dict = {}
 MOST_PLANS = 4096
 
 
-def plan(kernel: str, given: tuple, made: tuple, key_lengths, causal: bool, make, variant: str = "") -> Plan:
-    """The plan for a kernel on tensors that are given, Q first and K second, and others that are made like them.
+def plan(kernel: str, given: tuple, like: tuple, key_lengths, causal: bool, make, variant: str = "") -> Plan:
+    """The plan for a kernel on tensors that are given, Q first and K second, and on new ones like others of them.
 
     Triton compiles by dtypes, and by what divides strides and sizes: the key holds all of it.
     """
@@ -237,7 +238,7 @@ def plan(kernel: str, given: tuple, made: tuple, key_lengths, causal: bool, make
     if found is None:
         if len(PLANS) >= MOST_PLANS:
             PLANS.clear()
-        tensors = *given, *made
+        tensors = *given, *(torch.empty_like(x, device="meta") for x in like)
         found = make(blocks(kernel, Q, causal), causal, [x.stride()[:3] for x in tensors], *tensors)
         PLANS[key] = found
     return found

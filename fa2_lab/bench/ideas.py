@@ -1,0 +1,285 @@
+"""What was tried on the Hopper kernels, as edits of them: `bench ideas` measures what each idea is worth today."""
+
+from __future__ import annotations
+
+from fa2_lab.bench.problem import Problem
+from fa2_lab.bench.variants import Edit, Idea
+
+
+def at(d: int, causal: bool, *lengths: int) -> tuple[Problem, ...]:
+    """Problems of the paper's grid."""
+    return tuple(Problem.square(N, d, causal) for N in lengths)
+
+
+def both(*lengths: int, causal: tuple[bool, ...] = (False, True)) -> tuple[Problem, ...]:
+    """d 64 and 128."""
+    return sum((at(d, mask, *lengths) for d in (64, 128) for mask in causal), ())
+
+
+def kept(part: str, name: str, problems: tuple[Problem, ...], *edits: Edit, **plan) -> Idea:
+    """It is in the kernels; the edits, or other fields of the plan, take it out."""
+    return Idea(part, name, True, problems, edits, plan)
+
+
+def dropped(part: str, name: str, problems: tuple[Problem, ...], *edits: Edit, **plan) -> Idea:
+    """It did not help there; the edits, or other fields of the plan, put it in."""
+    return Idea(part, name, False, problems, edits, plan)
+
+
+FULL, CAUSAL = False, True
+D128 = at(128, FULL, 4096) + at(128, CAUSAL, 4096)
+ONE_KEY_HEAD, FOUR_KEY_HEADS = (
+    tuple(Problem(2, 32, heads, 4096, 4096, 128, causal) for causal in (FULL, CAUSAL)) for heads in (1, 4)
+)
+
+# Forward ------------------------------------------------------------------------------------------------------
+
+F = "forward"
+DRAWN = "t_next = gl.num_programs(0) + draw(counter)\n"
+DEALT = "t_next = t + gl.num_programs(0)\n"
+EARLY = Edit(F, "        " + DRAWN, "")
+LAST_ROWS_FIRST = "i = gl.cdiv(self.N_q, ROWS * self.CONSUMERS) - 1 - i"
+FEW_PROGRAMS = "Recipe((min(multiprocessors(device), row_blocks), 1, 1)"
+WAIT_FOR_S = "s = warpgroup_mma_wait(1, deps=[s])\n"
+WAIT_FOR_PV = "    o, p = warpgroup_mma_wait(0, deps=[o, p])\n    if CAUSAL:\n"
+TWICE_Q = "CONSUMERS * (2 if O_APART else 1)"
+COPY_O = "    tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)"
+AT_ONCE = "(32 if one >= launch.MiB else 16)"
+HEAD_BY_HEAD = "    if not causal:\n        return 1\n"
+TREE = "gl.max(gl.max(fours, 1), 1)"
+LANES = "l = alpha * l + gl.sum(gl.sum(p, 3), 1)"
+JUMP = "gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N)"
+IN_PAIRS = "    if dtype == gl.bfloat16:\n"
+BITS = "(col & ~6) < seen[:, None] - (col & 6)"
+TAKE_Q = "        q = pipes.q.take(slot)\n"
+HOLD_Q = """        q = q.load(gl.DotOperandLayout(0, accumulator(heads.B_c), 2))
+        pipes.q.release(slot)
+"""
+STEP = "        o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, scales, heads.CAUSAL)\n"
+SECOND = STEP.replace("n + j", "n + j + 1").replace("T_c - 1 - j", "T_c - 2 - j")
+LAST = STEP.replace("n + j", "n + T_c - 1").replace("T_c - 1 - j", "0")
+V_ALONE = (
+    Edit(F, "(T_c - j) * heads.B_c, heads.CAUSAL)", "(T_c - j) * heads.B_c)"),
+    Edit(F, "if not heads.CAUSAL:", "if False:"),
+    Edit(F, "V, batch, kv_head, 0, heads.CAUSAL)", "V, batch, kv_head, 0)"),
+    Edit(F, "    if CAUSAL:\n        pipes.v.release(n)\n", "    pipes.v.release(n)\n"),
+    Edit(F, "    if heads.CAUSAL:\n        pipes.v.release(n + T_c - 1)", "    pipes.v.release(n + T_c - 1)"),
+    Edit(
+        F, "    if CAUSAL:\n        pipes.v.release(n - 1)\n    else:", "    pipes.v.release(n - 1)\n    if not CAUSAL:"
+    ),
+)
+V_WITH_K = (
+    Edit(F, "(T_c - j) * heads.B_c, heads.CAUSAL)", "(T_c - j) * heads.B_c, False)"),
+    Edit(F, "if not heads.CAUSAL:", "if True:"),
+    Edit(F, "V, batch, kv_head, 0, heads.CAUSAL)", "V, batch, kv_head, 0, False)"),
+    Edit(F, "    if CAUSAL:\n        pipes.v.release(n)\n", ""),
+    Edit(F, "    if heads.CAUSAL:\n        pipes.v.release(n + T_c - 1)\n", ""),
+    Edit(F, "    if CAUSAL:\n        pipes.v.release(n - 1)\n    else:", "    if True:"),
+    Edit(F, "        pipes.k.release(n)\n        if j >= full:", "        if j >= full:"),
+)
+TWO_CONSUMERS = dict(consumers=2, slots=4)
+NARROW = dict(B_c=128, consumers=2, slots=2, O_apart=True)
+WIDE = dict(B_c=64, consumers=3, slots=5, O_apart=False)
+
+FORWARD = [
+    kept(F, "row blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), Edit(F, DRAWN, DEALT)),
+    kept(F, "heaviest row blocks first", both(4096, 16384, causal=(CAUSAL,)), Edit("work", LAST_ROWS_FIRST, "i = i")),
+    kept(
+        F, "programs that stay on their SM", both(1024, 4096), Edit("host", FEW_PROGRAMS, "Recipe((row_blocks, 1, 1)")
+    ),
+    kept(
+        F,
+        "P V of the tile before under the exponentials",
+        both(4096),
+        Edit(F, WAIT_FOR_S, "s, o, p = warpgroup_mma_wait(0, deps=[s, o, p])\n"),
+    ),
+    kept(F, "three consumers, not two", at(64, FULL, 1024, 4096, 16384) + at(64, CAUSAL, 4096, 16384), **TWO_CONSUMERS),
+    dropped(F, "three consumers, not two", at(64, CAUSAL, 1024), consumers=3, slots=4, lag=True),
+    kept(F, "turns on the tensor cores", at(64, CAUSAL, 4096, 16384), take_turns=False),
+    dropped(F, "turns on the tensor cores", at(64, FULL, 4096) + D128, take_turns=True),
+    kept(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 4096, 16384), **NARROW),
+    dropped(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 1024) + at(128, CAUSAL, 4096, 16384), **WIDE),
+    kept(F, "m may lag by 8 behind the maximum", both(4096, 16384), lag=False),
+    dropped(F, "m may lag by 8 behind the maximum", at(64, CAUSAL, 1024), lag=True),
+    kept(F, "o shrinks only where some alpha is not 1", both(4096), Edit("softmax", JUMP, "x * a")),
+    kept(
+        F,
+        "l summed by each lane, the four added at the end",
+        both(4096),
+        Edit("softmax", LANES, "l = alpha * l + gl.sum(gl.sum(gl.sum(p, 3), 1), 1)[:, None]"),
+        Edit("softmax", "    l = gl.sum(l, 1)\n", "    l = gl.max(l, 1)\n"),
+    ),
+    kept(F, "maxima as a tree, not as a chain", both(4096), Edit("softmax", TREE, "gl.max(pairs, 1)")),
+    kept(
+        F,
+        "p to 16 bits in pairs, by one instruction",
+        both(4096),
+        Edit("softmax", IN_PAIRS, "    if True:\n        return p.to(dtype)\n    elif dtype == gl.bfloat16:\n"),
+    ),
+    kept(
+        F,
+        "the causal mask as a test of bits",
+        both(4096, causal=(CAUSAL,)),
+        Edit("softmax", BITS, "col < seen[:, None]"),
+    ),
+    kept(F, "a mask on the diagonal alone", both(1024, 4096, causal=(CAUSAL,)), Edit(F, "if j >= full:", "if True:")),
+    kept(F, "two slots of Q for each consumer", both(1024), Edit(F, TWICE_Q, "CONSUMERS")),
+    kept(F, "O copied under the next row block", both(1024), Edit(F, COPY_O, f"{COPY_O}\n    tma.store_wait(0)")),
+    kept(F, "one release for a tile of V and the next of K", at(64, FULL, 4096) + at(128, FULL, 4096), *V_ALONE),
+    dropped(F, "one release for a tile of V and the next of K", both(4096, causal=(CAUSAL,)), *V_WITH_K),
+    kept(F, "32 MiB of K and V in use at once, not 16", at(128, CAUSAL, 4096, 16384), Edit("host", AT_ONCE, "16")),
+    dropped(F, "24 MiB of K and V in use at once, not 32", at(128, CAUSAL, 16384), Edit("host", AT_ONCE, "24")),
+    kept(
+        F, "without a mask one head after the other", both(4096, 16384, causal=(FULL,)), Edit("host", HEAD_BY_HEAD, "")
+    ),
+    dropped(F, "O waits in Q's place, three slots of K and V", at(128, CAUSAL, 1024, 4096), O_apart=False, slots=3),
+    dropped(F, "five slots of K and V, not three", at(64, CAUSAL, 1024), slots=5),
+    dropped(F, "tiles of 64 keys, not 128", at(64, CAUSAL, 1024), B_c=64, slots=6),
+    dropped(
+        F,
+        "the next ticket drawn later",
+        at(64, CAUSAL, 1024) + at(128, CAUSAL, 1024),
+        EARLY,
+        Edit(F, "        for j in range(1, T_c):\n", f"        {DRAWN}        for j in range(1, T_c):\n"),
+    ),
+    dropped(
+        F,
+        "exponentials before the wait for P V",
+        both(4096),
+        Edit(F, WAIT_FOR_PV, WAIT_FOR_PV.replace("o, p", "o, p, p_next")),
+    ),
+    dropped(
+        F,
+        "Q in registers, not in shared memory",
+        at(128, CAUSAL, 1024, 4096),
+        Edit(F, TAKE_Q, TAKE_Q + HOLD_Q),
+        Edit(F, "if mine == 0 or not pipes.O_APART:", "if not pipes.O_APART:"),
+        Edit(F, "if pipes.O_APART:  # the next", "if False:  # the next"),
+    ),
+    dropped(
+        F,
+        "two tiles in one pass of the loop",
+        both(4096),
+        Edit(F, "for j in range(1, T_c):  #", "for j in range(1, T_c - 1, 2):  #"),
+        Edit(F, STEP, STEP + SECOND + "    if T_c % 2 == 0:\n" + LAST),
+    ),
+]
+
+# Backward -----------------------------------------------------------------------------------------------------
+
+B, PLAN = "backward", "host_backward"
+PLACE = "block, lot = work.place(t)\n"
+MANY_STEPS = "min((2**n for n in range(9) if 2**n <= steps), key=time)"
+LOTS = "(32 if causal and one > launch.MiB else 16)"
+FOR_S = "    if FIRST:\n        s = warpgroup_mma_wait(0, deps=[s])"
+NO_DQ_YET = "    if FIRST:\n        s = "
+ALL_DONE = "    dv, dk, p, ds = warpgroup_mma_wait(0, deps=[dv, dk, p, ds])\n"
+WITH_DQ = """    dq = start_dq(c, n, pipes)
+    dv, dk, p, ds, dq = warpgroup_mma_wait(0, deps=[dv, dk, p, ds, dq])
+    add_dq(c, n, dq, sums, pipes)
+"""
+ADD = "        add_dq(c, n - 1, dq, sums, pipes)\n"
+START = "    start = spread(rows.start(n, 1))\n"
+DP = "    dp = warpgroup_mma(v.slice(c * COLS, COLS, 0), do.permute((1, 0)), start, is_async=True)"
+ZEROS = "gl.zeros([COLS, pipes.B_r], gl.float32, accumulator(pipes.B_r))"
+FOR_DP = ("        dp = warpgroup_mma_wait(0, deps=[dp])\n", "        dp = warpgroup_mma_wait(1, deps=[dp])\n")
+LESS_D = "        dp = dp + rows.start(n, 1)\n"
+P_FIRST = "if pipes.LATE and not MASKED:"
+HALF = "        p_half = as_operand(p, q.dtype, pipes.d)\n"
+SEEN = "(row & ~6) >= (seen_from - first)[:, None] - (row & 6)"
+
+BACKWARD = [
+    kept(B, "column blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), Edit(B, DRAWN, DEALT)),
+    kept(
+        B,
+        "heaviest column blocks first",
+        both(4096, 16384, causal=(CAUSAL,)),
+        Edit(B, PLACE, PLACE + "        block = work.blocks - 1 - block\n"),
+    ),
+    kept(
+        B,
+        "programs that stay on their SM",
+        both(1024, 4096),
+        Edit(PLAN, "grid = min(host.multiprocessors(device), column_blocks * parts)", "grid = column_blocks * parts"),
+    ),
+    kept(
+        B,
+        "dQ under the next S, not in its own step",
+        both(4096, 16384),
+        Edit(B, NO_DQ_YET, "    if True:\n        s = "),
+        Edit(B, "    if not FIRST:\n", "    if False:\n"),
+        Edit(B, ALL_DONE, WITH_DQ),
+        Edit(B, "        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])\n", ""),
+        Edit(B, ADD + "        batch, head", "        batch, head"),
+    ),
+    kept(
+        B,
+        "a second place for K",
+        both(1024, 4096),
+        Edit(B, "k = ring(K, 2, CONSUMERS)", "k = ring(K, 1, CONSUMERS)"),
+        Edit("columns", "* 4 + 2), r & 1)", "* 4 + 2), 0)"),
+    ),
+    kept(B, "dV's product after dS", at(64, FULL, 4096) + at(64, CAUSAL, 4096), late=False),
+    dropped(B, "dV's product after dS", D128, late=True),
+    kept(B, "column blocks divided among programs", ONE_KEY_HEAD + FOUR_KEY_HEADS, Edit(PLAN, MANY_STEPS, "1")),
+    kept(
+        B,
+        "S begins at −L/τ, dP at −D",
+        both(4096),
+        Edit(B, "start = spread(pipes.rows.start(n, 0))", f"start = {ZEROS}"),
+        Edit(B, "gl.exp2(s * scale)", "gl.exp2((s + rows.start(n, 0)) * scale)"),
+        Edit(B, "start = spread(rows.start(n, 1))", f"start = {ZEROS}"),
+        *(Edit(B, wait, wait + LESS_D) for wait in FOR_DP),
+    ),
+    kept(B, "P done before dQ is waited for", at(64, FULL, 1024, 4096), Edit(B, P_FIRST, "if False:")),
+    dropped(B, "P done before dQ is waited for", at(64, CAUSAL, 4096) + D128, Edit(B, P_FIRST, "if True:")),
+    kept(
+        B,
+        "the causal mask as a test of bits",
+        both(4096, causal=(CAUSAL,)),
+        Edit(B, SEEN, "row >= (seen_from - first)[:, None]"),
+    ),
+    kept(
+        B, "a mask on the diagonal alone", both(1024, 4096, causal=(CAUSAL,)), Edit(B, "if first < full:", "if True:")
+    ),
+    kept(B, "32 MiB of heads at once, not 16", at(128, CAUSAL, 4096, 16384), Edit(PLAN, LOTS, "16")),
+    dropped(B, "32 MiB of heads at once, not 16", both(4096, causal=(FULL,)), Edit(PLAN, LOTS, "32")),
+    dropped(B, "8 MiB of heads at once, not 16", both(4096, causal=(FULL,)), Edit(PLAN, LOTS, "8")),
+    dropped(
+        B,
+        "column blocks start at different rows",
+        both(4096),
+        Edit(B, "i = first + m % seen", "i = first + (m + 7 * block) % seen"),
+    ),
+    dropped(
+        B,
+        "S and dP started together",
+        both(4096),
+        Edit(B, START + DP, ""),
+        Edit(B, FOR_S, f"{START}{DP}\n{FOR_S}".replace("(0, deps=[s]", "(1, deps=[s]")),
+        Edit(B, "s = warpgroup_mma_wait(1, deps=[s])\n    p = ", "s = warpgroup_mma_wait(2, deps=[s])\n    p = "),
+    ),
+    dropped(
+        B,
+        "dP started before dQ is handed over",
+        both(4096),
+        Edit(B, ADD + START, START),
+        Edit(B, "    if pipes.LATE:\n        dp = ", f"    if not FIRST:\n{ADD}    if pipes.LATE:\n        dp = "),
+    ),
+    dropped(
+        B,
+        "P kept in 16 bits alone",
+        D128,
+        Edit(B, HALF, f"        p = p.to(q.dtype)\n{HALF}"),
+        Edit(B, FOR_DP[1], FOR_DP[1] + "        p = p.to(gl.float32)\n"),
+    ),
+]
+
+# The host -----------------------------------------------------------------------------------------------------
+
+AGAIN = "relaunch(compiled, self.grid, stream, described, others, self.scalars)"
+HOST = [
+    kept("host", "launches written down", (Problem(1, 8, 8, 256, 256, 128, FULL),), Edit("host", AGAIN, "None")),
+]
+
+IDEAS = [*FORWARD, *BACKWARD, *HOST]

@@ -1,0 +1,122 @@
+"""What each idea for the Hopper kernels is worth: they run with it and without it, in turn, cuDNN beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+
+from fa2_lab.bench import ahead, peers
+from fa2_lab.bench.ideas import IDEAS
+from fa2_lab.bench.problem import Problem, distance, error, gradient_error, gradients_by_definition, worst
+from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, wall_microseconds
+from fa2_lab.bench.results import Results, Row, machine
+from fa2_lab.bench.suites import TOLERANCE, call_of, ceilings, collect
+from fa2_lab.bench.variants import Idea, Kernels, as_they_are, variant
+
+TODAY, CUDNN = "today", "cuDNN"
+
+
+def run() -> Results:
+    """Compile all variants, then measure every idea on each of its problems."""
+    ahead.elsewhere(call_once, [(n,) for n in range(len(IDEAS))])
+    jobs = [partial(row, problem, direction(idea), idea=idea) for idea in IDEAS for problem in idea.problems]
+    return collect(Results("ideas", machine(), PROTOCOL, ceilings()), jobs)
+
+
+def direction(idea: Idea) -> str:
+    return "backward" if idea.part == "backward" else "forward"
+
+
+def call_once(n: int) -> None:
+    """Compile an idea's variant and the kernels of today, in another process; what fails here fails again later."""
+    idea = IDEAS[n]
+    for problem in dict.fromkeys(idea.problems):
+        try:
+            inputs = inputs_of(problem, idea.part)
+            for kernels in (as_they_are(), variant(idea)):
+                call(kernels, problem, idea.part, inputs)()
+        except Exception:  # the run that measures meets it again, and names it
+            continue
+
+
+def row(problem: Problem, direction: str, idea: Idea) -> Row:
+    """An idea on one problem: milliseconds with it, without it, and of cuDNN, all of one run."""
+    found = compared(problem, idea.part)
+    today, other = ("with it", "without it") if idea.kept else ("without it", "with it")
+    found = {today: found[TODAY], other: found[idea.name], CUDNN: found[CUDNN]}
+    failed = {name: why for name, why in found.items() if isinstance(why, str)}
+    values = {name: numbers for name, numbers in found.items() if name not in failed}
+    where = problem.as_dict() | dict(part=idea.part, idea=idea.name, kept=idea.kept)
+    on_host = idea.part == "host"
+    flops = 0.0 if on_host else problem.flops(direction)
+    return Row(where, direction, values, failed, unit="µs" if on_host else "ms", flops=flops)
+
+
+@cache
+def compared(problem: Problem, part: str) -> dict[str, list[float] | str]:
+    """The kernels of today, every variant that is right, and cuDNN on one problem, in turn; or why there is no time."""
+    inputs = inputs_of(problem, part)
+    calls = {TODAY: call(as_they_are(), problem, part, inputs)}
+    truth = calls[TODAY]()
+    check(problem, part, inputs, truth)
+    failed = {}
+    for idea in (idea for idea in IDEAS if idea.part == part and problem in idea.problems):
+        try:
+            calls[idea.name] = call(variant(idea), problem, part, inputs)
+            wrong = worst(map(distance, calls[idea.name](), (x.double() for x in truth)))
+            if not wrong <= TOLERANCE:
+                raise ArithmeticError(f"wrong: error {wrong:.1e}")
+        except Exception as failure:  # a variant that fails is named with its reason
+            failed[idea.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            calls.pop(idea.name, None)
+    calls[CUDNN] = cudnn(problem, part, inputs)
+    return timed(part, calls) | failed
+
+
+def timed(part: str, calls: dict[str, Callable]) -> dict[str, list[float] | str]:
+    """Median and quartiles on the GPU, or what a call costs the host."""
+    if part == "host":
+        return {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
+    return {name: [t.median, t.low, t.high] if isinstance(t, Timing) else t for name, t in measure(calls).items()}
+
+
+# Calls --------------------------------------------------------------------------------------------------------
+
+
+def inputs_of(problem: Problem, part: str) -> tuple[torch.Tensor, ...]:
+    """q, k, v; for the backward also dO, O and L."""
+    if part != "backward":
+        return problem.tensors()
+    q, k, v, dO = (x.detach() for x in problem.tensors(grad=True))
+    return q, k, v, dO, *as_they_are().forward.forward(q, k, v, None, problem.causal, problem.d**-0.5)
+
+
+def call(kernels: Kernels, problem: Problem, part: str, inputs) -> Callable[[], tuple[torch.Tensor, ...]]:
+    """A call of some kernels: O and L, or dQ, dK and dV."""
+    options = None, problem.causal, problem.d**-0.5
+    if part != "backward":
+        return lambda: kernels.forward.forward(*inputs, *options)
+    q, k, v, dO, O, L = inputs
+    return lambda: kernels.backward.backward(dO, None, q, k, v, O, L, *options)
+
+
+def check(problem: Problem, part: str, inputs, found) -> None:
+    """Hold the kernels of today, against which variants are checked, against float64."""
+    q, k, v, *rest = inputs
+    if part == "backward":
+        wrong = gradient_error(found, gradients_by_definition(q, k, v, rest[0], problem.causal))
+    else:
+        wrong = error(found[0], q, k, v, problem.causal)
+    if not wrong <= TOLERANCE:
+        raise ArithmeticError(f"the kernels of today are wrong: error {wrong:.1e}")
+
+
+def cudnn(problem: Problem, part: str, inputs) -> Callable[[], object]:
+    """cuDNN on the same tensors."""
+    attention = peers.PEERS[CUDNN](problem)
+    if part != "backward":
+        return partial(attention, *inputs)
+    q, k, v = (x.requires_grad_() for x in map(torch.Tensor.detach, inputs[:3]))
+    return call_of(attention, "backward", (q, k, v, inputs[3]), attention(q, k, v))
