@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+from fa2_lab.bench.readme import ratios
+from fa2_lab.bench.results import load
 from fa2_lab.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -95,6 +97,16 @@ def f(x):
 """
     assert said_in(source) == {"it is late", "slow: …", "no GPU", "… broke: …"}
     assert is_about_an_argument("q: got 3; it takes a tensor") and not is_about_an_argument("no GPU here")
+
+
+# What the first lines claim ------------------------------------------------------------------------------------
+
+
+def test_the_first_lines_say_what_the_record_says():
+    lead, rows = readme().partition("![")[0], load("paper").rows
+    assert f"all {len(rows)} rows" in lead and len(written()) == 15
+    for peer in ("cuDNN", "torch flash"):
+        assert len(ratios(rows, "fa2_lab", peer)) == len(rows) and min(ratios(rows, "fa2_lab", peer)) > 1
 
 
 # Chapters and links -------------------------------------------------------------------------------------------
