@@ -1,6 +1,7 @@
 """Compiles the Hopper forward for sm_90 without a GPU and prints a line of JSON for each kind of call."""
 
 import json
+import re
 from multiprocessing import get_context
 
 import torch
@@ -37,8 +38,30 @@ def compile_one(job) -> str:
     Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
     forward.forward(Q, Q, Q, torch.ones(2, dtype=torch.int32) if keys else None, causal, d**-0.5)
     made = forward.forward_kernel.made
-    found = offline.report(made) | dict(waits=offline.serialized(made))
+    unasked = overwrites(made.asm["ttgir"], 1 if causal else 2)
+    found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)
     return json.dumps(dict(d=d, N=N, causal=causal, keys=keys) | found)
+
+
+def overwrites(ttgir: str, copies: int) -> list[str]:
+    """The producer's lines that write to shared memory without asking whether all have read what is there.
+
+    One wait stands for a whole ticket, or for so many copies: without a mask, for one of K and one of V.
+    """
+    (producer,) = (part for part in re.split(r"partition\d+\(", ttgir) if "async_tma_copy_global_to_local" in part)
+    found, asked, made = [], False, copies
+    for line in producer.splitlines():
+        name = re.search(r"ttn?g\.\w+|$", line)[0]
+        if name == "ttng.wait_barrier":
+            asked, made = True, 0
+        elif name == "ttng.arrive_barrier":
+            asked = False
+        elif name == "ttng.async_tma_copy_global_to_local":
+            asked, made = False, made + 1
+            found += [line] if made > copies else []
+        elif name == "ttg.local_store" and not asked:
+            found.append(line)
+    return found
 
 
 if __name__ == "__main__":
