@@ -495,12 +495,13 @@ for d in (64, 128):
 # the model too, there is nothing left to win. Since the softmax step has become shorter (the next beat), they bring 0 to 2%
 # where sequences are long and causal, and cost 0 to 1% without a mask.
 #
-# And the other overlap, P V under one's own exponentials? Where the overlap between warpgroups works, it adds only 1 or 2%.
+# And the other overlap, P V under one's own exponentials? Where the overlap between warpgroups works, it adds only 1 or 2%,
+# says the model.
 # </details>
 #
 # Here are the turns, and one step of a consumer. Read it with the timeline beside it. `warpgroup_mma_wait(1)` returns when
 # at most one product is still running: S was started first, so it is there, and P V goes on. `deps` names what the wait
-# makes valid; `convert_layout` changes which thread holds which number. A comment says what the compiler makes of it.
+# makes valid; `as_operand` makes p the left operand of the next product, in the registers where it lies; `shrunk` is α o. A comment says what the compiler makes of it.
 
 # %% tags=["nbval-ignore-output"]
 source(pipeline.Turns.wait, pipeline.Turns.pass_on, forward.step)
