@@ -397,7 +397,7 @@ print(f"two passes: 7 products a tile, {8192 * 128 * 2 / 2**20:4.0f} MiB of dQ w
 #
 # 64 column blocks each add to all 8,192 · 128 numbers: 67 million atomic adds of 4 bytes. They meet in the L2
 # cache, which keeps much of it away from HBM. Besides, dQ has to be set to zero before (line 3), and turned into fp16
-# after (`dQ_sum.to(Q.dtype)` in the package): two more trips through memory, and N · d · 4 bytes of extra memory in between.
+# after (`dQ.to(Q.dtype)` in the package): two more trips through memory, and N · d · 4 bytes of extra memory in between.
 #
 # On the other side, with line 15 gone the column kernel needs fewer registers and no transposed tile, and the row kernel
 # can use the forward's block sizes. Which of the two is faster depends on the chip and the kernel: the package's Triton
