@@ -199,8 +199,9 @@ print("FLOPs of the two products:", meter.matmul_flops, " 4N²d =", 4 * 8**2 * 4
 # or little? A chip can be limited by what it computes or by what reaches it. The quotient decides: how many FLOPs (one
 # FLOP is one addition or multiplication) does each byte bring?
 #
-# **Predict.** Divide the FLOPs by the bytes (2 for each element) for N = 8,192 and d = 128. An H100 can do 295 matmul
-# FLOPs in the time in which one byte arrives. What share of its speed is within reach?
+# **Predict.** Divide the FLOPs by the bytes (2 for each element) for N = 8,192 and d = 128. The units of an
+# H100 that multiply matrices, its *tensor cores*, do 295 FLOPs in the time in which one byte arrives. What share of their
+# speed is within reach?
 
 # %%
 N, d = 8192, 128

@@ -411,8 +411,8 @@ show(groups.grouped_heads(**heads_data()))
 # <details><summary>The same rule as everywhere</summary>
 #
 # Who is read by many is written by many: what the forward shares, the backward sums. A worker that takes all query heads
-# of its group one after the other can keep the sum on chip. Four times fewer key heads make the cache of keys and values
-# four times smaller, which is what grouped heads are for.
+# of its group one after the other can keep the sum on chip. What grouped heads are for: a model that writes a text keeps the
+# keys and values of all tokens so far, and with four times fewer key heads that cache is four times smaller.
 # </details>
 #
 # **Takeaway.** Sharing in the forward becomes summing in the backward: for the heads of a group just as for the column
