@@ -42,8 +42,11 @@ def render(folder: Path, chapters: list[Chapter]) -> Path:
     for chapter in chapters:
         notebook = nbformat.read(folder / f"{chapter.name}.ipynb", as_version=4)
         (folder / f"{chapter.name}.html").write_text(page(chapter, notebook), encoding="utf-8")
-    items = "\n".join(f'<li><a href="{c.name}.html">{escape(c.title)}</a>: {escape(c.question)}</li>' for c in chapters)
-    contents = f"<h1>FlashAttention-2, line by line</h1>\n<ol start='{int(chapters[0].name[:2])}'>\n{items}\n</ol>"
+    items = "\n".join(
+        f'<li value="{int(c.name[:2])}"><a href="{c.name}.html">{escape(c.title)}</a>: {escape(c.question)}</li>'
+        for c in chapters
+    )
+    contents = f"<h1>FlashAttention-2, line by line</h1>\n<ol>\n{items}\n</ol>"
     index = folder / "index.html"
     index.write_text(PAGE.format(title="fa2_lab", css=CSS, body=contents), encoding="utf-8")
     return index
