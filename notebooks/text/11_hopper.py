@@ -772,10 +772,10 @@ source(backward.step, backward.add_dq, sums.add_tile, sums.add_lines)
 # <details><summary>Three things to notice</summary>
 #
 # Two consumers wait for each other's dS here, at one barrier with two arrivals; two places for dS are enough, since
-# nobody can be two steps ahead. `as_held` stores dQ's part as it lies in the registers, and it goes to HBM in that order: only the kernel's own sums are
-# there (4 bytes for each number of dQ, until the call ends), and a small kernel afterwards puts them in order and makes 16
-# bits of them. Putting them in order in each step
-# would cost shuffles or conflicts of banks.
+# nobody can be two steps ahead. `as_held` stores dQ's part as it lies in the registers, and it goes to HBM in that order:
+# only the kernel's own sums are there (4 bytes for each number of dQ, until the call ends), and a small kernel afterwards
+# puts them in order and makes 16 bits of them. Putting them in order in each step would cost shuffles or conflicts of banks.
+# (`fence_async_shared` lets the copy engine see what threads have just written.)
 #
 # Which column block adds first is chance. fp32 sums depend on the order, so dQ may differ in its last bits from call to
 # call, as with the atomics of notebook 09. Whoever needs the same bits calls
