@@ -22,7 +22,7 @@
 # - read `fa2_lab/kernels/hopper/`, from the producer's first copy to the consumer's last,
 # - work out how many warpgroups, rows and buffers fit, and why the answer differs between d = 64 and d = 128.
 #
-# *Time: 40 minutes. Hardware: any laptop with Triton; on a Hopper GPU the last section runs the real kernel. Measured numbers
+# *Time: 75 minutes, in two sittings: rest before "And backward?". Hardware: any laptop with Triton; on a Hopper GPU the last section runs the real kernel. Measured numbers
 # were recorded on an NVIDIA H200 in bf16. Before this: [10 · Measured](10_measured.ipynb).*
 
 # %%
