@@ -1,8 +1,6 @@
 """Hopper's forward: what it compiles to without a GPU, what it takes, and on such a GPU whether it is right."""
 
 import gc
-import json
-import os
 import subprocess
 import sys
 import weakref
@@ -35,12 +33,8 @@ PAIRS = [
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
 
-def test_fits_and_spills_nothing():
-    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parent.parent)}
-    worker = Path(__file__).with_name("hopper_worker.py")
-    done = subprocess.run([sys.executable, worker], capture_output=True, text=True, env=env, timeout=300)
-    assert done.returncode == 0, done.stderr[-4000:]
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
+@pytest.mark.compiles("hopper_worker.py")
+def test_fits_and_spills_nothing(rows):
     assert len(rows) > 10
     for row in rows:
         assert row["ldl"] + row["stl"] + row["stack"] == 0, row

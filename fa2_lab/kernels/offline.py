@@ -9,6 +9,7 @@ Tensors may live anywhere. A process has one target from start to end, and none 
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -41,11 +42,17 @@ def report(kernel) -> dict[str, int]:
     return found | dict(shared=kernel.metadata.shared)
 
 
-def from_cubin(cubin: bytes) -> dict[str, int]:
-    """What NVIDIA's tools, which Triton brings along, say of a binary."""
+@cache
+def read(cubin: bytes) -> tuple[str, str]:
+    """A binary's use of resources and its instructions, from NVIDIA's tools, which Triton brings along."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        usage, code = run("cuobjdump", "-res-usage", file.name), run("nvdisasm", "-c", file.name)
+        return run("cuobjdump", "-res-usage", file.name), run("nvdisasm", "-c", file.name)
+
+
+def from_cubin(cubin: bytes) -> dict[str, int]:
+    """What a binary for NVIDIA's GPUs says."""
+    usage, code = read(cubin)
     registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
     tensor = sum(len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA", "UTCHMMA"))
@@ -70,7 +77,5 @@ def from_amdgcn(code: str) -> dict[str, int]:
 
 def serialized(kernel) -> bool:
     """Whether the compiler makes every asynchronous product (Hopper's wgmma) wait for the one before it."""
-    with NamedTemporaryFile(suffix=".cubin") as file:
-        Path(file.name).write_bytes(kernel.asm["cubin"])
-        code = run("nvdisasm", "-c", file.name)
+    _, code = read(kernel.asm["cubin"])
     return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2
