@@ -122,28 +122,28 @@ def test_a_kind_of_call_is_all_that_matters():
     assert kind(q=3) is None and kind(scale=[1]) is None
 
 
-@pytest.mark.parametrize(
-    "lengths", (None, LENGTHS, LENGTHS.repeat_interleave(2)[::2].int()), ids=("", "LENGTHS", "strided")
-)
-@pytest.mark.parametrize("options", (dict(), dict(causal=True, scale=0.7), dict(scale=-0.3)), ids=str)
-@pytest.mark.parametrize("across", (False, True))
-def test_calls_of_a_known_kind_are_served_rightly(lengths, options, across, monkeypatch):
-    for seed in range(3):
-        inputs = tensors(2, 4, 2, 8, 12, 16, seed=seed)
-        q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs[:3])
-        dO = inputs[3]
-        truth = dense(q, k, v, dO, lengths=lengths, **options)
-        for L in (False, True, False):
-            got = attention(q, k, v, key_lengths=lengths, return_lse=L, **options)
-            assert all(worst(a, b) < 1e-5 for a, b in zip(got if L else (got,), truth, strict=False))
-        wanted = [x.requires_grad_() for x in (q, k, v)]
-        assert all(
-            worst(a, b) < 1e-5
-            for a, b in zip(run(attention, *wanted, dO, key_lengths=lengths, **options), truth, strict=True)
-        )
-        if options.get("scale", 1) > 0:
-            monkeypatch.setattr(ROOM, "check_tensors", None)
-    assert len(known.KNOWN) == (2 if options.get("scale", 1) > 0 else 0)
+APART = LENGTHS.int().repeat_interleave(2)[::2]
+
+
+@pytest.mark.parametrize("options, kinds", [
+    (dict(), 2),
+    (dict(causal=True, scale=0.7, key_lengths=LENGTHS), 2),
+    (dict(causal=True, key_lengths=APART), 2),
+    (dict(scale=-0.3), 0),
+], ids=("plain", "lengths", "strided lengths", "negative"))  # fmt: skip
+@pytest.mark.parametrize("across", (False, True), ids=("rows", "columns"))
+def test_calls_of_a_known_kind_are_served_rightly(options, kinds, across, monkeypatch):
+    for seed in range(2):
+        *inputs, dO = tensors(2, 4, 2, 8, 12, 16, seed=seed)
+        q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs)
+        truth = dense(q, k, v, dO, **{n.removeprefix("key_"): x for n, x in options.items()})
+        without = attention(q, k, v, **options), *attention(q, k, v, return_lse=True, **options)
+        wanted = run(attention, *(x.requires_grad_() for x in (q, k, v)), dO, **options)
+        for a, b in zip((*without, *wanted), (truth[0], *truth[:2], *truth), strict=True):
+            assert worst(a, b) < 1e-5
+        assert len(known.KNOWN) == kinds
+        if kinds:
+            monkeypatch.setattr(ROOM, "check_tensors", None)  # nobody needs it again
 
 
 def test_known_kinds_are_not_kept_without_end(monkeypatch):
