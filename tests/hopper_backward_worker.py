@@ -6,7 +6,7 @@ from itertools import product
 from multiprocessing import get_context
 
 import torch
-from compiling import Compiling
+from compiling import Compiling, idle_barriers
 
 KERNELS = ("before_kernel", "backward_kernel", "after_kernel")
 SIZES = [*product((64, 128), (1024,), (False, True), (False, True)), (64, 1000, True, False), (96, 1000, True, False)]
@@ -44,7 +44,9 @@ def compile_one(job) -> list[str]:
     for name in KERNELS:
         made = getattr(backward, name).made
         found = offline.report(made) | dict(early=too_early(made.asm["ttgir"]))
-        found |= dict(waits=name == "backward_kernel" and offline.serialized(made))
+        specialized = name == "backward_kernel"
+        found |= dict(waits=specialized and offline.serialized(made))
+        found |= dict(idle=idle_barriers(made.asm["ttgir"]) if specialized else [])
         lines.append(json.dumps(dict(kernel=name, d=d, N=N, causal=causal, keys=keys, parts=parts) | found))
     return lines
 

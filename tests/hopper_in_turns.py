@@ -1,7 +1,8 @@
 """One of several processes that share a GPU: launches forward and backward for so many seconds, counts wrong ones.
 
-The GPU stops a process in the middle of its kernels to let another one go on. Whatever was under way then has to arrive
-all the same. Outputs are poisoned: a block that nobody computes must not find the right numbers of the launch before.
+The GPU stops a process in the middle of its kernels to let another one go on, and brings their shared memory back.
+For that to happen often, launches have to be queued: if each is looked at before the next, hardly one is interrupted.
+Outputs are poisoned: a block that nobody computes must not find the right numbers of an earlier launch.
 """
 
 import sys
@@ -20,15 +21,16 @@ def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
     first = [x.clone() for x in call()]
     count, end, launches = torch.zeros((), dtype=torch.int32, device="cuda"), time.monotonic() + seconds, 0
     while time.monotonic() < end:
-        for _ in range(20):
-            found = call()
+        batch = [call() for _ in range(40)]
+        for found in batch:
             same = [(x == y).all() for x, y in zip(found[:bitwise], first, strict=False)]
             rest = zip(found[bitwise:], first[bitwise:], strict=True)
             close = [((x - y).abs().max() <= 0.01 * y.abs().max()) for x, y in rest]
             count += ~torch.stack(same + close).all()
-            for x in found:
-                x.fill_(float("nan"))
-        launches += 20
+        for x in (x for found in batch for x in found):
+            x.fill_(float("nan"))
+        launches += len(batch)
+        del batch, found
         torch.cuda.synchronize()
     return int(count), launches
 

@@ -5,7 +5,7 @@ import re
 from multiprocessing import get_context
 
 import torch
-from compiling import Compiling
+from compiling import Compiling, idle_barriers
 
 FULL, CAUSAL, CAUSAL_PADDED, PADDED = (False, False), (True, False), (True, True), (False, True)
 JOBS = [(d, 4096, *masks) for d in (64, 128, 256) for masks in (FULL, CAUSAL, CAUSAL_PADDED)]
@@ -40,6 +40,7 @@ def compile_one(job) -> str:
     made = forward.forward_kernel.made
     unasked = overwrites(made.asm["ttgir"], 1 if causal else 2)
     found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)
+    found |= dict(idle=idle_barriers(made.asm["ttgir"]))
     return json.dumps(dict(d=d, N=N, causal=causal, keys=keys) | found)
 
 

@@ -24,7 +24,7 @@ def test_fits_and_spills_nothing(rows):
         assert row["ldl"] + row["stl"] + row["stack"] == 0, row
         assert row["shared"] <= 227 * 1024, row
         assert (row["hgmma"] > 0) == (row["kernel"] == "backward_kernel"), row
-        assert row["hmma"] == 0 and not row["waits"] and not row["early"], row
+        assert row["hmma"] == 0 and not row["waits"] and not row["early"] and not row["idle"], row
 
 
 def test_plan_fits():

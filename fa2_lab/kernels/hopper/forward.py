@@ -259,14 +259,16 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_
     else:
         o = q.tiles
     k = ring(K, SLOTS, CONSUMERS)
-    v = ring(V, SLOTS, CONSUMERS)
+    v = ring(V, SLOTS, CONSUMERS, CAUSAL)
     pipes = Pipes(q, k, v, o, turns(CONSUMERS, TAKE_TURNS), tickets(CONSUMERS), O_APART)
     fence_async_shared()  # the copy engine must see the barriers
     copy = (Q, K, V, counter, pipes, work, heads)
     scales = Scales(fine, coarse, huge, slack, LAG)
     first = (0, O, L, pipes, work, heads, scales)
     second = (1, O, L, pipes, work, heads, scales)
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize([(consumer, first), (producer, copy)], [1], [24])
+    elif CONSUMERS == 2:
         gl.warp_specialize([(consumer, first), (consumer, second), (producer, copy)], [4, 1], [REGISTERS, 24])
     else:
         third = (2, O, L, pipes, work, heads, scales)

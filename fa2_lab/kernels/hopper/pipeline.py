@@ -15,10 +15,14 @@ all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its
 
 
 @gluon.jit
-def barriers(number: gl.constexpr, arrivals: gl.constexpr):
-    """`number` barriers, each of which ends its phase when `arrivals` have come."""
+def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = True):
+    """`number` barriers, each of which ends its phase when `arrivals` have come.
+
+    What nobody waits for must not become a barrier. The compiler lets others write to its memory, here the numbers that
+    were drawn; when the GPU stopped a process and went on with it, they read 0x1ffffe instead: a new barrier's bits.
+    """
     bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
+    for i in gl.static_range(number if USED else 0):
         mbarrier.init(bars.index(i), count=arrivals)
     return bars
 
@@ -76,12 +80,12 @@ def matrix(tile):
 
 
 @gluon.jit
-def ring(source, slots: gl.constexpr, consumers: gl.constexpr):
-    """A ring of tiles as `source` describes them, emptied by so many consumers."""
+def ring(source, slots: gl.constexpr, consumers: gl.constexpr, RELEASED: gl.constexpr = True):
+    """A ring of tiles as `source` describes them, emptied by so many consumers; unless others' releases tell of it."""
     tiles = gl.allocate_shared_memory(
         source.dtype, [slots, 1, 1, source.block_shape[2], source.block_shape[3]], source.layout
     )
-    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers), slots)
+    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers, RELEASED), slots)
 
 
 # Turns ------------------------------------------------------------------------------------------------------
@@ -120,7 +124,7 @@ class Turns:
 @gluon.jit
 def turns(consumers: gl.constexpr, used: gl.constexpr):
     """Turns that begin with consumer 0."""
-    begun = barriers(consumers, 1)
+    begun = barriers(consumers, 1, used)
     if used:
         mbarrier.arrive(begun.index(0), count=1)
     return Turns(begun, consumers, used)

@@ -97,11 +97,7 @@ class Heads:
 
 @gluon.jit
 def draw(counter):
-    """The next number of a counter in HBM; memory is not ordered by it, because nothing else is handed over.
-
-    With Triton's default, acquire and release, numbers got lost while six processes took turns on the GPU: in one of
-    about 10,000 launches some programs left early. Relaxed, in none of 90,000. tests/hopper_in_turns.py looks for it.
-    """
+    """The next number of a counter in HBM; memory is not ordered by it, because nothing else is handed over."""
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
