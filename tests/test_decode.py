@@ -459,8 +459,8 @@ def test_as_an_operator():
 
 def test_attention_takes_decode_for_few_rows(monkeypatch):
     asked = []
-    real = room.decode
-    monkeypatch.setattr(room, "decode", lambda *a, **o: asked.append(a[0].shape) or real(*a, **o))
+    real = room.prepare
+    monkeypatch.setattr(room, "prepare", lambda *a, **o: asked.append(a[0].shape) or real(*a, **o))
     q, k, v, dO = tensors(1, 4, 2, 3, 90, 16)
     got = run(fa2_lab.attention, q, k, v, dO, causal=True)
     assert len(asked) == 1

@@ -310,18 +310,28 @@ def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
 
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     """
-    O = torch.empty_like(Q)
-    L = torch.empty(*Q.shape[:3], dtype=torch.float32, device=Q.device)
-    made, scales = recipe(Q, K, V, O, key_lengths, table, causal, programs), launch.scales(scale)
-    parts = torch.empty(made.scratch, dtype=torch.float32, device=Q.device)
-    with launch.on_device_of(Q):
-        made.split.launch(split_kernel, (Q, K, V, O, L, parts, key_lengths, table), scales)
-        if made.merge is not None:
-            made.merge.launch(merge_kernel, (O, L, parts, key_lengths), scales)
-    return O, L
+    return prepare(Q, K, V, key_lengths, causal, scale, table, programs)(Q, K, V, key_lengths, table=table)
 
 
-def recipe(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
+def prepare(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
+    """decode() for calls of one kind, given (Q, K, V, key_lengths, no seed, table): what is the same is done once."""
+    made = recipe(Q, K, V, key_lengths, table, causal, programs)
+    (batch, H, N_q, _), device, floats = Q.shape, Q.device, launch.scales(scale)
+
+    def call(Q, K, V, key_lengths, seed=None, table=None):
+        O = torch.empty_like(Q)
+        L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
+        parts = torch.empty(made.scratch, dtype=torch.float32, device=device)
+        with launch.on_device_of(Q):
+            made.split.launch(split_kernel, (Q, K, V, O, L, parts, key_lengths, table), floats)
+            if made.merge is not None:
+                made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats)
+        return O, L
+
+    return call
+
+
+def recipe(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     """The launches for one kind of call."""
     kinds = [None if x is None else (x.dtype, x.shape) for x in (key_lengths, table)]
     key = ("decode", causal, programs, *kinds, Q.dtype, Q.device, Q.shape, K.shape, Q.stride(), K.stride(), V.stride())
@@ -329,13 +339,13 @@ def recipe(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
     if found is None:
         if len(launch.PLANS) >= launch.MOST_PLANS:
             launch.PLANS.clear()
-        found = launch.PLANS[key] = plan_decode(Q, K, V, O, key_lengths, table, causal, programs)
+        found = launch.PLANS[key] = plan_decode(Q, K, V, key_lengths, table, causal, programs)
     return found
 
 
-def plan_decode(Q, K, V, O, key_lengths, table, causal, programs) -> Recipe:
+def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     """How the turns are shared out, and both kernels' arguments."""
-    batch, H, N_q, d = Q.shape
+    (batch, H, N_q, d), O = Q.shape, torch.empty_like(Q, device="meta")
     if table is None:
         H_kv, N_k, PAGE, pages, width = K.shape[1], K.shape[2], 0, 0, 0
         strides = [x.stride()[:3] for x in (Q, K, V, O)]
