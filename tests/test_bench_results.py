@@ -145,6 +145,17 @@ def test_the_ring_is_told_by_what_more_gpus_gain():
     assert said.endswith("speed over 1 GPU at N = 2,048: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs.")
 
 
+def test_ideas_are_counted_and_the_best_is_named():
+    where, times = contest().problem | dict(part="forward"), {"with it": [1.0], "without it": [1.5]}
+    kinds = [("tickets", True), ("turns", True), ("turns", False), ("more slots", False)]
+    rows = [Row(where | dict(idea=idea, kept=kept), "forward", times) for idea, kept in kinds]
+    rows[0].values = {"with it": [1.0], "without it": [1.75]}
+    rows[3].values = {"with it": [1.5], "without it": [1.25]}
+    rows.append(Row(where | dict(idea="spilled", kept=False), "forward", {"without it": [1.0]}, {"with it": "wrong"}))
+    said = readme.told(Results("ideas", MACHINE, "by hand", rows=rows))
+    assert said.endswith("commit abc1234: forward: 2 in use, 1 not; at most 1.75 times the speed by “tickets”.")
+
+
 def test_the_readme_shows_the_recorded_runs():
     text = readme.README.read_text(encoding="utf-8")
     assert readme.renewed(text, readme.section()) == text, "run `python -m fa2_lab bench --readme`"

@@ -1,12 +1,14 @@
 """Pictures of the Hopper kernels: the model's waits, times and schedules reach them, and so do the ideas' factors."""
 
 import functools
+import json
 
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
 
 from fa2_lab.gallery import hopper
+from fa2_lab.gallery.machine import RECORDED
 from fa2_lab.plots import ideas, style
 
 
@@ -102,18 +104,57 @@ def test_bars_are_the_factors_and_failures_are_hatched(part):
         bars = tagged(figure, gid)
         assert rows and [bar.get_x() for bar in bars] == [row["low"] for row in rows]
         ends = [bar.get_x() + bar.get_width() for bar in bars]
-        assert ends == pytest.approx([max(row["high"], row["low"] + 0.004) for row in rows])
+        assert ends == pytest.approx([max(min(row["high"], ideas.CUT), row["low"] + 0.004) for row in rows])
         assert all(bool(bar.get_hatch()) != is_kept for bar in bars)
+    assert len(tagged(figure, "cut")) == sum(row["high"] > ideas.CUT for row in data["rows"])
     assert data["setting"] in alt and part in figure.get_suptitle()
 
 
-def test_the_record_of_ideas_is_complete():
-    for row in hopper.all_ideas():
-        assert set(row) == {"part", "idea", "shape", "baseline", "low", "high", "effect", "kept", "bought"}
-        assert (row["low"] is None) == (row["high"] is None) and (row["low"] is not None or row["effect"])
-        assert row["low"] is None or 0 < row["low"] <= row["high"]
+@pytest.fixture
+def by_hand(monkeypatch):
+    """A record of two ideas: one is in use without a mask and not with one, the other failed."""
+
+    def row(idea, kept, with_it, causal, N, kv_heads=2):
+        where = dict(part="backward", idea=idea, kept=kept, d=64, causal=causal, N_q=N, heads=2, kv_heads=kv_heads)
+        return dict(problem=where, values={"with it": [with_it, 0, 9], "without it": [3.0, 0, 9], "cuDNN": [1.0]})
+
+    rows = [row("turns", True, 2.0, False, 1024), row("turns", True, 2.5, False, 4096)]
+    rows += [row("turns", False, 4.0, True, 4096, kv_heads=1), row("spilled", False, 1.0, True, 4096)]
+    del rows[-1]["values"]["with it"]
+    machine = dict(gpu="H", torch="2", triton="3")
+    monkeypatch.setattr(hopper, "measured", lambda suite: dict(rows=rows, machine=machine))
+
+
+def test_worth_is_time_without_over_time_with_from_the_record(by_hand):
+    bars = hopper.backward_ideas_data()["rows"]
+    assert hopper.forward_ideas_data()["rows"] == []
+    assert bars == [
+        dict(idea="turns", kept=True, shape="d 64, full, N 1,024, 4,096", low=1.2, high=1.5),
+        dict(idea="turns", kept=False, shape="d 64, causal, N 4,096, 2 heads on 1", low=0.75, high=0.75),
+    ]
+
+
+def test_the_table_has_a_line_for_each_idea_and_italics_where_it_is_not_in_use(by_hand):
+    head, _, *lines = hopper.ideas_table().split("\n")
+    assert head == "| | idea | d 64 full | d 64 causal | d 128 full | d 128 causal |"
+    assert lines == ["| backward | turns | 1,024: 1.50<br>4,096: 1.20 | *4,096, 2 heads on 1: 0.75* |  |  |"]
+
+
+def test_the_recorded_table_has_every_measured_idea():
+    lines = hopper.ideas_table().split("\n")[2:]
+    found = [tuple(line.split(" | ")[:2]) for line in lines]
+    assert len(found) == len(set(found)) >= 40 and {part for part, _ in found} == {"| forward", "| backward", "| host"}
+
+
+def test_what_cannot_be_repeated_says_so_itself():
+    said = json.loads((RECORDED / "earlier_ideas.json").read_text(encoding="utf-8"))
+    assert "no command repeats them" in said["about"] and 5 <= len(said["rows"]) <= 12
+    assert all(set(row) == {"part", "idea", "shape", "bought"} for row in said["rows"])
+    assert len(hopper.earlier_table().split("\n")) == 2 + len(said["rows"])
+    again = {row["idea"] for row in hopper.worths()} & {row["idea"] for row in said["rows"]}
+    assert not again, "these are measured"
 
 
 def test_spans_are_written_short():
-    assert ideas.span(dict(low=1.0, high=1.07)) == "× 1 to 1.07"
-    assert ideas.span(dict(low=0.975, high=0.975)) == "× 0.975"
+    assert ideas.span(dict(low=1.0, high=1.07)) == "× 1.00 to 1.07"
+    assert ideas.span(dict(low=0.972, high=0.968)) == "× 0.97"

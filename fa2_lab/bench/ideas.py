@@ -58,7 +58,9 @@ HOLD_Q = """        q = q.load(gl.DotOperandLayout(0, accumulator(heads.B_c), 2)
 STEP = "        o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, scales, heads.CAUSAL)\n"
 SECOND = STEP.replace("n + j", "n + j + 1").replace("T_c - 1 - j", "T_c - 2 - j")
 LAST = STEP.replace("n + j", "n + T_c - 1").replace("T_c - 1 - j", "0")
+V_RING = "v = ring(V, SLOTS, CONSUMERS, CAUSAL)"
 V_ALONE = (
+    Edit(F, V_RING, "v = ring(V, SLOTS, CONSUMERS)"),
     Edit(F, "(T_c - j) * heads.B_c, heads.CAUSAL)", "(T_c - j) * heads.B_c)"),
     Edit(F, "if not heads.CAUSAL:", "if False:"),
     Edit(F, "V, batch, kv_head, 0, heads.CAUSAL)", "V, batch, kv_head, 0)"),
@@ -69,6 +71,7 @@ V_ALONE = (
     ),
 )
 V_WITH_K = (
+    Edit(F, V_RING, "v = ring(V, SLOTS, CONSUMERS, False)"),
     Edit(F, "(T_c - j) * heads.B_c, heads.CAUSAL)", "(T_c - j) * heads.B_c, False)"),
     Edit(F, "if not heads.CAUSAL:", "if True:"),
     Edit(F, "V, batch, kv_head, 0, heads.CAUSAL)", "V, batch, kv_head, 0, False)"),
@@ -146,7 +149,11 @@ FORWARD = [
         F,
         "exponentials before the wait for P V",
         both(4096),
-        Edit(F, WAIT_FOR_PV, WAIT_FOR_PV.replace("o, p", "o, p, p_next")),
+        Edit(
+            F,
+            WAIT_FOR_PV,
+            "    if n < 0:  # never, but nothing moves across it\n        pipes.k.take(0)\n" + WAIT_FOR_PV,
+        ),
     ),
     dropped(
         F,
@@ -258,13 +265,6 @@ BACKWARD = [
         Edit(B, START + DP, ""),
         Edit(B, FOR_S, f"{START}{DP}\n{FOR_S}".replace("(0, deps=[s]", "(1, deps=[s]")),
         Edit(B, "s = warpgroup_mma_wait(1, deps=[s])\n    p = ", "s = warpgroup_mma_wait(2, deps=[s])\n    p = "),
-    ),
-    dropped(
-        B,
-        "dP started before dQ is handed over",
-        both(4096),
-        Edit(B, ADD + START, START),
-        Edit(B, "    if pipes.LATE:\n        dp = ", f"    if not FIRST:\n{ADD}    if pipes.LATE:\n        dp = "),
     ),
     dropped(
         B,

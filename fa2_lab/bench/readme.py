@@ -233,8 +233,24 @@ def ring_told(results: Results) -> str:
     return f"speed over 1 GPU at N = {longest:,}: {'; '.join(parts)}"
 
 
+def ideas_told(results: Results) -> str:
+    """Of each part: how many ideas are in use somewhere, how many nowhere, and what the best of them is worth."""
+
+    def worth(row: Row) -> float:
+        return row.ratio("with it", "without it")
+
+    measured, told = [row for row in results.rows if {"with it", "without it"} <= row.values.keys()], []
+    for part in dict.fromkeys(row.problem["part"] for row in measured):
+        rows = [row for row in measured if row.problem["part"] == part]
+        used, everything = {r.problem["idea"] for r in rows if r.problem["kept"]}, {r.problem["idea"] for r in rows}
+        best = max(rows, key=worth)
+        gain = f"{worth(best):.2f} times the speed by “{best.problem['idea']}”"
+        told.append(f"{part}: {len(used)} in use, {len(everything - used)} not; at most {gain}")
+    return "; ".join(told)
+
+
 TOLD: dict[str, Callable[[Results], str]] = dict(
-    small=small_told, memory=memory_told, ladder=ladder_told, train=train_told, ring=ring_told
+    small=small_told, memory=memory_told, ladder=ladder_told, ideas=ideas_told, train=train_told, ring=ring_told
 )
 
 

@@ -141,8 +141,9 @@ def block(rows: list[Row], unit: str, baseline: str) -> list[str]:
     names = "".join(f"{name:>{width}}" for name in columns)
     compared = any(baseline in row.values for row in rows)
     title = f"{baseline} / contestant ({unit})" if compared else unit
-    return [f"{title:48}{names}"] + [
-        f"{label(row):48}" + "".join(f"{cell(row, name, baseline):>{width}}" for name in columns) for row in rows
+    first = max(48, *(len(label(row)) for row in rows))
+    return [f"{title:{first}}{names}"] + [
+        f"{label(row):{first}}" + "".join(f"{cell(row, name, baseline):>{width}}" for name in columns) for row in rows
     ]
 
 
@@ -151,7 +152,7 @@ def label(row: Row) -> str:
     p = row.problem
     N = f"{p['N_q']}" if p["N_q"] == p["N_k"] else f"{p['N_q']}×{p['N_k']}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}/{p['kv_heads']}"
-    what = p.get("rung", row.direction)
+    what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
     return f"{what:11} N {N} b {p['batch']} h {heads} d {p['d']} {'causal' if p['causal'] else 'full'}"
 
 

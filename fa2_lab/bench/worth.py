@@ -20,6 +20,8 @@ TODAY, CUDNN = "today", "cuDNN"
 
 def run() -> Results:
     """Compile all variants, then measure every idea on each of its problems."""
+    if not as_they_are().host.multiprocessors(torch.device("cuda")):
+        raise ValueError(f"ideas: got {torch.cuda.get_device_name()}; it takes a Hopper GPU, whose kernels it edits")
     ahead.elsewhere(call_once, [(n,) for n in range(len(IDEAS))])
     jobs = [partial(row, problem, direction(idea), idea=idea) for idea in IDEAS for problem in idea.problems]
     return collect(Results("ideas", machine(), PROTOCOL, ceilings()), jobs)
@@ -58,21 +60,24 @@ def row(problem: Problem, direction: str, idea: Idea) -> Row:
 def compared(problem: Problem, part: str) -> dict[str, list[float] | str]:
     """The kernels of today, every variant that is right, and cuDNN on one problem, in turn; or why there is no time."""
     inputs = inputs_of(problem, part)
-    calls = {TODAY: call(as_they_are(), problem, part, inputs)}
-    truth = calls[TODAY]()
+    today = call(as_they_are(), problem, part, inputs)
+    truth = today()
     check(problem, part, inputs, truth)
-    failed = {}
-    for idea in (idea for idea in IDEAS if idea.part == part and problem in idea.problems):
-        try:
-            calls[idea.name] = call(variant(idea), problem, part, inputs)
-            wrong = worst(map(distance, calls[idea.name](), (x.double() for x in truth)))
-            if not wrong <= TOLERANCE:
-                raise ArithmeticError(f"wrong: error {wrong:.1e}")
-        except Exception as failure:  # a variant that fails is named with its reason
-            failed[idea.name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
-            calls.pop(idea.name, None)
-    calls[CUDNN] = cudnn(problem, part, inputs)
-    return timed(part, calls) | failed
+    ideas = [idea for idea in IDEAS if idea.part == part and problem in idea.problems]
+    found = {idea.name: ready(idea, problem, inputs, truth) for idea in ideas}
+    failed = {name: why for name, why in found.items() if isinstance(why, str)}
+    calls = {name: variant for name, variant in found.items() if name not in failed}
+    return timed(part, {TODAY: today, **calls, CUDNN: cudnn(problem, part, inputs)}) | failed
+
+
+def ready(idea: Idea, problem: Problem, inputs, truth) -> Callable | str:
+    """A call of an idea's variant, or why there is none: it fails, or its results are not those of today."""
+    try:
+        found = call(variant(idea), problem, idea.part, inputs)
+        wrong = worst(map(distance, found(), (x.double() for x in truth)))
+    except Exception as failure:  # a variant that fails is named with its reason
+        return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+    return found if wrong <= TOLERANCE else f"wrong: error {wrong:.1e}"
 
 
 def timed(part: str, calls: dict[str, Callable]) -> dict[str, list[float] | str]:

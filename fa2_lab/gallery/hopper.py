@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fa2_lab.gallery.machine import recorded
+from fa2_lab.gallery.measured import made, measured
 from fa2_lab.gallery.picture import Picture
 from fa2_lab.machine import chips, grid, hopper
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
-from fa2_lab.plots.ideas import ideas, span
+from fa2_lab.plots.ideas import ideas
 from fa2_lab.plots.pipes import pipes
 from fa2_lab.plots.tickets import tickets
 from fa2_lab.plots.timeline import timeline
@@ -93,20 +94,65 @@ def tickets_data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4
 # Ideas --------------------------------------------------------------------------------------------------------
 
 
-def all_ideas() -> list[dict]:
-    """Every idea that was tried, with what it bought in words."""
-    rows = recorded("hopper_ideas")["rows"]
-    return [
-        row | dict(bought=("kept: " if row["kept"] else "not kept: ") + (row["effect"] or span(row))) for row in rows
-    ]
+def worths() -> list[dict]:
+    """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
+    rows = [row for row in measured("ideas")["rows"] if {"with it", "without it"} <= row["values"].keys()]
+    return [row["problem"] | dict(worth=row["values"]["without it"][0] / row["values"]["with it"][0]) for row in rows]
 
 
 def ideas_data(part: str) -> dict:
-    """The ideas of one part whose worth is a factor; figures/data/hopper_ideas.json has the others too."""
-    record = recorded("hopper_ideas")
-    rows = [row for row in record["rows"] if row["part"] == part and row["low"] is not None]
-    rows = [{key: row[key] for key in ("idea", "shape", "low", "high", "kept")} for row in rows]
-    return dict(part=part, rows=rows, setting=f"measured on an {record['gpu']}, {record['dtype']}")
+    """The ideas of one part: from where to where their worth reaches, where they are in use and where they are not."""
+    groups = {}
+    for row in worths():
+        if row["part"] == part:
+            groups.setdefault((row["idea"], row["kept"]), []).append(row)
+    rows = []
+    for (idea, kept), group in groups.items():
+        reach = [row["worth"] for row in group]
+        rows.append(dict(idea=idea, kept=kept, shape=shapes(group), low=min(reach), high=max(reach)))
+    return dict(part=part, rows=rows, setting=made(measured("ideas")))
+
+
+def shapes(problems: list[dict]) -> str:
+    """What problems have in common and where they differ: "d 64 and 128, causal, N 1,024 to 16,384"."""
+
+    def all_of(key: str, join: str) -> str:
+        return join.join(f"{x:,}" for x in sorted({p[key] for p in problems}))
+
+    masks = " or ".join("causal" if causal else "full" for causal in sorted({p["causal"] for p in problems}))
+    grouped = all(p["heads"] != p["kv_heads"] for p in problems)
+    heads = f", {all_of('heads', ' or ')} heads on {all_of('kv_heads', ' or ')}" if grouped else ""
+    return f"d {all_of('d', ' and ')}, {masks}, N {all_of('N_q', ', ')}{heads}"
+
+
+KINDS = {f"d {d} {'causal' if causal else 'full'}": (d, causal) for d in (64, 128) for causal in (False, True)}
+
+
+def ideas_table() -> str:
+    """In Markdown: each idea, and what it is worth at which N; in italics where the kernels of today do without it."""
+    lines = ["| | idea | " + " | ".join(KINDS) + " |", "| --- " * (2 + len(KINDS)) + "|"]
+    rows = worths()
+    for part, idea in dict.fromkeys((row["part"], row["idea"]) for row in rows):
+        group = [row for row in rows if (row["part"], row["idea"]) == (part, idea)]
+        cells = [[row for row in group if (row["d"], row["causal"]) == kind] for kind in KINDS.values()]
+        lines.append(f"| {part} | {idea} | " + " | ".join("<br>".join(map(entry, cell)) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def entry(row: dict) -> str:
+    """One number of the table, with its N, and its heads where they are grouped."""
+    heads = f", {row['heads']} heads on {row['kv_heads']}" if row["heads"] != row["kv_heads"] else ""
+    text = f"{row['N_q']:,}{heads}: {row['worth']:.2f}"
+    return text if row["kept"] else f"*{text}*"
+
+
+def earlier_table() -> str:
+    """In Markdown: what was tried on earlier versions of the kernels, which no command repeats."""
+    columns = ("part", "idea", "shape", "bought")
+    lines = ["| | idea | where | what it bought |", "| --- " * len(columns) + "|"]
+    return "\n".join(
+        lines + ["| " + " | ".join(r[name] for name in columns) + " |" for r in recorded("earlier_ideas")["rows"]]
+    )
 
 
 def forward_ideas_data() -> dict:

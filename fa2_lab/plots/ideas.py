@@ -9,6 +9,8 @@ from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 
+CUT = 1.5  # bars end here, or the small ones could not be told apart
+
 
 @style.picture
 def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
@@ -16,17 +18,9 @@ def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
     figure, ax = style.new_figure(
         0.9 + 0.34 * len(rows), f"What each idea for the {part} bought, and what did not help"
     )
-    low, high = min(0.9, *(r["low"] for r in rows)), max(r["high"] for r in rows)
+    low, high = min(0.9, *(r["low"] for r in rows)), min(CUT, max(r["high"] for r in rows))
     for lane, row in enumerate(rows):
-        width = max(row["high"] - row["low"], 0.004)
-        fill = style.tint(style.INK, 0.65) if row["kept"] else style.PAPER
-        hatch = None if row["kept"] else style.SPLIT_HATCH
-        style.box(
-            ax, row["low"], lane + 0.2, width, 0.5, "", fill, hatch=hatch, gid="kept" if row["kept"] else "not kept"
-        )
-        nearest = min(max(1, row["low"]), row["high"])
-        ax.plot([1, nearest], [lane + 0.45] * 2, color=style.INK, linewidth=1.2, solid_capstyle="butt")
-        ax.text(max(row["high"], 1) + 0.012, lane + 0.45, span(row), va="center", fontsize=style.SMALL)
+        bar(ax, lane, row)
     left, reach = low - 0.02, high + 0.16 - low
     for lane, row in enumerate(rows):
         words = f"{row['idea']}\n{row['shape']}"
@@ -46,7 +40,20 @@ def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
     return figure, alt[:900]
 
 
+def bar(ax, lane: int, row: dict) -> None:
+    """From the lowest to the highest factor, tied to 1, with both in figures."""
+    end, middle = min(CUT, row["high"]), lane + 0.45
+    fill, hatch = (style.tint(style.INK, 0.65), None) if row["kept"] else (style.PAPER, style.SPLIT_HATCH)
+    gid = "kept" if row["kept"] else "not kept"
+    style.box(ax, row["low"], lane + 0.2, max(end - row["low"], 0.004), 0.5, "", fill, hatch=hatch, gid=gid)
+    nearest = min(max(1, row["low"]), end)
+    ax.plot([1, nearest], [middle] * 2, color=style.INK, linewidth=1.2, solid_capstyle="butt")
+    if row["high"] > CUT:
+        ax.plot([CUT], [middle], marker=">", color=style.INK, gid="cut")
+    ax.text(max(end, 1) + 0.012, middle, span(row), va="center", fontsize=style.SMALL)
+
+
 def span(row: dict) -> str:
     """From where to where, as a text."""
-    low, high = f"{row['low']:.3g}", f"{row['high']:.3g}"
+    low, high = f"{row['low']:.2f}", f"{row['high']:.2f}"
     return f"× {low}" if low == high else f"× {low} to {high}"
