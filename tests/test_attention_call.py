@@ -283,11 +283,10 @@ def test_opcheck(p):
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
-def test_compiled(backend):
+@pytest.mark.parametrize("dropout", (dict(), dict(dropout_p=0.2, seed=9)), ids=("", "dropout"))
+def test_compiled(dropout, backend):
     def f(q, k, v, lengths):
-        O, L = fa2_lab.attention(
-            q * 1.5, k, v, causal=True, key_lengths=lengths, dropout_p=0.2, seed=9, return_lse=True
-        )
+        O, L = fa2_lab.attention(q * 1.5, k, v, causal=True, key_lengths=lengths, return_lse=True, **dropout)
         return O.sin() + L[..., None]
 
     q, k, v, dO = tensors(2, 4, 2, 40, 50, 16)
