@@ -9,7 +9,7 @@ from kernel_truth import GPU, dense, judge, run
 
 from fa2_lab.attention import attention
 from fa2_lab.kernels import backward as backward_room
-from fa2_lab.kernels import choice, known
+from fa2_lab.kernels import choice
 from fa2_lab.kernels import forward as forward_room
 
 gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
@@ -21,7 +21,6 @@ ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER els
 @pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
 def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
-    monkeypatch.setattr(known, "KNOWN", {})  # what calls with other kernels have found
     if request.param == "portable":
         both = SimpleNamespace(forward=forward_room.forward, backward=backward_room.backward)
         both.prepare = lambda Q, K, V, lengths, seed, *options: forward_room.prepare(Q, K, V, lengths, *options)

@@ -1,6 +1,6 @@
-"""Tests that compile for GPUs which need not be here do it beside all others, on a core that those leave idle.
+"""What all tests share: a clean start, and one place for those that compile for GPUs which need not be here.
 
-It takes minutes. Such a test is marked `compiles(worker, *arguments)` and gets as `rows` what that program of this
+That takes minutes, so it is done beside all other tests, on a core that those leave idle. Such a test is marked `compiles(worker, *arguments)` and gets as `rows` what that program of this
 folder prints, lines of JSON. All of them begin with the first test and are asked for what they found after the last.
 """
 
@@ -30,6 +30,12 @@ def command_of(item) -> tuple[str, ...]:
 
 def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: bool(command_of(item)))
+
+
+def pytest_runtest_setup(item):
+    """What calls have found out with other kernels in place is nothing for this test."""
+    if known := sys.modules.get("fa2_lab.kernels.known"):
+        known.forget()
 
 
 class Worker:
