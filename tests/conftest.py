@@ -1,7 +1,8 @@
 """What all tests share: a clean start, and one place for those that compile for GPUs which need not be here.
 
-That takes minutes, so it is done beside all other tests, on a core that those leave idle. Such a test is marked `compiles(worker, *arguments)` and gets as `rows` what that program of this
-folder prints, lines of JSON. All of them begin with the first test and are asked for what they found after the last.
+That takes minutes, so it is done beside all other tests, on a core that those leave idle. Such a test is marked
+`compiles(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON. All workers
+begin with the first test, one after the other, and are asked for what they found after the last.
 """
 
 import json
