@@ -295,7 +295,7 @@ def backward(dO, dL, Q, K, V, O, L, key_lengths, causal, scale):
     if recipe is None:
         return None
     dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
-    starts, sums = (torch.empty(shape, dtype=torch.float32, device=Q.device) for shape in (recipe.starts, recipe.sums))
+    starts, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (recipe.starts, recipe.sums))
     divided = recipe.shared is not None
     columns = [sums[first:] for first in recipe.shared] if divided else (dK, dV)
     with launch.on_device_of(Q):
