@@ -25,6 +25,7 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "12_errata": ("reference/online_softmax.py", "alpha[:, None] * self.o + dropped", "self.o + dropped"),
     "13_decode": ("kernels/decode.py", "O_i = (o / whole)", "O_i = (1.001 * o / whole)"),
     "14_ring": ("machine/ring.py", "[own + come for own, come", "[own - come for own, come"),
+    "15_hopper_backward": ("machine/hopper_backward.py", "start + self.v()", "self.v()"),
 }
 CHAPTERS = [c for c in written() if c.name in FAULTS]
 

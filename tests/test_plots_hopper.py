@@ -55,6 +55,23 @@ def test_every_ring_has_its_slots_and_three_arrows():
     assert "Q: 4 slots, empty again after 1 release;" in alt
 
 
+def test_the_backward_meets_at_rings_orders_and_dS():
+    figure, alt, data = drawn("backward_pipes")
+    both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
+    want = {f"{ring} filled": dict(waits=both, arrives=engine, expected=1) for ring in ("K", "V", "rows")}
+    want |= {f"{ring} emptied": dict(waits=["producer"], arrives=both, expected=2) for ring in data["slots"]}
+    want["order filled"] = dict(waits=both, arrives=["producer"], expected=1)
+    want["dS filled"] = dict(waits=both, arrives=both, expected=2)
+    assert data["barriers"] == want and data["places"] == 2
+    assert data["slots"] == {"order": 2, "K": 2, "V": 1, "rows": 2}
+    for ring, number in data["slots"].items():
+        assert len(tagged(figure, f"{ring} slot")) == number
+        assert all(len(tagged(figure, f"{ring} {verb}")) == 1 for verb in ("fill", "take", "release"))
+    assert len(tagged(figure, "dS")) == len(tagged(figure, "dQ place")) == 2 and len(tagged(figure, "dQ add")) == 1
+    assert words(figure).count("emptied: 2 arrivals, all consumers") == 4
+    assert "K: 2 slots; V: 1 slot;" in alt and "one of 2 places" in alt
+
+
 # Time ---------------------------------------------------------------------------------------------------------
 
 
@@ -135,22 +152,34 @@ def test_worth_is_time_without_over_time_with_from_the_record(by_hand):
 
 
 def test_the_table_has_a_line_for_each_idea_and_italics_where_it_is_not_in_use(by_hand):
-    head, _, *lines = hopper.ideas_table().split("\n")
-    assert head == "| | idea | d 64 full | d 64 causal | d 128 full | d 128 causal |"
-    assert lines == ["| backward | turns | 1,024: 1.50<br>4,096: 1.20 | *4,096, 2 heads on 1: 0.75* |  |  |"]
+    head, _, *lines = hopper.ideas_table("backward").split("\n")
+    assert head == "| idea | d 64 full | d 64 causal | d 128 full | d 128 causal |"
+    assert lines == ["| turns | 1,024: 1.50<br>4,096: 1.20 | *4,096, 2 heads on 1: 0.75* |  |  |"]
+    assert hopper.ideas_table("forward", "host").count("\n") == 1
+    assert len(hopper.ideas_data("backward", most=1)["rows"]) == 1
 
 
 def test_the_recorded_table_has_every_measured_idea():
-    lines = hopper.ideas_table().split("\n")[2:]
-    found = [tuple(line.split(" | ")[:2]) for line in lines]
-    assert len(found) == len(set(found)) >= 40 and {part for part, _ in found} == {"| forward", "| backward", "| host"}
+    parts = {row["part"] for row in hopper.worths()}
+    assert parts == {"forward", "backward", "host"}
+    found = [line.split(" | ")[0] for part in parts for line in hopper.ideas_table(part).split("\n")[2:]]
+    assert len(found) == len({(row["part"], row["idea"]) for row in hopper.worths()}) >= 40
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_the_picture_has_the_ten_that_change_most_the_best_first(part):
+    rows = hopper.ideas_data(part)["rows"]
+    worths = [hopper.worth(row) for row in rows]
+    assert len(rows) == 10 and worths == sorted(worths, reverse=True)
+    most = sorted((max(row["worth"], 1 / row["worth"]) for row in hopper.worths() if row["part"] == part), reverse=True)
+    assert max(worths[0], 1 / worths[-1]) == most[0] and min(max(x, 1 / x) for x in worths) < most[9]
 
 
 def test_what_cannot_be_repeated_says_so_itself():
     said = json.loads((RECORDED / "earlier_ideas.json").read_text(encoding="utf-8"))
     assert "no command repeats them" in said["about"] and 5 <= len(said["rows"]) <= 12
     assert all(set(row) == {"part", "idea", "shape", "bought"} for row in said["rows"])
-    assert len(hopper.earlier_table().split("\n")) == 2 + len(said["rows"])
+    assert sum(hopper.earlier_table(part).count("\n") - 1 for part in ("forward", "backward")) == len(said["rows"])
     again = {row["idea"] for row in hopper.worths()} & {row["idea"] for row in said["rows"]}
     assert not again, "these are measured"
 

@@ -104,7 +104,7 @@ def f(x):
 
 def test_the_first_lines_say_what_the_record_says():
     lead, rows = readme().partition("![")[0], load("paper").rows
-    assert f"all {len(rows)} rows" in lead and len(written()) == 15
+    assert f"all {len(rows)} rows" in lead and len(written()) == 16
     for peer in ("cuDNN", "torch flash"):
         assert len(ratios(rows, "fa2_lab", peer)) == len(rows) and min(ratios(rows, "fa2_lab", peer)) > 1
 

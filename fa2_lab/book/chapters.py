@@ -33,6 +33,7 @@ CHAPTERS = [
     Chapter("12_errata", "Errata", "Where do the papers and write-ups slip?"),
     Chapter("13_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("14_ring", "Rings", "What if the sequence does not fit on one GPU?"),
+    Chapter("15_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
 ]
 
 

@@ -7,12 +7,13 @@ import numpy as np
 from fa2_lab.gallery.machine import recorded
 from fa2_lab.gallery.measured import made, measured
 from fa2_lab.gallery.picture import Picture
-from fa2_lab.machine import chips, grid, hopper
-from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
+from fa2_lab.machine import chips, grid, hopper, hopper_backward
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier
 from fa2_lab.plots.ideas import ideas
-from fa2_lab.plots.pipes import pipes
+from fa2_lab.plots.pipes import backward_pipes, pipes
 from fa2_lab.plots.tickets import tickets
 from fa2_lab.plots.timeline import timeline
+from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL, Tiling
 
 
@@ -31,20 +32,35 @@ def pipes_data(consumers: int = 2, slots: int = 2) -> dict:
     """Every barrier of a run: who waits there, who arrives, and how many arrivals end a phase."""
     run = small(consumers, 8, slots=slots, turns=True)
     p = run.pipes
-    all_barriers = [*p.tickets.filled, *p.tickets.emptied, *p.turns.begun]
-    for ring in (p.q, p.k, p.v):
-        all_barriers += [*ring.filled, *ring.emptied]
+    alone = [*p.tickets.filled, *p.tickets.emptied, *p.turns.begun]
+    return dict(slots={"ticket": 2, "Q": p.q.slots, "K": slots, "V": slots}, barriers=met(run, alone, (p.q, p.k, p.v)))
+
+
+def backward_pipes_data() -> dict:
+    """The same for the backward: four row blocks, four column blocks of 8 keys."""
+    rng = np.random.default_rng(0)
+    Q, dO, K, V = *rng.standard_normal((2, 16, 4)), *rng.standard_normal((2, 32, 4))
+    O, L = naive.forward_linear_memory(Q, K, V)
+    run = hopper_backward.backward(Q, K, V, O, L, dO, Tiling(16, 32, 4, 8))
+    p = run.pipes
+    barriers = met(run, [*p.orders.filled, *p.orders.emptied, p.ds.filled], (p.k, p.v, p.rows))
+    slots = {"order": 2, "K": p.k.slots, "V": p.v.slots, "rows": p.rows.slots}
+    return dict(slots=slots, barriers=barriers, places=len(p.ds.places))
+
+
+def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
+    """Of every barrier, by its name: who waited there, who arrived, and how many arrivals end a phase."""
+    all_barriers = alone + [bar for ring in rings for bar in (*ring.filled, *ring.emptied)]
     barriers = {bar.what: dict(waits=set(), arrives=set(), expected=bar.expected) for bar in all_barriers}
     for bar in all_barriers:
         barriers[bar.what]["arrives"] |= set(bar.came) - {"the start"}
     for waited in run.block.waits:
         if waited.what in barriers:
             barriers[waited.what]["waits"].add(waited.actor)
-    barriers = {
+    return {
         what: dict(waits=sorted(bar["waits"]), arrives=sorted(bar["arrives"]), expected=bar["expected"])
         for what, bar in barriers.items()
     }
-    return dict(slots={"ticket": 2, "Q": p.q.slots, "K": slots, "V": slots}, barriers=barriers)
 
 
 # Time ---------------------------------------------------------------------------------------------------------
@@ -100,8 +116,11 @@ def worths() -> list[dict]:
     return [row["problem"] | dict(worth=row["values"]["without it"][0] / row["values"]["with it"][0]) for row in rows]
 
 
-def ideas_data(part: str) -> dict:
-    """The ideas of one part: from where to where their worth reaches, where they are in use and where they are not."""
+def ideas_data(part: str, most: int = 10) -> dict:
+    """The ideas of one part that change most, the best first: from where to where their worth reaches.
+
+    An idea that is in use on some problems and not on others counts twice. ideas_table() has all of them.
+    """
     groups = {}
     for row in worths():
         if row["part"] == part:
@@ -110,7 +129,13 @@ def ideas_data(part: str) -> dict:
     for (idea, kept), group in groups.items():
         reach = [row["worth"] for row in group]
         rows.append(dict(idea=idea, kept=kept, shape=shapes(group), low=min(reach), high=max(reach)))
-    return dict(part=part, rows=rows, setting=made(measured("ideas")))
+    rows = sorted(rows, key=lambda row: max(row["high"], 1 / row["low"]), reverse=True)[:most]
+    return dict(part=part, rows=sorted(rows, key=worth, reverse=True), setting=made(measured("ideas")))
+
+
+def worth(row: dict) -> float:
+    """The end of an idea's reach that lies further from 1."""
+    return max(row["low"], row["high"], key=lambda x: max(x, 1 / x))
 
 
 def shapes(problems: list[dict]) -> str:
@@ -128,14 +153,14 @@ def shapes(problems: list[dict]) -> str:
 KINDS = {f"d {d} {'causal' if causal else 'full'}": (d, causal) for d in (64, 128) for causal in (False, True)}
 
 
-def ideas_table() -> str:
+def ideas_table(*parts: str) -> str:
     """In Markdown: each idea, and what it is worth at which N; in italics where the kernels of today do without it."""
-    lines = ["| | idea | " + " | ".join(KINDS) + " |", "| --- " * (2 + len(KINDS)) + "|"]
-    rows = worths()
-    for part, idea in dict.fromkeys((row["part"], row["idea"]) for row in rows):
-        group = [row for row in rows if (row["part"], row["idea"]) == (part, idea)]
+    lines = ["| idea | " + " | ".join(KINDS) + " |", "| --- " * (1 + len(KINDS)) + "|"]
+    rows = [row for row in worths() if row["part"] in parts]
+    for idea in dict.fromkeys(row["idea"] for row in rows):
+        group = [row for row in rows if row["idea"] == idea]
         cells = [[row for row in group if (row["d"], row["causal"]) == kind] for kind in KINDS.values()]
-        lines.append(f"| {part} | {idea} | " + " | ".join("<br>".join(map(entry, cell)) for cell in cells) + " |")
+        lines.append(f"| {idea} | " + " | ".join("<br>".join(map(entry, cell)) for cell in cells) + " |")
     return "\n".join(lines)
 
 
@@ -146,13 +171,17 @@ def entry(row: dict) -> str:
     return text if row["kept"] else f"*{text}*"
 
 
-def earlier_table() -> str:
+def earlier_table(part: str) -> str:
     """In Markdown: what was tried on earlier versions of the kernels, which no command repeats."""
-    columns = ("part", "idea", "shape", "bought")
-    lines = ["| | idea | where | what it bought |", "| --- " * len(columns) + "|"]
-    return "\n".join(
-        lines + ["| " + " | ".join(r[name] for name in columns) + " |" for r in recorded("earlier_ideas")["rows"]]
-    )
+    columns = ("idea", "shape", "bought")
+    rows = [row for row in recorded("earlier_ideas")["rows"] if row["part"] == part]
+    lines = ["| idea | where | what it bought |", "| --- " * len(columns) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row[name] for name in columns) + " |" for row in rows])
+
+
+def folded(summary: str, text: str) -> str:
+    """Markdown that opens when it is asked for."""
+    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 def forward_ideas_data() -> dict:
@@ -187,15 +216,22 @@ PICTURES = [
     ),
     Picture(
         "forward_ideas",
-        "Every idea for the Hopper forward and what it bought on an H200, what did not help included.",
+        "The ideas that change most in the Hopper forward on an H200, what did not help included.",
         "11_hopper",
         ideas,
         forward_ideas_data,
     ),
     Picture(
+        "backward_pipes",
+        "Who waits for whom in the Hopper backward: two consumers meet at dS, and the copy engine adds dQ.",
+        "15_hopper_backward",
+        backward_pipes,
+        backward_pipes_data,
+    ),
+    Picture(
         "backward_ideas",
-        "Every idea for the Hopper backward and what it bought on an H200, what did not help included.",
-        "11_hopper",
+        "The ideas that change most in the Hopper backward on an H200, what did not help included.",
+        "15_hopper_backward",
         ideas,
         backward_ideas_data,
     ),

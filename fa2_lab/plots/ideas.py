@@ -16,7 +16,7 @@ CUT = 1.5  # bars end here, or the small ones could not be told apart
 def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
     """The ideas for one part. rows: idea, shape, low and high (speed with it over speed without), kept."""
     figure, ax = style.new_figure(
-        0.9 + 0.34 * len(rows), f"What each idea for the {part} bought, and what did not help"
+        0.9 + 0.38 * len(rows), f"The {len(rows)} ideas that change most in the {part}, for better or worse"
     )
     low, high = min(0.9, *(r["low"] for r in rows)), min(CUT, max(r["high"] for r in rows))
     for lane, row in enumerate(rows):

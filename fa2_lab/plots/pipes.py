@@ -1,4 +1,4 @@
-"""Who waits for whom inside a thread block of the Hopper forward: one row for each ring of buffers."""
+"""Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from matplotlib.patches import FancyArrowPatch
 from fa2_lab.plots import style
 
 LEFT, SLOTS, RIGHT = (0.1, 1.25), (2.55, 4.6), (5.95, 7.5)  # from where to where, in inches
-LANE, FIRST = 1.0, 0.42
-HELD = {"ticket": "row block\nnumber", "Q": "its 64 rows", "K": "a tile of K", "V": "a tile of V"}
+LANE, FIRST, GAP = 1.0, 0.42, 0.75
+TOLD = {"rows": "Q, dO"}
+FORWARD = "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
+BACKWARD = "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ"
 
 
 @style.picture
@@ -22,12 +24,38 @@ def pipes(slots: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Fi
     bottom = FIRST + LANE * len(slots)
     consumers = sorted({who for bar in barriers.values() for who in bar["waits"] if who.startswith("consumer")})
     _producer(ax, bottom)
-    _consumers(ax, consumers, bottom, barriers)
+    _consumers(ax, consumers, bottom, FORWARD)
+    if "turn" in barriers:
+        _between(ax, bottom, "turn", "turn:\n1 arrival")
     for lane, (ring, number) in enumerate(slots.items()):
         _lane(ax, FIRST + lane * LANE, ring, number, barriers)
-    ax.set(xlim=(0, style.WIDTH), ylim=(bottom + 0.12, 0), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    _bare(ax, bottom + 0.12)
     return figure, _told(slots, barriers, consumers)
+
+
+@style.picture
+def backward_pipes(slots: Mapping[str, int], barriers: Mapping[str, Mapping], places: int) -> tuple[Figure, str]:
+    """The same for the backward. Its consumers also meet at dS, in so many places, and leave dQ to the copy engine."""
+    figure, ax = style.new_figure(6.2, "Two consumers meet at dS; nobody waits for dQ to be added")
+    bottom = FIRST + LANE * len(slots)
+    consumers = sorted(barriers["dS filled"]["waits"])
+    _producer(ax, bottom)
+    _consumers(ax, consumers, bottom, BACKWARD)
+    _between(ax, bottom, "dS", f"dS: {places} places,\n{barriers['dS filled']['expected']} arrivals")
+    for lane, (ring, number) in enumerate(slots.items()):
+        _lane(ax, FIRST + lane * LANE, ring, number, barriers)
+    _sums(ax, bottom + 0.35, len(consumers))
+    _bare(ax, bottom + 1.05)
+    told = "; ".join(f"{ring}: {number} slot{'s' if number > 1 else ''}" for ring, number in slots.items())
+    alt = (
+        f"A diagram of one thread block of the backward. Left the producer warp, right {len(consumers)} consumer"
+        f" warpgroups of 64 columns each, between them a row for each ring in shared memory ({told}), each filled by"
+        " the producer, taken by both consumers and empty again after 2 releases. Two arrows between the consumers:"
+        f" both write their dS into one of {places} places, and wait until both have. Beneath, each consumer has one"
+        " place for its part of dQ; from there the copy engine adds it to the sums in HBM, and a consumer waits only"
+        " before it writes the place again."
+    )
+    return figure, alt
 
 
 def _told(slots: Mapping, barriers: Mapping, consumers: list[str]) -> str:
@@ -51,21 +79,46 @@ def _producer(ax: Axes, bottom: float) -> None:
     style.box(ax, left, 0.1, right - left, bottom - 0.1, label, style.worker(0, 3), size=style.NORMAL, gid="producer")
 
 
-def _consumers(ax: Axes, names: list[str], bottom: float, barriers: Mapping) -> None:
-    """One box above the other, and the turns that they pass on."""
+def _consumers(ax: Axes, names: list[str], bottom: float, does: str) -> None:
+    """One box above the other."""
     left, right = RIGHT
-    gap = 0.75
-    high = (bottom - 0.1 - gap * (len(names) - 1)) / len(names)
+    high = (bottom - 0.1 - GAP * (len(names) - 1)) / len(names)
     for n, who in enumerate(names):
-        top = 0.1 + n * (high + gap)
-        label = f"{who}\n\n4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
         fill = style.worker(n + 1, 3)
-        style.box(ax, left, top, right - left, high, label, fill, size=style.NORMAL, gid="consumer")
-        if n and "turn" in barriers:
-            middle = (left + right) / 2
-            _arrow(ax, (middle - 0.45, top - gap), (middle - 0.45, top), "turn")
-            _arrow(ax, (middle + 0.45, top), (middle + 0.45, top - gap), "turn")
-            ax.text(middle, top - gap / 2, "turn:\n1 arrival", ha="center", va="center", fontsize=style.SMALL)
+        top = 0.1 + n * (high + GAP)
+        style.box(ax, left, top, right - left, high, f"{who}\n\n{does}", fill, size=style.NORMAL, gid="consumer")
+
+
+def _between(ax: Axes, bottom: float, gid: str, words: str) -> None:
+    """What two consumers hand each other."""
+    middle, top = sum(RIGHT) / 2, (bottom + 0.1 - GAP) / 2
+    side = 0.6 if gid == "dS" else 0.45
+    _arrow(ax, (middle - side, top), (middle - side, top + GAP), gid)
+    _arrow(ax, (middle + side, top + GAP), (middle + side, top), gid)
+    ax.text(middle, top + GAP / 2, words, ha="center", va="center", fontsize=style.SMALL)
+
+
+def _sums(ax: Axes, top: float, consumers: int) -> None:
+    """From each consumer's place for dQ, by the copy engine, to HBM."""
+    left, right = RIGHT
+    width, high = (right - left) / consumers, 0.42
+    for c in range(consumers):
+        x = left + c * width
+        style.tensor_box(ax, x, top, width - 0.06, high, "dQ", f"dQ {c}", size=style.NORMAL, gid="dQ place")
+        _arrow(ax, (x + width / 2, top - 0.35), (x + width / 2, top), "dQ store")
+    style.tensor_box(
+        ax, LEFT[0], top, SLOTS[1] - LEFT[0] - 0.4, high, "dQ", "sums of dQ in HBM, fp32", size=style.NORMAL
+    )
+    _arrow(ax, (left, top + high / 2), (SLOTS[1] - 0.4, top + high / 2), "dQ add")
+    middle = (SLOTS[1] - 0.4 + left) / 2
+    ax.text(middle, top + high / 2 - 0.05, "the copy engine adds", ha="center", va="bottom", fontsize=style.SMALL)
+    words = "written again when it has been read"
+    ax.text(right, top + high + 0.06, words, ha="right", va="top", fontsize=style.SMALL)
+
+
+def _bare(ax: Axes, bottom: float) -> None:
+    ax.set(xlim=(0, style.WIDTH), ylim=(bottom, 0), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)
 
 
 def _lane(ax: Axes, top: float, ring: str, number: int, barriers: Mapping) -> None:
@@ -75,7 +128,7 @@ def _lane(ax: Axes, top: float, ring: str, number: int, barriers: Mapping) -> No
     width = (right - left) / number
     for slot in range(number):
         x = left + slot * width
-        label = f"{ring} {slot}" if ring != "ticket" else f"ticket {slot}"
+        label = f"{TOLD.get(ring, ring)} {slot}"
         if ring in style.HUES:
             style.tensor_box(ax, x, top, width - 0.06, high, ring, label, size=style.NORMAL, gid=f"{ring} slot")
         else:

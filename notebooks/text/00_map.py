@@ -226,7 +226,7 @@ show(ladder(**book.ladder_data()))
 #
 # Each chapter answers one question. They build on each other: what a chapter writes by hand, the next ones import.
 #
-# **Predict.** Six of the fifteen are about kernels on GPUs. For how many do you need a GPU?
+# **Predict.** Seven of the sixteen are about kernels on GPUs. For how many do you need a GPU?
 
 # %% tags=["nbval-ignore-output"]
 def row(chapter):
@@ -239,8 +239,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 # <details><summary>For none</summary>
 #
 # 01 to 07 and 12 are NumPy. In 08 and 09 the kernels are Triton, and Triton can run a kernel in Python, slowly and at
-# small sizes, with the same results. 10, 11, 13 and 14 run here as well, beside measurements that were recorded on GPUs,
-# with the GPU's name on each.
+# small sizes, with the same results. 10, 11 and 13 to 15 run here as well, beside measurements that were recorded on
+# GPUs, with the GPU's name on each.
 # </details>
 #
 # **Takeaway.** Understanding runs on a laptop; only the stopwatch needs a GPU.
@@ -263,7 +263,7 @@ def kernels_here():
     if not torch.cuda.is_available():
         return "in Triton's interpreter: right numbers, small sizes, no speed (torch sees no GPU)."
     major, minor = torch.cuda.get_device_capability()
-    hopper = "chapter 11 included" if major == 9 else "all but Hopper's own"
+    hopper = "chapters 11 and 15 included" if major == 9 else "all but Hopper's own"
     return f"on {torch.cuda.get_device_name()} (capability {major}.{minor}): {hopper}."
 
 

@@ -401,7 +401,7 @@ print(f"two passes: 7 products a tile, {8192 * 128 * 2 / 2**20:4.0f} MiB of dQ w
 #
 # On the other side, with line 15 gone the column kernel needs fewer registers and no transposed tile, and the row kernel
 # can use the forward's block sizes. Which of the two is faster depends on the chip and the kernel: the package's Triton
-# kernels take two passes, its kernel for Hopper takes one (notebook 11).
+# kernels take two passes, its kernel for Hopper takes one (notebook 15).
 # </details>
 #
 # **Takeaway.** 40% more products buy repeatable bits, no extra buffer, and two kernels that are easier to fit.

@@ -868,7 +868,7 @@ show(ideas(**pictures.backward_ideas_data()))
 # Problem by problem, N: speed with the idea over speed without it; in italics where the kernels do without it.
 
 # %%
-Markdown(pictures.ideas_table())
+Markdown(pictures.ideas_table("forward", "backward", "host"))
 
 # %% [markdown]
 # <details><summary>What to make of it</summary>
@@ -885,7 +885,7 @@ Markdown(pictures.ideas_table())
 # the numbers were noted by hand then, and no command repeats them.
 
 # %%
-Markdown(pictures.earlier_table())
+Markdown(pictures.earlier_table("forward"))
 
 # %% [markdown]
 # **Takeaway.** Most ideas are worth a few percent or nothing; those that matter removed a wait that everybody shared.

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Decode](13_decode.ipynb) · [The map](00_map.ipynb)
+# [← Decode](13_decode.ipynb) · [The map](00_map.ipynb) · [Hopper, backward →](15_hopper_backward.ipynb)
 
 # %% [markdown]
 # # 14 · Rings
@@ -494,4 +494,4 @@ used = list(recorded["memory"].values())
 verdict("and each GPU needs less memory the more there are", used == sorted(used, reverse=True))
 
 # %% [markdown] tags=["navigation"]
-# [← Decode](13_decode.ipynb) · [The map](00_map.ipynb)
+# [← Decode](13_decode.ipynb) · [The map](00_map.ipynb) · [Hopper, backward →](15_hopper_backward.ipynb)
