@@ -6,24 +6,24 @@
 #
 # **What does an H100 want beyond FlashAttention-2?**
 #
-# FA2 was written for the A100. On an H200 the portable Triton kernels of notebooks 08 and 09 stay far below the matrix
-# product of the same chip, and behind cuDNN. An H100 or H200 (*Hopper*) can do things that this kernel leaves unused, or to the compiler: multiply while the
-# program goes on, copy whole tiles by one thread, give registers to those warps that need them. The price is that
-# everybody has to wait for somebody, and that a wait too few is a wrong result. Here each part is first a model that runs on your machine, then
-# the lines of the real kernel. It is written in *Gluon*, the floor beneath Triton: the same Python, but who holds which
-# number, what lies in shared memory and who waits at which barrier is up to you.
+# FA2 was written for the A100. On an H200 the portable kernels of notebooks 08 and 09 stay far below a matrix product, and
+# behind cuDNN. An H100 or H200 (*Hopper*) can do more: multiply while the program goes on, copy whole tiles by one thread,
+# give registers to those warps that need them. The price is that everybody has to wait for somebody, and that a wait too few
+# is a wrong result.
 #
-# Most of the parts are known from FlashAttention-3 (FA3; Shah and others, 2024), whose paper is worth reading beside this
-# notebook; where an idea has a name there, it is given.
+# This chapter builds the forward; the backward is [chapter 15](15_hopper_backward.ipynb). Each part is first a model that runs
+# on your machine, then the lines of the kernel. It is written in *Gluon*, the floor beneath Triton: the same Python, but who
+# holds which number and who waits at which barrier is up to you. Most parts are known from FlashAttention-3 (FA3; Shah and
+# others, 2024).
 #
 # After this notebook you can
 #
 # - say for each part of a Hopper kernel who waits for whom, and what happens if one wait or one release is forgotten,
-# - read `fa2_lab/kernels/hopper/`, from the producer's first copy to the consumer's last,
+# - read `fa2_lab/kernels/hopper/forward.py`, from the producer's first copy to the consumer's last,
 # - work out how many warpgroups, rows and buffers fit, and why the answer differs between d = 64 and d = 128.
 #
-# *Time: 75 minutes, in two sittings: rest before "And backward?". Hardware: any laptop with Triton; on a Hopper GPU the last section runs the real kernel. Measured numbers
-# were recorded on an NVIDIA H200 in bf16. Before this: [10 · Measured](10_measured.ipynb).*
+# *Time: 40 minutes. Hardware: any laptop with Triton; on a Hopper GPU the last section runs the real kernel. Measured
+# numbers were recorded on an NVIDIA H200 in bf16. Before this: [10 · Measured](10_measured.ipynb).*
 
 # %%
 import heapq
@@ -41,7 +41,7 @@ from fa2_lab.attention import attention
 from fa2_lab.bench.results import load
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import hopper as pictures
-from fa2_lab.kernels.hopper import backward, forward, host, pipeline, softmax, sums
+from fa2_lab.kernels.hopper import forward, host, pipeline, softmax
 from fa2_lab.machine import asynchrony, chips, grid, hopper
 from fa2_lab.plots.ideas import ideas
 from fa2_lab.plots.pipes import pipes
@@ -68,8 +68,8 @@ def source(*kernels):  # as it stands in fa2_lab/kernels/hopper, without the dec
 # ## What do the tensor cores wait for?
 #
 # A tile of B_r × B_c scores takes 4 B_r B_c d FLOPs on the tensor cores (S = Q Kᵀ and P V) and B_r B_c exponentials on
-# other units. From the A100 to the H100 the tensor cores of one SM became twice as fast: 4,096 FLOPs a clock. The lanes for
-# exponentials stayed at 16 a clock.
+# other units. From the A100 to the H100 the tensor cores of one SM became twice as fast, 4,096 FLOPs a clock; exponentials
+# stayed at 16.
 #
 # **Predict.** A tile of 64 × 128 at d = 64 on an H100: how many clocks for its products, how many for its exponentials? If
 # one waits for the other, which share of the peak is left?
@@ -98,12 +98,12 @@ for chip in (chips.A100, chips.H100):
 # %% [markdown]
 # ## Start now, wait later
 #
-# On an A100 a warp that multiplies waits for the result. On Hopper four warps, a
-# *warpgroup*, hand a product of 64 rows to the tensor cores and go on; later they say how many of their products may
-# still be running, and wait for the others. (The instruction is `wgmma`.)
+# On an A100 a warp that multiplies waits for the result. On Hopper four warps, a *warpgroup*, hand a product of 64 rows to
+# the tensor cores and go on; later they say how many of their products may still be running, and wait for the others.
+# (The instruction is `wgmma`.)
 #
 # So the P V of one tile can run under the next tile's exponentials: start S of tile j and P V of tile j − 1 together,
-# wait for S alone, exponentiate, then wait for P V. (FA3's section 3.2: overlap within a warpgroup.)
+# wait for S alone, exponentiate, then wait for P V.
 #
 # **Predict.** One warpgroup, 64 tiles. Which share of the peak can it reach at d = 128 (each product 512 clocks,
 # exponentials 512)? At d = 64 (256 and 512)?
@@ -126,9 +126,8 @@ for d in (64, 128):
 # %% [markdown]
 # <details><summary>Why d = 64 does not get there</summary>
 #
-# Only P V can hide. S cannot: the exponentials need it. At d = 64 the exponentials take as long as both products, but only
-# one of the two runs beside them. A second warpgroup will have to fill the hole. At d = 128 P V and the exponentials are
-# equally long, and both are always at work.
+# Only P V can hide; the exponentials need S. At d = 64 they take as long as both products, but only one runs beside them. A
+# second warpgroup will have to fill the hole. At d = 128 P V and the exponentials are equally long.
 # </details>
 #
 # **Takeaway.** An asynchronous product is a debt: everything it reads must stay in place until it has been waited for.
@@ -138,8 +137,7 @@ for d in (64, 128):
 #
 # In notebook 08 every thread worked out addresses and masks for its share of a tile and carried it through its registers.
 # Hopper has a copy engine (TMA). One thread names a *descriptor*, a place and a barrier, and goes on. The descriptor was
-# made once per launch on the host: where the tensor lies, its shape and strides, how large a tile is. What lies outside
-# of the tensor arrives as zeros.
+# made on the host: where the tensor lies, its shape and strides, how large a tile is. What lies outside arrives as zeros.
 #
 # **Predict.** Ten keys in tiles of 4. The last tile has two keys and two rows of zeros. Does softmax ignore rows of zeros?
 
@@ -165,8 +163,7 @@ for name, scores in (("zeros", s), ("zeros and a mask", masked)):
 # <details><summary>Why zeros are not enough</summary>
 #
 # A key of zeros has the score 0, and exp(0) = 1 is a vote. So the kernel masks where a tile may reach past the last key
-# (its `RAGGED`). For V zeros are just right: p is 0 there, and 0 · 0 = 0. (What a caller left behind the end may be NaN,
-# and 0 · NaN is NaN; the copy engine never fetches it.)
+# (its `RAGGED`). For V zeros are just right: p is 0 there, and 0 · 0 = 0.
 # </details>
 #
 # What the host prepares for K of 2 batch entries, 8 heads, 1,000 keys and d = 128, in tiles of 128:
@@ -216,11 +213,10 @@ for arrival in range(5):
 # <details><summary>The phase before the first</summary>
 #
 # Phase 0 is not over, phase 1 is: it looks like the phase before the first one. That is useful. A producer must find all
-# slots empty in its first round, though nobody has ever released one. So it asks for the end of `(round & 1) ^ 1`, the
-# consumers for the end of `round & 1`.
+# slots empty in its first round, though nobody has released one. So it asks for the end of `(round & 1) ^ 1`, the consumers
+# for the end of `round & 1`.
 #
-# One bit suffices if nobody can be two phases late. In a ring of buffers nobody can: a slot is not filled again before
-# all have released it.
+# One bit suffices if nobody can be two phases late.
 # </details>
 #
 # **Takeaway.** A barrier counts arrivals and remembers one bit; the protocol around it must keep everybody within one phase.
@@ -316,8 +312,8 @@ print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles i
 # %% [markdown]
 # <details><summary>How far ahead</summary>
 #
-# The others finish tiles 0 and 1 and stop: tile 2 belongs into slot 0, which consumer 2 has not released. So the lead is
-# the number of slots, and all are within one phase of each other at every barrier: that is why one bit is enough.
+# The others finish tiles 0 and 1 and stop: tile 2 belongs into slot 0, which consumer 2 has not released. So all are within
+# one phase of each other at every barrier: that is why one bit is enough.
 # </details>
 #
 # The kernel's ring has the same three verbs. `mbarrier` is the barrier in shared memory; `expect` tells it how many bytes
@@ -365,9 +361,9 @@ for slots in (2, 4, 6):
 # %% [markdown]
 # <details><summary>Which one is worse</summary>
 #
-# `forgetful` hangs, in every order: a GPU would stand still until somebody kills the program. `hasty` always ends. How often
-# it is wrong depends on who is quick, and with enough slots it is never wrong: the bug waits for a longer sequence. That
-# is why tests of such kernels repeat a call a thousand times and compare every bit.
+# `forgetful` hangs, in every order. `hasty` always ends. How often it is wrong depends on who is quick, and with enough slots
+# it is never wrong: the bug waits for a longer sequence. That is why tests of such kernels repeat a call a thousand times
+# and compare every bit.
 # </details>
 #
 # **Takeaway.** A release too few is a deadlock, a release too early is a race; tests must look for the second.
@@ -375,12 +371,12 @@ for slots in (2, 4, 6):
 # %% [markdown]
 # ## Who does what?
 #
-# If one thread can start all copies, why should 256 others hold registers for it? Hopper kernels are *specialised*, FA3's
-# and ours among them. One warp, the producer, only copies. Warpgroups of 64 rows each, the consumers, only compute. Registers are handed out
-# equally when a thread block starts; then the producer gives most of its own back, and the consumers take them.
+# If one thread can start all copies, why should 256 others hold registers for it? Hopper kernels are *specialised*: one
+# warp, the producer, only copies. Warpgroups of 64 rows each, the consumers, only compute. Registers are handed out equally
+# when a thread block starts; then the producer gives most of its own back, and the consumers take them.
 #
-# **Predict.** d = 128, two consumers, tiles of 64 × 128. A consumer's 128 threads hold o (64 × 128 in fp32), s (64 × 128 in fp32)
-# and p (the same in 16 bits). How many registers each? An SM has 65,536, and the producer's warp takes the room of four.
+# **Predict.** d = 128, two consumers, tiles of 64 × 128. A consumer's 128 threads hold o and s (64 × 128 each, in fp32) and p
+# (the same in 16 bits). How many registers each? An SM has 65,536, and the producer's warp takes the room of four.
 
 # %%
 def held(d, B_c=128, threads=128):  # registers of a thread for o, s and p of 64 rows
@@ -398,14 +394,12 @@ for d in (64, 128):
 # %% [markdown]
 # <details><summary>What the exchange is worth</summary>
 #
-# At d = 128 there are 160 registers for o, s and p alone, and equal shares of 168 leave 8 for m, l, addresses and the mask:
-# it would spill. At d = 64 equal shares would be 128 for 128. After the exchange 80 and 32 are left for the rest. (A test
-# compiles every configuration for sm_90, without a GPU, and finds not one spilled register.)
+# At d = 128 equal shares leave 8 registers for m, l, addresses and the mask: it would spill. At d = 64 they leave none. After
+# the exchange 80 and 32 are left. (A test compiles every configuration without a GPU, and finds not one spilled register.)
 # </details>
 #
-# A drawing of all waits. It is made from a run of the model in `machine/hopper.py`: the package's version of the ring above,
-# with clocks, products and all other parts. Every arrow is a barrier at which somebody waited. (Turns and tickets have
-# beats of their own below.)
+# A drawing of all waits, made from a run of the model in `machine/hopper.py`: the ring above, with clocks, products and all
+# other parts. Every arrow is a barrier at which somebody waited. (Turns and tickets come below.)
 
 # %%
 show(pipes(**pictures.pipes_data()))
@@ -416,9 +410,8 @@ show(pipes(**pictures.pipes_data()))
 # %% [markdown]
 # ## How many slots, and what comes first?
 #
-# The producer is one sequence of lines. If it waits for a slot, whatever stands behind it waits as well. A consumer needs
-# K's tile one step before V's: it starts S of tile j + 1 together with P V of tile j. So the producer asks for K₁ before
-# V₀.
+# The producer is one sequence of lines. If it waits for a slot, whatever stands behind it waits as well. A consumer starts S
+# of tile j + 1 together with P V of tile j, so the producer asks for K₁ before V₀.
 #
 # **Predict.** Suppose it asked for V first: K₀ V₀ K₁ V₁ … Is anything computed wrongly? With one slot for K and one for V, who
 # waits for whom? And with two?
@@ -448,10 +441,8 @@ for slots in (1, 2, 3):
 # %% [markdown]
 # <details><summary>What the order is worth</summary>
 #
-# Nothing is wrong in either order. With one slot, V₁ waits until P V of tile 0 has ended, and K₂, which stands behind V₁,
-# waits with it although its own slot is empty: the next S starts late. With two slots there is enough slack, in this
-# model, for both orders, and a third slot buys nothing. The real kernel has two slots at d = 128, and three were no
-# faster.
+# Nothing is wrong in either order. With one slot, V₁ waits until P V of tile 0 has ended, and K₂ behind it waits as well,
+# although its own slot is empty. With two there is slack enough for both orders, and a third buys nothing.
 # </details>
 
 # %% [markdown]
@@ -467,12 +458,11 @@ source(forward.producer)
 # %% [markdown]
 # ## Two warpgroups: who hides under whom?
 #
-# Two warpgroups of 64 rows share the tensor cores and the exponential lanes of an SM. At d = 64 neither can be busy all the
-# time unless one multiplies while the other exponentiates. How the hardware divides the tensor cores between warpgroups is
-# not documented. Take two extremes: they share equally, or serve whoever came first.
+# Two warpgroups share the tensor cores and the exponential lanes of an SM. At d = 64 neither can be busy all the time unless
+# one multiplies while the other exponentiates. How the hardware divides the tensor cores between warpgroups is not
+# documented. Take two extremes: they share equally, or serve whoever came first.
 #
-# **Predict.** Both warpgroups start at the same moment and share equally. Do they ever get out of step? What follows for the
-# tensor cores?
+# **Predict.** Both start at the same moment and share equally. Do they ever get out of step?
 
 # %%
 show(timeline(**pictures.timeline_data()))
@@ -485,36 +475,33 @@ for d in (64, 128):
 # %% [markdown]
 # <details><summary>In step, and how to get out of it</summary>
 #
-# If they share equally, they stay together for ever: both multiply, then both exponentiate, and at d = 64 a third of
-# the time is lost in spite of the look-ahead. If the tensor cores serve one after the other, the warpgroups move apart by
-# themselves, and the tensor cores hardly rest.
+# Sharing equally they stay together for ever, and at d = 64 a third of the time is lost in spite of the look-ahead. If the
+# tensor cores serve one after the other, the warpgroups move apart, and the tensor cores hardly rest.
 #
-# *Turns* are meant to force the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own,
-# and so on round the circle. FA3 calls this pingpong, and reports 570 TFLOP/s without and 620 to 640 with it (H100, fp16,
-# d = 128, N = 8,192). Here it was not worth as much. Measured on the H200 they brought 0 to 7% at d = 64 in an early version, and cost 0.5 to 3% at d = 128, where, by
-# the model too, there is nothing left to win. Since the softmax step has become shorter (the next beat), they bring 0 to 2%
-# where sequences are long and causal, and cost 0 to 1% without a mask.
-#
-# And the other overlap, P V under one's own exponentials? Where the overlap between warpgroups works, it adds only 1 or 2%,
-# says the model.
+# *Turns* force the second case (FA3: pingpong): warpgroup 1 may start its products only after warpgroup 0 has started its
+# own, and so on round the circle. The kernel takes turns at d = 64 where sequences are causal and long: 1 to 3% faster.
+# Elsewhere warpgroups move apart well enough by themselves, and turns cost up to 2%.
 # </details>
 #
-# Here are the turns, and one step of a consumer. Read it with the timeline beside it. `warpgroup_mma_wait(1)` returns when
-# at most one product is still running: S was started first, so it is there, and P V goes on. `deps` names what the wait
-# makes valid; `as_operand` makes p the left operand of the next product, in the registers where it lies; `shrunk` is α o. A comment says what the compiler makes of it.
+# Here are the turns, and one step of a consumer. `warpgroup_mma_wait(1)` returns when at most one product is still running:
+# S was started first, so it is there, and P V goes on. `deps` names what the wait makes valid; `as_operand` makes p the left
+# operand of the next product, in the registers where it lies; `shrunk` is α o.
 
 # %% tags=["nbval-ignore-output"]
 source(pipeline.Turns.wait, pipeline.Turns.pass_on, forward.step)
 
 # %% [markdown]
+# A comment says where the assembler puts the last wait: before the exponentials. So in the binary only the maxima run under
+# one's own P V, and exponentials under the products of the others.
+#
 # **Takeaway.** Overlap needs two parties out of step; if nothing else drives them apart, a turn does.
 
 # %% [markdown]
 # ## Must m be the maximum?
 #
-# In every tile online softmax asks for the maximum of each row. That is more than comparisons: four lanes share a row, so they
-# exchange theirs, twice, and all exponentials wait. When m grows, o has to shrink: 64 multiplications of a thread at
-# d = 128. But m cancels out of O and L. All it has to do is keep exp from overflowing.
+# In every tile online softmax asks for each row's maximum. Four lanes share a row, so they exchange theirs, twice, and all
+# exponentials wait. When m grows, o has to shrink: 64 multiplications of a thread at d = 128. But m cancels out of O and L.
+# All it has to do is keep exp from overflowing.
 #
 # **Predict.** 16 rows of normal scores, those of a warp, and 128 tiles of 128 keys. In how many tiles after the first does
 # the maximum of at least one row grow? In how many by more than 8, in powers of 2?
@@ -540,14 +527,14 @@ for lag in (0, 8):
 # %% [markdown]
 # <details><summary>Let it lag</summary>
 #
-# A new maximum of one row becomes rare, but one of 16 rows has it often enough. Here nothing ever lies more than 8 above the
-# first tile's maximum. So the kernel lets m lag, as FlashAttention-4 does on the next generation of chips, by the same 8: each lane compares its own largest score with m + 8, and
-# only if one lane of a warp is above, they exchange their maxima, m grows, and o shrinks. p is 256 at most, and in
-# 16 bits as exact there as below 1.
+# One of 16 rows has a new maximum often enough; but nothing here ever lies more than 8 above the first tile's. So the kernel
+# lets m lag (as FlashAttention-4 does, by the same 8): each lane compares its largest score with m + 8, and only if one
+# lane of a warp is above, they exchange their maxima, m grows, and o shrinks. p is 256 at most, and in 16 bits as exact
+# there as below 1.
 #
-# A warp has to jump over what it need not do. Gluon has no branch for a single warp, so these two places are a few lines of assembly.
-# Measured: 2 to 12% faster at d = 64, most where sequences are causal and long, 1 to 7% at d = 128. Short causal sequences of
-# d = 64 (up to N = 1,024) keep the exact maximum: with few tiles m hardly comes to rest, and they lose 3 to 4%.
+# A warp has to jump over what it need not do. Gluon has no branch for a single warp, so these two places are a few lines of
+# assembly. Measured: 3 to 13% faster. Short causal sequences at d = 64 keep the exact maximum: with few tiles m hardly comes
+# to rest.
 # </details>
 
 # %% tags=["nbval-ignore-output"]
@@ -559,8 +546,8 @@ source(softmax.softmax_step, softmax.raised)
 # %% [markdown]
 # ## Why three consumers at d = 64?
 #
-# A thread block of two consumers works on 128 rows, of three on 192. Each tile of K and V is fetched for all of them. What
-# limits their number is what an SM has: 227 KiB of shared memory for a block, and the registers from above.
+# Each tile of K and V is fetched once for all consumers of a thread block, for 128 rows or 192. Their number is limited by
+# 227 KiB of shared memory, and by the registers from above.
 #
 # **Predict.** Do three consumers fit at d = 128? If not, what is it that does not fit?
 
@@ -584,17 +571,12 @@ for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), 
 # %% [markdown]
 # <details><summary>What the third one is for</summary>
 #
-# At d = 128 it is the registers: 160 for o, s and p, where three consumers can have 160 in all, so nothing is left for the
-# rest. (24 more is a modest demand.) Three slots for K and V are too large for shared memory, even if Q has one. Its
-# second slot lets the next row block's Q come early. With tiles of 64 keys s and p are half as large, and three do fit. That is
-# what the kernel takes without a mask from N = 1,536 on, unless so few blocks leave SMs idle: K and V are read for 192
-# rows at a time, 1 to 4% faster. (The chip is at its
-# limit of 700 W there: what L2 need not send is power for products.)
+# At d = 128 it is the registers: 160 for o, s and p, where three consumers can have 160 in all. (With tiles of 64 keys they
+# fit; the kernel takes that for long sequences without a mask, where it is up to 2% faster.)
 #
-# At d = 64 three fit. Then an SM asks for a third fewer bytes of K and V for the same products (copies come from the
-# L2 cache, which all 132 SMs share), and while two exponentiate, the third multiplies. Measured: 8 to 20% faster than
-# two without a mask, 1% if causal and long. For short causal sequences blocks of 192 rows are too coarse; there the
-# kernel takes two.
+# At d = 64 three fit. Then an SM asks the L2 cache, which all 132 share, for a third fewer bytes for the same products, and
+# while two exponentiate, the third multiplies. Measured: 11 to 24% faster. Short causal sequences have two all the same:
+# blocks of 192 rows are too coarse for them.
 # </details>
 #
 # **Takeaway.** Registers decide how many rows fit beside each other, and rows decide how often a tile pays for its way.
@@ -602,10 +584,9 @@ for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), 
 # %% [markdown]
 # ## Dealt, or drawn?
 #
-# The kernel starts as many programs as there are SMs; each stays and takes one row block after the other, so that the end
-# of one (store O) hides under the start of the next. Causal row blocks differ in weight by a factor of up to N / 128. Who gets
-# which? Either it is fixed beforehand: program p gets blocks p, p + 132, p + 264 … Or a program draws a number from a
-# counter whenever it is free: a *ticket*.
+# The kernel starts one program for each SM; it stays and takes one row block after the other, so that the end of one (store
+# O) hides under the start of the next. Causal row blocks differ in weight by up to N / 128. Who gets which? Either program p
+# gets blocks p, p + 132, p + 264 … Or a program draws a number from a counter whenever it is free: a *ticket*.
 #
 # **Predict.** 16 heads, N = 16,384, d = 128, heavy blocks first in each head. How much longer does the dealt version run?
 
@@ -635,171 +616,34 @@ show(tickets(**pictures.tickets_data()))
 # %% [markdown]
 # <details><summary>What the model explains, and what was measured</summary>
 #
-# A head has 128 row blocks, and 132 programs take turns: program 0 gets the heaviest of one head, then the fifth
-# heaviest of the next, and so on: the same programs get heavy blocks again and again. Dealt, our kernel ran at 0.66 of cuDNN's speed in this
-# shape; with tickets at 1.12, 1.7 times as fast. (In which order it dealt, the record does not say.) The model's worse
-# order explains a factor of 1.56. The rest is not in it; real SMs, for one thing, do not take equal times for equal tiles,
-# and tickets even that out as well.
+# Of 128 row blocks, dealt head by head to 132 programs, the same programs get heavy ones again and again. The kernel runs four
+# heads at once, because their K and V, 32 MiB, stay in the L2 cache. That evens out most of it, and tickets the rest: a
+# factor of 1.16 in the model, and about as much when measured.
 #
-# Four heads at once, because their K and V, 32 MiB, stay in the L2 cache while all SMs use them.
-#
-# A ticket costs an atomic addition. The producer draws it while the row block before is under way, works out which rows
-# of which head it stands for, and hands that on through two slots with the barriers you know.
-#
-# That addition is *relaxed*: it orders nothing else in memory. The first version took Triton's default, which does. It
-# passed every test until several processes shared one GPU: in one of about 10,000 launches a few programs drew a number
-# that nobody had given out, and left, and their row blocks were never computed. Why is not known; relaxed, no number
-# was lost in 90,000 launches.
+# A ticket costs an atomic addition. The producer draws it while the row block before is under way, and hands its place on
+# through two slots with the barriers you know.
 # </details>
-
-# %% tags=["nbval-ignore-output"]
-source(pipeline.Tickets.give, pipeline.Tickets.get)
-
-# %% [markdown]
+# <details><summary>A trap: the barrier that nobody waits for</summary>
+#
+# An earlier version made barriers that not every call used. Where nobody waited, the compiler gave their memory to the tickets
+# as well. Every test passed, until several processes took turns on one GPU: in one of about 10,000 launches a program read a
+# new barrier's bits for its ticket, and row blocks were never computed.
+# </details>
+#
 # **Takeaway.** Work of unequal weight is drawn, not dealt; the order of weights still matters, for the last ones drawn.
-
-# %% [markdown]
-# ## And backward?
-#
-# Notebook 09 has two passes, because a program that owns columns cannot own rows of dQ. One pass saves two products of
-# seven. On Hopper a consumer owns 64 columns, with dK and dV in registers. It computes Sᵀ and dPᵀ, keys down: then Pᵀ and dSᵀ
-# are already in the registers where a *left* operand has to be for dV = Pᵀ dO and dK = dSᵀ Q.
-#
-# **Predict.** One product of the five still needs an operand turned around. Which? And where must its result go?
-
-# %%
-def column_pass(Q, dO, L, D, k, v, B_r):  # one column block: k, v (B_c, d)
-    dk, dv, dQ = np.zeros_like(k), np.zeros_like(v), np.zeros_like(Q)
-    tau = Q.shape[1] ** -0.5
-    for i in range(0, len(Q), B_r):
-        q, do, lse, delta = Q[i : i + B_r], dO[i : i + B_r], L[i : i + B_r], D[i : i + B_r]
-        s_t = -lse / tau + k @ q.T  # (B_c, B_r): keys down; the sum begins at −L/τ
-        p_t = np.exp(tau * s_t)
-        dv += p_t @ do  # left operand: registers
-        ds_t = p_t * (-delta + v @ do.T)  # (B_c, B_r): this sum begins at −D
-        dk += tau * (ds_t @ q)  # left operand: registers
-        dQ[i : i + B_r] += tau * (ds_t.T @ k)  # turned: dS goes through shared memory
-    return dk, dv, dQ
-
-
-Q, dO, K, V = *rng.standard_normal((2, 12, 4)), *rng.standard_normal((2, 16, 4))
-O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
-D = (dO * O).sum(axis=1)
-parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in (0, 8)]
-dK, dV, parts_of_dQ = zip(*parts, strict=True)
-got = sum(parts_of_dQ), np.vstack(dK), np.vstack(dV)
-want = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
-print("dQ, dK, dV of one pass:", [close(x, y) for x, y in zip(got, want, strict=True)])
-
-# %% [markdown]
-# <details><summary>The one that hurts</summary>
-#
-# dQ = dS K sums over keys, so dS must be turned: each consumer writes its half to shared memory, and both read the whole.
-# And the result belongs to nobody: every column block adds to all rows of dQ, in HBM, in fp32.
-#
-# The sums of S and dP begin at −L/τ and −D, in the accumulator: so the tensor cores do the subtractions. A masked entry
-# begins at −∞.
-# </details>
-#
-# **Takeaway.** What is summed over cannot be owned: one pass pays for dQ in additions, two passes pay in products.
-
-# %% [markdown]
-# ## How many additions, and who does them?
-#
-# Every column block of 128 keys adds N × d numbers of fp32 into dQ.
-#
-# **Predict.** N = 16,384, d = 128, 16 heads: how many GB are added? dQ itself has 0.13. And if a thread adds 4 bytes at a time,
-# how many additions are that?
-
-# %%
-N, d, n_heads = 16384, 128, 16
-added = n_heads * (N // 128) * N * d * 4
-flops = 2.5 * 4 * N * N * d * n_heads
-read = n_heads * (N // 128) * 2 * N * d * 2  # Q and dO, in 16 bits, by every column block
-print(f"added: {added / 1e9:.1f} GB; Q and dO are read: {read / 1e9:.1f} GB")
-print(f"at 540 TFLOP/s, about cuDNN's rate: {added / (flops / 540e12) / 1e12:.1f} TB/s of additions")
-print(f"of 4 bytes each: {added / 4e9:.1f} billion; in tiles of 64 × 128: {added / (64 * d * 4e3):.0f} thousand")
-print("registers of a thread, 240 to be had:")
-for d, B_r in ((64, 128), (128, 64)):
-    dk_dv, s, dq = 64 * d * 2 // 128, 64 * B_r // 128, 64 * (B_r * d // 128) // 128
-    print(f"d = {d:3}, {B_r:3} rows a step: dK and dV {dk_dv}; and S and dQ: {dk_dv + s + dq};", end=" ")
-    print(f"and P and dP: {dk_dv + 2 * s}")
-
-# %% [markdown]
-# <details><summary>Too many for threads</summary>
-#
-# As many bytes as all reads of Q and dO, and four billion additions if threads make them one by one. (The registers are
-# the other half of the problem: dK and dV stay, S and dQ go before dP comes. All at once would be 224 at d = 128.)
-#
-# An early version of the kernel shows the price (H200, bf16, d = 128, full, N = 16,384; TFLOP/s counted as if everything were done): 816 without
-# dQ, 504 to 532 with dQ's product but nothing added, 404 with additions of 4 bytes, 447 with additions of 16. cuDNN had 545.
-# </details>
-#
-# The copy engine can add, too: one thread hands over a whole tile of shared memory, and nobody waits until that place is
-# to be written again. (FA3's backward has a warp of its own for these additions.) Two consumers, each with one place:
-
-# %%
-def added_by_copies(careful, steps=6):
-    block, dQ = asynchrony.Block(), np.zeros(steps)
-
-    def consumer(c):
-        place, job = [0.0], None
-        for i in range(steps):
-            yield block.start("tensor", 200, f"dQ {i}").done()  # the product dS K
-            if careful and job:
-                yield job.done()  # the engine has read the part before
-            place[0] = i + 1.0
-
-            def add(i=i):
-                dQ[i] += place[0]
-
-            job = block.start("copy", 600, f"add {i}", add)  # reads the place until its end
-
-    block.run({f"consumer {c}": consumer(c) for c in range(2)})
-    return [int(x) for x in dQ]
-
-
-print("waiting before the place is written again:", added_by_copies(careful=True))
-print("not waiting:                              ", added_by_copies(careful=False))
-
-# %% [markdown]
-# The kernel's step: dQ of the row block *before* runs under this block's exponentials, as P V did in the forward.
-
-# %% tags=["nbval-ignore-output"]
-source(backward.step, backward.add_dq, sums.add_tile, sums.add_lines)
-
-# %% [markdown]
-# <details><summary>Three things to notice</summary>
-#
-# Two consumers wait for each other's dS here, at one barrier with two arrivals; two places for dS are enough, since
-# nobody can be two steps ahead. `as_held` stores dQ's part as it lies in the registers, and it goes to HBM in that order:
-# only the kernel's own sums are there (4 bytes for each number of dQ, until the call ends), and a small kernel afterwards
-# puts them in order and makes 16 bits of them. Putting them in order in each step would cost shuffles or conflicts of banks.
-# (`fence_async_shared` lets the copy engine see what threads have just written.)
-#
-# Which column block adds first is chance. fp32 sums depend on the order, so dQ may differ in its last bits from call to
-# call, as with the atomics of notebook 09. Whoever needs the same bits calls
-# `torch.use_deterministic_algorithms(True)`, and `attention()` takes the two passes.
-#
-# dK and dV have one owner and one order, unless there are too few owners: 32 query heads on one K/V head have, at N =
-# 4,096 and batch 2, 64 column blocks for 132 SMs. There each is divided among programs that take a part of its row blocks,
-# and the engine adds up dK and dV, too. Causal, that made this shape three times as fast.
-# </details>
-#
-# **Takeaway.** Additions that nobody has to see at once are best left to a unit that nobody waits for.
 
 # %% [markdown]
 # ## What was reached?
 #
-# Recorded on the H200 in bf16: 16,384 tokens, hidden size 2,048, N from 1,024 to 16,384, all contestants in one run. Ratios
-# are our speed over theirs; above 1 we are faster.
+# Recorded on the H200 in bf16: 16,384 tokens, hidden size 2,048, all contestants in one run. Ratios are our speed over
+# theirs; above 1 we are faster.
 #
 # **Predict.** Where do you expect `attention()` on Hopper to lead cuDNN most, and where least: d = 64 or 128, causal or
 # full?
 
 # %%
 record = load("paper")
-rows = [row for row in record.rows if row.problem["N_q"] >= 1024]
+rows = [row for row in record.rows if row.problem["N_q"] >= 1024 and row.direction == "forward"]
 
 
 def mean_ratio(rows, peer):
@@ -808,41 +652,33 @@ def mean_ratio(rows, peer):
 
 
 print("{gpu}, torch {torch}, triton {triton}".format(**record.machine))
-for direction in ("forward", "backward"):
-    found = [row for row in rows if row.direction == direction]
-    for peer in (name for name in found[0].values if name != "fa2_lab"):
-        mean, low, high = mean_ratio(found, peer)
-        print(f"{direction:8} over {peer:16} {mean:.2f}, from {low:.2f} to {high:.2f}")
+for peer in (name for name in rows[0].values if name != "fa2_lab"):
+    mean, low, high = mean_ratio(rows, peer)
+    print(f"over {peer:16} {mean:.2f}, from {low:.2f} to {high:.2f}")
 
 # %%
-def line(direction, d, causal):
-    asked = [r for r in rows if (r.direction, r.problem["d"], r.problem["causal"]) == (direction, d, causal)]
+def line(d, causal):
+    asked = [row for row in rows if (row.problem["d"], row.problem["causal"]) == (d, causal)]
     return sorted(asked, key=lambda row: row.problem["N_q"])
 
 
-print("over cuDNN              " + "".join(f"{N:>8}" for N in (1024, 2048, 4096, 8192, 16384)))
-for direction in ("forward", "backward"):
-    for d, causal in ((64, False), (64, True), (128, False), (128, True)):
-        ratios = "".join(f"{row.ratio('fa2_lab', 'cuDNN'):8.2f}" for row in line(direction, d, causal))
-        print(f"{direction:8} d = {d:3} {'causal' if causal else 'full  '} {ratios}")
-best = max(row.rate("fa2_lab") for row in rows if row.direction == "forward")
+print("over cuDNN     " + "".join(f"{N:>8}" for N in (1024, 2048, 4096, 8192, 16384)))
+for d, causal in ((64, False), (64, True), (128, False), (128, True)):
+    ratios = "".join(f"{row.ratio('fa2_lab', 'cuDNN'):8.2f}" for row in line(d, causal))
+    print(f"d = {d:3} {'causal' if causal else 'full  '} {ratios}")
+best = max(row.rate("fa2_lab") for row in rows)
 peak, gemm = chips.H200.tensor_flops / 1e12, record.ceilings["GEMM TFLOP/s"]
-print(f"best forward: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a large product")
+print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / gemm:.0%} of a large product")
 
 # %% [markdown]
 # <details><summary>How to read it</summary>
 #
-# `fa2_lab` is what `attention()` chooses by itself on this GPU: here the kernels of this notebook. `fa2_lab portable` are
-# those of notebooks 08 and 09. cuDNN and `torch flash` are called through torch.
+# `fa2_lab` is what `attention()` chooses on this GPU, `fa2_lab portable` the kernel of notebook 08. The lead over cuDNN is
+# largest at d = 64 without a mask, where exponentials weigh most, and smallest at d = 64, causal and short, where row blocks
+# are few tiles long. The fastest row has about 95% of the rate of a large matrix product: there is little left to hide.
 #
-# We are ahead of cuDNN in all 40 rows, forward by 3 to 25%, backward by 10 to 31%. Forward the lead is largest at d = 64
-# without a mask, where exponentials weigh most and hiding them pays most. It is smallest at d = 64, causal and short,
-# where row blocks are few tiles long. The fastest row has 95% of the rate of a large matrix product: there is little
-# left to hide. (At N = 512, left out here, forward is 2 to 5% ahead.) Backward the lead is largest at d = 64, causal
-# and short, and smallest at d = 128 without a mask.
-#
-# One rival is missing: FlashAttention-3 was not installed on that machine. Its paper reports up to 740 TFLOP/s forward (H100,
-# fp16); that is another chip, another type and another run, so there is no ratio to be had from it.
+# FlashAttention-3 was not installed on that machine. Its paper reports up to 740 TFLOP/s, on an H100 in fp16: another chip and
+# another run, so there is no ratio to be had.
 # </details>
 #
 # **Takeaway.** On the same chip, with the same algorithm, what remains is who waits for whom.
@@ -850,44 +686,30 @@ print(f"best forward: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {b
 # %% [markdown]
 # ## What did each idea buy?
 #
-# Take an idea out of the kernels, or put one in that they do without: that is a few lines in a copy of
-# `fa2_lab/kernels/hopper/`, and `fa2_lab/bench/ideas.py` lists all of them. `python -m fa2_lab bench ideas` compiles each
-# copy, holds its results against those of the kernels as they are, and times both in turn (H200, bf16). Above 1 the idea
-# makes them faster. What did not help is there too, so that nobody has to try it again.
+# Take an idea out of the kernel, or put one in that it does without: a few lines in a copy of it, all listed in
+# `fa2_lab/bench/ideas.py`. `python -m fa2_lab bench ideas` compiles each copy, checks its results, and times both in turn.
+# Above 1 the idea makes the kernel faster.
 #
-# **Predict.** Rank them before you look: tickets, programs that stay on their SM, three consumers, turns on the tensor
-# cores, an m that lags.
+# **Predict.** Rank them before you look: tickets, programs that stay on their SM, three consumers, turns, an m that lags.
 
 # %%
 show(ideas(**pictures.forward_ideas_data()))
 
 # %%
-show(ideas(**pictures.backward_ideas_data()))
+every = pictures.folded("All of them, problem by problem (N: factor)", pictures.ideas_table("forward", "host"))
+earlier = pictures.folded("Ideas for earlier versions", pictures.earlier_table("forward"))
+Markdown(every + "\n\n" + earlier)
 
 # %% [markdown]
-# Problem by problem, N: speed with the idea over speed without it; in italics where the kernels do without it.
-
-# %%
-Markdown(pictures.ideas_table("forward", "backward", "host"))
-
-# %% [markdown]
+# In italics: where the kernel does without it. The numbers of the second table were noted by hand; no command repeats them.
+#
 # <details><summary>What to make of it</summary>
 #
-# What everybody shares matters most: programs that stay on their SM, so that one block ends while the next begins;
-# tickets and the heaviest blocks first, so that nobody waits for the unluckiest; dQ under the next S. Three consumers and
-# turns act where exponentials are the bottleneck, at d = 64, and not where they are not: the model said so before. What
-# the model does not know, such as an m that lags, or 32 instructions less for turning p into 16 bits, is worth 0 to 13%
-# each; more slots are worth nothing. S that begins at −L/τ and dP at −D save registers: at d = 64 the kernel spills without
-# them. Where more overlaps, more is held at a time: two tiles in one pass, S and dP started together.
+# What everybody shares matters most: programs that stay, so that one block ends while the next begins; tickets, so that nobody
+# waits for the unluckiest. Three consumers act where exponentials are the bottleneck, as the model said. What the model does
+# not know, an m that lags or fewer instructions for p in 16 bits, is worth some percent each.
 # </details>
 #
-# Other ideas went another way than the kernels of today, and no few lines put them in. They were tried on earlier versions;
-# the numbers were noted by hand then, and no command repeats them.
-
-# %%
-Markdown(pictures.earlier_table("forward"))
-
-# %% [markdown]
 # **Takeaway.** Most ideas are worth a few percent or nothing; those that matter removed a wait that everybody shared.
 
 # %% [markdown]
@@ -896,11 +718,12 @@ Markdown(pictures.earlier_table("forward"))
 # - Products and copies are started, not called; what they use must stay in place until they have been waited for.
 # - A barrier counts arrivals and flips one bit. A ring slot has two: filled and emptied.
 # - A producer warp copies, consumer warpgroups compute, registers go where they are needed.
-# - Exponentials hide under products within a warpgroup and between warpgroups, if these are out of step.
-# - m need not be the maximum: it lags behind, and lanes seldom have to talk.
+# - Exponentials hide under products, if warpgroups are out of step.
+# - m need not be the maximum: it lags, and lanes seldom have to talk.
 # - Three consumers at d = 64, two at d = 128: registers decide.
 # - Row blocks are drawn, not dealt.
-# - Backward, dQ is the price of one pass.
+#
+# The backward, on the same chip and by the same means, is [chapter 15](15_hopper_backward.ipynb).
 
 # %% [markdown]
 # ## Exercises
@@ -944,12 +767,12 @@ for fills in (["K0", "V0", "K1", "V1", "K2", "V2"], needed):
 #
 # It is worse than a deadlock. K₁ is two rounds after K₀, so its phase has the same bit, and the wait returns at once: the
 # consumer takes what lies there, K₀ still, or V₀, for K₁. Then it releases what it never had, and the counts are off. Filled
-# in the order of need, one slot is enough, and with two slots even the wrong order goes well: the bits differ. The
-# kernel gives K and V rings of their own, and each is taken in the order in which it is filled.
+# in the order of need, one slot is enough. The kernel gives K and V rings of their own, each taken in the order in which it
+# is filled.
 # </details>
 #
-# **2. Complete.** A copy takes `copy` clocks, a tile keeps the consumer busy for `work` clocks (a quarter each for S and P V, half
-# for the exponentials, one after the other). How few slots keep it from ever waiting? Replace the 1.
+# **2. Complete.** A copy takes `copy` clocks, a tile keeps the consumer busy for `work` clocks: a quarter each for S and P V,
+# half for the exponentials. How few slots keep it from ever waiting? Replace the 1.
 
 # %%
 def needed_slots(copy, work):
@@ -976,43 +799,13 @@ for copy in (500, 1500, 2500):
 #
 # `math.ceil(copy / work + 1 / 4)`. K's slot is free after the first quarter of its tile, and the tile that lies `slots`
 # later must be there at its start: `slots − 1/4` tiles of time for the copy. For V it is the same, shifted by three quarters.
-# (At the very start V₀ stands behind K₁, so close to the limit the consumer may wait once.)
-# </details>
-#
-# **3. Break and fix.** SMs are not equally fast. Here every tenth one takes 25% longer for everything. Which of the two rules
-# suffers? Before you run it: by how much could the best rule be slower than with equal SMs?
-
-# %%
-def finish(costs, slowness, rule):
-    SMs, ends = len(slowness), [0.0] * len(slowness)
-    for n, cost in enumerate(costs):
-        p = n % SMs if rule == "dealt" else min(range(SMs), key=lambda p: ends[p])
-        ends[p] += cost * slowness[p]
-    return max(ends)
-
-
-even, uneven = [1.0] * 132, [1.25 if p % 10 == 0 else 1.0 for p in range(132)]
-for rule in ("dealt", "drawn"):
-    slower = finish(1320 * [64], uneven, rule) / finish(1320 * [64], even, rule)
-    print(f"equal blocks, {rule}: {slower:.2f} times as long as with equal SMs")
-
-# %% [markdown]
-# <details><summary>Hint</summary>
-# How much work can all of them together do in a unit of time?
-# </details>
-# <details><summary>Answer to exercise 3</summary>
-#
-# 14 of 132 SMs work at 0.8 of the speed: together they do 129.2 instead of 132, so the best possible is 2% longer. Dealt,
-# everybody waits for the slow ones: 25%. Drawn, it is 12% with these few and large blocks: a slow SM that draws one of
-# the last is waited for. Small blocks at the end, which is what heavy-first brings for causal rows, cure that.
 # </details>
 
 # %% [markdown]
 # ## Checks
 #
 # The small functions of this notebook against the package; the package's model against the reference, with and without
-# its barriers; and `attention()` against float64. On a Hopper GPU the kernels of this notebook are called in its place,
-# since `attention()` prefers the portable ones where there is little to do.
+# its barriers; and `attention()` against float64. On a Hopper GPU the kernel of this notebook is called in its place.
 
 # %%
 chance, here, theirs = random.Random(1), Barrier(3), asynchrony.Barrier("x", 3)
@@ -1079,76 +872,65 @@ verdict("as it is: right", close(faulty(release=hopper.Ring.release), dense))
 verdict("a release before the product: wrong", not close(faulty(take=eager, release=lambda self, n: None), dense))
 
 # %%
-Q, dO, K, V = *rng.standard_normal((2, 12, 4)), *rng.standard_normal((2, 16, 4))
-O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
-want = naive.backward(Q, K, V, naive.forward(Q, K, V)[1], dO)
-D = (dO * O).sum(axis=1)
-parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in (0, 8)]
-dK, dV, parts_of_dQ = zip(*parts, strict=True)
-got = (sum(parts_of_dQ), np.vstack(dK), np.vstack(dV))
-verdict("column_pass = the dense gradients", all(close(x, y) for x, y in zip(got, want, strict=True)))
-
-# %%
-def computed(q, k, v, do, causal):
+def computed(q, k, v, causal):
     if not on_hopper:
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
-        o, lse = attention(q, k, v, causal=causal, return_lse=True)
-        return o, lse, *torch.autograd.grad(o, (q, k, v), do)
-    scale = q.shape[3] ** -0.5
-    o, lse = forward.forward(q, k, v, None, causal, scale)
-    return o, lse, *backward.backward(do, None, q, k, v, o, lse, None, causal, scale)
+        return attention(q, k, v, causal=causal, return_lse=True)
+    return forward.forward(q, k, v, None, causal, q.shape[3] ** -0.5)
 
 
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)
 for d in (64, 128):
     for causal in (False, True):
-        draws = (torch.Generator().manual_seed(seed) for seed in range(4))
-        shapes = [(1, 4, N_q, d), (1, 2, N_k, d), (1, 2, N_k, d), (1, 4, N_q, d)]
+        draws = (torch.Generator().manual_seed(seed) for seed in range(3))
+        shapes = [(1, 4, N_q, d), (1, 2, N_k, d), (1, 2, N_k, d)]
         halves = [torch.randn(s, generator=g).half() for s, g in zip(shapes, draws, strict=True)]
-        *qkv, do = (x.double().numpy() for x in halves)
-        want = by_heads.forward(*qkv, stage="naive", causal=causal)
-        want += by_heads.backward(*qkv, *want, do, stage="naive", causal=causal)
-        found = [x.detach().double().cpu().numpy() for x in computed(*(x.to(device) for x in halves), causal)]
+        want = by_heads.forward(*(x.double().numpy() for x in halves), stage="naive", causal=causal)
+        found = [x.double().cpu().numpy() for x in computed(*(x.to(device) for x in halves), causal)]
         right = [close(x, y, 3e-3) for x, y in zip(found, want, strict=True)]
-        verdict(f"O, L and gradients = float64, d = {d}, causal = {causal}", all(right))
+        verdict(f"O and L = float64, d = {d}, causal = {causal}", all(right))
 
 # %% [markdown]
 # And what the text says of the records; if somebody records anew and one of these fails, the text must be written anew too.
 
 # %%
-tried = pictures.worths()
+mean, low, _ = mean_ratio(rows, "cuDNN")
+verdict("over 1.1 times cuDNN in the mean, ahead everywhere", mean > 1.1 and low > 1)
+mean, low, _ = mean_ratio(rows, "fa2_lab portable")
+verdict("ahead of the portable kernel, by over 20% in the mean", mean > 1.2 and low > 1)
+lead = {(d, causal): mean_ratio(line(d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
+verdict("leads most at d = 64 without a mask", max(lead, key=lead.get) == (64, False))
+least = min(rows, key=lambda row: row.ratio("fa2_lab", "cuDNN")).problem
+verdict("and least at d = 64, causal and short", (least["d"], least["causal"], least["N_q"]) == (64, True, 1024))
+verdict("best: 92 to 98% of a large product", 0.92 < best / gemm < 0.98)
+
+# %%
+tried = [row for row in pictures.worths() if row["part"] == "forward"]
 
 
-def reach(part, idea, kept=True, **where):  # the least and the most that an idea is worth
-    rows = [row for row in tried if (row["part"], row["idea"], row["kept"]) == (part, idea, kept)]
+def reach(idea, kept=True, **where):  # the least and the most that an idea is worth
+    rows = [row for row in tried if (row["idea"], row["kept"]) == (idea, kept)]
     found = [row["worth"] for row in rows if where.items() <= row.items()]
     return min(found), max(found)
 
 
-away = np.abs([row["worth"] - 1 for row in tried])
-verdict("ideas: half of what was measured lies within 4% of 1", np.median(away) < 0.04)
-part, where = "forward", dict(d=64, N_q=1024)
-verdict("programs that stay on their SM: over 1.2", reach(part, "programs that stay on their SM", **where)[0] > 1.2)
-verdict("tickets: over 1.1 at d = 128", reach(part, "row blocks drawn as tickets, not dealt", d=128)[0] > 1.1)
-verdict("three consumers: over 1.08 where they are", reach(part, "three consumers, not two")[0] > 1.08)
-verdict("three consumers: below 1 where not", reach(part, "three consumers, not two", kept=False)[1] < 1)
-low, high = reach(part, "m may lag by 8 behind the maximum")
-verdict("an m that lags: 1 to 1.16", 1 < low and high < 1.16)
-low, high = reach(part, "p to 16 bits in pairs, by one instruction")
-verdict("p in pairs: 1 to 1.07", 0.995 < low and high < 1.07)
-verdict("S and dP together: below 0.8", reach("backward", "S and dP started together", kept=False)[1] < 0.8)
+def within(claim, bounds, idea, **where):
+    low, high = reach(idea, **where)
+    verdict(f"{claim}: {bounds[0]} to {bounds[1]}", bounds[0] < low and high < bounds[1])
+
 
 # %%
-for direction, bound, least in (("forward", 1.1, 1.02), ("backward", 1.15, 1.05)):
-    mean, low, _ = mean_ratio([row for row in rows if row.direction == direction], "cuDNN")
-    verdict(f"{direction}: over {bound} times cuDNN in the mean, over {least} everywhere", mean > bound and low > least)
-    mean, low, _ = mean_ratio([row for row in rows if row.direction == direction], "fa2_lab portable")
-    verdict(f"{direction}: ahead of the portable kernels, by over 20% in the mean", mean > 1.2 and low > 1)
-lead = {(d, causal): mean_ratio(line("forward", d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
-verdict("forward leads most at d = 64 without a mask", max(lead, key=lead.get) == (64, False))
-short = [row.ratio("fa2_lab", "cuDNN") for row in record.rows if row not in rows and row.direction == "forward"]
-verdict("N = 512, forward: up to 7% ahead", 1 < min(short) and max(short) < 1.07)
-verdict("best forward: 90 to 98% of a large product", 0.9 < best / gemm < 0.98)
+away = np.abs([row["worth"] - 1 for row in tried])
+verdict("half of what was measured lies within 4% of 1", np.median(away) < 0.04)
+within("turns, where they are taken", (1.0, 1.05), "turns on the tensor cores")
+within("turns, where not", (0.965, 1.01), "turns on the tensor cores", kept=False)
+within("an m that lags", (1.01, 1.16), "m may lag by 8 behind the maximum")
+within("three consumers, where they are", (1.08, 1.28), "three consumers, not two")
+within("three consumers, where not", (0.8, 0.98), "three consumers, not two", kept=False)
+within("192 rows at d = 128", (0.99, 1.04), "192 rows a block, tiles of 64 keys")
+within("tickets, as in the model", (1.1, 1.22), "row blocks drawn as tickets, not dealt", d=128, N_q=16384)
+within("programs that stay, short", (1.12, 1.7), "programs that stay on their SM", N_q=1024)
+within("p in pairs", (0.99, 1.08), "p to 16 bits in pairs, by one instruction")
+within("two tiles in one pass", (0.7, 1.0), "two tiles in one pass of the loop", kept=False)
 
 # %% [markdown] tags=["navigation"]
 # [← Measured](10_measured.ipynb) · [The map](00_map.ipynb) · [Errata →](12_errata.ipynb)
