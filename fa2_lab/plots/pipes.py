@@ -112,7 +112,7 @@ def _sums(ax: Axes, top: float, consumers: int) -> None:
     _arrow(ax, (left, top + high / 2), (SLOTS[1] - 0.4, top + high / 2), "dQ add")
     middle = (SLOTS[1] - 0.4 + left) / 2
     ax.text(middle, top + high / 2 - 0.05, "the copy engine adds", ha="center", va="bottom", fontsize=style.SMALL)
-    words = "written again when it has been read"
+    words = "a place for each; written again once it has been read"
     ax.text(right, top + high + 0.06, words, ha="right", va="top", fontsize=style.SMALL)
 
 

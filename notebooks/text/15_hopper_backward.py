@@ -82,7 +82,7 @@ print("                  products   exponentials   bytes added in HBM")
 for d in (64, 128):
     for passes in (1, 2):
         products, exps, added = tile(passes, d)
-        print(f"d = {d:3}, {passes} pass{'es' if passes > 1 else '  '} {products:8} {exps:14} {added:16,}")
+        print(f"d = {d:3}, {passes} pass{'es' if passes > 1 else '  '} {products:8,} {exps:14,} {added:16,}")
 
 # %% [markdown]
 # <details><summary>Two products of seven, and half of the exponentials</summary>
@@ -153,11 +153,12 @@ def registers(d, B_r):  # of a thread, in fp32
     return {name: numbers // 128 for name, numbers in of.items()}
 
 
-print("            dK and dV   with S and dQ   with P and dP   all at once, of 240")
+print("                    dK and dV   and S, dQ   and P, dP   all at once")
 for d, B_r in ((64, 64), (64, 128), (128, 64), (128, 128)):
     r = registers(d, B_r)
     own = r["dK"] + r["dV"]
-    print(f"d = {d:3}, B_r = {B_r:3} {own:4} {own + r['S'] + r['dQ']:15} {own + r['S'] + r['dP']:15} {sum(r.values()):15}")
+    sizes = own, own + r["S"] + r["dQ"], own + r["S"] + r["dP"], sum(r.values())
+    print(f"d = {d:3}, B_r = {B_r:3}" + "".join(f"{size:12}" for size in sizes))
 
 # %% [markdown]
 # <details><summary>What the count decides</summary>
@@ -231,7 +232,7 @@ added = n_heads * (N // 128) * N * d * 4
 flops = 2.5 * 4 * N * N * d * n_heads
 read = n_heads * (N // 128) * 2 * N * d * 2  # Q and dO, in 16 bits, by every column block
 print(f"added: {added / 1e9:.1f} GB; Q and dO are read: {read / 1e9:.1f} GB")
-print(f"at 650 TFLOP/s: {added / (flops / 650e12) / 1e12:.1f} TB/s of additions; HBM has {H200.hbm_per_second / 1e12:.1f}")
+print(f"at 650 TFLOP/s: {added / (flops / 650e12) / 1e12:.1f} TB/s of additions; HBM: {H200.hbm_per_second / 1e12:.1f}")
 print(f"of 4 bytes each: {added / 4e9:.1f} billion; in tiles of 64 × 128: {added / (64 * d * 4e3):.0f} thousand")
 
 # %% [markdown]
@@ -314,16 +315,16 @@ for add in (0, 500, 2500, 5000):
 # **Takeaway.** Whatever is handed over once a step may take a whole step.
 
 # %% [markdown]
-# ## The step
+# ## What does a step wait for?
 #
 # Now the real one. `LATE` is True at d = 64, where row blocks have 128 rows: dV's product waits for dS there, which takes
-# fewer registers. `start_dq` waits at the barrier for both dS; `share` writes a dS and arrives.
+# fewer registers.
+#
+# **Predict.** Find all waits in this code. Which of them is for the producer, which for the *other* consumer, which for the
+# copy engine, and which for one's own products?
 
 # %% tags=["nbval-ignore-output"]
 source(backward.step, backward.share, backward.start_dq)
-
-# %% [markdown]
-# **Predict.** Which wait, in this code, holds up a consumer because of the *other* one? Which because of the producer?
 
 # %% tags=["nbval-ignore-output"]
 source(backward.add_dq, sums.add_lines)
@@ -371,10 +372,10 @@ for kv_heads in (32, 8, 4, 1):
 
 # %%
 name = "column blocks divided among programs"
+print("divided over undivided, measured on an H200 in bf16:")
 for row in pictures.worths():
     if row["idea"] == name:
-        mask = "causal" if row["causal"] else "full  "
-        print(f"32 heads on {row['kv_heads']}, {mask}: {row['worth']:.2f} times as fast as undivided (H200, bf16, d = 128)")
+        print(f"32 heads on {row['kv_heads']}, {'causal' if row['causal'] else 'full  '} {row['worth']:.2f} times as fast")
 
 # %% [markdown]
 # **Takeaway.** If there are too few owners, share the work and let the sums meet: the merge of notebook 13, for gradients.
@@ -471,8 +472,7 @@ for d, causal in ((64, False), (64, True), (128, False), (128, True)):
 # %% [markdown]
 # ## What did each idea buy?
 #
-# As in notebook 11: each idea taken out of today's kernel, or put in where it is not used, and both versions timed in turn.
-# The ten largest effects:
+# As in notebook 11: each idea is taken out of the kernel, or put in where it is not used, and both versions are timed in turn.
 #
 # **Predict.** Rank them before you look: tickets, S that begins at −L/τ, dQ under the next S, S and dP started together.
 
@@ -630,11 +630,11 @@ def hasty(self, c, rows, cols, part, add=model.Sums.add):
     return add(self, c, rows, cols, part)
 
 
-slow = dict(costs=model.Costs(slow=9))
+slow, late = dict(costs=model.Costs(slow=9)), dict(costs=model.Costs(add=5000))
 add, share = model.Sums.add, model.Meeting.share
 verdict("as it is: right", faulty(model.Sums, "add", add, **slow) == [True] * 3)
 only_dQ = [False, True, True]
-verdict("no wait for dQ's place: only dQ wrong", faulty(model.Sums, "add", hasty, costs=model.Costs(add=5000)) == only_dQ)
+verdict("no wait for dQ's place: only dQ wrong", faulty(model.Sums, "add", hasty, **late) == only_dQ)
 verdict("one place for dS: only dQ wrong", faulty(model.Meeting, "share", share, places=1, **slow) == only_dQ)
 nobody = faulty(model.Meeting, "share", lambda self, c, n, ds: None)
 verdict("a dS that is not shown: a deadlock", "waits for dS filled" in nobody)
