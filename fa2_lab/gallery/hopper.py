@@ -167,7 +167,7 @@ def ideas_table(*parts: str) -> str:
 def entry(row: dict) -> str:
     """One number of the table, with its N, and its heads where they are grouped."""
     heads = f", {row['heads']} heads on {row['kv_heads']}" if row["heads"] != row["kv_heads"] else ""
-    text = f"{row['N_q']:,}{heads}: {row['worth']:.2f}"
+    text = f"{row['N_q']:,}{heads}:\N{NO-BREAK SPACE}{row['worth']:.2f}"
     return text if row["kept"] else f"*{text}*"
 
 

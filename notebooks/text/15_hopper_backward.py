@@ -375,7 +375,8 @@ name = "column blocks divided among programs"
 print("divided over undivided, measured on an H200 in bf16:")
 for row in pictures.worths():
     if row["idea"] == name:
-        print(f"32 heads on {row['kv_heads']}, {'causal' if row['causal'] else 'full  '} {row['worth']:.2f} times as fast")
+        mask = "causal" if row["causal"] else "full  "
+        print(f"32 heads on {row['kv_heads']}, {mask} {row['worth']:.2f} times as fast")
 
 # %% [markdown]
 # **Takeaway.** If there are too few owners, share the work and let the sums meet: the merge of notebook 13, for gradients.
@@ -688,7 +689,8 @@ def reach(idea, **where):  # the least and the most that an idea is worth
     return min(found), max(found)
 
 
-verdict("one K/V head: divided is over 1.5 times as fast", reach("column blocks divided among programs", kv_heads=1)[0] > 1.5)
+divided = reach("column blocks divided among programs", kv_heads=1)
+verdict("one K/V head: divided is over 1.5 times as fast", divided[0] > 1.5)
 verdict("sums that begin at −L/τ and −D: over 1.15 at d = 64", reach("S begins at −L/τ, dP at −D", d=64)[0] > 1.15)
 together = reach("S and dP started together")
 verdict("S and dP together: the worst, below 0.8", min(r["worth"] for r in tried) == together[0] and together[1] < 0.8)
