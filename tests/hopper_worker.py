@@ -2,16 +2,21 @@
 
 import json
 import re
+from itertools import product
 from multiprocessing import get_context
 
 import torch
 from compiling import Compiling, idle_barriers
 
-FULL, CAUSAL, CAUSAL_PADDED, PADDED = (False, False), (True, False), (True, True), (False, True)
-JOBS = [(d, 4096, *masks) for d in (64, 128, 256) for masks in (FULL, CAUSAL, CAUSAL_PADDED)]
-JOBS += [(64, 4096, *PADDED), (64, 1024, *CAUSAL), (128, 1024, *PADDED)]
-JOBS += [(128, N, *FULL) for N in (2112, 2111)]  # in blocks of 192 rows
-# d 96 is compiled as 128 is, and 192 as 256
+SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
+
+
+def kinds(d: int) -> list[tuple]:
+    """All (plan, causal, with key_lengths) that the forward chooses somewhere for this d."""
+    from fa2_lab.kernels.hopper.host import plan
+
+    masks = product((False, True), (False, True))
+    return list(dict.fromkeys((plan(d, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
 
 
 def pretend() -> None:
@@ -32,16 +37,18 @@ def pretend() -> None:
 def compile_one(job) -> str:
     """One call of forward() as far as the launch."""
     from fa2_lab.kernels import offline
-    from fa2_lab.kernels.hopper import forward
+    from fa2_lab.kernels.hopper import forward, host
 
-    d, N, causal, keys = job
+    d, N, sizes, causal, keys = job
+    host.plan = lambda *_: sizes
+    host.recipe.cache_clear()
     Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
     forward.forward(Q, Q, Q, torch.ones(2, dtype=torch.int32) if keys else None, causal, d**-0.5)
     made = forward.forward_kernel.made
     unasked = overwrites(made.asm["ttgir"], 1 if causal else 2)
     found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)
-    found |= dict(idle=idle_barriers(made.asm["ttgir"]))
-    return json.dumps(dict(d=d, N=N, causal=causal, keys=keys) | found)
+    found |= dict(idle=idle_barriers(made.asm["ttgir"]), hasty=hasty(made.asm["ttgir"], sizes.take_turns))
+    return json.dumps(dict(d=d, N=N, consumers=sizes.consumers, causal=causal, keys=keys) | found)
 
 
 def overwrites(ttgir: str, copies: int) -> list[str]:
@@ -65,7 +72,33 @@ def overwrites(ttgir: str, copies: int) -> list[str]:
     return found
 
 
+def hasty(ttgir: str, turns: bool) -> list[str]:
+    """The consumers' lines that give up a tile which a product may be reading, or hide from one what was written.
+
+    While two products run, nobody is told anything, but whose turn it is. What was stored is fenced before tensor
+    cores or the copy engine read it.
+    """
+    found, running, told, shown = [], 0, 0, True
+    for line in ttgir.splitlines():
+        name = re.search(r"ttn?g\.\w+|$", line)[0]
+        if name == "ttng.warp_group_dot":
+            running, told = running + 1, 0
+        elif name == "ttng.warp_group_dot_wait":
+            running = int(re.search(r"pendings = (\d)", line)[1])
+        elif name == "ttng.arrive_barrier" and running == 2:
+            told += 1
+            found += [line] if told > turns else []
+        elif name == "ttg.local_store":
+            shown = "1xi32" in line  # a ticket, which threads read
+        elif name == "ttng.fence_async_shared":
+            shown = True
+        if name in ("ttng.warp_group_dot", "ttng.async_tma_copy_local_to_global") and not shown:
+            found.append(line)
+    return found
+
+
 if __name__ == "__main__":
+    jobs = [(d, N, *kind) for d in (64, 128, 256) for kind in kinds(d) for N in (512, 511)]  # 96 is as 128
     with get_context("spawn").Pool(2, initializer=pretend) as pool:
-        for line in pool.imap(compile_one, JOBS):
+        for line in pool.imap(compile_one, jobs):
             print(line, flush=True)

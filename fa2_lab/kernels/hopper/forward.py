@@ -26,7 +26,7 @@ from fa2_lab.kernels.hopper.pipeline import (
     tickets,
     turns,
 )
-from fa2_lab.kernels.hopper.softmax import Scales, by_rows, first_state, mask, rounded, shrunk, softmax_step
+from fa2_lab.kernels.hopper.softmax import Scales, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.work import ROWS, Heads, Work, aggregate, draw, leave
 
 LN2 = gl.constexpr(math.log(2))
@@ -227,16 +227,22 @@ def wipe(v, real):
 @gluon.jit
 def store(O, L, o, m, l, o_tile, batch, head, row, heads, scales):
     """Divide by l, write O by a bulk copy that ends while the next row block is under way, and write L."""
-    m, l = by_rows(m, l)  # (64,)
+    LANES: gl.constexpr = l.type.layout
+    l = gl.sum(l, 1)  # (64,)
     l = gl.where(l == 0.0, 1.0, l)  # a row that sees no key: O = 0 and L = −inf
     o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, accumulator(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)  # FA2.A1.L14
-    rows = row + gl.arange(0, ROWS, m.type.layout)
-    L_i = (m * scales.fine + gl.log2(l)) * LN2  # (64,)  FA2.A1.L13
-    gl.store(L + (batch * heads.H + head).to(gl.int64) * heads.N_q + rows, L_i, mask=rows < heads.N_q)  # FA2.A1.L15
+    if not scales.LAG:
+        m = gl.convert_layout(m, gl.SliceLayout(1, LANES))[:, None]
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
+    writes = (rows < heads.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
+    L_i = (m * scales.fine + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
+    L_i, writes = gl.broadcast(L_i, writes)
+    at, writes = gl.broadcast(L + (batch * heads.H + head).to(gl.int64) * heads.N_q + rows, writes)
+    gl.store(at, L_i, mask=writes)  # FA2.A1.L15
 
 
 # The kernel -------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """From torch to a launch: what the copy engine must be told, which sizes fit, and little work on the host per call."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from triton.experimental.gluon import language as gl
@@ -22,11 +22,17 @@ class Plan:
     O_apart: bool = True
     lag: bool = True  # m may lag behind the maximum
     d_pad: int = 128
+    tile: float = 1.0  # how long a row block takes for 128 keys, one unit with two consumers,
+    start: float = 1.0  # and before and after all keys
 
     @property
     def registers(self) -> int:
         """Of a consumer thread; the producer's are few."""
-        return 240 if self.consumers == 2 else 160
+        return 160 if self.consumers == 3 else 240
+
+    def rounds(self, N_q: int, heads: int, SMs: int) -> int:
+        """How many row blocks the busiest SM works through, one after the other."""
+        return -(-(-(-N_q // (64 * self.consumers)) * heads) // SMs)
 
     def options(self) -> dict:
         """As keywords of a launch."""
@@ -35,34 +41,42 @@ class Plan:
 
 
 PLANS = {  # by d; what was fastest on an H200
-    64: Plan(128, 3, 4, d_pad=64),
+    64: Plan(128, 3, 4, d_pad=64, tile=1.2, start=0.6),
     96: Plan(128, 2, 2),
     128: Plan(128, 2, 2),
     192: Plan(64, 2, 2, O_apart=False, d_pad=256),
     256: Plan(64, 2, 2, O_apart=False, d_pad=256),
 }
-# For d 64. Blocks of 192 rows fit short causal sequences badly, and with causal key_lengths they spill two registers.
-SHORT = Plan(128, 2, 3, lag=False, d_pad=64)
+# One consumer, where so few rows leave no SM two blocks: 1.1 to 1.5 times as fast as two, on twice as many SMs.
+FEW = {d: replace(sizes, consumers=1, tile=0.75, start=0.4 if d > 64 else 0.0) for d, sizes in PLANS.items()}
+# For d 64, where blocks of 192 rows fit badly. With exact m: short loops hardly let it come to rest.
+SHORT = Plan(128, 2, 3, lag=False, d_pad=64, start=0.0)
 TURNS = Plan(128, 3, 4, take_turns=True, d_pad=64)  # long and causal: 1 to 2% faster; else 1 to 3% slower
-# For d 128 and long sequences without a mask: K and V are read for 192 rows at a time. 1 to 3% faster.
-WIDE = Plan(64, 3, 5, O_apart=False)
+# Short and causal: half as many keys a tile, because the diagonal cuts through tiles. 1 to 5% faster.
+HALF = {64: Plan(64, 3, 8, d_pad=64), 128: Plan(64, 2, 4)}
+# For d 128 without a mask: K and V are read for 192 rows at a time. 2 to 6% faster, where that leaves no SM idle.
+WIDE = Plan(64, 3, 5, O_apart=False, tile=1.41, start=2.8)
 HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
 
 def plan(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Plan:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
-    if d == 64 and causal:
-        return SHORT if N_q <= 1024 or lengths else TURNS
-    if d == 128 and N_q >= 1536 and not causal and not lengths:
-        rows, fewer = (rows_in_a_row(sizes, N_q, heads, SMs) for sizes in (WIDE, PLANS[d]))
-        return WIDE if rows <= 1.06 * fewer else PLANS[d]
+    share = -(-N_q // 64) * heads / SMs  # blocks of 64 rows to an SM
+    if causal:
+        return plan_causal(d, N_q, share, lengths)
+    fitting = [PLANS[d], FEW[d]] + [SHORT] * (d == 64) + [WIDE] * (d == 128 and not lengths)
+    return min(fitting, key=lambda sizes: sizes.rounds(N_q, heads, SMs) * (sizes.tile * N_q / 128 + sizes.start))
+
+
+def plan_causal(d: int, N_q: int, share: float, lengths: bool) -> Plan:
+    """The same under the causal mask. Where row blocks differ in weight, there are no rounds to count."""
+    if share <= 1.5:
+        return FEW[d]
+    if N_q <= (2048 if d == 64 else 512) and d in HALF and share > 8 and not lengths:
+        return HALF[d]
+    if d == 64:
+        return SHORT if share <= 8 or lengths else TURNS
     return PLANS[d]
-
-
-def rows_in_a_row(sizes: Plan, N_q: int, heads: int, SMs: int) -> int:
-    """How many rows the busiest SM works through, one block after the other."""
-    rows = 64 * sizes.consumers
-    return -(-(-(-N_q // rows) * heads) // SMs) * rows
 
 
 def heads_at_once(K_shape, causal: bool) -> int:
@@ -156,15 +170,16 @@ def multiprocessors(device: torch.device) -> int:
 def pays(Q, K, causal: bool) -> bool:
     """Whether there is work enough: with few blocks of 64 rows on an SM the portable kernel, which starts sooner, wins.
 
-    Measured on an H200: at d 64 it is ahead up to 4 blocks on an SM, with up to 512 causal rows 8, with 129 to 256 rows
-    without a mask, which fit blocks of 192 badly, 32; at d 96 and 128 up to one, below 256 keys two.
+    Measured on an H200. At d 64 it is ahead up to 4 blocks on an SM, with up to 512 causal rows 8, where 128 + 64 rows
+    fit no block but that of 192, 32; not from 1024 rows on (under the mask from 2048), or if all blocks fit at once
+    and have 1024 keys to go through. At d 96 and 128 it is ahead up to 2 blocks with less than 256 keys.
     """
     batch, H, N_q, d = Q.shape
+    share = batch * H * -(-N_q // 64) / multiprocessors(Q.device)
     if d == 64:
-        least = 32 if not causal and 128 < N_q <= 256 else 8 if causal and N_q <= 512 else 4
-    else:
-        least = 0 if d > 128 else 1 if K.shape[2] >= 256 else 2
-    return batch * H * -(-N_q // 64) > least * multiprocessors(Q.device)
+        least = 8 if causal and N_q <= 512 else 32 if 128 < N_q <= 192 or N_q <= 64 else 4
+        return share > least or N_q >= (2048 if causal else 1024) or (share <= 1 and K.shape[2] >= 1024)
+    return d > 128 or share > 2 or K.shape[2] >= 256
 
 
 def supports(Q, K, V, key_lengths=None) -> bool:

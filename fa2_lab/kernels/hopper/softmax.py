@@ -70,15 +70,6 @@ def softmax_step(s, m, l, scales, MASKED: gl.constexpr):
         return p, m_new, l, alpha
 
 
-@gluon.jit
-def by_rows(m, l):
-    """m and l of rows, (64,), from what their lanes hold."""
-    l = gl.sum(l, 1)
-    if len(m.shape) == 2:
-        m = gl.max(m, 1)
-    return gl.convert_layout(m, l.type.layout), l
-
-
 # Four lanes to a row -----------------------------------------------------------------------------------------
 
 
