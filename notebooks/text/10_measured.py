@@ -451,7 +451,7 @@ show(speed(**measured.speed_data()))
 #
 # torch's FlashAttention-2 was written for the A100, and on this chip plain Triton overtakes it. What is between plain Triton
 # and cuDNN is mostly the hardware: products that run beside the softmax, and copies that need no thread. The difference
-# between our two lines is what it buys to say so in the kernel: notebook 11.
+# between our two lines is what it buys to say so in the kernel: notebooks 11 and 15.
 # </details>
 #
 # With a GPU here, the next cell measures one small shape live.
