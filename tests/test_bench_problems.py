@@ -1,5 +1,8 @@
 """What the bench measures and how: problems and their truth, the clock on the host, peers, counters, grids."""
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
@@ -126,6 +129,25 @@ def test_a_bare_peer_is_the_same_without_the_choice_of_its_backend():
         assert torch.equal(call(q, k, v), attention(q, k, v))
     plain = suites.peers.PEERS["torch"](problem)
     assert suites.peers.bare(plain)[0] is plain
+
+
+@pytest.mark.parametrize("with_L", [False, True])
+def test_a_package_has_heads_after_rows_and_may_give_L(monkeypatch, with_L):
+    def flash_attn_func(q, k, v, causal):
+        O = suites.peers.PEERS["torch"](small)(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+        return (O, None) if with_L else O
+
+    small = Problem(2, 3, 3, 8, 8, 4, True)
+    q, k, v = torch.randn(3, 2, 3, 8, 4)
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
+    O = suites.peers.PEERS["FlashAttention-4"](small)(q, k, v)
+    assert O.shape == q.shape and problem.error(O, q, k, v, True) < 1e-5
+
+
+def test_a_package_that_is_not_installed_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
+    with pytest.raises(suites.peers.Missing, match="not installed"):
+        suites.peers.PEERS["FlashAttention-4"](Problem(2, 3, 3, 8, 8, 4, True))
 
 
 def test_grids():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import cache, partial
+from importlib import import_module
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -136,15 +137,22 @@ def flex(problem: Problem) -> Attention:
     return lambda q, k, v: compiled_flex()(q, k, v, block_mask=mask, enable_gqa=grouped)
 
 
-def flash_attn_package(problem: Problem) -> Attention:
-    """The flash_attn package, which takes (batch, N, heads, d)."""
-    try:
-        from flash_attn import flash_attn_func
-    except ImportError as absent:
-        raise Missing("not installed") from absent
-    return lambda q, k, v: flash_attn_func(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.causal).transpose(
-        1, 2
-    )
+def package(module: str) -> Callable[[Problem], Attention]:
+    """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
+
+    def prepare(problem: Problem) -> Attention:
+        try:
+            function = import_module(module).flash_attn_func
+        except (ImportError, AttributeError) as absent:
+            raise Missing("not installed") from absent
+
+        def call(q, k, v):
+            O = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.causal)
+            return (O[0] if isinstance(O, tuple) else O).transpose(1, 2)
+
+        return call
+
+    return prepare
 
 
 PEERS: dict[str, Callable[[Problem], Attention]] = {
@@ -157,7 +165,8 @@ PEERS: dict[str, Callable[[Problem], Attention]] = {
     "torch efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "torch math": sdpa(SDPBackend.MATH),
     "FlexAttention": flex,
-    "flash_attn": flash_attn_package,
+    "flash_attn": package("flash_attn"),
+    "FlashAttention-4": package("flash_attn.cute"),
 }
 
 

@@ -15,7 +15,7 @@ from fa2_lab.bench.protocol import HOST_PROTOCOL, PROTOCOL, Timing, measure, wal
 from fa2_lab.bench.results import Results, Row, label, machine
 
 DIRECTIONS = ("forward", "backward")
-NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "flash_attn")
+NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "flash_attn", "FlashAttention-4")
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
 
 

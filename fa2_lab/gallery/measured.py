@@ -12,7 +12,7 @@ from fa2_lab.plots.roofline import roofline
 from fa2_lab.plots.speed import speed
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
-CONTESTANTS = ("fa2_lab", "fa2_lab portable", "cuDNN", "FlexAttention", "torch flash", "flash_attn")
+CONTESTANTS = ("fa2_lab", "fa2_lab portable", "FlashAttention-4", "cuDNN", "FlexAttention", "torch flash", "flash_attn")
 BASELINE = "torch flash"
 
 

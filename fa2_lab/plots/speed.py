@@ -17,6 +17,7 @@ LOOKS = {
     "FlexAttention": dict(color=style.QUIET, linestyle="-.", marker="D"),
     "torch flash": dict(color=style.QUIET, linestyle=":", marker="s"),
     "flash_attn": dict(color=style.QUIET, linestyle="-", marker="x"),
+    "FlashAttention-4": dict(color=style.QUIET, linestyle="-", marker="v"),
 }
 CEILING = "cuDNN"  # the strongest of the peers
 LABELS_APART = 0.085  # of the axis' height
