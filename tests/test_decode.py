@@ -3,54 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from kernel_truth import ALLOWED, DEVICE, GPU, dense, judge, run, tensors, worst
+from decode_checks import DTYPES, NAN, check, drawn, gpu, near, poisoned, room  # noqa: F401 (one is a fixture)
+from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 
 import fa2_lab
-from fa2_lab.kernels import decode as room
 from fa2_lab.kernels import launch
-from fa2_lab.machine.splits import Cache, Shares, least_share
+from fa2_lab.machine.splits import Cache, Shares, in_turn, least_share
 from fa2_lab.reference.online_softmax import SoftmaxState
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
-NAN = float("nan")
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch):
-    """Outputs and scratch hold NaN until they are written; the interpreter gets small tiles, so that there are many."""
-
-    def poison(make):
-        return lambda *arguments, **options: make(*arguments, **options).fill_(NAN)
-
-    fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
-    fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
-    monkeypatch.setattr(room, "torch", fake)
-    monkeypatch.setattr(room, "INTERPRETED", (16, 1, 1, 4))
-    monkeypatch.setattr(launch, "PLANS", {})
-
-
-def near(got, q, k, v, dO, what="", rough=False, **options):
-    """(O, L) is as near to float64 as the accuracy rule asks."""
-    truth, torchs = dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
-    lost = 2.0**-22 * truth[1].nan_to_num(0, 0, 0).abs().max().item() if rough else 0.0
-    for name, a, t, b in zip("OL", got, truth, torchs, strict=False):
-        mine, theirs, size = worst(a, t), worst(b, t), max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
-        assert mine <= ALLOWED[name] * theirs + 1e-5 + lost * size, f"{name}: {mine:.2e}, torch {theirs:.2e} {what}"
-
-
-def drawn(*shape, **more):
-    return [x.detach() for x in tensors(*shape, **more)]
-
-
-def check(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):
-    q, k, v, dO = drawn(*shape, dtype=dtype)
-    lengths = None if lengths is None else torch.tensor(lengths, device=DEVICE)
-    got = room.decode(q, k, v, lengths, causal, shape[5] ** -0.5 if scale is None else scale, programs=programs)
-    what = f"{shape} {dtype} causal {causal} lengths {lengths} programs {programs}"
-    near(got, q, k, v, dO, what, causal=causal, lengths=lengths, scale=scale, **more)
-    return got
-
 
 # The product --------------------------------------------------------------------------------------------------
 
@@ -63,6 +22,8 @@ def test_whole_product(d, dtype):
     for N_k in (1, 64, 65, 1000, 5001):
         check((2, 8, 2, 1, N_k, d), dtype)
         check((2, 8, 2, 7, N_k, d), dtype, causal=True)
+    for N_q in (1, 7):  # enough keys for teams
+        check((2, 8, 8, N_q, 5001, d), dtype, causal=True)
     check((3, 8, 2, 7, 3000, d), dtype, causal=True, lengths=[0, 3000, 65])
     check((2, 40, 1, 2, 1000, d), dtype, causal=True)  # more rows than a tile takes
 
@@ -159,6 +120,24 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     assert written.nonzero().flatten().tolist() == sorted(shares.slot(*at) for at in several)
 
 
+@pytest.mark.parametrize("heads, N_k, size", [(2, 150, 2), (1, 150, 4), (1, 127, 4)])
+def test_a_team_takes_the_tiles_of_its_head_in_turn(monkeypatch, heads, N_k, size):
+    """As many programs as are said to run at once; each leaves one part, of the tiles that are its own."""
+    monkeypatch.setattr(room, "sizes", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), 4))
+    q, k, v, dO = drawn(1, 2 * heads, heads, 1, N_k, 16)
+    got = []
+    parts = scratch_of(monkeypatch, lambda: got.append(room.decode(q, k, v, None, False, 1.0)))
+    near(got[0], q, k, v, dO, scale=1.0)
+    programs, slots = size * heads, (size + 1) * heads
+    assert parts.numel() == slots * 2 * 18
+    m = parts[slots * 32 : slots * 34].view(slots, 2)
+    for w in range(programs):
+        head, mine = in_turn(w, size, -(-N_k // 16))
+        keys = torch.cat([torch.arange(16 * j, min(16 * j + 16, N_k)) for j in mine]).to(DEVICE)
+        s = q[0, 2 * head : 2 * head + 2, 0] @ k[0, head, keys].T
+        assert worst(m[w + head], s.max(1).values) < 1e-4
+
+
 def parts_of(states, R, d_pad, slots):
     """States of (R,) rows as the scratch holds them."""
     o, m, l = torch.full((slots, R, d_pad), NAN), torch.full((slots, R), NAN), torch.full((slots, R), NAN)
@@ -180,8 +159,8 @@ def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
         l[np.isneginf(m)], o[np.isneginf(m)] = 0, 0
         states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
     parts = parts_of(dict(enumerate(states)), R, d, 38)
-    options = *launch.scales(scale), d, d, 16, 16, False, 8, 8
-    room.merge_kernel[(8,)](O, L, parts, None, O.stride()[:3], 4, 4, 1, 36 * 16, 1, 1, R, 37, 38, 1, *options)
+    options = *launch.scales(scale), d, d, 16, 16, False, False, 8, 8
+    room.merge_kernel[(8,)](O, L, parts, None, O.stride()[:3], 4, 4, 1, 36 * 16, 1, 1, R, 37, 38, 1, 0, *options)
     for order in (states, states[::-1]):
         whole = SoftmaxState.reset(R, d)
         for state in order:
@@ -190,6 +169,22 @@ def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
         assert worst(O[0, :, 0], torch.from_numpy(o).to(DEVICE)) < 1e-5
         assert worst(L[0, :, 0], torch.from_numpy(L_want).to(DEVICE)) < 1e-5
     assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
+
+
+@pytest.mark.parametrize("programs", (4, 5))
+def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
+    """Four heads for four programs; for five, shares that end within a head."""
+    merged = []
+    real = room.merge_kernel
+    spy = type("spy", (), {"__getitem__": lambda _, grid: merged.append(grid) or real[grid]})
+    monkeypatch.setattr(room, "merge_kernel", spy())
+    check((2, 4, 2, 1, 1000 if GPU else 70, 16), programs=programs)
+    assert len(merged) == (programs == 5)
+
+
+def test_shares_longer_than_a_head_are_merged_where_they_must_be():
+    """64 rows of short heads: the smallest share worth its part is longer than a head, and no multiple of it."""
+    check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
 
 
 # Lengths and masks --------------------------------------------------------------------------------------------
@@ -275,183 +270,6 @@ def test_strides_do_not_matter():
         for inputs in ((turn(q), turn(k), turn(v)), (q, k, turn(v))):
             for a, b in zip(room.decode(*inputs, None, True, 0.2), want, strict=True):
                 assert worst(a, b) < 1e-5
-
-
-# Pages --------------------------------------------------------------------------------------------------------
-
-
-def paged(k, v, lengths, page, seed=0):
-    """The same cache in pages: in any order, with strangers between them, NaN in whatever nobody may read."""
-    batch, H_kv, N_k, d = k.shape
-    width = -(-N_k // page)
-    draw = torch.Generator().manual_seed(seed)
-    table = torch.randperm(batch * width + 3, generator=draw)[: batch * width].view(batch, width).int()
-    pages = [torch.full((batch * width + 3, page, H_kv, d), NAN, dtype=k.dtype, device=DEVICE) for _ in "kv"]
-    for b, n in enumerate(lengths):
-        for key in range(n):
-            for x, made in zip((k, v), pages, strict=True):
-                made[table[b, key // page], key % page] = x[b, :, key]
-        table[b, -(-n // page) :] = -(2**31)  # nobody's page
-    return *pages, table.to(DEVICE)
-
-
-@pytest.mark.parametrize("page", (1, 3, 16, 32, 40))
-@pytest.mark.parametrize("causal", (False, True))
-def test_pages(page, causal):
-    lengths = [0, 80, 37]
-    q, k, v, dO = drawn(3, 4, 2, 2, 80, 16)
-    k_pages, v_pages, table = paged(k, v, lengths, page)
-    O, L = room.decode(q, k_pages, v_pages, torch.tensor(lengths, device=DEVICE), causal, 0.25, table)
-    assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
-    for b, n in ((1, 80), (2, 37)):  # the last key of each is the last that its last query sees
-        near((O[b : b + 1], L[b : b + 1]), q[[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=causal)
-
-
-def test_pages_of_any_layout_and_shared_pages():
-    q, k, v, _ = drawn(2, 4, 2, 1, 64, 16)
-    lengths = torch.tensor([64, 50], device=DEVICE)
-    k_pages, v_pages, table = paged(k, v, [64, 50], 16)
-    want = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
-    both = torch.stack([k_pages, v_pages], 1)  # keys and values of a page side by side
-    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
-    for a, b in ((both[:, 0], both[:, 1]), heads_first, (k_pages, heads_first[1])):
-        assert all(map(torch.equal, room.decode(q, a, b, lengths, True, 0.25, table), want))
-    table[1, :2] = table[0, :2]  # a common beginning
-    O, _ = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
-    k[1, :, :32], v[1, :, :32] = k[0, :, :32], v[0, :, :32]
-    assert worst(O, room.decode(q, k, v, lengths, False, 0.25)[0]) < 1e-6
-
-
-def test_a_page_outside_counts_as_the_nearest_inside():
-    """In a CUDA graph nobody looks at the table before the kernel does."""
-    q, k, v, _ = drawn(1, 2, 1, 1, 48, 16)
-    lengths = torch.tensor([48], device=DEVICE)
-    k_pages, v_pages = (x.transpose(1, 2).reshape(3, 16, 1, 16) for x in (k, v))
-    outside, inside = (torch.tensor([x], device=DEVICE) for x in ([-5, 1, 99], [0, 1, 2]))
-    for a, b in zip(
-        *(room.decode(q, k_pages, v_pages, lengths, False, 1.0, x) for x in (outside, inside)), strict=True
-    ):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize("programs", (4, 5))
-def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
-    """Four heads for four programs; for five, shares that end within a head."""
-    merged = []
-    real = room.merge_kernel
-    spy = type("spy", (), {"__getitem__": lambda _, grid: merged.append(grid) or real[grid]})
-    monkeypatch.setattr(room, "merge_kernel", spy())
-    check((2, 4, 2, 1, 1000 if GPU else 70, 16), programs=programs)
-    assert len(merged) == (programs == 5)
-
-
-def test_shares_longer_than_a_head_are_merged_where_they_must_be():
-    """64 rows of short heads: the smallest share worth its part is longer than a head, and no multiple of it."""
-    check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
-
-
-# The public call ----------------------------------------------------------------------------------------------
-
-
-def serving(dtype=torch.float32, page=16):
-    """Arguments of attention_paged(), and the dense tensors they stand for."""
-    lengths = [64, 0, 37]
-    q, k, v, dO = drawn(3, 4, 2, 2, 64, 16, dtype=dtype)
-    k_pages, v_pages, table = paged(k, v, lengths, page)
-    arguments = dict(q=q, k_pages=k_pages, v_pages=v_pages, block_table=table)
-    return arguments | dict(key_lengths=torch.tensor(lengths, device=DEVICE)), (k, v, dO)
-
-
-@pytest.mark.parametrize("backend", ("auto", "reference"))
-@pytest.mark.parametrize(
-    "dtype, scale", [*((dtype, None) for dtype in DTYPES), (torch.float32, 0.0), (torch.float16, -0.3)]
-)
-def test_attention_paged(dtype, backend, scale):
-    arguments, (k, v, dO) = serving(dtype)
-    O, L = fa2_lab.attention_paged(**arguments, scale=scale, return_lse=True, backend=backend)
-    assert O.dtype == dtype and L.dtype == torch.float32 and (O[1] == 0).all() and (L[1] == -torch.inf).all()
-    for b, n in ((0, 64), (2, 37)):
-        cut = arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]]
-        near((O[b : b + 1], L[b : b + 1]), *cut, causal=True, scale=scale)
-    assert torch.equal(fa2_lab.attention_paged(**arguments, scale=scale, backend=backend), O)
-
-
-def test_pages_and_lengths_may_be_of_any_integers_and_strides():
-    arguments, _ = serving()
-    want = fa2_lab.attention_paged(**arguments)
-    arguments["block_table"] = arguments["block_table"].clamp(0).long().T.contiguous().T
-    arguments["key_lengths"] = arguments["key_lengths"].to(torch.uint8)
-    arguments["q"] = arguments["q"].mT.contiguous().mT
-    assert torch.equal(fa2_lab.attention_paged(**arguments), want)
-
-
-BAD = [
-    ("q", TypeError, lambda a: dict(q=[1.0])),
-    ("q", TypeError, lambda a: dict(q=a["q"].double())),
-    ("q", ValueError, lambda a: dict(q=a["q"][0])),
-    ("q", ValueError, lambda a: dict(q=a["q"][:, :, :0])),
-    ("q", ValueError, lambda a: dict(q=a["q"].clone().requires_grad_())),
-    ("q", ValueError, lambda a: dict(q=torch.zeros(3, 4, 1, 257, device=DEVICE))),
-    ("k_pages", TypeError, lambda a: dict(k_pages=None)),
-    ("k_pages", TypeError, lambda a: dict(k_pages=a["k_pages"].half())),
-    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"].to("meta"))),
-    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"][0])),
-    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"][..., :8])),
-    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"][:0])),
-    ("k_pages", ValueError, lambda a: dict(k_pages=torch.zeros(9, 16, 3, 16, device=DEVICE))),
-    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"].mT.contiguous().mT)),
-    ("v_pages", ValueError, lambda a: dict(v_pages=a["v_pages"][1:])),
-    ("v_pages", ValueError, lambda a: dict(v_pages=a["v_pages"].clone().requires_grad_())),
-    ("block_table", TypeError, lambda a: dict(block_table=a["block_table"].tolist())),
-    ("block_table", TypeError, lambda a: dict(block_table=a["block_table"].float())),
-    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"][:2])),
-    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"][0])),
-    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"].to("meta"))),
-    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"] + 100)),
-    ("block_table", ValueError, lambda a: dict(block_table=torch.full_like(a["block_table"], -1))),
-    ("key_lengths", TypeError, lambda a: dict(key_lengths=[64, 0, 37])),
-    ("key_lengths", TypeError, lambda a: dict(key_lengths=a["key_lengths"].float())),
-    ("key_lengths", ValueError, lambda a: dict(key_lengths=a["key_lengths"][:2])),
-    ("key_lengths", ValueError, lambda a: dict(key_lengths=a["key_lengths"] + 1)),
-    ("key_lengths", ValueError, lambda a: dict(key_lengths=a["key_lengths"] - 1)),
-    ("causal", TypeError, lambda a: dict(causal=None)),
-    ("scale", ValueError, lambda a: dict(scale=float("inf"))),
-    ("return_lse", TypeError, lambda a: dict(return_lse=1)),
-    ("backend", ValueError, lambda a: dict(backend="cuda")),
-]
-
-
-@pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
-def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
-    monkeypatch.setattr(room, "decode", None)
-    arguments, _ = serving()
-    with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
-        fa2_lab.attention_paged(**arguments | change(arguments))
-
-
-def test_the_table_is_looked_at_again_after_a_change():
-    arguments, _ = serving()
-    fa2_lab.attention_paged(**arguments)
-    arguments["block_table"][0, 3] = 99
-    with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
-        fa2_lab.attention_paged(**arguments)
-    arguments["key_lengths"][0] = 48  # now nobody needs that page
-    fa2_lab.attention_paged(**arguments)
-    short, long = (torch.tensor([n, 0, 37], device=DEVICE) for n in (48, 64))  # two tensors, of the same version
-    fa2_lab.attention_paged(**arguments | dict(key_lengths=short))
-    with pytest.raises(ValueError, match="block_table"):
-        fa2_lab.attention_paged(**arguments | dict(key_lengths=long))
-    with torch.inference_mode():
-        arguments, _ = serving()
-        fa2_lab.attention_paged(**arguments)
-
-
-def test_as_an_operator():
-    arguments, _ = serving()
-    inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), True, 0.25
-    torch.library.opcheck(torch.ops.fa2_lab.paged, inputs, test_utils=("test_schema", "test_faketensor"))
-    shapes = torch.ops.fa2_lab.paged(*(x.to("meta") if torch.is_tensor(x) else x for x in inputs))
-    assert [tuple(x.shape) for x in shapes] == [(3, 4, 2, 16), (3, 4, 2)]
 
 
 # attention() --------------------------------------------------------------------------------------------------

@@ -76,6 +76,26 @@ def test_whole_heads_where_they_fill_the_slots(heads, equal, expected):
     assert splits.whole(264, heads) == (heads in (256, 264, 2100)) and not splits.whole(264, 0)
 
 
+@pytest.mark.parametrize("heads, tiles, least, expected", [
+    (8, 2048, 1, 49), (64, 512, 1, 6), (128, 512, 1, 3), (16, 256, 1, 24),
+    (100, 2048, 1, 0),  # three for each leave a quarter of the slots empty
+    (8, 97, 1, 0), (8, 98, 1, 49), (8, 2048, 21, 0),  # not two turns worth their parts
+    (256, 256, 1, 0), (1000, 256, 1, 0),  # more heads than half of the slots
+])  # fmt: skip
+def test_teams_where_they_fill_the_slots(heads, tiles, least, expected):
+    assert splits.team(396, heads, tiles, least) == expected
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 40))
+def test_a_team_takes_every_tile_once(heads, size, tiles):
+    found = [splits.in_turn(w, size, tiles) for w in range(heads * size)]
+    taken = sorted((head, tile) for head, mine in found for tile in mine)
+    assert taken == [(head, tile) for head in range(heads) for tile in range(tiles)]
+    counts = [len(mine) for _, mine in found]
+    assert max(counts) - min(counts) <= 1
+
+
 def test_a_part_must_be_worth_its_share():
     assert splits.least_share(rows=4, d=128, B_c=32, itemsize=2) == 1
     assert splits.least_share(rows=64, d=128, B_c=32, itemsize=2) == 5

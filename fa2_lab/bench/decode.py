@@ -151,8 +151,9 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     from fa2_lab.kernels import decode
 
     q, k, v = problem.tensors()
-    usual = decode.sizes(q, problem.heads // problem.kv_heads, False)[1]
+    usual = decode.recipe(q, k, v, None, None, False, None).split.grid[0]
     counts = sorted({*(2**n for n in range(3, 12) if n != 8), usual})
-    calls = {n: partial(decode.decode, q, k, v, None, False, problem.d**-0.5, None, n) for n in counts}
+    given = {n: n for n in counts} | {usual: None}
+    calls = {n: partial(decode.decode, q, k, v, None, False, problem.d**-0.5, None, given[n]) for n in counts}
     timings = measure(calls, flushing=reading)
     return dict(programs=counts, microseconds=[microseconds(timings[n])[0] for n in counts], usual=[usual])

@@ -1,9 +1,10 @@
 """Decode: few queries over a long cache. The keys are split among programs, and what each found of them is merged.
 
-The tiles of all heads lie end to end, and every program takes an equal share of them, across heads if need be (the rule
-is machine/splits.py). Slot w + h of the scratch holds what program w found of head h, if it did not read all of it. The
-query heads of a group are rows of one tile, so that a key is read once for all of them. The cache is a tensor, or pages
-behind a block table.
+The tiles of all heads lie end to end, and every program takes an equal share of them, across heads if need be. Where
+heads are of one length and a team of programs for each fills the GPU, the team takes the tiles of its head in turn:
+what is read at a time lies closer together. (The rules are machine/splits.py.) Slot w + h of the scratch holds what
+program w found of head h, if it did not read all of it. The query heads of a group are rows of one tile, so that a key
+is read once for all of them. The cache is a tensor, or pages behind a block table.
 """
 
 from dataclasses import dataclass
@@ -121,15 +122,15 @@ def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constex
 
 
 @triton.jit
-def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, length, seen, scales, B_r: tl.constexpr,
-               B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
+def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step, length, seen, scales,
+               B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
                UPCAST: tl.constexpr):  # fmt: skip
-    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after keys `first` to `last`."""
+    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`."""
     scale_log2, coarse, huge = scales
     o_i = tl.zeros((B_r, d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
-    for j in range(first, last, B_c):  # FA2.A1.L6
+    for j in range(first, last, step):  # FA2.A1.L6
         col = j + tl.arange(0, B_c)  # (B_c,)
         place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
         k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
@@ -154,26 +155,30 @@ def group_pointers(X, strides, b, row, kv_head, group, N_q):
     return X + tl.cast(b, tl.int64) * strides[0] + at  # (B_r,)
 
 
-UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "programs", "slots", "least"]
+UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "programs", "slots", "least", "team"]
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H,
-                 group, N_q, N_k, batch, heads, R, programs, slots, least, scale_log2, coarse, huge,
+                 group, N_q, N_k, batch, heads, R, programs, slots, least, team, scale_log2, coarse, huge,
                  CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
-                 B_c: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+                 B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
 
     `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
     """
     w = tl.program_id(0)
-    T = turns_before(batch, key_lengths, N_k, heads, B_c)
-    share = share_of(T, programs, least, key_lengths)
-    t, end = w * share, tl.minimum((w + 1) * share, T)
-    b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
-    length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
-    h = (t - begin) // turns_of(length, B_c)
-    begin += h * turns_of(length, B_c)  # the first turn of head h
+    if TEAMS:  # program w reads of one head
+        b, h, length = w // team // heads, w // team % heads, N_k
+        t, end, begin = 0 * w, 0 * w + 1, 0 * w
+    else:
+        T = turns_before(batch, key_lengths, N_k, heads, B_c)
+        share = share_of(T, programs, least, key_lengths)
+        t, end = w * share, tl.minimum((w + 1) * share, T)
+        b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
+        length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
+        h = (t - begin) // turns_of(length, B_c)
+        begin += h * turns_of(length, B_c)  # the first turn of head h
     row_blocks = tl.cdiv(group * N_q, B_r)
     r, e = tl.arange(0, B_r), tl.arange(0, d_pad)
     while t < end:
@@ -193,8 +198,11 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
             V_h += tl.cast(b, tl.int64) * V_strides[0]
         else:
             table_b += tl.cast(b, tl.int64) * width
-        first, last = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c
-        m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, length, seen,
+        if TEAMS:
+            first, last, step = w % team * B_c, length, team * B_c
+        else:
+            first, last, step = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c, B_c
+        m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
                                    (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, UPCAST)  # fmt: skip
         if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
             tl.extra.cuda.gdc_launch_dependents()
@@ -235,17 +243,22 @@ def merge(m, l, o, m_w, l_w, o_w, scales):
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
 def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch, heads, R, programs, slots, least,
-                 scale_log2, coarse, huge, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
-                 B_c: tl.constexpr, EARLY: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+                 team, scale_log2, coarse, huge, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
+                 B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr, PARTS: tl.constexpr,
+                 WIDTH: tl.constexpr):  # fmt: skip
     """WIDTH columns of a row of O, and its L: parts lie in neighbouring slots, from the head's first reader on."""
     pid, piece = tl.program_id(0) // (d_pad // WIDTH), tl.program_id(0) % (d_pad // WIDTH)
     b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
     row = head % group * N_q + n
     h = head // group * tl.cdiv(group * N_q, B_r) + row // B_r
-    share = share_of(turns_before(batch, key_lengths, N_k, heads, B_c), programs, least, key_lengths)
-    turns = turns_of(length_of(key_lengths, b, N_k), B_c)
-    begin = turns_before(b, key_lengths, N_k, heads, B_c) + h * turns
-    first, last = begin // share, (begin + turns - 1) // share
+    if TEAMS:
+        first = (b * heads + h) * team
+        last = first + team - 1
+    else:
+        share = share_of(turns_before(batch, key_lengths, N_k, heads, B_c), programs, least, key_lengths)
+        turns = turns_of(length_of(key_lengths, b, N_k), B_c)
+        begin = turns_before(b, key_lengths, N_k, heads, B_c) + h * turns
+        first, last = begin // share, (begin + turns - 1) // share
     if EARLY:
         tl.extra.cuda.gdc_wait()
     if first == last:
@@ -358,17 +371,18 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     blocks, at_once = sizes(Q, rows, table is not None, equal)
     R, d_pad = min(blocks.B_r, rows), blocks.d_pad
     heads, turns = H_kv * triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
-    programs = programs or splits.programs(at_once, batch * heads, equal > 0)
-    slots = programs + batch * heads
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
+    team = splits.team(at_once, batch * heads, turns - 1, least) if equal and not programs else 0
+    programs = programs or team * batch * heads or splits.programs(at_once, batch * heads, equal > 0)
+    slots = programs + batch * heads
     if equal:
         least = max(triton.cdiv(batch * heads * turns, programs), least)
-    common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least
+    common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least, team
     kind = Early if early(Q.device) else launch.Blocks
-    constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early
+    constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early, team > 0
     split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
     merge = None
-    if not equal or least % turns:
+    if team or not equal or least % turns:
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
         WIDTH = min(d_pad, WIDEST)
         few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * WIDTH // 1024)), 1, blocks.registers and 128)

@@ -68,6 +68,7 @@ class Cache:
 
 # Equal shares ---------------------------------------------------------------------------------------------------
 
+TEAMS_FILL = 0.95  # of the slots: with fewer, equal shares for all slots are as good
 WELL_FILLED = 0.9  # of the slots, over all waves: then whole heads are as good as equal shares, and need no merge
 
 
@@ -79,6 +80,21 @@ def whole(slots: int, heads: int) -> bool:
 def programs(slots: int, heads: int, equal: bool) -> int:
     """How many programs to launch: one for each slot, or for each head where heads of equal length fill the slots."""
     return heads if equal and whole(slots, heads) else slots
+
+
+def team(slots: int, heads: int, tiles: int, least: int = 1) -> int:
+    """How many programs take each head's tiles in turn: heads of one length, at least two such turns; 0 for none.
+
+    They read close together, which memory serves 1% faster than shares far apart. But no program may read two heads.
+    """
+    size = slots // heads
+    pays = size > 1 and size * heads >= TEAMS_FILL * slots and tiles >= 2 * least * size
+    return size if pays else 0
+
+
+def in_turn(w: int, size: int, tiles: int) -> tuple[int, range]:
+    """The head of program w in teams of such a size, and the tiles that it takes."""
+    return w // size, range(w % size, tiles, size)
 
 
 def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
