@@ -79,6 +79,7 @@ SLICE = [
     ((1, 2, 1, 2, 33, 256), torch.float16, True, None),
     ((1, 70, 1, 1, 40, 13), torch.float32, False, None),  # more rows than a tile takes
     ((2, 3, 3, 2, 17, 1), torch.float32, True, None),
+    ((1, 2, 1, 1, 150, 16), torch.float32, False, [70]),  # no team: a length is known to the GPU alone
 ]
 
 

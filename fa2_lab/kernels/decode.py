@@ -382,7 +382,7 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early, team > 0
     split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
     merge = None
-    if team or not equal or least % turns:
+    if not equal or least % turns:  # a team's share is less than a head
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
         WIDTH = min(d_pad, WIDEST)
         few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * WIDTH // 1024)), 1, blocks.registers and 128)
