@@ -31,6 +31,7 @@ D128 = at(128, FULL, 4096) + at(128, CAUSAL, 4096)
 ONE_KEY_HEAD, FOUR_KEY_HEADS = (
     tuple(Problem(2, 32, heads, 4096, 4096, 128, causal) for causal in (FULL, CAUSAL)) for heads in (1, 4)
 )
+FEW_ROWS = tuple(Problem(1, 1, 1, 8192, 8192, d, causal) for d in (64, 128) for causal in (FULL, CAUSAL))
 
 # Forward ------------------------------------------------------------------------------------------------------
 
@@ -80,9 +81,9 @@ V_WITH_K = (
     Edit(F, "    if CAUSAL:\n        pipes.v.release(n - 1)\n    else:", "    if True:"),
     Edit(F, "        pipes.k.release(n)\n        if j >= full:", "        if j >= full:"),
 )
-TWO_CONSUMERS = dict(consumers=2, slots=4)
-NARROW = dict(B_c=128, consumers=2, slots=2, O_apart=True)
-WIDE = dict(B_c=64, consumers=3, slots=5, O_apart=False)
+IN_PLACE = dict(O_apart=(True, False), slots=(2, 3))
+WIDE = dict(B_c=(128, 64), consumers=(2, 3), slots=(2, 5), O_apart=(True, False))
+NARROW = {name: was_becomes[::-1] for name, was_becomes in WIDE.items()}
 
 FORWARD = [
     kept(F, "row blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), Edit(F, DRAWN, DEALT)),
@@ -96,21 +97,23 @@ FORWARD = [
         both(4096),
         Edit(F, WAIT_FOR_S, "s, o, p = warpgroup_mma_wait(0, deps=[s, o, p])\n"),
     ),
-    kept(F, "three consumers, not two", at(64, FULL, 1024, 4096, 16384) + at(64, CAUSAL, 4096, 16384), **TWO_CONSUMERS),
-    dropped(F, "three consumers, not two", at(64, CAUSAL, 1024), consumers=3, slots=4, lag=True),
-    kept(F, "turns on the tensor cores", at(64, CAUSAL, 4096, 16384), take_turns=False),
-    dropped(F, "turns on the tensor cores", at(64, FULL, 4096) + D128, take_turns=True),
+    kept(F, "three consumers, not two", at(64, FULL, 1024, 4096, 16384), consumers=(3, 2)),
+    kept(F, "three consumers, not two", at(64, CAUSAL, 1024, 4096, 16384), consumers=(3, 2)),
+    dropped(F, "three consumers, not two", at(64, FULL, 512), consumers=(2, 3), slots=(3, 4), lag=(False, True)),
+    kept(F, "one consumer, not two, where rows are few", FEW_ROWS, consumers=(1, 2)),
+    kept(F, "turns on the tensor cores", at(64, CAUSAL, 4096, 16384), take_turns=(True, False)),
+    dropped(F, "turns on the tensor cores", at(64, FULL, 4096) + D128, take_turns=(False, True)),
     kept(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 4096, 16384), **NARROW),
     dropped(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 1024) + at(128, CAUSAL, 4096, 16384), **WIDE),
-    kept(F, "m may lag by 8 behind the maximum", both(4096, 16384), lag=False),
-    dropped(F, "m may lag by 8 behind the maximum", at(64, CAUSAL, 1024), lag=True),
+    kept(F, "m may lag by 8 behind the maximum", both(4096, 16384) + at(64, CAUSAL, 1024), lag=(True, False)),
+    dropped(F, "m may lag by 8 behind the maximum", at(64, FULL, 512), lag=(False, True)),
     kept(F, "o shrinks only where some alpha is not 1", both(4096), Edit("softmax", JUMP, "x * a")),
     kept(
         F,
         "l summed by each lane, the four added at the end",
         both(4096),
         Edit("softmax", LANES, "l = alpha * l + gl.sum(gl.sum(gl.sum(p, 3), 1), 1)[:, None]"),
-        Edit("softmax", "    l = gl.sum(l, 1)\n", "    l = gl.max(l, 1)\n"),
+        Edit(F, "    l = gl.sum(l, 1)", "    l = gl.max(l, 1)"),
     ),
     kept(F, "maxima as a tree, not as a chain", both(4096), Edit("softmax", TREE, "gl.max(pairs, 1)")),
     kept(
@@ -135,9 +138,12 @@ FORWARD = [
     kept(
         F, "without a mask one head after the other", both(4096, 16384, causal=(FULL,)), Edit("host", HEAD_BY_HEAD, "")
     ),
-    dropped(F, "O waits in Q's place, three slots of K and V", at(128, CAUSAL, 1024, 4096), O_apart=False, slots=3),
-    dropped(F, "five slots of K and V, not three", at(64, CAUSAL, 1024), slots=5),
-    dropped(F, "tiles of 64 keys, not 128", at(64, CAUSAL, 1024), B_c=64, slots=6),
+    dropped(F, "O waits in Q's place, three slots of K and V", at(128, CAUSAL, 1024, 4096), **IN_PLACE),
+    kept(F, "four slots of K and V, not three", at(64, FULL, 4096) + at(64, CAUSAL, 4096), slots=(4, 3)),
+    kept(F, "tiles of 64 keys, not 128", at(64, CAUSAL, 1024), B_c=(64, 128), slots=(8, 4)),
+    kept(F, "tiles of 64 keys, not 128", at(128, CAUSAL, 512), B_c=(64, 128), slots=(4, 2)),
+    dropped(F, "tiles of 64 keys, not 128", at(64, CAUSAL, 4096), B_c=(128, 64), slots=(4, 8)),
+    dropped(F, "tiles of 64 keys, not 128", at(128, CAUSAL, 1024, 4096), B_c=(128, 64), slots=(2, 4)),
     dropped(
         F,
         "the next ticket drawn later",
@@ -226,8 +232,8 @@ BACKWARD = [
         Edit(B, "k = ring(K, 2, CONSUMERS)", "k = ring(K, 1, CONSUMERS)"),
         Edit("columns", "* 4 + 2), r & 1)", "* 4 + 2), 0)"),
     ),
-    kept(B, "dV's product after dS", at(64, FULL, 4096) + at(64, CAUSAL, 4096), late=False),
-    dropped(B, "dV's product after dS", D128, late=True),
+    kept(B, "dV's product after dS", at(64, FULL, 4096) + at(64, CAUSAL, 4096), late=(True, False)),
+    dropped(B, "dV's product after dS", D128, late=(False, True)),
     kept(B, "column blocks divided among programs", ONE_KEY_HEAD + FOUR_KEY_HEADS, Edit(PLAN, MANY_STEPS, "1")),
     kept(
         B,

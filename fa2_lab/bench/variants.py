@@ -34,7 +34,7 @@ class Idea:
     kept: bool
     problems: tuple[Problem, ...]
     edits: tuple[Edit, ...]
-    plan: dict  # fields of the host's plan that change, too
+    plan: dict  # name -> (as it is, as it becomes): fields of the host's plan that change, too
 
 
 class Kernels(NamedTuple):
@@ -91,8 +91,9 @@ def edited(files: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
     return files
 
 
-def change_plan(kernels: Kernels, part: str, changes: dict) -> None:
+def change_plan(kernels: Kernels, part: str, plan: dict) -> None:
     """Have these kernels planned as usual, but for some fields."""
+    changes = {name: becomes for name, (_, becomes) in plan.items()}
     host, plans = kernels.host, kernels.host_backward
     if part == "backward":
         plans.PLANS = {d: replace(sizes, **changes) for d, sizes in plans.PLANS.items()}
