@@ -153,6 +153,8 @@ def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
 @pytest.mark.parametrize("d, N_q, heads, causal, lengths, consumers, B_c", [
     (128, 8192, 1, False, False, 1, 128),
     (128, 8192, 2, False, False, 2, 128),  # 256 blocks of 64 rows: two rounds
+    (128, 128, 330, False, False, 2, 128),
+    (128, 128, 165, False, False, 1, 128),
     (128, 8192, 3, False, False, 3, 64),  # 129 blocks of 192 rows: one round
     (128, 8192, 3, False, True, 2, 128),
     (128, 16384, 16, False, False, 3, 64),
@@ -164,6 +166,10 @@ def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
     (64, 8192, 32, False, True, 3, 128),
     (64, 512, 1024, True, False, 3, 64),
     (64, 512, 1024, True, True, 2, 128),
+    (64, 256, 1024, True, False, 2, 128),
+    (64, 4096, 4, True, False, 1, 128),
+    (64, 4096, 8, True, False, 2, 128),
+    (64, 2048, 33, True, False, 2, 128),
     (64, 4096, 128, True, False, 3, 128),
     (64, 60, 512, False, False, 1, 128),
 ])  # fmt: skip
@@ -172,6 +178,12 @@ def test_plan(d, N_q, heads, causal, lengths, consumers, B_c):
 
     found = plan(d, N_q, heads, 132, causal, lengths)
     assert (found.consumers, found.B_c) == (consumers, B_c)
+
+
+def test_one_round_needs_no_place_for_the_next_Q():
+    from fa2_lab.kernels.hopper.host import plan
+
+    assert [plan(128, 4096, heads, 132, False, False).O_apart for heads in (4, 8)] == [False, True]
 
 
 def test_no_hopper_here():

@@ -1,6 +1,6 @@
 """What the Hopper kernels share: buffers in a ring, turns on the tensor cores, tickets for work.
 
-A thread block holds one producer warp, which starts the bulk copies, and two or three consumer warpgroups of 4 warps,
+A thread block holds one producer warp, which starts the bulk copies, and one to three consumer warpgroups of 4 warps,
 which compute. They meet only at barriers in shared memory. A barrier has a phase: it flips from 0 to 1 to 0 each time
 all expected arrivals are in, and whoever waits names the phase whose end it waits for.
 """
