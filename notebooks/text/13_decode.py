@@ -183,6 +183,40 @@ show(shares.shares(**pictures.shares_data()))
 # **Takeaway.** A cut may fall anywhere, because there is a merge. So make all shares equal, whatever the lengths are.
 
 # %% [markdown]
+# ## A team for each head
+#
+# Heads of one length, as in a benchmark: 396 slots are eight times 49 and four more. So 49 programs may form a *team* and
+# take the tiles of their head in turn, program i every 49th from the i-th on. They read the same bytes and leave as many
+# parts.
+#
+# **Predict.** All programs are at their eleventh tile. Where in head 0 are the tiles that are read now, with equal shares
+# and with a team?
+
+# %%
+def in_turn(w, size, tiles):  # program w: its head, and its tiles
+    return w // size, range(w % size, tiles, size)
+
+
+size = splits.team(slots, heads=8, tiles=2048)
+apart = [equal.spans(w)[0][1] + 10 for w in equal.readers(0)]
+near = [in_turn(w, size, 2048)[1][10] for w in range(size)]
+print(f"shares: {len(apart)} tiles, the first ones {apart[:3]}, from {min(apart)} to {max(apart)}")
+print(f"a team: {len(near)} tiles, the first ones {near[:3]}, from {min(near)} to {max(near)}")
+
+# %% [markdown]
+# <details><summary>Why that matters, and when it does not work</summary>
+#
+# Memory serves neighbours a little better. On an H200 one query over 65,536 keys takes 68.0 µs with teams and 69.2 with
+# equal shares, 8 × 16,384 keys 125.9 and 126.8. A kernel that does nothing but read a gigabyte, by 2,048 programs that
+# stay, takes 234 µs if they read in turn and 236 if each has a stretch of its own.
+#
+# A team's programs read one head and no other. If lengths differ, short heads leave their teams idle; if the heads do not
+# divide the slots, slots stay empty. In both cases the package takes equal shares.
+# </details>
+#
+# **Takeaway.** Who reads what is free to choose, since there is a merge. So choose what memory likes.
+
+# %% [markdown]
 # ## Parts that never met
 #
 # A part is a state (m, l, o), as in notebook 02. The kernel that merges takes several at once: the largest m of all, a
@@ -336,16 +370,31 @@ for row in record.rows:
 #
 # <details><summary>Where the rest goes, on 65,536 keys</summary>
 #
-# Clocks read inside the kernels tell it, in µs after the first program has begun. All 396 programs begin within 0.3. Of
+# Clocks read inside the kernels told it for equal shares, in µs after the first program has begun. All 396 programs begin within 0.3. Of
 # those with a whole share the first ends at 53, half of them by 60, the last at 63: equal shares are not equal times, for
 # some SMs get their bytes sooner than others. At 64 the merge is awake, at 65 it is done, and the events around both
 # kernels say 69. Reading alone takes 62 by such events. Its blocks are many and small, and whoever is done takes the
 # next; it has no state that would have to be begun anew, or merged.
 #
 # For the same reason three programs on an SM with tiles of 32 keys are 1% faster than two with 64: 96 KiB on their way
-# to each SM instead of 128, and the ends lie nearer together. Two things did not help. With an eighth of every share cut
-# off in two small pieces, for whoever is done first, the last program ends no sooner, and the merge has three times as
-# many parts: 74 µs instead of 71. With small shares at the end that are claimed from a counter it was 79 instead of 70.
+# to each SM instead of 128, and the ends lie nearer together. As many are best where heads need no merge: three tiles of
+# 32 keys for each of two programs, or of 64 for one. With 128 heads of 4,096 keys, one on an SM, that is 66.6 µs instead
+# of 68.6 with teams of three.
+# </details>
+#
+# <details><summary>What did not help</summary>
+#
+# Each beside the package's kernels of its day, in the same run, on 65,536 keys:
+#
+# - An eighth of every share cut off in two small pieces, for whoever is done first: 74 µs instead of 71. The last
+#   program ends no sooner, and the merge has three times as many parts.
+# - Small shares at the end that are claimed from a counter: 79 instead of 70.
+# - The last of a team to arrive merges, and there is no second kernel: 73 instead of 68. With six programs to a team, on
+#   8 × 16,384 keys, still 129 instead of 126: one program alone waits for all parts of a head.
+# - A kernel for Hopper (notebook 11): on each SM two producer warps with the copy engine, rings of 64 KiB, and consumers
+#   that multiply out of shared memory. With equal shares 69 instead of 69; with pieces for whoever is done first, drawn
+#   from a counter while the ring is still full, 71. The programs do end within 5 µs of each other instead of 10, but the
+#   ring takes longer to begin, and more parts longer to merge. Even if nothing is computed, such rings need 68.
 # </details>
 #
 # **Takeaway.** From some hundred megabytes on, decode runs at the speed of a copy; reading alone takes a tenth less:
@@ -357,6 +406,7 @@ for row in record.rows:
 # - One query does about one FLOP for each byte it reads: decode is limited by memory, always.
 # - The queries of a group are rows of one tile, so that keys are read once.
 # - Heads are too few and unequal: lay their tiles end to end, give every program an equal share.
+# - Where a team of programs for each head fills the slots, take its tiles in turn: memory serves neighbours sooner.
 # - A head that several programs have read is merged from their parts, in fixed order.
 # - Pages and a block table change where a row lies, and nothing else.
 
@@ -417,6 +467,7 @@ for tiles, programs in (((10, 3, 0, 12, 2), 4), ((2048,) * 8, 396), ((0, 0, 7), 
     package = splits.Shares(tiles, programs)
     theirs = {(w, head): b - a for w in range(programs) for head, a, b in package.spans(w)}
     verdict(f"deal here = Shares, {len(tiles)} heads, {programs} programs", deal(tiles, programs) == theirs)
+verdict("in_turn here = the package's", all(in_turn(w, 49, 2048) == splits.in_turn(w, 49, 2048) for w in range(392)))
 whole = parts[0]
 for other in parts[1:]:
     whole = whole.merge(other)
