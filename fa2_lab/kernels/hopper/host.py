@@ -52,9 +52,9 @@ FEW = {d: replace(sizes, consumers=1, tile=0.75, start=0.45 if d > 64 else 0.0) 
 # For d 64, where blocks of 192 rows fit badly. With exact m: short loops hardly let it come to rest.
 SHORT = Plan(128, 2, 3, lag=False, d_pad=64, start=0.0)
 EVEN = replace(SHORT, take_turns=True)  # without a mask: 2 to 6% faster
+TURNS = Plan(128, 3, 4, take_turns=True, d_pad=64)  # long and causal: 1 to 2% faster; else 1 to 3% slower
 # For d 128 and one round: no next row block whose Q could come early, but more of K and V. 1 to 8% faster.
 ONCE = Plan(128, 2, 3, O_apart=False)
-TURNS = Plan(128, 3, 4, take_turns=True, d_pad=64)  # long and causal: 1 to 2% faster; else 1 to 3% slower
 # Short and causal: half as many keys a tile, because the diagonal cuts through tiles. 1 to 5% faster.
 HALF = {64: Plan(64, 3, 8, d_pad=64), 128: Plan(64, 2, 4)}
 # For d 128 without a mask: K and V are read for 192 rows at a time. 2 to 6% faster, where that leaves no SM idle.
