@@ -393,8 +393,9 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
 def sizes(Q: torch.Tensor, rows: int, paged: bool = False, equal: int = 0) -> tuple[launch.Blocks, int]:
     """Block sizes for so many rows, and how many programs run at once; `equal` counts heads of one length, if they are.
 
-    Hopper reads heads in splits best with three programs on an SM and smaller tiles: 96 KiB on their way to it instead
-    of 128. With more of them requests queue up, and some SMs wait longer than others.
+    Hopper reads best with 96 KiB on their way to each SM: with more requests queue up, and some SMs wait longer than
+    others. That is one program where whole heads fill the SMs once, and three with smaller tiles for heads in splits.
+    Only whole heads that fill the SMs twice are as fast with 128.
     """
     d_pad, SMs, table, entry, fp32 = launch.padded(Q.shape[3]), 1, None, INTERPRETED, Q.dtype == torch.float32
     if not interpreter.switched_on():
@@ -402,8 +403,11 @@ def sizes(Q: torch.Tensor, rows: int, paged: bool = False, equal: int = 0) -> tu
         entry = (FP32 if fp32 else table)[d_pad]
     B_c, warps, stages, held = entry
     B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
-    if table is HOPPER and not fp32 and d_pad in (64, 128) and B_r == 16 and not splits.whole(SMs * held, equal):
-        B_c, held = B_c // 2, 3
+    if table is HOPPER and not fp32 and d_pad in (64, 128) and B_r == 16:
+        if equal <= SMs and splits.whole(SMs, equal):
+            stages, held = 4, 1
+        elif not splits.whole(SMs * held, equal):
+            B_c, held = B_c // 2, 3
     if B_r == ROWS:  # a large state leaves few registers
         B_c, stages = 16 if table is AMPERE else max(16, B_c // 2), stages + (table is HOPPER)
     stages += 2 * (paged and stages > 2)  # the entries of the table are on their way before the pages are

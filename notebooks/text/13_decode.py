@@ -377,9 +377,9 @@ for row in record.rows:
 # next; it has no state that would have to be begun anew, or merged.
 #
 # For the same reason three programs on an SM with tiles of 32 keys are 1% faster than two with 64: 96 KiB on their way
-# to each SM instead of 128, and the ends lie nearer together. As many are best where heads need no merge: three tiles of
-# 32 keys for each of two programs, or of 64 for one. With 128 heads of 4,096 keys, one on an SM, that is 66.6 µs instead
-# of 68.6 with teams of three.
+# to each SM instead of 128, and the ends lie nearer together. As many are best where nearly every SM has a head of its
+# own, and nothing is merged: one program with three tiles of 64 keys. With 128 heads of 4,096 keys that is 66.6 µs
+# instead of 68.6 with teams of three.
 # </details>
 #
 # <details><summary>What did not help</summary>
