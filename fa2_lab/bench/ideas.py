@@ -81,6 +81,7 @@ V_WITH_K = (
     Edit(F, "    if CAUSAL:\n        pipes.v.release(n - 1)\n    else:", "    if True:"),
     Edit(F, "        pipes.k.release(n)\n        if j >= full:", "        if j >= full:"),
 )
+TALL = dict(consumers=(2, 3), slots=(3, 4), lag=(False, True), take_turns=(True, False))
 IN_PLACE = dict(O_apart=(True, False), slots=(2, 3))
 WIDE = dict(B_c=(128, 64), consumers=(2, 3), slots=(2, 5), O_apart=(True, False))
 NARROW = {name: was_becomes[::-1] for name, was_becomes in WIDE.items()}
@@ -99,9 +100,9 @@ FORWARD = [
     ),
     kept(F, "three consumers, not two", at(64, FULL, 1024, 4096, 16384), consumers=(3, 2)),
     kept(F, "three consumers, not two", at(64, CAUSAL, 1024, 4096, 16384), consumers=(3, 2)),
-    dropped(F, "three consumers, not two", at(64, FULL, 512), consumers=(2, 3), slots=(3, 4), lag=(False, True)),
+    dropped(F, "three consumers, not two", at(64, FULL, 512), **TALL),
     kept(F, "one consumer, not two, where rows are few", FEW_ROWS, consumers=(1, 2)),
-    kept(F, "turns on the tensor cores", at(64, CAUSAL, 4096, 16384), take_turns=(True, False)),
+    kept(F, "turns on the tensor cores", at(64, FULL, 512) + at(64, CAUSAL, 4096, 16384), take_turns=(True, False)),
     dropped(F, "turns on the tensor cores", at(64, FULL, 4096) + D128, take_turns=(False, True)),
     kept(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 4096, 16384), **NARROW),
     dropped(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 1024) + at(128, CAUSAL, 4096, 16384), **WIDE),
