@@ -184,7 +184,8 @@ FORWARD = [
 B, PLAN = "backward", "host_backward"
 PLACE = "block, lot = work.place(t)\n"
 MANY_STEPS = "min((2**n for n in range(9) if 2**n <= steps), key=time)"
-LOTS = "(32 if causal and one > launch.MiB else 16)"
+LOTS = "(32 if one > launch.MiB else 16)"
+FULL_LOTS = "8 * launch.MiB // one"
 FOR_S = "    if FIRST:\n        s = warpgroup_mma_wait(0, deps=[s])"
 NO_DQ_YET = "    if FIRST:\n        s = "
 ALL_DONE = "    dv, dk, p, ds = warpgroup_mma_wait(0, deps=[dv, dk, p, ds])\n"
@@ -257,8 +258,18 @@ BACKWARD = [
         B, "a mask on the diagonal alone", both(1024, 4096, causal=(CAUSAL,)), Edit(B, "if first < full:", "if True:")
     ),
     kept(B, "32 MiB of heads at once, not 16", at(128, CAUSAL, 4096, 16384), Edit(PLAN, LOTS, "16")),
-    dropped(B, "32 MiB of heads at once, not 16", both(4096, causal=(FULL,)), Edit(PLAN, LOTS, "32")),
-    dropped(B, "8 MiB of heads at once, not 16", both(4096, causal=(FULL,)), Edit(PLAN, LOTS, "8")),
+    kept(
+        B,
+        "8 MiB of heads at once, not 16",
+        both(512, 1024, 4096, causal=(FULL,)),
+        Edit(PLAN, FULL_LOTS, "16 * launch.MiB // one"),
+    ),
+    dropped(
+        B, "32 MiB of heads at once, not 8", both(1024, causal=(FULL,)), Edit(PLAN, FULL_LOTS, "32 * launch.MiB // one")
+    ),
+    dropped(
+        B, "4 MiB of heads at once, not 8", both(4096, causal=(FULL,)), Edit(PLAN, FULL_LOTS, "4 * launch.MiB // one")
+    ),
     dropped(
         B,
         "column blocks start at different rows",
