@@ -360,7 +360,8 @@ def test_offsets_beyond_2_to_the_31(pitch):
 def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
     x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
     O = attention(x, x, x, causal=True)
-    assert torch.equal(O[-1:], attention(x[-1:], x[-1:], x[-1:], causal=True))
+    alone = attention(x[-1:], x[-1:], x[-1:], causal=True)  # perhaps by another kernel, which rounds in another order
+    assert (O[-1:] - alone).abs().max() < 0.01
 
 
 @gpu

@@ -107,6 +107,12 @@ def test_the_first_lines_say_what_the_record_says():
     assert f"all {len(rows)} rows" in lead and len(written()) == 16
     for peer in ("cuDNN", "torch flash"):
         assert len(ratios(rows, "fa2_lab", peer)) == len(rows) and min(ratios(rows, "fa2_lab", peer)) > 1
+    ahead = {}
+    for direction in ("forward", "backward"):
+        found = ratios([row for row in rows if row.direction == direction], "fa2_lab", "FlashAttention-4")
+        ahead[direction] = sum(x > 1 for x in found), len(found)
+    assert ahead["forward"] == (24, 24) and "forward they are faster than FlashAttention-4 on all 24" in lead
+    assert "backward on {} of {}".format(*ahead["backward"]) in lead
 
 
 # Chapters and links -------------------------------------------------------------------------------------------

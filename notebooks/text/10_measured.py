@@ -428,9 +428,9 @@ show(roofline(**measured.roofline_data()))
 #
 # The FA2 paper's grid: 16,384 tokens, hidden size 2,048, forward and backward. `fa2_lab portable` is like rung 5, with its
 # backward: plain Triton that runs on every GPU. `fa2_lab` is what `attention()` chooses here: kernels that use what
-# Hopper added, where they are faster. Peers in the same run: `torch flash`, FlexAttention, `cuDNN`. (The library of
-# FlashAttention's authors was not installed there, neither its second version nor FlashAttention-3.) Ratios are our speed
-# over theirs: above 1, we are faster.
+# Hopper added, where they are faster. Peers in the same run: `torch flash`, FlexAttention, `cuDNN`, and
+# `FlashAttention-4`, the newest package of FlashAttention's authors, which has kernels for Hopper, too. (FlashAttention-3 was
+# not installed there.) Ratios are our speed over theirs: above 1, we are faster.
 #
 # **Predict.** In how many of the 24 forward shapes is a plain Triton kernel faster than torch's FlashAttention-2? Than
 # cuDNN, which is written for this chip? And how much of the way to cuDNN is Hopper's?
@@ -439,8 +439,8 @@ show(roofline(**measured.roofline_data()))
 for direction in ("forward", "backward"):
     rows = [row for row in recorded["paper"].rows if row.direction == direction]
     for us in ("fa2_lab portable", "fa2_lab"):
-        for peer in ("torch flash", "FlexAttention", "cuDNN"):
-            print(f"{direction:8} {us:16} over {peer:13}: {readme.standing(rows, us, peer)}")
+        for peer in ("torch flash", "FlexAttention", "cuDNN", "FlashAttention-4"):
+            print(f"{direction:8} {us:16} over {peer:16}: {readme.standing(rows, us, peer)}")
 print(fill(readme.plainly(recorded["paper"].rows, "cuDNN").replace("`", ""), 96))
 
 # %%

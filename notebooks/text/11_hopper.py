@@ -626,7 +626,7 @@ show(tickets(**pictures.tickets_data()))
 # <details><summary>A trap: the barrier that nobody waits for</summary>
 #
 # An earlier version made barriers that not every call used. Where nobody waited, the compiler gave their memory to the tickets
-# as well. Every test passed, until several processes took turns on one GPU: in one of about 10,000 launches a program read a
+# as well. Every test passed, until several processes took turns on one GPU: in one of about a hundred launches a program read a
 # new barrier's bits for its ticket, and row blocks were never computed.
 # </details>
 #
@@ -677,8 +677,9 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # largest at d = 64 without a mask, where exponentials weigh most, and smallest on a short sequence, where row blocks are few
 # tiles long. The fastest row has over nine tenths of the rate of a large matrix product: there is little left to hide.
 #
-# FlashAttention-3 was not installed on that machine. Its paper reports up to 740 TFLOP/s, on an H100 in fp16: another chip and
-# another run, so there is no ratio to be had.
+# `FlashAttention-4` is the newest package of FlashAttention's authors: a kernel for Hopper of the same kind as ours, in another
+# language. FlashAttention-3 was not installed on that machine. Its paper reports up to 740 TFLOP/s, on an H100 in fp16:
+# another chip and another run, so there is no ratio to be had.
 # </details>
 #
 # **Takeaway.** On the same chip, with the same algorithm, what remains is who waits for whom.
