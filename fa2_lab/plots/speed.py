@@ -63,12 +63,12 @@ def _panel(ax: Axes, curves: Mapping[str, Curve], gemm: float) -> None:
 
 def _names(ax: Axes, curves: Mapping[str, Curve], top: float) -> None:
     """Each contestant's name at the end of its line, pushed apart where two would touch."""
-    heights = apart([curve[-1][1] for curve in curves.values()], LABELS_APART * top)
+    *heights, gemm = apart([*(curve[-1][1] for curve in curves.values()), top / 1.08], LABELS_APART * top)
     for name, height in zip(curves, heights, strict=True):
         ax.text(1.09, height / top, name, va="center", transform=ax.transAxes, color=LOOKS[name]["color"])
         look = {key: LOOKS[name][key] for key in ("marker", "color", "markerfacecolor") if key in LOOKS[name]}
         ax.plot([1.62 * curves[name][-1][0]], [height], markersize=3.5, label="_key", clip_on=False, **look)
-    ax.text(1.09, 1 / 1.08, "GEMM", va="center", transform=ax.transAxes, color=style.QUIET)
+    ax.text(1.09, gemm / top, "GEMM", va="center", transform=ax.transAxes, color=style.QUIET)
 
 
 def apart(values: Sequence[float], gap: float) -> list[float]:
