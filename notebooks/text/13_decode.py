@@ -9,7 +9,8 @@
 # A model that writes a text computes one new query at a time, against the keys of everything so far. Notebook 06 ended
 # with this case: one row block, 32 workers, a hundred idle processors, and a remedy, to split the keys and merge. This
 # notebook builds the kernel that serving needs, down to the cache in pages, and asks how near it comes to the only limit
-# that counts here.
+# that counts here. None of it is ours first: keys were split and merged by Flash-Decoding, shares made equal by Lean
+# Attention, the cache cut into pages by PagedAttention (the README lists the papers).
 #
 # After this notebook you can
 #
@@ -262,8 +263,9 @@ print("attention() says so too:", close(attention(q, k, v, causal=True).cpu().nu
 # %% [markdown]
 # <details><summary>Bits and rounding</summary>
 #
-# Sums in another order round differently, so the bits may differ from one number of shares to another. For one number
-# they never do: parts are merged in the order of the programs, not in the order in which these finish.
+# Sums in another order round differently: up to four results that differ in their last bits, and one but for rounding. For
+# one number of shares the bits never differ: parts are merged in the order of the programs, not in the order in which these
+# finish.
 # </details>
 #
 # **Takeaway.** The merge of notebook 02, one level further out. It takes a few kilobytes for each part, beside megabytes
@@ -403,7 +405,7 @@ for row in record.rows:
 # %% [markdown]
 # ## Recap
 #
-# - One query does about one FLOP for each byte it reads: decode is limited by memory, always.
+# - One query does about one FLOP for each byte it reads: it is memory that limits it. Only many queries to a key change that.
 # - The queries of a group are rows of one tile, so that keys are read once.
 # - Heads are too few and unequal: lay their tiles end to end, give every program an equal share.
 # - Where a team of programs for each head fills the slots, take its tiles in turn: memory serves neighbours sooner.
