@@ -381,10 +381,9 @@ for n, by_length in shares.items():
 #
 # <details><summary>And why not all of it at 131,072?</summary>
 #
-# Four GPUs stood at 3.39 once. A trace then showed the kernels of each backward step waiting for a block's dK and dV,
-# which only the additions after them need: 9 of 118 milliseconds. With that wait behind the kernels it is what the
-# picture shows, and a test asks that every transfer has a kernel to hide under. The rest is the transfers' own share of
-# the SMs, the merges, and the agreement.
+# An earlier version was slower: in each backward step its kernels waited for a block's dK and dV, which only the additions
+# after them need. With that wait behind the kernels it is what the picture shows, and a test asks that every transfer has
+# a kernel to hide under. The rest is the transfers' own share of the SMs, the merges, and the agreement.
 # </details>
 #
 # **Takeaway.** A ring pays from the length on where a step's kernels outlast its messages, and from there on the more the longer.
