@@ -1,6 +1,7 @@
 """How results of the bench are kept and shown: records, tables, the README's section, fingerprints of the sources."""
 
 import re
+import sys
 
 import pytest
 
@@ -8,7 +9,7 @@ pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite
 
-from fa2_lab.bench import readme, results
+from fa2_lab.bench import peers, readme, results
 from fa2_lab.bench.problem import Problem
 from fa2_lab.bench.results import Results, Row
 
@@ -50,6 +51,35 @@ def test_the_table_shows_ratios_first_and_every_reason():
     assert text.endswith("flash_attn: not installed\nnot measured: (9,)")
 
 
+# Machines -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "unpacked, found",
+    [
+        ({}, {}),
+        ({"flash_attn_4": "4.0.0b4"}, {"FlashAttention-4": "4.0.0b4"}),
+        ({"flash_attn": "2.8.3", "flash_attn_4": "4.1"}, {"flash_attn": "2.8.3", "FlashAttention-4": "4.1"}),
+    ],
+    ids=str,
+)
+def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, found, tmp_path, monkeypatch):
+    for name, version in unpacked.items():
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path), *(folder for folder in sys.path if "site-packages" not in folder)])
+    machine = results.machine()
+    assert machine["peers"] == found
+    kept = Results("paper", machine, "by hand")
+    kept.save(tmp_path)
+    assert results.load("paper", tmp_path) == kept
+
+
+def test_peers_with_versions_are_peers():
+    assert peers.DISTRIBUTIONS.keys() < peers.PEERS.keys() and peers.DISTRIBUTIONS.keys() <= set(readme.PEERS)
+
+
 # README -------------------------------------------------------------------------------------------------------
 
 
@@ -65,6 +95,15 @@ def test_the_readme_names_the_machine_the_ceilings_and_the_spread():
     made = "NVIDIA H200, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234."
     assert "bf16, 16,384 tokens" in said and f"{made} In the same run: GEMM 791 TFLOP/s." in said
     assert said.endswith("the middle half lies within 10.0% of the median, at worst within 10.0%.")
+
+
+def test_the_readme_names_the_versions_of_peers_where_the_record_has_them():
+    results = suite(contest())
+    assert readme.made(results).endswith("cuDNN 91900, driver 580, commit abc1234.")
+    results.machine = MACHINE | dict(peers={"flash_attn": "2.8.3", "FlashAttention-4": "4.0.0b4"})
+    assert readme.made(results).endswith("driver 580, flash_attn 2.8.3, FlashAttention-4 4.0.0b4, commit abc1234.")
+    results.machine["peers"] = {}
+    assert readme.made(results).endswith("driver 580, commit abc1234.")
 
 
 def test_both_of_us_stand_beside_every_peer():

@@ -168,6 +168,7 @@ PEERS: dict[str, Callable[[Problem], Attention]] = {
     "flash_attn": package("flash_attn"),
     "FlashAttention-4": package("flash_attn.cute"),
 }
+DISTRIBUTIONS = {"flash_attn": "flash-attn", "FlashAttention-4": "flash-attn-4"}  # what has a version of its own
 
 
 def gemm_call(n: int = 8192) -> tuple[Callable[[], object], float]:

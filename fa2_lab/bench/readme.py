@@ -83,7 +83,8 @@ def grid(results: Results) -> list[str]:
 def made(results: Results) -> str:
     """What the numbers belong to."""
     form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
-    return f"{form.format(**results.machine)}, {code(results)}."
+    peers = [f"{name} {version}" for name, version in results.machine.get("peers", {}).items()]
+    return ", ".join([form.format(**results.machine), *peers, code(results)]) + "."
 
 
 def code(results: Results) -> str:

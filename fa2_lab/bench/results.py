@@ -11,6 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "figures" / "data"
+ABSENT = "not installed"
 
 
 @dataclass
@@ -67,6 +68,8 @@ def machine() -> dict:
     """What the numbers depend on: GPU (or what takes its place), driver, versions, commit."""
     import torch
 
+    from fa2_lab.bench.peers import DISTRIBUTIONS
+
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     gpu = torch.cuda.is_available()
     return dict(
@@ -76,6 +79,7 @@ def machine() -> dict:
         torch=torch.__version__,
         triton=_version("triton"),
         cudnn=str(torch.backends.cudnn.version()),
+        peers={peer: found for peer, name in DISTRIBUTIONS.items() if (found := _version(name)) != ABSENT},
         commit=commit(),
     )
 
@@ -97,7 +101,7 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return ABSENT
 
 
 def _output(command: list[str]) -> str:
