@@ -1,0 +1,251 @@
+"""Where fa2_lab.attention runs: with or without Triton, in torch's machinery, in streams, graphs and large tensors."""
+
+import gc
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention_rooms import check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from kernel_truth import DEVICE, NAMES, run, tensors, worst
+
+import fa2_lab
+from fa2_lab.attention import attention
+from fa2_lab.kernels import interpreter
+
+# Where it runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "triton, numpy, fine", [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.2", True)]
+)
+def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, fine):
+    sentence = interpreter.misfit_of(triton, numpy)
+    assert (sentence == "") == fine
+    assert fine or ("install" in sentence and triton in sentence and numpy in sentence)
+
+
+def python(code: str, **environment) -> subprocess.CompletedProcess:
+    """Run code in a process of its own, without a GPU."""
+    env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="") | environment
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+
+
+CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend=B) for _ in 'ab']"
+
+
+def test_one_sentence_about_the_interpreter():
+    if interpreter.misfit():
+        pytest.skip("its interpreter does not work here")
+    done = python(CALL.replace("B)", "'triton')"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("interpreter") == 1 and len(done.stderr.strip().splitlines()) == 1
+
+
+def test_triton_imported_first():
+    done = python("import triton; " + CALL.replace("B)", "'triton')"))
+    assert done.returncode == 1 and "import fa2_lab first" in done.stderr
+    done = python("import triton; " + CALL.replace("B)", "'auto')"))
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_without_triton():
+    hide = "import sys; sys.modules['triton'] = None; "
+    assert python(hide + CALL.replace("B)", "'auto')")).returncode == 0
+    done = python(hide + CALL.replace("B)", "'triton')"))
+    assert done.returncode == 1 and "Triton is not installed" in done.stderr
+
+
+# torch's machinery ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", (0.0, 0.2))
+def test_opcheck(p):
+    q, k, v, dO = tensors(2, 4, 2, 20, 30, 16)
+    seed = torch.full((1,), 5, device=DEVICE) if p else None
+    rest = torch.tensor([9, 30], device=DEVICE), seed, True, 0.25, p
+    torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
+    O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
+    plain = [x.detach() for x in (q, k, v)]
+    for dL in (torch.ones_like(L), None):
+        torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, *plain, O, L, *rest))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+@pytest.mark.parametrize("dropout", (dict(), dict(dropout_p=0.2, seed=9)), ids=("", "dropout"))
+def test_compiled(dropout, backend):
+    def f(q, k, v, lengths):
+        O, L = fa2_lab.attention(q * 1.5, k, v, causal=True, key_lengths=lengths, return_lse=True, **dropout)
+        return O.sin() + L[..., None]
+
+    q, k, v, dO = tensors(2, 4, 2, 40, 50, 16)
+    lengths = torch.tensor([30, 50], device=DEVICE)
+    want = torch.autograd.grad(f(q, k, v, lengths), (q, k, v), dO)
+    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(q, k, v, lengths), (q, k, v), dO)
+    torch._dynamo.reset()
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def same_bits(kernels):  # noqa: F811
+    """Where a GPU has kernels of its own, torch must be asked for the same bits."""
+    torch.use_deterministic_algorithms(kernels == "chosen")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (48, 64, 96, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_bitwise_the_same_over_and_over(d, causal, same_bits):
+    q, k, v, dO = tensors(4, 4, 2, 500, 460, d, torch.bfloat16)
+    first = run(attention, q, k, v, dO, causal=causal)
+    for _ in range(100):
+        for name, a, b in zip(NAMES, first, run(attention, q, k, v, dO, causal=causal), strict=True):
+            assert torch.equal(a, b), name
+
+
+@gpu
+@pytest.mark.gpu
+def test_many_blocks_at_once_bitwise(same_bits):
+    q, k, v, dO = tensors(60, 4, 4, 128, 128, 128, torch.float16)
+    first = run(attention, q, k, v, dO)
+    for _ in range(200):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(attention, q, k, v, dO), strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_large_batch_is_no_grid_dimension():
+    q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
+    check(q, k, v, dO, causal=True)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("pitch", ("batches", "rows"))
+def test_offsets_beyond_2_to_the_31(pitch):
+    q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
+    want = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
+    if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
+        big = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
+        views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in big]
+    else:  # rows 2^26 elements apart
+        big = torch.empty(64, 2**26, device=DEVICE, dtype=torch.float16)
+        views = [big[None, None, :, slot * 128 : slot * 128 + 128] for slot in range(3)]
+    for view, x in zip(views, (q, k, v), strict=True):
+        view.copy_(x.expand_as(view))
+    views = [x.detach().requires_grad_() for x in views]
+    got = run(attention, *views, torch.ones_like(views[0]))
+    assert all(torch.equal(a[-1:], b) for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
+    x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
+    O = attention(x, x, x, causal=True)
+    alone = attention(x[-1:], x[-1:], x[-1:], causal=True)  # perhaps by another kernel, which rounds in another order
+    assert (O[-1:] - alone).abs().max() < 0.01
+
+
+@gpu
+@pytest.mark.gpu
+def test_cuda_graph():
+    q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
+    lengths = torch.tensor([70, 120], device=DEVICE, dtype=torch.int32)
+
+    def step():
+        O = attention(q, k, v, causal=True, key_lengths=lengths, dropout_p=0.1)
+        return O, *torch.autograd.grad(O, (q, k, v), dO)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    graph.replay()
+    first = [x.clone() for x in out]
+    graph.replay()
+    assert not torch.equal(out[0], first[0])  # a new seed at every replay
+    with torch.no_grad():
+        q.mul_(0.5)
+        lengths.sub_(20)
+    graph.replay()
+    empty = attention(q, k, v, causal=True, key_lengths=lengths)
+    assert torch.equal(torch.isnan(out[0]), torch.isnan(empty)) and (out[0] - empty).abs().max() < 5
+
+
+@gpu
+@pytest.mark.gpu
+def test_another_stream():
+    q, k, v, _ = tensors(1, 8, 8, 2048, 2048, 64, torch.float16)
+    want = attention(q, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            x = torch.zeros_like(q)
+            x.copy_(q)
+            got = attention(x, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(got, want)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("N_q, N_k, d", ((100, 100, 64), (1, 300, 64), (700, 700, 128)))
+def test_tensors_on_another_gpu_than_the_current(N_q, N_k, d):
+    here = tensors(1, 2, 2, N_q, N_k, d, torch.bfloat16)
+    there = [x.detach().to("cuda:1").requires_grad_() for x in here]
+    want = run(attention, *here)
+    for _ in range(3):  # Triton launches the first, and is passed by later
+        for name, a, b in zip(NAMES, run(attention, *there), want, strict=True):
+            assert a.device == there[0].device
+            assert worst(a.cpu(), b.cpu()) <= (0 if name in "OL" else 1e-2), name
+        assert torch.cuda.current_device() == 0
+
+
+@gpu
+@pytest.mark.gpu
+def test_memory_is_O_L_and_D_only(kernels):  # noqa: F811
+    """On Hopper, dQ's sums in fp32 besides."""
+    q, k, v = (
+        torch.randn(1, 16, 65536, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    dO = torch.randn_like(q)
+    small = tensors(1, 16, 16, 128, 128, 128, torch.bfloat16)
+    run(attention, *small)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    O = attention(q, k, v, causal=True)
+    bytes_O, bytes_L = 2 * q.numel(), 4 * q.numel() // 128
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + bytes_L)
+    torch.autograd.grad(O, (q, k, v), dO)
+    sums = 2 * bytes_O + bytes_L if kernels == "chosen" else 0
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + 2 * bytes_L + 3 * bytes_O + sums)
+
+
+@gpu
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    q, k, v, dO = tensors(1, 2, 2, 128, 128, 64, torch.float16)
+    lengths = torch.tensor([100], device=DEVICE)
+    options = dict(causal=True, key_lengths=lengths, dropout_p=0.1)
+    run(attention, q, k, v, dO, **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(attention, q, k, v, dO, **options)
+        run(attention, q, k, v, dO, **options, seed=5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
