@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+import fa2_lab  # noqa: F401 — before a test file imports Triton: it switches the interpreter on where there is no GPU
+
 HERE = Path(__file__).parent
 
 

@@ -10,7 +10,6 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite  # noqa: E402
 
-import fa2_lab.attention  # noqa: E402, F401 — before Triton, so that its interpreter is on where there is no GPU
 from fa2_lab.bench import ahead, command, results, smoke, suites, train  # noqa: E402
 from fa2_lab.bench.problem import Problem  # noqa: E402
 from fa2_lab.bench.results import Results  # noqa: E402

@@ -9,7 +9,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 
-import fa2_lab.attention  # noqa: E402, F401 — before Triton, so that its interpreter is on where there is no GPU
 from fa2_lab.bench import protocol, results, worth  # noqa: E402
 from fa2_lab.bench.ideas import IDEAS, at, kept  # noqa: E402
 from fa2_lab.bench.problem import Problem  # noqa: E402

@@ -7,7 +7,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-import fa2_lab.attention  # noqa: E402, F401 — before Triton, so that its interpreter is on where there is no GPU
 from fa2_lab.bench import counters, problem, protocol, suites  # noqa: E402
 from fa2_lab.bench.problem import Problem  # noqa: E402
 

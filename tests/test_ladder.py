@@ -5,8 +5,6 @@ import oracle
 import pytest
 import torch
 
-import fa2_lab  # noqa: F401  (settles how Triton runs before Triton is imported)
-
 triton = pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
 
