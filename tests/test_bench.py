@@ -1,7 +1,6 @@
 """The bench's suites and its command without a GPU, and a training run in miniature."""
 
 import importlib
-import sys
 from functools import partial
 
 import pytest
@@ -137,7 +136,7 @@ def test_portable_calls_the_kernels_themselves(monkeypatch):
 
     watch(forward, "forward")
     watch(backward, "backward")
-    monkeypatch.setattr(sys.modules["fa2_lab.attention"], "attention", None)
+    monkeypatch.setattr(importlib.import_module("fa2_lab.attention"), "attention", None)
     p = Problem(1, 2, 1, 40, 40, 16, True, "float32")
     tensors = p.tensors(grad=True, device="cuda" if torch.cuda.is_available() else "cpu")
     ((_, call),) = suites.ready(p, "both", ["fa2_lab portable"], tensors)
