@@ -9,7 +9,9 @@ import torch
 from compiling import Compiling, idle_barriers
 
 KERNELS = ("before_kernel", "backward_kernel", "after_kernel")
-SIZES = [*product((64, 128), (1024,), (False, True), (False, True)), (64, 1000, True, False), (96, 1000, True, False)]
+SIZES = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
+SIZES += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
+SIZES += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
 JOBS = [*product(SIZES, (1, 3))]  # in one part, and in three that share dK and dV
 
 
@@ -54,30 +56,58 @@ def compile_one(job) -> list[str]:
 def too_early(ttgir: str) -> list[str]:
     """Lines that give up, or write over, shared memory which a product or the copy engine may still be reading.
 
-    A barrier may be arrived at while products run only to show what was just stored, right after a fence. A tile that
-    the copy engine is to read is stored when it has read all it had to before, and no warp ends earlier.
+    While products run, a barrier may be arrived at only if what the producer writes, once it need not wait there, is
+    none of what they read. A tile that the copy engine is to read is stored when it has read all it had to before, and
+    no warp ends earlier.
     """
-    found, products, shown, all_read, free = [], False, False, None, False
-    for line in ttgir.splitlines():
-        name, rest = re.search(r"(ttn?g\.\w+|partition\d+|$)(.*)", line).groups()
+    rewritten, found, products, all_read, free = written_after_waits(ttgir), [], [], None, False
+    for name, given, line in operations(ttgir):
+        pending = int(re.findall(r"pendings = (\d+)", line + "pendings = 0")[0])
         if name == "ttng.warp_group_dot":
-            products = True
-        elif name == "ttng.warp_group_dot_wait" and "pendings = 0" in rest:
-            products = False
+            products.append({*given[:2]})
+        elif name == "ttng.warp_group_dot_wait":
+            products = products[max(0, len(products) - pending) :]
         elif name == "ttng.async_tma_store_wait":
-            all_read = "pendings = 0" in rest
+            all_read = pending == 0
         elif name == "ttg.local_store":
             free = all_read
         elif name in ("ttng.async_tma_reduce", "ttng.async_tma_copy_local_to_global"):
             found += [] if free else [line]
             all_read = False
-        elif name == "ttng.arrive_barrier" and products and not shown:
-            found.append(line)
+        elif name == "ttng.arrive_barrier" and products:
+            harmless = given[0] in rewritten and rewritten[given[0]].isdisjoint(set().union(*products))
+            found += [] if harmless else [line]
         elif name.startswith("partition"):
-            found += [line] if all_read is False else []
-            all_read = None
-        shown = name == "ttng.fence_async_shared" or (shown and not name)
+            found += [line] if products or all_read is False else []
+            all_read, products = None, []
     return found
+
+
+def written_after_waits(ttgir: str) -> dict[str, set]:
+    """For each barrier what the producer, the last of all parts, writes or has copied before it waits at another."""
+    written, barrier, part = {}, None, ""
+    for name, given, _ in operations(ttgir):
+        part = name if name.startswith("partition") else part
+        if name == "ttng.wait_barrier" and part == "partition1":
+            barrier = given[0]
+        elif name in ("ttg.local_store", "ttng.async_tma_copy_global_to_local") and barrier:
+            written.setdefault(barrier, set()).update(given)
+    return written
+
+
+def operations(ttgir: str):
+    """Of each line its operation and what that is given; of shared memory not a slot or a part, but the whole."""
+    whole, outside = {}, []
+    for line in ttgir.splitlines():
+        result, name, rest = re.search(r"(?:(%\w+) = )?(ttn?g\.\w+|partition\d+|$)(.*)", line).groups()
+        given = [whole.get(x, x) for x in re.findall(r"%\w+", rest.split(" : ")[0])]
+        if name == "ttg.warp_specialize":
+            outside = given
+        elif name.startswith("partition"):
+            whole = dict(zip(re.findall(r"(%\w+):", rest), outside, strict=True))
+        elif name.startswith("ttg.memdesc_"):
+            whole[result] = given[0]
+        yield name, given, line
 
 
 if __name__ == "__main__":

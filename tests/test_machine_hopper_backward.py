@@ -1,5 +1,6 @@
 """The model of the Hopper backward: right gradients in every order of events, and every missing wait found out."""
 
+from itertools import product
 from unittest.mock import patch
 
 import numpy as np
@@ -12,6 +13,7 @@ from fa2_lab.machine.hopper import Ring
 from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 
+LATE = [model.Late(*late) for late in product((False, True), repeat=2)]
 SHAPES = [(16, 32, NO_MASK), (20, 30, CAUSAL), (30, 20, CAUSAL), (7, 9, CAUSAL), (13, 13, Mask(True, 5))]
 
 
@@ -32,10 +34,10 @@ def right(run, want):
 @pytest.mark.parametrize("N_q, N_k, mask", SHAPES)
 def test_right_whatever_the_order(N_q, N_k, mask):
     tensors, want = draw(N_q, N_k, mask)
-    for tensor in (SHARED, IN_ORDER):
-        for costs in (model.Costs(), model.Costs(copy=10, add=5000), model.Costs(copy=3000, softmax=2000, add=1)):
-            run = model.backward(*tensors, Tiling(N_q, N_k, 4, 8, mask), costs=costs, tensor=tensor)
-            assert right(run, want) == [True] * 3
+    all_costs = model.Costs(), model.Costs(copy=10, add=5000), model.Costs(copy=3000, softmax=2000, add=1)
+    for tensor, costs, late in product((SHARED, IN_ORDER), all_costs, LATE):
+        run = model.backward(*tensors, Tiling(N_q, N_k, 4, 8, mask), costs=costs, tensor=tensor, late=late)
+        assert right(run, want) == [True] * 3
 
 
 def test_dQ_is_wrong_if_its_place_is_written_before_it_was_read():
@@ -64,9 +66,23 @@ def test_dQ_is_wrong_if_nobody_waits_for_the_others_dS():
 
 def test_one_place_for_dS_is_too_few_where_consumers_are_not_equally_fast():
     tensors, want = draw(24, 32)
-    for slow, places, is_right in ((1, 1, True), (9, 1, False), (9, 2, True)):
-        run = model.backward(*tensors, Tiling(24, 32, 4, 8), places, model.Costs(slow=slow))
+    for (slow, places, is_right), dk in product(((1, 1, True), (9, 1, False), (9, 2, True)), (False, True)):
+        costs, late = model.Costs(slow=slow), model.Late(dk=dk)
+        run = model.backward(*tensors, Tiling(24, 32, 4, 8), places, costs, late=late)
         assert right(run, want) == [is_right, True, True]
+
+
+@pytest.mark.parametrize("late", LATE, ids=str)
+def test_gradients_are_wrong_if_rows_are_released_before_their_last_product_has_ended(late):
+    tensors, want = draw(24, 32)
+
+    def hasty(of, dk, pipes):
+        pipes.rows.release(of.n)
+        yield dk.done()
+
+    with patch.object(model, "finish_dk", hasty):
+        run = model.backward(*tensors, Tiling(24, 32, 4, 8), costs=model.Costs(copy=10, product=3000), late=late)
+    assert right(run, want) == [True, False, True]
 
 
 @pytest.mark.parametrize("ring", ["K", "V", "rows"])

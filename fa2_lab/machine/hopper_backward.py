@@ -32,6 +32,14 @@ class Costs:
     slow: float = 1.0  # how many times as long consumer 1 takes for its exponentials
 
 
+@dataclass(frozen=True)
+class Late:
+    """Which products start later than they could: see Plan in kernels/hopper/host_backward.py."""
+
+    dv: bool = True  # dV's product after dS, not before dQ is handed over
+    dk: bool = False  # dK's product in the next step
+
+
 def costs(chip: Chip, B_r: int, d: int, copy: float = 600.0, add: float = 600.0) -> Costs:
     """Clocks of a consumer's 64 columns and B_r rows, if a unit had nothing else to do."""
     return Costs(copy, 2 * 64 * B_r * d / chip.tensor_per_clock, 64 * B_r / chip.exp_per_clock, add)
@@ -128,6 +136,7 @@ class Work:
     starts: np.ndarray  # (N_q, 2): −L/τ, −D
     tiling: Tiling
     costs: Costs
+    late: Late
     dK: np.ndarray
     dV: np.ndarray
 
@@ -221,41 +230,81 @@ def consumer(c: int, block: Block, pipes: Pipes, work: Work) -> Generator[Wait]:
         v = yield from pipes.v.take(r)
         own, before = Columns(c, j, k, v, work), None
         for i in row_blocks:
-            yield from step(n, i, before, own, block, pipes)
-            n, before = n + 1, i
+            before = yield from step(n, i, before, own, block, pipes)
+            n += 1
         pipes.v.release(r)
+        if work.late.dk:
+            yield from finish_dk(before, start_dk(before, own, block), pipes)
         dq = yield from start_dq(n - 1, own, block, pipes)
         yield dq.done()
         pipes.k.release(r)
-        yield from add_dq(before, dq, own, pipes)
+        yield from add_dq(before.i, dq, own, pipes)
         own.store()
         pipes.orders.done(r)
         r += 1
         order = yield from pipes.orders.get(r)
 
 
-def step(n: int, i: int, before: int | None, own: Columns, block: Block, pipes: Pipes) -> Generator[Wait]:
-    """The n-th row block, i: add to dk and dv, and multiply dQ of the row block before."""
-    price = own.work.costs
+@dataclass(frozen=True)
+class Begun:
+    """What a step leaves to the next one: the n-th row block is i, its rows, and its dS."""
+
+    n: int
+    i: int
+    rows: Callable[[], np.ndarray]
+    ds: np.ndarray
+
+
+def step(n: int, i: int, before: Begun | None, own: Columns, block: Block, pipes: Pipes) -> Generator:
+    """The n-th row block, i: add to dk and dv; of the one before multiply dQ, and with late.dk dK."""
+    price, late = own.work.costs, own.work.late
     rows = yield from pipes.rows.take(n)
+    if before and late.dk:
+        dk = start_dk(before, own, block)
     s = block.start("tensor", price.product, f"S {n}", lambda: own.scores(i, rows))
-    if before is not None:
+    if before:
         dq = yield from start_dq(n - 1, own, block, pipes)
     yield s.done()
+    if before and late.dk:
+        yield from finish_dk(before, dk, pipes)
     clocks = price.softmax * (price.slow if own.c else 1)
     p = block.start("exp", clocks, f"P {n}", lambda: np.exp(own.work.tau * s.result))
     yield p.done()
-    if before is not None:
+    if not late.dv:
+        dv = start_dv(n, p.result, rows, own, block)
+    if before:
         yield dq.done()
-        yield from add_dq(before, dq, own, pipes)
+        yield from add_dq(before.i, dq, own, pipes)
     dp = block.start("tensor", price.product, f"dP {n}", lambda: own.dp(rows))
-    block.start("tensor", price.product, f"dV {n}", lambda: own.add("dv", p.result, split(rows())[1]))
     yield dp.done()
-    ds = p.result * dp.result
-    pipes.ds.share(own.c, n, ds)
-    dk = block.start("tensor", price.product, f"dK {n}", lambda: own.add("dk", ds, split(rows())[0]))
-    yield dk.done()  # and dV, which was started before it
-    pipes.rows.release(n)
+    now = Begun(n, i, rows, p.result * dp.result)
+    pipes.ds.share(own.c, n, now.ds)
+    if late.dv:
+        dv = start_dv(n, p.result, rows, own, block)
+    if late.dk:
+        yield dv.done()
+    else:
+        dk = start_dk(now, own, block)
+        yield dv.done()
+        yield from finish_dk(now, dk, pipes)
+    return now
+
+
+def start_dv(n: int, p: np.ndarray, rows: Callable[[], np.ndarray], own: Columns, block: Block) -> Job:
+    """Start to add P dO."""
+    return block.start("tensor", own.work.costs.product, f"dV {n}", lambda: own.add("dv", p, split(rows())[1]))
+
+
+def start_dk(of: Begun, own: Columns, block: Block) -> Job:
+    """Start to add dS Q."""
+    product = own.work.costs.product
+    return block.start("tensor", product, f"dK {of.n}", lambda: own.add("dk", of.ds, split(of.rows())[0]))
+
+
+def finish_dk(of: Begun, dk: Job, pipes: Pipes) -> Generator[Wait]:
+    """Wait for dK's product; Q and dO are free then."""
+    yield dk.done()
+    pipes.rows.release(of.n)
 
 
 def start_dq(n: int, own: Columns, block: Block, pipes: Pipes) -> Generator[Wait, None, Job]:
@@ -289,7 +338,8 @@ class Run:
     pipes: Pipes
 
 
-def backward(Q, K, V, O, L, dO, tiling: Tiling, places: int = 2, costs: Costs = Costs(), tensor: str = SHARED) -> Run:
+def backward(Q, K, V, O, L, dO, tiling: Tiling, places: int = 2, costs: Costs = Costs(), tensor: str = SHARED,
+             late: Late = Late()) -> Run:  # fmt: skip
     """One head by one thread block, column block after column block; `places` for dS. tiling.B_c must be even."""
     whole_number("places", places, low=1)
     if tiling.B_c % CONSUMERS:
@@ -297,7 +347,7 @@ def backward(Q, K, V, O, L, dO, tiling: Tiling, places: int = 2, costs: Costs = 
     block, nobody = Block(tensor=tensor), np.isneginf(L)
     starts = np.where(nobody, -np.inf, -L * np.sqrt(Q.shape[1])), np.where(nobody, 0.0, -(dO * O).sum(axis=1))
     dQ, dK, dV = np.zeros(Q.shape), np.full(K.shape, np.nan), np.full(V.shape, np.nan)
-    work = Work(Q, K, V, dO, np.stack(starts, axis=1), tiling, costs, dK, dV)
+    work = Work(Q, K, V, dO, np.stack(starts, axis=1), tiling, costs, late, dK, dV)
     k, v, rows = (Ring(block, tensor, slots, CONSUMERS) for tensor, slots in (("K", 2), ("V", 1), ("rows", 2)))
     pipes = Pipes(Orders(block), k, v, rows, Meeting(block, places), Sums(block, dQ, costs.add))
     actors = {PRODUCER: producer(pipes, work, count())}

@@ -3,6 +3,9 @@
 Each of two consumer warpgroups owns 64 columns and keeps their dK and dV in registers. All tiles are transposed, so
 that P and dS are left operands straight from registers; dS also goes through shared memory, because dQ needs those of
 both consumers. dQ of one row block is multiplied while the next one is exponentiated, and added by the copy engine.
+
+products.py starts the products; here is when, and what waits for them. Some may start sooner or later: host_backward.py
+says what is fastest where.
 """
 
 import math
@@ -10,21 +13,16 @@ import math
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 from triton.runtime import driver
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.hopper import host_backward as host
-from fa2_lab.kernels.hopper.columns import COLS, CONSUMERS, NOBODY, Columns, Orders, Rows, orders, rows
+from fa2_lab.kernels.hopper.columns import COLS, CONSUMERS, Columns, Orders, Rows, orders, rows
 from fa2_lab.kernels.hopper.forward import wipe
 from fa2_lab.kernels.hopper.host import counter_of
-from fa2_lab.kernels.hopper.pipeline import NEG_INF, Ring, accumulator, aggregate, as_operand, barriers, matrix, ring
+from fa2_lab.kernels.hopper.pipeline import Ring, accumulator, aggregate, as_operand, barriers, matrix, ring
+from fa2_lab.kernels.hopper.products import HELD, start_dk, start_dp, start_dq, start_dv, start_scores
 from fa2_lab.kernels.hopper.sums import add_tile, after_kernel, before_kernel
 from fa2_lab.kernels.hopper.work import Work, draw, leave
 
@@ -43,13 +41,15 @@ class Pipes:
     ds_filled: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # (2, …): where each consumer's part of dQ waits to be added
     orders: Orders
-    LATE: gl.constexpr  # whether dV's product waits for dS, which takes fewer registers
+    DV_LATE: gl.constexpr  # whether dV's product starts once dS is shown, not before dQ is handed over
+    DK_LATE: gl.constexpr  # whether dK's product starts in the next step, not at the end of its own
+    HOLD_V: gl.constexpr  # whether half of V stays in registers
     d: gl.constexpr
     B_r: gl.constexpr
     W: gl.constexpr  # columns of a consumer's part of dQ, which has 64 rows
 
     @gluon.constexpr_function
-    def __init__(self, k, v, rows, ds, ds_filled, dq, orders, LATE):
+    def __init__(self, k, v, rows, ds, ds_filled, dq, orders, DV_LATE, DK_LATE, HOLD_V):
         self.k = k
         self.v = v
         self.rows = rows
@@ -57,7 +57,9 @@ class Pipes:
         self.ds_filled = ds_filled
         self.dq = dq
         self.orders = orders
-        self.LATE = gl.constexpr(LATE)
+        self.DV_LATE = gl.constexpr(DV_LATE)
+        self.DK_LATE = gl.constexpr(DK_LATE)
+        self.HOLD_V = gl.constexpr(HOLD_V)
         self.d = gl.constexpr(k.tiles.shape[4])
         self.B_r = gl.constexpr(rows.B_r)
         self.W = gl.constexpr(rows.B_r * k.tiles.shape[4] // 128)
@@ -112,127 +114,101 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, columns, scale):
     r = 0
     steps = pipes.orders.steps(r)
     while steps > 0:
-        _, _, col = pipes.orders.place(r)
-        full, seen_from, length = pipes.orders.limits(r)
-        key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(pipes.B_r)))  # (64,)
-        seen_from += key if columns.CAUSAL else 0 * key
-        if columns.RAGGED:
-            seen_from = gl.where(key < length - col, seen_from, NOBODY)
-        k = pipes.k.take(r)
-        v = pipes.v.take(r)
-        if columns.KEYS:
-            wipe(k.slice(c * COLS, COLS, 0), length - col - c * COLS)
-            wipe(v.slice(c * COLS, COLS, 0), length - col - c * COLS)
+        seen_from, full = columns.limits(c, r, pipes.orders)
+        v = take(c, r, pipes, columns)
+        held = hold(v, pipes)
         dk = gl.zeros([COLS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A2.L7
         dv = gl.zeros([COLS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A2.L7
-        dk, dv = step(c, n, dk, dv, v, seen_from, full, sums, pipes, scale, MASKED, True)
+        dk, dv, ds = step(c, n, dk, dv, None, v, held, seen_from, full, sums, pipes, scale, MASKED, True)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv = step(c, m, dk, dv, v, seen_from, full, sums, pipes, scale, MASKED, False)
+            dk, dv, ds = step(c, m, dk, dv, ds, v, held, seen_from, full, sums, pipes, scale, MASKED, False)
         n += steps
         pipes.v.release(r)
+        if pipes.DK_LATE:
+            dk = finish_dk(0, n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes)
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
         add_dq(c, n - 1, dq, sums, pipes)
-        batch, head, col = pipes.orders.place(r)
-        at = (pipes.orders.number(r) * CONSUMERS + c) * (2 * pipes.d)
-        pipes.orders.done(r)
-        if dK.dtype == gl.float32:  # sums, since others have parts of the same columns
-            add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
-            add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
-        else:
-            store(c, dv, dV, batch, head, col, pipes)  # FA2.A2.L18
-            store(c, dk * (scale * LN2), dK, batch, head, col, pipes)  # FA2.A2.L18
+        give(c, r, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = pipes.orders.steps(r)
     tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, dk, dv, v, seen_from, full, sums, pipes, scale, MASKED: gl.constexpr,
+def take(c: gl.constexpr, r, pipes, columns):
+    """Wait for K and V; one's rows of V."""  # (64, d)
+    k = pipes.k.take(r).slice(c * COLS, COLS, 0)
+    v = pipes.v.take(r).slice(c * COLS, COLS, 0)
+    if columns.KEYS:
+        _, _, col = pipes.orders.place(r)
+        _, _, length = pipes.orders.limits(r)
+        wipe(k, length - col - c * COLS)
+        wipe(v, length - col - c * COLS)
+    return v
+
+
+@gluon.jit
+def hold(v, pipes):
+    """Half of V in registers, or V as it is."""  # (64, HELD)
+    if pipes.HOLD_V:
+        v = v.slice(0, HELD, 1).load(gl.DotOperandLayout(0, accumulator(pipes.B_r), 2))
+    return v
+
+
+@gluon.jit
+def step(c: gl.constexpr, n, dk, dv, ds, v, held, seen_from, full, sums, pipes, scale, MASKED: gl.constexpr,
          FIRST: gl.constexpr):  # fmt: skip
-    """The n-th row block: add to dk and dv (64, d), and multiply dQ of the row block before."""
-    rows = pipes.rows
-    rows.wait(n)
-    q, do = rows.tiles(n)  # (B_r, d)
-    s = start_scores(c, n, q, seen_from, full, pipes, MASKED)
+    """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with DK_LATE dK, from its ds."""
+    pipes.rows.wait(n)
+    if pipes.DK_LATE and not FIRST:
+        dk = start_dk(n - 1, dk, ds, pipes)
+    s = start_scores(c, n, seen_from, full, pipes, MASKED)
     if FIRST:
         s = warpgroup_mma_wait(0, deps=[s])
     else:
         dq = start_dq(c, n - 1, pipes)
         s = warpgroup_mma_wait(1, deps=[s])
+        if pipes.DK_LATE:
+            dk = finish_dk(1, n - 1, dk, ds, pipes)
     p = gl.exp2(s * scale)  # (64, B_r)  FA2.A2.L11
+    if not pipes.DV_LATE:
+        dv, p_half = start_dv(n, dv, p, pipes)
     if not FIRST:
-        if pipes.LATE and not MASKED:  # with P here the compiler moves less of it behind: up to 7% faster
+        if pipes.DV_LATE and not MASKED:  # with P here the compiler moves less of it behind: up to 7% faster
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
-            dq = warpgroup_mma_wait(0, deps=[dq])
+            dq = warpgroup_mma_wait(0 if pipes.DV_LATE else 1, deps=[dq])  # dV's product, the last, may go on
         add_dq(c, n - 1, dq, sums, pipes)
-    start = spread(rows.start(n, 1))
-    dp = warpgroup_mma(v.slice(c * COLS, COLS, 0), do.permute((1, 0)), start, is_async=True)  # (64, B_r)  FA2.A2.L13
-    if pipes.LATE:
-        dp = warpgroup_mma_wait(0, deps=[dp])
-        ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
-        share(c, n, ds, pipes)
-        p = as_operand(p, q.dtype, pipes.d)
-        dv = warpgroup_mma(p, do, dv, is_async=True)  # (64, d)  FA2.A2.L12
+    dp = warpgroup_mma_wait(0, deps=[start_dp(n, v, held, pipes)])
+    ds = share(c, n, p * dp, pipes)  # FA2.A2.L14
+    if pipes.DV_LATE:
+        dv, p_half = start_dv(n, dv, p, pipes)
+    if pipes.DK_LATE:
+        dv, p_half = warpgroup_mma_wait(0, deps=[dv, p_half])
     else:
-        p_half = as_operand(p, q.dtype, pipes.d)
-        dv = warpgroup_mma(p_half, do, dv, is_async=True)  # (64, d)  FA2.A2.L12
-        dp = warpgroup_mma_wait(1, deps=[dp])
-        ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
-        p = p_half
-        share(c, n, ds, pipes)
-    ds = as_operand(ds, q.dtype, pipes.d)
-    dk = warpgroup_mma(ds, q, dk, is_async=True)  # (64, d)  FA2.A2.L16
-    dv, dk, p, ds = warpgroup_mma_wait(0, deps=[dv, dk, p, ds])
-    rows.release(n)
-    return dk, dv
-
-
-@gluon.jit
-def spread(start):
-    """A number for each row of a tile, as the accumulators that a product starts from."""  # (64, B_r)
-    B_r: gl.constexpr = start.shape[1]
-    start, _ = gl.broadcast(start, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
-    return start
-
-
-@gluon.jit
-def start_scores(c: gl.constexpr, n, q, seen_from, full, pipes, MASKED: gl.constexpr):
-    """Start K Qᵀ − L/scale; a masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
-    B_r: gl.constexpr = pipes.B_r
-    start = spread(pipes.rows.start(n, 0))
-    if MASKED:
-        first = pipes.rows.first(n)
-        if first < full:
-            row = gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))[None, :]
-            start = gl.where((row & ~6) >= (seen_from - first)[:, None] - (row & 6), start, NEG_INF)
-    k = matrix(pipes.k.tiles.index(pipes.rows.side(n))).slice(c * COLS, COLS, 0)
-    return warpgroup_mma(k, q.permute((1, 0)), start, is_async=True)  # FA2.A2.L10
+        dk = start_dk(n, dk, ds, pipes)
+        dv, p_half = warpgroup_mma_wait(1, deps=[dv, p_half])
+        dk = finish_dk(0, n, dk, ds, pipes)
+    return dk, dv, ds
 
 
 @gluon.jit
 def share(c: gl.constexpr, n, ds, pipes):
-    """Show both consumers one's dS; they read it in the next step, so that two places are enough."""
+    """Show both consumers one's dS, for the next step: so two places are enough. The same as dK's product reads it."""
+    ds = ds.to(pipes.ds.dtype)  # (64, B_r)
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(pipes.ds_filled, count=1)
+    return as_operand(ds, ds.dtype, pipes.d)
 
 
 @gluon.jit
-def start_dq(c: gl.constexpr, n, pipes):
-    """Start this consumer's part of dQ, from all 128 columns: half of its columns, or of its rows if it has 128."""
-    W: gl.constexpr = pipes.W
-    mbarrier.wait(pipes.ds_filled, n & 1)
-    k = matrix(pipes.k.tiles.index(pipes.rows.side(n)))
-    ds = pipes.ds.index(n & 1)
-    zero = gl.zeros([64, W], gl.float32, accumulator(W))
-    if pipes.B_r == 64:
-        ds = ds.permute((1, 0))
-        k = k.slice(c * W, W, 1)
-    else:
-        ds = ds.slice(c * 64, 64, 1).permute((1, 0))
-    return warpgroup_mma(ds, k, zero, use_acc=False, is_async=True)  # (64, W)  FA2.A2.L15
+def finish_dk(others: gl.constexpr, n, dk, ds, pipes):
+    """Wait for dK's product, while so many `others` that were started later go on; Q and dO are free then."""
+    dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
+    pipes.rows.release(n)
+    return dk
 
 
 @gluon.jit
@@ -240,6 +216,20 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
     """Have this consumer's part of dQ added to HBM."""
     at = (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.W)
     add_tile(dq, sums, at, pipes.dq.index(c))  # FA2.A2.L15
+
+
+@gluon.jit
+def give(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
+    """Write dK and dV; or have them added, since others have parts of the same columns."""
+    batch, head, col = pipes.orders.place(r)
+    at = (pipes.orders.number(r) * CONSUMERS + c) * (2 * pipes.d)
+    pipes.orders.done(r)
+    if dK.dtype == gl.float32:
+        add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
+        add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
+    else:
+        store(c, dv, dV, batch, head, col, pipes)  # FA2.A2.L18
+        store(c, dk * (scale * LN2), dK, batch, head, col, pipes)  # FA2.A2.L18
 
 
 @gluon.jit
@@ -259,8 +249,8 @@ RUNTIME = ["key_lengths", "H", "group", "N_q", "N_k", "T_r", "parts", "lots", "a
 
 @gluon.jit(do_not_specialize=RUNTIME)
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, H, group, N_q, N_k, T_r, parts,
-                    lots, at_once, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, LATE: gl.constexpr,
-                    REGISTERS: gl.constexpr):  # fmt: skip
+                    lots, at_once, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, DV_LATE: gl.constexpr,
+                    DK_LATE: gl.constexpr, HOLD_V: gl.constexpr, REGISTERS: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py."""
     KEYS: gl.constexpr = key_lengths is not None
     B_r: gl.constexpr = Q.block_shape[2]
@@ -273,7 +263,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, H, 
     k = ring(K, 2, CONSUMERS)
     v = ring(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
-    pipes = Pipes(k, v, rows(Q, dO, starts), ds, ds_filled, dq, orders(), LATE)
+    pipes = Pipes(k, v, rows(Q, dO, starts), ds, ds_filled, dq, orders(), DV_LATE, DK_LATE, HOLD_V)
     fence_async_shared()  # the copy engine must see the barriers
     gl.warp_specialize(
         [

@@ -88,6 +88,17 @@ class Columns:
             row = gl.where(last >= length, NOBODY, row)
         return row
 
+    @gluon.jit
+    def limits(self, c: gl.constexpr, r, orders):
+        """Consumer c, the r-th order: for each of its columns the first row that sees it; and full()."""  # (64,)
+        _, _, col = orders.place(r)
+        full, seen_from, length = orders.limits(r)
+        key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(self.B_r)))
+        seen_from += key if self.CAUSAL else 0 * key
+        if self.RAGGED:
+            seen_from = gl.where(key < length - col, seen_from, NOBODY)
+        return seen_from, full
+
 
 # Orders -----------------------------------------------------------------------------------------------------
 
