@@ -1,11 +1,20 @@
-"""Compiles a few edited Hopper kernels for sm_90 without a GPU; prints a line of JSON for each."""
+"""Compiles a few edited kernels for sm_90 without a GPU; prints a line of JSON for each."""
 
 import json
 
 import torch
 from compiling import Compiling
 
-FEW = ("one release for a tile of V and the next of K", "dQ under the next S, not in its own step")
+FEW = (
+    "one release for a tile of V and the next of K",
+    "dQ under the next S, not in its own step",
+    "teams that read a head's tiles in turn",
+)
+NAMES = dict(
+    forward=["forward_kernel"],
+    backward=["backward_kernel", "before_kernel", "after_kernel"],
+    decode=["split_kernel", "merge_kernel"],
+)
 
 
 def compile_one(idea) -> dict:
@@ -21,15 +30,16 @@ def compile_one(idea) -> dict:
     kernels, problem = variant(idea), idea.problems[0]
     kernels.host.multiprocessors = lambda device: 132
     kernels.host.fits = lambda *kind: True
+    kernels.decode.early = lambda device: True
     kernels.host.counter_of = kernels.backward.counter_of = lambda device, stream: torch.zeros(2, dtype=torch.int32)
-    names = ("before_kernel", "backward_kernel", "after_kernel") if idea.part == "backward" else ("forward_kernel",)
     room = getattr(kernels, idea.part)
-    for name in names:
+    for name in NAMES[idea.part]:
         setattr(room, name, Compiling(getattr(room, name)))
     Q = torch.empty(problem.batch, problem.heads, problem.N_q, problem.d, dtype=torch.bfloat16)
-    inputs = (Q, Q, Q, Q, Q, Q[..., 0].float()) if idea.part == "backward" else (Q, Q, Q)
+    K = torch.empty(problem.batch, problem.kv_heads, problem.N_k, problem.d, dtype=torch.bfloat16)
+    inputs = (Q, K, K, Q, Q, Q[..., 0].float()) if idea.part == "backward" else (Q, K, K)
     call(kernels, problem, idea.part, inputs)()
-    return dict(idea=idea.name, part=idea.part) | offline.report(getattr(room, f"{idea.part}_kernel").made)
+    return dict(idea=idea.name, part=idea.part) | offline.report(getattr(room, NAMES[idea.part][0]).made)
 
 
 if __name__ == "__main__":

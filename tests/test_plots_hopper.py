@@ -160,9 +160,22 @@ def test_the_table_has_a_line_for_each_idea_and_italics_where_it_is_not_in_use(b
     assert len(hopper.ideas_data("backward", most=1)["rows"]) == 1
 
 
+def test_the_table_of_decode_has_a_column_for_each_cache(monkeypatch):
+    ideas = [("teams", True, 8, 4.0), ("teams", True, 1, 2.0), ("8 warps", False, 16, 2.5)]
+    where = dict(part="decode", d=128, causal=False, N_q=1, N_k=4096, heads=32, kv_heads=8)
+    rows = [
+        dict(problem=where | dict(idea=idea, kept=kept, batch=batch), values={"with it": [2.0], "without it": [ms]})
+        for idea, kept, batch, ms in ideas
+    ]
+    monkeypatch.setattr(hopper, "measured", lambda suite: dict(rows=rows))
+    head, _, *lines = hopper.ideas_table("decode").split("\n")
+    assert head == "| idea | 1 × 4,096 keys | 8 × 4,096 keys | 16 × 4,096 keys |"
+    assert lines == ["| teams | 1.00 | 2.00 |  |", "| 8 warps |  |  | *1.25* |"]
+
+
 def test_the_recorded_table_has_every_measured_idea():
     parts = {row["part"] for row in hopper.worths()}
-    assert parts == {"forward", "backward", "host"}
+    assert {"forward", "backward", "host"} <= parts <= {"forward", "backward", "host", "decode"}
     found = [line.split(" | ")[0] for part in parts for line in hopper.ideas_table(part).split("\n")[2:]]
     assert len(found) == len({(row["part"], row["idea"]) for row in hopper.worths()}) >= 40
 

@@ -1,9 +1,13 @@
-"""What was tried on the Hopper kernels, as edits of them: `bench ideas` measures what each idea is worth today."""
+"""What was tried on the Hopper kernels, as edits of them: `bench ideas` measures what each idea is worth today.
+
+Ideas for decode are in ideas_decode.py.
+"""
 
 from __future__ import annotations
 
+from fa2_lab.bench.ideas_decode import DECODE
 from fa2_lab.bench.problem import Problem
-from fa2_lab.bench.variants import Edit, Idea
+from fa2_lab.bench.variants import Edit, dropped, kept
 
 
 def at(d: int, causal: bool, *lengths: int) -> tuple[Problem, ...]:
@@ -14,16 +18,6 @@ def at(d: int, causal: bool, *lengths: int) -> tuple[Problem, ...]:
 def both(*lengths: int, causal: tuple[bool, ...] = (False, True)) -> tuple[Problem, ...]:
     """d 64 and 128."""
     return sum((at(d, mask, *lengths) for d in (64, 128) for mask in causal), ())
-
-
-def kept(part: str, name: str, problems: tuple[Problem, ...], *edits: Edit, **plan) -> Idea:
-    """It is in the kernels; the edits, or other fields of the plan, take it out."""
-    return Idea(part, name, True, problems, edits, plan)
-
-
-def dropped(part: str, name: str, problems: tuple[Problem, ...], *edits: Edit, **plan) -> Idea:
-    """It did not help there; the edits, or other fields of the plan, put it in."""
-    return Idea(part, name, False, problems, edits, plan)
 
 
 FULL, CAUSAL = False, True
@@ -181,26 +175,36 @@ FORWARD = [
 
 # Backward -----------------------------------------------------------------------------------------------------
 
-B, PLAN = "backward", "host_backward"
+B, PRODUCTS, PLAN = "backward", "products", "host_backward"
 PLACE = "block, lot = work.place(t)\n"
 MANY_STEPS = "min((2**n for n in range(9) if 2**n <= steps), key=time)"
 LOTS = "(32 if one > launch.MiB else 16)"
 FULL_LOTS = "8 * launch.MiB // one"
-FOR_S = "    if FIRST:\n        s = warpgroup_mma_wait(0, deps=[s])"
-NO_DQ_YET = "    if FIRST:\n        s = "
-ALL_DONE = "    dv, dk, p, ds = warpgroup_mma_wait(0, deps=[dv, dk, p, ds])\n"
-WITH_DQ = """    dq = start_dq(c, n, pipes)
-    dv, dk, p, ds, dq = warpgroup_mma_wait(0, deps=[dv, dk, p, ds, dq])
-    add_dq(c, n, dq, sums, pipes)
+FOR_S = """    if FIRST:
+        s = warpgroup_mma_wait(0, deps=[s])
+    else:
+        dq = start_dq(c, n - 1, pipes)
+        s = warpgroup_mma_wait(1, deps=[s])
+        if pipes.DK_LATE:
+            dk = finish_dk(1, n - 1, dk, ds, pipes)
 """
-ADD = "        add_dq(c, n - 1, dq, sums, pipes)\n"
-START = "    start = spread(rows.start(n, 1))\n"
-DP = "    dp = warpgroup_mma(v.slice(c * COLS, COLS, 0), do.permute((1, 0)), start, is_async=True)"
+BESIDE_DP = FOR_S.replace("(1, ", "(2, ").replace("(0, ", "(1, ")
+ALONE = FOR_S.replace("(1, ", "(0, ").replace("        dq = start_dq(c, n - 1, pipes)\n", "")
+TAKE_DQ = "    if not FIRST:\n        if pipes.DV_LATE"
+DV_DONE = "dv, p_half = warpgroup_mma_wait(0, deps=[dv, p_half])\n"
+THEN_DK = """dv, p_half = warpgroup_mma_wait(1, deps=[dv, p_half])
+        dk = finish_dk(0, n, dk, ds, pipes)
+"""
+DQ_TOO = """dq = start_dq(c, n, pipes)
+        dv, p_half, dq = warpgroup_mma_wait(0, deps=[dv, p_half, dq])
+        add_dq(c, n, dq, sums, pipes)
+"""
+START_S = "    s = start_scores(c, n, seen_from, full, pipes, MASKED)\n"
+START_DP = "start_dp(n, v, held, pipes)"
+FOR_DP = f"    dp = warpgroup_mma_wait(0, deps=[{START_DP}])\n"
+START_DV = "    dv, p_half = start_dv(n, dv, p, pipes)\n"
 ZEROS = "gl.zeros([COLS, pipes.B_r], gl.float32, accumulator(pipes.B_r))"
-FOR_DP = ("        dp = warpgroup_mma_wait(0, deps=[dp])\n", "        dp = warpgroup_mma_wait(1, deps=[dp])\n")
-LESS_D = "        dp = dp + rows.start(n, 1)\n"
-P_FIRST = "if pipes.LATE and not MASKED:"
-HALF = "        p_half = as_operand(p, q.dtype, pipes.d)\n"
+P_FIRST = "if pipes.DV_LATE and not MASKED:"
 SEEN = "(row & ~6) >= (seen_from - first)[:, None] - (row & 6)"
 
 BACKWARD = [
@@ -221,11 +225,24 @@ BACKWARD = [
         B,
         "dQ under the next S, not in its own step",
         both(4096, 16384),
-        Edit(B, NO_DQ_YET, "    if True:\n        s = "),
-        Edit(B, "    if not FIRST:\n", "    if False:\n"),
-        Edit(B, ALL_DONE, WITH_DQ),
+        Edit(B, FOR_S, ALONE),
+        Edit(B, TAKE_DQ, TAKE_DQ.replace("not FIRST", "False")),
+        Edit(B, DV_DONE, DQ_TOO),
+        Edit(B, THEN_DK, DQ_TOO + "        dk = finish_dk(0, n, dk, ds, pipes)\n"),
         Edit(B, "        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])\n", ""),
-        Edit(B, ADD + "        batch, head", "        batch, head"),
+        Edit(B, "        add_dq(c, n - 1, dq, sums, pipes)\n        give", "        give"),
+    ),
+    kept(
+        B,
+        "dK under the next S, not in its own step",
+        at(64, CAUSAL, 1024, 4096, 16384) + at(128, CAUSAL, 4096, 16384),
+        dk_late=(True, False),
+    ),
+    dropped(
+        B,
+        "dK under the next S, not in its own step",
+        at(64, FULL, 4096) + at(128, FULL, 4096) + at(128, CAUSAL, 1024),
+        dk_late=(False, True),
     ),
     kept(
         B,
@@ -234,28 +251,41 @@ BACKWARD = [
         Edit(B, "k = ring(K, 2, CONSUMERS)", "k = ring(K, 1, CONSUMERS)"),
         Edit("columns", "* 4 + 2), r & 1)", "* 4 + 2), 0)"),
     ),
-    kept(B, "dV's product after dS", at(64, FULL, 4096) + at(64, CAUSAL, 4096), late=(True, False)),
-    dropped(B, "dV's product after dS", D128, late=(False, True)),
+    kept(B, "dV's product after dS", at(64, FULL, 4096) + at(64, CAUSAL, 4096), dv_late=(True, False)),
+    dropped(B, "dV's product after dS", D128, dv_late=(False, True)),
+    kept(
+        B,
+        "dV's product before dQ is handed over",
+        D128,
+        Edit(B, "    if not pipes.DV_LATE:\n    " + START_DV, ""),
+        Edit(B, "0 if pipes.DV_LATE else 1", "0"),
+        Edit(B, FOR_DP, f"    dp = {START_DP}\n{START_DV}    dp = warpgroup_mma_wait(1, deps=[dp])\n"),
+    ),
+    kept(B, "half of V in registers", at(128, FULL, 1024, 4096, 16384), hold_v=(True, False)),
+    dropped(B, "half of V in registers", at(128, CAUSAL, 1024, 4096), hold_v=(False, True)),
     kept(B, "column blocks divided among programs", ONE_KEY_HEAD + FOUR_KEY_HEADS, Edit(PLAN, MANY_STEPS, "1")),
     kept(
         B,
         "S begins at −L/τ, dP at −D",
         both(4096),
-        Edit(B, "start = spread(pipes.rows.start(n, 0))", f"start = {ZEROS}"),
-        Edit(B, "gl.exp2(s * scale)", "gl.exp2((s + rows.start(n, 0)) * scale)"),
-        Edit(B, "start = spread(rows.start(n, 1))", f"start = {ZEROS}"),
-        *(Edit(B, wait, wait + LESS_D) for wait in FOR_DP),
+        Edit(PRODUCTS, "start = spread(pipes.rows.start(n, 0))", f"start = {ZEROS}"),
+        Edit(B, "gl.exp2(s * scale)", "gl.exp2((s + pipes.rows.start(n, 0)) * scale)"),
+        Edit(PRODUCTS, "dp = spread(pipes.rows.start(n, 1))", f"dp = {ZEROS}"),
+        Edit(B, "p * dp", "p * (dp + pipes.rows.start(n, 1))"),
     ),
     kept(B, "P done before dQ is waited for", at(64, FULL, 1024, 4096), Edit(B, P_FIRST, "if False:")),
-    dropped(B, "P done before dQ is waited for", at(64, CAUSAL, 4096) + D128, Edit(B, P_FIRST, "if True:")),
+    dropped(B, "P done before dQ is waited for", at(64, CAUSAL, 4096), Edit(B, P_FIRST, "if True:")),
     kept(
         B,
         "the causal mask as a test of bits",
         both(4096, causal=(CAUSAL,)),
-        Edit(B, SEEN, "row >= (seen_from - first)[:, None]"),
+        Edit(PRODUCTS, SEEN, "row >= (seen_from - first)[:, None]"),
     ),
     kept(
-        B, "a mask on the diagonal alone", both(1024, 4096, causal=(CAUSAL,)), Edit(B, "if first < full:", "if True:")
+        B,
+        "a mask on the diagonal alone",
+        both(1024, 4096, causal=(CAUSAL,)),
+        Edit(PRODUCTS, "if first < full:", "if True:"),
     ),
     kept(B, "32 MiB of heads at once, not 16", at(128, CAUSAL, 4096, 16384), Edit(PLAN, LOTS, "16")),
     kept(
@@ -280,16 +310,17 @@ BACKWARD = [
         B,
         "S and dP started together",
         both(4096),
-        Edit(B, START + DP, ""),
-        Edit(B, FOR_S, f"{START}{DP}\n{FOR_S}".replace("(0, deps=[s]", "(1, deps=[s]")),
-        Edit(B, "s = warpgroup_mma_wait(1, deps=[s])\n    p = ", "s = warpgroup_mma_wait(2, deps=[s])\n    p = "),
+        Edit(B, START_S, f"{START_S}    dp = {START_DP}\n"),
+        Edit(B, FOR_S, BESIDE_DP),
+        Edit(B, f"deps=[{START_DP}]", "deps=[dp]"),
+        Edit(PLAN, "hold_v=not (causal or ragged)", "hold_v=False"),
     ),
     dropped(
         B,
         "P kept in 16 bits alone",
         D128,
-        Edit(B, HALF, f"        p = p.to(q.dtype)\n{HALF}"),
-        Edit(B, FOR_DP[1], FOR_DP[1] + "        p = p.to(gl.float32)\n"),
+        Edit(B, "gl.exp2(s * scale)", "gl.exp2(s * scale).to(pipes.ds.dtype)"),
+        Edit(B, "p * dp", "p.to(gl.float32) * dp"),
     ),
 ]
 
@@ -300,4 +331,4 @@ HOST = [
     kept("host", "launches written down", (Problem(1, 8, 8, 256, 256, 128, FULL),), Edit("host", AGAIN, "None")),
 ]
 
-IDEAS = [*FORWARD, *BACKWARD, *HOST]
+IDEAS = [*FORWARD, *BACKWARD, *DECODE, *HOST]

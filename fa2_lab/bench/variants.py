@@ -1,4 +1,4 @@
-"""Edited copies of the Hopper kernels: with an idea taken out of them, or put in."""
+"""Edited copies of the Hopper kernels and of decode: with an idea taken out of them, or put in."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from types import ModuleType
 from typing import NamedTuple
 
 from fa2_lab.bench.problem import Problem
-from fa2_lab.kernels import hopper
+from fa2_lab.kernels import decode, hopper
+from fa2_lab.machine import splits
 
 
 class Edit(NamedTuple):
-    """In one file of fa2_lab/kernels/hopper: a text that stands there once, and what takes its place."""
+    """In one of the copied files: a text that stands there once, and what takes its place."""
 
-    file: str
+    file: str  # of fa2_lab/kernels/hopper, or "decode" or "splits"
     old: str
     new: str
 
@@ -29,47 +30,53 @@ class Edit(NamedTuple):
 class Idea:
     """Something that was tried: the edits take it out of the kernels if it was kept, and else put it in."""
 
-    part: str  # "forward", "backward", or "host": what a forward call costs there
+    part: str  # "forward", "backward", "decode", or "host": what a forward call costs there
     name: str
     kept: bool
     problems: tuple[Problem, ...]
     edits: tuple[Edit, ...]
-    plan: dict  # name -> (as it is, as it becomes): fields of the host's plan that change, too
+    plan: dict  # name -> (as it is, as it becomes): fields of the host's plan that change, too; of decode's Blocks
+
+
+def kept(part: str, name: str, problems: tuple[Problem, ...], *edits: Edit, **plan) -> Idea:
+    """It is in the kernels; the edits, or other fields of the plan, take it out."""
+    return Idea(part, name, True, problems, edits, plan)
+
+
+def dropped(part: str, name: str, problems: tuple[Problem, ...], *edits: Edit, **plan) -> Idea:
+    """It did not help there; the edits, or other fields of the plan, put it in."""
+    return Idea(part, name, False, problems, edits, plan)
 
 
 class Kernels(NamedTuple):
-    """The two files that are called, and the two that plan their launches."""
+    """Hopper's two files that are called, the two that plan their launches, and decode, which does both."""
 
     forward: ModuleType
     backward: ModuleType
     host: ModuleType
     host_backward: ModuleType
-
-
-def imported(package: str) -> Kernels:
-    """The kernels of a package."""
-    return Kernels(*(import_module(f"{package}.{name}") for name in Kernels._fields))
+    decode: ModuleType
 
 
 def as_they_are() -> Kernels:
-    return imported(hopper.__name__)
+    return Kernels(*(import_module(f"{hopper.__name__}.{name}") for name in Kernels._fields[:-1]), decode)
 
 
 @cache
 def variant(idea: Idea) -> Kernels:
     """The kernels as the idea's edits leave them, imported from a folder that is gone afterwards."""
-    package = "hopper_" + hashlib.sha256(repr(vars(idea)).encode()).hexdigest()[:12]  # Triton's cache goes by it
+    package = "variant_" + hashlib.sha256(repr(vars(idea)).encode()).hexdigest()[:12]  # Triton's cache goes by it
     with TemporaryDirectory() as folder:
         (Path(folder) / package).mkdir()
         for name, text in edited(sources(), idea.edits).items():
-            text = text.replace(hopper.__name__, package)
-            (Path(folder) / package / f"{name}.py").write_text(text, encoding="utf-8")
+            (Path(folder) / package / f"{name}.py").write_text(at_home(text, package), encoding="utf-8")
         sys.path.insert(0, folder)
         invalidate_caches()
         try:
-            kernels = imported(package)
+            kernels = Kernels(*(import_module(f"{package}.{name}") for name in Kernels._fields))
         finally:
             sys.path.remove(folder)
+    kernels.decode.recipe = kernels.decode.plan_decode  # the plans that are kept are not its own
     if idea.plan:
         change_plan(kernels, idea.part, idea.plan)
     return kernels
@@ -77,7 +84,14 @@ def variant(idea: Idea) -> Kernels:
 
 def sources() -> dict[str, str]:
     """The files of the kernels by name, without .py."""
-    return {path.stem: path.read_text(encoding="utf-8") for path in Path(hopper.__file__).parent.glob("*.py")}
+    paths = [*Path(hopper.__file__).parent.glob("*.py"), Path(decode.__file__), Path(splits.__file__)]
+    return {path.stem: path.read_text(encoding="utf-8") for path in paths}
+
+
+def at_home(text: str, package: str) -> str:
+    """The text of a copy, importing the other copies."""
+    text = text.replace(hopper.__name__, package)
+    return text.replace("from fa2_lab.machine import splits\n", f"from {package} import splits\n")
 
 
 def edited(files: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
@@ -94,9 +108,15 @@ def edited(files: dict[str, str], edits: Sequence[Edit]) -> dict[str, str]:
 def change_plan(kernels: Kernels, part: str, plan: dict) -> None:
     """Have these kernels planned as usual, but for some fields."""
     changes = {name: becomes for name, (_, becomes) in plan.items()}
-    host, plans = kernels.host, kernels.host_backward
-    if part == "backward":
-        plans.PLANS = {d: replace(sizes, **changes) for d, sizes in plans.PLANS.items()}
-    else:
-        usual = host.plan
-        host.plan = lambda *kind: replace(usual(*kind), **changes)
+    if part == "decode":
+        sizes = kernels.decode.sizes
+
+        def changed(*kind):
+            blocks, at_once = sizes(*kind)
+            return replace(blocks, **changes), at_once
+
+        kernels.decode.sizes = changed
+        return
+    host = kernels.host_backward if part == "backward" else kernels.host
+    usual = host.plan
+    host.plan = lambda *kind: replace(usual(*kind), **changes)

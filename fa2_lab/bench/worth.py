@@ -1,4 +1,4 @@
-"""What each idea for the Hopper kernels is worth: they run with it and without it, in turn, cuDNN beside them."""
+"""What each idea for the Hopper kernels and decode is worth: they run with and without it, in turn, beside cuDNN."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from functools import cache, partial
 import torch
 
 from fa2_lab.bench import ahead, peers
+from fa2_lab.bench.decode import microseconds
 from fa2_lab.bench.ideas import IDEAS
 from fa2_lab.bench.problem import Problem, distance, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, wall_microseconds
+from fa2_lab.bench.protocol import PROTOCOL, REPEATS, Timing, measure, reading, wall_microseconds
 from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, call_of, ceilings, collect
 from fa2_lab.bench.variants import Idea, Kernels, as_they_are, variant
 
 TODAY, CUDNN = "today", "cuDNN"
+MORE = 3 * REPEATS  # of decode, whose ideas are worth a microsecond
+PROTOCOL = f"{PROTOCOL}; decode: {MORE} repetitions, the L2 cache filled with other data by reading"
 
 
 def run() -> Results:
@@ -51,9 +54,9 @@ def row(problem: Problem, direction: str, idea: Idea) -> Row:
     failed = {name: why for name, why in found.items() if isinstance(why, str)}
     values = {name: numbers for name, numbers in found.items() if name not in failed}
     where = problem.as_dict() | dict(part=idea.part, idea=idea.name, kept=idea.kept)
-    on_host = idea.part == "host"
-    flops = 0.0 if on_host else problem.flops(direction)
-    return Row(where, direction, values, failed, unit="µs" if on_host else "ms", flops=flops)
+    if idea.part in ("host", "decode"):
+        return Row(where, direction, values, failed, unit="µs")
+    return Row(where, direction, values, failed, flops=problem.flops(direction))
 
 
 @cache
@@ -84,6 +87,9 @@ def timed(part: str, calls: dict[str, Callable]) -> dict[str, list[float] | str]
     """Median and quartiles on the GPU, or what a call costs the host."""
     if part == "host":
         return {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
+    if part == "decode":
+        found = measure(calls, MORE, reading)
+        return {name: microseconds(t) if isinstance(t, Timing) else t for name, t in found.items()}
     return {name: [t.median, t.low, t.high] if isinstance(t, Timing) else t for name, t in measure(calls).items()}
 
 
@@ -101,6 +107,9 @@ def inputs_of(problem: Problem, part: str) -> tuple[torch.Tensor, ...]:
 def call(kernels: Kernels, problem: Problem, part: str, inputs) -> Callable[[], tuple[torch.Tensor, ...]]:
     """A call of some kernels: O and L, or dQ, dK and dV."""
     options = None, problem.causal, problem.d**-0.5
+    if part == "decode":
+        prepared = kernels.decode.prepare(*inputs, *options)
+        return lambda: prepared(*inputs, None)
     if part != "backward":
         return lambda: kernels.forward.forward(*inputs, *options)
     q, k, v, dO, O, L = inputs

@@ -150,24 +150,34 @@ def shapes(problems: list[dict]) -> str:
     return f"d {all_of('d', ' and ')}, {masks}, N {all_of('N_q', ', ')}{heads}"
 
 
-KINDS = {f"d {d} {'causal' if causal else 'full'}": (d, causal) for d in (64, 128) for causal in (False, True)}
+KINDS = [f"d {d} {'causal' if causal else 'full'}" for d in (64, 128) for causal in (False, True)]
 
 
 def ideas_table(*parts: str) -> str:
     """In Markdown: each idea, and what it is worth at which N; in italics where the kernels of today do without it."""
-    lines = ["| idea | " + " | ".join(KINDS) + " |", "| --- " * (1 + len(KINDS)) + "|"]
     rows = [row for row in worths() if row["part"] in parts]
+    caches = sorted({(row["batch"], kind(row)) for row in rows if row["part"] == "decode"})
+    kinds = [name for _, name in caches] or KINDS
+    lines = ["| idea | " + " | ".join(kinds) + " |", "| --- " * (1 + len(kinds)) + "|"]
     for idea in dict.fromkeys(row["idea"] for row in rows):
         group = [row for row in rows if row["idea"] == idea]
-        cells = [[row for row in group if (row["d"], row["causal"]) == kind] for kind in KINDS.values()]
+        cells = [[row for row in group if kind(row) == name] for name in kinds]
         lines.append(f"| {idea} | " + " | ".join("<br>".join(map(entry, cell)) for cell in cells) + " |")
     return "\n".join(lines)
 
 
+def kind(row: dict) -> str:
+    """The column of a row: the head dimension and the mask, or for decode the cache."""
+    if row["part"] == "decode":
+        return f"{row['batch']} × {row['N_k']:,} keys"
+    return f"d {row['d']} {'causal' if row['causal'] else 'full'}"
+
+
 def entry(row: dict) -> str:
-    """One number of the table, with its N, and its heads where they are grouped."""
+    """One number of the table; but for decode with its N, and its heads where they are grouped."""
     heads = f", {row['heads']} heads on {row['kv_heads']}" if row["heads"] != row["kv_heads"] else ""
-    text = f"{row['N_q']:,}{heads}:\N{NO-BREAK SPACE}{row['worth']:.2f}"
+    where = "" if row["part"] == "decode" else f"{row['N_q']:,}{heads}:\N{NO-BREAK SPACE}"
+    text = f"{where}{row['worth']:.2f}"
     return text if row["kept"] else f"*{text}*"
 
 
