@@ -9,7 +9,7 @@ import torch
 
 from fa2_lab.bench import peers
 from fa2_lab.bench.problem import Problem, error
-from fa2_lab.bench.protocol import PROTOCOL, Timing, measure, reading, wall_microseconds
+from fa2_lab.bench.protocol import PROTOCOL, Timing, in_a_line, measure, reading, wall_microseconds
 from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, ceilings, collect
 
@@ -62,7 +62,7 @@ def contest(problem: Problem, what: str = "decode") -> Row:
         try:
             wrong = error(attention(q, k, v), q, k, v, False)
         except Exception as failure:  # a peer that fails is named with its reason
-            failed[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            failed[name] = in_a_line(failure)
             continue
         if wrong <= TOLERANCE:
             call = partial(attention, q, k, v)

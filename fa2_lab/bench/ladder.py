@@ -6,7 +6,7 @@ from functools import cache, partial
 
 from fa2_lab.bench import counters, peers
 from fa2_lab.bench.problem import Problem, error
-from fa2_lab.bench.protocol import PROTOCOL, Timing, measure
+from fa2_lab.bench.protocol import PROTOCOL, Timing, in_a_line, measure
 from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, ceilings, collect
 from fa2_lab.kernels import ladder
@@ -40,7 +40,7 @@ def climb(problem: Problem) -> Row:
         try:
             wrong = error(call(), *tensors, problem.causal)
         except Exception as failure:  # a rung that does not run here is named with its reason
-            failed[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            failed[name] = in_a_line(failure)
             continue
         if wrong <= TOLERANCE:
             calls[name] = call

@@ -75,8 +75,13 @@ def warm_up(call: Callable[[], object]) -> str:
         torch.cuda.empty_cache()
         return "out of memory"
     except Exception as failure:  # a peer that fails must not end the run; its reason goes into the table
-        return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+        return in_a_line(failure)
     return ""
+
+
+def in_a_line(failure: Exception) -> str:
+    """What went wrong, short enough for a table."""
+    return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
 
 
 def summary(milliseconds: list[float]) -> Timing:

@@ -11,7 +11,7 @@ from tqdm import tqdm
 from fa2_lab.bench import peers
 from fa2_lab.bench.ahead import compile_ahead
 from fa2_lab.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.bench.protocol import HOST_PROTOCOL, PROTOCOL, Timing, measure, wall_microseconds
+from fa2_lab.bench.protocol import HOST_PROTOCOL, PROTOCOL, Timing, in_a_line, measure, wall_microseconds
 from fa2_lab.bench.results import Results, Row, label, machine
 
 DIRECTIONS = ("forward", "backward")
@@ -76,7 +76,7 @@ def attempt(job: partial) -> Row:
         torch.cuda.empty_cache()
         return empty(job, {"everybody": "out of memory"})
     except Exception as failure:  # what was measured before must not be lost
-        return empty(job, {"everybody": f"{type(failure).__name__}: {failure}".splitlines()[0][:160]})
+        return empty(job, {"everybody": in_a_line(failure)})
 
 
 def empty(job: partial, failed: dict[str, str]) -> Row:
@@ -123,7 +123,7 @@ def ready(problem: Problem, direction: str, names: Sequence[str], tensors) -> It
             torch.cuda.empty_cache()
             yield name, "out of memory"
         except Exception as failure:  # a peer that fails is named with its reason
-            yield name, f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            yield name, in_a_line(failure)
 
 
 def worst_error(O: torch.Tensor, tensors, causal: bool, truth) -> float:
@@ -202,7 +202,7 @@ def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES
         except torch.OutOfMemoryError:
             failed[name] = "out of memory"
         except Exception as failure:
-            failed[name] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            failed[name] = in_a_line(failure)
     return Row(problem.as_dict(), direction, values, failed, unit="MiB")
 
 

@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from fa2_lab.bench import peers
 from fa2_lab.bench.problem import Problem
+from fa2_lab.bench.protocol import in_a_line
 from fa2_lab.bench.results import Results, Row, machine
 
 BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "torch math")
@@ -122,7 +123,7 @@ def run(setting: Setting = Setting()) -> Results:
             missing = [name for name in BACKENDS if name not in runs | failed]
             break
         except Exception as failure:  # a peer that fails is named with its reason
-            failed[backend] = f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+            failed[backend] = in_a_line(failure)
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
     values = dict(
         loss=({name: [sum(r.losses[-20:]) / 20] for name, r in runs.items()}, "nats"),

@@ -11,7 +11,7 @@ from fa2_lab.bench import ahead, peers
 from fa2_lab.bench.decode import microseconds
 from fa2_lab.bench.ideas import IDEAS
 from fa2_lab.bench.problem import Problem, distance, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.bench.protocol import PROTOCOL, REPEATS, Timing, measure, reading, wall_microseconds
+from fa2_lab.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, measure, reading, wall_microseconds
 from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, call_of, ceilings, collect
 from fa2_lab.bench.variants import Idea, Kernels, as_they_are, variant
@@ -79,7 +79,7 @@ def ready(idea: Idea, problem: Problem, inputs, truth) -> Callable | str:
         found = call(variant(idea), problem, idea.part, inputs)
         wrong = worst(map(distance, found(), (x.double() for x in truth)))
     except Exception as failure:  # a variant that fails is named with its reason
-        return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+        return in_a_line(failure)
     return found if wrong <= TOLERANCE else f"wrong: error {wrong:.1e}"
 
 
