@@ -86,7 +86,7 @@ def ready(idea: Idea, problem: Problem, inputs, truth) -> Callable | str:
 def timed(part: str, calls: dict[str, Callable]) -> dict[str, list[float] | str]:
     """Median and quartiles on the GPU, or what a call costs the host."""
     if part == "host":
-        return {name: [microseconds] for name, microseconds in wall_microseconds(calls).items()}
+        return {name: [taken] for name, taken in wall_microseconds(calls).items()}
     if part == "decode":
         found = measure(calls, MORE, reading)
         return {name: microseconds(t) if isinstance(t, Timing) else t for name, t in found.items()}
