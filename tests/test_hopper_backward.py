@@ -248,6 +248,19 @@ def test_any_number_of_parts(d, parts, divided):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.parametrize("N_q, N_k", [(4096, 4096), (4100, 3900)])
+@pytest.mark.parametrize("d", (64, 96, 128))
+def test_long_sequences(d, N_q, N_k):
+    """Causal ones have another order of products from some length on."""
+    for H_kv, padded in product((2, 1), (False, True)):
+        Q, dO = draw(2, 2, N_q, d, torch.bfloat16), draw(2, 2, N_q, d, torch.bfloat16, seed=3)
+        K, V = (draw(2, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
+        lengths = torch.tensor([N_k // 3, N_k], dtype=torch.int32, device="cuda") if padded else None
+        check(Q, K, V, dO, None, lengths, causal=True)
+
+
+@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("d", (64, 128))
 def test_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
@@ -258,15 +271,15 @@ def test_large_scores(d):
 @gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", (1, 4))
-@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("N, causal", [(1000, False), (1000, True), (4100, True)])
 @pytest.mark.parametrize("d", (64, 128))
-def test_a_thousand_times(d, causal, parts, divided):
+def test_a_thousand_times(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
     from fa2_lab.kernels.hopper.backward import backward
     from fa2_lab.kernels.hopper.forward import forward
 
     divided(parts)
-    Q, K, V, dO = (draw(4, 8, 1000, d, torch.bfloat16, seed=seed) for seed in range(4))
+    Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
     O, L = forward(Q, K, V, None, causal, 0.1)
     first = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
     differ, off = torch.zeros((), dtype=torch.bool, device="cuda"), torch.zeros((), device="cuda")

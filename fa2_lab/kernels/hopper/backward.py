@@ -75,7 +75,6 @@ def producer(Q, K, V, dO, starts, counter, pipes, work, columns):
     r = 0  # column blocks so far
     t = gl.program_id(0)
     while t < work.blocks * work.heads:
-        t_next = gl.num_programs(0) + draw(counter)
         block, lot = work.place(t)
         bh = lot // columns.parts
         H_kv = columns.H // columns.group
@@ -98,7 +97,7 @@ def producer(Q, K, V, dO, starts, counter, pipes, work, columns):
                 pipes.rows.fill(n, r, Q, dO, starts, batch, q_head, i, number)  # FA2.A2.L9
                 n += 1
             r += 1
-        t = t_next
+        t = gl.num_programs(0) + draw(counter)  # not before: who draws early is dealt to
     pipes.orders.give(r, 0, 0, 0, 0, 0, 0, 0, 0)
     leave(counter)
 
@@ -161,9 +160,10 @@ def step(c: gl.constexpr, n, dk, dv, ds, v, held, seen_from, full, sums, pipes, 
          FIRST: gl.constexpr):  # fmt: skip
     """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with DK_LATE dK, from its ds."""
     pipes.rows.wait(n)
+    q, do = pipes.rows.tiles(n)  # (B_r, d)
     if pipes.DK_LATE and not FIRST:
         dk = start_dk(n - 1, dk, ds, pipes)
-    s = start_scores(c, n, seen_from, full, pipes, MASKED)
+    s = start_scores(c, n, q, seen_from, full, pipes, MASKED)
     if FIRST:
         s = warpgroup_mma_wait(0, deps=[s])
     else:
@@ -173,34 +173,34 @@ def step(c: gl.constexpr, n, dk, dv, ds, v, held, seen_from, full, sums, pipes, 
             dk = finish_dk(1, n - 1, dk, ds, pipes)
     p = gl.exp2(s * scale)  # (64, B_r)  FA2.A2.L11
     if not pipes.DV_LATE:
-        dv, p_half = start_dv(n, dv, p, pipes)
+        dv, p_half = start_dv(dv, p, do)
     if not FIRST:
         if pipes.DV_LATE and not MASKED:  # with P here the compiler moves less of it behind: up to 7% faster
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if pipes.DV_LATE else 1, deps=[dq])  # dV's product, the last, may go on
         add_dq(c, n - 1, dq, sums, pipes)
-    dp = warpgroup_mma_wait(0, deps=[start_dp(n, v, held, pipes)])
-    ds = share(c, n, p * dp, pipes)  # FA2.A2.L14
+    dp = warpgroup_mma_wait(0, deps=[start_dp(n, v, held, do, pipes)])
+    ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
+    share(c, n, ds, pipes)
     if pipes.DV_LATE:
-        dv, p_half = start_dv(n, dv, p, pipes)
+        dv, p_half = start_dv(dv, p, do)
+    ds = as_operand(ds, q.dtype, pipes.d)
     if pipes.DK_LATE:
         dv, p_half = warpgroup_mma_wait(0, deps=[dv, p_half])
     else:
         dk = start_dk(n, dk, ds, pipes)
-        dv, p_half = warpgroup_mma_wait(1, deps=[dv, p_half])
-        dk = finish_dk(0, n, dk, ds, pipes)
+        dv, p_half, dk, ds = warpgroup_mma_wait(0, deps=[dv, p_half, dk, ds])
+        pipes.rows.release(n)
     return dk, dv, ds
 
 
 @gluon.jit
 def share(c: gl.constexpr, n, ds, pipes):
-    """Show both consumers one's dS, for the next step: so two places are enough. The same as dK's product reads it."""
-    ds = ds.to(pipes.ds.dtype)  # (64, B_r)
+    """Show both consumers one's dS; they read it in the next step, so that two places are enough."""
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(pipes.ds_filled, count=1)
-    return as_operand(ds, ds.dtype, pipes.d)
 
 
 @gluon.jit

@@ -11,10 +11,9 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with HOLD_V
 
 
 @gluon.jit
-def start_scores(c: gl.constexpr, n, seen_from, full, pipes, MASKED: gl.constexpr):
+def start_scores(c: gl.constexpr, n, q, seen_from, full, pipes, MASKED: gl.constexpr):
     """Start K Qᵀ − L/scale; a masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
     B_r: gl.constexpr = pipes.B_r
-    q, _ = pipes.rows.tiles(n)
     start = spread(pipes.rows.start(n, 0))
     if MASKED:
         first = pipes.rows.first(n)
@@ -26,9 +25,8 @@ def start_scores(c: gl.constexpr, n, seen_from, full, pipes, MASKED: gl.constexp
 
 
 @gluon.jit
-def start_dp(n, v, held, pipes):
+def start_dp(n, v, held, do, pipes):
     """Start V dOᵀ − D; the part of V that is held need not be read from shared memory."""  # (64, B_r)
-    _, do = pipes.rows.tiles(n)
     dp = spread(pipes.rows.start(n, 1))
     if pipes.HOLD_V:
         dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
@@ -45,10 +43,9 @@ def spread(start):
 
 
 @gluon.jit
-def start_dv(n, dv, p, pipes):
+def start_dv(dv, p, do):
     """Start to add P dO; also P as that product reads it, which must stay until it ends."""  # (64, d), (64, B_r)
-    _, do = pipes.rows.tiles(n)
-    p = as_operand(p, do.dtype, pipes.d)
+    p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
 
 
