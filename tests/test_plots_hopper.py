@@ -169,7 +169,7 @@ def test_the_table_of_decode_has_a_column_for_each_cache(monkeypatch):
     ]
     monkeypatch.setattr(hopper, "measured", lambda suite: dict(rows=rows))
     head, _, *lines = hopper.ideas_table("decode").split("\n")
-    assert head == "| idea | 1 × 4,096 keys | 8 × 4,096 keys | 16 × 4,096 keys |"
+    assert head == "| idea | 1 × 4,096 keys, d 128 | 8 × 4,096 keys, d 128 | 16 × 4,096 keys, d 128 |"
     assert lines == ["| teams | 1.00 | 2.00 |  |", "| 8 warps |  |  | *1.25* |"]
 
 

@@ -25,6 +25,8 @@ D128 = at(128, FULL, 4096) + at(128, CAUSAL, 4096)
 ONE_KEY_HEAD, FOUR_KEY_HEADS = (
     tuple(Problem(2, 32, heads, 4096, 4096, 128, causal) for causal in (FULL, CAUSAL)) for heads in (1, 4)
 )
+ONE_ROUND = tuple(Problem(1, heads, heads, 16384 // heads, 16384 // heads, 128, FULL) for heads in (4, 8, 16))
+ONE_ROUND_64 = tuple(Problem(1, heads, heads, 16384 // heads, 16384 // heads, 64, FULL) for heads in (8, 16))
 FEW_ROWS = tuple(Problem(1, 1, 1, 8192, 8192, d, causal) for d in (64, 128) for causal in (FULL, CAUSAL))
 
 # Forward ------------------------------------------------------------------------------------------------------
@@ -96,6 +98,11 @@ FORWARD = [
     kept(F, "three consumers, not two", at(64, CAUSAL, 1024, 4096, 16384), consumers=(3, 2)),
     dropped(F, "three consumers, not two", at(64, FULL, 512), **TALL),
     kept(F, "one consumer, not two, where rows are few", FEW_ROWS, consumers=(1, 2)),
+    kept(
+        F, "O waits in Q's place, three slots: one row block for an SM", ONE_ROUND, O_apart=(False, True), slots=(3, 2)
+    ),
+    kept(F, "two consumers, not three: one row block for an SM", ONE_ROUND_64, **TALL),
+    kept(F, "turns on the tensor cores: one row block for an SM", ONE_ROUND_64, take_turns=(True, False)),
     kept(F, "turns on the tensor cores", at(64, FULL, 512) + at(64, CAUSAL, 4096, 16384), take_turns=(True, False)),
     dropped(F, "turns on the tensor cores", at(64, FULL, 4096) + D128, take_turns=(False, True)),
     kept(F, "192 rows a block, tiles of 64 keys", at(128, FULL, 4096, 16384), **NARROW),

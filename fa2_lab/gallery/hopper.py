@@ -169,7 +169,7 @@ def ideas_table(*parts: str) -> str:
 def kind(row: dict) -> str:
     """The column of a row: the head dimension and the mask, or for decode the cache."""
     if row["part"] == "decode":
-        return f"{row['batch']} × {row['N_k']:,} keys"
+        return f"{row['batch']} × {row['N_k']:,} keys, d {row['d']}"
     return f"d {row['d']} {'causal' if row['causal'] else 'full'}"
 
 
