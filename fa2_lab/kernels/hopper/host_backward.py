@@ -104,16 +104,17 @@ def plan(d: int, N_q: int, causal: bool, ragged: bool) -> Plan:
 def parts_for(column_blocks: int, steps: int, multiprocessors: int, causal: bool) -> int:
     """Into how many parts to divide each column block, of so many steps, so that all is done first.
 
-    In the time of a step: a part takes 2.5 to begin and end; sums take 2, and a 50th for each column block. Parts of
-    the same length run in rounds. Causal ones have half the steps on average, and half of the longest comes at the end.
+    In the time of a step: a part takes 3 to begin and end; sums take 2, and a 50th for each column block. Parts of the
+    same length run in rounds. Causal ones have half the steps on average, the longest come first, and a tenth of these
+    is lost at the end. Measured in 118 problems on an H200, what it chooses is the fastest or up to 4% slower.
     """
 
     def time(parts: int) -> float:
         rounds, longest = column_blocks * parts / multiprocessors, steps / parts
         sums = 2 + column_blocks / 50 if parts > 1 else 0
         if causal:
-            return max(rounds * (longest / 2 + 2.5) + longest / 2, longest + 2.5) + sums
-        return math.ceil(rounds) * (longest + 2.5) + sums
+            return max(rounds * (longest / 2 + 3) + longest / 10, longest + 3) + sums
+        return math.ceil(rounds) * (longest + 3) + sums
 
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
 
