@@ -45,20 +45,31 @@ def compile_one(job) -> str:
     Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
     forward.forward(Q, Q, Q, torch.ones(2, dtype=torch.int32) if keys else None, causal, d**-0.5)
     made = forward.forward_kernel.made
-    unasked = overwrites(made.asm["ttgir"], 1 if causal else 2)
+    unasked = overwrites(made.asm["ttgir"])
     found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)
     found |= dict(idle=idle_barriers(made.asm["ttgir"]), hasty=hasty(made.asm["ttgir"], sizes.take_turns))
+    found |= dict(before=before_the_draw(made.asm["ttgir"]))
     return json.dumps(dict(d=d, N=N, consumers=sizes.consumers, causal=causal, keys=keys) | found)
 
 
-def overwrites(ttgir: str, copies: int) -> list[str]:
+def producer_of(ttgir: str) -> str:
+    """The producer's part of a kernel."""
+    (part,) = (part for part in re.split(r"partition\d+\(", ttgir) if "async_tma_copy_global_to_local" in part)
+    return part
+
+
+def before_the_draw(ttgir: str) -> int:
+    """How many of the producer's lines that copy stand before the one that draws the next number."""
+    return producer_of(ttgir).split("tt.atomic_rmw")[0].count("async_tma_copy_global_to_local")
+
+
+def overwrites(ttgir: str) -> list[str]:
     """The producer's lines that write to shared memory without asking whether all have read what is there.
 
-    One wait stands for a whole ticket, or for so many copies: without a mask, for one of K and one of V.
+    One wait stands for a whole ticket, or for a copy of K and one of V.
     """
-    (producer,) = (part for part in re.split(r"partition\d+\(", ttgir) if "async_tma_copy_global_to_local" in part)
-    found, asked, made = [], False, copies
-    for line in producer.splitlines():
+    found, asked, made = [], False, 2
+    for line in producer_of(ttgir).splitlines():
         name = re.search(r"ttn?g\.\w+|$", line)[0]
         if name == "ttng.wait_barrier":
             asked, made = True, 0
@@ -66,7 +77,7 @@ def overwrites(ttgir: str, copies: int) -> list[str]:
             asked = False
         elif name == "ttng.async_tma_copy_global_to_local":
             asked, made = False, made + 1
-            found += [line] if made > copies else []
+            found += [line] if made > 2 else []
         elif name == "ttg.local_store" and not asked:
             found.append(line)
     return found
@@ -75,8 +86,8 @@ def overwrites(ttgir: str, copies: int) -> list[str]:
 def hasty(ttgir: str, turns: bool) -> list[str]:
     """The consumers' lines that give up a tile which a product may be reading, or hide from one what was written.
 
-    While two products run, nobody is told anything, but whose turn it is. What was stored is fenced before tensor
-    cores or the copy engine read it.
+    While a product runs, nobody is told anything, but whose turn it is. What was stored is fenced before tensor cores
+    or the copy engine read it.
     """
     found, running, told, shown = [], 0, 0, True
     for line in ttgir.splitlines():
@@ -85,7 +96,7 @@ def hasty(ttgir: str, turns: bool) -> list[str]:
             running, told = running + 1, 0
         elif name == "ttng.warp_group_dot_wait":
             running = int(re.search(r"pendings = (\d)", line)[1])
-        elif name == "ttng.arrive_barrier" and running == 2:
+        elif name == "ttng.arrive_barrier" and running:
             told += 1
             found += [line] if told > turns else []
         elif name == "ttg.local_store":

@@ -42,6 +42,7 @@ def test_fits_and_spills_nothing(rows):
         assert row["shared"] <= 227 * 1024, row
         assert row["hgmma"] > 0 and row["hmma"] == 0 and not row["waits"], row
         assert not row["overwrites"] and not row["idle"] and not row["hasty"], row
+        assert row["before"] == 1 + row["consumers"] + 2, "drawn earlier, numbers are as good as dealt"
 
 
 # What they take -----------------------------------------------------------------------------------------------
@@ -130,7 +131,8 @@ def test_choice(on_hopper, taken, pays, dropout, chosen, monkeypatch):
     assert all(a is b for a, b in zip(got, want, strict=True))
 
 
-PAYS = [(64, 513, 513, True, 528), (64, 512, 512, True, 1056), (64, 192, 192, False, 4224), (64, 256, 64, False, 528)]
+PAYS = [(64, 511, 512, True, 528), (64, 512, 511, False, 528), (64, 192, 192, False, 4224), (64, 192, 192, True, 528)]
+PAYS += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 512, True, 0)]
 PAYS += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 0), (256, 64, 1, False, 0)]
 PAYS += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0)]
 
@@ -145,9 +147,9 @@ def test_where_it_pays(d, N_q, N_k, causal, most, some_hopper):
 
 
 def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
-    Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 1024)))
+    Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 512)))
     assert some_hopper.pays(Q, K, False) and not some_hopper.pays(more, K, False)
-    assert not some_hopper.pays(Q, K[:, :, :1023], False)
+    assert not some_hopper.pays(Q, K[:, :, :511], False)
 
 
 @pytest.mark.parametrize("d, N_q, heads, causal, lengths, consumers, B_c", [
@@ -159,17 +161,25 @@ def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
     (128, 8192, 3, False, True, 2, 128),
     (128, 16384, 16, False, False, 3, 64),
     (128, 32768, 1, False, False, 2, 128),  # 171 blocks of 192 rows: two rounds, as with 128
-    (128, 4096, 3, True, False, 1, 128),
-    (128, 4096, 4, True, False, 2, 128),
+    (128, 4096, 4, True, False, 1, 128),  # 1.9 blocks of 64 rows to an SM
+    (128, 4096, 5, True, False, 2, 128),  # 2.4
+    (192, 4096, 3, True, False, 1, 64),  # 1.5
+    (192, 4096, 4, True, False, 2, 64),
+    (256, 2048, 9, True, False, 1, 64),
     (128, 512, 512, True, False, 2, 64),
     (64, 8192, 2, False, False, 2, 128),
     (64, 8192, 32, False, True, 3, 128),
     (64, 512, 1024, True, False, 3, 64),
     (64, 512, 1024, True, True, 2, 128),
     (64, 256, 1024, True, False, 2, 128),
-    (64, 4096, 4, True, False, 1, 128),
-    (64, 4096, 8, True, False, 2, 128),
-    (64, 2048, 33, True, False, 2, 128),
+    (64, 4096, 5, True, False, 1, 128),  # 2.4
+    (64, 4096, 6, True, False, 2, 128),  # 2.9
+    (64, 4096, 9, True, False, 2, 128),  # 4.4
+    (64, 4096, 10, True, False, 3, 128),  # 4.8
+    (64, 4096, 10, True, True, 2, 128),
+    (64, 2048, 20, True, False, 2, 128),
+    (64, 2048, 40, True, False, 2, 128),  # 9.7
+    (64, 2048, 42, True, False, 3, 64),
     (64, 4096, 128, True, False, 3, 128),
     (64, 60, 512, False, False, 1, 128),
 ])  # fmt: skip

@@ -28,17 +28,30 @@ ONE_KEY_HEAD, FOUR_KEY_HEADS = (
 ONE_ROUND = tuple(Problem(1, heads, heads, 16384 // heads, 16384 // heads, 128, FULL) for heads in (4, 8, 16))
 ONE_ROUND_64 = tuple(Problem(1, heads, heads, 16384 // heads, 16384 // heads, 64, FULL) for heads in (8, 16))
 FEW_ROWS = tuple(Problem(1, 1, 1, 8192, 8192, d, causal) for d in (64, 128) for causal in (FULL, CAUSAL))
+ONE_HEAD = tuple(Problem(1, 1, 1, N, N, d, CAUSAL) for d in (64, 128) for N in (16384, 32768))
 
 # Forward ------------------------------------------------------------------------------------------------------
 
 F = "forward"
-DRAWN = "t_next = gl.num_programs(0) + draw(counter)\n"
-DEALT = "t_next = t + gl.num_programs(0)\n"
-EARLY = Edit(F, "        " + DRAWN, "")
+LATE = "        t = gl.num_programs(0) + draw(counter)  #"
+PLACED = "        block, head = work.place(t)\n"
+DEALT_ROWS = Edit(F, LATE, "        t += gl.num_programs(0)  #")
+EARLY = (
+    Edit(F, LATE, "        t = t_next  #"),
+    Edit(F, PLACED, "        t_next = gl.num_programs(0) + draw(counter)\n" + PLACED),
+)
+FILLS = """            pipes.k.fill(n + j, K, batch, kv_head, (T_c - 1 - j) * heads.B_c)
+            pipes.v.fill(n + j - 1, V, batch, kv_head, (T_c - j) * heads.B_c)
+"""
+SOONER = "        last = gl.maximum(T_c - 2, 1)\n        for j in range(1, last):\n" + FILLS + LATE
+TWO_SOONER = (
+    Edit(F, LATE, "        #"),
+    Edit(F, "        for j in range(1, T_c):\n", SOONER + "\n        for j in range(last, T_c):\n"),
+)
 LAST_ROWS_FIRST = "i = gl.cdiv(self.N_q, ROWS * self.CONSUMERS) - 1 - i"
 FEW_PROGRAMS = "Recipe((min(multiprocessors(device), row_blocks), 1, 1)"
 WAIT_FOR_S = "s = warpgroup_mma_wait(1, deps=[s])\n"
-WAIT_FOR_PV = "    o, p = warpgroup_mma_wait(0, deps=[o, p])\n    if CAUSAL:\n"
+WAIT_FOR_PV = "    o, p = warpgroup_mma_wait(0, deps=[o, p])\n    pipes.k.release(n)"
 TWICE_Q = "CONSUMERS * (2 if O_APART else 1)"
 COPY_O = "    tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)"
 AT_ONCE = "(32 if one >= launch.MiB else 16)"
@@ -55,27 +68,14 @@ HOLD_Q = """        q = q.load(gl.DotOperandLayout(0, accumulator(heads.B_c), 2)
 STEP = "        o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, scales, heads.CAUSAL)\n"
 SECOND = STEP.replace("n + j", "n + j + 1").replace("T_c - 1 - j", "T_c - 2 - j")
 LAST = STEP.replace("n + j", "n + T_c - 1").replace("T_c - 1 - j", "0")
-V_RING = "v = ring(V, SLOTS, CONSUMERS, CAUSAL)"
-V_ALONE = (
+V_RING = "v = ring(V, SLOTS, CONSUMERS, RELEASED=False)"
+TWO_RELEASES = (
     Edit(F, V_RING, "v = ring(V, SLOTS, CONSUMERS)"),
-    Edit(F, "(T_c - j) * heads.B_c, heads.CAUSAL)", "(T_c - j) * heads.B_c)"),
-    Edit(F, "if not heads.CAUSAL:", "if False:"),
-    Edit(F, "V, batch, kv_head, 0, heads.CAUSAL)", "V, batch, kv_head, 0)"),
-    Edit(F, "    if CAUSAL:\n        pipes.v.release(n)\n", "    pipes.v.release(n)\n"),
-    Edit(F, "    if heads.CAUSAL:\n        pipes.v.release(n + T_c - 1)", "    pipes.v.release(n + T_c - 1)"),
-    Edit(
-        F, "    if CAUSAL:\n        pipes.v.release(n - 1)\n    else:", "    pipes.v.release(n - 1)\n    if not CAUSAL:"
-    ),
-)
-V_WITH_K = (
-    Edit(F, V_RING, "v = ring(V, SLOTS, CONSUMERS, False)"),
-    Edit(F, "(T_c - j) * heads.B_c, heads.CAUSAL)", "(T_c - j) * heads.B_c, False)"),
-    Edit(F, "if not heads.CAUSAL:", "if True:"),
-    Edit(F, "V, batch, kv_head, 0, heads.CAUSAL)", "V, batch, kv_head, 0, False)"),
-    Edit(F, "    if CAUSAL:\n        pipes.v.release(n)\n", ""),
-    Edit(F, "    if heads.CAUSAL:\n        pipes.v.release(n + T_c - 1)\n", ""),
-    Edit(F, "    if CAUSAL:\n        pipes.v.release(n - 1)\n    else:", "    if True:"),
-    Edit(F, "        pipes.k.release(n)\n        if j >= full:", "        if j >= full:"),
+    Edit(F, "        pipes.k.wait_for_room(n)\n", ""),
+    Edit(F, "    pipes.v.take(n)\n", "    pipes.v.take(n)\n    pipes.v.release(n)\n"),
+    Edit(F, "    return o, m, l\n", "    pipes.v.release(n + T_c - 1)\n    return o, m, l\n"),
+    Edit(F, WAIT_FOR_S, WAIT_FOR_S + "    pipes.k.release(n)\n"),
+    Edit(F, "    pipes.k.release(n)  # and V's tile n - 1", "    pipes.v.release(n - 1)"),
 )
 TALL = dict(consumers=(2, 3), slots=(3, 4), lag=(False, True), take_turns=(True, False))
 IN_PLACE = dict(O_apart=(True, False), slots=(2, 3))
@@ -83,7 +83,10 @@ WIDE = dict(B_c=(128, 64), consumers=(2, 3), slots=(2, 5), O_apart=(True, False)
 NARROW = {name: was_becomes[::-1] for name, was_becomes in WIDE.items()}
 
 FORWARD = [
-    kept(F, "row blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), Edit(F, DRAWN, DEALT)),
+    kept(F, "row blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), DEALT_ROWS),
+    kept(F, "the next ticket drawn late", both(1024, 16384, causal=(CAUSAL,)), *EARLY),
+    kept(F, "the next ticket drawn late, one head", ONE_HEAD, *EARLY),
+    dropped(F, "the next ticket drawn two tiles sooner", both(1024, 16384, causal=(CAUSAL,)), *TWO_SOONER),
     kept(F, "heaviest row blocks first", both(4096, 16384, causal=(CAUSAL,)), Edit("work", LAST_ROWS_FIRST, "i = i")),
     kept(
         F, "programs that stay on their SM", both(1024, 4096), Edit("host", FEW_PROGRAMS, "Recipe((row_blocks, 1, 1)")
@@ -133,8 +136,7 @@ FORWARD = [
     kept(F, "a mask on the diagonal alone", both(1024, 4096, causal=(CAUSAL,)), Edit(F, "if j >= full:", "if True:")),
     kept(F, "two slots of Q for each consumer", both(1024), Edit(F, TWICE_Q, "CONSUMERS")),
     kept(F, "O copied under the next row block", both(1024), Edit(F, COPY_O, f"{COPY_O}\n    tma.store_wait(0)")),
-    kept(F, "one release for a tile of V and the next of K", at(64, FULL, 4096) + at(128, FULL, 4096), *V_ALONE),
-    dropped(F, "one release for a tile of V and the next of K", both(4096, causal=(CAUSAL,)), *V_WITH_K),
+    kept(F, "one release for a tile of V and the next of K", both(1024, 4096), *TWO_RELEASES),
     kept(F, "32 MiB of K and V in use at once, not 16", at(128, CAUSAL, 4096, 16384), Edit("host", AT_ONCE, "16")),
     dropped(F, "24 MiB of K and V in use at once, not 32", at(128, CAUSAL, 16384), Edit("host", AT_ONCE, "24")),
     kept(
@@ -146,13 +148,6 @@ FORWARD = [
     kept(F, "tiles of 64 keys, not 128", at(128, CAUSAL, 512), B_c=(64, 128), slots=(4, 2)),
     dropped(F, "tiles of 64 keys, not 128", at(64, CAUSAL, 4096), B_c=(128, 64), slots=(4, 8)),
     dropped(F, "tiles of 64 keys, not 128", at(128, CAUSAL, 1024, 4096), B_c=(128, 64), slots=(2, 4)),
-    dropped(
-        F,
-        "the next ticket drawn later",
-        at(64, CAUSAL, 1024) + at(128, CAUSAL, 1024),
-        EARLY,
-        Edit(F, "        for j in range(1, T_c):\n", f"        {DRAWN}        for j in range(1, T_c):\n"),
-    ),
     dropped(
         F,
         "exponentials before the wait for P V",
@@ -184,6 +179,11 @@ FORWARD = [
 
 B, PRODUCTS, PLAN = "backward", "products", "host_backward"
 PLACE = "block, lot = work.place(t)\n"
+DEALT_COLUMNS = Edit(B, LATE, DEALT_ROWS.new)
+EARLY_COLUMNS = (
+    Edit(B, LATE, EARLY[0].new),
+    Edit(B, "        " + PLACE, EARLY[1].new.replace(PLACED, "        " + PLACE)),
+)
 MANY_STEPS = "min((2**n for n in range(9) if 2**n <= steps), key=time)"
 LOTS = "(32 if one > launch.MiB else 16)"
 FULL_LOTS = "8 * launch.MiB // one"
@@ -199,23 +199,19 @@ BESIDE_DP = FOR_S.replace("(1, ", "(2, ").replace("(0, ", "(1, ")
 ALONE = FOR_S.replace("(1, ", "(0, ").replace("        dq = start_dq(c, n - 1, pipes)\n", "")
 TAKE_DQ = "    if not FIRST:\n        if pipes.DV_LATE"
 DV_DONE = "dv, p_half = warpgroup_mma_wait(0, deps=[dv, p_half])\n"
-THEN_DK = """dv, p_half = warpgroup_mma_wait(1, deps=[dv, p_half])
-        dk = finish_dk(0, n, dk, ds, pipes)
-"""
-DQ_TOO = """dq = start_dq(c, n, pipes)
-        dv, p_half, dq = warpgroup_mma_wait(0, deps=[dv, p_half, dq])
-        add_dq(c, n, dq, sums, pipes)
-"""
-START_S = "    s = start_scores(c, n, seen_from, full, pipes, MASKED)\n"
-START_DP = "start_dp(n, v, held, pipes)"
+ALL_DONE = "dv, p_half, dk, ds = warpgroup_mma_wait(0, deps=[dv, p_half, dk, ds])\n"
+DQ_TOO = ("dq = start_dq(c, n, pipes)\n        dq, ", "        add_dq(c, n, dq, sums, pipes)\n")
+START_S = "    s = start_scores(c, n, q, seen_from, full, pipes, MASKED)\n"
+START_DP = "start_dp(n, v, held, do, pipes)"
 FOR_DP = f"    dp = warpgroup_mma_wait(0, deps=[{START_DP}])\n"
-START_DV = "    dv, p_half = start_dv(n, dv, p, pipes)\n"
+START_DV = "    dv, p_half = start_dv(dv, p, do)\n"
 ZEROS = "gl.zeros([COLS, pipes.B_r], gl.float32, accumulator(pipes.B_r))"
 P_FIRST = "if pipes.DV_LATE and not MASKED:"
 SEEN = "(row & ~6) >= (seen_from - first)[:, None] - (row & 6)"
 
 BACKWARD = [
-    kept(B, "column blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), Edit(B, DRAWN, DEALT)),
+    kept(B, "column blocks drawn as tickets, not dealt", both(1024, 16384, causal=(CAUSAL,)), DEALT_COLUMNS),
+    kept(B, "the next ticket drawn late", both(1024, 16384, causal=(CAUSAL,)) + ONE_HEAD, *EARLY_COLUMNS),
     kept(
         B,
         "heaviest column blocks first",
@@ -234,8 +230,7 @@ BACKWARD = [
         both(4096, 16384),
         Edit(B, FOR_S, ALONE),
         Edit(B, TAKE_DQ, TAKE_DQ.replace("not FIRST", "False")),
-        Edit(B, DV_DONE, DQ_TOO),
-        Edit(B, THEN_DK, DQ_TOO + "        dk = finish_dk(0, n, dk, ds, pipes)\n"),
+        *(Edit(B, done, done.replace("deps=[", "deps=[dq, ").join(DQ_TOO)) for done in (DV_DONE, ALL_DONE)),
         Edit(B, "        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])\n", ""),
         Edit(B, "        add_dq(c, n - 1, dq, sums, pipes)\n        give", "        give"),
     ),

@@ -1,8 +1,9 @@
 """The Hopper forward as a model that runs anywhere: the kernel's rings, turns and tickets, on NumPy tiles and a clock.
 
-Names and order are those of kernels/hopper. One thread block: a producer that starts copies, and consumers that own
-B_r rows each. Numbers are computed when a job ends, from what lies in shared memory at that moment; a slot into which a
-copy is on its way holds NaN. So a barrier too few shows in the result, and one too many as a Deadlock.
+Names and order are those of kernels/hopper, but that V's tiles have releases of their own: there one release stands for
+a tile of V and the next of K. One thread block: a producer that starts copies, and consumers that own B_r rows each.
+Numbers are computed when a job ends, from what lies in shared memory at that moment; a slot into which a copy is on its
+way holds NaN. So a barrier too few shows in the result, and one too many as a Deadlock.
 """
 
 from __future__ import annotations
@@ -221,10 +222,10 @@ def producer(pipes: Pipes, work: Work, counter: Iterator[int]) -> Generator[Wait
             yield from pipes.k.fill(n + 1, K[tiling.cols(k)], copy)
             yield from pipes.v.fill(n, V[tiling.cols(v)], copy)
             n += 1
+        t = next(counter)
         yield from pipes.v.fill(n, V[tiling.cols(columns[-1])], copy)
         n += 1
         r += 1
-        t = next(counter)
         yield from pipes.tickets.give(r, t)
 
 

@@ -65,13 +65,15 @@ class Pipes:
 
 @gluon.jit
 def producer(Q, K, V, counter, pipes, work, heads):
-    """Start every copy as early as its slot is free. V's tile is needed a step later than K's, so K runs ahead."""
+    """Start every copy as early as its slot is free. V's tile is needed a step later than K's, so K runs ahead.
+
+    Consumers release V's tile with the next one of K; so what K's copy has waited for frees the slot of V's, too.
+    """
     n = 0  # tiles of K, and of V, so far
     r = 0  # row blocks so far
     t = gl.program_id(0)
     total = work.blocks * work.heads
     while t < total:
-        t_next = gl.num_programs(0) + draw(counter)
         block, head = work.place(t)
         row = heads.first_row(block)
         batch = head // heads.H
@@ -85,13 +87,12 @@ def producer(Q, K, V, counter, pipes, work, heads):
             pipes.q.fill(r * heads.CONSUMERS + c, Q, batch, q_head, row + c * ROWS)  # FA2.A1.L4
         for j in range(1, T_c):
             pipes.k.fill(n + j, K, batch, kv_head, (T_c - 1 - j) * heads.B_c)  # FA2.A1.L7
-            pipes.v.fill(n + j - 1, V, batch, kv_head, (T_c - j) * heads.B_c, heads.CAUSAL)  # FA2.A1.L7
+            pipes.v.fill(n + j - 1, V, batch, kv_head, (T_c - j) * heads.B_c)  # FA2.A1.L7
         n += T_c
-        if not heads.CAUSAL:  # V's tile is released together with the next one of K, for which K's copy has waited
-            pipes.k.wait_for_room(n)
-        pipes.v.fill(n - 1, V, batch, kv_head, 0, heads.CAUSAL)  # FA2.A1.L7
+        t = gl.num_programs(0) + draw(counter)  # not before: who draws early is dealt to. The ring is full meanwhile
+        pipes.k.wait_for_room(n)
+        pipes.v.fill(n - 1, V, batch, kv_head, 0)  # FA2.A1.L7
         r += 1
-        t = t_next
     pipes.tickets.give(r, -1, 0, 0)
     leave(counter)
 
@@ -113,7 +114,7 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
         slot = r * heads.CONSUMERS + c
         q = pipes.q.take(slot)
         for j in range(T_c - mine):  # tiles that only lower rows see, or all where these rows lie below the last
-            pass_by(c, n + j, pipes, heads.CAUSAL)
+            pass_by(c, n + j, pipes)
         if mine > 0:
             o, m, l = visit(c, n + T_c - mine, q, slot, row, mine, length, pipes, heads, scales)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, row, heads, scales)
@@ -127,15 +128,13 @@ def consumer(c: gl.constexpr, O, L, pipes, work, heads, scales):
 
 
 @gluon.jit
-def pass_by(c: gl.constexpr, n, pipes, CAUSAL: gl.constexpr):
+def pass_by(c: gl.constexpr, n, pipes):
     """Let a tile go by that these rows do not see."""
     pipes.turns.wait(c, n)
     pipes.turns.pass_on(c)
     pipes.k.take(n)
     pipes.k.release(n)
     pipes.v.take(n)
-    if CAUSAL:
-        pipes.v.release(n)
 
 
 @gluon.jit
@@ -167,8 +166,6 @@ def visit(c: gl.constexpr, n, q, slot, row, T_c, length, pipes, heads, scales):
 
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    if heads.CAUSAL:
-        pipes.v.release(n + T_c - 1)
     return o, m, l
 
 
@@ -180,17 +177,13 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL
     pipes.turns.pass_on(c)
     s = warpgroup_mma_wait(1, deps=[s])
     if CAUSAL:
-        pipes.k.release(n)
         if j >= full:
             s = mask(s, seen - j * pipes.B_c)
     p_next, m, l, alpha = softmax_step(s, m, l, scales, CAUSAL)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
     # Triton's ptxas waits here before it exponentiates; forced to wait after it, everything is 2 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    if CAUSAL:
-        pipes.v.release(n - 1)
-    else:  # K's release stands for both: a barrier less; but where loops are short, K had better come early
-        pipes.k.release(n)
+    pipes.k.release(n)  # and V's tile n - 1
     return shrunk(o, alpha), m, l, p_next  # FA2.A1.L10
 
 
@@ -265,7 +258,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, H, group, N_q, N_k, all_
     else:
         o = q.tiles
     k = ring(K, SLOTS, CONSUMERS)
-    v = ring(V, SLOTS, CONSUMERS, CAUSAL)
+    v = ring(V, SLOTS, CONSUMERS, RELEASED=False)  # K's releases tell of it
     pipes = Pipes(q, k, v, o, turns(CONSUMERS, TAKE_TURNS), tickets(CONSUMERS), O_APART)
     fence_async_shared()  # the copy engine must see the barriers
     copy = (Q, K, V, counter, pipes, work, heads)

@@ -47,8 +47,10 @@ PLANS = {  # by d; what was fastest on an H200
     192: Plan(64, 2, 2, O_apart=False, d_pad=256),
     256: Plan(64, 2, 2, O_apart=False, d_pad=256),
 }
-# One consumer, where so few rows leave no SM two blocks: 1.1 to 1.4 times as fast as two, on twice as many SMs.
+# One consumer, where rows are few: 1.1 to 1.4 times as fast as two, on twice as many SMs.
 FEW = {d: replace(sizes, consumers=1, tile=0.75, start=0.45 if d > 64 else 0.0) for d, sizes in PLANS.items()}
+# Up to so many blocks of 64 causal rows to an SM: drawn one by one, heavy before light, they fill its time.
+FEW_CAUSAL = {64: 2.5, 96: 2.3, 128: 2.3, 192: 1.5, 256: 2.3}
 # For d 64, where blocks of 192 rows fit badly. With exact m: short loops hardly let it come to rest.
 SHORT = Plan(128, 2, 3, lag=False, d_pad=64, start=0.0)
 EVEN = replace(SHORT, take_turns=True)  # without a mask: 2 to 6% faster
@@ -74,11 +76,11 @@ def plan(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) ->
 
 def plan_causal(d: int, N_q: int, share: float, lengths: bool) -> Plan:
     """The same under the causal mask. Where row blocks differ in weight, there are no rounds to count."""
-    if share <= (2 if d == 64 else 1.5):
+    if share <= FEW_CAUSAL[d]:
         return FEW[d]
-    if d == 64 and (share <= 7 or N_q <= 256 or lengths):
+    if d == 64 and (share <= 4.6 or N_q <= 256 or lengths):
         return SHORT
-    if share > 8 and N_q <= (2048 if d == 64 else 512) and d in HALF and not lengths:
+    if share > (10 if d == 64 else 8) and N_q <= (2048 if d == 64 else 512) and d in HALF and not lengths:
         return HALF[d]
     if d == 64:
         return TURNS if N_q > 2048 else SHORT
@@ -176,16 +178,17 @@ def multiprocessors(device: torch.device) -> int:
 def pays(Q, K, causal: bool) -> bool:
     """Whether there is work enough: with few blocks of 64 rows on an SM the portable kernel, which starts sooner, wins.
 
-    Measured on an H200. At d 64 it is ahead up to 4 blocks on an SM, with up to 512 causal rows 8, where 128 + 64 rows
-    fit no block but that of 192, 32; not from 1024 rows on (under the mask from 2048), or if all blocks fit at once
-    and have 1024 keys to go through. At d 96 and 128 it is ahead up to 2 blocks with less than 256 keys.
+    Measured on an H200. At d 64 it is ahead up to 4 blocks on an SM, with up to 64 rows 32, and so where 128 + 64 rows
+    without a mask fit no block but that of 192; not from 512 rows and keys on, or if all blocks fit at once and have
+    512 keys to go through. At d 96 and 128 it is ahead up to 2 blocks with less than 256 keys.
     """
     batch, H, N_q, d = Q.shape
     share = batch * H * -(-N_q // 64) / multiprocessors(Q.device)
+    N_k = K.shape[2]
     if d == 64:
-        least = 8 if causal and N_q <= 512 else 32 if 128 < N_q <= 192 or N_q <= 64 else 4
-        return share > least or N_q >= (2048 if causal else 1024) or (share <= 1 and K.shape[2] >= 1024)
-    return d > 128 or share > 2 or K.shape[2] >= 256
+        least = 32 if N_q <= 64 or (128 < N_q <= 192 and not causal) else 4
+        return share > least or (N_k >= 512 and (N_q >= 512 or share <= 1))
+    return d > 128 or share > 2 or N_k >= 256
 
 
 def supports(Q, K, V, key_lengths=None) -> bool:

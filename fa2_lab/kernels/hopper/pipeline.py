@@ -38,19 +38,21 @@ class Ring:
     filled: gl.shared_memory_descriptor  # one barrier a slot: consumers wait here for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier a slot: the producer waits here for all consumers
     slots: gl.constexpr
+    released: gl.constexpr  # whether anybody releases its tiles; else another ring's releases tell of them
 
     @gluon.constexpr_function
-    def __init__(self, tiles, filled, emptied, slots):
+    def __init__(self, tiles, filled, emptied, slots, released):
         self.tiles = tiles
         self.filled = filled
         self.emptied = emptied
         self.slots = gl.constexpr(slots)
+        self.released = gl.constexpr(released)
 
     @gluon.jit
-    def fill(self, n, source, batch, head, row, WAIT: gl.constexpr = True):
+    def fill(self, n, source, batch, head, row):
         """Producer: copy rows from `row` on into the n-th tile, once its slot is empty; past the end come zeros."""
         slot = n % self.slots
-        if WAIT:
+        if self.released:
             self.wait_for_room(n)
         mbarrier.expect(self.filled.index(slot), source.block_type.nbytes)
         tma.async_copy_global_to_shared(source, [batch, head, row, 0], self.filled.index(slot), self.tiles.index(slot))
@@ -81,11 +83,11 @@ def matrix(tile):
 
 @gluon.jit
 def ring(source, slots: gl.constexpr, consumers: gl.constexpr, RELEASED: gl.constexpr = True):
-    """A ring of tiles as `source` describes them, emptied by so many consumers; unless others' releases tell of it."""
+    """A ring of tiles as `source` describes them, emptied by so many consumers."""
     tiles = gl.allocate_shared_memory(
         source.dtype, [slots, 1, 1, source.block_shape[2], source.block_shape[3]], source.layout
     )
-    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers, RELEASED), slots)
+    return Ring(tiles, barriers(slots, 1), barriers(slots, consumers, RELEASED), slots, RELEASED)
 
 
 # Turns ------------------------------------------------------------------------------------------------------
