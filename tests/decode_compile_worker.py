@@ -15,6 +15,7 @@ CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K
     "one query": (2, 32, 1, 0, False, False),
     "whole heads": (32, 32, 1, 0, False, False),
     "a head on each SM": (16, 32, 1, 0, False, False),
+    "shares": (3, 32, 1, 0, False, False),
     "lengths": (2, 32, 4, 0, True, True),
     "pages of 16": (2, 32, 1, 16, True, True),
     "pages of 64": (2, 32, 1, 64, True, True),
@@ -23,13 +24,13 @@ CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K
 
 
 def compile_for(target: str) -> list[dict]:
-    """Every kind of call at d = 128, the two that take the most registers at 64."""
+    """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
     found = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
     driver.set_active(offline.Absent(found))
     decode.early = lambda device: target in ("sm_90", "sm_100", "sm_120")
     decode.split_kernel, decode.merge_kernel = Compiling(decode.split_kernel), Compiling(decode.merge_kernel)
     rows = []
-    for d, calls in ((64, ("lengths", "64 rows")), (128, CALLS)):
+    for d, calls in ((64, ("lengths", "64 rows", "one query", "a head on each SM")), (128, CALLS)):
         for what in calls:
             batch, heads, N_q, page, lengths, causal = CALLS[what]
             q = torch.empty(batch, heads, N_q, d, dtype=torch.bfloat16, device="meta")
@@ -37,7 +38,8 @@ def compile_for(target: str) -> list[dict]:
             table = torch.empty(2, 500, dtype=torch.int32, device="meta") if page else None
             given = torch.empty(2, dtype=torch.int32, device="meta") if lengths else None
             decode.decode(q, k, k, given, causal, 0.1, table)
-            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page), 0 if lengths else batch * 8)
+            equal = 0 if lengths or page else batch * 8
+            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page), equal, 8192)
             row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs // 132)
             split, merge = (offline.report(x.made) for x in (decode.split_kernel, decode.merge_kernel))
             rows.append(row | split | dict(merge=merge))

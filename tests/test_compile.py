@@ -27,10 +27,11 @@ def test_default_blocks(rows, target):
 def test_decode(rows, target):
     """Nothing spills, tensor cores multiply, and an SM holds as many programs as are launched for it."""
     rows = [row for row in rows if row["target"] == target]
-    assert len(rows) == 9
-    held = {row["call"]: row["programs"] for row in rows}
-    some = [held[call] for call in ("one query", "whole heads", "a head on each SM")]
-    assert some == ([3, 2, 1] if target == "sm_90" else [2, 2, 2])
+    assert len(rows) == 12
+    held = {(row["d"], row["call"]): row["programs"] for row in rows}
+    asked = [(d, call) for d in (64, 128) for call in ("one query", "a head on each SM", "lengths")]
+    some = [held[kind] for kind in [*asked, (128, "whole heads"), (128, "shares")]]
+    assert some == ([3, 1, 3, 1, 1, 2, 2, 2] if target == "sm_90" else [2] * 8)
     for row in rows:
         assert row["ldl"] + row["stl"] + row["merge"]["ldl"] + row["merge"]["stl"] == 0, row
         assert row["tensor"] > 0, row

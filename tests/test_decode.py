@@ -115,9 +115,12 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     parts = scratch_of(monkeypatch, lambda: room.decode(q, k, v, given, False, 1.0, programs=programs))
     tiles = Cache(tuple(lengths or [150] * 3), 2, 16, B_c=B_c).tiles
     shares = Shares(tiles, programs, least_share(R, d_pad, B_c, 4))
+    several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
+    if not several and lengths is None:  # no program shares a head with another
+        assert parts.numel() == 0
+        return
     assert parts.numel() == shares.slots * R * (d_pad + 2)
     written = ~torch.isnan(parts[: shares.slots * R * d_pad].view(shares.slots, -1)).any(1)
-    several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
     assert written.nonzero().flatten().tolist() == sorted(shares.slot(*at) for at in several)
 
 

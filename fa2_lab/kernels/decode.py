@@ -125,27 +125,35 @@ def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constex
 def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step, length, seen, scales,
                B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
                UPCAST: tl.constexpr):  # fmt: skip
-    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`."""
+    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`.
+
+    Few rows leave registers for a sum of every column, so that warps, which hold columns apart, add up at the end only.
+    """
+    FEW: tl.constexpr = B_r == 16
     scale_log2, coarse, huge = scales
     o_i = tl.zeros((B_r, d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
-    l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
+    l_i = tl.zeros((B_r, B_c) if FEW else (B_r,), tl.float32)  # FA2.A1.L5
+    all_see = tl.min(seen, 0)
     for j in range(first, last, step):  # FA2.A1.L6
         col = j + tl.arange(0, B_c)  # (B_c,)
         place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
         k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
-        s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
-        s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
+        # Always q_i; but so it is put in place here, not before the loop, and the first keys are asked for meanwhile.
+        q_j = tl.where(j < last, q_i, 0.0) if FEW else q_i
+        s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
+        if not FEW or j + B_c > all_see:
+            s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
         c_i = tl.where(tl.abs(m_ref) < huge, scale_log2, coarse)  # (B_r,)
         p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c)  FA2.A1.L9
         alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
-        l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
+        l_i = alpha[:, None] * l_i + p_ij if FEW else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
         v_j = load_keys(V, place, j, V_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
-    return m_i, l_i, o_i
+    return m_i, tl.sum(l_i, 1) if FEW else l_i, o_i
 
 
 @triton.jit
@@ -159,17 +167,18 @@ UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H,
-                 group, N_q, N_k, batch, heads, R, programs, slots, least, team, scale_log2, coarse, huge,
-                 CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
-                 B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages,
+                 width, H, group, N_q, N_k, batch, heads, R, programs, slots, least, team, scale_log2, coarse,
+                 huge, CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+                 B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr,
+                 UPCAST: tl.constexpr):  # fmt: skip
     """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
 
     `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
     """
     w = tl.program_id(0)
-    if TEAMS:  # program w reads of one head
-        b, h, length = w // team // heads, w // team % heads, N_k
+    if TEAMS:  # member w of the team for one head
+        b, h, length = tl.program_id(2), tl.program_id(1), N_k
         t, end, begin = 0 * w, 0 * w + 1, 0 * w
     else:
         T = turns_before(batch, key_lengths, N_k, heads, B_c)
@@ -199,7 +208,7 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
         else:
             table_b += tl.cast(b, tl.int64) * width
         if TEAMS:
-            first, last, step = w % team * B_c, length, team * B_c
+            first, last, step = w * B_c, length, team * B_c
         else:
             first, last, step = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c, B_c
         m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
@@ -207,7 +216,8 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
         if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
             tl.extra.cuda.gdc_launch_dependents()
 
-        if (t == begin) & (stop == after):
+        alone = team == 1 if TEAMS else (t == begin) & (stop == after)
+        if alone:
             whole, L_i = finalize(m_i, l_i, scale_log2)
             O_i = (o_i / whole[:, None]).to(O.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
             O_at = group_pointers(O, O_strides, b, row, kv_head, group, N_q)
@@ -215,7 +225,7 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
             L_at = (b * H + kv_head * group).to(tl.int64) * N_q + row
             tl.store(L + L_at, L_i, mask=real)  # FA2.A1.L15
         else:
-            o_at, m_at, l_at = part(parts, slots, w + b * heads + h, R, d_pad)
+            o_at, m_at, l_at = part(parts, slots, w + (b * heads + h) * (team + 1), R, d_pad)
             tl.store(o_at + r[:, None] * d_pad + e[None, :], o_i, mask=real[:, None])
             tl.store(m_at + r, m_i, mask=real)
             tl.store(l_at + r, l_i, mask=real)
@@ -286,6 +296,7 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
 
 ROWS = 64  # of one tile at most
 WIDEST = 64  # columns that a program of the merge takes
+MOST_BLOCKS = 65535  # of a grid's second and third dimension
 # by d: (B_c, warps, stages, programs on an SM)
 HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}
 AMPERE = {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)}
@@ -368,34 +379,36 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
         strides = [(x.stride(0), x.stride(2), x.stride(1)) for x in (K, V)]
         strides = [Q.stride()[:3], *strides, O.stride()[:3]]
     rows, equal = H // H_kv * N_q, batch * H_kv if key_lengths is None else 0
-    blocks, at_once = sizes(Q, rows, table is not None, equal)
+    blocks, at_once = sizes(Q, rows, table is not None, equal, N_k)
     R, d_pad = min(blocks.B_r, rows), blocks.d_pad
-    heads, turns = H_kv * triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
+    row_blocks, turns = triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
+    heads = H_kv * row_blocks
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
-    team = splits.team(at_once, batch * heads, turns - 1, least) if equal and not programs else 0
-    programs = programs or team * batch * heads or splits.programs(at_once, batch * heads, equal > 0)
+    teams = equal and not programs and max(batch, heads) <= MOST_BLOCKS
+    team = splits.team(at_once, batch * heads, turns - 1, least) if teams else 0
+    programs = programs or team * batch * heads or at_once
     slots = programs + batch * heads
     if equal:
         least = max(triton.cdiv(batch * heads * turns, programs), least)
     common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least, team
     kind = Early if early(Q.device) else launch.Blocks
     constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early, team > 0
-    split = launch.Plan(blocks, programs, (*strides, pages, width, *common), (causal, PAGE, *constants, blocks.upcast))
-    merge = None
-    if not equal or least % turns:  # a team's share is less than a head
+    grid, fixed = (team, heads, batch) if team else programs, (*strides, pages, width, *common)
+    split, merge = launch.Plan(blocks, grid, fixed, (causal, PAGE, *constants, blocks.upcast)), None
+    if not equal or least % turns:  # a program's share is no whole number of heads
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
         WIDTH = min(d_pad, WIDEST)
         few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * WIDTH // 1024)), 1, blocks.registers and 128)
         merge = launch.Plan(few, batch * H * N_q * (d_pad // WIDTH), (strides[3], *common), (*constants, PARTS, WIDTH))
-    return Recipe(split, merge, slots * R * (d_pad + 2))
+    return Recipe(split, merge, slots * R * (d_pad + 2) if merge else 0)
 
 
-def sizes(Q: torch.Tensor, rows: int, paged: bool = False, equal: int = 0) -> tuple[launch.Blocks, int]:
-    """Block sizes for so many rows, and how many programs run at once; `equal` counts heads of one length, if they are.
+def sizes(Q: torch.Tensor, rows: int, paged=False, equal=0, N_k=0) -> tuple[launch.Blocks, int]:
+    """Block sizes for so many rows, and how many programs run at once; `equal` counts heads of one length N_k.
 
     Hopper reads best with 96 KiB on their way to each SM: with more requests queue up, and some SMs wait longer than
-    others. That is one program where whole heads fill the SMs once, and three with smaller tiles for heads in splits.
-    Only whole heads that fill the SMs twice are as fast with 128.
+    others. That is one program on an SM if whole heads fill the SMs so, or at d 128 teams for one query each; at d 64
+    else three with smaller tiles. Where a program may have to begin several heads, two cover for each other.
     """
     d_pad, SMs, table, entry, fp32 = launch.padded(Q.shape[3]), 1, None, INTERPRETED, Q.dtype == torch.float32
     if not interpreter.switched_on():
@@ -404,9 +417,10 @@ def sizes(Q: torch.Tensor, rows: int, paged: bool = False, equal: int = 0) -> tu
     B_c, warps, stages, held = entry
     B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
     if table is HOPPER and not fp32 and d_pad in (64, 128) and B_r == 16:
-        if equal <= SMs and splits.whole(SMs, equal):
+        team = splits.team(SMs, equal, triton.cdiv(N_k, B_c)) if 0 < equal <= SMs else 0
+        if team == 1 or (team and d_pad == 128 and Q.shape[2] == 1):
             stages, held = 4, 1
-        elif not splits.whole(SMs * held, equal):
+        elif d_pad == 64 and not splits.whole(SMs * held, equal):
             B_c, held = B_c // 2, 3
     if B_r == ROWS:  # a large state leaves few registers
         B_c, stages = 16 if table is AMPERE else max(16, B_c // 2), stages + (table is HOPPER)

@@ -180,10 +180,11 @@ def keep(new: dict[str, list[int]]) -> Path:
 class Plan:
     """All that stays the same from call to call on tensors of the same shapes, strides and alignment."""
 
-    def __init__(self, blocks: Blocks, programs: int, fixed: tuple, constants: tuple):
+    def __init__(self, blocks: Blocks, programs: int | tuple[int, int, int], fixed: tuple, constants: tuple):
         if interpreter.switched_on():
             interpreter.say_so()
-        self.blocks, self.grid = blocks, (programs, 1, 1)
+        self.blocks = blocks
+        self.grid = programs if isinstance(programs, tuple) else (programs, 1, 1)
         self.fixed = fixed  # the kernel's arguments after its pointers
         self.constants = constants  # and those after its floats
         self.again = None  # what launches from the second time on

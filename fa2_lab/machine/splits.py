@@ -77,16 +77,14 @@ def whole(slots: int, heads: int) -> bool:
     return heads > 0 and grid.efficiency(heads, slots) >= WELL_FILLED
 
 
-def programs(slots: int, heads: int, equal: bool) -> int:
-    """How many programs to launch: one for each slot, or for each head where heads of equal length fill the slots."""
-    return heads if equal and whole(slots, heads) else slots
-
-
 def team(slots: int, heads: int, tiles: int, least: int = 1) -> int:
-    """How many programs take each head's tiles in turn: heads of one length, at least two such turns; 0 for none.
+    """How many programs take each head's tiles in turn, of heads of one length: one where whole heads fill the slots.
 
-    They read close together, which memory serves 1% faster than shares far apart. But no program may read two heads.
+    Several read close together, which memory serves 1% faster than shares far apart. But no program may read two heads,
+    and each must have two tiles or more, worth their part: 0 where equal shares are better.
     """
+    if whole(slots, heads):
+        return 1
     size = slots // heads
     pays = size > 1 and size * heads >= TEAMS_FILL * slots and tiles >= 2 * least * size
     return size if pays else 0
