@@ -55,7 +55,7 @@ def test_plans_are_as_an_idea_takes_them_to_be(idea, on_hopper):
         if idea.part == "backward":
             today = host_backward.plan(p.d, p.N_q, p.causal, False)
         elif idea.part == "decode":
-            today, _ = decode.sizes(one_query(p), p.heads // p.kv_heads, False, p.batch * p.kv_heads)
+            today, _ = decode.sizes(one_query(p), p.heads // p.kv_heads, False, p.batch * p.kv_heads, p.N_k)
         else:
             today = host.plan(p.d, p.N_q, p.batch * p.heads, 132, p.causal, False)
         for name, (is_now, becomes) in idea.plan.items():
