@@ -243,8 +243,15 @@ BACKWARD = [
     dropped(
         B,
         "dK under the next S, not in its own step",
-        at(64, FULL, 4096) + at(128, FULL, 4096) + at(128, CAUSAL, 1024),
+        at(64, FULL, 4096) + at(128, CAUSAL, 1024),
         dk_late=(False, True),
+    ),
+    dropped(
+        B,
+        "dK under the next S, and no V in registers",
+        at(128, FULL, 4096),
+        dk_late=(False, True),
+        hold_v=(True, False),
     ),
     kept(
         B,
