@@ -11,7 +11,7 @@ def caches(*shapes: tuple[int, int], d: int = 128) -> tuple[Problem, ...]:
     return tuple(Problem(batch, 32, 8, 1, N, d, False) for batch, N in shapes)
 
 
-SPLIT = caches((1, 65536), (8, 16384))  # heads for 16 SMs each, and for two
+SPLIT = caches((1, 8192), (1, 65536), (8, 16384))  # heads for 16 SMs each, and for two
 ONE_EACH, TWO_EACH = caches((16, 8192)), caches((32, 8192))  # for nearly every SM a head, and two
 ALL = SPLIT + ONE_EACH + TWO_EACH
 NARROW = caches((1, 65536), (8, 16384), d=64)

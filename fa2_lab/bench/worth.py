@@ -31,7 +31,7 @@ def run() -> Results:
 
 
 def direction(idea: Idea) -> str:
-    return "backward" if idea.part == "backward" else "forward"
+    return idea.part if idea.part in ("backward", "decode") else "forward"
 
 
 def call_once(n: int) -> None:

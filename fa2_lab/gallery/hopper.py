@@ -156,8 +156,8 @@ KINDS = [f"d {d} {'causal' if causal else 'full'}" for d in (64, 128) for causal
 def ideas_table(*parts: str) -> str:
     """In Markdown: each idea, and what it is worth at which N; in italics where the kernels of today do without it."""
     rows = [row for row in worths() if row["part"] in parts]
-    caches = sorted({(row["batch"], kind(row)) for row in rows if row["part"] == "decode"})
-    kinds = [name for _, name in caches] or KINDS
+    caches = sorted({(row["d"], row["batch"], row["N_k"], kind(row)) for row in rows if row["part"] == "decode"})
+    kinds = [name for *_, name in caches] or KINDS
     lines = ["| idea | " + " | ".join(kinds) + " |", "| --- " * (1 + len(kinds)) + "|"]
     for idea in dict.fromkeys(row["idea"] for row in rows):
         group = [row for row in rows if row["idea"] == idea]
