@@ -93,8 +93,8 @@ def recipe(kind, O_strides, dO_strides, no_dL, lengths, causal, scale) -> Recipe
 def plan(d: int, N_q: int, causal: bool, ragged: bool) -> Plan:
     """What was fastest on an H200.
 
-    dK's product in the next step, beside S, is up to 6% faster under the causal mask, at d 128 in long sequences only,
-    and up to 3% slower without it. Half of V in 16 registers: up to 2% faster at d 128 where nothing is masked.
+    dK's product in the next step, beside S, is 2 to 7% faster under the causal mask, at d 128 in long sequences only,
+    and 1 to 4% slower without it. Half of V in 16 registers is 1 to 4% faster at d 128; with a mask it is too many.
     """
     if d == 64:
         return Plan(128, 64, dv_late=True, dk_late=causal, hold_v=False)
