@@ -190,12 +190,6 @@ def test_plan(d, N_q, heads, causal, lengths, consumers, B_c):
     assert (found.consumers, found.B_c) == (consumers, B_c)
 
 
-def test_one_round_needs_no_place_for_the_next_Q():
-    from fa2_lab.kernels.hopper.host import plan
-
-    assert [plan(128, 4096, heads, 132, False, False).O_apart for heads in (4, 8)] == [False, True]
-
-
 def test_no_hopper_here():
     from fa2_lab.kernels import choice
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -151,8 +152,8 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     from fa2_lab.kernels import decode
 
     q, k, v = problem.tensors()
-    usual = decode.recipe(q, k, v, None, None, False, None).split.grid[0]
-    counts = sorted({*(2**n for n in range(3, 12) if n != 8), usual})
+    usual = math.prod(decode.recipe(q, k, v, None, None, False, None).split.grid)
+    counts = sorted({*(2**n for n in range(3, 12)), usual})
     given = {n: n for n in counts} | {usual: None}
     calls = {n: partial(decode.decode, q, k, v, None, False, problem.d**-0.5, None, given[n]) for n in counts}
     timings = measure(calls, flushing=reading)

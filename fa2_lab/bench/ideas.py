@@ -101,9 +101,7 @@ FORWARD = [
     kept(F, "three consumers, not two", at(64, CAUSAL, 1024, 4096, 16384), consumers=(3, 2)),
     dropped(F, "three consumers, not two", at(64, FULL, 512), **TALL),
     kept(F, "one consumer, not two, where rows are few", FEW_ROWS, consumers=(1, 2)),
-    kept(
-        F, "O waits in Q's place, three slots: one row block for an SM", ONE_ROUND, O_apart=(False, True), slots=(3, 2)
-    ),
+    dropped(F, "O waits in Q's place, three slots: one row block for an SM", ONE_ROUND, **IN_PLACE),
     kept(F, "two consumers, not three: one row block for an SM", ONE_ROUND_64, **TALL),
     kept(F, "turns on the tensor cores: one row block for an SM", ONE_ROUND_64, take_turns=(True, False)),
     kept(F, "turns on the tensor cores", at(64, FULL, 512) + at(64, CAUSAL, 4096, 16384), take_turns=(True, False)),

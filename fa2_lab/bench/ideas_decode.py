@@ -14,6 +14,7 @@ def caches(*shapes: tuple[int, int], d: int = 128) -> tuple[Problem, ...]:
 SPLIT = caches((1, 8192), (1, 65536), (8, 16384))  # heads for 16 SMs each, and for two
 ONE_EACH, TWO_EACH = caches((16, 8192)), caches((32, 8192))  # for nearly every SM a head, and two
 ALL = SPLIT + ONE_EACH + TWO_EACH
+SHARES = caches((12, 8192))  # no team fills the SMs
 NARROW = caches((1, 65536), (8, 16384), d=64)
 
 D, RULES = "decode", "splits"
@@ -23,13 +24,13 @@ TWO = Edit(D, "team == 1 or (team and d_pad == 128 and Q.shape[2] == 1)", "team 
 THREE = "elif d_pad == 64 and not splits.whole(SMs * held, equal):"
 EARLY = "kind = Early if early(Q.device) else launch.Blocks"
 MASK = "if not FEW or j + B_c > all_see:"
-LATE_Q = "tl.where(j < last, q_i, 0.0) if FEW else q_i"
+LATE_Q = "tl.where(j < last, q_i, 0.0) if FEW and not TEAMS else q_i"
 SUMS = (
     Edit(D, "tl.zeros((B_r, B_c) if FEW else (B_r,), tl.float32)", "tl.zeros((B_r,), tl.float32)"),
     Edit(D, "alpha[:, None] * l_i + p_ij if FEW else alpha * l_i", "alpha * l_i"),
     Edit(D, "tl.sum(l_i, 1) if FEW else l_i", "l_i"),
 )
-COLUMNS = "WIDEST = 64"
+COLUMNS = "WIDEST = 32"
 
 DECODE = [
     kept(D, "whole heads where they fill the SMs, no merge", ONE_EACH + TWO_EACH, Edit(RULES, WHOLE, "return False")),
@@ -41,11 +42,14 @@ DECODE = [
     kept(D, "the merge launched early", SPLIT, Edit(D, EARLY, "kind = launch.Blocks")),
     kept(D, "a mask in the last tile alone", ALL, Edit(D, MASK, "if True:")),
     kept(D, "l summed by column, the columns added at the end", ALL, *SUMS),
-    kept(D, "the first keys asked for before Q has come", ALL, Edit(D, LATE_Q, "q_i")),
+    kept(D, "the first keys asked for before Q has come", SHARES, Edit(D, LATE_Q, "q_i")),
+    dropped(
+        D, "the first keys asked for before Q has come", ALL, Edit(D, LATE_Q, LATE_Q.replace(" and not TEAMS", ""))
+    ),
     dropped(D, "four tiles on their way, not three", SPLIT + ONE_EACH, stages=(4, 5)),
     dropped(D, "six half tiles on their way, not four whole", TWO_EACH, B_c=(64, 32), stages=(3, 4)),
     dropped(D, "8 warps, not 4", SPLIT + ONE_EACH, warps=(4, 8)),
     dropped(D, "8 warps, not 4", TWO_EACH, warps=(4, 8), registers=(255, 128)),
-    dropped(D, "128 columns to a program of the merge, not 64", SPLIT, Edit(D, COLUMNS, "WIDEST = 128")),
-    dropped(D, "32 columns to a program of the merge, not 64", SPLIT, Edit(D, COLUMNS, "WIDEST = 32")),
+    kept(D, "32 columns to a program of the merge, not 64", SPLIT, Edit(D, COLUMNS, "WIDEST = 64")),
+    dropped(D, "16 columns to a program of the merge, not 32", SPLIT, Edit(D, COLUMNS, "WIDEST = 16")),
 ]

@@ -8,7 +8,8 @@ from fa2_lab.machine import chips, splits
 from fa2_lab.plots.shares import programs, shares
 
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
-STAGES, BEGIN = 3, 8e-6  # of the kernel on Hopper; seconds that a launch of two kernels takes, with nothing to read
+TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
+BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
 
 
 def shares_data() -> dict:
@@ -23,7 +24,8 @@ def programs_data() -> dict:
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
     row = next(r for r in record["rows"] if r["direction"] == "decode" and r["problem"]["N_k"] == 65536)
     p = row["problem"]
-    cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], p["heads"] // p["kv_heads"])
+    rows = p["heads"] // p["kv_heads"]
+    cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], rows, B_c=TILE)
     chip, copy = chips.named(record["machine"]["gpu"]), record["ceilings"]["copy TB/s"] * 1e12
     speed = splits.pace(chip, cache, STAGES, copy / chip.hbm_per_second)
     slots = int(curves["usual"][0])

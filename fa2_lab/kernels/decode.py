@@ -124,7 +124,7 @@ def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constex
 @triton.jit
 def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step, length, seen, scales,
                B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
-               UPCAST: tl.constexpr):  # fmt: skip
+               TEAMS: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`.
 
     Few rows leave registers for a sum of every column, so that warps, which hold columns apart, add up at the end only.
@@ -140,7 +140,7 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step,
         place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
         k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
         # Always q_i; but so it is put in place here, not before the loop, and the first keys are asked for meanwhile.
-        q_j = tl.where(j < last, q_i, 0.0) if FEW else q_i
+        q_j = tl.where(j < last, q_i, 0.0) if FEW and not TEAMS else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         if not FEW or j + B_c > all_see:
             s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
@@ -212,7 +212,7 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
         else:
             first, last, step = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c, B_c
         m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
-                                   (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, UPCAST)  # fmt: skip
+                                   (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, TEAMS, UPCAST)  # fmt: skip
         if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
             tl.extra.cuda.gdc_launch_dependents()
 
@@ -295,7 +295,7 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
 # The launch -----------------------------------------------------------------------------------------------------
 
 ROWS = 64  # of one tile at most
-WIDEST = 64  # columns that a program of the merge takes
+WIDEST = 32  # columns that a program of the merge takes
 MOST_BLOCKS = 65535  # of a grid's second and third dimension
 # by d: (B_c, warps, stages, programs on an SM)
 HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}

@@ -1,4 +1,7 @@
-"""From torch to a launch: what the copy engine must be told, which sizes fit, and little work on the host per call."""
+"""From torch to a launch: what the copy engine must be told, which sizes fit, and little work on the host per call.
+
+Which plan is fastest where was measured on an H200; what most of them are worth, `fa2_lab bench ideas` measures again.
+"""
 
 import functools
 from dataclasses import dataclass, replace
@@ -40,26 +43,24 @@ class Plan:
                     LAG=self.lag, REGISTERS=self.registers, num_warps=4)  # fmt: skip
 
 
-PLANS = {  # by d; what was fastest on an H200
+PLANS = {  # by d
     64: Plan(128, 3, 4, d_pad=64, tile=1.2, start=0.6),
     96: Plan(128, 2, 2),
     128: Plan(128, 2, 2),
     192: Plan(64, 2, 2, O_apart=False, d_pad=256),
     256: Plan(64, 2, 2, O_apart=False, d_pad=256),
 }
-# One consumer, where rows are few: 1.1 to 1.4 times as fast as two, on twice as many SMs.
+# One consumer, where rows are few: slower than two, but on twice as many SMs.
 FEW = {d: replace(sizes, consumers=1, tile=0.75, start=0.45 if d > 64 else 0.0) for d, sizes in PLANS.items()}
 # Up to so many blocks of 64 causal rows to an SM: drawn one by one, heavy before light, they fill its time.
 FEW_CAUSAL = {64: 2.5, 96: 2.3, 128: 2.3, 192: 1.5, 256: 2.3}
 # For d 64, where blocks of 192 rows fit badly. With exact m: short loops hardly let it come to rest.
 SHORT = Plan(128, 2, 3, lag=False, d_pad=64, start=0.0)
-EVEN = replace(SHORT, take_turns=True)  # without a mask: 2 to 6% faster
-TURNS = Plan(128, 3, 4, take_turns=True, d_pad=64)  # long and causal: 1 to 2% faster; else 1 to 3% slower
-# For d 128 and one round: no next row block whose Q could come early, but more of K and V. 1 to 8% faster.
-ONCE = Plan(128, 2, 3, O_apart=False)
-# Short and causal: half as many keys a tile, because the diagonal cuts through tiles. 1 to 5% faster.
+EVEN = replace(SHORT, take_turns=True)  # without a mask
+TURNS = Plan(128, 3, 4, take_turns=True, d_pad=64)  # long and causal
+# Short and causal: half as many keys a tile, because the diagonal cuts through tiles.
 HALF = {64: Plan(64, 3, 8, d_pad=64), 128: Plan(64, 2, 4)}
-# For d 128 without a mask: K and V are read for 192 rows at a time. 2 to 6% faster, where that leaves no SM idle.
+# For d 128 without a mask, where it leaves no SM idle: K and V are read for 192 rows at a time.
 WIDE = Plan(64, 3, 5, O_apart=False, tile=1.41, start=2.8)
 HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 
@@ -70,8 +71,7 @@ def plan(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) ->
     if causal:
         return plan_causal(d, N_q, share, lengths)
     fitting = [PLANS[d], FEW[d]] + [EVEN] * (d == 64) + [WIDE] * (d == 128 and not lengths)
-    best = min(fitting, key=lambda sizes: sizes.rounds(N_q, heads, SMs) * (sizes.tile * N_q / 128 + sizes.start))
-    return ONCE if best is PLANS[128] and best.rounds(N_q, heads, SMs) == 1 else best
+    return min(fitting, key=lambda sizes: sizes.rounds(N_q, heads, SMs) * (sizes.tile * N_q / 128 + sizes.start))
 
 
 def plan_causal(d: int, N_q: int, share: float, lengths: bool) -> Plan:
@@ -90,7 +90,7 @@ def plan_causal(d: int, N_q: int, share: float, lengths: bool) -> Plan:
 def heads_at_once(K_shape, causal: bool) -> int:
     """How many heads of K and V to have in use at a time: for 16 MiB of L2, 32 where long causal rows differ most.
 
-    Where all row blocks are equal, neighbours had better read the same head: L2 then sends a seventh less.
+    Where all row blocks are equal, neighbours had better read the same head.
     """
     if not causal:
         return 1
