@@ -278,7 +278,8 @@ print("not waiting:                              ", added_by_copies(careful=Fals
 #
 # Here is all of it, drawn from a run of the model in `machine/hopper_backward.py`. The rings are those of the forward. Q and
 # dO of a row block, −L/τ and −D come together, at one barrier. An *order* is what a ticket was: which column block is
-# next, and how many row blocks see it.
+# next, and how many row blocks see it. The producer draws its number when the last row block of the order before is on
+# its way, no sooner: drawn at the start, the second round of column blocks would be dealt.
 
 # %%
 show(backward_pipes(**pictures.backward_pipes_data()))
@@ -317,23 +318,25 @@ for add in (0, 500, 2500, 5000):
 # %% [markdown]
 # ## What does a step wait for?
 #
-# Now the real one. `LATE` is True at d = 64, where row blocks have 128 rows: dV's product waits for dS there, which takes
-# fewer registers.
+# Now the real one. Three choices are made when it is compiled; the next section asks what they are worth. `DV_LATE`: dV's
+# product starts after dS. `DK_LATE`: dK's starts in the *next* step. `HOLD_V`: half of V stays in registers.
 #
 # **Predict.** Find all waits in this code. Which of them is for the producer, which for the *other* consumer, which for the
 # copy engine, and which for one's own products?
 
 # %% tags=["nbval-ignore-output"]
-source(backward.step, backward.share, backward.start_dq)
+source(backward.step, backward.share, backward.finish_dk)
 
 # %% tags=["nbval-ignore-output"]
-source(backward.add_dq, sums.add_lines)
+source(backward.start_dq, backward.add_dq, sums.add_lines)
 
 # %% [markdown]
 # <details><summary>Every wait has an owner</summary>
 #
 # `rows.wait` is for the producer's copies. `start_dq` waits for the other consumer. `store_wait(0)` is for the copy engine: what
-# lay in the place has been read. All `warpgroup_mma_wait` are for one's own products.
+# lay in the place has been read. All `warpgroup_mma_wait` are for one's own products. These end in the order in which they
+# began, and the number says how many of the last ones may go on. So with `DK_LATE` dK's product is done where only dQ's goes
+# on, and Q and dO can be given back to the producer: dQ's product reads neither.
 #
 # `add_tile` stores dQ's part as it lies in the registers, and it goes to HBM in that order: only the kernel's own sums are
 # there (4 bytes for each number of dQ, until the call ends), and a small kernel afterwards puts them in order and makes 16
@@ -342,6 +345,62 @@ source(backward.add_dq, sums.add_lines)
 # </details>
 #
 # **Takeaway.** Read a pipelined step by its waits, and ask of each whom it is for.
+
+# %% [markdown]
+# ## Which product may wait?
+#
+# S and dP cannot: P and dS need them. dQ runs in the next step. dV needs P alone, so it may start before dQ is handed over,
+# or after dS. dK needs dS, and nobody needs dK before the last row block: its product may start in the next step, too,
+# just before S.
+#
+# **Predict.** Here are the four orders in the model, at the H200's clocks. Which is the fastest? And what has a product that
+# starts later got to keep in registers until then?
+
+# %%
+def clocks_of(late, mask, d=64, B_r=128):  # of 16 row blocks and 8 column blocks
+    price = model.costs(H200, B_r, d)
+    ran = model.backward(Q, K, V, O, L, dO, Tiling(64, 64, 4, 8, mask), costs=price, late=late)
+    return max(job.ended for job in ran.block.jobs if job.unit == "tensor")
+
+
+Q, dO, K, V = rng.standard_normal((4, 64, 4))
+O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
+for dv, dk in ((False, False), (True, False), (False, True), (True, True)):
+    full, causal = (clocks_of(model.Late(dv, dk), mask) for mask in (NO_MASK, CAUSAL))
+    print(f"dV late: {dv!s:5}  dK late: {dk!s:5}  full {full:9,.0f} clocks, causal {causal:9,.0f}")
+
+# %% [markdown]
+# <details><summary>All the same, says the model</summary>
+#
+# Within half a percent: while one consumer waits for a product, the other one multiplies, and the tensor cores have enough to
+# do in any order. But the model knows nothing of registers. Until dV's product ends, P must stay, in 16 bits. Until dK's does,
+# dS must, and a late dK takes it along into the next step. 64 × B_r numbers of 16 bits are 16 registers of a thread at
+# d = 128, and 32 at d = 64.
+#
+# So only a measurement can say:
+# </details>
+
+# %%
+print("with it over without it, measured on an H200 in bf16:")
+choices = {
+    "dV's product after dS": "DV_LATE",
+    "dK under the next S, not in its own step": "DK_LATE",
+    "half of V in registers": "HOLD_V",
+}
+for row in pictures.worths():
+    if row["part"] == "backward" and row["idea"] in choices:
+        mask, used = "causal" if row["causal"] else "full  ", "used" if row["kept"] else "not used"
+        print(f"{choices[row['idea']]:8} d {row['d']:3} {mask} N {row['N_q']:6,}: {row['worth']:.2f}, {used}")
+
+# %% tags=["nbval-ignore-output"]
+print(getsource(host_backward.plan))
+
+# %% [markdown]
+# `HOLD_V` is another trade of that kind. An operand in shared memory is read anew by every product, one in registers is not.
+# V is the same for all row blocks, so half of a consumer's, 64 × 64 numbers, may stay in 16 registers of a thread. At d = 128
+# that pays where there is no mask.
+#
+# **Takeaway.** A model that counts clocks says what can overlap; what it costs to keep things alive must be measured.
 
 # %% [markdown]
 # ## Few K/V heads, few owners
@@ -490,9 +549,10 @@ Markdown(pictures.folded("All ideas for the backward, problem by problem", pictu
 # %% [markdown]
 # <details><summary>What to make of it</summary>
 #
-# Where K/V heads are few, nothing is worth as much as dividing. Next come registers: S and dP started together spill, and so
-# does d = 64 if the sums do not begin at −L/τ and −D. Then what everybody shares: tickets, the heaviest blocks first, programs
-# that stay. dQ under the next S is worth most at d = 64, where there are most exponentials to hide under.
+# Where K/V heads are few, nothing is worth as much as dividing. As much is lost where registers do not suffice and spill: S and
+# dP started together, or at d = 64 dV's product before dS, or sums that do not begin at −L/τ and −D. Then comes what every
+# kernel shares: tickets, drawn late, the heaviest blocks first, programs that stay. What runs in the next step, dQ, and dK
+# under the causal mask, is worth most in long sequences.
 # </details>
 #
 # Some ideas cannot be put into today's kernel by a few lines. They were tried on earlier versions, among them additions by
@@ -699,8 +759,18 @@ verdict("sums that begin at −L/τ and −D: over 1.15 at d = 64", reach("S beg
 together = reach("S and dP started together")
 verdict("S and dP together: the worst, below 0.8", min(r["worth"] for r in tried) == together[0] and together[1] < 0.8)
 verdict("tickets: over 1.1 at d = 128", reach("column blocks drawn as tickets, not dealt", d=128)[0] > 1.1)
-under = [reach("dQ under the next S, not in its own step", d=d, causal=False) for d in (64, 128)]
-verdict("dQ under the next S: most at d = 64 without a mask", under[0][0] > under[1][1] > 0.995)
+under = reach("dQ under the next S, not in its own step")
+verdict("dQ under the next S: over 1.03 everywhere", under[0] > 1.03)
+late = "dK under the next S, not in its own step"
+verdict("and dK: over 1.01 where it is used, nothing elsewhere", reach(late, kept=True)[0] > 1.01 > reach(late, kept=False)[1])
+longest, shorter = (reach(late, kept=True, d=d, N_q=N) for d, N in ((64, 16384), (64, 1024)))
+verdict("most in long sequences", longest[0] > shorter[1] and longest[0] > 1.04)
+half = "half of V in registers"
+verdict("half of V: a gain without a mask, a loss with one", reach(half, kept=True)[0] > 1.0 > reach(half, kept=False)[1])
+beside = reach("dV's product after dS", kept=True)
+verdict("dV's product before dS at d = 64: spilled, over 1.5 times slower", beside[0] > 1.5)
+drawn = "the next ticket drawn late"
+verdict("tickets drawn late: no loss, and over 1.2 with one head", reach(drawn)[0] > 0.985 and reach(drawn, kv_heads=1)[1] > 1.2)
 
 # %% [markdown] tags=["navigation"]
 # [← Rings](14_ring.ipynb) · [The map](00_map.ipynb)
