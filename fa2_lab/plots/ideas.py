@@ -26,7 +26,7 @@ def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
         words = f"{row['idea']}\n{row['shape']}"
         ax.text(left, lane + 0.45, words, ha="right", va="center", fontsize=style.SMALL)
     ax.axvline(1, color=style.INK, linewidth=0.8)
-    ax.set(ylim=(len(rows), 0), xlim=(left - 0.56 * reach, high + 0.16), yticks=[])
+    ax.set(ylim=(len(rows), 0), xlim=(left - 0.6 * reach, high + 0.16), yticks=[])
     ax.set_xticks([tick for tick in np.arange(0.6, high + 0.05, 0.2).round(1) if tick >= low - 0.05])
     ax.spines[:].set_visible(False)
     ax.set_xlabel(f"speed with it over speed without; hatched: not kept ({setting})")

@@ -27,11 +27,13 @@ from inspect import getsource
 
 import numpy as np
 import torch
+from IPython.display import Markdown
 
 from fa2_lab import attention, attention_paged
 from fa2_lab.bench.results import load
 from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import decode as pictures
+from fa2_lab.gallery import hopper as ideas
 from fa2_lab.kernels import decode
 from fa2_lab.machine import chips, grid, splits
 from fa2_lab.plots import shares
@@ -112,20 +114,20 @@ print("rows of a group together = heads one by one:", close(grouped(Q, K, V), np
 # **Takeaway.** The queries that share keys are rows of one tile; a key is read once, whoever wants it.
 
 # %% [markdown]
-# ## Eight heads, 396 seats
+# ## Eight heads, 132 seats
 #
-# The kernel's programs read 32 keys at a time and keep two tiles on their way. Three programs fit on each of the 132 SMs:
-# 396 *slots*. Beginning with a head takes about as long as reading a tile (fetch the queries, wait for the first keys),
-# so we count it as one.
+# The kernel's programs read 64 keys at a time and keep three tiles on their way. One program has each of the 132 SMs for
+# itself: 132 *slots*. Beginning with a head takes about as long as reading a tile (fetch the queries, wait for the first
+# keys), so we count it as one.
 #
-# **Predict.** 65,536 keys are 2,048 tiles for each of 8 heads. When does the last block end with a block for each head?
-# With 49 splits of every head? With 50, 99? What would perfect sharing give?
+# **Predict.** 65,536 keys are 1,024 tiles for each of 8 heads. When does the last block end with a block for each head?
+# With 16 splits of every head? With 17, 33? What would perfect sharing give?
 
 # %%
-cache = splits.Cache((65536,), kv_heads=8, d=128, rows=4)
-slots = 396
+cache = splits.Cache((65536,), kv_heads=8, d=128, rows=4, B_c=64)
+slots = 132
 print(f"perfect sharing: {(sum(cache.tiles) + 8) / slots:.1f}")
-for n in (1, 49, 50, 99):
+for n in (1, 16, 17, 33):
     ran = grid.schedule(splits.same_splits(cache.tiles, n), slots)
     print(f"{n:2} splits of a head: {8 * n:3} blocks, waves: {ran.waves}, end: {ran.makespan:4}, busy: {ran.utilisation:4.0%}")
 equal = splits.Shares(cache.tiles, slots)
@@ -133,10 +135,10 @@ ran = grid.schedule(equal.blocks(), slots)
 print(f"equal shares of {equal.share}: {equal.busy:3} blocks, waves: {ran.waves}, end: {ran.makespan:4}, busy: {ran.utilisation:4.0%}")
 
 # %% [markdown]
-# <details><summary>What is wrong with 50 splits, and with many</summary>
+# <details><summary>What is wrong with 17 splits, and with many</summary>
 #
-# 50 splits are 400 blocks, four more than there are slots: a second wave, for which everybody waits. 99 splits are two
-# full waves of shorter blocks and nearly as good as one, but each of the 792 blocks begins anew, and leaves a result to
+# 17 splits are 136 blocks, four more than there are slots: a second wave, for which everybody waits. 33 splits are two
+# full waves of shorter blocks and nearly as good as one, but each of the 264 blocks begins anew, and leaves a result to
 # be merged. Rules that pick the number of splits weigh these things. *Equal shares* do without: lay all tiles end to end
 # and give every program the same number of them.
 # </details>
@@ -186,8 +188,8 @@ show(shares.shares(**pictures.shares_data()))
 # %% [markdown]
 # ## A team for each head
 #
-# Heads of one length, as in a benchmark: 396 slots are eight times 49 and four more. So 49 programs may form a *team* and
-# take the tiles of their head in turn, program i every 49th from the i-th on. They read the same bytes and leave as many
+# Heads of one length, as in a benchmark: 132 slots are eight times 16 and four more. So 16 programs may form a *team* and
+# take the tiles of their head in turn, program i every 16th from the i-th on. They read the same bytes and leave as many
 # parts.
 #
 # **Predict.** All programs are at their eleventh tile. Where in head 0 are the tiles that are read now, with equal shares
@@ -198,21 +200,22 @@ def in_turn(w, size, tiles):  # program w: its head, and its tiles
     return w // size, range(w % size, tiles, size)
 
 
-size = splits.team(slots, heads=8, tiles=2048)
+size = splits.team(slots, heads=8, tiles=1024)
 apart = [equal.spans(w)[0][1] + 10 for w in equal.readers(0)]
-near = [in_turn(w, size, 2048)[1][10] for w in range(size)]
+near = [in_turn(w, size, 1024)[1][10] for w in range(size)]
 print(f"shares: {len(apart)} tiles, the first ones {apart[:3]}, from {min(apart)} to {max(apart)}")
 print(f"a team: {len(near)} tiles, the first ones {near[:3]}, from {min(near)} to {max(near)}")
 
 # %% [markdown]
 # <details><summary>Why that matters, and when it does not work</summary>
 #
-# Memory serves neighbours a little better. On an H200 one query over 65,536 keys takes 68.0 µs with teams and 69.2 with
-# equal shares, 8 × 16,384 keys 125.9 and 126.8. A kernel that does nothing but read a gigabyte, by 2,048 programs that
-# stay, takes 234 µs if they read in turn and 236 if each has a stretch of its own.
+# Memory serves neighbours a little better; by how much, the table near the end of this notebook says. (A kernel that does
+# nothing but read a gigabyte, by 2,048 programs that stay, took 234 µs on an H200 when they read in turn and 236 when each
+# had a stretch of its own; noted once, no command repeats it.)
 #
 # A team's programs read one head and no other. If lengths differ, short heads leave their teams idle; if the heads do not
-# divide the slots, slots stay empty. In both cases the package takes equal shares.
+# divide the slots, slots stay empty. In both cases the package takes equal shares. And where heads fill the slots by
+# themselves, a team is one program, and nothing is merged.
 # </details>
 #
 # **Takeaway.** Who reads what is free to choose, since there is a merge. So choose what memory likes.
@@ -327,16 +330,16 @@ print("pages = dense:", close(O.cpu().numpy(), dense.cpu().numpy(), 1e-5), " emp
 # %% [markdown]
 # ## How near is the limit?
 #
-# A program has two tiles on their way, 32 KiB, and from asking for a tile to being done with it 1.2 µs pass (measured,
-# with next to no one else at work). That is *Little's law*: bytes on their way = speed · time. So one program alone reads
-# at most 32 KiB in 1.2 µs.
+# A program has three tiles on their way, 96 KiB, and from asking for a tile to being done with it 2.5 µs pass (from the
+# record below, where next to no one else is at work). That is *Little's law*: bytes on their way = speed · time. So one
+# program alone reads at most 96 KiB in 2.5 µs.
 #
 # **Predict.** How many programs does it take to draw all of the H200's 4.8 TB/s? What do 8 programs reach?
 
 # %%
-speed = splits.pace(H200, cache, stages=3)
+speed = splits.pace(H200, cache, stages=4)
 print(f"one program: {speed.alone / 1e9:.0f} GB/s; all of the bandwidth from {speed.enough} programs on")
-for n in (8, 64, 396):
+for n in (8, 32, 128):
     share = splits.Shares(cache.tiles, n)
     print(f"{n:3} programs: {1e6 * splits.seconds(cache, share.blocks(), slots, speed):4.0f} µs")
 
@@ -370,28 +373,49 @@ for row in record.rows:
 # is. Engines record a whole token's kernels as one CUDA graph to save what can be saved.
 # </details>
 #
-# <details><summary>Where the rest goes, on 65,536 keys</summary>
+# <details><summary>Where the rest goes</summary>
 #
-# Clocks read inside the kernels told it for equal shares, in µs after the first program has begun. All 396 programs begin within 0.3. Of
-# those with a whole share the first ends at 53, half of them by 60, the last at 63: equal shares are not equal times, for
-# some SMs get their bytes sooner than others. At 64 the merge is awake, at 65 it is done, and the events around both
-# kernels say 69. Reading alone takes 62 by such events. Its blocks are many and small, and whoever is done takes the
-# next; it has no state that would have to be begun anew, or merged.
-#
-# For the same reason three programs on an SM with tiles of 32 keys are 1% faster than two with 64: 96 KiB on their way
-# to each SM instead of 128, and the ends lie nearer together. As many are best where nearly every SM has a head of its
-# own, and nothing is merged: one program with three tiles of 64 keys. With 128 heads of 4,096 keys that is 66.6 µs
-# instead of 68.6 with teams of three.
+# Clocks read inside the kernel told it for 32 × 8,192 keys, where 256 programs read a whole head each and nothing is
+# merged; in µs after the first has begun. All begin within 0.3. The first ends at 214, half of them by 229, the last at
+# 235: equal shares are not equal times, for some SMs get their bytes sooner than others. And when less than about 120
+# programs are left, what they have on their way (Little's law, above) no longer fills the memory's time. Reading alone
+# takes 229: its blocks are many and small, and whoever is done takes the next; it has no state that would have to be begun
+# anew, or merged.
 # </details>
 #
-# <details><summary>What did not help</summary>
+# **Takeaway.** From some hundred megabytes on, decode runs at the speed of a copy; reading alone takes 3 to 8% less: the
+# rest is bookkeeping.
+
+# %% [markdown]
+# ## What is each idea worth?
 #
-# Each beside the package's kernels of its day, in the same run, on 65,536 keys. These numbers, and those of teams and of
-# clocks in the folds above, were noted from experiments on an H200; unlike the table, no command repeats them.
+# `python -m fa2_lab bench ideas` takes every idea out of the kernels again, or puts in one that they do without (in
+# italics), and times both: above 1, the idea is worth having.
 #
-# - An eighth of every share cut off in two small pieces, for whoever is done first: 74 µs instead of 71. The last
-#   program ends no sooner, and the merge has three times as many parts.
-# - Small shares at the end that are claimed from a counter: 79 instead of 70.
+# **Predict.** Whole heads need no merge, teams read close together, a kernel may be launched before the one that it waits
+# for has ended, warps need not add up before the last tile. Which of them buys a tenth?
+
+# %%
+Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table("decode")))
+
+# %% [markdown]
+# <details><summary>What to make of it</summary>
+#
+# None of these four. Where memory sets the pace, an idea may only take away what is not hidden behind it: some microseconds
+# at the beginning and the end, which is much for a short cache and little for a long one. What does buy a tenth and more is
+# room: at d = 64 three programs share an SM, and with more than 168 registers a thread only two would.
+# </details>
+#
+# <details><summary>What did not help, and is not in the table</summary>
+#
+# Each beside the package's kernels of its day, in the same run. These numbers, and those of the clocks above, were noted
+# from experiments on an H200; unlike the table, no command repeats them.
+#
+# - An eighth of every share cut off in two small pieces, for whoever is done first: 74 µs instead of 71 on 65,536 keys.
+#   The last program ends no sooner, and the merge has three times as many parts. A sixteenth of every whole head, on 32 ×
+#   8,192 keys: 247 instead of 244, because now there is a merge.
+# - Small shares at the end that are claimed from a counter, on 65,536 keys: 79 instead of 70.
+# - Each program begins at another place in its head, so that they do not walk in step: no difference.
 # - The last of a team to arrive merges, and there is no second kernel: 73 instead of 68. With six programs to a team, on
 #   8 × 16,384 keys, still 129 instead of 126: one program alone waits for all parts of a head.
 # - A kernel for Hopper (notebook 11): on each SM two producer warps with the copy engine, rings of 64 KiB, and consumers
@@ -400,8 +424,7 @@ for row in record.rows:
 #   ring takes longer to begin, and more parts longer to merge. Even if nothing is computed, such rings need 68.
 # </details>
 #
-# **Takeaway.** From some hundred megabytes on, decode runs at the speed of a copy; reading alone takes a tenth less:
-# the rest is bookkeeping.
+# **Takeaway.** Behind a wall of bytes most ideas are worth nothing. Measure each of them alone, and keep what is left.
 
 # %% [markdown]
 # ## Recap
@@ -425,11 +448,11 @@ for row in record.rows:
 # <details><summary>Answer</summary>
 #
 # 512 heads are two waves on 264 slots, 97% busy. Nothing to split, if all lengths are equal, and the package takes whole
-# heads there: `splits.programs(264, 512, equal=True)` is 512. With unequal lengths equal shares still win.
+# heads there: `splits.team(264, 512, tiles=64)` is 1. With unequal lengths equal shares still win.
 # </details>
 #
 # **2. Complete.** From which share on do the parts cost less than 1% of the bytes? A part has rows · (d + 2) numbers of
-# four bytes, written and read; a tile 32 keys and values of two bytes each number. Take 4 rows, then 64.
+# four bytes, written and read; a tile 64 keys and values of two bytes each number. Take 4 rows, then 64.
 #
 # <details><summary>Hint</summary>
 #
@@ -437,7 +460,7 @@ for row in record.rows:
 # </details>
 # <details><summary>Answer</summary>
 #
-# 4 rows: 4,160 bytes for a part, 16,384 for a tile, 0.254 of one, so from 26 tiles on. 64 rows: 4.06, from 407 tiles on.
+# 4 rows: 4,160 bytes for a part, 32,768 for a tile, 0.127 of one, so from 13 tiles on. 64 rows: 2.03, from 204 tiles on.
 # Much of it stays in the L2 cache, though, and a tile with 64 rows is computed for longer than it is read.
 # </details>
 #
@@ -466,11 +489,11 @@ for size in (0.01, 4):
 # The small functions of this notebook against the package, and the kernels against the dense result.
 
 # %%
-for tiles, programs in (((10, 3, 0, 12, 2), 4), ((2048,) * 8, 396), ((0, 0, 7), 5)):
+for tiles, programs in (((10, 3, 0, 12, 2), 4), ((1024,) * 8, 132), ((0, 0, 7), 5)):
     package = splits.Shares(tiles, programs)
     theirs = {(w, head): b - a for w in range(programs) for head, a, b in package.spans(w)}
     verdict(f"deal here = Shares, {len(tiles)} heads, {programs} programs", deal(tiles, programs) == theirs)
-verdict("in_turn here = the package's", all(in_turn(w, 49, 2048) == splits.in_turn(w, 49, 2048) for w in range(392)))
+verdict("in_turn here = the package's", all(in_turn(w, 16, 1024) == splits.in_turn(w, 16, 1024) for w in range(128)))
 whole = parts[0]
 for other in parts[1:]:
     whole = whole.merge(other)
