@@ -80,6 +80,9 @@ SLICE = [
     ((1, 70, 1, 1, 40, 13), torch.float32, False, None),  # more rows than a tile takes
     ((2, 3, 3, 2, 17, 1), torch.float32, True, None),
     ((1, 2, 1, 1, 150, 16), torch.float32, False, [70]),  # no team: a length is known to the GPU alone
+    ((2, 4, 2, 3, 64, 16), torch.float32, True, None),  # whole heads and whole tiles, and a mask all the same
+    ((1, 4, 1, 2, 128, 16), torch.float32, True, None),  # the same, a team
+    ((1, 4, 4, 1, 64, 13), torch.float16, True, None),  # whole tiles that all rows see
 ]
 
 
@@ -124,7 +127,7 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     assert written.nonzero().flatten().tolist() == sorted(shares.slot(*at) for at in several)
 
 
-@pytest.mark.parametrize("heads, N_k, size", [(2, 150, 2), (1, 150, 4), (1, 127, 4)])
+@pytest.mark.parametrize("heads, N_k, size", [(2, 150, 2), (1, 150, 4), (1, 127, 4), (2, 160, 2), (1, 128, 4)])
 def test_a_team_takes_the_tiles_of_its_head_in_turn(monkeypatch, heads, N_k, size):
     """As many programs as are said to run at once; each leaves one part, of the tiles that are its own."""
     monkeypatch.setattr(room, "sizes", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), 4))

@@ -23,7 +23,8 @@ PAYS = "return size if pays else 0"
 TWO = Edit(D, "team == 1 or (team and d_pad == 128 and Q.shape[2] == 1)", "team == 1")
 THREE = "elif d_pad == 64 and not splits.whole(SMs * held, equal):"
 EARLY = "kind = Early if early(Q.device) else launch.Blocks"
-MASK = "if not FEW or j + B_c > all_see:"
+MASK = "if MASKED and (not FEW or j + B_c > all_see):"
+MASKED = "masked = not team or N_k % blocks.B_c != 0 or (causal and N_q > 1)"
 LATE_Q = "tl.where(j < last, q_i, 0.0) if FEW and not TEAMS else q_i"
 SUMS = (
     Edit(D, "tl.zeros((B_r, B_c) if FEW else (B_r,), tl.float32)", "tl.zeros((B_r,), tl.float32)"),
@@ -40,7 +41,8 @@ DECODE = [
     dropped(D, "three programs on an SM, half as many keys a tile", SPLIT, TWO, Edit(D, THREE, "elif True:")),
     kept(D, "168 registers a thread, or there is no room for three", NARROW, registers=(168, 255)),
     kept(D, "the merge launched early", SPLIT, Edit(D, EARLY, "kind = launch.Blocks")),
-    kept(D, "a mask in the last tile alone", ALL, Edit(D, MASK, "if True:")),
+    kept(D, "no mask where all see all keys, and tiles are whole", ALL, Edit(D, MASKED, "masked = True")),
+    kept(D, "a mask in the last tile alone", SHARES, Edit(D, MASK, "if MASKED:")),
     kept(D, "l summed by column, the columns added at the end", ALL, *SUMS),
     kept(D, "the first keys asked for before Q has come", SHARES, Edit(D, LATE_Q, "q_i")),
     dropped(

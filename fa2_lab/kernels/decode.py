@@ -106,10 +106,10 @@ def place_of(table, pages, first, length, B_c: tl.constexpr, PAGE: tl.constexpr)
 
 @triton.jit
 def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-              PAGE: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+              PAGE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
     if PAGE == 0:
-        return load_rows(X, first, strides[2], length, B_c, d, d_pad, True, UPCAST)
+        return load_rows(X, first, strides[2], length, B_c, d, d_pad, MASKED, UPCAST)
     elif PAGE % B_c == 0:
         page, row = place
         return load_rows(X + page * strides[0], row, strides[2], length - first + row, B_c, d, d_pad, True, UPCAST)
@@ -124,7 +124,7 @@ def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constex
 @triton.jit
 def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step, length, seen, scales,
                B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
-               TEAMS: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+               TEAMS: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`.
 
     Few rows leave registers for a sum of every column, so that warps, which hold columns apart, add up at the end only.
@@ -138,11 +138,11 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step,
     for j in range(first, last, step):  # FA2.A1.L6
         col = j + tl.arange(0, B_c)  # (B_c,)
         place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
-        k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
+        k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, MASKED, UPCAST)  # (B_c, d)  FA2.A1.L7
         # Always q_i; but so it is put in place here, not before the loop, and the first keys are asked for meanwhile.
         q_j = tl.where(j < last, q_i, 0.0) if FEW and not TEAMS else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
-        if not FEW or j + B_c > all_see:
+        if MASKED and (not FEW or j + B_c > all_see):
             s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
@@ -151,7 +151,7 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step,
         alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(V, place, j, V_strides, length, B_c, d, d_pad, PAGE, UPCAST)  # (B_c, d)  FA2.A1.L7
+        v_j = load_keys(V, place, j, V_strides, length, B_c, d, d_pad, PAGE, MASKED, UPCAST)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, tl.sum(l_i, 1) if FEW else l_i, o_i
 
@@ -171,7 +171,7 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
                  width, H, group, N_q, N_k, batch, heads, R, programs, slots, least, team, scale_log2, coarse,
                  huge, CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
                  B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr,
-                 UPCAST: tl.constexpr):  # fmt: skip
+                 MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
 
     `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
@@ -212,7 +212,8 @@ def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides,
         else:
             first, last, step = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c, B_c
         m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
-                                   (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, TEAMS, UPCAST)  # fmt: skip
+                                   (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, TEAMS, MASKED,
+                                   UPCAST)  # fmt: skip
         if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
             tl.extra.cuda.gdc_launch_dependents()
 
@@ -394,7 +395,8 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     kind = Early if early(Q.device) else launch.Blocks
     constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early, team > 0
     grid, fixed = (team, heads, batch) if team else programs, (*strides, pages, width, *common)
-    split, merge = launch.Plan(blocks, grid, fixed, (causal, PAGE, *constants, blocks.upcast)), None
+    masked = not team or N_k % blocks.B_c != 0 or (causal and N_q > 1)  # some tile holds what some row must not see
+    split, merge = launch.Plan(blocks, grid, fixed, (causal, PAGE, *constants, masked, blocks.upcast)), None
     if not equal or least % turns:  # a program's share is no whole number of heads
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
         WIDTH = min(d_pad, WIDEST)
