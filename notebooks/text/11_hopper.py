@@ -30,7 +30,6 @@ import heapq
 import random
 from inspect import getsource
 from itertools import count
-from math import prod
 from textwrap import dedent
 from unittest.mock import patch
 
@@ -759,7 +758,7 @@ rows = [row for row in record.rows if row.problem["N_q"] >= 1024 and row.directi
 
 def mean_ratio(rows, peer):
     ratios = [row.ratio("fa2_lab", peer) for row in rows if peer in row.values]
-    return prod(ratios) ** (1 / len(ratios)), min(ratios), max(ratios)
+    return np.prod(ratios) ** (1 / len(ratios)), min(ratios), max(ratios)
 
 
 print("{gpu}, torch {torch}, triton {triton}".format(**record.machine))

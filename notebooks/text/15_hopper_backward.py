@@ -763,16 +763,14 @@ together = reach("S and dP started together")
 verdict("S and dP together: the worst, below 0.8", min(r["worth"] for r in tried) == together[0] and together[1] < 0.8)
 verdict("tickets: over 1.1 at d = 128", reach("column blocks drawn as tickets, not dealt", d=128)[0] > 1.1)
 dQ_late = "dQ under the next S, not in its own step"
-under = reach(dQ_late)
-verdict("dQ under the next S: over 1.01 everywhere, over 1.05 at d = 128", under[0] > 1.01 and reach(dQ_late, d=128)[0] > 1.05)
+verdict("dQ under the next S: over 1.01 everywhere, over 1.05 at d = 128", reach(dQ_late)[0] > 1.01 and reach(dQ_late, d=128)[0] > 1.05)
 late = "dK under the next S, not in its own step"
 verdict("and dK: a gain where it is used, a loss elsewhere", reach(late, kept=True)[0] > 1.0 > reach(late, kept=False)[1])
 longer = [reach(late, kept=True, d=d, N_q=16384)[0] > reach(late, kept=True, d=d, N_q=N)[1] for d, N in ((64, 1024), (128, 4096))]
 verdict("more in long sequences than in short ones", all(longer))
 half = "half of V in registers"
 verdict("half of V: a gain without a mask, a loss with one", reach(half, kept=True)[0] > 1.0 > reach(half, kept=False)[1])
-beside = reach("dV's product after dS", kept=True)
-verdict("dV's product before dS at d = 64: spilled, over 1.5 times slower", beside[0] > 1.5)
+verdict("dV's product before dS at d = 64: spilled, over 1.5 times slower", reach("dV's product after dS", kept=True)[0] > 1.5)
 drawn = "the next ticket drawn late"
 verdict("tickets drawn late: no loss, and over 1.2 with one head", reach(drawn)[0] > 0.985 and reach(drawn, kv_heads=1)[1] > 1.2)
 
