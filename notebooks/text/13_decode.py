@@ -126,13 +126,18 @@ print("rows of a group together = heads one by one:", close(grouped(Q, K, V), np
 # %%
 cache = splits.Cache((65536,), kv_heads=8, d=128, rows=4, B_c=64)
 slots = 132
+
+
+def tell(what, blocks):
+    ran = grid.schedule(blocks, slots)
+    print(f"{what}: {len(blocks):3} blocks, waves: {ran.waves}, end: {ran.makespan:4}, busy: {ran.utilisation:4.0%}")
+
+
 print(f"perfect sharing: {(sum(cache.tiles) + 8) / slots:.1f}")
 for n in (1, 16, 17, 33):
-    ran = grid.schedule(splits.same_splits(cache.tiles, n), slots)
-    print(f"{n:2} splits of a head: {8 * n:3} blocks, waves: {ran.waves}, end: {ran.makespan:4}, busy: {ran.utilisation:4.0%}")
+    tell(f"{n:2} splits of a head", splits.same_splits(cache.tiles, n))
 equal = splits.Shares(cache.tiles, slots)
-ran = grid.schedule(equal.blocks(), slots)
-print(f"equal shares of {equal.share}: {equal.busy:3} blocks, waves: {ran.waves}, end: {ran.makespan:4}, busy: {ran.utilisation:4.0%}")
+tell(f"equal shares of {equal.share}", equal.blocks())
 
 # %% [markdown]
 # <details><summary>What is wrong with 17 splits, and with many</summary>
