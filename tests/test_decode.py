@@ -145,6 +145,13 @@ def test_a_team_takes_the_tiles_of_its_head_in_turn(monkeypatch, heads, N_k, siz
         assert worst(m[w + head], s.max(1).values) < 1e-4
 
 
+@pytest.mark.parametrize("batch, kv_heads", [(70000, 1), (2, 70000)])
+def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads):
+    q, k = (torch.empty(batch, kv_heads, n, 16, device="meta") for n in (1, 40))
+    grid = room.plan_decode(q, k, k, None, None, False, None).split.grid
+    assert max(grid[1:]) <= 65535
+
+
 def parts_of(states, R, d_pad, slots):
     """States of (R,) rows as the scratch holds them."""
     o, m, l = torch.full((slots, R, d_pad), NAN), torch.full((slots, R), NAN), torch.full((slots, R), NAN)
