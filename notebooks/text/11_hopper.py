@@ -644,7 +644,7 @@ for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), 
 # fit; the kernel takes that without a mask if no SM is left idle by it, for a few percent at most.)
 #
 # At d = 64 three fit. Then an SM asks the L2 cache, which all 132 share, for a third fewer bytes for the same products, and
-# while two exponentiate, the third multiplies. Measured: 7 to 22% faster. Where blocks of 192 rows are too coarse, as for some
+# while two exponentiate, the third multiplies. Measured: 6 to 23% faster. Where blocks of 192 rows are too coarse, as for some
 # short sequences, the kernel has two all the same.
 # </details>
 #
