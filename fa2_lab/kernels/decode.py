@@ -382,8 +382,7 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     rows, equal = H // H_kv * N_q, batch * H_kv if key_lengths is None else 0
     blocks, at_once = sizes(Q, rows, table is not None, equal, N_k)
     R, d_pad = min(blocks.B_r, rows), blocks.d_pad
-    row_blocks, turns = triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
-    heads = H_kv * row_blocks
+    heads, turns = H_kv * triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
     teams = equal and not programs and max(batch, heads) <= MOST_BLOCKS
     team = splits.team(at_once, batch * heads, turns - 1, least) if teams else 0

@@ -80,7 +80,7 @@ def whole(slots: int, heads: int) -> bool:
 def team(slots: int, heads: int, tiles: int, least: int = 1) -> int:
     """How many programs take each head's tiles in turn, of heads of one length: one where whole heads fill the slots.
 
-    Several read close together, which memory serves 1% faster than shares far apart. But no program may read two heads,
+    Several read close together, which memory serves sooner than shares far apart. But no program may read two heads,
     and each must have two tiles or more, worth their part: 0 where equal shares are better.
     """
     if whole(slots, heads):
