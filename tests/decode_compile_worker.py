@@ -23,12 +23,16 @@ CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K
 }
 
 
+KERNELS = ("team_kernel", "share_kernel", "merge_kernel")
+
+
 def compile_for(target: str) -> list[dict]:
     """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
     found = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
     driver.set_active(offline.Absent(found))
     decode.early = lambda device: target in ("sm_90", "sm_100", "sm_120")
-    decode.split_kernel, decode.merge_kernel = Compiling(decode.split_kernel), Compiling(decode.merge_kernel)
+    for name in KERNELS:
+        setattr(decode, name, Compiling(getattr(decode, name)))
     rows = []
     for d, calls in ((64, ("lengths", "64 rows", "one query", "a head on each SM")), (128, CALLS)):
         for what in calls:
@@ -38,11 +42,12 @@ def compile_for(target: str) -> list[dict]:
             table = torch.empty(2, 500, dtype=torch.int32, device="meta") if page else None
             given = torch.empty(2, dtype=torch.int32, device="meta") if lengths else None
             decode.decode(q, k, k, given, causal, 0.1, table)
+            teams = decode.recipe(q, k, k, given, table, causal, None).teams
             equal = 0 if lengths or page else batch * 8
             blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page), equal, 8192)
             row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs // 132)
-            split, merge = (offline.report(x.made) for x in (decode.split_kernel, decode.merge_kernel))
-            rows.append(row | split | dict(merge=merge))
+            split = decode.team_kernel if teams else decode.share_kernel
+            rows.append(row | offline.report(split.made) | dict(merge=offline.report(decode.merge_kernel.made)))
     return rows
 
 

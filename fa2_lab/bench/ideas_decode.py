@@ -16,6 +16,7 @@ ONE_EACH, TWO_EACH = caches((16, 8192)), caches((32, 8192))  # for nearly every 
 ALL = SPLIT + ONE_EACH + TWO_EACH
 SHARES = caches((12, 8192))  # no team fills the SMs
 NARROW = caches((1, 65536), (8, 16384), d=64)
+SHARES_64 = caches((5, 16384), d=64)
 
 D, RULES = "decode", "splits"
 WHOLE = "return heads > 0 and grid.efficiency(heads, slots) >= WELL_FILLED"
@@ -24,8 +25,11 @@ TWO = Edit(D, "team == 1 or (team and d_pad == 128 and Q.shape[2] == 1)", "team 
 THREE = "elif d_pad == 64 and not splits.whole(SMs * held, equal):"
 EARLY = "kind = Early if early(Q.device) else launch.Blocks"
 MASK = "if MASKED and (not FEW or j + B_c > all_see):"
-MASKED = "masked = not team or N_k % blocks.B_c != 0 or (causal and N_q > 1)"
-LATE_Q = "tl.where(j < last, q_i, 0.0) if FEW and not TEAMS else q_i"
+MASKED = "masked = N_k % blocks.B_c != 0 or (causal and N_q > 1)"
+LATE_Q = "tl.where(j < last, q_i, 0.0) if FEW and LATE else q_i"
+NOT_LATE = "B_r, B_c, EARLY, False, MASKED, UPCAST)"
+ONE_HEAD = "    attend(Q, K, V, O, L, None,"
+A_LOOP = f"    t = w\n    while t < team:\n        t += team\n    {ONE_HEAD}"  # once
 SUMS = (
     Edit(D, "tl.zeros((B_r, B_c) if FEW else (B_r,), tl.float32)", "tl.zeros((B_r,), tl.float32)"),
     Edit(D, "alpha[:, None] * l_i + p_ij if FEW else alpha * l_i", "alpha * l_i"),
@@ -39,17 +43,17 @@ DECODE = [
     kept(D, "one program on an SM with three tiles on their way, not two with two", SPLIT, TWO),
     kept(D, "three programs on an SM, half as many keys a tile", NARROW, Edit(D, THREE, "elif False:")),
     dropped(D, "three programs on an SM, half as many keys a tile", SPLIT, TWO, Edit(D, THREE, "elif True:")),
-    kept(D, "168 registers a thread, or there is no room for three", NARROW, registers=(168, 255)),
+    kept(D, "168 registers a thread, or there is no room for three", SHARES_64, registers=(168, 255)),
     kept(D, "the merge launched early", SPLIT, Edit(D, EARLY, "kind = launch.Blocks")),
     kept(D, "no mask where all see all keys, and tiles are whole", ALL, Edit(D, MASKED, "masked = True")),
     kept(D, "a mask in the last tile alone", SHARES, Edit(D, MASK, "if MASKED:")),
     kept(D, "l summed by column, the columns added at the end", ALL, *SUMS),
     kept(D, "the first keys asked for before Q has come", SHARES, Edit(D, LATE_Q, "q_i")),
-    dropped(
-        D, "the first keys asked for before Q has come", ALL, Edit(D, LATE_Q, LATE_Q.replace(" and not TEAMS", ""))
-    ),
+    dropped(D, "the first keys asked for before Q has come", ALL, Edit(D, NOT_LATE, NOT_LATE.replace("False", "True"))),
+    kept(D, "a team's program has one head, and no loop over heads", ALL, Edit(D, ONE_HEAD, A_LOOP)),
     dropped(D, "four tiles on their way, not three", SPLIT + ONE_EACH, stages=(4, 5)),
     dropped(D, "six half tiles on their way, not four whole", TWO_EACH, B_c=(64, 32), stages=(3, 4)),
+    dropped(D, "four half tiles on their way, not four whole", TWO_EACH, B_c=(64, 32)),
     dropped(D, "8 warps, not 4", SPLIT + ONE_EACH, warps=(4, 8)),
     dropped(D, "8 warps, not 4", TWO_EACH, warps=(4, 8), registers=(255, 128)),
     kept(D, "32 columns to a program of the merge, not 64", SPLIT, Edit(D, COLUMNS, "WIDEST = 64")),

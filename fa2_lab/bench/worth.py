@@ -8,16 +8,15 @@ from functools import cache, partial
 import torch
 
 from fa2_lab.bench import ahead, peers
-from fa2_lab.bench.decode import microseconds
+from fa2_lab.bench.decode import MORE, microseconds
 from fa2_lab.bench.ideas import IDEAS
 from fa2_lab.bench.problem import Problem, distance, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, measure, reading, wall_microseconds
+from fa2_lab.bench.protocol import PROTOCOL, Timing, in_a_line, measure, reading, wall_microseconds
 from fa2_lab.bench.results import Results, Row, machine
 from fa2_lab.bench.suites import TOLERANCE, call_of, ceilings, collect
 from fa2_lab.bench.variants import Idea, Kernels, as_they_are, variant
 
 TODAY, CUDNN = "today", "cuDNN"
-MORE = 3 * REPEATS  # of decode, whose ideas are worth a microsecond
 PROTOCOL = f"{PROTOCOL}; decode: {MORE} repetitions, the L2 cache filled with other data by reading"
 
 

@@ -124,10 +124,11 @@ def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constex
 @triton.jit
 def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step, length, seen, scales,
                B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
-               TEAMS: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+               LATE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`.
 
     Few rows leave registers for a sum of every column, so that warps, which hold columns apart, add up at the end only.
+    LATE, the queries are put in place after the first keys were asked for: for programs that begin several heads.
     """
     FEW: tl.constexpr = B_r == 16
     scale_log2, coarse, huge = scales
@@ -139,8 +140,8 @@ def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step,
         col = j + tl.arange(0, B_c)  # (B_c,)
         place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
         k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, MASKED, UPCAST)  # (B_c, d)  FA2.A1.L7
-        # Always q_i; but so it is put in place here, not before the loop, and the first keys are asked for meanwhile.
-        q_j = tl.where(j < last, q_i, 0.0) if FEW and not TEAMS else q_i
+        # Always q_i; but the compiler does not know, and so cannot put it in place before the loop.
+        q_j = tl.where(j < last, q_i, 0.0) if FEW and LATE else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
         if MASKED and (not FEW or j + B_c > all_see):
             s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
@@ -163,73 +164,87 @@ def group_pointers(X, strides, b, row, kv_head, group, N_q):
     return X + tl.cast(b, tl.int64) * strides[0] + at  # (B_r,)
 
 
+@triton.jit
+def attend(Q, K, V, O, L, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H, group, N_q, N_k, b, h,
+           row_blocks, length, first, last, step, alone, part_at, scales, CAUSAL: tl.constexpr, PAGE: tl.constexpr,
+           d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr,
+           LATE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Row block h of sequence b over every tile from `first` to `last`: O and L if it is `alone`, else a part."""
+    r, e = tl.arange(0, B_r), tl.arange(0, d_pad)
+    kv_head, row = h // row_blocks, h % row_blocks * B_r + r
+    real = row < group * N_q
+    Q_at = group_pointers(Q, Q_strides, b, row, kv_head, group, N_q)
+    q_i = tl.load(Q_at[:, None] + e[None, :], mask=real[:, None] & (e < d)[None, :], other=0.0)  # FA2.A1.L4
+    if UPCAST:
+        q_i = q_i.to(tl.float32)
+    seen = keys_seen(row % N_q, N_q, N_k if table is None else length, length, CAUSAL)  # (B_r,)
+    K_h, V_h = K + tl.cast(kv_head, tl.int64) * K_strides[1], V + tl.cast(kv_head, tl.int64) * V_strides[1]
+    table_b = table
+    if table is None:
+        K_h += tl.cast(b, tl.int64) * K_strides[0]
+        V_h += tl.cast(b, tl.int64) * V_strides[0]
+    else:
+        table_b += tl.cast(b, tl.int64) * width
+    m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
+                               scales, B_r, B_c, d, d_pad, PAGE, LATE, MASKED, UPCAST)  # fmt: skip
+    if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
+        tl.extra.cuda.gdc_launch_dependents()
+
+    if alone:
+        whole, L_i = finalize(m_i, l_i, scales[0])
+        O_i = (o_i * (1.0 / whole)[:, None]).to(O.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
+        O_at = group_pointers(O, O_strides, b, row, kv_head, group, N_q)
+        tl.store(O_at[:, None] + e[None, :], O_i, mask=real[:, None] & (e < d)[None, :])  # FA2.A1.L14
+        L_at = (b * H + kv_head * group).to(tl.int64) * N_q + row
+        tl.store(L + L_at, L_i, mask=real)  # FA2.A1.L15
+    else:
+        o_at, m_at, l_at = part_at
+        tl.store(o_at + r[:, None] * d_pad + e[None, :], o_i, mask=real[:, None])
+        tl.store(m_at + r, m_i, mask=real)
+        tl.store(l_at + r, l_i, mask=real)
+
+
 UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "programs", "slots", "least", "team"]
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def split_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages,
-                 width, H, group, N_q, N_k, batch, heads, R, programs, slots, least, team, scale_log2, coarse,
-                 huge, CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-                 B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr,
-                 MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def team_kernel(Q, K, V, O, L, parts, Q_strides, K_strides, V_strides, O_strides, H, group, N_q, N_k, heads, R, slots,
+                team, scale_log2, coarse, huge, CAUSAL: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+                B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr, ROW_BLOCKS: tl.constexpr,
+                ALONE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Program w of the team for head h: tiles w, w + team, …; ALONE it is a team of one, which takes them all."""
+    w, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    part_at = part(parts, slots, w + (b * heads + h) * (team + 1), R, d_pad)
+    attend(Q, K, V, O, L, None, Q_strides, K_strides, V_strides, O_strides, 0, 0, H, group, N_q, N_k, b, h,
+           ROW_BLOCKS, N_k, w * B_c, N_k, team * B_c, ALONE, part_at, (scale_log2, coarse, huge), CAUSAL, 0, d, d_pad,
+           B_r, B_c, EARLY, False, MASKED, UPCAST)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def share_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H,
+                 group, N_q, N_k, batch, heads, R, programs, slots, least, scale_log2, coarse, huge,
+                 CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
+                 B_c: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
 
     `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
     """
     w = tl.program_id(0)
-    if TEAMS:  # member w of the team for one head
-        b, h, length = tl.program_id(2), tl.program_id(1), N_k
-        t, end, begin = 0 * w, 0 * w + 1, 0 * w
-    else:
-        T = turns_before(batch, key_lengths, N_k, heads, B_c)
-        share = share_of(T, programs, least, key_lengths)
-        t, end = w * share, tl.minimum((w + 1) * share, T)
-        b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
-        length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
-        h = (t - begin) // turns_of(length, B_c)
-        begin += h * turns_of(length, B_c)  # the first turn of head h
-    row_blocks = tl.cdiv(group * N_q, B_r)
-    r, e = tl.arange(0, B_r), tl.arange(0, d_pad)
+    T = turns_before(batch, key_lengths, N_k, heads, B_c)
+    share = share_of(T, programs, least, key_lengths)
+    t, end = w * share, tl.minimum((w + 1) * share, T)
+    b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
+    length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
+    h = (t - begin) // turns_of(length, B_c)
+    begin += h * turns_of(length, B_c)  # the first turn of head h
     while t < end:
         after = begin + turns_of(length, B_c)
         stop = tl.minimum(end, after)
-        kv_head, row = h // row_blocks, h % row_blocks * B_r + r
-        real = row < group * N_q
-        q_at = group_pointers(Q, Q_strides, b, row, kv_head, group, N_q)
-        q_i = tl.load(q_at[:, None] + e[None, :], mask=real[:, None] & (e < d)[None, :], other=0.0)  # FA2.A1.L4
-        if UPCAST:
-            q_i = q_i.to(tl.float32)
-        seen = keys_seen(row % N_q, N_q, N_k if table is None else length, length, CAUSAL)  # (B_r,)
-        K_h, V_h = K + tl.cast(kv_head, tl.int64) * K_strides[1], V + tl.cast(kv_head, tl.int64) * V_strides[1]
-        table_b = table
-        if table is None:
-            K_h += tl.cast(b, tl.int64) * K_strides[0]
-            V_h += tl.cast(b, tl.int64) * V_strides[0]
-        else:
-            table_b += tl.cast(b, tl.int64) * width
-        if TEAMS:
-            first, last, step = w * B_c, length, team * B_c
-        else:
-            first, last, step = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c, B_c
-        m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
-                                   (scale_log2, coarse, huge), B_r, B_c, d, d_pad, PAGE, TEAMS, MASKED,
-                                   UPCAST)  # fmt: skip
-        if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
-            tl.extra.cuda.gdc_launch_dependents()
-
-        alone = team == 1 if TEAMS else (t == begin) & (stop == after)
-        if alone:
-            whole, L_i = finalize(m_i, l_i, scale_log2)
-            O_i = (o_i / whole[:, None]).to(O.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
-            O_at = group_pointers(O, O_strides, b, row, kv_head, group, N_q)
-            tl.store(O_at[:, None] + e[None, :], O_i, mask=real[:, None] & (e < d)[None, :])  # FA2.A1.L14
-            L_at = (b * H + kv_head * group).to(tl.int64) * N_q + row
-            tl.store(L + L_at, L_i, mask=real)  # FA2.A1.L15
-        else:
-            o_at, m_at, l_at = part(parts, slots, w + (b * heads + h) * (team + 1), R, d_pad)
-            tl.store(o_at + r[:, None] * d_pad + e[None, :], o_i, mask=real[:, None])
-            tl.store(m_at + r, m_i, mask=real)
-            tl.store(l_at + r, l_i, mask=real)
+        first, last = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c
+        alone, part_at = (t == begin) & (stop == after), part(parts, slots, w + b * heads + h, R, d_pad)
+        attend(Q, K, V, O, L, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H, group, N_q, N_k, b, h,
+               tl.cdiv(group * N_q, B_r), length, first, last, B_c, alone, part_at, (scale_log2, coarse, huge), CAUSAL,
+               PAGE, d, d_pad, B_r, B_c, EARLY, True, True, UPCAST)  # fmt: skip
         t, h, begin = stop, h + 1, after
         if (h == heads) & (t < end):
             b, h = b + 1, 0
@@ -317,6 +332,7 @@ class Early(launch.Blocks):
 class Recipe:
     """All that calls on tensors of the same shapes and strides have in common."""
 
+    teams: bool  # or shares
     split: launch.Plan
     merge: launch.Plan | None  # nothing to merge where every program takes whole heads
     scratch: int  # numbers in fp32
@@ -348,7 +364,10 @@ def prepare(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
         L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
         parts = torch.empty(made.scratch, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):
-            made.split.launch(split_kernel, (Q, K, V, O, L, parts, key_lengths, table), floats)
+            if made.teams:
+                made.split.launch(team_kernel, (Q, K, V, O, L, parts), floats)
+            else:
+                made.split.launch(share_kernel, (Q, K, V, O, L, parts, key_lengths, table), floats)
             if made.merge is not None:
                 made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats)
         return O, L
@@ -371,18 +390,12 @@ def recipe(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
 def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     """How the turns are shared out, and both kernels' arguments."""
     (batch, H, N_q, d), O = Q.shape, torch.empty_like(Q, device="meta")
-    if table is None:
-        H_kv, N_k, PAGE, pages, width = K.shape[1], K.shape[2], 0, 0, 0
-        strides = [x.stride()[:3] for x in (Q, K, V, O)]
-    else:
-        pages, PAGE, H_kv, width = *K.shape[:3], table.shape[1]
-        N_k = width * PAGE
-        strides = [(x.stride(0), x.stride(2), x.stride(1)) for x in (K, V)]
-        strides = [Q.stride()[:3], *strides, O.stride()[:3]]
+    H_kv, N_k, PAGE, pages, width, *cache_strides = cache_of(K, V, table)
+    strides = Q.stride()[:3], *cache_strides, O.stride()[:3]
     rows, equal = H // H_kv * N_q, batch * H_kv if key_lengths is None else 0
     blocks, at_once = sizes(Q, rows, table is not None, equal, N_k)
-    R, d_pad = min(blocks.B_r, rows), blocks.d_pad
-    heads, turns = H_kv * triton.cdiv(rows, blocks.B_r), triton.cdiv(N_k, blocks.B_c) + 1
+    R, d_pad, row_blocks = min(blocks.B_r, rows), blocks.d_pad, triton.cdiv(rows, blocks.B_r)
+    heads, turns = H_kv * row_blocks, triton.cdiv(N_k, blocks.B_c) + 1
     least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
     teams = equal and not programs and max(batch, heads) <= MOST_BLOCKS
     team = splits.team(at_once, batch * heads, turns - 1, least) if teams else 0
@@ -390,18 +403,32 @@ def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
     slots = programs + batch * heads
     if equal:
         least = max(triton.cdiv(batch * heads * turns, programs), least)
-    common = H, H // H_kv, N_q, N_k, batch, heads, R, programs, slots, least, team
     kind = Early if early(Q.device) else launch.Blocks
-    constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early, team > 0
-    grid, fixed = (team, heads, batch) if team else programs, (*strides, pages, width, *common)
-    masked = not team or N_k % blocks.B_c != 0 or (causal and N_q > 1)  # some tile holds what some row must not see
-    split, merge = launch.Plan(blocks, grid, fixed, (causal, PAGE, *constants, masked, blocks.upcast)), None
+    common, shares = (H, H // H_kv, N_q, N_k), (batch, heads, R, programs, slots, least)
+    constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early
+    if team:
+        masked = N_k % blocks.B_c != 0 or (causal and N_q > 1)  # some tile holds what some row must not see
+        fixed, own = (*strides, *common, heads, R, slots, team), (row_blocks, team == 1, masked, blocks.upcast)
+        split = launch.Plan(blocks, (team, heads, batch), fixed, (causal, *constants, *own))
+    else:
+        fixed = *strides, pages, width, *common, *shares
+        split = launch.Plan(blocks, programs, fixed, (causal, PAGE, *constants, blocks.upcast))
+    merge = None
     if not equal or least % turns:  # a program's share is no whole number of heads
         PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
         WIDTH = min(d_pad, WIDEST)
         few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * WIDTH // 1024)), 1, blocks.registers and 128)
-        merge = launch.Plan(few, batch * H * N_q * (d_pad // WIDTH), (strides[3], *common), (*constants, PARTS, WIDTH))
-    return Recipe(split, merge, slots * R * (d_pad + 2) if merge else 0)
+        fixed, own = (strides[3], *common, *shares, team), (team > 0, PARTS, WIDTH)
+        merge = launch.Plan(few, batch * H * N_q * (d_pad // WIDTH), fixed, (*constants, *own))
+    return Recipe(team > 0, split, merge, slots * R * (d_pad + 2) if merge else 0)
+
+
+def cache_of(K, V, table) -> tuple:
+    """K/V heads, most keys of a sequence, page size, pages, table's width; strides (sequence or page, head, key)."""
+    if table is None:
+        return K.shape[1], K.shape[2], 0, 0, 0, K.stride()[:3], V.stride()[:3]
+    (pages, PAGE, H_kv, _), width = K.shape, table.shape[1]
+    return H_kv, width * PAGE, PAGE, pages, width, *((x.stride(0), x.stride(2), x.stride(1)) for x in (K, V))
 
 
 def sizes(Q: torch.Tensor, rows: int, paged=False, equal=0, N_k=0) -> tuple[launch.Blocks, int]:
