@@ -145,6 +145,15 @@ def test_a_team_takes_the_tiles_of_its_head_in_turn(monkeypatch, heads, N_k, siz
         assert worst(m[w + head], s.max(1).values) < 1e-4
 
 
+@pytest.mark.parametrize("at_once, size", [(6, 1), (12, 2)])
+def test_every_row_block_has_a_team(monkeypatch, at_once, size):
+    """Two sequences, and 40 queries to a key: three row blocks of 16."""
+    monkeypatch.setattr(room, "sizes", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), at_once))
+    q, k, v, dO = drawn(2, 20, 1, 2, 150, 16)
+    assert room.plan_decode(q, k, v, None, None, True, None).split.grid == (size, 3, 2)
+    near(room.decode(q, k, v, None, True, 1.0), q, k, v, dO, causal=True, scale=1.0)
+
+
 @pytest.mark.parametrize("batch, kv_heads", [(70000, 1), (2, 70000)])
 def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads):
     q, k = (torch.empty(batch, kv_heads, n, 16, device="meta") for n in (1, 40))

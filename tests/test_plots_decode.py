@@ -6,7 +6,7 @@ from fa2_lab.bench.results import Results, Row
 from fa2_lab.gallery import decode, machine
 from fa2_lab.machine.splits import Shares
 from fa2_lab.plots import style
-from fa2_lab.plots.shares import programs, shares
+from fa2_lab.plots.shares import ends, programs, shares
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 PROBLEM = dict(batch=1, heads=32, kv_heads=8, N_q=1, N_k=65536, d=128, causal=False, dtype="bfloat16")
@@ -38,6 +38,7 @@ def record(tmp_path, monkeypatch):
     values = {"fa2_lab": [70.0, 69.0, 71.0], "cuDNN": [72.0, 71.0, 73.0], "reading alone": [62.0, 61.0, 63.0]}
     rows = [Row(PROBLEM | dict(bytes=268435456), "decode", values, unit="µs")]
     curves = dict(programs=[8, 16, 264], microseconds=[500.0, 260.0, 70.0], usual=[264])
+    curves |= dict(SM=[0.0, 0.0, 7.0], ended=[220.0, 221.0, 200.0])
     Results("decode", MACHINE, "by hand", {"copy TB/s": 4.0}, rows, curves=curves).save(tmp_path)
     monkeypatch.setattr(machine, "RECORDED", tmp_path)
 
@@ -51,6 +52,14 @@ def test_the_curve_is_what_was_recorded(record):
     assert "From 8 programs to 264: the same bytes in 14% of the time" in figure.get_suptitle()
     assert "cuDNN 72 µs" in alt and "NVIDIA H200" in alt and "65,536 keys" in alt
     assert [tuple(p) for p in figure.axes[0].lines[1].get_xydata()] == data["curve"]
+    assert all(text.get_fontsize() >= 7 for text in style.texts(figure))
+
+
+def test_every_program_is_a_dot_over_its_SM(record):
+    figure, alt = ends(**decode.ends_data())
+    assert [tuple(p) for p in figure.axes[0].lines[0].get_xydata()] == [(0, 220), (0, 221), (7, 200)]
+    assert "the last program ends 10% after the first" in figure.get_suptitle()
+    assert "between 200 and 221 µs, half of them by 220" in alt and "3 programs" in alt
     assert all(text.get_fontsize() >= 7 for text in style.texts(figure))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fa2_lab.gallery.measured import made, measured
 from fa2_lab.gallery.picture import Picture
 from fa2_lab.machine import chips, splits
-from fa2_lab.plots.shares import programs, shares
+from fa2_lab.plots.shares import ends, programs, shares
 
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
 TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
@@ -35,6 +35,14 @@ def programs_data() -> dict:
     return dict(curve=curve, model=model, floor=rivals.pop(ALONE), usual=slots, rivals=rivals, setting=setting)
 
 
+def ends_data() -> dict:
+    """The recorded clocks: when each of the programs that read a whole head has ended, and its SM."""
+    record = measured("decode")
+    SM, ended = ([*record["curves"][name]] for name in ("SM", "ended"))
+    setting = f"{made(record)}; 32 sequences of 8,192 keys, 32 heads on 8, d = 128: {len(SM)} programs"
+    return dict(SM=[int(x) for x in SM], ended=ended, setting=setting)
+
+
 def seconds(cache: splits.Cache, n: int, slots: int, speed: splits.Pace) -> float:
     """By the model, with so many programs."""
     return splits.seconds(cache, splits.Shares(cache.tiles, n).blocks(), slots, speed)
@@ -54,5 +62,12 @@ PICTURES = [
         "13_decode",
         programs,
         programs_data,
+    ),
+    Picture(
+        "ends",
+        "256 programs of decode read a head each, on an H200: when each of them ends, over its SM.",
+        "13_decode",
+        ends,
+        ends_data,
     ),
 ]

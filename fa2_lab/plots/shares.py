@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -114,5 +115,24 @@ def programs(
         f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
         f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model; a level line at {floor:.0f} µs a"
         f" kernel that only reads the same bytes. In the same run: {others}. {setting}."
+    )
+    return figure, alt
+
+
+@style.picture
+def ends(SM: Sequence[int], ended: Sequence[float], setting: str) -> tuple[Figure, str]:
+    """When each program has ended, over the SM that it ran on."""
+    first, half, last = min(ended), median(ended), max(ended)
+    title = f"The same bytes for each: the last program ends {last / first - 1:.0%} after the first"
+    figure, ax = style.new_figure(2.9, title)
+    ax.plot(SM, ended, color=style.INK, marker="o", markersize=2.8, linestyle="none")
+    ax.axhline(half, color=style.QUIET, linewidth=0.8)
+    ax.text(max(SM) + 1, half, f" half of them\n by {half:.0f} µs", va="center", ha="left", color=style.QUIET)
+    margin = 0.15 * (last - first)
+    ax.set(xlim=(-2, max(SM) + 1), ylim=(first - margin, last + margin), ylabel="a program ends, µs")
+    ax.set_xlabel(f"SM\n{setting}")
+    alt = (
+        f"A dot for each program over the number of its SM: they end between {first:.0f} and {last:.0f} µs, half of"
+        f" them by {half:.0f}. {setting}."
     )
     return figure, alt

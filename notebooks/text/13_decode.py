@@ -378,18 +378,48 @@ for row in record.rows:
 # is. Engines record a whole token's kernels as one CUDA graph to save what can be saved.
 # </details>
 #
-# <details><summary>Where the rest goes</summary>
-#
-# Clocks read inside the kernel told it for 32 × 8,192 keys, where 256 programs read a whole head each and nothing is
-# merged; in µs after the first has begun. All begin within 0.3. The first ends at 214, half of them by 229, the last at
-# 235: equal shares are not equal times, for some SMs get their bytes sooner than others. And when less than about 120
-# programs are left, what they have on their way (Little's law, above) no longer fills the memory's time. Reading alone
-# takes 229: its blocks are many and small, and whoever is done takes the next; it has no state that would have to be begun
-# anew, or merged.
-# </details>
-#
 # **Takeaway.** From some hundred megabytes on, decode runs at the speed of a copy; reading alone takes 3 to 8% less: the
 # rest is bookkeeping.
+
+# %% [markdown]
+# ## Do all end together?
+#
+# 32 sequences of 8,192 keys, 8 K/V heads: 256 programs read a whole head each, two on nearly every SM, and nothing is
+# merged. They begin within half a microsecond. While the record was made, an edited copy of the kernel wrote down when
+# each program had ended, and on which SM.
+#
+# **Predict.** 4 MiB each, and the same instructions. How many microseconds lie between the first end and the last? And
+# what makes a program early: chance, its head, or its SM?
+
+# %%
+SM, ended = (np.array(record.curves[name]) for name in ("SM", "ended"))
+print(f"first {ended.min():.0f} µs, half of them {np.median(ended):.0f}, last {ended.max():.0f}")
+pairs = [ended[SM == s] for s in np.unique(SM) if (SM == s).sum() == 2]
+apart = np.mean([x.max() - x.min() for x in pairs])
+print(f"the two programs of one SM end {apart:.1f} µs apart; the mean of an SM lies between "
+      f"{min(x.mean() for x in pairs):.0f} and {max(x.mean() for x in pairs):.0f} µs")
+
+# %%
+show(shares.ends(**pictures.ends_data()))
+
+# %% [markdown]
+# <details><summary>Why it is the SM</summary>
+#
+# The dots lie on a few levels, neighbours mostly on the same. SMs reach the memory in groups, and when all ways are full,
+# what a group gets is divided among its SMs; the groups are not of one size, for a chip is sold with some of its SMs
+# switched off. (The groups are read off the picture. NVIDIA says little of them, and another H200 looks different.)
+#
+# Equal shares are therefore not equal times. Until shortly before the end that costs nothing: what the early ones leave,
+# the others get. But when fewer programs are left than it takes to fill the memory's time (Little's law, above), it idles.
+# The kernel that only reads has many small blocks, and whoever is done takes the next; but it has no state that would have
+# to be begun anew, or merged.
+#
+# With fewer bytes on their way there is no queue in which some are served before others. With three half tiles on their
+# way, not two whole ones, nearly all end within eight microseconds of each other. Yet the last is no earlier: what made
+# it unfair was what keeps the memory busy at the end. The table below has both.
+# </details>
+#
+# **Takeaway.** Who shares a road with whom decides the last few percent, and no program can choose its SM.
 
 # %% [markdown]
 # ## What is each idea worth?
@@ -413,8 +443,8 @@ Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table(
 #
 # <details><summary>What did not help, and is not in the table</summary>
 #
-# Each beside the package's kernels of its day, in the same run. These numbers, and those of the clocks above, were noted
-# from experiments on an H200; unlike the table, no command repeats them.
+# Each beside the package's kernels of its day, in the same run. These numbers were noted from experiments on an H200;
+# unlike the table, no command repeats them.
 #
 # - An eighth of every share cut off in two small pieces, for whoever is done first: 74 µs instead of 71 on 65,536 keys.
 #   The last program ends no sooner, and the merge has three times as many parts. A sixteenth of every whole head, on 32 ×
@@ -427,6 +457,14 @@ Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table(
 #   that multiply out of shared memory. With equal shares 69 instead of 69; with pieces for whoever is done first, drawn
 #   from a counter while the ring is still full, 71. The programs do end within 5 µs of each other instead of 10, but the
 #   ring takes longer to begin, and more parts longer to merge. Even if nothing is computed, such rings need 68.
+# - The copy engine in Triton's own pipeline (tensor descriptors, made in the kernel): 70 instead of 67 on 65,536 keys.
+# - Tiles asked into the L2 cache two to six ahead, on 32 × 8,192 keys: 273 to 394 instead of 238.
+# - More tiles on their way for the last quarter of a head alone: 241 to 251 instead of 238.
+# - Three to twenty-four times as many programs as fit, for whoever is done first: 252 to 262 instead of 244.
+# - Every warp with keys and a state of its own, merged at the end: on 65,536 keys 71 instead of 68. The loop has two
+#   barriers instead of six, but the merge of four states takes longer than all of them.
+# - Eight programs more than there are heads, which end at once, so that other slots stay idle: between 0.987 and 1.006
+#   times cuDNN's speed, as they are placed, and 0.999 without them. Which place is good, another chip would not agree.
 # </details>
 #
 # **Takeaway.** Behind a wall of bytes most ideas are worth nothing. Measure each of them alone, and keep what is left.
