@@ -214,11 +214,12 @@ print(f"a team: {len(near)} tiles, the first ones {near[:3]}, from {min(near)} t
 # %% [markdown]
 # <details><summary>Why that matters, and when it does not work</summary>
 #
-# Memory serves neighbours a little better; by how much, the table near the end of this notebook says. (A kernel that does
-# nothing but read a gigabyte, by 2,048 programs that stay, took 234 µs on an H200 when they read in turn and 236 when each
-# had a stretch of its own; noted once, no command repeats it.)
+# Memory serves neighbours a little better. (A kernel that does nothing but read a gigabyte, by 2,048 programs that stay,
+# took 234 µs on an H200 when they read in turn and 236 when each had a stretch of its own; noted once, no command repeats
+# it.) And a team's program has one head and never another: its kernel has no loop over heads, and begins and ends sooner.
+# What both buy together, and the loop alone, the table near the end of this notebook says.
 #
-# A team's programs read one head and no other. If lengths differ, short heads leave their teams idle; if the heads do not
+# But if lengths differ, short heads leave their teams idle; if the heads do not
 # divide the slots, slots stay empty. In both cases the package takes equal shares. And where heads fill the slots by
 # themselves, a team is one program, and nothing is merged.
 # </details>
@@ -335,7 +336,7 @@ print("pages = dense:", close(O.cpu().numpy(), dense.cpu().numpy(), 1e-5), " emp
 # %% [markdown]
 # ## How near is the limit?
 #
-# A program has three tiles on their way, 96 KiB, and from asking for a tile to being done with it 2.5 µs pass (from the
+# A program has three tiles on their way, 96 KiB, and from asking for a tile to being done with it about 2.5 µs pass (from the
 # record below, where next to no one else is at work). That is *Little's law*: bytes on their way = speed · time. So one
 # program alone reads at most 96 KiB in 2.5 µs.
 #
@@ -378,7 +379,7 @@ for row in record.rows:
 # is. Engines record a whole token's kernels as one CUDA graph to save what can be saved.
 # </details>
 #
-# **Takeaway.** From some hundred megabytes on, decode runs at the speed of a copy; reading alone takes 3 to 8% less: the
+# **Takeaway.** From some hundred megabytes on, decode runs at the speed of a copy; reading alone takes 2 to 7% less: the
 # rest is bookkeeping.
 
 # %% [markdown]
@@ -415,8 +416,8 @@ show(shares.ends(**pictures.ends_data()))
 # to be begun anew, or merged.
 #
 # With fewer bytes on their way there is no queue in which some are served before others. With three half tiles on their
-# way, not two whole ones, nearly all end within eight microseconds of each other. Yet the last is no earlier: what made
-# it unfair was what keeps the memory busy at the end. The table below has both.
+# way, not two whole ones, nearly all end within eight microseconds of each other (noted once), and yet the last hardly
+# sooner: what made it unfair also keeps the memory busy at the end. The table below has both ways.
 # </details>
 #
 # **Takeaway.** Who shares a road with whom decides the last few percent, and no program can choose its SM.
@@ -427,8 +428,8 @@ show(shares.ends(**pictures.ends_data()))
 # `python -m fa2_lab bench ideas` takes every idea out of the kernels again, or puts in one that they do without (in
 # italics), and times both: above 1, the idea is worth having.
 #
-# **Predict.** Whole heads need no merge, teams read close together, a kernel may be launched before the one that it waits
-# for has ended, warps need not add up before the last tile. Which of them buys a tenth?
+# **Predict.** Whole heads need no merge, a kernel may be launched before the one that it waits for has ended, warps need
+# not add up before the last tile, a team's program needs no loop over heads. Which of them buys a tenth?
 
 # %%
 Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table("decode")))
@@ -437,8 +438,9 @@ Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table(
 # <details><summary>What to make of it</summary>
 #
 # None of these four. Where memory sets the pace, an idea may only take away what is not hidden behind it: some microseconds
-# at the beginning and the end, which is much for a short cache and little for a long one. What does buy a tenth and more is
-# room: at d = 64 three programs share an SM, and with more than 168 registers a thread only two would.
+# at the beginning and the end, which is much for a short cache and little for a long one. On the shortest, teams do buy a
+# tenth, with all that comes with them. And room does: at d = 64 three programs of equal shares fit on an SM, and with more
+# than 168 registers a thread only two would.
 # </details>
 #
 # <details><summary>What did not help, and is not in the table</summary>
