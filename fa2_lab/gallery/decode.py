@@ -39,7 +39,7 @@ def ends_data() -> dict:
     """The recorded clocks: when each of the programs that read a whole head has ended, and its SM."""
     record = measured("decode")
     SM, ended = ([*record["curves"][name]] for name in ("SM", "ended"))
-    setting = f"{made(record)}; 32 sequences of 8,192 keys, 32 heads on 8, d = 128: {len(SM)} programs"
+    setting = f"{made(record)}; 32 × 8,192 keys, 32 heads on 8, d = 128"
     return dict(SM=[int(x) for x in SM], ended=ended, setting=setting)
 
 

@@ -132,7 +132,7 @@ def ends(SM: Sequence[int], ended: Sequence[float], setting: str) -> tuple[Figur
     ax.set(xlim=(-2, max(SM) + 1), ylim=(first - margin, last + margin), ylabel="a program ends, µs")
     ax.set_xlabel(f"SM\n{setting}")
     alt = (
-        f"A dot for each program over the number of its SM: they end between {first:.0f} and {last:.0f} µs, half of"
-        f" them by {half:.0f}. {setting}."
+        f"A dot for each of {len(ended)} programs over the number of its SM: they end between {first:.0f} and"
+        f" {last:.0f} µs, half of them by {half:.0f}. {setting}."
     )
     return figure, alt

@@ -385,9 +385,9 @@ for row in record.rows:
 # %% [markdown]
 # ## Do all end together?
 #
-# 32 sequences of 8,192 keys, 8 K/V heads: 256 programs read a whole head each, two on nearly every SM, and nothing is
-# merged. They begin within half a microsecond. While the record was made, an edited copy of the kernel wrote down when
-# each program had ended, and on which SM.
+# 32 sequences of 8,192 keys, 8 K/V heads: 256 programs begin at once and read a whole head each, two on nearly every SM,
+# and nothing is merged. While the record was made, an edited copy of the kernel wrote down when each program had ended,
+# and on which SM.
 #
 # **Predict.** 4 MiB each, and the same instructions. How many microseconds lie between the first end and the last? And
 # what makes a program early: chance, its head, or its SM?
