@@ -318,8 +318,8 @@ print("different results, bit for bit, of five runs with atomic adds:", differen
 # In the interpreter both versions are right, and every run has the same bits: one program ends before the next begins. That
 # proves nothing about a GPU. There the four programs start together, at the same rows, and with load, add, store parts
 # get lost. The atomic version is right on both, but on a GPU the parts arrive in another order in each run, and sums in
-# fp32 depend on the order in their last bits. On an H200 this cell found all five plain results wrong, and the five atomic
-# ones all different.
+# fp32 depend on the order in their last bits. On an H200 this cell found all five plain results wrong, and hardly two of
+# the five atomic ones the same.
 #
 # So a race cannot be found by running a kernel in the interpreter. It has to be found by looking: which address do two programs write?
 # </details>

@@ -181,7 +181,7 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL
             s = mask(s, seen - j * pipes.B_c)
     p_next, m, l, alpha = softmax_step(s, m, l, scales, CAUSAL)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
-    # Triton's ptxas waits here before it exponentiates; forced to wait after it, everything is 2 to 3% slower.
+    # Triton's ptxas waits here before it exponentiates; forced to wait after it, everything is 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     pipes.k.release(n)  # and V's tile n - 1
     return shrunk(o, alpha), m, l, p_next  # FA2.A1.L10
