@@ -418,6 +418,9 @@ show(shares.ends(**pictures.ends_data()))
 # With fewer bytes on their way there is no queue in which some are served before others. With three half tiles on their
 # way, not two whole ones, nearly all end within eight microseconds of each other (noted once), and yet the last hardly
 # sooner: what made it unfair also keeps the memory busy at the end. The table below has both ways.
+#
+# cuDNN's profile shows as many blocks of as many warps here, one for each head, with tiles of 128 keys. It ends within a
+# microsecond of the package's kernel: both wait on the same roads.
 # </details>
 #
 # **Takeaway.** Who shares a road with whom decides the last few percent, and no program can choose its SM.
