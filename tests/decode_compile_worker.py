@@ -15,7 +15,7 @@ CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K
     "one query": (2, 32, 1, 0, False, False),
     "whole heads": (32, 32, 1, 0, False, False),
     "a head on each SM": (16, 32, 1, 0, False, False),
-    "shares": (3, 32, 1, 0, False, False),
+    "shares": (12, 32, 1, 0, False, False),
     "lengths": (2, 32, 4, 0, True, True),
     "pages of 16": (2, 32, 1, 16, True, True),
     "pages of 64": (2, 32, 1, 64, True, True),
