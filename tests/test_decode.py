@@ -7,7 +7,7 @@ from decode_checks import DTYPES, NAN, check, drawn, gpu, near, poisoned, room  
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 
 import fa2_lab
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import launch, turns
 from fa2_lab.machine.splits import Cache, Shares, in_turn, least_share
 from fa2_lab.reference.online_softmax import SoftmaxState
 
@@ -234,7 +234,7 @@ def test_a_length_outside_counts_as_the_nearest_inside():
 def test_many_sequences(monkeypatch):
     """More than the kernels look at together."""
     if not GPU:
-        monkeypatch.setattr(room, "LENGTHS", room.tl.constexpr(4))
+        monkeypatch.setattr(turns, "LENGTHS", room.tl.constexpr(4))
     batch = 600 if GPU else 11
     lengths = (torch.arange(batch) * 7 % 41).tolist()
     check((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)
