@@ -411,16 +411,16 @@ show(shares.ends(**pictures.ends_data()))
 # switched off. (The groups are read off the picture. NVIDIA says little of them, and another H200 looks different.)
 #
 # Equal shares are therefore not equal times. Until shortly before the end that costs nothing: what the early ones leave,
-# the others get. But when fewer programs are left than it takes to fill the memory's time (Little's law, above), it idles.
-# The kernel that only reads has many small blocks, and whoever is done takes the next; but it has no state that would have
+# the others get (noted from clocks inside the loop). But when fewer programs are left than it takes to fill the memory's
+# time (Little's law, above), it idles. The kernel that only reads has many small blocks, and whoever is done takes the next; but it has no state that would have
 # to be begun anew, or merged.
 #
 # With fewer bytes on their way there is no queue in which some are served before others. With three half tiles on their
 # way, not two whole ones, nearly all end within eight microseconds of each other (noted once), and yet the last hardly
 # sooner: what made it unfair also keeps the memory busy at the end. The table below has both ways.
 #
-# cuDNN's profile shows as many blocks of as many warps here, one for each head, with tiles of 128 keys. It ends within a
-# microsecond of the package's kernel: both wait on the same roads.
+# cuDNN's profile, looked at once, shows as many blocks of as many warps here, one for each head, with tiles of 128 keys.
+# In the record it ends within a microsecond of the package's kernel: both wait on the same roads, it seems.
 # </details>
 #
 # **Takeaway.** Who shares a road with whom decides the last few percent, and no program can choose its SM.
@@ -462,14 +462,14 @@ Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table(
 #   that multiply out of shared memory. With equal shares 69 instead of 69; with pieces for whoever is done first, drawn
 #   from a counter while the ring is still full, 71. The programs do end within 5 µs of each other instead of 10, but the
 #   ring takes longer to begin, and more parts longer to merge. Even if nothing is computed, such rings need 68.
-# - The copy engine in Triton's own pipeline (tensor descriptors, made in the kernel): 70 instead of 67 on 65,536 keys.
+# - The copy engine in Triton's own pipeline (tensor descriptors, made in the kernel): 69 instead of 67 on 65,536 keys.
 # - Tiles asked into the L2 cache two to six ahead, on 32 × 8,192 keys: 273 to 394 instead of 238.
-# - More tiles on their way for the last quarter of a head alone: 241 to 251 instead of 238.
-# - Three to twenty-four times as many programs as fit, for whoever is done first: 252 to 262 instead of 244.
+# - More tiles on their way for the last part of a head alone, a tenth to two fifths of it: 241 to 251 instead of 238.
+# - Three to twenty-three times as many programs as fit, for whoever is done first: 252 to 262 instead of 244.
 # - Every warp with keys and a state of its own, merged at the end: on 65,536 keys 71 instead of 68. The loop has two
-#   barriers instead of six, but the merge of four states takes longer than all of them.
-# - Eight programs more than there are heads, which end at once, so that other slots stay idle: between 0.987 and 1.006
-#   times cuDNN's speed, as they are placed, and 0.999 without them. Which place is good, another chip would not agree.
+#   barriers instead of six, but merging four states at the end costs more than that saves.
+# - Eight programs more than there are heads, which end at once, so that other slots stay idle: between 0.986 and 1.006
+#   times cuDNN's speed, as they are placed, and 1.000 without them. Which place is good, another chip would not agree.
 # </details>
 #
 # **Takeaway.** Behind a wall of bytes most ideas are worth nothing. Measure each of them alone, and keep what is left.
