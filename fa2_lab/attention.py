@@ -217,9 +217,9 @@ def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
 @cache
 def kernels():
     """The kernels' room, once Triton is needed."""
-    import fa2_lab.kernels.backward
     import fa2_lab.kernels.choice
-    import fa2_lab.kernels.decode
+    import fa2_lab.kernels.decode.kernel
+    import fa2_lab.kernels.portable.backward
 
     return fa2_lab.kernels
 

@@ -139,7 +139,7 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, count: int, page_siz
 def paged(q, k_pages, v_pages, block_table, key_lengths, causal, scale):
     """(O, L) by the Triton kernels, which find every page by themselves."""
     table, lengths = block_table.contiguous(), key_lengths.contiguous()
-    return kernels().decode.decode(rows_contiguous(q), k_pages, v_pages, lengths, causal, scale, table)
+    return kernels().decode.kernel.decode(rows_contiguous(q), k_pages, v_pages, lengths, causal, scale, table)
 
 
 @torch.library.custom_op("fa2_lab::paged", mutates_args=())

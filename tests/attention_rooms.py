@@ -8,9 +8,9 @@ import torch
 from kernel_truth import GPU, dense, judge, run
 
 from fa2_lab.attention import attention
-from fa2_lab.kernels import backward as backward_room
 from fa2_lab.kernels import choice
-from fa2_lab.kernels import forward as forward_room
+from fa2_lab.kernels.portable import backward as backward_room
+from fa2_lab.kernels.portable import forward as forward_room
 
 gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
 HOPPER = choice.hopper_forward(torch.device("cuda", 0)) if GPU else None

@@ -1,7 +1,7 @@
 """Rows and suites by hand, for tests of the bench."""
 
-from fa2_lab.bench.problem import Problem
-from fa2_lab.bench.results import Results, Row
+from fa2_lab.studio.bench.problem import Problem
+from fa2_lab.studio.bench.results import Results, Row
 
 MACHINE = dict(
     gpu="NVIDIA H200", driver="580", python="3.12", torch="2.11", triton="3.6", cudnn="91900", commit="abc1234"

@@ -12,7 +12,9 @@ from compiling import Compiling
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from fa2_lab.kernels import backward, forward, launch, offline
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.portable import backward, forward
+from fa2_lab.studio import offline
 
 KERNELS = dict(forward="forward_kernel", columns="columns_kernel", rows="rows_kernel")
 

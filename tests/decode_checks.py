@@ -4,8 +4,8 @@ import pytest
 import torch
 from kernel_truth import ALLOWED, DEVICE, GPU, dense, tensors, worst
 
-from fa2_lab.kernels import decode as room
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.decode import kernel as room
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")

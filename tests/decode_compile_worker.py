@@ -9,7 +9,8 @@ from compiling import Compiling
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from fa2_lab.kernels import decode, offline
+from fa2_lab.kernels.decode import kernel as decode
+from fa2_lab.studio import offline
 
 CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
     "one query": (2, 32, 1, 0, False, False),

@@ -13,7 +13,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fa2_lab.kernels.hopper import backward, forward
+from fa2_lab.kernels.hopper.backward import kernel as backward
+from fa2_lab.kernels.hopper.forward import kernel as forward
 
 
 def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:

@@ -13,7 +13,7 @@ SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
 
 def kinds(d: int) -> list[tuple]:
     """All (plan, causal, with key_lengths) that the forward chooses somewhere for this d."""
-    from fa2_lab.kernels.hopper.host import plan
+    from fa2_lab.kernels.hopper.forward.host import plan
 
     masks = product((False, True), (False, True))
     return list(dict.fromkeys((plan(d, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
@@ -24,8 +24,9 @@ def pretend() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from fa2_lab.kernels import offline
-    from fa2_lab.kernels.hopper import forward, host
+    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.forward import kernel as forward
+    from fa2_lab.studio import offline
 
     driver.set_active(offline.Absent(GPUTarget("cuda", 90, 32)))
     host.multiprocessors = lambda device: 132
@@ -36,8 +37,9 @@ def pretend() -> None:
 
 def compile_one(job) -> str:
     """One call of forward() as far as the launch."""
-    from fa2_lab.kernels import offline
-    from fa2_lab.kernels.hopper import forward, host
+    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.forward import kernel as forward
+    from fa2_lab.studio import offline
 
     d, N, sizes, causal, keys = job
     host.plan = lambda *_: sizes

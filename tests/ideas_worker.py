@@ -22,9 +22,9 @@ def compile_one(idea) -> dict:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from fa2_lab.bench.variants import variant
-    from fa2_lab.bench.worth import call
-    from fa2_lab.kernels import offline
+    from fa2_lab.studio import offline
+    from fa2_lab.studio.bench.variants import variant
+    from fa2_lab.studio.bench.worth import call
 
     driver.set_active(offline.Absent(GPUTarget("cuda", 90, 32)))
     kernels, problem = variant(idea), idea.problems[0]
@@ -44,7 +44,7 @@ def compile_one(idea) -> dict:
 
 
 if __name__ == "__main__":
-    from fa2_lab.bench.ideas import IDEAS
+    from fa2_lab.studio.bench.ideas import IDEAS
 
     for idea in IDEAS:
         if idea.name in FEW:

@@ -9,8 +9,8 @@ from queue import Queue
 
 import torch
 
-from fa2_lab import shards
 from fa2_lab.distributed import ring as rings
+from fa2_lab.reference import shards
 
 
 class Threaded(rings.Ring):

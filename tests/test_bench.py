@@ -9,9 +9,9 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite  # noqa: E402
 
-from fa2_lab.bench import ahead, command, results, smoke, suites, train  # noqa: E402
-from fa2_lab.bench.problem import Problem  # noqa: E402
-from fa2_lab.bench.results import Results  # noqa: E402
+from fa2_lab.studio.bench import ahead, command, results, smoke, suites, train  # noqa: E402
+from fa2_lab.studio.bench.problem import Problem  # noqa: E402
+from fa2_lab.studio.bench.results import Results  # noqa: E402
 
 # Suites and the command ---------------------------------------------------------------------------------------
 
@@ -87,7 +87,7 @@ def test_every_suite_has_somebody_who_measures_it(name):
     room, function = command.SUITES[name].measure.split(":")
     if room == "ladder":
         pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    assert callable(getattr(importlib.import_module(f"fa2_lab.bench.{room}"), function))
+    assert callable(getattr(importlib.import_module(f"fa2_lab.studio.bench.{room}"), function))
 
 
 def test_without_a_gpu_the_command_says_where_recorded_results_are():
@@ -126,7 +126,7 @@ def test_smoke_has_ragged_grouped_and_causal_problems():
 
 def test_portable_calls_the_kernels_themselves(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    from fa2_lab.kernels import backward, forward
+    from fa2_lab.kernels.portable import backward, forward
 
     called = []
 

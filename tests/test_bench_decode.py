@@ -7,10 +7,10 @@ import pytest
 import torch
 from kernel_truth import DEVICE, GPU
 
-from fa2_lab.bench import clocks, command, decode, reading
-from fa2_lab.bench.problem import Problem
-from fa2_lab.bench.results import Row, label
-from fa2_lab.bench.variants import edited, sources
+from fa2_lab.studio.bench import clocks, command, decode, reading
+from fa2_lab.studio.bench.problem import Problem
+from fa2_lab.studio.bench.results import Row, label
+from fa2_lab.studio.bench.variants import edited, sources
 
 
 def test_the_grid_holds_the_shapes_that_peers_are_measured_on():

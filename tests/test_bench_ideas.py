@@ -10,12 +10,14 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 
-from fa2_lab.bench import protocol, results, worth  # noqa: E402
-from fa2_lab.bench.ideas import IDEAS, at, kept  # noqa: E402
-from fa2_lab.bench.problem import Problem  # noqa: E402
-from fa2_lab.bench.variants import Edit, Kernels, as_they_are, edited, sources, variant  # noqa: E402
-from fa2_lab.kernels import decode, interpreter, launch  # noqa: E402
-from fa2_lab.kernels.hopper import host, host_backward  # noqa: E402
+from fa2_lab.kernels import interpreter, launch  # noqa: E402
+from fa2_lab.kernels.decode import kernel as decode  # noqa: E402
+from fa2_lab.kernels.hopper.backward import host as host_backward  # noqa: E402
+from fa2_lab.kernels.hopper.forward import host  # noqa: E402
+from fa2_lab.studio.bench import protocol, results, worth  # noqa: E402
+from fa2_lab.studio.bench.ideas import IDEAS, at, kept  # noqa: E402
+from fa2_lab.studio.bench.problem import Problem  # noqa: E402
+from fa2_lab.studio.bench.variants import Edit, Kernels, as_they_are, edited, sources, variant  # noqa: E402
 
 FILES = sources()
 PLANS = dict(forward=host.Plan, backward=host_backward.Plan, decode=launch.Blocks)
@@ -90,7 +92,7 @@ def test_edits_follow_one_another_and_the_files_stay_as_they_are():
     assert sources() == FILES and {"forward", "backward", "host", "softmax"} <= FILES.keys()
 
 
-COPIED = "fa2_lab.kernels.hopper", "fa2_lab.kernels.decode", "fa2_lab.machine.splits"
+COPIED = "fa2_lab.kernels.hopper", "fa2_lab.kernels.decode.kernel", "fa2_lab.machine.splits"
 
 
 def test_a_variant_is_a_package_of_its_own():

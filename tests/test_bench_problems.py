@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_lab.bench import counters, problem, protocol, suites  # noqa: E402
-from fa2_lab.bench.problem import Problem  # noqa: E402
+from fa2_lab.studio.bench import counters, problem, protocol, suites  # noqa: E402
+from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
 
@@ -162,7 +162,7 @@ def test_grids():
 
 def test_the_ladder_is_measured_in_both_shapes():
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    from fa2_lab.bench import ladder
+    from fa2_lab.studio.bench import ladder
 
     grid = ladder.grid()
     assert {(p.batch, p.heads) for p in grid} == set(ladder.SHAPES.values()) and len(grid) == 8

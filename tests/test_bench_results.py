@@ -9,9 +9,9 @@ pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite
 
-from fa2_lab.bench import peers, readme, results
-from fa2_lab.bench.problem import Problem
-from fa2_lab.bench.results import Results, Row
+from fa2_lab.studio.bench import peers, readme, results
+from fa2_lab.studio.bench.problem import Problem
+from fa2_lab.studio.bench.results import Results, Row
 
 # Results ------------------------------------------------------------------------------------------------------
 

@@ -6,9 +6,9 @@ import jupytext
 import nbformat
 import pytest
 
-from fa2_lab.book.chapters import NOTEBOOKS, TEXT, navigation, written
-from fa2_lab.book.run import read_twin
-from fa2_lab.book.site import render
+from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, navigation, written
+from fa2_lab.studio.book.run import read_twin
+from fa2_lab.studio.book.site import render
 
 CHAPTERS = written()
 each = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)

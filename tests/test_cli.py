@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fa2_lab import __main__ as command
-from fa2_lab import errata, paper, tour
+from fa2_lab import errata, paper
 from fa2_lab.errata import ERRATA
-from fa2_lab.tour import FULL, STAGES, Row, Skipped, Stage, line, relative_error, short
+from fa2_lab.studio import command, tour
+from fa2_lab.studio.tour import FULL, STAGES, Row, Skipped, Stage, line, relative_error, short
 from fa2_lab.trace import Trace
 
 
@@ -110,7 +110,8 @@ def test_triton_stages_say_why_they_do_not_run(monkeypatch):
 def test_triton_stages_run_where_they_can():
     """In a process of their own: the interpreter has to be chosen before anybody imports triton."""
     source = (
-        "from fa2_lab.tour import STAGES, run\nfor stage in STAGES[-2:]: r = run(stage); print(r.ok, r.device, r.note)"
+        "from fa2_lab.studio.tour import STAGES, run\n"
+        "for stage in STAGES[-2:]: r = run(stage); print(r.ok, r.device, r.note)"
     )
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
     rows = [row.split(maxsplit=1) for row in done.stdout.splitlines()]
@@ -216,9 +217,9 @@ def test_a_room_is_advertised_and_called_only_if_it_is_there(tmp_path, monkeypat
     assert command.rooms() == {} and "tune" not in command.parser().format_help()
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "tune.py").touch()
-    assert command.rooms() == {"tune": "fa2_lab.bench.tune"} and "tune" in command.parser().format_help()
+    assert command.rooms() == {"tune": "fa2_lab.studio.bench.tune"} and "tune" in command.parser().format_help()
     room = type("room", (), {"main": staticmethod(lambda argv: int(argv[1]))})
-    monkeypatch.setattr(command, "import_module", {"fa2_lab.bench.tune": room}.__getitem__)
+    monkeypatch.setattr(command, "import_module", {"fa2_lab.studio.bench.tune": room}.__getitem__)
     assert command.main(["tune", "--d", "1"]) == 1
     assert command.main(["tune", "--d", "x"]) == 2
     assert capsys.readouterr().err.startswith("fa2-lab: invalid literal")

@@ -16,8 +16,8 @@ import nbformat
 import numpy as np
 from course_play import played
 
-from fa2_lab.course import guard, notebooks, truth
-from fa2_lab.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
+from fa2_lab.studio.course import guard, notebooks, truth
+from fa2_lab.studio.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)

@@ -12,9 +12,9 @@ import pytest
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
 import nbformat
 
-from fa2_lab.course import command, grade, notebooks, rules
-from fa2_lab.course.notebooks import HIDDEN, SOLUTION, grade_id, source, student_version, written
-from fa2_lab.course.sandbox import Limits
+from fa2_lab.studio.course import command, grade, notebooks, rules
+from fa2_lab.studio.course.notebooks import HIDDEN, SOLUTION, grade_id, source, student_version, written
+from fa2_lab.studio.course.sandbox import Limits
 
 ASSIGNMENTS = {a.name: a for a in written()}
 FIRST = ASSIGNMENTS["1_online_softmax"]
@@ -102,7 +102,7 @@ def test_student_versions_are_locked_where_they_should_be(released):
     [
         ("from fa2_lab.reference.fa2 import forward", "it imports fa2_lab.reference.fa2.forward"),
         ("from fa2_lab import reference as r", "it imports fa2_lab.reference"),
-        ("import fa2_lab.kernels.forward as f", "it imports fa2_lab.kernels.forward"),
+        ("import fa2_lab.kernels.portable.forward as f", "it imports fa2_lab.kernels.portable.forward"),
         ("import importlib\nimportlib.import_module('fa2_lab.reference.fa2')", "it imports fa2_lab.reference.fa2"),
         ("import torch.nn.functional as F\nF.scaled_dot_product_attention(q, k, v)", "scaled_dot_product_attention"),
         ("from torch.nn.functional import scaled_dot_product_attention as a", "scaled_dot_product_attention"),
@@ -110,7 +110,10 @@ def test_student_versions_are_locked_where_they_should_be(released):
         ("%matplotlib inline\nfrom flash_attn import flash_attn_func", "it imports flash_attn"),
         ("check.right_merge(a, b)", "it uses the checking library"),
         ("check = None", "it uses the checking library"),
-        ("from fa2_lab.course.softmax import right_merge", "it imports fa2_lab.course.softmax.right_merge"),
+        (
+            "from fa2_lab.studio.course.softmax import right_merge",
+            "it imports fa2_lab.studio.course.softmax.right_merge",
+        ),
     ],
 )
 def test_finished_attention_is_seen(code, said):

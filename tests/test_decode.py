@@ -7,7 +7,8 @@ from decode_checks import DTYPES, NAN, check, drawn, gpu, near, poisoned, room  
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 
 import fa2_lab
-from fa2_lab.kernels import launch, turns
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.decode import turns
 from fa2_lab.machine.splits import Cache, Shares, in_turn, least_share
 from fa2_lab.reference.online_softmax import SoftmaxState
 

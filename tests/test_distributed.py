@@ -15,11 +15,11 @@ import ring_processes as processes  # noqa: E402
 import ring_threads as threads  # noqa: E402
 from kernel_truth import GPU, dense, judge, tensors, worst  # noqa: E402
 
-from fa2_lab import shards  # noqa: E402
 from fa2_lab.distributed import group as ranks  # noqa: E402
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
 from fa2_lab.distributed.state import State  # noqa: E402
 from fa2_lab.machine import ring as model  # noqa: E402
+from fa2_lab.reference import shards  # noqa: E402
 from fa2_lab.reference.online_softmax import SoftmaxState  # noqa: E402
 from fa2_lab.tiles import Tile  # noqa: E402
 

@@ -53,7 +53,7 @@ def strides_of(*shape):
 
 
 def test_copyable():
-    from fa2_lab.kernels.hopper.host import copyable
+    from fa2_lab.kernels.hopper.forward.host import copyable
 
     assert copyable((2, 4, 100, 64), strides_of(2, 4, 100, 64))
     assert copyable((2, 4, 100, 64), torch.empty(2, 100, 4, 64, device="meta").transpose(1, 2).stride())
@@ -65,7 +65,7 @@ def test_copyable():
 
 
 def test_nothing_for_a_cpu():
-    from fa2_lab.kernels.hopper.forward import supports
+    from fa2_lab.kernels.hopper.forward.kernel import supports
 
     Q = torch.empty(1, 2, 8, 64, dtype=torch.float16)
     assert not supports(Q, Q, Q)
@@ -74,7 +74,7 @@ def test_nothing_for_a_cpu():
 @pytest.fixture
 def some_hopper(monkeypatch):
     """As if every CUDA device were one."""
-    from fa2_lab.kernels.hopper import host
+    from fa2_lab.kernels.hopper.forward import host
 
     host.fits.cache_clear()
     monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
@@ -184,7 +184,7 @@ def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
     (64, 60, 512, False, False, 1, 128),
 ])  # fmt: skip
 def test_plan(d, N_q, heads, causal, lengths, consumers, B_c):
-    from fa2_lab.kernels.hopper.host import plan
+    from fa2_lab.kernels.hopper.forward.host import plan
 
     found = plan(d, N_q, heads, 132, causal, lengths)
     assert (found.consumers, found.B_c) == (consumers, B_c)
@@ -198,7 +198,7 @@ def test_no_hopper_here():
 
 def test_plan_fits():
     """Registers and shared memory as the chip has them, counted from the sizes."""
-    from fa2_lab.kernels.hopper import host
+    from fa2_lab.kernels.hopper.forward import host
 
     assert set(host.FEW) == set(host.PLANS)
     for size in {size for d in host.PLANS for size, *_ in kinds(d)}:
@@ -227,7 +227,7 @@ def poison(Q):
 @pytest.fixture
 def planned(monkeypatch):
     """Has every call take one plan, from now on."""
-    from fa2_lab.kernels.hopper import host
+    from fa2_lab.kernels.hopper.forward import host
 
     def take(sizes):
         host.recipe.cache_clear()
@@ -238,7 +238,7 @@ def planned(monkeypatch):
 
 
 def check(Q, K, V, lengths, causal, hidden=0.0):
-    from fa2_lab.kernels.hopper.forward import forward, supports
+    from fa2_lab.kernels.hopper.forward.kernel import forward, supports
 
     truth = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths)
     torchs = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths, dtype=Q.dtype)
@@ -286,7 +286,7 @@ def test_scores_that_climb(d, causal, dtype, planned):
 
 def differing(times, Q, K, V, lengths, causal):
     """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
-    from fa2_lab.kernels.hopper.forward import forward
+    from fa2_lab.kernels.hopper.forward.kernel import forward
 
     first = forward(Q, K, V, lengths, causal, 0.1)
     differ = torch.zeros((), dtype=torch.bool, device="cuda")
@@ -332,8 +332,8 @@ def test_processes_that_take_turns_on_the_gpu():
 @gpu
 @pytest.mark.gpu
 def test_counter_is_put_back_and_graphs_have_their_own():
-    from fa2_lab.kernels.hopper import host
-    from fa2_lab.kernels.hopper.forward import forward
+    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.forward.kernel import forward
 
     Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
     O, _ = forward(Q, K, V, None, True, 0.1)
@@ -353,7 +353,7 @@ def test_counter_is_put_back_and_graphs_have_their_own():
 @pytest.fixture
 def no_portable_forward(monkeypatch):
     from fa2_lab.kernels import choice
-    from fa2_lab.kernels.hopper import forward
+    from fa2_lab.kernels.hopper.forward import kernel as forward
 
     monkeypatch.setattr(choice, "portable", None)
     monkeypatch.setattr(forward, "pays", lambda *_: True)
@@ -397,7 +397,7 @@ def test_what_it_does_not_take_goes_elsewhere():
 @pytest.mark.parametrize("padded", (False, True))
 def test_launched_again_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
-    from fa2_lab.kernels.hopper.forward import forward
+    from fa2_lab.kernels.hopper.forward.kernel import forward
 
     lengths = torch.tensor([50, 300, 1, 0, 299], dtype=torch.int32, device="cuda")
     for seed in range(4):
@@ -414,8 +414,8 @@ def test_launched_again_on_other_tensors(padded):
 @gpu
 @pytest.mark.gpu
 def test_launched_again_past_triton_and_keeps_nothing_alive():
-    from fa2_lab.kernels.hopper import host
-    from fa2_lab.kernels.hopper.forward import forward
+    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.forward.kernel import forward
 
     host.recipe.cache_clear()
     Q = draw(1, 2, 200, 64, torch.float16)

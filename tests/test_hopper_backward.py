@@ -29,7 +29,7 @@ def test_fits_and_spills_nothing(rows):
 
 def test_plan_fits():
     """Registers of two consumers and the producer's warpgroup."""
-    from fa2_lab.kernels.hopper.host_backward import DIMENSIONS, plan
+    from fa2_lab.kernels.hopper.backward.host import DIMENSIONS, plan
 
     for d, N_q, causal, ragged in product(DIMENSIONS, (1, 4096), (False, True), (False, True)):
         sizes = plan(d, N_q, causal, ragged)
@@ -39,7 +39,7 @@ def test_plan_fits():
 @pytest.mark.parametrize("W", (64, 128))
 def test_sums_are_put_in_order(W, monkeypatch):
     """as_held is what each thread holds, four numbers together, and in_order its inverse: both run here by torch."""
-    from fa2_lab.kernels.hopper import sums
+    from fa2_lab.kernels.hopper.backward.kernel import sums
 
     monkeypatch.setattr(sums, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
     x = torch.arange(64 * W).reshape(64, W)
@@ -54,7 +54,8 @@ def test_sums_are_put_in_order(W, monkeypatch):
 @pytest.fixture
 def some_hopper(monkeypatch):
     """As if every CUDA device were one, and every address good."""
-    from fa2_lab.kernels.hopper import host, host_backward
+    from fa2_lab.kernels.hopper.backward import host as host_backward
+    from fa2_lab.kernels.hopper.forward import host
 
     monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
     caches = host.fits, host_backward.recipe
@@ -91,7 +92,7 @@ def test_what_it_takes(change, fine, some_hopper):
 
 @pytest.mark.parametrize("odd", ("dO", "O", "L", "dL", "Q", "K", "V", None))
 def test_every_address_is_looked_at(odd, monkeypatch):
-    from fa2_lab.kernels.hopper import host_backward
+    from fa2_lab.kernels.hopper.backward import host as host_backward
 
     monkeypatch.setattr(host_backward, "recipe", lambda *kind: "a recipe")
 
@@ -146,7 +147,7 @@ def test_where_it_pays(d, kv_heads, N_k, most, some_hopper):
 
 def test_parts():
     """On 132 SMs: undivided where there is enough to do, else about as many programs or more, not more than steps."""
-    from fa2_lab.kernels.hopper.host_backward import parts_for
+    from fa2_lab.kernels.hopper.backward.host import parts_for
 
     for causal in (False, True):
         assert parts_for(2048, 64, 132, causal) == 1
@@ -178,7 +179,7 @@ def poison(Q, K) -> None:
 @pytest.fixture
 def divided(monkeypatch):
     """A function that has every column block divided into so many parts."""
-    from fa2_lab.kernels.hopper import host_backward
+    from fa2_lab.kernels.hopper.backward import host as host_backward
 
     def into(parts):
         host_backward.recipe.cache_clear()
@@ -190,7 +191,7 @@ def divided(monkeypatch):
 
 def check(Q, K, V, dO, dL, lengths, causal, scale=None):
     """Against float64; keys from their length on hold NaN, and nothing but their own zero gradients may show it."""
-    from fa2_lab.kernels.hopper.backward import backward
+    from fa2_lab.kernels.hopper.backward.kernel import backward
 
     options = dict(causal=causal, lengths=lengths, dL=dL, scale=scale)
     truth, torchs = dense(Q, K, V, dO, **options), dense(Q, K, V, dO, **options, dtype=Q.dtype)
@@ -275,8 +276,8 @@ def test_large_scores(d):
 @pytest.mark.parametrize("d", (64, 128))
 def test_a_thousand_times(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
-    from fa2_lab.kernels.hopper.backward import backward
-    from fa2_lab.kernels.hopper.forward import forward
+    from fa2_lab.kernels.hopper.backward.kernel import backward
+    from fa2_lab.kernels.hopper.forward.kernel import forward
 
     divided(parts)
     Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
@@ -312,7 +313,7 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 
     In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
     """
-    from fa2_lab.kernels.hopper.backward import backward
+    from fa2_lab.kernels.hopper.backward.kernel import backward
 
     generator = torch.Generator("cuda").manual_seed(0)
 
@@ -337,9 +338,9 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", (1, 4))
 def test_graph_and_counter(parts, divided):
-    from fa2_lab.kernels.hopper import host
-    from fa2_lab.kernels.hopper.backward import backward
-    from fa2_lab.kernels.hopper.forward import forward
+    from fa2_lab.kernels.hopper.backward.kernel import backward
+    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.forward.kernel import forward
 
     divided(parts)
     Q, K, V, dO = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))

@@ -23,21 +23,18 @@ FLOORS = {
     "trace": 1,
     "paper": 1,
     "reference": 2,
-    "shards": 2,
     "machine": 3,
     "errata": 3,
     "kernels": 4,
     "attention": 5,
     "plots": 5,
     "distributed": 6,
-    "bench": 7,
-    "book": 7,
-    "course": 7,
     "gallery": 7,
-    "__main__": 8,
+    "studio": 8,
+    "__main__": 9,
     "__init__": 9,
 }
-SAME_ROOM = {"tour": "__main__", "paged": "attention"}
+SAME_ROOM = {"paged": "attention"}
 NEVER = {("kernels", "reference"), ("plots", "kernels")}  # downward, and still not wanted
 
 
@@ -94,15 +91,19 @@ def test_arrows_run_down():
 @pytest.mark.parametrize(
     "module, source, arrow",
     [
-        ("fa2_lab.kernels.forward", "from fa2_lab.reference.fa2 import forward", "kernels imports reference"),
-        ("fa2_lab.kernels.forward", "def f():\n    from fa2_lab import reference", "kernels imports reference"),
-        ("fa2_lab.plots.order", "import fa2_lab.kernels.forward as f", "plots imports kernels"),
+        ("fa2_lab.kernels.portable.forward", "from fa2_lab.reference.fa2 import forward", "kernels imports reference"),
+        (
+            "fa2_lab.kernels.portable.forward",
+            "def f():\n    from fa2_lab import reference",
+            "kernels imports reference",
+        ),
+        ("fa2_lab.plots.order", "import fa2_lab.kernels.portable.forward as f", "plots imports kernels"),
         ("fa2_lab.reference.fa2", "from fa2_lab.machine import io", "reference imports machine"),
         ("fa2_lab.errata.article", "from ..machine import io", "errata imports machine"),
         ("fa2_lab.paper", "from . import tiles", "paper imports tiles"),
         ("fa2_lab.trace", "from fa2_lab.tiles import Tiling", "trace imports tiles"),
         ("fa2_lab.machine.io", "import fa2_lab", "machine imports __init__"),
-        ("fa2_lab.reference.fa1", "from fa2_lab import tour", "reference imports __main__"),
+        ("fa2_lab.reference.fa1", "from fa2_lab.studio import tour", "reference imports __main__"),
         ("fa2_lab.attic.old", "import numpy", "attic: this room has no floor; give it one in tests/test_house.py"),
     ],
 )
@@ -117,7 +118,7 @@ def test_right_arrows_are_let_through():
         )
         == []
     )
-    assert wrong_arrows("from fa2_lab.tour import tour", "fa2_lab.__main__") == []
+    assert wrong_arrows("from fa2_lab.studio.tour import tour", "fa2_lab.__main__") == []
 
 
 # Tags ---------------------------------------------------------------------------------------------------------
@@ -204,7 +205,9 @@ def test_floors_1_to_3_need_numpy_alone():
 
 
 def test_the_tour_goes_without_torch_and_triton():
-    source = "from fa2_lab.tour import STAGES, run\nfor stage in STAGES[-3:]: print(run(stage).note, run(stage).ok)"
+    source = (
+        "from fa2_lab.studio.tour import STAGES, run\nfor stage in STAGES[-3:]: print(run(stage).note, run(stage).ok)"
+    )
     out = python(source, {"torch", "triton", "matplotlib"})
     assert out.splitlines() == [" True"] + ["skipped: torch is not installed True"] * 2
 

@@ -8,8 +8,10 @@ import pytest
 import torch
 from kernel_truth import DEVICE, GPU, tensors
 
-from fa2_lab.kernels import backward, forward, known, launch, offline
+from fa2_lab.kernels import known, launch
+from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.machine import budget
+from fa2_lab.studio import offline
 
 FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
 
@@ -171,7 +173,7 @@ def test_kernels_are_short_and_without_block_pointers():
 
 
 def test_the_search_keeps_the_fastest_right_one(monkeypatch, tmp_path, capsys):
-    from fa2_lab.bench import tune
+    from fa2_lab.studio.bench import tune
 
     monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -200,7 +202,7 @@ def test_the_search_keeps_the_fastest_right_one(monkeypatch, tmp_path, capsys):
 
 
 def test_tune_needs_a_gpu_and_sense(monkeypatch):
-    from fa2_lab.bench import tune
+    from fa2_lab.studio.bench import tune
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ValueError, match="tune"):

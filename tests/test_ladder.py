@@ -6,7 +6,8 @@ import pytest
 import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-from fa2_lab.kernels import interpreter, ladder  # noqa: E402
+from fa2_lab.kernels import interpreter  # noqa: E402
+from fa2_lab.kernels import rungs as ladder  # noqa: E402
 
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from fa2_lab import shards
 from fa2_lab.machine import chips, ring
-from fa2_lab.reference import fa2
+from fa2_lab.reference import fa2, shards
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 
 LENGTHS = [[13], [7, 6], [4, 0, 9], [3, 3, 3, 4], [1, 0, 0, 2], [2, 2, 2, 2, 2]]

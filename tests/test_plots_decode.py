@@ -2,11 +2,11 @@
 
 import pytest
 
-from fa2_lab.bench.results import Results, Row
 from fa2_lab.gallery import decode, machine
 from fa2_lab.machine.splits import Shares
 from fa2_lab.plots import style
 from fa2_lab.plots.shares import ends, programs, shares
+from fa2_lab.studio.bench.results import Results, Row
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 PROBLEM = dict(batch=1, heads=32, kv_heads=8, N_q=1, N_k=65536, d=128, causal=False, dtype="bfloat16")

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from fa2_lab.bench.results import Results, Row, load
 from fa2_lab.gallery import machine, measured
 from fa2_lab.plots import style
 from fa2_lab.plots.roofline import roofline
 from fa2_lab.plots.speed import apart, counted, short, speed
+from fa2_lab.studio.bench.results import Results, Row, load
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 CEILINGS = {"GEMM TFLOP/s": 800.0, "copy TB/s": 4.0}

@@ -5,12 +5,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fa2_lab.bench.results import Results, Row
 from fa2_lab.gallery import machine, ring
 from fa2_lab.machine import ring as model
 from fa2_lab.plots import style
 from fa2_lab.plots.ring import ring_schedule, zigzag
 from fa2_lab.plots.ring_speed import ring_speed
+from fa2_lab.studio.bench.results import Results, Row
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc", gpus=4)
 

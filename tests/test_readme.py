@@ -4,9 +4,9 @@ import ast
 import re
 from pathlib import Path
 
-from fa2_lab.bench.readme import ratios
-from fa2_lab.bench.results import load
-from fa2_lab.book.chapters import written
+from fa2_lab.studio.bench.readme import ratios
+from fa2_lab.studio.bench.results import load
+from fa2_lab.studio.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = PROJECT / "fa2_lab"

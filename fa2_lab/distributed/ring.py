@@ -24,7 +24,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fa2_lab import shards
 from fa2_lab.attention import (
     Reference,
     ReferenceBackward,
@@ -37,7 +36,8 @@ from fa2_lab.attention import backward as backward_on_triton
 from fa2_lab.attention import forward as forward_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
-from fa2_lab.shards import Meeting
+from fa2_lab.reference import shards
+from fa2_lab.reference.shards import Meeting
 from fa2_lab.tiles import Tile
 
 MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take turns, so that buffers stay small

@@ -6,8 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fa2_lab import shards
 from fa2_lab.distributed import group as ranks
+from fa2_lab.reference import shards
 
 
 def shard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag") -> Tensor:

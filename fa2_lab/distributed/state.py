@@ -20,7 +20,7 @@ class State:
         """Take in the output of more keys for some of the rows. A finished part says as much as a state, with m = L and
         l = 1."""
         if self.on_triton:
-            from fa2_lab.kernels import merge
+            from fa2_lab.kernels.portable import merge
 
             merge.merge(self.m, self.l, self.o, rows, O, L)
             return
@@ -35,7 +35,7 @@ class State:
     def finalize(self, O: Tensor, L: Tensor) -> None:
         """Write O = o / l and L = m + log l: one division, one logarithm, one rounding to the dtype of O."""
         if self.on_triton:
-            from fa2_lab.kernels import merge
+            from fa2_lab.kernels.portable import merge
 
             merge.finalize(self.m, self.l, self.o, O, L)
             return

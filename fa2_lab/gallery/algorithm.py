@@ -363,7 +363,7 @@ PICTURES = [
     Picture(
         "dropout_orders",
         "Swap the loops: sequential dropout changes its mask, keyed dropout does not.",
-        "03_fa1_loop_order",
+        "03_fa1",
         dropouts.dropout_orders,
         dropout_data,
     ),

@@ -72,7 +72,7 @@ PICTURES = [
     Picture(
         "ladder",
         "What each chapter changes in attention, and what becomes smaller by it; the result stays the same.",
-        "00_map",
+        "00_start",
         ladder_map.ladder,
         ladder_data,
     ),

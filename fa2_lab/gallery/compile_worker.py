@@ -13,7 +13,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from fa2_lab.kernels import forward, launch, offline
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.portable import forward
+from fa2_lab.studio import offline
 
 
 class Compiling:

@@ -186,7 +186,7 @@ PICTURES = [
     Picture(
         "hbm_traffic",
         "HBM traffic grows as N² for standard attention, FA1 and FA2; only FlashAttention's shrinks with memory.",
-        "03_fa1_loop_order",
+        "03_fa1",
         traffic.hbm_traffic,
         traffic_data,
     ),

@@ -111,14 +111,14 @@ PICTURES = [
     Picture(
         "roofline",
         "The ladder under the roofline of an H200: from the swapped loops on, DRAM is no longer the limit.",
-        "10_measured",
+        "10_ladder",
         roofline,
         roofline_data,
     ),
     Picture(
         "speed",
         "Speed over the sequence length on an H200, beside the peers of the same run, forward and backward.",
-        "10_measured",
+        "10_ladder",
         speed,
         speed_data,
     ),

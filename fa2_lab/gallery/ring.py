@@ -9,7 +9,7 @@ from fa2_lab.gallery.picture import Picture
 from fa2_lab.machine import chips, ring
 from fa2_lab.plots.ring import ring_schedule, zigzag
 from fa2_lab.plots.ring_speed import ring_speed
-from fa2_lab.shards import LAYOUTS, even_lengths, meeting, pieces
+from fa2_lab.reference.shards import LAYOUTS, even_lengths, meeting, pieces
 from fa2_lab.tiles import Tile
 
 REACHED = {"forward": 0.6e15, "backward": 0.4e15}  # FLOP/s of this project's kernels on an H200, rounded
@@ -113,21 +113,21 @@ PICTURES = [
     Picture(
         "ring_schedule",
         "Ring attention on four ranks: whose keys are where at each step, and what travels while a rank computes.",
-        "14_ring",
+        "15_rings",
         ring_schedule,
         schedule_data,
     ),
     Picture(
         "zigzag",
         "Contiguous shards leave causal work uneven among ranks; a front and a back piece each make it even.",
-        "14_ring",
+        "15_rings",
         zigzag,
         zigzag_data,
     ),
     Picture(
         "ring_speed",
         "The ring measured on 2 and 4 H200s: speed over one GPU by sequence length, and peak memory of each GPU.",
-        "14_ring",
+        "15_rings",
         ring_speed,
         speed_data,
     ),

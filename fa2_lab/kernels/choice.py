@@ -4,9 +4,9 @@ from functools import cache
 
 import torch
 
-from fa2_lab.kernels import backward as portable_backward
-from fa2_lab.kernels import decode
-from fa2_lab.kernels import forward as portable
+from fa2_lab.kernels.decode import kernel as decode
+from fa2_lab.kernels.portable import backward as portable_backward
+from fa2_lab.kernels.portable import forward as portable
 
 
 def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
@@ -47,7 +47,7 @@ def hopper_backward(device: torch.device):
     if hopper_forward(device) is None:
         return None
     try:
-        from fa2_lab.kernels.hopper import backward
+        from fa2_lab.kernels.hopper.backward import kernel as backward
     except ImportError:
         return None
     return backward
@@ -59,7 +59,7 @@ def hopper_forward(device: torch.device):
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None
     try:
-        from fa2_lab.kernels.hopper import forward
+        from fa2_lab.kernels.hopper.forward import kernel as forward
     except ImportError:
         return None
     return forward if forward.host.multiprocessors(device) else None

@@ -33,7 +33,7 @@ def switched_on() -> bool:
     """Whether the kernels were made for the interpreter."""
     import triton
 
-    from fa2_lab.kernels.tile import place
+    from fa2_lab.kernels.portable.tile import place
 
     return not isinstance(place, triton.JITFunction)
 

@@ -1,6 +1,6 @@
 """The Hopper backward as a model that runs anywhere: one pass over column blocks, on NumPy tiles and a clock.
 
-Names and order are those of kernels/hopper/backward.py; rings, units and barriers are the forward model's. Two
+Names and order are those of kernels/hopper/backward/kernel.py; rings, units and barriers are the forward model's. Two
 consumers own half of a column block each. They meet at dS, which dQ needs from both, and the copy engine adds dQ for
 them. A barrier too few shows in the result, and one too many as a Deadlock.
 """
@@ -34,7 +34,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Late:
-    """Which products start later than they could: see Plan in kernels/hopper/host_backward.py."""
+    """Which products start later than they could: see Plan in kernels/hopper/backward/host.py."""
 
     dv: bool = True  # dV's product after dS, not before dQ is handed over
     dk: bool = False  # dK's product in the next step

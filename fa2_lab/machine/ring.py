@@ -22,7 +22,7 @@ import numpy as np
 from fa2_lab.machine.io import tiles_per_row
 from fa2_lab.reference import fa2
 from fa2_lab.reference.online_softmax import SoftmaxState
-from fa2_lab.shards import Meeting, halves, meeting, pieces
+from fa2_lab.reference.shards import Meeting, halves, meeting, pieces
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tile, Tiling, whole_number
 
 FP32 = 4  # bytes of an element of dK and dV on the links

@@ -3,7 +3,7 @@
 One query is one row block, so the heads alone leave most SMs idle, and what the rest of them can read sets the pace.
 Three launches are compared, all as blocks for grid.schedule: a block for each head; every head in the same number of
 splits; and equal shares of all tiles laid end to end, in which a program may end one head and begin the next. The
-kernels (kernels/decode.py) take equal shares: there is no second wave, and unequal lengths do not matter. Time is
+kernels (kernels/decode) take equal shares: there is no second wave, and unequal lengths do not matter. Time is
 counted in turns: reading a tile is one, and so is beginning with a head.
 """
 

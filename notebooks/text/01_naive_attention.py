@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The map](00_map.ipynb) · [Online softmax →](02_online_softmax.ipynb)
+# [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)
 
 # %% [markdown]
 # # 01 · Naive attention
@@ -16,18 +16,18 @@
 # - say how many bytes S and P take, how many travel, and why the second number decides the speed,
 # - compute both directions without ever holding S or P, and say what that costs instead.
 #
-# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [00 · The map](00_map.ipynb).*
+# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [00 · The map](00_start.ipynb).*
 
 # %%
 import numpy as np
 
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import algorithm
 from fa2_lab.machine import chips, io
 from fa2_lab.paper import where
 from fa2_lab.plots import memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -573,4 +573,4 @@ for name, *gradients, truth in zip(("dQ", "dK", "dV"), stored, made_again, judge
     verdict(f"{name}: from P, and from L alone = central differences", all(agree))
 
 # %% [markdown] tags=["navigation"]
-# [← The map](00_map.ipynb) · [Online softmax →](02_online_softmax.ipynb)
+# [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)

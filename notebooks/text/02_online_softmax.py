@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Naive attention](01_naive_attention.ipynb) · [The map](00_map.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)
+# [← Naive attention](01_naive_attention.ipynb) · [The map](00_start.ipynb) · [FlashAttention →](03_fa1.ipynb)
 
 # %% [markdown]
 # # 02 · Online softmax
@@ -23,13 +23,13 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery import algorithm
 from fa2_lab.plots import merge as merge_picture
 from fa2_lab.plots import softmax, stream
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
 from fa2_lab.reference.naive import safe_softmax
+from fa2_lab.studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Four keys, numbers you can do in your head
@@ -312,7 +312,7 @@ print("same result:", close(o, dense))
 # </details>
 # <details><summary>Answer</summary>
 # Rising scores move the maximum every time: n − 1 rescalings (the first key has nothing to rescale). Falling scores never
-# move it: none. Kernels that skip the rescaling when the maximum barely moves (chapter 11 has one) live on the fact that
+# move it: none. Kernels that skip the rescaling when the maximum barely moves (chapter 12 has one) live on the fact that
 # real rows look more like the second case.
 # </details>
 #
@@ -400,4 +400,4 @@ two = online_softmax.two_blocks(S[6:, :20], S[6:, 20:], V[:20], V[20:])
 verdict("the paper's two-block formulas", close(two, (safe_softmax(S) @ V)[6:]))
 
 # %% [markdown] tags=["navigation"]
-# [← Naive attention](01_naive_attention.ipynb) · [The map](00_map.ipynb) · [FlashAttention →](03_fa1_loop_order.ipynb)
+# [← Naive attention](01_naive_attention.ipynb) · [The map](00_start.ipynb) · [FlashAttention →](03_fa1.ipynb)

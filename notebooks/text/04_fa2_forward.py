@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention](03_fa1_loop_order.ipynb) · [The map](00_map.ipynb) · [The backward pass →](05_backward.ipynb)
+# [← FlashAttention](03_fa1.ipynb) · [The map](00_start.ipynb) · [The backward pass →](05_backward.ipynb)
 
 # %% [markdown]
 # # 04 · FlashAttention-2, forward
@@ -17,7 +17,7 @@
 # - say for each of the four changes what it saves, in elements or in operations, and what it does not save,
 # - sort the tiles of a causal mask into three kinds, and recognise three printed rules that let the future in.
 #
-# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1_loop_order.ipynb).*
+# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %%
 from difflib import ndiff
@@ -25,7 +25,6 @@ from inspect import getsource
 
 import numpy as np
 
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA, judge
 from fa2_lab.gallery import algorithm as pictures
 from fa2_lab.gallery.explorer import explore
@@ -35,6 +34,7 @@ from fa2_lab.plots import causal, deferred, flops, order
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -686,4 +686,4 @@ verdict("counted form: Q and O once, K and V once for each of 64 row blocks",
         io.fa2_forward(whole, d).total == 2 * N * d + N + 64 * 2 * N * d)
 
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention](03_fa1_loop_order.ipynb) · [The map](00_map.ipynb) · [The backward pass →](05_backward.ipynb)
+# [← FlashAttention](03_fa1.ipynb) · [The map](00_start.ipynb) · [The backward pass →](05_backward.ipynb)

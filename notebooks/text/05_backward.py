@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_map.ipynb) · [Parallelism →](06_parallelism.ipynb)
+# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_start.ipynb) · [Parallelism →](06_parallelism.ipynb)
 
 # %% [markdown]
 # # 05 · The backward pass
@@ -26,7 +26,6 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA, judge
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.gallery.algorithm import heads_data
@@ -39,6 +38,7 @@ from fa2_lab.reference import fa1, fa2, heads, naive
 from fa2_lab.reference.fa2 import masked
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import finite
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -553,4 +553,4 @@ verdict("dK = differences of the loss", close(dk, central_differences(lambda X: 
 verdict("dV = differences of the loss", close(dv, central_differences(lambda X: loss(Q, K, X), V), 1e-7))
 
 # %% [markdown] tags=["navigation"]
-# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_map.ipynb) · [Parallelism →](06_parallelism.ipynb)
+# [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_start.ipynb) · [Parallelism →](06_parallelism.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The backward pass](05_backward.ipynb) · [The map](00_map.ipynb) · [Warps →](07_warps.ipynb)
+# [← The backward pass](05_backward.ipynb) · [The map](00_start.ipynb) · [Warps →](07_warps.ipynb)
 
 # %% [markdown]
 # # 06 · Parallelism
@@ -24,7 +24,6 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.machine import chips, grid, io
 from fa2_lab.paper import where
 from fa2_lab.plots import waves, workers
@@ -32,6 +31,7 @@ from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 from fa2_lab.trace import Trace
 
@@ -392,7 +392,7 @@ for splits in (1, 4, 5, 8):
 #
 # Four: 128 workers fit in one wave. Five make 160, a second wave for the last 28, and the launch takes longer than with
 # four although every worker has less to do. Eight take two short waves, and as long as four. (Counted in tiles; the
-# kernel in notebook 13 waits for HBM, and has a clock.)
+# kernel in notebook 14 waits for HBM, and has a clock.)
 #
 # A popular write-up says that handing out the key loop would send the reduction through HBM and undo the reason for
 # FlashAttention. It does go through HBM, (d + 1) numbers for each row and part, written and read once, and no N × N
@@ -525,4 +525,4 @@ for tiling in uneven:
         verdict(f"the tiles drawn are the tiles run: {direction}, {len(ran)} tiles", ran == drawn)
 
 # %% [markdown] tags=["navigation"]
-# [← The backward pass](05_backward.ipynb) · [The map](00_map.ipynb) · [Warps →](07_warps.ipynb)
+# [← The backward pass](05_backward.ipynb) · [The map](00_start.ipynb) · [Warps →](07_warps.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
+# [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
 
 # %% [markdown]
 # # 07 · Warps
@@ -25,7 +25,6 @@ from unittest.mock import patch
 
 import numpy as np
 
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA
 from fa2_lab.gallery import compiled
 from fa2_lab.gallery.machine import budget_data, recorded
@@ -37,6 +36,7 @@ from fa2_lab.plots.warps import warp_split
 from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 
 # %% [markdown]
@@ -606,4 +606,4 @@ for name, product in (FORWARD | BACKWARD).items():
         verdict(f"{name}, cut by {owner}: {fate(product, owner)}", close(joined, np.einsum(product, a, b)))
 
 # %% [markdown] tags=["navigation"]
-# [← Parallelism](06_parallelism.ipynb) · [The map](00_map.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
+# [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)

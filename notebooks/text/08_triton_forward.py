@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Warps](07_warps.ipynb) · [The map](00_map.ipynb) · [The Triton backward kernels →](09_triton_backward.ipynb)
+# [← Warps](07_warps.ipynb) · [The map](00_start.ipynb) · [The Triton backward kernels →](09_triton_backward.ipynb)
 
 # %% [markdown]
 # # 08 · The Triton forward kernel
@@ -29,13 +29,13 @@ import numpy as np
 import torch
 
 from fa2_lab.attention import attention
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.gallery.algorithm import causal_data
-from fa2_lab.kernels import forward as packaged
-from fa2_lab.kernels.tile import head_of
+from fa2_lab.kernels.portable import forward as packaged
+from fa2_lab.kernels.portable.tile import head_of
 from fa2_lab.plots.causal import causal_tiles
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads, naive
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -823,4 +823,4 @@ for name, (H, H_kv, N_q, N_k, d, size, dtype, tolerance) in cases.items():
         verdict(f"attention() = the dense result: {case}", all(agree(package, want, tolerance)))
 
 # %% [markdown] tags=["navigation"]
-# [← Warps](07_warps.ipynb) · [The map](00_map.ipynb) · [The Triton backward kernels →](09_triton_backward.ipynb)
+# [← Warps](07_warps.ipynb) · [The map](00_start.ipynb) · [The Triton backward kernels →](09_triton_backward.ipynb)

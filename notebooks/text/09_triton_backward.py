@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_map.ipynb) · [Measured →](10_measured.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)
 
 # %% [markdown]
 # # 09 · The Triton backward kernels
@@ -26,15 +26,15 @@ import numpy as np
 import torch
 
 from fa2_lab.attention import attention
-from fa2_lab.book.verdicts import close, verdict
 from fa2_lab.errata import ERRATA, judge
 from fa2_lab.gallery.machine import backward_data
-from fa2_lab.kernels import backward as packaged
-from fa2_lab.kernels.tile import keys_seen, load_rows, store_rows
+from fa2_lab.kernels.portable import backward as packaged
+from fa2_lab.kernels.portable.tile import keys_seen, load_rows, store_rows
 from fa2_lab.machine import grid
 from fa2_lab.plots.backward import backward_graph
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
+from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling, cdiv
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -401,7 +401,7 @@ print(f"two passes: 7 products a tile, {8192 * 128 * 2 / 2**20:4.0f} MiB of dQ w
 #
 # On the other side, with line 15 gone the column kernel needs fewer registers and no transposed tile, and the row kernel
 # can use the forward's block sizes. Which of the two is faster depends on the chip and the kernel: the package's Triton
-# kernels take two passes, its kernel for Hopper takes one (notebook 15).
+# kernels take two passes, its kernel for Hopper takes one (notebook 13).
 # </details>
 #
 # **Takeaway.** 40% more products buy repeatable bits, no extra buffer, and two kernels that are easier to fit.
@@ -671,4 +671,4 @@ again = gradients(attention, causal=True)
 verdict("the same gradients a second time, bit for bit", all(map(torch.equal, got, again)))
 
 # %% [markdown] tags=["navigation"]
-# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_map.ipynb) · [Measured →](10_measured.ipynb)
+# [← The Triton forward kernel](08_triton_forward.ipynb) · [The map](00_start.ipynb) · [The ladder, measured →](10_ladder.ipynb)

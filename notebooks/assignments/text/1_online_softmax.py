@@ -22,7 +22,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_lab.course import softmax as check
+from fa2_lab.studio.course import softmax as check
 
 # %% [markdown]
 # ## 1. One more block of keys

@@ -3,7 +3,7 @@
 #
 # **How do gradients come back without the score matrix?** You write Algorithm 2 of the FlashAttention-2 paper: P is computed
 # again from L, tile by tile, and three gradients grow from it. (The paper as printed leaves out the scale τ and gives D the
-# wrong shape; chapter 12 tells more.)
+# wrong shape; appendix B tells more.)
 #
 # | step | points |
 # | --- | --- |
@@ -21,7 +21,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_lab.course import gradients as check
+from fa2_lab.studio.course import gradients as check
 
 # %% [markdown]
 # ## 1. D

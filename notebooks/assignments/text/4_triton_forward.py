@@ -18,7 +18,7 @@
 # finished attention are off limits. The signatures stay as they are.
 
 # %% locked="setup"
-from fa2_lab.course import triton_steps as check  # before Triton: it decides between GPU and interpreter
+from fa2_lab.studio.course import triton_steps as check  # before Triton: it decides between GPU and interpreter
 
 import triton
 import triton.language as tl

@@ -10,7 +10,7 @@
 # | 1. `test_forward` | 6 |
 # | 2. `test_backward` | 6 |
 #
-# *Time: 4 to 5 hours. Before this: assignments 2 and 3, chapter 12. Hardware: any laptop, NumPy alone.*
+# *Time: 4 to 5 hours. Before this: assignments 2 and 3, appendix B. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that it
 # refuses. Three bugs of each kind are shown by name; more are waiting when your work is graded. Your test may use whatever
@@ -19,7 +19,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_lab.course import break_it as check
+from fa2_lab.studio.course import break_it as check
 
 # %% [markdown]
 # ## The kernel

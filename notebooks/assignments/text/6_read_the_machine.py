@@ -18,7 +18,7 @@
 # `fa2_lab.machine.chips` is yours to use; the models themselves (`io`, `grid`, `budget`, `time`) are off limits.
 
 # %% locked="setup"
-from fa2_lab.course import predict as check
+from fa2_lab.studio.course import predict as check
 from fa2_lab.machine.chips import A100, CHIPS
 
 # %% [markdown]

@@ -1,0 +1,72 @@
+"""The five products of a step of the Hopper backward: each is started here, and waited for in backward.py."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
+
+from fa2_lab.kernels.hopper.backward.columns import COLS
+from fa2_lab.kernels.hopper.shared.pipeline import NEG_INF, accumulator, as_operand, matrix
+
+HELD = gl.constexpr(64)  # of d columns of V in registers, with HOLD_V
+
+
+@gluon.jit
+def start_scores(c: gl.constexpr, n, q, seen_from, full, pipes, MASKED: gl.constexpr):
+    """Start K Qᵀ − L/scale; a masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
+    B_r: gl.constexpr = pipes.B_r
+    start = spread(pipes.rows.start(n, 0))
+    if MASKED:
+        first = pipes.rows.first(n)
+        if first < full:
+            row = gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))[None, :]
+            start = gl.where((row & ~6) >= (seen_from - first)[:, None] - (row & 6), start, NEG_INF)
+    k = matrix(pipes.k.tiles.index(pipes.rows.side(n))).slice(c * COLS, COLS, 0)
+    return warpgroup_mma(k, q.permute((1, 0)), start, is_async=True)  # FA2.A2.L10
+
+
+@gluon.jit
+def start_dp(n, v, held, do, pipes):
+    """Start V dOᵀ − D; the part of V that is held need not be read from shared memory."""  # (64, B_r)
+    dp = spread(pipes.rows.start(n, 1))
+    if pipes.HOLD_V:
+        dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
+        v, do = v.slice(HELD, HELD, 1), do.slice(HELD, HELD, 1)
+    return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
+
+
+@gluon.jit
+def spread(start):
+    """A number for each row of a tile, as the accumulators that a product starts from."""  # (64, B_r)
+    B_r: gl.constexpr = start.shape[1]
+    start, _ = gl.broadcast(start, gl.zeros([COLS, B_r], gl.float32, accumulator(B_r)))
+    return start
+
+
+@gluon.jit
+def start_dv(dv, p, do):
+    """Start to add P dO; also P as that product reads it, which must stay until it ends."""  # (64, d), (64, B_r)
+    p = as_operand(p, do.dtype, do.shape[1])
+    return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
+
+
+@gluon.jit
+def start_dk(n, dk, ds, pipes):
+    """Start to add dS Q; ds must stay until that product ends."""  # (64, d)
+    q, _ = pipes.rows.tiles(n)
+    return warpgroup_mma(ds, q, dk, is_async=True)  # FA2.A2.L16
+
+
+@gluon.jit
+def start_dq(c: gl.constexpr, n, pipes):
+    """Start this consumer's part of dQ, from all 128 columns: half of its columns, or of its rows if it has 128."""
+    W: gl.constexpr = pipes.W
+    mbarrier.wait(pipes.ds_filled, n & 1)
+    k = matrix(pipes.k.tiles.index(pipes.rows.side(n)))
+    ds = pipes.ds.index(n & 1)
+    zero = gl.zeros([64, W], gl.float32, accumulator(W))
+    if pipes.B_r == 64:
+        ds = ds.permute((1, 0))
+        k = k.slice(c * W, W, 1)
+    else:
+        ds = ds.slice(c * 64, 64, 1).permute((1, 0))
+    return warpgroup_mma(ds, k, zero, use_acc=False, is_async=True)  # (64, W)  FA2.A2.L15

@@ -1,0 +1,131 @@
+"""Sums in HBM, and the kernels before and after the Hopper backward.
+
+Column blocks run in any order and all add to dQ. The copy engine does it, in fp32: a consumer leaves its part of a tile
+in shared memory and goes on. Nobody else reads these sums, so they lie in HBM as the tensor cores leave them in
+registers: every thread's numbers in groups of four, without a shuffle and without a conflict of banks. The kernel
+afterwards puts them in order. Sums in another order round differently: dQ is not the same, bit by bit, each time.
+
+Where there are too few column blocks for all SMs, as with few K/V heads, each is divided among several programs: they
+take the row blocks of its query heads part by part, and dK and dV become sums, too. While the backward runs, sums take
+4 bytes for each number of dQ, and if divided for each of dK and dV; rows are padded to whole blocks, d to 64 or 128.
+"""
+
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
+
+from fa2_lab.kernels.portable.tile import head_of, load_rows, store_rows
+
+LOG2E = tl.constexpr(1.4426950408889634)
+INF = tl.constexpr(float("inf"))
+ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
+
+
+@builtin
+def add(described, at, tile, _semantic=None):
+    """Have the copy engine add a tile of shared memory to HBM (Gluon has a function for it from Triton 3.8 on)."""
+    at = _semantic._convert_to_ir_values(at, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ADD, described.handle, at, tile.handle)
+
+
+@gluon.jit
+def add_tile(x, sums, at, place):
+    """Have x (64, 64 or 128) added to HBM, from line `at` of 32 numbers on, through a place in shared memory."""
+    W: gl.constexpr = x.shape[1]
+    if W == 64:
+        add_lines(as_held(x), sums, at, place)
+    else:
+        left, right = as_held(x).reshape([2, W, 32]).permute([1, 2, 0]).split()
+        add_lines(left, sums, at, place)
+        add_lines(right, sums, at + W, place)
+
+
+@gluon.jit
+def add_lines(x, sums, at, place):
+    """The same for as much as the place has room for."""  # (128, 32)
+    tma.store_wait(0)  # what was there before has been read
+    place.store(x)
+    fence_async_shared()
+    add(sums, [at, 0], place)
+
+
+@gluon.jit
+def as_held(x):
+    """x (64, W), as a consumer holds a product, in the order of its registers: nothing moves."""  # (2 · W, 32)
+    W: gl.constexpr = x.shape[1]
+    x = x.reshape([4, 2, 8, W // 8, 4, 2])  # row: warp, upper or lower 8, lane; column: 8 to a group, lane, pair
+    return x.permute([3, 0, 2, 4, 1, 5]).reshape([2 * W, 32])
+
+
+@triton.jit
+def in_order(x, W: tl.constexpr):
+    """The inverse of as_held."""  # (64, W)
+    x = tl.reshape(x, [W // 8, 4, 8, 4, 2, 2])
+    return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
+
+
+@triton.jit(do_not_specialize=["H", "N_q", "T_r", "tiles"])
+def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r, tiles, scale_log2, d: tl.constexpr,
+                  d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+    """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
+
+    So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
+    """
+    PARTS: tl.constexpr = B_r // 64
+    number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    bh, i = number // T_r, number % T_r
+    zeros = tl.zeros((64 * d_pad,), tl.float32)
+    for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+        at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)
+        tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
+
+    first = i * B_r + part * 64
+    o_i = load_rows(head_of(O, O_strides, bh // H, bh % H), first, O_strides[2], N_q, 64, d, d_pad, True, True)
+    do_i = load_rows(head_of(dO, dO_strides, bh // H, bh % H), first, dO_strides[2], N_q, 64, d, d_pad, True, True)
+    D_i = tl.sum(do_i * o_i, 1)  # (64,)  FA2.A2.L4
+    row = first + tl.arange(0, 64)  # (64,)
+    at = tl.cast(bh, tl.int64) * N_q + row
+    if dL is not None:  # where the loss also uses L, dS gains P ∘ dL
+        D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
+    L_i = tl.load(L + at, mask=row < N_q, other=-INF)
+    nobody = L_i == -INF
+    at = starts + tl.cast(number, tl.int64) * (2 * B_r) + part * 64 + tl.arange(0, 64)
+    tl.store(at, tl.where(nobody, -INF, -L_i * LOG2E / scale_log2))
+    tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
+
+
+AFTER = ["H", "H_kv", "N_q", "N_k", "T_r", "T_c", "row_tiles", "column_tiles"]
+
+
+@triton.jit(do_not_specialize=AFTER)
+def after_kernel(sums, dQ, dK, dV, dQ_strides, dK_strides, dV_strides, H, H_kv, N_q, N_k, T_r, T_c, row_tiles,
+                 column_tiles, scale, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+    """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
+    n = tl.program_id(0)
+    if n < row_tiles:
+        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, scale, d, d_pad, B_r)  # FA2.A2.L20
+    elif dK is not None:
+        n -= row_tiles
+        sums += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
+        if n < column_tiles:
+            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, scale, d, d_pad, 128)  # FA2.A2.L18
+        else:
+            sums += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
+            finish(sums, n - column_tiles, dV, dV_strides, H_kv, N_k, T_c, 1.0, d, d_pad, 128)  # FA2.A2.L18
+
+
+@triton.jit
+def finish(sums, n, X, strides, H, N, T, scale, d: tl.constexpr, d_pad: tl.constexpr, B: tl.constexpr):
+    """Tile n, what one consumer after the other added, into X; B rows are the tiles of two consumers."""
+    W: tl.constexpr = B * d_pad // 128
+    number, c = n // 2, n % 2
+    bh, i = number // T, number % T
+    x = in_order(tl.load(sums + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
+    row, col = i * B, c * W  # consumers share the columns of a tile of 64 rows,
+    if B > 64:  # and the rows of a taller one
+        row, col = i * B + c * 64, 0
+    store_rows(head_of(X, strides, bh // H, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

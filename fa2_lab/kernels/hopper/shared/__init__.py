@@ -1,0 +1,1 @@
+"""What the forward and the backward on Hopper share: rings of tiles, mailboxes, geometry."""

@@ -1,0 +1,274 @@
+"""FlashAttention-2, backward: Algorithm 2 of the paper, in its own way and in the deterministic one.
+
+The paper's way: one program per column block keeps dK_j and dV_j on chip and adds its part of dQ to HBM by atomic
+adds, in whatever order the programs come. Two passes, the default: the same columns without line 15, then one program
+per row block that keeps dQ_i on chip. That recomputes S and dP once more, and every sum has one fixed order.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.portable.tile import (
+    add_product,
+    drop,
+    head_of,
+    keys_seen,
+    length_of,
+    load_rows,
+    place,
+    row_pointers,
+    store_rows,
+)
+
+LOG2E = tl.constexpr(1.4426950408889634)
+INF = tl.constexpr(float("inf"))
+
+
+@triton.jit
+def of_rows(X, bh, row, N_q, RAGGED: tl.constexpr):
+    """One number for each row of a head, from L or D; with RAGGED, 0 where there is no such row."""
+    at = X + tl.cast(bh, tl.int64) * N_q + row
+    x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
+    return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
+
+
+@triton.jit(do_not_specialize=["H", "heads"])
+def D_kernel(O, dO, L, dL, D, O_strides, dO_strides, H, N_q, heads, d: tl.constexpr, d_pad: tl.constexpr,
+             B_r: tl.constexpr):  # fmt: skip
+    """D_i = rowsum(dO_i ∘ O_i). Where the loss also uses L, dS gains P ∘ dL, so dL is taken off here, once for all."""
+    i, bh = place(tl.cdiv(N_q, B_r), heads, 1)
+    o_i = load_rows(head_of(O, O_strides, bh // H, bh % H), i * B_r, O_strides[2], N_q, B_r, d, d_pad, True, True)
+    do_i = load_rows(head_of(dO, dO_strides, bh // H, bh % H), i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, True)
+    D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
+    row = i * B_r + tl.arange(0, B_r)  # (B_r,)
+    if dL is not None:
+        empty = of_rows(L, bh, row, N_q, True) == -INF
+        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, True))
+    tl.store(D + tl.cast(bh, tl.int64) * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
+
+
+@triton.jit
+def probabilities(q_i, k_j, L_i, visible, scale_log2, MASKED: tl.constexpr):
+    """P of one tile, from L alone."""
+    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L10
+    power = s_ij * scale_log2 - L_i * LOG2E  # in one step: that product, rounded, would cost digits of large scores
+    if MASKED:
+        power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
+    p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
+    if MASKED:  # also all of a row that sees no key and has L = −inf
+        p_ij = tl.where(visible, p_ij, 0.0)
+    return p_ij
+
+
+@triton.jit
+def score_gradients(p_ij, do_i, v_j, D_i, row, col, head, batch, dropout):
+    """dS of one tile."""
+    dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
+    if dropout is not None:
+        dp_ij = drop(dp_ij, row, col, head, batch, dropout)
+    return p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
+
+
+@triton.jit
+def rows_seeing(col, N_q, N_k, length, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
+    """Of the column block at `col`: rows first … full are DIAGONAL, full … tail FULL, tail … N_q the ragged end."""
+    first = 0
+    full = 0
+    tail = N_q // B_r * B_r
+    if CAUSAL:
+        first = tl.minimum(tl.maximum(col + N_q - N_k, 0), N_q) // B_r * B_r
+        full = tl.minimum(tl.cdiv(tl.maximum(col + B_c - 1 + N_q - N_k, 0), B_r) * B_r, tail)
+    if col + B_c > length:  # a ragged column block has no FULL tile
+        full = tail
+    if col >= length:  # nobody sees it
+        first = N_q
+        full = N_q
+        tail = N_q
+    return tl.minimum(first, tail), full, tail
+
+
+@triton.jit
+def visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, last, tail, H, group,
+               N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED: tl.constexpr, MASKED: tl.constexpr,
+               B_r: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Add to dk_j and dv_j (B_c, d) what rows `first` to `last` of every head of the group give; MASKED: and tail."""
+    tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(N_q - tail, B_r) if MASKED else 0)
+    start = tl.where(first < last, first, tail) if MASKED else first
+    end = N_q if MASKED else last
+    head = head_kv * group if GROUPED else head_kv
+    i = start
+    for _ in range(0, group * tiles if GROUPED else tiles):  # FA2.A2.L8
+        bh = batch * H + head
+        row = i + tl.arange(0, B_r)  # (B_r,)
+        Q_h = head_of(Q, Q_strides, batch, head)
+        q_i = load_rows(Q_h, i, Q_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
+        L_i = of_rows(L, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
+        # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
+        visible = row[None, :] >= since[:, None]
+        p_ji = probabilities(k_j, q_i, L_i[None, :], visible, scale_log2, MASKED)
+        kept_ji = p_ji
+        if dropout is not None:
+            kept_ji = drop(p_ji, row[None, :], col[:, None], head, batch, dropout)
+        dO_h = head_of(dO, dO_strides, batch, head)
+        do_i = load_rows(dO_h, i, dO_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
+        D_i = of_rows(D, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
+        ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], head, batch, dropout)
+        dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
+        ds_ji = ds_ji.to(q_i.dtype)
+        dk_j = add_product(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
+        if dQ is not None:
+            dq_i = tl.dot(ds_ji.T, k_j, input_precision="ieee") * scale  # (B_r, d)  FA2.A2.L15
+            real = (row < N_q)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
+            dQ_h = dQ + tl.cast(bh, tl.int64) * N_q * d
+            tl.atomic_add(row_pointers(dQ_h, i, d, B_r, d_pad), dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
+        i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
+        if MASKED:
+            i = tl.where(i < last, i, tl.maximum(i, tail))
+        if GROUPED:
+            head += (i >= end).to(tl.int32)
+            i = tl.where(i >= end, start, i)
+    return dk_j, dv_j
+
+
+@triton.jit(do_not_specialize=launch.SIZES)
+def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides,
+                   dK_strides, dV_strides, H, group, N_q, N_k, heads, heads_at_once, scale, scale_log2,
+                   CAUSAL: tl.constexpr, GROUPED: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+                   B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
+    j, b_kv = place(tl.cdiv(N_k, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
+    batch, head_kv = b_kv // (H // group), b_kv % (H // group)
+    K = head_of(K, K_strides, batch, head_kv)
+    V = head_of(V, V_strides, batch, head_kv)
+    col = j * B_c + tl.arange(0, B_c)  # (B_c,)
+    length = length_of(key_lengths, batch, N_k)
+    first, full, tail = rows_seeing(j * B_c, N_q, N_k, length, CAUSAL, B_r, B_c)
+    since = tl.where(col < length, col + N_q - N_k if CAUSAL else 0, N_q)  # (B_c,) the first row that sees each column
+
+    k_j = load_rows(K, j * B_c, K_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
+    v_j = load_rows(V, j * B_c, V_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
+    dk_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
+    dv_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
+    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, full, tail,
+                            H, group, N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED, True, B_r, d, d_pad,
+                            UPCAST)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, full, tail, N_q,
+                            H, group, N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED, False, B_r, d, d_pad,
+                            UPCAST)  # fmt: skip
+
+    dK = head_of(dK, dK_strides, batch, head_kv)
+    dV = head_of(dV, dV_strides, batch, head_kv)
+    store_rows(dK, dk_j * scale, j * B_c, dK_strides[2], N_k, B_c, d, d_pad)  # FA2.A2.L18
+    store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, d, d_pad)  # FA2.A2.L18
+
+
+@triton.jit
+def visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_stride, V_stride, first, last, length, scale_log2, head,
+                  batch, dropout, MASKED: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
+                  UPCAST: tl.constexpr):  # fmt: skip
+    """Add to dq_i (B_r, d) what the column blocks from column `first` to `last` give."""
+    for j in range(first, last, B_c):
+        col = j + tl.arange(0, B_c)  # (B_c,)
+        k_j = load_rows(K, j, K_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
+        v_j = load_rows(V, j, V_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
+        p_ij = probabilities(q_i, k_j, L_i[:, None], col[None, :] < seen[:, None], scale_log2, MASKED)
+        ds_ij = score_gradients(p_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], head, batch, dropout)
+        dq_i = add_product(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
+    return dq_i
+
+
+@triton.jit(do_not_specialize=launch.SIZES)
+def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides, dQ_strides, H,
+                group, N_q, N_k, heads, heads_at_once, scale, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
+                d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+    """Row block i of one query head: dQ_i, the second pass, laid out like the forward."""
+    T_r = tl.cdiv(N_q, B_r)  # FA2.A2.L1 FA2.A2.L2
+    i, bh = place(T_r, heads, heads_at_once)
+    if CAUSAL:
+        i = T_r - 1 - i  # the heaviest row blocks first
+    batch, head = bh // H, bh % H
+    K = head_of(K, K_strides, batch, head // group)
+    V = head_of(V, V_strides, batch, head // group)
+    row = i * B_r + tl.arange(0, B_r)  # (B_r,)
+    length = length_of(key_lengths, batch, N_k)
+    seen = keys_seen(row, N_q, N_k, length, CAUSAL)  # (B_r,)
+    full = keys_seen(i * B_r, N_q, N_k, length, CAUSAL) // B_c * B_c
+    last = keys_seen(tl.minimum(i * B_r + B_r, N_q) - 1, N_q, N_k, length, CAUSAL)
+
+    Q = head_of(Q, Q_strides, batch, head)
+    dO = head_of(dO, dO_strides, batch, head)
+    q_i = load_rows(Q, i * B_r, Q_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
+    do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
+    L_i, D_i = of_rows(L, bh, row, N_q, True), of_rows(D, bh, row, N_q, True)  # (B_r,)
+    dq_i = tl.zeros((B_r, d_pad), tl.float32)
+    dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], 0, full, length,
+                         scale_log2, head, batch, dropout, False, B_c, d, d_pad, UPCAST)  # fmt: skip
+    if full < last:
+        dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], full, last, length,
+                             scale_log2, head, batch, dropout, True, B_c, d, d_pad, UPCAST)  # fmt: skip
+    store_rows(head_of(dQ, dQ_strides, batch, head), dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, d, d_pad)
+
+
+def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p, two_passes=True):
+    """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None."""
+    rest = key_lengths, seed, causal, scale, dropout_p
+    with launch.on_device_of(Q):
+        D = row_products(dO, dL, Q, K, O, L, causal)
+        if two_passes:
+            dQ = row_pass(dO, Q, K, V, L, D, *rest)
+            return dQ, *column_pass(None, dO, Q, K, V, L, D, *rest)
+        dQ = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
+        dK, dV = column_pass(dQ, dO, Q, K, V, L, D, *rest)
+        return dQ.to(Q.dtype), dK, dV  # FA2.A2.L20
+
+
+def row_products(dO, dL, Q, K, O, L, causal):
+    """D, from dO, O and dL."""
+    D = torch.empty_like(L)
+    plan = launch.plan("rows", (Q, K, O, dO), (), None, causal, plan_D, "D" if dL is None else "D dL")
+    plan.launch(D_kernel, (O, dO, L, dL, D))
+    return D
+
+
+def row_pass(dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
+    """dQ."""
+    dQ = torch.empty_like(Q)
+    plan = launch.plan("rows", (Q, K, V, dO), (Q,), key_lengths, causal, plan_rows)
+    pointers = Q, K, V, dO, L, D, dQ, key_lengths, launch.dropout(seed, dropout_p)
+    plan.launch(rows_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
+    return dQ
+
+
+def column_pass(dQ, dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
+    """dK and dV; where dQ is given, in fp32, its parts are added to it."""
+    dK, dV = torch.empty_like(K), torch.empty_like(V)
+    variant = "" if dQ is None else "dQ"
+    plan = launch.plan("columns", (Q, K, V, dO), (K, V), key_lengths, causal, plan_columns, variant)
+    pointers = Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, launch.dropout(seed, dropout_p)
+    plan.launch(columns_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
+    return dK, dV
+
+
+def plan_D(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per 64 rows of a query head."""
+    batch, H, N_q, d = Q.shape
+    programs = triton.cdiv(N_q, 64) * batch * H
+    return launch.Plan(blocks, programs, (*strides[2:], H, N_q, batch * H), (d, blocks.d_pad, 64))
+
+
+def plan_rows(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per row block of a query head."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 8)
+    programs = triton.cdiv(N_q, blocks.B_r) * batch * H
+    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))
+
+
+def plan_columns(blocks, causal, strides, Q, K, *_) -> launch.Plan:
+    """One program per column block of a K/V head."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    sizes = H, H // H_kv, N_q, N_k, batch * H_kv, launch.heads_at_once(Q, 8)
+    programs = triton.cdiv(N_k, blocks.B_c) * batch * H_kv
+    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, H != H_kv, d, *blocks.constants()))

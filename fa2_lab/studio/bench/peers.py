@@ -1,0 +1,183 @@
+"""Whom we are measured against, each as a function of q, k, v that computes attention forward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import cache, partial
+from importlib import import_module
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fa2_lab.studio.bench.problem import Problem
+
+Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+class Missing(Exception):
+    """Why a contestant cannot take part; the reason is printed in its place."""
+
+
+def ours(problem: Problem) -> Attention:
+    """What attention() chooses for these tensors on this machine."""
+    from fa2_lab.attention import attention
+
+    return lambda q, k, v: attention(q, k, v, causal=problem.causal)
+
+
+def portable(problem: Problem) -> Attention:
+    """The plain Triton kernels, which run on every GPU, also where attention() would choose others."""
+    from fa2_lab.kernels.portable import backward, forward
+
+    options = None, None, problem.causal, problem.d**-0.5, 0.0  # no key_lengths, no seed; mask, scale, no dropout
+
+    class Portable(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            O, L = forward.forward(q, k, v, *options)
+            ctx.save_for_backward(q, k, v, O, L)
+            return O
+
+        @staticmethod
+        def backward(ctx, dO):
+            return backward.backward(dO.contiguous(), None, *ctx.saved_tensors, *options)
+
+    def call(q, k, v):
+        gradients = torch.is_grad_enabled() and q.requires_grad
+        return Portable.apply(q, k, v) if gradients else forward.forward(q, k, v, *options)[0]
+
+    return call
+
+
+def reference(problem: Problem) -> Attention:
+    """The NumPy ladder in float64."""
+    from fa2_lab.attention import attention
+
+    return lambda q, k, v: attention(q, k, v, causal=problem.causal, backend="reference")
+
+
+def plain(problem: Problem) -> Attention:
+    """Torch's own operations with the N × N matrices; it aligns the causal mask as we do."""
+    group, d = problem.heads // problem.kv_heads, problem.d
+    hidden = torch.ones(problem.N_q, problem.N_k, dtype=torch.bool).triu(problem.N_k - problem.N_q + 1)
+
+    def call(q, k, v):
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+        s = q @ k.transpose(2, 3) * d**-0.5
+        s = s.masked_fill(hidden.to(q.device), -torch.inf) if problem.causal else s
+        return torch.softmax(s, dim=3) @ v
+
+    return call
+
+
+def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
+    """torch's scaled_dot_product_attention held to one backend."""
+
+    def prepare(problem: Problem) -> Attention:
+        if problem.causal and problem.N_q != problem.N_k:
+            raise Missing("its causal diagonal starts in the top left corner")
+        grouped = problem.heads != problem.kv_heads
+
+        def bare(q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=problem.causal, enable_gqa=grouped
+            )
+
+        def call(q, k, v):
+            with sdpa_kernel(backend):
+                return bare(q, k, v)
+
+        call.bare, call.held = bare, partial(sdpa_kernel, backend)
+        return call
+
+    return prepare
+
+
+def bare(attention: Attention) -> tuple[Attention, Callable]:
+    """A contestant without its choice of a backend, and the context that makes the choice once for many calls."""
+    return getattr(attention, "bare", attention), getattr(attention, "held", nullcontext)
+
+
+@cache
+def compiled_flex():
+    from torch.nn.attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = 1000  # one version for every shape, and none that is not compiled
+    torch._functorch.config.donated_buffer = False  # its backward is called many times after one forward
+    return torch.compile(flex_attention.flex_attention, dynamic=False)
+
+
+@cache
+def flex_mask(N_q: int, N_k: int, device: str = "cuda"):
+    """The causal BlockMask, its tiles of 128 × 128 from their corners: to look at every element takes N² bytes."""
+    from torch.nn.attention import flex_attention
+
+    offset = N_k - N_q
+    top, left = (128 * torch.arange(-(-N // 128), device=device) for N in (N_q, N_k))
+    bottom = (top + 128).clamp(max=N_q) - 1
+    seen = left[None, :] <= bottom[:, None] + offset
+    full = left[None, :] + 127 <= top[:, None] + offset
+    full &= top[:, None] + 128 <= N_q
+    return flex_attention.BlockMask.from_kv_blocks(
+        *listed(seen & ~full), *listed(full), mask_mod=lambda b, h, i, j: j <= i + offset, seq_lengths=(N_q, N_k)
+    )
+
+
+def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many tiles each row block visits, and which: those first, as BlockMask wants it."""
+    order = tiles.int().argsort(dim=1, descending=True, stable=True)
+    return tiles.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+def flex(problem: Problem) -> Attention:
+    """torch's FlexAttention, compiled, with a block mask where causal."""
+    mask = flex_mask(problem.N_q, problem.N_k) if problem.causal else None
+    grouped = problem.heads != problem.kv_heads
+    return lambda q, k, v: compiled_flex()(q, k, v, block_mask=mask, enable_gqa=grouped)
+
+
+def package(module: str) -> Callable[[Problem], Attention]:
+    """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
+
+    def prepare(problem: Problem) -> Attention:
+        try:
+            function = import_module(module).flash_attn_func
+        except (ImportError, AttributeError) as absent:
+            raise Missing("not installed") from absent
+
+        def call(q, k, v):
+            O = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.causal)
+            return (O[0] if isinstance(O, tuple) else O).transpose(1, 2)
+
+        return call
+
+    return prepare
+
+
+PEERS: dict[str, Callable[[Problem], Attention]] = {
+    "fa2_lab": ours,
+    "fa2_lab portable": portable,
+    "fa2_lab reference": reference,
+    "torch": plain,
+    "torch flash": sdpa(SDPBackend.FLASH_ATTENTION),
+    "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
+    "torch efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
+    "torch math": sdpa(SDPBackend.MATH),
+    "FlexAttention": flex,
+    "flash_attn": package("flash_attn"),
+    "FlashAttention-4": package("flash_attn.cute"),
+}
+DISTRIBUTIONS = {"flash_attn": "flash-attn", "FlashAttention-4": "flash-attn-4"}  # what has a version of its own
+
+
+def gemm_call(n: int = 8192) -> tuple[Callable[[], object], float]:
+    """A large bf16 product, the ceiling of everything that multiplies, and its FLOPs."""
+    a, b = torch.randn(2, n, n, device="cuda", dtype=torch.bfloat16)
+    return lambda: a @ b, 2.0 * n**3
+
+
+def copy_call(elements: int = 2**30) -> tuple[Callable[[], object], float]:
+    """A large copy within HBM, the ceiling of everything that moves, and its bytes (read and written)."""
+    source, target = torch.empty(2, elements, device="cuda", dtype=torch.bfloat16)
+    return lambda: target.copy_(source), 4.0 * elements

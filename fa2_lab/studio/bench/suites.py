@@ -1,0 +1,221 @@
+"""The suites: which problems, in which direction, against whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from tqdm import tqdm
+
+from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.ahead import compile_ahead
+from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
+from fa2_lab.studio.bench.protocol import HOST_PROTOCOL, PROTOCOL, Timing, in_a_line, measure, wall_microseconds
+from fa2_lab.studio.bench.results import Results, Row, label, machine
+
+DIRECTIONS = ("forward", "backward")
+NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "flash_attn", "FlashAttention-4")
+TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
+
+
+def paper_grid(lengths=(512, 1024, 2048, 4096, 8192, 16384)) -> list[Problem]:
+    """The grid of the FA2 paper's figures: d 64 and 128, 16k tokens, causal or not."""
+    return [Problem.square(N, d, causal) for d in (64, 128) for causal in (False, True) for N in lengths]
+
+
+def long_grid() -> list[Problem]:
+    """One sequence of up to 262,144 tokens, one head of 128; without a mask, which takes longer, to 65,536."""
+    shapes = [(False, N) for N in (32768, 65536)] + [(True, N) for N in (32768, 65536, 131072, 262144)]
+    return [Problem(1, 1, 1, N, N, 128, causal) for causal, N in shapes]
+
+
+def heads_grid() -> list[Problem]:
+    """Grouped heads: 32 query heads on 32, 8 and 1 key heads."""
+    return [Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in (False, True) for kv in (32, 8, 1)]
+
+
+def paper() -> Results:
+    return contests("paper", paper_grid())
+
+
+def quick() -> Results:
+    return contests("quick", paper_grid((1024, 4096, 16384)))
+
+
+def long() -> Results:
+    return contests("long", long_grid())
+
+
+def heads() -> Results:
+    return contests("heads", heads_grid())
+
+
+def contests(suite: str, problems: list[Problem]) -> Results:
+    """Everybody on every problem, forward and backward."""
+    jobs = [partial(contest, problem, direction) for problem in problems for direction in DIRECTIONS]
+    compile_ahead(problems)
+    return collect(Results(suite, machine(), PROTOCOL, ceilings()), jobs)
+
+
+def collect(results: Results, jobs: list[partial]) -> Results:
+    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing."""
+    try:
+        for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
+            results.rows.append(attempt(job))
+    except KeyboardInterrupt:
+        results.missing = [described(job) for job in jobs[len(results.rows) :]]
+    return results
+
+
+def attempt(job: partial) -> Row:
+    """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
+    try:
+        return job()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return empty(job, {"everybody": "out of memory"})
+    except Exception as failure:  # what was measured before must not be lost
+        return empty(job, {"everybody": in_a_line(failure)})
+
+
+def empty(job: partial, failed: dict[str, str]) -> Row:
+    """The row of a job, without numbers."""
+    problem, *direction = job.args
+    return Row(problem.as_dict(), *(direction or ["forward"]), {}, failed)
+
+
+def described(job: partial) -> str:
+    """A job that was not reached, in a few words."""
+    return label(empty(job, {}))
+
+
+def contest(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
+    """One row: every contestant on the same tensors, in turn."""
+    tensors = problem.tensors(grad=direction != "forward")
+    calls, failed = {}, {}
+    for name, call in ready(problem, direction, names, tensors):
+        if isinstance(call, str):
+            failed[name] = call
+        else:
+            calls[name] = call
+    timings = measure(calls)
+    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
+    values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
+    return Row(problem.as_dict(), direction, values, failed, flops=problem.flops(direction))
+
+
+def ready(problem: Problem, direction: str, names: Sequence[str], tensors) -> Iterator[tuple[str, Callable | str]]:
+    """(name, call) of every contestant that gives right answers, or (name, why not)."""
+    truth = gradients_by_definition(*tensors, problem.causal) if direction != "forward" else None
+    for name in names:
+        try:
+            attention = peers.PEERS[name](problem)
+            O = attention(*tensors[:3])
+            wrong = worst_error(O, tensors, problem.causal, truth)
+            if not wrong <= TOLERANCE:
+                yield name, f"wrong: error {wrong:.1e}"
+            else:
+                yield name, call_of(attention, direction, tensors, O)
+        except peers.Missing as why:
+            yield name, str(why)
+        except torch.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            yield name, "out of memory"
+        except Exception as failure:  # a peer that fails is named with its reason
+            yield name, in_a_line(failure)
+
+
+def worst_error(O: torch.Tensor, tensors, causal: bool, truth) -> float:
+    """The error of O and, where there is a truth for them, of the gradients."""
+    wrong = error(O, *tensors[:3], causal)
+    if truth is None:
+        return wrong
+    gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
+    return worst([wrong, gradient_error(gradients, truth)])
+
+
+def call_of(attention, direction: str, tensors, O: torch.Tensor) -> Callable[[], object]:
+    """The call to time: forward, backward from a kept forward, or both."""
+    if direction == "forward":
+        return lambda: attention(*tensors)
+    q, k, v, dO = tensors
+    if direction == "backward":
+        return lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
+    return lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO)
+
+
+def ceilings() -> dict[str, float]:
+    """What this GPU reaches in this run on a large product and a large copy."""
+    (gemm, flops), (copy, moved) = peers.gemm_call(), peers.copy_call()
+    timings = measure(dict(gemm=gemm, copy=copy))
+    return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}
+
+
+# Host cost and memory -----------------------------------------------------------------------------------------
+
+MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and dO); a fresh allocator for each"
+
+
+def small_grid() -> list[Problem]:
+    """Problems so small that launching them is what takes the time."""
+    return [Problem(1, 8, 8, N, N, d, False) for d in (64, 128) for N in (128, 256, 512)]
+
+
+def small() -> Results:
+    jobs = [partial(host_cost, problem, "forward") for problem in small_grid()]
+    jobs += [partial(host_cost, problem, "both") for problem in small_grid() if problem.N_q == 256]
+    compile_ahead(small_grid())
+    return collect(Results("small", machine(), HOST_PROTOCOL), jobs)
+
+
+def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
+    """How long the host is busy with one warm call: forward, or forward with gradients and backward."""
+    tensors = problem.tensors(grad=direction != "forward")
+    found = dict(ready(problem, direction, names, tensors))
+    failed = {name: why for name, why in found.items() if isinstance(why, str)}
+    calls, held = {}, {}
+    for name in [name for name in names if name not in failed]:
+        attention, held[name] = peers.bare(peers.PEERS[name](problem))
+        calls[name] = call_of(attention, direction, tensors, None)
+    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls, held).items()}
+    return Row(problem.as_dict(), direction, values, failed, unit="µs")
+
+
+def memory_grid() -> list[Problem]:
+    """One batch, 16 heads of 128, ever longer."""
+    return [Problem(1, 16, 16, N, N, 128, True) for N in (2048, 4096, 8192, 16384, 32768, 65536)]
+
+
+def memory() -> Results:
+    jobs = [partial(peak_memory, problem, direction) for problem in memory_grid() for direction in ("forward", "both")]
+    compile_ahead(memory_grid())
+    return collect(Results("memory", machine(), MEMORY_PROTOCOL), jobs)
+
+
+def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES, "torch math")) -> Row:
+    """What one call allocates beyond its inputs: forward alone, or forward and backward."""
+    values, failed = {}, {}
+    for name in names:
+        try:
+            values[name] = [extra_mebibytes(peers.PEERS[name](problem), problem, direction)]
+        except torch.OutOfMemoryError:
+            failed[name] = "out of memory"
+        except Exception as failure:
+            failed[name] = in_a_line(failure)
+    return Row(problem.as_dict(), direction, values, failed, unit="MiB")
+
+
+def extra_mebibytes(attention, problem: Problem, direction: str) -> float:
+    """The peak of one call after a first one has compiled everything."""
+    tensors = problem.tensors(grad=direction != "forward")
+    for _ in range(2):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        O = attention(*tensors[:3])
+        if direction != "forward":
+            torch.autograd.grad(O, tensors[:3], tensors[3])
+        peak = torch.cuda.max_memory_allocated() - before
+        del O
+    return peak / 2**20

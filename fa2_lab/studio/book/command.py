@@ -1,0 +1,37 @@
+"""The command line of `fa2-lab book`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fa2_lab.studio.book import run
+from fa2_lab.studio.book.chapters import Chapter, written
+
+
+def main(argv: list[str]) -> int:
+    """Run the book's notebooks on this machine and print a verdict for each."""
+    parser = argparse.ArgumentParser(prog="fa2-lab book", description="Run the notebooks on this machine.")
+    parser.add_argument("chapters", nargs="*", help="names or numbers, such as 04; all, if none is given")
+    parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies go")
+    parser.add_argument("--html", action="store_true", help="also render them as a linked offline site")
+    parser.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
+    options = parser.parse_args(argv)
+    chapters = chosen(options.chapters)
+    verdicts = run.record(chapters) if options.record else run.run_all(options.folder, chapters)
+    for v in verdicts:
+        print(f"{v.name:22} {v.cells:3} cells  {v.seconds:6.1f} s  {v.error or 'ok'}")
+    if options.html:
+        from fa2_lab.studio.book.site import render
+
+        print(f"open {render(options.folder, chapters)}")
+    return 1 if any(v.error for v in verdicts) else 0
+
+
+def chosen(names: list[str]) -> list[Chapter]:
+    """The chapters named in full or by their number; all of them when none is named."""
+    known = written()
+    for name in names:
+        if not any(name in (c.name, c.name[:2]) for c in known):
+            raise ValueError(f"chapter: got {name!r}; it takes one of {', '.join(c.name for c in known)}")
+    return [c for c in known if not names or c.name in names or c.name[:2] in names]

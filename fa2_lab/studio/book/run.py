@@ -1,0 +1,94 @@
+"""Running notebooks: from their text twins into a folder, or into notebooks/ with the outputs recorded."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from tqdm import tqdm
+
+from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, written
+
+TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
+KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+WIDGET = "application/vnd.jupyter.widget-view+json"  # sliders need a running kernel, so they are not recorded
+LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
+
+
+class Verdict(NamedTuple):
+    """How one notebook's run ended."""
+
+    name: str
+    cells: int
+    seconds: float
+    error: str  # empty when every cell ran
+
+
+def read_twin(chapter: Chapter) -> nbformat.NotebookNode:
+    """A notebook without outputs from its text twin, with fresh navigation bars and cell ids that never change."""
+    notebook = jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
+    bar = navigation(chapter.name, written())
+    cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
+    ends = [nbformat.v4.new_markdown_cell(bar, metadata={"tags": ["navigation"]}) for _ in range(2)]
+    notebook.cells = [ends[0], *cells, ends[1]]
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{chapter.name[:2]}-{number:03d}"
+    notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def write_twin(chapter: Chapter) -> None:
+    """Put the navigation bars into the text twin as well."""
+    notebook = read_twin(chapter)
+    notebook.metadata = nbformat.from_dict(TWIN)
+    jupytext.write(notebook, TEXT / f"{chapter.name}.py", fmt="py:percent")
+
+
+def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Verdict]:
+    """Run one notebook from top to bottom in a fresh kernel, in the notebooks' folder."""
+    notebook = read_twin(chapter)
+    client = NotebookClient(
+        notebook,
+        timeout=cell_timeout,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": NOTEBOOKS}},
+    )
+    start, error = time.perf_counter(), ""
+    try:
+        client.execute()
+    except CellExecutionError as failure:
+        error = f"{failure.ename}: {failure.evalue}"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
+    notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
+    code = sum(c.cell_type == "code" for c in notebook.cells)
+    return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)
+
+
+def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
+    """Run the chapters into a folder, one after the other, whatever becomes of each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    verdicts = []
+    for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
+        notebook, verdict = execute(chapter)
+        nbformat.write(notebook, folder / f"{chapter.name}.ipynb")
+        verdicts.append(verdict)
+    return verdicts
+
+
+def record(chapters: list[Chapter]) -> list[Verdict]:
+    """Renew the committed notebooks: navigation into the twins, then every output."""
+    for chapter in chapters:
+        write_twin(chapter)
+    return run_all(NOTEBOOKS, chapters)

@@ -1,0 +1,162 @@
+"""The `fa2-lab` command, also `python -m fa2_lab`: without arguments it takes the tour."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from textwrap import fill, indent
+
+from fa2_lab import paper
+
+# Commands that live in rooms of their own: each has a main(argv). They exist where their file does.
+ROOMS = {
+    "bench": ("studio/bench/command.py", "measure the kernels and their peers on this machine's GPU"),
+    "book": ("studio/book/command.py", "run the book's notebooks on this machine"),
+    "course": ("studio/course/command.py", "release, check and grade the assignments"),
+    "figures": ("gallery/build.py", "draw every picture into figures/"),
+    "tune": ("studio/bench/tune.py", "search for the best block sizes on this machine's GPU"),
+}
+
+
+class Refused(Exception):
+    """The user asked for something that does not exist; one sentence says what does."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: all well. 1: a verdict failed. 2: the call makes no sense."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no τ prints a ? instead of failing
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if argv and argv[0] in rooms():
+            return run_room(rooms()[argv[0]], argv[1:])
+        arguments = parser().parse_args(argv)
+        status = arguments.run(arguments)
+        sys.stdout.flush()
+        return status
+    except Refused as refusal:
+        print(f"fa2-lab: {refusal}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def rooms() -> dict[str, str]:
+    """{command: module} of the rooms that are in this version."""
+    present = {name: path for name, (path, _) in ROOMS.items() if (paper.PACKAGE / path).is_file()}
+    return {name: "fa2_lab." + path.removesuffix(".py").replace("/", ".") for name, path in present.items()}
+
+
+def run_room(module: str, argv: list[str]) -> int:
+    """Run a room's own command; a ValueError is its way to say that an argument makes no sense."""
+    try:
+        return import_module(module).main(argv) or 0
+    except ValueError as refusal:
+        raise Refused(refusal) from refusal
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and what each takes."""
+    top = argparse.ArgumentParser(prog="fa2-lab", description="FlashAttention-2, from the paper's line to the GPU.")
+    top.set_defaults(run=tour)
+    commands = top.add_subparsers(title="commands", metavar="command")
+    commands.add_parser("tour", help="run every stage on this machine (the default)").set_defaults(run=tour)
+    where = commands.add_parser("where", help="from a line of a paper to the code: fa2-lab where FA2.A1.L9")
+    where.add_argument("tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); without it, a list")
+    where.set_defaults(run=show_where)
+    errata = commands.add_parser("errata", help="known slips in the sources, run")
+    errata.add_argument("id", nargs="?", help="show this one in full")
+    errata.set_defaults(run=show_errata)
+    glossary = commands.add_parser("glossary", help="symbols and words, in English and Chinese")
+    glossary.add_argument("term", nargs="?", help="only this one")
+    glossary.set_defaults(run=show_glossary)
+    for name in rooms():
+        commands.add_parser(name, help=ROOMS[name][1], add_help=False)
+    return top
+
+
+def tour(arguments: argparse.Namespace) -> int:
+    from fa2_lab.studio.tour import tour
+
+    return tour()
+
+
+def show_where(arguments: argparse.Namespace) -> int:
+    """A line, an algorithm, or the list of algorithms."""
+    name = (arguments.tag or "").strip().upper()
+    if not name:
+        print(
+            "\n".join(f"{a.tag}  {a.title} ({a.source}), lines 1 to {len(a.lines)}" for a in paper.ALGORITHMS.values())
+        )
+        return 0
+    try:
+        print(paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name))
+    except ValueError as unknown:
+        raise Refused(unknown) from unknown
+    return 0
+
+
+def show_errata(arguments: argparse.Namespace) -> int:
+    """All errata as a table, or one in full; each is run first."""
+    from fa2_lab.errata import ERRATA, judge
+
+    if arguments.id is None:
+        verdicts = {name: judge(erratum) for name, erratum in ERRATA.items()}
+        print(f"{'erratum':24}{'wrong: error':>14}{'right: error':>14}  verdict")
+        for name, (wrong, right, apart) in verdicts.items():
+            print(f"{name:24}{wrong:14.1e}{right:14.1e}  {'told apart' if apart else 'NOT TOLD APART'}")
+        print(f"\n{len(ERRATA)} errata. One in full: fa2-lab errata {next(iter(ERRATA))}")
+        return 0 if all(v.told_apart for v in verdicts.values()) else 1
+    if arguments.id not in ERRATA:
+        raise Refused(f"errata: there is no {arguments.id!r}{close_to(arguments.id, ERRATA)}")
+    erratum = ERRATA[arguments.id]
+    verdict = judge(erratum)
+    lines = [tag for tag, (_, line) in paper.LINES.items() if erratum.id in line.errata]
+    print(erratum.id + "\n")
+    for title, text in (
+        ("in", erratum.source),
+        ("says", erratum.claim),
+        ("but", erratum.why),
+        ("right", erratum.instead),
+    ):
+        print(paragraph(title, text))
+    print(paragraph("run", f"wrong: error {verdict.wrong_error:.1e}; right: error {verdict.right_error:.1e}"))
+    if lines:
+        print(paragraph("lines", ", ".join(lines)))
+    return 0 if verdict.told_apart else 1
+
+
+def show_glossary(arguments: argparse.Namespace) -> int:
+    """Every term, or one."""
+    if arguments.term is not None and arguments.term not in paper.GLOSSARY:
+        raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, paper.GLOSSARY)}")
+    for term in paper.GLOSSARY.values():
+        if arguments.term in (None, term.name):
+            place = ", ".join(filter(None, (term.shape, term.lives)))
+            print(f"{term.name}  {term.chinese}" + (f"  [{place}]" if place else ""))
+            print(indent(fill(term.english, 74), "    "))
+    return 0
+
+
+def close_to(name: str, names) -> str:
+    """A hint for a name that was not found."""
+    from difflib import get_close_matches
+
+    lower = {n.lower(): n for n in names}
+    close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def paragraph(title: str, text: str) -> str:
+    """A titled paragraph, 78 columns wide."""
+    return fill(text, 78, initial_indent=f"{title:7}", subsequent_indent=" " * 7)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""The command line of `fa2-lab course`: build, release, check, grade."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+NEEDS = {
+    "build": ("jupytext", "nbformat"),
+    "release": ("nbgrader", "nbformat"),
+    "grade": ("nbgrader", "nbformat", "jupyter_client", "ipykernel"),
+    "check": ("nbformat", "jupyter_client", "ipykernel"),
+}
+
+
+def main(argv: list[str]) -> int:
+    """0: all well. 1: the grader is not in order, or a checked notebook is not full. 2: the call makes no sense."""
+    options = parser().parse_args(argv)
+    missing = [name for name in NEEDS[options.command] if find_spec(name) is None]
+    if missing:
+        print(f"course {options.command} needs {', '.join(missing)}: pip install 'fa2-lab[course]'", file=sys.stderr)
+        return 1
+    return options.run(options)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The four commands and what each takes."""
+    top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
+    commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
+    check = commands.add_parser("check", help="run the checks of one notebook; what a student runs alone")
+    check.add_argument("notebook", type=Path)
+    release = commands.add_parser("release", help="write the student versions: no solution, no hidden test")
+    release.add_argument("folder", type=Path, nargs="?", default=Path("release"))
+    grade = commands.add_parser("grade", help="grade a folder that has a folder for each student")
+    grade.add_argument("folder", type=Path)
+    grade.add_argument("--out", type=Path, default=Path("graded"), help="where scores.csv and feedback/ go")
+    for one in (release, grade):
+        one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
+    for one in (check, grade):
+        one.add_argument("--cell-seconds", type=float, default=60, help="time for one cell")
+        one.add_argument("--notebook-seconds", type=float, default=300, help="time for one notebook")
+        one.add_argument("--memory-mb", type=int, default=4096, help="memory for one notebook; 0 for no limit")
+    build = commands.add_parser("build", help="renew the nbgrader sources from their text twins")
+    for one, run in ((check, run_check), (release, run_release), (grade, run_grade), (build, run_build)):
+        one.set_defaults(run=run)
+    return top
+
+
+def chosen(names: list[str]) -> list:
+    """The assignments named in full or by number; all of them when none is named."""
+    from fa2_lab.studio.course.notebooks import written
+
+    known = written()
+    if not known:
+        raise ValueError("there are no assignments beside this package; work in a checkout of the repository")
+    for name in names:
+        if not any(name in (a.name, a.name[:1]) for a in known):
+            raise ValueError(f"assignment: got {name!r}; it takes one of {', '.join(a.name for a in known)}")
+    return [a for a in known if not names or a.name in names or a.name[:1] in names]
+
+
+def limits(options):
+    from fa2_lab.studio.course.sandbox import Limits
+
+    for name in ("cell_seconds", "notebook_seconds", "memory_mb"):
+        if getattr(options, name) < (0 if name == "memory_mb" else 1):
+            raise ValueError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it takes a positive number")
+    return Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
+
+
+def run_build(options) -> int:
+    from fa2_lab.studio.course.notebooks import build
+
+    print("\n".join(str(path) for path in build()))
+    return 0
+
+
+def run_release(options) -> int:
+    from fa2_lab.studio.course.notebooks import release
+
+    for path in release(options.folder, chosen(options.only)):
+        print(path)
+    return 0
+
+
+def run_check(options) -> int:
+    from fa2_lab.studio.course.grade import check_alone, said
+    from fa2_lab.studio.course.notebooks import grade_id
+
+    graded = check_alone(options.notebook, limits(options))
+    for cell in graded.notebook.cells if graded.notebook else ():
+        if grade_id(cell) in graded.most:
+            print(said(cell))
+    for sentence in graded.sentences:
+        print(f"note: {sentence}")
+    print(f"{graded.score:g} of {graded.full:g} points by the checks that you can see")
+    return 0 if graded.score >= graded.full else 1
+
+
+def run_grade(options) -> int:
+    from fa2_lab.studio.course.grade import GraderError, grade_folder
+
+    try:
+        graded = grade_folder(options.folder, options.out, chosen(options.only), limits(options))
+    except GraderError as fault:
+        print(f"fa2-lab course: {fault}", file=sys.stderr)
+        return 1
+    for g in graded:
+        print(f"{g.student:20} {g.assignment or '-':20} {g.score:6g} of {g.full:<4g} {' | '.join(g.sentences)[:100]}")
+    print(f"{options.out / 'scores.csv'} and {options.out / 'feedback'}")
+    return 0

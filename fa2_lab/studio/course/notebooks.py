@@ -1,0 +1,144 @@
+"""The assignments' notebooks: from their text twins to nbgrader sources, and from those to what students get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+FOLDER = Path(__file__).resolve().parents[3] / "notebooks" / "assignments"
+TEXT = FOLDER / "text"
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+SOLUTION, HIDDEN = ("### BEGIN SOLUTION", "### END SOLUTION"), ("### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS")
+CHECK = "check"  # what the setup cell calls the checking library
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One assignment: its notebook and what it needs beyond NumPy."""
+
+    name: str
+    title: str
+    needs: tuple[str, ...] = ()
+
+
+ASSIGNMENTS = [
+    Assignment("1_online_softmax", "Online softmax"),
+    Assignment("2_forward", "From FA1 to FA2"),
+    Assignment("3_backward", "Backward"),
+    Assignment("4_triton_forward", "A Triton forward kernel", needs=("torch", "triton")),
+    Assignment("5_break_it", "Break it, find it"),
+    Assignment("6_read_the_machine", "Read the machine"),
+]
+
+
+def written() -> list[Assignment]:
+    """The assignments that exist."""
+    return [a for a in ASSIGNMENTS if (FOLDER / f"{a.name}.ipynb").is_file()]
+
+
+def source(assignment: Assignment) -> nbformat.NotebookNode:
+    """The nbgrader source of an assignment, with solutions and hidden tests."""
+    return nbformat.read(FOLDER / f"{assignment.name}.ipynb", as_version=4)
+
+
+# From text twins to nbgrader sources ----------------------------------------------------------------------------
+
+
+def from_twin(path: Path) -> nbformat.NotebookNode:
+    """A text twin as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4."""
+    import jupytext
+
+    notebook = jupytext.read(path, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{path.stem[:1]}-{number:03d}"
+        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell))
+    ids = [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{path.name}: two cells have one name in {ids}")
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def nbgrader_metadata(cell) -> dict:
+    """A twin's marks in nbgrader's words; a cell without marks is the reader's own."""
+    marks = dict(cell.metadata)
+    kind = next((k for k in ("locked", "solution", "test") if k in marks), None)
+    if kind is None:
+        return {}
+    mine = {"schema_version": 3, "cell_type": cell.cell_type, "task": False}
+    mine |= {"grade": kind == "test", "solution": kind == "solution", "locked": kind != "solution"}
+    mine |= {"grade_id": f"test_{marks[kind]}" if kind == "test" else marks[kind]}
+    return {"nbgrader": mine | ({"points": marks["points"]} if kind == "test" else {})}
+
+
+def build() -> list[Path]:
+    """Renew every nbgrader source from its text twin."""
+    written = []
+    for assignment in ASSIGNMENTS:
+        twin = TEXT / f"{assignment.name}.py"
+        if twin.is_file():
+            written.append(FOLDER / f"{assignment.name}.ipynb")
+            nbformat.write(from_twin(twin), written[-1])
+    return written
+
+
+# Asking a notebook ------------------------------------------------------------------------------------------------
+
+
+def grade_id(cell) -> str:
+    """The name nbgrader knows a cell by; empty for a cell of the reader's own."""
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
+def is_solution(cell) -> bool:
+    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
+
+
+def steps(notebook) -> dict[str, float]:
+    """{grade_id: points} of a notebook's test cells."""
+    marks = [c.metadata.get("nbgrader", {}) for c in notebook.cells]
+    return {m["grade_id"]: float(m["points"]) for m in marks if m.get("grade")}
+
+
+def read(path: Path) -> nbformat.NotebookNode:
+    """A submitted notebook, or a ValueError with a sentence."""
+    if path.suffix != ".ipynb":
+        raise ValueError(f"{path.name} is not a notebook: its name does not end in .ipynb")
+    try:
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0][:120]
+        raise ValueError(
+            f"{path.name} is not a notebook that can be read ({type(error).__name__}: {reason})"
+        ) from error
+    return notebook
+
+
+# For students -------------------------------------------------------------------------------------------------------
+
+
+def student_version(notebook) -> nbformat.NotebookNode:
+    """What students get: solutions replaced by stubs, hidden tests gone, test cells locked; by nbgrader's own steps."""
+    from nbgrader.preprocessors import ClearHiddenTests, ClearOutput, ClearSolutions, ComputeChecksums, LockCells
+
+    notebook = nbformat.from_dict(notebook)
+    resources = {"metadata": {}, "nbgrader": {}}
+    for step in (ClearSolutions, ClearHiddenTests, ClearOutput, LockCells, ComputeChecksums):
+        notebook, resources = step().preprocess(notebook, resources)
+    notebook.metadata["fa2_lab"] = {"steps": steps(notebook)}
+    return notebook
+
+
+def release(folder: Path, assignments: list[Assignment]) -> list[Path]:
+    """Write the student versions into a folder, each in a folder of its own."""
+    paths = []
+    for assignment in assignments:
+        path = folder / assignment.name / f"{assignment.name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(student_version(source(assignment)), path)
+        paths.append(path)
+    return paths
