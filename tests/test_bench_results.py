@@ -24,7 +24,9 @@ def test_results_come_back_as_they_were_saved(tmp_path):
 
 
 def test_a_missing_record_says_how_to_get_it(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no bench_long.json: record it with `python -m fa2_lab bench long`"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no bench_long.json: `git checkout figures/data` or `fa2-lab bench` brings it"
+    ):
         results.load("long", tmp_path)
 
 

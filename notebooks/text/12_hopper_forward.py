@@ -799,9 +799,9 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # %% [markdown]
 # ## What did each idea buy?
 #
-# Take an idea out of the kernel, or put one in that it does without: a few lines in a copy of it, all listed in
-# `fa2_lab/studio/bench/ideas.py`. `python -m fa2_lab bench ideas` compiles each copy, checks its results, and times both in turn.
-# Above 1 the idea makes the kernel faster.
+# Each idea was taken out of a copy of the kernel, or put in where the kernel does without it. Both versions were checked and
+# timed in turn on an H200. The record, `figures/data/bench_ideas.json`, names the commit that was measured. Above 1 the idea
+# makes the kernel faster.
 #
 # **Predict.** Rank them before you look: tickets, programs that stay on their SM, three consumers, turns, an m that lags.
 

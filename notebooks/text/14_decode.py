@@ -393,7 +393,7 @@ for row in record.rows:
 # what makes a program early: chance, its head, or its SM?
 
 # %%
-SM, ended = (np.array(record.curves[name]) for name in ("SM", "ended"))
+SM, ended = (np.array(load("ends").curves[name]) for name in ("SM", "ended"))
 print(f"first {ended.min():.0f} µs, half of them {np.median(ended):.0f}, last {ended.max():.0f}")
 pairs = [ended[SM == s] for s in np.unique(SM) if (SM == s).sum() == 2]
 apart = np.mean([x.max() - x.min() for x in pairs])
@@ -428,8 +428,8 @@ show(shares.ends(**pictures.ends_data()))
 # %% [markdown]
 # ## What is each idea worth?
 #
-# `python -m fa2_lab bench ideas` takes every idea out of the kernels again, or puts in one that they do without (in
-# italics), and times both: above 1, the idea is worth having.
+# As in chapter 12, each idea was taken out of a copy of the kernels, or put in where they do without it (in italics), and
+# both were timed in turn: above 1, the idea is worth having.
 #
 # **Predict.** Whole heads need no merge, a kernel may be launched before the one that it waits for has ended, warps need
 # not add up before the last tile, a team's program needs no loop over heads. Which of them buys a tenth?

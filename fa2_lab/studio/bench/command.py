@@ -28,7 +28,6 @@ SUITES = {
     "small": Suite("suites:small", "torch flash", "what one call costs on the host"),
     "memory": Suite("suites:memory", "torch flash", "peak bytes over the length"),
     "ladder": Suite("ladder:run", "standard", "one change of the kernel at a time, with hardware counters"),
-    "ideas": Suite("worth:run", "without it", "what each idea for the Hopper kernels and decode is worth"),
     "train": Suite("train:run", "torch flash", "a small GPT with its attention swapped"),
     "ring": Suite(
         "ring:run", "1 GPU", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"

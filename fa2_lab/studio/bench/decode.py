@@ -41,9 +41,7 @@ def run() -> Results:
     jobs += [partial(uneven, problem) for problem in grid()[5:6]]
     results = collect(results, jobs)
     if not results.missing:
-        from fa2_lab.studio.bench.clocks import ends
-
-        results.curves = by_programs(grid()[2]) | ends(grid()[5])
+        results.curves = by_programs(grid()[2])
     return results
 
 

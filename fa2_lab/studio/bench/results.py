@@ -59,7 +59,7 @@ def load(suite: str, folder: Path = FOLDER) -> Results:
     """The recorded results of a suite, or a sentence that says how to record them."""
     path = folder / f"bench_{suite}.json"
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path.name}: record it with `python -m fa2_lab bench {suite}` on a GPU")
+        raise FileNotFoundError(f"there is no {path.name}: `git checkout figures/data` or `fa2-lab bench` brings it")
     data = json.loads(path.read_text(encoding="utf-8"))
     return Results(**data | dict(rows=[Row(**row) for row in data["rows"]]))
 

@@ -1,6 +1,6 @@
 """From torch to a launch: what the copy engine must be told, which sizes fit, and little work on the host per call.
 
-Which plan is fastest where was measured on an H200; what most of them are worth, `fa2_lab bench ideas` measures again.
+Which plan is fastest where was measured on an H200; figures/data/bench_ideas.json says what most of them are worth.
 """
 
 import functools
