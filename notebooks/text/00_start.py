@@ -230,7 +230,7 @@ show(ladder(**book.ladder_data()))
 
 # %% tags=["nbval-ignore-output"]
 def row(chapter):
-    return f"| {chapter.name[:2]} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |"
+    return f"| {chapter.number} | [{chapter.title}]({chapter.name}.ipynb) | {chapter.question} |"
 
 
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPTERS)]))

@@ -16,6 +16,11 @@ class Chapter(NamedTuple):
     title: str
     question: str
 
+    @property
+    def number(self) -> str:
+        """Its place: 00 to 16, or an appendix's letter."""
+        return self.name.split("_")[0]
+
 
 CHAPTERS = [
     Chapter("00_start", "The map", "What will we build, and what can this machine run?"),

@@ -32,6 +32,6 @@ def chosen(names: list[str]) -> list[Chapter]:
     """The chapters named in full or by their number; all of them when none is named."""
     known = written()
     for name in names:
-        if not any(name in (c.name, c.name[:2]) for c in known):
+        if not any(name in (c.name, c.number) for c in known):
             raise ValueError(f"chapter: got {name!r}; it takes one of {', '.join(c.name for c in known)}")
-    return [c for c in known if not names or c.name in names or c.name[:2] in names]
+    return [c for c in known if not names or c.name in names or c.number in names]

@@ -38,7 +38,7 @@ def read_twin(chapter: Chapter) -> nbformat.NotebookNode:
     ends = [nbformat.v4.new_markdown_cell(bar, metadata={"tags": ["navigation"]}) for _ in range(2)]
     notebook.cells = [ends[0], *cells, ends[1]]
     for number, cell in enumerate(notebook.cells):
-        cell["id"] = f"{chapter.name[:2]}-{number:03d}"
+        cell["id"] = f"{chapter.number}-{number:03d}"
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook

@@ -43,10 +43,9 @@ def render(folder: Path, chapters: list[Chapter]) -> Path:
         notebook = nbformat.read(folder / f"{chapter.name}.ipynb", as_version=4)
         (folder / f"{chapter.name}.html").write_text(page(chapter, notebook), encoding="utf-8")
     items = "\n".join(
-        f'<li value="{int(c.name[:2])}"><a href="{c.name}.html">{escape(c.title)}</a>: {escape(c.question)}</li>'
-        for c in chapters
+        f'<li><a href="{c.name}.html">{c.number} · {escape(c.title)}</a>: {escape(c.question)}</li>' for c in chapters
     )
-    contents = f"<h1>FlashAttention-2, line by line</h1>\n<ol>\n{items}\n</ol>"
+    contents = f"<h1>FlashAttention-2, line by line</h1>\n<ul>\n{items}\n</ul>"
     index = folder / "index.html"
     index.write_text(PAGE.format(title="fa2_lab", css=CSS, body=contents), encoding="utf-8")
     return index
@@ -64,4 +63,4 @@ def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
         template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True
     ).from_notebook_node(notebook)
     css = CSS + HtmlFormatter(style="friendly").get_style_defs(".highlight")
-    return PAGE.format(title=escape(f"{chapter.name[:2]} · {chapter.title}"), css=css, body=body)
+    return PAGE.format(title=escape(f"{chapter.number} · {chapter.title}"), css=css, body=body)
