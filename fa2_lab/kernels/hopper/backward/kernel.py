@@ -8,8 +8,6 @@ products.py starts the products; here is when, and what waits for them. Some may
 says what is fastest where.
 """
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -17,6 +15,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.runtime import driver
 
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.constants import LN2
 from fa2_lab.kernels.hopper.backward import host
 from fa2_lab.kernels.hopper.backward.columns import COLS, CONSUMERS, Columns, Orders, Rows, orders, rows
 from fa2_lab.kernels.hopper.backward.products import HELD, start_dk, start_dp, start_dq, start_dv, start_scores
@@ -26,7 +25,6 @@ from fa2_lab.kernels.hopper.forward.kernel import wipe
 from fa2_lab.kernels.hopper.shared.geometry import Work, draw, leave
 from fa2_lab.kernels.hopper.shared.pipeline import Ring, accumulator, aggregate, as_operand, barriers, matrix, ring
 
-LN2 = gl.constexpr(math.log(2))
 pays = host.pays
 
 

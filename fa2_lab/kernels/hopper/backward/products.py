@@ -4,8 +4,9 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
+from fa2_lab.kernels.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.columns import COLS
-from fa2_lab.kernels.hopper.shared.pipeline import NEG_INF, accumulator, as_operand, matrix
+from fa2_lab.kernels.hopper.shared.pipeline import accumulator, as_operand, matrix
 
 HELD = gl.constexpr(64)  # of d columns of V in registers, with HOLD_V
 

@@ -18,10 +18,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
+from fa2_lab.kernels.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.portable.tile import head_of, load_rows, store_rows
 
-LOG2E = tl.constexpr(1.4426950408889634)
-INF = tl.constexpr(float("inf"))
 ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
 
 
@@ -91,10 +90,10 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r
     at = tl.cast(bh, tl.int64) * N_q + row
     if dL is not None:  # where the loss also uses L, dS gains P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
-    L_i = tl.load(L + at, mask=row < N_q, other=-INF)
-    nobody = L_i == -INF
+    L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
+    nobody = L_i == NEG_INF
     at = starts + tl.cast(number, tl.int64) * (2 * B_r) + part * 64 + tl.arange(0, 64)
-    tl.store(at, tl.where(nobody, -INF, -L_i * LOG2E / scale_log2))
+    tl.store(at, tl.where(nobody, NEG_INF, -L_i * LOG2E / scale_log2))
     tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
 
 

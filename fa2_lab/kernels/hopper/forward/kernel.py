@@ -5,8 +5,6 @@ cores work for it, the other consumers exponentiate. Programs stay on their SM a
 so that one block's end hides under the next one's copies. Tiles run from right to left: DIAGONAL first, then FULL.
 """
 
-import math
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -14,6 +12,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.runtime import driver
 
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.constants import LN2
 from fa2_lab.kernels.hopper.forward import host
 from fa2_lab.kernels.hopper.forward.softmax import Scales, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.shared.geometry import ROWS, Heads, Work, aggregate, draw, leave
@@ -29,7 +28,6 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     turns,
 )
 
-LN2 = gl.constexpr(math.log(2))
 supports, pays = host.supports, host.pays
 
 

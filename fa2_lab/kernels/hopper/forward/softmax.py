@@ -11,7 +11,8 @@ in 16 bits as exact as below 1, and what came before need not shrink.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa2_lab.kernels.hopper.shared.pipeline import NEG_INF, accumulator, aggregate
+from fa2_lab.kernels.constants import NEG_INF
+from fa2_lab.kernels.hopper.shared.pipeline import accumulator, aggregate
 
 
 @aggregate

@@ -10,7 +10,6 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.language.core import _aggregate as aggregate
 
-NEG_INF = gl.constexpr(float("-inf"))
 all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
 
 

@@ -1,0 +1,7 @@
+"""Numbers that more than one kernel needs, as Triton wants them; Gluon's constants are the same ones."""
+
+import triton.language as tl
+
+NEG_INF = tl.constexpr(float("-inf"))  # the score of a key that is not seen
+LOG2E = tl.constexpr(1.4426950408889634)  # exp(x) = 2^(x · LOG2E)
+LN2 = tl.constexpr(0.6931471805599453)  # ln(x) = log2(x) · LN2
