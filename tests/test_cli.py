@@ -215,8 +215,8 @@ def test_a_bug_is_not_dressed_up_as_bad_usage(monkeypatch):
 def test_a_room_is_advertised_and_called_only_if_it_is_there(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command.paper, "PACKAGE", tmp_path)
     assert command.rooms() == {} and "tune" not in command.parser().format_help()
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "tune.py").touch()
+    (tmp_path / "studio" / "bench").mkdir(parents=True)
+    (tmp_path / "studio" / "bench" / "tune.py").touch()
     assert command.rooms() == {"tune": "fa2_lab.studio.bench.tune"} and "tune" in command.parser().format_help()
     room = type("room", (), {"main": staticmethod(lambda argv: int(argv[1]))})
     monkeypatch.setattr(command, "import_module", {"fa2_lab.studio.bench.tune": room}.__getitem__)

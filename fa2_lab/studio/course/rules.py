@@ -6,7 +6,7 @@ import ast
 
 from fa2_lab.studio.course.notebooks import CHECK, is_solution
 
-ROOMS = ("reference", "kernels", "attention", "errata", "distributed", "gallery", "bench", "tour", "course")
+ROOMS = ("reference", "kernels", "attention", "errata", "distributed", "plots", "studio")
 MODULES = {f"fa2_lab.{room}": "the package's own solutions" for room in ROOMS}
 MODULES |= dict.fromkeys(("flash_attn", "xformers", "sageattention", "flashinfer"), "finished attention")
 ATTENTION = {
