@@ -9,30 +9,30 @@ import torch
 import fa2_lab  # noqa: F401  (before Triton: it switches the interpreter on where there is no GPU)
 
 GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
+DEVICE = "cuda" if GPU else "cpu"  # where the kernels run: on a GPU, or in the interpreter
 if not GPU and "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") != "1":
     raise RuntimeError("Triton was imported without its interpreter")
 
 
-def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, size=1.0):
-    """q, k, v that want gradients, and dO."""
+def tensors(batch, heads, kv_heads, N_q, N_k, d, dtype=torch.float32, seed=0, size=1.0, device=DEVICE):
+    """q, k, v that want gradients, and dO; the same numbers on every device."""
     draw = torch.Generator().manual_seed(seed)
     shapes = [(batch, heads, N_q, d), (batch, kv_heads, N_k, d), (batch, kv_heads, N_k, d), (batch, heads, N_q, d)]
-    q, k, v, dO = (torch.randn(s, generator=draw).to(DEVICE, dtype) for s in shapes)
+    q, k, v, dO = (torch.randn(s, generator=draw).to(device, dtype) for s in shapes)
     return (q * size).requires_grad_(), (k * size).requires_grad_(), v.requires_grad_(), dO
 
 
-def visible(batch, N_q, N_k, causal, lengths):
+def visible(batch, N_q, N_k, causal, lengths, device):
     """True where a query may look, (batch, 1, N_q, N_k)."""
-    row, col = torch.arange(N_q, device=DEVICE)[:, None], torch.arange(N_k, device=DEVICE)[None, :]
-    seen = (col <= row + N_k - N_q) if causal else torch.ones(N_q, N_k, dtype=torch.bool, device=DEVICE)
+    row, col = torch.arange(N_q, device=device)[:, None], torch.arange(N_k, device=device)[None, :]
+    seen = (col <= row + N_k - N_q) if causal else torch.ones(N_q, N_k, dtype=torch.bool, device=device)
     seen = seen[None].expand(batch, N_q, N_k)
     if lengths is not None:
         seen = seen & (col[None] < lengths[:, None, None])
     return seen[:, None]
 
 
-def keep(p, seed, batch, heads, N_q, N_k):
+def keep(p, seed, batch, heads, N_q, N_k, device):
     """Dropout's factors by the rule that the project documents, written apart from it."""
     if not p:
         return 1.0
@@ -48,21 +48,21 @@ def keep(p, seed, batch, heads, N_q, N_k):
         a, b = np.uint64(0xD2511F53) * c[0], np.uint64(0xCD9E8D57) * c[2]
         c = [b >> np.uint64(32) ^ c[1] ^ np.uint64(k0), b & low, a >> np.uint64(32) ^ c[3] ^ np.uint64(k1), a & low]
         k0, k1 = (k0 + 0x9E3779B9) % 2**32, (k1 + 0xBB67AE85) % 2**32
-    return torch.tensor((c[0] >= int(p * 2**32)) / (1 - p), device=DEVICE)
+    return torch.tensor((c[0] >= int(p * 2**32)) / (1 - p), device=device)
 
 
 def dense(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, dtype=torch.float64):
-    """(O, L, dQ, dK, dV) with everything in `dtype`."""
+    """(O, L, dQ, dK, dV) with everything in `dtype`, on the device of q."""
     q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
     batch, heads, N_q, d = q.shape
-    seen = visible(batch, N_q, k.shape[2], causal, lengths)
+    seen = visible(batch, N_q, k.shape[2], causal, lengths, q.device)
     empty = ~seen.any(-1, keepdim=True)
     group = heads // k.shape[1]
     K, V = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     S = q @ K.mT * (d**-0.5 if scale is None else scale)
     S = S.masked_fill(~seen, -torch.inf).masked_fill(empty, 0.0)
     P = torch.softmax(S, -1).masked_fill(~seen, 0.0)
-    factors = keep(p, seed, batch, heads, N_q, k.shape[2])
+    factors = keep(p, seed, batch, heads, N_q, k.shape[2], q.device)
     O = (P if not p else P * factors.to(dtype)) @ V
     L = torch.logsumexp(S, -1)
     loss = (O * dO.to(dtype)).sum()

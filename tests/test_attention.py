@@ -6,8 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from attention_rooms import HOPPER, backward_room, check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from attention_rooms import backward_room, check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, dense, judge, keep, run, tensors, worst
+from slices import once
 
 from fa2_lab.attention import attention
 from fa2_lab.kernels import launch
@@ -16,6 +17,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PAIRS = [(1, 1), (1, 128), (113, 203), (127, 127), (128, 217), (256, 512), (512, 256), (1023, 1024), (1024, 1023)]
 PAIRS += [(2048, 2048)]
 HEADS = [(6, 6), (6, 2), (6, 1)]
+D, HOPPER_D = (16, 32, 40, 64, 96, 111, 128, 192, 256), (64, 96, 128, 192, 256)
 
 
 # The product --------------------------------------------------------------------------------------------------
@@ -23,11 +25,21 @@ HEADS = [(6, 6), (6, 2), (6, 1)]
 
 @gpu
 @pytest.mark.gpu
+def test_everything_once(kernels):  # noqa: F811
+    """Every d, dtype, mask, number of heads and pair of lengths; where a GPU has kernels of its own, what they take."""
+    dimensions, dtypes = (HOPPER_D, DTYPES[:2]) if kernels == "chosen" else (D, DTYPES)
+    for d, dtype, causal, heads, lengths in once(dimensions, dtypes, (False, True), HEADS, PAIRS):
+        check(*tensors(1, *heads, *lengths, d, dtype), causal=causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("d", (16, 32, 40, 64, 96, 111, 128, 192, 256))
+@pytest.mark.parametrize("d", D)
 def test_whole_product(d, causal, dtype, kernels):  # noqa: F811
-    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.host.PLANS):
+    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER_D):
         pytest.skip("the portable ones again")
     for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
         check(*tensors(1, heads, kv_heads, N_q, N_k, d, dtype), causal=causal)
@@ -120,7 +132,7 @@ def test_dropout_drops_what_the_reference_drops(seed):
     q, k, _, _ = tensors(2, 2, 2, 40, 64, 64)
     v = torch.eye(64, device=DEVICE).expand(2, 2, 64, 64)
     O = attention(q * 0, k, v, dropout_p=0.3, seed=seed)
-    factors = keep(0.3, seed, 2, 2, 40, 64)
+    factors = keep(0.3, seed, 2, 2, 40, 64, DEVICE)
     assert torch.equal(O != 0, factors != 0)
     from fa2_lab.reference.dropout import keep_mask
 

@@ -100,6 +100,7 @@ def same_bits(kernels):  # noqa: F811
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (48, 64, 96, 128))
 @pytest.mark.parametrize("causal", (False, True))
 def test_bitwise_the_same_over_and_over(d, causal, same_bits):
@@ -112,6 +113,7 @@ def test_bitwise_the_same_over_and_over(d, causal, same_bits):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 def test_many_blocks_at_once_bitwise(same_bits):
     q, k, v, dO = tensors(60, 4, 4, 128, 128, 128, torch.float16)
     first = run(attention, q, k, v, dO)
@@ -128,6 +130,7 @@ def test_a_large_batch_is_no_grid_dimension():
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("pitch", ("batches", "rows"))
 def test_offsets_beyond_2_to_the_31(pitch):
     q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
@@ -147,6 +150,7 @@ def test_offsets_beyond_2_to_the_31(pitch):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
     x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
     O = attention(x, x, x, causal=True)

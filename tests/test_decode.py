@@ -5,6 +5,7 @@ import pytest
 import torch
 from decode_checks import DTYPES, NAN, check, drawn, gpu, near, poisoned, room  # noqa: F401 (one is a fixture)
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
+from slices import once
 
 import fa2_lab
 from fa2_lab.kernels import launch
@@ -15,18 +16,29 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 # The product --------------------------------------------------------------------------------------------------
 
 
+CALLS = [((2, 8, 2, 1, N_k), dict()) for N_k in (1, 64, 65, 1000, 5001)]
+CALLS += [((2, 8, 2, 7, N_k), dict(causal=True)) for N_k in (1, 64, 65, 1000, 5001)]
+CALLS += [((2, 8, 8, N_q, 5001), dict(causal=True)) for N_q in (1, 7)]  # enough keys for teams
+CALLS += [((3, 8, 2, 7, 3000), dict(causal=True, lengths=[0, 3000, 65]))]
+CALLS += [((2, 40, 1, 2, 1000), dict(causal=True))]  # more rows than a tile takes
+D = (1, 40, 64, 96, 128, 256)
+
+
 @gpu
 @pytest.mark.gpu
+def test_everything_once():
+    for (shape, options), d, dtype in once(CALLS, D, DTYPES):
+        check((*shape, d), dtype, **options)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("d", (1, 40, 64, 96, 128, 256))
+@pytest.mark.parametrize("d", D)
 def test_whole_product(d, dtype):
-    for N_k in (1, 64, 65, 1000, 5001):
-        check((2, 8, 2, 1, N_k, d), dtype)
-        check((2, 8, 2, 7, N_k, d), dtype, causal=True)
-    for N_q in (1, 7):  # enough keys for teams
-        check((2, 8, 8, N_q, 5001, d), dtype, causal=True)
-    check((3, 8, 2, 7, 3000, d), dtype, causal=True, lengths=[0, 3000, 65])
-    check((2, 40, 1, 2, 1000, d), dtype, causal=True)  # more rows than a tile takes
+    for shape, options in CALLS:
+        check((*shape, d), dtype, **options)
 
 
 @gpu
@@ -47,6 +59,7 @@ def test_a_graph_follows_the_lengths():
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 def test_the_same_bits_every_time():
     q, k, v, _ = drawn(2, 32, 8, 1, 20000, 128, dtype=torch.bfloat16)
     want = room.decode(q, k, v, None, False, 0.1)
@@ -56,6 +69,7 @@ def test_the_same_bits_every_time():
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 def test_more_elements_than_32_bits_can_count():
     """The last of 70 sequences lies behind 2³¹ elements, and its pages, too."""
     k = torch.zeros(70, 8, 32768, 128, dtype=torch.float16, device=DEVICE)

@@ -13,7 +13,7 @@ if not torch.distributed.is_available():
 
 import ring_processes as processes  # noqa: E402
 import ring_threads as threads  # noqa: E402
-from kernel_truth import GPU, dense, judge, tensors, worst  # noqa: E402
+from kernel_truth import DEVICE, GPU, dense, judge, tensors, worst  # noqa: E402
 
 from fa2_lab.distributed import group as ranks  # noqa: E402
 from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
@@ -36,17 +36,16 @@ def poisoned(monkeypatch):
     torch.use_deterministic_algorithms(before)
 
 
-def inputs_of(heads, kv_heads, N, d, dtype=torch.float32, size=1.0):
-    """q, k, v, dO, dL on the CPU."""
-    q, k, v, dO = (x.detach().cpu() for x in tensors(2, heads, kv_heads, N, N, d, dtype, size=size))
-    return q, k, v, dO, torch.randn(2, heads, N, generator=torch.Generator().manual_seed(3))
+def inputs_of(heads, kv_heads, N, d, dtype=torch.float32, size=1.0, device="cpu"):
+    """q, k, v, dO, dL: on the CPU, whose ranks speak gloo and compute with torch, unless kernels are asked for."""
+    q, k, v, dO = (x.detach() for x in tensors(2, heads, kv_heads, N, N, d, dtype, size=size, device=device))
+    return q, k, v, dO, torch.randn(2, heads, N, generator=torch.Generator().manual_seed(3)).to(device)
 
 
 def truth_of(inputs, dtype=torch.float64, **options):
+    """The same in one piece."""
     *qkv, dL = inputs
-    return [
-        x.cpu() for x in dense(*(x.to("cuda" if GPU else "cpu") for x in qkv), dL=dL.to(qkv[0]), dtype=dtype, **options)
-    ]
+    return dense(*qkv, dL=dL, dtype=dtype, **options)
 
 
 # Processes: everything at once, in one start ------------------------------------------------------------------------
@@ -217,13 +216,22 @@ def test_every_transfer_has_a_kernel_to_hide_under(size, causal, monkeypatch):
             assert all("kernel" in seen[a:b] for a, b in zip(starts, waits, strict=True)), seen
 
 
-@pytest.mark.skipif(GPU, reason="tests/ring_gpu.py asks the same of real GPUs")
+def within_the_rule(inputs, lengths, on_triton):
+    """On several ranks, each of whose parts is rounded before they are merged: at most 2 and 3 times torch's error."""
+    found = by_threads(inputs, lengths, "zigzag", True, on_triton)
+    judge(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=inputs[0].dtype))
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_precision_within_the_rule(dtype):
-    """On 4 ranks, each of whose parts is rounded before they are merged, no worse than 2 and 3 times torch's error."""
-    inputs = inputs_of(2, 1, 61, 16, dtype)
-    found = by_threads(inputs, [16, 15, 15, 15], "zigzag", True)
-    judge(found, truth_of(inputs, causal=True), truth_of(inputs, causal=True, dtype=dtype))
+    within_the_rule(inputs_of(2, 1, 61, 16, dtype), [16, 15, 15, 15], on_triton=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not GPU, reason="needs a CUDA GPU: the interpreter runs one thread at a time")
+def test_kernels_within_the_rule():
+    """The kernels of four ranks that share a GPU; tests/ring_gpu.py asks several GPUs."""
+    within_the_rule(inputs_of(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
 
 
 @pytest.mark.parametrize("fault", ["previous length", "front piece", "local L", "own block once", "step", "local D"])
@@ -262,25 +270,26 @@ def test_planted_faults_are_found(fault, monkeypatch):
 # The state ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on_triton", [False] if GPU else [False, True], ids=["torch", "triton"][: 2 - GPU])
-def test_state_is_the_ladder_s(on_triton):
+@pytest.mark.parametrize("on_triton, device", [(False, "cpu"), (True, DEVICE)], ids=["torch", "triton"])
+def test_state_is_the_ladder_s(on_triton, device):
     draw = np.random.default_rng(0)
-    q = torch.empty(2, 3, 41, 20)
+    q = torch.empty(2, 3, 41, 20, device=device)
     state, want = State(q, on_triton), [[SoftmaxState.reset(41, 20) for _ in range(3)] for _ in range(2)]
     for rows in (slice(0, 41), slice(20, 41), slice(0, 41), slice(40, 40)):
         n = rows.stop - rows.start
         O, L = draw.standard_normal((2, 3, n, 20)), 30 * draw.standard_normal((2, 3, n))
         O[:, :, :1], L[:, :, :1] = 0, -np.inf  # a row that saw no key of this block
-        state.merge(rows, torch.tensor(O).float().mT.contiguous().mT, torch.tensor(L).float())
+        O_, L_ = (torch.tensor(x, dtype=torch.float32, device=device) for x in (O, L))
+        state.merge(rows, O_.mT.contiguous().mT, L_)
         for b, h in np.ndindex(2, 3):
             part = SoftmaxState.reset(41, 20)
             part.m[rows], part.l[rows], part.o[rows] = L[b, h], np.isfinite(L[b, h]), O[b, h]
             want[b][h] = want[b][h].merge(part)
-    O, L = torch.full((2, 5, 41, 20), torch.nan), torch.full((2, 5, 41), torch.nan)
+    O, L = (torch.full(shape, torch.nan, device=device) for shape in ((2, 5, 41, 20), (2, 5, 41)))
     state.finalize(O[:, 1:4], L[:, 1:4])
     for b, h in np.ndindex(2, 3):
         o, l = want[b][h].finalize()
-        assert worst(O[b, h + 1], torch.tensor(o)) < 1e-5 and worst(L[b, h + 1], torch.tensor(l)) < 1e-4
+        assert worst(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5 and worst(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
 
 

@@ -13,11 +13,13 @@ import pytest
 import torch
 from hopper_worker import kinds
 from kernel_truth import dense, judge, run, tensors, worst  # before Triton
+from slices import dealt, once, shared_out
 
 pytest.importorskip("triton")
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+D, DTYPES, LENGTHS = (64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
 PAIRS = [
     (1, 239),
     (113, 203),
@@ -252,12 +254,9 @@ def check(Q, K, V, lengths, causal, hidden=0.0):
         assert worst(got, want) <= 2 * worst(theirs, want) + 1e-5, (name, Q.shape, K.shape, lengths, causal)
 
 
-@gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("d", (64, 96, 128, 192, 256))
-def test_right(d, dtype, planned):
-    for (sizes, causal, padded), (N_q, N_k), turned in product(kinds(d), PAIRS, (False, True)):
+def try_all(d, dtype, cases, planned):
+    """Cases are pairs of lengths, whether rows lie apart, and a kind of call."""
+    for (N_q, N_k), turned, (sizes, causal, padded) in cases:
         planned(sizes)
         Q = draw(2, 6, N_q, d, dtype, turned, 0)
         K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
@@ -267,7 +266,27 @@ def test_right(d, dtype, planned):
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+@pytest.mark.parametrize("d, dtype", once(D, DTYPES), ids=str)
+def test_everything_once(d, dtype, planned):
+    """Every plan, mask and pair of lengths."""
+    plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds(d))), list(product((False, True), (False, True)))
+    some = [(turned, (sizes, *mask)) for sizes, mask, turned in once(plans, masks, (False, True))]
+    try_all(d, dtype, dealt(PAIRS, some), planned)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", D)
+def test_right(d, dtype, planned):
+    try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", (64, 128, 256))
 def test_scores_that_climb(d, causal, dtype, planned):
@@ -299,6 +318,7 @@ def differing(times, Q, K, V, lengths, causal):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d, N", ((64, 1000), (64, 250), (128, 1000), (128, 2300), (128, 250)))
 def test_same_bits_a_thousand_times(d, N, causal):
@@ -308,6 +328,7 @@ def test_same_bits_a_thousand_times(d, N, causal):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (64, 128, 256))
 def test_short_loops(d, planned):
     """Many blocks of few tiles: the producer is as far ahead as it ever is, and so is what it fills too early."""
@@ -322,6 +343,7 @@ def test_short_loops(d, planned):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 def test_processes_that_take_turns_on_the_gpu():
     script = Path(__file__).with_name("hopper_in_turns.py")
     start = partial(subprocess.Popen, [sys.executable, script, "5"], stdout=subprocess.PIPE, text=True)
@@ -361,10 +383,7 @@ def no_portable_forward(monkeypatch):
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("scale", (None, -0.2, 0.0))
-@pytest.mark.parametrize("lengths", (None, torch.int64, torch.uint8), ids=str)
-@pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("d", (64, 96, 128, 192, 256))
+@pytest.mark.parametrize("d, causal, lengths, scale", shared_out(D, (False, True), LENGTHS, (None, -0.2, 0.0)), ids=str)
 def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
     """Forward and gradients of the public call, whichever backward it takes."""
     from fa2_lab import attention

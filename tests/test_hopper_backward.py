@@ -6,11 +6,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from kernel_truth import dense, judge, run, tensors, worst  # before Triton
+from slices import once, shared_out
 
 pytest.importorskip("triton")
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+D, DTYPES, LENGTHS = (64, 96, 128), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
+KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart
 PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
 
 
@@ -208,12 +211,9 @@ def check(Q, K, V, dO, dL, lengths, causal, scale=None):
         assert worst(mine, want) <= 3 * worst(theirs, want) + 1e-5, what
 
 
-@gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
-@pytest.mark.parametrize("d", (64, 96, 128))
-def test_right(d, dtype):
-    for (N_q, N_k), causal, padded, turned in product(PAIRS, (False, True), (False, True), (False, True)):
+def try_all(cases):
+    """Cases are d, dtype, a pair of lengths, and a kind of call."""
+    for d, dtype, (N_q, N_k), (causal, padded, turned) in cases:
         Q, dO = draw(2, 6, N_q, d, dtype, turned, 0), draw(2, 6, N_q, d, dtype, turned, 3)
         K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
         dL = draw(2, 6, N_q, 1, torch.float32, seed=4)[..., 0].contiguous() if turned else None
@@ -223,6 +223,22 @@ def test_right(d, dtype):
 
 @gpu
 @pytest.mark.gpu
+def test_everything_once():
+    try_all(once(D, DTYPES, PAIRS, KINDS))
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", D)
+def test_right(d, dtype):
+    try_all(product((d,), (dtype,), PAIRS, KINDS))
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (64, 128))
 def test_more_blocks_than_programs_and_odd_lengths(d):
     """Several column blocks to a program, so that every barrier goes round many times; lengths beyond N_k, and 0."""
@@ -235,6 +251,7 @@ def test_more_blocks_than_programs_and_odd_lengths(d):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("parts", (1, 2, 5, 100))
 @pytest.mark.parametrize("d", (64, 96, 128))
 def test_any_number_of_parts(d, parts, divided):
@@ -249,6 +266,7 @@ def test_any_number_of_parts(d, parts, divided):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("N_q, N_k", [(4096, 4096), (4100, 3900)])
 @pytest.mark.parametrize("d", (64, 96, 128))
 def test_long_sequences(d, N_q, N_k):
@@ -262,7 +280,7 @@ def test_long_sequences(d, N_q, N_k):
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("d", (64, 128))
+@pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
         Q, K, V, dO = (draw(2, 4, 500, d, dtype, seed=seed) for seed in range(4))
@@ -271,6 +289,7 @@ def test_large_scores(d):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("parts", (1, 4))
 @pytest.mark.parametrize("N, causal", [(1000, False), (1000, True), (4100, True)])
 @pytest.mark.parametrize("d", (64, 128))
@@ -295,7 +314,7 @@ def test_a_thousand_times(d, N, causal, parts, divided):
 @gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("N_k, lengths", [(127, None), (255, None), (300, [127, 300]), (300, [255, 1000])])
-@pytest.mark.parametrize("d", (64, 128))
+@pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
     """All scores are far below 0, which is what a key of zeros would get."""
     lengths = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device="cuda")
@@ -306,6 +325,7 @@ def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
 
 @gpu
 @pytest.mark.gpu
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("H, H_kv, N_q, N_k", [(32, 1, 64, 16384), (1, 1, 16384, 128), (8, 2, 2048, 2048)])
 @pytest.mark.parametrize("d", (64, 128))
 def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
@@ -362,9 +382,7 @@ def test_graph_and_counter(parts, divided):
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("lengths", (None, torch.int64, torch.uint8), ids=str)
-@pytest.mark.parametrize("causal", (False, True))
-@pytest.mark.parametrize("d", (64, 96, 128))
+@pytest.mark.parametrize("d, causal, lengths", shared_out(D, (False, True), LENGTHS), ids=str)
 def test_attention_takes_it(d, causal, lengths, monkeypatch):
     from fa2_lab import attention
     from fa2_lab.kernels import choice
