@@ -42,7 +42,7 @@ def test_plan_fits():
 @pytest.mark.parametrize("W", (64, 128))
 def test_sums_are_put_in_order(W, monkeypatch):
     """as_held is what each thread holds, four numbers together, and in_order its inverse: both run here by torch."""
-    from fa2_lab.kernels.hopper.backward.kernel import sums
+    from fa2_lab.kernels.hopper.backward import sums
 
     monkeypatch.setattr(sums, "tl", SimpleNamespace(reshape=torch.reshape, permute=torch.permute))
     x = torch.arange(64 * W).reshape(64, W)
