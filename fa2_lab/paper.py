@@ -164,11 +164,14 @@ FA2_A1 = Algorithm(
         Line(
             9,
             2,
-            "m_new = max(m_i, rowmax(s_ij)); p_ij = exp(s_ij − m_new); l_i ← e^(m_i − m_new) l_i + rowsum(p_ij).",
+            "m_new = max(m_i, rowmax(s_ij)); p_ij = exp(s_ij − m_new); l_new = e^(m_i − m_new) l_i + rowsum(p_ij).",
             ("fa2-P-tilde", "fa1-empty-rows"),
         ),
         Line(
-            10, 2, "o_i ← e^(m_i − m_new) o_i + p_ij v_j, not divided by anything; then m_i ← m_new.", ("fa2-tweak1",)
+            10,
+            2,
+            "o_i ← e^(m_i − m_new) o_i + p_ij v_j, not divided by anything; then l_i ← l_new and m_i ← m_new.",
+            ("fa2-tweak1",),
         ),
         end(11, 1),
         Line(12, 1, "Divide once: o_i ← o_i / l_i, row by row."),

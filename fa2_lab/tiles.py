@@ -110,6 +110,10 @@ class Tiling:
         seen = col[None, :] < self.keys_seen(row)[:, None]
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
+    def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
+        """The scores of tile (i, j) with −∞ wherever the mask hides one; those of a FULL tile as they are."""
+        return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
+
     def kind(self, i: int, j: int) -> Tile:
         """SKIP, DIAGONAL or FULL, decided at the tile's corners: a row sees at least what the row above it sees."""
         rows, cols = self.rows(i), self.cols(j)

@@ -135,7 +135,7 @@ def test_pieces_of_the_table():
 def test_where(capsys):
     assert command.main(["where", "FA2.A1.L9"]) == 0
     out = capsys.readouterr().out
-    assert "online_softmax.py:" in out and "np.maximum" in out
+    assert "reference/fa2.py:" in out and "np.maximum" in out
     assert command.main(["where", "fa1.a3"]) == 0
     assert "standard attention, backward" in capsys.readouterr().out
     assert command.main(["where"]) == 0

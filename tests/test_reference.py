@@ -1,3 +1,8 @@
+import ast
+import difflib
+import inspect
+import textwrap
+
 import hypothesis
 import numpy as np
 import oracle
@@ -114,6 +119,29 @@ def test_two_blocks_and_rabe_staats():
         assert oracle.error(o, want) < 1e-14 and oracle.error(found_L, L) < 1e-14
     assert online_softmax.incremental_memory(5, 3) == 5 * 3 + 5 + 5
     assert online_softmax.rabe_staats_memory(5, 3, len(blocks)) == 3 * 25
+
+
+def loops_of(function) -> tuple[list[str], list[str]]:
+    """A function's two loops, and the inner one's step from the scores on: code alone, without tags and indentation."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    outer = next(node for node in ast.walk(tree) if isinstance(node, ast.For))
+    inner = next(node for node in outer.body if isinstance(node, ast.For))
+    lines, step = ([line.strip() for line in ast.unparse(node).splitlines()] for node in (outer, inner))
+    return lines, step[next(n for n, line in enumerate(step) if line.startswith("s_ij =")) :]
+
+
+@pytest.mark.parametrize(("direction", "changed_in_step"), [("forward", 10), ("backward", 6)])
+def test_the_difference_of_fa1_and_fa2_is_a_dozen_lines(direction, changed_in_step):
+    """One diff, one lesson: lines added and removed in the step, and lines of either loops that the other has not."""
+    (loops_1, step_1), (loops_2, step_2) = (loops_of(getattr(stage, direction)) for stage in (fa1, fa2))
+    changed = [line for line in difflib.ndiff(step_1, step_2) if line.startswith(("- ", "+ "))]
+    assert len(changed) == changed_in_step, "\n".join(changed)
+    moved = [line for line in difflib.ndiff(loops_1, loops_2) if line.startswith(("- ", "+ "))]
+    for sign in "-+":
+        assert sum(line.startswith(sign) for line in moved) <= 12, "\n".join(moved)
+    if direction == "forward":  # both keep the state where a reader sees it, under the same names
+        for name in ("m_ij", "m_new", "p_ij", "l_ij", "alpha", "l_new", "o_i"):
+            assert all(any(line.startswith(f"{name} =") for line in step) for step in (step_1, step_2)), name
 
 
 def test_fa1_block_sizes_come_from_M():

@@ -197,9 +197,9 @@ class OperationLog(Trace):
 Q_K, TAU, MAX, EXPONENT = ("q kᵀ", "S"), ("× τ", "S"), ("max", "m"), ("τs − m", "S")
 EXP, SUM, P_V, ADD, SCALE_O = ("exp", "P"), ("Σ", "l"), ("p v", "O"), ("+", "O"), ("scale o", "O")
 ROW, ROW_FA1, SCALE_P_V = ("", "m"), ("", "l", True), ("scale p v", "O", True)
-FA1_TILE = [Q_K, TAU, MAX, EXPONENT, EXP, SUM, ROW, ROW, ROW, ROW_FA1, ROW_FA1, ROW, ROW_FA1, ROW]
+FA1_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, SUM, ROW, ROW, ROW_FA1, ROW_FA1, ROW, ROW_FA1, ROW]
 FA1_TILE += [ROW_FA1, ROW_FA1, ROW_FA1, SCALE_O, ROW_FA1, P_V, SCALE_P_V, ADD]
-FA2_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, ROW, ROW, ROW, SUM, ROW, SCALE_O, P_V, ADD]
+FA2_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, SUM, ROW, ROW, ROW, ROW, SCALE_O, P_V, ADD]
 FA2_END = [ROW, SCALE_O, ROW, ROW]
 FREE = (TAU, ADD)
 

@@ -66,6 +66,10 @@ class Dropout:
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)
 
+    def drop(self, p_ij: np.ndarray, rows: slice, cols: slice) -> np.ndarray:
+        """p_ij ∘ Z of one tile; p_ij itself without dropout."""
+        return dropped(p_ij, self.z(rows, cols))
+
 
 NO_DROPOUT = Dropout()
 

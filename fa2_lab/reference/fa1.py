@@ -1,6 +1,7 @@
 """FlashAttention (FA1): key blocks outside, query blocks inside, the row state travelling to HBM and back.
 
-Every tile is computed, whatever the mask, as the paper's algorithms say.
+Every tile is computed, whatever the mask, as the paper's algorithms say. fa2.py has the same step in the same words:
+the difference of the two files is the difference of the two papers.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def forward(
     Block sizes come from M, or are given as B_r and B_c. The generator's state R is `dropout`, which the caller keeps.
     """
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
-    R = dropout  # FA1.A2.L1
+    drop = dropout.drop  # FA1.A2.L1
     B_r, B_c = _blocks(M, B_r, B_c, Q.shape[1])  # FA1.A2.L2
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA1.A2.L4 FA1.A2.L5
     Q, K, V, O = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q))
@@ -51,17 +52,20 @@ def forward(
             rows = tiling.rows(i)
             q_i, o_i, l_i, m_i = Q[rows], O[rows], l[rows], m[rows]  # FA1.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA1.A2.L10  (B_r, B_c)
-            s_ij = np.where(tiling.visible(i, j), s_ij, -np.inf)  # FA1.A2.L11
-            m_ij = s_ij.max(axis=1)  # FA1.A2.L12  (B_r,): of this tile alone
+            s_ij = tiling.hide(s_ij, i, j)  # FA1.A2.L11
+            m_ij = s_ij.max(axis=1)  # FA1.A2.L12  (B_r,)
+            m_new = np.maximum(m_i, m_ij)  # FA1.A2.L13  (B_r,)
             p_ij = np.exp(s_ij - finite(m_ij)[:, None])  # FA1.A2.L12  (B_r, B_c)
             l_ij = p_ij.sum(axis=1)  # FA1.A2.L12  (B_r,)
-            m_new = np.maximum(m_i, m_ij)  # FA1.A2.L13  (B_r,)
-            alpha, beta = np.exp(m_i - finite(m_new)), np.exp(m_ij - finite(m_new))  # FA1.A2.L13
+            alpha = np.exp(m_i - finite(m_new))  # FA1.A2.L13  (B_r,)
+            beta = np.exp(m_ij - finite(m_new))  # FA1.A2.L13  (B_r,)
             l_new = alpha * l_i + beta * l_ij  # FA1.A2.L13  (B_r,)
-            p_ij = dropped(p_ij, R.z(rows, cols))  # FA1.A2.L14
-            r = 1 / nonzero(l_new)  # FA1.A2.L15  (B_r,)
-            O[rows] = (r * alpha * l_i)[:, None] * o_i + (r * beta)[:, None] * (p_ij @ v_j)  # FA1.A2.L15
-            l[rows], m[rows] = l_new, m_new  # FA1.A2.L16
+            p_ij = drop(p_ij, rows, cols)  # FA1.A2.L14
+            r = 1 / np.where(l_new == 0, 1, l_new)  # FA1.A2.L15  (B_r,): a row that has seen no key divides by 1
+            o_i = (r * alpha * l_i)[:, None] * o_i + (r * beta)[:, None] * (p_ij @ v_j)  # FA1.A2.L15
+            l_i, m_i = l_new, m_new  # FA1.A2.L16
+            O[rows] = o_i  # FA1.A2.L15
+            l[rows], m[rows] = l_i, m_i  # FA1.A2.L16
             trace.hold(q_i, k_j, v_j, o_i, l_i, m_i, s_ij)
     return np.asarray(O), np.asarray(l), np.asarray(m)  # FA1.A2.L19
 
@@ -87,7 +91,7 @@ def backward(
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
     O, dO = checks.like(Q, O=O, dO=dO)
     l, m = checks.per_row(Q, l=l, m=m)
-    R = dropout  # FA1.A4.L1
+    z = dropout.z  # FA1.A4.L1
     B_r, B_c = _blocks(M, B_r, B_c, Q.shape[1])  # FA1.A4.L2
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA1.A4.L3 FA1.A4.L4
     Q, K, V, O, dO, l, m = trace.hbm(Q=Q, K=K, V=V, O=O, dO=dO, l=l, m=m)
@@ -102,9 +106,9 @@ def backward(
             q_i, o_i, do_i, dq_i = Q[rows], O[rows], dO[rows], dQ[rows]  # FA1.A4.L10  (B_r, d)
             l_i, m_i = l[rows], m[rows]  # FA1.A4.L10  (B_r,)
             s_ij = tau * (q_i @ k_j.T)  # FA1.A4.L11  (B_r, B_c)
-            s_ij = np.where(tiling.visible(i, j), s_ij, -np.inf)  # FA1.A4.L12
-            p_ij = (1 / nonzero(l_i))[:, None] * np.exp(s_ij - finite(m_i)[:, None])  # FA1.A4.L13
-            z_ij = R.z(rows, cols)  # FA1.A4.L14  (B_r, B_c)
+            s_ij = tiling.hide(s_ij, i, j)  # FA1.A4.L12
+            p_ij = (1 / nonzero(l_i))[:, None] * np.exp(s_ij - finite(m_i)[:, None])  # FA1.A4.L13  (B_r, B_c)
+            z_ij = z(rows, cols)  # FA1.A4.L14  (B_r, B_c)
             p_dropped = dropped(p_ij, z_ij)  # FA1.A4.L15
             dv_j = dv_j + p_dropped.T @ do_i  # FA1.A4.L16  (B_c, d)
             dp_dropped = do_i @ v_j.T  # FA1.A4.L17  (B_r, B_c)

@@ -1,6 +1,7 @@
 """FlashAttention-2: query blocks outside and independent, one division per row, only L kept for the backward.
 
-Tiles that the mask leaves empty are never visited, and only those it cuts are masked.
+Tiles that the mask leaves empty are never visited, and only those it cuts are masked. fa1.py has the same step in the
+same words: the difference of the two files is the difference of the two papers.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import numpy as np
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
 from fa2_lab.reference.online_softmax import SoftmaxState, finite
-from fa2_lab.tiles import NO_MASK, Mask, Tile, Tiling, cdiv, whole_number
+from fa2_lab.tiles import NO_MASK, Mask, Tiling, cdiv, whole_number
 from fa2_lab.trace import UNWATCHED, Trace
 
 
@@ -28,21 +29,32 @@ def forward(
 ) -> tuple[np.ndarray, np.ndarray]:
     """FA2 Algorithm 1 for one head: returns O (N_q, d) and the logsumexp L (N_q,)."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
     Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
     for i in trace.parallel("i", range(tiling.T_r)):  # FA2.A1.L3
         rows = tiling.rows(i)
         q_i = Q[rows]  # FA2.A1.L4  (B_r, d)
-        state = SoftmaxState.reset(*q_i.shape)  # FA2.A1.L5
+        o_i, l_i, m_i = np.zeros(q_i.shape), np.zeros(len(q_i)), np.full(len(q_i), -np.inf)  # FA2.A1.L5
         for j in trace.serial("j", tiling.visited_cols(i)):  # FA2.A1.L6
             cols = tiling.cols(j)
             k_j, v_j = K[cols], V[cols]  # FA2.A1.L7  (B_c, d)
-            s_ij = masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A1.L8  (B_r, B_c)
-            state = state.update(s_ij, v_j, dropout.z(rows, cols))  # FA2.A1.L9 FA2.A1.L10
-            trace.hold(q_i, k_j, v_j, state.o, state.l, state.m, s_ij)
-        o_i, L_i = state.finalize()  # FA2.A1.L12 FA2.A1.L13
-        O[rows] = o_i  # FA2.A1.L14
-        L[rows] = L_i  # FA2.A1.L15
+            s_ij = tau * (q_i @ k_j.T)  # FA2.A1.L8  (B_r, B_c)
+            s_ij = tiling.hide(s_ij, i, j)
+            m_ij = s_ij.max(axis=1)  # FA2.A1.L9  (B_r,)
+            m_new = np.maximum(m_i, m_ij)  # FA2.A1.L9  (B_r,)
+            p_ij = np.exp(s_ij - finite(m_new)[:, None])  # FA2.A1.L9  (B_r, B_c)
+            l_ij = p_ij.sum(axis=1)  # FA2.A1.L9  (B_r,)
+            alpha = np.exp(m_i - finite(m_new))  # FA2.A1.L9  (B_r,): 1 while the maximum stands
+            l_new = alpha * l_i + l_ij  # FA2.A1.L9  (B_r,)
+            p_ij = drop(p_ij, rows, cols)
+            o_i = alpha[:, None] * o_i + p_ij @ v_j  # FA2.A1.L10  (B_r, d)
+            l_i, m_i = l_new, m_new  # FA2.A1.L10
+            trace.hold(q_i, k_j, v_j, o_i, l_i, m_i, s_ij)
+        l_i = np.where(l_i == 0, 1, l_i)  # a row that has seen no key divides by 1
+        o_i = (1 / l_i)[:, None] * o_i  # FA2.A1.L12  (B_r, d)
+        L_i = m_i + np.log(l_i)  # FA2.A1.L13  (B_r,)
+        O[rows], L[rows] = o_i, L_i  # FA2.A1.L14 FA2.A1.L15
     return np.asarray(O), np.asarray(L)  # FA2.A1.L17
 
 
@@ -65,6 +77,7 @@ def backward(
     Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
     O, dO = checks.like(Q, O=O, dO=dO)
     (L,) = checks.per_row(Q, L=L)
+    z = dropout.z
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A2.L1 FA2.A2.L2
     Q, K, V, O, dO, L, D = trace.hbm(Q=Q, K=K, V=V, O=O, dO=dO, L=L, D=np.empty(len(Q)))
     dQ, dK, dV = trace.hbm(dQ=np.empty(Q.shape), dK=np.empty(K.shape), dV=np.empty(V.shape))
@@ -77,11 +90,14 @@ def backward(
         for i in trace.serial("i", tiling.visited_rows(j)):  # FA2.A2.L8
             rows = tiling.rows(i)
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
-            s_ij = masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A2.L10  (B_r, B_c)
+            s_ij = tau * (q_i @ k_j.T)  # FA2.A2.L10  (B_r, B_c)
+            s_ij = tiling.hide(s_ij, i, j)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
-            z_ij = dropout.z(rows, cols)
-            dv_j = dv_j + dropped(p_ij, z_ij).T @ do_i  # FA2.A2.L12  (B_c, d)
-            dp_ij = dropped(do_i @ v_j.T, z_ij)  # FA2.A2.L13  (B_r, B_c)
+            z_ij = z(rows, cols)
+            p_dropped = dropped(p_ij, z_ij)
+            dv_j = dv_j + p_dropped.T @ do_i  # FA2.A2.L12  (B_c, d)
+            dp_dropped = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
+            dp_ij = dropped(dp_dropped, z_ij)
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
             dq_i = dQ[rows]  # FA2.A2.L15  (B_r, d)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA2.A2.L15
@@ -117,7 +133,7 @@ def forward_split_keys(
             state = SoftmaxState.reset(*q_i.shape)
             for j in trace.serial("j", shares[w]):
                 cols = tiling.cols(j)
-                s_ij = masked(tau * (q_i @ K[cols].T), tiling, i, j)
+                s_ij = tiling.hide(tau * (q_i @ K[cols].T), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
         state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1])
@@ -125,13 +141,6 @@ def forward_split_keys(
             state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))
         O[rows], L[rows] = state.finalize()
     return np.asarray(O), np.asarray(L)
-
-
-def masked(s_ij: np.ndarray, tiling: Tiling, i: int, j: int) -> np.ndarray:
-    """The scores of a tile that the mask cuts, with −inf where it hides; any other tile as it is."""
-    if tiling.kind(i, j) is Tile.FULL:
-        return s_ij
-    return np.where(tiling.visible(i, j), s_ij, -np.inf)
 
 
 def _shares(blocks: list[int], splits: int) -> list[list[int]]:

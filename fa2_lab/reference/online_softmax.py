@@ -36,7 +36,7 @@ class SoftmaxState:
     @classmethod
     def reset(cls, rows: int, d: int) -> SoftmaxState:
         """The state before the first key, and the identity of merge."""
-        return cls(np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, d)))  # FA2.A1.L5
+        return cls(np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, d)))
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:
@@ -45,11 +45,11 @@ class SoftmaxState:
 
     def update(self, s: np.ndarray, v: np.ndarray, z: np.ndarray | None = None) -> SoftmaxState:
         """Take in one block of scores s (B_r, B_c) and values v (B_c, d); z holds the dropout factors, if any."""
-        m = np.maximum(self.m, s.max(axis=1))  # FA2.A1.L9  (B_r,)
-        p = np.exp(s - finite(m)[:, None])  # FA2.A1.L9  (B_r, B_c)
-        alpha = np.exp(self.m - finite(m))  # FA2.A1.L9  (B_r,): 1 while the maximum stands
-        l = alpha * self.l + p.sum(axis=1)  # FA2.A1.L9  (B_r,)
-        o = alpha[:, None] * self.o + dropped(p, z) @ v  # FA2.A1.L10  (B_r, d)
+        m = np.maximum(self.m, s.max(axis=1))  # (B_r,)
+        p = np.exp(s - finite(m)[:, None])  # (B_r, B_c)
+        alpha = np.exp(self.m - finite(m))  # (B_r,): 1 while the maximum stands
+        l = alpha * self.l + p.sum(axis=1)  # (B_r,)
+        o = alpha[:, None] * self.o + dropped(p, z) @ v  # (B_r, d)
         return SoftmaxState(m, l, o)
 
     def merge(self, other: SoftmaxState) -> SoftmaxState:
@@ -63,8 +63,8 @@ class SoftmaxState:
     def finalize(self) -> tuple[np.ndarray, np.ndarray]:
         """(o, L): the output rows and their logsumexp; 0 and −inf where no key was seen."""
         l = nonzero(self.l)
-        o = (1 / l)[:, None] * self.o  # FA2.A1.L12  (B_r, d)
-        L = self.m + np.log(l)  # FA2.A1.L13  (B_r,)
+        o = (1 / l)[:, None] * self.o  # (B_r, d)
+        L = self.m + np.log(l)  # (B_r,)
         return o, L
 
 

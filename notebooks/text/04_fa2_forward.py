@@ -260,7 +260,7 @@ show(flops.flop_costs(**flops_data()))
 # **Predict.** A B_r × d block is multiplied by one number for each row. How often does that happen in `fa1_step`, and how
 # often in notebook 02's update? In which of the two is something divided?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 def undivided_step(o, l, m, s, v):
     state = SoftmaxState(m, l, o).update(s, v)
     return state.o, state.l, state.m

@@ -35,7 +35,6 @@ from fa2_lab.paper import where
 from fa2_lab.plots import backward, groups
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, heads, naive
-from fa2_lab.reference.fa2 import masked
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import finite
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -179,7 +178,7 @@ for d in (64, 128):
 # </details>
 #
 # FA1 has columns outside, and FA2 keeps that: in the forward the loops were swapped, in the backward they are not. (In the
-# code, `masked` puts −∞ where a mask hides, like `hide` in notebook 04, and `finite` makes 0 of the −∞ that L holds for a
+# code, `tiling.hide` puts −∞ where a mask hides, like `hide` in notebook 04, and `finite` makes 0 of the −∞ that L holds for a
 # row without keys.)
 
 # %%
@@ -195,7 +194,7 @@ def fa2_backward(Q, K, V, O, L, dO, tiling, trace):
         for i in trace.serial("i", tiling.visited_rows(j)):  # FA2.A2.L8
             rows = tiling.rows(i)
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
-            s_ij = masked(tau * (q_i @ k_j.T), tiling, i, j)  # FA2.A2.L10  (B_r, B_c)
+            s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A2.L10  (B_r, B_c)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
             dv_j = dv_j + p_ij.T @ do_i  # FA2.A2.L12  (B_c, d)
             dp_ij = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
@@ -355,7 +354,7 @@ def dq_pass(Q, K, V, L, D, dO, tiling, trace):
         dq_i = np.zeros(q_i.shape)  # (B_r, d)
         for j in trace.serial("j", tiling.visited_cols(i)):
             k_j, v_j = K[tiling.cols(j)], V[tiling.cols(j)]
-            s_ij = masked(tau * (q_i @ k_j.T), tiling, i, j)  # (B_r, B_c)
+            s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # (B_r, B_c)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])
             ds_ij = p_ij * (do_i @ v_j.T - D_i[:, None])
             dq_i = dq_i + tau * (ds_ij @ k_j)

@@ -248,7 +248,7 @@ for hidden in (0.0, -torch.inf):
 # **Predict.** Take the NumPy version in hand, printed below. Which of its lines disappear in Triton, which are
 # new? Where do `o_i`, `m_i` and `l_i` live?
 
-# %%
+# %% tags=["nbval-ignore-output"]
 print("\n".join(line for line in getsource(fa2.forward).splitlines() if "# FA2." in line))
 
 # %%
@@ -304,7 +304,7 @@ for scale, tolerance in ((1, 1e-5), (300, 1e-3)):  # and with huge scores
 # |---|---|
 # | `for i in trace.parallel(…)` | `tl.program_id(0)`: the grid has T_r programs |
 # | `Q[rows]`, a slice that ends where the data ends | addresses and a mask |
-# | `SoftmaxState` with its update | three variables and four lines |
+# | `np.zeros`, `np.full` | `tl.zeros`, `tl.full`, of a fixed size |
 # | a ragged tile is a smaller tile | a ragged tile is a full one with −∞ in it |
 # | `O[rows] = o_i` | `tl.store` with a mask |
 #
