@@ -209,4 +209,4 @@ def test_a_counter_that_a_kernel_lacks_is_left_out():
 def test_without_ncu_the_reason_is_given(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(RuntimeError, match="ncu is not installed"):
-        counters.read(Problem(1, 1, 1, 64, 64, 64, False), ["fa1"])
+        counters.read("fa2_lab.studio.bench.ladder", Problem(1, 1, 1, 64, 64, 64, False), ["fa1"])

@@ -1,6 +1,7 @@
 """Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
 
-`python -m fa2_lab.studio.bench.counters BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches.
+`python -m fa2_lab.studio.bench.counters ROOM BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches. ROOM is
+the module whose `everybody(problem, tensors)` lists the contestants.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import io
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from fa2_lab.studio.bench.problem import Problem
 
@@ -27,10 +29,10 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
 
 
-def read(problem: Problem, names: Sequence[str], timeout: int = 200) -> dict[str, dict[str, float]]:
-    """{contestant: {metric: sum over all kernels of one call}}."""
+def read(room: str, problem: Problem, names: Sequence[str], timeout: int = 200) -> dict[str, dict[str, float]]:
+    """{contestant: {metric: sum over all kernels of one call}}, of contestants that a module lists."""
     sizes = [problem.batch, problem.heads, problem.N_q, problem.d, int(problem.causal)]
-    watched = [sys.executable, "-m", "fa2_lab.studio.bench.counters", *map(str, sizes), *names]
+    watched = [sys.executable, "-m", "fa2_lab.studio.bench.counters", room, *map(str, sizes), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
     try:
@@ -71,15 +73,14 @@ def main(argv: list[str]) -> None:
     """Call each contestant twice and let ncu watch the second calls."""
     import torch
 
-    from fa2_lab.studio.bench.ladder import everybody
-
-    batch, heads, N, d, causal = map(int, argv[:5])
+    room, *sizes = argv[:6]
+    batch, heads, N, d, causal = map(int, sizes)
     problem = Problem(batch, heads, heads, N, N, d, bool(causal))
-    calls = dict(everybody(problem, problem.tensors()))
-    for name in argv[5:]:
+    calls = dict(import_module(room).everybody(problem, problem.tensors()))
+    for name in argv[6:]:
         calls[name] = calls[name] if works(calls[name]) else (lambda: None)
     torch.cuda.profiler.start()
-    for name in argv[5:]:
+    for name in argv[6:]:
         torch.cuda._sleep(1)
         calls[name]()
     torch.cuda.synchronize()

@@ -80,6 +80,6 @@ def count(problem: Problem, rung: str) -> Row:
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
     """The counters of everybody, or why there are none."""
     try:
-        return counters.read(problem, [name for name, _ in everybody(problem, None)]), ""
+        return counters.read(__name__, problem, [name for name, _ in everybody(problem, None)]), ""
     except RuntimeError as failure:
         return {}, str(failure)
