@@ -3,6 +3,7 @@
 from itertools import product
 
 import pytest
+from kernel_truth import GPU
 
 
 def once(*lists) -> list[tuple]:
@@ -21,3 +22,8 @@ def shared_out(*lists) -> list:
     usual = once(*lists)
     rest = [pytest.param(*row, marks=pytest.mark.exhaustive) for row in product(*lists) if row not in usual]
     return [*usual, *rest]
+
+
+def many_kernels(test):
+    """Exhaustive where a GPU compiles a kernel for every case; the interpreter compiles none, and takes them all."""
+    return pytest.mark.exhaustive(test) if GPU else test

@@ -5,7 +5,7 @@ import pytest
 import torch
 from decode_checks import DTYPES, NAN, check, drawn, gpu, near, poisoned, room  # noqa: F401 (one is a fixture)
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
-from slices import once
+from slices import many_kernels, once
 
 import fa2_lab
 from fa2_lab.kernels import launch
@@ -101,6 +101,7 @@ SLICE = [
 ]
 
 
+@many_kernels
 @pytest.mark.parametrize("case", SLICE, ids=str)
 def test_slice_of_the_product(case):
     check(*case)
