@@ -16,6 +16,7 @@ ROOMS = {
     "book": ("studio/book/command.py", "run the book's notebooks on this machine"),
     "course": ("studio/course/command.py", "release, check and grade the assignments"),
     "figures": ("gallery/build.py", "draw every picture into figures/"),
+    "xray": ("studio/xray/command.py", "compile a kernel for any chip, and read what came out"),
     "tune": ("studio/bench/tune.py", "search for the best block sizes on this machine's GPU"),
 }
 

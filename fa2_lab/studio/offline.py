@@ -59,6 +59,11 @@ def from_cubin(cubin: bytes) -> dict[str, int]:
     return dict(regs=int(registers), stack=int(stack), tensor=tensor, **counts)
 
 
+def disassembled(cubin: bytes) -> str:
+    """A binary's machine instructions as text."""
+    return read(cubin)[1]
+
+
 def run(tool: str, *arguments: str) -> str:
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout

@@ -1,0 +1,12 @@
+"""What a kernel becomes: compiled for a chip that need not be here, and read back as numbers and as text.
+
+from fa2_lab.studio.xray import xray
+for kernel in xray("r07", chip="sm_90"):
+    print(kernel.name, kernel.numbers["registers"], kernel.numbers["tensor"])
+    print(kernel.stages["sass"])
+"""
+
+from fa2_lab.studio.xray.compile import CHIPS, STAGES, Compiled, names, xray
+from fa2_lab.studio.xray.lines import by_line
+
+__all__ = ["CHIPS", "STAGES", "Compiled", "by_line", "names", "xray"]

@@ -1,0 +1,68 @@
+"""One question, one process: Triton remembers the first chip that it met, so each question starts a fresh Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import NamedTuple
+
+from fa2_lab.paper import PACKAGE
+
+CHIPS = {
+    "sm_80": "A100",
+    "sm_86": "A10, RTX 30",
+    "sm_89": "L4, RTX 40",
+    "sm_90": "H100, H200",
+    "sm_100": "B200",
+    "sm_120": "RTX 50",
+    "gfx942": "MI300",
+}
+STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
+PRODUCTS = ("portable.forward", "portable.backward")
+
+
+class Compiled(NamedTuple):
+    """One kernel as compiled for one chip."""
+
+    name: str
+    chip: str
+    numbers: dict[str, int]
+    layouts: dict[str, str]  # name in ttgir: layout
+    stages: dict[str, str]  # ttir, ttgir, ptx and sass, as text
+    lines: dict[str, list[str]]  # "file.py:line": the instructions that this line became
+
+
+def names() -> list[str]:
+    """What can be compiled by name: every rung of the ladder, and the product's kernels."""
+    rungs = sorted(file.stem for file in (PACKAGE / "kernels" / "ladder").glob("[a-z][0-9][0-9]_*.py"))
+    return [*rungs, *PRODUCTS]
+
+
+def xray(
+    name: str, chip: str = "sm_90", *, d: int = 128, N: int = 4096, causal: bool = True, dtype: str = "bfloat16"
+) -> list[Compiled]:
+    """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
+
+    `name` is a rung ("r07", "07", "r07_two_loops") or one of the product's ("portable.forward"). No GPU is needed.
+    """
+    if chip not in CHIPS:
+        raise ValueError(f"chip: got {chip!r}; it takes one of {', '.join(CHIPS)}")
+    job = dict(name=full_name(name), chip=chip, d=d, N=N, causal=causal, dtype=dtype)
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(PACKAGE.parent)}
+    command = [sys.executable, "-m", "fa2_lab.studio.xray.worker", json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+        raise ValueError(f"xray: {job['name']} cannot be compiled for {chip} here: {why}")
+    return [Compiled(chip=chip, **found) for found in json.loads(done.stdout.splitlines()[-1])]
+
+
+def full_name(name: str) -> str:
+    """A name as it stands in names(): rungs may be called by their number."""
+    known = names()
+    found = [full for full in known if full == name or full.split("_")[0] in (name, f"r{name}")]
+    if len(found) != 1:
+        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(full.split('_')[0] for full in known)}")
+    return found[0]

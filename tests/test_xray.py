@@ -1,0 +1,62 @@
+"""What xray reports is what the compiler made, and a line's instructions are those of that line."""
+
+import inspect
+import re
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+from fa2_lab.kernels.portable import forward
+from fa2_lab.studio.xray import names, xray
+from fa2_lab.studio.xray.command import main
+
+
+@pytest.fixture(scope="module")
+def hopper():
+    (kernel,) = xray("portable.forward", "sm_90", d=64, N=1024)
+    return kernel
+
+
+def test_numbers_are_counted_in_the_machine_code(hopper):
+    sass, ttgir = hopper.stages["sass"], hopper.stages["ttgir"]
+    assert hopper.numbers["tensor"] == len(re.findall(r"\bHGMMA\b", sass)) > 0
+    assert hopper.numbers["exponential"] == sass.count("MUFU.EX2") > 0
+    assert hopper.numbers["warps"] == int(re.search(r'"ttg.num-warps" = (\d+)', ttgir)[1])
+    assert hopper.numbers["spills"] == 0 and 64 <= hopper.numbers["registers"] <= 255
+    assert hopper.layouts and all(layout.startswith("#ttg.") for layout in hopper.layouts.values())
+
+
+def test_a_line_becomes_its_own_instructions(hopper):
+    source, first = inspect.getsourcelines(forward.visit_tiles.fn)
+    (product,) = (first + n for n, line in enumerate(source) if "FA2.A1.L8" in line)
+    exponent = [first + n for n, line in enumerate(source) if "p_ij = tl.exp2" in line]
+    assert any("HGMMA" in i for i in hopper.lines[f"forward.py:{product}"])
+    assert not any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{product}"])
+    assert exponent and any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{exponent[0]}"])
+
+
+@pytest.mark.parametrize("chip, instruction", [("sm_80", r"\bHMMA\b"), ("gfx942", "v_mfma")])
+def test_other_chips(chip, instruction):
+    (kernel,) = xray("portable.forward", chip, d=64, N=1024)
+    assert kernel.numbers["tensor"] == len(re.findall(instruction, kernel.stages["sass"])) > 0
+
+
+@pytest.mark.parametrize(
+    "name, options, says",
+    [
+        ("portable.forward", dict(chip="sm_75"), "chip: got 'sm_75'; it takes one of sm_80, "),
+        ("r99", dict(), "name: got 'r99'; it takes one of "),
+        ("portable.forward", dict(d=100_000), "xray: portable.forward cannot be compiled for sm_90 here: "),
+    ],
+)
+def test_bad_input_is_one_sentence(name, options, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as told:
+        xray(name, **options)
+    assert "\n" not in str(told.value)
+
+
+def test_the_command_lists_names_and_prints_the_stages_asked_for(capsys):
+    assert main([]) == 0 and capsys.readouterr().out.split() == names()
+    assert main(["portable.forward", "--d", "64", "--ptx"]) == 0
+    printed = capsys.readouterr().out
+    assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
