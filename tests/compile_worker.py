@@ -5,6 +5,7 @@ Triton's interpreter must be off, and a process keeps its first target, so every
 
 import json
 import multiprocessing
+import os
 import sys
 
 import torch
@@ -54,7 +55,7 @@ def asked(target: str) -> list[tuple[int, str, bool]]:
 
 
 if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for rows in pool.imap_unordered(compile_for, sys.argv[1:]):
             for row in rows:
                 print(json.dumps(row), flush=True)

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import sys
 
 import torch
@@ -53,7 +54,7 @@ def compile_for(target: str) -> list[dict]:
 
 
 if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(2, maxtasksperchild=1) as pool:
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
         for rows in pool.imap_unordered(compile_for, sys.argv[1:]):
             for row in rows:
                 print(json.dumps(row), flush=True)

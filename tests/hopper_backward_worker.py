@@ -1,6 +1,7 @@
 """Compiles the Hopper backward for sm_90 without a GPU and prints a line of JSON for each kernel of a kind of call."""
 
 import json
+import os
 import re
 from itertools import product
 from multiprocessing import get_context
@@ -113,6 +114,6 @@ def operations(ttgir: str):
 
 
 if __name__ == "__main__":
-    with get_context("spawn").Pool(2, initializer=pretend) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), initializer=pretend) as pool:
         for lines in pool.imap(compile_one, JOBS):
             print(*lines, sep="\n", flush=True)

@@ -1,6 +1,7 @@
 """Compiles the Hopper forward for sm_90 without a GPU and prints a line of JSON for each kind of call."""
 
 import json
+import os
 import re
 from itertools import product
 from multiprocessing import get_context
@@ -112,6 +113,6 @@ def hasty(ttgir: str, turns: bool) -> list[str]:
 
 if __name__ == "__main__":
     jobs = [(d, N, *kind) for d in (64, 128, 256) for kind in kinds(d) for N in (512, 511)]  # 96 is as 128
-    with get_context("spawn").Pool(2, initializer=pretend) as pool:
+    with get_context("spawn").Pool(os.cpu_count(), initializer=pretend) as pool:
         for line in pool.imap(compile_one, jobs):
             print(line, flush=True)

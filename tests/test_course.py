@@ -16,6 +16,7 @@ import nbformat
 import numpy as np
 from course_play import played
 
+from fa2_lab.kernels import interpreter
 from fa2_lab.studio.course import guard, notebooks, truth
 from fa2_lab.studio.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
 
@@ -29,6 +30,8 @@ def fourth():
     """Every version of assignment 4 that is judged here, played in one process of its own: {key: (points, printed)}."""
     if missing := [name for name in ASSIGNMENTS[TRITON].needs if find_spec(name) is None]:
         pytest.skip(f"assignment 4 needs {', '.join(missing)}")
+    if misfit := interpreter.misfit():
+        pytest.skip(misfit)
     books = {"solved": source(ASSIGNMENTS[TRITON]), "empty": notebooks.student_version(source(ASSIGNMENTS[TRITON]))}
     books |= {wrong: with_answer(name, right, wrong) for name, right, wrong, *_ in WRONG if name == TRITON}
     command = [sys.executable, str(Path(__file__).with_name("course_play.py"))]
