@@ -40,6 +40,8 @@ class Algorithm:
     source: str
     needs: str
     lines: tuple[Line, ...]
+    numpy: str  # the file whose lines are shown first
+    triton: tuple[str, ...] = ()  # the same in Triton: the first of these that is there
 
     def tag_of(self, line: Line) -> str:
         return f"{self.tag}.L{line.number}"
@@ -91,8 +93,10 @@ FA1_A2 = Algorithm(
         Line(16, 2, "Store l_i ← l_new and m_i ← m_new."),
         end(17, 1),
         end(18, 0),
-        Line(19, 0, "Return O, l, m and R."),
+        Line(19, 0, "Return O, l and m; the caller keeps R."),
     ),
+    numpy="fa2_lab/reference/fa1.py",
+    triton=("fa2_lab/kernels/ladder/r01_fa1.py", "fa2_lab/kernels/rungs.py"),
 )
 
 FA1_A3 = Algorithm(
@@ -104,10 +108,11 @@ FA1_A3 = Algorithm(
         Line(1, 0, "Load P and dO, compute dV = Pᵀ dO, store dV."),
         Line(2, 0, "Load dO and V, compute dP = dO Vᵀ (N × N), store dP."),
         Line(3, 0, "Load P and dP, compute dS = P ∘ (dP − rowsum(P ∘ dP)) (N × N), store dS."),
-        Line(4, 0, "Load dS and K, compute dQ = dS K, store dQ; with S = τ Q Kᵀ this carries a factor τ."),
-        Line(5, 0, "Load dS and Q, compute dK = dSᵀ Q, store dK; the same factor τ."),
+        Line(4, 0, "Load dS and K, compute dQ = τ dS K, store dQ; τ is the scale of S."),
+        Line(5, 0, "Load dS and Q, compute dK = τ dSᵀ Q, store dK; τ is the scale of S."),
         Line(6, 0, "Return dQ, dK and dV."),
     ),
+    numpy="fa2_lab/reference/naive.py",
 )
 
 FA1_A4 = Algorithm(
@@ -145,6 +150,7 @@ FA1_A4 = Algorithm(
         end(25, 0),
         Line(26, 0, "Return dQ, dK and dV."),
     ),
+    numpy="fa2_lab/reference/fa1.py",
 )
 
 FA2_A1 = Algorithm(
@@ -181,6 +187,8 @@ FA2_A1 = Algorithm(
         end(16, 0),
         Line(17, 0, "Return O and L."),
     ),
+    numpy="fa2_lab/reference/fa2.py",
+    triton=("fa2_lab/kernels/ladder/r07_two_loops.py", "fa2_lab/kernels/portable/forward.py"),
 )
 
 FA2_A2 = Algorithm(
@@ -206,7 +214,7 @@ FA2_A2 = Algorithm(
         Line(
             15,
             2,
-            "Add τ ds_ij k_j to dQ_i in HBM; atomically, or in a pass of its own, where column blocks run in parallel.",
+            "In HBM, dQ_i ← dQ_i + τ ds_ij k_j: atomically, or in another pass, where column blocks run in parallel.",
             ("fa2-dQ-race", "fa2-scale"),
         ),
         Line(16, 2, "dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d).", ("fa2-scale",)),
@@ -215,6 +223,8 @@ FA2_A2 = Algorithm(
         end(19, 0),
         Line(20, 0, "Return dQ, dK and dV."),
     ),
+    numpy="fa2_lab/reference/fa2.py",
+    triton=("fa2_lab/kernels/portable/backward.py",),
 )
 
 ALGORITHMS: dict[str, Algorithm] = {a.tag: a for a in (FA1_A2, FA1_A3, FA1_A4, FA2_A1, FA2_A2)}
@@ -222,6 +232,65 @@ LINES: dict[str, tuple[Algorithm, Line]] = {a.tag_of(n): (a, n) for a in ALGORIT
 
 
 # From a tag to the places that carry it -------------------------------------------------------------------
+
+# Why a line has no counterpart in Triton, for a whole algorithm or for one line of it.
+NO_TRITON = {
+    "FA1.A3": "the backward kernels never need P in HBM, so none of them is standard attention's",
+    "FA1.A2.L1": "the ladder's kernels have no dropout",
+    "FA1.A2.L2": "the ladder's kernels take tiles of 64 × 64",
+    "FA1.A2.L4": "a kernel cuts nothing: a block is an address and a mask",
+    "FA1.A2.L5": "a kernel cuts nothing: a block is an address and a mask",
+    "FA1.A2.L14": "the ladder's kernels have no dropout",
+    "FA2.A1.L1": "a kernel cuts nothing: a block is an address and a mask",
+    "FA2.A1.L2": "a kernel cuts nothing: a block is an address and a mask",
+}
+# FA1's backward pass has no kernel, but its lines are in FA2's: line 11 is FA2.A2's line 10, and so on.
+IN_FA2 = {
+    3: 1,
+    4: 2,
+    5: 3,
+    6: 5,
+    7: 6,
+    8: 7,
+    9: 8,
+    10: 9,
+    11: 10,
+    13: 11,
+    16: 12,
+    17: 13,
+    19: 4,
+    20: 14,
+    21: 15,
+    22: 16,
+}
+IN_FA2 |= {24: 18, 26: 20}
+NO_TRITON |= {
+    f"FA1.A4.L{n}": f"the kernels run FA2's backward pass; there it is FA2.A2.L{k}" for n, k in IN_FA2.items()
+}
+NO_TRITON |= {
+    f"FA1.A4.L{n}": "FA2's backward pass, which the kernels run, has no such line" for n in (1, 2, 12, 14, 15, 18)
+}
+
+# Which picture shows a line: the figure's name, and for each algorithm the lines.
+PICTURES = {
+    "visiting_order": {"FA1.A2": (3, 4, 5, 6, 7, 8, 9, 16), "FA2.A1": (1, 2, 4, 6, 7, 14, 15)},
+    "workers": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
+    "block_budget": {"FA1.A2": (2,), "FA1.A4": (2,)},
+    "causal_tiles": {"FA1.A2": (11,), "FA1.A4": (12,)},
+    "dropout_orders": {"FA1.A2": (1, 14), "FA1.A4": (1, 14, 15, 18)},
+    "state_stream": {"FA2.A1": (5, 9, 10)},
+    "merge_orders": {"FA1.A2": (12, 13), "FA2.A1": (13,)},
+    "deferred_normalisation": {"FA1.A2": (10, 15), "FA2.A1": (8, 12)},
+    "backward_graph": {
+        "FA1.A3": (1, 2, 3, 4, 5),
+        "FA1.A4": (7, 8, 10, 11, 13, 16, 17, 19, 20, 21, 22),
+        "FA2.A2": (4, 6, 7, 9, 10, 11, 12, 13, 14, 16),
+    },
+}
+PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
+
+ROOMS = ("reference", "ladder", "portable", "decode", "hopper")  # the order in which places are told
+SHOWN = 10  # lines at most that a short answer has
 
 
 @dataclass(frozen=True)
@@ -238,7 +307,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """A paper's line and every place where the project computes it."""
+    """A paper's line and every place where the project computes it. The places to read first come first."""
 
     tag: str
     algorithm: Algorithm
@@ -247,23 +316,71 @@ class Whereabouts:
     triton: tuple[Place, ...]
     notebooks: tuple[Place, ...]
 
+    @property
+    def picture(self) -> str | None:
+        """The name of the figure that shows the line."""
+        return PICTURE_OF.get(self.tag)
+
+    @property
+    def first_numpy(self) -> tuple[Place, ...]:
+        """The lines of the one NumPy file that stands for the algorithm."""
+        return tuple(place for place in self.numpy if place.file == self.algorithm.numpy)
+
+    @property
+    def first_triton(self) -> tuple[Place, ...]:
+        """The lines of the one Triton file that stands for the algorithm."""
+        return tuple(place for place in self.triton if place.file == triton_file(self.algorithm))
+
+    @property
+    def no_triton(self) -> str:
+        """Why the file that stands for the algorithm in Triton has no such line; empty where it has one."""
+        reason = NO_TRITON.get(self.tag) or NO_TRITON.get(self.algorithm.tag, "no kernel carries this tag yet")
+        return "" if self.first_triton else reason
+
+    def words(self) -> list[str]:
+        """The algorithm's name and its line in our words."""
+        text = fill(self.line.text, 98, initial_indent="  ", subsequent_indent="  ")
+        return [f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})", *text.splitlines()]
+
     def __str__(self) -> str:
-        parts = [
-            f"{self.tag}: {self.algorithm.title} ({self.algorithm.source})",
-            fill(self.line.text, 78, initial_indent="  ", subsequent_indent="  "),
-        ]
-        parts += [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
+        """The line, the code to read first, the picture; ten lines at most."""
+        if not self.line.computes:
+            return "\n".join([*self.words(), "nothing to compute here"])
+        ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
+        room = SHOWN - len(self.words()) - len(ends) - 1  # for code; the last line says what else there is
+        numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
+        untold = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
+        more = [f"{untold} place{'s' * (untold > 1)}: fa2-lab where {self.tag} --all"] if untold else []
+        more += [f"fa2-lab errata {name}" for name in self.line.errata]
+        ends += [f"more     {'; '.join(more)}"] if more else []
+        rows = [*titled("NumPy", numpy, "no line of code carries this tag yet")]
+        return "\n".join([*self.words(), *rows, *titled("Triton", triton, f"none: {self.no_triton}"), *ends])
+
+    def full(self) -> str:
+        """The same with every place, the notebooks' included."""
+        parts = self.words() + [f"  A known slip here: fa2-lab errata {name}" for name in self.line.errata]
         for title, places in (("NumPy", self.numpy), ("Triton", self.triton), ("notebook", self.notebooks)):
             parts += [f"{title:9}{place}" for place in places]
-        if not (self.numpy or self.triton or self.notebooks):
-            parts.append(
-                "nothing to compute here" if not self.line.computes else "no line of code carries this tag yet"
-            )
-        return "\n".join(parts)
+        if not self.line.computes:
+            parts.append("nothing to compute here")
+        elif self.no_triton:
+            parts.append(f"Triton   none: {self.no_triton}")
+        return "\n".join([*parts, f"picture  figures/{self.picture}.svg"] if self.picture else parts)
+
+
+def titled(title: str, places: tuple[Place, ...], none: str) -> list[str]:
+    """Places one under the other, without their comments, with a title before the first."""
+    rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0]}" for place in places] or [none]
+    return [f"{title:9}{rows[0]}", *(" " * 9 + row for row in rows[1:])]
+
+
+def triton_file(algorithm: Algorithm) -> str | None:
+    """The Triton file that stands for an algorithm."""
+    return next((file for file in algorithm.triton if (PACKAGE.parent / file).is_file()), None)
 
 
 def where(tag: str) -> Whereabouts:
-    """Where a paper's line is computed, as in `print(where("FA2.A1.L9"))`."""
+    """Where a paper's line is computed, as in `print(where("FA2.A1.L9"))`; `.full()` has every place."""
     if not isinstance(tag, str):
         raise TypeError(f"tag: got {tag!r}; it takes a string such as 'FA2.A1.L9'")
     tag = tag.strip().upper()
@@ -276,8 +393,8 @@ def where(tag: str) -> Whereabouts:
         tag,
         algorithm,
         line,
-        numpy=places(tag, PACKAGE / "reference"),
-        triton=places(tag, PACKAGE / "kernels"),
+        numpy=places(tag, PACKAGE / "reference", algorithm.numpy),
+        triton=places(tag, PACKAGE / "kernels", triton_file(algorithm)),
         notebooks=places(tag, twins),
     )
 
@@ -292,16 +409,22 @@ def unknown_tag(tag: str) -> str:
     return f"tag: {tag or 'an empty tag'} does not exist; {hint}"
 
 
-def places(tag: str, folder: Path | None) -> tuple[Place, ...]:
-    """Every line in a folder's Python files that carries the tag; none if the folder is not there."""
+def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
+    """Every line in a folder's Python files that carries the tag: those of the file `first`, then room by room."""
     if folder is None or not folder.is_dir():
         return ()
-    return tuple(
+    found = [
         Place(path.relative_to(PACKAGE.parent).as_posix(), number, text)
-        for path in sorted(folder.rglob("*.py"))
+        for path in folder.rglob("*.py")
         for tags, number, text in tagged_lines(path.read_text(encoding="utf-8"))
         if tag in tags
-    )
+    ]
+    return tuple(sorted(found, key=lambda place: (place.file != first, room(place.file), place.file, place.number)))
+
+
+def room(file: str) -> int:
+    """The place of a file's room in the order of the rooms; files of no room come last."""
+    return next((n for n, name in enumerate(ROOMS) if f"/{name}/" in file), len(ROOMS))
 
 
 def tagged_lines(source: str) -> Iterator[tuple[list[str], int, str]]:

@@ -2,11 +2,18 @@
 
 import re
 from dataclasses import replace
+from functools import cache
 
+import numpy as np
+import paper_words
 import pytest
 
 from fa2_lab import paper
 from fa2_lab.paper import ALGORITHMS, GLOSSARY, LINES, tagged_lines, where
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference.dropout import Dropout
+from fa2_lab.tiles import NO_MASK, Mask
+from fa2_lab.trace import Trace
 
 LINE_COUNTS = {"FA1.A2": 19, "FA1.A3": 6, "FA1.A4": 26, "FA2.A1": 17, "FA2.A2": 20}
 LOOP_ENDS = {"FA1.A2": {17, 18}, "FA1.A4": {23, 25}, "FA2.A1": {11, 16}, "FA2.A2": {17, 19}}
@@ -28,6 +35,90 @@ def test_depth_follows_the_loops(algorithm):
     assert depth == 0
 
 
+# What a tagged line assigns besides what its words name: helpers that NumPy needs, or that shorten a formula.
+HELPERS = {
+    "FA1.A2.L1": {"drop"},
+    "FA1.A2.L2": {"B_r", "B_c"},
+    "FA1.A2.L4": {"tiling"},
+    "FA1.A2.L5": {"tiling"},
+    "FA1.A2.L11": {"s_ij"},
+    "FA1.A2.L13": {"alpha", "beta"},
+    "FA1.A2.L14": {"p_ij"},
+    "FA1.A2.L15": {"r", "o_i"},
+    "FA1.A2.L16": {"l_i", "m_i"},
+    "FA1.A4.L1": {"z"},
+    "FA1.A4.L2": {"B_r", "B_c"},
+    "FA1.A4.L3": {"tiling"},
+    "FA1.A4.L4": {"tiling"},
+    "FA1.A4.L12": {"s_ij"},
+    "FA1.A4.L14": {"z_ij"},
+    "FA2.A1.L1": {"tiling"},
+    "FA2.A1.L2": {"tiling"},
+    "FA2.A1.L9": {"m_ij", "l_ij", "alpha"},
+    "FA2.A2.L1": {"tiling"},
+    "FA2.A2.L2": {"tiling"},
+    "FA2.A2.L13": {"dp_dropped"},
+    "FA2.A2.L15": {"dq_i"},
+}
+
+
+@cache
+def run_of(algorithm: str, masked: bool) -> paper_words.Run:
+    """One run of an algorithm on ragged blocks; masked, a row and a tile's rows see nothing. FA1 drops as well."""
+    draw = np.random.default_rng(0).standard_normal
+    Q, K, V, dO = (draw((n, 3)) for n in (7, 10, 10, 7))
+    allowed = np.random.default_rng(1).random((7, 10)) < 0.6
+    allowed[2], allowed[0, :4] = False, False
+    dropout = Dropout(0.3 if algorithm in ("FA1.A2", "FA1.A4") else 0.0, seed=5)
+    options = dict(mask=Mask(allowed=allowed) if masked else NO_MASK, dropout=dropout)
+    if algorithm == "FA1.A3":
+        _, P = naive.forward(Q, K, V, **options)
+        return paper_words.record(naive.backward, Trace(), Q, K, V, P, dO)
+    options |= dict(M=46) if algorithm.startswith("FA1") else dict(B_r=3, B_c=4)
+    stage = fa1 if algorithm.startswith("FA1") else fa2
+    if algorithm in ("FA1.A2", "FA2.A1"):
+        return paper_words.record(stage.forward, Trace(), Q, K, V, **options)
+    O, *saved = stage.forward(Q, K, V, **options)
+    return paper_words.record(stage.backward, Trace(), Q, K, V, O, *saved, dO, **options)
+
+
+@pytest.mark.parametrize("tag", [tag for tag, (_, line) in LINES.items() if line.computes])
+def test_a_line_in_our_words_is_what_its_tagged_code_computes(tag):
+    """The words' formulas, computed from the variables before the tagged lines, give the variables after them."""
+    algorithm, line = LINES[tag]
+    for masked in (False, True)[: 1 if line.text.startswith("for each") else 2]:
+        paper_words.check_line(tag, line.text, run_of(algorithm.tag, masked), HELPERS.get(tag, set()))
+
+
+@pytest.mark.parametrize(
+    ("tag", "right", "wrong"),
+    [
+        ("FA2.A1.L8", "τ q_i", "q_i"),
+        ("FA2.A1.L9", "e^(m_i − m_new) l_i", "l_i"),
+        ("FA2.A1.L9", "max(m_i, rowmax(s_ij))", "rowmax(s_ij)"),
+        ("FA2.A1.L10", "e^(m_i − m_new)", "e^(m_new − m_i)"),
+        ("FA2.A1.L5", "B_r × d", "B_c × d"),
+        ("FA2.A2.L14", "p_ij ∘ (dp_ij", "p_ij (dp_ij"),
+        ("FA2.A2.L6", "k_j and v_j", "k_j"),
+        ("FA2.A2.L9", "q_i, do_i, L_i", "q_i, o_i, do_i, L_i"),
+        ("FA1.A2.L15", " / l_new", ""),
+        ("FA1.A2.L16", "m_i ← m_new", "m_i ← m̃"),
+        ("FA1.A3.L4", "τ dS K", "dS K"),
+        ("FA1.A4.L14", "1 / (1 − p)", "1 / p"),
+        ("FA1.A4.L24", "dk_j and dv_j", "dk_j"),
+        ("FA2.A1.L1", "T_c = ⌈N / B_c⌉", "T_c = ⌈N / B_r⌉"),
+        ("FA2.A1.L17", "O and L", "O"),
+        ("FA2.A1.L6", "column block j", "row block j"),
+    ],
+)
+def test_words_that_say_something_else_are_noticed(tag, right, wrong):
+    algorithm, line = LINES[tag]
+    text = line.text.replace(right, wrong)
+    assert text != line.text
+    with pytest.raises((AssertionError, ValueError)):
+        paper_words.check_line(tag, text, run_of(algorithm.tag, True), HELPERS.get(tag, set()))
+
+
 def test_an_algorithm_prints_all_its_lines():
     text = str(ALGORITHMS["FA2.A1"])
     assert "\n 10          o_i ←" in text and len(text.splitlines()) == 2 + 17
@@ -39,26 +130,90 @@ def test_where_finds_the_numpy_line():
     assert [place.file for place in found.numpy] == ["fa2_lab/reference/fa2.py"]
     assert found.numpy[0].text.startswith("q_i = Q[rows]")
     number = found.numpy[0].number
-    assert f"fa2_lab/reference/fa2.py:{number}" in str(found)
     source = (paper.PACKAGE / "reference" / "fa2.py").read_text(encoding="utf-8").splitlines()
     assert source[number - 1].strip() == found.numpy[0].text
 
 
 def test_where_in_a_checkout_of_all_three(tmp_path, monkeypatch):
-    for folder in ("fa2_lab/reference", "fa2_lab/kernels/hopper", "notebooks/text"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "fa2_lab/reference/a.py").write_text("x = 1  # FA2.A1.L9 FA2.A1.L10  (B_r,)\n")
-    (tmp_path / "fa2_lab/kernels/hopper/b.py").write_text("# FA2.A1.L9\n# and why\n\ny = 2\nz = 3  # FA2.A1.L9\n")
-    (tmp_path / "notebooks/text/04.py").write_text("# %%\nm = 1  # FA2.A1.L9\n", encoding="utf-8")
+    files = {
+        "fa2_lab/reference/a.py": "x = 1  # FA2.A1.L9 FA2.A1.L10  (B_r,)\n",
+        "fa2_lab/reference/fa2.py": "s = 0  # FA2.A1.L9\n",
+        "fa2_lab/kernels/decode/a.py": "d = 1  # FA2.A1.L9\n",
+        "fa2_lab/kernels/hopper/b.py": "# FA2.A1.L9\n# and why\n\ny = 2\nz = 3  # FA2.A1.L9\n",
+        "fa2_lab/kernels/portable/forward.py": "p = 4  # FA2.A1.L9\n",
+        "notebooks/text/04.py": "# %%\nm = 1  # FA2.A1.L9\n",
+    }
+    for name, source in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(source, encoding="utf-8")
     monkeypatch.setattr(paper, "PACKAGE", tmp_path / "fa2_lab")
     assert where("FA2.A1.L9").notebooks == ()  # not a checkout yet
     (tmp_path / "pyproject.toml").touch()
     found = where("FA2.A1.L9")
-    assert [(p.file, p.number) for p in found.numpy] == [("fa2_lab/reference/a.py", 1)]
-    assert [(p.number, p.text) for p in found.triton] == [(4, "y = 2"), (5, "z = 3  # FA2.A1.L9")]
-    assert [p.file for p in found.notebooks] == ["notebooks/text/04.py"]
-    assert all(word in str(found) for word in ("NumPy", "Triton", "notebook", "fa2_lab/kernels/hopper/b.py:4"))
-    assert where("FA2.A1.L10").numpy == found.numpy
+    assert [place.text[:5] for place in found.numpy] == ["s = 0", "x = 1"]  # the algorithm's own file is told first
+    assert [(place.number, place.text[:5]) for place in found.triton] == [
+        (1, "p = 4"),
+        (1, "d = 1"),
+        (4, "y = 2"),
+        (5, "z = 3"),
+    ]
+    assert [place.text[:5] for place in found.first_numpy + found.first_triton] == ["s = 0", "p = 4"]
+    assert str(found).splitlines()[3:] == [
+        "NumPy    fa2_lab/reference/fa2.py:1  s = 0",
+        "Triton   fa2_lab/kernels/portable/forward.py:1  p = 4",
+        "picture  figures/state_stream.svg",
+        "more     5 places: fa2-lab where FA2.A1.L9 --all; fa2-lab errata fa2-P-tilde; fa2-lab errata fa1-empty-rows",
+    ]
+    full = found.full()
+    assert all(f"{file}:" in full for file in files) and "notebook notebooks/text/04.py:2\n    m = 1" in full
+    (tmp_path / "fa2_lab/kernels/ladder").mkdir()
+    (tmp_path / "fa2_lab/kernels/ladder/r07_two_loops.py").write_text("r = 7  # FA2.A1.L9\n")
+    assert [place.text[:5] for place in where("FA2.A1.L9").first_triton] == ["r = 7"]
+
+
+@pytest.mark.parametrize("tag", LINES)
+def test_a_short_answer_has_ten_lines_at_most_and_names_what_matters(tag):
+    """The paper's line, the NumPy line, the Triton line or why there is none, the picture; in this order."""
+    algorithm, line = LINES[tag]
+    found = where(tag)
+    shown = str(found).splitlines()
+    assert len(shown) <= 10 and shown[0].startswith(f"{tag}: {algorithm.title} (") and line.text[:20] in shown[1]
+    if not line.computes:
+        assert shown[2:] == ["nothing to compute here"] and not found.numpy + found.triton
+        return
+    titles = [row.split(" ")[0] for row in shown if row[0] != " "][1:]
+    assert titles[: 2 + bool(found.picture)] == ["NumPy", "Triton", "picture"][: 2 + bool(found.picture)]
+    text = str(found)
+    assert found.first_numpy and f"NumPy    {found.first_numpy[0].file}:{found.first_numpy[0].number}  " in text
+    if found.first_triton:
+        assert f"Triton   {found.first_triton[0].file}:{found.first_triton[0].number}  " in text
+    else:
+        assert f"Triton   none: {found.no_triton}" in text and found.no_triton != "no kernel carries this tag yet"
+    untold = len(found.numpy + found.triton + found.notebooks) - sum(".py:" in row for row in shown)
+    assert (f"{untold} place" in text) == (untold > 0) and ("--all" in text) == (untold > 0)
+    assert all(name in text and name in found.full() for name in line.errata)
+    for place in found.numpy + found.triton + found.notebooks:
+        assert str(place) in found.full()
+
+
+def test_every_line_but_returns_has_one_picture_that_exists():
+    drawn = [f"{a}.L{n}" for lines in paper.PICTURES.values() for a, ns in lines.items() for n in ns]
+    computing = {tag for tag, (_, line) in LINES.items() if line.computes and not line.text.startswith("Return")}
+    assert sorted(drawn) == sorted(computing)
+    figures = paper.PACKAGE.parent / "figures"
+    assert all((figures / f"{name}.svg").is_file() for name in paper.PICTURES)
+    shows = {  # for each picture one line that it is about
+        "visiting_order": "FA1.A2.L9",
+        "workers": "FA2.A2.L5",
+        "block_budget": "FA1.A2.L2",
+        "causal_tiles": "FA1.A2.L11",
+        "dropout_orders": "FA1.A4.L14",
+        "state_stream": "FA2.A1.L10",
+        "merge_orders": "FA1.A2.L13",
+        "deferred_normalisation": "FA2.A1.L12",
+        "backward_graph": "FA2.A2.L14",
+    }
+    assert {name: where(tag).picture for name, tag in shows.items()} == {name: name for name in paper.PICTURES}
 
 
 def test_tags_in_strings_and_longer_numbers_do_not_count():
@@ -75,7 +230,8 @@ def test_a_shape_may_stand_before_or_after_the_tags(comment):
 
 def test_where_says_so_when_nothing_carries_the_tag():
     assert "nothing to compute" in str(where("FA2.A1.L11"))
-    assert "no line of code" in str(replace(where("FA2.A1.L9"), numpy=(), triton=(), notebooks=()))
+    nowhere = str(replace(where("FA2.A1.L9"), numpy=(), triton=(), notebooks=()))
+    assert "no line of code" in nowhere and "Triton   none: no kernel" in nowhere and "--all" not in nowhere
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ def forward(
             p_ij = drop(p_ij, rows, cols)  # FA1.A2.L14
             r = 1 / np.where(l_new == 0, 1, l_new)  # FA1.A2.L15  (B_r,): a row that has seen no key divides by 1
             o_i = (r * alpha * l_i)[:, None] * o_i + (r * beta)[:, None] * (p_ij @ v_j)  # FA1.A2.L15
-            l_i, m_i = l_new, m_new  # FA1.A2.L16
             O[rows] = o_i  # FA1.A2.L15
+            l_i, m_i = l_new, m_new  # FA1.A2.L16
             l[rows], m[rows] = l_i, m_i  # FA1.A2.L16
             trace.hold(q_i, k_j, v_j, o_i, l_i, m_i, s_ij)
     return np.asarray(O), np.asarray(l), np.asarray(m)  # FA1.A2.L19

@@ -54,7 +54,8 @@ def forward(
         l_i = np.where(l_i == 0, 1, l_i)  # a row that has seen no key divides by 1
         o_i = (1 / l_i)[:, None] * o_i  # FA2.A1.L12  (B_r, d)
         L_i = m_i + np.log(l_i)  # FA2.A1.L13  (B_r,)
-        O[rows], L[rows] = o_i, L_i  # FA2.A1.L14 FA2.A1.L15
+        O[rows] = o_i  # FA2.A1.L14
+        L[rows] = L_i  # FA2.A1.L15
     return np.asarray(O), np.asarray(L)  # FA2.A1.L17
 
 
@@ -97,7 +98,7 @@ def backward(
             p_dropped = dropped(p_ij, z_ij)
             dv_j = dv_j + p_dropped.T @ do_i  # FA2.A2.L12  (B_c, d)
             dp_dropped = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
-            dp_ij = dropped(dp_dropped, z_ij)
+            dp_ij = dropped(dp_dropped, z_ij)  # FA2.A2.L13
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
             dq_i = dQ[rows]  # FA2.A2.L15  (B_r, d)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA2.A2.L15

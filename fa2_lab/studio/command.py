@@ -70,6 +70,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("tour", help="run every stage on this machine (the default)").set_defaults(run=tour)
     where = commands.add_parser("where", help="from a line of a paper to the code: fa2-lab where FA2.A1.L9")
     where.add_argument("tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); without it, a list")
+    where.add_argument("--all", action="store_true", help="every place that computes the line")
     where.set_defaults(run=show_where)
     errata = commands.add_parser("errata", help="known slips in the sources, run")
     errata.add_argument("id", nargs="?", help="show this one in full")
@@ -97,7 +98,8 @@ def show_where(arguments: argparse.Namespace) -> int:
         )
         return 0
     try:
-        print(paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name))
+        found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
+        print(found.full() if arguments.all and isinstance(found, paper.Whereabouts) else found)
     except ValueError as unknown:
         raise Refused(unknown) from unknown
     return 0

@@ -308,9 +308,9 @@ print(where("FA2.A1.L10"))
 # %% [markdown]
 # <details><summary>How to read this</summary>
 #
-# First the line in our words. If a printed source has a slip in this line, the slip is named; appendix B runs it.
-# Then every place that computes the line, with file and number: in NumPy, in the Triton kernel where there is one, and
-# in the notebooks. From a terminal: `fa2-lab where FA2.A1.L10`; the papers' symbols are explained by `fa2-lab glossary`.
+# First comes the line in our words, then the NumPy code to read first, then the Triton code, then the picture that shows
+# it. The last line counts the other places, and names a slip if a printed source has one here; appendix B runs it. From a
+# terminal: `fa2-lab where FA2.A1.L10`, with `--all` for every place. `fa2-lab glossary` explains the papers' symbols.
 # </details>
 #
 # **Takeaway.** Wherever a line carries a tag, the paper, the NumPy code and the kernel say the same thing there.
