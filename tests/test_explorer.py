@@ -8,9 +8,9 @@ from collections import Counter
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fa2_lab.gallery.explorer import MISSING, SLIDERS, explore, moment_data
 from fa2_lab.machine import io
-from fa2_lab.plots import explorer, style
+from fa2_lab.plots import moment, style
+from fa2_lab.plots.explorer import MISSING, SLIDERS, explore
 from fa2_lab.tiles import Tile
 
 SETTINGS = [
@@ -38,8 +38,8 @@ def done_tiles(data):
 
 @moments
 def test_what_is_done_is_filled_and_the_rest_is_not(settings):
-    data = moment_data(**settings)
-    figure, alt = explorer.moment(**data)
+    data = moment.data(**settings)
+    figure, alt = moment.draw(**data)
     tiling, done = data["tiling"], done_tiles(data)
     corner = {(patch.get_y(), patch.get_x()): patch for patch in tagged(figure, "done")}
     assert set(corner) == {(tiling.rows(i).start, tiling.cols(j).start) for i, j in done}
@@ -52,8 +52,8 @@ def test_what_is_done_is_filled_and_the_rest_is_not(settings):
 
 @moments
 def test_the_current_event_is_framed_and_its_block_drawn_in_the_tensor_s_colour(settings):
-    data = moment_data(**settings)
-    figure, alt = explorer.moment(**data)
+    data = moment.data(**settings)
+    figure, alt = moment.draw(**data)
     if data["t"] == 0:
         assert not tagged(figure, "now") and "Nothing has moved yet" in alt
         return
@@ -72,14 +72,14 @@ def test_the_current_event_is_framed_and_its_block_drawn_in_the_tensor_s_colour(
 @pytest.mark.parametrize("order", ["FA1", "FA2"])
 def test_every_tensor_shows_the_block_that_moves(order):
     """Checked at the first load and the first store of each tensor in a block other than the first."""
-    data = moment_data(order=order)
+    data = moment.data(order=order)
     tiling, first = data["tiling"], {}
     for t, event in enumerate(data["events"]):
         if event.i or event.j:
             first.setdefault((event.op, event.tensor), t)
     assert len(first) == {"FA1": 9, "FA2": 5}[order]
     for (op, tensor), t in first.items():
-        figure, _ = explorer.moment(**data | dict(t=t + 1))
+        figure, _ = moment.draw(**data | dict(t=t + 1))
         (block,), event = tagged(figure, f"{op} {tensor}"), data["events"][t]
         if tensor in "KV":
             assert block.get_x() == tiling.cols(event.j).start and block.get_height() == data["d"]
@@ -89,8 +89,8 @@ def test_every_tensor_shows_the_block_that_moves(order):
 
 @moments
 def test_the_time_axis_holds_every_event_once_and_past_ones_in_colour(settings):
-    data = moment_data(**settings)
-    figure, _ = explorer.moment(**data)
+    data = moment.data(**settings)
+    figure, _ = moment.draw(**data)
     spans = {True: Counter(), False: Counter()}
     for tensor, op, past in itertools.product("QKVOLlm", ("load", "store"), (True, False)):
         for bars in tagged(figure, f"{op} {tensor} {'past' if past else 'to come'}"):
@@ -102,25 +102,25 @@ def test_the_time_axis_holds_every_event_once_and_past_ones_in_colour(settings):
 
 def test_at_the_end_everything_has_moved():
     for order, causal in itertools.product(("FA1", "FA2"), (False, True)):
-        data = moment_data(order=order, causal=causal, t=10**6)
+        data = moment.data(order=order, causal=causal, t=10**6)
         form = io.traffic(order.lower(), "forward", data["tiling"], data["d"])
         assert sum(e.elements for e in data["events"]) == form.total
-        title = explorer.moment(**data)[0].get_suptitle()
+        title = moment.draw(**data)[0].get_suptitle()
         assert title.endswith(f"{form.total:,} of {form.total:,} elements")
 
 
 def test_fa1_visits_what_the_mask_hides_and_fa2_does_not():
-    said = {order: words(moment_data(order=order, t=10**6)) for order in ("FA1", "FA2")}
+    said = {order: words(moment.data(order=order, t=10**6)) for order in ("FA1", "FA2")}
     assert "SKIP: 3 of 3" in said["FA1"] and "SKIP: 3, never visited" in said["FA2"]
 
 
 def words(data):
-    return [t.get_text() for t in style.texts(explorer.moment(**data)[0])]
+    return [t.get_text() for t in style.texts(moment.draw(**data)[0])]
 
 
 @moments
 def test_it_is_readable_uncut_and_free_of_overlaps(settings):
-    figure, _ = explorer.moment(**moment_data(**settings))
+    figure, _ = moment.draw(**moment.data(**settings))
     renderer = FigureCanvasAgg(figure).get_renderer()
     boxes = [(t, t.get_window_extent(renderer).padded(-1)) for t in style.texts(figure)]
     for text, box in boxes:
@@ -163,7 +163,7 @@ def test_it_begins_halfway_and_time_moves_it(widget):
 def test_every_control_redraws_and_gives_time_its_new_length(widget, name, value):
     before = shown(widget)
     widget.controls[name].value = value
-    events = len(moment_data(**{name: value})["events"])
+    events = len(moment.data(**{name: value})["events"])
     assert shown(widget) != before and widget.controls["t"].max == events
     assert abs(widget.controls["t"].value / events - 13 / 27) < 0.5 / events + 1e-9
     assert f"{widget.controls['t'].value} of {events} loads and stores" in shown(widget)
@@ -186,7 +186,7 @@ def test_settings_are_where_the_controls_begin():
 
 
 def test_without_ipywidgets_one_sentence_and_one_moment():
-    source = "import sys; sys.modules['ipywidgets'] = None\nfrom fa2_lab.gallery.explorer import explore\n"
+    source = "import sys; sys.modules['ipywidgets'] = None\nfrom fa2_lab.plots.explorer import explore\n"
     source += "print(explore()._repr_mimebundle_()[0]['text/plain'])"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith(f"{MISSING}\n[figure] FA2, causal: 13 of 27 loads and stores"), done.stderr

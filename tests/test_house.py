@@ -32,8 +32,7 @@ FLOORS = {
     "errata": 7,
     "plots": 8,
     "studio": 9,
-    "gallery": 10,
-    "__main__": 11,
+    "__main__": 10,
 }
 SAME_ROOM = {"paged": "attention", "packed": "attention"}
 NEVER = {("kernels", "reference")}  # downward, and still not wanted: a kernel stands on its own

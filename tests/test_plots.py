@@ -5,11 +5,12 @@ import itertools
 import json
 
 import numpy as np
+import pictures
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-from fa2_lab.gallery.build import FOLDER, PICTURES, gallery_page, main, stored_digests
 from fa2_lab.plots import style
+from fa2_lab.studio.figures import FOLDER, PICTURES, gallery_page, main, stored_digests
 
 by_name = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
 
@@ -17,9 +18,7 @@ by_name = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
 @functools.cache
 def drawn(name):
     """(figure, alt, data, renderer) of a picture, drawn once for all tests."""
-    picture = next(p for p in PICTURES if p.name == name)
-    data = picture.data()
-    figure, alt = picture.draw(**data)
+    figure, alt, data = pictures.drawn(name)
     return figure, alt, data, FigureCanvasAgg(figure).get_renderer()
 
 
@@ -69,9 +68,19 @@ def test_it_has_one_message_and_an_alternative_text(picture):
 @by_name
 def test_the_same_data_gives_the_same_bytes(picture):
     figure, _, data, _ = drawn(picture.name)
-    again, _ = picture.draw(**data)
+    again, _ = picture.file.draw(**data)
     assert style.svg(figure) == style.svg(again)
-    assert picture.digest(data) == picture.digest(picture.data())
+    assert picture.digest(data) == picture.digest(picture.file.data())
+
+
+def test_every_picture_is_a_file_with_data_and_draw_and_nothing_lies_between():
+    drawing = {f.stem for f in (FOLDER.parent / "fa2_lab" / "plots").glob("*.py")}
+    helpers = {"__init__", "explorer", "ideas", "moment", "records", "show", "style"}
+    assert {p.name for p in PICTURES} == drawing - helpers
+    assert all(callable(p.file.data) and callable(p.file.draw) for p in PICTURES)
+    chapters = FOLDER.parent / "notebooks" / "text"
+    for picture in PICTURES:
+        assert f"{picture.name}.draw(" in (chapters / f"{picture.chapter}.py").read_text(encoding="utf-8"), picture.name
 
 
 def test_names_are_unique_and_the_folder_holds_nothing_else():

@@ -1,6 +1,5 @@
 """The pictures of the algorithm, one by one: the data that went in is right, and the artists that came out match it."""
 
-import functools
 from collections import Counter
 
 import numpy as np
@@ -9,21 +8,22 @@ from matplotlib.colors import same_color
 from matplotlib.lines import Line2D
 from matplotlib.patches import PathPatch, Rectangle, StepPatch
 from matplotlib.text import Annotation
+from pictures import drawn
 
-from fa2_lab.gallery import algorithm
 from fa2_lab.machine import chips, io, time
-from fa2_lab.plots import stream, style
+from fa2_lab.plots import (
+    causal_tiles,
+    deferred_normalisation,
+    dropout_orders,
+    merge_orders,
+    quadratic_memory,
+    state_stream,
+    style,
+    three_softmaxes,
+)
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.dropout import keep_mask
 from fa2_lab.tiles import Tile
-
-
-@functools.cache
-def drawn(name):
-    """(figure, data) of a picture, drawn once for all tests."""
-    picture = next(p for p in algorithm.PICTURES if p.name == name)
-    data = picture.data()
-    return picture.draw(**data)[0], data
 
 
 def boxes(ax, fill=None):
@@ -50,7 +50,7 @@ def titled(figure, start):
 
 def test_memory_is_that_of_real_arrays():
     heads, N, d = 2, 128, 16
-    data = algorithm.memory_data(heads=heads, d=d)
+    data = quadratic_memory.data(heads=heads, d=d)
     assert data["N"][0] == N
     S = np.empty((heads, N, N), np.float16)
     Q, L = np.empty((heads, N, d), np.float16), np.empty((heads, N), np.float32)
@@ -60,7 +60,7 @@ def test_memory_is_that_of_real_arrays():
 
 
 def test_memory_names_every_chip_once_and_the_last_N_that_fits():
-    figure, data = drawn("quadratic_memory")
+    figure, _, data = drawn("quadratic_memory")
     named = ", ".join(name for name, _, _ in data["chips"])
     assert len(named.split(", ")) == len(chips.CHIPS)
     for name, size, last in data["chips"]:
@@ -73,7 +73,7 @@ def test_memory_names_every_chip_once_and_the_last_N_that_fits():
 
 
 def test_memory_grows_fourfold_and_twofold():
-    figure, data = drawn("quadratic_memory")
+    figure, _, data = drawn("quadratic_memory")
     slopes = [np.polyfit(*np.log2(line.get_xydata()).T, 1)[0] for line in titled(figure, "On log").lines]
     assert slopes == pytest.approx([2, 1, 1])
     assert len(slopes) == len(data["sizes"])
@@ -89,12 +89,12 @@ def test_bfloat16_rounds_as_torch_does():
     x = np.concatenate([x, [np.inf, -np.inf, np.nan, 3.3895314e38, 3.4e38]]).astype(np.float32).astype(np.float64)
     expected = torch.tensor(x, dtype=torch.float32).to(torch.bfloat16).double().numpy()
     with np.errstate(over="ignore"):
-        assert np.array_equal(algorithm.bfloat16(x), expected, equal_nan=True)
-    assert algorithm.bfloat16(1.0).shape == () and algorithm.bfloat16(np.ones((2, 3))).shape == (2, 3)
+        assert np.array_equal(three_softmaxes.bfloat16(x), expected, equal_nan=True)
+    assert three_softmaxes.bfloat16(1.0).shape == () and three_softmaxes.bfloat16(np.ones((2, 3))).shape == (2, 3)
 
 
 def test_the_row_is_what_numpy_computes_in_float16():
-    _, data = drawn("three_softmaxes")
+    _, _, data = drawn("three_softmaxes")
     row = data["row"]
     s = row["s"].astype(np.float16)
     with np.errstate(over="ignore", invalid="ignore"):
@@ -107,7 +107,7 @@ def test_the_row_is_what_numpy_computes_in_float16():
 
 
 def test_the_boxes_show_every_number_and_black_is_what_is_not_finite():
-    figure, data = drawn("three_softmaxes")
+    figure, _, data = drawn("three_softmaxes")
     row, ax = data["row"], titled(figure, "One row")
     numbers = [row[k] for k in ("s", "unsafe_e", "unsafe_p", "safe_e", "safe_p", "online_p")]
     broken = sum(int((~np.isfinite(x)).sum()) for x in numbers)
@@ -118,7 +118,7 @@ def test_the_boxes_show_every_number_and_black_is_what_is_not_finite():
 
 @pytest.mark.parametrize("dtype, largest, epsilon", [("float16", 65504, 2**-10), ("bfloat16", 3.4e38, 2**-7)])
 def test_unsafe_ends_where_the_largest_exponential_leaves_the_type(dtype, largest, epsilon):
-    _, data = drawn("three_softmaxes")
+    _, _, data = drawn("three_softmaxes")
     scales, errors = data["scales"], data["errors"][dtype]
     largest_score = scales * np.random.default_rng(0).standard_normal((32, 512)).max()
     fits = np.isfinite(errors["unsafe"])
@@ -130,7 +130,7 @@ def test_unsafe_ends_where_the_largest_exponential_leaves_the_type(dtype, larges
 
 
 def test_the_error_of_float32_is_that_of_arithmetic_in_float32():
-    _, data = drawn("three_softmaxes")
+    _, _, data = drawn("three_softmaxes")
     normal = np.random.default_rng(0).standard_normal((32, 512))
     for k in (0, 20, 40):
         s = (data["scales"][k] * normal).astype(np.float32)
@@ -145,7 +145,7 @@ def test_the_error_of_float32_is_that_of_arithmetic_in_float32():
 
 
 def test_the_error_curves_are_drawn_whole_with_a_cross_at_the_end_of_the_unsafe_one():
-    figure, data = drawn("three_softmaxes")
+    figure, _, data = drawn("three_softmaxes")
     for dtype, curves in data["errors"].items():
         *drawn_curves, cross = lines(titled(figure, dtype))
         for line, name in zip(drawn_curves, ("safe", "online", "unsafe"), strict=True):
@@ -158,7 +158,7 @@ def test_the_error_curves_are_drawn_whole_with_a_cross_at_the_end_of_the_unsafe_
 
 
 def test_the_state_is_what_a_sum_over_all_keys_so_far_gives():
-    _, data = drawn("state_stream")
+    _, _, data = drawn("state_stream")
     for j in range(len(data["s"])):
         seen = np.concatenate(data["s"][: j + 1], axis=1)
         m = seen.max(axis=1)
@@ -169,11 +169,11 @@ def test_the_state_is_what_a_sum_over_all_keys_so_far_gives():
 
 
 def test_every_rescaling_is_coloured_and_marked():
-    _, data = drawn("state_stream")
+    _, _, data = drawn("state_stream")
     events = data["alpha"][1:] < 1
     assert events[:, data["row"]].sum() >= 3
     for row in range(events.shape[1]):
-        figure, _ = stream.state_stream(**data | dict(row=row))
+        figure, _ = state_stream.draw(**data | dict(row=row))
         grid, *below = figure.axes
         assert len(boxes(grid)) == data["alpha"].size
         assert len(boxes(grid, style.hue("m"))) == events.sum()
@@ -183,7 +183,7 @@ def test_every_rescaling_is_coloured_and_marked():
 
 
 def test_l_and_o_first_shrink_and_then_grow():
-    figure, data = drawn("state_stream")
+    figure, _, data = drawn("state_stream")
     for name in "lo":
         (steps,) = [p for p in titled(figure, f"{name} =").patches if isinstance(p, StepPatch)]
         after, total = steps.get_data().values.reshape(-1, 2).T, data[name][:, data["row"]]
@@ -196,7 +196,7 @@ def test_l_and_o_first_shrink_and_then_grow():
 
 @pytest.mark.parametrize("order", ["loop", "tree", "split"])
 def test_every_node_is_merged_once_and_the_result_is_the_direct_sum(order):
-    _, data = drawn("merge_orders")
+    _, _, data = drawn("merge_orders")
     leaves, merges = data["leaves"], data["orders"][order]
     used = sorted(k for node in merges for k in (node.left, node.right))
     assert used == list(range(len(leaves) + len(merges) - 1))
@@ -208,7 +208,7 @@ def test_every_node_is_merged_once_and_the_result_is_the_direct_sum(order):
 
 
 def test_a_merge_holds_the_sum_of_what_it_joins():
-    _, data = drawn("merge_orders")
+    _, _, data = drawn("merge_orders")
     for merges in data["orders"].values():
         nodes = [*data["leaves"], *merges]
         for node in merges:
@@ -218,14 +218,14 @@ def test_a_merge_holds_the_sum_of_what_it_joins():
 
 
 def test_the_three_orders_have_their_shapes():
-    pairs = algorithm.merge_pairs(8)
+    pairs = merge_orders.merge_pairs(8)
     assert pairs["loop"] == [(0, 1), (8, 2), (9, 3), (10, 4), (11, 5), (12, 6), (13, 7)]
     assert pairs["tree"] == [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11), (12, 13)]
     assert pairs["split"] == [(0, 1), (8, 2), (9, 3), (4, 5), (11, 6), (12, 7), (10, 13)]
 
 
 def test_every_merge_has_its_box_two_arrows_and_one_of_three_equal_results():
-    figure, data = drawn("merge_orders")
+    figure, _, data = drawn("merge_orders")
     results = []
     for ax, name in zip(figure.axes[1:], ("Loop", "Tree", "Split"), strict=True):
         assert ax.get_title(loc="left").startswith(name)
@@ -246,12 +246,16 @@ def test_every_merge_has_its_box_two_arrows_and_one_of_three_equal_results():
 B_r, B_c, d = 128, 64, 128
 NAMED = {"q kᵀ": "matmul", "p v": "matmul", "× τ": "multiply", "scale o": "multiply", "scale p v": "multiply"}
 NAMED |= {"max": "maximum", "τs − m": "add", "Σ": "add", "+": "add", "exp": "exp"}
-TILES = [(fa1, algorithm.FA1_TILE, 1), (fa2, algorithm.FA2_TILE, 1), (fa2, algorithm.FA2_END, None)]
+TILES = [
+    (fa1, deferred_normalisation.FA1_TILE, 1),
+    (fa2, deferred_normalisation.FA2_TILE, 1),
+    (fa2, deferred_normalisation.FA2_END, None),
+]
 
 
 @pytest.mark.parametrize("stage, names, j", TILES, ids=["FA1 tile", "FA2 tile", "FA2 end"])
 def test_each_name_stands_at_the_operation_that_it_names(stage, names, j):
-    log = algorithm.operation_log(stage, B_r, B_c, d, j)
+    log = deferred_normalisation.operation_log(stage, B_r, B_c, d, j)
     for what, (kind, n) in zip(names, log, strict=True):
         assert (n == B_r) == (what[0] == ""), (what, kind, n)
         assert NAMED.get(what[0], kind) == kind
@@ -260,23 +264,23 @@ def test_each_name_stands_at_the_operation_that_it_names(stage, names, j):
 def test_the_operations_of_a_tile_are_those_of_the_closed_form():
     for name, stage in (("fa1", fa1), ("fa2", fa2)):
         counted = Counter()
-        for kind, n in algorithm.operation_log(stage, B_r, B_c, d, j=1):
+        for kind, n in deferred_normalisation.operation_log(stage, B_r, B_c, d, j=1):
             counted[kind] += n
         assert counted == io.tile_operations(name, "forward", B_r, B_c, d)
 
 
 def test_the_clocks_are_those_of_the_machine_model():
-    _, data = drawn("deferred_normalisation")
+    _, _, data = drawn("deferred_normalisation")
     for name, steps in data["loops"].items():
         tile = time.tile_clocks(chips.A100, B_r, B_c, d, algorithm=name.lower())
         assert sum(s.clocks for s in steps) == pytest.approx(tile.tensor + tile.fp32 + tile.exp)
 
 
 def test_what_is_called_gone_is_the_difference_between_the_two_loops():
-    _, data = drawn("deferred_normalisation")
-    log = algorithm.operation_log(fa1, B_r, B_c, d, j=1)
+    _, _, data = drawn("deferred_normalisation")
+    log = deferred_normalisation.operation_log(fa1, B_r, B_c, d, j=1)
     gone = Counter()
-    for what, (kind, n) in zip(algorithm.FA1_TILE, log, strict=True):
+    for what, (kind, n) in zip(deferred_normalisation.FA1_TILE, log, strict=True):
         gone[kind] += n if len(what) == 3 else 0
     difference = io.tile_operations("fa1", "forward", B_r, B_c, d)
     difference.subtract(io.tile_operations("fa2", "forward", B_r, B_c, d))
@@ -288,7 +292,7 @@ def test_what_is_called_gone_is_the_difference_between_the_two_loops():
 
 
 def test_the_table_says_what_the_sample_in_the_text_says():
-    _, data = drawn("deferred_normalisation")
+    _, _, data = drawn("deferred_normalisation")
     per_tile = {name: tuple(numbers) for name, numbers in data["counts"].items()}
     assert per_tile["multiply o by a factor"] == (16_384, 16_384, 16_384)
     assert per_tile["multiply p v by a factor"] == (16_384, 0, 0)
@@ -296,7 +300,7 @@ def test_the_table_says_what_the_sample_in_the_text_says():
 
 
 def test_the_two_loops_are_as_long_as_their_clocks_and_end_together_with_the_outlines():
-    figure, data = drawn("deferred_normalisation")
+    figure, _, data = drawn("deferred_normalisation")
     rows = {0: data["loops"]["FA1"], 1: data["loops"]["FA2"], 2: data["end"]}
     for y, steps in rows.items():
         row = [b for b in boxes(figure.axes[0]) if b.get_y() == y]
@@ -313,7 +317,7 @@ def test_the_two_loops_are_as_long_as_their_clocks_and_end_together_with_the_out
 
 
 def test_tiles_are_drawn_as_the_mask_cuts_them():
-    figure, data = drawn("causal_tiles")
+    figure, _, data = drawn("causal_tiles")
     for ax, (name, tiling) in zip(figure.axes, data["tilings"].items(), strict=False):
         assert ax.get_title(loc="left").startswith(name)
         visible = np.tril(np.ones((tiling.N_q, tiling.N_k), bool), tiling.N_k - tiling.N_q)
@@ -327,7 +331,7 @@ def test_tiles_are_drawn_as_the_mask_cuts_them():
 
 
 def test_the_printed_counts_are_those_of_the_boxes():
-    figure, data = drawn("causal_tiles")
+    figure, _, data = drawn("causal_tiles")
     for ax, tiling in zip(figure.axes, data["tilings"].values(), strict=False):
         skipped = sum(bool(p.get_hatch()) for p in boxes(ax))
         full = len(boxes(ax, style.hue("S")))
@@ -337,17 +341,17 @@ def test_the_printed_counts_are_those_of_the_boxes():
 
 
 def test_the_shares_are_the_exact_ratio():
-    figure, data = drawn("causal_tiles")
+    figure, _, data = drawn("causal_tiles")
     for size, (formula, counted) in data["shares"].items():
         exact = [float(time.causal_ratio(int(n) // size)) for n in data["N"]]
         assert formula == pytest.approx(exact) and counted == pytest.approx(exact)
-    assert [algorithm.visited_share(t) for t in data["tilings"].values()] == [36 / 64, 20 / 32, 26 / 32]
+    assert [causal_tiles.visited_share(t) for t in data["tilings"].values()] == [36 / 64, 20 / 32, 26 / 32]
     curves = [line.get_ydata() for line in lines(titled(figure, "Tiles computed")) if len(line.get_xdata()) > 2]
     assert len(curves) == 2 * len(data["shares"]) and all(np.all(np.diff(c) < 0) for c in curves)
 
 
 def test_the_example_is_the_first_grid():
-    figure, data = drawn("causal_tiles")
+    figure, _, data = drawn("causal_tiles")
     tiling = next(iter(data["tilings"].values()))
     assert tiling.counts() == {Tile.SKIP: 28, Tile.DIAGONAL: 8, Tile.FULL: 28}
     assert any("36 of 64 tiles, 1.78 times" in t.get_text() for t in titled(figure, "Tiles computed").texts)
@@ -357,7 +361,7 @@ def test_the_example_is_the_first_grid():
 
 
 def test_running_shows_who_reads_and_who_adds():
-    _, data = drawn("grouped_heads")
+    _, _, data = drawn("grouped_heads")
     assert [layout["key_heads"] for layout in data["layouts"].values()] == [8, 2, 1]
     for layout in data["layouts"].values():
         group = data["heads"] // layout["key_heads"]
@@ -366,7 +370,7 @@ def test_running_shows_who_reads_and_who_adds():
 
 
 def test_every_pair_is_a_line_above_and_an_arrow_below():
-    figure, data = drawn("grouped_heads")
+    figure, _, data = drawn("grouped_heads")
     columns = len(data["layouts"])
     for k, layout in enumerate(data["layouts"].values()):
         above, below = figure.axes[k], figure.axes[k + columns]
@@ -379,7 +383,7 @@ def test_every_pair_is_a_line_above_and_an_arrow_below():
 
 
 def test_gradients_are_dashed_and_tensors_are_not():
-    figure, _ = drawn("grouped_heads")
+    figure, _, _ = drawn("grouped_heads")
     for k, ax in enumerate(figure.axes):
         assert {b.get_linestyle() in ("-", "solid") for b in boxes(ax)} == {k < 3}
 
@@ -388,14 +392,14 @@ def test_gradients_are_dashed_and_tensors_are_not():
 
 
 def test_the_keyed_mask_is_the_whole_mask_in_either_order():
-    _, data = drawn("dropout_orders")
+    _, _, data = drawn("dropout_orders")
     whole = keep_mask(data["p"], 7, 0, 0, np.arange(16), np.arange(16))
     for mask in data["masks"]["keyed"].values():
         assert np.array_equal(mask, whole)
 
 
 def test_the_sequential_masks_are_one_stream_of_numbers_laid_out_in_two_orders():
-    _, data = drawn("dropout_orders")
+    _, _, data = drawn("dropout_orders")
     tiles = (np.random.default_rng(7).random(256) >= data["p"]).reshape(-1, data["B_r"], data["B_c"])
     T_r, T_c = 16 // data["B_r"], 16 // data["B_c"]
     by_rows = np.block([[tiles[i * T_c + j] for j in range(T_c)] for i in range(T_r)])
@@ -406,14 +410,14 @@ def test_the_sequential_masks_are_one_stream_of_numbers_laid_out_in_two_orders()
 
 
 def test_both_orders_visit_every_tile_once():
-    tiling = algorithm.Tiling(12, 10, 4, 3)
-    for name, tiles in algorithm.orders(tiling).items():
+    tiling = dropout_orders.Tiling(12, 10, 4, 3)
+    for name, tiles in dropout_orders.orders(tiling).items():
         assert sorted(tiles) == [(i, j) for i in range(3) for j in range(4)]
         assert tiles[1] == ((1, 0) if name == "FA1" else (0, 1))
 
 
 def test_as_many_squares_as_entries_and_the_share_is_printed():
-    figure, data = drawn("dropout_orders")
+    figure, _, data = drawn("dropout_orders")
     for row, orders in enumerate(data["masks"].values()):
         differ = orders["FA1"] != orders["FA2"]
         for ax, filled in zip(figure.axes[3 * row :], (orders["FA1"], orders["FA2"], differ), strict=False):

@@ -1,6 +1,5 @@
 """Pictures of what was compiled: the records are complete and current, and the pictures show what they say."""
 
-import functools
 import importlib.util
 import json
 import re
@@ -9,25 +8,14 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from pictures import drawn, tagged
 
-from fa2_lab.gallery import build, compiled, machine
 from fa2_lab.machine.layouts import Mma, Shared, parse
-from fa2_lab.plots import layouts, style
+from fa2_lab.plots import accumulators, block_budget, records, style, swizzled_keys
+from fa2_lab.studio import compiled, figures
 
 RECORDS = {"layouts": "layouts", "compiled": "forward"}
 by_record = pytest.mark.parametrize("name", RECORDS)
-
-
-@functools.cache
-def drawn(name):
-    """(figure, alt, data) of a picture of this room."""
-    picture = next(p for p in compiled.PICTURES if p.name == name)
-    data = picture.data()
-    return *picture.draw(**data), data
-
-
-def tagged(axes_or_figure, gid):
-    return [a for a in axes_or_figure.findobj(lambda artist: artist.get_gid() == gid)]
 
 
 # The records --------------------------------------------------------------------------------------------------
@@ -35,15 +23,14 @@ def tagged(axes_or_figure, gid):
 
 @by_record
 def test_a_record_says_what_made_it_and_is_of_this_kernel(name):
-    made = machine.recorded(name)["made_by"]
+    made = records.recorded(name)["made_by"]
     assert made["command"] == "python -m fa2_lab figures --compile" and re.fullmatch(r"\d+\.\d+\.\d+", made["triton"])
-    if (compiled.PROJECT / "fa2_lab" / "kernels" / "forward.py").is_file():
-        assert made["source"] == compiled.source_digest(), f"the forward has changed: run `{compiled.COMMAND}`"
+    assert made["source"] == compiled.source_digest(), f"the forward has changed: run `{records.COMPILE}`"
 
 
 @by_record
 def test_a_record_is_written_as_it_was_read(name, tmp_path):
-    record = machine.recorded(name)
+    record = records.recorded(name)
     compiled.write(tmp_path / "again.json", RECORDS[name], record[RECORDS[name]], dict(triton="1"))
     again = json.loads((tmp_path / "again.json").read_text(encoding="utf-8"))
     assert again[RECORDS[name]] == record[RECORDS[name]] and list(again) == ["made_by", RECORDS[name]]
@@ -51,16 +38,16 @@ def test_a_record_is_written_as_it_was_read(name, tmp_path):
 
 
 def test_every_cell_of_the_budget_is_compiled_once():
-    rows = machine.recorded("compiled")["forward"]
+    rows = records.recorded("compiled")["forward"]
     names = ("target", "d", "B_r", "B_c", "warps", "stages")
     assert [{n: row[n] for n in names} for row in rows] == compiled.budget_jobs("sm_90")
     assert len(rows) == len({(row["d"], row["B_r"], row["B_c"]) for row in rows}) == 32
 
 
 def test_what_was_compiled_hangs_together():
-    cells = machine.budget_data()["cells"]
+    cells = block_budget.data()["cells"]
     agree = 0
-    for row in machine.recorded("compiled")["forward"]:
+    for row in records.recorded("compiled")["forward"]:
         model = cells[row["d"]][row["B_r"], row["B_c"]]
         assert 32 <= row["registers"] <= 255 and row["spills"] >= 0
         assert row["spills"] == 0 or row["registers"] == 255, row
@@ -71,7 +58,7 @@ def test_what_was_compiled_hangs_together():
 
 
 def test_layouts_are_recorded_for_both_targets_and_both_d():
-    rows = machine.recorded("layouts")["layouts"]
+    rows = records.recorded("layouts")["layouts"]
     assert [(row["target"], row["d"]) for row in rows] == [(t, d) for t in ("sm_80", "sm_90") for d in (64, 128)]
     for row in rows:
         assert row["S"]["shape"] == [row["B_r"], row["B_c"]] and row["O"]["shape"] == [row["B_r"], row["d"]]
@@ -86,7 +73,7 @@ def test_layouts_are_recorded_for_both_targets_and_both_d():
 
 
 def test_comments_do_not_make_a_record_old(tmp_path, monkeypatch):
-    kernels = tmp_path / "fa2_lab" / "kernels"
+    kernels = tmp_path / "fa2_lab" / "kernels" / "portable"
     kernels.mkdir(parents=True)
     monkeypatch.setattr(compiled, "PROJECT", tmp_path)
     digests = []
@@ -98,8 +85,8 @@ def test_comments_do_not_make_a_record_old(tmp_path, monkeypatch):
 
 
 def test_without_a_record_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
-    for picture in compiled.PICTURES:
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    for picture in (accumulators, swizzled_keys):
         with pytest.raises(ValueError, match=r"layouts\.json is missing: `python -m fa2_lab figures --compile`"):
             picture.data()
 
@@ -127,12 +114,14 @@ def test_layouts_are_found_in_the_compiler_s_text():
 
 
 @pytest.mark.skipif(sys.platform != "linux" or not importlib.util.find_spec("triton"), reason="needs Triton")
-@pytest.mark.skipif(not (compiled.PROJECT / "fa2_lab" / "kernels" / "forward.py").is_file(), reason="needs the kernels")
+@pytest.mark.skipif(
+    not (compiled.PROJECT / "fa2_lab" / "kernels" / "portable" / "forward.py").is_file(), reason="needs the kernels"
+)
 def test_the_compiler_still_does_what_is_recorded():
-    (recorded,) = [k for k in machine.recorded("layouts")["layouts"] if (k["target"], k["d"]) == ("sm_80", 64)]
+    (recorded,) = [k for k in records.recorded("layouts")["layouts"] if (k["target"], k["d"]) == ("sm_80", 64)]
     (now,) = compiled.compiled("sm_80", [{k: recorded[k] for k in ("target", "d", *compiled.TILE)}])
     assert now["registers"] > 64 and now["shared"] > 2**14
-    if now["triton"] == machine.recorded("layouts")["made_by"]["triton"]:
+    if now["triton"] == records.recorded("layouts")["made_by"]["triton"]:
         assert all(now[tensor] == recorded[tensor] for tensor in "SOK")
 
 
@@ -144,9 +133,9 @@ def test_a_compilation_that_fails_is_told():
 def test_the_option_compiles_before_it_draws(tmp_path, monkeypatch):
     calls = []
     monkeypatch.setattr(compiled, "record", lambda: calls.append("compiled"))
-    build.main(["workers", "--folder", str(tmp_path)])
+    figures.main(["workers", "--folder", str(tmp_path)])
     assert calls == []
-    build.main(["workers", "--compile", "--folder", str(tmp_path)])
+    figures.main(["workers", "--compile", "--folder", str(tmp_path)])
     assert calls == ["compiled"]
 
 
@@ -202,14 +191,14 @@ def test_the_corner_shows_every_lane_and_register():
 
 
 def test_targets_that_differ_get_corners_of_their_own(monkeypatch):
-    record = json.loads(json.dumps(machine.recorded("layouts")))
+    record = json.loads(json.dumps(records.recorded("layouts")))
     for kernel in record["layouts"]:
         if kernel["target"] == "sm_80":
             kernel["S"]["layout"] = kernel["S"]["layout"].replace("[4, 1]", "[2, 2]")
-    monkeypatch.setattr(compiled, "recorded", lambda name: record)
-    data = compiled.accumulators_data()
+    monkeypatch.setattr(accumulators, "layouts_record", lambda: record)
+    data = accumulators.data()
     assert list(data["corner"]) == ["sm_80", "sm_90"]
-    figure, _ = layouts.accumulators(**data)
+    figure, _ = accumulators.draw(**data)
     assert len([ax for ax in figure.axes if tagged(ax, "row")]) == 4
 
 
@@ -249,9 +238,8 @@ def test_every_chunk_is_drawn_where_it_lies():
 
 
 def test_the_budget_shows_what_was_seen():
-    picture = next(p for p in machine.PICTURES if p.name == "block_budget")
-    figure, alt = picture.draw(**picture.data())
+    figure, alt, _ = drawn("block_budget")
     said = Counter(text.get_text().split("\n")[-1] for text in style.texts(figure))
-    for spills, n in Counter(row["spills"] for row in machine.recorded("compiled")["forward"]).items():
+    for spills, n in Counter(row["spills"] for row in records.recorded("compiled")["forward"]).items():
         assert said[f"seen: {spills}"] == n
     assert "Spills as compiled" in alt and "compiled for H100" in figure.get_supxlabel()

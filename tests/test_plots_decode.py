@@ -2,10 +2,8 @@
 
 import pytest
 
-from fa2_lab.gallery import decode, machine
 from fa2_lab.machine.splits import Shares
-from fa2_lab.plots import style
-from fa2_lab.plots.shares import ends, programs, shares
+from fa2_lab.plots import ends, programs, records, shares, style
 from fa2_lab.studio.bench.results import Results, Row
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
@@ -19,8 +17,8 @@ def labelled(figure, letter=""):
 
 
 def test_each_tile_bears_the_number_of_its_program():
-    cut = decode.shares_data()["cut"]
-    figure, alt = shares(cut)
+    cut = shares.data()["cut"]
+    figure, alt = shares.draw(cut)
     counts = labelled(figure)
     for w in range(cut.programs):
         assert counts[str(w)] == sum(last - first for _, first, last in cut.spans(w))
@@ -29,7 +27,7 @@ def test_each_tile_bears_the_number_of_its_program():
 
 
 def test_other_shares_give_another_picture():
-    figure, alt = shares(Shares((6, 6), 1))
+    figure, alt = shares.draw(Shares((6, 6), 1))
     assert labelled(figure)["0"] == 12 and not labelled(figure, "slot") and "merged" not in alt
 
 
@@ -39,17 +37,17 @@ def record(tmp_path, monkeypatch):
     rows = [Row(PROBLEM | dict(bytes=268435456), "decode", values, unit="µs")]
     curves = dict(programs=[8, 16, 264], microseconds=[500.0, 260.0, 70.0], usual=[264])
     Results("decode", MACHINE, "by hand", {"copy TB/s": 4.0}, rows, curves=curves).save(tmp_path)
-    ends = dict(SM=[0.0, 0.0, 7.0], ended=[220.0, 221.0, 200.0])
-    Results("ends", MACHINE, "by hand", curves=ends).save(tmp_path)
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    clocks = dict(SM=[0.0, 0.0, 7.0], ended=[220.0, 221.0, 200.0])
+    Results("ends", MACHINE, "by hand", curves=clocks).save(tmp_path)
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
 
 
 def test_the_curve_is_what_was_recorded(record):
-    data = decode.programs_data()
+    data = programs.data()
     assert data["curve"] == [(8, 500.0), (16, 260.0), (264, 70.0)] and data["usual"] == 264
     assert data["floor"] == 62.0 and data["rivals"] == dict(fa2_lab=70.0, cuDNN=72.0)
     assert data["model"][0][1] > data["model"][1][1] > data["model"][2][1] > data["floor"]
-    figure, alt = programs(**data)
+    figure, alt = programs.draw(**data)
     assert "From 8 programs to 264: the same bytes in 14% of the time" in figure.get_suptitle()
     assert "cuDNN 72 µs" in alt and "NVIDIA H200" in alt and "65,536 keys" in alt
     assert [tuple(p) for p in figure.axes[0].lines[1].get_xydata()] == data["curve"]
@@ -57,7 +55,7 @@ def test_the_curve_is_what_was_recorded(record):
 
 
 def test_every_program_is_a_dot_over_its_SM(record):
-    figure, alt = ends(**decode.ends_data())
+    figure, alt = ends.draw(**ends.data())
     assert [tuple(p) for p in figure.axes[0].lines[0].get_xydata()] == [(0, 220), (0, 221), (7, 200)]
     assert "the last program ends 10% after the first" in figure.get_suptitle()
     assert "3 programs" in alt and "between 200 and 221 µs, half of them by 220" in alt
@@ -65,6 +63,6 @@ def test_every_program_is_a_dot_over_its_SM(record):
 
 
 def test_without_a_record_one_is_told_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
     with pytest.raises(ValueError, match=r"bench_decode\.json is missing"):
-        decode.programs_data()
+        programs.data()

@@ -1,27 +1,14 @@
 """Pictures of the Hopper kernels: the model's waits, times and schedules reach them, and so do the ideas' factors."""
 
-import functools
 import json
 
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from pictures import drawn, tagged
 
-from fa2_lab.gallery import hopper
-from fa2_lab.gallery.machine import RECORDED
-from fa2_lab.plots import ideas, style
-
-
-@functools.cache
-def drawn(name):
-    """(figure, alt, data) of a picture of this room."""
-    picture = next(p for p in hopper.PICTURES if p.name == name)
-    data = picture.data()
-    return *picture.draw(**data), data
-
-
-def tagged(figure, gid):
-    return figure.findobj(lambda artist: artist.get_gid() == gid)
+from fa2_lab.plots import backward_ideas, forward_ideas, ideas, style
+from fa2_lab.plots.records import RECORDED
 
 
 def words(figure):
@@ -139,12 +126,12 @@ def by_hand(monkeypatch):
     rows += [row("turns", False, 4.0, True, 4096, kv_heads=1), row("spilled", False, 1.0, True, 4096)]
     del rows[-1]["values"]["with it"]
     machine = dict(gpu="H", torch="2", triton="3")
-    monkeypatch.setattr(hopper, "measured", lambda suite: dict(rows=rows, machine=machine))
+    monkeypatch.setattr(ideas, "measured", lambda suite: dict(rows=rows, machine=machine))
 
 
 def test_worth_is_time_without_over_time_with_from_the_record(by_hand):
-    bars = hopper.backward_ideas_data()["rows"]
-    assert hopper.forward_ideas_data()["rows"] == []
+    bars = backward_ideas.data()["rows"]
+    assert forward_ideas.data()["rows"] == []
     assert bars == [
         dict(idea="turns", kept=True, shape="d 64, full, N 1,024, 4,096", low=1.2, high=1.5),
         dict(idea="turns", kept=False, shape="d 64, causal, N 4,096, 2 heads on 1", low=0.75, high=0.75),
@@ -152,40 +139,40 @@ def test_worth_is_time_without_over_time_with_from_the_record(by_hand):
 
 
 def test_the_table_has_a_line_for_each_idea_and_italics_where_it_is_not_in_use(by_hand):
-    head, _, *lines = hopper.ideas_table("backward").split("\n")
+    head, _, *lines = ideas.ideas_table("backward").split("\n")
     assert head == "| idea | d 64 full | d 64 causal | d 128 full | d 128 causal |"
     row = "| turns | 1,024: 1.50<br>4,096: 1.20 | *4,096, 2 heads on 1: 0.75* |  |  |"
     assert lines == [row.replace(": ", ":\N{NO-BREAK SPACE}")]
-    assert hopper.ideas_table("forward", "host").count("\n") == 1
-    assert len(hopper.ideas_data("backward", most=1)["rows"]) == 1
+    assert ideas.ideas_table("forward", "host").count("\n") == 1
+    assert len(ideas.data("backward", most=1)["rows"]) == 1
 
 
 def test_the_table_of_decode_has_a_column_for_each_cache(monkeypatch):
-    ideas = [("teams", True, 8, 4.0), ("teams", True, 1, 2.0), ("8 warps", False, 16, 2.5)]
+    tried = [("teams", True, 8, 4.0), ("teams", True, 1, 2.0), ("8 warps", False, 16, 2.5)]
     where = dict(part="decode", d=128, causal=False, N_q=1, N_k=4096, heads=32, kv_heads=8)
     rows = [
         dict(problem=where | dict(idea=idea, kept=kept, batch=batch), values={"with it": [2.0], "without it": [ms]})
-        for idea, kept, batch, ms in ideas
+        for idea, kept, batch, ms in tried
     ]
-    monkeypatch.setattr(hopper, "measured", lambda suite: dict(rows=rows))
-    head, _, *lines = hopper.ideas_table("decode").split("\n")
+    monkeypatch.setattr(ideas, "measured", lambda suite: dict(rows=rows))
+    head, _, *lines = ideas.ideas_table("decode").split("\n")
     assert head == "| idea | 1 × 4,096 keys, d 128 | 8 × 4,096 keys, d 128 | 16 × 4,096 keys, d 128 |"
     assert lines == ["| teams | 1.00 | 2.00 |  |", "| 8 warps |  |  | *1.25* |"]
 
 
 def test_the_recorded_table_has_every_measured_idea():
-    parts = {row["part"] for row in hopper.worths()}
+    parts = {row["part"] for row in ideas.worths()}
     assert parts == {"forward", "backward", "host", "decode"}
-    found = [line.split(" | ")[0] for part in parts for line in hopper.ideas_table(part).split("\n")[2:]]
-    assert len(found) == len({(row["part"], row["idea"]) for row in hopper.worths()}) >= 40
+    found = [line.split(" | ")[0] for part in parts for line in ideas.ideas_table(part).split("\n")[2:]]
+    assert len(found) == len({(row["part"], row["idea"]) for row in ideas.worths()}) >= 40
 
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_the_picture_has_the_ten_that_change_most_the_best_first(part):
-    rows = hopper.ideas_data(part)["rows"]
-    worths = [hopper.worth(row) for row in rows]
+    rows = ideas.data(part)["rows"]
+    worths = [ideas.worth(row) for row in rows]
     assert len(rows) == 10 and worths == sorted(worths, reverse=True)
-    most = sorted((max(row["worth"], 1 / row["worth"]) for row in hopper.worths() if row["part"] == part), reverse=True)
+    most = sorted((max(row["worth"], 1 / row["worth"]) for row in ideas.worths() if row["part"] == part), reverse=True)
     assert max(worths[0], 1 / worths[-1]) == most[0] and min(max(x, 1 / x) for x in worths) < most[9]
 
 
@@ -193,8 +180,8 @@ def test_what_cannot_be_repeated_says_so_itself():
     said = json.loads((RECORDED / "earlier_ideas.json").read_text(encoding="utf-8"))
     assert "no command repeats them" in said["about"] and 5 <= len(said["rows"]) <= 12
     assert all(set(row) == {"part", "idea", "shape", "bought"} for row in said["rows"])
-    assert sum(hopper.earlier_table(part).count("\n") - 1 for part in ("forward", "backward")) == len(said["rows"])
-    again = {row["idea"] for row in hopper.worths()} & {row["idea"] for row in said["rows"]}
+    assert sum(ideas.earlier_table(part).count("\n") - 1 for part in ("forward", "backward")) == len(said["rows"])
+    again = {row["idea"] for row in ideas.worths()} & {row["idea"] for row in said["rows"]}
     assert not again, "these are measured"
 
 

@@ -1,32 +1,24 @@
 """Pictures of the machine: what goes in is right by another computation, and what comes out shows all of it."""
 
-import functools
 from collections import Counter
 
 import numpy as np
 import pytest
 from matplotlib.collections import PolyCollection
+from pictures import drawn, tagged, words
 
-from fa2_lab.gallery import machine
 from fa2_lab.machine.warps import BYTES
-from fa2_lab.plots import backward, budget, flops, style, traffic, warps, waves, workers
-
-
-@functools.cache
-def drawn(name):
-    """(figure, alt, data) of a picture of this room."""
-    picture = next(p for p in machine.PICTURES if p.name == name)
-    data = picture.data()
-    return *picture.draw(**data), data
-
-
-def tagged(axes_or_figure, gid):
-    return [a for a in axes_or_figure.findobj(lambda artist: artist.get_gid() == gid)]
-
-
-def words(axes_or_figure):
-    return [t.get_text() for t in axes_or_figure.findobj(style.Text) if t.get_text()]
-
+from fa2_lab.plots import (
+    backward_graph,
+    block_budget,
+    flop_costs,
+    hbm_traffic,
+    records,
+    style,
+    warp_split,
+    waves,
+    workers,
+)
 
 # HBM traffic ------------------------------------------------------------------------------------------------
 
@@ -51,7 +43,7 @@ def test_the_meter_lies_on_the_closed_form(panel):
 
 def test_traffic_lines_and_dots_are_the_data():
     data = drawn("hbm_traffic")[2]
-    figure, alt = traffic.hbm_traffic(**data | dict(counters=None))
+    figure, alt = hbm_traffic.draw(**data | dict(counters=None))
     for ax, panel in zip(figure.axes, ("over_N", "over_M"), strict=True):
         lines = {line.get_label(): line for line in ax.lines}
         for name, curve in data[panel].items():
@@ -63,14 +55,14 @@ def test_traffic_lines_and_dots_are_the_data():
 
 def test_counters_come_as_crosses_and_their_source_is_named():
     counters = dict(source="H200, DRAM", points={"FA2": [(1024, 10**6), (2048, 4 * 10**6)]})
-    figure, alt = traffic.hbm_traffic(**drawn("hbm_traffic")[2] | dict(counters=counters))
+    figure, alt = hbm_traffic.draw(**drawn("hbm_traffic")[2] | dict(counters=counters))
     (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert cross.get_label() == "FA2 counter" and list(cross.get_ydata()) == [10**6, 4 * 10**6]
     assert "crosses are hardware counters (H200, DRAM)" in alt
 
 
 def test_counts_are_written_short():
-    assert [traffic.short(n) for n in (12, 1_500, 262_144, 4_456_448, 2 * 10**9)] == [
+    assert [hbm_traffic.short(n) for n in (12, 1_500, 262_144, 4_456_448, 2 * 10**9)] == [
         "12",
         "1.5k",
         "262k",
@@ -100,7 +92,7 @@ def test_bars_are_as_long_as_they_say():
     left, right = figure.axes
     ends = Counter(round(bar.get_x() + bar.get_width(), 6) for bar in tagged(left, "price"))
     assert ends == Counter(price for prices in data["prices"].values() for price in prices.values())
-    for kind in flops.FILLS:
+    for kind in flop_costs.FILLS:
         lengths = [bar.get_width() for bar in tagged(right, kind)]
         assert lengths == [parts[kind] for parts in data["clocks"].values()]
     assert all(f"{sum(parts.values()):,.0f}" in words(right) for parts in data["clocks"].values())
@@ -236,7 +228,7 @@ def test_segments_add_up_to_the_bytes():
         drawn_bytes = 1024 * sum(segment.get_width() for segment in tagged(bars, f"{tensor} bytes"))
         assert drawn_bytes == sum(n for moved in data["moved"].values() for (_, t), n in moved.items() if t == tensor)
     for scheme, moved in data["moved"].items():
-        total = f"{warps.kib(sum(moved.values()))} KiB"
+        total = f"{warp_split.kib(sum(moved.values()))} KiB"
         assert f"{total}\n{sum(data['barriers'][scheme].values())} barriers" in words(bars) and total in alt
 
 
@@ -258,7 +250,7 @@ def test_needs_and_verdicts_by_hand():
 
 def test_every_cell_says_what_it_needs_and_where_it_fits():
     data = drawn("block_budget")[2]
-    figure, alt = budget.block_budget(**data | dict(compiled=None))
+    figure, alt = block_budget.draw(**data | dict(compiled=None))
     for ax, (d, table) in zip(figure.axes, data["cells"].items(), strict=True):
         boxes = [p for p in ax.patches if hasattr(p, "label_text")]
         assert len(boxes) == 16 and f"d = {d}" in ax.get_title(loc="left")
@@ -266,21 +258,21 @@ def test_every_cell_says_what_it_needs_and_where_it_fits():
             blocks = data["sizes"][int(patch.get_y())], data["sizes"][int(patch.get_x())]
             cell, said = table[blocks], patch.label_text.get_text().split("\n")
             assert said[:2] == [f"{cell['shared'] / 1024:.0f} KiB", f"{cell['registers']} regs"]
-            assert said[2] == budget.verdict(cell, data["limits"])
+            assert said[2] == block_budget.verdict(cell, data["limits"])
             assert bool(patch.get_hatch()) == (not cell["fits_on"])
     assert "no compilation is recorded yet" in alt
 
 
 def test_verdicts_in_words():
     limits = {"A": 1, "B": 2, "C": 3}
-    assert budget.verdict(dict(fits_on=("A", "B", "C"), limit=""), limits) == "all chips"
-    assert budget.verdict(dict(fits_on=("C",), limit=""), limits) == "C"
-    assert budget.verdict(dict(fits_on=(), limit="registers"), limits) == "spills"
-    assert budget.verdict(dict(fits_on=(), limit="shared memory"), limits) == "too large"
+    assert block_budget.verdict(dict(fits_on=("A", "B", "C"), limit=""), limits) == "all chips"
+    assert block_budget.verdict(dict(fits_on=("C",), limit=""), limits) == "C"
+    assert block_budget.verdict(dict(fits_on=(), limit="registers"), limits) == "spills"
+    assert block_budget.verdict(dict(fits_on=(), limit="shared memory"), limits) == "too large"
 
 
 def test_compiled_spills_are_printed_when_they_are_known():
-    figure, alt = budget.block_budget(**drawn("block_budget")[2] | dict(compiled={128: {(256, 64): 1200}}))
+    figure, alt = block_budget.draw(**drawn("block_budget")[2] | dict(compiled={128: {(256, 64): 1200}}))
     (said,) = [text for text in words(figure) if "seen" in text]
     assert said == "128 KiB\n264 regs\nspills\nseen: 1200" and "as compiled" in alt
 
@@ -296,12 +288,12 @@ def test_the_meter_counts_five_products_and_every_addition_to_dq():
 
 
 def test_the_graph_is_the_chain_of_derivatives():
-    edges = backward.edges()
-    assert len(edges) == len(set(edges)) == 12 and {n for edge in edges for n in edge} == set(backward.NODES)
-    into = {name: {start for start, end in edges if end == name} for name in backward.NODES}
+    edges = backward_graph.edges()
+    assert len(edges) == len(set(edges)) == 12 and {n for edge in edges for n in edge} == set(backward_graph.NODES)
+    into = {name: {start for start, end in edges if end == name} for name in backward_graph.NODES}
     assert into["S"] == {"Q", "K"} and into["P"] == {"S", "L"} and into["dP"] == {"dO", "V"}
     assert into["dS"] == {"P", "dP", "D"} and into["dV"] == {"P"} and into["dQ"] == into["dK"] == {"dS"}
-    products = [label for *_, label, _ in backward.NODES.values() if label[0] in "①②③④⑤"]
+    products = [label for *_, label, _ in backward_graph.NODES.values() if label[0] in "①②③④⑤"]
     assert sorted(p[0] for p in products) == list("①②③④⑤")
 
 
@@ -322,17 +314,17 @@ def test_formulas_in_the_boxes_give_the_gradients():
         direction = rng.standard_normal(base.shape)
         slope = (loss(**{name: base + step * direction}) - loss(**{name: base - step * direction})) / (2 * step)
         assert slope == pytest.approx((gradients[name] * direction).sum(), rel=1e-6)
-    said = {label for *_, label, _ in backward.NODES.values()}
+    said = {label for *_, label, _ in backward_graph.NODES.values()}
     assert {"① S = τ Q Kᵀ", "③ dV = Pᵀ dO", "④ dK = τ dSᵀ Q", "⑤ dQ = τ dS K", "dS = P ∘ (dP − D)"} <= said
 
 
 def test_boxes_arrows_and_what_is_white():
     figure, _, data = drawn("backward_graph")
     graph, ways = figure.axes
-    kinds = Counter(kind for *_, kind in backward.NODES.values())
+    kinds = Counter(kind for *_, kind in backward_graph.NODES.values())
     assert {kind: len(tagged(graph, kind)) for kind in kinds} == kinds
     arrows = [text for text in graph.texts if getattr(text, "arrow_patch", None) is not None]
-    assert len(arrows) == len(backward.edges())
+    assert len(arrows) == len(backward_graph.edges())
     paper = style.colors.to_rgba(style.PAPER)
     assert all(
         (box.get_facecolor() == paper) == (box.get_gid() == "again") for kind in kinds for box in tagged(graph, kind)
@@ -348,17 +340,17 @@ def test_boxes_arrows_and_what_is_white():
 
 
 def test_what_nobody_has_measured_is_none_and_what_is_broken_is_not_hidden(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
-    assert machine.recorded("hbm_traffic") is None and machine.compiled_spills() is None
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    assert hbm_traffic.counters(64) is None and block_budget.compiled_spills() is None
     rows = [dict(d=64, B_r=128, B_c=64, spills=3), dict(d=128, B_r=64, B_c=64, spills=0)]
     (tmp_path / "compiled.json").write_text(f'{{"forward": {str(rows).replace(chr(39), chr(34))}}}', encoding="utf-8")
-    assert machine.compiled_spills() == {64: {(128, 64): 3}, 128: {(64, 64): 0}}
-    (tmp_path / "hbm_traffic.json").write_text("{", encoding="utf-8")
+    assert block_budget.compiled_spills() == {64: {(128, 64): 3}, 128: {(64, 64): 0}}
+    (tmp_path / "bench_ladder.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError):
-        machine.recorded("hbm_traffic")
+        hbm_traffic.counters(64)
 
 
 def test_workers_function_takes_any_size():
     owners = {(way, c): np.array([[0, -1], [0, 1], [0, 1]]) for way in ("forward", "backward") for c in (False, True)}
-    figure, alt = workers.workers(owners, {c: [[0], [0, 1], [0, 1]] for c in (False, True)})
+    figure, alt = workers.draw(owners, {c: [[0], [0, 1], [0, 1]] for c in (False, True)})
     assert "grids of 3 by 2 tiles" in alt and len(tagged(figure, "dQ")) == 6

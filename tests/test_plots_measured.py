@@ -1,13 +1,9 @@
 """Pictures of what was measured: the numbers of a small made-up record reach them, and a missing record is named."""
 
-import json
-
 import pytest
 
-from fa2_lab.gallery import machine, measured
-from fa2_lab.plots import style
-from fa2_lab.plots.roofline import roofline
-from fa2_lab.plots.speed import apart, counted, short, speed
+from fa2_lab.plots import hbm_traffic, records, roofline, speed, style
+from fa2_lab.plots.speed import apart, counted, short
 from fa2_lab.studio.bench.results import Results, Row, load
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
@@ -47,11 +43,11 @@ def paper():
 
 
 @pytest.fixture(autouse=True)
-def records(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """A folder with the two records, in the place of figures/data."""
     ladder().save(tmp_path)
     paper().save(tmp_path)
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
     return tmp_path
 
 
@@ -63,7 +59,7 @@ def words(artist):
 
 
 def test_a_rung_stands_at_its_intensity_and_speed():
-    data = measured.roofline_data(d=64)
+    data = roofline.data(d=64)
     assert list(data["points"]) == list(RUNGS)
     assert data["points"]["fa1"] == pytest.approx((8e11 / 20e9, 50.0))
     assert data["points"]["tuned"] == pytest.approx((4000.0, 800.0))
@@ -74,8 +70,8 @@ def test_a_rung_stands_at_its_intensity_and_speed():
 
 
 def test_the_roof_bends_where_memory_and_products_meet():
-    data = measured.roofline_data(d=64)
-    figure, alt = roofline(**data)
+    data = roofline.data(d=64)
+    figure, alt = roofline.draw(**data)
     lines = {line.get_label(): line for line in figure.axes[0].lines}
     x, y = lines["measured"].get_data()
     assert (x[1], y[1], y[2]) == (200.0, 800.0, 800.0) and y[0] == pytest.approx(4.0 * x[0])
@@ -86,9 +82,9 @@ def test_the_roof_bends_where_memory_and_products_meet():
 
 def test_counters_that_could_not_be_read_say_why():
     with pytest.raises(ValueError, match="no DRAM counters for it: ncu is not installed"):
-        measured.roofline_data(d=128)
+        roofline.data(d=128)
     with pytest.raises(ValueError, match=r"^d: got 32"):
-        measured.roofline_data(d=32)
+        roofline.data(d=32)
 
 
 def test_labels_are_pushed_apart_and_keep_their_order():
@@ -104,19 +100,19 @@ def test_labels_are_pushed_apart_and_keep_their_order():
 
 
 def test_a_curve_is_the_recorded_rate_over_N():
-    data = measured.speed_data()
+    data = speed.data()
     assert set(data["panels"]) == {(way, *x) for way in ("forward", "backward") for x in ((64, False), (128, True))}
     assert next(iter(data["panels"]))[0] == "forward"
     curves = data["panels"]["backward", 128, True]
     assert curves["fa2_lab"] == [(N, pytest.approx(400.0)) for N in (512, 1024, 2048)]
     assert [N for N, _ in curves["cuDNN"]] == [1024, 2048]
     assert "flash_attn" not in curves and data["gemm"] == 800.0
-    assert curves["torch flash"][0][1] == pytest.approx(load("paper", machine.RECORDED).rows[0].rate("torch flash"))
+    assert curves["torch flash"][0][1] == pytest.approx(load("paper", records.RECORDED).rows[0].rate("torch flash"))
 
 
 def test_every_curve_is_drawn_and_every_contestant_named():
-    data = measured.speed_data()
-    figure, alt = speed(**data)
+    data = speed.data()
+    figure, alt = speed.draw(**data)
     assert len(figure.axes) == 4
     for ax, curves in zip(figure.axes, data["panels"].values(), strict=True):
         drawn = {line.get_label(): line for line in ax.lines if not line.get_label().startswith("_")}
@@ -131,12 +127,12 @@ def test_every_curve_is_drawn_and_every_contestant_named():
 
 
 def test_the_title_counts_who_is_faster():
-    data = measured.speed_data()
+    data = speed.data()
     assert counted(data["panels"], "torch flash") == "torch flash at 12 of 12 points"
     assert counted(data["panels"], "FlexAttention") == "FlexAttention at 12 of 12 points"
     assert counted(data["panels"], "cuDNN") == "cuDNN at 0 of 8 points"
     assert counted(data["panels"], "flash_attn") == "flash_attn at 0 of 0 points"
-    figure, _ = speed(**data)
+    figure, _ = speed.draw(**data)
     assert figure.get_suptitle() == "fa2_lab is faster than torch flash at 12 of 12 points, than cuDNN at 0 of 8 points"
 
 
@@ -147,16 +143,14 @@ def test_lengths_are_written_short():
 # Crosses and missing records ----------------------------------------------------------------------------------
 
 
-def test_the_cross_is_what_one_head_moved(records):
-    file = measured.record_traffic(folder=records)
-    found = json.loads(file.read_text(encoding="utf-8"))
-    assert found["points"] == {"FA2": [[4096, 1_562_500]]}  # 200 MB, 64 heads, two bytes each
-    assert machine.traffic_data(N=512)["counters"] == found
+def test_the_cross_is_what_one_head_moved(folder):
+    found = hbm_traffic.data(N=512)["counters"]
+    assert found["points"] == {"FA2": [(4096, 1_562_500)]}  # 200 MB, 64 heads, two bytes each
     assert found["source"].startswith("NVIDIA H200, DRAM")
 
 
-@pytest.mark.parametrize("suite, data", [("ladder", measured.roofline_data), ("paper", measured.speed_data)])
-def test_a_missing_record_says_how_to_get_it(records, suite, data):
-    (records / f"bench_{suite}.json").unlink()
+@pytest.mark.parametrize("suite, data", [("ladder", roofline.data), ("paper", speed.data)])
+def test_a_missing_record_says_how_to_get_it(folder, suite, data):
+    (folder / f"bench_{suite}.json").unlink()
     with pytest.raises(ValueError, match=rf"bench_{suite}.json is missing: `python -m fa2_lab bench {suite}` measures"):
         data()

@@ -5,11 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from fa2_lab.gallery import machine, ring
 from fa2_lab.machine import ring as model
-from fa2_lab.plots import style
-from fa2_lab.plots.ring import ring_schedule, zigzag
-from fa2_lab.plots.ring_speed import ring_speed
+from fa2_lab.plots import records, ring_schedule, ring_speed, style, zigzag
 from fa2_lab.studio.bench.results import Results, Row
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc", gpus=4)
@@ -20,14 +17,14 @@ def words(figure):
 
 
 def test_each_cell_shows_half_of_its_square_in_the_colour_of_its_keys():
-    data = ring.schedule_data(ranks=4)
+    data = ring_schedule.data(ranks=4)
     for rank, row in enumerate(data["cells"]):
         assert [cell["source"] for cell in row] == [(rank - step) % 4 for step in range(4)]
         assert row[0]["diagonal"] and not any(cell["diagonal"] for cell in row[1:])
         for cell in row[1:]:
             (top, bottom), (left, right) = cell["rows"], cell["cols"]
             assert (bottom - top) * (right - left) == 0.5
-    figure, _ = ring_schedule(**data)
+    figure, _ = ring_schedule.draw(**data)
     for source in range(4):
         patches = figure.findobj(lambda a, gid=f"keys of {source}": a.get_gid() == gid)
         assert len(patches) == 4
@@ -35,11 +32,13 @@ def test_each_cell_shows_half_of_its_square_in_the_colour_of_its_keys():
 
 
 def test_transfers_start_with_their_block_and_end_before_the_next():
-    lanes = ring.schedule_data()["lanes"]
+    lanes = ring_schedule.data()["lanes"]
     for direction, spans in lanes.items():
         kernels = [s for s in spans if s[0] == "kernels"]
         assert all(a[2] == pytest.approx(b[1]) for a, b in pairwise(kernels))
-        sizes = ring.SIZES | dict(flops=ring.REACHED[direction], link=ring.chips.H200.link_per_second)
+        sizes = ring_schedule.SIZES | dict(
+            flops=ring_schedule.REACHED[direction], link=ring_schedule.chips.H200.link_per_second
+        )
         assert kernels[-1][2] == pytest.approx(4e3 * model.step(4096, direction, **sizes).compute)
         assert sum(s[0] == "K V" for s in spans) == 3
         assert sum(s[0] == "dK dV" for s in spans) == (3 if direction == "backward" else 0)
@@ -48,12 +47,12 @@ def test_transfers_start_with_their_block_and_end_before_the_next():
 
 
 def test_zigzag_counts_are_the_model_s():
-    data = ring.zigzag_data(ranks=4, N=1024, B=64)
+    data = zigzag.data(ranks=4, N=1024, B=64)
     assert list(data["tiles"]) == list(data["owners"]) == ["contiguous", "zigzag"]
     assert data["owners"]["zigzag"][:, 0].tolist() == [0, 1, 2, 3, 3, 2, 1, 0]
     assert data["owners"]["contiguous"][:, 0].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert all((np.triu(owner, 1) <= 0).all() for owner in data["owners"].values())
-    figure, alt = zigzag(**data)
+    figure, alt = zigzag.draw(**data)
     assert "tiles: ranks are busy 100% of the time" in words(figure) and f"{data['tiles']['zigzag'][0]:,}" in alt
     assert len(figure.findobj(lambda a: a.get_gid() == "skipped")) == 2 * 28
 
@@ -74,12 +73,12 @@ def record(contiguous=True):
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_record_reaches_its_picture(contiguous, tmp_path, monkeypatch):
     record(contiguous).save(tmp_path)
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
-    data = ring.speed_data()
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    data = ring_speed.data()
     assert data["curves"] == {2: [(1024, 1.5), (2048, 1.5)], 4: [(1024, 2.0), (2048, 2.0)]}
     assert data["contiguous"] == ((4, 2048, 1.2) if contiguous else None)
     assert data["memory"] == {1: 4096, 2: 3072, 4: 1024}
-    figure, alt = ring_speed(**data)
+    figure, alt = ring_speed.draw(**data)
     assert figure.get_suptitle() == "Long sequences share out: 4 GPUs at 50.0% of linear speed, 2k tokens"
     assert "4 GPUs\n2.00" in words(figure) and ("1.20 times" in alt) == contiguous
     heights = [figure.findobj(lambda a, gid=g: a.get_gid() == gid)[0].get_height() for g in ("1 GPUs", "4 GPUs")]
@@ -87,6 +86,6 @@ def test_a_record_reaches_its_picture(contiguous, tmp_path, monkeypatch):
 
 
 def test_a_missing_record_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(machine, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "RECORDED", tmp_path)
     with pytest.raises(ValueError, match="`python -m fa2_lab bench ring` measures it"):
-        ring.speed_data()
+        ring_speed.data()

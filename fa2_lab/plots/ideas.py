@@ -1,4 +1,4 @@
-"""What each idea for the Hopper kernels was worth: bars around 1, the ones that did not help among them."""
+"""What each idea for the Hopper kernels was worth: the table of all, and bars around 1 of those that change most."""
 
 from __future__ import annotations
 
@@ -8,12 +8,102 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.plots.records import made, measured, recorded
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def worths() -> list[dict]:
+    """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
+    rows = [row for row in measured("ideas")["rows"] if {"with it", "without it"} <= row["values"].keys()]
+    return [row["problem"] | dict(worth=row["values"]["without it"][0] / row["values"]["with it"][0]) for row in rows]
+
+
+def data(part: str, most: int = 10) -> dict:
+    """The ideas of one part that change most, the best first: from where to where their worth reaches.
+
+    An idea that is in use on some problems and not on others counts twice. ideas_table() has all of them.
+    """
+    groups = {}
+    for row in worths():
+        if row["part"] == part:
+            groups.setdefault((row["idea"], row["kept"]), []).append(row)
+    rows = []
+    for (idea, kept), group in groups.items():
+        reach = [row["worth"] for row in group]
+        rows.append(dict(idea=idea, kept=kept, shape=shapes(group), low=min(reach), high=max(reach)))
+    rows = sorted(rows, key=lambda row: max(row["high"], 1 / row["low"]), reverse=True)[:most]
+    return dict(part=part, rows=sorted(rows, key=worth, reverse=True), setting=made(measured("ideas")))
+
+
+def worth(row: dict) -> float:
+    """The end of an idea's reach that lies further from 1."""
+    return max(row["low"], row["high"], key=lambda x: max(x, 1 / x))
+
+
+def shapes(problems: list[dict]) -> str:
+    """What problems have in common and where they differ: "d 64 and 128, causal, N 1,024 to 16,384"."""
+
+    def all_of(key: str, join: str) -> str:
+        return join.join(f"{x:,}" for x in sorted({p[key] for p in problems}))
+
+    masks = " or ".join("causal" if causal else "full" for causal in sorted({p["causal"] for p in problems}))
+    grouped = all(p["heads"] != p["kv_heads"] for p in problems)
+    heads = f", {all_of('heads', ' or ')} heads on {all_of('kv_heads', ' or ')}" if grouped else ""
+    return f"d {all_of('d', ' and ')}, {masks}, N {all_of('N_q', ', ')}{heads}"
+
+
+KINDS = [f"d {d} {'causal' if causal else 'full'}" for d in (64, 128) for causal in (False, True)]
+
+
+def ideas_table(*parts: str) -> str:
+    """In Markdown: each idea, and what it is worth at which N; in italics where the kernels of today do without it."""
+    rows = [row for row in worths() if row["part"] in parts]
+    caches = sorted({(row["d"], row["batch"], row["N_k"], kind(row)) for row in rows if row["part"] == "decode"})
+    kinds = [name for *_, name in caches] or KINDS
+    lines = ["| idea | " + " | ".join(kinds) + " |", "| --- " * (1 + len(kinds)) + "|"]
+    for idea in dict.fromkeys(row["idea"] for row in rows):
+        group = [row for row in rows if row["idea"] == idea]
+        cells = [[row for row in group if kind(row) == name] for name in kinds]
+        lines.append(f"| {idea} | " + " | ".join("<br>".join(map(entry, cell)) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def kind(row: dict) -> str:
+    """The column of a row: the head dimension and the mask, or for decode the cache."""
+    if row["part"] == "decode":
+        return f"{row['batch']} × {row['N_k']:,} keys, d {row['d']}"
+    return f"d {row['d']} {'causal' if row['causal'] else 'full'}"
+
+
+def entry(row: dict) -> str:
+    """One number of the table; but for decode with its N, and its heads where they are grouped."""
+    heads = f", {row['heads']} heads on {row['kv_heads']}" if row["heads"] != row["kv_heads"] else ""
+    where = "" if row["part"] == "decode" else f"{row['N_q']:,}{heads}:\N{NO-BREAK SPACE}"
+    text = f"{where}{row['worth']:.2f}"
+    return text if row["kept"] else f"*{text}*"
+
+
+def earlier_table(part: str) -> str:
+    """In Markdown: what was tried on earlier versions of the kernels, which no command repeats."""
+    columns = ("idea", "shape", "bought")
+    rows = [row for row in recorded("earlier_ideas")["rows"] if row["part"] == part]
+    lines = ["| idea | where | what it bought |", "| --- " * len(columns) + "|"]
+    return "\n".join(lines + ["| " + " | ".join(row[name] for name in columns) + " |" for row in rows])
+
+
+def folded(summary: str, text: str) -> str:
+    """Markdown that opens when it is asked for."""
+    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 CUT = 1.5  # bars end here, or the small ones could not be told apart
 
 
 @style.picture
-def ideas(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
+def draw(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
     """The ideas for one part. rows: idea, shape, low and high (speed with it over speed without), kept."""
     figure, ax = style.new_figure(
         0.9 + 0.38 * len(rows), f"The {len(rows)} ideas that change most in the {part}, for better or worse"

@@ -1,24 +1,63 @@
-"""Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
+"""Who waits for whom inside a thread block of the Hopper forward: one row for each ring of buffers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch
 
+from fa2_lab.machine import hopper
+from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.plots import style
+from fa2_lab.tiles import Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def small(consumers: int, T: int, **options) -> hopper.Run:
+    """The model on `T` tiles of 4 keys, 4 rows to a consumer; only the clocks are those of a real tile."""
+    N_q, N_k = 4 * consumers, 4 * T
+    rng = np.random.default_rng(0)
+    Q, (K, V) = rng.standard_normal((N_q, 4)), rng.standard_normal((2, N_k, 4))
+    return hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4), consumers, **options)
+
+
+def data(consumers: int = 2, slots: int = 2) -> dict:
+    """Every barrier of a run: who waits there, who arrives, and how many arrivals end a phase."""
+    run = small(consumers, 8, slots=slots, turns=True)
+    p = run.pipes
+    alone = [*p.tickets.filled, *p.tickets.emptied, *p.turns.begun]
+    return dict(slots={"ticket": 2, "Q": p.q.slots, "K": slots, "V": slots}, barriers=met(run, alone, (p.q, p.k, p.v)))
+
+
+def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
+    """Of every barrier, by its name: who waited there, who arrived, and how many arrivals end a phase."""
+    all_barriers = alone + [bar for ring in rings for bar in (*ring.filled, *ring.emptied)]
+    barriers = {bar.what: dict(waits=set(), arrives=set(), expected=bar.expected) for bar in all_barriers}
+    for bar in all_barriers:
+        barriers[bar.what]["arrives"] |= set(bar.came) - {"the start"}
+    for waited in run.block.waits:
+        if waited.what in barriers:
+            barriers[waited.what]["waits"].add(waited.actor)
+    return {
+        what: dict(waits=sorted(bar["waits"]), arrives=sorted(bar["arrives"]), expected=bar["expected"])
+        for what, bar in barriers.items()
+    }
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 LEFT, SLOTS, RIGHT = (0.1, 1.25), (2.55, 4.6), (5.95, 7.5)  # from where to where, in inches
 LANE, FIRST, GAP = 1.0, 0.42, 0.75
 TOLD = {"rows": "Q, dO"}
 FORWARD = "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
-BACKWARD = "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ"
 
 
 @style.picture
-def pipes(slots: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Figure, str]:
+def draw(slots: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Figure, str]:
     """slots: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}."""
     figure, ax = style.new_figure(5.2, "Every wait is for a slot that is full, a slot that is empty, or a turn")
     bottom = FIRST + LANE * len(slots)
@@ -31,31 +70,6 @@ def pipes(slots: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Fi
         _lane(ax, FIRST + lane * LANE, ring, number, barriers)
     _bare(ax, bottom + 0.12)
     return figure, _told(slots, barriers, consumers)
-
-
-@style.picture
-def backward_pipes(slots: Mapping[str, int], barriers: Mapping[str, Mapping], places: int) -> tuple[Figure, str]:
-    """The same for the backward. Its consumers also meet at dS, in so many places, and leave dQ to the copy engine."""
-    figure, ax = style.new_figure(6.2, "Two consumers meet at dS; nobody waits for dQ to be added")
-    bottom = FIRST + LANE * len(slots)
-    consumers = sorted(barriers["dS filled"]["waits"])
-    _producer(ax, bottom)
-    _consumers(ax, consumers, bottom, BACKWARD)
-    _between(ax, bottom, "dS", f"dS: {places} places,\n{barriers['dS filled']['expected']} arrivals")
-    for lane, (ring, number) in enumerate(slots.items()):
-        _lane(ax, FIRST + lane * LANE, ring, number, barriers)
-    _sums(ax, bottom + 0.35, len(consumers))
-    _bare(ax, bottom + 1.05)
-    told = "; ".join(f"{ring}: {number} slot{'s' if number > 1 else ''}" for ring, number in slots.items())
-    alt = (
-        f"A diagram of one thread block of the backward. Left the producer warp, right {len(consumers)} consumer"
-        f" warpgroups of 64 columns each, between them a row for each ring in shared memory ({told}), each filled by"
-        " the producer, taken by both consumers and empty again after 2 releases. Two arrows between the consumers:"
-        f" both write their dS into one of {places} places, and wait until both have. Beneath, each consumer has one"
-        " place for its part of dQ; from there the copy engine adds it to the sums in HBM, and a consumer waits only"
-        " before it writes the place again."
-    )
-    return figure, alt
 
 
 def _told(slots: Mapping, barriers: Mapping, consumers: list[str]) -> str:
@@ -96,24 +110,6 @@ def _between(ax: Axes, bottom: float, gid: str, words: str) -> None:
     _arrow(ax, (middle - side, top), (middle - side, top + GAP), gid)
     _arrow(ax, (middle + side, top + GAP), (middle + side, top), gid)
     ax.text(middle, top + GAP / 2, words, ha="center", va="center", fontsize=style.SMALL)
-
-
-def _sums(ax: Axes, top: float, consumers: int) -> None:
-    """From each consumer's place for dQ, by the copy engine, to HBM."""
-    left, right = RIGHT
-    width, high = (right - left) / consumers, 0.42
-    for c in range(consumers):
-        x = left + c * width
-        style.tensor_box(ax, x, top, width - 0.06, high, "dQ", f"dQ {c}", size=style.NORMAL, gid="dQ place")
-        _arrow(ax, (x + width / 2, top - 0.35), (x + width / 2, top), "dQ store")
-    style.tensor_box(
-        ax, LEFT[0], top, SLOTS[1] - LEFT[0] - 0.4, high, "dQ", "sums of dQ in HBM, fp32", size=style.NORMAL
-    )
-    _arrow(ax, (left, top + high / 2), (SLOTS[1] - 0.4, top + high / 2), "dQ add")
-    middle = (SLOTS[1] - 0.4 + left) / 2
-    ax.text(middle, top + high / 2 - 0.05, "the copy engine adds", ha="center", va="bottom", fontsize=style.SMALL)
-    words = "a place for each; written again once it has been read"
-    ax.text(right, top + high + 0.06, words, ha="right", va="top", fontsize=style.SMALL)
 
 
 def _bare(ax: Axes, bottom: float) -> None:

@@ -8,13 +8,58 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.plots.records import made, measured
 from fa2_lab.plots.speed import short
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data() -> dict:
+    """What `fa2-lab bench ring` has measured: forward and backward together."""
+    record = measured("ring")
+    rows = [r for r in record["rows"] if "layout" not in r["problem"]]
+    by_length = {r["problem"]["N_q"]: r["values"] for r in rows if r["direction"] == "both"}
+    sizes = sorted({gpus(name) for values in by_length.values() for name in values})
+    curves = {n: sorted((N, ratio(v, n)) for N, v in by_length.items() if name_of(n) in v) for n in sizes if n > 1}
+    longest = max(by_length)
+    peak = next(r for r in rows if r["direction"] == "peak memory" and r["problem"]["N_q"] == longest)["values"]
+    return dict(
+        curves=curves,
+        contiguous=contiguous(record, by_length),
+        memory={gpus(name): mib for name, (mib,) in peak.items()},
+        setting=f"{made(record)}; forward and backward, causal, 16 heads of 128; memory at {longest:,} tokens",
+    )
+
+
+def contiguous(record: dict, by_length: dict) -> tuple[int, int, float] | None:
+    """(GPUs, N, times faster) of the other layout, if it was measured."""
+    for row in record["rows"]:
+        if row["problem"].get("layout") == "contiguous" and row["direction"] == "both":
+            (name, (ms, *_)), N = next(iter(row["values"].items())), row["problem"]["N_q"]
+            return gpus(name), N, by_length[N][name_of(1)][0] / ms
+    return None
+
+
+def gpus(name: str) -> int:
+    return int(name.split()[0])
+
+
+def name_of(n: int) -> str:
+    return f"{n} GPU" + "s" * (n > 1)
+
+
+def ratio(values: dict, n: int) -> float:
+    """How many times as fast as one GPU."""
+    return values[name_of(1)][0] / values[name_of(n)][0]
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 @style.picture
-def ring_speed(
+def draw(
     curves: Mapping[int, Sequence[tuple[int, float]]],
     contiguous: tuple[int, int, float] | None,
     memory: Mapping[int, float],

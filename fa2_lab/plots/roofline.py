@@ -9,14 +9,57 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from fa2_lab.machine import chips
 from fa2_lab.plots import style
+from fa2_lab.plots.records import made, measured
 from fa2_lab.plots.speed import apart
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+DRAM = ("DRAM bytes read", "DRAM bytes written")
+
+
+def data(d: int = 128) -> dict:
+    """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
+    record = measured("ladder")
+    row = training_row(record, d)
+    moved = counted(record, d)
+    rungs = [name for name in row["values"] if name in moved and not name.startswith("split")]
+    speeds = {name: row["flops"] / row["values"][name][0] / 1e9 for name in rungs}
+    points = {name: (row["flops"] / moved[name], speeds[name]) for name in rungs}
+    chip, p = chips.named(record["machine"]["gpu"]), row["problem"]
+    roof = dict(flops=record["ceilings"]["GEMM TFLOP/s"], bytes=record["ceilings"]["copy TB/s"])
+    printed = dict(flops=chip.tensor_flops / 1e12, bytes=chip.hbm_per_second / 1e12)
+    shape = f"forward, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask"
+    return dict(points=points, measured=roof, datasheet=printed, setting=f"{made(record)}; {shape}")
+
+
+def training_row(record: dict, d: int) -> dict:
+    """The timed row of one head dimension with the most heads and no mask."""
+    rows = [r for r in record["rows"] if r["direction"] == "forward" and r["problem"]["d"] == d]
+    rows = [r for r in rows if not r["problem"]["causal"]]
+    if not rows:
+        raise ValueError(f"d: got {d}; the recorded ladder has no row without a mask for it")
+    return max(rows, key=lambda r: r["problem"]["batch"] * r["problem"]["heads"])
+
+
+def counted(record: dict, d: int) -> dict[str, float]:
+    """{rung: bytes that DRAM moved in one call} of the rungs whose counters could be read."""
+    rows = [r for r in record["rows"] if r["direction"] == "counters" and r["problem"]["d"] == d]
+    found = {r["problem"]["rung"]: sum(r["values"][m][0] for m in DRAM) for r in rows if set(DRAM) <= set(r["values"])}
+    if not found:
+        reasons = sorted({why for r in rows for why in r["failed"].values()})
+        raise ValueError(f"d: got {d}; the recorded ladder has no DRAM counters for it: {'; '.join(reasons) or 'none'}")
+    return found
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 LABELS_APART = 0.085  # decades, so that two lines of text do not touch
 
 
 @style.picture
-def roofline(
+def draw(
     points: Mapping[str, tuple[float, float]],
     measured: Mapping[str, float],
     datasheet: Mapping[str, float],

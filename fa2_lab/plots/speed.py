@@ -8,6 +8,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.plots.records import made, measured
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+CONTESTANTS = ("fa2_lab", "fa2_lab portable", "FlashAttention-4", "cuDNN", "FlexAttention", "torch flash", "flash_attn")
+BASELINE = "torch flash"
+
+
+def data() -> dict:
+    """TFLOP/s of every contestant on the FA2 paper's grid."""
+    record, panels = measured("paper"), {}
+    for direction in ("forward", "backward"):
+        for row in record["rows"]:
+            if row["direction"] == direction:
+                p = row["problem"]
+                curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in CONTESTANTS})
+                for name in CONTESTANTS:
+                    if name in row["values"]:
+                        curves[name].append((p["N_q"], row["flops"] / row["values"][name][0] / 1e9))
+    panels = {at: {name: sorted(curve) for name, curve in c.items() if curve} for at, c in panels.items()}
+    setting = f"{made(record)}; 16,384 tokens, hidden size 2,048; {BASELINE} is FlashAttention-2 in torch"
+    return dict(panels=panels, gemm=record["ceilings"]["GEMM TFLOP/s"], baseline=BASELINE, setting=setting)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
 LOOKS = {
@@ -24,7 +49,7 @@ LABELS_APART = 0.085  # of the axis' height
 
 
 @style.picture
-def speed(
+def draw(
     panels: Mapping[tuple[str, int, bool], Mapping[str, Curve]], gemm: float, baseline: str, setting: str
 ) -> tuple[Figure, str]:
     """TFLOP/s over N: a row for each direction, a column for each d and mask.

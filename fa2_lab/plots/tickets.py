@@ -8,13 +8,35 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import chips, grid, hopper
 from fa2_lab.machine.grid import Schedule
 from fa2_lab.plots import style
 from fa2_lab.plots.waves import turns
+from fa2_lab.tiles import CAUSAL, Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
+    """Causal row blocks on 132 SMs: dealt in two orders, and drawn in the second. `at_once` heads run side by side."""
+    tiles = grid.worker_tiles(Tiling(N, N, B_r, 128, CAUSAL), "forward")[::-1].tolist()  # of one head, heavy first
+    head_by_head = tiles * heads
+    side_by_side = [n for n in tiles for _ in range(at_once)] * (heads // at_once)
+    blocks = [grid.Block(0, n, cost) for n, cost in enumerate(side_by_side)]
+    SMs = chips.H200.SMs
+    ran = {
+        "Dealt, head by head": hopper.dealt(head_by_head, SMs),
+        f"Dealt, {at_once} heads at once": hopper.dealt(side_by_side, SMs),
+        "Drawn as tickets": grid.schedule(blocks, SMs),
+    }
+    return dict(ran=ran, setting=f"{heads} heads, N = {N:,}, d = {d}, causal, {SMs} SMs, row blocks of {B_r}")
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture
-def tickets(ran: Mapping[str, Schedule], setting: str) -> tuple[Figure, str]:
+def draw(ran: Mapping[str, Schedule], setting: str) -> tuple[Figure, str]:
     """ran: {panel's name: Schedule}, each SM a line from left to right, each row block a bar as long as its tiles."""
     figure, axes = style.new_figure(
         3.6, "Dealt, the unluckiest SM decides; drawn, nobody waits", ncols=3, sharex=True, sharey=True

@@ -7,7 +7,38 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import chips, hopper
+from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
 from fa2_lab.plots import style
+from fa2_lab.plots.pipes import small
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+FOUR_WAYS = {
+    "Neither": (hopper.in_sequence, SHARED),
+    "Within: P V of the tile before runs under the exponentials": (hopper.look_ahead, SHARED),
+    "Between: one warpgroup multiplies while the other exponentiates": (hopper.in_sequence, IN_ORDER),
+    "Both": (hopper.look_ahead, IN_ORDER),
+}
+
+
+def data(d: int = 64, T: int = 16, window: float = 5400) -> dict:
+    """Two warpgroups on T tiles of 64 × 128 each, with and without the two overlaps."""
+    price = hopper.costs(chips.H200, 64, 128, d)
+    panels = []
+    for name, (visit, tensor) in FOUR_WAYS.items():
+        block = small(2, T, visit=visit, tensor=tensor, costs=price).block
+        jobs = [(j.unit, owner(j), j.label, j.begun, j.ended) for j in block.jobs if j.label[0] != "Q"]
+        panels.append(dict(name=name, share=block.busy("tensor", since=price.copy), jobs=sorted(jobs, key=str)))
+    return dict(window=window, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time")
+
+
+def owner(job) -> int | None:
+    """The number of the consumer whose job it is; copies are nobody's."""
+    return int(job.actor.split()[1]) if job.actor.startswith("consumer") else None
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 HUE = {"S": "S", "PV": "O", "P": "P", "K": "K", "V": "V"}
 LANES = (("copy", None), ("tensor", 0), ("tensor", 1), ("exp", 0), ("exp", 1))
@@ -15,7 +46,7 @@ NAMES = {"copy": "copies of K, V", "tensor": "tensor cores", "exp": "exponential
 
 
 @style.picture
-def timeline(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure, str]:
+def draw(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure, str]:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer or None, label, from, to), in clocks."""
     title = "Exponentials can hide under products in two ways, and they go together"
     figure, axes = style.new_figure(7.6, title, nrows=len(panels), sharex=True)

@@ -8,12 +8,31 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import chips, grid
 from fa2_lab.machine.grid import Schedule
 from fa2_lab.plots import style
+from fa2_lab.tiles import Mask, Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
+    """FA1 and FA2 at batch 1 on an H100, one resident block to an SM: without a mask, then causal in both orders."""
+    full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
+    grids = {
+        "FA1, one block per head": grid.fa1_grid(heads, full),
+        "FA2, one per row block": grid.fa2_grid(heads, full),
+        "FA2 causal, launched row by row": grid.fa2_grid(heads, causal),
+        "FA2 causal, heaviest blocks first": grid.fa2_grid(heads, causal, order="heaviest first"),
+    }
+    return dict(heads=heads, ran={name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()})
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture
-def waves(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
+def draw(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
     """Four schedules, each SM a line from left to right, each block a bar as long as its tiles.
 
     ran: {panel's name: Schedule}; the first two share a time axis, and so do the last two.

@@ -8,13 +8,27 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import grid
 from fa2_lab.plots import style
+from fa2_lab.tiles import Mask, Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(T: int = 4, B: int = 64) -> dict:
+    """Who owns which tile, and who adds into which dQ, on a square of T × T tiles."""
+    tilings = {causal: Tiling(T * B, T * B, B, B, Mask(causal=causal)) for causal in (False, True)}
+    owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
+    return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 WIDER, DEEPER = 2.6, 0.85  # room beside the tiles for O or dQ, below them for dK and dV
 
 
 @style.picture
-def workers(
+def draw(
     owners: Mapping[tuple[str, bool], np.ndarray], dq_writers: Mapping[bool, Sequence[Sequence[int]]]
 ) -> tuple[Figure, str]:
     """Tile grids, forward above and backward below, all tiles on the left and causal on the right.

@@ -15,7 +15,7 @@ ROOMS = {
     "bench": ("studio/bench/command.py", "measure the kernels and their peers on this machine's GPU"),
     "book": ("studio/book/command.py", "run the book's notebooks on this machine"),
     "course": ("studio/course/command.py", "release, check and grade the assignments"),
-    "figures": ("gallery/build.py", "draw every picture into figures/"),
+    "figures": ("studio/figures.py", "draw every picture into figures/"),
     "xray": ("studio/xray/command.py", "compile a kernel for any chip, and read what came out"),
     "tune": ("studio/bench/tune.py", "search for the best block sizes on this machine's GPU"),
 }

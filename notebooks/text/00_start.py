@@ -26,10 +26,9 @@ from importlib.util import find_spec
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.gallery import book
 from fa2_lab.machine import io
 from fa2_lab.paper import ALGORITHMS, LINES, PACKAGE, where
-from fa2_lab.plots.ladder_map import ladder
+from fa2_lab.plots import ladder
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.studio.book.chapters import CHAPTERS
@@ -205,7 +204,7 @@ for name, meter in meters.items():
 # division comes once at the end, or that what a mask hides is skipped? And why would anyone bother?
 
 # %%
-show(ladder(**book.ladder_data()))
+show(ladder.draw(**ladder.data()))
 
 # %% [markdown]
 # <details><summary>The small one</summary>
@@ -324,7 +323,7 @@ print(where("FA2.A1.L10"))
 # | `reference/` | NumPy in float64, one file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
 # | `machine/`, `errata/` | models of a GPU: traffic, thread blocks, warps, budgets; slips, run |
 # | `kernels/` | the same lines in Triton |
-# | `plots/`, `gallery/`, `book/` | pictures, their data, these notebooks |
+# | `plots/`, `studio/` | pictures with their data; these notebooks, measuring, the course |
 #
 # A room may use the rooms above it in this table, with one exception, which the cell checks.
 #
@@ -434,7 +433,7 @@ for size in (1.0, 1e3):
 small = Tiling(64, 64, 16, 16)
 Q, K, V = np.random.default_rng(3).standard_normal((3, 64, 8))
 stages = dict(standard=naive.forward, fa1=fa1.forward, fa2=fa2.forward)
-rungs = {rung.name: rung for rung in book.ladder_data(N=64, d=8, B=16)["rungs"]}
+rungs = {rung.name: rung for rung in ladder.data(N=64, d=8, B=16)["rungs"]}
 drawn = dict(standard=rungs["FlashAttention"].before, fa1=rungs["FlashAttention"].after)
 drawn["fa2"] = rungs["FA2: loops swapped"].after
 for name, stage in stages.items():

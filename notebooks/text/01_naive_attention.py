@@ -21,10 +21,9 @@
 # %%
 import numpy as np
 
-from fa2_lab.gallery import algorithm
 from fa2_lab.machine import chips, io
 from fa2_lab.paper import where
-from fa2_lab.plots import memory
+from fa2_lab.plots import quadratic_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -154,7 +153,7 @@ for N in (1024, 8192, 65536):
     print(f"{N:7,} {small / 2**30:9.2f} GiB {large / 2**30:9.2f} GiB")
 
 # %%
-show(memory.quadratic_memory(**algorithm.memory_data()))
+show(quadratic_memory.draw(**quadratic_memory.data()))
 
 # %% [markdown]
 # <details><summary>Reading the picture</summary>

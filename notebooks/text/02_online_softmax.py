@@ -23,9 +23,7 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.gallery import algorithm
-from fa2_lab.plots import merge as merge_picture
-from fa2_lab.plots import softmax, stream
+from fa2_lab.plots import merge_orders, state_stream, three_softmaxes
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
 from fa2_lab.reference.naive import safe_softmax
@@ -134,7 +132,7 @@ for j in range(0, 12, 3):
 # The same in a picture: ten blocks stream past four rows. Follow `m` of the drawn row, and look where α is not 1.
 
 # %%
-show(stream.state_stream(**algorithm.stream_data()))
+show(state_stream.draw(**state_stream.data()))
 
 # %% [markdown]
 # <details><summary>And before the last update?</summary>
@@ -173,7 +171,7 @@ print("running maximum:", (o / l[:, None]).item())
 # `m` and `l` too; GPU kernels keep those two in float32.
 
 # %%
-show(softmax.three_softmaxes(**algorithm.softmax_data()))
+show(three_softmaxes.draw(**three_softmaxes.data()))
 
 # %% [markdown]
 # **Takeaway.** m is what keeps every exponential between 0 and 1. It must be subtracted inside the loop, block by block;
@@ -233,7 +231,7 @@ for first, second, third in permutations(parts):
 print(len(results), "ways, each the dense result:", all(close(o / l[:, None], dense) for _, l, o in results))
 
 # %%
-show(merge_picture.merge_orders(**algorithm.merge_data()))
+show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
 # <details><summary>Which one shrinks, and why any order will do</summary>

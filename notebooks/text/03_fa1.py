@@ -23,10 +23,9 @@ from inspect import getsource
 
 import numpy as np
 
-from fa2_lab.gallery import machine
 from fa2_lab.machine import chips, io
 from fa2_lab.paper import where
-from fa2_lab.plots import dropouts, order, traffic
+from fa2_lab.plots import dropout_orders, hbm_traffic, visiting_order
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, naive
 from fa2_lab.reference.dropout import Dropout, sequential_mask
@@ -151,7 +150,7 @@ for tensor in ("Q", "K", "V", "O", "l", "m"):
 print("together:", meter.hbm_elements)
 
 # %%
-show(order.visiting_order(2, 4, {"FA1": meter.events}))
+show(visiting_order.draw(2, 4, {"FA1": meter.events}))
 
 # %% [markdown]
 # <details><summary>The four lines, and how to read the picture</summary>
@@ -267,7 +266,7 @@ print(f"an A100's shared memory, {room:,} elements, would give B_c = {by_rule}:"
 print(f"{moved('standard', 1) / moved('fa1', by_rule):.1f} times less than standard")
 
 # %% tags=["nbval-ignore-output"]
-show(traffic.hbm_traffic(**machine.traffic_data()))
+show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # <details><summary>Reading the picture</summary>
@@ -318,7 +317,7 @@ for generator, drawn in masks.items():
     print(f"{generator} generator: share of entries that differ:", round(differ.mean(), 2))
 
 # %%
-show(dropouts.dropout_orders(masks, B_r=grid.B_r, B_c=grid.B_c, p=0.5))
+show(dropout_orders.draw(masks, B_r=grid.B_r, B_c=grid.B_c, p=0.5))
 
 # %% [markdown]
 # <details><summary>What the key is, and where the drop belongs</summary>

@@ -26,11 +26,9 @@ from inspect import getsource
 import numpy as np
 
 from fa2_lab.errata import ERRATA, judge
-from fa2_lab.gallery import algorithm as pictures
-from fa2_lab.gallery.explorer import explore
-from fa2_lab.gallery.machine import flops_data
 from fa2_lab.machine import chips, io, time
-from fa2_lab.plots import causal, deferred, flops, order
+from fa2_lab.plots import causal_tiles, deferred_normalisation, flop_costs, visiting_order
+from fa2_lab.plots.explorer import explore
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -139,7 +137,7 @@ print("all:", fa1_meter.hbm_elements, "elements before,", swapped.hbm_elements, 
 # %%
 finished = Trace()
 fa2.forward(Q, K, V, B_r=4, B_c=2, trace=finished)
-show(order.visiting_order(2, 4, {"FA1": fa1_meter.events, "FA2": finished.events}))
+show(visiting_order.draw(2, 4, {"FA1": fa1_meter.events, "FA2": finished.events}))
 
 # %% [markdown]
 # In a running notebook you can move through time yourself, and change sizes, mask and loop order: run the next cell, which
@@ -233,7 +231,7 @@ for chip in (chips.A100, chips.H100):
 # The same as a picture. On the right, look at "before" for now; "after" is what the next section is about.
 
 # %%
-show(flops.flop_costs(**flops_data()))
+show(flop_costs.draw(**flop_costs.data()))
 
 # %% [markdown]
 # <details><summary>Where these prices come from</summary>
@@ -281,7 +279,7 @@ for kind in ("matmul", "exp", "maximum", "add", "multiply", "divide"):
     print(f"{kind:20} {before[kind]:12,} {after[kind]:10,} {before[kind] - after[kind]:7,}")
 
 # %%
-show(deferred.deferred_normalisation(**pictures.deferred_data()))
+show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
 # <details><summary>What became of the multiplications</summary>
@@ -477,7 +475,7 @@ for i in range(4):
     print(" ".join(f"{kind(square, i, j).name:8}" for j in range(4)))
 
 # %%
-show(causal.causal_tiles(**pictures.causal_data()))
+show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
 # Only two lines of `fa2_forward` ask about the mask: which tiles to visit, and which of them to mask. Here they are,

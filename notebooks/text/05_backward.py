@@ -28,11 +28,9 @@ import numpy as np
 
 from fa2_lab.errata import ERRATA, judge
 from fa2_lab.errata.cases import central_differences
-from fa2_lab.gallery.algorithm import heads_data
-from fa2_lab.gallery.machine import backward_data
 from fa2_lab.machine import grid, io
 from fa2_lab.paper import where
-from fa2_lab.plots import backward, groups
+from fa2_lab.plots import backward_graph, grouped_heads
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, heads, naive
 from fa2_lab.reference.naive import safe_softmax
@@ -135,7 +133,7 @@ for name in ("fa2-D-shape", "fa2-scale", "fa1-L"):
 # come back to it.)
 
 # %%
-show(backward.backward_graph(**backward_data()))
+show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
 # **Predict.** What does the fifth product buy? For N = 8,192, compare what has to be kept for each head. Then guess: how many
@@ -404,7 +402,7 @@ print("dK of key head 1 is the sum over query heads 4 to 7:", close(dk[0, 1], su
 print("dK of key head 1 is that of query head 7 alone:", close(dk[0, 1], dk_of[7]))
 
 # %%
-show(groups.grouped_heads(**heads_data()))
+show(grouped_heads.draw(**grouped_heads.data()))
 
 # %% [markdown]
 # <details><summary>The same rule as everywhere</summary>

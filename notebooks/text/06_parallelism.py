@@ -272,7 +272,7 @@ def owners(tiling, direction):
 square = {causal: Tiling(16, 16, 4, 4, Mask(causal=causal)) for causal in (False, True)}
 who = {(way, causal): owners(square[causal], way) for way in ("forward", "backward") for causal in square}
 adds_to_dQ = {causal: [row[row >= 0].tolist() for row in who["backward", causal]] for causal in square}
-show(workers.workers(who, adds_to_dQ))
+show(workers.draw(who, adds_to_dQ))
 
 # %% [markdown]
 # <details><summary>Why not hand out rows in the backward pass as well?</summary>
@@ -351,7 +351,7 @@ launches = {
     "FA2 causal, heaviest blocks first": grid.fa2_grid(32, causal, order="heaviest first"),
 }
 ran = {name: grid.schedule(blocks, H100) for name, blocks in launches.items()}
-show(waves.waves(heads=32, ran=ran))
+show(waves.draw(heads=32, ran=ran))
 
 # %% [markdown]
 # <details><summary>Why heaviest first works, and what the backward pass does</summary>

@@ -26,13 +26,10 @@ from unittest.mock import patch
 import numpy as np
 
 from fa2_lab.errata import ERRATA
-from fa2_lab.gallery import compiled
-from fa2_lab.gallery.machine import budget_data, recorded
 from fa2_lab.machine import budget, chips, time, warps
-from fa2_lab.plots import layouts
-from fa2_lab.plots.budget import block_budget
+from fa2_lab.plots import accumulators, block_budget, swizzled_keys, warp_split
+from fa2_lab.plots.records import recorded
 from fa2_lab.plots.show import show
-from fa2_lab.plots.warps import warp_split
 from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -216,7 +213,7 @@ for name, scheme in warps.SCHEMES.items():
     per_tile = warps.tile_accesses(name, B_r, B_c, d, W)
     moved[name] = {(op, tensor): n * warps.BYTES[tensor] for (op, tensor), n in per_tile.items()}
     waits[name] = dict(scheme(q, k, v, one_tile, i=0, W=4).shared.waits)  # of one tile
-show(warp_split(B_r, B_c, d, W, moved, waits))
+show(warp_split.draw(B_r, B_c, d, W, moved, waits))
 
 # %% [markdown]
 # A popular write-up adds a price: every warp now needs the whole tile of K and V, so shared memory fills up and tiles must
@@ -351,7 +348,7 @@ for layout in recorded("layouts")["layouts"]:
     print(f"{along_rows} warps along rows, {along_keys} along keys: {name}")
 
 # %% tags=["nbval-ignore-output"]
-show(layouts.accumulators(**compiled.accumulators_data()))
+show(accumulators.draw(**accumulators.data()))
 
 # %% [markdown]
 # <details><summary>How to read the picture</summary>
@@ -373,7 +370,7 @@ show(layouts.accumulators(**compiled.accumulators_data()))
 # groups of four banks do they lie?
 
 # %% tags=["nbval-ignore-output"]
-show(layouts.swizzled_keys(**compiled.swizzle_data()))
+show(swizzled_keys.draw(**swizzled_keys.data()))
 
 # %% [markdown]
 # <details><summary>The answer, and the remedy</summary>
@@ -425,7 +422,7 @@ for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
 # "essentially only 4 choices".
 
 # %% tags=["nbval-ignore-output"]
-show(block_budget(**budget_data()))
+show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
 # The sums are a model: `budget.py` was held against 96 compiled kernels and agrees with the compiler in 84 on whether they

@@ -29,10 +29,9 @@ import numpy as np
 import torch
 
 from fa2_lab.attention import attention
-from fa2_lab.gallery.algorithm import causal_data
 from fa2_lab.kernels.portable import forward as packaged
 from fa2_lab.kernels.portable.tile import head_of
-from fa2_lab.plots.causal import causal_tiles
+from fa2_lab.plots import causal_tiles
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -513,8 +512,8 @@ print(f"8,192 queries and keys, 128 × 64: {share:.1%} of the visited tiles are 
 
 # %%
 tilings = {"The run above": ragged, "Fewer queries than keys": Tiling(108, 300, 64, 32, CAUSAL)}
-curves = causal_data()
-show(causal_tiles(tilings, curves["N"], curves["shares"]))
+curves = causal_tiles.data()
+show(causal_tiles.draw(tilings, curves["N"], curves["shares"]))
 
 # %% [markdown]
 # <details><summary>The two borders</summary>

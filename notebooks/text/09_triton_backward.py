@@ -27,11 +27,10 @@ import torch
 
 from fa2_lab.attention import attention
 from fa2_lab.errata import ERRATA, judge
-from fa2_lab.gallery.machine import backward_data
 from fa2_lab.kernels.portable import backward as packaged
 from fa2_lab.kernels.portable.tile import keys_seen, load_rows, store_rows
 from fa2_lab.machine import grid
-from fa2_lab.plots.backward import backward_graph
+from fa2_lab.plots import backward_graph
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -197,7 +196,7 @@ for hidden in (0.0, -torch.inf):
 # the five products once more.
 
 # %%
-show(backward_graph(**backward_data()))
+show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
 # **Predict.** dV = Pᵀ dO and dK = dSᵀ Q want P and dS turned around, dQ = dS K does not. Turning a tile around on chip costs

@@ -26,13 +26,10 @@ from textwrap import fill
 
 import torch
 
-from fa2_lab.gallery import machine, measured
 from fa2_lab.machine import chips, grid, io, time, warps
 from fa2_lab.paper import where
-from fa2_lab.plots.roofline import roofline
+from fa2_lab.plots import hbm_traffic, roofline, speed
 from fa2_lab.plots.show import show
-from fa2_lab.plots.speed import speed
-from fa2_lab.plots.traffic import hbm_traffic
 from fa2_lab.reference import naive
 from fa2_lab.studio.bench import problem, protocol, readme, suites
 from fa2_lab.studio.bench.results import Results, load, table
@@ -361,7 +358,7 @@ forms = dict(
 )
 print("GB, d = 128      closed form    DRAM counted")
 for rung, form in forms.items():
-    print(f"{rung:12}{form:16.1f}{counted(rung, *measured.DRAM):16.1f}")
+    print(f"{rung:12}{form:16.1f}{counted(rung, *roofline.DRAM):16.1f}")
 
 # %%
 FA2 = ("swapped", "tuned", "fa2_lab portable", "fa2_lab")  # two rungs, and what the package itself runs
@@ -391,7 +388,7 @@ print(f"through L2: {through}")
 # In the picture of notebook 03 the counter of rung 5 (N = 4,096, d = 64) stands as a cross, far under the line for FA2:
 
 # %%
-show(hbm_traffic(**machine.traffic_data()))
+show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # **Takeaway.** The meter is right about what a kernel asks for; a cache decides how much of that reaches DRAM.
@@ -410,7 +407,7 @@ show(hbm_traffic(**machine.traffic_data()))
 ceiling = recorded["ladder"].ceilings
 ridge = ceiling["GEMM TFLOP/s"] / ceiling["copy TB/s"]
 print(f"standard, by hand: {4 * 128 / 12:.0f} FLOPs per byte; ridge at {ridge:.0f}")
-show(roofline(**measured.roofline_data()))
+show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
 # <details><summary>How to read it</summary>
@@ -444,7 +441,7 @@ for direction in ("forward", "backward"):
 print(fill(readme.plainly(recorded["paper"].rows, "cuDNN").replace("`", ""), 96))
 
 # %%
-show(speed(**measured.speed_data()))
+show(speed.draw(**speed.data()))
 
 # %% [markdown]
 # <details><summary>What the two lines of ours say</summary>
@@ -611,8 +608,8 @@ kept = protocol.summary(warm)
 verdict("middle here = protocol.summary", middle(warm) == (kept.median, kept.low, kept.high))
 steps = [(row, old, new) for row in timed for old, new in pairwise(rungs)]
 verdict("factors here = Row.ratio", all(factors(row)[new] == row.ratio(new, old) for row, old, new in steps))
-points = measured.roofline_data()["points"]
-mine = {rung: timed[2].flops / 1e9 / counted(rung, *measured.DRAM) for rung in rungs}
+points = roofline.data()["points"]
+mine = {rung: timed[2].flops / 1e9 / counted(rung, *roofline.DRAM) for rung in rungs}
 verdict("FLOPs per byte here = the roofline's", close([points[rung][0] for rung in rungs], list(mine.values())))
 asked = problem.Problem(**timed[1].problem)
 by_hand = 0.5 * 4 * 4096**2 * 64 * 64
@@ -626,7 +623,7 @@ verdict("the bench's truth = the dense result", close(truth, dense[-64:]))
 versions = {"gpu", "driver", "torch", "triton"}
 verdict("each record names its GPU and versions", all(versions <= set(r.machine) for r in recorded.values()))
 for rung in ("standard", "fa1"):
-    off = counted(rung, *measured.DRAM) / forms[rung] - 1
+    off = counted(rung, *roofline.DRAM) / forms[rung] - 1
     verdict(f"{rung}: DRAM bytes within 2% of the closed form", abs(off) < 0.02)
 for d in (64, 128):
     near = [rung for rung, n in reads[d].items() if abs(n - 1) < 0.05]

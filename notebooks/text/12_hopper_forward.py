@@ -38,16 +38,12 @@ import torch
 from IPython.display import Markdown
 
 from fa2_lab.attention import attention
-from fa2_lab.gallery import hopper as pictures
 from fa2_lab.kernels.hopper.forward import host, softmax
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.shared import pipeline
 from fa2_lab.machine import asynchrony, chips, grid, hopper
-from fa2_lab.plots.ideas import ideas
-from fa2_lab.plots.pipes import pipes
+from fa2_lab.plots import forward_ideas, ideas, pipes, tickets, timeline
 from fa2_lab.plots.show import show
-from fa2_lab.plots.tickets import tickets
-from fa2_lab.plots.timeline import timeline
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
 from fa2_lab.studio.bench.results import load
@@ -405,7 +401,7 @@ for d in (64, 128):
 # saves.)
 
 # %%
-show(pipes(**pictures.pipes_data()))
+show(pipes.draw(**pipes.data()))
 
 # %% [markdown]
 # **Takeaway.** The producer waits for empty slots, the consumers for full ones; nobody waits for everybody.
@@ -536,11 +532,11 @@ for careful in (False, True):
 # **Predict.** Both start at the same moment and share equally. Do they ever get out of step?
 
 # %%
-show(timeline(**pictures.timeline_data()))
+show(timeline.draw(**timeline.data()))
 
 # %%
 for d in (64, 128):
-    panels = pictures.timeline_data(d)["panels"]
+    panels = timeline.data(d)["panels"]
     print(f"d = {d:3}:", *(f"{panel['name'].split(':')[0]} {panel['share']:.0%};" for panel in panels))
 
 # %% [markdown]
@@ -682,7 +678,7 @@ for name, costs in (("head by head", 16 * tiles), ("4 heads at once", 4 * four_h
     print(f"{name}: dealt {dealt:.2f}, drawn {drawn:.3f} of an even share")
 
 # %%
-show(tickets(**pictures.tickets_data()))
+show(tickets.draw(**tickets.data()))
 
 # %% [markdown]
 # <details><summary>What the model explains, and what was measured</summary>
@@ -806,11 +802,11 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # **Predict.** Rank them before you look: tickets, programs that stay on their SM, three consumers, turns, an m that lags.
 
 # %%
-show(ideas(**pictures.forward_ideas_data()))
+show(forward_ideas.draw(**forward_ideas.data()))
 
 # %%
-every = pictures.folded("All of them, problem by problem (N: factor)", pictures.ideas_table("forward", "host"))
-earlier = pictures.folded("Ideas for earlier versions", pictures.earlier_table("forward"))
+every = ideas.folded("All of them, problem by problem (N: factor)", ideas.ideas_table("forward", "host"))
+earlier = ideas.folded("Ideas for earlier versions", ideas.earlier_table("forward"))
 Markdown(every + "\n\n" + earlier)
 
 # %% [markdown]
@@ -1018,7 +1014,7 @@ verdict("and least on a short sequence", least["N_q"] <= 2048)
 verdict("best: 90 to 100% of a large product", 0.9 < best / gemm < 1)
 
 # %%
-tried = [row for row in pictures.worths() if row["part"] == "forward"]
+tried = [row for row in ideas.worths() if row["part"] == "forward"]
 
 
 def reach(idea, kept=True, **where):  # the least and the most that an idea is worth

@@ -34,7 +34,6 @@ import torch
 from IPython.display import Markdown
 
 from fa2_lab.attention import attention
-from fa2_lab.gallery import hopper as pictures
 from fa2_lab.kernels.hopper.backward import host as host_backward
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import sums
@@ -42,8 +41,7 @@ from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.machine import chips, grid
 from fa2_lab.machine import hopper_backward as model
 from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
-from fa2_lab.plots.ideas import ideas
-from fa2_lab.plots.pipes import backward_pipes
+from fa2_lab.plots import backward_ideas, backward_pipes, ideas
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
@@ -285,7 +283,7 @@ print("not waiting:                              ", added_by_copies(careful=Fals
 # its way, no sooner: drawn at the start, the second round of column blocks would be dealt.
 
 # %%
-show(backward_pipes(**pictures.backward_pipes_data()))
+show(backward_pipes.draw(**backward_pipes.data()))
 
 # %% [markdown]
 # **Predict.** A step has five products of 256 clocks, for two consumers 2,560. Two additions run meanwhile. How long may one
@@ -390,7 +388,7 @@ choices = {
     "dK under the next S, not in its own step": "DK_LATE",
     "half of V in registers": "HOLD_V",
 }
-for row in pictures.worths():
+for row in ideas.worths():
     if row["part"] == "backward" and row["idea"] in choices:
         mask, used = "causal" if row["causal"] else "full  ", "used" if row["kept"] else "not used"
         print(f"{choices[row['idea']]:8} d {row['d']:3} {mask} N {row['N_q']:6,}: {row['worth']:.2f}, {used}")
@@ -435,7 +433,7 @@ for kv_heads in (32, 8, 4, 1):
 # %%
 name = "column blocks divided among programs"
 print("divided over undivided, measured on an H200 in bf16:")
-for row in pictures.worths():
+for row in ideas.worths():
     if row["idea"] == name:
         mask = "causal" if row["causal"] else "full  "
         print(f"32 heads on {row['kv_heads']}, {mask} {row['worth']:.2f} times as fast")
@@ -544,10 +542,10 @@ for d, causal in ((64, False), (64, True), (128, False), (128, True)):
 # **Predict.** Rank them before you look: tickets, S that begins at −L/τ, dQ under the next S, S and dP started together.
 
 # %%
-show(ideas(**pictures.backward_ideas_data()))
+show(backward_ideas.draw(**backward_ideas.data()))
 
 # %%
-Markdown(pictures.folded("All ideas for the backward, problem by problem", pictures.ideas_table("backward")))
+Markdown(ideas.folded("All ideas for the backward, problem by problem", ideas.ideas_table("backward")))
 
 # %% [markdown]
 # <details><summary>What to make of it</summary>
@@ -562,7 +560,7 @@ Markdown(pictures.folded("All ideas for the backward, problem by problem", pictu
 # threads; the numbers were noted by hand then, and no command repeats them.
 
 # %%
-Markdown(pictures.folded("Ideas for earlier versions", pictures.earlier_table("backward")))
+Markdown(ideas.folded("Ideas for earlier versions", ideas.earlier_table("backward")))
 
 # %% [markdown]
 # **Takeaway.** In a kernel that is full to the last register, what frees some is worth more than what overlaps more.
@@ -751,7 +749,7 @@ verdict("FlashAttention-4: behind on most, ahead by up to 3% on some from N = 8,
         np.median([x for x, _ in apart]) > 1 and min(apart)[0] > 0.965 and all(N >= 8192 for x, N in apart if x < 0.995))
 
 # %%
-tried = [row for row in pictures.worths() if row["part"] == "backward"]
+tried = [row for row in ideas.worths() if row["part"] == "backward"]
 
 
 def reach(idea, **where):  # the least and the most that an idea is worth

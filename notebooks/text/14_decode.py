@@ -30,11 +30,9 @@ import torch
 from IPython.display import Markdown
 
 from fa2_lab import attention, attention_paged
-from fa2_lab.gallery import decode as pictures
-from fa2_lab.gallery import hopper as ideas
 from fa2_lab.kernels.decode import kernel as decode
 from fa2_lab.machine import chips, grid, splits
-from fa2_lab.plots import shares
+from fa2_lab.plots import ends, ideas, programs, shares
 from fa2_lab.plots.show import show
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -176,7 +174,7 @@ for (w, head), n in deal((10, 3, 0, 12, 2), 4).items():
     print(f"program {w}, head {head}: tiles: {n:2}, slot {w + head}")
 
 # %%
-show(shares.shares(**pictures.shares_data()))
+show(shares.draw(**shares.data()))
 
 # %% [markdown]
 # <details><summary>Why w + h is a place of one's own</summary>
@@ -350,7 +348,7 @@ for n in (8, 32, 128):
     print(f"{n:3} programs: {1e6 * splits.seconds(cache, share.blocks(), slots, speed):4.0f} µs")
 
 # %%
-show(shares.programs(**pictures.programs_data()))
+show(programs.draw(**programs.data()))
 
 # %% [markdown]
 # The dashed line is that model, and the time to launch two kernels on top. Below is the whole record beside two
@@ -401,7 +399,7 @@ print(f"the two programs of one SM end {apart:.1f} µs apart; the mean of an SM 
       f"{min(x.mean() for x in pairs):.0f} and {max(x.mean() for x in pairs):.0f} µs")
 
 # %%
-show(shares.ends(**pictures.ends_data()))
+show(ends.draw(**ends.data()))
 
 # %% [markdown]
 # <details><summary>Why it is the SM</summary>
@@ -537,10 +535,10 @@ for size in (0.01, 4):
 # The small functions of this notebook against the package, and the kernels against the dense result.
 
 # %%
-for tiles, programs in (((10, 3, 0, 12, 2), 4), ((1024,) * 8, 132), ((0, 0, 7), 5)):
-    package = splits.Shares(tiles, programs)
-    theirs = {(w, head): b - a for w in range(programs) for head, a, b in package.spans(w)}
-    verdict(f"deal here = Shares, {len(tiles)} heads, {programs} programs", deal(tiles, programs) == theirs)
+for tiles, workers in (((10, 3, 0, 12, 2), 4), ((1024,) * 8, 132), ((0, 0, 7), 5)):
+    package = splits.Shares(tiles, workers)
+    theirs = {(w, head): b - a for w in range(workers) for head, a, b in package.spans(w)}
+    verdict(f"deal here = Shares, {len(tiles)} heads, {workers} programs", deal(tiles, workers) == theirs)
 verdict("in_turn here = the package's", all(in_turn(w, 16, 1024) == splits.in_turn(w, 16, 1024) for w in range(128)))
 whole = parts[0]
 for other in parts[1:]:

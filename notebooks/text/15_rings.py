@@ -29,11 +29,9 @@ from pathlib import Path
 import numpy as np
 
 import fa2_lab
-from fa2_lab.gallery import ring as ring_pictures
 from fa2_lab.machine import chips
 from fa2_lab.machine import ring as model
-from fa2_lab.plots import ring as ring_plots
-from fa2_lab.plots import ring_speed
+from fa2_lab.plots import ring_schedule, ring_speed, zigzag
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -156,7 +154,7 @@ for source in (0, 3):
     print(f"keys {seen.keys.start}–{seen.keys.stop - 1} of 32")
 
 # %%
-show(ring_plots.zigzag(**ring_pictures.zigzag_data()))
+show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
 # <details><summary>Why every step is one call</summary>
@@ -189,7 +187,7 @@ for chip in (chips.A100, chips.H100, chips.RTX_4090):
     print(f"{chip.name:17}{flops / link:10,.0f} {smallest(flops, link):27,}")
 
 # %%
-show(ring_plots.ring_schedule(**ring_pictures.schedule_data()))
+show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
 # <details><summary>What cancels, and what the formula leaves out</summary>
@@ -360,8 +358,8 @@ print("\n".join(line.replace("ring_attention: ", "") for line in mistaken))
 # **Predict.** At 131,072 tokens, how much faster are four GPUs than one? And at 8,192?
 
 # %%
-recorded = ring_pictures.speed_data()
-show(ring_speed.ring_speed(**recorded))
+recorded = ring_speed.data()
+show(ring_speed.draw(**recorded))
 
 # %%
 shares = {n: {N: times / n for N, times in curve} for n, curve in recorded["curves"].items()}

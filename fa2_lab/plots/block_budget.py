@@ -7,13 +7,52 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
+from fa2_lab.plots.records import recorded
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+BLOCKS = (32, 64, 128, 256)
+
+
+def data(stages: int = 2) -> dict:
+    """What the forward needs at every block size and on which chips it fits; spills from figures/data/compiled.json."""
+    where = {"RTX 4090": chips.RTX_4090, "A100": chips.A100, "H100": chips.H100}
+    cells = {d: _cells(where, d, stages) for d in (64, 128)}
+    limits = {name: chip.shared_per_block for name, chip in where.items()}
+    return dict(sizes=BLOCKS, stages=stages, cells=cells, limits=limits, compiled=compiled_spills())
+
+
+def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
+    """For each block size: its needs, and on which chips it fits with 4 or 8 warps (needs: as on the last chip)."""
+    tables = {name: budget.table(chip, d, sizes=BLOCKS, stages=stages) for name, chip in where.items()}
+    cells = {}
+    for blocks, (W, fit) in list(tables.values())[-1].items():
+        fits_on = tuple(name for name in where if tables[name][blocks][1].ok)
+        needs = dict(shared=fit.shared_bytes, registers=fit.registers, warps=W, limit=fit.limit)
+        cells[blocks] = needs | dict(fits_on=fits_on)
+    return cells
+
+
+def compiled_spills() -> dict[int, dict[tuple[int, int], int]] | None:
+    """{d: {(B_r, B_c): spill instructions}} of the compiled forward, if it has been recorded."""
+    record = recorded("compiled")
+    if record is None:
+        return None
+    spills: dict[int, dict[tuple[int, int], int]] = {}
+    for row in record["forward"]:
+        spills.setdefault(row["d"], {})[row["B_r"], row["B_c"]] = row["spills"]
+    return spills
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too large"}
 
 
 @style.picture
-def block_budget(
+def draw(
     sizes: Sequence[int],
     stages: int,
     cells: Mapping[int, Mapping[tuple[int, int], Mapping]],

@@ -1,27 +1,70 @@
-"""Attention over several GPUs: who holds whose keys when, and which rows a rank should take."""
+"""Attention over several GPUs: whose keys are where when, and one rank's time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
+from fa2_lab.machine import chips, ring
 from fa2_lab.plots import style
+from fa2_lab.reference.shards import meeting
+from fa2_lab.tiles import Tile
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+REACHED = {"forward": 0.6e15, "backward": 0.4e15}  # FLOP/s of this project's kernels on an H200, rounded
+SIZES = dict(heads=16, kv_heads=16, d=128, causal=True)
+
+
+def data(ranks: int = 4, rows: int = 4096) -> dict:
+    """Every meeting of a causal zigzag ring, and when one rank computes and sends what."""
+    lengths = [rows] * ranks
+    cells = [[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)]
+    lanes = {way: spans(way, ranks, rows, rank=1) for way in ("forward", "backward")}
+    link = chips.H200.link_per_second
+    setting = f"rank 1, {rows:,} rows a rank, 16 heads, d = 128; kernels at {REACHED['forward'] / 1e12:.0f} and "
+    setting += f"{REACHED['backward'] / 1e12:.0f} TFLOP/s, links at the {link / 1e9:.0f} GB/s of an H200's sheet"
+    return dict(cells=cells, lanes=lanes, setting=setting)
+
+
+def cell(lengths: list[int], rank: int, source: int) -> dict:
+    """One meeting, its rows and columns as shares of a shard."""
+    seen = meeting(lengths, rank, source, "zigzag", causal=True)
+    rows, cols = ((x.start / lengths[0], x.stop / lengths[0]) for x in (seen.queries, seen.keys))
+    return dict(source=source, rows=rows, cols=cols, diagonal=seen.kind is Tile.DIAGONAL)
+
+
+def spans(direction: str, ranks: int, rows: int, rank: int) -> list[tuple]:
+    """(lane, start, end, label, source of the keys) in milliseconds; a transfer starts when its block is there."""
+    options = SIZES | dict(flops=REACHED[direction], link=chips.H200.link_per_second)
+    step = ring.step(rows, direction, **options)
+    compute, kv = 1e3 * step.compute, 1e3 * ring.step(rows, "forward", **options).transfer
+    gradients = 1e3 * step.transfer - kv
+    own = [1.0] if direction == "forward" else [0.25, 0.75]  # of the own triangle, its first and second half of rows
+    parts = [(rank, own[0])] + [((rank - n) % ranks, 1.0) for n in range(1, ranks)] + [(rank, x) for x in own[1:]]
+    found, start = [], 0.0
+    for n, (source, share) in enumerate(parts):
+        end = start + share * compute
+        found.append(("kernels", start, end, str(source), source))
+        if n < ranks - 1:
+            found.append(("K V", start, start + kv, "K V", None))
+        if direction == "backward" and n > 1:
+            found.append(("dK dV", start, start + gradients, "dK dV", None))
+        start = end
+    return found
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 PITCH = 1.5  # from one cell to the next
 LANES = ("kernels", "K V", "dK dV")
 
 
-# The schedule -------------------------------------------------------------------------------------------------
-
-
 @style.picture
-def ring_schedule(
-    cells: Sequence[Sequence[Mapping]], lanes: Mapping[str, Sequence[tuple]], setting: str
-) -> tuple[Figure, str]:
+def draw(cells: Sequence[Sequence[Mapping]], lanes: Mapping[str, Sequence[tuple]], setting: str) -> tuple[Figure, str]:
     """Above, for each rank and step, whose keys are here and which scores they make; below, one rank's time.
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
@@ -107,52 +150,3 @@ def _told(lanes: Mapping[str, Sequence[tuple]]) -> str:
         sums = {lane: sum(end - start for name, start, end, *_ in spans if name == lane) for lane in LANES}
         parts.append(direction + " " + ", ".join(f"{lane} {t:.2g} ms" for lane, t in sums.items() if t))
     return "; ".join(parts)
-
-
-# Zigzag -------------------------------------------------------------------------------------------------------
-
-
-@style.picture
-def zigzag(owners: Mapping[str, np.ndarray], tiles: Mapping[str, Sequence[int]], setting: str) -> tuple[Figure, str]:
-    """Which rank computes which part of a causal S under two layouts, and how many tiles that makes.
-
-    owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
-    """
-    title = "A front and a back piece for each rank: causal work comes out even"
-    figure, axes = style.new_figure(4.9, title, nrows=2, ncols=2, height_ratios=[4, 1.5])
-    most = max(max(counts) for counts in tiles.values())
-    busy = {layout: sum(counts) / (len(counts) * max(counts)) for layout, counts in tiles.items()}
-    for column, (layout, owner) in enumerate(owners.items()):
-        _pieces(axes[0][column], owner, layout)
-        _bars(axes[1][column], tiles[layout], most, busy[layout])
-    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    told = "; ".join(
-        f"{layout} {', '.join(f'{n:,}' for n in tiles[layout])}, {busy[layout]:.0%} busy" for layout in tiles
-    )
-    alt = (
-        f"Two causal score matrices, queries down, keys right, cut into {len(next(iter(owners.values())))} pieces each"
-        f" way; every visible part has the colour of the rank whose queries they are. Contiguous: rank 0 has the short"
-        f" rows on top, the last rank the long ones. Zigzag: each rank has a piece from the top, one from the bottom."
-        f" Bars beneath count the tiles of each rank: {told}."
-    )
-    return figure, alt
-
-
-def _pieces(ax: Axes, owner: np.ndarray, layout: str) -> None:
-    style.tile_axes(ax, *owner.shape)
-    ax.set_title(layout)
-    for (i, j), rank in np.ndenumerate(owner):
-        if rank < 0:
-            style.box(ax, j, i, 1, 1, fill=style.MASKED, edgecolor=style.QUIET, hatch=style.MASK_HATCH, gid="skipped")
-        else:
-            style.box(ax, j, i, 1, 1, f"{rank}", style.worker(rank), gid=f"rank {rank}")
-
-
-def _bars(ax: Axes, counts: Sequence[int], most: int, busy: float) -> None:
-    for rank, n in enumerate(counts):
-        style.box(ax, 0, rank + 0.1, n / most, 0.8, gid=f"tiles of {rank}", fill=style.worker(rank))
-        ax.text(-0.02, rank + 0.5, f"rank {rank}", ha="right", va="center")
-        ax.text(n / most + 0.02, rank + 0.5, f"{n:,}", ha="left", va="center", fontsize=style.SMALL)
-    ax.set(xlim=(-0.2, 1.25), ylim=(len(counts), 0), xticks=[], yticks=[])
-    ax.set_title(f"tiles: ranks are busy {busy:.0%} of the time", pad=3)
-    ax.spines[:].set_visible(False)

@@ -7,10 +7,35 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.reference import naive
+from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.tiles import Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
+    """One row block's state after each key block, and α; of o and O the first component."""
+    rng = np.random.default_rng(seed)
+    Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
+    tiling = Tiling(B_r, T_c * B_c, B_r, B_c)
+    state, seen = SoftmaxState.reset(B_r, d), dict(s=[], m=[], l=[], o=[], alpha=[])
+    for j in range(T_c):
+        s = Q @ K[tiling.cols(j)].T
+        after = state.update(s, V[tiling.cols(j)])
+        alpha = np.exp(state.m - after.m)
+        for name, value in dict(s=s, m=after.m, l=after.l, o=after.o[:, 0], alpha=alpha).items():
+            seen[name].append(value)
+        state = after
+    O, _ = naive.forward(Q, K, V, tau=1.0)
+    return dict(row=row, O=O[:, 0]) | {name: np.stack(values) for name, values in seen.items()}
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture
-def state_stream(
+def draw(
     row: int,
     s: np.ndarray,
     m: np.ndarray,

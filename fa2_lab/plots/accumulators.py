@@ -1,4 +1,4 @@
-"""Observed layouts: who holds which element of S and O, and where K's rows lie in shared memory."""
+"""Who holds which element of S and O, as compiled: by warp, and in one corner by lane and register."""
 
 from __future__ import annotations
 
@@ -8,17 +8,51 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Owners, bank_conflicts
+from fa2_lab.machine.layouts import Mma, Owners, parse
 from fa2_lab.plots import style
+from fa2_lab.plots.records import compiled_by, layouts_record
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(size: int = 16, row: int = 5) -> dict:
+    """Owners of S and O as compiled, and of the corner of S for the targets that agree on it."""
+    record = layouts_record()
+    kernels = [_kernel(k) for k in record["layouts"]]
+    corners: list[tuple[list[str], Owners]] = []
+    for kernel in kernels:
+        corner = Owners(*(x[:size, :size] for x in kernel["S"]))
+        same = [names for names, other in corners if all(map(np.array_equal, corner, other))]
+        names = same[0] if same else []
+        if not same:
+            corners.append((names, corner))
+        if kernel["target"] not in names:
+            names.append(kernel["target"])
+    return dict(kernels=kernels, corner={" and ".join(n): c for n, c in corners}, row=row, made=compiled_by(record))
+
+
+def _kernel(found: dict) -> dict:
+    """Owners of S and O, and what one instruction computes of each."""
+    S, O = (parse(found[tensor]["layout"]) for tensor in "SO")
+    owners = {t: layout.owners(tuple(found[t]["shape"])) for t, layout in dict(S=S, O=O).items()}
+    gives = dict(S=one_instruction(S), O=one_instruction(O))
+    return dict(target=found["target"], d=found["d"], instruction=found["instruction"], gives=gives, **owners)
+
+
+def one_instruction(layout: Mma) -> tuple[int, int]:
+    """Rows and columns that one instruction computes: mma belongs to one warp, wgmma to four below each other."""
+    rows, cols = layout.instruction
+    return (rows, cols) if layout.version == 2 else (4 * rows, cols)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 GAP = 22  # between tiles drawn side by side, in elements
 OBSERVED = "Observed (read from the compiled kernel)"
 
-# Accumulators -------------------------------------------------------------------------------------------------
-
 
 @style.picture
-def accumulators(kernels: Sequence[Mapping], corner: Mapping[str, Owners], row: int, made: str) -> tuple[Figure, str]:
+def draw(kernels: Sequence[Mapping], corner: Mapping[str, Owners], row: int, made: str) -> tuple[Figure, str]:
     """S and O of each kernel cut up by warp, and below the corner of S by lane and by register.
 
     kernels: dict(target, d, S, O, instruction, gives): Owners of whole tiles, the name of the tensor cores' instruction
@@ -107,61 +141,3 @@ def _corner(ax: Axes, title: str, owners: Owners, numbers: np.ndarray, row: int)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_title(title)
-
-
-# Shared memory ------------------------------------------------------------------------------------------------
-
-
-@style.picture
-def swizzled_keys(panels: Mapping[tuple[str, int], np.ndarray], chunk: int, made: str) -> tuple[Figure, str]:
-    """Where 16-byte chunks of the first rows of K lie in shared memory; one chunk of every row is marked.
-
-    panels: {(name, d): byte address of every chunk, (rows, chunks)}; names across, d down.
-    """
-    title = "Swizzled, one chunk of eight rows of K lies in eight different groups of banks"
-    names, ds = (list(dict.fromkeys(key[k] for key in panels)) for k in (0, 1))
-    heights = [max(len(_lines(panels[name, d])) for name in names) + 2 for d in ds]
-    figure, axes = style.new_figure(1.75 + 0.19 * sum(heights), title, nrows=len(ds), ncols=len(names),
-                                    height_ratios=heights, squeeze=False)  # fmt: skip
-    clashes = {key: bank_conflicts(address[:, chunk], itemsize=1) for key, address in panels.items()}
-    for (name, d), address in panels.items():
-        ax = axes[ds.index(d)][names.index(name)]
-        _memory(ax, address, chunk)
-        ax.set_title(f"{name}, d = {d}")
-        ax.set_xlabel(_said(clashes[name, d], len(address)), fontsize=style.SMALL)
-    for line in axes:
-        line[0].set_ylabel("128-byte line of memory")
-    what = "A box: 16 bytes, as row, chunk of K; across: 8 groups of 4 banks"
-    figure.supxlabel(f"{what}\nAll but row-major: {OBSERVED.lower()}: {made}", fontsize=style.SMALL)
-    said = "; ".join(f"{name}, d = {d}: {_said(n, 8)}" for (name, d), n in clashes.items())
-    alt = (
-        f"{OBSERVED}, but for the row-major panels. The first eight rows of K in shared memory, 128 bytes a line, in"
-        f" pieces of 16 bytes labelled with row and chunk; chunk {chunk} of each row is marked. {said}."
-    )
-    return figure, alt
-
-
-def _said(clashes: int, rows: int) -> str:
-    if clashes == 1:
-        return f"the {rows} marked: no two in the same banks"
-    return f"the {rows} marked: {clashes} in the same banks"
-
-
-def _lines(address: np.ndarray) -> list[int]:
-    return sorted(set((address // LINE_BYTES).ravel().tolist()))
-
-
-def _memory(ax: Axes, address: np.ndarray, chunk: int) -> None:
-    lines = _lines(address)
-    for (row, c), byte in np.ndenumerate(address):
-        line, group = lines.index(byte // LINE_BYTES), byte % LINE_BYTES // CHUNK_BYTES
-        fill = style.tint(style.hue("K"), 1.0 if c == chunk else 0.15)
-        gid = "marked" if c == chunk else "chunk"
-        style.box(ax, group, line, 1, 1, f"{row},{c}", fill, edgecolor=style.PAPER, linewidth=0.8, gid=gid)
-    groups = LINE_BYTES // CHUNK_BYTES
-    ax.set(xlim=(0, groups), ylim=(len(lines), 0))
-    ax.set_xticks(np.arange(groups) + 0.5, range(groups))
-    ax.set_yticks([k + 0.5 for k in range(len(lines))], lines)
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-    ax.xaxis.tick_top()

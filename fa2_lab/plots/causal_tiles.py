@@ -7,7 +7,32 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.tiles import Tile, Tiling
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(N: int = 512, B: int = 64) -> dict:
+    """Three causal tilings, and the share of tiles computed over N for three block sizes, by formula and counted."""
+    tilings = {
+        "Square": Tiling(N, N, B, B, CAUSAL),
+        "Tall tiles": Tiling(N, N, 2 * B, B, CAUSAL),
+        "Fewer queries than keys": Tiling(N // 2, N, B, B, CAUSAL),
+    }
+    lengths = 2 ** np.arange(8, 15)
+    shares = {}
+    for size in (256, 128, 64):
+        T = lengths // size
+        shares[size] = (T + 1) / (2 * T), np.array([visited_share(Tiling(n, n, size, size, CAUSAL)) for n in lengths])
+    return dict(tilings=tilings, N=lengths, shares=shares)
+
+
+def visited_share(tiling: Tiling) -> float:
+    """Tiles that are not skipped, over all tiles."""
+    return 1 - tiling.counts()[Tile.SKIP] / (tiling.T_r * tiling.T_c)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 FILLS = {
     Tile.SKIP: style.MASKED,
@@ -17,7 +42,7 @@ FILLS = {
 
 
 @style.picture
-def causal_tiles(
+def draw(
     tilings: dict[str, Tiling], N: np.ndarray, shares: dict[int, tuple[np.ndarray, np.ndarray]]
 ) -> tuple[Figure, str]:
     """The tiles of each tiling by kind with their counts, the mask's edge on them, and the share of tiles computed.

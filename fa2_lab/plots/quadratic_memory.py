@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import isqrt
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import chips
 from fa2_lab.plots import style
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(heads: int = 32, d: int = 128, width: int = 2) -> dict:
+    """Bytes of one layer's tensors over N, and the largest N whose S and P fit each GPU; L is kept in fp32."""
+    N = np.rint(2 ** np.arange(7, 20.01, 0.125)).astype(int)
+    sizes = {"S and P": 2 * width * heads * N**2, "Q, K, V, O": 4 * width * heads * N * d, "L": 4 * heads * N}
+    of_size: dict[int, list[str]] = {}
+    for chip in chips.CHIPS.values():
+        of_size.setdefault(chip.hbm_bytes, []).append(chip.name.removeprefix("GeForce ").split(" SXM")[0])
+    fits = [(", ".join(names), size, isqrt(size // (2 * width * heads))) for size, names in sorted(of_size.items())]
+    setting = f"One layer, batch 1, {heads} heads, d = {d}, {width} bytes per element (L: 4)"
+    return dict(N=N, sizes=sizes, chips=fits, setting=setting)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 GiB = 2**30
 COLORS = {"S and P": style.hue("S"), "Q, K, V, O": style.INK, "L": style.hue("L")}
 
 
 @style.picture
-def quadratic_memory(
+def draw(
     N: np.ndarray, sizes: dict[str, np.ndarray], chips: Sequence[tuple[str, int, int]], setting: str
 ) -> tuple[Figure, str]:
     """Bytes over sequence length, once to scale against the memory of GPUs and once on logarithmic axes.

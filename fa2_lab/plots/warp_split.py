@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import warps
 from fa2_lab.plots import style
+from fa2_lab.tiles import Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(B_r: int = 128, B_c: int = 128, d: int = 64, W: int = 4) -> dict:
+    """What one more tile adds to the shared-memory counts of a thread block that runs under either scheme."""
+    moved, barriers = {}, {}
+    for scheme, run in warps.SCHEMES.items():
+        one, two = (_block(run, tiles, B_r, B_c, d, W) for tiles in (1, 2))
+        bytes_of = {key: n * warps.BYTES[key[2]] for key, n in (two.counts - one.counts).items()}
+        moved[scheme] = Counter()
+        for (_, op, tensor), size in bytes_of.items():
+            moved[scheme][op, tensor] += size
+        barriers[scheme] = two.waits - one.waits
+    return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved, barriers=barriers)
+
+
+def _block(run, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.SharedMemory:
+    """The shared memory of one thread block that has gone through so many tiles."""
+    rng = np.random.default_rng(0)
+    Q, (K, V) = rng.standard_normal((B_r, d)), rng.standard_normal((2, tiles * B_c, d))
+    return run(Q, K, V, Tiling(B_r, tiles * B_c, B_r, B_c), 0, W).shared
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 NAMES = {"split_k": "Split-K (FA1): each warp takes keys", "split_q": "Split-Q (FA2): each warp takes queries"}
 HUE_OF = {"max": "m", "sum": "l", "PV": "O"}  # what crosses shared memory, in the hue of what it becomes
@@ -15,7 +44,7 @@ GAP = 0.7
 
 
 @style.picture
-def warp_split(
+def draw(
     B_r: int,
     B_c: int,
     d: int,
@@ -57,9 +86,6 @@ def _partials(moved: Mapping[tuple[str, str], int]) -> int:
     return sum(size for (_, tensor), size in moved.items() if tensor in HUE_OF)
 
 
-# The operands -----------------------------------------------------------------------------------------------
-
-
 def _operands(ax: Axes, scheme: str, W: int) -> None:
     """Kᵀ above S and Q beside it, V above O: rows are queries for Q, S, O and keys for V."""
     keys = scheme == "split_k"
@@ -96,9 +122,6 @@ def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, t
         "columns": ((x + k * column, y, column, h), (x + (k + 0.5) * column, y + h / 2)),
         "layers": ((shift_x, shift_y, w, h), (shift_x + 0.3, shift_y + 0.32)),
     }
-
-
-# The bytes --------------------------------------------------------------------------------------------------
 
 
 def _bars(ax: Axes, moved: Mapping[str, Mapping[tuple[str, str], int]], waits: Mapping[str, int]) -> None:

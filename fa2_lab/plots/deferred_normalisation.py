@@ -2,13 +2,81 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import chips
 from fa2_lab.plots import style
+from fa2_lab.reference import fa1, fa2
+from fa2_lab.trace import Trace
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+class OperationLog(Trace):
+    """A meter that also remembers the order of the operations."""
+
+    def __init__(self):
+        super().__init__()
+        self.log: list[tuple] = []  # (i, j, kind, operations)
+
+    def _count(self, *operation) -> None:
+        before = Counter(self.work)
+        super()._count(*operation)
+        self.log += [(i, j, kind, n) for (_, i, j, kind), n in (self.work - before).items()]
+
+
+# What each operation of a tile is for, in the order the algorithms run it: name, and the tensor whose hue it takes.
+# Two kinds take no clocks: × τ is part of the FMA of τ s − m, and the sum into o part of the product's.
+Q_K, TAU, MAX, EXPONENT = ("q kᵀ", "S"), ("× τ", "S"), ("max", "m"), ("τs − m", "S")
+EXP, SUM, P_V, ADD, SCALE_O = ("exp", "P"), ("Σ", "l"), ("p v", "O"), ("+", "O"), ("scale o", "O")
+ROW, ROW_FA1, SCALE_P_V = ("", "m"), ("", "l", True), ("scale p v", "O", True)
+FA1_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, SUM, ROW, ROW, ROW_FA1, ROW_FA1, ROW, ROW_FA1, ROW]
+FA1_TILE += [ROW_FA1, ROW_FA1, ROW_FA1, SCALE_O, ROW_FA1, P_V, SCALE_P_V, ADD]
+FA2_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, SUM, ROW, ROW, ROW, ROW, SCALE_O, P_V, ADD]
+FA2_END = [ROW, SCALE_O, ROW, ROW]
+FREE = (TAU, ADD)
+
+
+def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
+    """The arithmetic of one tile of FA1 and FA2, and of FA2's end of a row block, in order and in clocks of one SM."""
+    fa1_tile, fa2_tile = (operation_log(stage, B_r, B_c, d, j=1) for stage in (fa1, fa2))
+    end = operation_log(fa2, B_r, B_c, d, j=None)
+    loops = {"FA1": steps(FA1_TILE, fa1_tile, chip), "FA2": steps(FA2_TILE, fa2_tile, chip)}
+    columns = [(FA1_TILE, fa1_tile), (FA2_TILE, fa2_tile), (FA2_END, end)]
+    counts = {
+        "multiply o by a factor": [sum(n for w, (_, n) in zip(*c, strict=True) if w == SCALE_O) for c in columns],
+        "multiply p v by a factor": [sum(n for w, (_, n) in zip(*c, strict=True) if w == SCALE_P_V) for c in columns],
+        "divide by l": [sum(n for kind, n in log if kind == "divide") for _, log in columns],
+    }
+    setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
+    return dict(loops=loops, end=steps(FA2_END, end, chip), counts=counts, setting=setting)
+
+
+def operation_log(stage, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, int]]:
+    """(kind, operations) of the first row block in column block j, in the order they ran."""
+    Q, K, V = (np.random.default_rng(0).standard_normal((n, d)) for n in (B_r, 2 * B_c, 2 * B_c))
+    trace = OperationLog()
+    stage.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
+    return [(kind, n) for _, at, kind, n in trace.log if at == j]
+
+
+def steps(names: list[tuple], log: list[tuple[str, int]], chip: chips.Chip) -> list[Step]:
+    """The operations under their names with the clocks they take; free ones are left out."""
+    rate = {"matmul": chip.tensor_per_clock, "exp": chip.exp_per_clock}
+    return [
+        Step(what[0], what[1], n / rate.get(kind, chip.fp32_per_clock), len(what) == 3)
+        for what, (kind, n) in zip(names, log, strict=True)
+        if what not in FREE
+    ]
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):
@@ -21,7 +89,7 @@ class Step(NamedTuple):
 
 
 @style.picture
-def deferred_normalisation(
+def draw(
     loops: dict[str, Sequence[Step]], end: Sequence[Step], counts: dict[str, tuple[int, int, str]], setting: str
 ) -> tuple[Figure, str]:
     """Two rows of boxes on one time axis; what FA2 left out stands outlined at its end, what it does once beneath.

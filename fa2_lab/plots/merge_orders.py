@@ -5,10 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.reference.online_softmax import SoftmaxState
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(blocks: int = 8, B_c: int = 4) -> dict:
+    """The states of one row's key blocks (d = 1), merged by three orders: pairs (left, right) of node numbers."""
+    s, v = np.random.default_rng(2).standard_normal((2, blocks, B_c)) * [[[2.0]], [[1.0]]]
+    leaves = [SoftmaxState.reset(1, 1).update(s[b : b + 1], v[b][:, None]) for b in range(blocks)]
+    drawn, L = {}, {}
+    for name, pairs in merge_pairs(blocks).items():
+        states = list(leaves)
+        for left, right in pairs:
+            states.append(states[left].merge(states[right]))
+        drawn[name] = [_node(state, *pair) for state, pair in zip(states[blocks:], pairs, strict=True)]
+        L[name] = states[-1].finalize()[1].item()
+    return dict(leaves=[_node(state) for state in leaves], orders=drawn, L=L)
+
+
+def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
+    """Which two nodes each merge joins: leaves are numbered 0 … blocks − 1, merges from there on."""
+    half, tree, layer = blocks // 2, [], range(blocks)
+    while len(layer) > 1:
+        made = range(blocks + len(tree), blocks + len(tree) + len(layer) // 2)
+        tree += zip(layer[::2], layer[1::2], strict=True)
+        layer = made
+    first, second = _chain(0, half, blocks), _chain(half, blocks, blocks + half - 1)
+    last_of_each = (blocks + half - 2, blocks + 2 * half - 3)
+    return dict(loop=_chain(0, blocks, blocks), tree=tree, split=[*first, *second, last_of_each])
+
+
+def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
+    """Leaves start … stop − 1 taken in one after the other by merges that are numbered from `number` on."""
+    lefts = [start, *range(number, number + stop - start - 2)]
+    return list(zip(lefts, range(start + 1, stop), strict=True))
+
+
+def _node(state: SoftmaxState, left: int | None = None, right: int | None = None) -> Node:
+    return Node(state.m.item(), state.l.item(), state.o.item(), left, right)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 
 class Node(NamedTuple):
@@ -30,7 +73,7 @@ W, H = 0.84, 0.74  # of one state's box
 
 
 @style.picture
-def merge_orders(leaves: Sequence[Node], orders: dict[str, Sequence[Node]], L: dict[str, float]) -> tuple[Figure, str]:
+def draw(leaves: Sequence[Node], orders: dict[str, Sequence[Node]], L: dict[str, float]) -> tuple[Figure, str]:
     """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o.
 
     orders: {"loop", "tree", "split": the merges}; nodes are numbered leaves first. L: the logsumexp of each order.

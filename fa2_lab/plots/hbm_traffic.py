@@ -3,12 +3,80 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
+from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
+from fa2_lab.plots.records import recorded
+from fa2_lab.plots.roofline import counted, training_row
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.tiles import Tiling
+from fa2_lab.trace import Trace
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
+    """Closed forms of the three, metered where that takes a moment; FA2's hardware counters as recorded."""
+    lengths, sizes = [2**k for k in range(9, 15)], [2**k for k in range(12, 19)]
+    over_N, over_M = {}, {}
+    for name in ("standard", "FA1", "FA2"):
+        over_N[name] = dict(
+            form=[(n, moved_by_form(name, n, M, d)) for n in lengths],
+            meter=[(n, moved_by_meter(name, n, M, d)) for n in lengths if n <= N],
+        )
+        over_M[name] = dict(
+            form=[(m, moved_by_form(name, N, m, d)) for m in sizes],
+            meter=[(m, moved_by_meter(name, N, m, d)) for m in sizes if m >= M // 2],
+        )
+    memories = {chip.name.split()[0]: chip.shared_per_block for chip in (chips.A100, chips.H100)}
+    return dict(N=N, M=M, d=d, over_N=over_N, over_M=over_M, memories=memories, counters=counters(d))
+
+
+def counters(d: int, rung: str = "tuned") -> dict | None:
+    """What the ladder's counters say of FA2, in elements that one head moves; None if nobody has measured it yet.
+
+    Only FA2's rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
+    """
+    record = recorded("bench_ladder")
+    if record is None:
+        return None
+    problem = training_row(record, d)["problem"]
+    heads, width = problem["batch"] * problem["heads"], 2  # bytes of a bf16 element
+    elements = round(counted(record, d)[rung] / heads / width)
+    source = f"{record['machine']['gpu']}, DRAM, {heads} heads at once; L2 serves the loop over tiles"
+    return dict(source=source, points={"FA2": [(problem["N_q"], elements)]})
+
+
+def block_sizes(name: str, M: int, d: int) -> dict[str, int]:
+    """FA1's rule for both: the block that stays on chip gets a quarter of M, the one that streams at most d rows."""
+    inner, outer = fa1.block_sizes(M, d)
+    return dict(B_r=outer, B_c=inner) if name == "FA2" else dict(B_r=inner, B_c=outer)
+
+
+def moved_by_form(name: str, N: int, M: int, d: int) -> int:
+    """Elements that the forward of one head moves, in closed form."""
+    return io.traffic(name.lower(), "forward", Tiling(N, N, **block_sizes(name, M, d)), d).total
+
+
+@cache
+def moved_by_meter(name: str, N: int, M: int, d: int) -> int:
+    """The same, counted while the algorithm runs."""
+    Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
+    trace = Trace()
+    if name == "standard":
+        naive.forward(Q, K, V, trace=trace)
+    else:
+        {"FA1": fa1, "FA2": fa2}[name].forward(Q, K, V, **block_sizes(name, M, d), trace=trace)
+    return trace.hbm_elements
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 Points = Sequence[tuple[int, int]]  # (N or M, elements moved)
 LOOKS = {
@@ -19,7 +87,7 @@ LOOKS = {
 
 
 @style.picture
-def hbm_traffic(
+def draw(
     N: int,
     M: int,
     d: int,

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.trace import Event
+from fa2_lab.reference import fa1, fa2
+from fa2_lab.tiles import cdiv
+from fa2_lab.trace import Event, Trace
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
+    """What the meter sees of FA1 and FA2 on the same small problem."""
+    Q, K, V = np.random.default_rng(0).standard_normal((3, N, d))
+    events = {}
+    for name, stage in (("FA1", fa1), ("FA2", fa2)):
+        trace = Trace()
+        stage.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
+        events[name] = trace.events
+    return dict(T_r=cdiv(N, B_r), T_c=cdiv(N, B_c), events=events)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 LANES = {"FA1": ("Q", "K", "V", "O", "l", "m"), "FA2": ("Q", "K", "V", "O", "L")}
 
 
 @style.picture
-def visiting_order(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure, str]:
+def draw(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure, str]:
     """Tile grids of FA1 and FA2 side by side with the time of each visit, and beneath each its HBM traffic over time.
 
     events: {"FA1": ..., "FA2": ...} as a Trace recorded them; FA1's alone are drawn with the traffic beside the grid.

@@ -4,10 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.reference import fa2
+from fa2_lab.trace import Trace
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(T: int = 4, B: int = 8, d: int = 4) -> dict:
+    """The five products as FA2's Algorithm 2 runs them, with what the meter counts of them on T × T tiles."""
+    Q, K, V, dO = np.random.default_rng(0).standard_normal((4, T * B, d))
+    O, L = fa2.forward(Q, K, V, B_r=B, B_c=B)
+    trace = Trace()
+    fa2.backward(Q, K, V, O, L, dO, B_r=B, B_c=B, trace=trace)
+    products = trace.matmul_flops // (T * T * 2 * B * B * d)
+    passes = {
+        "One pass": {"over columns": ("S", "dP", "dV", "dK", "dQ")},
+        "Two passes": {"over columns": ("S", "dP", "dV", "dK"), "over rows": ("S", "dP", "dQ")},
+    }
+    added = sum(e.tensor == "dQ" and e.op == "store" and e.j is not None for e in trace.events)
+    return dict(T=T, products=products, passes=passes, dq_additions=added)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 #        name: (x, y, width, what is written, kind)
 NODES = {
@@ -30,7 +53,7 @@ HIGH = 0.62
 
 
 @style.picture
-def backward_graph(
+def draw(
     T: int, products: int, passes: Mapping[str, Mapping[str, Sequence[str]]], dq_additions: int
 ) -> tuple[Figure, str]:
     """The graph above, and beneath the products of one tile when dQ is added by atomics and when it has its own pass.

@@ -7,14 +7,32 @@ from collections.abc import Mapping
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from fa2_lab.machine import chips, time
 from fa2_lab.plots import style
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(B_r: int = 128, B_c: int = 64, d: int = 128) -> dict:
+    """Prices in matmul FLOPs, and the clocks of one forward tile with FA1's arithmetic and with FA2's."""
+    named = {chip.name.split()[0]: chip for chip in (chips.A100, chips.H100)}
+    prices = {n: {"matmul": 1.0, "FP32": c.flops_per_fp32, "exp": c.flops_per_exp} for n, c in named.items()}
+    clocks = {}
+    for name, chip in named.items():
+        worth = time.tweak_1(chip, B_r, B_c, d)
+        for when, tile in (("before", worth.before), ("after", worth.after)):
+            clocks[name, when] = {"matmul": tile.tensor, "FP32": tile.fp32, "exp": tile.exp}
+    return dict(B_r=B_r, B_c=B_c, d=d, prices=prices, clocks=clocks)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 FILLS = {"matmul": style.tint(style.INK, 0.8), "FP32": style.tint(style.INK, 0.45), "exp": style.tint(style.INK, 0.12)}
 NAMES = {"matmul": "matmul FLOP", "FP32": "FP32 FLOP", "exp": "exponential"}
 
 
 @style.picture
-def flop_costs(
+def draw(
     B_r: int,
     B_c: int,
     d: int,

@@ -2,17 +2,96 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.reference import naive
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+Rounding = Callable[[np.ndarray], np.ndarray]  # float64 to the nearest number of another type
+
+
+def bfloat16(x: np.ndarray) -> np.ndarray:
+    """float32 with the last 16 bits rounded away, to nearest even; inf and NaN stay."""
+    bits = np.atleast_1d(np.asarray(x, np.float32)).view(np.uint32)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)
+    return rounded.astype(np.uint32).view(np.float32).reshape(np.shape(x)).astype(np.float64)
+
+
+DTYPES: dict[str, Rounding] = {
+    "float16": lambda x: np.asarray(x).astype(np.float16).astype(np.float64),
+    "bfloat16": bfloat16,
+    "float32": lambda x: np.asarray(x).astype(np.float32).astype(np.float64),
+}
+
+
+def unsafe_row(s: np.ndarray, to: Rounding) -> dict:
+    """exp(s) / Σ exp(s) of each row, every operation rounded."""
+    e = to(np.exp(s))
+    total = to(e.sum(axis=-1, keepdims=True))
+    return dict(e=e, sum=total, p=to(e / total))
+
+
+def safe_row(s: np.ndarray, to: Rounding) -> dict:
+    """The same after subtracting the row's maximum."""
+    return unsafe_row(to(s - s.max(axis=-1, keepdims=True)), to)
+
+
+def online_row(s: np.ndarray, to: Rounding, B_c: int) -> dict:
+    """m, α and l of each row after every block of B_c scores, then p from the last of them; every operation rounded."""
+    m, l = np.full((*s.shape[:-1], 1), -np.inf), np.zeros((*s.shape[:-1], 1))
+    steps: dict[str, list] = dict(m=[], l=[], alpha=[])
+    for block in np.split(s, s.shape[-1] // B_c, axis=-1):
+        m_new = np.maximum(m, block.max(axis=-1, keepdims=True))
+        alpha = to(np.exp(to(m - m_new)))
+        l = to(to(alpha * l) + to(to(np.exp(to(block - m_new))).sum(axis=-1, keepdims=True)))
+        m = m_new
+        for name, value in dict(m=m, l=l, alpha=alpha).items():
+            steps[name].append(value)
+    return {k: np.stack(v) for k, v in steps.items()} | dict(p=to(to(np.exp(to(s - m))) / l))
+
+
+def data(scores=(2, 5, 1, 9, 12, 10, 4, 11), rows: int = 32, N: int = 512) -> dict:
+    """A row of small integers that float16 cannot take unsafely, and errors on random rows over their scale."""
+    scales = 2 ** np.linspace(-3, 7, 41)
+    normal = np.random.default_rng(0).standard_normal((rows, N))
+    with np.errstate(over="ignore", invalid="ignore"):  # to overflow is what these rows are for
+        errors = {name: softmax_errors(normal, scales, to) for name, to in DTYPES.items()}
+        s, to = np.array(scores, dtype=np.float64), DTYPES["float16"]
+        unsafe, safe, online = unsafe_row(s, to), safe_row(s, to), online_row(s, to, B_c=2)
+    row = dict(s=s, unsafe_e=unsafe["e"], unsafe_p=unsafe["p"], safe_e=safe["e"], safe_p=safe["p"], dtype="float16")
+    row |= dict(online_p=online["p"], sums={"unsafe": unsafe["sum"].item(), "safe": safe["sum"].item()})
+    row |= {k: online[k].ravel() for k in ("m", "l", "alpha")}
+    return dict(row=row, scales=scales, errors=errors)
+
+
+def softmax_errors(normal: np.ndarray, scales: np.ndarray, to: Rounding) -> dict[str, np.ndarray]:
+    """Largest Σ|p − exact p| of any row at each scale, from scores rounded beforehand; NaN where p is not finite.
+
+    Three digits: the last ones depend on the machine's exp.
+    """
+    errors: dict[str, list] = dict(unsafe=[], safe=[], online=[])
+    for scale in scales:
+        s = to(scale * normal)
+        exact = naive.safe_softmax(s)
+        ways = dict(unsafe=unsafe_row(s, to), safe=safe_row(s, to), online=online_row(s, to, B_c=64))
+        for name, way in ways.items():
+            errors[name].append(np.abs(way["p"] - exact).sum(axis=-1).max())
+    return {name: np.array([float(f"{x:.3g}") for x in values]) for name, values in errors.items()}
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 METHODS = {"unsafe": (style.INK, "--"), "safe": (style.hue("P"), "-"), "online": (style.hue("m"), "-")}
 
 
 @style.picture
-def three_softmaxes(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> tuple[Figure, str]:
+def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> tuple[Figure, str]:
     """One row of scores through three softmaxes number by number, and beneath it their errors over the logits' scale.
 
     row: s, unsafe_e, unsafe_p, safe_e, safe_p, online_p (all (N,)), sums, m, l, alpha (one for each block), dtype;

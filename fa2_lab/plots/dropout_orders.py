@@ -9,10 +9,39 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 
 from fa2_lab.plots import style
+from fa2_lab.reference.dropout import Dropout, sequential_mask
+from fa2_lab.tiles import Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(N: int = 16, B_r: int = 4, B_c: int = 2, p: float = 0.25, seed: int = 7) -> dict:
+    """The mask that each order of the tiles draws, from one running generator and from the keyed one."""
+    tiling = Tiling(N, N, B_r, B_c)
+    sequential = {name: sequential_mask(tiling, p, seed, name.lower()) for name in ("FA1", "FA2")}
+    keyed = {name: keyed_mask(tiling, Dropout(p, seed), tiles) for name, tiles in orders(tiling).items()}
+    return dict(masks=dict(sequential=sequential, keyed=keyed), B_r=B_r, B_c=B_c, p=p)
+
+
+def orders(tiling: Tiling) -> dict[str, list[tuple[int, int]]]:
+    """The tiles (i, j) in the order of FA1's loops and of FA2's."""
+    T_r, T_c = range(tiling.T_r), range(tiling.T_c)
+    return {"FA1": [(i, j) for j in T_c for i in T_r], "FA2": [(i, j) for i in T_r for j in T_c]}
+
+
+def keyed_mask(tiling: Tiling, dropout: Dropout, tiles: list[tuple[int, int]]) -> np.ndarray:
+    """True where kept, drawn tile after tile in the order given."""
+    keep = np.zeros((tiling.N_q, tiling.N_k), dtype=bool)
+    for i, j in tiles:
+        keep[tiling.rows(i), tiling.cols(j)] = dropout.z(tiling.rows(i), tiling.cols(j)) > 0
+    return keep
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture
-def dropout_orders(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) -> tuple[Figure, str]:
+def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) -> tuple[Figure, str]:
     """A row for each generator: the mask in FA1's order, in FA2's, and the entries where they differ.
 
     masks: {generator: {"FA1", "FA2": True where kept}}.

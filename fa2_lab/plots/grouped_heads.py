@@ -4,16 +4,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
+from fa2_lab.reference import heads
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(query_heads: int = 8) -> dict:
+    """Who reads and who adds, found out by running: disturb one K and see which O move; send one dO and see where."""
+    layouts = {}
+    for name, key_heads in (("Multi-head", query_heads), ("Grouped", query_heads // 4), ("Multi-query", 1)):
+        rng = np.random.default_rng(0)
+        q, dO = rng.standard_normal((2, 1, query_heads, 4, 2))
+        k, v = rng.standard_normal((2, 1, key_heads, 4, 2))
+        layouts[name] = dict(key_heads=key_heads, reads=readers(q, k, v), adds=adders(q, k, v, dO))
+    return dict(heads=query_heads, layouts=layouts)
+
+
+def readers(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> list[tuple[int, int]]:
+    """(query head, key head) wherever another K in the key head changes O in the query head."""
+    before, pairs = heads.forward(q, k, v)[0], []
+    for g in range(k.shape[1]):
+        other = k.copy()
+        other[:, g] += 1.0 + np.arange(k.shape[2])[:, None]
+        moved = (heads.forward(q, other, v)[0] != before).any(axis=(0, 2, 3))
+        pairs += [(int(h), g) for h in np.flatnonzero(moved)]
+    return sorted(pairs)
+
+
+def adders(q: np.ndarray, k: np.ndarray, v: np.ndarray, dO: np.ndarray) -> list[tuple[int, int]]:
+    """(query head, key head) wherever the dO of the query head alone gives the key head a dK and a dV."""
+    O, L = heads.forward(q, k, v)
+    pairs = []
+    for h in range(q.shape[1]):
+        alone = np.zeros_like(dO)
+        alone[:, h] = dO[:, h]
+        _, dK, dV = heads.backward(q, k, v, O, L, alone)
+        reached = (dK != 0).any(axis=(0, 2, 3)) & (dV != 0).any(axis=(0, 2, 3))
+        pairs += [(h, int(g)) for g in np.flatnonzero(reached)]
+    return pairs
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
 
 Pairs = Sequence[tuple[int, int]]  # (query head, key head)
 
 
 @style.picture
-def grouped_heads(heads: int, layouts: dict[str, dict]) -> tuple[Figure, str]:
+def draw(heads: int, layouts: dict[str, dict]) -> tuple[Figure, str]:
     """For each layout the query heads above the key heads: lines for who reads in the forward, arrows for who adds.
 
     layouts: {name: {"key_heads": number, "reads": pairs of the forward, "adds": pairs of the backward}}.

@@ -1,0 +1,87 @@
+"""Decode over the number of programs that share one cache: measured, by the model, and reading alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from matplotlib.figure import Figure
+
+from fa2_lab.machine import chips, splits
+from fa2_lab.plots import style
+from fa2_lab.plots.records import made, measured
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+ALONE = "reading alone"  # of the cache's bytes, as the record calls it
+TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
+TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
+BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
+
+
+def data() -> dict:
+    """The recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
+    record = measured("decode")
+    curves = record["curves"]
+    curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
+    row = next(r for r in record["rows"] if r["direction"] == "decode" and r["problem"]["N_k"] == 65536)
+    p = row["problem"]
+    rows = p["heads"] // p["kv_heads"]
+    cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], rows, B_c=TILE)
+    chip, copy = chips.named(record["machine"]["gpu"]), record["ceilings"]["copy TB/s"] * 1e12
+    speed = splits.pace(chip, cache, STAGES, copy / chip.hbm_per_second)
+    slots = int(curves["usual"][0])
+    model = [(n, 1e6 * (BEGIN + seconds(cache, n, slots, speed))) for n, _ in curve]
+    rivals = {name: values[0] for name, values in row["values"].items()}
+    setting = f"{made(record)}; 1 query, {p['heads']} heads on {p['kv_heads']}, {p['N_k']:,} keys, d = {p['d']}"
+    return dict(curve=curve, model=model, floor=rivals.pop(ALONE), usual=slots, rivals=rivals, setting=setting)
+
+
+def seconds(cache: splits.Cache, n: int, slots: int, speed: splits.Pace) -> float:
+    """By the model, with so many programs."""
+    return splits.seconds(cache, splits.Shares(cache.tiles, n).blocks(), slots, speed)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
+
+
+@style.picture
+def draw(
+    curve: Sequence[tuple[int, float]],
+    model: Sequence[tuple[int, float]],
+    floor: float,
+    usual: int,
+    rivals: Mapping[str, float],
+    setting: str,
+) -> tuple[Figure, str]:
+    """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
+    best = min(curve, key=lambda point: point[1])
+    at_usual = dict(curve)[usual]
+    title = f"From 8 programs to {usual}: the same bytes in {at_usual / dict(curve)[8]:.0%} of the time"
+    figure, ax = style.new_figure(3.6, title)
+    ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", linewidth=1.2)
+    ax.plot(*zip(*curve, strict=True), color=style.INK, marker="o", markersize=4)
+    ax.axhline(floor, color=style.QUIET, linewidth=0.8)
+    ax.set(xscale="log", yscale="log", xlabel=f"programs that share the tiles\n{setting}", ylabel="µs")
+    counts = [n for n, _ in curve]
+    ax.set_xticks(counts[::2], [f"{n:,}" for n in counts[::2]])
+    marks = [x for x in (50, 100, 200, 400, 800) if 0.8 * floor < x < 1.2 * curve[0][1]]
+    ax.set_yticks(marks, [str(x) for x in marks])
+    ax.minorticks_off()
+    ax.set(xlim=(counts[0] / 1.2, counts[-1] * 1.25), ylim=(0.75 * floor, 1.2 * curve[0][1]))
+    ax.text(counts[0], floor * 0.96, "reading alone", va="top", color=style.QUIET)
+    ax.annotate(
+        "measured", curve[1], xytext=(8, 4), textcoords="offset points", fontweight="bold", va="bottom", ha="left"
+    )
+    ax.text(0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
+    ax.annotate(
+        f"taken by the package: {usual}", (usual, at_usual), xytext=(0, 46), textcoords="offset points", ha="center",
+        arrowprops=dict(arrowstyle="->", color=style.INK),
+    )  # fmt: skip
+    others = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
+    alt = (
+        f"Time over the number of programs on logarithmic axes: {curve[0][1]:.0f} µs with {curve[0][0]},"
+        f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
+        f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model; a level line at {floor:.0f} µs a"
+        f" kernel that only reads the same bytes. In the same run: {others}. {setting}."
+    )
+    return figure, alt

@@ -1,0 +1,80 @@
+"""Which rows a rank should take: contiguous shards against a front and a back piece for each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.machine import ring
+from fa2_lab.plots import style
+from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
+    """Who computes which pair of pieces, and the tiles of each rank, counted for one head of real size."""
+    owners = {layout: owners_of(ranks, layout) for layout in reversed(LAYOUTS)}
+    tiles = {x: ring.work(even_lengths(N, ranks), x, True, B, B).sum(axis=1).tolist() for x in owners}
+    return dict(owners=owners, tiles=tiles, setting=f"{N:,} tokens on {ranks} ranks, tiles of {B} × {B}, one head")
+
+
+def owners_of(ranks: int, layout: str) -> np.ndarray:
+    """[i, j]: the rank that holds rows i, if they see keys j; two pieces for each rank."""
+    rank_of = np.empty(2 * ranks, dtype=int)
+    for rank, places in enumerate(pieces([2] * ranks, layout)):
+        for place in places:
+            rank_of[place] = rank
+    return np.where(np.tri(2 * ranks, dtype=bool), rank_of[:, None], -1)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
+
+
+@style.picture
+def draw(owners: Mapping[str, np.ndarray], tiles: Mapping[str, Sequence[int]], setting: str) -> tuple[Figure, str]:
+    """Which rank computes which part of a causal S under two layouts, and how many tiles that makes.
+
+    owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
+    """
+    title = "A front and a back piece for each rank: causal work comes out even"
+    figure, axes = style.new_figure(4.9, title, nrows=2, ncols=2, height_ratios=[4, 1.5])
+    most = max(max(counts) for counts in tiles.values())
+    busy = {layout: sum(counts) / (len(counts) * max(counts)) for layout, counts in tiles.items()}
+    for column, (layout, owner) in enumerate(owners.items()):
+        _pieces(axes[0][column], owner, layout)
+        _bars(axes[1][column], tiles[layout], most, busy[layout])
+    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
+    told = "; ".join(
+        f"{layout} {', '.join(f'{n:,}' for n in tiles[layout])}, {busy[layout]:.0%} busy" for layout in tiles
+    )
+    alt = (
+        f"Two causal score matrices, queries down, keys right, cut into {len(next(iter(owners.values())))} pieces each"
+        f" way; every visible part has the colour of the rank whose queries they are. Contiguous: rank 0 has the short"
+        f" rows on top, the last rank the long ones. Zigzag: each rank has a piece from the top, one from the bottom."
+        f" Bars beneath count the tiles of each rank: {told}."
+    )
+    return figure, alt
+
+
+def _pieces(ax: Axes, owner: np.ndarray, layout: str) -> None:
+    style.tile_axes(ax, *owner.shape)
+    ax.set_title(layout)
+    for (i, j), rank in np.ndenumerate(owner):
+        if rank < 0:
+            style.box(ax, j, i, 1, 1, fill=style.MASKED, edgecolor=style.QUIET, hatch=style.MASK_HATCH, gid="skipped")
+        else:
+            style.box(ax, j, i, 1, 1, f"{rank}", style.worker(rank), gid=f"rank {rank}")
+
+
+def _bars(ax: Axes, counts: Sequence[int], most: int, busy: float) -> None:
+    for rank, n in enumerate(counts):
+        style.box(ax, 0, rank + 0.1, n / most, 0.8, gid=f"tiles of {rank}", fill=style.worker(rank))
+        ax.text(-0.02, rank + 0.5, f"rank {rank}", ha="right", va="center")
+        ax.text(n / most + 0.02, rank + 0.5, f"{n:,}", ha="left", va="center", fontsize=style.SMALL)
+    ax.set(xlim=(-0.2, 1.25), ylim=(len(counts), 0), xticks=[], yticks=[])
+    ax.set_title(f"tiles: ranks are busy {busy:.0%} of the time", pad=3)
+    ax.spines[:].set_visible(False)
