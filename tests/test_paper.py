@@ -1,5 +1,6 @@
 """paper.py: the algorithms are complete, `where` finds what carries a tag, and the glossary speaks both languages."""
 
+import ast
 import re
 from dataclasses import replace
 from functools import cache
@@ -7,6 +8,7 @@ from functools import cache
 import numpy as np
 import paper_words
 import pytest
+import tag_shapes
 
 from fa2_lab import paper
 from fa2_lab.paper import ALGORITHMS, GLOSSARY, LINES, tagged_lines, where
@@ -117,6 +119,52 @@ def test_words_that_say_something_else_are_noticed(tag, right, wrong):
     assert text != line.text
     with pytest.raises((AssertionError, ValueError)):
         paper_words.check_line(tag, text, run_of(algorithm.tag, True), HELPERS.get(tag, set()))
+
+
+KERNELS = sorted((paper.PACKAGE / "kernels").rglob("*.py"))
+TWINS = sorted((paper.PACKAGE.parent / "notebooks" / "text").rglob("*.py"))
+REPEATED = {"D_kernel", "visit_columns", "rows_kernel"}  # the second pass of the backward: lines again, without tags
+
+
+@pytest.mark.parametrize("path", KERNELS + TWINS, ids=lambda path: path.stem)
+def test_a_tag_stands_on_a_line_of_its_own_shape(path):
+    """In kernels and notebooks: moved to a neighbouring line, or swapped with it, a tag meets another expression."""
+    for tags, number, text in tagged_lines(path.read_text(encoding="utf-8")):
+        for algorithm in {tag.rpartition(".")[0] for tag in tags}:
+            got, want = {tag for tag in tags if tag.startswith(algorithm + ".")}, tag_shapes.tags_for(text, algorithm)
+            assert got == want, (
+                f"{path.name}:{number} carries {sorted(got)}, its code is that of {sorted(want)}: {text}"
+            )
+
+
+@pytest.mark.parametrize("algorithm", [a for a in ALGORITHMS.values() if a.triton], ids=lambda a: a.tag)
+def test_no_tag_is_missing_in_the_triton_file_that_stands_for_an_algorithm(algorithm):
+    file = paper.triton_file(algorithm)
+    source = (paper.PACKAGE.parent / file).read_text(encoding="utf-8")
+    tags = {number: found for found, number, _ in tagged_lines(source)}
+    functions = [node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)]
+    for function in functions if not file.endswith("rungs.py") else ():  # the old ladder has eight kernels in a file
+        for number in range(function.lineno, function.end_lineno + 1):
+            text = source.splitlines()[number - 1]
+            missing = tag_shapes.tags_for(text, algorithm.tag) - set(tags.get(number, []))
+            assert function.name in REPEATED or not missing, f"{file}:{number} should carry {sorted(missing)}: {text}"
+
+
+def test_every_tag_has_a_shape_and_neighbours_have_others():
+    with_code = {tag for tag in LINES if where(tag).triton or where(tag).notebooks}
+    assert with_code <= set(tag_shapes.SHAPES)
+    for text, tags in {
+        "k_j, v_j = K[cols], V[cols]": {"FA2.A1.L7"},
+        "l_i = l_i + tl.sum(p_ij, 1)": set(),  # the old sum is not rescaled
+        "l_i = alpha * l_i + tl.sum(p_ij, 1)": {"FA2.A1.L9"},
+        "o_i = alpha[:, None] * o_i + tl.dot(p_ij, v_j)": {"FA2.A1.L10"},
+        "o_i = o_i + tl.dot(p_ij, v_j)": set(),
+        "m_new = tl.maximum(m_i, m_ij)": set(),
+        "o_i = o_i * l_i[:, None]": set(),
+        "tl.store(O + at, o_i)": {"FA2.A1.L14"},
+        "tl.store(L + row, L_i)": {"FA2.A1.L15"},
+    }.items():
+        assert tag_shapes.tags_for(text, "FA2.A1") == tags, text
 
 
 def test_an_algorithm_prints_all_its_lines():

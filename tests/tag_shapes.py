@@ -1,0 +1,89 @@
+"""What a line in Triton or in a notebook looks like that may carry a tag: reviewed expressions, tag by tag.
+
+`tl.`, `gl.`, `np.` and `torch.` are left out of the code before it is compared. A line carries exactly the tags whose
+expression it matches. In the file that stands for an algorithm in Triton that holds for every line of it; elsewhere
+for every line that carries a tag of the algorithm. To tag a line of a new shape, add the shape here.
+"""
+
+# ruff: noqa: E501  an expression is easier to compare with its line of code when it is not broken
+
+import re
+
+LOADS_KV = r"^(k_j = (load_\w+\((cache\.)?K,|K\.load)|v_j = (load_\w+\((cache\.)?V,|V\.load)|k_j, v_j = K\[.*V\[|pipes\.(k\.fill\(.*\bK,|v\.fill\(.*\bV,))"
+FOR_I, FOR_J = r"^for i in ", r"^for j in "
+
+SHAPES = {
+    # FA1, forward
+    "FA1.A2.L2": r"^call = _Call\(",
+    "FA1.A2.L3": r"^(O|O_sum|l|m|l, m) = .*(zeros|full)",
+    "FA1.A2.L4": r"^call = _Call\(",
+    "FA1.A2.L5": r"^call = _Call\(",
+    "FA1.A2.L6": FOR_J,
+    "FA1.A2.L7": LOADS_KV,
+    "FA1.A2.L8": FOR_I,
+    "FA1.A2.L9": r"^(q_i = load_rows\(Q,|o_i = load_rows\(O|l_i(, m_i)? = load\(l \+|m_i = load\(m \+)",
+    "FA1.A2.L10": r"^s_ij = .*(dot\(q_i, k_j\.T|Q\[rows\] @ k_j\.T)",
+    "FA1.A2.L11": r"^(s_ij = |return )where\(.*, s_ij, NEG_INF\)",
+    "FA1.A2.L12": r"^(m_ij|m_tile) = .*max\(.*|^p(_ij)? = exp2?\(s(_ij)? - .*m_(ij|tile)|^l_tile = p\.sum|^return m_ij, p_ij, sum",
+    "FA1.A2.L13": r"^m_new = maximum\(m(_i)?, m_(ij|tile)\)|^alpha, beta = exp2?\(m(_i)? - .*m_new.* exp2?\(m_(ij|tile) - |(^l_new = |^return m_new, )alpha \* l(_i)? \+ beta \* ",
+    "FA1.A2.L15": r"^(r|share) = 1\.0 / |^pv = dot\(p_ij|^o_(i|new) = \(.*alpha \* l.*\* o(_i)? \+ .*beta.* \* |^store(_rows)?\(O",
+    "FA1.A2.L16": r"^store\(l \+ \w+, l_|^store\(m \+ \w+, m_",
+    "FA1.A2.L19": r"m(_new)? \+ log2?\(.*l",
+    # standard attention and FA1, backward: in notebooks alone
+    "FA1.A3.L1": r"^dV = P\.T @ dO",
+    "FA1.A3.L2": r"^dP = dO @ V\.T",
+    "FA1.A3.L3": r"^dS = P \* \(dP - \(P \* dP\)\.sum",
+    "FA1.A3.L4": r"^dQ = tau \* \(dS @ K\)",
+    "FA1.A3.L5": r"^dK = tau \* \(dS\.T @ Q\)",
+    "FA1.A4.L6": FOR_J,
+    "FA1.A4.L9": FOR_I,
+    "FA1.A4.L11": r"^s = tau \* \(q @ k\.T\)",
+    "FA1.A4.L13": r"^p = exp\(s - m\[:, None\]\) / l\[:, None\]",
+    "FA1.A4.L16": r"^dv = p\.T @ do",
+    "FA1.A4.L17": r"^dp = do @ v\.T",
+    "FA1.A4.L19": r"^D = \(do \* o\)\.sum\(axis=1\)",
+    "FA1.A4.L20": r"^ds = p \* \(dp - D\[:, None\]\)",
+    "FA1.A4.L21": r"^return tau \* \(ds @ k\), |^dQ\[rows\] \+= dq",
+    "FA1.A4.L22": r", tau \* \(ds\.T @ q\), dv",
+    # FA2, forward
+    "FA2.A1.L1": r"^T_r = cdiv\(N_q, B_r\)",
+    "FA2.A1.L2": r"^T_r = cdiv\(N_q, B_r\)",
+    "FA2.A1.L3": FOR_I + r"|^i(, \w+)? = (program_id|place)\(",
+    "FA2.A1.L4": r"^q_i = (load\w*\((group_rows\()?Q|Q\.load|Q\[)|q\.fill\(.*, Q,",
+    "FA2.A1.L5": r"^[ol](_i)?(, l_i)? = zeros\(|^m(_i)? = full\(.*, (NEG_INF|LOWEST), |^m, l = first_state\(|SoftmaxState\.reset",
+    "FA2.A1.L6": FOR_J,
+    "FA2.A1.L7": LOADS_KV,
+    "FA2.A1.L8": r"^s_ij = .*(dot\(q_[ij], k_j\.T|q_i @ k_j\.T)|warpgroup_mma\(q, k\.permute",
+    "FA2.A1.L9": r"^m_new = (maximum\(m(_i)?, .*max\(s|raised\(m, largest\(s\))|^p(_ij)? = exp2?\(.*\bs(_ij)?\b.* - .*m_(new|ref)|^alpha = exp2?\(\(?m(_i)? - m_(new|ref)\b|^l(_i)? = (alpha|along\(alpha, l\)).* \* l(_i)? \+ .*sum\(|state\.update\(",
+    "FA2.A1.L10": r"^o(_i)? = (alpha\[:, None\] \* o_i \+ dot\(p_ij|dot\(p_ij.*, v_j, alpha\[:, None\] \* o_i|warpgroup_mma\(p, pipes\.v)|^return shrunk\(o, alpha\)|state\.update\(",
+    "FA2.A1.L12": r"\bo(_i)? / (l_i|whole|divisor)|\bo(_i)? \* .*1\.0 / (whole|divisor|l)\b|state\.finalize",
+    "FA2.A1.L13": r"\bm(_i)?( \* [\w.]+)? \+ log2?\(|state\.finalize",
+    "FA2.A1.L14": r"^store(_rows)?\((group_rows\()?O|^O\.store|to_global\(O,|^O\[rows\]",
+    "FA2.A1.L15": r"^store\(L \+|^store\(at, L_i,|\bL\[rows\] = ",
+    "FA2.A1.L17": r"^return O, L$",
+    # FA2, backward
+    "FA2.A2.L1": r"cdiv\(N_q, B_r\)|cdiv\(N_k, B_c\)",
+    "FA2.A2.L2": r"cdiv\(N_q, B_r\)",
+    "FA2.A2.L3": r"^dQ = (\w+ = )?zeros|^dQ\[:\] = 0|^store\(sums \+ at, zeros\)",
+    "FA2.A2.L4": r"^D_i = sum\(do_i \* o_i, 1\)|^store\(D \+|^D\[:\] = \(dO\[:\] \* O\[:\]\)\.sum",
+    "FA2.A2.L5": FOR_J + r"|^j(, \w+)? = (program_id|place)\(",
+    "FA2.A2.L6": LOADS_KV,
+    "FA2.A2.L7": r"^dk(_j)?(, dv_j)? = zeros|^dv(_j)? = (zeros|dk_j)|^store\(sums \+ at, zeros\)",
+    "FA2.A2.L8": r"^for (i|_|m) in ",
+    "FA2.A2.L9": r"^(q_i = load_rows\(Q|do_i = load_rows\(dO|L_i = of_rows\(L|D_i = of_rows\(D|q_i, do_i, L_i, D_i = |pipes\.rows\.fill\()",
+    "FA2.A2.L10": r"^s(_ij)? = .*(dot\((q_i, k_j|a, b)\.T|q_i @ k_j\.T)|warpgroup_mma\(k, q\.permute",
+    "FA2.A2.L11": r"^p(_ij)? = exp2?\(|^return exp2\(s - ",
+    "FA2.A2.L12": r"^dv_j = (add_product\(dv_j, kept_ji.*, do_i|dot\(p_ji.*, do_i, dv_j|dv_j \+ p_ij\.T @ do_i)|warpgroup_mma\(p, do, dv",
+    "FA2.A2.L13": r"^dp_(ij|ji) = (dot\((do_i, v_j|v_j, do_i)\.T|do_i @ v_j\.T)|warpgroup_mma\((held|v), do\.",
+    "FA2.A2.L14": r"^(ds(_ij|_ji)? = |return )\(?p(_ij|_ji)? \* \(?dp",
+    "FA2.A2.L15": r"^dq_i = .*\bds_(ij|ji)\b.*k_j|^atomic_add\(.*\bdQ|^add_tile\(dq, sums|warpgroup_mma\(ds, k, zero|^dQ\[rows\] = |^add_rows\(dQ",
+    "FA2.A2.L16": r"^dk_j = .*\bds_(ij|ji)\b.*q_i|warpgroup_mma\(ds, q, dk",
+    "FA2.A2.L18": r"^(store(_rows)?|add_tile|finish)\(.*\bd[KV],|^dK\[cols\], dV\[cols\] = ",
+    "FA2.A2.L20": r"^return dQ.*, dK, dV|^finish\(sums, n, dQ,",
+}
+
+
+def tags_for(text: str, algorithm: str) -> set[str]:
+    """The tags of an algorithm whose expression a line of code matches."""
+    bare = re.sub(r"\b(tl|gl|np|torch)\.", "", text.split("  #")[0].strip())
+    return {tag for tag, shape in SHAPES.items() if tag.startswith(algorithm + ".") and re.search(shape, bare)}
