@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels.portable import forward
+from fa2_lab.studio import command
 from fa2_lab.studio.xray import names, xray
 from fa2_lab.studio.xray.command import main
 
@@ -30,7 +31,11 @@ def test_a_line_becomes_its_own_instructions(hopper):
     source, first = inspect.getsourcelines(forward.visit_tiles.fn)
     (product,) = (first + n for n, line in enumerate(source) if "FA2.A1.L8" in line)
     exponent = [first + n for n, line in enumerate(source) if "p_ij = tl.exp2" in line]
-    assert any("HGMMA" in i for i in hopper.lines[f"forward.py:{product}"])
+    (second,) = (first + n for n, line in enumerate(source) if "FA2.A1.L10" in line)
+    loops, d, B_r, B_c = 2, 64, 64, 64
+    for line, n in ((product, d // 16), (second, B_c // 16)):  # an instruction multiplies 16 columns by 16 rows
+        became = hopper.lines[f"forward.py:{line}"]
+        assert sum(i.startswith("HGMMA") for i in became) == loops * n * B_r // 64, line
     assert not any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{product}"])
     assert exponent and any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{exponent[0]}"])
 
@@ -60,3 +65,11 @@ def test_the_command_lists_names_and_prints_the_stages_asked_for(capsys):
     assert main(["portable.forward", "--d", "64", "--ptx"]) == 0
     printed = capsys.readouterr().out
     assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
+
+
+def test_a_papers_line_down_to_the_machine(capsys):
+    assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_90"]) == 0
+    assert re.search(r"s_ij = .*\n  \w+, sm_90, \d+ instructions: .*HGMMA\.", capsys.readouterr().out)
+    assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_75"]) == 2
+    assert command.main(["where", "FA1.A4.L17", "--sass"]) == 2
+    assert "has no Triton line" in capsys.readouterr().err

@@ -71,6 +71,8 @@ def parser() -> argparse.ArgumentParser:
     where = commands.add_parser("where", help="from a line of a paper to the code: fa2-lab where FA2.A1.L9")
     where.add_argument("tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); without it, a list")
     where.add_argument("--all", action="store_true", help="every place that computes the line")
+    where.add_argument("--sass", action="store_true", help="the machine instructions that the line becomes")
+    where.add_argument("--chip", default="sm_90", help="for --sass: the chip to compile for")
     where.set_defaults(run=show_where)
     errata = commands.add_parser("errata", help="known slips in the sources, run")
     errata.add_argument("id", nargs="?", help="show this one in full")
@@ -100,6 +102,10 @@ def show_where(arguments: argparse.Namespace) -> int:
     try:
         found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
         print(found.full() if arguments.all and isinstance(found, paper.Whereabouts) else found)
+        if arguments.sass:
+            from fa2_lab.studio.xray.lines import sass_of
+
+            print("\n" + sass_of(name, arguments.chip))
     except ValueError as unknown:
         raise Refused(unknown) from unknown
     return 0

@@ -7,6 +7,6 @@ for kernel in xray("r07", chip="sm_90"):
 """
 
 from fa2_lab.studio.xray.compile import CHIPS, STAGES, Compiled, names, xray
-from fa2_lab.studio.xray.lines import by_line
+from fa2_lab.studio.xray.lines import sass_of
 
-__all__ = ["CHIPS", "STAGES", "Compiled", "by_line", "names", "xray"]
+__all__ = ["CHIPS", "STAGES", "Compiled", "names", "sass_of", "xray"]
