@@ -1,4 +1,4 @@
-"""How results of the bench are kept and shown: records, tables, the README's section, fingerprints of the sources."""
+"""How results of the bench are kept and shown: records, tables, RESULTS.md, fingerprints of the sources."""
 
 import re
 import sys
@@ -9,8 +9,10 @@ pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite
 
-from fa2_lab.studio.bench import peers, readme, results
+from fa2_lab.studio import files
+from fa2_lab.studio.bench import page, peers, results
 from fa2_lab.studio.bench.problem import Problem
+from fa2_lab.studio.bench.registry import RETIRED, SUITES
 from fa2_lab.studio.bench.results import Results, Row
 
 # Results ------------------------------------------------------------------------------------------------------
@@ -79,10 +81,10 @@ def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, 
 
 
 def test_peers_with_versions_are_peers():
-    assert peers.DISTRIBUTIONS.keys() < peers.PEERS.keys() and peers.DISTRIBUTIONS.keys() <= set(readme.PEERS)
+    assert peers.DISTRIBUTIONS.keys() < peers.PEERS.keys() and peers.DISTRIBUTIONS.keys() <= set(page.PEERS)
 
 
-# README -------------------------------------------------------------------------------------------------------
+# RESULTS.md ---------------------------------------------------------------------------------------------------
 
 
 def both(causal=False, d=128, portable=4.0, **peers):
@@ -92,89 +94,113 @@ def both(causal=False, d=128, portable=4.0, **peers):
     return row
 
 
-def test_the_readme_names_the_machine_the_ceilings_and_the_spread():
-    said = readme.about(suite(contest()))
-    made = "NVIDIA H200, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234."
-    assert "bf16, 16,384 tokens" in said and f"{made} In the same run: GEMM 791 TFLOP/s." in said
-    assert said.endswith("the middle half lies within 10.0% of the median, at worst within 10.0%.")
+def test_it_names_the_machine_the_ceilings_and_the_spread():
+    assert page.about(suite(contest())) == (
+        "Measured on NVIDIA H200, torch 2.11, triton 3.6, cuDNN 91900, driver 580, commit abc1234; by hand. "
+        "In the same run: GEMM 791 TFLOP/s. "
+        "Of the repetitions, the middle half lies within 10.0% of the median, at worst within 10.0%."
+    )
 
 
-def test_the_readme_names_the_versions_of_peers_where_the_record_has_them():
+def test_it_names_the_versions_of_peers_where_the_record_has_them():
     results = suite(contest())
-    assert readme.made(results).endswith("cuDNN 91900, driver 580, commit abc1234.")
     results.machine = MACHINE | dict(peers={"flash_attn": "2.8.3", "FlashAttention-4": "4.0.0b4"})
-    assert readme.made(results).endswith("driver 580, flash_attn 2.8.3, FlashAttention-4 4.0.0b4, commit abc1234.")
-    results.machine["peers"] = {}
-    assert readme.made(results).endswith("driver 580, commit abc1234.")
+    assert "driver 580, flash_attn 2.8.3, FlashAttention-4 4.0.0b4, commit abc1234;" in page.about(results)
+    results.machine = MACHINE | dict(peers={}, commit="sources 0123456789ab")
+    assert "driver 580, sources 0123456789ab;" in page.about(results)
 
 
 def test_both_of_us_stand_beside_every_peer():
     rows = [both(cuDNN=3.0), both(causal=True, cuDNN=1.0, portable=None), both(d=64, FlexAttention=5.0)]
     ring = Results("ring", MACHINE, "by hand", rows=[Row(contest().problem, "forward", {"1 GPU": [1.0]})])
-    assert readme.standings([suite(*rows), ring]) == [
+    assert page.standings([suite(*rows), ring]) == [
         "| suite | direction | | over cuDNN | over FlexAttention |",
         "| --- | --- | --- | --- | --- |",
         "| paper | forward | fa2_lab | ahead on 1 of 2, 0.50 to 1.50 | ahead on 1 of 1, 2.50 to 2.50 |",
         "| paper | forward | fa2_lab portable | ahead on 0 of 1, 0.75 to 0.75 | ahead on 1 of 1, 1.25 to 1.25 |",
     ]
-    assert readme.grid(suite(*rows))[4:-2] == [
-        "| direction | d | mask | N | TFLOP/s | over cuDNN | over FlexAttention |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-        "| forward | 128 | full | 4,096 | 200 / 100 | 1.50 / 0.75 | – |",
-        "| forward | 128 | causal | 4,096 | 200 / – | 0.50 / – | – |",
-        "| forward | 64 | full | 4,096 | 200 / 100 | – | 2.50 / 1.25 |",
+
+
+def test_every_row_is_in_a_table_with_its_ratios():
+    rows = [both(cuDNN=3.0), both(causal=True, portable=None), both(d=64, FlexAttention=5.0)]
+    assert page.rows_table(rows, "TFLOP/s") == [
+        "| TFLOP/s | N | batch | heads | d | mask | fa2_lab | fa2_lab portable | cuDNN | FlexAttention |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| forward | 4,096 | 4 | 16 | 128 | full | 200 | 100 (2.00) | 133 (1.50) | – |",
+        "| forward | 4,096 | 4 | 16 | 128 | causal | 200 | – | – | – |",
+        "| forward | 4,096 | 4 | 16 | 64 | full | 200 | 100 (2.00) | – | 80 (2.50) |",
     ]
+    where = contest().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
+    loss = Row(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
+    assert page.rows_table([loss], "nats")[2] == "| page 16, turns | 1 × 4,096 | 4 | 16 on 2 | 128 | full | 1.5 | 3 |"
 
 
-def test_it_says_plainly_where_we_lead_and_where_not():
+def test_a_section_says_what_how_and_what_has_no_number():
+    many = suite(*[both(cuDNN=3.0) for _ in range(20)], contest(), missing=["the rest"])
+    text = "\n".join(page.section(many))
+    assert text.startswith(
+        "\n## paper\n\nThe FA2 paper's grid: d 64 and 128, 16k tokens. bf16, batch 4, heads 16, d 128, N 4,096"
+    )
+    assert "1 rows were not measured." in text and text.endswith("Without a number: flash_attn: not installed.")
+    assert "<details><summary>paper: 21 rows, TFLOP/s</summary>" in text and text.count("| 133 (1.50) |") == 20
+    row = both(cuDNN=3.0)
+    row.failed = {}
+    few = "\n".join(page.section(suite(row)))
+    assert "<details>" not in few and "Without a number" not in few and "not measured" not in few
+
+
+def test_plainly_counts_the_rows_where_we_lead():
     lead, trail = both(cuDNN=3.0), both(d=64, cuDNN=1.0)
     start = "Plainly: on this grid `fa2_lab` is faster than cuDNN on "
-    assert readme.plainly([lead, trail], "cuDNN") == (
+    assert page.plainly([lead, trail], "cuDNN") == (
         f"{start}1 of 1 rows of forward at d = 128, 0 of 1 rows of forward at d = 64."
     )
     trail.problem["d"] = 128
-    assert readme.plainly([lead, trail], "cuDNN") == f"{start}1 of 2 rows of forward at d = 128."
+    assert page.plainly([lead, trail], "cuDNN") == f"{start}1 of 2 rows of forward at d = 128."
 
 
 def test_forward_and_backward_are_added():
     rows = [both(cuDNN=3.0), both(cuDNN=1.0), both(d=64, cuDNN=1.0)]
     rows[1].direction = "backward"
-    *_, added = readme.with_sums(suite(*rows)).rows
+    *_, added = page.with_sums(suite(*rows)).rows
     assert added.direction == "both, added" and added.problem == rows[0].problem
     assert added.values == {"fa2_lab": [4.0], "fa2_lab portable": [8.0], "cuDNN": [4.0]}
-    assert len(readme.with_sums(suite(*rows)).rows) == 4
+    assert len(page.with_sums(suite(*rows)).rows) == 4
 
 
-def test_it_says_plainly_where_we_are_behind_and_by_how_much():
+def test_it_says_where_we_are_behind_and_by_how_much():
     rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
     said = "paper 2 of 3, at worst 0.50 (forward N 4096 b 4 h 16 d 128 causal)"
-    assert readme.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == f"Behind cuDNN: {said}."
-    assert readme.behind([suite(both(cuDNN=3.0))], "cuDNN") == "It is behind cuDNN nowhere."
+    assert page.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == f"Behind cuDNN: {said}."
+    assert page.behind([suite(both(cuDNN=3.0))], "cuDNN") == "It is behind cuDNN nowhere."
 
 
-def test_every_other_suite_is_told_with_its_shapes_and_its_machine():
-    heads = Results("heads", MACHINE, "by hand", rows=[both(cuDNN=1.0), both(cuDNN=4.0, portable=None)])
-    heads.rows[0].problem["kv_heads"] = 4
-    shapes = "bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full, NVIDIA H200, "
-    assert readme.told(heads) == f"{shapes}commit abc1234."
-    heads.machine = MACHINE | dict(commit="sources 0123456789ab")
-    heads.missing = ["the rest"]
-    assert readme.told(heads) == f"{shapes}sources 0123456789ab; 1 rows not measured."
-    alone = Results("other", MACHINE, "by hand", rows=[both()])
-    assert readme.told(alone).endswith(" N 4096 b 4 h 16 d 128 full: fa2_lab 2 ms, fa2_lab portable 4 ms.")
+def test_the_sentence_counts_rows_and_takes_the_geometric_mean():
+    peers = {"torch flash": 4.0, "FlashAttention-4": 8.0}
+    run = suite(both(cuDNN=1.0, **peers), both(cuDNN=9.0, **peers))
+    assert page.sentence(run).startswith(
+        "On an H200, `fa2_lab.attention` is faster than cuDNN on 1 of 2 rows (× 1.50), FlashAttention-4 on 2 of 2 rows "
+        "(× 4.00) and torch's FlashAttention-2 on 2 of 2 rows (× 2.00) of the FlashAttention-2 paper's grid"
+    )
+
+
+def test_shapes_say_how_far_they_reach():
+    heads = [both(cuDNN=1.0), both(cuDNN=4.0, portable=None)]
+    heads[0].problem["kv_heads"] = 4
+    assert page.shapes(heads) == "bf16, batch 4, heads 16 on 4 to 16, d 128, N 4,096, full"
 
 
 def test_training_and_memory_are_told():
     where = contest().problem | dict(layers=6, steps=200)
     time = Row(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
-    said = readme.told(Results("train", MACHINE, "by hand", rows=[time], curves=curves))
+    said = page.TOLD["train"](Results("train", MACHINE, "by hand", rows=[time], curves=curves))
     assert "6 layers, 200 steps, tokens per second: fa2_lab 2,000,000, cuDNN 2,500,000" in said
     assert "never further apart than 0.0025" in said
     peaks = [Row(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)]
-    said = readme.told(Results("memory", MACHINE, "by hand", rows=peaks))
+    said = page.TOLD["memory"](Results("memory", MACHINE, "by hand", rows=peaks))
     assert "at N = 4,096: fa2_lab 64 MiB; 4 times the length takes `fa2_lab` 4.0 times" in said
-    assert said.endswith("out of memory on the way: math.")
+    assert said.endswith("out of memory on the way: math")
 
 
 def test_the_ring_is_told_by_what_more_gpus_gain():
@@ -182,8 +208,8 @@ def test_the_ring_is_told_by_what_more_gpus_gain():
     times = {"1 GPU": [8.0], "2 GPUs": [5.0], "4 GPUs": [2.5]}
     rows = [Row(where | dict(N_q=N), "forward", times, flops=1e12) for N in (1024, 2048)]
     rows += [Row(where | dict(layout="contiguous"), "forward", times, flops=1e12), Row(where, "peak memory", times)]
-    said = readme.told(Results("ring", MACHINE, "by hand", rows=rows))
-    assert said.endswith("speed over 1 GPU at N = 2,048: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs.")
+    said = page.TOLD["ring"](Results("ring", MACHINE, "by hand", rows=rows))
+    assert said == "speed over 1 GPU at N = 2,048: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs"
 
 
 def test_ideas_are_counted_and_the_best_is_named():
@@ -193,38 +219,46 @@ def test_ideas_are_counted_and_the_best_is_named():
     rows[0].values = {"with it": [1.0], "without it": [1.75]}
     rows[3].values = {"with it": [1.5], "without it": [1.25]}
     rows.append(Row(where | dict(idea="spilled", kept=False), "forward", {"without it": [1.0]}, {"with it": "wrong"}))
-    said = readme.told(Results("ideas", MACHINE, "by hand", rows=rows))
-    assert said.endswith("commit abc1234: forward: 2 in use, 1 not; at most 1.75 times the speed by “tickets”.")
+    said = page.TOLD["ideas"](Results("ideas", MACHINE, "by hand", rows=rows))
+    assert said == "forward: 2 in use, 1 not; at most 1.75 times the speed by “tickets”"
 
 
-def test_the_readme_shows_the_recorded_runs():
-    text = readme.README.read_text(encoding="utf-8")
-    assert readme.renewed(text, readme.section()) == text, "run `python -m fa2_lab bench --readme`"
+def test_the_page_is_that_of_the_recorded_runs():
+    assert (files.ROOT / "RESULTS.md").read_text(encoding="utf-8") == page.results_page(), (
+        "run `fa2-lab bench --results`"
+    )
+    assert {run.suite for run in page.recorded(results.FOLDER)} <= {*SUITES, *RETIRED}
 
 
-def test_one_changed_number_in_a_record_changes_the_readme(tmp_path):
+def test_every_changed_number_in_a_record_changes_the_page(tmp_path):
     for file in results.FOLDER.glob("bench_*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert readme.section(tmp_path) == readme.section()
-    for name in ("paper", "train", "memory", "small"):
-        changed = results.load(name, tmp_path)
-        for row in changed.rows:
-            row.values["fa2_lab"] = [1.5 * x for x in row.values["fa2_lab"]]
-        file, before = changed.save(tmp_path), (results.FOLDER / f"bench_{name}.json").read_bytes()
-        assert readme.section(tmp_path) != readme.section(), name
+    assert page.results_page(tmp_path) == page.results_page()
+    for run in page.recorded(tmp_path):
+        changed = results.load(run.suite, tmp_path)
+        numbers = next(iter(changed.rows[-1].values.values()))
+        numbers[0] *= 1.5
+        file, before = changed.save(tmp_path), (results.FOLDER / f"bench_{run.suite}.json").read_bytes()
+        assert page.results_page(tmp_path) != page.results_page(), run.suite
         file.write_bytes(before)
 
 
 def test_renewing_touches_only_what_stands_between_the_markers():
-    text = f"before\n{readme.START}\nold\n{readme.END}\nafter\n"
-    once = readme.renewed(text, "new\nlines")
-    assert once == f"before\n{readme.START}\nnew\nlines\n{readme.END}\nafter\n"
-    assert readme.renewed(once, "new\nlines") == once
+    text = f"before\n{page.START}\nold\n{page.END}\nafter\n"
+    once = page.renewed(text, "new\nlines")
+    assert once == f"before\n{page.START}\nnew\nlines\n{page.END}\nafter\n"
+    assert page.renewed(once, "new\nlines") == once
 
 
-def test_the_readme_has_one_place_for_results():
-    text = readme.README.read_text(encoding="utf-8")
-    assert text.count(readme.START) == text.count(readme.END) == 1
+def test_writing_takes_a_checkout(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
+        page.write()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "README.md").write_text(f"a\n{page.START}\n{page.END}\n", encoding="utf-8")
+    page.write()
+    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
+    assert page.sentence(results.load("paper")) in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 # Commits -------------------------------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ def test_every_computing_line_of_fa1_s_forward_has_its_rung():
 
 def files_that_may_tag() -> list[Path]:
     notebooks = PROJECT / "notebooks" / "text"
-    return [*PACKAGE.rglob("*.py"), *notebooks.rglob("*.py"), PROJECT / "README.md"]
+    return [*PACKAGE.rglob("*.py"), *notebooks.rglob("*.py"), PROJECT / "README.md", PROJECT / "CONTRIBUTING.md"]
 
 
 def test_no_tag_names_a_line_that_does_not_exist():
@@ -328,27 +328,15 @@ def test_environment_yml_line_by_line():
     assert extra.extras <= set(pyproject()["project"]["optional-dependencies"])
 
 
+def test_the_version_has_one_place():
+    project = pyproject()
+    assert "version" not in project["project"] and project["project"]["dynamic"] == ["version"]
+    assert project["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "fa2_lab.__version__"}
+
+
 def test_conda_and_pip_agree_on_python():
     python_spec = conda_environment()["dependencies"][0]
     assert python_spec.startswith("python" + pyproject()["project"]["requires-python"])
-
-
-def readme_commands() -> list[str]:
-    text = (PROJECT / "README.md").read_text(encoding="utf-8")
-    return re.search(r"^```bash\n(.*?)^```", text, re.DOTALL | re.MULTILINE)[1].splitlines()
-
-
-def test_readme_has_the_two_commands_and_names_only_commands_that_exist():
-    assert readme_commands() == [
-        "pip install -c constraints.txt -e '.[dev]' && python -m fa2_lab",
-        "python -m pytest",
-    ]
-    text = (PROJECT / "README.md").read_text(encoding="utf-8")
-    shown = subprocess.run(
-        [sys.executable, "-m", "fa2_lab", "--help"], capture_output=True, text=True, timeout=60
-    ).stdout
-    for name in set(re.findall(r"fa2-lab ([a-z]+)", text)):
-        assert re.search(rf"^ +{name} ", shown, re.MULTILINE), f"the README speaks of fa2-lab {name}"
 
 
 # Style --------------------------------------------------------------------------------------------------------

@@ -1,26 +1,33 @@
-"""The front door: every message of the package is in the README, and every one quoted there exists; so are chapters."""
+"""The front door: links lead somewhere, commands exist, code and numbers are those of the package and its records."""
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
-from fa2_lab.studio.bench.readme import ratios
+import pytest
+
+import fa2_lab
+from fa2_lab.paper import LINES, where
+from fa2_lab.studio.bench import page
 from fa2_lab.studio.bench.results import load
 from fa2_lab.studio.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[1]
 PACKAGE = PROJECT / "fa2_lab"
+DOORS = ("README.md", "RESULTS.md", "TROUBLESHOOTING.md", "CONTRIBUTING.md")
 CAUGHT = {"an unknown order of arguments", "an earlier call on this group has lost a rank"}  # inside the package
 TO_STUDENTS = {"Failed", "NotAllowed", "Borrowed"}  # what a grader says of a submission; INSTRUCTOR.md tells of it
 
 
-def readme() -> str:
-    return (PROJECT / "README.md").read_text(encoding="utf-8")
+def door(name: str = "README.md") -> str:
+    return (PROJECT / name).read_text(encoding="utf-8")
 
 
-def part(title: str) -> str:
-    """One section of the README."""
-    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", readme(), re.DOTALL | re.MULTILINE)[1]
+def part(title: str, name: str = "README.md") -> str:
+    """One section of a file."""
+    return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", door(name), re.DOTALL | re.MULTILINE)[1]
 
 
 # Messages -----------------------------------------------------------------------------------------------------
@@ -70,16 +77,17 @@ def messages() -> set[str]:
 
 
 def quoted() -> set[str]:
-    """The messages in the first column of the README's table."""
-    rows = [line.split(" | ")[0] for line in part("When something goes wrong").splitlines() if line.startswith("| `")]
+    """The messages in the first column of the table."""
+    lines = part("Messages", "TROUBLESHOOTING.md").splitlines()
+    rows = [line.split(" | ")[0] for line in lines if line.startswith("| `")]
     return {span.removesuffix(" ") for row in rows for _, span in re.findall(r"(`+)(.+?)\1(?!`)", row)}
 
 
-def test_every_message_is_in_the_readme():
+def test_every_message_is_in_the_table():
     assert sorted(messages() - quoted()) == []
 
 
-def test_every_message_in_the_readme_exists():
+def test_every_message_in_the_table_exists():
     assert len(quoted()) > 20
     assert sorted(quoted() - messages()) == []
 
@@ -99,39 +107,102 @@ def f(x):
     assert is_about_an_argument("q: got 3; it takes a tensor") and not is_about_an_argument("no GPU here")
 
 
-# What the first lines claim ------------------------------------------------------------------------------------
+# What the README shows ------------------------------------------------------------------------------------------
 
 
-def test_the_first_lines_say_what_the_record_says():
-    lead, rows = readme().partition("![")[0], load("paper").rows
-    assert f"all {len(rows)} rows" in lead and len(written()) == 16
-    for peer in ("cuDNN", "torch flash"):
-        assert len(ratios(rows, "fa2_lab", peer)) == len(rows) and min(ratios(rows, "fa2_lab", peer)) > 1
-    ahead = {}
-    for direction in ("forward", "backward"):
-        found = ratios([row for row in rows if row.direction == direction], "fa2_lab", "FlashAttention-4")
-        ahead[direction] = sum(x > 1 for x in found), len(found)
-    assert ahead["forward"] == (24, 24) and "forward they are faster than FlashAttention-4 on all 24" in lead
-    assert "backward on {} of {}".format(*ahead["backward"]) in lead
+def test_the_readme_is_short():
+    assert len(door().splitlines()) <= 120
+
+
+def shown() -> dict[str, str]:
+    """{file: line of code} that the README shows for its line of the paper."""
+    section = part("One line of the paper")
+    return {file: code for file, code in re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)\n```", section, re.DOTALL)}
+
+
+def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
+    section = part("One line of the paper")
+    tag = re.search(r"fa2_lab where (\S+)`", section)[1]
+    words = re.search(r"^> (.*)", section, re.MULTILINE)[1]
+    assert words == LINES[tag][1].text
+    numpy, triton = ({(place.file, place.text) for place in places} for places in (where(tag).numpy, where(tag).triton))
+    first, second = shown().items()
+    assert first in numpy and second in triton
+    assert "figures/state_stream.svg" in section
+
+
+def test_the_sentence_on_speed_is_the_record_s():
+    said = page.sentence(load("paper"))
+    assert f"{page.START}\n{said}\n{page.END}" in door(), "run `python -m fa2_lab bench --results`"
+
+
+def test_the_version_to_cite_is_the_version():
+    assert f"version {fa2_lab.__version__}," in part("The papers")
+
+
+# Commands -----------------------------------------------------------------------------------------------------
+
+
+def commands_in(text: str) -> set[str]:
+    """The commands of the package that a text names: `fa2-lab NAME`, `python -m fa2_lab NAME`."""
+    return set(re.findall(r"(?:fa2-lab|python -m fa2_lab) ([a-z]+)", text))
+
+
+def test_the_readme_has_the_two_commands():
+    block = re.search(r"^```bash\n(.*?)^```", door(), re.DOTALL | re.MULTILINE)[1].splitlines()
+    assert block == ["pip install -c constraints.txt -e '.[dev]' && python -m fa2_lab", "python -m pytest"]
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_commands_that_are_named_exist(name):
+    done = subprocess.run([sys.executable, "-m", "fa2_lab", "--help"], capture_output=True, text=True, timeout=60)
+    exist = set(re.findall(r"^ +([a-z]+) ", done.stdout, re.MULTILINE))
+    assert commands_in(door(name)) <= exist
+
+
+def test_every_command_is_in_the_table():
+    done = subprocess.run([sys.executable, "-m", "fa2_lab", "--help"], capture_output=True, text=True, timeout=60)
+    exist = set(re.findall(r"^    ([a-z]+) ", done.stdout, re.MULTILINE))
+    assert len(exist) > 6 and exist == commands_in(part("Commands", "TROUBLESHOOTING.md"))
 
 
 # Chapters and links -------------------------------------------------------------------------------------------
 
 
-def test_the_ladder_lists_every_chapter():
-    rows = [line for line in part("The ladder").splitlines() if line.startswith("| [")]
-    chapters = [f"| [{c.name[:2]} · {c.title}](notebooks/{c.name}.ipynb) | {c.question} |" for c in written()]
+def test_the_readme_lists_every_chapter():
+    rows = [line for line in door().splitlines() if line.startswith("| [")]
+    chapters = [f"| [{c.name.split('_')[0]} · {c.title}](notebooks/{c.name}.ipynb) | {c.question} |" for c in written()]
     assert rows == chapters
 
 
-def test_every_link_leads_somewhere():
-    targets = re.findall(r"\]\(([^)]+)\)", readme())
-    assert len(targets) > 15
-    missing = [t for t in targets if "://" not in t and not (PROJECT / t.partition("#")[0]).exists()]
-    assert missing == []
+def anchors(text: str) -> set[str]:
+    """What can be linked to in a page: its headings in lower case, with dashes."""
+    return {re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)}
+
+
+@pytest.mark.parametrize("name", DOORS)
+def test_every_link_leads_somewhere(name):
+    targets = re.findall(r"\]\(([^)]+)\)", door(name))
+    assert targets or name == "TROUBLESHOOTING.md"
+    for target in (target for target in targets if "://" not in target):
+        file, _, anchor = target.partition("#")
+        assert not file or (PROJECT / file).exists(), target
+        assert not anchor or anchor in anchors(door(file or name)), target
+
+
+def test_the_layout_is_the_house():
+    from test_house import FLOORS, room_of
+
+    rows = re.findall(r"^\| (\d) \| (`.*?`) \|", part("The house", "CONTRIBUTING.md"), re.MULTILINE)
+    floors = {name.strip("`"): int(floor) for floor, names in rows for name in names.split(", ")}
+    assert len(floors) >= 10
+    for name, floor in floors.items():
+        assert (PACKAGE / name).exists(), f"CONTRIBUTING.md speaks of {name}"
+        assert FLOORS[room_of(f"fa2_lab.{name.removesuffix('.py').rstrip('/')}")] == floor, name
 
 
 def test_the_papers_are_told_apart_by_their_numbers():
-    numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", part("The papers, and how to cite"))
-    assert {"2205.14135", "2307.08691", "2407.08608", "1805.02867", "2112.05682"} <= set(numbers)
-    assert len(numbers) == len(set(numbers))
+    numbers = re.findall(r"arXiv:(\d{4}\.\d{5})", part("The papers"))
+    assert {"2205.14135", "2307.08691", "2407.08608", "1805.02867", "2112.05682"} == set(numbers)
+    more = re.findall(r"arXiv:(\d{4}\.\d{5})", part("Sources", "CONTRIBUTING.md"))
+    assert len(numbers + more) == len(set(numbers + more)) > 9

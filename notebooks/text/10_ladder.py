@@ -31,7 +31,7 @@ from fa2_lab.paper import where
 from fa2_lab.plots import hbm_traffic, roofline, speed
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
-from fa2_lab.studio.bench import problem, protocol, readme, suites
+from fa2_lab.studio.bench import page, problem, protocol, suites
 from fa2_lab.studio.bench.results import Results, load, table
 from fa2_lab.studio.bench.results import machine as this_machine
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -437,8 +437,8 @@ for direction in ("forward", "backward"):
     rows = [row for row in recorded["paper"].rows if row.direction == direction]
     for us in ("fa2_lab portable", "fa2_lab"):
         for peer in ("torch flash", "FlexAttention", "cuDNN", "FlashAttention-4"):
-            print(f"{direction:8} {us:16} over {peer:16}: {readme.standing(rows, us, peer)}")
-print(fill(readme.plainly(recorded["paper"].rows, "cuDNN").replace("`", ""), 96))
+            print(f"{direction:8} {us:16} over {peer:16}: {page.standing(rows, us, peer)}")
+print(fill(page.plainly(recorded["paper"].rows, "cuDNN").replace("`", ""), 96))
 
 # %%
 show(speed.draw(**speed.data()))
@@ -638,7 +638,7 @@ verdict("loss curves agree to 1e-2 among all backends", apart < 1e-2 and len(cur
 
 # %%
 def over(peer, us="fa2_lab portable"):
-    return readme.ratios(recorded["paper"].rows, us, peer)
+    return page.ratios(recorded["paper"].rows, us, peer)
 
 
 verdict("plain Triton is ahead of torch flash everywhere", min(over("torch flash")) > 1)

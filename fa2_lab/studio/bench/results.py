@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[3] / "figures" / "data"
+from fa2_lab.studio import files
+
+FOLDER = files.ROOT / "figures" / "data"
 ABSENT = "not installed"
 
 
@@ -50,9 +52,7 @@ class Results:
 
     def save(self, folder: Path = FOLDER) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"bench_{self.suite}.json"
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
-        return path
+        return files.write(folder / f"bench_{self.suite}.json", json.dumps(asdict(self), indent=1) + "\n")
 
 
 def load(suite: str, folder: Path = FOLDER) -> Results:

@@ -1,0 +1,35 @@
+"""Files that are kept: whole at any time, and only where they can be kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
+
+
+def checkout(what: str) -> Path:
+    """The folder of the checkout around this package; without one, `what` cannot be done."""
+    if not (ROOT / "pyproject.toml").is_file():
+        raise ValueError(f"{what} needs a checkout of the repository, and there is none around this package")
+    return ROOT
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    """Write a file under another name and rename it: whoever looks finds the old file or the new one, never a part."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        unfinished.write_bytes(content if isinstance(content, bytes) else content.encode())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def check_writable(folder: Path, what: str) -> None:
+    """Find out before the work whether its results can be kept in a folder."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / f".{what}", "").unlink()
+    except OSError as failure:
+        raise ValueError(f"{what}: cannot write into {folder} ({failure.strerror}); nothing was done") from failure
