@@ -125,10 +125,10 @@ def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
     tag = re.search(r"fa2_lab where (\S+)`", section)[1]
     words = re.search(r"^> (.*)", section, re.MULTILINE)[1]
     assert words == LINES[tag][1].text
-    numpy, triton = ({(place.file, place.text) for place in places} for places in (where(tag).numpy, where(tag).triton))
-    first, second = shown().items()
-    assert first in numpy and second in triton
-    assert "figures/state_stream.svg" in section
+    found = where(tag)
+    read_first = (found.first_numpy[0], found.first_triton[0])
+    assert list(shown().items()) == [(place.file, place.text) for place in read_first]
+    assert f"(figures/{found.picture}.svg)" in section
 
 
 def test_the_sentence_on_speed_is_the_record_s():
