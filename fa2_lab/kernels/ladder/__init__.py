@@ -1,0 +1,31 @@
+"""The ladder: attention forward, from three kernels to one ahead of FlashAttention-3, one change a rung.
+
+    from fa2_lab.kernels import ladder
+    O, L = ladder.load("07").forward(q, k, v, causal=True)
+
+Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
+neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
+may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
+need a Hopper GPU.
+"""
+
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+FOLDER = Path(__file__).parent
+RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
+
+
+def find(rung: str) -> str:
+    """The full name of a rung that is given as 07, r07 or r07_two_loops."""
+    asked = rung.strip().lower().removeprefix("r")
+    found = [name for name in RUNGS if asked in (name[1:], name[1:3], name[1:3].lstrip("0"))]
+    if not asked or not found:
+        raise ValueError(f"rung: got {rung!r}; it takes {', '.join(RUNGS)}, or the number alone")
+    return found[0]
+
+
+def load(rung: str) -> ModuleType:
+    """A rung's module; its forward(q, k, v, causal) returns O and L."""
+    return import_module(f"{__name__}.{find(rung)}")

@@ -1,0 +1,98 @@
+"""Rung 11, bulk copies: a tile is fetched whole by the copy engine, with zeros past the last row.
+
+It takes tensors whose rows are multiples of 16 bytes. On GPUs before Hopper Triton turns it back into plain loads.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+NEG_INF = tl.constexpr(float("-inf"))
+LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LN2 = tl.constexpr(math.log(2))
+SIZES = {  # (d, causal): B_r, B_c, warps, stages, registers of a thread; fitted by `fa2-lab bench ladder --tune`
+    (64, False): (64, 64, 4, 3, 128),
+    (64, True): (64, 64, 4, 3, 255),
+    (128, False): (64, 64, 4, 3, 255),
+    (128, True): (64, 64, 4, 3, 255),
+}
+
+
+@triton.jit
+def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
+    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
+
+
+@triton.jit
+def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
+    """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
+    s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
+    if MASKED:
+        s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
+    m_new = tl.maximum(m_i, tau_log2 * tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
+    p_ij = tl.exp2(tau_log2 * s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
+    alpha = tl.exp2(m_i - m_new)  # (B_r,)  FA2.A1.L9
+    l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
+    o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
+    return o_i, l_i, m_new
+
+
+@triton.jit
+def place(T_r, heads, at_once):
+    """This program's row block and head: `at_once` heads side by side, the row blocks that see most keys first."""
+    section, within = tl.program_id(0) // (at_once * T_r), tl.program_id(0) % (at_once * T_r)
+    width = tl.minimum(at_once, heads - section * at_once)
+    return T_r - 1 - within // width, section * at_once + within % width
+
+
+@triton.jit
+def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
+                   B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
+    """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    i, head = place(tl.cdiv(N_q, B_r), heads, at_once)  # FA2.A1.L3
+    i = i * B_r
+    row = i + tl.arange(0, B_r)  # (B_r,)
+    seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys up to here
+    last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees a key from here on
+
+    q_i = Q.load([head, i, 0]).reshape(B_r, d)  # (B_r, d)  FA2.A1.L4
+    o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
+    l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
+    m_i = tl.full((B_r,), LOWEST, tl.float32)  # FA2.A1.L5
+    for j in range(full, last, B_c):  # FA2.A1.L6
+        k_j = K.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
+        v_j = V.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
+    for j in range(0, full, B_c):  # FA2.A1.L6
+        k_j = K.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
+        v_j = V.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, False)
+
+    empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
+    l_i = tl.where(empty, 1.0, l_i)
+    o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12
+    L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # (B_r,)  FA2.A1.L13
+    O.store([head, i, 0], o_i.to(O.dtype).reshape(1, B_r, d))  # FA2.A1.L14
+    tl.store(L + head.to(tl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+
+
+def forward(q, k, v, causal):
+    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
+    Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
+    O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    B_r, B_c, warps, stages, registers = SIZES.get((d, causal), (64, 64, 4, 3, 255))
+    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
+    grid = (triton.cdiv(N_q, B_r) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
+    blocks = zip((Q, K, V, O), (B_r, B_c, B_c, B_r), strict=True)
+    Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, B, d]) for X, B in blocks)
+    forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
+                         d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers)  # fmt: skip
+    return O, L  # FA2.A1.L17
