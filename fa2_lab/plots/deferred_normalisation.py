@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,67 +12,59 @@ from matplotlib.figure import Figure
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1, fa2
-from fa2_lab.trace import Trace
+from fa2_lab.trace import Operation, Trace
 
 # Data -----------------------------------------------------------------------------------------------------------
 
 
-class OperationLog(Trace):
-    """A meter that also remembers the order of the operations."""
-
-    def __init__(self):
-        super().__init__()
-        self.log: list[tuple] = []  # (i, j, kind, operations)
-
-    def _count(self, *operation) -> None:
-        before = Counter(self.work)
-        super()._count(*operation)
-        self.log += [(i, j, kind, n) for (_, i, j, kind), n in (self.work - before).items()]
-
-
-# What each operation of a tile is for, in the order the algorithms run it: name, and the tensor whose hue it takes.
-# Two kinds take no clocks: × τ is part of the FMA of τ s − m, and the sum into o part of the product's.
-Q_K, TAU, MAX, EXPONENT = ("q kᵀ", "S"), ("× τ", "S"), ("max", "m"), ("τs − m", "S")
-EXP, SUM, P_V, ADD, SCALE_O = ("exp", "P"), ("Σ", "l"), ("p v", "O"), ("+", "O"), ("scale o", "O")
-ROW, ROW_FA1, SCALE_P_V = ("", "m"), ("", "l", True), ("scale p v", "O", True)
-FA1_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, SUM, ROW, ROW, ROW_FA1, ROW_FA1, ROW, ROW_FA1, ROW]
-FA1_TILE += [ROW_FA1, ROW_FA1, ROW_FA1, SCALE_O, ROW_FA1, P_V, SCALE_P_V, ADD]
-FA2_TILE = [Q_K, TAU, MAX, ROW, EXPONENT, EXP, SUM, ROW, ROW, ROW, ROW, SCALE_O, P_V, ADD]
-FA2_END = [ROW, SCALE_O, ROW, ROW]
-FREE = (TAU, ADD)
+ONLY_FA1 = "scale p v"
+FREE = ("× τ", "+")  # no clocks: × τ is part of the FMA of τ s − m, and the sum into o part of the product's
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
     """The arithmetic of one tile of FA1 and FA2, and of FA2's end of a row block, in order and in clocks of one SM."""
-    fa1_tile, fa2_tile = (operation_log(stage, B_r, B_c, d, j=1) for stage in (fa1, fa2))
-    end = operation_log(fa2, B_r, B_c, d, j=None)
-    loops = {"FA1": steps(FA1_TILE, fa1_tile, chip), "FA2": steps(FA2_TILE, fa2_tile, chip)}
-    columns = [(FA1_TILE, fa1_tile), (FA2_TILE, fa2_tile), (FA2_END, end)]
+    logs = [operations(stage, B_r, B_c, d, j) for stage, j in ((fa1, 1), (fa2, 1), (fa2, None))]
+    tile_1, tile_2, end = ([step(*named, chip) for named in log if named[0] not in FREE] for log in logs)
     counts = {
-        "multiply o by a factor": [sum(n for w, (_, n) in zip(*c, strict=True) if w == SCALE_O) for c in columns],
-        "multiply p v by a factor": [sum(n for w, (_, n) in zip(*c, strict=True) if w == SCALE_P_V) for c in columns],
-        "divide by l": [sum(n for kind, n in log if kind == "divide") for _, log in columns],
+        "multiply o by a factor": [sum(o.operations for name, _, o in log if name == "scale o") for log in logs],
+        "multiply p v by a factor": [sum(o.operations for name, _, o in log if name == ONLY_FA1) for log in logs],
+        "divide by l": [sum(o.operations for _, _, o in log if o.kind == "divide") for log in logs],
     }
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
-    return dict(loops=loops, end=steps(FA2_END, end, chip), counts=counts, setting=setting)
+    return dict(loops={"FA1": tile_1, "FA2": tile_2}, end=end, counts=counts, setting=setting)
 
 
-def operation_log(stage, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, int]]:
-    """(kind, operations) of the first row block in column block j, in the order they ran."""
+def operations(stage, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
+    """(name, tensor whose hue it takes, operation) of the first row block in column block j, in the order they ran."""
+    if d == B_c:
+        raise ValueError(f"d: got {d}; it takes another number than B_c, or a tile could not be told from its rows")
     Q, K, V = (np.random.default_rng(0).standard_normal((n, d)) for n in (B_r, 2 * B_c, 2 * B_c))
-    trace = OperationLog()
+    trace = Trace()
     stage.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
-    return [(kind, n) for _, at, kind, n in trace.log if at == j]
+    ran = [s for s in trace.steps if isinstance(s, Operation) and s.j == j]
+    return [(*name(s, trace.steps, (B_r, B_c), (B_r, d)), s) for s in ran]
 
 
-def steps(names: list[tuple], log: list[tuple[str, int]], chip: chips.Chip) -> list[Step]:
-    """The operations under their names with the clocks they take; free ones are left out."""
-    rate = {"matmul": chip.tensor_per_clock, "exp": chip.exp_per_clock}
-    return [
-        Step(what[0], what[1], n / rate.get(kind, chip.fp32_per_clock), len(what) == 3)
-        for what, (kind, n) in zip(names, log, strict=True)
-        if what not in FREE
-    ]
+def name(s: Operation, steps: list, tile: tuple, rows: tuple) -> tuple[str, str]:
+    """What an operation is for, told by what it makes and from what: a tile of S or P, rows of O, or a number a row."""
+    of_product = any(getattr(steps[n], "kind", "") == "matmul" for n in s.operands)
+    return {
+        ("matmul", tile): ("q kᵀ", "S"),
+        ("multiply", tile): ("× τ", "S"),
+        ("add", tile): ("τs − m", "S"),
+        ("exp", tile): ("exp", "P"),
+        ("matmul", rows): ("p v", "O"),
+        ("multiply", rows): (ONLY_FA1, "O") if of_product else ("scale o", "O"),
+        ("add", rows): ("+", "O"),
+    }.get((s.kind, s.shape)) or (
+        {"maximum": ("max", "m"), "add": ("Σ", "l")}[s.kind] if s.operations > tile[0] else ("", "m")
+    )
+
+
+def step(name: str, tensor: str, ran: Operation, chip: chips.Chip) -> Step:
+    """An operation with the clocks that it takes on one SM."""
+    rate = {"matmul": chip.tensor_per_clock, "exp": chip.exp_per_clock}.get(ran.kind, chip.fp32_per_clock)
+    return Step(name, tensor, ran.operations / rate)
 
 
 # Drawing --------------------------------------------------------------------------------------------------------
@@ -85,7 +76,6 @@ class Step(NamedTuple):
     name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
     tensor: str  # whose hue it takes
     clocks: float
-    only_fa1: bool = False  # FA2 leaves it out
 
 
 @style.picture
@@ -100,11 +90,11 @@ def draw(
     title = "One division per row instead of one per tile, and one scaling of o instead of two"
     figure, (ax, table) = style.new_figure(4.3, title, nrows=2, height_ratios=[1.7, 1])
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
-    gone = [s for s in loops["FA1"] if s.only_fa1]
+    gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
     for y, (name, steps) in enumerate(loops.items()):
         stop = _boxes(ax, 0, y, steps)
         ax.text(-20, y + 0.3, f"{name}\n{total[name]:,.0f}", ha="right", va="center")
-    _vanished(ax, stop, 1, gone)
+    _vanished(ax, stop, 1, gone, total["FA1"] - total["FA2"] - gone.clocks)
     _rows_note(ax, loops["FA1"])
     _boxes(ax, 0, 2, end)
     ax.text(-20, 2.3, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right", va="center")
@@ -123,7 +113,7 @@ def draw(
 def _boxes(ax: Axes, x: float, y: float, steps: Sequence[Step]) -> float:
     for step in steps:
         fill = style.tint(style.hue(step.tensor)) if step.name else style.hue(step.tensor)
-        edge = dict(linewidth=2.0, zorder=3) if step.only_fa1 and step.name else dict(linewidth=0.8 if step.name else 0)
+        edge = dict(linewidth=2.0, zorder=3) if step.name == ONLY_FA1 else dict(linewidth=0.8 if step.name else 0)
         _box(ax, x, y, step.clocks, step.name, fill, **edge)
         x += step.clocks
     return x
@@ -137,13 +127,11 @@ def _box(ax: Axes, x: float, y: float, width: float, name: str, fill: str, **loo
         patch.label_text.set_rotation(90)
 
 
-def _vanished(ax: Axes, x: float, y: float, gone: Sequence[Step]) -> None:
-    """Outlines of what FA2 does not do, where its row ends: the named steps, then all small ones as one."""
-    small = sum(s.clocks for s in gone if not s.name)
+def _vanished(ax: Axes, x: float, y: float, gone: Step, small: float) -> None:
+    """Outlines of what FA2 does not do, where its row ends: one step, then all small ones as one."""
     outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
-    for step in (s for s in gone if s.name):
-        _box(ax, x, y, step.clocks, step.name, style.PAPER, **outline)
-        x += step.clocks
+    _box(ax, x, y, gone.clocks, gone.name, style.PAPER, **outline)
+    x += gone.clocks
     _box(ax, x, y, small, "", style.PAPER, **outline)
     note = "gone: scaling p v, and\n÷ l with its factors"
     ax.annotate(
