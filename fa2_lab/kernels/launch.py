@@ -56,7 +56,7 @@ class Blocks:
 
 SIZES = ["H", "group", "N_k", "heads", "heads_at_once"]  # another value of these compiles nothing anew
 
-SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 8)  # its ptxas needs more registers
+SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)  # their ptxas need more registers
 
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
 HOPPER = dict(
