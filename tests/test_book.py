@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, navigation, written
+from fa2_lab.studio.book.command import main
 from fa2_lab.studio.book.run import read_twin
 from fa2_lab.studio.book.site import render
 
@@ -105,9 +106,34 @@ def test_the_last_section_checks_and_prints_verdicts_only(chapter):
 
 
 @each
-def test_formulas_are_unicode(chapter):
-    """The offline site has no formula renderer, and the text twins should read without one."""
-    assert not any("$" in re.sub(r"`[^`]*`", "", c.source) for c in load(chapter).cells if c.cell_type == "markdown")
+def test_answers_wait(chapter):
+    """The output of whatever follows a question directly is folded; nothing else is."""
+    asked = False
+    for cell in load(chapter).cells:
+        if cell.cell_type == "markdown":
+            asked = "**Predict.**" in cell.source
+        else:
+            assert cell.metadata.get("jupyter", {}).get("outputs_hidden", False) == asked, cell.source
+
+
+def test_the_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):
+    assert main(["02", "B", "--blank", str(tmp_path / "mine")]) == 0
+    assert capsys.readouterr().out == f"open {tmp_path / 'mine' / '02_online_softmax.ipynb'}\n"
+    assert sorted(p.stem for p in (tmp_path / "mine").iterdir()) == ["02_online_softmax", "B_errata"]
+    blank = nbformat.read(tmp_path / "mine" / "02_online_softmax.ipynb", as_version=4)
+    (chapter,) = [c for c in CHAPTERS if c.name == "02_online_softmax"]
+    assert [(c.id, c.source) for c in blank.cells] == [(c.id, c.source) for c in load(chapter).cells]
+    assert not any(c.get("outputs") or c.get("execution_count") for c in blank.cells)
+
+
+@each
+def test_formulas_are_closed(chapter):
+    """LaTeX stands between dollar signs: an odd one would swallow the rest of a paragraph."""
+    for cell in load(chapter).cells:
+        if cell.cell_type == "markdown":
+            text = re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL)
+            for paragraph in text.split("\n\n"):
+                assert paragraph.count("$") % 2 == 0, paragraph
 
 
 def test_the_site_is_linked_and_makes_no_request(tmp_path):

@@ -16,8 +16,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies go")
     parser.add_argument("--html", action="store_true", help="also render them as a linked offline site")
     parser.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
+    parser.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
     options = parser.parse_args(argv)
     chapters = chosen(options.chapters)
+    if options.blank:
+        run.write_blank(options.blank, chapters)
+        print(f"open {options.blank / chapters[0].name}.ipynb")
+        return 0
     verdicts = run.record(chapters) if options.record else run.run_all(options.folder, chapters)
     for v in verdicts:
         print(f"{v.name:22} {v.cells:3} cells  {v.seconds:6.1f} s  {v.error or 'ok'}")

@@ -17,6 +17,7 @@ from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, w
 
 TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+QUESTION = "**Predict.**"
 WIDGET = "application/vnd.jupyter.widget-view+json"  # sliders need a running kernel, so they are not recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
@@ -39,15 +40,28 @@ def read_twin(chapter: Chapter) -> nbformat.NotebookNode:
     notebook.cells = [ends[0], *cells, ends[1]]
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{chapter.number}-{number:03d}"
+    fold_answers(notebook.cells)
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
+
+
+def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
+    """What is printed or drawn right after a question stays folded in JupyterLab until the reader opens it."""
+    asked = False
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            asked = QUESTION in cell.source
+        elif asked:
+            cell.metadata["jupyter"] = {"outputs_hidden": True}
 
 
 def write_twin(chapter: Chapter) -> None:
     """Put the navigation bars into the text twin as well."""
     notebook = read_twin(chapter)
     notebook.metadata = nbformat.from_dict(TWIN)
+    for cell in notebook.cells:
+        cell.metadata.pop("jupyter", None)  # folds follow from the text
     jupytext.write(notebook, TEXT / f"{chapter.name}.py", fmt="py:percent")
 
 
@@ -85,6 +99,13 @@ def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
         nbformat.write(notebook, folder / f"{chapter.name}.ipynb")
         verdicts.append(verdict)
     return verdicts
+
+
+def write_blank(folder: Path, chapters: list[Chapter]) -> None:
+    """The chapters with nothing executed, for readers who want to answer before they see."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for chapter in chapters:
+        nbformat.write(read_twin(chapter), folder / f"{chapter.name}.ipynb")
 
 
 def record(chapters: list[Chapter]) -> list[Verdict]:
