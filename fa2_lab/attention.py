@@ -20,7 +20,7 @@ Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stay
 from __future__ import annotations
 
 import math
-from functools import cache
+from functools import partial
 from numbers import Integral, Real
 
 import torch
@@ -29,7 +29,7 @@ from torch.nn.functional import pad
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.known import recall, remember
+from fa2_lab.kernels.prepared import PREPARED, Options, keep, remember_seen, was_seen
 
 interpreter.decide(torch.cuda.is_available())
 
@@ -39,6 +39,7 @@ INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
 STRIDED = torch.strided
 REAL = (float, Real)  # the usual case first: the other takes longer to look at
+LARGEST_SCALE = 1e38  # times log₂e it still is a number in fp32
 
 
 def attention(
@@ -63,30 +64,51 @@ def attention(
     return_lse   (O, L) with L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials
     backend      "triton"; "reference", the NumPy ladder in float64; "auto", the first that can run on these tensors
     """
-    kind, call = None, None
+    key, call = None, None
     if seed is None and not torch.compiler.is_compiling():
-        kind, call = recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend)
-    if call is not None:  # one like it has passed all checks but this one
+        key, call = recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend)
+    if call is not None:  # one of its kind has passed all checks but this one
         if key_lengths is not None:
             check_range(key_lengths, k.shape[2])
         return call(q, k, v, key_lengths, seed_tensor(None, q.device) if dropout_p else None)
     check_tensors(q, k, v)
-    scale = check_numbers(causal, scale, q.shape[3], dropout_p, seed, return_lse)
+    scale = check_numbers(causal, scale, q.shape[3], return_lse)
+    dropout_p, seed = check_dropout(dropout_p, seed)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
     if scale < 0:  # the kernels find the largest score before they scale it
-        q, scale, kind = -q, -scale, None
-    if runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
-        seed = seed_tensor(seed, q.device) if dropout_p else None
-        options = key_lengths, seed, causal, scale, dropout_p
-        if not traced(q, k, v):
-            call = Call(q, k, v, *options, return_lse)
-            remember(kind, call)
-            return call(q, k, v, key_lengths, seed)
-        O, L = torch.ops.fa2_lab.forward(q, k, v, *options)
-    else:
+        q, scale, key = -q, -scale, None
+    if not runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
         O, L = Reference.apply(q, k, v, key_lengths, seed, causal, scale, dropout_p)
-    return (O, L) if return_lse else O
+        return (O, L) if return_lse else O
+    check_scale(scale)
+    seed = seed_tensor(seed, q.device) if dropout_p else None
+    if traced(q, k, v):
+        O, L = torch.ops.fa2_lab.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+        return (O, L) if return_lse else O
+    call = Call(q, k, v, key_lengths, Options(causal, scale, dropout_p), return_lse)
+    if key is not None:
+        keep(key, call)
+    return call(q, k, v, key_lengths, seed)
+
+
+def recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend) -> tuple:
+    """The kind of a call, and what was prepared for it; None in their place where there is none."""
+    try:
+        key = (
+            *(seen_in(q), seen_in(k), seen_in(v), None if key_lengths is None else seen_in(key_lengths)),
+            *(causal, scale, dropout_p, return_lse, backend),
+            *(type(causal), type(scale), type(dropout_p), type(return_lse)),  # for True == 1 == 1.0
+            is_in_torch_dispatch_mode(),
+        )
+        return key, PREPARED.get(key)
+    except (AttributeError, RuntimeError, TypeError):  # something else than it should be: the checks will say so
+        return None, None
+
+
+def seen_in(x: Tensor) -> tuple:
+    """All that checks and choices look at in a tensor."""
+    return type(x), x.layout, x.dtype, x.device, x.shape, x.stride()
 
 
 # Checks -------------------------------------------------------------------------------------------------------
@@ -122,27 +144,43 @@ def described(x: Tensor) -> str:
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
 
 
-def check_numbers(causal, scale, d: int, dropout_p, seed, return_lse) -> float:
-    """Refuse switches and numbers that make no sense; returns the scale to use."""
+def check_numbers(causal, scale, d: int, return_lse) -> float:
+    """Refuse switches that are none, and a scale that makes no sense; returns the scale to use."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, REAL):
-        raise TypeError(f"dropout_p: got {dropout_p!r}; it takes a probability, 0 ≤ p < 1")
-    if not 0 <= dropout_p < 1:
-        raise ValueError(f"dropout_p: got {dropout_p}; it takes a probability, 0 ≤ p < 1")
-    if seed is not None:
-        if isinstance(seed, bool) or not isinstance(seed, Integral):
-            raise TypeError(f"seed: got {seed!r}; it takes a whole number from 0 to 2**64 - 1, or None")
-        if not 0 <= seed < 2**64:
-            raise ValueError(f"seed: got {seed}; it takes a whole number from 0 to 2**64 - 1, or None")
     if scale is None:
         return 1 / math.sqrt(d)
     if isinstance(scale, bool) or not isinstance(scale, REAL):
         raise TypeError(f"scale: got {scale!r}; it takes a number, or None for 1/√d")
-    if not math.isfinite(scale):
+    try:
+        found = float(scale)
+    except OverflowError:
+        raise ValueError("scale: got more than a float can hold; it takes a finite number, or None for 1/√d") from None
+    if not math.isfinite(found):
         raise ValueError(f"scale: got {scale}; it takes a finite number, or None for 1/√d")
-    return float(scale)
+    return found
+
+
+def check_scale(scale: float) -> None:
+    """Refuse a scale that the kernels, which compute in fp32, would take for infinite."""
+    if scale > LARGEST_SCALE:
+        raise ValueError(f"scale: got {scale:g}; it takes at most 1e38 in size; backend='reference' takes every float")
+
+
+def check_dropout(dropout_p, seed) -> tuple[float, int | None]:
+    """Refuse a probability or a seed that makes no sense; returns both as Python's own numbers."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, REAL):
+        raise TypeError(f"dropout_p: got {dropout_p!r}; it takes a probability, 0 ≤ p < 1")
+    if not (0 <= dropout_p < 1 and float(dropout_p) < 1):
+        raise ValueError(f"dropout_p: got {dropout_p}; it takes a probability, 0 ≤ p < 1")
+    if seed is None:
+        return float(dropout_p), None
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed: got {seed!r}; it takes a whole number from 0 to 2**64 - 1, or None")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed: got {seed}; it takes a whole number from 0 to 2**64 - 1, or None")
+    return float(dropout_p), int(seed)
 
 
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
@@ -163,12 +201,11 @@ def check_range(key_lengths: Tensor, N_k: int) -> None:
     """Refuse lengths out of range, where it can be known before the launch."""
     if traced(key_lengths) or (key_lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    state = None if key_lengths.is_inference() else (key_lengths._version, N_k)
-    if state is None or getattr(key_lengths, "_fa2_lab_in_range", None) != state:
+    if not was_seen((key_lengths,), (N_k,)):
         low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
         if low < 0 or high > N_k:
             raise ValueError(f"key_lengths: got values from {low} to {high}; it takes 0 to N_k = {N_k}")
-        key_lengths._fa2_lab_in_range = state
+        remember_seen((key_lengths,), (N_k,))
 
 
 # Who computes -------------------------------------------------------------------------------------------------
@@ -214,55 +251,50 @@ def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
 # The kernels, as torch sees them --------------------------------------------------------------------------------
 
 
-@cache
 def kernels():
-    """The kernels' room, once Triton is needed."""
-    import fa2_lab.kernels.choice
-    import fa2_lab.kernels.decode.kernel
-    import fa2_lab.kernels.portable.backward
+    """The choice among the kernels; imported only now, because it needs Triton."""
+    from fa2_lab.kernels import choice
 
-    return fa2_lab.kernels
+    return choice
 
 
-def forward(q, k, v, key_lengths, seed, causal, scale, dropout_p):
+def forward(q, k, v, key_lengths, seed, options):
     """(O, L) by the kernel that fits; tensors are copied only where their last dimension is not contiguous."""
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
-    if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
-        q, k, v = map(rows_contiguous, (q, k, v))
-    return kernels().choice.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+    q, k, v = map(rows_contiguous, (q, k, v))
+    return kernels().forward(q, k, v, options, key_lengths, seed)
 
 
-def backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):
+def backward(dO, dL, q, k, v, O, L, key_lengths, seed, options):
     """(dQ, dK, dV) by the kernels that fit; either of dO and dL may be None."""
     if key_lengths is not None:
         key_lengths = key_lengths.contiguous()
     if dL is not None:
         dL = dL.contiguous()
     dO = torch.zeros_like(O) if dO is None else rows_contiguous(dO)
-    if not (q.stride(-1) == k.stride(-1) == v.stride(-1) == 1):
-        q, k, v = map(rows_contiguous, (q, k, v))
-    return kernels().choice.backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
+    q, k, v = map(rows_contiguous, (q, k, v))
+    return kernels().backward(dO, q, k, v, O, L, options, dL, key_lengths, seed)
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
+    """x, copied where its last dimension is not contiguous."""
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 class Call:
-    """The eager way, for calls of one kind: their kernels are chosen and know how to be launched."""
+    """The eager way, for calls of one kind: their checks are passed and their kernels prepared."""
 
-    def __init__(self, q, k, v, key_lengths, seed, causal, scale, dropout_p, return_lse):
-        self.options, self.return_lse = (causal, scale, dropout_p), return_lse
-        as_they_are = q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
-        if as_they_are and (key_lengths is None or key_lengths.is_contiguous()):
-            self.forward = kernels().choice.prepare(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+    def __init__(self, q, k, v, key_lengths, options, return_lse):
+        self.options, self.return_lse = options, return_lse
+        if all(x.stride(-1) == 1 for x in (q, k, v)) and (key_lengths is None or key_lengths.is_contiguous()):
+            self.forward = kernels().prepare(q, k, v, options, key_lengths)
         else:
-            self.forward = lambda *tensors: forward(*tensors, causal, scale, dropout_p)
+            self.forward = partial(forward, options=options)
 
     def __call__(self, q, k, v, key_lengths, seed):
         if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-            return Attention.apply(q, k, v, (key_lengths, seed), self)
+            return Attention.apply(q, k, v, key_lengths, seed, self)
         O, L = self.forward(q, k, v, key_lengths, seed)
         return (O, L) if self.return_lse else O
 
@@ -271,19 +303,20 @@ class Attention(torch.autograd.Function):
     """The eager way with gradients: a Python function costs a third of an operator, and O alone less than O and L."""
 
     @staticmethod
-    def forward(ctx, q, k, v, others, call):
-        O, L = call.forward(q, k, v, *others)
-        save(ctx, (q, k, v, *others, *call.options), (O, L))
+    def forward(ctx, q, k, v, key_lengths, seed, call):
+        O, L = call.forward(q, k, v, key_lengths, seed)
+        save(ctx, (q, k, v, key_lengths, seed, *call.options), (O, L))
         return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return gradients(ctx, dO, dL)[:5]
+        return gradients(ctx, dO, dL)[:6]
 
 
 def save(ctx, inputs, output) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
-    q, k, v, key_lengths, seed, *ctx.options = inputs
+    q, k, v, key_lengths, seed, *options = inputs
+    ctx.options = Options(*options)
     ctx.save_for_backward(q, k, v, *output, key_lengths, seed)
     ctx.set_materialize_grads(False)
 
@@ -292,9 +325,11 @@ def gradients(ctx, dO, dL):
     """Gradients of every input of the forward; as an operator where somebody records, to refuse a second derivative."""
     if dO is None and dL is None:
         return (None,) * 8
-    recorded = torch.is_grad_enabled() or traced(*[x for x in (dO, dL) if x is not None])
-    run = torch.ops.fa2_lab.backward if recorded else backward
-    return *run(dO, dL, *ctx.saved_tensors, *ctx.options), None, None, None, None, None
+    if torch.is_grad_enabled() or traced(*[x for x in (dO, dL) if x is not None]):
+        found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
+    else:
+        found = backward(dO, dL, *ctx.saved_tensors, ctx.options)
+    return *found, None, None, None, None, None
 
 
 @torch.library.custom_op("fa2_lab::forward", mutates_args=())
@@ -308,7 +343,7 @@ def forward_op(
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    return forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+    return forward(q, k, v, key_lengths, seed, Options(causal, scale, dropout_p))
 
 
 @forward_op.register_fake
@@ -331,7 +366,7 @@ def backward_op(
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p)
+    return backward(dO, dL, q, k, v, O, L, key_lengths, seed, Options(causal, scale, dropout_p))
 
 
 @backward_op.register_fake
@@ -359,11 +394,11 @@ class Reference(torch.autograd.Function):
 
         if dropout_p and seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        ctx.options = dict(causal=causal, scale=scale, dropout_p=float(dropout_p), seed=seed)
+        ctx.options = dict(causal=causal, scale=scale, dropout_p=dropout_p, seed=seed)
         ctx.options["key_lengths"] = None if key_lengths is None else key_lengths.cpu().numpy()
-        O, L = heads.forward(*map(to_numpy, (q, k, v)), **ctx.options)
+        O, L = heads.forward(*map(to_numpy, (q, *real_keys(k, v, key_lengths))), **ctx.options)
         O, L = torch.from_numpy(O).to(q), torch.from_numpy(L).to(q.device, torch.float32)
-        ctx.save_for_backward(q, k, v, O, L)
+        ctx.save_for_backward(q, k, v, O, L, key_lengths)
         return O, L
 
     @staticmethod
@@ -375,18 +410,26 @@ class ReferenceBackward(torch.autograd.Function):
     """The ladder's backward, as a step of its own, so that a second derivative is refused."""
 
     @staticmethod
-    def forward(ctx, dO, dL, q, k, v, O, L, options):
+    def forward(ctx, dO, dL, q, k, v, O, L, key_lengths, options):
         from fa2_lab.reference import heads
 
         # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-        q_, k_, v_ = (pad(x, (0, 1)) for x in (q, k, v))
-        O, dO = torch.cat([O, -dL[..., None].to(O)], 3), pad(dO, (0, 1), value=1.0)
+        q_, k_, v_ = (pad(x, (0, 1)) for x in (q, *real_keys(k, v, key_lengths)))
+        O, dO = torch.cat([O.double(), -dL[..., None].double()], 3), pad(dO, (0, 1), value=1.0)
         found = heads.backward(*map(to_numpy, (q_, k_, v_, O, L, dO)), **options)
         return tuple(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found)
 
     @staticmethod
     def backward(ctx, *_):
         no_second_derivative(ctx)
+
+
+def real_keys(k: Tensor, v: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
+    """k and v with zeros behind their lengths: a NaN there would spread, for the ladder multiplies it by P = 0."""
+    if key_lengths is None:
+        return k, v
+    padding = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None]  # (batch, N_k)
+    return tuple(x.masked_fill(padding[:, None, :, None], 0.0) for x in (k, v))
 
 
 def to_numpy(x: Tensor):

@@ -9,8 +9,6 @@ What lies behind a sequence's last key is not read, neither of a page nor of the
 
 from __future__ import annotations
 
-from weakref import ref
-
 import torch
 from torch import Tensor
 
@@ -20,12 +18,14 @@ from fa2_lab.attention import (
     attention,
     check_lengths,
     check_numbers,
+    check_scale,
     described,
     kernels,
     rows_contiguous,
     runs_on_triton,
     traced,
 )
+from fa2_lab.kernels.prepared import remember_seen, was_seen
 
 PAGES = "(pages, page_size, kv heads, d)"
 
@@ -50,13 +50,14 @@ def attention_paged(
     scale, return_lse, backend: as in attention()
     """
     check_cache(q, k_pages, v_pages)
-    scale = check_numbers(causal, scale, q.shape[3], 0.0, None, return_lse)
+    scale = check_numbers(causal, scale, q.shape[3], return_lse)
     check_table(block_table, q)
     check_lengths(key_lengths, q, block_table.shape[1] * k_pages.shape[1])
     check_entries(block_table, key_lengths, *k_pages.shape[:2])
     if scale < 0:  # the kernels find the largest score before they scale it
         q, scale = -q, -scale
     if runs_on_triton(backend, q.device.type):
+        check_scale(scale)
         run = torch.ops.fa2_lab.paged if traced(q, k_pages, v_pages) else paged
     else:
         run = gathered
@@ -119,18 +120,15 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, count: int, page_siz
     """Refuse a table that names a page which does not exist, where a sequence needs it and it can be known."""
     if traced(block_table) or (block_table.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    versions = None
-    if not (block_table.is_inference() or key_lengths.is_inference()):
-        versions = block_table._version, key_lengths._version, count, page_size
-    seen, lengths = getattr(block_table, "_fa2_lab_in_range", (None, lambda: None))
-    if versions is not None and seen == versions and lengths() is key_lengths:
+    looked_at, limits = (block_table, key_lengths), (count, page_size)
+    if was_seen(looked_at, limits):
         return
     needed = torch.arange(block_table.shape[1], device=block_table.device) * page_size < key_lengths[:, None]
     named = block_table.masked_fill(~needed, 0)
     low, high = torch.stack(torch.aminmax(named)).tolist()
     if low < 0 or high >= count:
         raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
-    block_table._fa2_lab_in_range = versions, ref(key_lengths)
+    remember_seen(looked_at, limits)
 
 
 # The kernels, as torch sees them --------------------------------------------------------------------------------
@@ -139,7 +137,7 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, count: int, page_siz
 def paged(q, k_pages, v_pages, block_table, key_lengths, causal, scale):
     """(O, L) by the Triton kernels, which find every page by themselves."""
     table, lengths = block_table.contiguous(), key_lengths.contiguous()
-    return kernels().decode.kernel.decode(rows_contiguous(q), k_pages, v_pages, lengths, causal, scale, table)
+    return kernels().decode.decode(rows_contiguous(q), k_pages, v_pages, lengths, causal, scale, table)
 
 
 @torch.library.custom_op("fa2_lab::paged", mutates_args=())

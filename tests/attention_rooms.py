@@ -1,8 +1,5 @@
 """attention() run with the portable kernels and again with a chip's own, its outputs poisoned, and judged."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from kernel_truth import GPU, dense, judge, run
@@ -22,10 +19,8 @@ ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER els
 def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
     if request.param == "portable":
-        both = SimpleNamespace(forward=forward_room.forward, backward=backward_room.backward)
-        both.prepare = lambda Q, K, V, lengths, seed, *options: forward_room.prepare(Q, K, V, lengths, *options)
-        rooms = SimpleNamespace(choice=both, forward=forward_room, backward=backward_room)
-        monkeypatch.setattr(sys.modules["fa2_lab.attention"], "kernels", lambda: rooms)
+        monkeypatch.setattr(choice, "prepare", forward_room.prepare)
+        monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:-1]))
     else:
         for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
             monkeypatch.setattr(room, "pays", lambda *_: True)  # also where there is so little work that it would not

@@ -15,6 +15,7 @@ from triton.runtime import driver
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.portable import backward, forward
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.studio import offline
 
 KERNELS = dict(forward="forward_kernel", columns="columns_kernel", rows="rows_kernel")
@@ -32,8 +33,8 @@ def compile_for(target: str) -> list[dict]:
     rows = []
     for d, dtype, causal in asked(target):
         Q = torch.empty(2, 16, 8192, d, dtype=getattr(torch, dtype), device="meta")
-        O, L = forward.forward(Q, Q, Q, None, None, causal, 0.1, 0.0)
-        backward.backward(O, None, Q, Q, Q, O, L, None, None, causal, 0.1, 0.0)
+        O, L = forward.forward(Q, Q, Q, Options(causal, scale=0.1))
+        backward.backward(O, Q, Q, Q, O, L, Options(causal, scale=0.1))
         for name, kernel in made.items():
             blocks = launch.blocks(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, blocks=str(blocks))

@@ -37,8 +37,8 @@ def pytest_collection_modifyitems(items):
 
 def pytest_runtest_setup(item):
     """What calls have found out with other kernels in place is nothing for this test."""
-    if known := sys.modules.get("fa2_lab.kernels.known"):
-        known.forget()
+    if table := sys.modules.get("fa2_lab.kernels.prepared"):
+        table.forget()
 
 
 class Worker:

@@ -12,6 +12,7 @@ from slices import many_kernels, once
 
 from fa2_lab.attention import attention
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.prepared import Options
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PAIRS = [(1, 1), (1, 128), (113, 203), (127, 127), (128, 217), (256, 512), (512, 256), (1023, 1024), (1024, 1023)]
@@ -73,8 +74,8 @@ def test_slice_of_the_product(case):
 def test_both_backwards(causal, two_passes):
     q, k, v, dO = tensors(2, 4, 2, 75, 140, 24)
     O, L = attention(q, k, v, causal=causal, return_lse=True)
-    options = None, None, causal, 24**-0.5, 0.0
-    got = backward_room.backward(dO, None, *(x.detach() for x in (q, k, v, O, L)), *options, two_passes=two_passes)
+    saved = [x.detach() for x in (q, k, v, O, L)]
+    got = backward_room.backward(dO, *saved, Options(causal, 24**-0.5), two_passes=two_passes)
     truth = dense(q, k, v, dO, causal)
     judge((O, L, *got), truth, dense(q, k, v, dO, causal, dtype=torch.float32))
 
@@ -85,7 +86,6 @@ def test_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
         launch, "blocks", lambda kernel, Q, causal: launch.Blocks(*sizes, 4, 1, d_pad=launch.padded(Q.shape[3]))
     )
-    monkeypatch.setattr(launch, "PLANS", {})
     check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
     check(*tensors(1, 2, 1, 83, 50, 16), causal=True)
 

@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa2_lab
 from fa2_lab.attention import attention
-from fa2_lab.kernels import known
+from fa2_lab.kernels import prepared
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 OPTIONS = dict(causal=False, scale=None, dropout_p=0.0, return_lse=False, backend="auto")  # as they are if not given
@@ -94,12 +94,12 @@ def test_a_kind_of_call_is_all_that_matters():
             return function(*arguments, **options or {})
 
     def kind(**change):
-        arguments = dict(zip("qkv", good(), strict=True)) | dict(lengths=LENGTHS) | OPTIONS | change
-        return known.recall(**arguments)[0]
+        arguments = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS) | OPTIONS | change
+        return ROOM.recall(**arguments)[0]
 
     base, found = kind(), []
     assert kind() == base
-    for name, x in zip((*"qkv", "lengths"), (*good(), LENGTHS), strict=True):
+    for name, x in zip((*"qkv", "key_lengths"), (*good(), LENGTHS), strict=True):
         others = (
             x.half(),
             x[..., :1],
@@ -111,11 +111,16 @@ def test_a_kind_of_call_is_all_that_matters():
         found += [kind(**{name: other}) for other in others]
     for name, others in dict(causal=(True, 0), scale=(1, 1.0), dropout_p=(0, 0.5), return_lse=(True, 0)).items():
         found += [kind(**{name: other}) for other in others]
-    found += [kind(backend="triton"), kind(lengths=None)]
+    found += [kind(backend="triton"), kind(key_lengths=None)]
     with Mode():
         found.append(kind())
     assert base not in found and None not in found and len(set(found)) == len(found)
     assert kind(q=3) is None and kind(scale=[1]) is None
+
+
+def calls():
+    """What was prepared for attention() itself."""
+    return [made for made in prepared.PREPARED.values() if isinstance(made, ROOM.Call)]
 
 
 APART = LENGTHS.int().repeat_interleave(2)[::2]
@@ -137,19 +142,19 @@ def test_calls_of_a_known_kind_are_served_rightly(options, kinds, across, monkey
         wanted = run(attention, *(x.requires_grad_() for x in (q, k, v)), dO, **options)
         for a, b in zip((*without, *wanted), (truth[0], *truth[:2], *truth), strict=True):
             assert worst(a, b) < 1e-5
-        assert len(known.KNOWN) == kinds
+        assert len(calls()) == kinds
         if kinds:
             monkeypatch.setattr(ROOM, "check_tensors", None)  # nobody needs it again
 
 
 def test_known_kinds_are_not_kept_without_end(monkeypatch):
-    monkeypatch.setattr(known, "MOST_KNOWN", 3)
+    monkeypatch.setattr(prepared, "MOST", 3)
     q, k, v = good()
     for N in range(1, 9):
         attention(q, k[:, :, :N], v[:, :, :N])
-        assert 0 < len(known.KNOWN) <= 3
-    known.forget()
-    assert not known.KNOWN
+        assert 0 < len(prepared.PREPARED) <= 3
+    prepared.forget()
+    assert not prepared.PREPARED
 
 
 def test_lengths_are_looked_at_again_after_a_change():

@@ -3,13 +3,15 @@
 import json
 import math
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_truth import DEVICE, GPU, tensors
+from kernel_truth import DEVICE, GPU
 
-from fa2_lab.kernels import known, launch
+from fa2_lab.kernels import choice, launch, prepared
 from fa2_lab.kernels.portable import backward, forward
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import budget
 from fa2_lab.studio import offline
 
@@ -39,9 +41,7 @@ def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
         active = offline.Absent(type("target", (), dict(backend=backend, arch=arch)))
 
     monkeypatch.setattr(launch, "driver", Driver)
-    launch.family.cache_clear()
     assert launch.family() is getattr(launch, table)
-    launch.family.cache_clear()
 
 
 @pytest.mark.parametrize("d, pad", [(1, 16), (16, 16), (17, 32), (96, 128), (128, 128), (129, 256), (256, 256)])
@@ -59,14 +59,13 @@ def test_finds_come_first_and_stay(tmp_path, monkeypatch):
     before = launch.blocks("forward", Q, True)
     assert (before.B_r, before.B_c, before.registers, before.d_pad) == (64, 64, 128, 64)
     launch.keep({launch.name("forward", Q, True): [16, 32, 2, 1, None]})
-    known.remember("a kind of call", "what serves it")
+    prepared.keep("a kind of call", "what serves it")
     launch.keep({"another": [1, 2, 3, 4, 5]})
-    assert not known.KNOWN
+    assert not prepared.PREPARED
     after = launch.blocks("forward", Q, True)
     assert (after.B_r, after.B_c, after.warps, after.stages, after.registers) == (16, 32, 2, 1, None)
     assert launch.blocks("forward", Q, False) != after
     assert set(json.loads(file.read_text())) == {launch.name("forward", Q, True), "another"}
-    launch.finds.cache_clear()
 
 
 def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):
@@ -75,81 +74,89 @@ def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):
     assert launch.TUNED_FILE() == tmp_path / "fa2_lab" / "tuned.json"
 
 
-def test_plans_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr(launch, "MOST_PLANS", 4)
-    monkeypatch.setattr(launch, "PLANS", {})
-    for N in range(1, 9):
-        q, k, v, _ = (x.detach() for x in tensors(1, 1, 1, N, 3, 16))
-        forward.forward(q, k, v, None, None, False, 1.0, 0.0)
-        assert len(launch.PLANS) <= 4
+class Kernel:
+    """Stands in for a kernel: keeps what it is asked for, and gives a compiled one that tells its arguments' names."""
 
+    def __init__(self, kernel):
+        self.asked, self.again, self.names = [], [], kernel.arg_names
 
-@pytest.mark.skipif(GPU, reason="stands in for a GPU")
-def test_a_plan_serves_again_only_where_triton_would_not_compile_anew(monkeypatch):
-    """The compiled kernel is reached directly; Triton is asked where pointers, dtypes, strides or masks differ."""
-    asked, again = [], []
-
-    class Made:
-        """A compiled kernel."""
-
-    class Kernel:
-        def __getitem__(self, grid):
-            def call(*arguments, **options):
-                asked.append(arguments)
-                return Made()
-
-            return call
-
-    def relaunch(made, grid, stream, described, pointers, numbers, floats, constants):
-        def call(stream, at, floats):
-            again.append((stream, *at, *numbers, *floats, *constants))
+    def __getitem__(self, grid):
+        def call(*pointers, **named):
+            self.asked.append(dict(zip(self.names, pointers, strict=False)) | named)
+            made = Made()
+            made.src = SimpleNamespace(fn=SimpleNamespace(arg_names=self.names))
+            return made
 
         return call
 
-    monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
-    monkeypatch.setattr(launch, "relaunch", relaunch)
-    monkeypatch.setattr(launch, "current_stream", lambda X: 7)
-    monkeypatch.setattr(forward, "forward_kernel", Kernel())
-    monkeypatch.setattr(launch, "PLANS", {})
-    store = torch.zeros(3, 4096)
-    q, k, v = (x[: 8 * 16].view(1, 1, 8, 16) for x in store)
+    def relaunch(self, made, grid, stream, arguments, described, pointers):
+        """As relaunch.relaunch, but what is launched again is kept."""
 
-    def counts(*arguments):
-        asked.clear(), again.clear()
-        forward.forward(*arguments)
-        return len(asked), len(again)
+        def again(stream, at):
+            self.again.append((stream, dict(zip(self.names, [*at, *arguments[pointers:]], strict=True))))
 
-    plain = None, None, False, 1.0, 0.0
-    assert counts(q, k, v, *plain) == (1, 0)
-    first = asked[0]
-    assert counts(q, k, v, *plain) == (0, 1)
-    assert again[0][:4] == (7, q.data_ptr(), k.data_ptr(), v.data_ptr()) and again[0][6:8] == (0, 0)
-    assert again[0][8:] == first[7:]
-    assert counts(store[0, 1:129].view(1, 1, 8, 16), k, v, *plain) == (1, 0)  # not a multiple of 16 bytes
-    assert counts(q, k, v, None, None, True, 1.0, 0.0) == (1, 0)
-    assert counts(q, k, v, torch.tensor([3]), *plain[1:]) == (1, 0)
-    assert counts(q, k, v, torch.tensor([3], dtype=torch.int32), *plain[1:]) == (1, 0)
-    wide = store[0, : 8 * 32].view(1, 1, 8, 32)[..., :16]
-    assert counts(wide, k, v, *plain) == (1, 0)
-    for _ in range(2):  # with dropout, every time
-        assert counts(q, k, v, None, torch.tensor([1]), False, 1.0, 0.5) == (1, 0)
-    assert counts(q, k, v, None, None, False, 0.25, 0.0) == (0, 1)  # the scale is no reason to compile
+        return again
+
+    def counts(self, call, *arguments) -> tuple[int, int]:
+        """How often a call asks Triton, and how often it passes it by."""
+        self.asked.clear(), self.again.clear()
+        call(*arguments)
+        return len(self.asked), len(self.again)
 
 
+class Made:
+    """A compiled kernel."""
+
+
+@pytest.fixture
+def standing_in(monkeypatch):
+    """Puts a stand-in in the place of a kernel."""
+
+    def put(room, name):
+        kernel = Kernel(getattr(room, name))
+        monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
+        monkeypatch.setattr(launch, "relaunch", kernel.relaunch)
+        monkeypatch.setattr(launch, "current_stream", lambda X: 7)
+        monkeypatch.setattr(room, name, kernel)
+        return kernel
+
+    return put
+
+
+@pytest.mark.skipif(GPU, reason="stands in for a GPU")
+def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing_in):
+    """The compiled kernel is reached directly; Triton is asked where pointers, dtypes, strides or masks differ."""
+    kernel, store, calls = standing_in(forward, "forward_kernel"), torch.zeros(3, 4096), []
+    q, k, v = (x[: 32 * 16].view(1, 1, 32, 16) for x in store)  # more rows than decode takes
+
+    def counts(q, key_lengths=None, seed=None, causal=False, scale=1.0, dropout_p=0.0):
+        calls.append((q, k, v, Options(causal, scale, dropout_p), key_lengths, seed))
+        return kernel.counts(choice.forward, *calls[-1])
+
+    assert counts(q) == (1, 0)
+    first = kernel.asked[0]
+    assert counts(q) == (0, 1)
+    stream, second = kernel.again[0]
+    at = {name: x.data_ptr() for name, x in zip("QKV", (q, k, v), strict=True)}
+    assert stream == 7 and second | at == second and (second["key_lengths"], second["seed"]) == (0, 0)
+    assert {n: x for n, x in second.items() if n not in "QKVOL"} == {
+        n: x or 0 if n in ("key_lengths", "seed") else x for n, x in first.items() if n in second and n not in "QKVOL"
+    }
+    assert counts(store[0, 1:513].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
+    assert counts(q, causal=True) == (1, 0)
+    assert counts(q, torch.tensor([3])) == (1, 0)
+    assert counts(q, torch.tensor([3], dtype=torch.int32)) == (1, 0)
+    assert counts(store[0, : 32 * 32].view(1, 1, 32, 32)[..., :16]) == (1, 0)
+    assert counts(q, scale=0.25) == (1, 0)
+    assert counts(q, seed=torch.tensor([1]), dropout_p=0.5) == (1, 0)
+    for arguments in calls:  # every one of them again
+        assert kernel.counts(choice.forward, *arguments)[0] == (arguments[0].data_ptr() % 16 > 0)
+
+
+@pytest.mark.skipif(GPU, reason="stands in for a GPU")
 @pytest.mark.parametrize("odd", ("O", "dO", "L", "dL", None))
-def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, monkeypatch):
-    asked, again = [], []
-    made = type("Made", (), {})()
-
-    class Kernel:
-        def __getitem__(self, grid):
-            return lambda *arguments, **options: asked.append(arguments) or made
-
-    monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", type(made))
-    monkeypatch.setattr(launch, "relaunch", lambda *_: lambda *arguments: again.append(arguments))
-    monkeypatch.setattr(launch, "current_stream", lambda X: 0)
-    monkeypatch.setattr(backward, "D_kernel", Kernel())
-    monkeypatch.setattr(launch, "PLANS", {})
+def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_in):
+    kernel = standing_in(backward, "D_kernel")
     shapes = dict(O=(1, 2, 8, 16), dO=(1, 2, 8, 16), L=(1, 2, 8), dL=(1, 2, 8))
     store = {name: torch.zeros(512) for name in shapes}
 
@@ -157,10 +164,21 @@ def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, monkeypatc
         starts = {name: int(name == odd) for name in shapes}
         return [store[n][starts[n] :][: math.prod(shapes[n])].view(shapes[n]) for n in shapes]
 
-    for name in (None, odd):
-        O, dO, L, dL = tensors(name)
-        backward.row_products(dO, dL, O, O[:, :1], O, L, False)
-    assert (len(asked), len(again)) == ((1, 1) if odd is None else (2, 0))
+    O, dO, L, dL = tensors(None)
+    products = backward.prepare_D(O, dO, O, Options(causal=False, scale=1.0))
+    assert kernel.counts(products, O, dO, L, dL, torch.empty_like(L)) == (1, 0)
+    O, dO, L, dL = tensors(odd)
+    assert kernel.counts(products, O, dO, L, dL, torch.empty_like(L)) == ((0, 1) if odd is None else (1, 0))
+
+
+@pytest.mark.skipif(GPU, reason="stands in for a GPU")
+def test_where_triton_cannot_be_passed_by_it_is_asked_each_time(standing_in, monkeypatch):
+    kernel, declined = standing_in(forward, "forward_kernel"), []
+    monkeypatch.setattr(launch, "relaunch", lambda *given: declined.append(given))
+    q = torch.zeros(1, 1, 32, 16)
+    for _ in range(3):
+        assert kernel.counts(choice.forward, q, q, q, Options(causal=False, scale=1.0)) == (1, 0)
+    assert len(declined) == 1  # nobody tries it again and again
 
 
 def test_kernels_are_short_and_without_block_pointers():
@@ -198,7 +216,6 @@ def test_the_search_keeps_the_fastest_right_one(monkeypatch, tmp_path, capsys):
     kept = json.loads((tmp_path / "tuned.json").read_text())
     assert len(kept) == 6 and all(find == [16, 16, 4, 1, None] for find in kept.values())
     assert told.count("16×16") == 6 and str(tmp_path) in told
-    launch.finds.cache_clear()
 
 
 def test_tune_needs_a_gpu_and_sense(monkeypatch):

@@ -1,65 +1,83 @@
 """Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest."""
 
-from functools import cache
-
 import torch
 
 from fa2_lab.kernels.decode import kernel as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
+from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
 
-def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
+def forward(Q, K, V, options: Options, key_lengths=None, seed=None):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    call = prepare(Q, K, V, key_lengths, seed, causal, scale, dropout_p)
-    return call(Q, K, V, key_lengths, seed)
+    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths))
+    return prepared(key, prepare, Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed)
 
 
-def prepare(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
-    """What serves calls of one kind, given (Q, K, V, key_lengths, seed)."""
-    if decode.wins(Q, K, seed):
-        return decode.prepare(Q, K, V, key_lengths, causal, scale)
-    hopper = hopper_forward(Q.device)
-    if seed is not None or hopper is None or not hopper.pays(Q, K, causal):
-        return portable.prepare(Q, K, V, key_lengths, causal, scale, dropout_p)
+def prepare(Q, K, V, options: Options, key_lengths=None):
+    """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed)."""
+    causal, scale, dropout_p = options
+    if not dropout_p:
+        if decode.wins(Q, K, None):
+            return decode.prepare(Q, K, V, key_lengths, causal, scale)
+        hopper = hopper_forward(Q.device)
+        if hopper is not None and hopper.pays(Q, K, causal):
 
-    def call(Q, K, V, key_lengths, seed):
-        found = hopper.forward(Q, K, V, key_lengths, causal, scale)
-        return found or portable.forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p)
+            def call(Q, K, V, key_lengths, seed):
+                found = hopper.forward(Q, K, V, key_lengths, causal, scale)
+                return found or portable.forward(Q, K, V, options, key_lengths)
 
-    return call
+            return call
+    return portable.prepare(Q, K, V, options, key_lengths)
 
 
-def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p):
-    """(dQ, dK, dV) of one call. Hopper's own adds up in any order: not where torch is asked for the same bits."""
-    hopper = hopper_backward(Q.device)
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None):
+    """(dQ, dK, dV) of one call."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    if seed is None and hopper is not None and not same_bits and hopper.pays(Q, K):
-        found = hopper.backward(dO, dL, Q, K, V, O, L, key_lengths, causal, scale)
-        if found is not None:
-            return found
-    return portable_backward.backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p)
+    key = "backward", options, same_bits, dL is None, *map(kind_of, (dO, Q, K, V, O, key_lengths))
+    call = prepared(key, prepare_backward, dO, Q, K, V, O, options, dL, key_lengths, same_bits)
+    return call(dO, Q, K, V, O, L, dL, key_lengths, seed)
 
 
-@cache
-def hopper_backward(device: torch.device):
-    """Hopper's backward, where there is its forward; else None."""
-    if hopper_forward(device) is None:
-        return None
-    try:
-        from fa2_lab.kernels.hopper.backward import kernel as backward
-    except ImportError:
-        return None
-    return backward
+def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, same_bits):
+    """What computes (dQ, dK, dV) for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed).
+
+    Hopper's own adds up in any order, and so does not serve where torch is asked for the same bits each time.
+    """
+    causal, scale, dropout_p = options
+    hopper = None if dropout_p or same_bits else hopper_backward(Q.device)
+    if hopper is not None and hopper.pays(Q, K):
+
+        def call(dO, Q, K, V, O, L, dL, key_lengths, seed):
+            found = hopper.backward(dO, dL, Q, K, V, O, L, key_lengths, causal, scale)
+            return found or portable_backward.backward(dO, Q, K, V, O, L, options, dL, key_lengths)
+
+        return call
+    return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths)
 
 
-@cache
 def hopper_forward(device: torch.device):
     """Hopper's forward, on such a GPU and with a Triton whose Gluon has what it needs; else None."""
+    return prepared(("Hopper's kernels", device), hopper_kernels, device)[0]
+
+
+def hopper_backward(device: torch.device):
+    """Hopper's backward, where there is its forward; else None."""
+    return prepared(("Hopper's kernels", device), hopper_kernels, device)[1]
+
+
+def hopper_kernels(device: torch.device) -> tuple:
+    """Hopper's forward and backward; None for what this GPU or this Triton does not have."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
-        return None
+        return None, None
     try:
         from fa2_lab.kernels.hopper.forward import kernel as forward
     except ImportError:
-        return None
-    return forward if forward.host.multiprocessors(device) else None
+        return None, None
+    if not forward.host.multiprocessors(device):
+        return None, None
+    try:
+        from fa2_lab.kernels.hopper.backward import kernel as backward
+    except ImportError:
+        return forward, None
+    return forward, backward

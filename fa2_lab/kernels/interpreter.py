@@ -4,8 +4,10 @@ import os
 import sys
 from functools import cache
 from pathlib import Path
+from threading import RLock
 
 GPU_NODES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")  # NVIDIA, AMD, and GPUs under Windows' Linux
+ONE_AT_A_TIME = RLock()  # the interpreter keeps what it is doing in global variables
 
 
 def decide(gpu: bool | None = None) -> None:

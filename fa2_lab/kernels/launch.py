@@ -6,13 +6,13 @@ the largest that fit the chip's shared memory and, up to d = 128, spill no regis
 at hand and its finds come first.
 """
 
+import inspect
 import json
 import math
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache, reduce
-from itertools import chain
+from functools import reduce
 from operator import or_
 from pathlib import Path
 
@@ -20,7 +20,8 @@ import torch
 import triton
 from triton.runtime import driver
 
-from fa2_lab.kernels import interpreter, known
+from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.prepared import forget, prepared
 from fa2_lab.kernels.relaunch import relaunch
 
 LOG2E = 1.4426950408889634
@@ -42,16 +43,16 @@ class Blocks:
 
     def options(self) -> dict:
         """All of it, as keywords of a launch."""
-        return dict(B_r=self.B_r, B_c=self.B_c, d_pad=self.d_pad, UPCAST=self.upcast) | self.compiler_options()
+        return self.constants() | self.compiler_options()
 
     def compiler_options(self) -> dict:
         """What is the compiler's business alone."""
         options = dict(num_warps=self.warps, num_stages=self.stages)
         return options if self.registers is None else options | dict(maxnreg=self.registers)
 
-    def constants(self) -> tuple:
-        """As the kernels' last arguments."""
-        return self.d_pad, self.B_r, self.B_c, self.upcast
+    def constants(self) -> dict:
+        """What the kernels take of it, by name."""
+        return dict(d_pad=self.d_pad, B_r=self.B_r, B_c=self.B_c, UPCAST=self.upcast)
 
 
 SIZES = ["H", "group", "N_k", "heads", "heads_at_once"]  # another value of these compiles nothing anew
@@ -107,7 +108,6 @@ FP32 = dict(  # no tensor cores: products of single numbers, held in registers
 INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64, 1, 1))  # a few large tiles are fastest
 
 
-@cache
 def family() -> dict:
     """The table for the GPU that the current driver speaks to."""
     target = driver.active.get_current_target()
@@ -131,7 +131,7 @@ def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     fixed = dict(d_pad=padded(Q.shape[3]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)
-    if tuned := finds(TUNED_FILE()).get(name(kernel, Q, causal)):
+    if tuned := finds().get(name(kernel, Q, causal)):
         return Blocks(*tuned, **fixed)
     entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
     if isinstance(entry[0], tuple):
@@ -155,61 +155,83 @@ def name(kernel: str, Q: torch.Tensor, causal: bool) -> str:
     return f"{chip}, {kernel}, d {padded(Q.shape[3])}, {dtype}, {mask}"
 
 
-@cache
-def finds(file: Path) -> dict[str, list[int]]:
+def finds() -> dict[str, list[int]]:
     """{name: [B_r, B_c, warps, stages, registers]}; empty where nothing was tuned."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    file = TUNED_FILE()
+    return prepared(("finds", file), read, file)
+
+
+def read(file: Path) -> dict:
+    """What a file of finds holds."""
+    if not file.is_file():
+        return {}
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{file}: got {error}; it takes what `fa2-lab tune` writes: delete it, or tune again"
+        ) from error
 
 
 def keep(new: dict[str, list[int]]) -> Path:
-    """Add finds to the file, and use them from now on."""
+    """Add finds to the file, which is whole at any time, and use them from now on."""
     file = TUNED_FILE()
-    finds.cache_clear()
-    kept = finds(file) | new
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    finds.cache_clear()
-    PLANS.clear()
-    known.forget()
+    unfinished = file.with_name(f"{file.name}.{os.getpid()}")
+    unfinished.write_text(json.dumps(read(file) | new, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    unfinished.replace(file)
+    forget()
     return file
 
 
 # A launch, short on the host -----------------------------------------------------------------------------------
 
 
-class Plan:
-    """All that stays the same from call to call on tensors of the same shapes, strides and alignment."""
+class Launch:
+    """A kernel and all its arguments but the pointers, which come first: what calls of one kind have in common.
 
-    def __init__(self, blocks: Blocks, programs: int | tuple[int, int, int], fixed: tuple, constants: tuple):
+    Arguments are given by their names, strides and sizes with those that are constants to the compiler, and then the
+    compiler's own options.
+    """
+
+    def __init__(self, kernel, grid: int | tuple[int, int, int], options: dict, **arguments):
         if interpreter.switched_on():
             interpreter.say_so()
-        self.blocks = blocks
-        self.grid = programs if isinstance(programs, tuple) else (programs, 1, 1)
-        self.fixed = fixed  # the kernel's arguments after its pointers
-        self.constants = constants  # and those after its floats
-        self.again = None  # what launches from the second time on
+        self.kernel, self.options, self.arguments = kernel, options, arguments
+        self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
+        self.again = None  # what launches from the second time on; False where Triton does not let itself be passed by
 
-    def launch(self, kernel, pointers: tuple, floats: tuple = (), repeatable: bool = True) -> None:
-        """Through Triton's own call, which compiles; from the second time on past it, at a third of the cost.
+    def __call__(self, *pointers) -> None:
+        """Launch by Triton's own call, which compiles; from the second time on past it, at a third of the cost.
 
-        Triton is asked again where a pointer is no multiple of 16, for which it compiles another kernel, and where the
-        call is not repeatable: with dropout, which hands over more than pointers and floats.
+        Triton compiles another kernel where a pointer is no multiple of 16, so then it is asked each time.
         """
-        at = addresses(pointers) if repeatable else []
-        repeatable = repeatable and reduce(or_, at) % 16 == 0
-        if repeatable and self.again is not None:
-            self.again(current_stream(pointers[0]), at, floats)
+        at = addresses(pointers)
+        aligned = reduce(or_, at) % 16 == 0
+        if aligned and self.again:
+            self.again(current_stream(pointers[0]), at)
             return
-        rest = self.fixed, floats, self.constants
-        made = kernel[self.grid](*pointers, *chain(*rest), **self.blocks.compiler_options())
-        if repeatable and isinstance(made, triton.compiler.CompiledKernel):
-            past = relaunch(made, self.grid, current_stream(pointers[0]), (), pointers, *rest)
-            self.again = past or self.asking(made)
+        made = self.kernel[self.grid](*pointers, **self.arguments, **self.options)
+        if aligned and self.again is None and isinstance(made, triton.compiler.CompiledKernel):
+            rest = [self.arguments[name] for name in made.src.fn.arg_names[len(pointers) :]]
+            everything = *pointers, *rest
+            self.again = relaunch(made, self.grid, current_stream(pointers[0]), everything, 0, len(pointers)) or False
 
-    def asking(self, made):
-        """The same through Triton, where it cannot be passed by."""
-        run = made[self.grid]
-        return lambda stream, at, floats: run(*at, *self.fixed, *floats, *self.constants, stream=stream)
+
+class Plan:
+    """A launch whose kernel is named at the launch, with floats between its arguments."""
+
+    def __init__(self, blocks: Blocks, programs: int | tuple[int, int, int], fixed: tuple, constants: tuple):
+        self.blocks, self.grid, self.fixed, self.constants, self.made = blocks, programs, fixed, constants, None
+
+    def launch(self, kernel, pointers: tuple, floats: tuple = ()) -> None:
+        """The same floats come each time."""
+        if self.made is None:
+            rest = *self.fixed, *floats, *self.constants
+            names = list(inspect.signature(getattr(kernel, "kernel", kernel).fn).parameters)[len(pointers) :]
+            options = self.blocks.compiler_options()
+            self.made = Launch(kernel, self.grid, options, **dict(zip(names, rest, strict=True)))
+        self.made(*pointers)
 
 
 def current_stream(X: torch.Tensor) -> int:
@@ -222,30 +244,12 @@ def addresses(tensors) -> list[int]:
     return [0 if X is None else X.data_ptr() for X in tensors]
 
 
-PLANS: dict = {}
-MOST_PLANS = 4096
-
-
-def plan(kernel: str, given: tuple, like: tuple, key_lengths, causal: bool, make, variant: str = "") -> Plan:
-    """The plan for a kernel on tensors that are given, Q first and K second, and on new ones like others of them.
-
-    Triton compiles by dtypes, and by what divides strides and sizes: the key holds all of it.
-    """
-    Q, K = given[:2]
-    lengths = None if key_lengths is None else key_lengths.dtype
-    strides = [x.stride() for x in given]
-    key = (kernel, variant, causal, lengths, Q.dtype, Q.device, Q.shape, K.shape, *strides)
-    found = PLANS.get(key)
-    if found is None:
-        if len(PLANS) >= MOST_PLANS:
-            PLANS.clear()
-        tensors = *given, *(torch.empty_like(x, device="meta") for x in like)
-        found = make(blocks(kernel, Q, causal), causal, [x.stride()[:3] for x in tensors], *tensors)
-        PLANS[key] = found
-    return found
-
-
 # What else a launch needs -------------------------------------------------------------------------------------
+
+
+def strides(X: torch.Tensor) -> tuple[int, int, int]:
+    """How far apart the batch entries, heads and rows of a tensor lie; its columns lie side by side."""
+    return X.stride()[:3]
 
 
 def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
@@ -264,16 +268,18 @@ def scales(scale: float) -> tuple[float, float, float]:
     return fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
 
 
-def dropout(seed: torch.Tensor | None, p: float):
-    """(seed, words below this one mean "drop", the factor of what is kept), or None without dropout."""
-    return None if seed is None else (seed, math.floor(p * 2**32), 1 / (1 - p))
-
-
-HERE = nullcontext()
+def dropout(p: float) -> tuple[int, float]:
+    """Random words below the first number mean "drop"; the second is the factor of what is kept."""
+    return math.floor(p * 2**32), 1 / (1 - p)
 
 
 def on_device_of(Q: torch.Tensor):
-    """Triton launches on the current GPU: make it Q's for the time of a launch."""
-    if not Q.is_cuda or Q.device.index == torch.cuda.current_device():
+    """Triton launches on the current GPU: make it Q's for the time of a launch. The interpreter does one at a time."""
+    if not Q.is_cuda:
+        return interpreter.ONE_AT_A_TIME
+    if Q.device.index == torch.cuda.current_device():
         return HERE
     return torch.cuda.device(Q.device)
+
+
+HERE = nullcontext()

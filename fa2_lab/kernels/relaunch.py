@@ -1,82 +1,90 @@
-"""Launch a compiled kernel again, on other tensors, with little work on the host.
+"""Launch a compiled kernel again, on other tensors, with little work on the host. Only this file reaches into Triton.
 
 In every launch Triton looks at all arguments anew, asks the driver about every pointer, and encodes every tensor
 descriptor, in Python: 14 µs for four of them. Here the arguments that it hands to the driver are written down once, and
-later launches put new addresses into them.
+later launches put new addresses into them. It may be declined: then Triton's own call does everything, only slower.
+
+What is relied on, the same in Triton 3.6, 3.7 and 3.8: `run` of a compiled kernel is an object that is called with the
+grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and that calls
+its `launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around that one,
+which puts (what the copy engine is told, *shape, *strides) in each descriptor's place. In which order `launch` is
+handed all this differs between versions, and is found out.
 """
 
 import copy
 import functools
-import types
+import inspect
+from operator import is_
 
+from triton import knobs
 from triton.runtime import driver
 
 
-def relaunch(compiled, grid, stream, described=(), pointers=(), numbers=(), floats=(), constants=()):
-    """What launches `compiled` from now on, called with (stream, addresses, floats); None where that cannot be.
+def relaunch(compiled, grid, stream, arguments, described=0, pointers=0):
+    """What launches `compiled` from now on, called with (stream, addresses); None where that cannot be.
 
-    The kernel's arguments are descriptors, then pointers, then numbers that stay as they are, then floats, constants.
+    The first arguments are so many tensor descriptors, then so many pointers; all others stay as they are.
     """
     try:
-        return Relaunch(compiled, grid, stream, described, pointers, numbers, floats, constants)
+        return Relaunch(compiled, grid, stream, arguments, described, pointers)
     except (AttributeError, ImportError, IndexError, KeyError, TypeError, ValueError):
-        return None  # this Triton is another inside; its own call still works
+        return None  # this Triton is another inside
 
 
 class Relaunch:
     """One launch, written down."""
 
-    def __init__(self, compiled, grid, stream, described, pointers, numbers, floats, constants):
-        arguments = *described, *pointers, *numbers, *floats, *constants
-        arguments += (None,) * (len(compiled.src.fn.arg_names) - len(arguments))
-        self.launcher, (*base, last) = written_down(compiled, grid, arguments, stream)
-        self.own = len(base) if isinstance(last, (list, tuple)) else None  # since Triton 3.7 a kernel's are a list
-        self.all = [*base, last] if self.own is None else [*base, *last]
-        self.maps = [at for at, x in enumerate(self.all) if type(x).__name__ == "PyCUtensorMap"]
-        self.encode = [*map(encoder, described, compiled.metadata.tensordesc_meta if described else ())]
-        scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size
-        if self.all[:4] != [*grid, stream] or len(self.maps) != len(self.encode) or scratch:
+    def __init__(self, compiled, grid, stream, arguments, described, pointers):
+        self.compiled = compiled  # while it lives, the GPU keeps its code
+        arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
+        handed = handed_over(compiled, grid, stream, arguments)
+        self.listed = isinstance(handed[-1], (list, tuple))  # since Triton 3.7 the kernel's own arguments are one
+        base, own = (handed[:-1], handed[-1]) if self.listed else (handed[: -len(arguments)], handed[-len(arguments) :])
+        as_given = len(own) == len(arguments) and all(map(is_, own, arguments))
+        scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # of this launch alone
+        if scratch or not as_given or base[:4] != [*grid, stream]:
             raise ValueError("an unknown order of arguments")
-        first = len(self.all) - len(arguments) + len(described)  # descriptors alone become several arguments each
-        self.pointers = slice(first, first + len(pointers))
-        first += len(pointers) + len(numbers)
-        self.floats = slice(first, first + len(floats))
-        self.all[self.pointers] = [0] * len(pointers)  # keep no tensor alive
-        self.hooks = [(at, x) for at, x in enumerate(self.all) if type(x).__name__ == "HookChain"]
-        for at, _ in self.hooks:
-            self.all[at] = None
+        self.launcher = innermost(compiled.run.launch, described)
+        self.hooks = [(at, x) for at, x in enumerate(base) if type(x).__name__ == "HookChain"]
+        self.encode = [*map(encoder, own[:described], compiled.metadata.tensordesc_meta if described else ())]
+        self.base = [None if type(x).__name__ == "HookChain" else x for x in base]
+        self.sizes = [(*x.shape, *x.strides) for x in own[:described]]
+        self.rest = own[described + pointers :]  # and no tensor is kept alive
 
-    def __call__(self, stream, addresses, floats=()):
-        arguments = self.all.copy()
-        arguments[3] = stream
-        for at, encode, address in zip(self.maps, self.encode, addresses):  # noqa: B905  (strict costs time)
-            arguments[at] = encode(address)
+    def __call__(self, stream, addresses):
+        base = self.base.copy()
+        base[3] = stream
         for at, hook in self.hooks:
             if hook.calls:  # a profiler's; to call none of them takes a microsecond
-                arguments[at] = hook
-        arguments[self.pointers] = addresses[len(self.maps) :]
-        arguments[self.floats] = floats
-        if self.own is not None:
-            arguments[self.own :] = (arguments[self.own :],)
-        self.launcher(*arguments)
+                base[at] = hook
+        own = []
+        for encode, sizes, address in zip(self.encode, self.sizes, addresses):  # noqa: B905  (strict costs time)
+            own.append(encode(address))
+            own += sizes
+        own += addresses[len(self.encode) :]
+        own += self.rest
+        if self.listed:
+            self.launcher(*base, own)
+        else:
+            self.launcher(*base, *own)
 
 
-def written_down(compiled, grid, arguments, stream):
-    """Triton's innermost launcher, and what it would be called with: a double of `compiled` writes it down instead."""
-    double, run = copy.copy(compiled), copy.copy(compiled.run)
-    inner, seen = run.launch, []
-    launcher, run.launch = inner, lambda *everything: seen.extend(everything)
-    if isinstance(inner, types.FunctionType):  # where there are tensor descriptors, which it takes apart
-        cells = dict(zip(inner.__code__.co_freevars, inner.__closure__, strict=True))
-        launcher, cells["launcher"] = cells["launcher"].cell_contents, types.CellType(run.launch)
-        run.launch = types.FunctionType(inner.__code__, inner.__globals__, closure=tuple(cells.values()))
-    double._run = run
-    double[grid](*arguments, stream=stream)
-    return launcher, seen
+def handed_over(compiled, grid, stream, arguments) -> list:
+    """What Triton would hand to its `launch` for these arguments: a copy of what calls it is given a list instead."""
+    run, seen = copy.copy(compiled.run), []
+    run.launch = lambda *everything: seen.extend(everything)
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    run(*grid, stream, compiled.function, compiled.packed_metadata, None, *hooks, *arguments)
+    return seen
+
+
+def innermost(launch, described: int):
+    """The driver's function in C, which takes no descriptors."""
+    return inspect.getclosurevars(launch).nonlocals["launcher"] if described else launch
 
 
 def encoder(described, meta):
-    """The function from an address to what the copy engine is told of such a tensor there."""
+    """The function from an address to what the copy engine is told of such a tensor there; it keeps the last 64."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils

@@ -15,6 +15,7 @@ from triton.runtime import driver
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.portable import forward
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.studio import offline
 
 
@@ -34,9 +35,8 @@ class Compiling:
 def compiled(kernel: Compiling, d: int, B_r: int, B_c: int, warps: int, stages: int, **_) -> dict:
     """Registers, spill instructions, shared memory and ttgir of the forward, called as for a long sequence in fp16."""
     Q = torch.empty(1, 16, 4096, d, dtype=torch.float16, device="meta")
-    launch.PLANS.clear()
-    launch.blocks = lambda *_: launch.Blocks(B_r, B_c, warps, stages, d_pad=launch.padded(d))
-    forward.forward(Q, Q, Q, None, None, False, d**-0.5, 0.0)
+    blocks = launch.Blocks(B_r, B_c, warps, stages, d_pad=launch.padded(d))
+    forward.prepare(Q, Q, Q, Options(causal=False, scale=d**-0.5), blocks=blocks)(Q, Q, Q, None, None)
     seen = offline.report(kernel.made)
     kept = dict(registers=seen["regs"], spills=seen["ldl"] + seen["stl"], shared=seen["shared"])
     return dict(triton=triton.__version__, ttgir=kernel.made.asm["ttgir"], **kept)

@@ -29,6 +29,7 @@ from fa2_lab.attention import attention
 from fa2_lab.errata import ERRATA, judge
 from fa2_lab.kernels.portable import backward as packaged
 from fa2_lab.kernels.portable.tile import keys_seen, load_rows, store_rows
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import grid
 from fa2_lab.plots import backward_graph
 from fa2_lab.plots.show import show
@@ -626,8 +627,7 @@ print("dQ, dK, dV right with D = 0:", agree((dQ_0, dK_0, dV_0), (dQ, dK, dV)))
 def package(causal, **options):
     qkv = [x[None, None] for x in (Q, K, V)]
     o, lse = attention(*qkv, causal=causal, return_lse=True)
-    saved = *qkv, o, lse, None, None, causal, tau, 0.0
-    found = packaged.backward(dO[None, None], None, *saved, **options)
+    found = packaged.backward(dO[None, None], *qkv, o, lse, Options(causal, tau), **options)
     return o[0, 0], lse[0, 0], [x[0, 0] for x in found]
 
 

@@ -18,6 +18,7 @@ from fa2_lab.kernels import interpreter, launch
 from fa2_lab.kernels.decode.turns import sequence_of, share_of, turns_before, turns_of
 from fa2_lab.kernels.portable.forward import LN2, NEG_INF
 from fa2_lab.kernels.portable.tile import keys_seen, length_of, load_rows
+from fa2_lab.kernels.prepared import kind_of, prepared
 from fa2_lab.machine import splits
 
 # What a program finds -------------------------------------------------------------------------------------------
@@ -304,7 +305,7 @@ def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
 
 def prepare(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
     """decode() for calls of one kind, given (Q, K, V, key_lengths, no seed, table): what is the same is done once."""
-    made = recipe(Q, K, V, key_lengths, table, causal, programs)
+    made = recipe(Q, K, V, key_lengths, table, causal, programs, scale)
     (batch, H, N_q, _), device, floats = Q.shape, Q.device, launch.scales(scale)
 
     def call(Q, K, V, key_lengths, seed=None, table=None):
@@ -323,16 +324,10 @@ def prepare(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
     return call
 
 
-def recipe(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
+def recipe(Q, K, V, key_lengths, table, causal, programs, scale=0.0) -> Recipe:
     """The launches for one kind of call."""
-    kinds = [None if x is None else (x.dtype, x.shape) for x in (key_lengths, table)]
-    key = ("decode", causal, programs, *kinds, Q.dtype, Q.device, Q.shape, K.shape, Q.stride(), K.stride(), V.stride())
-    found = launch.PLANS.get(key)
-    if found is None:
-        if len(launch.PLANS) >= launch.MOST_PLANS:
-            launch.PLANS.clear()
-        found = launch.PLANS[key] = plan_decode(Q, K, V, key_lengths, table, causal, programs)
-    return found
+    key = "decode", causal, programs, scale, *map(kind_of, (Q, K, V, key_lengths, table))
+    return prepared(key, plan_decode, Q, K, V, key_lengths, table, causal, programs)
 
 
 def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:

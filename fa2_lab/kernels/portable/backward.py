@@ -21,6 +21,7 @@ from fa2_lab.kernels.portable.tile import (
     row_pointers,
     store_rows,
 )
+from fa2_lab.kernels.prepared import Options
 
 LOG2E = tl.constexpr(1.4426950408889634)
 INF = tl.constexpr(float("inf"))
@@ -133,8 +134,8 @@ def visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides,
-                   dK_strides, dV_strides, H, group, N_q, N_k, heads, heads_at_once, scale, scale_log2,
+def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, Q_strides, K_strides, V_strides, dO_strides,
+                   dK_strides, dV_strides, H, group, N_q, N_k, heads, heads_at_once, scale, scale_log2, dropout,
                    CAUSAL: tl.constexpr, GROUPED: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
@@ -149,6 +150,7 @@ def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, dropout, Q_stride
 
     k_j = load_rows(K, j * B_c, K_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
     v_j = load_rows(V, j * B_c, V_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
+    dropout = None if seed is None else (seed, dropout[0], dropout[1])
     dk_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
     dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, full, tail,
@@ -180,9 +182,10 @@ def visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_stride, V_stride
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_strides, V_strides, dO_strides, dQ_strides, H,
-                group, N_q, N_k, heads, heads_at_once, scale, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
-                d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, Q_strides, K_strides, V_strides, dO_strides, dQ_strides, H,
+                group, N_q, N_k, heads, heads_at_once, scale, scale_log2, dropout, CAUSAL: tl.constexpr,
+                d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
+                UPCAST: tl.constexpr):  # fmt: skip
     """Row block i of one query head: dQ_i, the second pass, laid out like the forward."""
     T_r = tl.cdiv(N_q, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = place(T_r, heads, heads_at_once)
@@ -202,6 +205,7 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_stride
     q_i = load_rows(Q, i * B_r, Q_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
     do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
     L_i, D_i = of_rows(L, bh, row, N_q, True), of_rows(D, bh, row, N_q, True)  # (B_r,)
+    dropout = None if seed is None else (seed, dropout[0], dropout[1])
     dq_i = tl.zeros((B_r, d_pad), tl.float32)
     dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], 0, full, length,
                          scale_log2, head, batch, dropout, False, B_c, d, d_pad, UPCAST)  # fmt: skip
@@ -211,64 +215,74 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, dropout, Q_strides, K_stride
     store_rows(head_of(dQ, dQ_strides, batch, head), dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, d, d_pad)
 
 
-def backward(dO, dL, Q, K, V, O, L, key_lengths, seed, causal, scale, dropout_p, two_passes=True):
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, two_passes=True):
     """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None."""
-    rest = key_lengths, seed, causal, scale, dropout_p
-    with launch.on_device_of(Q):
-        D = row_products(dO, dL, Q, K, O, L, causal)
-        if two_passes:
-            dQ = row_pass(dO, Q, K, V, L, D, *rest)
-            return dQ, *column_pass(None, dO, Q, K, V, L, D, *rest)
-        dQ = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
-        dK, dV = column_pass(dQ, dO, Q, K, V, L, D, *rest)
+    call = prepare(dO, Q, K, V, O, options, dL, key_lengths, two_passes)
+    return call(dO, Q, K, V, O, L, dL, key_lengths, seed)
+
+
+def prepare(dO, Q, K, V, O, options: Options, dL=None, key_lengths=None, two_passes=True):
+    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed)."""
+    products = prepare_D(O, dO, Q, options)
+    rows, columns = prepare_rows(dO, Q, K, V, options), prepare_columns(dO, Q, K, V, options)
+
+    def call(dO, Q, K, V, O, L, dL, key_lengths, seed):
+        D, dK, dV = torch.empty_like(L), torch.empty_like(K), torch.empty_like(V)
+        with launch.on_device_of(Q):
+            products(O, dO, L, dL, D)
+            if two_passes:
+                dQ, summed = torch.empty_like(Q), None
+                rows(Q, K, V, dO, L, D, dQ, key_lengths, seed)
+            else:
+                dQ = summed = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
+            columns(Q, K, V, dO, L, D, summed, dK, dV, key_lengths, seed)
         return dQ.to(Q.dtype), dK, dV  # FA2.A2.L20
 
-
-def row_products(dO, dL, Q, K, O, L, causal):
-    """D, from dO, O and dL."""
-    D = torch.empty_like(L)
-    plan = launch.plan("rows", (Q, K, O, dO), (), None, causal, plan_D, "D" if dL is None else "D dL")
-    plan.launch(D_kernel, (O, dO, L, dL, D))
-    return D
+    return call
 
 
-def row_pass(dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
-    """dQ."""
-    dQ = torch.empty_like(Q)
-    plan = launch.plan("rows", (Q, K, V, dO), (Q,), key_lengths, causal, plan_rows)
-    pointers = Q, K, V, dO, L, D, dQ, key_lengths, launch.dropout(seed, dropout_p)
-    plan.launch(rows_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
-    return dQ
-
-
-def column_pass(dQ, dO, Q, K, V, L, D, key_lengths, seed, causal, scale, dropout_p):
-    """dK and dV; where dQ is given, in fp32, its parts are added to it."""
-    dK, dV = torch.empty_like(K), torch.empty_like(V)
-    variant = "" if dQ is None else "dQ"
-    plan = launch.plan("columns", (Q, K, V, dO), (K, V), key_lengths, causal, plan_columns, variant)
-    pointers = Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, launch.dropout(seed, dropout_p)
-    plan.launch(columns_kernel, pointers, (scale, launch.base_2(scale)), seed is None)
-    return dK, dV
-
-
-def plan_D(blocks, causal, strides, Q, K, *_) -> launch.Plan:
-    """One program per 64 rows of a query head."""
+def prepare_D(O, dO, Q, options: Options) -> launch.Launch:
+    """D from dO and O, and dL: one program for each 64 rows of a query head."""
+    blocks = launch.blocks("rows", Q, options.causal)
     batch, H, N_q, d = Q.shape
-    programs = triton.cdiv(N_q, 64) * batch * H
-    return launch.Plan(blocks, programs, (*strides[2:], H, N_q, batch * H), (d, blocks.d_pad, 64))
+    return launch.Launch(
+        *(D_kernel, triton.cdiv(N_q, 64) * batch * H, blocks.compiler_options()),
+        **dict(O_strides=launch.strides(O), dO_strides=launch.strides(dO)),
+        **dict(H=H, N_q=N_q, heads=batch * H, d=d, d_pad=blocks.d_pad, B_r=64),
+    )
 
 
-def plan_rows(blocks, causal, strides, Q, K, *_) -> launch.Plan:
-    """One program per row block of a query head."""
+def prepare_rows(dO, Q, K, V, options: Options, blocks=None) -> launch.Launch:
+    """dQ: one program for each row block of a query head."""
+    blocks = blocks or launch.blocks("rows", Q, options.causal)
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 8)
-    programs = triton.cdiv(N_q, blocks.B_r) * batch * H
-    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))
+    dQ = torch.empty_like(Q, device="meta")
+    named = dict(Q_strides=Q, K_strides=K, V_strides=V, dO_strides=dO, dQ_strides=dQ)
+    return launch.Launch(
+        *(rows_kernel, triton.cdiv(N_q, blocks.B_r) * batch * H, blocks.compiler_options()),
+        **{name: launch.strides(x) for name, x in named.items()},
+        **dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * H, heads_at_once=launch.heads_at_once(K, 8)),
+        **numbers(options),
+        **dict(CAUSAL=options.causal, d=d, **blocks.constants()),
+    )
 
 
-def plan_columns(blocks, causal, strides, Q, K, *_) -> launch.Plan:
-    """One program per column block of a K/V head."""
+def prepare_columns(dO, Q, K, V, options: Options, blocks=None) -> launch.Launch:
+    """dK and dV, and dQ in fp32 if it is given: one program for each column block of a K/V head."""
+    blocks = blocks or launch.blocks("columns", Q, options.causal)
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    sizes = H, H // H_kv, N_q, N_k, batch * H_kv, launch.heads_at_once(Q, 8)
-    programs = triton.cdiv(N_k, blocks.B_c) * batch * H_kv
-    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, H != H_kv, d, *blocks.constants()))
+    dK, dV = (torch.empty_like(x, device="meta") for x in (K, V))
+    named = dict(Q_strides=Q, K_strides=K, V_strides=V, dO_strides=dO, dK_strides=dK, dV_strides=dV)
+    return launch.Launch(
+        *(columns_kernel, triton.cdiv(N_k, blocks.B_c) * batch * H_kv, blocks.compiler_options()),
+        **{name: launch.strides(x) for name, x in named.items()},
+        **dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * H_kv, heads_at_once=launch.heads_at_once(Q, 8)),
+        **numbers(options),
+        **dict(CAUSAL=options.causal, GROUPED=H != H_kv, d=d, **blocks.constants()),
+    )
+
+
+def numbers(options: Options) -> dict:
+    """What both passes multiply by."""
+    scale, p = options.scale, options.dropout_p
+    return dict(scale=scale, scale_log2=launch.base_2(scale), dropout=launch.dropout(p))

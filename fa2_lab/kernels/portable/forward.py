@@ -6,6 +6,7 @@ import triton.language as tl
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.portable.tile import drop, head_of, keys_seen, length_of, load_rows, place, store_rows
+from fa2_lab.kernels.prepared import Options
 
 LN2 = tl.constexpr(0.6931471805599453)
 NEG_INF = tl.constexpr(float("-inf"))
@@ -51,9 +52,9 @@ def scales_of(scale_log2):
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_strides, O_strides, H, group, N_q, N_k,
-                   heads, heads_at_once, scale_log2, CAUSAL: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-                   B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def forward_kernel(Q, K, V, O, L, key_lengths, seed, Q_strides, K_strides, V_strides, O_strides, H, group, N_q, N_k,
+                   heads, heads_at_once, scale_log2, dropout, CAUSAL: tl.constexpr, d: tl.constexpr,
+                   d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
     """Row block i of one query head: all its tiles, then O_i and L_i. `group` query heads share one K/V head."""
     T_r = tl.cdiv(N_q, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = place(T_r, heads, heads_at_once)  # FA2.A1.L3
@@ -76,6 +77,7 @@ def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
     scales = scales_of(scale_log2)
+    dropout = None if seed is None else (seed, dropout[0], dropout[1])
     o_i, m_i, l_i = visit_tiles(o_i, m_i, l_i, q_i, K, V, K_strides[2], V_strides[2], full, last, length, row, seen,
                                 scales, head, batch, dropout, True, B_c, d, d_pad, UPCAST)  # fmt: skip
     o_i, m_i, l_i = visit_tiles(o_i, m_i, l_i, q_i, K, V, K_strides[2], V_strides[2], 0, full, length, row, seen,
@@ -88,30 +90,30 @@ def forward_kernel(Q, K, V, O, L, key_lengths, dropout, Q_strides, K_strides, V_
     tl.store(L + tl.cast(bh, tl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
-def forward(Q, K, V, key_lengths, seed, causal, scale, dropout_p):
+def forward(Q, K, V, options: Options, key_lengths=None, seed=None):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
-    return prepare(Q, K, V, key_lengths, causal, scale, dropout_p)(Q, K, V, key_lengths, seed)
+    return prepare(Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed)
 
 
-def prepare(Q, K, V, key_lengths, causal, scale, dropout_p):
-    """forward() for calls of one kind, given (Q, K, V, key_lengths, seed): what is the same for all is done once."""
-    plan = launch.plan("forward", (Q, K, V), (Q,), key_lengths, causal, plan_forward)
-    (batch, H, N_q, _), device, floats = Q.shape, Q.device, (launch.base_2(scale),)
+def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None):
+    """forward() for calls of one kind, given (Q, K, V, key_lengths, seed): one program for each row block of a head."""
+    blocks = blocks or launch.blocks("forward", Q, options.causal)
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    Q_strides, K_strides, V_strides, O_strides = map(launch.strides, (Q, K, V, torch.empty_like(Q, device="meta")))
+    device, grid = Q.device, triton.cdiv(N_q, blocks.B_r) * batch * H
+    run = launch.Launch(
+        *(forward_kernel, grid, blocks.compiler_options()),
+        **dict(Q_strides=Q_strides, K_strides=K_strides, V_strides=V_strides, O_strides=O_strides),
+        **dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * H, heads_at_once=launch.heads_at_once(K, 8)),
+        **dict(scale_log2=launch.base_2(options.scale), dropout=launch.dropout(options.dropout_p)),
+        **dict(CAUSAL=options.causal, d=d, **blocks.constants()),
+    )
 
     def call(Q, K, V, key_lengths, seed):
         O = torch.empty_like(Q)
         L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
-        pointers = Q, K, V, O, L, key_lengths, launch.dropout(seed, dropout_p)
         with launch.on_device_of(Q):
-            plan.launch(forward_kernel, pointers, floats, seed is None)
+            run(Q, K, V, O, L, key_lengths, seed)
         return O, L  # FA2.A1.L17
 
     return call
-
-
-def plan_forward(blocks, causal, strides, Q, K, *_) -> launch.Plan:
-    """One program per row block of a query head."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    sizes = H, H // H_kv, N_q, N_k, batch * H, launch.heads_at_once(K, 8)
-    programs = triton.cdiv(N_q, blocks.B_r) * batch * H
-    return launch.Plan(blocks, programs, (*strides, *sizes), (causal, d, *blocks.constants()))

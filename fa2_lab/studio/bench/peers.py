@@ -29,23 +29,24 @@ def ours(problem: Problem) -> Attention:
 def portable(problem: Problem) -> Attention:
     """The plain Triton kernels, which run on every GPU, also where attention() would choose others."""
     from fa2_lab.kernels.portable import backward, forward
+    from fa2_lab.kernels.prepared import Options
 
-    options = None, None, problem.causal, problem.d**-0.5, 0.0  # no key_lengths, no seed; mask, scale, no dropout
+    options = Options(problem.causal, problem.d**-0.5)
 
     class Portable(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
-            O, L = forward.forward(q, k, v, *options)
+            O, L = forward.forward(q, k, v, options)
             ctx.save_for_backward(q, k, v, O, L)
             return O
 
         @staticmethod
         def backward(ctx, dO):
-            return backward.backward(dO.contiguous(), None, *ctx.saved_tensors, *options)
+            return backward.backward(dO.contiguous(), *ctx.saved_tensors, options)
 
     def call(q, k, v):
         gradients = torch.is_grad_enabled() and q.requires_grad
-        return Portable.apply(q, k, v) if gradients else forward.forward(q, k, v, *options)[0]
+        return Portable.apply(q, k, v) if gradients else forward.forward(q, k, v, options)[0]
 
     return call
 

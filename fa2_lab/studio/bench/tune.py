@@ -65,13 +65,14 @@ def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
     from fa2_lab.kernels import launch
 
     before = launch.blocks(kernel, tensors[0], causal)
-    call = caller(kernel, tensors, causal)
-    truth = call(before)
-    right, timings = [], {}
+    make = caller(kernel, tensors, causal)
+    truth = make(before)()
+    calls, timings = {}, {}
     for blocks in tqdm(candidates(kernel, before), desc="compile", leave=False, disable=None):
-        if works(lambda blocks=blocks: call(blocks), truth):
-            right.append(blocks)
-    for blocks, timing in measure({b: (lambda b=b: call(b)) for b in right}, repeats=REPEATS).items():
+        call = make(blocks)
+        if works(call, truth):
+            calls[blocks] = call
+    for blocks, timing in measure(calls, repeats=REPEATS).items():
         if isinstance(timing, Timing):
             timings[blocks] = timing.median
     return before, min(timings, key=timings.get), timings
@@ -94,31 +95,28 @@ def candidates(kernel: str, before) -> list:
 
 
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
-    """A function of blocks that runs one kernel with them and returns what it wrote."""
-    from fa2_lab.kernels import launch
+    """A function of blocks that makes a call: it runs one kernel with them and returns what it wrote."""
     from fa2_lab.kernels.portable import backward, forward
+    from fa2_lab.kernels.prepared import Options
 
     Q, K, V, dO = tensors
-    scale = Q.shape[3] ** -0.5
-    options = None, None, causal, scale, 0.0
-    O, L = forward.forward(Q, K, V, *options)
-    D = backward.row_products(dO, None, Q, K, O, L, causal)
-    usual = launch.blocks
+    options = Options(causal, Q.shape[3] ** -0.5)
+    O, L = forward.forward(Q, K, V, options)
+    D = torch.empty_like(L)
+    backward.prepare_D(O, dO, Q, options)(O, dO, L, None, D)
 
-    def call(blocks):
-        launch.blocks = lambda name, *_: blocks if name == kernel else usual(name, *_)
-        launch.PLANS.clear()
-        try:
-            if kernel == "forward":
-                return forward.forward(Q, K, V, *options)[:1]
-            if kernel == "rows":
-                return (backward.row_pass(dO, Q, K, V, L, D, *options),)
-            return backward.column_pass(None, dO, Q, K, V, L, D, *options)
-        finally:
-            launch.blocks = usual
-            launch.PLANS.clear()
+    def make(blocks):
+        dQ, dK, dV = map(torch.empty_like, (Q, K, V))
+        if kernel == "forward":
+            run = forward.prepare(Q, K, V, options, blocks=blocks)
+            return lambda: run(Q, K, V, None, None)[:1]
+        if kernel == "rows":
+            run = backward.prepare_rows(dO, Q, K, V, options, blocks)
+            return lambda: run(Q, K, V, dO, L, D, dQ, None, None) or (dQ,)
+        run = backward.prepare_columns(dO, Q, K, V, options, blocks)
+        return lambda: run(Q, K, V, dO, L, D, None, dK, dV, None, None) or (dK, dV)
 
-    return call
+    return make
 
 
 def works(call: Callable, truth) -> bool:

@@ -130,7 +130,9 @@ class Recipe:
             return
         described = [*map(of, tensors, self.descriptors)]
         compiled = kernel[self.grid](*described, *others, *self.scalars, **self.options)
-        self.again = relaunch(compiled, self.grid, stream, described, others, self.scalars)
+        self.again = relaunch(
+            compiled, self.grid, stream, (*described, *others, *self.scalars), len(described), len(others)
+        )
 
 
 def recipe_for(Q, K, V, key_lengths, causal: bool, scale: float) -> Recipe | None:
