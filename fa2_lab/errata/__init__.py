@@ -11,4 +11,12 @@ ERRATA: dict[str, Erratum] = {
     e.id: e for source in (fa2_paper, fa1_paper, notes, article, bilingual) for e in source.ERRATA
 }
 
-__all__ = ["ERRATA", "Erratum", "Verdict", "judge"]
+SOURCES = {  # what an erratum's source begins with, and what that is
+    "FA1 paper": "Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022), arXiv:2205.14135",
+    "FA2 paper": "Dao: FlashAttention-2 (2023), arXiv:2307.08691",
+    "lecture notes on FA2": "an outline of the FA2 paper, heading by heading; author unknown",
+    "article on FA2": "an article, FlashAttention II: better work partitioning; author unknown",
+    "bilingual notes on FA2": "notes on the FA2 paper in English and Chinese; author unknown",
+}
+
+__all__ = ["ERRATA", "SOURCES", "Erratum", "Verdict", "judge"]

@@ -39,7 +39,7 @@ def fa1_traffic(N: int) -> int:
 
 TRAFFIC = Erratum(
     id="article-traffic",
-    source="article on FA2, recap of FA1",
+    source="article on FA2, recap of FlashAttention-1",
     claim="FlashAttention's memory traffic is O(N).",
     why="K and V are read once for each of the N / B row blocks. Doubling N nearly quadruples what the meter counts.",
     instead="The extra memory is O(N); the traffic is Θ(N² d² / M).",
@@ -50,7 +50,7 @@ TRAFFIC = Erratum(
 
 SAME_IO = Erratum(
     id="article-same-io",
-    source="article on FA2, summary",
+    source="article on FA2, putting the four together",
     claim="Between FA1 and FA2 the memory story is identical.",
     why="FA1 brings Q, O, ℓ and m back in every inner step and stores O, ℓ and m again; FA2 streams K and V only. "
     "Elsewhere the article itself praises the better access pattern of the swapped loops.",
@@ -68,7 +68,7 @@ def snippet_traffic(N: int) -> int:
 
 SNIPPET = Erratum(
     id="article-fa1-snippet",
-    source="article on FA2, first change",
+    source="article on FA2, change 1",
     claim="The snippet named FA1 is FA1's inner loop: one row block against all key blocks, O and ℓ kept on chip.",
     why="That is FA2's loop with an extra division. FA1 has the key blocks outside, takes the maximum of each tile "
     "alone first, and sends O, ℓ and m to HBM and back in every step.",
@@ -109,7 +109,7 @@ def full_scalings(stage: str, tiles: int) -> int:
 
 RESCALES = Erratum(
     id="article-rescales",
-    source="article on FA2, first change",
+    source="article on FA2, change 1",
     claim="Over 64 key blocks, FA1's 64 rescales of the accumulator become a single one.",
     why="FA2 still multiplies O by e^(m_old − m_new) in every tile. What goes is the second scaling, that of P̃ V.",
     instead="128 scalings of a B_r × d block become 65.",
@@ -148,7 +148,7 @@ def scores_of_warps(join) -> np.ndarray:
 
 SPLIT_K = Erratum(
     id="article-split-K",
-    source="article on FA2, third change",
+    source="article on FA2, change 3",
     claim="Split-K cuts the contraction dimension of Q Kᵀ, so the warps' partial scores are summed before the softmax.",
     why="K means the keys here. Each warp has finished scores for its own columns; a sum mixes different keys.",
     instead="The slices of S stand side by side. Row maxima and row sums cross warps before the softmax, and only "
@@ -167,7 +167,7 @@ def warps_and_keys(split: str, warps: int = 4) -> list[set]:
 
 SMEM = Erratum(
     id="article-smem",
-    source="article on FA2, third change",
+    source="article on FA2, change 3",
     claim="Under split-Q every warp needs the whole K/V block, so shared memory fills up and tiles must shrink.",
     why="The block is stored once for all warps, under either split; each warp reads it all, into registers.",
     instead="Shared memory holds the same 2 B_c d elements; reads from it grow by the number of warps.",
@@ -180,7 +180,7 @@ KIB_PER_SM, KIB_RESERVED_PER_BLOCK = 228, 1  # H100, CUDA programming guide, com
 
 SMEM_LIMIT = Erratum(
     id="article-228",
-    source="article on FA2, third change",
+    source="article on FA2, change 3",
     claim="An H100 thread block can use up to 228 KiB of shared memory.",
     why="228 KiB is what an SM has; 1 KiB of it is reserved for each thread block that runs there.",
     instead="227 KiB for one block.",
@@ -208,7 +208,7 @@ def causal_by_tiles(skip) -> np.ndarray:
 
 SKIP_TEST = Erratum(
     id="article-skip",
-    source="article on FA2, fourth change",
+    source="article on FA2, change 4",
     claim="Skip a tile if j · B_kv > (i + 1) · B_q; mask it if it is on the diagonal.",
     why="(i + 1) · B_q is the first row after the block, so the tile that begins there is hidden as well. It is "
     "visited (13 tiles of 16 instead of 10), and as it is not on the diagonal nobody masks it: the future leaks.",
@@ -228,7 +228,7 @@ def with_hidden(value: float) -> np.ndarray:
 
 MASK_ZERO = Erratum(
     id="article-mask-zero",
-    source="article on FA2, fourth change",
+    source="article on FA2, change 4",
     claim="Scores above the diagonal are masked to zero before the softmax.",
     why="exp(0) = 1: a score of zero is a vote like any other.",
     instead="They are set to −∞ before the softmax; then their probabilities are zero.",
@@ -241,7 +241,7 @@ OBLONG = Tiling(N_q=512, N_k=512, B_r=128, B_c=64, mask=CAUSAL)
 
 ONE_DIAGONAL = Erratum(
     id="article-one-diagonal",
-    source="article on FA2, fourth change",
+    source="article on FA2, change 4",
     claim="Each query block has one diagonal key block, N / B_q in all, also where B_q and B_kv are two numbers.",
     why="The diagonal of a 128 × 64 tiling crosses two tiles of each query block; masking one lets the other leak.",
     instead="With B_q a multiple of B_kv, B_q / B_kv diagonal tiles for each query block, N / B_kv in all.",

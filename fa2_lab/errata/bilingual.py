@@ -19,7 +19,7 @@ def second_tile(alpha) -> np.ndarray:
 
 INVERSE = Erratum(
     id="bilingual-inverse",
-    source="bilingual notes on FA2, Algorithm 1, line 10, in both languages",
+    source="bilingual notes on FA2, Algorithm 1 (forward), line 10, in both languages",
     claim="O^(j) = diag(exp(m^(j−1) − m^(j)))⁻¹ O^(j−1) + P V_j.",
     why="The accumulator must shrink when the maximum grows; the inverse makes it grow, and at the first tile, where "
     "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile).",
@@ -43,7 +43,7 @@ def rows_written(inside_the_loop: bool) -> int:
 
 WRITES = Erratum(
     id="bilingual-writes",
-    source="bilingual notes on FA2, Algorithm 1, lines 12 to 15, in both languages",
+    source="bilingual notes on FA2, Algorithm 1 (forward), lines 12 to 15, in both languages",
     claim="The numbering starts again at 1 after the inner loop: O_i and L_i are divided and written after the loops.",
     why="Done after loop i, only the last row block is ever written.",
     instead="They are the last four steps of each pass of loop i.",

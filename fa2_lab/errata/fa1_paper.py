@@ -54,7 +54,7 @@ def misfit(B: int, backward: bool) -> float:
 
 BLOCK_SIZE = Erratum(
     id="fa1-block-size",
-    source="FA1 paper, Algorithms 2 and 4, line 2",
+    source="FA1 paper, appendices B.3 and B.4, Algorithms 2 and 4, line 2",
     claim="Blocks of B_c = ⌈M / 4d⌉ and B_r = min(B_c, d) rows fit in on-chip memory of M elements, both ways.",
     why="Four blocks fill M alone. The score tile comes on top, and the backward holds eight blocks and two tiles.",
     instead="M / 4d up to a constant: the largest B with 4Bd + B² + 2B ≤ M (forward), 8Bd + 2B² + 2B ≤ M (backward).",
@@ -75,7 +75,7 @@ def backward_flops(d: int) -> int:
 
 FLOPS = Erratum(
     id="fa1-flops",
-    source="FA1 paper, appendix B.4; article on FA2",
+    source="FA1 paper, appendix B.4; article on FA2, introduction",
     claim="The backward pass takes O(N²) FLOPs: its cost does not depend on d.",
     why="Every entry of S is a dot product of length d. Doubling d doubles the metered matmul FLOPs.",
     instead="O(N² d) FLOPs.",
@@ -86,7 +86,7 @@ FLOPS = Erratum(
 
 L_NAME = Erratum(
     id="fa1-L",
-    source="FA1 paper, appendix B.1, beside FA2 paper, Algorithm 2",
+    source="FA1 paper, appendix B.1, beside FA2 paper, section 3.1.2, Algorithm 2, line 11",
     claim="L_i = Σ_j exp(S_ij), the same letter that FA2 subtracts inside the exponential.",
     why="FA1's L divides, FA2's L is subtracted: they are a number and its logarithm. Mixed up, P = exp(S − L) is off.",
     instead="L_i = log Σ_j exp(S_ij) throughout this project.",
@@ -110,7 +110,7 @@ def keyed_mask(order: str) -> np.ndarray:
 
 DROPOUT_ORDER = Erratum(
     id="fa1-dropout-order",
-    source="FA1 paper, Algorithms 2 and 4, line 1",
+    source="FA1 paper, appendices B.3 and B.4, Algorithms 2 and 4, line 1",
     claim="Saving the random generator's state is enough to draw the same dropout mask again in the backward pass.",
     why="One sequential generator repeats itself only if both passes visit the tiles in the same order. FA2's forward "
     "runs rows outside, its backward columns outside: about half the entries of the mask differ at p = 0.5.",
@@ -135,7 +135,7 @@ def empty_row(m_for_exp) -> np.ndarray:
 
 EMPTY_ROWS = Erratum(
     id="fa1-empty-rows",
-    source="FA1 paper, Algorithm 2, line 12; FA2 paper, Algorithm 1, line 9",
+    source="FA1 paper, appendix B.3, Algorithm 2, line 12; FA2 paper, section 3.1.1, Algorithm 1, line 9",
     claim="P̃ = exp(S − m) with m = max(m, rowmax(S)), also where a mask hides the whole first tile of a row.",
     why="Then m is −∞ and the exponent −∞ − (−∞) = NaN, which every later tile inherits.",
     instead="Subtract 0 instead of m while m is −∞: exp(−∞ − 0) = 0, and a row with no key at all gets O = 0, L = −∞.",

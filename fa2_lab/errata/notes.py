@@ -8,7 +8,7 @@ from fa2_lab.errata.cases import Case, TwoBlocks, central_differences, distance
 from fa2_lab.errata.erratum import Erratum
 
 CASE = Case(N=8, d=4)
-SQUARE = Case(N=5, d=5)  # N = d, so that Q dSᵀ exists at all
+SQUARE = Case(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; the notes have no scale
 TWO = TwoBlocks(CASE, cut=3)
 
 DK = Erratum(
@@ -17,8 +17,8 @@ DK = Erratum(
     claim="dK = Q dSᵀ.",
     why="The shapes only fit when N = d, and even then the numbers are others: dK_j sums dS_ij q_i over the queries i.",
     instead="dK = dSᵀ Q.",
-    wrong=lambda: SQUARE.tau * SQUARE.Q @ SQUARE.dS.T,
-    right=lambda: SQUARE.tau * SQUARE.dS.T @ SQUARE.Q,
+    wrong=lambda: SQUARE.Q @ SQUARE.dS.T,
+    right=lambda: SQUARE.dS.T @ SQUARE.Q,
     error=lambda dK: distance(dK, SQUARE.dK),
     tolerance=1e-7,
 )
@@ -55,7 +55,7 @@ def un_scaled_loop(divide_every_time: bool) -> np.ndarray:
 
 EVERY_LOOP = Erratum(
     id="notes-every-loop",
-    source="lecture notes on FA2, first tweak",
+    source="lecture notes on FA2, algorithm",
     claim="The un-scaled output is divided by ℓ at the end of every loop.",
     why="The next step would add an un-scaled block to a scaled one. The division waits until the last tile.",
     instead="Once for each row block, after its last tile.",

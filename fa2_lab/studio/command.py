@@ -113,7 +113,7 @@ def show_where(arguments: argparse.Namespace) -> int:
 
 def show_errata(arguments: argparse.Namespace) -> int:
     """All errata as a table, or one in full; each is run first."""
-    from fa2_lab.errata import ERRATA, judge
+    from fa2_lab.errata import ERRATA, SOURCES, judge
 
     if arguments.id is None:
         verdicts = {name: judge(erratum) for name, erratum in ERRATA.items()}
@@ -130,6 +130,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
     print(erratum.id + "\n")
     for title, text in (
         ("in", erratum.source),
+        *(("that is", full) for name, full in SOURCES.items() if name in erratum.source),
         ("says", erratum.claim),
         ("but", erratum.why),
         ("right", erratum.instead),
@@ -164,7 +165,7 @@ def close_to(name: str, names) -> str:
 
 def paragraph(title: str, text: str) -> str:
     """A titled paragraph, 78 columns wide."""
-    return fill(text, 78, initial_indent=f"{title:7}", subsequent_indent=" " * 7)
+    return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8)
 
 
 if __name__ == "__main__":
