@@ -241,8 +241,6 @@ NO_TRITON = {
     "FA1.A2.L4": "a kernel cuts nothing: a block is an address and a mask",
     "FA1.A2.L5": "a kernel cuts nothing: a block is an address and a mask",
     "FA1.A2.L14": "the ladder's kernels have no dropout",
-    "FA2.A1.L1": "a kernel cuts nothing: a block is an address and a mask",
-    "FA2.A1.L2": "a kernel cuts nothing: a block is an address and a mask",
 }
 # FA1's backward pass has no kernel, but its lines are in FA2's: line 11 is FA2.A2's line 10, and so on.
 IN_FA2 = {

@@ -237,6 +237,7 @@ def test_a_short_answer_has_ten_lines_at_most_and_names_what_matters(tag):
         assert f"Triton   {found.first_triton[0].file}:{found.first_triton[0].number}  " in text
     else:
         assert f"Triton   none: {found.no_triton}" in text and found.no_triton != "no kernel carries this tag yet"
+    assert bool(found.first_triton) != bool({tag, algorithm.tag} & set(paper.NO_TRITON)), "a reason for what is there"
     untold = len(found.numpy + found.triton + found.notebooks) - sum(".py:" in row for row in shown)
     assert (f"{untold} place" in text) == (untold > 0) and ("--all" in text) == (untold > 0)
     assert all(name in text and name in found.full() for name in line.errata)
