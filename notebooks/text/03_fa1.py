@@ -407,14 +407,13 @@ show(dropout_orders.draw(masks, B_r=grid.B_r, B_c=grid.B_c, p=0.5))
 # </details>
 
 # %%
-def fa1_backward_elements(N_q, N_k, d, B_c):
-    T_c = -(-N_k // B_c)
+def fa1_backward_elements(N_q, N_k, d, T_c):
     return ...
 
 
 meter = Trace()
 fa1.backward(Q, K, V, O, l, m, dO, B_r=4, B_c=2, tau=tau, trace=meter)
-yours = fa1_backward_elements(8, 8, 4, 2)
+yours = fa1_backward_elements(N_q=8, N_k=8, d=4, T_c=4)
 if yours is ...:
     print("not written yet; the meter says", meter.hbm_elements)
 else:
