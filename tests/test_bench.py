@@ -1,6 +1,7 @@
 """The bench's suites and its command without a GPU, and a training run in miniature."""
 
 import importlib
+import json
 from functools import partial
 
 import pytest
@@ -143,6 +144,36 @@ def test_portable_calls_the_kernels_themselves(monkeypatch):
     assert not isinstance(call, str), call
     call()
     assert called == ["forward", "backward"] * 2
+
+
+# Tuning -------------------------------------------------------------------------------------------------------
+
+
+def test_an_interrupted_search_keeps_every_find(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.kernels import launch
+    from fa2_lab.studio import command as top
+    from fa2_lab.studio.bench import tune
+
+    best = launch.Blocks(16, 32, 4, 1, d_pad=64)
+    finds = iter([(best, best, {best: 1.5})] * 2)
+
+    def search(kernel, tensors, causal):
+        for found in finds:
+            return found
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "cache" / "tuned.json"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: torch.empty(1, 1, 40, 64, dtype=dtype))
+    monkeypatch.setattr(launch, "name", lambda kernel, Q, causal: f"{kernel} {causal}")
+    monkeypatch.setattr(tune, "search", search)
+    assert top.main(["tune"]) == 130
+    kept = json.loads((tmp_path / "cache" / "tuned.json").read_text(encoding="utf-8"))
+    assert kept == {"forward False": [16, 32, 4, 1, None], "rows False": [16, 32, 4, 1, None]}
+    assert capsys.readouterr().out.count("1.500 ms") == 4
+    (tmp_path / "cache" / "tuned.json").write_text("{}", encoding="utf-8")
+    assert top.main(["tune"]) == 130
 
 
 # Training -----------------------------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """The fa2-lab command: what it prints, what it refuses, and how it ends."""
 
+import importlib
+import json
 import os
+import signal
 import subprocess
 import sys
+import time
 import unicodedata
 from dataclasses import replace
 
@@ -231,6 +235,113 @@ def test_rooms_that_are_there_have_a_main():
         assert "\ndef main(argv" in source, f"{module} has no main(argv)"
 
 
+# How commands end ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, status",
+    [
+        (["where", "FA2.A1.L9"], 0),
+        (["where", "FA2.A1.L99"], 2),
+        (["errata", "fa2-scale"], 0),
+        (["errata", "nonsense"], 2),
+        (["glossary", "warp"], 0),
+        (["glossary", "nonsense"], 2),
+        (["figures", "nonsense"], 2),
+        (["book", "99"], 2),
+        (["course", "check", "nowhere.ipynb"], 2),
+        (["course", "release", "--only", "99"], 2),
+        (["xray", "nonsense"], 2),
+        (["bench", "nonsense"], 2),
+        (["tune", "--d", "300"], 2),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else None,
+)
+def test_a_command_ends_with_0_or_says_in_a_line_why_not(arguments, status, capsys):
+    assert command.main(arguments) == status
+    out, err = capsys.readouterr()
+    assert bool(out) == (status == 0) and len(err.splitlines()) == (status == 2)
+
+
+def book_of(monkeypatch, *verdicts):
+    """The book's run, replaced by one that ends with these verdicts."""
+    from fa2_lab.studio.book import run
+
+    monkeypatch.setattr(run, "run_all", lambda folder, chapters: verdicts)
+    return run
+
+
+def test_the_book_s_verdicts_decide_how_it_ends(monkeypatch, tmp_path, capsys):
+    run = book_of(monkeypatch, good := book_verdict(""))
+    assert command.main(["book", "02", "--folder", str(tmp_path)]) == 0
+    book_of(monkeypatch, good, book_verdict("ValueError: no"))
+    assert command.main(["book", "02", "--folder", str(tmp_path)]) == 1
+    assert "ValueError: no" in capsys.readouterr().out and run.run_all is not None
+
+
+def book_verdict(error: str):
+    from fa2_lab.studio.book.run import Verdict
+
+    return Verdict("02_online_softmax", 3, 1.0, error)
+
+
+@pytest.mark.parametrize(
+    "why, status", [({}, 0), ({"fa2_lab": "wrong: error 1.0e+00"}, 1), ({"x": "not installed"}, 0)]
+)
+def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp_path, capsys):
+    from bench_records import MACHINE, contest
+
+    from fa2_lab.studio.bench import smoke
+    from fa2_lab.studio.bench.results import Results
+
+    row = contest()
+    row.failed = why
+    monkeypatch.setattr(smoke, "run", lambda: Results("smoke", MACHINE, "by hand", rows=[row]))
+    assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status
+
+
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "arguments, module, name",
+    [
+        (["where"], "fa2_lab.studio.command", "show_where"),
+        (["figures", "--folder", "FOLDER"], "fa2_lab.studio.figures", "build"),
+        (["course", "check", "x.ipynb"], "fa2_lab.studio.course.grade", "check_alone"),
+        (["xray", "portable.forward"], "fa2_lab.studio.xray.compile", "xray"),
+        (["bench", "--results"], "fa2_lab.studio.bench.page", "write"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else None,
+)
+def test_ctrl_c_ends_every_command_with_130(arguments, module, name, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.import_module(module), name, interrupted)
+    if name == "xray":
+        monkeypatch.setattr(importlib.import_module("fa2_lab.studio.xray.command"), name, interrupted)
+    assert command.main([str(tmp_path) if a == "FOLDER" else a for a in arguments]) == 130
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("arguments", [["bench", "smoke"], ["book", "02"]], ids=" ".join)
+def test_ctrl_c_ends_a_run_that_has_begun_with_130_and_whole_files(arguments, tmp_path):
+    """The folder for the results is made when the run begins; then comes the signal."""
+    folder = tmp_path / "kept"
+    call = [sys.executable, "-m", "fa2_lab", *arguments, "--folder", str(folder)]
+    process = subprocess.Popen(call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not folder.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    assert [file for file in folder.iterdir() if file.name.startswith(".")] == []
+    if arguments[0] == "bench":
+        kept = json.loads((folder / "bench_smoke.json").read_text(encoding="utf-8"))
+        assert kept["missing"] and len(kept["rows"]) + len(kept["missing"]) == 12
+
+
 # As a process -------------------------------------------------------------------------------------------------
 
 
@@ -248,6 +359,14 @@ def test_a_reader_that_goes_away_is_no_error():
     shell = f"{sys.executable} -m fa2_lab glossary | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.splitlines()) == 1
+
+
+def test_closed_output_is_no_error():
+    for call in ("where FA2.A1.L9", "--help", "figures --help"):
+        for end in (">&-", "| true"):
+            shell = f"{sys.executable} -m fa2_lab {call} {end}; exit ${{PIPESTATUS[0]}}"
+            done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+            assert (done.returncode, done.stderr) == (0, b""), (call, end)
 
 
 def test_errors_go_to_stderr_without_a_traceback():

@@ -26,18 +26,21 @@ class Refused(Exception):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """0: all well. 1: a verdict failed. 2: the call makes no sense."""
+    """0: all well. 1: a verdict failed. 2: the call makes no sense. 130: Ctrl-C."""
+    if sys.stdout is None:  # as it is where the output was closed
+        sys.stdout = open(os.devnull, "w")
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that knows no τ prints a ? instead of failing
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv and argv[0] in rooms():
-            return run_room(rooms()[argv[0]], argv[1:])
-        arguments = parser().parse_args(argv)
-        status = arguments.run(arguments)
-        sys.stdout.flush()
-        return status
+        try:
+            if argv and argv[0] in rooms():
+                return run_room(rooms()[argv[0]], argv[1:])
+            arguments = parser().parse_args(argv)
+            return arguments.run(arguments)
+        finally:
+            sys.stdout.flush()
     except Refused as refusal:
         print(f"fa2-lab: {refusal}", file=sys.stderr)
         return 2

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from fa2_lab.machine.layouts import parse
 from fa2_lab.plots import block_budget
 from fa2_lab.plots.records import COMPILE, RECORDED
+from fa2_lab.studio import files
 
 PROJECT = Path(__file__).resolve().parents[2]
 SOURCES = ("forward.py", "tile.py")  # of kernels/portable: what decides how the forward compiles
@@ -60,7 +61,7 @@ def write(file: Path, name: str, rows: list[dict], versions: dict) -> None:
     head = json.dumps(dict(made_by=made), indent=1, ensure_ascii=False).removesuffix("\n}")
     lines = ",\n  ".join(json.dumps(row) for row in rows)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(f'{head},\n "{name}": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    files.write(file, f'{head},\n "{name}": [\n  {lines}\n ]\n}}\n')
 
 
 def source_digest() -> str:

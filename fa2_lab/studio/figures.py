@@ -16,9 +16,9 @@ import numpy as np
 from tqdm import tqdm
 
 from fa2_lab.plots import style
-from fa2_lab.studio import compiled
+from fa2_lab.studio import compiled, files
 
-FOLDER = Path(__file__).resolve().parents[2] / "figures"
+FOLDER = files.ROOT / "figures"
 
 
 @dataclass(frozen=True)
@@ -217,17 +217,16 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     unknown = set(names or ()) - {p.name for p in PICTURES}
     if unknown:
         raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(p.name for p in PICTURES)}")
-    folder.mkdir(parents=True, exist_ok=True)
-    digests = stored_digests(folder)
+    files.check_writable(folder, "figures")
     for picture in tqdm(chosen, desc="figures", unit="figure", disable=None):
         data = picture.file.data()
         figure, alt = picture.file.draw(**data)
-        (folder / f"{picture.name}.svg").write_bytes(style.svg(figure))
-        (folder / f"{picture.name}.alt.txt").write_text(alt + "\n", encoding="utf-8")
-        digests[picture.name] = picture.digest(data)
-    digests = {p.name: digests[p.name] for p in PICTURES if p.name in digests}
-    (folder / "digests.json").write_text(json.dumps(digests, indent=1) + "\n", encoding="utf-8")
-    (folder / "README.md").write_text(gallery_page(), encoding="utf-8")
+        files.write(folder / f"{picture.name}.svg", style.svg(figure))
+        files.write(folder / f"{picture.name}.alt.txt", alt + "\n")
+        digests = stored_digests(folder) | {picture.name: picture.digest(data)}
+        digests = {p.name: digests[p.name] for p in PICTURES if p.name in digests}
+        files.write(folder / "digests.json", json.dumps(digests, indent=1) + "\n")
+    files.write(folder / "README.md", gallery_page())
 
 
 def stored_digests(folder: Path) -> dict[str, str]:
@@ -273,11 +272,13 @@ def main(argv: list[str]) -> int:
     """The command line of `fa2-lab figures`."""
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="pictures to draw; all, if none is named")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where to write them")
+    parser.add_argument("--folder", type=Path, help="where to write them")
     parser.add_argument("--compile", action="store_true", help="first compile the forward anew, for what they observe")
     options = parser.parse_args(argv)
     if options.compile:
+        files.checkout("figures --compile")
         compiled.record()
-    build(options.folder, options.names)
-    print(f"{len(options.names) or len(PICTURES)} figures in {options.folder}")
+    folder = options.folder or files.checkout("figures without --folder") / "figures"
+    build(folder, options.names)
+    print(f"{len(options.names) or len(PICTURES)} figures in {folder}")
     return 0

@@ -31,10 +31,12 @@ def main(argv: list[str]) -> int:
     check(options.suite)
     folder = options.folder or files.checkout("bench without --folder") / "figures" / "data"
     files.check_writable(folder, "bench")
+    statuses = []
     for name in options.suite:
-        if not run(name, folder):
-            return 130
-    return 0
+        statuses.append(run(name, folder))
+        if statuses[-1] == 130:
+            break
+    return max(statuses)
 
 
 def check(names: list[str]) -> None:
@@ -49,8 +51,8 @@ def check(names: list[str]) -> None:
         raise ValueError("bench: there is no CUDA GPU here (smoke needs none); recorded results are in figures/data")
 
 
-def run(name: str, folder: Path) -> bool:
-    """Measure one suite and keep it; whether it came to its end."""
+def run(name: str, folder: Path) -> int:
+    """Measure one suite and keep it. 0: all well. 1: a result was wrong. 130: it was interrupted."""
     from fa2_lab.studio.bench import results
 
     room, function = SUITES[name].measure.split(":")
@@ -59,4 +61,6 @@ def run(name: str, folder: Path) -> bool:
     path = measured.save(folder)
     print(results.table(measured, baseline=SUITES[name].baseline))
     print(f"\n{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
-    return not measured.missing
+    if measured.missing:
+        return 130
+    return int(any("wrong" in why for row in measured.rows for why in row.failed.values()))

@@ -12,6 +12,7 @@ from itertools import product
 import torch
 from tqdm import tqdm
 
+from fa2_lab.studio import files
 from fa2_lab.studio.bench.protocol import Timing, measure
 
 KERNELS = ("forward", "rows", "columns")
@@ -32,16 +33,15 @@ def main(argv: list[str]) -> int:
         raise ValueError("tune: there is no GPU here to measure on")
     if not all(1 <= d <= 256 for d in options.d) or options.n < 1:
         raise ValueError("tune: --d takes 1 to 256, --n at least 1")
-    print(tune(options.d, options.n, getattr(torch, options.dtype), options.kernel))
-    return 0
+    return tune(options.d, options.n, getattr(torch, options.dtype), options.kernel)
 
 
-def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> str:
-    """Search, keep the finds, and tell them as a table."""
+def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
+    """Search, and keep and tell every find as soon as it is there; after Ctrl-C those found so far stay."""
     from fa2_lab.kernels import launch
 
+    files.check_writable(launch.TUNED_FILE().parent, "tune")
     jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
-    lines, found = [], {}
     bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
     for d, causal, kernel in bar:
         bar.set_postfix_str(f"{kernel} d {d} {'causal' if causal else 'full'}")
@@ -50,10 +50,10 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> str:
         ]
         before, best, timings = search(kernel, tensors, causal)
         name = launch.name(kernel, tensors[0], causal)
-        found[name] = [best.B_r, best.B_c, best.warps, best.stages, best.registers]
-        lines.append(f"{name}: {told(best)} {timings[best]:.3f} ms; before {told(before)} {timings[before]:.3f} ms")
-    lines.append(f"kept in {launch.keep(found)}")
-    return "\n".join(lines)
+        file = launch.keep({name: [best.B_r, best.B_c, best.warps, best.stages, best.registers]})
+        tqdm.write(f"{name}: {told(best)} {timings[best]:.3f} ms; before {told(before)} {timings[before]:.3f} ms")
+    print(f"kept in {file}")
+    return 0
 
 
 def told(blocks) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fa2_lab.studio import files
 from fa2_lab.studio.book import run
 from fa2_lab.studio.book.chapters import Chapter, written
 
@@ -18,6 +19,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
     parser.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
     options = parser.parse_args(argv)
+    files.checkout("book")
     chapters = chosen(options.chapters)
     if options.blank:
         run.write_blank(options.blank, chapters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from asyncio import CancelledError
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 
+from fa2_lab.studio import files
 from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, written
 
 TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
@@ -62,7 +64,7 @@ def write_twin(chapter: Chapter) -> None:
     notebook.metadata = nbformat.from_dict(TWIN)
     for cell in notebook.cells:
         cell.metadata.pop("jupyter", None)  # folds follow from the text
-    jupytext.write(notebook, TEXT / f"{chapter.name}.py", fmt="py:percent")
+    files.write(TEXT / f"{chapter.name}.py", jupytext.writes(notebook, fmt="py:percent"))
 
 
 def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Verdict]:
@@ -81,6 +83,10 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         client.execute()
     except CellExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
+    except (Exception, CancelledError) as failure:  # the kernel has died
+        error = f"{type(failure).__name__}: {failure}"
+    if error and interrupted(client, error):
+        raise KeyboardInterrupt
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
@@ -89,14 +95,19 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)
 
 
+def interrupted(client: NotebookClient, error: str) -> bool:
+    """Whether Ctrl-C ended a run: it interrupted a cell, or nbclient, which takes it for itself, ended the kernel."""
+    return error.startswith("KeyboardInterrupt") or hasattr(client, "_async_cleanup_kernel_future")
+
+
 def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
     """Run the chapters into a folder, one after the other, whatever becomes of each."""
-    folder.mkdir(parents=True, exist_ok=True)
+    files.check_writable(folder, "book")
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     verdicts = []
     for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
         notebook, verdict = execute(chapter)
-        nbformat.write(notebook, folder / f"{chapter.name}.ipynb")
+        files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
         verdicts.append(verdict)
     return verdicts
 

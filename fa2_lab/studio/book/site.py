@@ -12,6 +12,7 @@ import nbformat
 from nbconvert import HTMLExporter
 from pygments.formatters import HtmlFormatter
 
+from fa2_lab.studio import files
 from fa2_lab.studio.book.chapters import Chapter
 
 PAGE = """<!DOCTYPE html>
@@ -41,14 +42,13 @@ def render(folder: Path, chapters: list[Chapter]) -> Path:
     """Turn the executed notebooks of a folder into pages beside them; returns the first page."""
     for chapter in chapters:
         notebook = nbformat.read(folder / f"{chapter.name}.ipynb", as_version=4)
-        (folder / f"{chapter.name}.html").write_text(page(chapter, notebook), encoding="utf-8")
+        files.write(folder / f"{chapter.name}.html", page(chapter, notebook))
     items = "\n".join(
         f'<li><a href="{c.name}.html">{c.number} · {escape(c.title)}</a>: {escape(c.question)}</li>' for c in chapters
     )
     contents = f"<h1>FlashAttention-2, line by line</h1>\n<ul>\n{items}\n</ul>"
     index = folder / "index.html"
-    index.write_text(PAGE.format(title="fa2_lab", css=CSS, body=contents), encoding="utf-8")
-    return index
+    return files.write(index, PAGE.format(title="fa2_lab", css=CSS, body=contents))
 
 
 def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:

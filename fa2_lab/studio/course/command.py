@@ -71,8 +71,10 @@ def limits(options):
 
 
 def run_build(options) -> int:
+    from fa2_lab.studio import files
     from fa2_lab.studio.course.notebooks import build
 
+    files.checkout("course build")
     print("\n".join(str(path) for path in build()))
     return 0
 
