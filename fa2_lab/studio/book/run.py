@@ -114,9 +114,9 @@ def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
 
 def write_blank(folder: Path, chapters: list[Chapter]) -> None:
     """The chapters with nothing executed, for readers who want to answer before they see."""
-    folder.mkdir(parents=True, exist_ok=True)
+    files.check_writable(folder, "book")
     for chapter in chapters:
-        nbformat.write(read_twin(chapter), folder / f"{chapter.name}.ipynb")
+        files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(read_twin(chapter)) + "\n")
 
 
 def record(chapters: list[Chapter]) -> list[Verdict]:
