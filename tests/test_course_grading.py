@@ -266,6 +266,54 @@ def test_feedback_says_what_the_checks_said_and_hides_the_hidden(graded):
     assert "no notebook <b>" not in everything and "src=" not in everything and "http" not in everything
 
 
+MARKUP = "<script>1 < 2 & 3</script>"
+
+
+def answered() -> grade.Graded:
+    """A graded notebook in which markup stands wherever a student can write."""
+    outputs = [nbformat.v4.new_output("stream", text=MARKUP)]
+    mine = nbformat.v4.new_code_cell(MARKUP, outputs=outputs)
+    test = nbformat.v4.new_code_cell("", outputs=outputs, metadata={"nbgrader": {"grade_id": "test_b"}})
+    points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
+    notebook = nbformat.v4.new_notebook(cells=[mine, test])
+    return grade.Graded("ann & bo", "1_x", **points, sentences=[MARKUP, "second"], notebook=notebook)
+
+
+def test_feedback_shows_what_a_student_wrote_and_runs_none_of_it(tmp_path):
+    page = grade.write_feedback(answered(), tmp_path).read_text(encoding="utf-8")
+    assert "<script" not in page, "a student's markup is part of the page"
+    escaped = "&lt;script&gt;1 &lt; 2 &amp; 3&lt;/script&gt;"
+    assert page.count(escaped) == 4, "remark, answer, what it printed, and what the checks said"
+    assert "ann &amp; bo: 1_x" in page and "ann & bo" not in page
+    assert "3.5 of 7 points" in page and "b: 3 of 3" in page
+
+
+def test_scores_csv_says_who_got_what_of_how_much(tmp_path):
+    grade.write_scores([answered()], tmp_path)
+    with open(tmp_path / "scores.csv", newline="", encoding="utf-8") as file:
+        header, row = csv.reader(file)
+    assert header == ["student", "assignment", "score", "max_score", "steps", "remarks"]
+    assert row == ["ann & bo", "1_x", "3.5", "7", "a 0.5/4; b 3/3", f"{MARKUP} | second"]
+
+
+def test_a_solution_that_scores_almost_everything_does_not_prove_the_grader(monkeypatch):
+    for got, proven in ((12.0, True), (11.99, False), (6.0, False)):
+        solved = grade.Graded("", "", most={"test_a": 12.0}, got={"test_a": got}, sentences=["one check is wrong"])
+        monkeypatch.setattr(grade, "grade_notebook", lambda *_, solved=solved: solved)
+        if proven:
+            grade.prove_grader(FIRST, QUICK)
+            continue
+        with pytest.raises(grade.GraderError, match=rf"scores {got:g} of 12 here \(one check is wrong\)"):
+            grade.prove_grader(FIRST, QUICK)
+
+
+def test_a_notebook_may_begin_with_a_byte_order_mark(tmp_path):
+    path = tmp_path / f"{FIRST.name}.ipynb"
+    path.write_text(nbformat.writes(filled({})), encoding="utf-8-sig")
+    assert path.read_bytes()[:3] == b"\xef\xbb\xbf"
+    assert len(notebooks.read(path).cells) == len(filled({}).cells)
+
+
 def test_output_is_kept_short(graded):
     assert (graded[1] / "feedback" / "dora" / f"{FIRST.name}.html").stat().st_size < 400_000
 

@@ -63,6 +63,10 @@ def run_room(module: str, argv: list[str]) -> int:
         return import_module(module).main(argv) or 0
     except ValueError as refusal:
         raise Refused(refusal) from refusal
+    except ModuleNotFoundError as missing:
+        if missing.name.startswith("fa2_lab"):
+            raise
+        raise Refused(f"this needs {missing.name}, which is not installed: pip install {missing.name}") from missing
 
 
 def parser() -> argparse.ArgumentParser:

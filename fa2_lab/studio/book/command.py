@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from fa2_lab.studio import files
-from fa2_lab.studio.book import run
 from fa2_lab.studio.book.chapters import Chapter, written
 
 
@@ -15,11 +14,14 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="fa2-lab book", description="Run the notebooks on this machine.")
     parser.add_argument("chapters", nargs="*", help="names or numbers, such as 04; all, if none is given")
     parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies go")
-    parser.add_argument("--html", action="store_true", help="also render them as a linked offline site")
-    parser.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
-    parser.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--html", action="store_true", help="also render them as a linked offline site")
+    what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
+    what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
     options = parser.parse_args(argv)
     files.checkout("book")
+    from fa2_lab.studio.book import run
+
     chapters = chosen(options.chapters)
     if options.blank:
         run.write_blank(options.blank, chapters)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from asyncio import CancelledError
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,17 +75,19 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         kernel_name="python3",
         record_timing=False,
         coalesce_streams=True,
+        shutdown_kernel="immediate",  # asked to leave, a kernel that is at work complains
         resources={"metadata": {"path": NOTEBOOKS}},
     )
     start, error = time.perf_counter(), ""
     try:
-        client.execute()
+        client.reset_execution_trackers()
+        with client.setup_kernel():  # client.execute() would keep Ctrl-C to itself
+            for index, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, index, execution_count=client.code_cells_executed + 1)
     except CellExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
-    except (Exception, CancelledError) as failure:  # the kernel has died
+    except Exception as failure:  # the kernel has died
         error = f"{type(failure).__name__}: {failure}"
-    if error and interrupted(client, error):
-        raise KeyboardInterrupt
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
@@ -95,9 +96,8 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)
 
 
-def interrupted(client: NotebookClient, error: str) -> bool:
-    """Whether Ctrl-C ended a run: it interrupted a cell, or nbclient, which takes it for itself, ended the kernel."""
-    return error.startswith("KeyboardInterrupt") or hasattr(client, "_async_cleanup_kernel_future")
+def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> None:
+    files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
 
 
 def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
@@ -107,20 +107,21 @@ def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
     verdicts = []
     for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
         notebook, verdict = execute(chapter)
-        files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
+        keep(notebook, folder, chapter)
         verdicts.append(verdict)
     return verdicts
 
 
 def write_blank(folder: Path, chapters: list[Chapter]) -> None:
     """The chapters with nothing executed, for readers who want to answer before they see."""
-    files.check_writable(folder, "book")
+    files.check_writable(folder, "book --blank")
     for chapter in chapters:
-        files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(read_twin(chapter)) + "\n")
+        keep(read_twin(chapter), folder, chapter)
 
 
 def record(chapters: list[Chapter]) -> list[Verdict]:
     """Renew the committed notebooks: navigation into the twins, then every output."""
+    files.check_writable(TEXT, "book --record")
     for chapter in chapters:
         write_twin(chapter)
     return run_all(NOTEBOOKS, chapters)

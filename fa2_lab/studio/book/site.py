@@ -47,8 +47,7 @@ def render(folder: Path, chapters: list[Chapter]) -> Path:
         f'<li><a href="{c.name}.html">{c.number} · {escape(c.title)}</a>: {escape(c.question)}</li>' for c in chapters
     )
     contents = f"<h1>FlashAttention-2, line by line</h1>\n<ul>\n{items}\n</ul>"
-    index = folder / "index.html"
-    return files.write(index, PAGE.format(title="fa2_lab", css=CSS, body=contents))
+    return files.write(folder / "index.html", PAGE.format(title="fa2_lab", css=CSS, body=contents))
 
 
 def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:

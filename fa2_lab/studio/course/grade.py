@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import html
+import io
 import re
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -12,6 +13,7 @@ from pathlib import Path
 import nbformat
 from tqdm import tqdm
 
+from fa2_lab.studio import files
 from fa2_lab.studio.course import rules, sandbox
 from fa2_lab.studio.course.notebooks import Assignment, grade_id, is_solution, read, source, steps
 from fa2_lab.studio.course.sandbox import Limits
@@ -173,6 +175,7 @@ def grade_folder(folder: Path, out: Path, assignments: list[Assignment], limits:
     originals = {a.name: source(a) for a in used}
     for assignment in used:
         prove_grader(assignment, limits)
+    files.check_writable(out, "course grade")
     graded = []
     for student, name, path in tqdm(todo, desc="grading", unit="notebook", disable=None):
         graded.append(grade_file(student, name, path, originals, limits))
@@ -197,15 +200,13 @@ def grade_file(student: str, name: str, path: Path | None, originals: dict, limi
 
 def write_scores(graded: list[Graded], out: Path) -> None:
     """scores.csv, one line for each notebook."""
-    out.mkdir(parents=True, exist_ok=True)
-    with open(out / "scores.csv", "w", newline="", encoding="utf-8") as file:
-        rows = csv.writer(file)
-        rows.writerow(["student", "assignment", "score", "max_score", "steps", "remarks"])
-        for g in graded:
-            by_step = "; ".join(
-                f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in g.most.items()
-            )
-            rows.writerow([g.student, g.assignment, f"{g.score:g}", f"{g.full:g}", by_step, " | ".join(g.sentences)])
+    table = io.StringIO(newline="")
+    rows = csv.writer(table)
+    rows.writerow(["student", "assignment", "score", "max_score", "steps", "remarks"])
+    for g in graded:
+        by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in g.most.items())
+        rows.writerow([g.student, g.assignment, f"{g.score:g}", f"{g.full:g}", by_step, " | ".join(g.sentences)])
+    files.write(out / "scores.csv", table.getvalue())
 
 
 STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto} pre{background:#f4f4f4;padding:1em}"
@@ -226,8 +227,7 @@ def write_feedback(graded: Graded, out: Path) -> Path:
         elif is_solution(cell) or not name:
             body.append(f"<pre>{html.escape(cell.source)}</pre><pre>{html.escape(said(cell))}</pre>")
     head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    path.write_text(head + "\n".join(body).replace("<pre></pre>", "") + "</html>\n", encoding="utf-8")
-    return path
+    return files.write(path, head + "\n".join(body).replace("<pre></pre>", "") + "</html>\n")
 
 
 def said(cell) -> str:

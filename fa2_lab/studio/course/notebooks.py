@@ -7,6 +7,8 @@ from pathlib import Path
 
 import nbformat
 
+from fa2_lab.studio import files
+
 FOLDER = Path(__file__).resolve().parents[3] / "notebooks" / "assignments"
 TEXT = FOLDER / "text"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -76,12 +78,13 @@ def nbgrader_metadata(cell) -> dict:
 
 def build() -> list[Path]:
     """Renew every nbgrader source from its text twin."""
+    files.check_writable(FOLDER, "course build")
     written = []
     for assignment in ASSIGNMENTS:
         twin = TEXT / f"{assignment.name}.py"
         if twin.is_file():
             written.append(FOLDER / f"{assignment.name}.ipynb")
-            nbformat.write(from_twin(twin), written[-1])
+            files.write(written[-1], nbformat.writes(from_twin(twin)) + "\n")
     return written
 
 
@@ -108,7 +111,7 @@ def read(path: Path) -> nbformat.NotebookNode:
     if path.suffix != ".ipynb":
         raise ValueError(f"{path.name} is not a notebook: its name does not end in .ipynb")
     try:
-        notebook = nbformat.read(path, as_version=4)
+        notebook = nbformat.reads(path.read_text(encoding="utf-8-sig"), as_version=4)  # some editors begin with a BOM
         nbformat.validate(notebook)
     except Exception as error:
         reason = (str(error).splitlines() or [""])[0][:120]
@@ -135,10 +138,11 @@ def student_version(notebook) -> nbformat.NotebookNode:
 
 def release(folder: Path, assignments: list[Assignment]) -> list[Path]:
     """Write the student versions into a folder, each in a folder of its own."""
+    files.check_writable(folder, "course release")
     paths = []
     for assignment in assignments:
         path = folder / assignment.name / f"{assignment.name}.ipynb"
         path.parent.mkdir(parents=True, exist_ok=True)
-        nbformat.write(student_version(source(assignment)), path)
+        files.write(path, nbformat.writes(student_version(source(assignment))) + "\n")
         paths.append(path)
     return paths
