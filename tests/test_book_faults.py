@@ -15,7 +15,7 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "01_naive_attention": ("reference/naive.py", "dQ[:] = tau * (dS[:] @ K[:])", "dQ[:] = dS[:] @ K[:]"),
     "02_online_softmax": ("reference/online_softmax.py", "alpha * self.l + p.sum", "self.l + p.sum"),
     "03_fa1": ("reference/fa1.py", "(r * alpha * l_i)[:, None]", "(r * l_i)[:, None]"),
-    "04_fa2_forward": ("reference/online_softmax.py", "L = self.m + np.log(l)", "L = self.m - np.log(l)"),
+    "04_fa2_forward": ("reference/fa2.py", "L_i = m_i + np.log(l_i)", "L_i = m_i - np.log(l_i)"),
     "05_backward": ("reference/fa2.py", "dk_j + tau * (ds_ij.T @ q_i)", "dk_j + (ds_ij.T @ q_i)"),
     "06_parallelism": ("reference/fa2.py", "state.merge(SoftmaxState.from_output(", "(SoftmaxState.from_output("),
     "07_warps": ("reference/fa2.py", "O[rows] = o_i", "O[rows] = 1.001 * o_i"),
