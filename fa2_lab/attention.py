@@ -201,11 +201,11 @@ def check_range(key_lengths: Tensor, N_k: int) -> None:
     """Refuse lengths out of range, where it can be known before the launch."""
     if traced(key_lengths) or (key_lengths.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    if not was_seen((key_lengths,), (N_k,)):
+    if not was_seen(key_lengths, (N_k,)):
         low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
         if low < 0 or high > N_k:
             raise ValueError(f"key_lengths: got values from {low} to {high}; it takes 0 to N_k = {N_k}")
-        remember_seen((key_lengths,), (N_k,))
+        remember_seen(key_lengths, (N_k,))
 
 
 # Who computes -------------------------------------------------------------------------------------------------

@@ -120,15 +120,14 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, count: int, page_siz
     """Refuse a table that names a page which does not exist, where a sequence needs it and it can be known."""
     if traced(block_table) or (block_table.is_cuda and torch.cuda.is_current_stream_capturing()):
         return
-    looked_at, limits = (block_table, key_lengths), (count, page_size)
-    if was_seen(looked_at, limits):
+    if was_seen(block_table, (count, page_size), key_lengths):
         return
     needed = torch.arange(block_table.shape[1], device=block_table.device) * page_size < key_lengths[:, None]
     named = block_table.masked_fill(~needed, 0)
     low, high = torch.stack(torch.aminmax(named)).tolist()
     if low < 0 or high >= count:
         raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
-    remember_seen(looked_at, limits)
+    remember_seen(block_table, (count, page_size), key_lengths)
 
 
 # The kernels, as torch sees them --------------------------------------------------------------------------------

@@ -1,8 +1,12 @@
 """How fa2_lab.attention is called: bad input, calls of a known kind, which gradients, the reference behind it."""
 
+import math
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
@@ -44,6 +48,10 @@ BAD = [
     ("causal", TypeError, dict(causal=1)),
     ("scale", TypeError, dict(scale="1")),
     ("scale", ValueError, dict(scale=float("nan"))),
+    ("scale", ValueError, dict(scale=10**400)),
+    ("scale", ValueError, dict(scale=-(10**400))),
+    ("scale", ValueError, dict(scale=1e39)),
+    ("scale", ValueError, dict(scale=-1e39)),
     ("key_lengths", TypeError, dict(key_lengths=[3, 12])),
     ("key_lengths", TypeError, dict(key_lengths=LENGTHS.float().requires_grad_())),
     ("key_lengths", ValueError, dict(key_lengths=LENGTHS[:1])),
@@ -52,10 +60,12 @@ BAD = [
     ("key_lengths", ValueError, dict(key_lengths=torch.zeros(2, dtype=torch.int32, device="meta"))),
     ("dropout_p", ValueError, dict(dropout_p=1.0)),
     ("dropout_p", ValueError, dict(dropout_p=-0.1)),
+    ("dropout_p", ValueError, dict(dropout_p=Fraction(10**20 - 1, 10**20))),
     ("dropout_p", ValueError, dict(dropout_p=float("nan"))),
     ("dropout_p", TypeError, dict(dropout_p="0")),
     ("seed", TypeError, dict(dropout_p=0.5, seed=1.5)),
     ("seed", ValueError, dict(dropout_p=0.5, seed=2**64)),
+    ("seed", ValueError, dict(dropout_p=0.5, seed=np.int64(-1))),
     ("return_lse", TypeError, dict(return_lse=None)),
     ("backend", ValueError, dict(backend="cuda")),
 ]
@@ -212,6 +222,82 @@ def test_the_reference_behind_the_same_call(options, dtype):
     names = dict(dropout_p="p", key_lengths="lengths")
     more = {names.get(n, n): x for n, x in options.items()} | dict(dL=dL)
     judge(got, dense(q, k, v, dO, **more), dense(q, k, v, dO, dtype=dtype, **more))
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("options", [dict(), dict(causal=True, dropout_p=0.3, seed=5)], ids=("plain", "causal"))
+@pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
+def test_what_lies_behind_a_length_does_not_matter(bad, options, backend):
+    q, k, v, dO = tensors(2, 4, 2, 8, 12, 16)
+    lengths = torch.tensor([0, 7], device=DEVICE)
+    clean = run(attention, q, k, v, dO, torch.ones(2, 4, 8, device=DEVICE), key_lengths=lengths, **options)
+    with torch.no_grad():
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:] = v[b, :, n:] = bad
+    dL = torch.ones(2, 4, 8, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, backend=backend, **options)
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, clean, strict=True))
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_gradient_of_L_that_fp16_cannot_hold(backend):
+    q, k, v, dO = tensors(1, 2, 1, 8, 12, 16, torch.float16)
+    dL = torch.full((1, 2, 8), 7e4, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, backend=backend)
+    truth = dense(q, k, v, dO, dL=dL)
+    fits = [t.abs() < 6e4 for t in truth]
+    assert all((torch.isnan(g) <= ~fit).all() for g, fit in zip(got, fits, strict=True))
+    for g, t, fit in zip(got, truth, fits, strict=True):
+        assert fit.any() and ((g - t).abs() <= 2e-3 * t.abs().max())[fit].all()
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("change", [
+    dict(dropout_p=np.float32(0.25)), dict(dropout_p=np.float16(0.25)), dict(dropout_p=np.float64(0.25)),
+    dict(dropout_p=Fraction(1, 4)), dict(seed=np.uint64(2**64 - 1)), dict(seed=np.int32(7)),
+    dict(scale=np.float32(0.5)), dict(scale=Fraction(1, 2)), dict(scale=2),
+], ids=lambda change: "-".join(f"{n}-{type(x).__name__}" for n, x in change.items()))  # fmt: skip
+def test_numbers_of_every_kind_are_taken(change, backend):
+    q, k, v, dO = tensors(2, 4, 2, 18, 12, 16)
+    options = dict(dropout_p=0.25, seed=7, scale=0.5) | change
+    plain = {n: int(x) if n == "seed" else float(x) for n, x in options.items()}
+    got = run(attention, q, k, v, dO, **options, backend=backend)
+    assert all(map(torch.equal, got, run(attention, q, k, v, dO, **plain, backend=backend)))
+    drawn = options | dict(seed=None)  # the way of a call that is known
+    assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
+    assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
+
+
+@pytest.mark.parametrize("scale", (1e38, -1e38, 1e20))
+@pytest.mark.parametrize("N_q", (1, 20))
+def test_the_largest_scales_are_right(scale, N_q):
+    q, k, v, dO = (x.detach() for x in tensors(1, 2, 1, N_q, 12, 16))
+    O, L = attention(q / abs(scale) ** 0.5, k / abs(scale) ** 0.5, v, scale=scale, return_lse=True)
+    truth = dense(q, k, v, dO, scale=math.copysign(1, scale))
+    assert worst(O, truth[0]) < 1e-4 and worst(L, truth[1]) < 1e-4
+
+
+def test_the_reference_takes_every_float_as_scale():
+    q, k, v, dO = (x.detach().double().to(torch.float32) for x in tensors(1, 2, 1, 8, 12, 16))
+    O = attention(q, k, v, scale=1e39, backend="reference")
+    assert worst(O, dense(q, k, v, dO, scale=1e39)[0]) < 1e-5
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter does one launch at a time")
+def test_calls_from_several_threads():
+    q, k, v = good()
+    calls = [dict(causal=n % 2 == 0, key_lengths=LENGTHS if n % 3 == 0 else None) for n in range(6)]
+    want = [attention(q, k, v, **options) for options in calls]
+    rows = [x.repeat_interleave(3, 2).requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(attention(*rows).sum(), rows)
+
+    def work(n):
+        if n % 4 == 0:
+            return all(map(torch.equal, torch.autograd.grad(attention(*rows).sum(), rows), wanted))
+        return torch.equal(attention(q, k, v, **calls[n % 6]), want[n % 6])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(24)))
 
 
 def test_the_package_gives_the_function():

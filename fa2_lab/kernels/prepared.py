@@ -16,7 +16,7 @@ from torch import Tensor
 
 PREPARED: dict = {}
 MOST = 4096
-SEEN: dict = {}  # {id of a tensor: (weak references to it and to those it was looked at with, their state)}
+SEEN: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a second one it was looked at with
 
 
 class Options(NamedTuple):
@@ -57,23 +57,21 @@ def kind_of(x: Tensor | None) -> tuple | None:
 # Values that were looked at -----------------------------------------------------------------------------------
 
 
-def was_seen(tensors: tuple[Tensor, ...], limits: tuple) -> bool:
-    """Whether these very tensors, unchanged since, were found to keep within these limits."""
-    found = SEEN.get(id(tensors[0]))
-    if found is None:
+def was_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> bool:
+    """Whether this very tensor, unchanged since, was found within these limits; and beside an unchanged other one."""
+    found = SEEN.get(id(x))
+    if found is None or found[0]() is not x or found[1] != (limits, x._version, x.data_ptr()):
         return False
-    references, state = found
-    return all(r() is x for r, x in zip(references, tensors, strict=True)) and state == state_of(tensors, limits)
+    return beside is None or (found[2]() is beside and found[3] == (beside._version, beside.data_ptr()))
 
 
-def remember_seen(tensors: tuple[Tensor, ...], limits: tuple) -> None:
-    """From now on was_seen() is true of them, until one changes. Inference tensors do not tell when they change."""
-    if not any(x.is_inference() for x in tensors):
-        first = id(tensors[0])
-        references = [ref(tensors[0], lambda _: SEEN.pop(first, None)), *map(ref, tensors[1:])]
-        SEEN[first] = references, state_of(tensors, limits)
+def remember_seen(x: Tensor, limits: tuple, beside: Tensor | None = None) -> None:
+    """From now on was_seen() is true, until one of them changes.
 
-
-def state_of(tensors: tuple[Tensor, ...], limits: tuple) -> list:
-    """The versions of tensors, which count their changes; where they lie, for x.data = y is not counted; the limits."""
-    return [limits, *((x._version, x.device, x.data_ptr()) for x in tensors)]
+    A version counts changes; x.data = y is no change to it, but moves x. Inference tensors have no versions.
+    """
+    if x.is_inference() or (beside is not None and beside.is_inference()):
+        return
+    name = id(x)
+    found = ref(x, lambda _: SEEN.pop(name, None)), (limits, x._version, x.data_ptr())
+    SEEN[name] = found if beside is None else (*found, ref(beside), (beside._version, beside.data_ptr()))
