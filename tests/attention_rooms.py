@@ -23,7 +23,9 @@ def kernels(request, monkeypatch):
         monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:-1]))
     else:
         for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
-            monkeypatch.setattr(room, "pays", lambda *_: True)  # also where there is so little work that it would not
+            monkeypatch.setattr(
+                room, "enough_work", lambda *_: True
+            )  # also where there is so little work that it would not
     return request.param
 
 

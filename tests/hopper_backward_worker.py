@@ -21,33 +21,32 @@ def pretend() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from fa2_lab.kernels.hopper.backward import kernel as backward
-    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.backward import launch
+    from fa2_lab.kernels.hopper.shared import host
     from fa2_lab.studio import offline
 
     driver.set_active(offline.Absent(GPUTarget("cuda", 90, 32)))
     host.multiprocessors = lambda device: 132
     host.fits = lambda *kind: True
-    backward.counter_of = lambda device, stream: torch.zeros(2, dtype=torch.int32)
+    host.counter_for = lambda X: torch.zeros(2, dtype=torch.int32)
     for name in KERNELS:
-        setattr(backward, name, Compiling(getattr(backward, name)))
+        setattr(launch, name, Compiling(getattr(launch, name)))
 
 
 def compile_one(job) -> list[str]:
     """One call of backward() as far as the launches."""
-    from fa2_lab.kernels.hopper.backward import host as host_backward
-    from fa2_lab.kernels.hopper.backward import kernel as backward
+    from fa2_lab.kernels.hopper.backward import launch
+    from fa2_lab.kernels.prepared import Options
     from fa2_lab.studio import offline
 
     (d, N, causal, keys), parts = job
-    host_backward.parts_for = lambda *_: parts
-    host_backward.recipe.cache_clear()
+    launch.sizes.parts_for = lambda *_: parts
     Q, L = torch.empty(2, 4, N, d, dtype=torch.bfloat16), torch.empty(2, 4, N)
     lengths = torch.ones(2, dtype=torch.int64) if keys else None
-    backward.backward(Q, L if causal else None, Q, Q, Q, Q, L, lengths, causal, d**-0.5)
+    launch.backward(Q, Q, Q, Q, Q, L, Options(causal, d**-0.5), L if causal else None, lengths)
     lines = []
     for name in KERNELS:
-        made = getattr(backward, name).made
+        made = getattr(launch, name).made
         found = offline.report(made) | dict(early=too_early(made.asm["ttgir"]))
         specialized = name == "backward_kernel"
         found |= dict(waits=specialized and offline.serialized(made))

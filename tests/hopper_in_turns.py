@@ -13,8 +13,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.forward import kernel as forward
+from fa2_lab.kernels.hopper.backward import launch as backward
+from fa2_lab.kernels.hopper.forward import launch as forward
+from fa2_lab.kernels.prepared import Options
 
 
 def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
@@ -39,13 +40,13 @@ def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
 def main(seconds: float) -> None:
     draw = torch.Generator().manual_seed(0)
     Q, K, V, dO = torch.randn(4, 4, 8, 2300, 128, generator=draw).to("cuda", torch.bfloat16)
-    scale, total, launches = 0.1, 0, 0
-    O, L = forward.forward(Q, K, V, None, True, scale)
+    options, total, launches = Options(causal=True, scale=0.1), 0, 0
+    outputs = forward.prepare(Q, K, V, options)
+    O, L = outputs(Q, K, V, None)
+    gradients = backward.prepare(dO, Q, K, V, O, options)
 
-    def gradients():
-        return backward.backward(dO, None, Q, K, V, O, L, None, True, scale)
-
-    for call, bitwise in ((lambda: forward.forward(Q, K, V, None, True, scale), 2), (gradients, 0)):
+    calls = (lambda: outputs(Q, K, V, None), 2), (lambda: gradients(dO, Q, K, V, O, L, None, None), 0)
+    for call, bitwise in calls:
         bad, made = wrong(call, bitwise, seconds)
         total, launches = total + bad, launches + made
     print(f"{total} of {launches} wrong")

@@ -13,11 +13,11 @@ SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
 
 
 def kinds(d: int) -> list[tuple]:
-    """All (plan, causal, with key_lengths) that the forward chooses somewhere for this d."""
-    from fa2_lab.kernels.hopper.forward.host import plan
+    """All (sizes, causal, with key_lengths) that the forward chooses somewhere for this d."""
+    from fa2_lab.kernels.hopper.forward.sizes import choose
 
     masks = product((False, True), (False, True))
-    return list(dict.fromkeys((plan(d, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
+    return list(dict.fromkeys((choose(d, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
 
 
 def pretend() -> None:
@@ -25,32 +25,31 @@ def pretend() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    from fa2_lab.kernels.hopper.forward import host
-    from fa2_lab.kernels.hopper.forward import kernel as forward
+    from fa2_lab.kernels.hopper.forward import launch
+    from fa2_lab.kernels.hopper.shared import host
     from fa2_lab.studio import offline
 
     driver.set_active(offline.Absent(GPUTarget("cuda", 90, 32)))
     host.multiprocessors = lambda device: 132
     host.fits = lambda *kind: True
-    host.counter_of = lambda device, stream: torch.zeros(2, dtype=torch.int32)
-    forward.forward_kernel = Compiling(forward.forward_kernel)
+    host.counter_for = lambda X: torch.zeros(2, dtype=torch.int32)
+    launch.forward_kernel = Compiling(launch.forward_kernel)
 
 
 def compile_one(job) -> str:
     """One call of forward() as far as the launch."""
-    from fa2_lab.kernels.hopper.forward import host
-    from fa2_lab.kernels.hopper.forward import kernel as forward
+    from fa2_lab.kernels.hopper.forward import launch
+    from fa2_lab.kernels.prepared import Options
     from fa2_lab.studio import offline
 
     d, N, sizes, causal, keys = job
-    host.plan = lambda *_: sizes
-    host.recipe.cache_clear()
+    launch.sizes.choose = lambda *_: sizes
     Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
-    forward.forward(Q, Q, Q, torch.ones(2, dtype=torch.int32) if keys else None, causal, d**-0.5)
-    made = forward.forward_kernel.made
+    launch.forward(Q, Q, Q, Options(causal, d**-0.5), torch.ones(2, dtype=torch.int32) if keys else None)
+    made = launch.forward_kernel.made
     unasked = overwrites(made.asm["ttgir"])
     found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)
-    found |= dict(idle=idle_barriers(made.asm["ttgir"]), hasty=hasty(made.asm["ttgir"], sizes.take_turns))
+    found |= dict(idle=idle_barriers(made.asm["ttgir"]), hasty=hasty(made.asm["ttgir"], sizes.ping_pong))
     found |= dict(before=before_the_draw(made.asm["ttgir"]))
     return json.dumps(dict(d=d, N=N, consumers=sizes.consumers, causal=causal, keys=keys) | found)
 
@@ -69,7 +68,7 @@ def before_the_draw(ttgir: str) -> int:
 def overwrites(ttgir: str) -> list[str]:
     """The producer's lines that write to shared memory without asking whether all have read what is there.
 
-    One wait stands for a whole ticket, or for a copy of K and one of V.
+    One wait stands for a whole letter of the mailbox, or for a copy of K and one of V.
     """
     found, asked, made = [], False, 2
     for line in producer_of(ttgir).splitlines():
@@ -86,11 +85,11 @@ def overwrites(ttgir: str) -> list[str]:
     return found
 
 
-def hasty(ttgir: str, turns: bool) -> list[str]:
+def hasty(ttgir: str, ping_pong: bool) -> list[str]:
     """The consumers' lines that give up a tile which a product may be reading, or hide from one what was written.
 
-    While a product runs, nobody is told anything, but whose turn it is. What was stored is fenced before tensor cores
-    or the copy engine read it.
+    While a product runs, nobody is told anything, but the next consumer that it may start. What was stored is fenced
+    before tensor cores or the copy engine read it.
     """
     found, running, told, shown = [], 0, 0, True
     for line in ttgir.splitlines():
@@ -101,9 +100,9 @@ def hasty(ttgir: str, turns: bool) -> list[str]:
             running = int(re.search(r"pendings = (\d)", line)[1])
         elif name == "ttng.arrive_barrier" and running:
             told += 1
-            found += [line] if told > turns else []
+            found += [line] if told > ping_pong else []
         elif name == "ttg.local_store":
-            shown = "1xi32" in line  # a ticket, which threads read
+            shown = "1xi32" in line  # a mailbox's number, which threads read
         elif name == "ttng.fence_async_shared":
             shown = True
         if name in ("ttng.warp_group_dot", "ttng.async_tma_copy_local_to_global") and not shown:

@@ -17,6 +17,8 @@ from slices import dealt, once, shared_out
 
 pytest.importorskip("triton")
 
+from fa2_lab.kernels.prepared import Options
+
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 D, DTYPES, LENGTHS = (64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
@@ -44,7 +46,7 @@ def test_fits_and_spills_nothing(rows):
         assert row["shared"] <= 227 * 1024, row
         assert row["hgmma"] > 0 and row["hmma"] == 0 and not row["waits"], row
         assert not row["overwrites"] and not row["idle"] and not row["hasty"], row
-        assert row["before"] == 1 + row["consumers"] + 2, "drawn earlier, numbers are as good as dealt"
+        assert row["before"] == 1 + row["consumers"] + 2, "drawn earlier, blocks are as good as dealt"
 
 
 # What they take -----------------------------------------------------------------------------------------------
@@ -55,7 +57,7 @@ def strides_of(*shape):
 
 
 def test_copyable():
-    from fa2_lab.kernels.hopper.forward.host import copyable
+    from fa2_lab.kernels.hopper.shared.descriptors import copyable
 
     assert copyable((2, 4, 100, 64), strides_of(2, 4, 100, 64))
     assert copyable((2, 4, 100, 64), torch.empty(2, 100, 4, 64, device="meta").transpose(1, 2).stride())
@@ -67,21 +69,20 @@ def test_copyable():
 
 
 def test_nothing_for_a_cpu():
-    from fa2_lab.kernels.hopper.forward.kernel import supports
+    from fa2_lab.kernels.hopper.forward.launch import prepare
 
     Q = torch.empty(1, 2, 8, 64, dtype=torch.float16)
-    assert not supports(Q, Q, Q)
+    assert prepare(Q, Q, Q, Options(False, 0.1)) is None
 
 
 @pytest.fixture
 def some_hopper(monkeypatch):
-    """As if every CUDA device were one."""
-    from fa2_lab.kernels.hopper.forward import host
+    """As if tensors without data were on one."""
+    from fa2_lab.kernels.hopper.forward import launch
+    from fa2_lab.kernels.hopper.shared import host
 
-    host.fits.cache_clear()
-    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
-    yield host
-    host.fits.cache_clear()
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 132 * (device.type == "meta"))
+    return launch
 
 
 @pytest.mark.parametrize(
@@ -92,66 +93,86 @@ def some_hopper(monkeypatch):
         (dict(d=256), True),
         (dict(d=80), False),
         (dict(d=32), False),
-        (dict(device=torch.device("cpu")), False),
+        (dict(device="cpu"), False),
         (dict(dtype=torch.float32), False),
-        (dict(same=False), False),
+        (dict(V_dtype=torch.bfloat16), False),
+        (dict(N_v=69), False),
         (dict(K_strides=(0, 0, 64, 1)), False),
         (dict(Q_strides=(6400, 3200, 1, 50)), False),
+        (dict(lengths_strides=(1,)), True),
+        (dict(lengths_strides=(2,)), False),
     ],
     ids=str,
 )
 def test_what_fits(change, fine, some_hopper):
-    d = change.pop("d", 64)
-    Q_shape, K_shape = (2, 2, 50, d), (2, 1, 70, d)
-    kind = dict(device=torch.device("cuda", 0), dtype=torch.float16, same=True)
-    kind |= dict(Q_shape=Q_shape, K_shape=K_shape, V_shape=K_shape)
-    kind |= dict(Q_strides=strides_of(*Q_shape), K_strides=strides_of(*K_shape), V_strides=strides_of(*K_shape))
-    assert some_hopper.fits(*(kind | change).values()) is fine
+    d, dtype = change.get("d", 64), change.get("dtype", torch.float16)
+
+    def tensor(name, *shape, dtype=dtype):
+        strides = change.get(f"{name}_strides", strides_of(*shape))
+        return torch.empty_strided(shape, strides, dtype=dtype, device=change.get("device", "meta"))
+
+    Q, K = tensor("Q", 2, 2, 50, d), tensor("K", 2, 1, 70, d)
+    V = tensor("V", 2, 1, change.get("N_v", 70), d, dtype=change.get("V_dtype", dtype))
+    lengths = tensor("lengths", 2, dtype=torch.int32) if "lengths_strides" in change else None
+    assert (some_hopper.prepare(Q, K, V, Options(True, 0.1), lengths) is not None) is fine
 
 
-@pytest.mark.parametrize("on_hopper, taken, pays, dropout, chosen", [
-    (True, True, True, False, "hopper"),
-    (True, True, True, True, "portable"),
-    (True, True, False, False, "portable"),
-    (True, False, True, False, "portable"),
-    (False, True, True, False, "portable"),
+@pytest.mark.parametrize("odd", ("Q", "K", "V", None))
+def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
+    monkeypatch.setattr(some_hopper.host, "multiprocessors", lambda device: 132)
+    monkeypatch.setattr(some_hopper, "prepare_launch", lambda *_: lambda *_: None)
+    monkeypatch.setattr(some_hopper.host, "counter_for", lambda X: None)
+    tensors = [torch.empty(5000, dtype=torch.float16)[8 - 4 * (name == odd) :][:4096] for name in "QKV"]
+    call = some_hopper.forward(*(x.view(1, 2, 32, 64) for x in tensors), Options(True, 0.1))
+    assert (call is None) is (odd is not None)
+
+
+@pytest.mark.parametrize("on_hopper, kind, aligned, enough, dropout, chosen", [
+    (True, True, True, True, False, "hopper"),
+    (True, True, True, True, True, "portable"),
+    (True, True, True, False, False, "portable"),
+    (True, True, False, True, False, "portable"),
+    (True, False, True, True, False, "portable"),
+    (False, True, True, True, False, "portable"),
 ])  # fmt: skip
-def test_choice(on_hopper, taken, pays, dropout, chosen, monkeypatch):
+def test_choice(on_hopper, kind, aligned, enough, dropout, chosen, monkeypatch):
     from fa2_lab.kernels import choice
 
-    rooms = {name: SimpleNamespace(forward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
-    rooms["portable"].prepare = lambda Q, K, V, lengths, *options: lambda *five: ("portable", (*five, *options))
-    rooms["hopper"].pays = lambda *a: pays
-    if not taken:
-        rooms["hopper"].forward = lambda *a: None
-    monkeypatch.setattr(choice, "portable", rooms["portable"])
-    monkeypatch.setattr(choice, "hopper_forward", lambda device: rooms["hopper"] if on_hopper else None)
     Q, lengths, seed = torch.empty(1, 1, 80, 64), torch.ones(1, dtype=torch.int64), torch.ones(1) if dropout else None
-    name, got = choice.forward(Q, Q, Q, lengths, seed, True, 0.5, 0.1)
-    assert name == chosen
-    want = (Q, Q, Q, lengths, True, 0.5) if chosen == "hopper" else (Q, Q, Q, lengths, seed, True, 0.5, 0.1)
-    assert all(a is b for a, b in zip(got, want, strict=True))
+    options = Options(True, 0.5, 0.1 if dropout else 0.0)
+    portable = SimpleNamespace(
+        prepare=lambda *given: lambda *tensors: ("portable", given[3:], tensors),
+        forward=lambda *given: ("portable", given[3:], (Q, Q, Q, lengths, seed)),
+    )
+    hopper = SimpleNamespace(enough_work=lambda *_: enough)
+    made = lambda *tensors: ("hopper", (options, lengths), (*tensors, seed)) if aligned else None  # noqa: E731
+    hopper.prepare = lambda *given: made if kind and given[3:] == (options, lengths) else None
+    monkeypatch.setattr(choice, "portable", portable)
+    monkeypatch.setattr(choice, "hopper_forward", lambda device: hopper if on_hopper else None)
+    name, got, tensors = choice.forward(Q, Q, Q, options, lengths, seed)
+    assert name == chosen and got == (options, lengths)
+    assert all(a is b for a, b in zip(tensors, (Q, Q, Q, lengths, seed), strict=True))
 
 
-PAYS = [(64, 511, 512, True, 528), (64, 512, 511, False, 528), (64, 192, 192, False, 4224), (64, 192, 192, True, 528)]
-PAYS += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 512, True, 0)]
-PAYS += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 0), (256, 64, 1, False, 0)]
-PAYS += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0)]
+ENOUGH = [(64, 511, 512, True, 528), (64, 512, 511, False, 528), (64, 192, 192, False, 4224), (64, 192, 192, True, 528)]
+ENOUGH += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 512, True, 0)]
+ENOUGH += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 0), (256, 64, 1, False, 0)]
+ENOUGH += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0)]
 
 
-@pytest.mark.parametrize("d, N_q, N_k, causal, most", PAYS)
-def test_where_it_pays(d, N_q, N_k, causal, most, some_hopper):
+@pytest.mark.parametrize("d, N_q, N_k, causal, most", ENOUGH)
+def test_where_there_is_enough_work(d, N_q, N_k, causal, most, some_hopper):
     """More than so many blocks of 64 rows."""
     K = torch.empty(1, 1, N_k, d, device="meta")
     heads = most // -(-N_q // 64)
-    assert not most or not some_hopper.pays(torch.empty(heads, 1, N_q, d, device="meta"), K, causal)
-    assert some_hopper.pays(torch.empty(heads + 1, 1, N_q, d, device="meta"), K, causal)
+    assert not most or not some_hopper.enough_work(torch.empty(heads, 1, N_q, d, device="meta"), K, causal)
+    assert some_hopper.enough_work(torch.empty(heads + 1, 1, N_q, d, device="meta"), K, causal)
 
 
-def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
+def test_little_work_is_enough_at_d_64_where_there_are_many_keys(some_hopper):
     Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 512)))
-    assert some_hopper.pays(Q, K, False) and not some_hopper.pays(more, K, False)
-    assert not some_hopper.pays(Q, K[:, :, :511], False)
+    assert some_hopper.enough_work(Q, K, False) and not some_hopper.enough_work(more, K, False)
+    assert not some_hopper.enough_work(Q, K[:, :, :511], False)
 
 
 @pytest.mark.parametrize("d, N_q, heads, causal, lengths, consumers, B_c", [
@@ -185,10 +206,10 @@ def test_little_work_pays_at_d_64_where_there_are_many_keys(some_hopper):
     (64, 4096, 128, True, False, 3, 128),
     (64, 60, 512, False, False, 1, 128),
 ])  # fmt: skip
-def test_plan(d, N_q, heads, causal, lengths, consumers, B_c):
-    from fa2_lab.kernels.hopper.forward.host import plan
+def test_sizes(d, N_q, heads, causal, lengths, consumers, B_c):
+    from fa2_lab.kernels.hopper.forward.sizes import choose
 
-    found = plan(d, N_q, heads, 132, causal, lengths)
+    found = choose(d, N_q, heads, 132, causal, lengths)
     assert (found.consumers, found.B_c) == (consumers, B_c)
 
 
@@ -198,14 +219,14 @@ def test_no_hopper_here():
     assert choice.hopper_forward(torch.device("cpu")) is None
 
 
-def test_plan_fits():
+def test_sizes_fit():
     """Registers and shared memory as the chip has them, counted from the sizes."""
-    from fa2_lab.kernels.hopper.forward import host
+    from fa2_lab.kernels.hopper.forward import sizes
 
-    assert set(host.FEW) == set(host.PLANS)
-    for size in {size for d in host.PLANS for size, *_ in kinds(d)}:
+    assert set(sizes.FULL) == set(sizes.CAUSAL) == set(sizes.PORTABLE) == set(sizes.USUAL)
+    for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
-        rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.slots * size.B_c
+        rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.stages * size.B_c
         assert 2 * rows * size.d_pad < 227 * 1024 - 1024
 
 
@@ -228,28 +249,28 @@ def poison(Q):
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Has every call take one plan, from now on."""
-    from fa2_lab.kernels.hopper.forward import host
+    """Has every call take these sizes, from now on."""
+    from fa2_lab.kernels.hopper.forward import sizes
 
-    def take(sizes):
-        host.recipe.cache_clear()
-        monkeypatch.setattr(host, "plan", lambda *_: sizes)
+    return lambda chosen: monkeypatch.setattr(sizes, "choose", lambda *_: chosen)
 
-    yield take
-    host.recipe.cache_clear()
+
+def ready(Q, K, V, lengths, causal, scale):
+    """The forward on these tensors, to be called as often as one likes."""
+    from fa2_lab.kernels.hopper.forward.launch import prepare
+
+    call = prepare(Q, K, V, Options(causal, scale), lengths)
+    return lambda: call(Q, K, V, lengths)
 
 
 def check(Q, K, V, lengths, causal, hidden=0.0):
-    from fa2_lab.kernels.hopper.forward.kernel import forward, supports
-
     truth = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths)
     torchs = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths, dtype=Q.dtype)
     if lengths is not None:
         unused = torch.arange(K.shape[2], device="cuda") >= lengths[:, None]
         K, V = (x.masked_fill(unused[:, None, :, None], hidden) for x in (K, V))
-    assert supports(Q, K, V, lengths)
     poison(Q)
-    O, L = forward(Q, K, V, lengths, causal, Q.shape[3] ** -0.5)
+    O, L = ready(Q, K, V, lengths, causal, Q.shape[3] ** -0.5)()
     for name, got, want, theirs in zip("OL", (O, L), truth, torchs, strict=False):
         assert worst(got, want) <= 2 * worst(theirs, want) + 1e-5, (name, Q.shape, K.shape, lengths, causal)
 
@@ -305,12 +326,11 @@ def test_scores_that_climb(d, causal, dtype, planned):
 
 def differing(times, Q, K, V, lengths, causal):
     """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
-    from fa2_lab.kernels.hopper.forward.kernel import forward
-
-    first = forward(Q, K, V, lengths, causal, 0.1)
+    call = ready(Q, K, V, lengths, causal, 0.1)
+    first = call()
     differ = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(times):
-        for x, y in zip(forward(Q, K, V, lengths, causal, 0.1), first, strict=True):
+        for x, y in zip(call(), first, strict=True):
             differ |= (x != y).any()
             x.fill_(float("nan"))
     return bool(differ)
@@ -351,22 +371,26 @@ def test_processes_that_take_turns_on_the_gpu():
     assert all(line.startswith("0 of ") for line in said), said
 
 
+def assert_counters_are_put_back():
+    from fa2_lab.kernels.prepared import PREPARED
+
+    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
+    assert counters and not any(counter.any() for counter in counters)
+
+
 @gpu
 @pytest.mark.gpu
 def test_counter_is_put_back_and_graphs_have_their_own():
-    from fa2_lab.kernels.hopper.forward import host
-    from fa2_lab.kernels.hopper.forward.kernel import forward
-
-    Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
-    O, _ = forward(Q, K, V, None, True, 0.1)
+    call = ready(*(draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3)), None, True, 0.1)
+    O, _ = call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured, _ = forward(Q, K, V, None, True, 0.1)
+        captured, _ = call()
     for _ in range(3):
         captured.fill_(float("nan"))
         graph.replay()
         assert torch.equal(captured, O)
-    assert all(not counter.any() for counter in host.COUNTERS.values())
+    assert_counters_are_put_back()
 
 
 # Behind the public call ---------------------------------------------------------------------------------------
@@ -375,10 +399,10 @@ def test_counter_is_put_back_and_graphs_have_their_own():
 @pytest.fixture
 def no_portable_forward(monkeypatch):
     from fa2_lab.kernels import choice
-    from fa2_lab.kernels.hopper.forward import kernel as forward
+    from fa2_lab.kernels.hopper.forward import launch
 
     monkeypatch.setattr(choice, "portable", None)
-    monkeypatch.setattr(forward, "pays", lambda *_: True)
+    monkeypatch.setattr(launch, "enough_work", lambda *_: True)
 
 
 @gpu
@@ -416,15 +440,17 @@ def test_what_it_does_not_take_goes_elsewhere():
 @pytest.mark.parametrize("padded", (False, True))
 def test_launched_again_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
-    from fa2_lab.kernels.hopper.forward.kernel import forward
+    from fa2_lab.kernels.hopper.forward.launch import prepare
 
+    call = None
     lengths = torch.tensor([50, 300, 1, 0, 299], dtype=torch.int32, device="cuda")
     for seed in range(4):
         Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
         some = lengths[seed % 2 : seed % 2 + 2] if padded else None
+        call = call or prepare(Q, K, V, Options(False, 0.125), some)
         with torch.cuda.stream(torch.cuda.Stream() if seed == 2 else torch.cuda.current_stream()):
             torch.cuda.synchronize()
-            O, L = forward(Q, K, V, some, False, 0.125)
+            O, L = call(Q, K, V, some)
             torch.cuda.synchronize()
         for got, want in zip((O, L), dense(Q, K, V, torch.zeros_like(Q), lengths=some), strict=False):
             assert worst(got, want) < 2e-3
@@ -432,14 +458,16 @@ def test_launched_again_on_other_tensors(padded):
 
 @gpu
 @pytest.mark.gpu
-def test_launched_again_past_triton_and_keeps_nothing_alive():
-    from fa2_lab.kernels.hopper.forward import host
-    from fa2_lab.kernels.hopper.forward.kernel import forward
+def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
+    from fa2_lab.kernels.hopper.forward import launch
+    from fa2_lab.kernels.hopper.shared.host import Launch
 
-    host.recipe.cache_clear()
+    made = []
+    monkeypatch.setattr(launch.host, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
     Q = draw(1, 2, 200, 64, torch.float16)
-    alive = [weakref.ref(x) for x in (Q, *(forward(Q, Q, Q, None, False, 0.1)))]
-    assert host.recipe_for(Q, Q, Q, None, False, 0.1).again is not None
+    call = launch.prepare(Q, Q, Q, Options(False, 0.1))
+    alive = [weakref.ref(x) for x in (Q, *call(Q, Q, Q, None))]
+    assert made[0].again
     del Q
     gc.collect()
     assert [x() for x in alive] == [None] * 3

@@ -10,6 +10,8 @@ from slices import once, shared_out
 
 pytest.importorskip("triton")
 
+from fa2_lab.kernels.prepared import PREPARED, Options
+
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 D, DTYPES, LENGTHS = (64, 96, 128), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
@@ -30,12 +32,12 @@ def test_fits_and_spills_nothing(rows):
         assert row["hmma"] == 0 and not row["waits"] and not row["early"] and not row["idle"], row
 
 
-def test_plan_fits():
+def test_sizes_fit():
     """Registers of two consumers and the producer's warpgroup."""
-    from fa2_lab.kernels.hopper.backward.host import DIMENSIONS, plan
+    from fa2_lab.kernels.hopper.backward.sizes import DIMENSIONS, choose
 
     for d, N_q, causal, ragged in product(DIMENSIONS, (1, 4096), (False, True), (False, True)):
-        sizes = plan(d, N_q, causal, ragged)
+        sizes = choose(d, N_q, causal, ragged)
         assert 128 * (2 * sizes.registers + 24) <= 65536 and sizes.B_r in (64, 128)
 
 
@@ -56,15 +58,12 @@ def test_sums_are_put_in_order(W, monkeypatch):
 
 @pytest.fixture
 def some_hopper(monkeypatch):
-    """As if every CUDA device were one, and every address good."""
-    from fa2_lab.kernels.hopper.backward import host as host_backward
-    from fa2_lab.kernels.hopper.forward import host
+    """As if every device were one."""
+    from fa2_lab.kernels.hopper.backward import launch
+    from fa2_lab.kernels.hopper.shared import host
 
     monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
-    caches = host.fits, host_backward.recipe
-    [cache.cache_clear() for cache in caches]
-    yield host_backward
-    [cache.cache_clear() for cache in caches]
+    return launch
 
 
 @pytest.mark.parametrize(
@@ -86,18 +85,16 @@ def some_hopper(monkeypatch):
 )
 def test_what_it_takes(change, fine, some_hopper):
     d, dtype, scale = change.pop("d", 64), change.pop("dtype", torch.float16), change.pop("scale", 0.1)
-    Q, K = torch.empty(2, 2, 50, d, device="meta"), torch.empty(2, 1, 70, d, device="meta")
-    shapes, strides = (Q.shape, K.shape, K.shape), (Q.stride(), K.stride(), K.stride())
-    kind = (torch.device("cuda", 0), dtype, True, *shapes, *strides)
-    dO_strides = change.pop("dO_strides", Q.stride())
-    assert (some_hopper.recipe(kind, Q.stride(), dO_strides, True, None, True, scale) is not None) is fine
+    Q, K = (torch.empty(2, *shape, d, dtype=dtype, device="meta") for shape in ((2, 50), (1, 70)))
+    dO = torch.empty_strided(Q.shape, change.pop("dO_strides", Q.stride()), dtype=dtype, device="meta")
+    assert (some_hopper.prepare(dO, Q, K, K, Q, Options(True, scale)) is not None) is fine
 
 
 @pytest.mark.parametrize("odd", ("dO", "O", "L", "dL", "Q", "K", "V", None))
-def test_every_address_is_looked_at(odd, monkeypatch):
-    from fa2_lab.kernels.hopper.backward import host as host_backward
-
-    monkeypatch.setattr(host_backward, "recipe", lambda *kind: "a recipe")
+def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
+    for name in ("prepare_before", "prepare_main", "prepare_after"):
+        monkeypatch.setattr(some_hopper, name, lambda *_: lambda *_: None)
+    monkeypatch.setattr(some_hopper.host, "counter_for", lambda X: None)
 
     def tensor(name):
         return (
@@ -106,34 +103,40 @@ def test_every_address_is_looked_at(odd, monkeypatch):
             .view(1, 2, 32, 64)
         )
 
-    tensors = [tensor(name) for name in ("dO", "dL", "Q", "K", "V", "O", "L")]
-    assert host_backward.recipe_for(*tensors, None, True, 0.1) == (None if odd else "a recipe")
+    dO, dL, Q, K, V, O, L = (tensor(name) for name in ("dO", "dL", "Q", "K", "V", "O", "L"))
+    found = some_hopper.backward(dO, Q, K, V, O, L, Options(True, 0.1), dL)
+    assert (found is None) is (odd is not None)
 
 
-@pytest.mark.parametrize("on_hopper, taken, pays, dropout, same_bits, chosen", [
-    (True, True, True, False, False, "hopper"),
-    (True, True, False, False, False, "portable"),
-    (True, True, True, False, True, "portable"),
-    (True, True, True, True, False, "portable"),
-    (True, False, True, False, False, "portable"),
-    (False, True, True, False, False, "portable"),
+@pytest.mark.parametrize("on_hopper, kind, aligned, enough, dropout, same_bits, chosen", [
+    (True, True, True, True, False, False, "hopper"),
+    (True, True, True, False, False, False, "portable"),
+    (True, True, True, True, False, True, "portable"),
+    (True, True, True, True, True, False, "portable"),
+    (True, True, False, True, False, False, "portable"),
+    (True, False, True, True, False, False, "portable"),
+    (False, True, True, True, False, False, "portable"),
 ])  # fmt: skip
-def test_choice(on_hopper, taken, pays, dropout, same_bits, chosen, monkeypatch):
+def test_choice(on_hopper, kind, aligned, enough, dropout, same_bits, chosen, monkeypatch):
     from fa2_lab.kernels import choice
 
-    rooms = {name: SimpleNamespace(backward=lambda *a, name=name: (name, a)) for name in ("hopper", "portable")}
-    rooms["hopper"].pays = lambda *a: pays
-    if not taken:
-        rooms["hopper"].backward = lambda *a: None
-    monkeypatch.setattr(choice, "portable_backward", rooms["portable"])
-    monkeypatch.setattr(choice, "hopper_backward", lambda device: rooms["hopper"] if on_hopper else None)
+    dO, Q, K, V, O, L, dL = (torch.empty(1, 1, 80, 64) for _ in range(7))
+    lengths, seed = torch.ones(1, dtype=torch.int64), torch.ones(1) if dropout else None
+    options = Options(True, 0.5, 0.1 if dropout else 0.0)
+    tensors = dO, Q, K, V, O, L, dL, lengths, seed
+    portable = SimpleNamespace(
+        prepare=lambda *given: lambda *all_nine: ("portable", given[5], all_nine),
+        backward=lambda *given: ("portable", given[6], (*given[:6], *given[7:], seed)),
+    )
+    hopper = SimpleNamespace(enough_work=lambda *_: enough)
+    made = lambda *given: ("hopper", options, (*given, seed)) if aligned else None  # noqa: E731
+    hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths) else None
+    monkeypatch.setattr(choice, "portable_backward", portable)
+    monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)
-    seven = [torch.empty(1, 1, 80, 64) for _ in range(7)]
-    seed = torch.ones(1) if dropout else None
-    name, got = choice.backward(*seven, None, seed, True, 0.5, 0.1)
-    assert name == chosen
-    want = (*seven, None, True, 0.5) if chosen == "hopper" else (*seven, None, seed, True, 0.5, 0.1)
-    assert all(a is b for a, b in zip(got, want, strict=True))
+    name, got, found = choice.backward(dO, Q, K, V, O, L, options, dL, lengths, seed)
+    assert name == chosen and got == options
+    assert all(a is b for a, b in zip(found, tensors, strict=True))
 
 
 SMALL = [(64, 4, 128, 264), (64, 4, 129, 132), (64, 4, 256, 132)]
@@ -141,16 +144,16 @@ LARGE = [(64, 4, 257, 0), (64, 2, 128, 0), (96, 4, 128, 0), (128, 4, 512, 0)]
 
 
 @pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])
-def test_where_it_pays(d, kv_heads, N_k, most, some_hopper):
+def test_where_there_is_enough_work(d, kv_heads, N_k, most, some_hopper):
     """More than so many blocks of 64 rows."""
     K = torch.empty(1, kv_heads, N_k, d, device="meta")
-    assert some_hopper.pays(torch.empty(1, 4, 64 * (most // 4) + 1, d, device="meta"), K)
-    assert not most or not some_hopper.pays(torch.empty(1, 4, 16 * most, d, device="meta"), K)
+    assert some_hopper.enough_work(torch.empty(1, 4, 64 * (most // 4) + 1, d, device="meta"), K)
+    assert not most or not some_hopper.enough_work(torch.empty(1, 4, 16 * most, d, device="meta"), K)
 
 
 def test_parts():
     """On 132 SMs: undivided where there is enough to do, else about as many programs or more, not more than steps."""
-    from fa2_lab.kernels.hopper.backward.host import parts_for
+    from fa2_lab.kernels.hopper.backward.sizes import parts_for
 
     for causal in (False, True):
         assert parts_for(2048, 64, 132, causal) == 1
@@ -182,20 +185,28 @@ def poison(Q, K) -> None:
 @pytest.fixture
 def divided(monkeypatch):
     """A function that has every column block divided into so many parts."""
-    from fa2_lab.kernels.hopper.backward import host as host_backward
+    from fa2_lab.kernels.hopper.backward import sizes
 
-    def into(parts):
-        host_backward.recipe.cache_clear()
-        monkeypatch.setattr(host_backward, "parts_for", lambda *_: parts)
+    return lambda parts: monkeypatch.setattr(sizes, "parts_for", lambda *_: parts)
 
-    yield into
-    host_backward.recipe.cache_clear()
+
+def ready(dO, dL, Q, K, V, O, L, lengths, causal, scale):
+    """The backward on these tensors, to be called as often as one likes."""
+    from fa2_lab.kernels.hopper.backward.launch import prepare
+
+    call = prepare(dO, Q, K, V, O, Options(causal, scale), lengths)
+    return lambda: call(dO, Q, K, V, O, L, dL, lengths)
+
+
+def forward(Q, K, V, causal):
+    """O and L, with a scale of 0.1."""
+    from fa2_lab.kernels.hopper.forward.launch import forward
+
+    return forward(Q, K, V, Options(causal, 0.1))
 
 
 def check(Q, K, V, dO, dL, lengths, causal, scale=None):
     """Against float64; keys from their length on hold NaN, and nothing but their own zero gradients may show it."""
-    from fa2_lab.kernels.hopper.backward.kernel import backward
-
     options = dict(causal=causal, lengths=lengths, dL=dL, scale=scale)
     truth, torchs = dense(Q, K, V, dO, **options), dense(Q, K, V, dO, **options, dtype=Q.dtype)
     O, L = truth[0].to(Q.dtype), truth[1].float()
@@ -205,7 +216,7 @@ def check(Q, K, V, dO, dL, lengths, causal, scale=None):
         unused = torch.arange(K.shape[2], device="cuda") >= lengths[:, None]
         K, V = (x.masked_fill(unused[:, None, :, None], float("nan")) for x in (K, V))
     poison(Q, K)
-    got = backward(dO, dL, Q, K, V, O, L, lengths, causal, Q.shape[3] ** -0.5 if scale is None else scale)
+    got = ready(dO, dL, Q, K, V, O, L, lengths, causal, Q.shape[3] ** -0.5 if scale is None else scale)()
     for name, mine, want, theirs in zip(("dQ", "dK", "dV"), got, truth[2:], torchs[2:], strict=True):
         what = name, Q.shape, K.shape, lengths, causal, worst(mine, want), worst(theirs, want)
         assert worst(mine, want) <= 3 * worst(theirs, want) + 1e-5, what
@@ -295,16 +306,13 @@ def test_large_scores(d):
 @pytest.mark.parametrize("d", (64, 128))
 def test_a_thousand_times(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
-    from fa2_lab.kernels.hopper.backward.kernel import backward
-    from fa2_lab.kernels.hopper.forward.kernel import forward
-
     divided(parts)
     Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
-    O, L = forward(Q, K, V, None, causal, 0.1)
-    first = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
+    call = ready(dO, None, Q, K, V, *forward(Q, K, V, causal), None, causal, 0.1)
+    first = call()
     differ, off = torch.zeros((), dtype=torch.bool, device="cuda"), torch.zeros((), device="cuda")
     for _ in range(1000):
-        got = backward(dO, None, Q, K, V, O, L, None, causal, 0.1)
+        got = call()
         differ |= (got[1] != first[1]).any() | (got[2] != first[2]).any()
         for x, y in zip(got, first, strict=True):
             off = torch.maximum(off, ((x - y).abs() / (y.abs() + 0.01)).max())
@@ -333,8 +341,6 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 
     In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
     """
-    from fa2_lab.kernels.hopper.backward.kernel import backward
-
     generator = torch.Generator("cuda").manual_seed(0)
 
     def halves(heads, N, columns):  # the lower rows are the upper ones, negative
@@ -348,8 +354,9 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
     L = torch.full((1, H, N_q), N_k, device="cuda").log()
     dL = torch.randint(-9, 10, (1, H, N_q // 2), device="cuda", generator=generator).float().repeat(1, 1, 2)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
+    call = ready(dO, dL, Q, K, V, torch.zeros_like(Q), L, None, False, 0.1)
     for _ in range(300):
-        for gradient in backward(dO, dL, Q, K, V, torch.zeros_like(Q), L, None, False, 0.1):
+        for gradient in call():
             wrong += gradient.count_nonzero() + gradient.isnan().sum()
     assert wrong == 0
 
@@ -358,23 +365,20 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 @pytest.mark.gpu
 @pytest.mark.parametrize("parts", (1, 4))
 def test_graph_and_counter(parts, divided):
-    from fa2_lab.kernels.hopper.backward.kernel import backward
-    from fa2_lab.kernels.hopper.forward import host
-    from fa2_lab.kernels.hopper.forward.kernel import forward
-
     divided(parts)
     Q, K, V, dO = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
-    O, L = forward(Q, K, V, None, True, 0.1)
-    want = backward(dO, None, Q, K, V, O, L, None, True, 0.1)
+    call = ready(dO, None, Q, K, V, *forward(Q, K, V, True), None, True, 0.1)
+    want = call()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = backward(dO, None, Q, K, V, O, L, None, True, 0.1)
+        captured = call()
     for _ in range(3):
         for x in captured:
             x.fill_(float("nan"))
         graph.replay()
         assert all(worst(x, y) < 1e-2 for x, y in zip(captured, want, strict=True))
-    assert all(not counter.any() for counter in host.COUNTERS.values())
+    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
+    assert counters and not any(counter.any() for counter in counters)
 
 
 # Behind the public call ---------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ def prepare(Q, K, V, options: Options, key_lengths=None):
         if decode.wins(Q, K, None):
             return decode.prepare(Q, K, V, key_lengths, causal, scale)
         hopper = hopper_forward(Q.device)
-        if hopper is not None and hopper.pays(Q, K, causal):
+        takes = hopper is not None and hopper.enough_work(Q, K, causal)
+        own = hopper.prepare(Q, K, V, options, key_lengths) if takes else None
+        if own is not None:
 
             def call(Q, K, V, key_lengths, seed):
-                found = hopper.forward(Q, K, V, key_lengths, causal, scale)
-                return found or portable.forward(Q, K, V, options, key_lengths)
+                return own(Q, K, V, key_lengths) or portable.forward(Q, K, V, options, key_lengths)
 
             return call
     return portable.prepare(Q, K, V, options, key_lengths)
@@ -44,12 +45,13 @@ def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, same_bit
 
     Hopper's own adds up in any order, and so does not serve where torch is asked for the same bits each time.
     """
-    causal, scale, dropout_p = options
-    hopper = None if dropout_p or same_bits else hopper_backward(Q.device)
-    if hopper is not None and hopper.pays(Q, K):
+    hopper = None if options.dropout_p or same_bits else hopper_backward(Q.device)
+    takes = hopper is not None and hopper.enough_work(Q, K)
+    own = hopper.prepare(dO, Q, K, V, O, options, key_lengths) if takes else None
+    if own is not None:
 
         def call(dO, Q, K, V, O, L, dL, key_lengths, seed):
-            found = hopper.backward(dO, dL, Q, K, V, O, L, key_lengths, causal, scale)
+            found = own(dO, Q, K, V, O, L, dL, key_lengths)
             return found or portable_backward.backward(dO, Q, K, V, O, L, options, dL, key_lengths)
 
         return call
@@ -71,13 +73,13 @@ def hopper_kernels(device: torch.device) -> tuple:
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None, None
     try:
-        from fa2_lab.kernels.hopper.forward import kernel as forward
+        from fa2_lab.kernels.hopper.forward import launch as forward
     except ImportError:
         return None, None
     if not forward.host.multiprocessors(device):
         return None, None
     try:
-        from fa2_lab.kernels.hopper.backward import kernel as backward
+        from fa2_lab.kernels.hopper.backward import launch as backward
     except ImportError:
         return forward, None
     return forward, backward

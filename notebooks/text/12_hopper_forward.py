@@ -38,9 +38,11 @@ import torch
 from IPython.display import Markdown
 
 from fa2_lab.attention import attention
-from fa2_lab.kernels.hopper.forward import host, softmax
 from fa2_lab.kernels.hopper.forward import kernel as forward
-from fa2_lab.kernels.hopper.shared import pipeline
+from fa2_lab.kernels.hopper.forward import launch, softmax
+from fa2_lab.kernels.hopper.forward.sizes import USUAL
+from fa2_lab.kernels.hopper.shared import descriptors, pipeline
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import asynchrony, chips, grid, hopper
 from fa2_lab.plots import forward_ideas, ideas, pipes, tickets, timeline
 from fa2_lab.plots.show import show
@@ -168,8 +170,7 @@ for name, scores in (("zeros", s), ("zeros and a mask", masked)):
 
 # %%
 shape = (2, 8, 1000, 128)
-strides = torch.empty(shape, device="meta").stride()
-described = host.descriptor(torch.bfloat16, shape, strides, rows=128, d=128)
+described = descriptors.descriptor(torch.empty(shape, dtype=torch.bfloat16, device="meta"), rows=128, d=128)
 for name in ("shape", "strides", "block_shape"):
     print(f"{name:11}", described[name])
 print("without it, loads of 16 bytes for a tile:", 128 * 128 * 2 // 16)
@@ -383,11 +384,11 @@ def held(d, B_c=128, threads=128):  # registers of a thread for o, s and p of 64
 
 print("              o, s and p   equal shares   after the exchange (consumer, producer)")
 for d in (64, 128):
-    plan = host.PLANS[d]
-    equal = 65536 // (128 * (plan.consumers + 1)) // 8 * 8  # given out by eights
-    moved = 128 * (plan.consumers * plan.registers + 24)
-    words = f"{plan.registers}, 24: {moved:,} of 65,536 used"
-    print(f"d = {d:3}, {plan.consumers} consumers {held(d):4} {equal:14}   {words}")
+    usual = USUAL[d]
+    equal = 65536 // (128 * (usual.consumers + 1)) // 8 * 8  # given out by eights
+    moved = 128 * (usual.consumers * usual.registers + 24)
+    words = f"{usual.registers}, 24: {moved:,} of 65,536 used"
+    print(f"d = {d:3}, {usual.consumers} consumers {held(d):4} {equal:14}   {words}")
 
 # %% [markdown]
 # <details><summary>What the exchange is worth</summary>
@@ -555,7 +556,7 @@ for d in (64, 128):
 # operand of the next product, in the registers where it lies; `shrunk` is α o.
 
 # %% tags=["nbval-ignore-output"]
-source(pipeline.Turns.wait, pipeline.Turns.pass_on, forward.step)
+source(pipeline.PingPong.wait, pipeline.PingPong.pass_on, forward.step)
 
 # %% [markdown]
 # A comment says where the assembler puts the last wait: before the exponentials. So in the binary only the maxima run under
@@ -933,9 +934,9 @@ for d in (64, 128):
         jobs = hopper.forward(Q, K, V, Tiling(4, 64, 4, 4), 1, visit=visit, costs=price).block.jobs
         took = max(job.ended for job in jobs) - price.copy
         verdict(f"{way.__name__} = the model's clocks, d = {d}", close(took, way(16, products // 2, exps)))
-    plan = host.PLANS[d]
-    room = kib(d, plan.consumers, plan.slots, 2, plan.B_c) <= 227 and held(d, plan.B_c) + 24 <= plan.registers
-    verdict(f"the kernel's plan for d = {d} fits", room)
+    usual = USUAL[d]
+    room = kib(d, usual.consumers, usual.stages, 2, usual.B_c) <= 227 and held(d, usual.B_c) + 24 <= usual.registers
+    verdict(f"the kernel's sizes for d = {d} fit", room)
 for costs in (16 * tiles, tiles, [3] * 500):
     blocks = [grid.Block(0, n, cost) for n, cost in enumerate(costs)]
     ends = hopper.dealt(costs, 132).makespan, grid.schedule(blocks, 132).makespan
@@ -985,7 +986,7 @@ verdict("a release before the product: wrong", not close(faulty(take=eager, rele
 def computed(q, k, v, causal):
     if not on_hopper:
         return attention(q, k, v, causal=causal, return_lse=True)
-    return forward.forward(q, k, v, None, causal, q.shape[3] ** -0.5)
+    return launch.forward(q, k, v, Options(causal, q.shape[3] ** -0.5))
 
 
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)

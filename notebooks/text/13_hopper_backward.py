@@ -34,10 +34,11 @@ import torch
 from IPython.display import Markdown
 
 from fa2_lab.attention import attention
-from fa2_lab.kernels.hopper.backward import host as host_backward
 from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import sums
-from fa2_lab.kernels.hopper.forward import kernel as forward
+from fa2_lab.kernels.hopper.backward import launch, sums
+from fa2_lab.kernels.hopper.backward.sizes import choose, parts_for
+from fa2_lab.kernels.hopper.forward.launch import forward
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import chips, grid
 from fa2_lab.machine import hopper_backward as model
 from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
@@ -319,14 +320,14 @@ for add in (0, 500, 2500, 5000):
 # %% [markdown]
 # ## What does a step wait for?
 #
-# Now the real one. Three choices are made when it is compiled; the next section asks what they are worth. `DV_LATE`: dV's
-# product starts after dS. `DK_LATE`: dK's starts in the *next* step. `HOLD_V`: half of V stays in registers.
+# Now the real one. Three choices are made when it is compiled; the next section asks what they are worth. `dv_late`: dV's
+# product starts after dS. `dk_late`: dK's starts in the *next* step. `hold_v`: half of V stays in registers.
 #
 # **Predict.** Find all waits in this code. Which of them is for the producer, which for the *other* consumer, which for the
 # copy engine, and which for one's own products?
 
 # %% tags=["nbval-ignore-output"]
-source(backward.step, backward.share, backward.finish_dk)
+source(backward.step, backward.exchange, backward.finish_dk)
 
 # %% tags=["nbval-ignore-output"]
 source(backward.start_dq, backward.add_dq, sums.add_lines)
@@ -336,7 +337,7 @@ source(backward.start_dq, backward.add_dq, sums.add_lines)
 #
 # `rows.wait` is for the producer's copies. `start_dq` waits for the other consumer. `store_wait(0)` is for the copy engine: what
 # lay in the place has been read. All `warpgroup_mma_wait` are for one's own products. These end in the order in which they
-# began, and the number says how many of the last ones may go on. So with `DK_LATE` dK's product is done where only dQ's goes
+# began, and the number says how many of the last ones may go on. So with `dk_late` dK's product is done where only dQ's goes
 # on, and Q and dO can be given back to the producer: dQ's product reads neither.
 #
 # `add_tile` stores dQ's part as it lies in the registers, and it goes to HBM in that order: only the kernel's own sums are
@@ -384,9 +385,9 @@ for dv, dk in ((False, False), (True, False), (False, True), (True, True)):
 # %%
 print("with it over without it, measured on an H200 in bf16:")
 choices = {
-    "dV's product after dS": "DV_LATE",
-    "dK under the next S, not in its own step": "DK_LATE",
-    "half of V in registers": "HOLD_V",
+    "dV's product after dS": "dv_late",
+    "dK under the next S, not in its own step": "dk_late",
+    "half of V in registers": "hold_v",
 }
 for row in ideas.worths():
     if row["part"] == "backward" and row["idea"] in choices:
@@ -394,10 +395,10 @@ for row in ideas.worths():
         print(f"{choices[row['idea']]:8} d {row['d']:3} {mask} N {row['N_q']:6,}: {row['worth']:.2f}, {used}")
 
 # %% tags=["nbval-ignore-output"]
-print(getsource(host_backward.plan))
+print(getsource(choose))
 
 # %% [markdown]
-# `HOLD_V` is another trade of that kind. An operand in shared memory is read anew by every product, one in registers is not.
+# `hold_v` is another trade of that kind. An operand in shared memory is read anew by every product, one in registers is not.
 # V is the same for all row blocks, so half of a consumer's, 64 × 64 numbers, may stay in 16 registers of a thread. At d = 128
 # that pays where there is no mask.
 #
@@ -416,7 +417,7 @@ SMs, steps_of_a_head = H200.SMs, 4096 // 64
 print("K/V heads  column blocks  steps each  parts of each  SMs with work")
 for kv_heads in (32, 8, 4, 1):
     column_blocks, steps = 2 * kv_heads * (4096 // 128), 32 // kv_heads * steps_of_a_head
-    n = host_backward.parts_for(column_blocks, steps, SMs, causal=True)
+    n = parts_for(column_blocks, steps, SMs, causal=True)
     print(f"{kv_heads:9} {column_blocks:14} {steps:11,} {n:14} {min(SMs, n * column_blocks):14}")
 
 # %% [markdown]
@@ -477,8 +478,9 @@ print(f"after rounding to bf16: {changed:.0f} of 8,192 numbers differ between tw
 # %% tags=["nbval-ignore-output"]
 if on_hopper:
     q, k, v, do = torch.randn(4, 1, 8, 4096, 128, device=device, dtype=torch.bfloat16)
-    o, lse = forward.forward(q, k, v, None, False, 128**-0.5)
-    runs = [backward.backward(do, None, q, k, v, o, lse, None, False, 128**-0.5) for _ in range(5)]
+    options = Options(causal=False, scale=128**-0.5)
+    o, lse = forward(q, k, v, options)
+    runs = [launch.backward(do, q, k, v, o, lse, options) for _ in range(5)]
     kinds = [len({x.view(torch.int16).cpu().numpy().tobytes() for x in grads}) for grads in zip(*runs, strict=True)]
     print("different dQ, dK, dV in five calls:", kinds)
 else:
@@ -715,9 +717,8 @@ def computed(q, k, v, do, causal):
     if not on_hopper:
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         return torch.autograd.grad(attention(q, k, v, causal=causal), (q, k, v), do)
-    scale = q.shape[3] ** -0.5
-    o, lse = forward.forward(q, k, v, None, causal, scale)
-    return backward.backward(do, None, q, k, v, o, lse, None, causal, scale)
+    options = Options(causal, q.shape[3] ** -0.5)
+    return launch.backward(do, q, k, v, *forward(q, k, v, options), options)
 
 
 N_q, N_k = (1000, 1500) if on_gpu else (70, 100)

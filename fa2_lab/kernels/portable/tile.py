@@ -10,10 +10,18 @@ import triton.language as tl
 
 @triton.jit
 def place(T, heads, heads_at_once):
-    """This program's block and head: `heads_at_once` heads side by side, so that what they read stays in L2."""
-    pid = tl.program_id(0)
-    section = pid // (heads_at_once * T)
-    within = pid % (heads_at_once * T)
+    """This program's block and head."""
+    return block_of(tl.program_id(0), T, heads, heads_at_once)
+
+
+@triton.jit
+def block_of(t, T, heads, heads_at_once):
+    """The t-th block, of T to a head, and its head: some heads run side by side, so that what they read stays in L2.
+
+    Of these heads, block 0 of each comes before block 1.
+    """
+    section = t // (heads_at_once * T)
+    within = t % (heads_at_once * T)
     width = tl.minimum(heads_at_once, heads - section * heads_at_once)
     return within // width, section * heads_at_once + within % width
 

@@ -1,27 +1,27 @@
-"""The five products of a step of the Hopper backward: each is started here, and waited for in backward.py."""
+"""The five products of a step of the Hopper backward: each is started here, and waited for in kernel.py."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
 from fa2_lab.kernels.constants import NEG_INF
-from fa2_lab.kernels.hopper.backward.columns import COLS
+from fa2_lab.kernels.hopper.backward.rows import COLS
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator, as_operand, matrix
 
-HELD = gl.constexpr(64)  # of d columns of V in registers, with HOLD_V
+HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, seen_from, full, pipes, MASKED: gl.constexpr):
     """Start K Qᵀ − L/scale; a masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
-    B_r: gl.constexpr = pipes.B_r
+    B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
     if MASKED:
         first = pipes.rows.first(n)
         if first < full:
             row = gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))[None, :]
             start = gl.where((row & ~6) >= (seen_from - first)[:, None] - (row & 6), start, NEG_INF)
-    k = matrix(pipes.k.tiles.index(pipes.rows.side(n))).slice(c * COLS, COLS, 0)
+    k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n))).slice(c * COLS, COLS, 0)
     return warpgroup_mma(k, q.permute((1, 0)), start, is_async=True)  # FA2.A2.L10
 
 
@@ -29,7 +29,7 @@ def start_scores(c: gl.constexpr, n, q, seen_from, full, pipes, MASKED: gl.const
 def start_dp(n, v, held, do, pipes):
     """Start V dOᵀ − D; the part of V that is held need not be read from shared memory."""  # (64, B_r)
     dp = spread(pipes.rows.start(n, 1))
-    if pipes.HOLD_V:
+    if pipes.sizes.hold_v:
         dp = warpgroup_mma(held, do.slice(0, HELD, 1).permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
         v, do = v.slice(HELD, HELD, 1), do.slice(HELD, HELD, 1)
     return warpgroup_mma(v, do.permute((1, 0)), dp, is_async=True)  # FA2.A2.L13
@@ -60,12 +60,12 @@ def start_dk(n, dk, ds, pipes):
 @gluon.jit
 def start_dq(c: gl.constexpr, n, pipes):
     """Start this consumer's part of dQ, from all 128 columns: half of its columns, or of its rows if it has 128."""
-    W: gl.constexpr = pipes.W
+    W: gl.constexpr = pipes.sizes.W
     mbarrier.wait(pipes.ds_filled, n & 1)
-    k = matrix(pipes.k.tiles.index(pipes.rows.side(n)))
+    k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n)))
     ds = pipes.ds.index(n & 1)
     zero = gl.zeros([64, W], gl.float32, accumulator(W))
-    if pipes.B_r == 64:
+    if pipes.sizes.B_r == 64:
         ds = ds.permute((1, 0))
         k = k.slice(c * W, W, 1)
     else:

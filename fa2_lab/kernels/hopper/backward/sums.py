@@ -67,14 +67,15 @@ def in_order(x, W: tl.constexpr):
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
-@triton.jit(do_not_specialize=["H", "N_q", "T_r", "tiles"])
-def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r, tiles, scale_log2, d: tl.constexpr,
+@triton.jit(do_not_specialize=["H", "N_q", "tiles"])
+def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, tiles, scale_log2, d: tl.constexpr,
                   d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
     """
     PARTS: tl.constexpr = B_r // 64
+    T_r = tl.cdiv(N_q, B_r)
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     bh, i = number // T_r, number % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
@@ -97,13 +98,12 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, T_r
     tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
 
 
-AFTER = ["H", "H_kv", "N_q", "N_k", "T_r", "T_c", "row_tiles", "column_tiles"]
-
-
-@triton.jit(do_not_specialize=AFTER)
-def after_kernel(sums, dQ, dK, dV, dQ_strides, dK_strides, dV_strides, H, H_kv, N_q, N_k, T_r, T_c, row_tiles,
-                 column_tiles, scale, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k"])
+def after_kernel(sums, dQ, dK, dV, dQ_strides, dK_strides, dV_strides, batch, H, H_kv, N_q, N_k, scale,
+                 d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
+    T_r, T_c = tl.cdiv(N_q, B_r), tl.cdiv(N_k, 128)
+    row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
     n = tl.program_id(0)
     if n < row_tiles:
         finish(sums, n, dQ, dQ_strides, H, N_q, T_r, scale, d, d_pad, B_r)  # FA2.A2.L20

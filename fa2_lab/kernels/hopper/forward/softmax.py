@@ -12,7 +12,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels.constants import NEG_INF
-from fa2_lab.kernels.hopper.shared.pipeline import accumulator, aggregate
+from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.pipeline import accumulator
 
 
 @aggregate
@@ -27,14 +28,6 @@ class Scales:
     huge: gl.tensor
     slack: gl.tensor  # how far a score may lie above m
     LAG: gl.constexpr  # whether it may; where sequences are short m hardly comes to rest, and had better be exact
-
-    @gluon.constexpr_function
-    def __init__(self, fine, coarse, huge, slack, LAG):
-        self.fine = fine
-        self.coarse = coarse
-        self.huge = huge
-        self.slack = slack
-        self.LAG = gl.constexpr(LAG)
 
 
 @gluon.jit

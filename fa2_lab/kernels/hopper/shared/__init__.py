@@ -1,1 +1,1 @@
-"""What the forward and the backward on Hopper share: rings of tiles, mailboxes, geometry."""
+"""What the forward and the backward on Hopper share: rings of tiles, mailboxes, the tile scheduler, launches."""

@@ -1,89 +1,102 @@
-"""Which block is next, and which keys its rows see: the geometry of a launch, as the Hopper kernels ask for it."""
+"""Which block is next, and who sees whom: the geometry of one call, as the Hopper kernels ask for it.
+
+Rows come in blocks of B_r and keys in blocks of B_c. The forward's programs take row blocks and go through tiles of B_c
+keys; the backward's take column blocks and go through row blocks.
+"""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.language.core import _aggregate as aggregate
 
-ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
+from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.portable.tile import block_of, keys_seen, length_of
+
+NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 @aggregate
-class Work:
-    """All blocks of all heads, in the order in which they are begun.
+class Scheduler:
+    """The tile scheduler: gives the blocks of all heads, one by one, to programs that stay on their SM.
 
-    `at_once` heads run side by side, so that what they share stays in the L2 cache; within them block 0 of every head
-    comes before block 1: from heavy to light, if block 0 is the heaviest.
+    A program's first block is the one with its own number; every other it draws from a counter in HBM. So a program
+    that is done early takes more blocks. With fixed shares the same blocks took up to 1.6 times as long.
     """
 
+    counter: gl.tensor  # pointer to two zeros: blocks drawn, and programs that have left
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
-    at_once: gl.tensor
+    at_once: gl.tensor  # heads that run side by side: see block_of()
 
-    @gluon.constexpr_function
-    def __init__(self, blocks, heads, at_once):
-        self.blocks = blocks
-        self.heads = heads
-        self.at_once = at_once
+    @gluon.jit
+    def first(self):
+        """This program's first block, by its number among all."""
+        return gl.program_id(0)
+
+    @gluon.jit
+    def more(self, t):
+        """Whether there is a t-th block."""
+        return t < self.blocks * self.heads
 
     @gluon.jit
     def place(self, t):
-        """The t-th block: its index, and its head."""
-        section = t // (self.at_once * self.blocks)
-        within = t % (self.at_once * self.blocks)
-        width = gl.minimum(self.at_once, self.heads - section * self.at_once)
-        return within // width, section * self.at_once + within % width
+        """The t-th block: its index in its head, and its head."""
+        return block_of(t, self.blocks, self.heads, self.at_once)
+
+    @gluon.jit
+    def next(self):
+        """This program's next block.
+
+        Ask as late as possible: a program that takes its next block too early gets the same fixed share as before.
+        """
+        return gl.num_programs(0) + draw(self.counter)
+
+    @gluon.jit
+    def leave(self):
+        """The last program to leave puts both counters back to zero."""
+        if draw(self.counter + 1) == gl.num_programs(0) - 1:
+            gl.store(self.counter, 0)
+            gl.store(self.counter + 1, 0)
+
+
+@gluon.jit
+def draw(counter):
+    """The next number of a counter in HBM. Nothing else is handed over with it, so memory need not be ordered."""
+    return gl.atomic_add(counter, 1, sem="relaxed")
 
 
 @aggregate
-class Heads:
-    """What holds for all heads: their lengths, and which keys a row sees."""
+class Geometry:
+    """The lengths of one call, its heads, and which keys a row sees: the first so many of them."""
 
     N_q: gl.tensor
     N_k: gl.tensor
     H: gl.tensor  # query heads of one batch entry
     group: gl.tensor  # query heads to one head of K and V
-    key_lengths: gl.tensor  # pointer to (batch,) integers, to nothing of use without KEYS
-    KEYS: gl.constexpr
-    RAGGED: gl.constexpr  # whether a tile may reach past the last key
+    key_lengths: gl.tensor  # pointer to (batch,) integers; without KEYS nobody reads it
+    KEYS: gl.constexpr  # whether there are key_lengths
+    RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
     CAUSAL: gl.constexpr
-    CONSUMERS: gl.constexpr
+    B_r: gl.constexpr
     B_c: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, N_q, N_k, H, group, key_lengths, KEYS, RAGGED, CAUSAL, CONSUMERS, B_c):
-        self.N_q = N_q
-        self.N_k = N_k
-        self.H = H
-        self.group = group
-        self.key_lengths = key_lengths
-        self.KEYS = gl.constexpr(KEYS)
-        self.RAGGED = gl.constexpr(RAGGED)
-        self.CAUSAL = gl.constexpr(CAUSAL)
-        self.CONSUMERS = gl.constexpr(CONSUMERS)
-        self.B_c = gl.constexpr(B_c)
 
     @gluon.jit
     def first_row(self, i):
-        """The first row of a program's row block; where rows differ in weight, block 0 is the heaviest."""
+        """The first row of the i-th row block, counted from the heaviest; without a mask all weigh the same."""
         if self.CAUSAL:
-            i = gl.cdiv(self.N_q, ROWS * self.CONSUMERS) - 1 - i
-        return i * ROWS * self.CONSUMERS
+            i = gl.cdiv(self.N_q, self.B_r) - 1 - i
+        return i * self.B_r
 
     @gluon.jit
     def length(self, batch):
-        """How many keys of this batch entry are real; a length outside [0, N_k] counts as the nearest one inside."""
+        """How many keys of this batch entry are real."""
         if self.KEYS:
-            return gl.minimum(gl.maximum(gl.load(self.key_lengths + batch), 0), self.N_k).to(gl.int32)
+            return length_of(self.key_lengths, batch, self.N_k)
         else:
             return self.N_k
 
     @gluon.jit
     def seen(self, row, length):
-        """How many keys a row sees, counted from the left: the causal diagonal ends in the bottom right corner."""
-        if self.CAUSAL:
-            return gl.minimum(gl.maximum(row + 1 + self.N_k - self.N_q, 0), length)
-        else:
-            return length + 0 * row
+        """How many keys a row sees, counted from the left."""
+        return keys_seen(row, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
@@ -91,19 +104,28 @@ class Heads:
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
+    @gluon.jit
+    def seen_from(self, col):
+        """The first row that sees a real key; it may lie before row 0."""
+        return col + self.N_q - self.N_k if self.CAUSAL else 0
 
-# Numbers that are drawn --------------------------------------------------------------------------------------
+    @gluon.jit
+    def first_row_block(self, col, length):
+        """The first row block that sees the column block at `col`; if none does, the last one, because one must."""
+        i = 0
+        if self.CAUSAL:
+            i = gl.maximum(self.seen_from(col), 0) // self.B_r
+        if self.KEYS:
+            i = gl.where(col >= length, gl.cdiv(self.N_q, self.B_r) - 1, i)
+        return i
 
-
-@gluon.jit
-def draw(counter):
-    """The next number of a counter in HBM; memory is not ordered by it, because nothing else is handed over."""
-    return gl.atomic_add(counter, 1, sem="relaxed")
-
-
-@gluon.jit
-def leave(counter):
-    """The last program to leave puts both counters back."""
-    if draw(counter + 1) == gl.num_programs(0) - 1:
-        gl.store(counter, 0)
-        gl.store(counter + 1, 0)
+    @gluon.jit
+    def unmasked_from(self, col, length):
+        """The first row that sees the whole column block at `col`: from there on tiles need no mask."""
+        row = 0
+        last = col + self.B_c - 1
+        if self.CAUSAL:
+            row = self.seen_from(last)
+        if self.RAGGED:
+            row = gl.where(last >= length, NO_ROW, row)
+        return row

@@ -1,0 +1,119 @@
+"""From torch to the three launches of the Hopper backward."""
+
+import functools
+
+import torch
+
+from fa2_lab.kernels.hopper.backward import sizes
+from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
+from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
+from fa2_lab.kernels.hopper.shared import host
+from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
+from fa2_lab.kernels.launch import Launch, base_2, on_device_of, strides
+from fa2_lab.kernels.prepared import Options
+
+
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None):
+    """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None.
+
+    None for tensors that the copy engine cannot have. Sums are not the same bit by bit each time: see sums.py.
+    """
+    call = prepare(dO, Q, K, V, O, options, key_lengths)
+    return call and call(dO, Q, K, V, O, L, dL, key_lengths)
+
+
+def prepare(dO, Q, K, V, O, options: Options, key_lengths=None):
+    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); None for a kind not taken."""
+    if Q.shape[3] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
+        return None
+    if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
+        return None
+    chosen, parts = choose(Q, K, options.causal, key_lengths)
+    starts, dQ_sums, dK_sums = shapes(Q, K, chosen)
+    divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
+    all_sums = dQ_sums[0] + 2 * dK_sums[0] * divided, 32
+    before = prepare_before(dO, Q, O, options, chosen, all_sums)
+    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts)
+    after = prepare_after(Q, K, V, options, chosen, divided)
+
+    def call(dO, Q, K, V, O, L, dL, key_lengths):
+        if not host.aligned(dO, Q, K, V, O, L, dL):
+            return None
+        dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
+        start, sums = (torch.empty(shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
+        columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
+        with on_device_of(Q):
+            before(O, dO, L, dL, start, sums)
+            main((Q, K, V, dO, start, sums, *columns), (host.counter_for(Q), key_lengths))
+            after(sums, dQ, *((dK, dV) if divided else (None, None)))
+        return dQ, dK, dV  # FA2.A2.L20
+
+    return call
+
+
+def choose(Q, K, causal: bool, key_lengths) -> tuple[sizes.Sizes, int]:
+    """The sizes, and into how many parts each column block is divided."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    chosen = sizes.choose(d, N_q, causal, key_lengths is not None or N_k % 128 != 0)
+    column_blocks, steps = -(-N_k // 128) * batch * H_kv, H // H_kv * -(-N_q // chosen.B_r)
+    return chosen, sizes.parts_for(column_blocks, steps, host.multiprocessors(Q.device), causal)
+
+
+def shapes(Q, K, chosen: sizes.Sizes) -> tuple[tuple[int, int], ...]:
+    """Of what S and dP start from, a line for each row block, and of the sums of dQ and of dK, in lines of 32."""
+    (batch, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
+    row_blocks, column_blocks = -(-N_q // chosen.B_r) * batch * H, -(-N_k // 128) * batch * H_kv
+    lines_of_32 = chosen.d_pad // 32
+    dQ_sums, dK_sums = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
+    return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32)
+
+
+def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[int, int]) -> Launch:
+    """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
+    batch, H, N_q, d = Q.shape
+    programs = -(-N_q // chosen.B_r) * batch * H * chosen.B_r // 64
+    return Launch(
+        *(before_kernel, programs, dict(num_warps=4, num_stages=1)),
+        **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, tiles=sums[0] // (2 * chosen.d_pad)),
+        **dict(scale_log2=base_2(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
+    )
+
+
+def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen: sizes.Sizes, parts: int) -> host.Launch:
+    """dK, dV and the sums of dQ: one program for each SM."""
+    causal, scale, _ = options
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    starts, dQ_sums, dK_sums = shapes(Q, K, chosen)
+    describe = functools.partial(descriptor, d=chosen.d_pad)
+    if parts > 1:
+        columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
+    else:
+        columns = tuple(describe(torch.empty_like(X, device="meta"), 64) for X in (K, V))
+    sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
+    heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
+    return host.Launch(
+        backward_kernel,
+        min(host.multiprocessors(Q.device), -(-N_k // 128) * heads),
+        (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
+        **dict(group=H // H_kv, T_r=-(-N_q // chosen.B_r), heads=heads, parts=parts),
+        **dict(at_once=min(heads, sizes.at_once(N_q, d, causal)), scale=base_2(scale)),
+        **dict(CAUSAL=causal, RAGGED=key_lengths is not None or N_k % 128 != 0, SIZES=chosen),
+    )
+
+
+def prepare_after(Q, K, V, options: Options, chosen: sizes.Sizes, divided: bool) -> Launch:
+    """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    row_blocks, column_blocks = -(-N_q // chosen.B_r) * batch * H, -(-N_k // 128) * batch * H_kv
+    dQ, dK, dV = (strides(torch.empty_like(X, device="meta")) for X in (Q, K, V))
+    return Launch(
+        *(after_kernel, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1)),
+        **dict(dQ_strides=dQ, dK_strides=dK, dV_strides=dV, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k),
+        **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
+    )
+
+
+def enough_work(Q, K) -> bool:
+    """Whether this kernel is the fastest for such a call."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, host.multiprocessors(Q.device))

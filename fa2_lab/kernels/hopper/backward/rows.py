@@ -1,0 +1,110 @@
+"""What the consumers of the Hopper backward are given: row blocks of Q and dO, and which rows see their columns.
+
+A column block is 128 keys of one K/V head, 64 for each of two consumer warpgroups. Its rows come in row blocks, from
+every query head that shares the K/V head, or from a part of them if the column block is divided among programs. Only
+the producer knows where all this lies; consumers are told the rest.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
+from fa2_lab.kernels.hopper.shared.mailbox import Numbers, all_threads, new_numbers
+from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix
+
+CONSUMERS = gl.constexpr(2)
+COLS = gl.constexpr(64)  # of one consumer
+NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that there are none
+    ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
+)
+TOLD = gl.constexpr(("row", "number", "k_stage"))  # of a row block
+
+
+@gluon.jit
+def first_rows(c: gl.constexpr, r, mailbox, geometry):
+    """Consumer c, the r-th column block: for each of its columns the first row that sees it."""  # (64,)
+    seen_from = mailbox.read(r, "seen_from")
+    key = c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(geometry.B_r)))
+    seen_from += key if geometry.CAUSAL else 0 * key
+    if geometry.RAGGED:
+        seen_from = gl.where(key < mailbox.read(r, "length") - mailbox.read(r, "col"), seen_from, NO_ROW)
+    return seen_from
+
+
+@aggregate
+class Rows:
+    """A ring of two stages for row blocks: tiles of Q and dO, and for each row what S and dP start from (sums.py).
+
+    compute-sanitizer's racecheck names what is `told` here: it does not see that barriers in memory order anything.
+    """
+
+    q: gl.shared_memory_descriptor  # (2, 1, 1, B_r, d)
+    do: gl.shared_memory_descriptor
+    starts: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
+    told: Numbers  # of the last four row blocks
+    filled: gl.shared_memory_descriptor
+    emptied: gl.shared_memory_descriptor
+    B_r: gl.constexpr
+
+    @gluon.jit
+    def fill(self, n, k_stage, Q, dO, starts, batch, head, i, number):
+        """Producer: start the copies of row block i, the n-th of all, once its stage is empty."""
+        stage = n & 1
+        filled = self.filled.index(stage)
+        mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
+        self.told.write(n, (i * self.B_r, number, k_stage))
+        all_threads()
+        mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + starts.block_type.nbytes)
+        tma.async_copy_global_to_shared(Q, [batch, head, i * self.B_r, 0], filled, self.q.index(stage))
+        tma.async_copy_global_to_shared(starts, [number, 0], filled, self.starts.index(stage))
+        tma.async_copy_global_to_shared(dO, [batch, head, i * self.B_r, 0], filled, self.do.index(stage))
+
+    @gluon.jit
+    def wait(self, n):
+        """Consumer: until the n-th row block is there."""
+        mbarrier.wait(self.filled.index(n & 1), n >> 1 & 1)
+
+    @gluon.jit
+    def tiles(self, n):
+        """Consumer: Q and dO of the n-th row block."""  # (B_r, d) each
+        return matrix(self.q.index(n & 1)), matrix(self.do.index(n & 1))
+
+    @gluon.jit
+    def start(self, n, which: gl.constexpr):
+        """Consumer: what S (0) or dP (1) start from, a number for each row."""  # (1, B_r)
+        both = self.starts.index(n & 1)
+        both = both._reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        return both.index(which).load(gl.SliceLayout(0, accumulator(self.B_r)))[None, :]
+
+    @gluon.jit
+    def first(self, n):
+        """Consumer: the first row's index in its head."""
+        return self.told.read(n, "row")
+
+    @gluon.jit
+    def number(self, n):
+        """Consumer: the number among all row blocks, still known when the next row block is under way."""
+        return self.told.read(n, "number")
+
+    @gluon.jit
+    def k_stage(self, n):
+        """Consumer: in which stage K is. K's addresses, if they were kept instead, would take 14 registers."""
+        return self.told.read(n, "k_stage")
+
+    @gluon.jit
+    def release(self, n):
+        """Consumer: Q, dO and starts are no longer needed here."""
+        mbarrier.arrive(self.emptied.index(n & 1), count=1)
+
+
+@gluon.jit
+def new_rows(Q, dO, starts):
+    """Two empty stages for tiles as the descriptors say."""
+    B_r: gl.constexpr = Q.block_shape[2]
+    shape: gl.constexpr = [2, 1, 1, B_r, Q.block_shape[3]]
+    q = gl.allocate_shared_memory(Q.dtype, shape, Q.layout)
+    do = gl.allocate_shared_memory(Q.dtype, shape, dO.layout)
+    start = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], starts.layout)
+    return Rows(q, do, start, new_numbers(TOLD, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

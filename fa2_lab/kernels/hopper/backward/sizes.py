@@ -1,0 +1,86 @@
+"""The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
+
+Every number here was fitted to times on an H200: those of `fa2-lab bench paper` and `fa2-lab bench heads`, and where
+there is little work those of `fa2-lab bench small`.
+"""
+
+import math
+from dataclasses import dataclass
+
+from fa2_lab.kernels.launch import MiB
+
+DIMENSIONS = (64, 96, 128)
+SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one launch, which fit the registers and, to the last KiB, the shared memory of an SM; a step's order."""
+
+    B_r: int  # rows of a row block; a column block has 128 keys
+    d_pad: int
+    dv_late: bool  # dV's product starts once dS is shown, not before dQ is handed over: fewer registers
+    dk_late: bool  # dK's product starts in the next step, not at the end of its own
+    hold_v: bool  # half of V stays in registers
+    registers: int = 240  # of a consumer thread
+
+    @property
+    def W(self) -> int:
+        """Columns of a consumer's part of dQ, which has 64 rows."""
+        return self.B_r * self.d_pad // 128
+
+
+def choose(d: int, N_q: int, causal: bool, ragged: bool) -> Sizes:
+    """The fastest sizes.
+
+    dk_late is 2 to 7% faster under the causal mask, at d 128 in long sequences only, and 1 to 4% slower without it.
+    hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask there are not that many.
+    """
+    if d == 64:
+        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False)
+    return Sizes(64, 128, dv_late=False, dk_late=causal and N_q >= 4096, hold_v=not (causal or ragged))
+
+
+# Where the portable kernels are faster, because they start sooner. Grouped heads are not for them.
+PORTABLE = {64: [(128, 2), (256, 1)]}  # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
+
+
+def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
+    """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
+    per_SM = -(-N_q // 64) * heads / SMs
+    return grouped or not any(N_k <= keys and per_SM <= most for keys, most in PORTABLE.get(d, ()))
+
+
+# Column blocks divided among programs: what it costs, in the time of one step, which is one row block.
+ENDS = 3  # to begin a part and to end it
+SUMS, SUMS_PER_BLOCK = 2, 1 / 50  # to add up dK and dV in HBM, and for each column block
+UNEVEN = 1 / 10  # of the longest part is lost at the end under the causal mask, where parts differ
+
+
+def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool) -> int:
+    """Into how many parts to divide each column block, of so many steps, so that all is done first.
+
+    Parts of the same length run in rounds, one part to an SM. Causal ones have half the steps on average, and the
+    longest come first.
+    """
+
+    def time(parts: int) -> float:
+        rounds, longest = column_blocks * parts / SMs, steps / parts
+        sums = SUMS + column_blocks * SUMS_PER_BLOCK if parts > 1 else 0
+        if causal:
+            return max(rounds * (longest / 2 + ENDS) + longest * UNEVEN, longest + ENDS) + sums
+        return math.ceil(rounds) * (longest + ENDS) + sums
+
+    return min((2**n for n in range(9) if 2**n <= steps), key=time)
+
+
+def at_once(N_q: int, d: int, causal: bool) -> int:
+    """How many parts of a K/V head to run at a time, each with Q and dO of one query head: 8 MiB of L2.
+
+    So little is faster than 16 MiB where N is small. Causal parts differ, and more of them level that out: 16 MiB, or
+    32 where they are long.
+    """
+    one = 4 * N_q * d
+    if not causal:
+        return max(1, 8 * MiB // one)
+    return max(1, (32 if one > MiB else 16) * MiB // one)

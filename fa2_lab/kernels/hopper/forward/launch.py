@@ -1,0 +1,64 @@
+"""From torch to the launch of the Hopper forward."""
+
+import functools
+
+import torch
+
+from fa2_lab.kernels.hopper.forward import sizes
+from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
+from fa2_lab.kernels.hopper.shared import host
+from fa2_lab.kernels.hopper.shared.descriptors import descriptor
+from fa2_lab.kernels.launch import on_device_of, scales
+from fa2_lab.kernels.prepared import Options
+
+
+def forward(Q, K, V, options: Options, key_lengths=None):
+    """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials.
+
+    None for tensors that the copy engine cannot have.
+    """
+    call = prepare(Q, K, V, options, key_lengths)
+    return call and call(Q, K, V, key_lengths)
+
+
+def prepare(Q, K, V, options: Options, key_lengths=None):
+    """forward() for calls of one kind, given (Q, K, V, key_lengths); None for a kind not taken."""
+    if Q.shape[3] not in sizes.USUAL or not host.fits(Q, K, V, key_lengths):
+        return None
+    (batch, H, N_q, _), device = Q.shape, Q.device
+    launch = prepare_launch(Q, K, V, options, key_lengths is not None)
+
+    def call(Q, K, V, key_lengths):
+        if not host.aligned(Q, K, V):
+            return None
+        O = torch.empty_like(Q)
+        L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
+        with on_device_of(Q):
+            launch((Q, K, V, O), (L, host.counter_for(Q), key_lengths))
+        return O, L  # FA2.A1.L17
+
+    return call
+
+
+def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
+    """One program for each SM; `lengths`: whether there are key_lengths."""
+    causal, scale, _ = options
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
+    chosen = sizes.choose(d, N_q, batch * H, SMs, causal, lengths)
+    describe = functools.partial(descriptor, d=chosen.d_pad)
+    fine, coarse, huge = scales(scale)
+    return host.Launch(
+        forward_kernel,
+        min(SMs, -(-N_q // chosen.rows) * batch * H),
+        (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
+        **dict(group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)),
+        **dict(scales=(fine, coarse, huge, min(8.0 / fine, 2.0**126))),
+        **dict(CAUSAL=causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
+    )
+
+
+def enough_work(Q, K, causal: bool) -> bool:
+    """Whether this kernel is the fastest for such a call."""
+    batch, H, N_q, d = Q.shape
+    return sizes.enough_work(d, N_q, K.shape[2], batch * H, host.multiprocessors(Q.device), causal)

@@ -1,0 +1,141 @@
+"""The sizes of one launch of the Hopper forward, which are fastest where, and where to leave a call to other kernels.
+
+Every number in these tables was fitted to times on an H200: those of `fa2-lab bench paper` and `fa2-lab bench heads`,
+and where there is little work those of `fa2-lab bench small`. `per_SM` is always the number of blocks of 64 rows, in
+all heads, for each SM.
+"""
+
+from dataclasses import dataclass, replace
+
+from fa2_lab.kernels.launch import MiB
+
+ANY = float("inf")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of one launch: what fits the registers (64 K) and the shared memory (227 KiB) of an SM."""
+
+    B_c: int  # keys of a tile
+    consumers: int  # warpgroups, of 64 rows each
+    stages: int  # of the ring of K, and of that of V
+    d_pad: int = 128
+    ping_pong: bool = False  # consumers start their products in turn
+    O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
+    lag: bool = True  # m may lag behind the maximum; in short loops, where it hardly comes to rest, it had better not
+
+    @property
+    def rows(self) -> int:
+        """Of a row block."""
+        return 64 * self.consumers
+
+    @property
+    def registers(self) -> int:
+        """Of a consumer thread; the producer's are few."""
+        return 160 if self.consumers == 3 else 240
+
+
+# Sizes by d. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
+USUAL = {
+    64: Sizes(128, consumers=3, stages=4, d_pad=64),
+    96: Sizes(128, consumers=2, stages=2),
+    128: Sizes(128, consumers=2, stages=2),
+    192: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False),
+    256: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False),
+}
+ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
+# Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles.
+HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
+# For d 64, where blocks of 192 rows fit badly.
+SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, lag=False)
+SHORT_IN_TURN = replace(SHORT, ping_pong=True)
+# For d 64, long and causal.
+IN_TURN = replace(USUAL[64], ping_pong=True)
+# For d 128: K and V are read once for 192 rows.
+WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
+
+# Without a mask all row blocks take the same time, tile · N / 128 + start, and run in rounds, one block to an SM. The
+# unit is 128 keys with two consumers. It was fitted where N_q = N_k, and N stands for both.
+FULL = {  # d: (sizes, tile, start)
+    64: [(USUAL[64], 1.2, 0.6), (ALONE[64], 0.75, 0.0), (SHORT_IN_TURN, 1.0, 0.0)],
+    96: [(USUAL[96], 1.0, 1.0), (ALONE[96], 0.75, 0.45)],
+    128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (WIDE, 1.41, 2.8)],
+    192: [(USUAL[192], 1.0, 1.0), (ALONE[192], 0.75, 0.45)],
+    256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
+}
+
+# Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken.
+CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
+    64: [
+        (2.5, ANY, None, ALONE[64]),
+        (4.6, ANY, None, SHORT),
+        (ANY, 256, None, SHORT),
+        (ANY, ANY, True, SHORT),
+        (10, 2048, None, SHORT),
+        (ANY, 2048, None, HALF[64]),
+        (ANY, ANY, None, IN_TURN),
+    ],
+    96: [(2.3, ANY, None, ALONE[96]), (ANY, ANY, None, USUAL[96])],
+    128: [
+        (2.3, ANY, None, ALONE[128]),
+        (8, ANY, None, USUAL[128]),
+        (ANY, 512, False, HALF[128]),
+        (ANY, ANY, None, USUAL[128]),
+    ],
+    192: [(1.5, ANY, None, ALONE[192]), (ANY, ANY, None, USUAL[192])],
+    256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
+}
+
+# Where the portable kernel is faster, because it starts sooner.
+PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
+    64: [
+        (1, ANY, 511, 0, 4, None),
+        (1, 511, ANY, 1, 4, None),
+        (1, 64, 511, 0, 32, None),
+        (1, 64, ANY, 1, 32, None),
+        (129, 192, 511, 0, 32, False),
+        (129, 192, ANY, 1, 32, False),
+    ],
+    96: [(1, ANY, 255, 0, 2, None)],
+    128: [(1, ANY, 255, 0, 2, None)],
+    192: [],
+    256: [],
+}
+
+
+def choose(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
+    """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
+    if causal:
+        per_SM = -(-N_q // 64) * heads / SMs
+        return next(
+            sizes
+            for most, longest, only, sizes in CAUSAL[d]
+            if per_SM <= most and N_q <= longest and only in (None, lengths)
+        )
+
+    def time(candidate) -> float:
+        sizes, tile, start = candidate
+        rounds = -(-(-(-N_q // sizes.rows) * heads) // SMs)
+        return rounds * (tile * N_q / 128 + start)
+
+    return min((row for row in FULL[d] if not (lengths and row[0] == WIDE)), key=time)[0]
+
+
+def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool) -> bool:
+    """Whether this kernel is the fastest for such a call; `heads` of all batch entries."""
+    per_SM = -(-N_q // 64) * heads / SMs
+    return d in PORTABLE and not any(
+        low <= N_q <= high and N_k <= keys and few < per_SM <= most and only in (None, causal)
+        for low, high, keys, few, most, only in PORTABLE[d]
+    )
+
+
+def heads_at_once(N_k: int, d: int, causal: bool) -> int:
+    """How many heads of K and V to have in use at a time: for 16 MiB of L2, 32 where long causal rows differ most.
+
+    Where all row blocks are equal, neighbours had better read the same head.
+    """
+    if not causal:
+        return 1
+    one = 4 * N_k * d
+    return max(1, (32 if one >= MiB else 16) * MiB // one)

@@ -1,0 +1,82 @@
+"""What the launches of the forward and of the backward have in common."""
+
+import torch
+import triton
+from triton.runtime import driver
+
+from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable, of
+from fa2_lab.kernels.launch import addresses
+from fa2_lab.kernels.prepared import prepared
+from fa2_lab.kernels.relaunch import relaunch
+
+
+class Launch:
+    """A kernel and all its arguments but tensors. These come first: some by descriptors, then others by pointers."""
+
+    def __init__(self, kernel, programs: int, descriptors: tuple[dict, ...], **arguments):
+        self.kernel, self.grid = kernel, (programs, 1, 1)
+        self.descriptors, self.arguments = descriptors, arguments
+        self.again = None  # what launches from the second time on; False where Triton does not let itself be passed by
+
+    def __call__(self, tensors: tuple, pointers: tuple) -> None:
+        """Launch by Triton's own call, which compiles; from the second time on past it."""
+        stream = current_stream(tensors[0])
+        if self.again:
+            self.again(stream, addresses((*tensors, *pointers)))
+            return
+        given = *map(of, tensors, self.descriptors), *pointers
+        made = self.kernel[self.grid](*given, **self.arguments, num_warps=4)
+        if self.again is None and isinstance(made, triton.compiler.CompiledKernel):
+            everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
+            self.again = relaunch(made, self.grid, stream, everything, len(tensors), len(pointers)) or False
+
+
+def current_stream(X: torch.Tensor) -> int:
+    """The stream that work on X goes to."""
+    return driver.active.get_current_stream(X.device.index)
+
+
+def counter_for(X: torch.Tensor) -> torch.Tensor:
+    """Two zeros for the tile scheduler to count in, which it leaves as zeros.
+
+    On a stream only one launch runs at a time, so there is one counter for each stream; a CUDA graph gets its own.
+    """
+    if torch.cuda.is_current_stream_capturing():
+        return zeros(X.device)
+    return prepared(("counter", X.device, current_stream(X)), zeros, X.device)
+
+
+def zeros(device: torch.device) -> torch.Tensor:
+    """A new counter."""
+    return torch.zeros(2, dtype=torch.int32, device=device)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """How many SMs a GPU has; 0 if it is no Hopper, or the kernels were made for the interpreter."""
+    if device.type != "cuda":
+        return 0
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip or (properties.major, properties.minor) != (9, 0) or interpreter.switched_on():
+        return 0
+    return properties.multi_processor_count
+
+
+def fits(Q, K, V, key_lengths) -> bool:
+    """Whether tensors of this kind can be taken, if they are aligned and the sizes know their d."""
+    return (
+        multiprocessors(Q.device) > 0
+        and Q.dtype in HALVES
+        and Q.dtype == K.dtype == V.dtype
+        and K.shape == V.shape
+        and all(copyable(X.shape, X.stride()) for X in (Q, K, V))
+        and (key_lengths is None or key_lengths.is_contiguous())
+    )
+
+
+def aligned(*tensors) -> bool:
+    """Whether tensors begin where the copy engine can begin."""
+    bits = 0
+    for at in addresses(tensors):
+        bits |= at
+    return bits % 16 == 0

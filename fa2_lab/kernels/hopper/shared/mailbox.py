@@ -1,0 +1,99 @@
+"""Numbers that the producer hands to the consumers through shared memory."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+
+from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.pipeline import barriers
+
+all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
+
+
+@aggregate
+class Numbers:
+    """Sets of whole numbers with names. Set n lies where set n − stages has been."""
+
+    memory: gl.shared_memory_descriptor
+    names: gl.constexpr  # of the numbers of a set
+    stages: gl.constexpr  # a power of two
+
+    @gluon.jit
+    def write(self, n, values):
+        """Set n, its numbers in the order of their names."""
+        for i in gl.static_range(len(self.names)):
+            place = self.memory.index((n & (self.stages - 1)) * width(self.names) + i)
+            place.store(gl.full([1], values[i], gl.int32, one(gl.num_warps())))
+
+    @gluon.jit
+    def read(self, n, name: gl.constexpr):
+        """One number of set n, for every thread."""
+        place = self.memory.index((n & (self.stages - 1)) * width(self.names) + position(self.names, name))
+        return gl.max(place.load(one(gl.num_warps())), 0)
+
+
+@gluon.jit
+def new_numbers(names: gl.constexpr, stages: gl.constexpr):
+    """Room for so many sets."""
+    layout: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return Numbers(gl.allocate_shared_memory(gl.int32, [stages * width(names), 1], layout), names, stages)
+
+
+@gluon.constexpr_function
+def width(names):
+    """The places of one set: a power of two, so that to find a place costs no multiplication."""
+    return 1 << (len(names) - 1).bit_length()
+
+
+@gluon.constexpr_function
+def position(names, name):
+    """Where a number stands in its set."""
+    return names.index(name)
+
+
+@gluon.constexpr_function
+def one(warps):
+    """The layout of one number, the same in every thread."""
+    return gl.BlockedLayout([1], [32], [warps], [0])
+
+
+@aggregate
+class Mailbox:
+    """What the producer tells the consumers about each block; it may be one block ahead of them.
+
+    compute-sanitizer's racecheck names it: it does not see that barriers in memory order anything.
+    """
+
+    numbers: Numbers
+    filled: gl.shared_memory_descriptor  # consumers wait here for the producer
+    emptied: gl.shared_memory_descriptor  # the producer waits here until all have read what was sent two blocks before
+
+    @gluon.jit
+    def send(self, n, values):
+        """Producer: the numbers of the n-th block."""
+        mbarrier.wait(self.emptied.index(n & 1), (n >> 1 & 1) ^ 1)
+        self.numbers.write(n, values)
+        all_threads()
+        mbarrier.arrive(self.filled.index(n & 1), count=1)
+
+    @gluon.jit
+    def wait(self, n):
+        """Consumer: until the numbers of the n-th block are there."""
+        mbarrier.wait(self.filled.index(n & 1), n >> 1 & 1)
+
+    @gluon.jit
+    def read(self, n, name: gl.constexpr):
+        """Consumer: one number of the n-th block."""
+        return self.numbers.read(n, name)
+
+    @gluon.jit
+    def release(self, n):
+        """Consumer: the numbers of the n-th block are no longer needed here."""
+        all_threads()
+        mbarrier.arrive(self.emptied.index(n & 1), count=1)
+
+
+@gluon.jit
+def new_mailbox(names: gl.constexpr, consumers: gl.constexpr):
+    """An empty mailbox that so many consumers read."""
+    return Mailbox(new_numbers(names, 2), barriers(2, 1), barriers(2, consumers))
