@@ -160,14 +160,34 @@ def test_grids():
     assert all(p.N_q <= 512 for p in suites.small_grid())
 
 
-def test_the_ladder_is_measured_in_both_shapes():
+def test_the_ladder_is_measured_where_it_matters():
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.kernels.ladder import RUNGS
     from fa2_lab.studio.bench import ladder
 
     grid = ladder.grid()
-    assert {(p.batch, p.heads) for p in grid} == set(ladder.SHAPES.values()) and len(grid) == 8
-    names = [name for name, _ in ladder.contestants(Problem(1, 8, 8, 4096, 4096, 64, False), None)]
-    assert names[:3] == ["standard", "fa1", "swapped"] and names[-2:] == ["split-K", "split-Q"]
+    squares = {(N, d, causal) for N in (4096, 16384) for d in (64, 128) for causal in (False, True)}
+    assert {(p.N_q, p.d, p.causal) for p in grid if p.batch * p.N_q == 16384 and p.heads * p.d == 2048} == squares
+    assert {p.causal for p in grid if p.batch * p.heads == 8} == {False, True} and len(grid) == 10
+    names = [name for name, _ in ladder.everybody(grid[0], None)]
+    assert names[: len(RUNGS)] == list(RUNGS) and names[len(RUNGS)] == "fa2_lab" and set(ladder.SLOW) <= set(names)
+
+
+@pytest.mark.parametrize(
+    "numbers, fit",
+    [
+        (dict(registers=128, shared=0, warps=4), 4),  # 64 K registers are 4 × 4 × 32 × 128
+        (dict(registers=129, shared=0, warps=4), 3),
+        (dict(registers=32, shared=57 * 1024 - 1024, warps=4), 4),
+        (dict(registers=32, shared=57 * 1024, warps=4), 3),
+        (dict(registers=16, shared=0, warps=8), 8),
+    ],
+)
+def test_how_many_programs_fit_on_an_sm(numbers, fit):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.studio.bench import ladder
+
+    assert ladder.programs_on_an_sm(**numbers) == fit
 
 
 def test_a_timing_is_the_median_and_the_middle_half():
@@ -183,9 +203,10 @@ def test_a_call_that_fails_in_the_warm_up_gives_its_reason(monkeypatch):
 
 # Counters -----------------------------------------------------------------------------------------------------
 
+XU = "exp and other special instructions"
 NCU = """==PROF== Connected to process 42
 ==PROF== Disconnected
-"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","sm__inst_executed_pipe_tensor.sum"
+"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum","lts__t_bytes.sum","smsp__inst_executed_pipe_xu.sum"
 "","","Mbyte","Kbyte","byte","inst"
 "0","spin_kernel(long)","9","9","9","9"
 "1","scores_kernel","1.5","250","1,000","12"
@@ -197,13 +218,22 @@ NCU = """==PROF== Connected to process 42
 
 def test_the_kernels_of_each_call_are_added_up_in_bytes():
     standard, fa2 = counters.summed(NCU.format(tensor="30"))
-    assert standard == {"DRAM bytes read": 4e6, "DRAM bytes written": 1e6, "L2 bytes": 3e3, "tensor instructions": 42.0}
-    assert fa2 == {"DRAM bytes read": 3e6, "DRAM bytes written": 0.0, "L2 bytes": 5.0, "tensor instructions": 6.0}
+    assert standard == {"DRAM bytes read": 4e6, "DRAM bytes written": 1e6, "L2 bytes": 3e3, XU: 42.0}
+    assert fa2 == {"DRAM bytes read": 3e6, "DRAM bytes written": 0.0, "L2 bytes": 5.0, XU: 6.0}
 
 
 def test_a_counter_that_a_kernel_lacks_is_left_out():
     standard, fa2 = counters.summed(NCU.format(tensor=""))
-    assert "tensor instructions" not in standard and fa2["tensor instructions"] == 6
+    assert XU not in standard and fa2[XU] == 6
+
+
+def test_shares_of_cycles_are_weighted_by_cycles():
+    busy, cycles = counters.SHARES["tensor cores at work, %"], counters.METRICS[counters.CYCLES]
+    rows = [("spin_kernel", 9, 9), ("scores_kernel", 50, 300), ("softmax_kernel", 10, 100), ("spin_kernel", 9, 9)]
+    lines = [f'"ID","Kernel Name","{busy}","{cycles}"', '"","","%","cycle"']
+    lines += [f'"{n}","{name}","{share}","{took}"' for n, (name, share, took) in enumerate(rows)]
+    standard, nothing = counters.summed("\n".join(lines))
+    assert standard == {counters.CYCLES: 400.0, "tensor cores at work, %": 40.0} and nothing == {}
 
 
 def test_without_ncu_the_reason_is_given(monkeypatch):

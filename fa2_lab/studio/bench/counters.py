@@ -15,21 +15,29 @@ from importlib import import_module
 
 from fa2_lab.studio.bench.problem import Problem
 
-METRICS = {
+SUMS = {  # added up over the kernels of a call
     "DRAM bytes read": "dram__bytes_read.sum",
     "DRAM bytes written": "dram__bytes_write.sum",
     "L2 bytes": "lts__t_bytes.sum",
     "shared-memory wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
     "exp and other special instructions": "smsp__inst_executed_pipe_xu.sum",
-    "tensor instructions": "sm__inst_executed_pipe_tensor.sum",
 }
+CYCLES = "SM cycles"  # what shares of cycles are weighted with where a call has several kernels
+STALLS = ("barrier", "gmma", "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle", "short_scoreboard",
+          "sleeping", "wait")  # fmt: skip
+SHARES = {  # in percent of a kernel's cycles
+    "tensor cores at work, %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "exponential unit at work, %": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
+    "issue slots used, %": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
+} | {f"stall: {why}": f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS}
+METRICS = SUMS | {CYCLES: "sm__cycles_elapsed.max"} | SHARES
 UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 
 
 MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
 
 
-def read(room: str, problem: Problem, names: Sequence[str], timeout: int = 200) -> dict[str, dict[str, float]]:
+def read(room: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
     """{contestant: {metric: sum over all kernels of one call}}, of contestants that a module lists."""
     sizes = [problem.batch, problem.heads, problem.N_q, problem.d, int(problem.causal)]
     watched = [sys.executable, "-m", "fa2_lab.studio.bench.counters", room, *map(str, sizes), *names]
@@ -60,13 +68,25 @@ def summed(output: str) -> list[dict[str, float]]:
 
 
 def totals(kernels: list[dict], units: dict) -> dict[str, float]:
-    """{metric: sum} of the kernels of one call."""
+    """{metric: number} of the kernels of one call: sums, and shares weighted by cycles."""
     found = {}
+    cycles = [number(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
     for name, metric in METRICS.items():
-        if kernels and all(kernel.get(metric) for kernel in kernels):
-            factor = UNITS.get(units[metric], 1)
-            found[name] = sum(float(kernel[metric].replace(",", "")) * factor for kernel in kernels)
+        numbers = [number(kernel, metric) for kernel in kernels]
+        if kernels and None not in numbers:
+            if name not in SHARES:
+                found[name] = sum(numbers) * UNITS.get(units[metric], 1)
+            elif sum(cycles):
+                found[name] = sum(n * c for n, c in zip(numbers, cycles, strict=True)) / sum(cycles)
     return found
+
+
+def number(kernel: dict, metric: str) -> float | None:
+    """A counter of one kernel; None where this GPU does not have it."""
+    try:
+        return float(kernel.get(metric, "").replace(",", ""))
+    except ValueError:
+        return None
 
 
 def main(argv: list[str]) -> None:

@@ -1,42 +1,42 @@
-"""The ladder of kernels, measured: what each change buys, in a shape that fills the GPU and in one that does not."""
+"""The ladder of kernels, measured rung by rung beside the fastest peer, with what the compiler and the hardware say."""
 
 from __future__ import annotations
 
 from functools import cache, partial
 
-from fa2_lab.kernels import rungs as ladder
+from fa2_lab.kernels import ladder
 from fa2_lab.studio.bench import counters, peers
 from fa2_lab.studio.bench.problem import Problem, error
 from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
 from fa2_lab.studio.bench.results import Results, Row, machine
 from fa2_lab.studio.bench.suites import TOLERANCE, ceilings, collect
 
-SHAPES = {"training": (4, 16), "one sequence, few heads": (1, 8)}  # batch, heads
+SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
+BESIDE = ("fa2_lab", "FlashAttention-3", "cuDNN")
+MAIN = Problem.square(4096, 128, False)  # where the table begins, and where the counters are read
+FEW_HEADS = [Problem(1, 8, 8, 4096, 4096, 128, causal) for causal in (False, True)]
+ON_AN_SM = dict(registers=65_536, shared=228 * 1024, warps=64)  # of compute capability 9.0
 
 
-def grid(N: int = 4096) -> list[Problem]:
-    """Both shapes, causal or not, d 64 and 128."""
-    return [
-        Problem(batch, heads, heads, N, N, d, causal)
-        for batch, heads in SHAPES.values()
-        for d in (64, 128)
-        for causal in (False, True)
-    ]
+def grid() -> list[Problem]:
+    """16,384 tokens of hidden size 2,048 at two lengths, both head dimensions, both masks; and eight heads alone."""
+    squares = [Problem.square(N, d, causal) for N in (4096, 16384) for d in (128, 64) for causal in (False, True)]
+    return squares + FEW_HEADS
 
 
 def run() -> Results:
-    """Time every rung on every problem, then read the hardware's counters where they can be read."""
+    """Time every rung on every problem; then read what was compiled, and the hardware's counters where allowed."""
     jobs = [partial(climb, problem) for problem in grid()]
-    for problem in (Problem(4, 16, 16, 4096, 4096, 64, False), Problem(4, 16, 16, 4096, 4096, 128, False)):
-        jobs += [partial(count, problem, name) for name, _ in everybody(problem, None)]
+    jobs += [partial(compiled, MAIN, rung) for rung in ladder.RUNGS]
+    jobs += [partial(count, MAIN, name) for name, _ in everybody(MAIN, None)]
     return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
 
 
 def climb(problem: Problem) -> Row:
-    """Milliseconds of every rung on one problem, at d = 64 also of the two ways to split a tile among warps."""
+    """Milliseconds of every rung and of its peers on one problem, each checked first."""
     tensors = problem.tensors()
     calls, failed = {}, {}
-    for name, call in contestants(problem, tensors):
+    for name, call in everybody(problem, tensors):
         try:
             wrong = error(call(), *tensors, problem.causal)
         except Exception as failure:  # a rung that does not run here is named with its reason
@@ -46,30 +46,47 @@ def climb(problem: Problem) -> Row:
             calls[name] = call
         else:
             failed[name] = f"wrong: error {wrong:.1e}"
-    timings = measure(calls)
+    timings = measure({name: call for name, call in calls.items() if name not in SLOW})
+    timings |= measure({name: call for name, call in calls.items() if name in SLOW}, FEW)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
+    values = {name: values[name] for name in calls if name in values}
     return Row(problem.as_dict(), "forward", values, failed, flops=problem.flops("forward"))
 
 
-def contestants(problem: Problem, tensors) -> list[tuple]:
-    """(name, call) of every rung, each returning O."""
-    scale = problem.d**-0.5
-    calls = [(name, lambda rung=rung: rung(*tensors, problem.causal, scale)[0]) for name, rung in ladder.RUNGS.items()]
-    if problem.d == 64 and not problem.causal:
-        for name, kernel in (("split-K", ladder.split_keys_kernel), ("split-Q", ladder.split_queries_kernel)):
-            calls.append((name, lambda kernel=kernel: ladder.split(kernel, *tensors, scale)))
+def everybody(problem: Problem, tensors) -> list[tuple]:
+    """(name, call) of every rung, of what attention() runs, and of the peers that are installed; each returns O."""
+    calls = []
+    for rung in ladder.RUNGS:
+        calls.append((rung, lambda rung=rung: ladder.load(rung).forward(*tensors, problem.causal)[0]))
+    for name in BESIDE:
+        try:
+            call = peers.PEERS[name](problem)
+        except (KeyError, peers.Missing):
+            continue
+        calls.append((name, lambda call=call: call(*tensors)))
     return calls
 
 
-def everybody(problem: Problem, tensors) -> list[tuple]:
-    """The rungs, and what the package itself runs."""
-    own = {name: peers.PEERS[name](problem) for name in ("fa2_lab portable", "fa2_lab")}
-    return contestants(problem, tensors) + [(name, partial(call, *(tensors or ()))) for name, call in own.items()]
+def compiled(problem: Problem, rung: str) -> Row:
+    """What the compiler made of the largest kernel of a rung, and how many of its programs fit on an SM."""
+    from fa2_lab.studio.xray import xray
+
+    kernels = xray(rung, "sm_90", d=problem.d, N=problem.N_q, causal=problem.causal)
+    numbers = max((kernel.numbers for kernel in kernels), key=lambda numbers: numbers["registers"])
+    kept = {name: [numbers[name]] for name in ("registers", "spills", "shared", "tensor", "exponential", "warps")}
+    kept["programs on an SM"] = [programs_on_an_sm(**{name: numbers[name] for name in ON_AN_SM})]
+    return Row(problem.as_dict() | dict(rung=rung), "compiled", kept, unit="count")
+
+
+def programs_on_an_sm(registers: int, shared: int, warps: int) -> int:
+    """How many fit at the same time; a program's shared memory has 1 KiB more than it asks for."""
+    a_warp = 32 * (-(-registers // 8) * 8)  # registers are given out eight at a time
+    return min(ON_AN_SM["registers"] // (a_warp * warps), ON_AN_SM["shared"] // (shared + 1024), 64 // warps)
 
 
 def count(problem: Problem, rung: str) -> Row:
-    """The hardware's counters for one call of a rung."""
+    """The hardware's counters for one call of a rung or a peer."""
     counts, reason = counted(problem)
     values = {metric: [number] for metric, number in counts.get(rung, {}).items()}
     failed = {"ncu": reason} if reason else {}
