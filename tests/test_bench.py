@@ -48,16 +48,14 @@ def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, told):
 
 
 def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "check", lambda names: None)
+    monkeypatch.setattr(command, "check", lambda names, how: None)
     ran = []
 
-    def measure(name, missing=()):
+    def measure(name):
         ran.append(name)
-        return Results(name, MACHINE, "by hand", rows=[contest()], missing=list(missing))
+        return Results(name, MACHINE, "by hand", rows=[contest()], missing=["the rest"] if name == "long" else [])
 
-    monkeypatch.setattr(suites, "paper", lambda: measure("paper"))
-    monkeypatch.setattr(suites, "long", lambda: measure("long", ["the rest"]))
-    monkeypatch.setattr(suites, "heads", lambda: measure("heads"))
+    monkeypatch.setattr(suites, "contests", measure)
     assert command.main(["paper", "long", "heads", "--folder", str(tmp_path)]) == 130
     assert ran == ["paper", "long"]
     assert results.load("long", tmp_path).missing == ["the rest"]
@@ -102,6 +100,62 @@ def test_without_a_gpu_the_command_says_where_recorded_results_are():
 def test_a_suite_that_does_not_exist_is_refused_before_anything_runs(names, got):
     with pytest.raises(ValueError, match=rf"^suite: got {got}; it takes smoke, paper, "):
         command.main(names)
+
+
+@pytest.mark.parametrize(
+    "options, how",
+    [
+        ([], {}),
+        (["--sustained"], {"sustained": True}),
+        (["--sustained", "--direction", "backward"], {"sustained": True, "directions": ("backward",)}),
+    ],
+    ids=" ".join,
+)
+def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    earlier = Results("paper", MACHINE, "by hand", rows=[contest(d=64)])
+    earlier.save(tmp_path)
+    asked = []
+
+    def measure(name, **given):
+        asked.append((name, given))
+        return Results(name, MACHINE, "", sustained=[contest()], sustained_protocol="without pauses")
+
+    monkeypatch.setattr(suites, "contests", measure)
+    assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
+    assert asked == [("paper", how)] and "without pauses." in capsys.readouterr().out
+    kept = results.load("paper", tmp_path)
+    assert kept == results.joined(earlier, measure("paper")) and kept.rows and kept.sustained
+
+
+def test_only_contests_have_parts():
+    with pytest.raises(ValueError, match=r"^suite: got paper, small; with --sustained or --direction it takes paper, "):
+        command.main(["paper", "small", "--sustained"])
+
+
+def test_a_contest_without_pauses_is_among_rivals_and_beside_a_meter(monkeypatch):
+    seen = []
+
+    def contest_of(problem, direction, names, timing):
+        seen.append((problem, direction, names, timing.func, timing.keywords["meter"]))
+        return contest()
+
+    class Meter:
+        def __enter__(self):
+            return "a meter"
+
+        def __exit__(self, *failure):
+            seen.append("closed")
+
+    monkeypatch.setattr(suites, "contest", contest_of)
+    monkeypatch.setattr(suites, "Meter", Meter)
+    monkeypatch.setattr(suites, "compile_ahead", lambda problems, names: seen.append(names))
+    found = suites.contests("nvidia", directions=("backward",), sustained=True)
+    grid = suites.GRIDS["nvidia"]()
+    assert seen[0] == ["fa2_lab"] and seen[-1] == "closed"
+    assert [place[:2] for place in seen[1:-1]] == [(problem, "backward") for problem in grid]
+    assert {place[2:] for place in seen[1:-1]} == {(suites.RIVALS, suites.sustain, "a meter")}
+    assert len(found.sustained) == len(grid) and not found.rows and found.sustained_protocol == suites.SUSTAINED
 
 
 # Smoke ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What the bench measures and how: problems and their truth, the clock on the host, peers, counters, grids."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -143,10 +144,77 @@ def test_a_package_has_heads_after_rows_and_may_give_L(monkeypatch, with_L):
     assert O.shape == q.shape and problem.error(O, q, k, v, True) < 1e-5
 
 
-def test_a_package_that_is_not_installed_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "flash_attn.cute", None)
-    with pytest.raises(suites.peers.Missing, match="not installed"):
-        suites.peers.PEERS["FlashAttention-4"](Problem(2, 3, 3, 8, 8, 4, True))
+@pytest.mark.parametrize(
+    "name, module",
+    [("FlashAttention-4", "flash_attn.cute"), ("FlashAttention-3", "flash_attn_interface"), ("flash_attn", None)],
+)
+def test_a_package_that_is_not_installed_is_missing(name, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module or name, None)
+    for peers in (suites.peers.PEERS, suites.peers.DECODERS):
+        with pytest.raises(suites.peers.Missing, match="not installed"):
+            peers[name](Problem(2, 3, 3, 8, 8, 4, True))
+
+
+def test_the_deterministic_mode_is_asked_for(monkeypatch):
+    asked = []
+
+    def flash_attn_func(q, k, v, causal, deterministic=False):
+        asked.append((causal, deterministic))
+        return q
+
+    for module in ("flash_attn_interface", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(flash_attn_func=flash_attn_func))
+    x = torch.randn(2, 3, 8, 4)
+    for number in (3, 4):
+        for name in (f"FlashAttention-{number}", f"FlashAttention-{number} deterministic"):
+            assert torch.equal(suites.peers.PEERS[name](Problem(2, 3, 3, 8, 8, 4, True))(x, x, x), x)
+    assert asked == [(True, False), (True, True)] * 2
+
+
+def test_a_cache_is_laid_out_once_and_again_for_other_keys(monkeypatch):
+    caches = []
+
+    def flash_attn_with_kvcache(q, k_cache, v_cache, causal, num_splits):
+        caches.append((k_cache, v_cache))
+        assert num_splits == 0 and k_cache.is_contiguous() and v_cache.is_contiguous()
+        inputs = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
+        return suites.peers.PEERS["torch"](where)(*inputs).transpose(1, 2)
+
+    where = Problem(2, 6, 3, 1, 40, 4, False, "float32")
+    q, k, v = where.tensors(device="cpu")
+    fake = SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", fake)
+    attention = suites.peers.DECODERS["FlashAttention-3"](where)
+    assert problem.error(attention(q, k, v), q, k, v, False) < 1e-5
+    attention(q, k, v)
+    attention(q, k.clone(), v)
+    assert caches[0][0] is caches[1][0] and caches[1][0] is not caches[2][0]
+
+
+def test_flex_takes_flash_attention_where_torch_knows_that(monkeypatch):
+    from torch.nn.attention import flex_attention
+
+    given = {}
+    monkeypatch.setattr(suites.peers, "compiled_flex", lambda: lambda q, k, v, **options: given.update(options))
+    monkeypatch.setattr(
+        flex_attention, "FlexKernelOptions", SimpleNamespace(__annotations__=["BACKEND"]), raising=False
+    )
+    where = Problem(1, 4, 2, 8, 8, 4, False)
+    suites.peers.PEERS["FlexAttention on FA4"](where)(None, None, None)
+    assert given == dict(block_mask=None, enable_gqa=True, kernel_options=dict(BACKEND="FLASH"))
+    monkeypatch.delattr(flex_attention, "FlexKernelOptions")
+    with pytest.raises(suites.peers.Missing, match="no other backend"):
+        suites.peers.PEERS["FlexAttention on FA4"](where)
+
+
+def test_a_layout_changes_memory_and_nothing_else():
+    usual = Problem(2, 4, 2, 30, 50, 8, True, "float32")
+    other = replace(usual, layout="rows first")
+    for x, y in zip(usual.tensors(grad=True, device="cpu"), other.tensors(grad=True, device="cpu"), strict=True):
+        assert x.shape == y.shape and x.requires_grad == y.requires_grad and y.is_leaf
+        assert x.is_contiguous() and y.transpose(1, 2).is_contiguous()
+    assert "layout" not in usual.as_dict() and other.as_dict()["layout"] == "rows first"
+    assert all(p.layout for p in suites.GRIDS["layout"]())
 
 
 def test_grids():

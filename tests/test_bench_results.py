@@ -25,6 +25,24 @@ def test_results_come_back_as_they_were_saved(tmp_path):
     assert results.load("paper", tmp_path / "new") == kept
 
 
+def test_a_later_run_on_the_same_machine_renews_its_rows_and_keeps_the_others():
+    old = suite(contest(), contest(causal=True), curves={"a": [1.0]})
+    new = suite(contest(causal=True), contest(d=64), missing=["x"])
+    new.rows[0].values = {"cuDNN": [9.0]}
+    new.ceilings = {"copy TB/s": 4.0}
+    kept = results.joined(old, new)
+    assert kept.rows == [contest(), new.rows[0], contest(d=64)]
+    assert kept.missing == ["x"] and kept.curves == {"a": [1.0]}
+    assert kept.ceilings == {"GEMM TFLOP/s": 790.6, "copy TB/s": 4.0}
+    sustained = Results("paper", MACHINE, "", sustained=[contest()], sustained_protocol="without")
+    both_of_them = results.joined(old, sustained)
+    assert both_of_them.rows == old.rows and both_of_them.protocol == "by hand"
+    assert both_of_them.sustained == [contest()] and both_of_them.sustained_protocol == "without"
+    assert results.joined(both_of_them, old).sustained == [contest()]
+    new.machine = MACHINE | dict(commit="other")
+    assert results.joined(old, new) is new and results.joined(None, new) is new
+
+
 def test_a_missing_record_says_how_to_get_it(tmp_path):
     with pytest.raises(
         FileNotFoundError, match=r"no bench_long.json: `git checkout figures/data` or `fa2-lab bench` brings it"
@@ -177,11 +195,34 @@ def test_it_says_where_we_are_behind_and_by_how_much():
 
 def test_the_sentence_counts_rows_and_takes_the_geometric_mean():
     peers = {"torch flash": 4.0, "FlashAttention-4": 8.0}
-    run = suite(both(cuDNN=1.0, **peers), both(cuDNN=9.0, **peers))
+    run = suite(both(cuDNN=1.0, **peers), both(causal=True, cuDNN=9.0, **peers))
     assert page.sentence(run).startswith(
         "On an H200, `fa2_lab.attention` is faster than cuDNN on 1 of 2 rows (× 1.50), FlashAttention-4 on 2 of 2 rows "
         "(× 4.00) and torch's FlashAttention-2 on 2 of 2 rows (× 2.00) of the FlashAttention-2 paper's grid"
     )
+
+
+def test_the_sentence_counts_the_worse_of_two_protocols():
+    run = suite(both(cuDNN=1.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0))
+    run.sustained = [both(cuDNN=4.0), both(causal=True, cuDNN=4.0)]
+    assert page.worse(run, "cuDNN") == [0.5, 2.0, 2.0]
+    said = page.sentence(run)
+    assert "than cuDNN on 2 of 3 rows (× 1.26)" in said and "under the worse of two protocols" in said
+
+
+def test_what_was_measured_without_pauses_has_tables_of_its_own():
+    run = suite(both(cuDNN=3.0))
+    run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
+    run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
+    text = "\n".join(page.section(run))
+    assert "; by hand. In the same run: GEMM" in text and "; without a pause." in text
+    assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text
+    assert "| MHz, W | N | batch | heads | d | mask | fa2_lab |" in text
+    assert "| forward | 4,096 | 4 | 16 | 128 | full | 1,580, 700 |" in text and "| causal | – |" in text
+    names = [view.suite for view in page.named_views(run)]
+    assert names == ["paper", "paper, sustained"] and page.named_views(suite(both()))[0].suite == "paper"
+    run.rows = []
+    assert [view.suite for view in page.named_views(run)] == ["paper, sustained"]
 
 
 def test_shapes_say_how_far_they_reach():

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from fa2_lab.studio.bench.problem import Problem
 
-NAMES = ("FlexAttention", "fa2_lab", "fa2_lab portable")  # those that compile
+NAMES = ("FlexAttention", "FlexAttention on FA4", "fa2_lab", "fa2_lab portable")  # those that compile
 
 
 def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> None:

@@ -22,28 +22,35 @@ def main(argv: list[str]) -> int:
     parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
     parser.add_argument("--results", action="store_true", help="only write RESULTS.md anew from the recorded runs")
     parser.add_argument("--folder", type=Path, default=None, help="where the results go; figures/data if not given")
+    parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
+    parser.add_argument("--direction", choices=("forward", "backward"), help="only this one")
     options = parser.parse_args(argv)
     if options.results:
         from fa2_lab.studio.bench.page import write
 
         write()
         return 0
-    check(options.suite)
+    how = {"sustained": True} if options.sustained else {}
+    how |= {"directions": (options.direction,)} if options.direction else {}
+    check(options.suite, how)
     folder = options.folder or files.checkout("bench without --folder") / "figures" / "data"
     files.check_writable(folder, "bench")
     statuses = []
     for name in options.suite:
-        statuses.append(run(name, folder))
+        statuses.append(run(name, folder, how))
         if statuses[-1] == 130:
             break
     return max(statuses)
 
 
-def check(names: list[str]) -> None:
+def check(names: list[str], how: dict) -> None:
     """Refuse suites that do not exist or cannot run here, before anything is measured."""
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
+    if how and not all(SUITES[name].contest for name in names):
+        contests = ", ".join(name for name, suite in SUITES.items() if suite.contest)
+        raise ValueError(f"suite: got {', '.join(names)}; with --sustained or --direction it takes {contests}")
 
     import torch
 
@@ -51,16 +58,20 @@ def check(names: list[str]) -> None:
         raise ValueError("bench: there is no CUDA GPU here (smoke needs none); recorded results are in figures/data")
 
 
-def run(name: str, folder: Path) -> int:
-    """Measure one suite and keep it. 0: all well. 1: a result was wrong. 130: it was interrupted."""
+def run(name: str, folder: Path, how: dict) -> int:
+    """Measure one suite and keep it. 0: all well. 1: a result of ours was wrong. 130: it was interrupted."""
     from fa2_lab.studio.bench import results
 
     room, function = SUITES[name].measure.split(":")
     start = time.perf_counter()
-    measured = getattr(import_module(f"fa2_lab.studio.bench.{room}"), function)()
-    path = measured.save(folder)
-    print(results.table(measured, baseline=SUITES[name].baseline))
+    measure = getattr(import_module(f"fa2_lab.studio.bench.{room}"), function)
+    measured = measure(name, **how) if SUITES[name].contest else measure()
+    earlier = results.load(name, folder) if (folder / f"bench_{name}.json").exists() else None
+    path = results.joined(earlier, measured).save(folder)
+    for view in results.views(measured):
+        print(results.table(view, baseline=SUITES[name].baseline))
     print(f"\n{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
     if measured.missing:
         return 130
-    return int(any("wrong" in why for row in measured.rows for why in row.failed.values()))
+    failures = [item for row in measured.rows + measured.sustained for item in row.failed.items()]
+    return int(any(who.startswith("fa2_lab") and "wrong" in why for who, why in failures))

@@ -9,11 +9,12 @@ from statistics import geometric_mean
 
 from fa2_lab.studio import files
 from fa2_lab.studio.bench.registry import RETIRED, SUITES
-from fa2_lab.studio.bench.results import FOLDER, Results, Row, label, load, spread, unit_of
+from fa2_lab.studio.bench.results import FOLDER, Results, Row, label, load, spread, unit_of, views
 
 START, END = "<!-- speed: written by `python -m fa2_lab bench --results` -->", "<!-- end of speed -->"
 OURS = ("fa2_lab", "fa2_lab portable")
-PEERS = ("cuDNN", "FlashAttention-4", "torch flash", "FlexAttention", "flash_attn")
+PEERS = ("cuDNN", "FlashAttention-3", "FlashAttention-4", "torch flash", "FlexAttention", "FlexAttention on FA4")
+PEERS += ("flash_attn",)
 LEAD = """# Results
 
 Written by `python -m fa2_lab bench --results` from the records in [figures/data](figures/data).
@@ -22,6 +23,7 @@ Written by `python -m fa2_lab bench --results` from the records in [figures/data
 
 A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less where memory is measured.
 In the tables of the suites it stands in brackets behind each other contestant's number."""
+CHIP = "MHz, W"
 NO_RATIO = ("nats", "count")
 FEW = 12  # rows that are shown without a fold
 
@@ -29,8 +31,8 @@ FEW = 12  # rows that are shown without a fold
 def results_page(folder: Path = FOLDER) -> str:
     """The whole page: who is faster where, then every suite that has a record."""
     runs = recorded(folder)
-    contests = [with_sums(run) if run.suite == "paper" else run for run in runs if peers_in(run.rows)]
-    contests = [run for run in contests if run.suite not in (*RETIRED, "memory", "train")]
+    contests = [view for run in runs if run.suite not in (*RETIRED, "memory", "train") for view in named_views(run)]
+    contests = [with_sums(run) if run.suite == "paper" else run for run in contests if peers_in(run.rows)]
     lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests), "", behind(contests, PEERS[0])]
     return "\n".join([*lines, *(line for run in runs for line in section(run))]) + "\n"
 
@@ -38,20 +40,30 @@ def results_page(folder: Path = FOLDER) -> str:
 def recorded(folder: Path) -> list[Results]:
     """The runs that have a record with rows, in the order of the registry; smoke compares nothing."""
     names = [name for name in (*SUITES, *RETIRED) if name != "smoke" and (folder / f"bench_{name}.json").exists()]
-    return [run for name in names if (run := load(name, folder)).rows]
+    return [run for name in names if (run := load(name, folder)).rows or run.sustained]
 
 
 def section(run: Results) -> list[str]:
-    """One suite: what it is, what it found, how it was measured, its tables."""
+    """One suite: what it is, what it found, and for each protocol how it was measured, with its tables."""
     what = SUITES[run.suite].what if run.suite in SUITES else RETIRED[run.suite]
-    found = [f"In short: {TOLD[run.suite](run)}.", ""] if run.suite in TOLD else []
-    lines = ["", f"## {run.suite}", "", f"{what[0].upper()}{what[1:]}. {shapes(run.rows)}.", "", *found, about(run), ""]
-    if run.missing:
-        lines += [f"{len(run.missing)} rows were not measured.", ""]
-    for unit in dict.fromkeys(unit_of(row) for row in run.rows):
-        lines += folded(run, [row for row in run.rows if unit_of(row) == unit], unit)
-    reasons = sorted({f"{name}: {why}" for row in run.rows for name, why in row.failed.items()})
+    rows = run.rows + run.sustained
+    lines = ["", f"## {run.suite}", "", f"{what[0].upper()}{what[1:]}. {shapes(rows)}.", ""]
+    lines += [f"In short: {TOLD[run.suite](run)}.", ""] if run.suite in TOLD else []
+    lines += [f"{len(run.missing)} rows were not measured.", ""] if run.missing else []
+    for view in named_views(run):
+        lines += [about(view), ""]
+        for unit in dict.fromkeys(unit_of(row) for row in view.rows):
+            lines += folded(view, [row for row in view.rows if unit_of(row) == unit], unit)
+        if any(row.chip for row in view.rows):
+            lines += folded(view, view.rows, CHIP)
+    reasons = sorted({f"{name}: {why}" for row in rows for name, why in row.failed.items()})
     return lines + ([f"Without a number: {'; '.join(reasons)}."] if reasons else [])
+
+
+def named_views(run: Results) -> list[Results]:
+    """The results of each protocol; those without pauses say so in their name."""
+    told = f"{run.suite}, sustained"
+    return [view if view.protocol == run.protocol else replace(view, suite=told) for view in views(run)]
 
 
 def about(run: Results) -> str:
@@ -70,7 +82,7 @@ def about(run: Results) -> str:
 
 def folded(run: Results, rows: list[Row], unit: str) -> list[str]:
     """A table of rows with one unit, under a fold where it is long."""
-    table = rows_table(rows, unit)
+    table = chip_table(rows) if unit == CHIP else rows_table(rows, unit)
     if len(rows) <= FEW:
         return [*table, ""]
     return [f"<details><summary>{run.suite}: {len(rows)} rows, {unit}</summary>", "", *table, "", "</details>", ""]
@@ -83,6 +95,16 @@ def rows_table(rows: list[Row], unit: str) -> list[str]:
     for row in rows:
         cells = [*where(row), *(cell(row, name) for name in names)]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def chip_table(rows: list[Row]) -> list[str]:
+    """SM clock and power beside each contestant."""
+    names = list(dict.fromkeys(name for row in rows for name in row.chip))
+    lines = [f"| {CHIP} | N | batch | heads | d | mask | {' | '.join(names)} |", "|" + " --- |" * (6 + len(names))]
+    for row in rows:
+        read = [", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–" for name in names]
+        lines.append(f"| {' | '.join([*where(row), *read])} |")
     return lines
 
 
@@ -180,19 +202,32 @@ def behind(runs: list[Results], peer: str) -> str:
 
 # The README's sentence ----------------------------------------------------------------------------------------
 
-SAID = {"cuDNN": "cuDNN", "FlashAttention-4": "FlashAttention-4", "torch flash": "torch's FlashAttention-2"}
+SAID = {name: name for name in ("cuDNN", "FlashAttention-3", "FlashAttention-4")}
+SAID |= {"torch flash": "torch's FlashAttention-2"}
+
+
+def worse(run: Results, peer: str) -> list[float]:
+    """Our speed over a peer's in each row, under the protocol where it is less."""
+    found: dict[tuple, float] = {}
+    for row in run.rows + run.sustained:
+        if {"fa2_lab", peer} <= row.values.keys():
+            key = repr(row.problem), row.direction
+            found[key] = min(row.ratio("fa2_lab", peer), found.get(key, float("inf")))
+    return list(found.values())
 
 
 def sentence(run: Results) -> str:
     """On how many rows of the paper's grid we are ahead of whom, and by how much in the geometric mean."""
     parts = []
     for peer, said in SAID.items():
-        if found := ratios(run.rows, "fa2_lab", peer):
+        if found := worse(run, peer):
             parts.append(f"{said} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})")
     gpu = run.machine["gpu"].removeprefix("NVIDIA ")
+    both = "each row counts under the worse of two protocols, with pauses and without; " if run.sustained else ""
+    mean = f"{both}in brackets the geometric mean of all ratios."
     return (
         f"On an {gpu}, `fa2_lab.attention` is faster than {listed(parts)} of the FlashAttention-2 paper's grid, "
-        "forward and backward; in brackets the geometric mean of all ratios. [RESULTS.md](RESULTS.md) has every row."
+        f"forward and backward; {mean} [RESULTS.md](RESULTS.md) has every row."
     )
 
 

@@ -131,29 +131,58 @@ def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tiles.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
-def flex(problem: Problem) -> Attention:
-    """torch's FlexAttention, compiled, with a block mask where causal."""
+def flex(problem: Problem, backend: str = "") -> Attention:
+    """torch's FlexAttention, compiled, with a block mask where causal; its usual kernels or another backend's."""
     mask = flex_mask(problem.N_q, problem.N_k) if problem.causal else None
-    grouped = problem.heads != problem.kv_heads
-    return lambda q, k, v: compiled_flex()(q, k, v, block_mask=mask, enable_gqa=grouped)
+    options = dict(block_mask=mask, enable_gqa=problem.heads != problem.kv_heads)
+    if backend:
+        options["kernel_options"] = dict(BACKEND=backend)
+    return lambda q, k, v: compiled_flex()(q, k, v, **options)
 
 
-def package(module: str) -> Callable[[Problem], Attention]:
+def flex_on_flash(problem: Problem) -> Attention:
+    """FlexAttention on FlashAttention-4's kernels, where torch has that backend and the package is installed."""
+    from torch.nn.attention import flex_attention
+
+    known = getattr(flex_attention, "FlexKernelOptions", None)
+    if "BACKEND" not in getattr(known, "__annotations__", ()):
+        raise Missing("this torch has no other backend for it")
+    return flex(problem, "FLASH")
+
+
+def function_of(module: str, name: str) -> Callable:
+    """A function of a package that need not be installed."""
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError) as absent:
+        raise Missing("not installed") from absent
+
+
+def heads_first(O: torch.Tensor | tuple) -> torch.Tensor:
+    """What Dao's packages return, O or (O, L), as (batch, heads, N, d)."""
+    return (O[0] if isinstance(O, tuple) else O).transpose(1, 2)
+
+
+def package(module: str, **options) -> Callable[[Problem], Attention]:
     """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
 
     def prepare(problem: Problem) -> Attention:
-        try:
-            function = import_module(module).flash_attn_func
-        except (ImportError, AttributeError) as absent:
-            raise Missing("not installed") from absent
-
-        def call(q, k, v):
-            O = function(*(x.transpose(1, 2) for x in (q, k, v)), causal=problem.causal)
-            return (O[0] if isinstance(O, tuple) else O).transpose(1, 2)
-
-        return call
+        function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **options)
+        return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
     return prepare
+
+
+def flash3_cache(problem: Problem) -> Attention:
+    """FlashAttention-3's way to decode; its cache, (batch, N, heads, d), is laid out once."""
+    function, kept = function_of("flash_attn_interface", "flash_attn_with_kvcache"), {}
+
+    def call(q, k, v):
+        if kept.get("k") is not k:
+            kept.update(k=k, cache=[x.transpose(1, 2).contiguous() for x in (k, v)])
+        return heads_first(function(q.transpose(1, 2), *kept["cache"], causal=problem.causal, num_splits=0))
+
+    return call
 
 
 PEERS: dict[str, Callable[[Problem], Attention]] = {
@@ -166,10 +195,19 @@ PEERS: dict[str, Callable[[Problem], Attention]] = {
     "torch efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
     "torch math": sdpa(SDPBackend.MATH),
     "FlexAttention": flex,
+    "FlexAttention on FA4": flex_on_flash,
     "flash_attn": package("flash_attn"),
+    "FlashAttention-3": package("flash_attn_interface"),
     "FlashAttention-4": package("flash_attn.cute"),
+    "FlashAttention-3 deterministic": package("flash_attn_interface", deterministic=True),
+    "FlashAttention-4 deterministic": package("flash_attn.cute", deterministic=True),
 }
-DISTRIBUTIONS = {"flash_attn": "flash-attn", "FlashAttention-4": "flash-attn-4"}  # what has a version of its own
+DECODERS = PEERS | {"FlashAttention-3": flash3_cache}
+DISTRIBUTIONS = {  # what has a version of its own
+    "flash_attn": "flash-attn",
+    "FlashAttention-3": "flash_attn_3",
+    "FlashAttention-4": "flash-attn-4",
+}
 
 
 def gemm_call(n: int = 8192) -> tuple[Callable[[], object], float]:

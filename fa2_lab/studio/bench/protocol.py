@@ -1,4 +1,7 @@
-"""How things are timed: warmed up, by CUDA events, all contestants in turn so that drift hits them alike."""
+"""How things are timed by CUDA events: rested, with pauses and an empty L2, or sustained, a second without a pause.
+
+Both begin with a warm-up, and in both the contestants take turns, so that drift hits them alike.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,12 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
+
+from fa2_lab.studio.bench.power import Meter
 
 REPEATS, WARM_UP = 20, 3
 HEAD_START = 1_000_000  # clock cycles that the host has to launch a call: about half a millisecond
@@ -16,6 +22,12 @@ PROTOCOL = (
     f"CUDA events, median of {REPEATS} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
     "repetition; the L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in its "
     "queue, so that the host's time does not count; each result is checked before it is timed"
+)
+SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
+SUSTAINED = (
+    f"CUDA events; each contestant in turn for at least {SECONDS:g} s without a pause, as in training; median over "
+    f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock and power "
+    "are medians of what nvidia-smi read meanwhile; each result is checked before it is timed"
 )
 TURNS, BEFORE, IN_A_ROW = 15, 5, 20
 HOST_PROTOCOL = (
@@ -32,6 +44,7 @@ class Timing:
     median: float
     low: float
     high: float
+    chip: tuple[float, ...] = ()  # SM clock in MHz and power in watts meanwhile, where they were read
 
 
 def overwriting() -> Callable[[], object]:
@@ -63,6 +76,47 @@ def measure(
             events[name].append((start, end))
     torch.cuda.synchronize()
     return failed | {name: summary([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
+
+
+def sustain(calls: dict[str, Callable[[], object]], meter: Meter) -> dict[str, Timing | str]:
+    """A Timing for each call, or the reason why there is none: each runs for seconds before the next one begins."""
+    failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
+    return {name: failed.get(name) or without_pause(call, meter) for name, call in calls.items()}
+
+
+def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
+    """Calls in pieces, of which two are in the GPU's queue while the host waits for the one before them."""
+    many = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
+    marks, begun = [mark()], time.perf_counter()
+    while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
+        for _ in range(many):
+            call()
+        marks.append(mark())
+        if len(marks) > 3:
+            marks[-3].synchronize()
+    ended = time.perf_counter()
+    torch.cuda.synchronize()
+    pieces = [first.elapsed_time(last) for first, last in pairwise(marks)]
+    settled = [piece / many for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE]
+    timing = summary(settled) if len(settled) > 1 else summary([piece / many for piece in pieces])
+    return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
+
+
+def mark() -> torch.cuda.Event:
+    """An event, put into the queue."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds(call: Callable[[], object], times: int) -> float:
+    """Of one call, from a few in a row."""
+    first = mark()
+    for _ in range(times):
+        call()
+    last = mark()
+    torch.cuda.synchronize()
+    return max(first.elapsed_time(last) / times, 1e-3)
 
 
 def warm_up(call: Callable[[], object]) -> str:

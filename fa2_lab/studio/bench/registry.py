@@ -6,20 +6,23 @@ from typing import NamedTuple
 
 
 class Suite(NamedTuple):
-    """Who measures it (a function in this room that takes nothing and returns Results), against whom, and what."""
+    """Who measures it (a function in this room that returns Results), against whom, and what."""
 
     measure: str
     baseline: str  # of the ratios in its table; "" for none
     what: str
     gpu: bool = True
+    contest: bool = False  # the function takes the suite, the directions, and whether to measure without pauses
 
 
 SUITES = {
     "smoke": Suite("smoke:run", "", "no GPU needed: small problems checked, in Triton's interpreter", gpu=False),
-    "paper": Suite("suites:paper", "torch flash", "the FA2 paper's grid: d 64 and 128, 16k tokens"),
-    "quick": Suite("suites:quick", "torch flash", "three lengths of that grid"),
-    "long": Suite("suites:long", "torch flash", "one sequence of up to 262,144 tokens"),
-    "heads": Suite("suites:heads", "torch flash", "grouped heads"),
+    "paper": Suite("suites:contests", "torch flash", "the FA2 paper's grid: d 64 and 128, 16k tokens", contest=True),
+    "quick": Suite("suites:contests", "torch flash", "three lengths of that grid", contest=True),
+    "nvidia": Suite("suites:contests", "torch flash", "64 query heads on 8, d 128, one sequence", contest=True),
+    "long": Suite("suites:contests", "torch flash", "one sequence of up to 262,144 tokens", contest=True),
+    "heads": Suite("suites:contests", "torch flash", "grouped heads", contest=True),
+    "layout": Suite("suites:contests", "torch flash", "tensors that lie as (batch, N, heads, d)", contest=True),
     "decode": Suite("decode:run", "cuDNN", "one query over long caches, dense and in pages"),
     "small": Suite("suites:small", "torch flash", "what one call costs on the host"),
     "memory": Suite("suites:memory", "torch flash", "peak bytes over the length"),

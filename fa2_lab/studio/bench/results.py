@@ -6,8 +6,9 @@ import hashlib
 import json
 import platform
 import subprocess
-from dataclasses import asdict, dataclass, field
-from importlib import metadata
+from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.studio import files
@@ -26,6 +27,7 @@ class Row:
     failed: dict[str, str] = field(default_factory=dict)
     unit: str = "ms"
     flops: float = 0.0
+    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> SM clock in MHz, power in watts
 
     def rate(self, name: str) -> float:
         """TFLOP/s of a contestant."""
@@ -46,9 +48,9 @@ class Results:
     ceilings: dict[str, float] = field(default_factory=dict)  # of the same run: GEMM in TFLOP/s, copy in TB/s
     rows: list[Row] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
-    curves: dict[str, list[float]] = field(
-        default_factory=dict
-    )  # name -> one number for each step, where there are any
+    curves: dict[str, list[float]] = field(default_factory=dict)  # name -> one number for each step
+    sustained: list[Row] = field(default_factory=list)  # the same problems without pauses
+    sustained_protocol: str = ""
 
     def save(self, folder: Path = FOLDER) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,34 @@ def load(suite: str, folder: Path = FOLDER) -> Results:
     if not path.exists():
         raise FileNotFoundError(f"there is no {path.name}: `git checkout figures/data` or `fa2-lab bench` brings it")
     data = json.loads(path.read_text(encoding="utf-8"))
-    return Results(**data | dict(rows=[Row(**row) for row in data["rows"]]))
+    rows = {name: [Row(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
+    return Results(**data | rows)
+
+
+def views(results: Results) -> list[Results]:
+    """The results of each protocol that has any, as results of their own."""
+    sustained = replace(results, rows=results.sustained, protocol=results.sustained_protocol, sustained=[], ceilings={})
+    return [view for view in (replace(results, sustained=[]), sustained) if view.rows] or [results]
+
+
+def joined(old: Results | None, new: Results) -> Results:
+    """The new rows, and those of an earlier run of the same code on the same machine that were not taken anew."""
+    if old is None or old.machine != new.machine:
+        return new
+
+    def rows(kind: str) -> list[Row]:
+        found = {(repr(row.problem), row.direction): row for row in (*getattr(old, kind), *getattr(new, kind))}
+        return list(found.values())
+
+    return replace(
+        new,
+        protocol=new.protocol or old.protocol,
+        sustained_protocol=new.sustained_protocol or old.sustained_protocol,
+        ceilings=old.ceilings | new.ceilings,
+        curves=old.curves | new.curves,
+        rows=rows("rows"),
+        sustained=rows("sustained"),
+    )
 
 
 def machine() -> dict:
@@ -84,10 +113,9 @@ def machine() -> dict:
     )
 
 
-def commit() -> str:
+def commit(folder: Path = files.ROOT) -> str:
     """The commit; a fingerprint of the sources where there is no git or they differ from the commit."""
-    here = str(Path(__file__).resolve().parent)
-    found = _output(["git", "-C", here, "describe", "--always", "--dirty", "--exclude=*"])
+    found = _output(["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"])
     return sources() if not found or found.endswith("-dirty") else found
 
 
@@ -98,10 +126,12 @@ def sources() -> str:
 
 
 def _version(package: str) -> str:
+    """Of an installed distribution; of a module by that name that lies beside them without one."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return ABSENT
+        module = import_module(package) if package.isidentifier() and find_spec(package) else None
+        return getattr(module, "__version__", ABSENT)
 
 
 def _output(command: list[str]) -> str:

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from tqdm import tqdm
 
 from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.ahead import NAMES as COMPILED
 from fa2_lab.studio.bench.ahead import compile_ahead
+from fa2_lab.studio.bench.power import Meter
 from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.studio.bench.protocol import HOST_PROTOCOL, PROTOCOL, Timing, in_a_line, measure, wall_microseconds
+from fa2_lab.studio.bench.protocol import (
+    HOST_PROTOCOL,
+    PROTOCOL,
+    SUSTAINED,
+    Timing,
+    in_a_line,
+    measure,
+    sustain,
+    wall_microseconds,
+)
 from fa2_lab.studio.bench.results import Results, Row, label, machine
 
 DIRECTIONS = ("forward", "backward")
-NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "flash_attn", "FlashAttention-4")
+NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlexAttention on FA4", "flash_attn")
+NAMES += ("FlashAttention-3", "FlashAttention-4")
+RIVALS = ("fa2_lab", "cuDNN", "FlashAttention-3", "FlashAttention-4")  # who runs without pauses
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
 
 
@@ -35,27 +49,39 @@ def heads_grid() -> list[Problem]:
     return [Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in (False, True) for kv in (32, 8, 1)]
 
 
-def paper() -> Results:
-    return contests("paper", paper_grid())
+def nvidia_grid() -> list[Problem]:
+    """The shape in which NVIDIA publishes cuDNN's speed: one sequence, 64 query heads on 8, d 128."""
+    return [Problem(1, 64, 8, N, N, 128, causal) for causal in (False, True) for N in (2048, 4096, 8192, 16384, 32768)]
 
 
-def quick() -> Results:
-    return contests("quick", paper_grid((1024, 4096, 16384)))
+def layout_grid() -> list[Problem]:
+    """What models hand over: projections leave (batch, N, heads, d), and a transpose makes heads come first."""
+    shapes = [(d, causal, N) for d in (64, 128) for causal in (False, True) for N in (2048, 8192)]
+    return [replace(Problem.square(N, d, causal), layout="rows first") for d, causal, N in shapes]
 
 
-def long() -> Results:
-    return contests("long", long_grid())
+GRIDS: dict[str, Callable[[], list[Problem]]] = dict(
+    paper=paper_grid,
+    quick=partial(paper_grid, (1024, 4096, 16384)),
+    nvidia=nvidia_grid,
+    long=long_grid,
+    heads=heads_grid,
+    layout=layout_grid,
+)
 
 
-def heads() -> Results:
-    return contests("heads", heads_grid())
-
-
-def contests(suite: str, problems: list[Problem]) -> Results:
-    """Everybody on every problem, forward and backward."""
-    jobs = [partial(contest, problem, direction) for problem in problems for direction in DIRECTIONS]
-    compile_ahead(problems)
-    return collect(Results(suite, machine(), PROTOCOL, ceilings()), jobs)
+def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Results:
+    """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
+    problems, names = GRIDS[suite](), RIVALS if sustained else NAMES
+    compile_ahead(problems, [name for name in COMPILED if name in names])
+    places = [(problem, direction) for problem in problems for direction in directions]
+    if not sustained:
+        return collect(Results(suite, machine(), PROTOCOL, ceilings()), [partial(contest, *place) for place in places])
+    with Meter() as meter:
+        timing = partial(sustain, meter=meter)
+        jobs = [partial(contest, *place, names=names, timing=timing) for place in places]
+        found = collect(Results(suite, machine(), "", sustained_protocol=SUSTAINED), jobs)
+    return replace(found, rows=[], sustained=found.rows)
 
 
 def collect(results: Results, jobs: list[partial]) -> Results:
@@ -90,7 +116,9 @@ def described(job: partial) -> str:
     return label(empty(job, {}))
 
 
-def contest(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
+def contest(
+    problem: Problem, direction: str, names: Sequence[str] = NAMES, timing: Callable[[dict], dict] = measure
+) -> Row:
     """One row: every contestant on the same tensors, in turn."""
     tensors = problem.tensors(grad=direction != "forward")
     calls, failed = {}, {}
@@ -99,10 +127,12 @@ def contest(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> R
             failed[name] = call
         else:
             calls[name] = call
-    timings = measure(calls)
+    timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
-    values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
-    return Row(problem.as_dict(), direction, values, failed, flops=problem.flops(direction))
+    timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
+    values = {name: [t.median, t.low, t.high] for name, t in timed.items()}
+    chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
+    return Row(problem.as_dict(), direction, values, failed, flops=problem.flops(direction), chip=chip)
 
 
 def ready(problem: Problem, direction: str, names: Sequence[str], tensors) -> Iterator[tuple[str, Callable | str]]:
