@@ -17,6 +17,7 @@ ROOMS = {
     "course": ("studio/course/command.py", "release, check and grade the assignments"),
     "figures": ("studio/figures.py", "draw every picture into figures/"),
     "xray": ("studio/xray/command.py", "compile a kernel for any chip, and read what came out"),
+    "ladder": ("studio/ladder.py", "the ladder of kernels: what each change is, and what it brought"),
     "tune": ("studio/bench/tune.py", "search for the best block sizes on this machine's GPU"),
 }
 

@@ -1,67 +1,133 @@
-"""`fa2-lab ladder`: the ladder as a table, and the step from one rung to the next as a diff."""
+"""`fa2-lab ladder`: every rung, its one change and what it reached; `fa2-lab ladder 07 08`: one change and its diff."""
 
 from __future__ import annotations
 
-import ast
-from difflib import SequenceMatcher
-from pathlib import Path
+import argparse
+import sys
+from difflib import unified_diff
 
 from fa2_lab.kernels import ladder
+from fa2_lab.plots import climb
+from fa2_lab.studio.bench.results import Results, Row, load
 
-RED, GREEN, FAINT, PLAIN = "\033[31m", "\033[32m", "\033[2m", "\033[0m"
-AROUND = 3  # lines of context around a change
-
-
-def sentence(rung: str) -> str:
-    """A rung's one sentence: the first line of its file."""
-    return ast.get_docstring(ast.parse(source(rung))).splitlines()[0]
+COLOURS = {"+": "\033[32m", "-": "\033[31m"}
+SUITE, N, D = "ladder", 4096, 128
 
 
-def source(rung: str) -> str:
-    """The text of a rung's file."""
-    return Path(ladder.FOLDER, f"{ladder.find(rung)}.py").read_text(encoding="utf-8")
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="fa2-lab ladder", description="The ladder of kernels, one change a rung.")
+    parser.add_argument("rungs", nargs="*", help="one rung (08) or two (07 08); without any, the whole table")
+    asked = parser.parse_args(argv).rungs
+    if len(asked) > 2:
+        raise ValueError(f"rungs: got {len(asked)}; it takes none, one or two")
+    names = [ladder.find(rung) for rung in asked]
+    results = record()
+    if not names:
+        print(table(results))
+        return 0
+    before = ladder.RUNGS[max(0, ladder.RUNGS.index(names[0]) - 1)] if len(names) == 1 else names[0]
+    after = names[-1]
+    name, sentence = ladder.change(after)
+    print(f"Rung {after[1:3]}, {name}: {sentence}\n")
+    if before != after:
+        print(difference(before, after, sys.stdout.isatty()))
+    print(step(results, before, after))
+    return 0
 
 
-def code(rung: str) -> list[str]:
-    """A rung's lines after its docstring, without those that are empty and DIFF, which speaks of the step itself."""
-    text = source(rung)
-    docstring = ast.parse(text).body[0]
-    return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip() and not line.startswith("DIFF")]
+def record() -> Results:
+    """The recorded run, or one sentence on how to get it."""
+    try:
+        return load(SUITE)
+    except FileNotFoundError as missing:
+        raise ValueError(f"ladder: no record here; `fa2-lab bench ladder` measures it on a GPU ({missing})") from None
 
 
-def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
-    """(what happens, old lines, new lines) from one rung to another; a line that only moves in or out is the same."""
-    before, after = code(old), code(new)
-    matcher = SequenceMatcher(None, [x.strip() for x in before], [x.strip() for x in after], autojunk=False)
-    return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
+def rows(results: Results, direction: str) -> dict:
+    """The rows of the main shape: by mask where they are timed, by rung where they are counted."""
+    found = [row for row in results.rows if row.direction == direction]
+    if direction == "forward":
+        main = [
+            row for row in found if (row.problem["N_q"], row.problem["d"], row.problem["heads"]) == (N, D, 2048 // D)
+        ]
+        return {row.problem["causal"]: row for row in main}
+    return {row.problem["rung"]: row for row in found}
 
 
-def changed(old: str, new: str) -> int:
-    """How many lines differ; a line in place of another counts once."""
-    return sum(max(len(gone), len(come)) for what, gone, come in steps(old, new) if what != "equal")
+def table(results: Results) -> str:
+    """A line for each rung, then the peers."""
+    timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
+    peer = next(name for name in climb.PEERS if name in timed[False].values)
+    lines = [
+        f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask",
+        "",
+        f"{'rung':22}{'TFLOP/s':>8}{'causal':>8}{'share':>7}{'regs':>6}{'per SM':>8}{'tensor':>8}  the one change",
+    ]
+    for rung in ladder.RUNGS:
+        name, sentence = ladder.change(rung)
+        numbers = compiled[rung].values if rung in compiled else {}
+        lines.append(
+            f"{rung[1:3]} {name:19}{speed(timed[False], rung):>8}{speed(timed[True], rung):>8}"
+            f"{share(timed[False], rung, peer):>7}{one(numbers, 'registers'):>6}{one(numbers, 'programs on an SM'):>8}"
+            f"{percent(counted, rung):>8}  {sentence}"
+        )
+    others = [name for name in timed[False].values if name not in ladder.RUNGS]
+    lines += [
+        f"{name:22}{speed(timed[False], name):>8}{speed(timed[True], name):>8}{share(timed[False], name, peer):>7}"
+        for name in others
+    ]
+    return "\n".join([*lines, "", "tensor: share of the cycles in which the tensor cores work. -: not measured here."])
 
 
-def diff(old: str, new: str, colours: bool = False) -> str:
-    """The step from one rung to another, in the manner of `diff -w`."""
-    red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
-    lines = []
-    for what, gone, come in steps(old, new):
-        if what == "equal":
-            lines += [f"  {line}" for line in context(come, first=not lines)]
-        else:
-            lines += [f"{red}- {line}{plain}" for line in gone] + [f"{green}+ {line}{plain}" for line in come]
-    while lines and lines[-1].startswith("  ") and trailing(lines) > AROUND:
-        lines.pop()
-    return "\n".join(f"{faint}{line}{plain}" if line == "  …" else line for line in lines)
+def speed(row: Row, name: str) -> str:
+    return f"{row.rate(name):.0f}" if name in row.values else "-"
 
 
-def context(lines: list[str], first: bool) -> list[str]:
-    """Lines that are the same, as far as they help: the last ones before a change, the first ones after."""
-    if first:
-        return lines[-AROUND:]
-    return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
+def share(row: Row, name: str, peer: str) -> str:
+    return f"{row.ratio(name, peer):.0%}" if name in row.values else "-"
 
 
-def trailing(lines: list[str]) -> int:
-    """How many unchanged lines stand at the end."""
-    return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))
+def one(values: dict, name: str) -> str:
+    return f"{values[name][0]:.0f}" if name in values else "-"
+
+
+def percent(counted: dict, rung: str) -> str:
+    values = counted[rung].values if rung in counted else {}
+    return one(values, "tensor cores at work, %") + ("%" if "tensor cores at work, %" in values else "")
+
+
+def difference(before: str, after: str, colour: bool) -> str:
+    """The two files as a diff."""
+    texts = [(ladder.FOLDER / f"{rung}.py").read_text(encoding="utf-8").splitlines() for rung in (before, after)]
+    lines = unified_diff(*texts, f"{before}.py", f"{after}.py", n=1, lineterm="")
+    return "\n".join(COLOURS[line[0]] + line + "\033[0m" if colour and line[0] in COLOURS else line for line in lines)
+
+
+def step(results: Results, before: str, after: str) -> str:
+    """What the change did in the record: speed in every shape, registers, and the counter that moved most."""
+    lines = ["", f"{'recorded, TFLOP/s':48}{before[:3]:>8}{after[:3]:>8}"]
+    for row in results.rows:
+        if row.direction == "forward" and {before, after} <= set(row.values):
+            p = row.problem
+            shape = f"N {p['N_q']:,}, batch {p['batch']}, {p['heads']} heads, d {p['d']}, "
+            what = shape + ("causal" if p["causal"] else "no mask")
+            lines.append(f"{what:48}{row.rate(before):8.0f}{row.rate(after):8.0f}  × {row.ratio(after, before):.2f}")
+    for kind in ("compiled", "counters"):
+        found = rows(results, kind)
+        if before in found and after in found:
+            a, b = found[before].values, found[after].values
+            lines += [f"{n:48}{short(a[n][0]):>8}{short(b[n][0]):>8}" for n in a if n in b and differ(a[n][0], b[n][0])]
+    return "\n".join(lines)
+
+
+def differ(a: float, b: float) -> bool:
+    """Whether a number moved by more than a tenth."""
+    return abs(a - b) > 0.1 * max(abs(a), abs(b))
+
+
+def short(x: float) -> str:
+    """A number in at most seven characters."""
+    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e4)):
+        if abs(x) >= size:
+            return f"{x / (1e3 if unit == 'k' else size):.3g}{unit}"
+    return f"{x:.3g}"

@@ -9,6 +9,7 @@ may differ between q and k, d is a power of two from 16 on for the Triton rungs,
 need a Hopper GPU.
 """
 
+import ast
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -29,3 +30,10 @@ def find(rung: str) -> str:
 def load(rung: str) -> ModuleType:
     """A rung's module; its forward(q, k, v, causal) returns O and L."""
     return import_module(f"{__name__}.{find(rung)}")
+
+
+def change(rung: str) -> tuple[str, str]:
+    """A rung's name and its one change, as the first line of its file says: ("two loops", "the mask is applied …")."""
+    first = ast.get_docstring(ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))).split("\n")[0]
+    name, sentence = first.removeprefix(f"Rung {find(rung)[1:3]}, ").split(": ", 1)
+    return name, sentence
