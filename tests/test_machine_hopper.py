@@ -33,8 +33,8 @@ def end(block):
 def test_right_whatever_the_order(N_q, N_k, mask, consumers, visit):
     Q, K, V = draw(N_q, N_k)
     want = naive.forward_linear_memory(Q, K, V, mask=mask)
-    for slots, turns, tensor in ((1, False, SHARED), (2, True, IN_ORDER), (3, True, SHARED)):
-        run = hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4, mask), consumers, slots, turns, visit, tensor=tensor)
+    for stages, ping_pong, tensor in ((1, False, SHARED), (2, True, IN_ORDER), (3, True, SHARED)):
+        run = hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4, mask), consumers, stages, ping_pong, visit, tensor=tensor)
         for got, truth in zip((run.O, run.L), want, strict=False):
             np.testing.assert_allclose(got, truth, rtol=1e-10, atol=1e-12)
 
@@ -65,8 +65,8 @@ def test_a_forgotten_release_ends_in_a_deadlock_that_names_the_ring(tensor):
 
 def test_a_turn_that_is_not_passed_on_ends_in_a_deadlock():
     Q, K, V = draw(16, 32)
-    with without(hopper.Turns, "pass_on", 3), pytest.raises(Deadlock, match=r"consumer \d waits for turn"):
-        hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), turns=True)
+    with without(hopper.PingPong, "pass_on", 3), pytest.raises(Deadlock, match=r"consumer \d waits for ping-pong"):
+        hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), ping_pong=True)
 
 
 @pytest.mark.parametrize("tensor", "KV")
@@ -85,7 +85,7 @@ def test_a_release_before_the_product_has_ended_spoils_the_result(tensor):
             really_release(self, n)
 
     with patch.object(hopper.Ring, "take", take_and_release), patch.object(hopper.Ring, "release", release):
-        run = hopper.forward(Q, K, V, Tiling(8, 32, 4, 4), slots=1, costs=hopper.Costs(copy=10))
+        run = hopper.forward(Q, K, V, Tiling(8, 32, 4, 4), stages=1, costs=hopper.Costs(copy=10))
     assert not np.allclose(run.O, naive.forward(Q, K, V)[0], equal_nan=False)
 
 
@@ -93,8 +93,8 @@ def test_a_take_that_does_not_wait_spoils_the_result():
     Q, K, V = draw(8, 32)
 
     def take(self, n):
-        slot = n % self.slots
-        return lambda: np.zeros((4, 4)) if self.tiles[slot] is None else self.tiles[slot]
+        stage = n % self.stages
+        return lambda: np.zeros((4, 4)) if self.tiles[stage] is None else self.tiles[stage]
         yield
 
     with patch.object(hopper.Ring, "take", take):
@@ -102,7 +102,7 @@ def test_a_take_that_does_not_wait_spoils_the_result():
     assert not np.allclose(run.O, naive.forward(Q, K, V)[0], equal_nan=False)
 
 
-def test_a_slot_holds_nan_while_a_copy_is_on_its_way():
+def test_a_stage_holds_nan_while_a_copy_is_on_its_way():
     block, seen = Block(), []
     ring = hopper.Ring(block, "K", 1, 1)
     ring.tiles[0] = np.ones((2, 2))
@@ -162,7 +162,7 @@ def test_clocks_by_hand():
 
 def test_no_unit_works_on_more_than_it_can():
     Q, K, V = draw(24, 64)
-    run = hopper.forward(Q, K, V, Tiling(24, 64, 4, 4, CAUSAL), 3, turns=True, tensor=IN_ORDER)
+    run = hopper.forward(Q, K, V, Tiling(24, 64, 4, 4, CAUSAL), 3, ping_pong=True, tensor=IN_ORDER)
     for unit in ("tensor", "exp"):
         total = sum(job.clocks for job in run.block.jobs if job.unit == unit)
         assert total <= end(run.block) * (1 + 1e-9)
@@ -172,7 +172,7 @@ def test_no_unit_works_on_more_than_it_can():
 
 def test_who_waits_for_whom():
     Q, K, V = draw(16, 32)
-    run = hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), turns=True)
+    run = hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), ping_pong=True)
     came = {bar.what: set() for ring in (run.pipes.q, run.pipes.k, run.pipes.v) for bar in ring.filled + ring.emptied}
     for ring in (run.pipes.q, run.pipes.k, run.pipes.v):
         for bar in ring.filled + ring.emptied:
@@ -180,7 +180,7 @@ def test_who_waits_for_whom():
     both = {"consumer 0", "consumer 1"}
     assert came == {f"{t} filled": {"copy engine"} for t in "QKV"} | {f"{t} emptied": both for t in "QKV"}
     waited = {(w.actor, w.what) for w in run.block.waits}
-    assert ("producer", "K emptied") in waited and ("consumer 1", "turn") in waited
+    assert ("producer", "K emptied") in waited and ("consumer 1", "ping-pong") in waited
     assert not any(actor == "producer" and "filled" in what for actor, what in waited)
 
 
@@ -194,7 +194,7 @@ def test_dealt_by_hand():
     assert (ran.makespan, drawn.makespan) == (7, 5)
 
 
-@pytest.mark.parametrize("name, value", [("consumers", 4), ("slots", 0), ("consumers", True)])
+@pytest.mark.parametrize("name, value", [("consumers", 4), ("stages", 0), ("consumers", True)])
 def test_bad_numbers_are_named(name, value):
     Q, K, V = draw(4, 4)
     with pytest.raises((ValueError, TypeError), match=name):

@@ -59,7 +59,7 @@ def test_dQ_is_wrong_if_nobody_waits_for_the_others_dS():
         return lambda: np.vstack([np.zeros((4, 4)) if ds is None else ds for ds in self.places[n % 2]])
         yield
 
-    with patch.object(model.Meeting, "both", both):
+    with patch.object(model.Exchange, "both", both):
         run = model.backward(*tensors, Tiling(24, 32, 4, 8), costs=model.Costs(slow=9))
     assert right(run, want) == [False, True, True]
 
@@ -100,12 +100,12 @@ def test_a_forgotten_release_ends_in_a_deadlock_that_names_the_ring(ring):
 def test_an_order_that_is_never_done_and_a_dS_that_is_not_shown_end_in_deadlocks():
     tensors, _ = draw(24, 32)
     with (
-        patch.object(model.Orders, "done", lambda self, r: None),
-        pytest.raises(Deadlock, match="producer waits for order emptied"),
+        patch.object(model.Mailbox, "release", lambda self, r: None),
+        pytest.raises(Deadlock, match="producer waits for mailbox emptied"),
     ):
         model.backward(*tensors, Tiling(24, 32, 4, 8))
     with (
-        patch.object(model.Meeting, "share", lambda self, c, n, ds: None),
+        patch.object(model.Exchange, "share", lambda self, c, n, ds: None),
         pytest.raises(Deadlock, match="consumer 0 waits for dS filled"),
     ):
         model.backward(*tensors, Tiling(24, 32, 4, 8))

@@ -23,40 +23,40 @@ def test_barriers_by_hand():
     both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
     want = {f"{t} filled": dict(waits=both, arrives=engine, expected=1) for t in "QKV"}
     want |= {f"{t} emptied": dict(waits=["producer"], arrives=both, expected=2) for t in "KV"}
-    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has two slots
-    want["ticket filled"] = dict(waits=both, arrives=["producer"], expected=1)
-    want["ticket emptied"] = dict(waits=["producer"], arrives=both, expected=2)
-    want["turn"] = dict(waits=both, arrives=both, expected=1)
+    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has two stages
+    want["mailbox filled"] = dict(waits=both, arrives=["producer"], expected=1)
+    want["mailbox emptied"] = dict(waits=["producer"], arrives=both, expected=2)
+    want["ping-pong"] = dict(waits=both, arrives=both, expected=1)
     assert data["barriers"] == want
-    assert data["slots"] == {"ticket": 2, "Q": 4, "K": 2, "V": 2}
+    assert data["stages"] == {"mailbox": 2, "Q": 4, "K": 2, "V": 2}
 
 
-def test_every_ring_has_its_slots_and_three_arrows():
+def test_every_ring_has_its_stages_and_three_arrows():
     figure, alt, data = drawn("pipes")
-    for ring, number in data["slots"].items():
-        assert len(tagged(figure, f"{ring} slot")) == number
+    for ring, number in data["stages"].items():
+        assert len(tagged(figure, f"{ring} stage")) == number
         for verb in ("fill", "take", "release"):
             assert len(tagged(figure, f"{ring} {verb}")) == 1
-    assert len(tagged(figure, "consumer")) == 2 and len(tagged(figure, "turn")) == 2
+    assert len(tagged(figure, "consumer")) == 2 and len(tagged(figure, "ping-pong")) == 2
     assert words(figure).count("emptied: 2 arrivals, all consumers") == 3
-    assert "Q: 4 slots, empty again after 1 release;" in alt
+    assert "Q: 4 stages, empty again after 1 release;" in alt
 
 
 def test_the_backward_meets_at_rings_orders_and_dS():
     figure, alt, data = drawn("backward_pipes")
     both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
     want = {f"{ring} filled": dict(waits=both, arrives=engine, expected=1) for ring in ("K", "V", "rows")}
-    want |= {f"{ring} emptied": dict(waits=["producer"], arrives=both, expected=2) for ring in data["slots"]}
-    want["order filled"] = dict(waits=both, arrives=["producer"], expected=1)
+    want |= {f"{ring} emptied": dict(waits=["producer"], arrives=both, expected=2) for ring in data["stages"]}
+    want["mailbox filled"] = dict(waits=both, arrives=["producer"], expected=1)
     want["dS filled"] = dict(waits=both, arrives=both, expected=2)
     assert data["barriers"] == want and data["places"] == 2
-    assert data["slots"] == {"order": 2, "K": 2, "V": 1, "rows": 2}
-    for ring, number in data["slots"].items():
-        assert len(tagged(figure, f"{ring} slot")) == number
+    assert data["stages"] == {"mailbox": 2, "K": 2, "V": 1, "rows": 2}
+    for ring, number in data["stages"].items():
+        assert len(tagged(figure, f"{ring} stage")) == number
         assert all(len(tagged(figure, f"{ring} {verb}")) == 1 for verb in ("fill", "take", "release"))
     assert len(tagged(figure, "dS")) == len(tagged(figure, "dQ place")) == 2 and len(tagged(figure, "dQ add")) == 1
     assert words(figure).count("emptied: 2 arrivals, all consumers") == 4
-    assert "K: 2 slots; V: 1 slot;" in alt and "one of 2 places" in alt
+    assert "K: 2 stages; V: 1 stage;" in alt and "one of 2 places" in alt
 
 
 # Time ---------------------------------------------------------------------------------------------------------

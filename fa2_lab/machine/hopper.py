@@ -1,9 +1,9 @@
-"""The Hopper forward as a model that runs anywhere: the kernel's rings, turns and tickets, on NumPy tiles and a clock.
+"""The Hopper forward as a model that runs anywhere: its rings, mailbox and ping-pong, on NumPy tiles and a clock.
 
 Names and order are those of kernels/hopper, but that V's tiles have releases of their own: there one release stands for
 a tile of V and the next of K. One thread block: a producer that starts copies, and consumers that own B_r rows each.
-Numbers are computed when a job ends, from what lies in shared memory at that moment; a slot into which a copy is on its
-way holds NaN. So a barrier too few shows in the result, and one too many as a Deadlock.
+Numbers are computed when a job ends, from what lies in shared memory at that moment; while a copy is on its way, its
+stage holds NaN. So a barrier too few shows in the result, and one too many as a Deadlock.
 """
 
 from __future__ import annotations
@@ -46,48 +46,48 @@ def costs(chip: Chip, B_r: int, B_c: int, d: int, copy: float = 600.0) -> Costs:
 
 
 class Ring:
-    """`slots` tiles in a circle: the producer fills the n-th, consumers take it, then release it."""
+    """Tiles in shared memory, one to a stage. The producer fills the n-th tile; consumers take it, then release it."""
 
-    def __init__(self, block: Block, tensor: str, slots: int, consumers: int):
-        self.block, self.tensor, self.slots = block, tensor, slots
-        self.tiles: list = [None] * slots
-        self.filled = [Barrier(f"{tensor} filled", 1) for _ in range(slots)]
-        self.emptied = [Barrier(f"{tensor} emptied", consumers) for _ in range(slots)]
+    def __init__(self, block: Block, tensor: str, stages: int, consumers: int):
+        self.block, self.tensor, self.stages = block, tensor, stages
+        self.tiles: list = [None] * stages
+        self.filled = [Barrier(f"{tensor} filled", 1) for _ in range(stages)]
+        self.emptied = [Barrier(f"{tensor} emptied", consumers) for _ in range(stages)]
 
     def fill(self, n: int, tile: np.ndarray, clocks: float) -> Generator[Wait, None, Job]:
-        """Producer: copy a tile into the n-th place, once its slot is empty."""
-        slot = n % self.slots
-        yield self.emptied[slot].over((n // self.slots & 1) ^ 1)
-        self.tiles[slot] = np.full_like(tile, np.nan)  # half of the old tile, half of the new one
+        """Producer: copy a tile into the n-th place, once its stage is empty."""
+        stage = n % self.stages
+        yield self.emptied[stage].over((n // self.stages & 1) ^ 1)
+        self.tiles[stage] = np.full_like(tile, np.nan)  # half of the old tile, half of the new one
 
         def arrived():
-            self.tiles[slot] = tile
-            self.filled[slot].arrive("copy engine")
+            self.tiles[stage] = tile
+            self.filled[stage].arrive("copy engine")
 
         return self.block.start("copy", clocks, f"{self.tensor} {n}", arrived)
 
     def take(self, n: int) -> Generator[Wait, None, Callable[[], np.ndarray]]:
         """Consumer: the n-th tile as soon as it is there: where it lies, not what it holds."""
-        slot = n % self.slots
-        yield self.filled[slot].over(n // self.slots & 1)
-        return lambda: self.tiles[slot]
+        stage = n % self.stages
+        yield self.filled[stage].over(n // self.stages & 1)
+        return lambda: self.tiles[stage]
 
     def release(self, n: int) -> None:
         """Consumer: the n-th tile is no longer needed here."""
-        self.emptied[n % self.slots].arrive(self.block.actor)
+        self.emptied[n % self.stages].arrive(self.block.actor)
 
 
-class Turns:
-    """Who may start products now: consumer 0, 1, … and round again. Without `used` nobody waits for anybody."""
+class PingPong:
+    """Consumers start their products in turn, 0, 1, … and round again. Without `used` nobody waits for anybody."""
 
     def __init__(self, block: Block, consumers: int, used: bool):
         self.block, self.used = block, used
-        self.begun = [Barrier("turn", 1) for _ in range(consumers)]
+        self.begun = [Barrier("ping-pong", 1) for _ in range(consumers)]
         if used:
             self.begun[0].arrive("the start")
 
     def wait(self, c: int, n: int) -> Generator[Wait]:
-        """Consumer c waits for its n-th turn."""
+        """Consumer c waits until it may start its n-th products."""
         if self.used:
             yield self.begun[c].over(n & 1)
 
@@ -97,37 +97,39 @@ class Turns:
             self.begun[(c + 1) % len(self.begun)].arrive(self.block.actor)
 
 
-class Tickets:
-    """Which row block is next: the producer draws a number and tells the consumers."""
+class Mailbox:
+    """What the producer tells the consumers about each block; it may be one block ahead of them."""
 
     def __init__(self, block: Block, consumers: int):
-        self.block, self.numbers = block, [None, None]
-        self.filled = [Barrier("ticket filled", 1) for _ in range(2)]
-        self.emptied = [Barrier("ticket emptied", consumers) for _ in range(2)]
+        self.block, self.letters = block, [None, None]
+        self.filled = [Barrier("mailbox filled", 1) for _ in range(2)]
+        self.emptied = [Barrier("mailbox emptied", consumers) for _ in range(2)]
 
-    def give(self, r: int, t: int) -> Generator[Wait]:
-        """Producer: t is the r-th number."""
-        yield self.emptied[r % 2].over((r // 2 & 1) ^ 1)
-        self.numbers[r % 2] = t
-        self.filled[r % 2].arrive(self.block.actor)
+    def send(self, n: int, letter) -> Generator[Wait]:
+        """Producer: what there is to know of the n-th block."""
+        yield self.emptied[n % 2].over((n // 2 & 1) ^ 1)
+        self.letters[n % 2] = letter
+        self.filled[n % 2].arrive(self.block.actor)
 
-    def get(self, r: int) -> Generator[Wait, None, int]:
-        """Consumer: the r-th number."""
-        yield self.filled[r % 2].over(r // 2 & 1)
-        t = self.numbers[r % 2]
-        self.emptied[r % 2].arrive(self.block.actor)
-        return t
+    def wait(self, n: int) -> Generator[Wait]:
+        """Consumer: until the letter about the n-th block is there; returns it."""
+        yield self.filled[n % 2].over(n // 2 & 1)
+        return self.letters[n % 2]
+
+    def release(self, n: int) -> None:
+        """Consumer: the letter about the n-th block is no longer needed here."""
+        self.emptied[n % 2].arrive(self.block.actor)
 
 
 @dataclass
 class Pipes:
     """The shared memory of one thread block."""
 
-    q: Ring  # two slots for each consumer
+    q: Ring  # two stages for each consumer
     k: Ring
     v: Ring
-    turns: Turns
-    tickets: Tickets
+    ping_pong: PingPong
+    mailbox: Mailbox
 
 
 # Rows and their state -----------------------------------------------------------------------------------------
@@ -208,11 +210,11 @@ class Work:
 
 
 def producer(pipes: Pipes, work: Work, counter: Iterator[int]) -> Generator[Wait]:
-    """Start every copy as early as its slot is free. V's tile is needed a step later than K's, so K runs ahead."""
+    """Start every copy as early as its stage is free. V's tile is needed a step later than K's, so K runs ahead."""
     K, V, tiling, copy = work.K, work.V, work.tiling, work.costs.copy
     n = r = 0  # tiles of K, and of V, so far; row blocks so far
     t = next(counter)
-    yield from pipes.tickets.give(r, t)
+    yield from pipes.mailbox.send(r, t)
     while t < work.blocks:
         columns = work.all_columns(t)
         yield from pipes.k.fill(n, K[tiling.cols(columns[0])], copy)
@@ -226,35 +228,42 @@ def producer(pipes: Pipes, work: Work, counter: Iterator[int]) -> Generator[Wait
         yield from pipes.v.fill(n, V[tiling.cols(columns[-1])], copy)
         n += 1
         r += 1
-        yield from pipes.tickets.give(r, t)
+        yield from pipes.mailbox.send(r, t)
 
 
 def consumer(c: int, block: Block, pipes: Pipes, work: Work, visit: Callable) -> Generator[Wait]:
     """Consumer c: its rows of every row block that this thread block gets."""
     n = r = 0
-    t = yield from pipes.tickets.get(r)
+    t = yield from receive(r, pipes.mailbox)
     while t < work.blocks:
         i = work.rows_of(t)[c]
         all_columns, columns = work.all_columns(t), work.columns(i)
-        slot = r * work.consumers + c
-        q = yield from pipes.q.take(slot)
+        q_tile = r * work.consumers + c
+        q = yield from pipes.q.take(q_tile)
         for _ in all_columns[: len(all_columns) - len(columns)]:  # tiles that only lower rows see
-            yield from pass_by(c, n, pipes)
+            yield from skip(c, n, pipes)
             n += 1
         if columns:
             rows = Rows(work.tiling, i, q, work.Q.shape[1])
             yield from visit(c, n, block, rows, columns, pipes, work.costs)
             n += len(columns)
             store(rows, work)
-        pipes.q.release(slot)
+        pipes.q.release(q_tile)
         r += 1
-        t = yield from pipes.tickets.get(r)
+        t = yield from receive(r, pipes.mailbox)
 
 
-def pass_by(c: int, n: int, pipes: Pipes) -> Generator[Wait]:
-    """Let a tile go by that these rows do not see."""
-    yield from pipes.turns.wait(c, n)
-    pipes.turns.pass_on(c)
+def receive(r: int, mailbox: Mailbox) -> Generator[Wait, None, int]:
+    """The number of the r-th row block of this program."""
+    t = yield from mailbox.wait(r)
+    mailbox.release(r)
+    return t
+
+
+def skip(c: int, n: int, pipes: Pipes) -> Generator[Wait]:
+    """Skip a tile that these rows do not see, but keep the rings and ping-pong in step."""
+    yield from pipes.ping_pong.wait(c, n)
+    pipes.ping_pong.pass_on(c)
     for ring in (pipes.k, pipes.v):
         yield from ring.take(n)
         ring.release(n)
@@ -273,7 +282,7 @@ def store(rows: Rows, work: Work) -> None:
 def start_scores(c: int, n: int, j: int, block, rows, pipes, costs) -> Generator[Wait, None, Job]:
     """Start Q Kᵀ of the n-th tile, column block j."""
     k = yield from pipes.k.take(n)
-    yield from pipes.turns.wait(c, n)
+    yield from pipes.ping_pong.wait(c, n)
     return block.start("tensor", costs.scores, f"S {n}", lambda: rows.scores(k(), j))
 
 
@@ -293,7 +302,7 @@ def exponentiate(n: int, s: np.ndarray, block, rows, costs) -> Generator[Wait, N
 def look_ahead(c: int, n: int, block, rows, columns, pipes, costs) -> Generator[Wait]:
     """As the kernel does it: Q Kᵀ of a tile and P V of the one before start together, exponentials run under P V."""
     s = yield from start_scores(c, n, columns[0], block, rows, pipes, costs)
-    pipes.turns.pass_on(c)
+    pipes.ping_pong.pass_on(c)
     yield s.done()
     pipes.k.release(n)
     p, _ = yield from exponentiate(n, s.result, block, rows, costs)
@@ -301,7 +310,7 @@ def look_ahead(c: int, n: int, block, rows, columns, pipes, costs) -> Generator[
         n += 1
         s = yield from start_scores(c, n, j, block, rows, pipes, costs)
         pv = yield from start_values(n - 1, p, block, rows, pipes, costs)
-        pipes.turns.pass_on(c)
+        pipes.ping_pong.pass_on(c)
         yield s.done()
         pipes.k.release(n)
         p, alpha = yield from exponentiate(n, s.result, block, rows, costs)
@@ -317,7 +326,7 @@ def in_sequence(c: int, n: int, block, rows, columns, pipes, costs) -> Generator
     """As one writes it first: every tile to its end before the next one, every step to its end before the next step."""
     for j in columns:
         s = yield from start_scores(c, n, j, block, rows, pipes, costs)
-        pipes.turns.pass_on(c)
+        pipes.ping_pong.pass_on(c)
         yield s.done()
         pipes.k.release(n)
         p, alpha = yield from exponentiate(n, s.result, block, rows, costs)
@@ -341,14 +350,18 @@ class Run:
     pipes: Pipes
 
 
-def forward(Q, K, V, tiling: Tiling, consumers: int = 2, slots: int = 2, turns: bool = False,
+def forward(Q, K, V, tiling: Tiling, consumers: int = 2, stages: int = 2, ping_pong: bool = False,
             visit: Callable = look_ahead, costs: Costs = Costs(), tensor: str = SHARED) -> Run:  # fmt: skip
-    """One head by one thread block, which draws the tickets 0, 1, 2, … alone."""
+    """One head by one thread block, which draws the numbers 0, 1, 2, … alone."""
     whole_number("consumers", consumers, low=1, high=3)
-    whole_number("slots", slots, low=1)
+    whole_number("stages", stages, low=1)
     block = Block(tensor=tensor)
-    rings = (Ring(block, "Q", 2 * consumers, 1), Ring(block, "K", slots, consumers), Ring(block, "V", slots, consumers))
-    pipes = Pipes(*rings, Turns(block, consumers, turns), Tickets(block, consumers))
+    rings = (
+        Ring(block, "Q", 2 * consumers, 1),
+        Ring(block, "K", stages, consumers),
+        Ring(block, "V", stages, consumers),
+    )
+    pipes = Pipes(*rings, PingPong(block, consumers, ping_pong), Mailbox(block, consumers))
     O, L = np.full(Q.shape, np.nan), np.full(len(Q), np.nan)
     work = Work(Q, K, V, tiling, consumers, costs, O, L)
     actors = {PRODUCER: producer(pipes, work, count())}

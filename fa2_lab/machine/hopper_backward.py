@@ -1,6 +1,6 @@
 """The Hopper backward as a model that runs anywhere: one pass over column blocks, on NumPy tiles and a clock.
 
-Names and order are those of kernels/hopper/backward/kernel.py; rings, units and barriers are the forward model's. Two
+Names and order are those of kernels/hopper/backward/kernel.py; rings, mailbox and units are the forward model's. Two
 consumers own half of a column block each. They meet at dS, which dQ needs from both, and the copy engine adds dQ for
 them. A barrier too few shows in the result, and one too many as a Deadlock.
 """
@@ -15,7 +15,7 @@ import numpy as np
 
 from fa2_lab.machine.asynchrony import SHARED, Barrier, Block, Job, Wait
 from fa2_lab.machine.chips import Chip
-from fa2_lab.machine.hopper import PRODUCER, Ring, name
+from fa2_lab.machine.hopper import PRODUCER, Mailbox, Ring, name
 from fa2_lab.tiles import Tiling, whole_number
 
 CONSUMERS = 2
@@ -34,7 +34,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Late:
-    """Which products start later than they could: see Plan in kernels/hopper/backward/host.py."""
+    """Which products start later than they could: see Sizes in kernels/hopper/backward/sizes.py."""
 
     dv: bool = True  # dV's product after dS, not before dQ is handed over
     dk: bool = False  # dK's product in the next step
@@ -48,31 +48,7 @@ def costs(chip: Chip, B_r: int, d: int, copy: float = 600.0, add: float = 600.0)
 # What they share ----------------------------------------------------------------------------------------------
 
 
-class Orders:
-    """Which column block is next, and which row blocks see it: two places, as for the forward's tickets."""
-
-    def __init__(self, block: Block):
-        self.block, self.told = block, [None, None]
-        self.filled = [Barrier("order filled", 1) for _ in range(2)]
-        self.emptied = [Barrier("order emptied", CONSUMERS) for _ in range(2)]
-
-    def give(self, r: int, order: tuple | None) -> Generator[Wait]:
-        """Producer: the r-th order; None says that there are no more."""
-        yield self.emptied[r % 2].over((r // 2 & 1) ^ 1)
-        self.told[r % 2] = order
-        self.filled[r % 2].arrive(self.block.actor)
-
-    def get(self, r: int) -> Generator[Wait, None, tuple | None]:
-        """Consumer: the r-th order."""
-        yield self.filled[r % 2].over(r // 2 & 1)
-        return self.told[r % 2]
-
-    def done(self, r: int) -> None:
-        """Consumer: the r-th order is carried out."""
-        self.emptied[r % 2].arrive(self.block.actor)
-
-
-class Meeting:
+class Exchange:
     """dS of both consumers, one below the other, for this row block and the ones before: `places` of them."""
 
     def __init__(self, block: Block, places: int):
@@ -114,11 +90,11 @@ class Sums:
 class Pipes:
     """The shared memory of one thread block."""
 
-    orders: Orders
+    mailbox: Mailbox
     k: Ring
     v: Ring
     rows: Ring  # Q and dO, and what S and dP begin at
-    ds: Meeting
+    ds: Exchange
     sums: Sums
 
 
@@ -204,12 +180,12 @@ def split(rows: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def producer(pipes: Pipes, work: Work, counter: Iterator[int]) -> Generator[Wait]:
-    """Give orders, and start every copy as early as its slot is free."""
+    """Announce every column block, and start every copy as early as its stage is free."""
     n = r = 0  # row blocks, and column blocks, so far
     j = next(counter)
     while j < work.tiling.T_c:
         cols, row_blocks = work.tiling.cols(j), work.rows_of(j)
-        yield from pipes.orders.give(r, (j, row_blocks))
+        yield from pipes.mailbox.send(r, (j, row_blocks))
         yield from pipes.k.fill(r, work.K[cols], work.costs.copy)
         yield from pipes.v.fill(r, work.V[cols], work.costs.copy)
         for i in row_blocks:
@@ -217,15 +193,15 @@ def producer(pipes: Pipes, work: Work, counter: Iterator[int]) -> Generator[Wait
             n += 1
         r += 1
         j = next(counter)
-    yield from pipes.orders.give(r, None)
+    yield from pipes.mailbox.send(r, None)
 
 
 def consumer(c: int, block: Block, pipes: Pipes, work: Work) -> Generator[Wait]:
     """Consumer c: its half of every column block that this thread block gets."""
     n = r = 0
-    order = yield from pipes.orders.get(r)
-    while order is not None:
-        j, row_blocks = order
+    letter = yield from pipes.mailbox.wait(r)
+    while letter is not None:
+        j, row_blocks = letter
         k = yield from pipes.k.take(r)
         v = yield from pipes.v.take(r)
         own, before = Columns(c, j, k, v, work), None
@@ -240,9 +216,9 @@ def consumer(c: int, block: Block, pipes: Pipes, work: Work) -> Generator[Wait]:
         pipes.k.release(r)
         yield from add_dq(before.i, dq, own, pipes)
         own.store()
-        pipes.orders.done(r)
+        pipes.mailbox.release(r)
         r += 1
-        order = yield from pipes.orders.get(r)
+        letter = yield from pipes.mailbox.wait(r)
 
 
 @dataclass(frozen=True)
@@ -348,8 +324,8 @@ def backward(Q, K, V, O, L, dO, tiling: Tiling, places: int = 2, costs: Costs = 
     starts = np.where(nobody, -np.inf, -L * np.sqrt(Q.shape[1])), np.where(nobody, 0.0, -(dO * O).sum(axis=1))
     dQ, dK, dV = np.zeros(Q.shape), np.full(K.shape, np.nan), np.full(V.shape, np.nan)
     work = Work(Q, K, V, dO, np.stack(starts, axis=1), tiling, costs, late, dK, dV)
-    k, v, rows = (Ring(block, tensor, slots, CONSUMERS) for tensor, slots in (("K", 2), ("V", 1), ("rows", 2)))
-    pipes = Pipes(Orders(block), k, v, rows, Meeting(block, places), Sums(block, dQ, costs.add))
+    k, v, rows = (Ring(block, tensor, stages, CONSUMERS) for tensor, stages in (("K", 2), ("V", 1), ("rows", 2)))
+    pipes = Pipes(Mailbox(block, CONSUMERS), k, v, rows, Exchange(block, places), Sums(block, dQ, costs.add))
     actors = {PRODUCER: producer(pipes, work, count())}
     actors |= {name(c): consumer(c, block, pipes, work) for c in range(CONSUMERS)}
     block.run(actors)

@@ -37,9 +37,9 @@ def data() -> dict:
     O, L = naive.forward_linear_memory(Q, K, V)
     run = hopper_backward.backward(Q, K, V, O, L, dO, Tiling(16, 32, 4, 8))
     p = run.pipes
-    barriers = met(run, [*p.orders.filled, *p.orders.emptied, p.ds.filled], (p.k, p.v, p.rows))
-    slots = {"order": 2, "K": p.k.slots, "V": p.v.slots, "rows": p.rows.slots}
-    return dict(slots=slots, barriers=barriers, places=len(p.ds.places))
+    barriers = met(run, [*p.mailbox.filled, *p.mailbox.emptied, p.ds.filled], (p.k, p.v, p.rows))
+    stages = {"mailbox": 2, "K": p.k.stages, "V": p.v.stages, "rows": p.rows.stages}
+    return dict(stages=stages, barriers=barriers, places=len(p.ds.places))
 
 
 # Drawing --------------------------------------------------------------------------------------------------------
@@ -48,19 +48,19 @@ BACKWARD = "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ"
 
 
 @style.picture
-def draw(slots: Mapping[str, int], barriers: Mapping[str, Mapping], places: int) -> tuple[Figure, str]:
+def draw(stages: Mapping[str, int], barriers: Mapping[str, Mapping], places: int) -> tuple[Figure, str]:
     """The same for the backward. Its consumers also meet at dS, in so many places, and leave dQ to the copy engine."""
     figure, ax = style.new_figure(6.2, "Two consumers meet at dS; nobody waits for dQ to be added")
-    bottom = FIRST + LANE * len(slots)
+    bottom = FIRST + LANE * len(stages)
     consumers = sorted(barriers["dS filled"]["waits"])
     _producer(ax, bottom)
     _consumers(ax, consumers, bottom, BACKWARD)
     _between(ax, bottom, "dS", f"dS: {places} places,\n{barriers['dS filled']['expected']} arrivals")
-    for lane, (ring, number) in enumerate(slots.items()):
+    for lane, (ring, number) in enumerate(stages.items()):
         _lane(ax, FIRST + lane * LANE, ring, number, barriers)
     _sums(ax, bottom + 0.35, len(consumers))
     _bare(ax, bottom + 1.05)
-    told = "; ".join(f"{ring}: {number} slot{'s' if number > 1 else ''}" for ring, number in slots.items())
+    told = "; ".join(f"{ring}: {number} stage{'s' if number > 1 else ''}" for ring, number in stages.items())
     alt = (
         f"A diagram of one thread block of the backward. Left the producer warp, right {len(consumers)} consumer"
         f" warpgroups of 64 columns each, between them a row for each ring in shared memory ({told}), each filled by"

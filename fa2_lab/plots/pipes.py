@@ -25,12 +25,13 @@ def small(consumers: int, T: int, **options) -> hopper.Run:
     return hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4), consumers, **options)
 
 
-def data(consumers: int = 2, slots: int = 2) -> dict:
+def data(consumers: int = 2, stages: int = 2) -> dict:
     """Every barrier of a run: who waits there, who arrives, and how many arrivals end a phase."""
-    run = small(consumers, 8, slots=slots, turns=True)
+    run = small(consumers, 8, stages=stages, ping_pong=True)
     p = run.pipes
-    alone = [*p.tickets.filled, *p.tickets.emptied, *p.turns.begun]
-    return dict(slots={"ticket": 2, "Q": p.q.slots, "K": slots, "V": slots}, barriers=met(run, alone, (p.q, p.k, p.v)))
+    alone = [*p.mailbox.filled, *p.mailbox.emptied, *p.ping_pong.begun]
+    numbers = {"mailbox": 2, "Q": p.q.stages, "K": stages, "V": stages}
+    return dict(stages=numbers, barriers=met(run, alone, (p.q, p.k, p.v)))
 
 
 def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
@@ -57,33 +58,33 @@ FORWARD = "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
 
 
 @style.picture
-def draw(slots: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Figure, str]:
-    """slots: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}."""
-    figure, ax = style.new_figure(5.2, "Every wait is for a slot that is full, a slot that is empty, or a turn")
-    bottom = FIRST + LANE * len(slots)
+def draw(stages: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Figure, str]:
+    """stages: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}."""
+    figure, ax = style.new_figure(5.2, "Every wait is for a stage that is full, a stage that is empty, or a turn")
+    bottom = FIRST + LANE * len(stages)
     consumers = sorted({who for bar in barriers.values() for who in bar["waits"] if who.startswith("consumer")})
     _producer(ax, bottom)
     _consumers(ax, consumers, bottom, FORWARD)
-    if "turn" in barriers:
-        _between(ax, bottom, "turn", "turn:\n1 arrival")
-    for lane, (ring, number) in enumerate(slots.items()):
+    if "ping-pong" in barriers:
+        _between(ax, bottom, "ping-pong", "ping-pong:\n1 arrival")
+    for lane, (ring, number) in enumerate(stages.items()):
         _lane(ax, FIRST + lane * LANE, ring, number, barriers)
     _bare(ax, bottom + 0.12)
-    return figure, _told(slots, barriers, consumers)
+    return figure, _told(stages, barriers, consumers)
 
 
-def _told(slots: Mapping, barriers: Mapping, consumers: list[str]) -> str:
+def _told(stages: Mapping, barriers: Mapping, consumers: list[str]) -> str:
     told = []
-    for ring, number in slots.items():
+    for ring, number in stages.items():
         needed = barriers[f"{ring} emptied"]["expected"]
-        told.append(f"{ring}: {number} slots, empty again after {needed} release{'s' if needed > 1 else ''}")
+        told.append(f"{ring}: {number} stages, empty again after {needed} release{'s' if needed > 1 else ''}")
     return (
         f"A diagram of one thread block. Left the producer warp, right {len(consumers)} consumer warpgroups, between"
         f" them one row for each ring of buffers in shared memory. {'; '.join(told)}. In each row a solid arrow leads"
-        " from the producer through the slots to the consumers: they wait until a slot is filled. A dashed arrow leads"
-        " back: the producer waits until all have released the slot. Between the consumers two arrows: each waits for"
-        " its turn, which the other passes on once its products have started. The producer never waits for a copy to"
-        " end."
+        " from the producer through the stages to the consumers: they wait until a stage is filled. A dashed arrow"
+        " leads back: the producer waits until all have released the stage. Between the consumers two arrows: each"
+        " waits for its turn, which the other passes on once its products have started. The producer never waits for a"
+        " copy to end."
     )
 
 
@@ -122,13 +123,13 @@ def _lane(ax: Axes, top: float, ring: str, number: int, barriers: Mapping) -> No
     filled, emptied = barriers[f"{ring} filled"], barriers[f"{ring} emptied"]
     (left, right), high, middle = SLOTS, 0.42, top + 0.21
     width = (right - left) / number
-    for slot in range(number):
-        x = left + slot * width
-        label = f"{TOLD.get(ring, ring)} {slot}"
+    for stage in range(number):
+        x = left + stage * width
+        label = f"{TOLD.get(ring, ring)} {stage}"
         if ring in style.HUES:
-            style.tensor_box(ax, x, top, width - 0.06, high, ring, label, size=style.NORMAL, gid=f"{ring} slot")
+            style.tensor_box(ax, x, top, width - 0.06, high, ring, label, size=style.NORMAL, gid=f"{ring} stage")
         else:
-            style.box(ax, x, top, width - 0.06, high, label, size=style.NORMAL, gid=f"{ring} slot")
+            style.box(ax, x, top, width - 0.06, high, label, size=style.NORMAL, gid=f"{ring} stage")
     _arrow(ax, (LEFT[1], middle), (left, middle), f"{ring} fill")
     _arrow(ax, (right - 0.06, middle), (RIGHT[0], middle), f"{ring} take")
     who = "the copy" if filled["arrives"] == ["copy engine"] else "the producer"

@@ -212,7 +212,7 @@ for arrival in range(5):
 # <details><summary>The phase before the first</summary>
 #
 # Phase 0 is not over, phase 1 is: it looks like the phase before the first one. That is useful. A producer must find all
-# slots empty in its first round, though nobody has released one. So it asks for the end of `(round & 1) ^ 1`, the consumers
+# stages empty in its first round, though nobody has released one. So it asks for the end of `(round & 1) ^ 1`, the consumers
 # for the end of `round & 1`.
 #
 # One bit suffices if nobody can be two phases late.
@@ -221,9 +221,9 @@ for arrival in range(5):
 # **Takeaway.** A barrier counts arrivals and remembers one bit; the protocol around it must keep everybody within one phase.
 
 # %% [markdown]
-# ## A ring of slots, event by event
+# ## A ring of stages, event by event
 #
-# A tile that is being read cannot be overwritten, so there are several *slots*. The producer fills slot n mod slots; two
+# A tile that is being read cannot be overwritten, so there are several *stages*. The producer fills stage n mod stages; two
 # barriers stand at each: *filled*, where consumers wait for the copy, and *emptied*, where the producer waits for all
 # consumers. In the model an actor is a generator. It yields a barrier, a phase, and words that say what it waits for.
 
@@ -232,32 +232,32 @@ PAUSE = (Barrier(1), 1, "")  # over at once: somebody else may go first
 
 
 class Ring:
-    def __init__(self, slots, consumers):
-        self.slots, self.tiles = slots, [None] * slots
-        self.filled = [Barrier(1) for _ in range(slots)]
-        self.emptied = [Barrier(consumers) for _ in range(slots)]
+    def __init__(self, stages, consumers):
+        self.stages, self.tiles = stages, [None] * stages
+        self.filled = [Barrier(1) for _ in range(stages)]
+        self.emptied = [Barrier(consumers) for _ in range(stages)]
 
     def fill(self, n, tile):
-        slot = n % self.slots
-        yield self.emptied[slot], (n // self.slots & 1) ^ 1, f"slot {slot} to be emptied"
-        self.tiles[slot] = np.nan  # the copy is on its way: neither old nor new
+        stage = n % self.stages
+        yield self.emptied[stage], (n // self.stages & 1) ^ 1, f"stage {stage} to be emptied"
+        self.tiles[stage] = np.nan  # the copy is on its way: neither old nor new
         yield PAUSE
-        self.tiles[slot] = tile
-        self.filled[slot].arrive()
+        self.tiles[stage] = tile
+        self.filled[stage].arrive()
 
     def take(self, n):
-        slot = n % self.slots
-        yield self.filled[slot], n // self.slots & 1, f"slot {slot} to be filled"
-        return slot
+        stage = n % self.stages
+        yield self.filled[stage], n // self.stages & 1, f"stage {stage} to be filled"
+        return stage
 
     def release(self, n):
-        self.emptied[n % self.slots].arrive()
+        self.emptied[n % self.stages].arrive()
 
 # %% [markdown]
 # The consumers take each tile, multiply for a while, note what they have read, and release. `run` lets one actor after the
 # other go on, in any order that chance picks among those that need not wait.
 #
-# **Predict.** Two slots, three consumers. By how many tiles can the fastest be ahead of the slowest?
+# **Predict.** Two stages, three consumers. By how many tiles can the fastest be ahead of the slowest?
 
 # %%
 def run(actors, seed):
@@ -280,14 +280,14 @@ def producer(ring, T):
 
 def consumer(ring, T, c, read):
     for n in range(T):
-        slot = yield from ring.take(n)
+        stage = yield from ring.take(n)
         yield PAUSE  # the tensor cores read the tile all the while
-        read[c].append(ring.tiles[slot])
+        read[c].append(ring.tiles[stage])
         ring.release(n)
 
 # %%
-def try_out(consumer, seed, slots=2, consumers=3, T=6):
-    ring, read = Ring(slots, consumers), [[] for _ in range(consumers)]
+def try_out(consumer, seed, stages=2, consumers=3, T=6):
+    ring, read = Ring(stages, consumers), [[] for _ in range(consumers)]
     actors = {f"consumer {c}": consumer(ring, T, c, read) for c in range(consumers)}
     return run({"producer": producer(ring, T)} | actors, seed), read
 
@@ -299,8 +299,8 @@ print("every consumer read 0 to 5:", all(read == 3 * [list(range(6))] for _, rea
 
 def leader(ring, T, c, read):  # consumer 2 never releases: how far do the others get?
     for n in range(T if c < 2 else 1):
-        slot = yield from ring.take(n)
-        read[c].append(ring.tiles[slot])
+        stage = yield from ring.take(n)
+        read[c].append(ring.tiles[stage])
         if c < 2:
             ring.release(n)
 
@@ -311,7 +311,7 @@ print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles i
 # %% [markdown]
 # <details><summary>How far ahead</summary>
 #
-# The others finish tiles 0 and 1 and stop: tile 2 belongs into slot 0, which consumer 2 has not released. So all are within
+# The others finish tiles 0 and 1 and stop: tile 2 belongs into stage 0, which consumer 2 has not released. So all are within
 # one phase of each other at every barrier: that is why one bit is enough.
 # </details>
 #
@@ -322,7 +322,7 @@ print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles i
 source(pipeline.Ring.fill, pipeline.Ring.take, pipeline.Ring.release)
 
 # %% [markdown]
-# **Takeaway.** Two barriers a slot, *filled* and *emptied*: the first protects the reader from the past, the second from
+# **Takeaway.** Two barriers a stage, *filled* and *emptied*: the first protects the reader from the past, the second from
 # the future.
 
 # %% [markdown]
@@ -336,31 +336,31 @@ source(pipeline.Ring.fill, pipeline.Ring.take, pipeline.Ring.release)
 # %%
 def forgetful(ring, T, c, read):
     for n in range(T):
-        slot = yield from ring.take(n)
+        stage = yield from ring.take(n)
         yield PAUSE
-        read[c].append(ring.tiles[slot])
+        read[c].append(ring.tiles[stage])
         if (n, c) != (2, 1):
             ring.release(n)
 
 
 def hasty(ring, T, c, read):
     for n in range(T):
-        slot = yield from ring.take(n)
+        stage = yield from ring.take(n)
         ring.release(n)
         yield PAUSE
-        read[c].append(ring.tiles[slot])
+        read[c].append(ring.tiles[stage])
 
 
 print("forgetful:", try_out(forgetful, seed=0)[0])
-for slots in (2, 4, 6):
-    ends = [try_out(hasty, seed, slots)[1] for seed in range(1000)]
+for stages in (2, 4, 6):
+    ends = [try_out(hasty, seed, stages)[1] for seed in range(1000)]
     wrong = sum(any(tiles != list(range(6)) for tiles in read) for read in ends)
-    print(f"hasty, {slots} slots: all done every time, wrong in {wrong} of 1,000 orders")
+    print(f"hasty, {stages} stages: all done every time, wrong in {wrong} of 1,000 orders")
 
 # %% [markdown]
 # <details><summary>Which one is worse</summary>
 #
-# `forgetful` hangs, in every order. `hasty` always ends. How often it is wrong depends on who is quick, and with enough slots
+# `forgetful` hangs, in every order. `hasty` always ends. How often it is wrong depends on who is quick, and with enough stages
 # it is never wrong: the bug waits for a longer sequence. That is why tests of such kernels repeat a call a thousand times
 # and compare every bit.
 # </details>
@@ -398,51 +398,51 @@ for d in (64, 128):
 # </details>
 #
 # A drawing of all waits, made from a run of the model in `machine/hopper.py`: the ring above, with clocks, products and all
-# other parts. Every arrow is a barrier at which somebody waited. (Turns and tickets come below, and which barrier the kernel
+# other parts. Every arrow is a barrier at which somebody waited. (Ping-pong and the mailbox come below, and which barrier the kernel
 # saves.)
 
 # %%
 show(pipes.draw(**pipes.data()))
 
 # %% [markdown]
-# **Takeaway.** The producer waits for empty slots, the consumers for full ones; nobody waits for everybody.
+# **Takeaway.** The producer waits for empty stages, the consumers for full ones; nobody waits for everybody.
 
 # %% [markdown]
-# ## How many slots, and what comes first?
+# ## How many stages, and what comes first?
 #
-# The producer is one sequence of lines. If it waits for a slot, whatever stands behind it waits as well. A consumer starts S
+# The producer is one sequence of lines. If it waits for a stage, whatever stands behind it waits as well. A consumer starts S
 # of tile j + 1 together with P V of tile j, so the producer asks for K₁ before V₀.
 #
-# **Predict.** Suppose it asked for V first: K₀ V₀ K₁ V₁ … Is anything computed wrongly? With one slot for K and one for V, who
+# **Predict.** Suppose it asked for V first: K₀ V₀ K₁ V₁ … Is anything computed wrongly? With one stage for K and one for V, who
 # waits for whom? And with two?
 
 # %%
 def v_first(pipes, work, counter):  # the model's producer with the two lines exchanged
     t, n = next(counter), 0
-    yield from pipes.tickets.give(0, t)
+    yield from pipes.mailbox.send(0, t)
     for c, i in enumerate(work.rows_of(t)):
         yield from pipes.q.fill(c, work.q(i), work.costs.copy)
     for j in work.all_columns(t):
         yield from pipes.k.fill(n, work.K[work.tiling.cols(j)], work.costs.copy)
         yield from pipes.v.fill(n, work.V[work.tiling.cols(j)], work.costs.copy)
         n += 1
-    yield from pipes.tickets.give(1, next(counter))
+    yield from pipes.mailbox.send(1, next(counter))
 
 
 Q, (K, V) = rng.standard_normal((8, 4)), rng.standard_normal((2, 64, 4))
 price = hopper.costs(chips.H200, 64, 128, 128)  # clocks as for tiles of 64 × 128, d = 128
-for slots in (1, 2, 3):
+for stages in (1, 2, 3):
     for name, version in (("K first", hopper.producer), ("V first", v_first)):
         with patch.object(hopper, "producer", version):
-            ran = hopper.forward(Q, K, V, Tiling(8, 64, 4, 4), slots=slots, costs=price)
+            ran = hopper.forward(Q, K, V, Tiling(8, 64, 4, 4), stages=stages, costs=price)
         end = max(job.ended for job in ran.block.jobs)
-        print(f"slots {slots}, {name}: right {close(ran.O, naive.forward(Q, K, V)[0])}, {end:,.0f} clocks")
+        print(f"stages {stages}, {name}: right {close(ran.O, naive.forward(Q, K, V)[0])}, {end:,.0f} clocks")
 
 # %% [markdown]
 # <details><summary>What the order is worth</summary>
 #
-# Nothing is wrong in either order. With one slot, V₁ waits until P V of tile 0 has ended, and K₂ behind it waits as well,
-# although its own slot is empty. With two there is slack enough for both orders, and a third buys nothing.
+# Nothing is wrong in either order. With one stage, V₁ waits until P V of tile 0 has ended, and K₂ behind it waits as well,
+# although its own stage is empty. With two there is slack enough for both orders, and a third buys nothing.
 # </details>
 
 # %% [markdown]
@@ -459,20 +459,20 @@ source(forward.producer)
 # ## One release for two tiles
 #
 # In step n a consumer starts S of tile n and P V of tile n − 1, and waits for P V last. Then it is done with both: K's tile n
-# and V's tile n − 1. The kernel releases them together, and *one* arrival, at K's barrier, stands for both. V's slots have no
+# and V's tile n − 1. The kernel releases them together, and *one* arrival, at K's barrier, stands for both. V's stages have no
 # *emptied*.
 #
-# The producer fills K₀, K₁ V₀, K₂ V₁, … V's tile n − 1 goes where tile n − 1 − slots was. That one was released with K's tile
-# n − slots, for which the copy of K's tile n has waited a line earlier.
+# The producer fills K₀, K₁ V₀, K₂ V₁, … V's tile n − 1 goes where tile n − 1 − stages was. That one was released with K's tile
+# n − stages, for which the copy of K's tile n has waited a line earlier.
 #
 # **Predict.** So V's copies need not wait at all? Think of two row blocks, one behind the other.
 
 # %%
 def copy(ring, n):  # as in fill, but nobody is asked
-    ring.tiles[n % ring.slots] = np.nan
+    ring.tiles[n % ring.stages] = np.nan
     yield PAUSE
-    ring.tiles[n % ring.slots] = n
-    ring.filled[n % ring.slots].arrive()
+    ring.tiles[n % ring.stages] = n
+    ring.filled[n % ring.stages].arrive()
 
 
 def copies(K, V, T, blocks, careful):  # the producer: so many row blocks of T tiles
@@ -482,14 +482,14 @@ def copies(K, V, T, blocks, careful):  # the producer: so many row blocks of T t
             yield from copy(V, n - 1)
         if n % T == T - 1:  # V's last tile, with no copy of K before it
             if careful:
-                yield K.emptied[(n + 1) % K.slots], ((n + 1) // K.slots & 1) ^ 1, "K's next slot to be emptied"
+                yield K.emptied[(n + 1) % K.stages], ((n + 1) // K.stages & 1) ^ 1, "K's next stage to be emptied"
             yield from copy(V, n)
 
 # %%
 def multiply(V, n, read):
-    slot = yield from V.take(n)
+    stage = yield from V.take(n)
     yield PAUSE
-    read.append(V.tiles[slot])
+    read.append(V.tiles[stage])
 
 
 def steps(K, V, T, blocks, read):
@@ -515,9 +515,9 @@ for careful in (False, True):
 # <details><summary>Where the wait is missing</summary>
 #
 # Before V's last tile of a row block: no copy of K comes with it. What it needs is what K's next copy would wait for, the
-# first of the next row block. So the kernel's producer asks for that slot (`wait_for_room`) a line before it is due.
+# first of the next row block. So the kernel's producer asks for that stage (`wait_for_room`) a line before it is due.
 #
-# K's slot is free a little later than it could be. With two slots nobody notices; with one, the copy of K would no longer run
+# K's stage is free a little later than it could be. With two stages nobody notices; with one, the copy of K would no longer run
 # under exponentials.
 # </details>
 #
@@ -546,12 +546,13 @@ for d in (64, 128):
 # Sharing equally they stay together for ever, and at d = 64 a third of the time is lost in spite of the look-ahead. If the
 # tensor cores serve one after the other, the warpgroups move apart, and the tensor cores hardly rest.
 #
-# *Turns* force the second case (FA3: pingpong): warpgroup 1 may start its products only after warpgroup 0 has started its
-# own, and so on round the circle. The kernel takes turns at d = 64 where sequences are causal and long: 1 to 3% faster.
-# Elsewhere warpgroups move apart well enough by themselves, and turns cost up to 2%.
+# *Ping-pong* forces the second case: warpgroup 1 may start its products only after warpgroup 0 has started its own, and so on
+# round the circle. The kernel does it at d = 64 in two places: where sequences are causal and long, 1 to 3% faster, and
+# without a mask where two consumers fit better than three. Elsewhere warpgroups move apart well enough by themselves, and
+# ping-pong costs up to 2%.
 # </details>
 #
-# Here are the turns, and one step of a consumer. `warpgroup_mma_wait(1)` returns when at most one product is still running:
+# Here are ping-pong and one step of a consumer. `warpgroup_mma_wait(1)` returns when at most one product is still running:
 # S was started first, so it is there, and P V goes on. `deps` names what the wait makes valid; `as_operand` makes p the left
 # operand of the next product, in the registers where it lies; `shrunk` is α o.
 
@@ -620,20 +621,20 @@ source(softmax.softmax_step, softmax.raised)
 # **Predict.** Do three consumers fit at d = 128? If not, what is it that does not fit?
 
 # %%
-def kib(d, consumers, slots, q_slots, B_c=128):  # Q and O of all consumers, and the slots of K and V
-    return (64 * consumers * (q_slots + 1) + 2 * slots * B_c) * d * 2 / 1024
+def kib(d, consumers, stages, q_stages, B_c=128):  # Q and O of all consumers, and the stages of K and V
+    return (64 * consumers * (q_stages + 1) + 2 * stages * B_c) * d * 2 / 1024
 
 
 def l2_bytes(d, consumers, B_c=128):  # of K and V, for each clock of products
     return 2 * B_c * d * 2 / (consumers * clocks(chips.H200, d)[0])
 
 
-print("  d  consumers  slots of K, V, of Q   KiB   registers held, to be had   bytes a clock")
+print("  d  consumers  stages of K, V, of Q   KiB   registers held, to be had   bytes a clock")
 for d, *sizes in ((64, 2, 4, 2), (64, 3, 4, 2), (128, 2, 2, 2), (128, 2, 3, 1), (128, 3, 2, 1)):
-    consumers, slots, q_slots = sizes
+    consumers, stages, q_stages = sizes
     most, needs = (65536 // 128 - 24) // consumers // 8 * 8, kib(d, *sizes)
     lacks = "too large" if needs > 227 else "too few registers" if held(d) + 24 > most else ""
-    print(f"{d:3} {consumers:10} {slots:14} {q_slots:6} {needs:5.0f} {held(d):16} {most:11}", end=" ")
+    print(f"{d:3} {consumers:10} {stages:14} {q_stages:6} {needs:5.0f} {held(d):16} {most:11}", end=" ")
     print(f"{l2_bytes(d, consumers):15.1f}  {lacks}")
 
 # %% [markdown]
@@ -689,7 +690,7 @@ show(tickets.draw(**tickets.data()))
 # factor of 1.16 in the model, and about as much when measured.
 #
 # A ticket costs an atomic addition. The producer draws it while consumers are at work, and hands its place on through two
-# slots with the barriers you know.
+# stages with the barriers you know.
 # </details>
 # <details><summary>A trap: the barrier that nobody waits for</summary>
 #
@@ -826,7 +827,7 @@ Markdown(every + "\n\n" + earlier)
 # ## Recap
 #
 # - Products and copies are started, not called; what they use must stay in place until they have been waited for.
-# - A barrier counts arrivals and flips one bit. A ring slot has two: filled and emptied.
+# - A barrier counts arrivals and flips one bit. A ring stage has two: filled and emptied.
 # - A producer warp copies, consumer warpgroups compute, registers go where they are needed.
 # - Exponentials hide under products, if warpgroups are out of step.
 # - m need not be the maximum: it lags, and lanes seldom have to talk.
@@ -838,16 +839,16 @@ Markdown(every + "\n\n" + earlier)
 # %% [markdown]
 # ## Exercises
 #
-# **1. Predict.** K and V share one ring with a single slot, and the producer fills it K₀ V₀ K₁ V₁ … The consumer takes K₁ before
+# **1. Predict.** K and V share one ring with a single stage, and the producer fills it K₀ V₀ K₁ V₁ … The consumer takes K₁ before
 # V₀, as ours does. A deadlock? Then try the order in which tiles are needed.
 #
 # <details><summary>Hint</summary>
-# How many phases lie between what the consumer asks for and what is in the slot? How many bits does the barrier have?
+# How many phases lie between what the consumer asks for and what is in the stage? How many bits does the barrier have?
 # </details>
 
 # %%
-def shared_ring(fills, takes, slots, seed=0):
-    ring, read = Ring(slots, consumers=1), []
+def shared_ring(fills, takes, stages, seed=0):
+    ring, read = Ring(stages, consumers=1), []
     place = {name: n for n, name in enumerate(fills)}  # the n-th tile of the ring
 
     def copies():
@@ -856,9 +857,9 @@ def shared_ring(fills, takes, slots, seed=0):
 
     def computes():
         for name in takes:
-            slot = yield from ring.take(place[name])
+            stage = yield from ring.take(place[name])
             yield PAUSE
-            read.append(ring.tiles[slot])
+            read.append(ring.tiles[stage])
             ring.release(place[name])
 
     return run(dict(producer=copies(), consumer=computes()), seed), read
@@ -866,49 +867,49 @@ def shared_ring(fills, takes, slots, seed=0):
 
 needed = ["K0", "K1", "V0", "K2", "V1", "V2"]
 for fills in (["K0", "V0", "K1", "V1", "K2", "V2"], needed):
-    for slots in (1, 2):
-        ends = [shared_ring(fills, needed, slots, seed) for seed in range(1000)]
+    for stages in (1, 2):
+        ends = [shared_ring(fills, needed, stages, seed) for seed in range(1000)]
         wrong = sum(read != needed[: len(read)] for _, read in ends)
         hang = sum(end != "all done" for end, _ in ends)
-        print(f"filled {' '.join(fills)}, slots {slots}: of 1,000 orders {wrong} read wrongly, {hang} hang")
+        print(f"filled {' '.join(fills)}, stages {stages}: of 1,000 orders {wrong} read wrongly, {hang} hang")
 
 # %% [markdown]
 # <details><summary>Answer to exercise 1</summary>
 #
 # It is worse than a deadlock. K₁ is two rounds after K₀, so its phase has the same bit, and the wait returns at once: the
 # consumer takes what lies there, K₀ still, or V₀, for K₁. Then it releases what it never had, and the counts are off. Filled
-# in the order of need, one slot is enough. The kernel gives K and V rings of their own, each taken in the order in which it
+# in the order of need, one stage is enough. The kernel gives K and V rings of their own, each taken in the order in which it
 # is filled.
 # </details>
 #
 # **2. Complete.** A copy takes `copy` clocks, a tile keeps the consumer busy for `work` clocks: a quarter each for S and P V,
-# half for the exponentials. How few slots keep it from ever waiting? Replace the 1.
+# half for the exponentials. How few stages keep it from ever waiting? Replace the 1.
 
 # %%
-def needed_slots(copy, work):
+def needed_stages(copy, work):
     return 1  # replace
 
 
-def stands_still(slots, copy, work, T=50):  # clocks spent waiting, after the first copies
+def stands_still(stages, copy, work, T=50):  # clocks spent waiting, after the first copies
     price = hopper.Costs(copy=copy, scores=work / 4, values=work / 4, softmax=work / 2)
     Q, (K, V) = np.ones((4, 4)), np.ones((2, 4 * T, 4))
-    ran = hopper.forward(Q, K, V, Tiling(4, 4 * T, 4, 4), 1, slots, visit=hopper.in_sequence, costs=price)
+    ran = hopper.forward(Q, K, V, Tiling(4, 4 * T, 4, 4), 1, stages, visit=hopper.in_sequence, costs=price)
     return max(job.ended for job in ran.block.jobs) - copy - T * work
 
 
 for copy in (500, 1500, 2500):
-    slots = needed_slots(copy, work=1000)
-    enough = [n > 0 and stands_still(n, copy, 1000) < 1 for n in (slots, slots - 1)]
-    print(f"copies of {copy:,} clocks: slots {slots}, enough: {enough[0]}; one less, enough: {enough[1]}")
+    stages = needed_stages(copy, work=1000)
+    enough = [n > 0 and stands_still(n, copy, 1000) < 1 for n in (stages, stages - 1)]
+    print(f"copies of {copy:,} clocks: stages {stages}, enough: {enough[0]}; one less, enough: {enough[1]}")
 
 # %% [markdown]
 # <details><summary>Hint</summary>
-# With one slot, when may the copy of the next K begin, and when must it have ended?
+# With one stage, when may the copy of the next K begin, and when must it have ended?
 # </details>
 # <details><summary>Answer to exercise 2</summary>
 #
-# `math.ceil(copy / work + 1 / 4)`. K's slot is free after the first quarter of its tile, and the tile that lies `slots`
-# later must be there at its start: `slots − 1/4` tiles of time for the copy. For V it is the same, shifted by three quarters.
+# `math.ceil(copy / work + 1 / 4)`. K's stage is free after the first quarter of its tile, and the tile that lies `stages`
+# later must be there at its start: `stages − 1/4` tiles of time for the copy. For V it is the same, shifted by three quarters.
 # </details>
 
 # %% [markdown]
@@ -950,7 +951,7 @@ for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
     name = f"{N_q} × {N_k}, {'causal' if mask.causal else 'full'}"
     verdict(f"fa2.forward = dense: {name}", close(fa2.forward(Q, K, V, B_r=4, B_c=4, mask=mask)[0], want[0]))
     for consumers, turns in ((1, False), (2, True), (3, True)):
-        ran = hopper.forward(Q, K, V, tiling, consumers, turns=turns)
+        ran = hopper.forward(Q, K, V, tiling, consumers, ping_pong=turns)
         verdict(f"the model = dense: {name}, {consumers} consumers", close(ran.O, want[0]) and close(ran.L, want[1]))
 
 # %%
@@ -966,7 +967,7 @@ verdict("a bulk copy is the tile and zeros", close(last[:2], K[16:]) and not las
 def faulty(**methods):  # what the model says with some methods of its Ring replaced
     with patch.multiple(hopper.Ring, **methods):
         try:
-            return hopper.forward(Q[:24], K[:16], V[:16], Tiling(24, 16, 4, 4), slots=1, costs=hopper.Costs(copy=10)).O
+            return hopper.forward(Q[:24], K[:16], V[:16], Tiling(24, 16, 4, 4), stages=1, costs=hopper.Costs(copy=10)).O
         except asynchrony.Deadlock:
             return "deadlock"
 

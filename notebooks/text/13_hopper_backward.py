@@ -699,12 +699,12 @@ def hasty(self, c, rows, cols, part, add=model.Sums.add):
 
 
 slow, late = dict(costs=model.Costs(slow=9)), dict(costs=model.Costs(add=5000))
-add, share = model.Sums.add, model.Meeting.share
+add, share = model.Sums.add, model.Exchange.share
 verdict("as it is: right", faulty(model.Sums, "add", add, **slow) == [True] * 3)
 only_dQ = [False, True, True]
 verdict("no wait for dQ's place: only dQ wrong", faulty(model.Sums, "add", hasty, **late) == only_dQ)
-verdict("one place for dS: only dQ wrong", faulty(model.Meeting, "share", share, places=1, **slow) == only_dQ)
-nobody = faulty(model.Meeting, "share", lambda self, c, n, ds: None)
+verdict("one place for dS: only dQ wrong", faulty(model.Exchange, "share", share, places=1, **slow) == only_dQ)
+nobody = faulty(model.Exchange, "share", lambda self, c, n, ds: None)
 verdict("a dS that is not shown: a deadlock", "waits for dS filled" in nobody)
 
 # %%
