@@ -151,7 +151,7 @@ def test_a_contest_without_pauses_is_among_rivals_and_beside_a_meter(monkeypatch
     monkeypatch.setattr(suites, "Meter", Meter)
     monkeypatch.setattr(suites, "compile_ahead", lambda problems, names: seen.append(names))
     found = suites.contests("nvidia", directions=("backward",), sustained=True)
-    grid = suites.GRIDS["nvidia"]()
+    grid = suites.nvidia_grid()
     assert seen[0] == ["fa2_lab"] and seen[-1] == "closed"
     assert [place[:2] for place in seen[1:-1]] == [(problem, "backward") for problem in grid]
     assert {place[2:] for place in seen[1:-1]} == {(suites.RIVALS, suites.sustain, "a meter")}

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_lab.studio.bench import counters, problem, protocol, suites  # noqa: E402
+from fa2_lab.studio.bench import accuracy, counters, problem, protocol, suites  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_layout_changes_memory_and_nothing_else():
         assert x.shape == y.shape and x.requires_grad == y.requires_grad and y.is_leaf
         assert x.is_contiguous() and y.transpose(1, 2).is_contiguous()
     assert "layout" not in usual.as_dict() and other.as_dict()["layout"] == "rows first"
-    assert all(p.layout for p in suites.GRIDS["layout"]())
+    assert all(p.layout for p in suites.CONTESTS["layout"].grid())
 
 
 def test_grids():
@@ -267,6 +267,121 @@ def test_a_call_that_fails_in_the_warm_up_gives_its_reason(monkeypatch):
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     assert protocol.warm_up(lambda: None) == ""
     assert protocol.warm_up(lambda: [][0]).startswith("IndexError: ")
+
+
+# Same bits ----------------------------------------------------------------------------------------------------
+
+
+def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monkeypatch):
+    asked = []
+
+    class Asking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q):
+            asked.append(("forward", *flags()))
+            return q.clone()
+
+        @staticmethod
+        def backward(ctx, dO):
+            asked.append(("backward", *flags()))
+            return dO
+
+    def flags():
+        return torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
+
+    before = flags()
+    attention = suites.peers.deterministic(lambda problem: lambda q, k, v: Asking.apply(q))(None)
+    x = torch.ones(2, requires_grad=True)
+    O = attention(x, x, x)
+    suites.call_of(attention, "backward", (x, x, x, torch.ones(2)), O)()
+    suites.call_of(attention, "both", (x, x, x, torch.ones(2)), None)()
+    suites.call_of(lambda q, k, v: Asking.apply(q), "both", (x, x, x, torch.ones(2)), None)()
+    same, usual = (True, False), before
+    steps = [("forward", same), ("backward", same), ("forward", same), ("backward", same)]
+    assert asked == [(what, *flag) for what, flag in [*steps, ("forward", usual), ("backward", usual)]]
+    assert flags() == before
+
+
+def test_every_contestant_of_a_suite_is_a_peer():
+    for contest in suites.CONTESTS.values():
+        assert set(contest.names) <= set(suites.peers.PEERS) and contest.repeats >= 5
+    assert set(suites.RIVALS) <= set(suites.NAMES)
+    assert all(name + " deterministic" in suites.SAME_BITS for name in suites.SAME_BITS[::2])
+
+
+def test_two_hundred_shapes_are_the_same_each_time_and_unlike_each_other():
+    grid = suites.random_grid()
+    assert grid == suites.random_grid() and len(set(grid)) == 200
+    assert 60 < sum(p.causal for p in grid) < 140 and {p.d for p in grid} == {32, 64, 96, 128}
+    assert 60 < sum(p.N_q % 64 == 0 for p in grid) < 140 and 20 < sum(p.N_q != p.N_k for p in grid) < 80
+    assert all(p.heads % p.kv_heads == 0 and (p.N_q <= p.N_k or not p.causal) for p in grid)
+    assert max(p.forward_flops for p in grid) < 2e12 and min(p.N_q for p in grid) >= 64
+
+
+def test_nvidia_s_shape():
+    assert {(p.batch, p.heads, p.kv_heads, p.d) for p in suites.nvidia_grid()} == {(1, 64, 8, 128)}
+    assert {p.N_q for p in suites.nvidia_grid()} == {2**n for n in range(11, 16)} and len(suites.nvidia_grid()) == 10
+
+
+# Accuracy -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_truth_is_autograd_s_in_float64(causal):
+    where = Problem(1, 2, 2, 40, 40, 16, causal, "float64")
+    q, k, v, dO = where.tensors(grad=True, device="cpu")
+    O = suites.peers.PEERS["torch"](where)(q, k, v)
+    right = (O, *torch.autograd.grad(O, (q, k, v), dO))
+    for x, y in zip(right, accuracy.truth(q, k, v, dO, causal), strict=True):
+        assert problem.distance(x.detach(), y) < 1e-12
+
+
+@pytest.mark.parametrize("kind", accuracy.INPUTS)
+def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
+    where = Problem(1, 2, 2, 40, 40, 16, True, "float32")
+    right = suites.peers.PEERS["torch"](where)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, gradient):
+            ctx.gradient = gradient
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dx):
+            return dx * ctx.gradient, None
+
+    def wrong(problem):
+        return lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5))
+
+    def gone(problem):
+        raise suites.peers.Missing("not installed")
+
+    monkeypatch.setitem(suites.peers.PEERS, "wrong", wrong)
+    monkeypatch.setitem(suites.peers.PEERS, "gone", gone)
+    found, failed = accuracy.errors(where, kind, ("torch", "wrong", "gone"), "cpu")
+    assert failed == {"gone": "not installed"} and max(found["torch"].values()) < 1e-4
+    assert found["wrong"] == pytest.approx(found["torch"] | dict(dK=0.25, dV=0.5), rel=1e-3)
+    monkeypatch.setattr(accuracy, "errors", lambda problem, kind: (found, failed))
+    row = accuracy.row(where, "dV", kind)
+    assert row.values["wrong"] == [pytest.approx(0.5)] and row.unit == "relative error"
+    assert row.problem["rung"] == f"dV, {kind}, float32"
+
+
+def test_the_inputs_are_what_the_protocol_says():
+    where = Problem(1, 4, 4, 500, 500, 64, True)
+
+    def drawn(kind):
+        return accuracy.INPUTS[kind](where, torch.Generator("cpu").manual_seed(0))
+
+    for x in drawn("normal"):
+        assert abs(x.std() - 1) < 0.02 and x.abs().max() < 6
+    for x in drawn("outliers"):
+        assert abs(x.var() - 1.1) < 0.05 and 5e-4 < ((x.abs() > 6).float().mean() + 4e-4) < 1.5e-3
+    q, k, *_ = drawn("peaked")
+    s = (q @ k.transpose(2, 3) / 8).masked_fill(torch.ones(500, 500, dtype=torch.bool).triu(1), -torch.inf)
+    assert torch.softmax(s, 3).amax(3).median() > 0.99
+    assert len({where.dtype for where in accuracy.grid()}) == 2 and len(accuracy.grid()) == 8
 
 
 # Counters -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fa2_lab.studio.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, 
 from fa2_lab.studio.bench.results import Results, Row, machine
 from fa2_lab.studio.bench.suites import TOLERANCE, ceilings, collect
 
-NAMES = ("fa2_lab", "cuDNN", "torch flash")
+NAMES = ("fa2_lab", "cuDNN", "torch flash", "FlashAttention-3")
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
 MORE = 3 * REPEATS  # contestants are a microsecond apart
@@ -61,11 +61,11 @@ def contest(problem: Problem, what: str = "decode") -> Row:
     alone = reads(torch.stack([k, v]))
     calls, failed = {ALONE: alone if what == "decode" else graph(alone).replay}, {}
     for name in NAMES:
-        attention = peers.PEERS[name](problem)
         try:
+            attention = peers.DECODERS[name](problem)
             wrong = error(attention(q, k, v), q, k, v, False)
         except Exception as failure:  # a peer that fails is named with its reason
-            failed[name] = in_a_line(failure)
+            failed[name] = str(failure) if isinstance(failure, peers.Missing) else in_a_line(failure)
             continue
         if wrong <= TOLERANCE:
             call = partial(attention, q, k, v)

@@ -25,13 +25,14 @@ A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or ne
 In the tables of the suites it stands in brackets behind each other contestant's number."""
 CHIP = "MHz, W"
 NO_RATIO = ("nats", "count")
+NO_CONTEST = (*RETIRED, "memory", "train", "accuracy", "deterministic")
 FEW = 12  # rows that are shown without a fold
 
 
 def results_page(folder: Path = FOLDER) -> str:
     """The whole page: who is faster where, then every suite that has a record."""
     runs = recorded(folder)
-    contests = [view for run in runs if run.suite not in (*RETIRED, "memory", "train") for view in named_views(run)]
+    contests = [view for run in runs if run.suite not in NO_CONTEST for view in named_views(run)]
     contests = [with_sums(run) if run.suite == "paper" else run for run in contests if peers_in(run.rows)]
     lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests), "", behind(contests, PEERS[0])]
     return "\n".join([*lines, *(line for run in runs for line in section(run))]) + "\n"
@@ -329,8 +330,29 @@ def ideas_told(results: Results) -> str:
     return "; ".join(told)
 
 
+def sweep_told(results: Results) -> str:
+    """How many of the shapes each peer is faster on, and where by most."""
+    told = []
+    for direction in dict.fromkeys(row.direction for row in results.rows):
+        for peer in peers_in(results.rows):
+            rows = [r for r in results.rows if r.direction == direction and {"fa2_lab", peer} <= r.values.keys()]
+            if not rows:
+                continue
+            slower = sorted((r.ratio("fa2_lab", peer), n) for n, r in enumerate(rows) if r.ratio("fa2_lab", peer) < 1)
+            worst = ", ".join(f"{x:.2f} ({' '.join(label(rows[n]).split()[1:])})" for x, n in slower[:5])
+            share = f"{direction} behind {peer} on {len(slower)} of {len(rows)} shapes, {len(slower) / len(rows):.1%}"
+            told.append(f"{share}{worst and ', the worst '}{worst}")
+    return "; ".join(told)
+
+
 TOLD: dict[str, Callable[[Results], str]] = dict(
-    small=small_told, memory=memory_told, ladder=ladder_told, ideas=ideas_told, train=train_told, ring=ring_told
+    sweep=sweep_told,
+    small=small_told,
+    memory=memory_told,
+    ladder=ladder_told,
+    ideas=ideas_told,
+    train=train_told,
+    ring=ring_told,
 )
 
 

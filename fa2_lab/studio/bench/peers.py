@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from importlib import import_module
 
@@ -98,6 +98,49 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
 def bare(attention: Attention) -> tuple[Attention, Callable]:
     """A contestant without its choice of a backend, and the context that makes the choice once for many calls."""
     return getattr(attention, "bare", attention), getattr(attention, "held", nullcontext)
+
+
+@contextmanager
+def same_bits():
+    """Torch asks for the same bits in every call. What it adds to that, new memory filled with NaN, is left out."""
+    settings = torch.utils.deterministic
+    before = torch.are_deterministic_algorithms_enabled(), settings.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    settings.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0])
+        settings.fill_uninitialized_memory = before[1]
+
+
+def deterministic(prepare: Callable[[Problem], Attention]) -> Callable[[Problem], Attention]:
+    """A contestant that is asked for the same bits in every call, forward and backward."""
+
+    def prepare_same(problem: Problem) -> Attention:
+        attention = prepare(problem)
+
+        def call(q, k, v):
+            with same_bits():
+                return attention(q, k, v)
+
+        call.around = same_bits
+        return call
+
+    return prepare_same
+
+
+def around(attention: Attention, call: Callable[[], object]) -> Callable[[], object]:
+    """The call within what its contestant needs around it."""
+    held = getattr(attention, "around", None)
+    if held is None:
+        return call
+
+    def run():
+        with held():
+            return call()
+
+    return run
 
 
 @cache
@@ -199,6 +242,8 @@ PEERS: dict[str, Callable[[Problem], Attention]] = {
     "flash_attn": package("flash_attn"),
     "FlashAttention-3": package("flash_attn_interface"),
     "FlashAttention-4": package("flash_attn.cute"),
+    "fa2_lab deterministic": deterministic(ours),
+    "torch flash deterministic": deterministic(sdpa(SDPBackend.FLASH_ATTENTION)),
     "FlashAttention-3 deterministic": package("flash_attn_interface", deterministic=True),
     "FlashAttention-4 deterministic": package("flash_attn.cute", deterministic=True),
 }

@@ -18,11 +18,18 @@ from fa2_lab.studio.bench.power import Meter
 
 REPEATS, WARM_UP = 20, 3
 HEAD_START = 1_000_000  # clock cycles that the host has to launch a call: about half a millisecond
-PROTOCOL = (
-    f"CUDA events, median of {REPEATS} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
-    "repetition; the L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in its "
-    "queue, so that the host's time does not count; each result is checked before it is timed"
-)
+
+
+def rested(repeats: int) -> str:
+    """The protocol of `measure`, in words."""
+    return (
+        f"CUDA events, median of {repeats} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
+        "repetition; the L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in "
+        "its queue, so that the host's time does not count; each result is checked before it is timed"
+    )
+
+
+PROTOCOL = rested(REPEATS)
 SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
 SUSTAINED = (
     f"CUDA events; each contestant in turn for at least {SECONDS:g} s without a pause, as in training; median over "

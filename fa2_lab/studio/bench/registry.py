@@ -23,6 +23,13 @@ SUITES = {
     "long": Suite("suites:contests", "torch flash", "one sequence of up to 262,144 tokens", contest=True),
     "heads": Suite("suites:contests", "torch flash", "grouped heads", contest=True),
     "layout": Suite("suites:contests", "torch flash", "tensors that lie as (batch, N, heads, d)", contest=True),
+    "deterministic": Suite(
+        "suites:contests", "fa2_lab", "gradients with the same bits in every call, beside the fast ones", contest=True
+    ),
+    "sweep": Suite(
+        "suites:contests", "cuDNN", "200 random shapes that no size was chosen for, beside cuDNN and FA3", contest=True
+    ),
+    "accuracy": Suite("accuracy:run", "fa2_lab", "errors of O, dQ, dK and dV against float64, for everybody"),
     "decode": Suite("decode:run", "cuDNN", "one query over long caches, dense and in pages"),
     "small": Suite("suites:small", "torch flash", "what one call costs on the host"),
     "memory": Suite("suites:memory", "torch flash", "peak bytes over the length"),

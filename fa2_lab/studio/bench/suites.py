@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
@@ -16,11 +18,12 @@ from fa2_lab.studio.bench.power import Meter
 from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_lab.studio.bench.protocol import (
     HOST_PROTOCOL,
-    PROTOCOL,
+    REPEATS,
     SUSTAINED,
     Timing,
     in_a_line,
     measure,
+    rested,
     sustain,
     wall_microseconds,
 )
@@ -30,6 +33,11 @@ DIRECTIONS = ("forward", "backward")
 NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlexAttention on FA4", "flash_attn")
 NAMES += ("FlashAttention-3", "FlashAttention-4")
 RIVALS = ("fa2_lab", "cuDNN", "FlashAttention-3", "FlashAttention-4")  # who runs without pauses
+SAME_BITS = tuple(
+    f"{name}{mode}"
+    for name in ("fa2_lab", "torch flash", "FlashAttention-3", "FlashAttention-4")
+    for mode in ("", " deterministic")
+)
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
 
 
@@ -60,23 +68,63 @@ def layout_grid() -> list[Problem]:
     return [replace(Problem.square(N, d, causal), layout="rows first") for d, causal, N in shapes]
 
 
-GRIDS: dict[str, Callable[[], list[Problem]]] = dict(
-    paper=paper_grid,
-    quick=partial(paper_grid, (1024, 4096, 16384)),
-    nvidia=nvidia_grid,
-    long=long_grid,
-    heads=heads_grid,
-    layout=layout_grid,
+def same_bits_grid() -> list[Problem]:
+    """Where gradients with the same bits in every call are measured beside the fast ones."""
+    return [Problem.square(N, d, causal) for d in (64, 128) for causal in (False, True) for N in (2048, 8192)]
+
+
+def random_grid(count: int = 200, seed: int = 2307) -> list[Problem]:
+    """Shapes drawn once and for all, which no size was chosen for: batch, heads, groups, N with tails, d, mask."""
+    draw, found = random.Random(seed), []
+
+    def pick(*kinds: int) -> int:
+        return kinds[int(draw.random() * len(kinds))]
+
+    def length() -> int:
+        N = int(2 ** (6 + 8.5 * draw.random()))
+        return pick(N, N // 64 * 64)
+
+    while len(found) < count:
+        N = length()
+        N_k = N if draw.random() < 0.75 else length()
+        kv, group, d = pick(1, 2, 4, 8, 16), pick(1, 1, 2, 4, 8), pick(32, 64, 64, 64, 96, 128, 128, 128)
+        causal = draw.random() < 0.5 and N <= N_k
+        problem = Problem(pick(1, 2, 3, 4, 8, 16), kv * group, kv, N, N_k, d, causal)
+        if 1e9 < problem.forward_flops < 2e12:  # neither a launch's time nor seconds
+            found.append(problem)
+    return found
+
+
+class Contest(NamedTuple):
+    """Who runs on which problems, and how often."""
+
+    grid: Callable[[], list[Problem]]
+    names: tuple[str, ...] = NAMES
+    repeats: int = REPEATS
+
+
+CONTESTS = dict(
+    paper=Contest(paper_grid),
+    quick=Contest(partial(paper_grid, (1024, 4096, 16384))),
+    nvidia=Contest(nvidia_grid),
+    long=Contest(long_grid),
+    heads=Contest(heads_grid),
+    layout=Contest(layout_grid),
+    deterministic=Contest(same_bits_grid, SAME_BITS),
+    sweep=Contest(random_grid, RIVALS[:3], 7),
 )
 
 
 def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Results:
     """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
-    problems, names = GRIDS[suite](), RIVALS if sustained else NAMES
+    grid, names, repeats = CONTESTS[suite]
+    problems, names = grid(), RIVALS if sustained else names
     compile_ahead(problems, [name for name in COMPILED if name in names])
     places = [(problem, direction) for problem in problems for direction in directions]
     if not sustained:
-        return collect(Results(suite, machine(), PROTOCOL, ceilings()), [partial(contest, *place) for place in places])
+        timing = partial(measure, repeats=repeats)
+        jobs = [partial(contest, *place, names=names, timing=timing) for place in places]
+        return collect(Results(suite, machine(), rested(repeats), ceilings()), jobs)
     with Meter() as meter:
         timing = partial(sustain, meter=meter)
         jobs = [partial(contest, *place, names=names, timing=timing) for place in places]
@@ -171,8 +219,8 @@ def call_of(attention, direction: str, tensors, O: torch.Tensor) -> Callable[[],
         return lambda: attention(*tensors)
     q, k, v, dO = tensors
     if direction == "backward":
-        return lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
-    return lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO)
+        return peers.around(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
+    return peers.around(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
 
 
 def ceilings() -> dict[str, float]:

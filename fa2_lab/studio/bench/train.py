@@ -16,7 +16,7 @@ from fa2_lab.studio.bench.problem import Problem
 from fa2_lab.studio.bench.protocol import in_a_line
 from fa2_lab.studio.bench.results import Results, Row, machine
 
-BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "torch math")
+BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlashAttention-3", "torch math")
 PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"
 
 
@@ -122,6 +122,8 @@ def run(setting: Setting = Setting()) -> Results:
         except KeyboardInterrupt:
             missing = [name for name in BACKENDS if name not in runs | failed]
             break
+        except peers.Missing as why:
+            failed[backend] = str(why)
         except Exception as failure:  # a peer that fails is named with its reason
             failed[backend] = in_a_line(failure)
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
