@@ -142,6 +142,8 @@ def test_where(capsys):
     assert "reference/fa2.py:" in out and "np.maximum" in out
     assert command.main(["where", "fa1.a3"]) == 0
     assert "standard attention, backward" in capsys.readouterr().out
+    assert command.main(["where", "FA2.A1.L9", "--all"]) == 0
+    assert capsys.readouterr().out == paper.where("FA2.A1.L9").full() + "\n"
     assert command.main(["where"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(paper.ALGORITHMS)
 
@@ -158,7 +160,14 @@ def test_each_erratum_in_full_fits_the_screen(name, capsys):
     assert command.main(["errata", name]) == 0
     out = capsys.readouterr().out
     assert max(map(width, out.splitlines())) <= 80
-    assert all(f"\n{title}" in out for title in ("in", "says", "but", "right", "run"))
+    assert all(f"\n{title}" in out for title in ("in", "that is", "says", "but", "right", "run"))
+    erratum, found = ERRATA[name], errata.judge(ERRATA[name])
+    told = " ".join(out.split())
+    for text in (erratum.source, erratum.claim, erratum.why, erratum.instead):
+        assert " ".join(text.split()) in told
+    assert f"run wrong: error {found.wrong_error:.1e}; right: error {found.right_error:.1e}" in told
+    sits = [tag for tag, (_, line) in paper.LINES.items() if name in line.errata]
+    assert told.endswith(f" lines {', '.join(sits)}") if sits else " lines FA" not in told
 
 
 def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
@@ -174,7 +183,12 @@ def test_glossary(capsys):
     out = capsys.readouterr().out
     assert "线程束" in out and max(map(width, out.splitlines())) <= 80
     assert command.main(["glossary", "warp"]) == 0
-    assert "线程束" in capsys.readouterr().out
+    assert capsys.readouterr().out.splitlines() == [
+        "warp  线程束",
+        "    32 threads that issue instructions together; a thread block has several",
+    ]
+    assert command.main(["glossary", "tau"]) == 0
+    assert capsys.readouterr().out.startswith("tau  缩放系数  [number, argument]\n")
 
 
 @pytest.mark.parametrize(
@@ -369,6 +383,18 @@ def test_closed_output_is_no_error():
             assert (done.returncode, done.stderr) == (0, b""), (call, end)
 
 
-def test_errors_go_to_stderr_without_a_traceback():
-    done = in_a_shell("errata", "nonsense")
+@pytest.mark.parametrize("arguments", [("errata", "nonsense"), ("where", "FA9.A9.L9"), ("glossary", "nonsense")])
+def test_errors_go_to_stderr_without_a_traceback(arguments):
+    done = in_a_shell(*arguments)
     assert done.returncode == 2 and done.stdout == b"" and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("errata",), ("errata", "fa2-scale"), ("where", "FA2.A1"), ("glossary",)])
+def test_ctrl_c_ends_every_command_with_130(arguments, monkeypatch, capsys):
+    """Wherever it comes, also while something is printed."""
+
+    def interrupted(*texts, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.print", interrupted)
+    assert command.main(list(arguments)) == 130

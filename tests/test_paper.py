@@ -151,7 +151,8 @@ def test_no_tag_is_missing_in_the_triton_file_that_stands_for_an_algorithm(algor
 
 
 def test_every_tag_has_a_shape_and_neighbours_have_others():
-    with_code = {tag for tag in LINES if where(tag).triton or where(tag).notebooks}
+    sources = [path.read_text(encoding="utf-8") for path in KERNELS + TWINS]
+    with_code = {tag for source in sources for tags, _, _ in tagged_lines(source) for tag in tags}
     assert with_code <= set(tag_shapes.SHAPES)
     for text, tags in {
         "k_j, v_j = K[cols], V[cols]": {"FA2.A1.L7"},
@@ -165,6 +166,28 @@ def test_every_tag_has_a_shape_and_neighbours_have_others():
         "tl.store(L + row, L_i)": {"FA2.A1.L15"},
     }.items():
         assert tag_shapes.tags_for(text, "FA2.A1") == tags, text
+
+
+def test_algorithms_have_their_papers_titles_and_places():
+    assert {a.tag: (a.title, a.source, a.numpy.split("/")[-1]) for a in ALGORITHMS.values()} == {
+        "FA1.A2": ("FlashAttention, forward", "FA1, appendix B.3", "fa1.py"),
+        "FA1.A3": ("standard attention, backward", "FA1, appendix B.4", "naive.py"),
+        "FA1.A4": ("FlashAttention, backward", "FA1, appendix B.4", "fa1.py"),
+        "FA2.A1": ("FlashAttention-2, forward", "FA2, section 3.1.1", "fa2.py"),
+        "FA2.A2": ("FlashAttention-2, backward", "FA2, section 3.1.2", "fa2.py"),
+    }
+
+
+def subject(text: str) -> str:
+    """What a line is about: the first name that it assigns, or its first word."""
+    assigned = paper_words.assignments(text)
+    return assigned[0][0].split("_")[0].lower() if assigned else text.split()[0]
+
+
+@pytest.mark.parametrize("line", paper.IN_FA2)
+def test_a_line_of_fa1_s_backward_has_its_counterpart_in_fa2_s(line):
+    one, two = LINES[f"FA1.A4.L{line}"][1].text, LINES[f"FA2.A2.L{paper.IN_FA2[line]}"][1].text
+    assert subject(one) == subject(two), f"{one!r} is not {two!r}"
 
 
 def test_an_algorithm_prints_all_its_lines():
@@ -306,6 +329,54 @@ def test_glossary_has_every_symbol_and_both_languages():
         assert term.english and re.search(r"[\u4e00-\u9fff]", term.chinese), term.name
     assert all(GLOSSARY[name].shape for name in symbols)
     assert GLOSSARY["warp"].chinese == "线程束" and GLOSSARY["SM"].chinese == "流式多处理器"
+
+
+def test_what_the_glossary_says_of_a_symbol_holds():
+    """Shapes and formulas, on a small attention computed here."""
+    draw = np.random.default_rng(3).standard_normal
+    sizes = dict(N_q=7, N_k=10, d=3, B_r=2, B_c=4)
+    Q, K, V, dO = (draw((n, 3)) for n in (7, 10, 10, 7))
+    tau = 3**-0.5
+    S = tau * Q @ K.T
+    m, L = S.max(axis=1), np.log(np.exp(S).sum(axis=1))
+    P = np.exp(S - L[:, None])
+    O, dP = P @ V, dO @ V.T
+    D = (P * dP).sum(axis=1)
+    dS = P * (dP - D[:, None])
+    tensors = dict(
+        Q=Q, K=K, V=V, dO=dO, S=S, P=P, O=O, dP=dP, D=D, dS=dS, m=m, L=L, l=np.exp(S - m[:, None]).sum(axis=1)
+    )
+    tensors |= dict(dQ=tau * dS @ K, dK=tau * dS.T @ Q, dV=P.T @ dO, tau=tau, T_r=4, T_c=3) | sizes
+    for name, x in ((name, tensors[name]) for name in set(tensors) & set(GLOSSARY)):
+        shape = GLOSSARY[name].shape
+        letters = [] if shape == "number" else [letter for letter in shape.strip("()").split(", ") if letter.strip(",")]
+        assert np.shape(x) == tuple(sizes[letter.strip(",")] for letter in letters), (name, shape)
+    for name, formula in {
+        "S": "τ Q Kᵀ",
+        "O": "P V",
+        "dS": "P ∘ (dP − D)",
+        "dP": "dO Vᵀ",
+        "D": "rowsum(dO ∘ O) = rowsum(P ∘ dP)",
+        "L": "P = exp(S − L)",
+        "l": "rowsum(exp(S − m))",
+        "T_r": "⌈N_q / B_r⌉",
+        "T_c": "⌈N_k / B_c⌉",
+    }.items():
+        assert formula in GLOSSARY[name].english
+        left, right = formula.split(" = ") if " = " in formula else (name, formula)
+        assert paper_words.close(*(paper_words.value_of(side, tensors) for side in (left, right))), name
+    assert "exp(m_old − m_new)" in GLOSSARY["alpha"].english and GLOSSARY["alpha"].shape == "(B_r,)"
+    for name in ("dQ", "dK", "dV", "dO"):
+        assert GLOSSARY[name].english.startswith(f"gradient of the loss with respect to {name[1]}")
+
+
+def test_a_chinese_word_stands_for_one_english_word():
+    """But for L and the logsumexp that it is."""
+    chinese = [term.chinese for term in paper.TERMS if term.name != "logsumexp"]
+    assert len(set(chinese)) == len(chinese)
+    assert [GLOSSARY[name].chinese for name in ("tile", "thread", "merge", "padding", "rescale", "head", "decode")] == [
+        *("分块", "线程", "合并", "填充", "重新缩放", "注意力头", "逐词解码")
+    ]
 
 
 def test_glossary_knows_the_letters_that_the_lines_use():

@@ -138,3 +138,38 @@ def test_every_operation_of_a_forward_leads_back_to_what_was_loaded(stage):
     assert work == trace.work
     products = [[trace.steps[n] for n in s.operands] for s in trace.steps if getattr(s, "kind", "") == "matmul"]
     assert [getattr(right, "tensor", "") for _, right in products[:2]] == ["K", "V"]
+
+
+def test_each_kind_of_operation_has_its_name():
+    """Also the ones that no algorithm uses today: exp2, and the divisions and maxima that NumPy calls otherwise."""
+    trace = Trace()
+    x = trace.hbm(X=np.arange(1.0, 7).reshape(2, 3))[:]
+    for result, kind, n in [
+        (lambda: np.exp2(x), "exp", 6),
+        (lambda: x / 2, "divide", 6),
+        (lambda: np.fmax(x, 2), "maximum", 6),
+        (lambda: x - 1, "add", 6),
+        (lambda: np.log(x), "log", 6),
+        (lambda: x.max(), "maximum", 5),
+    ]:
+        before = trace.flops
+        result()
+        assert trace.flops - before == {kind: n}
+    assert (trace.exponentials, trace.other_flops, trace.matmul_flops) == (6, 6 + 6 + 6 + 6 + 5, 0)
+    for name in ("dot", "vdot", "inner", "outer", "tensordot", "kron"):
+        with pytest.raises(TypeError, match=rf"cannot count numpy\.{name}"):
+            getattr(np, name)(x, x)
+    with pytest.raises(TypeError, match=r"cannot count numpy\.einsum"):
+        np.einsum("ij,ij->", x, x)
+
+
+def test_after_a_loop_its_index_is_forgotten_and_the_peak_stays():
+    trace = Trace()
+    X = trace.hbm(X=np.zeros((4, 2)))
+    for _ in trace.parallel("i", [1]):
+        for _ in trace.serial("j", [2]):
+            trace.hold(X[:3], X[:2])
+        trace.hold(X[:1])
+    X[:]
+    assert [(e.worker, e.i, e.j) for e in trace.events] == [*[((1,), 1, 2)] * 2, ((1,), 1, None), ((), None, None)]
+    assert trace.peak_on_chip == 6 + 4
