@@ -390,7 +390,7 @@ def test_errors_go_to_stderr_without_a_traceback(arguments):
 
 
 @pytest.mark.parametrize("arguments", [("errata",), ("errata", "fa2-scale"), ("where", "FA2.A1"), ("glossary",)])
-def test_ctrl_c_ends_every_command_with_130(arguments, monkeypatch, capsys):
+def test_ctrl_c_while_a_command_prints_ends_it_with_130(arguments, monkeypatch, capsys):
     """Wherever it comes, also while something is printed."""
 
     def interrupted(*texts, **options):

@@ -185,6 +185,8 @@ def test_the_meter_sees_the_split_workers():
     fa2.forward_split_keys(Q, K, V, splits=2, B_r=8, B_c=2, trace=trace)
     assert set(trace.by_worker()) == {(0, 0), (0, 1), (0,)}
     assert trace.stores("O_part") == trace.loads("O_part") == 2 * 8 * 4
+    shares = trace.by_worker()
+    assert shares[0, 0]["load"] == shares[0, 1]["load"] == 8 * 4 + 2 * 4 * 4  # q, and half of K and of V
 
 
 ONE = np.ones((4, 3))
