@@ -62,7 +62,7 @@ def test_two_rungs_give_the_sentence_the_diff_and_the_recorded_step(recorded, ca
     printed = capsys.readouterr().out
     before, after = ladder.find("07"), ladder.find("08")
     assert printed.startswith(f"Rung 08, {': '.join(ladder.change(after))}\n")
-    assert "--- r07" in printed and "+++ r08" in printed and re.search(r"^\+.*num_stages=", printed, re.MULTILINE)
+    assert f"{before} → {after}" in printed and re.search(r"^\+.*num_stages=", printed, re.MULTILINE)
     ratio = took(before, False) / took(after, False)
     assert re.search(rf"N 4,096, batch 4, 16 heads, d 128, no mask .* × {ratio:.2f}$", printed, re.MULTILINE)
     assert "tensor cores at work, %" in printed and "L2 bytes" not in printed, "what did not move is not told"

@@ -25,7 +25,7 @@ def ladder():
         rows.append(Row(problem() | dict(rung=rung), "counters", read, unit="count"))
     rows.append(Row(problem(d=128) | dict(rung="fa1"), "counters", {}, {"ncu": "ncu is not installed"}, unit="count"))
     rows.append(Row(problem(d=128), "forward", times, flops=16e11))
-    return Results("ladder", MACHINE, "by hand", CEILINGS, rows)
+    return Results("first_ladder", MACHINE, "by hand", CEILINGS, rows)
 
 
 def paper():
@@ -149,7 +149,7 @@ def test_the_cross_is_what_one_head_moved(folder):
     assert found["source"].startswith("NVIDIA H200, DRAM")
 
 
-@pytest.mark.parametrize("suite, data", [("ladder", roofline.data), ("paper", speed.data)])
+@pytest.mark.parametrize("suite, data", [("first_ladder", roofline.data), ("paper", speed.data)])
 def test_a_missing_record_says_how_to_get_it(folder, suite, data):
     (folder / f"bench_{suite}.json").unlink()
     with pytest.raises(ValueError, match=rf"bench_{suite}.json is missing: `python -m fa2_lab bench {suite}` measures"):

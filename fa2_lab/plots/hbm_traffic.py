@@ -43,7 +43,7 @@ def counters(d: int, rung: str = "tuned") -> dict | None:
 
     Only FA2's rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
     """
-    record = recorded("bench_ladder")
+    record = recorded("bench_first_ladder")
     if record is None:
         return None
     problem = training_row(record, d)["problem"]

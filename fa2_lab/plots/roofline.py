@@ -21,7 +21,7 @@ DRAM = ("DRAM bytes read", "DRAM bytes written")
 
 def data(d: int = 128) -> dict:
     """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
-    record = measured("ladder")
+    record = measured("first_ladder")
     row = training_row(record, d)
     moved = counted(record, d)
     rungs = [name for name in row["values"] if name in moved and not name.startswith("split")]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from difflib import unified_diff
 
 from fa2_lab.kernels import ladder
 from fa2_lab.plots import climb
+from fa2_lab.studio import steps
 from fa2_lab.studio.bench.results import Results, Row, load
 
-COLOURS = {"+": "\033[32m", "-": "\033[31m"}
 SUITE, N, D = "ladder", 4096, 128
 
 
@@ -30,7 +29,7 @@ def main(argv: list[str]) -> int:
     name, sentence = ladder.change(after)
     print(f"Rung {after[1:3]}, {name}: {sentence}\n")
     if before != after:
-        print(difference(before, after, sys.stdout.isatty()))
+        print(f"{before} → {after}\n{steps.diff(before, after, sys.stdout.isatty())}")
     print(step(results, before, after))
     return 0
 
@@ -94,13 +93,6 @@ def one(values: dict, name: str) -> str:
 def percent(counted: dict, rung: str) -> str:
     values = counted[rung].values if rung in counted else {}
     return one(values, "tensor cores at work, %") + ("%" if "tensor cores at work, %" in values else "")
-
-
-def difference(before: str, after: str, colour: bool) -> str:
-    """The two files as a diff."""
-    texts = [(ladder.FOLDER / f"{rung}.py").read_text(encoding="utf-8").splitlines() for rung in (before, after)]
-    lines = unified_diff(*texts, f"{before}.py", f"{after}.py", n=1, lineterm="")
-    return "\n".join(COLOURS[line[0]] + line + "\033[0m" if colour and line[0] in COLOURS else line for line in lines)
 
 
 def step(results: Results, before: str, after: str) -> str:

@@ -37,7 +37,7 @@ from fa2_lab.studio.bench.results import machine as this_machine
 from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
 
-recorded = {suite: load(suite) for suite in ("ladder", "paper", "small", "memory", "train")}
+recorded = {suite: load(suite) for suite in ("first_ladder", "paper", "small", "memory", "train")}
 for suite, run in recorded.items():
     made = "{gpu}, torch {torch}, triton {triton}, {commit}".format(**run.machine)
     print(f"{suite:7} {made}: {len(run.rows)} rows")
@@ -245,7 +245,7 @@ print("rung 3:        ", where("FA2.A1.L10").triton[0].text.split("  #")[0].stri
 # **Predict.** Which change has the largest factor? For which does it depend on the number of heads? Which is below 1?
 
 # %%
-timed = [row for row in recorded["ladder"].rows if row.direction == "forward"]
+timed = [row for row in recorded["first_ladder"].rows if row.direction == "forward"]
 rungs = [name for name in timed[0].values if not name.startswith("split")]
 
 
@@ -315,7 +315,7 @@ print(f"deferring the division, by the model of notebook 04: {gain.overlapped:.2
 # less than that, or by more?
 
 # %%
-counters = [row for row in recorded["ladder"].rows if row.direction == "counters"]
+counters = [row for row in recorded["first_ladder"].rows if row.direction == "counters"]
 counts = {(row.problem["d"], row.problem["rung"]): row.values for row in counters}
 moved = {scheme: warps.tile_bytes(scheme, 32, 64, 64, 2) for scheme in ("split_k", "split_q")}
 waves = {scheme: counts[64, scheme]["shared-memory wavefronts"][0] for scheme in ("split-K", "split-Q")}
@@ -404,7 +404,7 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # d = 128, how many FLOPs per byte is that? The ridge is at GEMM rate over copy rate: which side are you on?
 
 # %%
-ceiling = recorded["ladder"].ceilings
+ceiling = recorded["first_ladder"].ceilings
 ridge = ceiling["GEMM TFLOP/s"] / ceiling["copy TB/s"]
 print(f"standard, by hand: {4 * 128 / 12:.0f} FLOPs per byte; ridge at {ridge:.0f}")
 show(roofline.draw(**roofline.data()))

@@ -59,7 +59,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
-    o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12
+    o_i = (1.0 / l_i)[:, None] * o_i  # (B_r, d)  FA2.A1.L12
     L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # (B_r,)  FA2.A1.L13
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]
     tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row[:, None] < N_q)  # FA2.A1.L14

@@ -83,7 +83,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
-    o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12
+    o_i = (1.0 / l_i)[:, None] * o_i  # (B_r, d)  FA2.A1.L12
     L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # (B_r,)  FA2.A1.L13
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]
     tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row[:, None] < N_q)  # FA2.A1.L14
@@ -98,7 +98,7 @@ def forward(q, k, v, causal):
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     B_r, B_c, warps, stages, registers = SIZES.get((d, causal), (64, 64, 4, 3, 255))
-    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
+    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
     grid = (triton.cdiv(N_q, B_r) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     forward_kernel[grid](Q, K, V, O, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
                          d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers)  # fmt: skip

@@ -75,7 +75,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
-    o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12
+    o_i = (1.0 / l_i)[:, None] * o_i  # (B_r, d)  FA2.A1.L12
     L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # (B_r,)  FA2.A1.L13
     O.store([head, i, 0], o_i.to(O.dtype).reshape(1, B_r, d))  # FA2.A1.L14
     tl.store(L + head.to(tl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
@@ -89,7 +89,7 @@ def forward(q, k, v, causal):
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     B_r, B_c, warps, stages, registers = SIZES.get((d, causal), (64, 64, 4, 3, 255))
-    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
+    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
     grid = (triton.cdiv(N_q, B_r) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     blocks = zip((Q, K, V, O), (B_r, B_c, B_c, B_r), strict=True)
     Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, B, d]) for X, B in blocks)

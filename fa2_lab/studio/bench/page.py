@@ -349,6 +349,7 @@ TOLD: dict[str, Callable[[Results], str]] = dict(
     sweep=sweep_told,
     small=small_told,
     memory=memory_told,
+    first_ladder=ladder_told,
     ladder=ladder_told,
     ideas=ideas_told,
     train=train_told,

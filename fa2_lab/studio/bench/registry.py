@@ -33,10 +33,15 @@ SUITES = {
     "decode": Suite("decode:run", "cuDNN", "one query over long caches, dense and in pages"),
     "small": Suite("suites:small", "torch flash", "what one call costs on the host"),
     "memory": Suite("suites:memory", "torch flash", "peak bytes over the length"),
-    "ladder": Suite("ladder:run", "standard", "one change of the kernel at a time, with hardware counters"),
+    "ladder": Suite(
+        "ladder:run", "standard", "one change of a kernel at a time, beside the fastest peer, with counters"
+    ),
     "train": Suite("train:run", "torch flash", "a small GPT with its attention swapped"),
     "ring": Suite(
         "ring:run", "1 GPU", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"
     ),
 }
-RETIRED = {"ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version"}
+RETIRED = {
+    "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
+    "first_ladder": "the first ladder, whose rungs changed several things at once",
+}

@@ -1,0 +1,281 @@
+"""Rung 18, lanes: each of the 4 lanes that share a row sums its own part of l, and they meet after the last tile."""
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+NEG_INF = gl.constexpr(float("-inf"))
+LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LN2 = gl.constexpr(math.log(2))
+SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys of a tile, stages; what fits in one SM
+
+
+@gluon.jit
+def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
+    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
+
+
+@gluon.jit
+def place(t, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
+    """The t-th row block: its first row, its head, and how many tiles it visits. `at_once` heads run side by side."""
+    T_r = gl.cdiv(N_q, B_r)
+    section, within = t // (at_once * T_r), t % (at_once * T_r)
+    width = gl.minimum(at_once, heads - section * at_once)
+    i = (T_r - 1 - within // width) * B_r  # the row blocks that see most keys first
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
+    return i, section * at_once + within % width, T_c
+
+
+class Ring(NamedTuple):
+    """Tiles (stages, 1, rows, d) in shared memory, and two barriers for each."""
+
+    tiles: Any
+    filled: Any
+    emptied: Any
+
+
+@gluon.jit
+def room(X, STAGES: gl.constexpr):
+    """Shared memory for so many tiles as X describes them."""
+    return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
+
+
+@gluon.jit
+def ring(tiles, CONSUMERS: gl.constexpr):
+    """A ring of these tiles, empty."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(filled.index(stage), count=1)
+        mbarrier.init(emptied.index(stage), count=CONSUMERS)
+    return Ring(tiles, filled, emptied)
+
+
+@gluon.jit
+def fill(ring, n, X, head, row):
+    """Producer: start to copy rows of one head into the n-th tile, as soon as its stage is empty."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
+    mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
+    tma.async_copy_global_to_shared(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+
+
+@gluon.jit
+def take(ring, n):
+    """Consumer: the n-th tile, (rows, d), as soon as it is there."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
+    return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
+
+
+@gluon.jit
+def release(ring, n):
+    """Consumer: the n-th tile is no longer needed."""
+    mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
+
+
+@gluon.jit
+def send(mailbox, r, t):
+    """Producer: the r-th row block of this program is number t of all; −1 says that there are no more."""
+    mbarrier.wait(mailbox.emptied.index(0), (r & 1) ^ 1)
+    mailbox.tiles.index(0).store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(mailbox.filled.index(0), count=1)
+
+
+@gluon.jit
+def receive(mailbox, r):
+    """Consumer: the number of this program's r-th row block."""
+    mbarrier.wait(mailbox.filled.index(0), r & 1)
+    t = gl.max(mailbox.tiles.index(0).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    mbarrier.arrive(mailbox.emptied.index(0), count=1)
+    return t
+
+
+@gluon.jit
+def scores(q_i, k_j):
+    """Start q_i k_jᵀ, both in shared memory. Of 64 rows each warp will hold 16, and 4 of its threads share a row."""
+    B_c: gl.constexpr = k_j.shape[0]
+    zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
+    return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
+
+
+@gluon.jit
+def mask(s_ij, j, seen):
+    """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
+    col = j + gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))
+    return gl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)  # (64, B_c)
+
+
+@gluon.jit
+def by_lanes(x):
+    """A tile (64, columns) as (64, columns / 8, 4, 2): of each 8 columns of a row, each of its 4 lanes holds 2."""
+    return x.reshape([64, x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def softmax(s_ij, l_i, m_i, tau_log2):
+    """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
+    m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
+    alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
+    shrink = gl.convert_layout(alpha, gl.SliceLayout(1, l_i.type.layout))[:, None]
+    l_i = shrink * l_i + gl.sum(gl.sum(by_lanes(p_ij), 3), 1)  # (64, 4)  FA2.A1.L9
+    return p_ij, alpha, l_i, m_new
+
+
+@gluon.jit
+def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    if dtype == gl.bfloat16:
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+    else:
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+    return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.jit
+def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr):
+    """One warp: draw row blocks while there are any, and start every copy as early as its stage is free."""
+    B_c: gl.constexpr = K.block_shape[1]
+    CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
+    r, first, t = 0, 0, gl.program_id(0)
+    while t < gl.cdiv(N_q, 64 * CONSUMERS) * heads:
+        send(mailbox, r, t)
+        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        for c in gl.static_range(CONSUMERS):
+            fill(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
+        for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
+            fill(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+            fill(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+        r, first = r + 1, first + T_c
+        t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
+    send(mailbox, r, -1)
+
+
+@gluon.jit
+def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr):
+    """One warpgroup: its 64 rows of every row block that this program gets."""
+    B_c: gl.constexpr = k.tiles.shape[2]
+    CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
+    r, first, t = 0, 0, receive(mailbox, 0)
+    while t >= 0:
+        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        row_block(c, O, L, q, k, v, o, CONSUMERS * r + c, first, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
+        r, first = r + 1, first + T_c
+        t = receive(mailbox, r)
+    tma.store_wait(0)  # shared memory must outlive the last copy
+
+
+@gluon.jit
+def row_block(c: gl.constexpr, O, L, q, k, v, o, q_n, first, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
+    """The 64 rows from i + 64 c on. K and V's tiles are those from `first` on, as the producer counts them."""
+    B_c: gl.constexpr = k.tiles.shape[2]
+    d: gl.constexpr = k.tiles.shape[3]
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
+    i = i + 64 * c
+    row = i + gl.arange(0, 64, ROWS)  # (64,)
+    seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+    mine = gl.maximum(gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 1)  # tiles, at least one
+    begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
+
+    q_i = take(q, q_n)  # FA2.A1.L4
+    o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
+    m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
+    for n in range(first, begin):
+        take(k, n)
+        release(k, n)
+        take(v, n)
+        release(v, n)
+    s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
+    s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
+    release(k, begin)
+    if mine > full:
+        s_ij = mask(s_ij, (mine - 1) * B_c, seen)
+    LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s_ij).type.layout))
+    l_i = gl.zeros([64, 4], gl.float32, LANES)  # FA2.A1.L5
+    p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+    p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
+    for n in range(begin + 1, end):  # FA2.A1.L6
+        j = end - 1 - n
+        s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
+        o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
+        release(k, n)
+        if CAUSAL:
+            if j >= full:
+                s_ij = mask(s_ij, j * B_c, seen)
+        p_next, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+        p_next = rounded(p_next, O.dtype, O_LAYOUT)
+        o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
+        release(v, n - 1)
+        o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
+        p_ij = p_next
+    release(q, q_n)
+    o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+    o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
+    release(v, end - 1)
+
+    l_i = gl.convert_layout(gl.sum(l_i, 1), ROWS)  # (64,)
+    empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
+    l_i = gl.where(empty, 1.0, l_i)
+    o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
+    L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
+    tma.store_wait(0)  # the row block before has left o
+    o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
+    hopper.fence_async_shared()
+    tma.async_copy_shared_to_global(O, [head, i, 0], o.index(c))  # FA2.A1.L14
+    gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+
+
+@gluon.jit
+def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr,
+                   CONSUMERS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+    """A program stays on its SM and computes one row block after the other. Q, K, V and O are descriptors."""
+    q, o = ring(room(Q, 2 * CONSUMERS), 1), room(O, CONSUMERS)
+    k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
+    mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
+    hopper.fence_async_shared()  # the copy engine sees the barriers
+    first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
+    second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
+    third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
+    copy = (Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSAL)
+    if CONSUMERS == 2:
+        gl.warp_specialize([(consumer, first), (consumer, second), (producer, copy)], [4, 1], [240, 24])
+    else:
+        gl.warp_specialize([(consumer, first), (consumer, second), (consumer, third), (producer, copy)],
+                           [4, 4, 1], [160, 160, 24])  # fmt: skip
+
+
+def describe(X, rows):
+    """A descriptor by which the copy engine fetches or stores so many rows of a head."""
+    X = X.view(-1, *X.shape[2:])  # (heads, N, d)
+    block, dtype = [1, rows, X.shape[2]], gl.bfloat16 if X.dtype == torch.bfloat16 else gl.float16
+    return TensorDescriptor.from_tensor(X, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
+
+
+def forward(q, k, v, causal):
+    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    Q, K, V = (x.contiguous() for x in (q, k, v))
+    O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
+    consumers, B_c, stages = SIZES[d]
+    SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # of row blocks that were drawn
+    tiles = describe(Q, 64), describe(K, B_c), describe(V, B_c), describe(O, 64)
+    forward_kernel[grid](*tiles, L, counter, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
+                         CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, num_warps=4)  # fmt: skip
+    return O, L  # FA2.A1.L17

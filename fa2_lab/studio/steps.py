@@ -1,0 +1,67 @@
+"""The step from one rung of the ladder to another, as a diff."""
+
+from __future__ import annotations
+
+import ast
+from difflib import SequenceMatcher
+from pathlib import Path
+
+from fa2_lab.kernels import ladder
+
+RED, GREEN, FAINT, PLAIN = "\033[31m", "\033[32m", "\033[2m", "\033[0m"
+AROUND = 3  # lines of context around a change
+
+
+def sentence(rung: str) -> str:
+    """A rung's one sentence: the first line of its file."""
+    return ast.get_docstring(ast.parse(source(rung))).splitlines()[0]
+
+
+def source(rung: str) -> str:
+    """The text of a rung's file."""
+    return Path(ladder.FOLDER, f"{ladder.find(rung)}.py").read_text(encoding="utf-8")
+
+
+def code(rung: str) -> list[str]:
+    """A rung's lines after its docstring, without those that are empty and DIFF, which speaks of the step itself."""
+    text = source(rung)
+    docstring = ast.parse(text).body[0]
+    return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip() and not line.startswith("DIFF")]
+
+
+def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:
+    """(what happens, old lines, new lines) from one rung to another; a line that only moves in or out is the same."""
+    before, after = code(old), code(new)
+    matcher = SequenceMatcher(None, [x.strip() for x in before], [x.strip() for x in after], autojunk=False)
+    return [(what, before[a:b], after[c:d]) for what, a, b, c, d in matcher.get_opcodes()]
+
+
+def changed(old: str, new: str) -> int:
+    """How many lines differ; a line in place of another counts once."""
+    return sum(max(len(gone), len(come)) for what, gone, come in steps(old, new) if what != "equal")
+
+
+def diff(old: str, new: str, colours: bool = False) -> str:
+    """The step from one rung to another, in the manner of `diff -w`."""
+    red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
+    lines = []
+    for what, gone, come in steps(old, new):
+        if what == "equal":
+            lines += [f"  {line}" for line in context(come, first=not lines)]
+        else:
+            lines += [f"{red}- {line}{plain}" for line in gone] + [f"{green}+ {line}{plain}" for line in come]
+    while lines and lines[-1].startswith("  ") and trailing(lines) > AROUND:
+        lines.pop()
+    return "\n".join(f"{faint}{line}{plain}" if line == "  …" else line for line in lines)
+
+
+def context(lines: list[str], first: bool) -> list[str]:
+    """Lines that are the same, as far as they help: the last ones before a change, the first ones after."""
+    if first:
+        return lines[-AROUND:]
+    return lines if len(lines) <= 2 * AROUND + 1 else [*lines[:AROUND], "…", *lines[-AROUND:]]
+
+
+def trailing(lines: list[str]) -> int:
+    """How many unchanged lines stand at the end."""
+    return next((n for n, line in enumerate(reversed(lines)) if not line.startswith("  ")), len(lines))
