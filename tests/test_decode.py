@@ -215,7 +215,8 @@ def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
     """Four heads for four programs; for five, shares that end within a head."""
     merged = []
     real = room.merge_kernel
-    spy = type("spy", (), {"__getitem__": lambda _, grid: merged.append(grid) or real[grid]})
+    watch = {"__getitem__": lambda _, grid: merged.append(grid) or real[grid], "kernel": real}
+    spy = type("spy", (), watch)
     monkeypatch.setattr(room, "merge_kernel", spy())
     check((2, 4, 2, 1, 1000 if GPU else 70, 16), programs=programs)
     assert len(merged) == (programs == 5)
