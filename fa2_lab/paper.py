@@ -243,25 +243,8 @@ NO_TRITON = {
     "FA1.A2.L14": "the ladder's kernels have no dropout",
 }
 # FA1's backward pass has no kernel, but its lines are in FA2's: line 11 is FA2.A2's line 10, and so on.
-IN_FA2 = {
-    3: 1,
-    4: 2,
-    5: 3,
-    6: 5,
-    7: 6,
-    8: 7,
-    9: 8,
-    10: 9,
-    11: 10,
-    13: 11,
-    16: 12,
-    17: 13,
-    19: 4,
-    20: 14,
-    21: 15,
-    22: 16,
-}
-IN_FA2 |= {24: 18, 26: 20}
+LINES_OF_FA1 = (3, 4, 5, 6, 7, 8, 9, 10, 11, 13, 16, 17, 19, 20, 21, 22, 24, 26)
+IN_FA2 = dict(zip(LINES_OF_FA1, (1, 2, 3, 5, 6, 7, 8, 9, 10, 11, 12, 13, 4, 14, 15, 16, 18, 20), strict=True))
 NO_TRITON |= {
     f"FA1.A4.L{n}": f"the kernels run FA2's backward pass; there it is FA2.A2.L{k}" for n, k in IN_FA2.items()
 }

@@ -1,6 +1,6 @@
 """What a line in Triton or in a notebook looks like that may carry a tag: reviewed expressions, tag by tag.
 
-`tl.`, `gl.`, `np.` and `torch.` are left out of the code before it is compared. A line carries exactly the tags whose
+`tl.`, `gl.`, `hopper.`, `np.` and `torch.` are left out of the code before it is compared. A line carries exactly the tags whose
 expression it matches. In the file that stands for an algorithm in Triton that holds for every line of it; elsewhere
 for every line that carries a tag of the algorithm. To tag a line of a new shape, add the shape here.
 """
@@ -46,17 +46,17 @@ SHAPES = {
     "FA1.A4.L21": r"^return tau \* \(ds @ k\), |^dQ\[rows\] \+= dq",
     "FA1.A4.L22": r", tau \* \(ds\.T @ q\), dv",
     # FA2, forward
-    "FA2.A1.L1": r"^(T_r|grid) = \(?(triton\.)?cdiv\(N_q, (B_r|64|128)\)",
-    "FA2.A1.L2": r"^(T_r|grid) = \(?(triton\.)?cdiv\(N_q, (B_r|64|128)\)",
+    "FA2.A1.L1": r"^(T_r|grid) = .*cdiv\(N_q, ",
+    "FA2.A1.L2": r"^(T_r|grid) = .*cdiv\(N_q, ",
     "FA2.A1.L3": FOR_I + r"|^i(, \w+)? = (program_id|place)\(",
     "FA2.A1.L4": r"^q_i = (load\w*\((group_rows\()?Q|Q\.load|Q\[)|q\.fill\(.*, Q,|^q_i = take\(q,|^(fetch\(Q,|fill\(q,)",
     "FA2.A1.L5": r"^[ol](_i)?(, l_i)? = zeros\(|^m(_i)? = full\(.*, (NEG_INF|LOWEST), |^m, l = first_state\(|SoftmaxState\.reset",
-    "FA2.A1.L6": FOR_J + r"|^for n in range\(T_c\)",
+    "FA2.A1.L6": FOR_J + r"|^for n in range\(",
     "FA2.A1.L7": LOADS_KV,
     "FA2.A1.L8": r"^s_ij = .*(dot\(q_[ij], k_j\.T|q_i @ k_j\.T)|warpgroup_mma\(q(_i)?, k(_j)?\.permute|^s_ij = scores\(",
-    "FA2.A1.L9": r"^m_new = (maximum\(m(_i)?, .*max\(s|raised\(m, largest\(s\))|^p(_ij)? = exp2?\(.*\bs(_ij)?\b.* - .*m_(new|ref)|^alpha = exp2?\(\(?m(_i)? - m_(new|ref)\b|^l(_i)? = (alpha|along\(alpha, l\)).* \* l(_i)? \+ .*sum\(|state\.update\(|^o_i, l_i, m_i = raw_step\(",
+    "FA2.A1.L9": r"^(m_new|top) = (maximum\(m(_i)?, .*max\(s|raised\(m, largest\(s\))|^p(_ij)? = exp2?\(.*\bs(_ij)?\b.* - .*m_(new|ref)|^alpha = exp2?\(\(?m(_i)? - m_(new|ref)\b|^l(_i)? = (alpha|shrink|along\(alpha, l\)).* \* l(_i)? \+ .*sum\(|state\.update\(|^o_i, l_i, m_i = raw_step\(",
     "FA2.A1.L10": r"^o(_i)? = (alpha\[:, None\] \* o_i \+ dot\(p_ij|dot\(p_ij.*, v_j, alpha\[:, None\] \* o_i|warpgroup_mma\(p(_ij)?, (pipes\.v|rows_of\(v|take\(v))|^return shrunk\(o, alpha\)|state\.update\(|^o_i, l_i, m_i = raw_step\(",
-    "FA2.A1.L12": r"\bo(_i)? / (l_i|whole|divisor|convert_layout\(l_i)|\bo(_i)? \* .*1\.0 / (whole|divisor|l)\b|state\.finalize",
+    "FA2.A1.L12": r"\bo(_i)? / (l_i|whole|divisor|convert_layout\(l_i)|\bo(_i)? \* .*1\.0 / (whole|divisor|l)\b|1\.0 / l_i.*\[:, None\] \* o_i|state\.finalize",
     "FA2.A1.L13": r"\bm(_i)?( \* [\w.]+)? \+ log2?\(|state\.finalize",
     "FA2.A1.L14": r"^store(_rows)?\((group_rows\()?O|^O\.store|to_global\(O,|^O\[rows\]",
     "FA2.A1.L15": r"^store\(L \+|^store\(at, L_i,|\bL\[rows\] = ",
@@ -85,5 +85,5 @@ SHAPES = {
 
 def tags_for(text: str, algorithm: str) -> set[str]:
     """The tags of an algorithm whose expression a line of code matches."""
-    bare = re.sub(r"\b(tl|gl|np|torch)\.", "", text.split("  #")[0].strip())
+    bare = re.sub(r"\b(tl|gl|np|torch|hopper)\.", "", text.split("  #")[0].strip())
     return {tag for tag, shape in SHAPES.items() if tag.startswith(algorithm + ".") and re.search(shape, bare)}

@@ -170,11 +170,21 @@ def test_dropout_keeps_the_right_share_and_differs_by_key():
     assert keep_mask(0.0, 1, 0, 0, rows, cols).all()
 
 
+def test_a_mask_is_keyed_by_column_row_head_and_batch():
+    """The counters in the order in which Triton's generator takes them, one entry at a time."""
+    rows, cols = np.arange(3, 8), np.arange(11, 15)
+    keep = keep_mask(0.3, 9, 2, 5, rows, cols)
+    for r, row in enumerate(rows):
+        for c, col in enumerate(cols):
+            assert keep[r, c] == (philox(9, col, row, 5, 2) >= int(0.3 * 2**32)), "batch 2, head 5"
+
+
 def test_a_sequential_generator_replays_only_in_its_own_order():
     tiling = Tiling(12, 12, 4, 3)
     masks = {order: sequential_mask(tiling, 0.5, 3, order) for order in ("fa1", "fa2")}
     assert np.array_equal(masks["fa1"], sequential_mask(tiling, 0.5, 3, "fa1"))
     assert 0.3 < (masks["fa1"] == masks["fa2"]).mean() < 0.75
+    assert abs(sequential_mask(Tiling(99, 99, 9, 9), 0.2, 3, "fa2").mean() - 0.8) < 0.02  # dropped with probability p
     single = Tiling(12, 12, 12, 3)  # with one row block there is one order only
     assert np.array_equal(sequential_mask(single, 0.5, 3, "fa1"), sequential_mask(single, 0.5, 3, "fa2"))
 

@@ -3,7 +3,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference import fa1, fa2, heads, naive
 from fa2_lab.tiles import CAUSAL
 from fa2_lab.trace import Event, Operation, Trace
 
@@ -173,3 +173,18 @@ def test_after_a_loop_its_index_is_forgotten_and_the_peak_stays():
     X[:]
     assert [(e.worker, e.i, e.j) for e in trace.events] == [*[((1,), 1, 2)] * 2, ((1,), 1, None), ((), None, None)]
     assert trace.peak_on_chip == 6 + 4
+
+
+@pytest.mark.parametrize("stage", heads.STAGES)
+def test_a_stage_of_heads_is_metered_once(stage):
+    """What a stage computes only to get ready, such as P again before standard attention's backward, does not count."""
+    q, k, v, dO = np.random.default_rng(0).standard_normal((4, 1, 1, 8, 4))
+    O, L = heads.forward(q, k, v, stage=stage, B_r=4, B_c=4)
+    meter, alone = Trace(), Trace()
+    heads.backward(q, k, v, O, L, dO, stage=stage, B_r=4, B_c=4, trace=meter)
+    if stage == "naive":
+        naive.backward(q[0, 0], k[0, 0], v[0, 0], naive.forward(q[0, 0], k[0, 0], v[0, 0])[1], dO[0, 0], trace=alone)
+    else:
+        module, saved = {"fa1": (fa1, (np.ones(8), L[0, 0])), "fa2": (fa2, (L[0, 0],))}[stage]
+        module.backward(q[0, 0], k[0, 0], v[0, 0], O[0, 0], *saved, dO[0, 0], B_r=4, B_c=4, trace=alone)
+    assert meter.hbm_elements == alone.hbm_elements > 0 and meter.flops == alone.flops
