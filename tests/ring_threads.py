@@ -75,12 +75,13 @@ def whole(parts, lengths, layout):
 
 
 def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):
-    """(O, L, dQ, dK, dV) of whole tensors, cut, sent round and joined again."""
+    """(O, L, dQ, dK, dV) of whole tensors, cut, sent round and joined again; dO or dL may be None."""
     places = shards.pieces(lengths, layout)
 
     def work(rank, links):
         ring = ring_of(rank, links, lengths, layout, causal, scale, on_triton)
-        q_, k_, v_, dO_, dL_ = (torch.cat([x[:, :, p] for p in places[rank]], 2) for x in (q, k, v, dO, dL))
+        mine = (x if x is None else torch.cat([x[:, :, p] for p in places[rank]], 2) for x in (q, k, v, dO, dL))
+        q_, k_, v_, dO_, dL_ = mine
         O, L = rings.all_heads_forward(ring, q_, k_, v_)
         return O, L, *rings.all_heads_backward(ring, dO_, dL_, q_, k_, v_, O, L)
 

@@ -234,6 +234,31 @@ def test_kernels_within_the_rule():
     within_the_rule(inputs_of(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
 
 
+def test_a_loss_of_L_alone_and_of_O_alone():
+    *qkv, dO, dL = inputs_of(4, 2, 13, 8)
+    for name, given, as_zeros in (("L", (None, dL), (0 * dO, dL)), ("O", (dO, None), (dO, 0 * dL))):
+        found, truth = by_threads((*qkv, *given), [5, 6, 2], "zigzag", True), truth_of((*qkv, *as_zeros), causal=True)
+        assert max(worst(got, want) for got, want in zip(found, truth, strict=True)) < EXACT, f"a loss of {name} alone"
+
+
+def test_gradients_travel_and_are_summed_in_fp32(monkeypatch):
+    sent, summed = set(), set()
+
+    def pass_on(some_ring, block, what, source, real=threads.Threaded.pass_on):
+        sent.add((what, block.dtype))
+        return real(some_ring, block, what, source)
+
+    def add(seen, part, dQ, dKV, real=ring.add):
+        summed.update((dQ.dtype, dKV.dtype))
+        return real(seen, part, dQ, dKV)
+
+    monkeypatch.setattr(threads.Threaded, "pass_on", pass_on)
+    monkeypatch.setattr(ring, "add", add)
+    by_threads(inputs_of(2, 1, 12, 8, torch.bfloat16), [4, 4, 4], "zigzag", True)
+    assert sent == {("K V", torch.bfloat16), ("dK dV", torch.float32)}
+    assert summed == {torch.float32}
+
+
 @pytest.mark.parametrize("fault", ["previous length", "front piece", "local L", "own block once", "step", "local D"])
 def test_planted_faults_are_found(fault, monkeypatch):
     """What could be got wrong here, each alone: the comparison above must see it."""
@@ -252,8 +277,7 @@ def test_planted_faults_are_found(fault, monkeypatch):
         real = ring.reference_backward
 
         def wrong(dO, dL, q, k, v, O, L, *rest):
-            causal, scale = rest[2:4]
-            O_here, L_here = ring.Reference.apply(q, k, v, None, None, causal, scale, 0.0)
+            O_here, L_here = ring.Reference.apply(q, k, v, None, None, *rest[2])
             return real(dO, dL, q, k, v, *((O, L_here) if fault == "local L" else (O_here, L)), *rest)
 
         monkeypatch.setattr(ring, "reference_backward", wrong)

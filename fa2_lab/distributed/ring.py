@@ -36,6 +36,7 @@ from fa2_lab.attention import backward as backward_on_triton
 from fa2_lab.attention import forward as forward_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.reference import shards
 from fa2_lab.reference.shards import Meeting
 from fa2_lab.tiles import Tile
@@ -102,7 +103,7 @@ def signature(q, k, v, causal, scale, layout: str, return_lse, backend: str) -> 
     check_tensors(*some_rows)
     if k.shape[2] != q.shape[2]:
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
-    scale = check_numbers(causal, scale, q.shape[3], 0.0, None, return_lse)
+    scale = check_numbers(causal, scale, q.shape[3], return_lse)
     shards.check_layout(layout)
     runs_on_triton(backend, q.device.type)
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
@@ -219,8 +220,10 @@ def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, 
     if seen.kind is Tile.SKIP:
         return None
     q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
-    operator = forward_on_triton if ring.on_triton else Reference.apply
-    return seen.queries, *operator(q, k, v, None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0)
+    options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
+    if ring.on_triton:
+        return seen.queries, *forward_on_triton(q, k, v, None, None, options)
+    return seen.queries, *Reference.apply(q, k, v, None, None, *options)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -253,8 +256,8 @@ def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv: Tensor) -> 
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
     dL = None if dL is None else dL[:, :, seen.queries]
     operator = backward_on_triton if ring.on_triton else reference_backward
-    options = None, None, seen.kind is Tile.DIAGONAL, ring.scale, 0.0
-    return operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), *options)
+    options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
+    return operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), None, None, options)
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dKV: Tensor) -> None:
@@ -265,11 +268,11 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
         dKV[1, :, :, seen.keys] += part[2]
 
 
-def reference_backward(dO, dL, q, k, v, O, L, key_lengths, seed, causal, scale, dropout_p):
+def reference_backward(dO, dL, q, k, v, O, L, key_lengths, seed, options):
     """The NumPy ladder behind the same arguments."""
-    options = dict(key_lengths=key_lengths, seed=seed, causal=causal, scale=scale, dropout_p=dropout_p)
+    options = options._asdict() | dict(key_lengths=key_lengths, seed=seed)
     dL = torch.zeros_like(L) if dL is None else dL
-    return ReferenceBackward.apply(dO, dL, q, k, v, O, L, options)
+    return ReferenceBackward.apply(dO, dL, q, k, v, O, L, key_lengths, options)
 
 
 # As torch sees it ---------------------------------------------------------------------------------------------
