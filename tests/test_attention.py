@@ -149,12 +149,13 @@ def test_dropout_and_its_gradients(causal):
     check(*tensors(1, 1, 1, 33, 65, 16, torch.float16), p=0.1, seed=11, lengths=torch.tensor([50], device=DEVICE))
 
 
-def test_fresh_seeds_come_from_torchs_generator():
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_fresh_seeds_come_from_torchs_generator(backend):
     q, k, v, _ = tensors(1, 1, 1, 16, 16, 16)
     draws = []
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
-        draws.append(attention(q, k, v, dropout_p=0.5))
+        draws.append(attention(q, k, v, dropout_p=0.5, backend=backend))
     assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
 
 

@@ -178,6 +178,16 @@ def test_lengths_are_looked_at_again_after_a_change():
         attention(q, k, v, key_lengths=LENGTHS.clone())
 
 
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer(backend):
+    q, k, v = good()
+    attention(q, k, v, key_lengths=LENGTHS, backend=backend)
+    for _ in range(2):  # also where a call of this kind was prepared
+        with pytest.raises(ValueError, match="key_lengths: got values from 3 to 12; it takes 0 to N_k = 8"):
+            attention(q, k[:, :, :8], v[:, :, :8], key_lengths=LENGTHS, backend=backend)
+        attention(q, k[:, :, :8], v[:, :, :8], key_lengths=LENGTHS - 4 * (LENGTHS > 8), backend=backend)
+
+
 @pytest.mark.parametrize("changed", ("q", "k", "v", "key_lengths"))
 def test_a_change_between_forward_and_backward_is_noticed(changed):
     inputs = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS.clone())

@@ -6,6 +6,7 @@ from decode_checks import DTYPES, NAN, drawn, near, poisoned, room  # noqa: F401
 from kernel_truth import DEVICE, worst
 
 import fa2_lab
+import fa2_lab.paged
 
 # Pages --------------------------------------------------------------------------------------------------------
 
@@ -90,6 +91,14 @@ def test_attention_paged(dtype, backend, scale):
     assert torch.equal(fa2_lab.attention_paged(**arguments, scale=scale, backend=backend), O)
 
 
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_without_a_mask_every_query_sees_all_keys(backend):
+    arguments, (k, v, dO) = serving()
+    O, L = fa2_lab.attention_paged(**arguments, causal=False, return_lse=True, backend=backend)
+    for b, n in ((0, 64), (2, 37)):
+        near((O[[b]], L[[b]]), arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=False)
+
+
 def test_pages_and_lengths_may_be_of_any_integers_and_strides():
     arguments, _ = serving()
     want = fa2_lab.attention_paged(**arguments)
@@ -155,6 +164,21 @@ def test_the_table_is_looked_at_again_after_a_change():
     fa2_lab.attention_paged(**arguments | dict(key_lengths=short))
     with pytest.raises(ValueError, match="block_table"):
         fa2_lab.attention_paged(**arguments | dict(key_lengths=long))
+    arguments, _ = serving()
+    fa2_lab.attention_paged(**arguments)
+    last = int(arguments["block_table"].max())
+    fewer = {name: arguments[name][:last] for name in ("k_pages", "v_pages")}
+    with pytest.raises(ValueError, match=f"block_table: got pages from 0 to {last}; .* for {last} pages"):
+        fa2_lab.attention_paged(**arguments | fewer)
+    shorter = {name: arguments[name][:, :15] for name in ("k_pages", "v_pages")}
+    lengths = torch.tensor([15 * 4, 0, 37], device=DEVICE)  # three pages of 15 for the last: as many as of 16
+    fa2_lab.attention_paged(**arguments | dict(key_lengths=lengths))
+    fa2_lab.attention_paged(**arguments | shorter | dict(key_lengths=lengths))
+    shortest = {name: arguments[name][:, :9] for name in ("k_pages", "v_pages")}
+    lengths = torch.tensor([0, 0, 36], device=DEVICE)
+    fa2_lab.attention_paged(**arguments | dict(key_lengths=lengths))
+    with pytest.raises(ValueError, match="block_table: got pages from -2147483648"):
+        fa2_lab.attention_paged(**arguments | shortest | dict(key_lengths=lengths))
     with torch.inference_mode():
         arguments, _ = serving()
         fa2_lab.attention_paged(**arguments)
@@ -164,5 +188,9 @@ def test_as_an_operator():
     arguments, _ = serving()
     inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), True, 0.25
     torch.library.opcheck(torch.ops.fa2_lab.paged, inputs, test_utils=("test_schema", "test_faketensor"))
-    shapes = torch.ops.fa2_lab.paged(*(x.to("meta") if torch.is_tensor(x) else x for x in inputs))
-    assert [tuple(x.shape) for x in shapes] == [(3, 4, 2, 16), (3, 4, 2)]
+
+    for dtype in (torch.float16, torch.float32):
+        arguments, _ = serving(dtype)
+        inputs = [arguments[n].to("meta") for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")]
+        O, L = torch.ops.fa2_lab.paged(*inputs, True, 0.25)
+        assert (O.shape, O.dtype, L.shape, L.dtype) == ((3, 4, 2, 16), dtype, (3, 4, 2), torch.float32)

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_truth import DEVICE, GPU
+import triton
+import triton.language as tl
+from kernel_truth import DEVICE, GPU  # before Triton
 
 from fa2_lab.kernels import choice, launch, prepared
-from fa2_lab.kernels.portable import backward, forward
+from fa2_lab.kernels.portable import backward, forward, tile
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import budget
 from fa2_lab.studio import offline
@@ -66,6 +68,91 @@ def test_finds_come_first_and_stay(tmp_path, monkeypatch):
     assert (after.B_r, after.B_c, after.warps, after.stages, after.registers) == (16, 32, 2, 1, None)
     assert launch.blocks("forward", Q, False) != after
     assert set(json.loads(file.read_text())) == {launch.name("forward", Q, True), "another"}
+
+
+def test_a_find_is_for_one_chip_kernel_d_dtype_and_mask():
+    Q, elsewhere = (torch.empty(1, 1, 8, 48, dtype=torch.float16, device=device) for device in ("cpu", "meta"))
+    assert launch.name("forward", Q, True) == "cpu, forward, d 64, float16, causal"
+    others = [launch.name("forward", x, True) for x in (elsewhere, Q.float(), torch.empty(1, 1, 8, 65))]
+    others += [launch.name("forward", Q, False), launch.name("rows", Q, True)]
+    assert len({launch.name("forward", Q, True), *others}) == 6, "two kinds of calls share a find"
+
+
+def test_a_later_find_takes_the_place_of_an_earlier_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
+    for find in ([1, 2, 3, 4, 5], [6, 7, 8, 9, None]):
+        launch.keep({"a kind": find})
+        assert launch.finds() == {"a kind": find}
+
+
+def test_what_a_call_s_kind_is_made_of():
+    x = torch.empty(2, 3, 8, 16)
+    kinds = [x, x.half(), x.to("meta"), x[:1], x.mT.contiguous().mT]
+    assert len({prepared.kind_of(other) for other in kinds}) == 5, "two kinds of tensors are taken for one"
+    assert prepared.kind_of(x) == prepared.kind_of(x + 1) and prepared.kind_of(None) is None
+
+
+def test_every_kind_of_call_is_prepared_for_itself(monkeypatch):
+    """What differs in an option, a dtype or a shape does not get what was prepared for another call."""
+    made = []
+    for name in ("prepare", "prepare_backward"):
+        monkeypatch.setattr(choice, name, lambda *given: made.append(given) or (lambda *_: len(made)))
+    x, lengths, options = torch.empty(2, 3, 8, 16), torch.tensor([1, 2]), Options(False, 0.1)
+    many = [options._replace(**change) for change in (dict(), dict(causal=True), dict(scale=0.2), dict(dropout_p=0.5))]
+    calls = [dict(options=o) for o in many] + [dict(key_lengths=lengths), dict(key_lengths=lengths.int())]
+    for n, call in enumerate(calls, 1):
+        assert choice.forward(x, x, x, **dict(options=options) | call) == n, call
+    forget, same = len(calls), False
+    for n, call in enumerate([*calls, dict(dL=x[..., 0])] * 2, forget + 1):
+        same = n > forget + len(calls) + 1  # the second time torch is asked for the same bits
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda same=same: same)
+        assert choice.backward(*[x] * 5, x[..., 0], **dict(options=options) | call) == n, (call, same)
+
+
+@pytest.mark.parametrize("capability, here", [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
+def test_hopper_s_kernels_are_for_hopper(capability, here, monkeypatch):
+    host = pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old").host
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
+    assert [x is not None for x in choice.hopper_kernels(torch.device("cuda", 0))] == [here, here]
+    assert choice.hopper_kernels(torch.device("cpu")) == (None, None)
+
+
+def test_heads_at_once_stream_no_more_than_is_given():
+    """K and V of a head of 1024 rows, d 64, fp16 are 256 KiB together."""
+    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta"), 8) == 32
+    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, device="meta"), 8) == 16
+    assert launch.heads_at_once(torch.empty(1, 1, 2**20, 256, device="meta"), 8) == 1
+
+
+# Where programs and heads lie ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def places_kernel(found, T, heads, heads_at_once):
+    i, head = tile.place(T, heads, heads_at_once)
+    tl.store(found + 2 * tl.program_id(0), i)
+    tl.store(found + 2 * tl.program_id(0) + 1, head)
+
+
+def test_programs_take_the_blocks_of_some_heads_in_turn():
+    """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
+    found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
+    places_kernel[(21,)](found, 3, 7, 4)
+    want = [[i, head] for some in (range(4), range(4, 7)) for i in range(3) for head in some]
+    assert found.tolist() == want
+
+
+@triton.jit
+def head_kernel(X, at, strides):
+    tl.store(at + tl.program_id(0), tile.head_of(X, strides, tl.program_id(0), tl.program_id(0)).to(tl.int64))
+
+
+def test_a_head_may_lie_behind_two_to_the_31_elements():
+    X, at = torch.zeros(16, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    head_kernel[(4,)](X, at, (2**30, 3 * 2**28))
+    offsets = (at - X.data_ptr()) // X.element_size()
+    assert offsets.tolist() == [n * (2**30 + 3 * 2**28) for n in range(4)]
 
 
 def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):

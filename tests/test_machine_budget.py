@@ -74,6 +74,7 @@ def test_the_sizes_of_the_fa2_paper_by_hand():
     assert budget.forward_shared_bytes(128, 64, 128, stages=2) == 96 * KiB
     assert budget.forward_registers(128, 64, 128, warps=4) == 40 + (128 * 128 + 128 * 64 + 128 * 64 // 2) // 128
     assert budget.columns_shared_bytes(64, 128, 64, 1) == (2 * 128 * 64 + 2 * 64 * 64) * 2 + 2 * 64 * 4
+    assert budget.columns_shared_bytes(64, 128, 64, 3) == (2 * 128 * 64 + 3 * 2 * 64 * 64) * 2 + 3 * 2 * 64 * 4
     assert budget.backward_shared_bytes(64, 128, 64, 1) - budget.columns_shared_bytes(64, 128, 64, 1) == 64 * 128 * 2
     assert budget.rows_shared_bytes(128, 64, 128, 2) == budget.forward_shared_bytes(128, 64, 128, 2) + 32 * KiB
     assert budget.columns_registers(64, 128, 64, 8) == 40 + (2 * 128 * 64 + 2 * 64 * 128 + 64 * 128 // 2) // 256
@@ -109,6 +110,13 @@ def test_table_takes_the_fewest_warps_that_fit():
         (128, 128): 8,
     }
     assert set(budget.table(H100, 64, "columns", sizes=(32, 256))) == {(32, 32), (32, 256), (256, 32), (256, 256)}
+
+
+@each_kernel
+@pytest.mark.parametrize("stages, itemsize", [(1, 2), (3, 2), (2, 4)])
+def test_table_asks_about_the_kernel_the_stages_and_the_dtype_that_are_meant(kernel, stages, itemsize):
+    for (B_r, B_c), (warps, fit) in budget.table(A100, 64, kernel, stages=stages, itemsize=itemsize).items():
+        assert fit == fits(A100, B_r, B_c, 64, stages, warps, itemsize, kernel), (B_r, B_c)
 
 
 def test_the_reason_names_what_is_short():

@@ -100,7 +100,17 @@ def test_compare_has_a_row_for_each_grid():
         ("fa2", "backward", "heaviest first"),
     ]
     assert [r["blocks"] for r in rows] == [4, 4, 32, 32, 32, 32]
-    assert all(r["utilisation"] == r["schedule"].utilisation for r in rows)
+
+
+@pytest.mark.parametrize("column", ["waves", "SMs_used", "makespan", "tail", "utilisation"])
+def test_compare_says_what_the_schedule_says(column):
+    """Seven blocks on four SMs with two slots each, so that no two columns of FA1's row hold the same number."""
+    rows = grid.compare(3, Tiling(64, 64, 8, 8, CAUSAL), SMs=4, blocks_per_sm=2)
+    for row in rows:
+        assert row["schedule"].blocks_per_sm == 2, "the blocks of one SM"
+        assert row[column] == getattr(row["schedule"], column), column
+    assert (rows[0]["waves"], rows[0]["SMs_used"], rows[0]["makespan"], rows[0]["tail"]) == (1, 3, 64, 64)
+    assert rows[2]["tail"] < rows[2]["makespan"]
 
 
 # Owners and collisions ------------------------------------------------------------------------------------------
@@ -146,8 +156,8 @@ def test_dq_writers_and_steps_agree(tiling):
         assert workers == [j for j in range(tiling.T_c) if i in steps[j]]
     assert sum(map(len, writers)) == (steps >= 0).sum()
     for t, together in enumerate(grid.dq_collisions(tiling)):
-        for i, workers in together.items():
-            assert len(workers) > 1 and all(steps[j, t] == i for j in workers)
+        adding = {i: [j for j in range(tiling.T_c) if steps[j, t] == i] for i in range(tiling.T_r)}
+        assert together == {i: workers for i, workers in adding.items() if len(workers) > 1}, f"step {t}"
 
 
 def test_without_a_mask_all_workers_meet_on_the_same_rows_and_with_it_none():

@@ -106,6 +106,9 @@ def test_traffic_adds_up_over_heads_and_passes():
     assert (forward + backward).total == forward.total + backward.total
     assert (forward + backward).loads["K"] == forward.loads["K"] + backward.loads["K"]
     assert forward.times(6).total == 6 * forward.total
+    assert forward.times(6).stores == {tensor: 6 * n for tensor, n in forward.stores.items()}
+    twice = forward + forward  # the same tensors are stored by both
+    assert (twice.loads, twice.stores) == (forward.times(2).loads, forward.times(2).stores)
 
 
 # The statements of the papers -----------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fa2_lab.machine import grid, io, time
+from fa2_lab.machine import budget, grid, io, time
 from fa2_lab.machine.chips import A100, CHIPS, H100, H200, L40S, RTX_3090, RTX_4090
 from fa2_lab.machine.time import Clocks, Worth
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
@@ -133,6 +133,21 @@ def test_a_full_forward_is_its_longest_path():
     assert ran.tflops[0] == pytest.approx(16 * 4 * 4096**2 * 128 / ran.seconds[0] / 1e12)
 
 
+def test_the_number_of_warps_decides_how_often_an_a100_reads_shared_memory():
+    tiling = Tiling(1024, 1024, 128, 64)
+    for W in (4, 8):
+        tile, ran = time.tile_clocks(A100, 128, 64, 64, W=W), time.forward_time(A100, tiling, 64, heads=27, W=W)
+        assert ran.seconds[1] == pytest.approx(2 * 16 * tile.serial / A100.clock_hz), "two waves of 16 tiles"
+    assert time.tile_clocks(A100, 128, 64, 64, W=8).shared > time.tile_clocks(A100, 128, 64, 64, W=4).shared
+
+
+def test_best_blocks_fit_with_the_stages_that_are_asked_for():
+    for stages in (1, 2, 4):
+        best = time.best_blocks(RTX_4090, 2048, 2048, 128, heads=8, stages=stages)
+        fitting = budget.table(RTX_4090, 128, stages=stages)
+        assert {((b.B_r, b.B_c), (b.W, b.fit)) for b in best} == {x for x in fitting.items() if x[1][1].ok}, stages
+
+
 def test_a_causal_forward_launches_its_heaviest_blocks_first():
     tiling = Tiling(1024, 1024, 64, 64, CAUSAL)
     plain, heavy = (grid.schedule(grid.fa2_grid(40, tiling, order=order), A100.SMs) for order in grid.ORDERS)
@@ -148,7 +163,9 @@ def test_measured_kernels_lie_between_serial_and_overlapped():
 def test_best_blocks_are_sorted_and_fit():
     best = time.best_blocks(RTX_4090, 2048, 2048, 128, heads=64, mask=CAUSAL)
     assert {(b.B_r, b.B_c) for b in best} == {(64, 64), (128, 64)} and all(b.fit.ok for b in best)
-    assert [b.seconds[1] for b in best] == sorted(b.seconds[1] for b in best)
+    best_a100 = time.best_blocks(A100, 2048, 2048, 64, heads=8)
+    serial, overlapped = ([b.seconds[n] for b in best_a100] for n in (1, 0))
+    assert serial == sorted(serial) and overlapped != sorted(overlapped), "those in series decide"
     assert time.best_blocks(RTX_4090, 64, 64, 1024, heads=1) == []
 
 

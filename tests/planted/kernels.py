@@ -1,0 +1,85 @@
+"""Faults of kernels/: what a launch is made of, whose preparation a call gets, where rows and heads lie."""
+
+LAUNCH, CHOICE, PREPARED, RELAUNCH = (
+    f"fa2_lab/kernels/{name}.py" for name in ("launch", "choice", "prepared", "relaunch")
+)
+TILE = "fa2_lab/kernels/portable/tile.py"
+NAME = "tests/test_kernels.py::test_a_find_is_for_one_chip_kernel_d_dtype_and_mask"
+KIND = "tests/test_kernels.py::test_what_a_call_s_kind_is_made_of"
+CALLS = "tests/test_kernels.py::test_every_kind_of_call_is_prepared_for_itself"
+PLACES = "tests/test_kernels.py::test_programs_take_the_blocks_of_some_heads_in_turn"
+FAR = "tests/test_kernels.py::test_a_head_may_lie_behind_two_to_the_31_elements"
+HOPPER = "tests/test_kernels.py::test_hopper_s_kernels_are_for_hopper"
+SAME = "found[1] != (limits, x._version, x.data_ptr())"
+FEWER = "tests/test_attention_call.py::test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer"
+CHANGED = "tests/test_attention_call.py::test_lengths_are_looked_at_again_after_a_change"
+TABLE = "tests/test_decode_paged.py::test_the_table_is_looked_at_again_after_a_change"
+AGAIN = "tests/test_relaunch.py::test_the_driver_is_handed_the_same_as_by_tritons_own_call"
+
+FAULTS = [
+    (LAUNCH, '{dtype}, {mask}"', '{dtype}"', NAME),
+    (LAUNCH, 'return f"{chip}, {kernel}', 'return f"{kernel}', NAME),
+    (LAUNCH, "d {padded(Q.shape[3])}, {dtype}", "d, {dtype}", NAME),
+    (
+        LAUNCH,
+        "json.dumps(read(file) | new",
+        "json.dumps(new | read(file)",
+        "tests/test_kernels.py::test_a_later_find_takes_the_place_of_an_earlier_one",
+    ),
+    (
+        LAUNCH,
+        "    forget()\n    return file",
+        "    return file",
+        "tests/test_kernels.py::test_finds_come_first_and_stay",
+    ),
+    (
+        LAUNCH,
+        "aligned = reduce(or_, at) % 16 == 0",
+        "aligned = True",
+        "tests/test_kernels.py::test_a_launch_serves_again_only_where_triton_would_not_compile_anew",
+    ),
+    (
+        LAUNCH,
+        "target.arch // 10 == 9",
+        "target.arch // 10 >= 9",
+        "tests/test_kernels.py::test_each_chip_has_its_family",
+    ),
+    (LAUNCH, "return max(scale * LOG2E, TINY)", "return scale * LOG2E", "tests/test_attention.py::test_scales"),
+    (
+        LAUNCH,
+        "megabytes * MiB // (2 * X",
+        "megabytes * MiB // (X",
+        "tests/test_kernels.py::test_heads_at_once_stream_no_more_than_is_given",
+    ),
+    (CHOICE, "device) != (9, 0):", "device) < (9, 0):", HOPPER),
+    (CHOICE, 'device.type != "cuda" or', 'device.type == "cpu" and', HOPPER),
+    (CHOICE, 'key = "backward", options, same_bits,', 'key = "backward", options,', CALLS),
+    (CHOICE, "same_bits, dL is None,", "same_bits,", CALLS),
+    (CHOICE, '"forward", options, *map', '"forward", *map', CALLS),
+    (CHOICE, "kind_of, (Q, K, V, key_lengths)", "kind_of, (Q, K, V)", CALLS),
+    (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.shape, x.stride())", KIND),
+    (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.device, x.shape)", KIND),
+    (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.device, x.shape, x.stride())", KIND),
+    (PREPARED, SAME, "found[1][1:] != (x._version, x.data_ptr())", FEWER),
+    (PREPARED, SAME, "found[1][::2] != (limits, x.data_ptr())", CHANGED),
+    (PREPARED, "(found[2]() is beside and found[3]", "(True or found[3]", TABLE),
+    (RELAUNCH, "        base[3] = stream\n", "", AGAIN),
+    (RELAUNCH, "            if hook.calls:", "            if not hook.calls:", AGAIN),
+    (RELAUNCH, "own += addresses[len(self.encode) :]", "own += addresses", AGAIN),
+    (
+        RELAUNCH,
+        "if scratch or not",
+        "if not",
+        "tests/test_relaunch.py::test_a_kernel_with_scratch_memory_is_left_to_triton",
+    ),
+    (TILE, "return within // width, section", "return within // heads_at_once, section", PLACES),
+    (
+        TILE,
+        "width = tl.minimum(heads_at_once, heads - section * heads_at_once)",
+        "width = heads_at_once",
+        PLACES,
+    ),
+    (TILE, "section * heads_at_once + within % width", "within % width", PLACES),
+    (TILE, "tl.cast(batch, tl.int64) * strides[0]", "batch * strides[0]", FAR),
+    (TILE, "tl.cast(head, tl.int64) * strides[1]", "head * strides[1]", FAR),
+]
