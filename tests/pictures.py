@@ -3,7 +3,11 @@
 import functools
 from importlib import import_module
 
+import matplotlib
+
 from fa2_lab.plots import style
+
+matplotlib.rcParams["text.hinting"] = style.RC["text.hinting"]  # texts are measured as they were laid out
 
 
 @functools.cache

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import pictures  # noqa: F401  measures texts as they are drawn
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 

@@ -2,7 +2,12 @@
 
 import functools
 import itertools
-import json
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+from xml.etree import ElementTree
 
 import numpy as np
 import pictures
@@ -10,8 +15,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fa2_lab.plots import style
-from fa2_lab.studio.figures import FOLDER, PICTURES, gallery_page, main, stored_digests
+from fa2_lab.studio import files
+from fa2_lab.studio.figures import PICTURES, gallery_page, main
 
+FOLDER = files.ROOT / "figures"
+SVG = "{http://www.w3.org/2000/svg}"
+WITH_COMMENTS = partial(ElementTree.TreeBuilder, insert_comments=True)
 by_name = pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
 
 
@@ -23,20 +32,31 @@ def drawn(name):
 
 
 @by_name
-def test_the_file_is_current(picture):
-    _, alt, data, _ = drawn(picture.name)
-    assert stored_digests(FOLDER).get(picture.name) == picture.digest(data), "run `python -m fa2_lab figures`"
-    assert (FOLDER / f"{picture.name}.alt.txt").read_text(encoding="utf-8") == alt + "\n"
-    assert (FOLDER / f"{picture.name}.svg").read_bytes().startswith(b"<?xml")
+def test_the_file_is_current_and_says_what_it_shows(picture):
+    figure, alt, data, _ = drawn(picture.name)
+    svg = ElementTree.parse(FOLDER / f"{picture.name}.svg", ElementTree.XMLParser(target=WITH_COMMENTS())).getroot()
+    title, desc, fingerprint = (part.text for part in svg[:3])
+    assert fingerprint.strip() == picture.digest(data), f"run `python -m fa2_lab figures {picture.name}`"
+    assert (title.split(), desc) == (figure.get_suptitle().split(), alt)
 
 
 @by_name
-def test_text_is_large_enough_and_not_cut_off(picture):
+def test_its_words_are_text_that_can_be_read_at_the_width_of_a_page(picture):
+    svg = ElementTree.parse(FOLDER / f"{picture.name}.svg").getroot()
+    page = 700 / float(svg.get("viewBox").split()[2])  # pixels of a page, for a unit of the picture
+    words = [text for text in svg.iter(f"{SVG}text") if "".join(text.itertext()).strip()]
+    sizes = [float(re.search(r"([\d.]+)px", text.get("style"))[1]) for text in words]
+    assert sizes and min(sizes) * page >= 9
+    assert "sans-serif" in svg.get("font-family") and not any("family" in text.get("style") for text in words)
+    assert (FOLDER / f"{picture.name}.svg").stat().st_size < 200_000
+
+
+@by_name
+def test_text_is_not_cut_off(picture):
     figure, _, _, renderer = drawn(picture.name)
     assert figure.get_figwidth() <= style.WIDTH
     page = figure.bbox.padded(1)
     for text in style.texts(figure):
-        assert text.get_fontsize() >= 7, text.get_text()
         extent = text.get_window_extent(renderer)
         assert page.contains(extent.x0, extent.y0) and page.contains(extent.x1, extent.y1), text.get_text()
 
@@ -86,17 +106,45 @@ def test_every_picture_is_a_file_with_data_and_draw_and_nothing_lies_between():
 def test_names_are_unique_and_the_folder_holds_nothing_else():
     names = [p.name for p in PICTURES]
     assert len(set(names)) == len(names)
-    expected = {f"{n}.svg" for n in names} | {f"{n}.alt.txt" for n in names} | {"README.md", "digests.json", "data"}
-    assert {f.name for f in FOLDER.iterdir()} <= expected
+    assert {f.name for f in FOLDER.iterdir()} == {f"{n}.svg" for n in names} | {"README.md", "data"}
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == gallery_page()
-    assert list(json.loads((FOLDER / "digests.json").read_text())) == names
 
 
 def test_one_figure_can_be_drawn_alone_and_an_unknown_one_is_named(tmp_path, capsys):
     assert main(["visiting_order", "--folder", str(tmp_path)]) == 0
-    assert "1 figures" in capsys.readouterr().out and (tmp_path / "visiting_order.svg").exists()
+    assert "1 figures" in capsys.readouterr().out
+    assert {f.name for f in tmp_path.iterdir()} == {"visiting_order.svg", "README.md"}
     with pytest.raises(ValueError, match=r"^figure: got sunset; it takes"):
         main(["sunset", "--folder", str(tmp_path)])
+
+
+def test_a_picture_that_is_interrupted_leaves_the_earlier_one_whole(tmp_path, monkeypatch):
+    (tmp_path / "workers.svg").write_text("earlier")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt()))
+        patched.setattr(files, "check_writable", lambda *_: None)
+        with pytest.raises(KeyboardInterrupt):
+            main(["workers", "--folder", str(tmp_path)])
+    assert [(f.name, f.read_text()) for f in tmp_path.iterdir()] == [("workers.svg", "earlier")]
+
+
+def test_two_runs_at_once_lose_nothing(tmp_path):
+    command = [sys.executable, "-m", "fa2_lab", "figures", "--folder", str(tmp_path)]
+    runs = [subprocess.Popen([*command, *names], cwd=files.ROOT) for names in (["workers"], ["zigzag", "workers"])]
+    assert [run.wait(timeout=120) for run in runs] == [0, 0]
+    for name in ("workers.svg", "zigzag.svg", "README.md"):
+        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
+    assert len([*tmp_path.iterdir()]) == 3
+
+
+def test_where_nothing_can_be_kept_nothing_is_drawn(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(style, "svg", None)
+    with pytest.raises(ValueError, match=r"^figures: cannot write into .*file/figures .*; nothing was done"):
+        main(["workers", "--folder", str(tmp_path / "file" / "figures")])
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"^figures without --folder needs a checkout of the repository"):
+        main(["workers"])
 
 
 def test_no_colour_is_written_outside_the_style():
@@ -107,7 +155,7 @@ def test_no_colour_is_written_outside_the_style():
 
 def test_text_reads_on_every_fill():
     fills = [*style.HUES.values(), *style.WORKERS, style.MASKED, style.PAPER]
-    fills += [style.tint(hue) for hue in style.HUES.values()]
+    fills += [style.fill(tensor) for tensor in style.HUES]
     for fill in fills:
         assert style.contrast(style.ink_on(fill), fill) >= 4.5, fill
     assert style.contrast(style.QUIET, style.PAPER) >= 4.5
@@ -135,7 +183,13 @@ def lab(color, matrix=None):
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
 def test_the_palette_survives_colour_blindness(deficiency):
     matrix = DEFICIENCIES.get(deficiency)
-    tensors = {style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.VERMILION, style.SKY}
-    for group in (sorted(tensors), style.WORKERS):
+    hues = {style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.VERMILION, style.SKY}
+    for group in (sorted(hues), style.WORKERS, (style.fill("S"), style.fill("P")), (*style.WORKERS, style.MASKED)):
         for a, b in itertools.combinations(group, 2):
             assert np.linalg.norm(lab(a, matrix) - lab(b, matrix)) > 10, (deficiency, a, b)
+
+
+def test_a_worker_has_no_tensor_s_colour():
+    colours = [*style.HUES.values(), *map(style.fill, style.HUES)]
+    for own, tensor in itertools.product(style.WORKERS, colours):
+        assert np.linalg.norm(lab(own) - lab(tensor)) > 10, (own, tensor)

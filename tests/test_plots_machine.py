@@ -1,10 +1,10 @@
 """Pictures of the machine: what goes in is right by another computation, and what comes out shows all of it."""
 
+import re
 from collections import Counter
 
 import numpy as np
 import pytest
-from matplotlib.collections import PolyCollection
 from pictures import drawn, tagged, words
 
 from fa2_lab.machine.warps import BYTES
@@ -49,16 +49,22 @@ def test_traffic_lines_and_dots_are_the_data():
         for name, curve in data[panel].items():
             for kind in ("form", "meter"):
                 assert list(map(tuple, lines[f"{name} {kind}"].get_xydata())) == curve[kind]
-        assert len([name for name in lines if not name.startswith("_")]) == 6
-    assert "no hardware counters yet" in alt
+        assert len([name for name in lines if not name.startswith("_")]) == 7
+        assert [y for _, y in lines["floor"].get_xydata()] == [
+            4 * (x if panel == "over_N" else data["N"]) * data["d"] for x, _ in data[panel]["FA2"]["form"]
+        ]
+    assert "no counters yet" in alt
 
 
 def test_counters_come_as_crosses_and_their_source_is_named():
-    counters = dict(source="H200, DRAM", points={"FA2": [(1024, 10**6), (2048, 4 * 10**6)]})
+    counters = dict(source="H200, FA2", points={"L2": (4096, 3 * 10**7), "DRAM": (2048, 4 * 10**6)})
     figure, alt = hbm_traffic.draw(**drawn("hbm_traffic")[2] | dict(counters=counters))
-    (cross,) = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert cross.get_label() == "FA2 counter" and list(cross.get_ydata()) == [10**6, 4 * 10**6]
-    assert "crosses are hardware counters (H200, DRAM)" in alt
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    at = {line.get_label().removesuffix(" counter"): tuple(line.get_xydata()[0]) for line in crosses}
+    assert at == counters["points"]
+    named = {text.get_text(): text.xy for text in figure.axes[0].texts if text.get_text() in at}
+    assert named == counters["points"]
+    assert "crosses are hardware counters of H200, FA2: L2 30M at N = 4,096, DRAM 4M at N = 2,048" in alt
 
 
 def test_counts_are_written_short():
@@ -158,16 +164,32 @@ def test_schedules_by_hand():
 @pytest.mark.parametrize("panel", range(4))
 def test_every_block_is_a_bar_where_it_ran(panel):
     figure, _, data = drawn("waves")
-    schedule = list(data["ran"].values())[panel]
-    (bars,) = figure.axes[panel].findobj(PolyCollection)
-    boxes = [path.get_extents().extents for path in bars.get_paths()]
-    assert boxes == pytest.approx(np.array([(p.start, p.SM, p.end, p.SM + 1) for p in schedule.placed]))
-    fills = [style.colors.to_hex(fill).upper() for fill in bars.get_facecolor()]
-    assert fills == [style.worker(turn) for turn in waves.turns(schedule)]
-    assert f"ends at {schedule.makespan:g}" in words(figure.axes[panel])
-    assert f"{schedule.utilisation:.0%} busy" in figure.axes[panel].get_title(loc="left")
-    low, high = figure.axes[panel].get_xlim()
-    assert low <= 0 and high >= schedule.makespan
+    schedule, ax = list(data["ran"].values())[panel], figure.axes[panel]
+    places = []
+    for bars in tagged(ax, "blocks"):
+        for box in bars.get_path().vertices.reshape(-1, 5, 2):
+            places.append((*box.min(axis=0), *box.max(axis=0)))
+    assert sorted(places) == sorted((p.start, p.SM, p.end, p.SM + 1) for p in schedule.placed)
+    greys = [style.colors.to_hex(bars.get_facecolor()).upper() for bars in tagged(ax, "blocks")]
+    assert greys == list(style.WORKERS[1:3])
+    (end,) = tagged(ax, "end")
+    assert set(end.get_xdata()) == {schedule.makespan} and f"ends at {schedule.makespan:g}" in words(ax)
+    assert f"{schedule.utilisation:.0%} busy" in ax.get_title(loc="left")
+
+
+def test_all_schedules_have_one_time_scale():
+    figure, _, data = drawn("waves")
+    widths = {(*ax.get_xlim(), ax.get_position().x0, ax.get_position().width) for ax in figure.axes}
+    assert len(widths) == 1 and next(iter(widths))[1] == max(s.makespan for s in data["ran"].values())
+
+
+def test_neighbours_on_a_line_differ():
+    figure, _, data = drawn("waves")
+    schedule = list(data["ran"].values())[2]
+    corners = [bars.get_path().vertices[::5] for bars in tagged(figure.axes[2], "blocks")]
+    starts = [{(SM, start) for start, SM in places} for places in corners]
+    for p, turn in zip(schedule.placed, waves.turns(schedule), strict=True):
+        assert (p.SM, p.start) in starts[turn % 2]
 
 
 def test_turns_count_the_blocks_of_one_sm():
@@ -196,7 +218,7 @@ def test_bytes_of_a_tile_by_hand():
     assert set(BYTES) >= {tensor for _, tensor in split_k}
 
 
-def test_what_is_split_is_hatched_and_what_all_see_is_solid():
+def test_what_is_split_has_the_names_of_its_warps_and_what_all_see_is_whole():
     figure, _, data = drawn("warp_split")
     split_k, split_q = figure.axes[:2]
     cut = {split_k: "KVSO", split_q: "QSO"}
@@ -204,9 +226,13 @@ def test_what_is_split_is_hatched_and_what_all_see_is_solid():
         for tensor in "QKVSO":
             parts, whole = tagged(ax, f"{tensor} part"), tagged(ax, f"{tensor} whole")
             assert (len(parts), len(whole)) == ((data["W"], 0) if tensor in tensors else (0, 1)), tensor
-            assert all(p.get_hatch() for p in parts) and not any(p.get_hatch() for p in whole)
-        names = Counter(b.label_text.get_text() for b in tagged(ax, "warp"))
-        assert names == dict.fromkeys("1234", len(tensors))
+            assert all(box.label_text.get_text() == "all\nwarps" for box in whole)
+        chips = tagged(ax, "warp")
+        assert Counter(b.label_text.get_text() for b in chips) == dict.fromkeys("1234", len(tensors))
+        for chip in chips:  # each lies in a part, and in the middle of it but where parts lie on each other
+            x, y = chip.get_x() + 0.25, chip.get_y() + 0.25
+            assert any(p.get_x() < x < p.get_x() + p.get_width() and p.get_y() < y < p.get_y() + p.get_height()
+                       for tensor in tensors for p in tagged(ax, f"{tensor} part"))  # fmt: skip
 
 
 def test_keys_are_cut_where_keys_run_and_queries_where_queries_run():
@@ -259,7 +285,9 @@ def test_every_cell_says_what_it_needs_and_where_it_fits():
             cell, said = table[blocks], patch.label_text.get_text().split("\n")
             assert said[:2] == [f"{cell['shared'] / 1024:.0f} KiB", f"{cell['registers']} regs"]
             assert said[2] == block_budget.verdict(cell, data["limits"])
-            assert bool(patch.get_hatch()) == (not cell["fits_on"])
+            missing = len(data["limits"]) - len(cell["fits_on"])
+            strength = 0.5 if missing == len(data["limits"]) else 0.16 * missing
+            assert style.colors.same_color(patch.get_facecolor(), style.tint(style.INK, strength))
     assert "no compilation is recorded yet" in alt
 
 
@@ -287,14 +315,38 @@ def test_the_meter_counts_five_products_and_every_addition_to_dq():
     assert data["dq_additions"] == data["T"] ** 2
 
 
-def test_the_graph_is_the_chain_of_derivatives():
-    edges = backward_graph.edges()
-    assert len(edges) == len(set(edges)) == 12 and {n for edge in edges for n in edge} == set(backward_graph.NODES)
-    into = {name: {start for start, end in edges if end == name} for name in backward_graph.NODES}
-    assert into["S"] == {"Q", "K"} and into["P"] == {"S", "L"} and into["dP"] == {"dO", "V"}
-    assert into["dS"] == {"P", "dP", "D"} and into["dV"] == {"P"} and into["dQ"] == into["dK"] == {"dS"}
-    products = [label for *_, label, _ in backward_graph.NODES.values() if label[0] in "①②③④⑤"]
+WHAT_IT_TAKES = {  # by the chain rule
+    "S": "Q K", "P": "S L", "dP": "dO V", "dS": "P dP D", "dV": "P dO", "dK": "dS Q", "dQ": "dS K",
+}  # fmt: skip
+
+
+def test_an_arrow_leads_from_everything_that_a_formula_takes():
+    figure, _, _ = drawn("backward_graph")
+    boxes = {p.label_text.get_text(): p for p in figure.axes[0].patches if hasattr(p, "label_text")}
+    named = {label.split(" = ")[0].split(":")[0].split()[-1]: box for label, box in boxes.items()}
+    arrows = [text for text in figure.axes[0].texts if getattr(text, "arrow_patch", None) is not None]
+    found = set()
+    for arrow in arrows:
+        (start,), (end,) = ([name for name, box in named.items() if on_edge(at, box)] for at in (arrow.xyann, arrow.xy))
+        found.add((start, end))
+    assert found == {(start, end) for end, takes in WHAT_IT_TAKES.items() for start in takes.split()}
+    assert len(arrows) == len(found) == 15
+    for label in boxes:
+        name, _, formula = label.removeprefix(label[0] if label[0] in "①②③④⑤" else "").strip().partition(" = ")
+        if name in WHAT_IT_TAKES:
+            letters = re.findall(r"d?[A-Z]", formula.replace("ᵀ", ""))
+            assert sorted(letters) == sorted(WHAT_IT_TAKES[name].split()), label
+    products = [label for label in boxes if label[0] in "①②③④⑤"]
     assert sorted(p[0] for p in products) == list("①②③④⑤")
+
+
+def on_edge(point, box):
+    """Whether a point lies on the border of a box."""
+    (x, y), (x0, y0) = point, box.get_xy()
+    (x1, y1), inside = (x0 + box.get_width(), y0 + box.get_height()), 1e-9
+    across = x0 - inside <= x <= x1 + inside and min(abs(y - y0), abs(y - y1)) < inside
+    down = y0 - inside <= y <= y1 + inside and min(abs(x - x0), abs(x - x1)) < inside
+    return across or down
 
 
 def test_formulas_in_the_boxes_give_the_gradients():
@@ -323,8 +375,6 @@ def test_boxes_arrows_and_what_is_white():
     graph, ways = figure.axes
     kinds = Counter(kind for *_, kind in backward_graph.NODES.values())
     assert {kind: len(tagged(graph, kind)) for kind in kinds} == kinds
-    arrows = [text for text in graph.texts if getattr(text, "arrow_patch", None) is not None]
-    assert len(arrows) == len(backward_graph.edges())
     paper = style.colors.to_rgba(style.PAPER)
     assert all(
         (box.get_facecolor() == paper) == (box.get_gid() == "again") for kind in kinds for box in tagged(graph, kind)

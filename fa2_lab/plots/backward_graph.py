@@ -36,19 +36,20 @@ def data(T: int = 4, B: int = 8, d: int = 4) -> dict:
 NODES = {
     "Q": (-1.1, 0.0, 2.1, "Q", "loaded"),
     "K": (-1.1, 0.9, 2.1, "K", "loaded"),
-    "L": (-1.1, 1.8, 2.1, "L: kept by the forward", "loaded"),
-    "D": (-1.1, 2.7, 2.1, "D = rowsum(dO ∘ O)", "loaded"),
-    "dO": (-1.1, 3.6, 2.1, "dO", "loaded"),
-    "V": (-1.1, 4.5, 2.1, "V", "loaded"),
-    "S": (2.0, 0.45, 1.8, "① S = τ Q Kᵀ", "again"),
-    "P": (4.7, 1.1, 2.0, "P = exp(S − L)", "again"),
-    "dP": (2.0, 4.05, 1.8, "② dP = dO Vᵀ", "new"),
-    "dS": (4.7, 2.7, 2.0, "dS = P ∘ (dP − D)", "new"),
-    "dV": (7.6, 1.1, 1.9, "③ dV = Pᵀ dO", "result"),
-    "dK": (7.6, 2.2, 1.9, "④ dK = τ dSᵀ Q", "result"),
-    "dQ": (7.6, 3.3, 1.9, "⑤ dQ = τ dS K", "result"),
+    "L": (-1.1, 2.0, 2.1, "L: kept by the forward", "loaded"),
+    "D": (-1.1, 2.9, 2.1, "D = rowsum(dO ∘ O)", "loaded"),
+    "dO": (-1.1, 3.8, 2.1, "dO", "loaded"),
+    "V": (-1.1, 4.7, 2.1, "V", "loaded"),
+    "S": (2.0, 1.2, 1.8, "① S = τ Q Kᵀ", "again"),
+    "P": (4.7, 1.75, 2.0, "P = exp(S − L)", "again"),
+    "dP": (2.0, 4.3, 1.8, "② dP = dO Vᵀ", "new"),
+    "dS": (4.7, 2.9, 2.0, "dS = P ∘ (dP − D)", "new"),
+    "dV": (7.6, 3.7, 1.9, "③ dV = Pᵀ dO", "result"),
+    "dK": (7.6, 0.0, 1.9, "④ dK = τ dSᵀ Q", "result"),
+    "dQ": (7.6, 0.9, 1.9, "⑤ dQ = τ dS K", "result"),
 }
-EDGES = "Q S, K S, S P, L P, dO dP, V dP, P dS, dP dS, D dS, P dV, dS dK, dS dQ"
+EDGES = "Q S, K S, S P, L P, dO dP, V dP, P dS, dP dS, D dS, P dV, dO dV, dS dK, Q dK, dS dQ, K dQ"
+STRAIGHT = {("Q", "dK"): 0.16, ("K", "dQ"): 1.02, ("dO", "dV"): 4.0}  # at which height they cross the picture
 HIGH = 0.62
 
 
@@ -90,18 +91,21 @@ def _graph(ax: Axes) -> None:
     heads = {-0.05: "loaded from HBM", 4.35: "on chip only (white: computed again)", 8.55: "stored"}
     for x, text in heads.items():
         ax.text(x, -0.45, text, ha="center", color=style.QUIET)
-    ax.set(xlim=(-1.2, 9.6), ylim=(5.2, -0.8), xticks=[], yticks=[])
+    ax.set(xlim=(-1.2, 9.6), ylim=(5.4, -0.8), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
 
 
 def _arrow(ax: Axes, start: str, end: str) -> None:
-    """From the right edge of one box to the left edge of the next; straight down where they stand above each other."""
+    """From the right edge of one box to the left edge of the next, or straight down; what is loaded lends its hue."""
     x0, y0, w0, *_ = NODES[start]
     x1, y1, w1, *_ = NODES[end]
     tail, head = (x0 + w0, y0 + HIGH / 2), (x1, y1 + HIGH / 2)
     if x0 == x1:
         tail, head = (x0 + w0 / 2, y0 + HIGH), (x1 + w1 / 2, y1)
-    arrow = dict(arrowstyle="-|>", color=style.QUIET, shrinkA=1, shrinkB=1, linewidth=1)
+    if (start, end) in STRAIGHT:
+        tail, head = (x0 + w0, STRAIGHT[start, end]), (x1, STRAIGHT[start, end])
+    color = style.hue(start) if NODES[start][-1] == "loaded" else style.QUIET
+    arrow = dict(arrowstyle="-|>", color=color, shrinkA=0, shrinkB=0, linewidth=1)
     ax.annotate("", head, tail, arrowprops=arrow)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -10,20 +10,7 @@ from matplotlib.figure import Figure
 
 from fa2_lab.machine import hopper_backward
 from fa2_lab.plots import style
-from fa2_lab.plots.pipes import (
-    FIRST,
-    LANE,
-    LEFT,
-    RIGHT,
-    SLOTS,
-    _arrow,
-    _bare,
-    _between,
-    _consumers,
-    _lane,
-    _producer,
-    met,
-)
+from fa2_lab.plots.pipes import CONSUMERS, FIRST, LANE, PRODUCER, TOLD, arrow, bare, between, block, met
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 
@@ -39,52 +26,53 @@ def data() -> dict:
     p = run.pipes
     barriers = met(run, [*p.mailbox.filled, *p.mailbox.emptied, p.ds.filled], (p.k, p.v, p.rows))
     stages = {"mailbox": 2, "K": p.k.stages, "V": p.v.stages, "rows": p.rows.stages}
-    return dict(stages=stages, barriers=barriers, places=len(p.ds.places))
+    adds = sorted({job.actor for job in run.block.jobs if job.unit == "copy" and job.label.startswith("dQ")})
+    return dict(stages=stages, barriers=barriers, places=len(p.ds.places), adds=adds)
 
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-BACKWARD = "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ"
+DOES = "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ"
 
 
 @style.picture
-def draw(stages: Mapping[str, int], barriers: Mapping[str, Mapping], places: int) -> tuple[Figure, str]:
-    """The same for the backward. Its consumers also meet at dS, in so many places, and leave dQ to the copy engine."""
-    figure, ax = style.new_figure(6.2, "Two consumers meet at dS; nobody waits for dQ to be added")
-    bottom = FIRST + LANE * len(stages)
-    consumers = sorted(barriers["dS filled"]["waits"])
-    _producer(ax, bottom)
-    _consumers(ax, consumers, bottom, BACKWARD)
-    _between(ax, bottom, "dS", f"dS: {places} places,\n{barriers['dS filled']['expected']} arrivals")
-    for lane, (ring, number) in enumerate(stages.items()):
-        _lane(ax, FIRST + lane * LANE, ring, number, barriers)
-    _sums(ax, bottom + 0.35, len(consumers))
-    _bare(ax, bottom + 1.05)
-    told = "; ".join(f"{ring}: {number} stage{'s' if number > 1 else ''}" for ring, number in stages.items())
+def draw(
+    stages: Mapping[str, int], barriers: Mapping[str, Mapping], places: int, adds: Sequence[str]
+) -> tuple[Figure, str]:
+    """As the forward's, but the consumers also meet at dS, in so many places, and hand dQ over to be added.
+
+    adds: who hands over parts of dQ.
+    """
+    figure, ax = style.new_figure(6.3, "Two consumers meet at dS; nobody waits for dQ to be added")
+    consumers = block(ax, stages, barriers, DOES)
+    between(ax, consumers, barriers["dS filled"], f"dS: {places} places,\n{barriers['dS filled']['expected']} arrivals")
+    _sums(ax, FIRST + LANE * len(stages) + 0.35, consumers, adds)
+    bare(ax, FIRST + LANE * len(stages) + 1.55)
+    told = "; ".join(f"{TOLD.get(ring, ring)}: {n} stage{'s' if n > 1 else ''}" for ring, n in stages.items())
     alt = (
-        f"A diagram of one thread block of the backward. Left the producer warp, right {len(consumers)} consumer"
-        f" warpgroups of 64 columns each, between them a row for each ring in shared memory ({told}), each filled by"
-        " the producer, taken by both consumers and empty again after 2 releases. Two arrows between the consumers:"
-        f" both write their dS into one of {places} places, and wait until both have. Beneath, each consumer has one"
-        " place for its part of dQ; from there the copy engine adds it to the sums in HBM, and a consumer waits only"
-        " before it writes the place again."
+        f"One thread block of the backward (model). Left the producer warp, right {len(consumers)} consumer warpgroups"
+        f" of 64 columns each, between them a row for each ring in shared memory ({told}), each filled by the producer,"
+        " taken by both consumers and empty again after 2 releases. Two arrows between the consumers: both write their"
+        f" dS into one of {places} places, and wait until both have. Beneath, an arrow from each consumer to a place"
+        " for its part of dQ; from there the copy engine adds it to the sums in HBM, and a consumer waits only before"
+        " it writes the place again."
     )
     return figure, alt
 
 
-def _sums(ax: Axes, top: float, consumers: int) -> None:
-    """From each consumer's place for dQ, by the copy engine, to HBM."""
-    left, right = RIGHT
-    width, high = (right - left) / consumers, 0.42
-    for c in range(consumers):
-        x = left + c * width
-        style.tensor_box(ax, x, top, width - 0.06, high, "dQ", f"dQ {c}", size=style.NORMAL, gid="dQ place")
-        _arrow(ax, (x + width / 2, top - 0.35), (x + width / 2, top), "dQ store")
-    style.tensor_box(
-        ax, LEFT[0], top, SLOTS[1] - LEFT[0] - 0.4, high, "dQ", "sums of dQ in HBM, fp32", size=style.NORMAL
-    )
-    _arrow(ax, (left, top + high / 2), (SLOTS[1] - 0.4, top + high / 2), "dQ add")
-    middle = (SLOTS[1] - 0.4 + left) / 2
-    ax.text(middle, top + high / 2 - 0.05, "the copy engine adds", ha="center", va="bottom", fontsize=style.SMALL)
-    words = "a place for each; written again once it has been read"
-    ax.text(right, top + high + 0.06, words, ha="right", va="top", fontsize=style.SMALL)
+def _sums(ax: Axes, top: float, consumers: Mapping[str, tuple], adds: Sequence[str]) -> None:
+    """From each consumer to its place for dQ, and from there, by the copy engine, to HBM."""
+    (_, right), wide, high = CONSUMERS, 0.62, 0.36
+    centres = {who: right + 0.13 - 1.1 * n for n, who in enumerate(adds)}  # the upper one's arrow passes the lower box
+    for who, x in centres.items():
+        box = (x - wide / 2, top, wide, high)
+        style.tensor_box(ax, *box, "dQ", f"dQ of {who[-1]}", gid=f"dQ place {who}")
+        direct = x < right
+        start = (x, consumers[who][1]) if direct else (right, sum(consumers[who]) / 2)
+        bend = {} if direct else dict(connectionstyle="angle,angleA=0,angleB=90,rad=0")
+        arrow(ax, start, (x, top), f"store dQ {who}", "Q", **bend)
+        arrow(ax, (x, top + high), (x, top + 0.75), f"add dQ {who}", "Q")
+    x, width = PRODUCER[0], right + 0.13 + wide / 2 - PRODUCER[0]
+    style.tensor_box(ax, x, top + 0.75, width, high, "dQ", "sums of dQ in HBM, fp32", size=style.NORMAL, gid="dQ sums")
+    words = "a place for each, written again once it has been read;\nthe copy engine adds"
+    ax.text(min(centres.values()) - 0.45, top + high / 2, words, ha="right", va="center", fontsize=style.SMALL)

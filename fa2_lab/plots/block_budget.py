@@ -111,8 +111,8 @@ def _square(ax: Axes, sizes: Sequence[int], table: Mapping, limits: Mapping[str,
 
 
 def _look(cell: Mapping, limits: Mapping[str, int]) -> dict:
-    """The fewer chips can run it, the greyer; hatched where none can."""
+    """The fewer chips can run it, the greyer; darkest where none can."""
     missing = len(limits) - len(cell["fits_on"])
     if missing == len(limits):
-        return dict(fill=style.MASKED, hatch=style.MASK_HATCH, edgecolor=style.QUIET, gid="fits nowhere")
+        return dict(fill=style.tint(style.INK, 0.5), gid="fits nowhere")
     return dict(fill=style.tint(style.INK, 0.16 * missing), gid=f"fits on {len(cell['fits_on'])}")

@@ -112,7 +112,7 @@ def draw(
 
 def _boxes(ax: Axes, x: float, y: float, steps: Sequence[Step]) -> float:
     for step in steps:
-        fill = style.tint(style.hue(step.tensor)) if step.name else style.hue(step.tensor)
+        fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)
         edge = dict(linewidth=2.0, zorder=3) if step.name == ONLY_FA1 else dict(linewidth=0.8 if step.name else 0)
         _box(ax, x, y, step.clocks, step.name, fill, **edge)
         x += step.clocks

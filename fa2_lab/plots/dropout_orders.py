@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
 
 from fa2_lab.plots import style
 from fa2_lab.reference.dropout import Dropout, sequential_mask
@@ -77,7 +75,8 @@ def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) 
 def _grid(ax: Axes, filled: np.ndarray, B_r: int, B_c: int, color: str, title: str) -> None:
     """Every True entry as a square, and the borders of the tiles."""
     N_q, N_k = filled.shape
-    ax.add_patch(PathPatch(_squares(filled), facecolor=color, edgecolor=style.PAPER, linewidth=0.4))
+    squares = [(j, i, 1, 1) for i, j in np.argwhere(filled)]
+    style.bars(ax, squares, color, edgecolor=style.PAPER, linewidth=0.4)
     for x in range(0, N_k + 1, B_c):
         ax.plot([x, x], [0, N_q], color=style.QUIET, linewidth=0.8)
     for y in range(0, N_q + 1, B_r):
@@ -85,11 +84,3 @@ def _grid(ax: Axes, filled: np.ndarray, B_r: int, B_c: int, color: str, title: s
     ax.set(xlim=(-0.2, N_k + 0.2), ylim=(N_q + 0.2, -0.2), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     ax.set_title(title)
-
-
-def _squares(filled: np.ndarray) -> Path:
-    """One path of unit squares: a patch for each entry would make a large file."""
-    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
-    at = np.argwhere(filled)[:, None, ::-1] + corners
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(at)
-    return Path(at.reshape(-1, 2), codes) if len(at) else Path(np.empty((0, 2)))

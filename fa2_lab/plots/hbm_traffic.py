@@ -48,9 +48,10 @@ def counters(d: int, rung: str = "tuned") -> dict | None:
         return None
     problem = training_row(record, d)["problem"]
     heads, width = problem["batch"] * problem["heads"], 2  # bytes of a bf16 element
-    elements = round(counted(record, d)[rung] / heads / width)
-    source = f"{record['machine']['gpu']}, DRAM, {heads} heads at once; L2 serves the loop over tiles"
-    return dict(source=source, points={"FA2": [(problem["N_q"], elements)]})
+    moved = {"L2": counted(record, d, ("L2 bytes",)), "DRAM": counted(record, d)}
+    source = f"{record['machine']['gpu']}, FA2's rung {rung!r}, {heads} heads at once"
+    points = {memory: (problem["N_q"], round(rungs[rung] / heads / width)) for memory, rungs in moved.items()}
+    return dict(source=source, points=points)
 
 
 def block_sizes(name: str, M: int, d: int) -> dict[str, int]:
@@ -99,32 +100,39 @@ def draw(
     """Elements that one head's forward moves: on the left over N with M fixed, on the right over M with N fixed.
 
     over_N, over_M: {"FA2": {"form": points, "meter": points}, ...}. memories: {chip: bytes that a block can have}.
-    counters: {"source": "H200, DRAM", "points": {"FA2": points over N}} as hardware counted them, if it was asked.
+    counters: {"source": "H200, FA2", "points": {"L2" and "DRAM": (N, elements)}} as hardware counted them, if it did.
     """
-    title = "Everyone's HBM traffic grows as N²; only FlashAttention's shrinks with memory"
-    figure, (left, right) = style.new_figure(3.5, title, ncols=2)
+    title = "What the chip asks for grows as N²; a larger tile asks for less, and L2 answers most of it"
+    figure, (left, right) = style.new_figure(3.8, title, ncols=2)
     for ax, curves in ((left, over_N), (right, over_M)):
         for name, curve in curves.items():
             _curve(ax, name, curve)
+        _floor(ax, [(x, 4 * (x if ax is left else N) * d) for x, _ in curves["FA2"]["form"]])
         ax.set(xscale="log", yscale="log")
         ax.xaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_minor_locator(NullLocator())
         ax.yaxis.set_major_formatter(FuncFormatter(short))
     _over_N(left, M, over_N)
     _over_M(right, N, over_M, memories)
-    left.set_ylabel(f"elements moved (one head, d = {d})")
-    for name, points in (counters or {}).get("points", {}).items():
-        left.plot(*zip(*points, strict=True), "x", color=LOOKS[name]["color"], markersize=7, label=f"{name} counter")
-        at = dict(xytext=(0, -14), textcoords="offset points", ha="center", fontsize=style.SMALL)
-        left.annotate(f"{name}'s DRAM, counted", points[-1], **at)
-    counted = f"crosses are hardware counters ({counters['source']})" if counters else "no hardware counters yet"
+    left.set_ylabel(f"elements, one head, d = {d}")
+    for memory, point in (counters or {}).get("points", {}).items():
+        left.plot(*point, "x", color=style.INK, markersize=7, markeredgewidth=2, label=f"{memory} counter")
+        line = dict(arrowstyle="-", color=style.QUIET, shrinkB=5)
+        left.annotate(memory, point, (16, -30), textcoords="offset points", fontweight="bold", arrowprops=line)
+    if counters:
+        figure.supxlabel(f"crosses: counted at L2 and at DRAM ({counters['source']})", fontsize=style.SMALL)
+    told = [f"{memory} {short(y)} at N = {x:,}" for memory, (x, y) in (counters or {}).get("points", {}).items()]
+    counted = (
+        f"crosses are hardware counters of {counters['source']}: {', '.join(told)}" if counters else "no counters yet"
+    )
     last = {name: curve["form"][-1][1] for name, curve in over_N.items()}
     alt = (
         f"Two log-log charts of elements moved by one head. Over N, with on-chip memory of {M:,} elements, three"
         f" parallel lines of slope 2: at N = {over_N['FA2']['form'][-1][0]:,} standard attention moves"
         f" {short(last['standard'])}, FA1 {short(last['FA1'])}, FA2 {short(last['FA2'])}. Over memory, at N = {N:,},"
-        f" standard stays flat while FA1 and FA2 fall in proportion, from above it to far below. Lines are closed form;"
-        f" dots are the meter and lie on the lines; {counted}."
+        f" standard stays flat while FA1 and FA2 fall in proportion, from above it to far below. A thin line is the"
+        f" floor, 4 N d: each of Q, K, V and O once. Lines are closed form; dots are the meter and lie on the lines;"
+        f" {counted}."
     )
     return figure, alt
 
@@ -141,6 +149,14 @@ def _curve(ax: Axes, name: str, curve: Mapping[str, Points]) -> None:
     look = LOOKS[name]
     ax.plot(*zip(*curve["form"], strict=True), label=f"{name} form", **look)
     ax.plot(*zip(*curve["meter"], strict=True), "o", color=look["color"], markersize=4.5, label=f"{name} meter")
+
+
+def _floor(ax: Axes, points: Points) -> None:
+    """Each of Q, K, V and O once: less is not possible."""
+    ax.plot(*zip(*points, strict=True), color=style.QUIET, linewidth=0.9, label="floor")
+    level = points[0][1] == points[-1][1]
+    at, shift, va = (points[1], (-12, 3), "bottom") if level else (points[-1], (5, 0), "center")
+    ax.annotate("floor: 4 N d", at, shift, textcoords="offset points", va=va, fontsize=style.SMALL, color=style.QUIET)
 
 
 def _over_N(ax: Axes, M: int, curves: Mapping[str, Mapping[str, Points]]) -> None:
@@ -160,7 +176,7 @@ def _over_M(ax: Axes, N: int, curves: Mapping[str, Mapping[str, Points]], memori
         ax.annotate(name, curves[name]["form"][n], shift, textcoords="offset points", fontsize=style.NORMAL)
     for chip, size in memories.items():
         ax.axvline(size // 2, color=style.QUIET, linewidth=0.8, zorder=0)
-        ax.annotate(chip, (size // 2, 0.02), (-3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
-                    rotation=90, ha="right", va="bottom", fontsize=style.SMALL, color=style.QUIET)  # fmt: skip
+        ax.annotate(chip, (size // 2, 0.97), (-3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
+                    rotation=90, ha="right", va="top", fontsize=style.SMALL, color=style.QUIET)  # fmt: skip
     ax.set_xticks(sizes, [f"{2 * x // 1024}" for x in sizes])
     ax.set(xlabel="on-chip memory M (KiB)", title=f"N = {N:,}: line = closed form, dot = meter")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
@@ -99,48 +99,43 @@ def folded(summary: str, text: str) -> str:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-CUT = 1.5  # bars end here, or the small ones could not be told apart
+TICKS = (0.5, 0.7, 1, 1.5, 2, 3)
 
 
 @style.picture
 def draw(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
     """The ideas for one part. rows: idea, shape, low and high (speed with it over speed without), kept."""
-    figure, ax = style.new_figure(
-        0.9 + 0.38 * len(rows), f"The {len(rows)} ideas that change most in the {part}, for better or worse"
-    )
-    low, high = min(0.9, *(r["low"] for r in rows)), min(CUT, max(r["high"] for r in rows))
+    title = f"The {len(rows)} ideas that change most in the {part}, for better or worse"
+    figure, ax = style.new_figure(0.9 + 0.38 * len(rows), title)
+    low, high = min(r["low"] for r in rows), max(r["high"] for r in rows)
     for lane, row in enumerate(rows):
-        bar(ax, lane, row)
-    left, reach = low - 0.02, high + 0.16 - low
-    for lane, row in enumerate(rows):
-        words = f"{row['idea']}\n{row['shape']}"
-        ax.text(left, lane + 0.45, words, ha="right", va="center", fontsize=style.SMALL)
-    ax.axvline(1, color=style.INK, linewidth=0.8)
-    ax.set(ylim=(len(rows), 0), xlim=(left - 0.6 * reach, high + 0.16), yticks=[])
-    ax.set_xticks([tick for tick in np.arange(0.6, high + 0.05, 0.2).round(1) if tick >= low - 0.05])
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel(f"speed with it over speed without; hatched: not kept ({setting})")
+        _reach(ax, lane, row)
+    ax.axvline(1, color=style.INK, linewidth=0.8, zorder=0)
+    ax.set(ylim=(len(rows) - 0.4, -0.6), xscale="log", xlim=(0.95 * low, 1.25 * high))
+    ax.set_yticks(range(len(rows)), [f"{row['idea']}\n{row['shape']}" for row in rows])
+    ax.tick_params(axis="y", length=0)
+    ticks = [tick for tick in TICKS if 0.95 * low <= tick <= 1.25 * high]
+    ax.set_xticks(ticks, [f"× {tick:g}" for tick in ticks])
+    ax.minorticks_off()
+    ax.spines["left"].set_visible(False)
+    figure.supxlabel(f"speed with it over speed without, log scale; open: not kept ({setting})", fontsize=style.SMALL)
     kept, dropped = ([r for r in rows if r["kept"] == is_kept] for is_kept in (True, False))
     best = max(rows, key=lambda r: r["high"])
     alt = (
-        f"A bar chart of {len(rows)} ideas for the {part}: speed with the idea over speed without it ({setting})."
-        f" {len(kept)} were kept, {len(dropped)} were not, hatched. The largest gain: {best['idea']}, {span(best)}."
-        f" Not kept: {'; '.join(row['idea'] + ' ' + span(row) for row in dropped)}."
+        f"{len(rows)} ideas for the {part}, a bar each from the lowest to the highest factor: speed with the idea over"
+        f" speed without it ({setting}). {len(kept)} were kept, {len(dropped)} were not and are open. The largest gain:"
+        f" {best['idea']}, {span(best)}. Not kept: {'; '.join(row['idea'] + ' ' + span(row) for row in dropped)}."
     )
-    return figure, alt[:900]
+    return figure, alt
 
 
-def bar(ax, lane: int, row: dict) -> None:
-    """From the lowest to the highest factor, tied to 1, with both in figures."""
-    end, middle = min(CUT, row["high"]), lane + 0.45
-    fill, hatch = (style.tint(style.INK, 0.65), None) if row["kept"] else (style.PAPER, style.SPLIT_HATCH)
-    gid = "kept" if row["kept"] else "not kept"
-    style.box(ax, row["low"], lane + 0.2, max(end - row["low"], 0.004), 0.5, "", fill, hatch=hatch, gid=gid)
-    nearest = min(max(1, row["low"]), end)
-    ax.plot([1, nearest], [middle] * 2, color=style.INK, linewidth=1.2, solid_capstyle="butt")
-    if row["high"] > CUT:
-        ax.plot([CUT], [middle], marker=">", color=style.INK, gid="cut")
-    ax.text(max(end, 1) + 0.012, middle, span(row), va="center", fontsize=style.SMALL)
+def _reach(ax: Axes, lane: int, row: dict) -> None:
+    """From the lowest to the highest factor, with both in figures."""
+    fill, gid = (style.tint(style.INK, 0.65), "kept") if row["kept"] else (style.PAPER, "not kept")
+    width = max(row["high"] / row["low"], 1.008) * row["low"] - row["low"]
+    style.box(ax, row["low"], lane - 0.25, width, 0.5, "", fill, gid=gid)
+    at, where = (max(row["high"], 1), lane), dict(textcoords="offset points", va="center", fontsize=style.SMALL)
+    ax.annotate(span(row), at, (5, 0), **where)
 
 
 def span(row: dict) -> str:

@@ -51,103 +51,118 @@ def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, 
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-LEFT, SLOTS, RIGHT = (0.1, 1.25), (2.55, 4.6), (5.95, 7.5)  # from where to where, in inches
-LANE, FIRST, GAP = 1.0, 0.42, 0.75
+PRODUCER, STAGES, CONSUMERS = (0.1, 1.2), (2.2, 4.15), (5.75, 7.15)  # from where to where, in inches
+LANE, FIRST, HIGH, GAP = 1.05, 0.2, 0.42, 0.8
 TOLD = {"rows": "Q, dO"}
-FORWARD = "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
+DOES = "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
 
 
 @style.picture
 def draw(stages: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Figure, str]:
     """stages: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}."""
-    figure, ax = style.new_figure(5.2, "Every wait is for a stage that is full, a stage that is empty, or a turn")
-    bottom = FIRST + LANE * len(stages)
-    consumers = sorted({who for bar in barriers.values() for who in bar["waits"] if who.startswith("consumer")})
-    _producer(ax, bottom)
-    _consumers(ax, consumers, bottom, FORWARD)
+    figure, ax = style.new_figure(4.9, "Every wait is for a full stage, an empty stage, or the other consumer")
+    places = block(ax, stages, barriers, DOES)
     if "ping-pong" in barriers:
-        _between(ax, bottom, "ping-pong", "ping-pong:\n1 arrival")
-    for lane, (ring, number) in enumerate(stages.items()):
-        _lane(ax, FIRST + lane * LANE, ring, number, barriers)
-    _bare(ax, bottom + 0.12)
-    return figure, _told(stages, barriers, consumers)
-
-
-def _told(stages: Mapping, barriers: Mapping, consumers: list[str]) -> str:
-    told = []
-    for ring, number in stages.items():
-        needed = barriers[f"{ring} emptied"]["expected"]
-        told.append(f"{ring}: {number} stages, empty again after {needed} release{'s' if needed > 1 else ''}")
-    return (
-        f"A diagram of one thread block. Left the producer warp, right {len(consumers)} consumer warpgroups, between"
-        f" them one row for each ring of buffers in shared memory. {'; '.join(told)}. In each row a solid arrow leads"
-        " from the producer through the stages to the consumers: they wait until a stage is filled. A dashed arrow"
-        " leads back: the producer waits until all have released the stage. Between the consumers two arrows: each"
-        " waits for its turn, which the other passes on once its products have started. The producer never waits for a"
-        " copy to end."
+        between(ax, places, barriers["ping-pong"], "ping-pong:\n1 arrival")
+    bare(ax, FIRST + LANE * len(stages) + 0.1)
+    told = "; ".join(f"{TOLD.get(ring, ring)}: {n} stages, {emptied(barriers, ring)}" for ring, n in stages.items())
+    alt = (
+        f"One thread block (model). Left the producer warp, right {len(places)} consumer warpgroups, between them one"
+        f" row for each ring of buffers in shared memory. {told}. In each row a solid arrow leads from the producer to"
+        " the stages and from the stages to every consumer, which waits until a stage is full; a dashed arrow leads"
+        " from every consumer to the stages and from there to the producer, which waits until a stage is empty. Between the"
+        " consumers two arrows: each waits until the other's products have started."
     )
+    return figure, alt
 
 
-def _producer(ax: Axes, bottom: float) -> None:
-    left, right = LEFT
+def block(ax: Axes, stages: Mapping[str, int], barriers: Mapping[str, Mapping], does: str) -> dict[str, tuple]:
+    """The producer, the rings, the consumers and every arrow between them; gives {consumer: its top and bottom}."""
+    bottom = FIRST + LANE * len(stages) - 0.1
+    names = sorted({who for bar in barriers.values() for who in bar["waits"] if who.startswith("consumer")})
+    high = (bottom - FIRST - GAP * (len(names) - 1)) / len(names)
+    places = {who: (FIRST + n * (high + GAP), FIRST + n * (high + GAP) + high) for n, who in enumerate(names)}
     label = "producer\n\n1 warp\n\nstarts all\ncopies,\nnever waits\nfor one\nto end"
-    style.box(ax, left, 0.1, right - left, bottom - 0.1, label, style.worker(0, 3), size=style.NORMAL, gid="producer")
+    (left, right), look = PRODUCER, dict(size=style.NORMAL)
+    style.box(ax, left, FIRST, right - left, bottom - FIRST, label, style.worker(0), gid="producer", **look)
+    (left, right) = CONSUMERS
+    for n, (who, (top, low)) in enumerate(places.items()):
+        words = f"{who}\n\n{does}"
+        style.box(ax, left, top, right - left, low - top, words, style.worker(2 + n), gid=who, **look)
+    for lane, (ring, number) in enumerate(stages.items()):
+        top = FIRST + lane * LANE + 0.1
+        _stages(ax, top, ring, number, barriers)
+        _left(ax, top + HIGH / 2, ring, barriers)
+        if lane == 0:
+            ax.text(4.95, top + HIGH / 2 - 0.14, "take", ha="center", va="bottom", fontsize=style.SMALL)
+            ax.text(4.95, top + HIGH / 2 + 0.07, "release", ha="left", va="top", fontsize=style.SMALL)
+        for who, (high, low) in places.items():
+            _right(ax, top + HIGH / 2, high + (lane + 0.5) * (low - high) / len(stages), ring, who, barriers)
+    return places
 
 
-def _consumers(ax: Axes, names: list[str], bottom: float, does: str) -> None:
-    """One box above the other."""
-    left, right = RIGHT
-    high = (bottom - 0.1 - GAP * (len(names) - 1)) / len(names)
-    for n, who in enumerate(names):
-        fill = style.worker(n + 1, 3)
-        top = 0.1 + n * (high + GAP)
-        style.box(ax, left, top, right - left, high, f"{who}\n\n{does}", fill, size=style.NORMAL, gid="consumer")
-
-
-def _between(ax: Axes, bottom: float, gid: str, words: str) -> None:
-    """What two consumers hand each other."""
-    middle, top = sum(RIGHT) / 2, (bottom + 0.1 - GAP) / 2
-    side = 0.6 if gid == "dS" else 0.45
-    _arrow(ax, (middle - side, top), (middle - side, top + GAP), gid)
-    _arrow(ax, (middle + side, top + GAP), (middle + side, top), gid)
-    ax.text(middle, top + GAP / 2, words, ha="center", va="center", fontsize=style.SMALL)
-
-
-def _bare(ax: Axes, bottom: float) -> None:
-    ax.set(xlim=(0, style.WIDTH), ylim=(bottom, 0), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-
-
-def _lane(ax: Axes, top: float, ring: str, number: int, barriers: Mapping) -> None:
-    """One ring: filled from the left, taken to the right, released along the dashed arrow beneath."""
-    filled, emptied = barriers[f"{ring} filled"], barriers[f"{ring} emptied"]
-    (left, right), high, middle = SLOTS, 0.42, top + 0.21
+def _stages(ax: Axes, top: float, ring: str, number: int, barriers: Mapping) -> None:
+    """The stages of one ring, and beneath them what makes them full and empty."""
+    left, right = STAGES
     width = (right - left) / number
     for stage in range(number):
-        x = left + stage * width
+        place = (left + stage * width, top, width - 0.06, HIGH)
         label = f"{TOLD.get(ring, ring)} {stage}"
         if ring in style.HUES:
-            style.tensor_box(ax, x, top, width - 0.06, high, ring, label, size=style.NORMAL, gid=f"{ring} stage")
+            style.tensor_box(ax, *place, ring, label, size=style.NORMAL, gid=f"{ring} stage")
         else:
-            style.box(ax, x, top, width - 0.06, high, label, size=style.NORMAL, gid=f"{ring} stage")
-    _arrow(ax, (LEFT[1], middle), (left, middle), f"{ring} fill")
-    _arrow(ax, (right - 0.06, middle), (RIGHT[0], middle), f"{ring} take")
-    who = "the copy" if filled["arrives"] == ["copy engine"] else "the producer"
-    ax.text(1.88, middle - 0.05, "fill", ha="center", va="bottom", fontsize=style.SMALL)
-    ax.text(5.25, middle - 0.05, "filled: 1 arrival,", ha="center", va="bottom", fontsize=style.SMALL)
-    ax.text(5.25, middle + 0.05, who, ha="center", va="top", fontsize=style.SMALL)
-    beneath = top + high + 0.16
-    _arrow(ax, (RIGHT[0], beneath), (LEFT[1], beneath), f"{ring} release", dashed=True)
-    needed = emptied["expected"]
-    words = f"emptied: {needed} arrivals, all consumers" if needed > 1 else "emptied: 1 arrival, its consumer"
-    place = ax.text(3.55, beneath, words, ha="center", va="center", fontsize=style.SMALL)
-    place.set_bbox(dict(facecolor=style.PAPER, edgecolor="none", pad=1.5))
+            style.box(ax, *place, label, size=style.NORMAL, gid=f"{ring} stage")
+    who = "copied" if barriers[f"{ring} filled"]["arrives"] == ["copy engine"] else "written"
+    words = f"full: {who}; {emptied(barriers, ring)}"
+    ax.text((left + right) / 2, top + HIGH + 0.06, words, ha="center", va="top", fontsize=style.SMALL)
 
 
-def _arrow(ax: Axes, start: tuple, end: tuple, gid: str, dashed: bool = False) -> None:
-    look = dict(linestyle=(0, (4, 2)), color=style.QUIET) if dashed else dict(color=style.INK)
-    arrow = FancyArrowPatch(
-        start, end, arrowstyle="-|>", mutation_scale=10, shrinkA=1, shrinkB=1, linewidth=1.2, **look
-    )
-    arrow.set_gid(gid)
-    ax.add_patch(arrow)
+def emptied(barriers: Mapping, ring: str) -> str:
+    """What ends the use of a stage, in words."""
+    needed = barriers[f"{ring} emptied"]["expected"]
+    return f"empty: after {needed} release{'s' * (needed > 1)}"
+
+
+def _left(ax: Axes, y: float, ring: str, barriers: Mapping) -> None:
+    """Between the producer and the stages: what it fills, and what it waits for."""
+    ends = (PRODUCER[1], STAGES[0])
+    arrow(ax, (ends[0], y - 0.07), (ends[1], y - 0.07), f"fill {ring}", ring)
+    if "producer" in barriers[f"{ring} emptied"]["waits"]:
+        arrow(ax, (ends[1], y + 0.07), (ends[0], y + 0.07), f"empty {ring}", ring, dashed=True)
+    ax.text(sum(ends) / 2, y - 0.11, "fill", ha="center", va="bottom", fontsize=style.SMALL)
+    ax.text(sum(ends) / 2, y + 0.11, "wait for empty", ha="center", va="top", fontsize=style.SMALL)
+
+
+def _right(ax: Axes, y: float, port: float, ring: str, who: str, barriers: Mapping) -> None:
+    """Between the stages and one consumer: what it takes, and what it gives back."""
+    ends = (STAGES[1] - 0.06, CONSUMERS[0])
+    if who in barriers[f"{ring} filled"]["waits"]:
+        arrow(ax, (ends[0], y - 0.07), (ends[1], port - 0.05), f"take {ring} {who}", ring)
+    if who in barriers[f"{ring} emptied"]["arrives"]:
+        arrow(ax, (ends[1], port + 0.05), (ends[0], y + 0.07), f"release {ring} {who}", ring, dashed=True)
+
+
+def between(ax: Axes, places: Mapping[str, tuple], barrier: Mapping, words: str) -> None:
+    """What consumers hand each other: an arrow from each that arrives to each other one that waits."""
+    middle = sum(CONSUMERS) / 2
+    for start in barrier["arrives"]:
+        for end in barrier["waits"]:
+            if start != end:
+                down = places[start][0] < places[end][0]
+                x = middle - 0.5 if down else middle + 0.5
+                y = (places[start][1], places[end][0]) if down else (places[start][0], places[end][1])
+                arrow(ax, (x, y[0]), (x, y[1]), f"{start} to {end}")
+    (_, top), (bottom, _) = sorted(places.values())
+    ax.text(middle, (top + bottom) / 2, words, ha="center", va="center", fontsize=style.SMALL)
+
+
+def arrow(ax: Axes, start: tuple, end: tuple, gid: str, ring: str = "", dashed: bool = False, **bend) -> None:
+    """One arrow, in the colour of what travels along it; dashed where a stage is given back."""
+    color = style.hue(ring) if ring in style.HUES else style.hue("Q") if ring == "rows" else style.INK
+    look = dict(color=color, linestyle=(0, (4, 2)) if dashed else "-", linewidth=1.2, shrinkA=0, shrinkB=0)
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, gid=gid, **look | bend))
+
+
+def bare(ax: Axes, bottom: float) -> None:
+    ax.set(xlim=(0, style.WIDTH), ylim=(bottom, 0), xticks=[], yticks=[])
+    ax.spines[:].set_visible(False)

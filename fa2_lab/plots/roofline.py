@@ -43,10 +43,11 @@ def training_row(record: dict, d: int) -> dict:
     return max(rows, key=lambda r: r["problem"]["batch"] * r["problem"]["heads"])
 
 
-def counted(record: dict, d: int) -> dict[str, float]:
-    """{rung: bytes that DRAM moved in one call} of the rungs whose counters could be read."""
+def counted(record: dict, d: int, counters: tuple[str, ...] = DRAM) -> dict[str, float]:
+    """{rung: bytes that DRAM, or what else the counters watch, moved in one call}, where they could be read."""
     rows = [r for r in record["rows"] if r["direction"] == "counters" and r["problem"]["d"] == d]
-    found = {r["problem"]["rung"]: sum(r["values"][m][0] for m in DRAM) for r in rows if set(DRAM) <= set(r["values"])}
+    rows_read = [r for r in rows if set(counters) <= set(r["values"])]
+    found = {r["problem"]["rung"]: sum(r["values"][name][0] for name in counters) for r in rows_read}
     if not found:
         reasons = sorted({why for r in rows for why in r["failed"].values()})
         raise ValueError(f"d: got {d}; the recorded ladder has no DRAM counters for it: {'; '.join(reasons) or 'none'}")

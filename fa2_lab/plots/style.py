@@ -1,23 +1,27 @@
 """The look of every picture, and the only place where a colour exists.
 
-Hue says which tensor. A worker (thread block, warp) is one of four steps of cividis with its name printed on it, and no
-fill mixes the two. Solid means seen by all warps, hatched means split among them. Queries run down, keys run right.
+Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys, blue to
+pale, with its name printed on it. Hatched means masked, and nothing else is hatched. Queries run down, keys run right.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from functools import wraps
 from io import BytesIO
+from xml.sax.saxutils import escape
 
 import matplotlib
+import numpy as np
 
 matplotlib.use("Agg", force=False)
 from matplotlib import colors
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
+from matplotlib.patches import PathPatch, Rectangle
+from matplotlib.path import Path
 from matplotlib.text import Text
 
 WIDTH = 7.6  # inches: the width of a notebook's text column, so that a point in the figure is a point on the page
@@ -25,9 +29,10 @@ SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # text sizes in points
 
 INK, BLACK, QUIET, PAPER, MASKED = "#222222", "#000000", "#6A6A6A", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
-HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
-WORKERS = ("#00224E", "#575D6D", "#A59C74", "#FEE838")  # four steps of cividis
-MASK_HATCH, SPLIT_HATCH = "////", "\\\\\\"
+PALE_PINK = "#E3B8D0"
+HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
+WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # grey blue, in equal steps of lightness
+MASK_HATCH = "////"
 GRADIENT_DASH = (0, (3, 1.5))
 
 RC = {
@@ -49,6 +54,7 @@ RC = {
     "xtick.labelcolor": INK,
     "ytick.labelcolor": INK,
     "text.color": INK,
+    "text.hinting": "none",  # or a word would be narrower where it is measured than in the SVG
     "hatch.linewidth": 0.7,
     "lines.linewidth": 1.6,
     "figure.facecolor": PAPER,
@@ -56,7 +62,7 @@ RC = {
     "figure.titleweight": "bold",
     "savefig.facecolor": PAPER,
     "svg.hashsalt": "fa2_lab",
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
 }
 
 
@@ -114,6 +120,11 @@ def tint(color: str, strength: float = 0.3) -> str:
     return colors.to_hex(mixed)
 
 
+def fill(tensor: str) -> str:
+    """The ground of a tensor's box: its hue, tinted so that any label reads; S stays stronger than P."""
+    return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
+
+
 def new_figure(height: float, title: str, **subplots) -> tuple[Figure, Axes | Sequence[Axes]]:
     """A figure of notebook width with its one message as title, and its axes (arguments as for plt.subplots)."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -134,10 +145,19 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
     return patch
 
 
+def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look) -> PathPatch:
+    """Many rectangles (x, y, width, height) of one look as one patch: one by one they would make a large file."""
+    corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
+    places = np.reshape(rectangles, (-1, 4))[:, None]
+    codes = [Path.MOVETO, *3 * [Path.LINETO], Path.CLOSEPOLY] * len(places)
+    path = Path((places[..., :2] + places[..., 2:] * corners).reshape(-1, 2), codes or None)
+    return ax.add_patch(PathPatch(path, **dict(facecolor=fill, linewidth=0) | look))
+
+
 def tensor_box(ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look) -> Rectangle:
-    """A box in its tensor's hue, tinted so that any label reads; the edge of a gradient is dashed."""
+    """A box in its tensor's colours; the edge of a gradient is dashed."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=GRADIENT_DASH if tensor.startswith("d") else "-")
-    return box(ax, x, y, w, h, label, tint(hue(tensor)), **edge | look)
+    return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
 
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
@@ -163,9 +183,40 @@ def _labels_beyond(axis: Axis) -> list[Text]:
     return [label for tick in outside for label in (tick.label1, tick.label2)]
 
 
-def svg(figure: Figure) -> bytes:
-    """The figure as SVG; the same figure gives the same bytes."""
+CARD = 10  # points of paper around a picture, so that it can stand on a dark page
+FONTS = "'DejaVu Sans', 'Bitstream Vera Sans', Verdana, Geneva, sans-serif"  # the first one's widths fit the others
+
+
+SHORTER = {  # what matplotlib writes: what says the same
+    r"<!--.*?-->": "",
+    r"font-family: 'DejaVu Sans'; ": "",
+    r' transform="rotate\(-0 [^"]*"': "",
+    r'<path [^>]*style="fill: none"/>': "",
+    r'<g id="[^"]*"': "<g",
+    r"(?s)<g>\s*</g>": "",
+    r"(\.\d\d)\d+(?=[^<>]*>)": r"\1",
+    r"\s*\n\s*": "\n",
+}
+
+
+def svg(figure: Figure, alt: str = "", fingerprint: str = "") -> bytes:
+    """The figure as SVG on a card: text as text, with title and description; the same figure gives the same bytes."""
     with matplotlib.rc_context(RC):
         out = BytesIO()
-        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
-    return out.getvalue()
+        plain = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(out, format="svg", metadata=plain, transparent=True)
+    drawn = out.getvalue().decode()
+    body = drawn[drawn.index("<defs") : drawn.rindex("</svg>")]
+    for wordy, short in SHORTER.items():
+        body = re.sub(wordy, short, body)
+    width, height = (72 * inches + 2 * CARD for inches in figure.get_size_inches())
+    title = " ".join(figure.get_suptitle().split())
+    head = (
+        '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
+        f' width="{width:g}pt" height="{height:g}pt" viewBox="{-CARD} {-CARD} {width:g} {height:g}"'
+        f' font-family="{FONTS}" text-rendering="geometricPrecision">\n'
+        f"<title>{escape(title)}</title>\n<desc>{escape(alt)}</desc>\n"
+        f'<!-- {fingerprint} -->\n<rect x="{1 - CARD}" y="{1 - CARD}" width="{width - 2:g}" height="{height - 2:g}"'
+        f' rx="8" fill="{PAPER}" stroke="{MASKED}"/>\n'
+    )
+    return f"{head}{body}</svg>\n".encode()

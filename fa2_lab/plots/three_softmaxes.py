@@ -87,7 +87,7 @@ def softmax_errors(normal: np.ndarray, scales: np.ndarray, to: Rounding) -> dict
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-METHODS = {"unsafe": (style.INK, "--"), "safe": (style.hue("P"), "-"), "online": (style.hue("m"), "-")}
+METHODS = {"unsafe": (style.INK, "--"), "safe": (style.tint(style.INK, 0.45), "-"), "online": (style.hue("m"), "-")}
 
 
 @style.picture
@@ -106,20 +106,24 @@ def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]
         _errors(ax, dtype, scales, curves)
     lowest = min(np.nanmin(c["safe"]) for c in errors.values())
     axes[1][0].set(ylabel="Σ |error of p|, worst row", ylim=(lowest / 40, 0.3))
-    ends = "; ".join(f"{dtype} at {scales[_last(c['unsafe'])]:.1f}" for dtype, c in errors.items())
+    told = "; ".join(
+        f"{dtype}: unsafe ends beyond {scales[_last(c['unsafe'])]:.1f}, errors up to {c['safe'].max():.0e} safe and"
+        f" {c['online'].max():.0e} online"
+        for dtype, c in errors.items()
+    )
     alt = (
         f"{len(row['s'])} scores up to {row['s'].max():g} in {row['dtype']}: exp(s) overflows to inf, its sum too, and"
         f" p becomes 0 and NaN. With the maximum subtracted every number is at most 1 and the sum is"
         f" {row['safe_e'].sum():.3g}; online softmax reaches the same sum block by block with a running maximum."
-        f" Beneath, the error of p over the scale of random scores: the unsafe curve ends where it overflows ({ends});"
-        f" the safe and, a little above it, the online curve go on flat."
+        f" Beneath, the error of p over the scale of random scores, which grows in none of the three: the unsafe curve"
+        f" ends where it overflows, the online one runs a little above the safe one. {told}."
     )
     return figure, alt
 
 
 def _row(ax: Axes, row: dict) -> None:
     N, blocks = len(row["s"]), len(row["m"])
-    pink, sky = style.tint(style.hue("P")), style.tint(style.hue("m"))
+    scores, weights, sky = style.fill("S"), style.fill("P"), style.fill("m")
     lines = [
         (0.0, "scores s", row["s"], ""),
         (1.4, "unsafe   exp(s)", row["unsafe_e"], _number(row["sums"]["unsafe"])),
@@ -129,7 +133,7 @@ def _row(ax: Axes, row: dict) -> None:
         (8.1, "p", row["online_p"], ""),
     ]
     for y, name, values, total in lines:
-        _numbers(ax, y, name, values, pink)
+        _numbers(ax, y, name, values, scores if name.startswith("scores") else weights)
         if total:
             style.box(ax, N + 0.3, y, 1.1, 0.9, total, style.INK if total == "inf" else style.PAPER)
     for b in range(blocks):
@@ -164,10 +168,13 @@ def _errors(ax: Axes, dtype: str, scales: np.ndarray, curves: dict[str, np.ndarr
     end = _last(curves["unsafe"])
     ax.plot(scales[end], curves["unsafe"][end], "x", color=style.INK, markersize=7, markeredgewidth=2)
     below = 0.5 * np.nanmin([curves["safe"], curves["unsafe"]])
-    overflow = f"unsafe: not finite\nfrom {scales[end + 1]:.1f} on"
+    overflow = f"unsafe: not finite\nbeyond {scales[end]:.1f}"
     ax.text(scales[0], 1.6 * curves["online"].max(), "online", va="bottom", fontsize=style.SMALL)
     ax.text(scales[-1], below, "safe", ha="right", va="top", fontsize=style.SMALL)
     ax.text(1.5 * scales[end], below, overflow, ha="right", va="top", fontsize=style.SMALL)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    ax.yaxis.set_major_formatter(lambda y, _: f"{y:.0e}".replace("e-0", "e−"))
+    ax.minorticks_off()
     ax.set_title(dtype)
     ax.set_xlabel("scale of the scores")
 

@@ -102,14 +102,14 @@ def _operands(ax: Axes, scheme: str, W: int) -> None:
 
 
 def _matrix(ax: Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
-    """One operand: solid and seen by all warps, or a hatched part for each; layers are parts of full size."""
+    """One operand: whole and seen by all warps, or a part with the name of each; layers are parts of full size."""
     ax.text(x + w / 2, y - 0.15, name, ha="center", va="bottom", fontsize=style.NORMAL)
     if split == "whole":
         style.tensor_box(ax, x, y, w, h, tensor, "all\nwarps", gid=f"{tensor} whole")
         return
     for k in range(W):
         place, chip = _part(k, W, x, y, w, h)[split]
-        style.tensor_box(ax, *place, tensor, hatch=style.SPLIT_HATCH, gid=f"{tensor} part")
+        style.tensor_box(ax, *place, tensor, gid=f"{tensor} part")
         style.box(ax, chip[0] - 0.25, chip[1] - 0.25, 0.5, 0.5, f"{k + 1}", style.worker(k), gid="warp")
 
 
@@ -149,9 +149,8 @@ def _bar(ax: Axes, lane: float, op: str, sizes: Mapping[str, float]) -> None:
             continue
         fits = size > 14
         label = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}" if fits else ""
-        hatch = style.SPLIT_HATCH if tensor in HUE_OF else None
         hue = HUE_OF.get(tensor, tensor)
-        style.tensor_box(ax, left, lane - 0.4, size, 0.8, hue, label, linewidth=0.8, hatch=hatch, gid=f"{tensor} bytes")
+        style.tensor_box(ax, left, lane - 0.4, size, 0.8, hue, label, linewidth=0.8, gid=f"{tensor} bytes")
         left += size
         narrow += [] if fits else [(left - size / 2, f"{tensor} {size:.0f}")]
     if narrow:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips, grid
@@ -33,33 +32,28 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
 
 @style.picture
 def draw(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
-    """Four schedules, each SM a line from left to right, each block a bar as long as its tiles.
+    """Schedules one above the other on one time scale: each SM a line, each block a bar as long as its tiles.
 
-    ran: {panel's name: Schedule}; the first two share a time axis, and so do the last two.
+    ran: {panel's name: Schedule}.
     """
     title = "One block per head starves the GPU; one per row block fills it"
-    figure, axes = style.new_figure(5.8, title, nrows=2, ncols=2, sharey=True, sharex="row")
-    for ax, (name, schedule) in zip(axes.flat, ran.items(), strict=True):
-        ax.set(title=f"{name}: {schedule.utilisation:.0%} busy", ylim=(schedule.SMs, 0), yticks=[])
-        ax.set_xlim(0, max(1.02 * schedule.makespan, ax.get_xlim()[1]))
+    figure, axes = style.new_figure(1.6 * len(ran) + 0.6, title, nrows=len(ran), sharex=True)
+    last = max(schedule.makespan for schedule in ran.values())
+    for ax, (name, schedule) in zip(axes, ran.items(), strict=True):
+        ax.set(title=f"{name}: {schedule.utilisation:.0%} busy", ylim=(schedule.SMs, 0), yticks=[], xlim=(0, last))
+        ax.set_ylabel(f"{schedule.SMs} SMs")
         ax.spines["left"].set_visible(False)
         _bars(ax, schedule)
-    for ax, schedule in zip(axes.flat, ran.values(), strict=True):
         _end(ax, schedule)
-        _numbers(ax, schedule)
-    for ax in axes[:, 0]:
-        ax.set_ylabel(f"the {next(iter(ran.values())).SMs} SMs")
-    axes[0][0].set_xlabel("time in tiles →")
-    axes[0][1].set_xlabel("number and colour: an SM's first, second, … block")
-    for ax in axes[1]:
-        ax.set_xlabel("time in tiles →")
+    axes[-1].set_xlabel("time in tiles (model) →   a line for each SM; a new grey begins with each of its blocks")
     told = "; ".join(
         f"{name}: {len(s.placed)} blocks on {s.SMs_used} SMs end at {s.makespan:g}, {s.utilisation:.0%} busy"
         for name, s in ran.items()
     )
     alt = (
-        f"Four charts of SMs over time, in tiles, for {heads} heads at batch 1; every bar is a thread block. {told}."
-        " Launched row by row, the long causal blocks come last and leave a ragged tail; heaviest first, it is flat."
+        f"{len(ran)} charts of SMs over time, in tiles, on one scale, for {heads} heads at batch 1; every bar is a"
+        f" thread block. {told}. Launched row by row, the long causal blocks come last and leave a ragged tail;"
+        " heaviest first, it is flat."
     )
     return figure, alt
 
@@ -75,31 +69,25 @@ def turns(schedule: Schedule) -> list[int]:
 
 
 def _bars(ax: Axes, schedule: Schedule) -> None:
-    """Every block as a bar on the line of its SM; the colour says whether it is the SM's first, second, … block."""
+    """Every block as a bar on the line of its SM, in one of two greys by turns, so that neighbours differ."""
     high = 1 / schedule.blocks_per_sm
-    corners = []
-    for p in schedule.placed:
-        top = p.SM + p.slot * high
-        corners.append([(p.start, top), (p.end, top), (p.end, top + high), (p.start, top + high)])
-    fills = [style.worker(turn) for turn in turns(schedule)]
-    ax.add_collection(PolyCollection(corners, facecolors=fills, edgecolors=fills, linewidths=0.1))
+    for grey in (0, 1):
+        places = [
+            (p.start, p.SM + p.slot * high, p.end - p.start, high)
+            for p, turn in zip(schedule.placed, turns(schedule), strict=True)
+            if turn % 2 == grey
+        ]
+        style.bars(ax, places, style.worker(1 + grey), gid="blocks")
 
 
 def _end(ax: Axes, schedule: Schedule) -> None:
     """A line where the last block ends, and how many SMs never had one."""
     end, last = schedule.makespan, ax.get_xlim()[1]
-    ax.axvline(end, color=style.INK, linewidth=1)
-    side = dict(ha="left", xytext=(4, 6)) if end < 0.8 * last else dict(ha="right", xytext=(-4, 6))
-    ax.annotate(f"ends at {end:g}", (end, schedule.SMs), textcoords="offset points", va="bottom", **side)
+    ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, gid="end", clip_on=False)
+    inside = end > 0.9 * last
+    shift, align = (-5, "right") if inside else (5, "left")
+    words = f"ends at {end:g}"
+    ax.annotate(words, (end, schedule.SMs / 2), (shift, 0), textcoords="offset points", va="center", ha=align)
     idle = schedule.SMs - schedule.SMs_used
     if idle:
-        ax.text(end / 2, schedule.SMs - idle / 2, f"{idle} SMs never get a block", ha="center", va="center")
-
-
-def _numbers(ax: Axes, schedule: Schedule) -> None:
-    """Which block it is on its SM, written on one bar of each wave, where the waves are clean."""
-    if len({p.end - p.start for p in schedule.placed}) == 1:
-        for p, turn in zip(schedule.placed, turns(schedule), strict=True):
-            if p.SM == schedule.SMs_used // 2 and p.slot == 0:
-                ink = style.ink_on(style.worker(turn))
-                ax.text((p.start + p.end) / 2, p.SM, f"{turn + 1}", ha="center", va="center", color=ink)
+        ax.text(last / 2, schedule.SMs - idle / 2, f"{idle} SMs never get a block", ha="center", va="center")

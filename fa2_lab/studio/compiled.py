@@ -34,6 +34,7 @@ INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 
 def record(folder: Path = RECORDED) -> None:
     """Compile the forward at every block size, and for its layouts on both targets, and write down what came out."""
+    files.check_writable(folder, "figures --compile")
     source = source_digest()
     jobs = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
     rows = [row for target in TARGETS for row in compiled(target, [job for job in jobs if job["target"] == target])]
@@ -60,7 +61,6 @@ def write(file: Path, name: str, rows: list[dict], versions: dict) -> None:
     made = dict(command=COMPILE, kernel="forward_kernel, fp16, not causal") | versions
     head = json.dumps(dict(made_by=made), indent=1, ensure_ascii=False).removesuffix("\n}")
     lines = ",\n  ".join(json.dumps(row) for row in rows)
-    file.parent.mkdir(parents=True, exist_ok=True)
     files.write(file, f'{head},\n "{name}": [\n  {lines}\n ]\n}}\n')
 
 

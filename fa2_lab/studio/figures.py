@@ -1,4 +1,4 @@
-"""`fa2-lab figures`: draw every picture into figures/, with its alternative text, a digest and a gallery page."""
+"""`fa2-lab figures`: draw every picture into figures/, each with its description inside, and a page that shows all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from tqdm import tqdm
 
 from fa2_lab.plots import style
 from fa2_lab.studio import compiled, files
-
-FOLDER = files.ROOT / "figures"
 
 
 @dataclass(frozen=True)
@@ -212,27 +210,20 @@ PICTURES = [
 
 
 def build(folder: Path, names: list[str] | None = None) -> None:
-    """Draw the named pictures (all, if none is named) and write the gallery page of all."""
-    chosen = [p for p in PICTURES if not names or p.name in names]
-    unknown = set(names or ()) - {p.name for p in PICTURES}
-    if unknown:
-        raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(p.name for p in PICTURES)}")
-    files.check_writable(folder, "figures")
-    for picture in tqdm(chosen, desc="figures", unit="figure", disable=None):
+    """Draw the named pictures (all, if none is named) and write the page that shows all of them."""
+    for picture in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         data = picture.file.data()
         figure, alt = picture.file.draw(**data)
-        files.write(folder / f"{picture.name}.svg", style.svg(figure))
-        files.write(folder / f"{picture.name}.alt.txt", alt + "\n")
-        digests = stored_digests(folder) | {picture.name: picture.digest(data)}
-        digests = {p.name: digests[p.name] for p in PICTURES if p.name in digests}
-        files.write(folder / "digests.json", json.dumps(digests, indent=1) + "\n")
+        files.write(folder / f"{picture.name}.svg", style.svg(figure, alt, picture.digest(data)))
     files.write(folder / "README.md", gallery_page())
 
 
-def stored_digests(folder: Path) -> dict[str, str]:
-    """The digests that were written with the files in figures/."""
-    file = folder / "digests.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+def chosen(names: list[str] | None) -> list[Picture]:
+    """The pictures of these names, or all."""
+    unknown = set(names or ()) - {p.name for p in PICTURES}
+    if unknown:
+        raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(p.name for p in PICTURES)}")
+    return [p for p in PICTURES if not names or p.name in names]
 
 
 def canonical(x):
@@ -272,13 +263,14 @@ def main(argv: list[str]) -> int:
     """The command line of `fa2-lab figures`."""
     parser = argparse.ArgumentParser(prog="fa2-lab figures", description="Draw the project's pictures.")
     parser.add_argument("names", nargs="*", help="pictures to draw; all, if none is named")
-    parser.add_argument("--folder", type=Path, help="where to write them")
+    parser.add_argument("--folder", type=Path, help="where to write them; figures/ of the checkout, if none is named")
     parser.add_argument("--compile", action="store_true", help="first compile the forward anew, for what they observe")
     options = parser.parse_args(argv)
-    if options.compile:
-        files.checkout("figures --compile")
-        compiled.record()
     folder = options.folder or files.checkout("figures without --folder") / "figures"
+    wanted = chosen(options.names)
+    files.check_writable(folder, "figures")
+    if options.compile:
+        compiled.record()
     build(folder, options.names)
-    print(f"{len(options.names) or len(PICTURES)} figures in {folder}")
+    print(f"{len(wanted)} figures in {folder}")
     return 0
