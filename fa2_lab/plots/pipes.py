@@ -70,8 +70,8 @@ def draw(stages: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Fi
         f"One thread block (model). Left the producer warp, right {len(places)} consumer warpgroups, between them one"
         f" row for each ring of buffers in shared memory. {told}. In each row a solid arrow leads from the producer to"
         " the stages and from the stages to every consumer, which waits until a stage is full; a dashed arrow leads"
-        " from every consumer to the stages and from there to the producer, which waits until a stage is empty. Between the"
-        " consumers two arrows: each waits until the other's products have started."
+        " from every consumer to the stages and from there to the producer, which waits until a stage is empty. Between"
+        " the consumers two arrows: each waits until the other's products have started."
     )
     return figure, alt
 

@@ -258,8 +258,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # every tile drags a row block's state along. FA2's line belongs to the next chapter.
 #
 # All lines count what the chip **requests**. Not all of it comes from DRAM. Between the two lies the L2 cache, which keeps
-# what was read lately. The marked point is what a GPU's own counters saw arrive from DRAM during FA2's forward, and it is
-# far lower.
+# what was read lately. The two crosses are a GPU's own counters during FA2's forward. What passed through L2 lies near the
+# lines. What crossed to DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.
 #
 # **Takeaway.** Keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM. The
 # meter counts the second.

@@ -338,9 +338,9 @@ for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reve
     timeline(ran, 3)
 
 # %% [markdown]
-# At real size: batch 1, 32 heads, 2,048 tokens, blocks of 128, on 132 SMs. Each bar is a thread block; its colour says
-# whether it is its SM's first, second, third or fourth (then the colours start over). Above, without a mask, FA1 takes
-# four times as long as FA2 for the same work. Below, the causal tail.
+# At real size: batch 1, 32 heads, 2,048 tokens, blocks of 128, on 132 SMs. Each SM is a line, and a new grey begins with
+# each of its thread blocks. All four charts have one time scale. Without a mask, FA1 takes four times as long as FA2 for
+# the same work. The last two show the causal tail, in two orders of launch.
 
 # %%
 full, causal = (Tiling(2048, 2048, 128, 128, mask) for mask in (NO_MASK, CAUSAL))

@@ -385,7 +385,8 @@ print(f"through L2: {through}")
 # share. On this chip, with these sizes, FA2's DRAM traffic can be at its floor: nothing is left to save there.
 # </details>
 #
-# In the picture of notebook 03 the counter of rung 5 (N = 4,096, d = 64) stands as a cross, far under the line for FA2:
+# In the picture of notebook 03 two counters of rung 5 (N = 4,096, d = 64) stand as crosses: what passed through L2 lies
+# near the lines, what DRAM moved lies on the floor of 4 N d elements:
 
 # %%
 show(hbm_traffic.draw(**hbm_traffic.data()))
