@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_lab.studio.bench import accuracy, counters, problem, protocol, suites  # noqa: E402
+from fa2_lab.studio.bench import accuracy, counters, packed, problem, protocol, suites  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
@@ -321,6 +321,48 @@ def test_two_hundred_shapes_are_the_same_each_time_and_unlike_each_other():
 def test_nvidia_s_shape():
     assert {(p.batch, p.heads, p.kv_heads, p.d) for p in suites.nvidia_grid()} == {(1, 64, 8, 128)}
     assert {p.N_q for p in suites.nvidia_grid()} == {2**n for n in range(11, 16)} and len(suites.nvidia_grid()) == 10
+
+
+# Packed sequences ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", suites.DIRECTIONS)
+def test_packed_and_padded_sequences_are_checked_and_their_tokens_counted(direction, monkeypatch):
+    lengths, dense = (5, 40, 23), torch.nn.functional.scaled_dot_product_attention
+    where = Problem(3, 2, 2, 40, 40, 16, True, "float32")
+
+    def varlen(q, k, v, begins, also, longest, too, causal):
+        assert begins.tolist() == also.tolist() == [0, 5, 45, 68] and longest == too == 40 and causal
+        each = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        whole = [dense(*(x.transpose(0, 1)[None] for x in one), is_causal=True) for one in each]
+        return torch.cat([O[0].transpose(0, 1) for O in whole]), None
+
+    def wrong(q, k, v, *rest, **options):
+        return varlen(q, k, v, *rest, **options)[0] * 1.1
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_varlen_func=varlen))
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=wrong))
+    monkeypatch.setitem(sys.modules, "fa2_lab.packed", None)
+    monkeypatch.setattr(where.__class__, "flops", lambda self, direction: 1.0 * self.N_q)
+
+    def timing(calls):
+        for call in calls.values():
+            call()
+        return {name: protocol.Timing(1.0, 1.0, 1.0) for name in calls}
+
+    row = packed.contest(where, direction, lengths, timing, "cpu")
+    assert set(row.values) == {"fa2_lab padded", "FlashAttention-3"} and row.flops == 68.0
+    assert row.failed.keys() == {"fa2_lab", "flash_attn"} and row.failed["flash_attn"].startswith(
+        "wrong: error 1.0e-01"
+    )
+
+
+def test_padding_keeps_the_tokens_in_their_places():
+    x = torch.arange(7 * 2 * 3.0).view(7, 2, 3)
+    y = packed.padded(x, (2, 4, 1))
+    assert y.shape == (3, 2, 4, 3) and y.is_contiguous()
+    assert torch.equal(y[1].transpose(0, 1), x[2:6]) and not y[2, :, 1:].any()
+    assert len(packed.LENGTHS) == 16 and (min(packed.LENGTHS), max(packed.LENGTHS)) == (100, 4000)
 
 
 # Accuracy -----------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ SUITES = {
     "long": Suite("suites:contests", "torch flash", "one sequence of up to 262,144 tokens", contest=True),
     "heads": Suite("suites:contests", "torch flash", "grouped heads", contest=True),
     "layout": Suite("suites:contests", "torch flash", "tensors that lie as (batch, N, heads, d)", contest=True),
+    "packed": Suite("packed:run", "fa2_lab padded", "16 sequences of 100 to 4,000 tokens, packed or padded"),
     "deterministic": Suite(
         "suites:contests", "fa2_lab", "gradients with the same bits in every call, beside the fast ones", contest=True
     ),

@@ -1,0 +1,126 @@
+"""The suite `packed`: causal sequences of different lengths, one after the other without padding, or padded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
+from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
+from fa2_lab.studio.bench.results import Results, Row, machine
+from fa2_lab.studio.bench.suites import DIRECTIONS, TOLERANCE, ceilings, collect
+
+LENGTHS = tuple(range(100, 4001, 260))  # sixteen
+Tensors = Sequence[torch.Tensor]  # q, k, v and dO, (tokens, heads, d)
+
+
+def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
+    """A hidden dimension of 2,048, in heads of 64 or 128."""
+    return [Problem(len(lengths), 2048 // d, 2048 // d, max(lengths), max(lengths), d, True) for d in (64, 128)]
+
+
+def run() -> Results:
+    """Forward and backward of everybody."""
+    jobs = [partial(contest, problem, direction) for problem in grid() for direction in DIRECTIONS]
+    return collect(Results("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
+
+
+def tokens(problem: Problem, lengths: Sequence[int], device: str = "cuda") -> Tensors:
+    """Normal random q, k, v and dO."""
+    draw = torch.Generator(device).manual_seed(0)
+    shape, dtype = (sum(lengths), problem.heads, problem.d), getattr(torch, problem.dtype)
+    return [torch.randn(shape, device=device, dtype=dtype, generator=draw) for _ in range(4)]
+
+
+def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
+    """As the paper counts them, added up over the sequences."""
+    each = (Problem(1, problem.heads, problem.heads, n, n, problem.d, True).flops(direction) for n in lengths)
+    return sum(each)
+
+
+# Contestants --------------------------------------------------------------------------------------------------
+
+
+def padded(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """(tokens, heads, d) as (batch, heads, N, d), with zeros behind each sequence."""
+    return torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True).transpose(1, 2).contiguous()
+
+
+def with_padding(lengths: Sequence[int], given: Tensors) -> tuple[Callable, Tensors, Callable]:
+    """attention() with key_lengths."""
+    from fa2_lab.attention import attention
+
+    count = torch.tensor(lengths, dtype=torch.int32, device=given[0].device)
+    call = partial(attention, causal=True, key_lengths=count)
+    return call, [padded(x, lengths) for x in given], lambda x: x[-1:, :, : lengths[-1]]
+
+
+def by_package(module: str, function: str, longest: bool = True) -> Callable:
+    """A call that takes where each sequence begins, and maybe the longest length."""
+
+    def prepare(lengths: Sequence[int], given: Tensors) -> tuple[Callable, Tensors, Callable]:
+        found = peers.function_of(module, function)
+        begins = torch.tensor([0, *lengths], device=given[0].device).cumsum(0).int()
+        more = (max(lengths), max(lengths)) if longest else ()
+
+        def call(q, k, v):
+            O = found(q, k, v, begins, begins, *more, causal=True)
+            return O[0] if isinstance(O, tuple) else O
+
+        return call, given, lambda x: x[-lengths[-1] :].transpose(0, 1)[None]
+
+    return prepare
+
+
+CONTESTANTS: dict[str, Callable[[Sequence[int], Tensors], tuple[Callable, Tensors, Callable]]] = {
+    "fa2_lab": by_package("fa2_lab.packed", "attention_packed", longest=False),
+    "fa2_lab padded": with_padding,
+    "FlashAttention-3": by_package("flash_attn_interface", "flash_attn_varlen_func"),
+    "flash_attn": by_package("flash_attn", "flash_attn_varlen_func"),
+}
+
+
+def contest(
+    problem: Problem,
+    direction: str,
+    lengths: Sequence[int] = LENGTHS,
+    timing: Callable[[dict], dict] = measure,
+    device: str = "cuda",
+) -> Row:
+    """One row: every contestant whose answer for the last sequence is right."""
+    given, calls, failed = tokens(problem, lengths, device), {}, {}
+    for name, prepare in CONTESTANTS.items():
+        try:
+            attention, inputs, last = prepare(lengths, given)
+            found = checked(attention, inputs, last, direction)
+            if isinstance(found, str):
+                failed[name] = found
+            else:
+                calls[name] = found
+        except peers.Missing as why:
+            failed[name] = str(why)
+        except Exception as failure:  # a peer that fails is named with its reason
+            failed[name] = in_a_line(failure)
+    timings = timing(calls)
+    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
+    values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
+    return Row(problem.as_dict(), direction, values, failed, flops=flops(problem, lengths, direction))
+
+
+def checked(attention: Callable, inputs: Tensors, last: Callable, direction: str) -> Callable | str:
+    """The call to time, or how wrong it is; `last` takes the last sequence out of a tensor, as (1, heads, N, d)."""
+    q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
+    O, dO = attention(q, k, v), inputs[3]
+    gradients = torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
+    one = [last(x.detach()) for x in (q, k, v, dO)]
+    truth = gradients_by_definition(*one, True)
+    wrong = worst([error(last(O.detach()), *one[:3], True), gradient_error([last(x) for x in gradients], truth)])
+    if not wrong <= TOLERANCE:
+        return f"wrong: error {wrong:.1e}"
+    if direction == "forward":
+        free = [x.detach() for x in (q, k, v)]
+        return lambda: attention(*free)
+    return lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
