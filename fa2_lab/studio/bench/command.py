@@ -16,7 +16,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
         description="Measure on this machine's GPU.",
-        epilog="\n".join(f"{name:8}{suite.what}" for name, suite in SUITES.items()),
+        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
