@@ -120,7 +120,7 @@ def receive(r, mailbox):
 
 @gluon.jit
 def take(c: gl.constexpr, r, pipes, geometry):
-    """Wait for K and V; one's rows of V."""  # (64, d)
+    """Wait for K and V; returns this consumer's rows of V."""  # (64, d)
     k = pipes.k.take(r).slice(c * COLS, COLS, 0)
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
     if geometry.KEYS:
@@ -180,7 +180,7 @@ def step(c: gl.constexpr, n, dk, dv, ds, v, held, seen_from, full, sums, pipes, 
 
 @gluon.jit
 def exchange(c: gl.constexpr, n, ds, pipes):
-    """Show both consumers one's dS; they read it in the next step, so that two places are enough."""
+    """Store this consumer's dS where both read it. They do so in the next step, so two places are enough."""
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(pipes.ds_filled, count=1)
@@ -188,7 +188,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 @gluon.jit
 def finish_dk(others: gl.constexpr, n, dk, ds, pipes):
-    """Wait for dK's product, while so many `others` that were started later go on; Q and dO are free then."""
+    """Wait for dK's product, while so many `others` that were started later go on; then Q and dO are free."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)
     return dk
@@ -203,7 +203,7 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
 
 @gluon.jit
 def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV; or have them added, since others have parts of the same columns."""
+    """Write dK and dV; if other programs have parts of the same columns, have them added instead."""
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
     pipes.mailbox.release(r)
@@ -218,11 +218,8 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 @gluon.jit
 def store(c: gl.constexpr, x, X, batch, head, col, pipes):
     """Write x (64, d) by a bulk copy, through the place where dQ waited."""
-    tile = (
-        pipes.dq.index(c)
-        ._reinterpret(X.dtype, [pipes.sizes.B_r // 64, 1, 1, COLS, pipes.sizes.d_pad], X.layout)
-        .index(0)
-    )
+    room: gl.constexpr = [pipes.sizes.B_r // 64, 1, 1, COLS, pipes.sizes.d_pad]
+    tile = pipes.dq.index(c)._reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))
     fence_async_shared()

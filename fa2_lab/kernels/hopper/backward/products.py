@@ -45,7 +45,7 @@ def spread(start):
 
 @gluon.jit
 def start_dv(dv, p, do):
-    """Start to add P dO; also P as that product reads it, which must stay until it ends."""  # (64, d), (64, B_r)
+    """Start to add P dO; returns P, too, which must stay until that product ends."""  # (64, d), (64, B_r)
     p = as_operand(p, do.dtype, do.shape[1])
     return warpgroup_mma(p, do, dv, is_async=True), p  # FA2.A2.L12
 

@@ -77,8 +77,8 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool) -> int:
 def at_once(N_q: int, d: int, causal: bool) -> int:
     """How many parts of a K/V head to run at a time, each with Q and dO of one query head: 8 MiB of L2.
 
-    So little is faster than 16 MiB where N is small. Causal parts differ, and more of them level that out: 16 MiB, or
-    32 where they are long.
+    Where N is small, 8 MiB is faster than 16. Causal parts take different times, and more of them side by side level
+    that out: 16 MiB, or 32 where they are long.
     """
     one = 4 * N_q * d
     if not causal:

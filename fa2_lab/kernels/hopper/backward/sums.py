@@ -45,7 +45,7 @@ def add_tile(x, sums, at, place):
 
 @gluon.jit
 def add_lines(x, sums, at, place):
-    """The same for as much as the place has room for."""  # (128, 32)
+    """Have as many lines as the place has room for added to HBM, from line `at` on."""  # (128, 32)
     tma.store_wait(0)  # what was there before has been read
     place.store(x)
     fence_async_shared()

@@ -58,10 +58,9 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     r = 0  # row blocks so far
     t = scheduler.first()
     while scheduler.more(t):
-        block, all_heads = scheduler.place(t)
+        block, bh = scheduler.place(t)
         row = geometry.first_row(block)
-        batch = all_heads // geometry.H
-        head = all_heads % geometry.H
+        batch, head = bh // geometry.H, bh % geometry.H
         kv_head = head // geometry.group
         pipes.mailbox.send(r, (row, batch, head))
         T_c = geometry.tiles(row, geometry.B_r, geometry.length(batch))
@@ -152,7 +151,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, T_c, length, pipes, geometry, scal
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
 
     for j in range(1, T_c):  # FA2.A1.L6
-        o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, scales, geometry.CAUSAL)
+        o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, geometry, scales)
     if pipes.O_APART:  # the next row block's Q may come
         pipes.q.release(q_tile)
 
@@ -162,7 +161,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, T_c, length, pipes, geometry, scal
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL: gl.constexpr):
+def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, geometry, scales):
     """Start Q Kᵀ of the n-th tile and P V of the one before together; m of the former is found under the latter.
 
     The exponentials could run under P V, too, but Triton's ptxas waits for it before they begin. They run under the
@@ -172,10 +171,10 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     pipes.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(1, deps=[s])
-    if CAUSAL:
+    if geometry.CAUSAL:
         if j >= full:
-            s = mask(s, seen - j * pipes.k.tiles.shape[3])
-    p_next, m, l, alpha = softmax_step(s, m, l, scales, CAUSAL)
+            s = mask(s, seen - j * geometry.B_c)
+    p_next, m, l, alpha = softmax_step(s, m, l, scales, geometry.CAUSAL)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
     # Forced to wait only here, after the exponentials, ptxas makes everything 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -185,9 +184,9 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, scales, CAUSAL
 
 @gluon.jit
 def start_scores(c: gl.constexpr, n, q, pipes):
-    """Start Q Kᵀ of the n-th tile: not yet a tensor, but something to wait for."""
-    B_c: gl.constexpr = pipes.k.tiles.shape[3]
+    """Start Q Kᵀ of the n-th tile; what it returns must be waited for before it is a tensor."""
     k = pipes.k.take(n)
+    B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
     pipes.ping_pong.wait(c, n)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8

@@ -22,7 +22,7 @@ class Sizes:
     d_pad: int = 128
     ping_pong: bool = False  # consumers start their products in turn
     O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
-    lag: bool = True  # m may lag behind the maximum; in short loops, where it hardly comes to rest, it had better not
+    lag: bool = True  # m may lag behind the maximum; in short loops it seldom does, and exact maxima are faster
 
     @property
     def rows(self) -> int:
@@ -131,9 +131,10 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool) 
 
 
 def heads_at_once(N_k: int, d: int, causal: bool) -> int:
-    """How many heads of K and V to have in use at a time: for 16 MiB of L2, 32 where long causal rows differ most.
+    """How many heads of K and V to have in use at a time.
 
-    Where all row blocks are equal, neighbours had better read the same head.
+    Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which
+    more heads level out: as many as 16 MiB of L2 hold, or 32 MiB where rows are long.
     """
     if not causal:
         return 1

@@ -1,11 +1,12 @@
-"""The softmax step on a tile of scores, in registers: most often without a word between lanes, or a change of m.
+"""The softmax step on a tile of scores, in registers. For most tiles lanes exchange nothing, and m does not change.
 
-The tensor cores leave a tile like this: 16 rows to a warp, a row in the hands of 4 lanes. So m and l are kept once a
-lane, as (64, 4). m is the same in all four. l is a lane's own sum; the four are added after the last tile.
+The tensor cores leave a tile like this: 16 rows to a warp, a row in the hands of 4 lanes. So m and l are kept once for
+each lane, as (64, 4). m is the same in all four lanes. l is a lane's own sum; the four are added after the last tile.
 
-m need not be the maximum: whatever stands for it cancels out of O and L, it only has to keep p from overflowing. So it
-lags behind, until some score in a warp's rows lies more than 8 above it, in powers of two. Up to then p is at most 256,
-in 16 bits as exact as below 1, and what came before need not shrink.
+m need not be the maximum. Whatever stands in its place cancels out of O and L; it only has to keep p from overflowing.
+So m lags: it moves when some score in a warp's rows lies more than 8 above it, in powers of two. Until then p is at
+most 256, and o need not be rescaled. The price was measured on an H200: the rounding error of O is 3 to 4% larger than
+that of kernels with the exact maximum.
 """
 
 from triton.experimental import gluon
@@ -18,16 +19,16 @@ from fa2_lab.kernels.hopper.shared.pipeline import accumulator
 
 @aggregate
 class Scales:
-    """The scale as a power of base 2, the power of two below it, and the |m| from which on to use the latter.
+    """The factor of scores before exp2, and what to do with scores so large that m times this factor rounds too much.
 
-    p is one fused multiply-add and an exp2, which is exact only as far as m · scale is.
+    p is one fused multiply-add and an exp2, and only as exact as the product m · scale.
     """
 
-    fine: gl.tensor
-    coarse: gl.tensor
-    huge: gl.tensor
+    fine: gl.tensor  # the factor
+    coarse: gl.tensor  # the power of two below it, whose products are exact
+    huge: gl.tensor  # the |m| from which on the coarse one is used
     slack: gl.tensor  # how far a score may lie above m
-    LAG: gl.constexpr  # whether it may; where sequences are short m hardly comes to rest, and had better be exact
+    LAG: gl.constexpr  # whether it may; else m is the exact maximum
 
 
 @gluon.jit
