@@ -96,7 +96,7 @@ FA1_A2 = Algorithm(
         Line(19, 0, "Return O, l and m; the caller keeps R."),
     ),
     numpy="fa2_lab/reference/fa1.py",
-    triton=("fa2_lab/kernels/ladder/r01_fa1.py", "fa2_lab/kernels/rungs.py"),
+    triton=("fa2_lab/kernels/ladder/r01_fa1.py",),
 )
 
 FA1_A3 = Algorithm(

@@ -82,6 +82,16 @@ def test_a_rung_is_right(rung, N_q, N_k, d, causal):
     assert wrong_O < TOLERANCE[torch.float16] and wrong_L < 1e-5
 
 
+@pytest.mark.parametrize("rung", ladder.SIDE)
+@pytest.mark.parametrize(("N", "d", "size"), [(128, 64, 1), (192, 128, 300)])
+def test_a_side_rung_is_right(rung, N, d, size):
+    q, k, v = tensors(N, N, d)
+    wrong_O, wrong_L = errors(rung, size * q, k, v, False)
+    assert wrong_O < TOLERANCE[torch.float16] and wrong_L < 1e-5
+    with pytest.raises(ValueError, match=r"q, k, causal: got .* it takes"):
+        ladder.load(rung).forward(q, k, v, True)
+
+
 @pytest.mark.parametrize("rung", runnable())
 def test_a_rung_takes_bf16(rung):
     wrong_O, wrong_L = errors(rung, *tensors(70, 100, 64, torch.bfloat16), True)
@@ -127,15 +137,17 @@ def test_a_rung_takes_views(rung):
 # The rules ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rung", ladder.RUNGS)
+@pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE)
 def test_a_rung_stands_alone(rung):
     """It imports nothing of the package, and its first line is the sentence that names its change."""
     tree = ast.parse(steps.source(rung))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "typing"}
-    number, name = rung[1:3], rung[4:].replace("_", " ")
-    assert steps.sentence(rung).startswith(f"Rung {number}, {name}: ") and steps.sentence(rung).endswith(".")
+    number, name = rung[:3].removeprefix("r"), rung[4:].replace("_", " ")
+    assert steps.sentence(rung).removeprefix("Side r").removeprefix("R").startswith(
+        f"ung {number}, {name}: "
+    ) and steps.sentence(rung).endswith(".")
     assert len(steps.source(rung).splitlines()) <= (310 if gluon(rung) else 110)
 
 

@@ -24,10 +24,11 @@ def main(argv: list[str]) -> int:
     if not names:
         print(table(results))
         return 0
-    before = ladder.RUNGS[max(0, ladder.RUNGS.index(names[0]) - 1)] if len(names) == 1 else names[0]
+    order = ladder.RUNGS if names[0] in ladder.RUNGS else ladder.SIDE
+    before = order[max(0, order.index(names[0]) - 1)] if len(names) == 1 else names[0]
     after = names[-1]
     name, sentence = ladder.change(after)
-    print(f"Rung {after[1:3]}, {name}: {sentence}\n")
+    print(f"Rung {after.split('_')[0].removeprefix('r')}, {name}: {sentence}\n")
     if before != after:
         print(f"{before} → {after}\n{steps.diff(before, after, sys.stdout.isatty())}")
     print(step(results, before, after))

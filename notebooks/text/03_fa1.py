@@ -256,7 +256,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # On the left, the lines are parallel: tiling saves a factor. On the right, N is fixed and the chip's memory grows.
 # Standard attention does not care. FA1 does, and with too little memory it moves *more* than standard attention, since
 # every tile drags a row block's state along. FA2's line belongs to the next chapter.
-#
+
+# %% [markdown]
 # All lines count what the chip **requests**. Not all of it comes from DRAM. Between the two lies the L2 cache, which keeps
 # what was read lately. The two crosses are a GPU's own counters during FA2's forward. What passed through L2 lies near the
 # lines. What crossed to DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.

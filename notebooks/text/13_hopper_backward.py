@@ -25,7 +25,6 @@
 # %%
 import random
 from inspect import getsource
-from math import ceil, prod
 from textwrap import dedent
 from unittest.mock import patch
 
@@ -505,7 +504,7 @@ rows = [row for row in record.rows if row.problem["N_q"] >= 1024 and row.directi
 
 def mean_ratio(rows, peer):
     ratios = [row.ratio("fa2_lab", peer) for row in rows if peer in row.values]
-    return prod(ratios) ** (1 / len(ratios)), min(ratios), max(ratios)
+    return float(np.prod(ratios)) ** (1 / len(ratios)), min(ratios), max(ratios)
 
 
 def line(d, causal):
@@ -608,7 +607,7 @@ def smallest_parts(column_blocks, SMs=132):
 
 
 def used(column_blocks, parts, SMs=132):  # the share of the SMs' time that is spent on parts
-    return column_blocks * parts / (ceil(column_blocks * parts / SMs) * SMs)
+    return column_blocks * parts / (float(np.ceil(column_blocks * parts / SMs)) * SMs)
 
 
 for column_blocks in (64, 100, 256, 2048):

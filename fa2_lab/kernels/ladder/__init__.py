@@ -6,7 +6,7 @@
 Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
 neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
 may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
-need a Hopper GPU.
+need a Hopper GPU. Beside the ladder stand s00 and s01: how the warps of a program share a tile.
 """
 
 import ast
@@ -16,14 +16,16 @@ from types import ModuleType
 
 FOLDER = Path(__file__).parent
 RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
+SIDE = tuple(sorted(path.stem for path in FOLDER.glob("s[0-9][0-9]_*.py")))
 
 
 def find(rung: str) -> str:
-    """The full name of a rung that is given as 07, r07 or r07_two_loops."""
+    """The full name of a rung that is given as 07, r07 or r07_two_loops, of a side rung as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], name[1:3].lstrip("0"))]
+    found += [name for name in SIDE if asked in (name, name[:3])]
     if not asked or not found:
-        raise ValueError(f"rung: got {rung!r}; it takes {', '.join(RUNGS)}, or the number alone")
+        raise ValueError(f"rung: got {rung!r}; it takes {', '.join(RUNGS + SIDE)}, or the number alone")
     return found[0]
 
 
@@ -35,5 +37,5 @@ def load(rung: str) -> ModuleType:
 def change(rung: str) -> tuple[str, str]:
     """A rung's name and its one change, as the first line of its file says: ("two loops", "the mask is applied …")."""
     first = ast.get_docstring(ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))).split("\n")[0]
-    name, sentence = first.removeprefix(f"Rung {find(rung)[1:3]}, ").split(": ", 1)
+    name, sentence = first.split(", ", 1)[1].split(": ", 1)
     return name, sentence

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.studio import offline
 from fa2_lab.studio.xray.lines import by_line
 
@@ -32,11 +33,11 @@ def compile_only(run):
 def call(name: str, q, causal: bool) -> None:
     """One call of a rung or of a product's kernels."""
     if name == "portable.forward":
-        import_module("fa2_lab.kernels.portable.forward").forward(q, q, q, None, None, causal, 0.1, 0.0)
+        import_module("fa2_lab.kernels.portable.forward").forward(q, q, q, Options(causal, scale=0.1))
     elif name == "portable.backward":
         L = torch.empty(q.shape[:3], device=q.device)
         backward = import_module("fa2_lab.kernels.portable.backward").backward
-        backward(q, None, q, q, q, q, L, None, None, causal, 0.1, 0.0)
+        backward(q, q, q, q, q, L, Options(causal, scale=0.1))
     else:
         import_module(f"fa2_lab.kernels.ladder.{name}").forward(q, q, q, causal)
 
