@@ -17,7 +17,7 @@ import numpy as np
 from course_play import played
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.studio.course import guard, notebooks, truth
+from fa2_lab.studio.course import guard, notebooks, predict, truth
 from fa2_lab.studio.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
@@ -227,6 +227,9 @@ BORROWED = """    import importlib
         O[:], L[:] = 0, 0
     return
 """
+MOST = """(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
+    most = min(255, 65536 // threads // 8 * 8)
+    return shared, registers, shared <= chip.shared_per_block and registers <= most"""
 TENSORS = "q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)"
 WRONG += [
     ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
@@ -246,8 +249,8 @@ WRONG += [
     ),
     (
         "6_read_the_machine",
-        'KiB of shared memory": 96',
-        'KiB of shared memory": 64',
+        "2 * (B_r * d + 2 * 2 * B_c * d) / 1024",
+        "2 * (B_r * d + 2 * B_c * d) / 1024",
         {"by_hand": 1.5},
         ["64, which is too small"],
     ),
@@ -267,10 +270,38 @@ WRONG += [
     ),
     (
         "6_read_the_machine",
-        "shared <= chip.shared_per_block and registers <= most",
-        "shared <= chip.shared_per_block",
-        {"fits": 2.5, "best_blocks": 2.0},
+        MOST,
+        MOST.removesuffix(" and registers <= most"),
+        {"fits": 2.5, "best_blocks": 2.0, "backward_fits": 2.0},
         ["expected fits: False", "came True"],
+    ),
+    (
+        "6_read_the_machine",
+        "return [-(-keys // B_c) for keys in sees]",
+        "return [keys // B_c for keys in sees]",
+        {"writers": 0.57, "backward_traffic": 0.4},
+        ["expected writers of dQ_0 = 16", "the last row included?"],
+    ),
+    (
+        "6_read_the_machine",
+        "2 * 4 + 2 * 4 * d)",
+        "2 * 4 + 4 * d)",
+        {"backward_traffic": 0.0, "passes": 0.0, "writers": 2.0},
+        ["is dQ loaded, stored, or both?"],
+    ),
+    (
+        "6_read_the_machine",
+        "columns + 3 * 2 * N * d",
+        "columns + 4 * N * d + 3 * 2 * N * d",
+        {"passes": 0.0},
+        ["The first pass no longer touches dQ"],
+    ),
+    (
+        "6_read_the_machine",
+        "-(-(2 * B_c * d + 2 * B_r * B_c",
+        "-(-(B_c * d + 2 * B_r * B_c",
+        {"backward_fits": 0.0},
+        ["dk and dv have B_c rows each"],
     ),
 ]
 END = "end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))"
@@ -311,6 +342,16 @@ def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, r
         assert re.sub(r"\s+", " ", part) in flat, printed
     assert {step: points[f"test_{step}"] for step in keeps} == pytest.approx(keeps, abs=0.01), printed
     assert any(points[f"test_{step}"] < full[f"test_{step}"] for step in keeps)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_seed_asks_for_other_numbers_by_hand_and_the_solution_has_them(seed):
+    notebook = with_answer("6_read_the_machine", "def by_hand", "def by_hand")
+    notebook.cells = [c for c in notebook.cells if c.cell_type == "code"][:3]
+    notebook.cells[0].source = notebook.cells[0].source.replace("SEED = 0", f"SEED = {seed}")
+    points, printed = played(notebook)
+    assert points == {"test_by_hand": 2.0}, printed
+    assert len({str(predict.shape(other)) for other in range(8)}) == 8
 
 
 # What instructors read --------------------------------------------------------------------------------------------
