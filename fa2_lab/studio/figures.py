@@ -44,6 +44,11 @@ class Picture:
 
 PICTURES = [
     Picture(
+        "time_and_memory",
+        "The same attention four ways on an H200, measured while N grows: its time and its extra memory.",
+        "00_start",
+    ),
+    Picture(
         "ladder",
         "What each chapter changes in attention, and what becomes smaller by it; the result stays the same.",
         "00_start",

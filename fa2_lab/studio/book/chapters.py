@@ -23,7 +23,7 @@ class Chapter(NamedTuple):
 
 
 CHAPTERS = [
-    Chapter("00_start", "The map", "What will we build, and what can this machine run?"),
+    Chapter("00_start", "The map", "What will we build, and what is a GPU?"),
     Chapter("01_naive_attention", "Naive attention", "What does attention compute, and what does it cost?"),
     Chapter("02_online_softmax", "Online softmax", "Can softmax be finished before all scores are known?"),
     Chapter("03_fa1", "FlashAttention", "What if the score matrix never leaves the chip?"),
