@@ -465,7 +465,7 @@ unwritten = np.flatnonzero(np.isnan(O).any(axis=1))
 if missing is ...:
     print("not answered yet; the shape of O is", O.shape)
 else:
-    print("right" if missing == len(unwritten) else "not yet: which rows does row block 2 have?", unwritten.tolist())
+    print("right:" if missing == len(unwritten) else "not yet:", "nobody writes rows", unwritten.tolist())
 
 # %% [markdown]
 # ## Checks

@@ -38,6 +38,7 @@ CHAPTERS = [
     Chapter("13_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
+    Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Where do the papers and write-ups slip?"),
 ]
 
