@@ -35,10 +35,10 @@ BY_HAND = [  # heads, N, d, (B_r, B_c): a seed takes one of them
 ]
 
 
-def shape(seed: int = 0) -> dict[str, int]:
-    """The sizes of the question that is answered by hand."""
+def question(seed: int = 0) -> str:
+    """The cell that gives a student the sizes of the question that is answered by hand."""
     heads, N, d, (B_r, B_c) = BY_HAND[seed % len(BY_HAND)]
-    return dict(heads=heads, N=N, d=d, B_r=B_r, B_c=B_c)
+    return f"heads, N, d, B_r, B_c = {heads}, {N}, {d}, {B_r}, {B_c}"
 
 
 def by_hand(function, seed: int = 0) -> Report:

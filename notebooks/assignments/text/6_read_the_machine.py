@@ -25,22 +25,21 @@
 from fa2_lab.studio.course import predict as check
 from fa2_lab.machine.chips import A100, CHIPS
 
-SEED = 0  # your own question in step 1
-print(check.shape(SEED))
-
 # %% [markdown]
 # ## 1. By hand
 #
-# FlashAttention-2's forward on an A100 (108 SMs) with the sizes that the cell above prints: batch 1, `heads` heads, `N` queries
-# and keys, fp16, tiles of B_r × B_c, no mask, one thread block on each SM, K and V kept in two stages. Work out the four
+# FlashAttention-2's forward on an A100 (108 SMs) with the sizes in the cell below: batch 1, `heads` heads, `N` queries and
+# keys, fp16, tiles of B_r × B_c, no mask, one thread block on each SM, K and V kept in two stages. Work out the four
 # numbers with pencil and paper. `L` is fp32, everything else in HBM takes 2 bytes; a MiB is 1,024² bytes. The check says "too
 # small" or "too large".
+
+# %% locked="question"
+heads, N, d, B_r, B_c = 32, 4096, 128, 128, 64
 
 # %% solution="by_hand"
 def by_hand():
     """Return {"thread blocks": …, "waves on an A100": …, "KiB of shared memory": …, "MiB moved": …}."""
     ### BEGIN SOLUTION
-    heads, N, d, B_r, B_c = check.shape(SEED).values()
     return {
         "thread blocks": heads * N // B_r,
         "waves on an A100": -(-heads * N // B_r // 108),
@@ -51,7 +50,7 @@ def by_hand():
 
 
 # %% test="by_hand" points=2
-report = check.by_hand(by_hand, SEED)
+report = check.by_hand(by_hand, seed=0)
 report.points(2)
 
 # %% [markdown]
