@@ -41,6 +41,15 @@ CHAPTERS = [
     Chapter("B_errata", "Errata", "Where do the papers and write-ups slip?"),
 ]
 
+PARTS = {  # of the book, and the numbers of their chapters
+    "I · The method": "00 01 02 03 04 05",
+    "II · The machine": "06 07",
+    "III · Triton": "08 09 10 11",
+    "IV · Hopper": "12 13",
+    "V · Beyond one call": "14 15 16",
+    "Appendices": "A B C",
+}
+
 
 def written() -> list[Chapter]:
     """The chapters that exist."""
