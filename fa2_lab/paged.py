@@ -25,7 +25,7 @@ from fa2_lab.attention import (
     runs_on_triton,
     traced,
 )
-from fa2_lab.kernels.prepared import remember_seen, was_seen
+from fa2_lab.kernels.prepared import Options, remember_seen, was_seen
 
 PAGES = "(pages, page_size, kv heads, d)"
 
@@ -135,8 +135,8 @@ def check_entries(block_table: Tensor, key_lengths: Tensor, count: int, page_siz
 
 def paged(q, k_pages, v_pages, block_table, key_lengths, causal, scale):
     """(O, L) by the Triton kernels, which find every page by themselves."""
-    table, lengths = block_table.contiguous(), key_lengths.contiguous()
-    return kernels().decode.decode(rows_contiguous(q), k_pages, v_pages, lengths, causal, scale, table)
+    table, lengths, options = block_table.contiguous(), key_lengths.contiguous(), Options(causal, scale)
+    return kernels().decode.decode(rows_contiguous(q), k_pages, v_pages, options, lengths, table)
 
 
 @torch.library.custom_op("fa2_lab::paged", mutates_args=())

@@ -4,7 +4,8 @@ import pytest
 import torch
 from kernel_truth import ALLOWED, DEVICE, GPU, dense, tensors, worst
 
-from fa2_lab.kernels.decode import kernel as room
+from fa2_lab.kernels.decode import plan
+from fa2_lab.kernels.prepared import Options
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
@@ -20,8 +21,8 @@ def poisoned(monkeypatch):
 
     fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
     fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
-    monkeypatch.setattr(room, "torch", fake)
-    monkeypatch.setattr(room, "INTERPRETED", (16, 1, 1, 4))
+    monkeypatch.setattr(plan, "torch", fake)
+    monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
 
 
 def near(got, q, k, v, dO, what="", rough=False, **options):
@@ -37,10 +38,16 @@ def drawn(*shape, **more):
     return [x.detach() for x in tensors(*shape, **more)]
 
 
+def decode(q, k, v, causal=False, scale=1.0, **more):
+    """(O, L) by the kernels of decode."""
+    return plan.decode(q, k, v, Options(causal, scale), **more)
+
+
 def check(shape, dtype=torch.float32, causal=False, lengths=None, scale=None, programs=None, **more):
     q, k, v, dO = drawn(*shape, dtype=dtype)
     lengths = None if lengths is None else torch.tensor(lengths, device=DEVICE)
-    got = room.decode(q, k, v, lengths, causal, shape[5] ** -0.5 if scale is None else scale, programs=programs)
+    size = shape[5] ** -0.5 if scale is None else scale
+    got = decode(q, k, v, causal, size, key_lengths=lengths, programs=programs)
     what = f"{shape} {dtype} causal {causal} lengths {lengths} programs {programs}"
     near(got, q, k, v, dO, what, causal=causal, lengths=lengths, scale=scale, **more)
     return got

@@ -10,7 +10,8 @@ from compiling import Compiling
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from fa2_lab.kernels.decode import kernel as decode
+from fa2_lab.kernels.decode import plan
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.studio import offline
 
 CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
@@ -25,16 +26,16 @@ CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K
 }
 
 
-KERNELS = ("team_kernel", "share_kernel", "merge_kernel")
+KERNELS = ("split_kv_kernel", "stream_k_kernel", "merge_kernel")
 
 
 def compile_for(target: str) -> list[dict]:
     """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
     found = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
     driver.set_active(offline.Absent(found))
-    decode.early = lambda device: target in ("sm_90", "sm_100", "sm_120")
+    plan.starts_early = lambda device: target in ("sm_90", "sm_100", "sm_120")
     for name in KERNELS:
-        setattr(decode, name, Compiling(getattr(decode, name)))
+        setattr(plan, name, Compiling(getattr(plan, name)))
     rows = []
     for d, calls in ((64, ("lengths", "64 rows", "one query", "a head on each SM")), (128, CALLS)):
         for what in calls:
@@ -43,13 +44,13 @@ def compile_for(target: str) -> list[dict]:
             k = torch.empty((1000, page, 8, d) if page else (batch, 8, 8192, d), dtype=torch.bfloat16, device="meta")
             table = torch.empty(2, 500, dtype=torch.int32, device="meta") if page else None
             given = torch.empty(2, dtype=torch.int32, device="meta") if lengths else None
-            decode.decode(q, k, k, given, causal, 0.1, table)
-            teams = decode.recipe(q, k, k, given, table, causal, None).teams
-            equal = 0 if lengths or page else batch * 8
-            blocks, programs = decode.sizes(q, heads // 8 * N_q, bool(page), equal, 8192)
-            row = dict(target=target, call=what, d=d, warps=blocks.warps, programs=programs // 132)
-            split = decode.team_kernel if teams else decode.share_kernel
-            rows.append(row | offline.report(split.made) | dict(merge=offline.report(decode.merge_kernel.made)))
+            made = plan.prepare(q, k, k, Options(causal, scale=0.1), given, table)
+            made(q, k, k, given, table=table)
+            shape = plan.shape_of(q, k, table, one_length=given is None)
+            programs = plan.blocks_of(q, shape)[1]
+            row = dict(target=target, call=what, d=d, warps=made.read.options["num_warps"], programs=programs // 132)
+            read = plan.split_kv_kernel if made.split_kv else plan.stream_k_kernel
+            rows.append(row | offline.report(read.made) | dict(merge=offline.report(plan.merge_kernel.made)))
     return rows
 
 

@@ -9,7 +9,6 @@ import pytest
 from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, navigation, written
 from fa2_lab.studio.book.command import main
 from fa2_lab.studio.book.run import read_twin
-from fa2_lab.studio.book.site import render
 
 CHAPTERS = written()
 each = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
@@ -134,19 +133,6 @@ def test_formulas_are_closed(chapter):
             text = re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL)
             for paragraph in text.split("\n\n"):
                 assert paragraph.count("$") % 2 == 0, paragraph
-
-
-def test_the_site_is_linked_and_makes_no_request(tmp_path):
-    for chapter in CHAPTERS:
-        (tmp_path / f"{chapter.name}.ipynb").write_bytes((NOTEBOOKS / f"{chapter.name}.ipynb").read_bytes())
-    pages = [render(tmp_path, CHAPTERS), *(tmp_path / f"{c.name}.html" for c in CHAPTERS)]
-    for page in pages:
-        html = page.read_text(encoding="utf-8")
-        assert "<script" not in html and not re.search(r'(src|rel)="https?:', html)
-        links = re.findall(r'href="([^"#]+)["#]', html)
-        assert all(link.startswith("https://") or (tmp_path / link).exists() or ".." in link for link in links), page
-        assert html.count("<img") == html.count(' alt="')
-    assert pages[0].read_text(encoding="utf-8").count("<li>") == len(CHAPTERS)
 
 
 def test_no_notebook_lacks_its_twin_and_no_twin_its_notebook():

@@ -22,8 +22,9 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "08_triton_forward": ("kernels/portable/forward.py", "alpha[:, None] * o_i", "o_i"),
     "09_triton_backward": ("kernels/portable/backward.py", "dp_ij - D_i", "dp_ij"),
     "12_hopper_forward": ("machine/hopper.py", "alpha[:, None] * self.o", "self.o"),
+    "A_lanes": ("machine/layouts.py", "^ phase", "+ phase"),
     "B_errata": ("reference/online_softmax.py", "alpha[:, None] * self.o + dropped", "self.o + dropped"),
-    "14_decode": ("kernels/decode/kernel.py", "O_i = (o / whole)", "O_i = (1.001 * o / whole)"),
+    "14_decode": ("kernels/decode/kernel.py", "O_i = (o / divisor)", "O_i = (1.001 * o / divisor)"),
     "15_rings": ("machine/ring.py", "[own + come for own, come", "[own - come for own, come"),
     "13_hopper_backward": ("machine/hopper_backward.py", "start + self.v()", "self.v()"),
 }

@@ -32,8 +32,8 @@ def test_decode(rows, target):
     asked = [(d, call) for d in (64, 128) for call in ("one query", "a head on each SM", "lengths")]
     some = [held[kind] for kind in [*asked, (128, "whole heads"), (128, "shares")]]
     assert some == ([3, 1, 3, 1, 1, 2, 2, 2] if target == "sm_90" else [2] * 8)
-    teams = [row["regs"] for row in rows if row["call"] in ("one query", "whole heads", "a head on each SM")]
-    assert max(teams) <= 168  # a loop over heads, which teams do without, takes 80 more
+    split = [row["regs"] for row in rows if row["call"] in ("one query", "whole heads", "a head on each SM")]
+    assert max(split) <= 168  # a loop over heads, which split-KV does without, takes 80 more
     for row in rows:
         assert row["ldl"] + row["stl"] + row["merge"]["ldl"] + row["merge"]["stl"] == 0, row
         assert row["tensor"] > 0, row

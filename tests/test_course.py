@@ -22,18 +22,21 @@ from fa2_lab.studio.course.notebooks import FOLDER, TEXT, from_twin, grade_id, i
 
 ASSIGNMENTS = {a.name: a for a in written()}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)
-TRITON = "4_triton_forward"
+TRITON = [a.name for a in ASSIGNMENTS.values() if "triton" in a.needs]
 
 
 @pytest.fixture(scope="module")
-def fourth():
-    """Every version of assignment 4 that is judged here, played in one process of its own: {key: (points, printed)}."""
-    if missing := [name for name in ASSIGNMENTS[TRITON].needs if find_spec(name) is None]:
-        pytest.skip(f"assignment 4 needs {', '.join(missing)}")
+def in_triton():
+    """Every version of the Triton assignments that is judged here, played in one process: {key: (points, printed)}."""
+    if missing := [need for name in TRITON for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
+        pytest.skip(f"the Triton assignments need {', '.join(missing)}")
     if misfit := interpreter.misfit():
         pytest.skip(misfit)
-    books = {"solved": source(ASSIGNMENTS[TRITON]), "empty": notebooks.student_version(source(ASSIGNMENTS[TRITON]))}
-    books |= {wrong: with_answer(name, right, wrong) for name, right, wrong, *_ in WRONG if name == TRITON}
+    books = {(name, "solved"): source(ASSIGNMENTS[name]) for name in TRITON}
+    books |= {(name, "empty"): notebooks.student_version(source(ASSIGNMENTS[name])) for name in TRITON}
+    for name, right, wrong, keeps, _ in WRONG:
+        if name in TRITON:
+            books[name, wrong] = steps_alone(with_answer(name, right, wrong), keeps)
     command = [sys.executable, str(Path(__file__).with_name("course_play.py"))]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(FOLDER.parents[1]), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, input=json.dumps(list(books.values())), env=env, capture_output=True, text=True)
@@ -41,9 +44,16 @@ def fourth():
     return dict(zip(books, json.loads(done.stdout), strict=True))
 
 
+def steps_alone(notebook, steps):
+    """The notebook with the cells of some steps alone, for assignments whose steps do not need each other."""
+    names = {"setup", *steps, *(f"test_{step}" for step in steps)}
+    notebook.cells = [cell for cell in notebook.cells if grade_id(cell) in names]
+    return notebook
+
+
 def outcome(name: str, key: str, notebook, request) -> tuple[dict[str, float], str]:
     """Points and printed text of one version of an assignment."""
-    return request.getfixturevalue("fourth")[key] if name == TRITON else played(notebook)
+    return request.getfixturevalue("in_triton")[name, key] if name in TRITON else played(notebook)
 
 
 def with_answer(name: str, right: str, wrong: str):
@@ -60,7 +70,7 @@ def with_answer(name: str, right: str, wrong: str):
 
 
 def test_there_are_three_wrong_answers_for_each_assignment():
-    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 6
+    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 7
 
 
 def test_every_assignment_has_its_text_twin():
@@ -227,6 +237,9 @@ BORROWED = """    import importlib
         O[:], L[:] = 0, 0
     return
 """
+MOST = """(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
+    most = min(255, 65536 // threads // 8 * 8)
+    return shared, registers, shared <= chip.shared_per_block and registers <= most"""
 TENSORS = "q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)"
 WRONG += [
     ("5_break_it", TENSORS, "raise AssertionError", {"forward": 0.0, "backward": 6.0}, ["5 of 5 right ones refused"]),
@@ -246,8 +259,8 @@ WRONG += [
     ),
     (
         "6_read_the_machine",
-        'KiB of shared memory": 96',
-        'KiB of shared memory": 64',
+        "2 * (B_r * d + 2 * 2 * B_c * d) / 1024",
+        "2 * (B_r * d + 2 * B_c * d) / 1024",
         {"by_hand": 1.5},
         ["64, which is too small"],
     ),
@@ -267,26 +280,70 @@ WRONG += [
     ),
     (
         "6_read_the_machine",
-        "shared <= chip.shared_per_block and registers <= most",
-        "shared <= chip.shared_per_block",
-        {"fits": 2.5, "best_blocks": 2.0},
+        MOST,
+        MOST.removesuffix(" and registers <= most"),
+        {"fits": 2.5, "best_blocks": 2.0, "backward_fits": 2.0},
         ["expected fits: False", "came True"],
     ),
+    (
+        "6_read_the_machine",
+        "return [-(-keys // B_c) for keys in sees]",
+        "return [keys // B_c for keys in sees]",
+        {"writers": 0.57, "backward_traffic": 0.4},
+        ["expected writers of dQ_0 = 16", "the last row included?"],
+    ),
+    (
+        "6_read_the_machine",
+        "2 * 4 + 2 * 4 * d)",
+        "2 * 4 + 4 * d)",
+        {"backward_traffic": 0.0, "passes": 0.0, "writers": 2.0},
+        ["is dQ loaded, stored, or both?"],
+    ),
+    (
+        "6_read_the_machine",
+        "columns + 3 * 2 * N * d",
+        "columns + 4 * N * d + 3 * 2 * N * d",
+        {"passes": 0.0},
+        ["The first pass no longer touches dQ"],
+    ),
+    (
+        "6_read_the_machine",
+        "-(-(2 * B_c * d + 2 * B_r * B_c",
+        "-(-(B_c * d + 2 * B_r * B_c",
+        {"backward_fits": 0.0},
+        ["dk and dv have B_c rows each"],
+    ),
 ]
+FOURTH, SEVENTH = "4_triton_forward", "7_triton_backward"
 END = "end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))"
 WRONG += [
     (
-        TRITON,
+        FOURTH,
         " / tl.sum(p, 1)[:, None]",
         "",
         {"one_tile": 0.0, "loop": 4.0},
         ["expected O[0, 0] = ", "row 0, in row block 0"],
     ),
-    (TRITON, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
-    (TRITON, END, "end = N_k", {"full": 3.75}, ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
-    (TRITON, "ty), mask=real)", "ty))", {"full": 1.88}, ["expected nothing written behind the last row"]),
-    (TRITON, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.75}, ["its score is −inf"]),
+    (FOURTH, "(m + tl.log2(l)) *", "(m + tl.log2(l)) + 0 *", {"loop": 2.0}, ["NOT YET O and L", "in base 2"]),
+    (FOURTH, END, "end = N_k", {"full": 3.75}, ["values 32 to 47 not loaded for rows 0 to 31", "first at tile (0, 2)"]),
+    (FOURTH, "ty), mask=real)", "ty))", {"full": 1.88}, ["expected nothing written behind the last row"]),
+    (FOURTH, "seen = (col < N_k)[None, :]", "seen = (col < N_k + B_c)[None, :]", {"full": 3.75}, ["its score is −inf"]),
 ]
+DQ = '        tl.atomic_add(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"), mask=real)'
+NO_D = """dp = tl.dot(do, v.T, input_precision="ieee")
+        ds = p * (dp - D_i[:, None])"""
+RACE = """        dq = tl.load(dQ + at_row, mask=real, other=0.0)
+        tl.store(dQ + at_row, dq + tau * tl.dot(ds, k, input_precision="ieee"), mask=real)"""
+WRONG += [
+    (SEVENTH, "tl.sum(o * do, 1)", "tl.sum(o, 1)", {"row_dots": 0.0}, ["NOT YET N_q 64", "sum over d of dO times O"]),
+    (SEVENTH, "tl.exp(s - tl.load(L", "tl.exp2(s - tl.load(L", {"tile": 0.0}, ["hint exp2 of a natural score"]),
+    (SEVENTH, "tau * tl.dot(ds.T, q", "tl.dot(ds.T, q", {"tile": 2.67}, ["came dK[0, 0] = ", "hint τ is missing"]),
+    (SEVENTH, NO_D, NO_D.replace("(dp - D_i[:, None])", "dp"), {"columns": 0.0}, ["hint D is missing: dS"]),
+    (SEVENTH, "dq += tl.dot", "dq = tl.dot", {"rows": 0.3}, ["Only the last column block's part is here"]),
+    (SEVENTH, "tl.store(dQ + at_row, tau * dq, mask=real)", "tl.store(dQ + at_row, tau * dq)", {"rows": 0.6},
+     ["came memory behind dQ changed", "tl.store takes a mask="]),
+    (SEVENTH, DQ, RACE, {"one_pass": 1.33}, ["at most 0 elements of dQ loaded", "another program may come in between"]),
+]  # fmt: skip
 SLIP = ["came NameError: name 'bass' is not defined", "line 7 of the cell with update: alpha = np.exp(m - bass)"]
 WRONG += [("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP)]
 NOTHING = {"forward": 0.0, "traffic": 0.0, "operations": 0.0}

@@ -3,14 +3,16 @@
 import numpy as np
 import pytest
 import torch
-from decode_checks import DTYPES, NAN, check, drawn, gpu, near, poisoned, room  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, NAN, check, decode, drawn, gpu, near, poisoned  # noqa: F401 (one is a fixture)
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 from slices import many_kernels, once
 
 import fa2_lab
 from fa2_lab.kernels import launch
-from fa2_lab.kernels.decode import turns
-from fa2_lab.machine.splits import Cache, Shares, in_turn, least_share
+from fa2_lab.kernels.decode import kernel, plan
+from fa2_lab.kernels.decode.shares import least_share
+from fa2_lab.kernels.prepared import Options
+from fa2_lab.machine.splits import Cache, Shares, interleaved
 from fa2_lab.reference.online_softmax import SoftmaxState
 
 # The product --------------------------------------------------------------------------------------------------
@@ -18,7 +20,7 @@ from fa2_lab.reference.online_softmax import SoftmaxState
 
 CALLS = [((2, 8, 2, 1, N_k), dict()) for N_k in (1, 64, 65, 1000, 5001)]
 CALLS += [((2, 8, 2, 7, N_k), dict(causal=True)) for N_k in (1, 64, 65, 1000, 5001)]
-CALLS += [((2, 8, 8, N_q, 5001), dict(causal=True)) for N_q in (1, 7)]  # enough keys for teams
+CALLS += [((2, 8, 8, N_q, 5001), dict(causal=True)) for N_q in (1, 7)]  # enough keys for split-KV
 CALLS += [((3, 8, 2, 7, 3000), dict(causal=True, lengths=[0, 3000, 65]))]
 CALLS += [((2, 40, 1, 2, 1000), dict(causal=True))]  # more rows than a tile takes
 D = (1, 40, 64, 96, 128, 256)
@@ -47,10 +49,10 @@ def test_a_graph_follows_the_lengths():
     """A recorded call reads lengths and table anew at every replay."""
     q, k, v, dO = drawn(3, 8, 2, 1, 5000, 128, dtype=torch.bfloat16)
     lengths = torch.tensor([5000, 64, 700], dtype=torch.int32, device=DEVICE)
-    room.decode(q, k, v, lengths, False, 0.1)
+    decode(q, k, v, scale=0.1, key_lengths=lengths)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        got = room.decode(q, k, v, lengths, False, 0.1)
+        got = decode(q, k, v, scale=0.1, key_lengths=lengths)
     for change in ([1, 2, 3], [0, 5000, 4999], [640, 640, 640]):
         lengths.copy_(torch.tensor(change))
         graph.replay()
@@ -62,9 +64,9 @@ def test_a_graph_follows_the_lengths():
 @pytest.mark.exhaustive
 def test_the_same_bits_every_time():
     q, k, v, _ = drawn(2, 32, 8, 1, 20000, 128, dtype=torch.bfloat16)
-    want = room.decode(q, k, v, None, False, 0.1)
+    want = decode(q, k, v, scale=0.1)
     for _ in range(200):
-        assert all(map(torch.equal, room.decode(q, k, v, None, False, 0.1), want))
+        assert all(map(torch.equal, decode(q, k, v, scale=0.1), want))
 
 
 @gpu
@@ -75,12 +77,12 @@ def test_more_elements_than_32_bits_can_count():
     k = torch.zeros(70, 8, 32768, 128, dtype=torch.float16, device=DEVICE)
     k[-1].normal_()
     q = torch.randn(70, 8, 1, 128, dtype=torch.float16, device=DEVICE)
-    O, L = room.decode(q, k, k, None, False, 0.1)
+    O, L = decode(q, k, k, scale=0.1)
     near((O[-1:], L[-1:]), q[-1:], k[-1:], k[-1:], q[-1:], scale=0.1)
     pages = k.view(70 * 512, 64, 8, 128)
     table = torch.arange(70 * 512, device=DEVICE).view(70, 512)
     lengths = torch.full((70,), 32768, device=DEVICE)
-    O, L = room.decode(q, pages, pages, lengths, True, 0.1, table)
+    O, L = decode(q, pages, pages, causal=True, scale=0.1, key_lengths=lengths, table=table)
     turned = pages[-512:].flatten(0, 1).transpose(0, 1)[None]
     near((O[-1:], L[-1:]), q[-1:], turned, turned, q[-1:], scale=0.1)
 
@@ -94,9 +96,9 @@ SLICE = [
     ((1, 2, 1, 2, 33, 256), torch.float16, True, None),
     ((1, 70, 1, 1, 40, 13), torch.float32, False, None),  # more rows than a tile takes
     ((2, 3, 3, 2, 17, 1), torch.float32, True, None),
-    ((1, 2, 1, 1, 150, 16), torch.float32, False, [70]),  # no team: a length is known to the GPU alone
+    ((1, 2, 1, 1, 150, 16), torch.float32, False, [70]),  # no split-KV: a length is known to the GPU alone
     ((2, 4, 2, 3, 64, 16), torch.float32, True, None),  # whole heads and whole tiles, and a mask all the same
-    ((1, 4, 1, 2, 128, 16), torch.float32, True, None),  # the same, a team
+    ((1, 4, 1, 2, 128, 16), torch.float32, True, None),  # the same, by split-KV
     ((1, 4, 4, 1, 64, 13), torch.float16, True, None),  # whole tiles that all rows see
 ]
 
@@ -119,8 +121,8 @@ def test_any_number_of_programs_gives_the_same(lengths):
 
 def scratch_of(monkeypatch, call):
     """What a call leaves in its scratch."""
-    kept, empty = [], room.torch.empty
-    monkeypatch.setattr(room.torch, "empty", lambda *a, **o: kept.append(empty(*a, **o)) or kept[-1], raising=False)
+    kept, empty = [], plan.torch.empty
+    monkeypatch.setattr(plan.torch, "empty", lambda *a, **o: kept.append(empty(*a, **o)) or kept[-1], raising=False)
     call()
     return max(kept, key=lambda x: x.dim() == 1)
 
@@ -130,67 +132,66 @@ def scratch_of(monkeypatch, call):
 def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
     q, k, v, _ = drawn(3, 4, 2, 1, 150, 16)
     given = None if lengths is None else torch.tensor(lengths, device=DEVICE)
-    B_c, d_pad, R = room.sizes(q, 2, False)[0].B_c, 16, 2
-    parts = scratch_of(monkeypatch, lambda: room.decode(q, k, v, given, False, 1.0, programs=programs))
+    shape, d_pad, R = plan.shape_of(q, k, None, one_length=True), 16, 2
+    B_c = plan.blocks_of(q, shape)[0].B_c
+    scratch = scratch_of(monkeypatch, lambda: decode(q, k, v, key_lengths=given, programs=programs))
     tiles = Cache(tuple(lengths or [150] * 3), 2, 16, B_c=B_c).tiles
     shares = Shares(tiles, programs, least_share(R, d_pad, B_c, 4))
     several = [(w, head) for head in range(6) for w in shares.readers(head) if len(shares.readers(head)) > 1]
     if not several and lengths is None:  # no program shares a head with another
-        assert parts.numel() == 0
+        assert scratch.numel() == 0
         return
-    assert parts.numel() == shares.slots * R * (d_pad + 2)
-    written = ~torch.isnan(parts[: shares.slots * R * d_pad].view(shares.slots, -1)).any(1)
-    assert written.nonzero().flatten().tolist() == sorted(shares.slot(*at) for at in several)
+    assert scratch.numel() == shares.room * R * (d_pad + 4)
+    written = ~torch.isnan(scratch.view(shares.room, R, d_pad + 4)[:, :, : d_pad + 2]).any(2).any(1)
+    assert written.nonzero().flatten().tolist() == sorted(shares.part(*at) for at in several)
 
 
-@pytest.mark.parametrize("heads, N_k, size", [(2, 150, 2), (1, 150, 4), (1, 127, 4), (2, 160, 2), (1, 128, 4)])
-def test_a_team_takes_the_tiles_of_its_head_in_turn(monkeypatch, heads, N_k, size):
+@pytest.mark.parametrize("heads, N_k, splits", [(2, 150, 2), (1, 150, 4), (1, 127, 4), (2, 160, 2), (1, 128, 4)])
+def test_a_split_takes_every_so_many_th_tile_of_its_head(monkeypatch, heads, N_k, splits):
     """As many programs as are said to run at once; each leaves one part, of the tiles that are its own."""
-    monkeypatch.setattr(room, "sizes", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), 4))
+    monkeypatch.setattr(plan, "blocks_of", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), 4))
     q, k, v, dO = drawn(1, 2 * heads, heads, 1, N_k, 16)
     got = []
-    parts = scratch_of(monkeypatch, lambda: got.append(room.decode(q, k, v, None, False, 1.0)))
+    scratch = scratch_of(monkeypatch, lambda: got.append(decode(q, k, v)))
     near(got[0], q, k, v, dO, scale=1.0)
-    programs, slots = size * heads, (size + 1) * heads
-    assert parts.numel() == slots * 2 * 18
-    m = parts[slots * 32 : slots * 34].view(slots, 2)
-    for w in range(programs):
-        head, mine = in_turn(w, size, -(-N_k // 16))
+    m = scratch.view((splits + 1) * heads, 2, 16 + 4)[:, :, 16]
+    for w in range(splits * heads):
+        head, mine = interleaved(w, splits, -(-N_k // 16))
         keys = torch.cat([torch.arange(16 * j, min(16 * j + 16, N_k)) for j in mine]).to(DEVICE)
         s = q[0, 2 * head : 2 * head + 2, 0] @ k[0, head, keys].T
         assert worst(m[w + head], s.max(1).values) < 1e-4
 
 
-@pytest.mark.parametrize("at_once, size", [(6, 1), (12, 2)])
-def test_every_row_block_has_a_team(monkeypatch, at_once, size):
+@pytest.mark.parametrize("at_once, splits", [(6, 1), (12, 2)])
+def test_every_row_block_is_split(monkeypatch, at_once, splits):
     """Two sequences, and 40 queries to a key: three row blocks of 16."""
-    monkeypatch.setattr(room, "sizes", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), at_once))
+    monkeypatch.setattr(plan, "blocks_of", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), at_once))
     q, k, v, dO = drawn(2, 20, 1, 2, 150, 16)
-    assert room.plan_decode(q, k, v, None, None, True, None).split.grid == (size, 3, 2)
-    near(room.decode(q, k, v, None, True, 1.0), q, k, v, dO, causal=True, scale=1.0)
+    assert plan.prepare(q, k, v, Options(causal=True, scale=1.0)).read.grid == (splits, 3, 2)
+    near(decode(q, k, v, causal=True), q, k, v, dO, causal=True, scale=1.0)
 
 
 @pytest.mark.parametrize("batch, kv_heads", [(70000, 1), (2, 70000)])
 def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads):
     q, k = (torch.empty(batch, kv_heads, n, 16, device="meta") for n in (1, 40))
-    grid = room.plan_decode(q, k, k, None, None, False, None).split.grid
+    grid = plan.prepare(q, k, k, Options(causal=False, scale=1.0)).read.grid
     x, *others = grid if isinstance(grid, tuple) else (grid,)
     assert x < 2**31 and all(side <= 65535 for side in others)
 
 
-def parts_of(states, R, d_pad, slots):
+def scratch_with(states, R, d_pad):
     """States of (R,) rows as the scratch holds them."""
-    o, m, l = torch.full((slots, R, d_pad), NAN), torch.full((slots, R), NAN), torch.full((slots, R), NAN)
-    for slot, state in states.items():
-        o[slot], m[slot], l[slot] = (torch.from_numpy(x) for x in (state.o, state.m, state.l))
-    return torch.cat([x.flatten() for x in (o, m, l)]).to(DEVICE)
+    made = torch.full((len(states), R, d_pad + 4), NAN)
+    for part, state in zip(made, states, strict=True):
+        part[:, :d_pad], part[:, d_pad], part[:, d_pad + 1] = map(torch.from_numpy, (state.o, state.m, state.l))
+    return made.flatten().to(DEVICE)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
-    """Parts that were never computed, some of them empty, in a head that 37 programs have read."""
+def test_the_merge_kernel_is_SoftmaxState_merge(seed):
+    """Parts that were never computed, some of them empty, of a head that 37 programs have read."""
     rng, R, d, scale = np.random.default_rng(seed), 4, 16, 0.3
-    O, L = torch.full((1, 4, 1, d), NAN, device=DEVICE), torch.full((1, 4, 1), NAN, device=DEVICE)
+    O, L = torch.full((1, R, 1, d), NAN, device=DEVICE), torch.full((1, R, 1), NAN, device=DEVICE)
     states = []
     for _ in range(37):
         m, l, o = 30 * rng.standard_normal(R), rng.random(R) + 0.5, rng.standard_normal((R, d))
@@ -198,9 +199,12 @@ def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
         m[3] = -np.inf  # a row that nobody has seen a key of
         l[np.isneginf(m)], o[np.isneginf(m)] = 0, 0
         states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
-    parts = parts_of(dict(enumerate(states)), R, d, 38)
-    options = *launch.scales(scale), d, d, 16, 16, False, False, 8, 8
-    room.merge_kernel[(8,)](O, L, parts, None, O.stride()[:3], 4, 4, 1, 36 * 16, 1, 1, R, 37, 38, 1, 0, *options)
+    blocks, shape = launch.Blocks(16, 16, 1, 1, d_pad=d), plan.Shape(1, 1, R, 1, 36 * 16, d, 0, 0, 0, True)
+    cut = plan.Cut(splits=0, programs=37, share=1, whole_heads=False)
+    common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scale_log2=launch.base_2(scale))
+    common |= dict(sizes=plan.sizes_of(shape, blocks))
+    common |= dict(tile=plan.tile_of(shape, blocks, False, split_kv=False, early_merge=False))
+    plan.prepare_merge(shape, blocks, cut, common)(O, L, scratch_with(states, R, d), None)
     for order in (states, states[::-1]):
         whole = SoftmaxState.reset(R, d)
         for state in order:
@@ -215,12 +219,35 @@ def test_the_merge_kernel_is_SoftmaxState_merge(monkeypatch, seed):
 def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
     """Four heads for four programs; for five, shares that end within a head."""
     merged = []
-    real = room.merge_kernel
-    watch = {"__getitem__": lambda _, grid: merged.append(grid) or real[grid], "kernel": real}
-    spy = type("spy", (), watch)
-    monkeypatch.setattr(room, "merge_kernel", spy())
+    real = plan.merge_kernel
+    spy = type("spy", (), {"__getitem__": lambda _, grid: merged.append(grid) or real[grid]})
+    monkeypatch.setattr(plan, "merge_kernel", spy())
     check((2, 4, 2, 1, 1000 if GPU else 70, 16), programs=programs)
     assert len(merged) == (programs == 5)
+
+
+@pytest.mark.parametrize("programs", (None, 7))
+@pytest.mark.parametrize("lengths", (None, [33, 40]))
+def test_every_head_finds_its_keys_and_its_rows(monkeypatch, programs, lengths):
+    """Two sequences, three K/V heads, and 20 rows to each of them: two row blocks, the last with few rows."""
+    monkeypatch.setattr(plan, "MOST_ROWS", 16)
+    check((2, 30, 3, 2, 40, 16), causal=True, lengths=lengths, programs=programs)
+
+
+def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
+    """Another device, dtype, layout, option, cut, or where lengths are known: something else is prepared."""
+    made = []
+    monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors, table: None))
+    q, k, v, _ = drawn(1, 2, 1, 1, 40, 16)
+    lengths, options = torch.tensor([40], device=DEVICE), Options(causal=False, scale=1.0)
+    calls = [((q, k, v), dict(options=x)) for x in (options, Options(True, 1.0), Options(False, 2.0))]
+    calls += [((q, k, v), dict(options=options, **more)) for more in (dict(programs=3), dict(key_lengths=lengths))]
+    others = [x.to("meta") for x in (q, k, v)], [x.half() for x in (q, k, v)], (q, k, v.mT.contiguous().mT)
+    calls += [(given, dict(options=options)) for given in (*others, (q, k[:, :, :39], v[:, :, :39]))]
+    for _ in range(2):
+        for given, more in calls:
+            plan.decode(*given, **more)
+    assert len(made) == len(calls)
 
 
 def test_shares_longer_than_a_head_are_merged_where_they_must_be():
@@ -237,7 +264,7 @@ def test_keys_behind_a_length_are_not_touched(dtype):
     q, k, v, dO = drawn(5, 4, 2, 3, 100, 16)
     for b, n in enumerate(lengths.tolist()):
         k[b, :, n:] = v[b, :, n:] = NAN
-    O, L = room.decode(q, k, v, lengths, True, 0.25)
+    O, L = decode(q, k, v, causal=True, scale=0.25, key_lengths=lengths)
     assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
     near((O, L), q, k.nan_to_num(), v.nan_to_num(), dO, causal=True, lengths=lengths)
 
@@ -245,14 +272,14 @@ def test_keys_behind_a_length_are_not_touched(dtype):
 def test_a_length_outside_counts_as_the_nearest_inside():
     q, k, v, _ = drawn(2, 2, 1, 1, 50, 16)
     outside, inside = (torch.tensor(x, device=DEVICE) for x in ([-3, 2**40], [0, 50]))
-    for a, b in zip(room.decode(q, k, v, outside, False, 1.0), room.decode(q, k, v, inside, False, 1.0), strict=True):
+    for a, b in zip(decode(q, k, v, key_lengths=outside), decode(q, k, v, key_lengths=inside), strict=True):
         assert torch.equal(a, b)
 
 
 def test_many_sequences(monkeypatch):
     """More than the kernels look at together."""
     if not GPU:
-        monkeypatch.setattr(turns, "LENGTHS", room.tl.constexpr(4))
+        monkeypatch.setattr(kernel, "LENGTHS", kernel.tl.constexpr(4))
     batch = 600 if GPU else 11
     lengths = (torch.arange(batch) * 7 % 41).tolist()
     check((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)
@@ -270,7 +297,7 @@ def test_more_queries_than_keys():
 def test_huge_equal_logits(size):
     q, k = torch.full((1, 2, 1, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
     v = torch.randn(1, 1, 200, 64, device=DEVICE)
-    O, L = room.decode(q, k, v, None, False, 0.125, programs=5)
+    O, L = decode(q, k, v, scale=0.125, programs=5)
     assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
     assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
 
@@ -279,7 +306,7 @@ def test_huge_equal_logits(size):
 def test_large_logits(logit):
     q, k, v, dO = drawn(1, 2, 1, 2, 130, 16)
     q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
-    got = room.decode(q, k, v, None, True, 1.0, programs=5)
+    got = decode(q, k, v, causal=True, programs=5)
     near(got, q, k, v, dO, causal=True, scale=1.0, rough=True)
 
 
@@ -288,12 +315,36 @@ def test_the_maximum_may_be_in_any_part():
     for where in (0, 31, 32, 99):
         q, k, v, dO = drawn(1, 2, 1, 1, 100, 16)
         k[:, :, where] = 40 * q.mean(1, keepdim=True)[:, :, 0]
-        near(room.decode(q, k, v, None, False, 1.0, programs=7), q, k, v, dO, scale=1.0, rough=True)
+        near(decode(q, k, v, programs=7), q, k, v, dO, scale=1.0, rough=True)
+
+
+@pytest.mark.filterwarnings("ignore:overflow")  # NumPy, for the interpreter
+@pytest.mark.parametrize("scale", (1e30, 1e37, 1e38))
+def test_scores_beyond_fp32(scale):
+    """The largest score takes all the weight. L is infinite where fp32 cannot hold it, and O is right all the same."""
+    q, k, v, _ = drawn(1, 2, 1, 3, 50, 16)
+    s = q.double() @ k.double().mT
+    for programs in (1, 5):
+        O, L = decode(q, k, v, scale=scale, programs=programs)
+        assert torch.equal(O, v[0, 0, s.argmax(-1)])
+        assert torch.allclose(L, (scale * s.amax(-1)).float(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ("auto", "triton"))
+def test_a_scale_that_fp32_cannot_hold_is_refused(backend):
+    q, k, v, _ = drawn(1, 2, 1, 3, 50, 16)
+    pages, table = k.transpose(1, 2).contiguous(), torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
+    lengths = torch.tensor([50], device=DEVICE)
+    for scale in (1e39, -1e39, 1e300):
+        with pytest.raises(ValueError, match=r"^scale: got 1e\+(39|300); it takes at most 1e38 in size"):
+            fa2_lab.attention(q, k, v, scale=scale, backend=backend)
+        with pytest.raises(ValueError, match=r"^scale: got 1e\+(39|300); it takes at most 1e38 in size"):
+            fa2_lab.attention_paged(q, pages, pages, table, lengths, scale=scale, backend=backend)
 
 
 def test_L_is_a_natural_logarithm():
     q, k, v, _ = drawn(1, 1, 1, 2, 77, 16)
-    assert torch.allclose(room.decode(q * 0, k, v, None, False, 1.0)[1], torch.tensor(77.0, device=DEVICE).log())
+    assert torch.allclose(decode(q * 0, k, v)[1], torch.tensor(77.0, device=DEVICE).log())
 
 
 # Memory -------------------------------------------------------------------------------------------------------
@@ -301,7 +352,7 @@ def test_L_is_a_natural_logarithm():
 
 def test_strides_do_not_matter():
     q, k, v, _ = drawn(2, 4, 2, 3, 50, 24)
-    want = room.decode(q, k, v, None, True, 0.2)
+    want = decode(q, k, v, causal=True, scale=0.2)
     for turn in (
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
         lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
@@ -309,7 +360,7 @@ def test_strides_do_not_matter():
         lambda x: torch.cat([x[..., :1], x], 3)[..., 1:],
     ):
         for inputs in ((turn(q), turn(k), turn(v)), (q, k, turn(v))):
-            for a, b in zip(room.decode(*inputs, None, True, 0.2), want, strict=True):
+            for a, b in zip(decode(*inputs, causal=True, scale=0.2), want, strict=True):
                 assert worst(a, b) < 1e-5
 
 
@@ -318,8 +369,8 @@ def test_strides_do_not_matter():
 
 def test_attention_takes_decode_for_few_rows(monkeypatch):
     asked = []
-    real = room.prepare
-    monkeypatch.setattr(room, "prepare", lambda *a, **o: asked.append(a[0].shape) or real(*a, **o))
+    real = plan.prepare
+    monkeypatch.setattr(plan, "prepare", lambda *a, **o: asked.append(a[0].shape) or real(*a, **o))
     q, k, v, dO = tensors(1, 4, 2, 3, 90, 16)
     got = run(fa2_lab.attention, q, k, v, dO, causal=True)
     assert len(asked) == 1

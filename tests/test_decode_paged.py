@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from decode_checks import DTYPES, NAN, drawn, near, poisoned, room  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, NAN, decode, drawn, near, plan, poisoned  # noqa: F401 (one is a fixture)
 from kernel_truth import DEVICE, worst
 
 import fa2_lab
@@ -32,7 +32,8 @@ def test_pages(page, causal):
     lengths = [0, 80, 37]
     q, k, v, dO = drawn(3, 4, 2, 2, 80, 16)
     k_pages, v_pages, table = paged(k, v, lengths, page)
-    O, L = room.decode(q, k_pages, v_pages, torch.tensor(lengths, device=DEVICE), causal, 0.25, table)
+    given = dict(key_lengths=torch.tensor(lengths, device=DEVICE), table=table)
+    O, L = decode(q, k_pages, v_pages, causal, 0.25, **given)
     assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
     for b, n in ((1, 80), (2, 37)):  # the last key of each is the last that its last query sees
         near((O[b : b + 1], L[b : b + 1]), q[[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=causal)
@@ -42,15 +43,15 @@ def test_pages_of_any_layout_and_shared_pages():
     q, k, v, _ = drawn(2, 4, 2, 1, 64, 16)
     lengths = torch.tensor([64, 50], device=DEVICE)
     k_pages, v_pages, table = paged(k, v, [64, 50], 16)
-    want = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
+    want = decode(q, k_pages, v_pages, causal=True, scale=0.25, key_lengths=lengths, table=table)
     both = torch.stack([k_pages, v_pages], 1)  # keys and values of a page side by side
     heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
     for a, b in ((both[:, 0], both[:, 1]), heads_first, (k_pages, heads_first[1])):
-        assert all(map(torch.equal, room.decode(q, a, b, lengths, True, 0.25, table), want))
+        assert all(map(torch.equal, decode(q, a, b, causal=True, scale=0.25, key_lengths=lengths, table=table), want))
     table[1, :2] = table[0, :2]  # a common beginning
-    O, _ = room.decode(q, k_pages, v_pages, lengths, True, 0.25, table)
+    O, _ = decode(q, k_pages, v_pages, causal=True, scale=0.25, key_lengths=lengths, table=table)
     k[1, :, :32], v[1, :, :32] = k[0, :, :32], v[0, :, :32]
-    assert worst(O, room.decode(q, k, v, lengths, False, 0.25)[0]) < 1e-6
+    assert worst(O, decode(q, k, v, scale=0.25, key_lengths=lengths)[0]) < 1e-6
 
 
 def test_a_page_outside_counts_as_the_nearest_inside():
@@ -60,7 +61,7 @@ def test_a_page_outside_counts_as_the_nearest_inside():
     k_pages, v_pages = (x.transpose(1, 2).reshape(3, 16, 1, 16) for x in (k, v))
     outside, inside = (torch.tensor([x], device=DEVICE) for x in ([-5, 1, 99], [0, 1, 2]))
     for a, b in zip(
-        *(room.decode(q, k_pages, v_pages, lengths, False, 1.0, x) for x in (outside, inside)), strict=True
+        *(decode(q, k_pages, v_pages, key_lengths=lengths, table=x) for x in (outside, inside)), strict=True
     ):
         assert torch.equal(a, b)
 
@@ -146,7 +147,7 @@ BAD = [
 
 @pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
 def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
-    monkeypatch.setattr(room, "decode", None)
+    monkeypatch.setattr(plan, "decode", None)
     arguments, _ = serving()
     with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
         fa2_lab.attention_paged(**arguments | change(arguments))

@@ -1,4 +1,4 @@
-"""machine/splits.py: equal shares against a program that walks through all turns, and the numbers of an H200."""
+"""machine/splits.py: equal shares against a program that walks through all work, and the numbers of an H200."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,10 +11,10 @@ HEADS = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
 
 
 def walked(tiles, share):
-    """Turn by turn: {(program, head): its tiles}."""
+    """Unit by unit: {(program, head): its tiles}."""
     found, t = {}, 0
     for head, n in enumerate(tiles):
-        for tile in range(-1, n):  # −1: the turn that begins the head
+        for tile in range(-1, n):  # −1: the unit that begins the head
             mine = found.setdefault((t // share, head), [])
             mine += [tile] if tile >= 0 else []
             t += 1
@@ -23,17 +23,17 @@ def walked(tiles, share):
 
 @settings(max_examples=200, deadline=None)
 @given(HEADS, st.integers(1, 20), st.integers(1, 4))
-def test_shares_are_what_a_walk_through_all_turns_finds(tiles, programs, least):
+def test_shares_are_what_a_walk_through_all_work_finds(tiles, programs, least):
     shares = Shares(tiles, programs, least)
     found = walked(tiles, shares.share)
     spans = {(w, head): list(range(a, b)) for w in range(programs) for head, a, b in shares.spans(w)}
     assert spans == found
     for head in range(len(tiles)):
         assert list(shares.readers(head)) == [w for w, h in found if h == head]
-    slots = [shares.slot(w, head) for w, head in found]
-    assert len(set(slots)) == len(slots) and max(slots) < shares.slots
+    slots = [shares.part(w, head) for w, head in found]
+    assert len(set(slots)) == len(slots) and max(slots) < shares.room
     assert [block.cost for block in shares.blocks()] == [
-        sum(1 for t in range(shares.turns) if t // shares.share == w) for w in range(shares.busy)
+        sum(1 for t in range(shares.work) if t // shares.share == w) for w in range(shares.busy)
     ]
     assert shares.parts == sum(len(shares.readers(h)) for h in range(len(tiles)) if len(shares.readers(h)) > 1)
 
@@ -41,10 +41,10 @@ def test_shares_are_what_a_walk_through_all_turns_finds(tiles, programs, least):
 @settings(max_examples=100, deadline=None)
 @given(HEADS, st.integers(1, 20))
 def test_no_launch_of_one_wave_ends_earlier(tiles, programs):
-    """Equal shares are as short as whole turns allow."""
+    """Equal shares are as short as whole units of work allow."""
     shares = Shares(tiles, programs)
     ran = grid.schedule(shares.blocks(), programs)
-    assert ran.waves == 1 and ran.makespan == -(-shares.turns // programs)
+    assert ran.waves == 1 and ran.makespan == -(-shares.work // programs)
 
 
 def test_the_shapes_of_the_benchmark_on_an_h200():
@@ -70,25 +70,25 @@ def test_unequal_lengths_do_not_matter():
 
 @pytest.mark.parametrize("heads", (0, 8, 237, 238, 256, 264, 300, 2100))
 def test_whole_heads_where_they_fill_the_slots(heads):
-    """In nine of ten slots, over all waves: then a team is one program."""
-    assert splits.whole(264, heads) == (heads in (238, 256, 264, 2100))
-    assert heads == 0 or (splits.team(264, heads, 100) == 1) == splits.whole(264, heads)
+    """In nine of ten slots, over all waves: then a head is one split."""
+    assert splits.heads_fill(264, heads) == (heads in (238, 256, 264, 2100))
+    assert heads == 0 or (splits.splits_of_head(264, heads, 100) == 1) == splits.heads_fill(264, heads)
 
 
 @pytest.mark.parametrize("heads, tiles, least, expected", [
     (8, 2048, 1, 49), (64, 512, 1, 6), (128, 512, 1, 3), (16, 256, 1, 24),
     (100, 2048, 1, 0),  # three for each leave a quarter of the slots empty
-    (8, 97, 1, 0), (8, 98, 1, 49), (8, 2048, 21, 0),  # not two turns worth their parts
+    (8, 97, 1, 0), (8, 98, 1, 49), (8, 2048, 21, 0),  # not two units of work worth their parts
     (256, 256, 1, 0), (1000, 256, 1, 0),  # more heads than half of the slots
 ])  # fmt: skip
-def test_teams_where_they_fill_the_slots(heads, tiles, least, expected):
-    assert splits.team(396, heads, tiles, least) == expected
+def test_heads_are_split_where_that_fills_the_slots(heads, tiles, least, expected):
+    assert splits.splits_of_head(396, heads, tiles, least) == expected
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.integers(1, 5), st.integers(1, 9), st.integers(0, 40))
-def test_a_team_takes_every_tile_once(heads, size, tiles):
-    found = [splits.in_turn(w, size, tiles) for w in range(heads * size)]
+def test_splits_take_every_tile_once(heads, n_splits, tiles):
+    found = [splits.interleaved(w, n_splits, tiles) for w in range(heads * n_splits)]
     taken = sorted((head, tile) for head, mine in found for tile in mine)
     assert taken == [(head, tile) for head in range(heads) for tile in range(tiles)]
     counts = [len(mine) for _, mine in found]

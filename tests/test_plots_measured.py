@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa2_lab.plots import hbm_traffic, records, roofline, speed, style
+from fa2_lab.plots import hbm_traffic, records, roofline, speed, style, time_and_memory
 from fa2_lab.plots.speed import apart, short
 from fa2_lab.studio.bench.results import Results, Row, load
 
@@ -162,3 +162,33 @@ def test_a_missing_record_says_how_to_get_it(folder, suite, data):
     (folder / f"bench_{suite}.json").unlink()
     with pytest.raises(ValueError, match=rf"bench_{suite}.json is missing: `python -m fa2_lab bench {suite}` measures"):
         data()
+
+
+# Time and memory ----------------------------------------------------------------------------------------------
+
+
+def test_time_and_memory_takes_16384_tokens_without_a_mask_for_time_and_any_row_of_d_128_for_memory():
+    rows = [
+        dict(problem=problem(N, d, causal, batch=batch), direction=direction, values={"x": [1000.0 * batch + N]})
+        for N, batch in ((4096, 4), (8192, 2), (8192, 1))
+        for d, causal, direction in ((128, False, "forward"), (64, False, "forward"), (128, False, "backward"))
+    ]
+    rows[0]["values"]["y"] = [1.0]
+    record = dict(rows=rows[::-1])
+    assert time_and_memory.points(record, "x", whole=True) == [(4096, 8096.0), (8192, 10192.0)]
+    assert time_and_memory.points(record, "y", whole=True) == [(4096, 1.0)]
+    for row in rows:
+        row["problem"]["causal"] = True
+    assert time_and_memory.points(record, "x", whole=True) == []
+    assert [N for N, _ in time_and_memory.points(record, "x", whole=False)] == [4096, 8192]
+
+
+def test_time_and_memory_draws_every_curve_and_says_the_factor_at_the_longest_text():
+    time = {name: [(512, ms), (1024, 2 * ms)] for name, ms in (("standard", 6.0), ("FA1", 9.0), ("ours", 2.0))}
+    memory = {"standard": [(512, 50.0)], "FA2": [(512, 5.0), (1024, 10.0)], "ours": [(512, 5.0), (1024, 10.0)]}
+    figure, alt = time_and_memory.draw(time, memory, "made up")
+    assert figure.get_suptitle() == "At N = 1,024: 3.0 times as fast as standard attention, in 1/10 of its extra memory"
+    left, right = figure.axes
+    assert [list(line.get_ydata()) for line in left.lines] == [[6, 12], [9, 18], [2, 4]]
+    assert [list(line.get_ydata()) for line in right.lines] == [[50], [5, 10], [5, 10]]
+    assert "standard from 6 at N = 512 to 12 at 1,024" in alt and alt.endswith("made up.")

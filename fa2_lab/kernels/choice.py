@@ -2,7 +2,7 @@
 
 import torch
 
-from fa2_lab.kernels.decode import kernel as decode
+from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
@@ -16,12 +16,11 @@ def forward(Q, K, V, options: Options, key_lengths=None, seed=None):
 
 def prepare(Q, K, V, options: Options, key_lengths=None):
     """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed)."""
-    causal, scale, dropout_p = options
-    if not dropout_p:
-        if decode.wins(Q, K, None):
-            return decode.prepare(Q, K, V, key_lengths, causal, scale)
+    if not options.dropout_p:
+        if decode.is_decode(Q, K):
+            return decode.prepare(Q, K, V, options, key_lengths)
         hopper = hopper_forward(Q.device)
-        takes = hopper is not None and hopper.enough_work(Q, K, causal)
+        takes = hopper is not None and hopper.enough_work(Q, K, options.causal)
         own = hopper.prepare(Q, K, V, options, key_lengths) if takes else None
         if own is not None:
 

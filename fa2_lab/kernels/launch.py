@@ -6,7 +6,6 @@ the largest that fit the chip's shared memory and, up to d = 128, spill no regis
 at hand and its finds come first.
 """
 
-import inspect
 import json
 import math
 import os
@@ -216,23 +215,6 @@ class Launch:
             rest = [self.arguments[name] for name in made.src.fn.arg_names[len(pointers) :]]
             everything = *pointers, *rest
             self.again = relaunch(made, self.grid, current_stream(pointers[0]), everything, 0, len(pointers)) or False
-
-
-class Plan:
-    """A launch whose kernel is named at the launch, with floats between its arguments."""
-
-    def __init__(self, blocks: Blocks, programs: int | tuple[int, int, int], fixed: tuple, constants: tuple):
-        self.blocks, self.grid, self.fixed, self.constants, self.made = blocks, programs, fixed, constants, None
-
-    def launch(self, kernel, pointers: tuple, floats: tuple = ()) -> None:
-        """The same floats come each time."""
-        if self.made is None:
-            rest = *self.fixed, *floats, *self.constants
-            plain = getattr(kernel, "kernel", None) or kernel  # where tests put something around it
-            names = list(inspect.signature(plain.fn).parameters)[len(pointers) :]
-            options = self.blocks.compiler_options()
-            self.made = Launch(kernel, self.grid, options, **dict(zip(names, rest, strict=True)))
-        self.made(*pointers)
 
 
 def current_stream(X: torch.Tensor) -> int:

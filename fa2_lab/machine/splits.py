@@ -2,9 +2,9 @@
 
 One query is one row block, so the heads alone leave most SMs idle, and what the rest of them can read sets the pace.
 Three launches are compared, all as blocks for grid.schedule: a block for each head; every head in the same number of
-splits; and equal shares of all tiles laid end to end, in which a program may end one head and begin the next. The
-kernels (kernels/decode) take equal shares: there is no second wave, and unequal lengths do not matter. Time is
-counted in turns: reading a tile is one, and so is beginning with a head.
+splits (split-KV); and equal shares of all tiles laid end to end (stream-K), where a program may end one head and begin
+the next. Equal shares have no second wave, and unequal lengths do not matter to them. How the kernels choose stands in
+kernels/decode/shares.py. Time is counted in units of work: reading a tile is one, beginning a head is another.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from fractions import Fraction
 
 import numpy as np
 
+from fa2_lab.kernels.decode.shares import heads_fill, least_share, part_bytes, splits_of_head, tile_bytes
 from fa2_lab.machine import grid
 from fa2_lab.machine.chips import Chip
 from fa2_lab.tiles import cdiv, whole_number
 
-STATISTIC = 4  # bytes of a number in a part: m, l and o are kept in fp32
+__all__ = ["heads_fill", "least_share", "splits_of_head"]  # the kernels' own rules, to look at beside the model
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,12 @@ class Cache:
 
     @property
     def tile_bytes(self) -> int:
-        return 2 * self.B_c * self.d * self.itemsize
+        return tile_bytes(self.B_c, self.d, self.itemsize)
 
     @property
     def part_bytes(self) -> int:
         """One part (m, l, o) of one head, written and read again."""
-        return 2 * self.rows * (self.d + 2) * STATISTIC
+        return part_bytes(self.rows, self.d)
 
     @property
     def flops_per_byte(self) -> Fraction:
@@ -66,46 +67,19 @@ class Cache:
         return Fraction(2 * self.rows, self.itemsize)
 
 
-# Equal shares ---------------------------------------------------------------------------------------------------
-
-TEAMS_FILL = 0.95  # of the slots: with fewer, equal shares for all slots are as good
-WELL_FILLED = 0.9  # of the slots, over all waves: then whole heads are as good as equal shares, and need no merge
+# The kernels' two ways --------------------------------------------------------------------------------------------
 
 
-def whole(slots: int, heads: int) -> bool:
-    """Whether so many heads of equal length fill the slots, so that every program may read one from end to end."""
-    return heads > 0 and grid.efficiency(heads, slots) >= WELL_FILLED
-
-
-def team(slots: int, heads: int, tiles: int, least: int = 1) -> int:
-    """How many programs take each head's tiles in turn, of heads of one length: one where whole heads fill the slots.
-
-    Several read close together, which memory serves sooner than shares far apart. But no program may read two heads,
-    and each must have two tiles or more, worth their part: 0 where equal shares are better.
-    """
-    if whole(slots, heads):
-        return 1
-    size = slots // heads
-    pays = size > 1 and size * heads >= TEAMS_FILL * slots and tiles >= 2 * least * size
-    return size if pays else 0
-
-
-def in_turn(w: int, size: int, tiles: int) -> tuple[int, range]:
-    """The head of program w in teams of such a size, and the tiles that it takes."""
-    return w // size, range(w % size, tiles, size)
-
-
-def least_share(rows: int, d: int, B_c: int, itemsize: int) -> int:
-    """Turns below which a share is not worth it: reading them takes no longer than writing and reading their part."""
-    cache = Cache((1,), 1, d, rows, itemsize, B_c)
-    return cdiv(cache.part_bytes, cache.tile_bytes)
+def interleaved(w: int, splits: int, tiles: int) -> tuple[int, range]:
+    """Split-KV with so many splits of each head: the head of program w, and its tiles, every `splits`-th one."""
+    return w // splits, range(w % splits, tiles, splits)
 
 
 @dataclass(frozen=True)
 class Shares:
-    """The heads end to end, cut into equal shares: program w takes turns w·share to (w + 1)·share.
+    """Stream-K: the heads end to end, cut into equal shares; program w takes units w·share to (w + 1)·share of work.
 
-    A head has one turn to begin it (its queries, and a pipeline that has to fill) and one for each of its tiles.
+    A head is one unit of work to begin it (its queries, and a pipeline that has to fill) and one for each of its tiles.
     """
 
     tiles: tuple[int, ...]  # of each head
@@ -121,20 +95,21 @@ class Shares:
             whole_number("tiles", n, low=0)
 
     @property
-    def turns(self) -> int:
+    def work(self) -> int:
+        """Units of work of all heads."""
         return sum(self.tiles) + len(self.tiles)
 
     @property
     def share(self) -> int:
-        return max(cdiv(self.turns, self.programs), self.least)
+        return max(cdiv(self.work, self.programs), self.least)
 
     @property
     def busy(self) -> int:
         """Programs that get something."""
-        return cdiv(self.turns, self.share)
+        return cdiv(self.work, self.share)
 
     def begin(self, head: int) -> int:
-        """The turn that begins a head."""
+        """The unit of work that begins a head."""
         return sum(self.tiles[:head]) + head
 
     def spans(self, w: int) -> list[tuple[int, int, int]]:
@@ -152,12 +127,13 @@ class Shares:
         begin = self.begin(head)
         return range(begin // self.share, (begin + self.tiles[head]) // self.share + 1)
 
-    def slot(self, w: int, head: int) -> int:
-        """Where program w leaves its part of a head. From one part to the next w or head grows: no two meet."""
+    def part(self, w: int, head: int) -> int:
+        """The number of the part that program w leaves of a head. From one part to the next w or head grows."""
         return w + head
 
     @property
-    def slots(self) -> int:
+    def room(self) -> int:
+        """Parts that the scratch has room for."""
         return self.programs + len(self.tiles)
 
     @property
@@ -167,15 +143,15 @@ class Shares:
         return sum(n for n in counts if n > 1)
 
     def blocks(self) -> list[grid.Block]:
-        """As thread blocks, each as long as its turns."""
-        return [grid.Block(w, None, min(self.share, self.turns - w * self.share)) for w in range(self.busy)]
+        """As thread blocks, each as long as its share of the work."""
+        return [grid.Block(w, None, min(self.share, self.work - w * self.share)) for w in range(self.busy)]
 
 
 # The other ways ---------------------------------------------------------------------------------------------------
 
 
 def same_splits(tiles: Sequence[int], splits: int) -> list[grid.Block]:
-    """Every head in so many splits of nearly equal length, each with a turn to begin it; 1 is a block for each head."""
+    """Every head in so many splits of nearly equal length, each with a unit to begin it; 1 is a block for each head."""
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.Block(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]

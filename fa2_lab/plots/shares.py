@@ -55,7 +55,7 @@ def _parts(ax: Axes, cut: Shares, head: int, x: float) -> None:
     if len(readers) > 1:
         for k, w in enumerate(readers):
             style.box(
-                ax, x + 1.5 * k, head - H / 2, 1.4, H, f"slot {cut.slot(w, head)}", style.worker(w), linewidth=0.5
+                ax, x + 1.5 * k, head - H / 2, 1.4, H, f"slot {cut.part(w, head)}", style.worker(w), linewidth=0.5
             )
         ax.annotate(
             "merge",
@@ -74,7 +74,7 @@ def _told(cut: Shares) -> str:
     lines = []
     for head, n in enumerate(cut.tiles):
         readers = cut.readers(head)
-        slots = ", ".join(str(cut.slot(w, head)) for w in readers)
+        slots = ", ".join(str(cut.part(w, head)) for w in readers)
         end = f"merged from slots {slots}" if len(readers) > 1 else f"finished by program {readers[0]}"
         lines.append(f"head {head}: {n} tiles, {end}")
     return (

@@ -42,6 +42,11 @@ class Picture:
 
 PICTURES = [
     Picture(
+        "time_and_memory",
+        "The same attention four ways on an H200, measured while N grows: its time and its extra memory.",
+        "00_start",
+    ),
+    Picture(
         "ladder",
         "What each chapter changes in attention, and what becomes smaller by it; the result stays the same.",
         "00_start",
@@ -119,7 +124,7 @@ PICTURES = [
     Picture(
         "block_budget",
         "Fewer block sizes fit as d grows: some need more registers than there are, some more shared memory.",
-        "07_warps",
+        "A_lanes",
     ),
     Picture(
         "backward_graph",
@@ -129,12 +134,12 @@ PICTURES = [
     Picture(
         "accumulators",
         "As compiled: a row of S and of O belongs to one warp, spread over four of its lanes.",
-        "07_warps",
+        "A_lanes",
     ),
     Picture(
         "swizzled_keys",
         "As compiled: the same chunk of eight rows of K lies in eight different groups of shared-memory banks.",
-        "07_warps",
+        "A_lanes",
     ),
     Picture(
         "roofline",

@@ -4,31 +4,32 @@
 # %% [markdown]
 # # 00 · The map
 #
-# **What will we build, and what can this machine run?**
+# **What will we build, and what is a GPU?**
 #
-# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers, and a good deal of ingenuity goes into
-# doing it with less traffic, less memory and less waiting. This book takes the four lines apart and puts them together
-# again, one change at a time, until they are a GPU kernel, and after every change it asks two questions: is the answer
-# still the same, and what became smaller?
+# Attention is four lines of NumPy. FlashAttention-2 computes the same numbers on a GPU, many times faster and with a
+# small part of the memory. This book goes from the four lines to that kernel, one change at a time. After each change it
+# asks two questions: is the answer still the same, and what became smaller?
 #
 # After this notebook you can
 #
-# - name the steps from four lines of NumPy to FlashAttention-2, and say what each of them saves,
-# - go from any line of the papers' algorithms to the code that computes it,
-# - say what this machine can run, and how to read the notebooks that follow.
+# - write attention down, and say which two of its matrices cause all the trouble,
+# - name the places where a GPU keeps numbers, with their sizes, and say what is cheap there and what is dear,
+# - keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM.
 #
-# *Time: 20 minutes. Hardware: any laptop, NumPy alone. Before this: matrix multiplication, and softmax by name.*
+# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's arrays. No GPU.*
+#
+# How to read: answer each question marked **Predict** in your head, then open the folded output. A wrong guess teaches
+# more than a right answer that was read. Each section ends in one sentence, the **Takeaway**. The exercises have gaps for
+# you to fill. The last section checks what the notebook claims, and stops with an error if a claim does not hold.
 
 # %%
-import re
-from importlib.util import find_spec
-
 import numpy as np
 from IPython.display import Markdown
 
-from fa2_lab.machine import io
-from fa2_lab.paper import ALGORITHMS, LINES, PACKAGE, where
-from fa2_lab.plots import ladder
+from fa2_lab.machine import chips, io
+from fa2_lab.paper import ALGORITHMS, LINES, where
+from fa2_lab.plots import ladder, time_and_memory
+from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.studio.book.chapters import CHAPTERS
@@ -37,13 +38,43 @@ from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
 
 # %% [markdown]
+# ## How much is there to win?
+#
+# A text is a row of N tokens, which are words or pieces of words. Attention compares every token of a text with every
+# token of the same text. Below, four programs do this on the same GPU:
+#
+# - *standard*: as the definition says, one step after the other,
+# - *FA1* and *FA2*: FlashAttention of 2022 and FlashAttention-2 of 2023,
+# - *ours*: the last kernel of this book.
+#
+# **Predict.** One text becomes twice as long. By what factor does the number of comparisons grow?
+
+# %%
+show(time_and_memory.draw(**time_and_memory.data()))
+
+# %% [markdown]
+# <details><summary>Four times</summary>
+#
+# Twice as many tokens compare themselves with twice as many. On the left the total is fixed at 16,384 tokens: few long
+# texts or many short ones. So the time there grows with N, and not with N². (The times of standard and FA1 are those of
+# the first two kernels of chapter 10. FA2, and the memory of standard, are PyTorch's.)
+# </details>
+#
+# On the left, lower is faster. Our kernel is 5.6 times as fast as standard attention at N = 16,384. FA1 is slower than
+# standard here: it gives each head to one worker, and 16 workers leave most of this GPU idle. Chapter 06 comes back to
+# that. On the right, standard's memory grows fourfold with each doubling of N, until the GPU is full. FA2's and ours only
+# double.
+#
+# **Takeaway.** The same answer can be had several times faster, and in memory that grows with N instead of N².
+
+# %% [markdown]
 # ## What does attention compute?
 #
-# There are N tokens. Each has a query (what it is looking for), a key (what it can be found by) and a value (what it
-# hands over), d numbers each. Every query is compared with every key; the better a key matches, the more its value
-# counts; the output is the weighted mean of the values.
+# Each token has a query (what it is looking for), a key (what it can be found by) and a value (what it hands over). Each
+# of these is a row of d numbers. A query is compared with all keys. The better a key matches, the more its value counts.
+# The output is the weighted mean of the values.
 #
-# **Predict.** The first query below is all zeros, so that it matches every key equally. What is its output?
+# **Predict.** The first query below is all zeros, so it matches every key equally well. What is its output?
 
 # %%
 def attention(Q, K, V):  # (N, d) each: one token to a row
@@ -59,173 +90,181 @@ V = np.array([[8.0, 0.0], [0.0, 4.0], [4.0, 0.0], [0.0, 8.0]])
 print("output of the first query:", attention(Q, K, V)[0].tolist())
 
 # %% [markdown]
-# <details><summary>Why</summary>
+# <details><summary>The plain mean</summary>
 #
-# All its scores are 0, so all weights are 1/4, and the output is the plain mean of the four values: (8 + 0 + 4 + 0) / 4
-# = 3 and (0 + 4 + 0 + 8) / 4 = 3.
+# All its scores are 0, so all its weights are 1/4. The output is (8 + 0 + 4 + 0) / 4 = 3 and (0 + 4 + 0 + 8) / 4 = 3.
 # </details>
 #
-# The steps from E to P are the softmax. Chapter 01 starts here, and looks at each of the four lines closely.
+# In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and $O = PV$. The two lines from S to P are
+# the softmax. A model does this many times side by side, each time with other Q, K and V. One such attention is a *head*.
 #
 # **Takeaway.** Attention is a weighted mean of values, and softmax makes the weights.
 
 # %% [markdown]
-# ## How do these notebooks work?
+# ## Which matrix is the large one?
 #
-# As above: a question marked **Predict**, a few lines of code, an answer folded below, and the **Takeaway** in one
-# sentence. Answer before you run the cell, on paper if you can: a wrong guess is worth more than a right answer that was
-# read. Exercises have hints and answers, folded as well. The last section checks what the notebook claimed: a line
-# beginning with "ok" for each claim, and an error that stops the notebook if one does not hold.
+# Q, K, V and the output O have N rows and d columns. S and P have N rows and N columns.
 #
-# **Predict.** Below, the four lines with one slip: E is divided by the sums of its columns. The shape is right and no
-# number is infinite. Does the check notice?
-
-# %%
-def by_columns(Q, K, V):
-    E = np.exp(Q @ K.T / np.sqrt(Q.shape[1]))
-    return E / E.sum(axis=0, keepdims=True) @ V  # should be axis=1
-
-
-O, wrong = attention(Q, K, V), by_columns(Q, K, V)
-print("shape right:", wrong.shape == O.shape, " finite:", bool(np.isfinite(wrong).all()))
-try:
-    verdict("weights by columns = attention", close(wrong, O))
-except AssertionError as complaint:
-    print("the notebook would stop here:", complaint)
-
-# %% [markdown]
-# <details><summary>What a check is worth</summary>
-#
-# As much as the faults it catches. A check of shapes would have let this one through. The project plants faults in its
-# own code and asks whether its tests see them; in the exercises you do the same.
-# </details>
-#
-# **Takeaway.** A check that has never failed has not been tested.
-
-# %% [markdown]
-# ## Where is the difficulty?
-#
-# Q, K, V and the output O have N rows and d columns. Between them stand S and P, with N rows and N columns. A GPU has
-# two places for numbers: its main memory (HBM, "high-bandwidth memory"), which is large and far away, and a little
-# memory on the chip, right beside the processors. What does not fit on the chip goes out to HBM and comes back.
-#
-# **Predict.** A text of 8,192 tokens, d = 64: how many times larger is S than Q?
+# **Predict.** N = 8,192 and d = 64. How many times larger is S than Q?
 
 # %%
 N, d = 8192, 64
 print(f"Q, K, V, O: {N * d:>11,} numbers each")
 print(f"S, P:       {N * N:>11,} numbers each, {N * N // (N * d)} times as many")
-print(f"S alone, 2 bytes a number: {2 * N * N // 2**20} MiB")
+print(f"S with 2 bytes a number: {2 * N * N // 2**20} MiB for one head")
 
 # %% [markdown]
-# <details><summary>Why that hurts</summary>
+# S is N / d = 128 times as large as Q, and nobody asked for it. It is a step on the way to O.
 #
-# S is N / d = 128 times as large as Q, and it is only a step on the way. The memory on the chip that one group of
-# processors shares holds some 200 KiB, so S and P travel, and the processors wait for them. A model does this dozens of
-# times side by side (each time is a "head") in each of dozens of layers. With twice as many tokens there are four times
-# as many scores.
+# **Takeaway.** Inputs and outputs have N · d numbers. The scores and weights in between have N².
+
+# %% [markdown]
+# ## Where can a number be on a GPU?
+#
+# A program for a GPU is a *kernel*. It runs as many *thread blocks*, the workers of this book. A thread block has several
+# *warps*, and a warp is 32 *threads* that move in step. The chip consists of *SMs* (streaming multiprocessors), its
+# processors. A thread block stays on one SM until it is done.
+#
+# | place | what it is |
+# | --- | --- |
+# | registers | the numbers that one thread is working with |
+# | shared memory | inside an SM; all warps of a thread block read and write it |
+# | L2 | a cache for the whole chip; it keeps what came from HBM lately |
+# | HBM | the large memory beside the chip, a kind of DRAM; tensors live here |
+# | tensor cores | units of an SM that multiply small matrices |
+# | other units | FP32 units add and multiply; others take exponentials |
+#
+# **Predict.** Into which of these memories do the 128 MiB of S fit?
+
+# %%
+chip = chips.H200  # the GPU of all measurements in this book
+rows = [
+    ("registers", 4 * chip.SMs * chip.registers_per_sm, None),
+    ("shared memory", chip.SMs * chip.shared_per_sm, chip.SMs * chip.shared_per_clock * chip.clock_hz),
+    ("L2", chip.l2_bytes, None),
+    ("HBM", chip.hbm_bytes, chip.hbm_per_second),
+]
+print(f"{chip.name}: {chip.SMs} SMs, each with 256 KiB of registers and 228 KiB of shared memory")
+for name, size, speed in rows:
+    print(f"{name:14} {size / 2**20:9,.0f} MiB in all " + (f"{speed / 1e12:6.1f} TB/s" if speed else ""))
+print(f"tensor cores: {chip.tensor_flops / 1e12:.0f} TFLOP/s;  FP32 units: {chip.fp32_flops / 1e12:.0f} TFLOP/s;",
+      f"exponentials: {chip.exp_per_second / 1e12:.1f} T/s")
+
+# %% [markdown]
+# <details><summary>HBM alone</summary>
+#
+# L2 has 60 MiB. All shared memory has 29 MiB, but it is cut into 132 pieces of 228 KiB. A tile of 128 × 128 scores has
+# 32 KiB: that fits easily.
 # </details>
 #
-# **Takeaway.** What goes in and out grows with N; what stands between grows with N², and nobody wants it.
+# The nearer a memory is to the arithmetic, the smaller and faster it is. Everything inside the SM we call *on chip*.
+# (A FLOP is one addition or multiplication. A TB is $10^{12}$ bytes; a T/s is $10^{12}$ in a second. A blank means that
+# the maker prints no figure.)
+#
+# **Takeaway.** There is much room far away and little room nearby. S only fits far away, a tile of S fits nearby.
+
+# %% [markdown]
+# ## What is cheap, and what is dear?
+#
+# **Predict.** The tensor cores do 989 TFLOP/s, and HBM delivers 4.8 TB/s. How many FLOPs can pass while one byte arrives?
+
+# %%
+score = 2 * d  # FLOPs of one score: d multiplications and d additions
+there_and_back = 2 * 2 * chip.flops_per_byte  # two bytes out to HBM, and two bytes in
+print("what passes on the tensor cores in the meantime, in FLOPs:")
+for what, price in [
+    ("one byte from HBM", chip.flops_per_byte),
+    ("one addition or multiplication on an FP32 unit", chip.flops_per_fp32),
+    ("one exponential", chip.flops_per_exp),
+    ("one score to HBM and back", there_and_back),
+]:
+    print(f"{what:48} {price:5.0f}")
+print(f"to compute one score of S again, d = {d}: {score} FLOPs")
+
+# %% [markdown]
+# About 200. On this chip it is cheaper to compute a score a second time than to store it and fetch it back: 128 FLOPs
+# against the time of 824. FlashAttention lives on that difference. And what is not a matrix product costs more than it
+# seems: an exponential takes the time of 256 FLOPs.
+#
+# **Takeaway.** On a GPU products of matrices are cheap. Moving numbers is dear, and so are exponentials.
 
 # %% [markdown]
 # ## Can it be done without S?
 #
-# The rest of the book says how. First, that it can be done. The package computes attention as the four lines do, one row
-# at a time, as FlashAttention (FA1) does, as FlashAttention-2 (FA2) does, and with the keys split among workers that
-# each finish their part alone. Only the first has S as a whole; the last three see it in tiles, a few queries against a
-# few keys.
+# It can. Cut S into *tiles*: a few queries against a few keys. FA1 and FA2 compute one tile, use it, and throw it away.
+# The package has these algorithms in NumPy.
 #
-# **Predict.** 8 queries and 8 keys, in tiles of 4 queries and 2 keys: how many tiles are there? And is the result an
-# approximation?
+# **Predict.** 8 queries and 8 keys, in tiles of 4 queries and 2 keys. How many tiles are there?
 
 # %%
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
 O = attention(Q, K, V)
 tiles = dict(B_r=4, B_c=2)  # rows (queries) and columns (keys) of a tile
 ways = {
-    "as defined": naive.forward(Q, K, V)[0],
-    "row by row": naive.forward_linear_memory(Q, K, V)[0],
+    "four lines": O,
+    "standard": naive.forward(Q, K, V)[0],
     "FA1": fa1.forward(Q, K, V, **tiles)[0],
     "FA2": fa2.forward(Q, K, V, **tiles)[0],
-    "FA2, keys split": fa2.forward_split_keys(Q, K, V, splits=2, **tiles)[0],
 }
 tiling = Tiling(8, 8, **tiles)
-print(f"{tiling.T_r} × {tiling.T_c} = {tiling.T_r * tiling.T_c} tiles")
+print(f"{tiling.T_r} × {tiling.T_c} = {tiling.T_r * tiling.T_c} tiles; the first number of O:")
 for name, result in ways.items():
-    print(f"{name:16} same as the four lines: {close(result, O)}")
+    print(f"{name:12} {result[0, 0]:.12f}")
 
 # %% [markdown]
-# <details><summary>Not an approximation</summary>
+# All ways agree in every printed digit. The additions run in another order, so the sixteenth digit may differ. Nothing is left
+# out, and nothing is estimated. Chapters 02 and 03 show how it is done.
 #
-# `close` allows an error of one part in 10¹², in float64. The additions run in another order, so the last digits may
-# differ, as they do between any two orders of a sum. Nothing is left out and nothing is estimated.
-# </details>
-#
-# **Takeaway.** FlashAttention is not another attention: it is the same sum in another order.
+# **Takeaway.** FlashAttention is not an approximation. It is the same sum in another order.
 
 # %% [markdown]
-# ## Same answer: what is the difference?
+# ## What does "less traffic" mean?
 #
-# The package has a meter, `Trace`. Handed to an algorithm, it counts every number that travels between HBM and the chip
-# while the algorithm runs, and changes nothing.
+# FA2 holds a block of queries on chip and lets all keys and values come by. For the next block of queries they all come by
+# again. So the chip *requests* K and V many times. But L2 stands between the chip and HBM. What L2 still holds does not
+# cross from DRAM a second time.
 #
-# **Predict.** Standard attention writes S and P out and reads them back; FA1 does not. On the eight tokens above, which
-# of the two moves more numbers?
+# **Predict.** K and V of one head have 2 MiB together (N = 4,096, d = 128). When the chip requests them for the second
+# time, where are they found?
 
 # %%
-meters = {"standard": Trace(), "fa1": Trace(), "fa2": Trace()}
-naive.forward(Q, K, V, trace=meters["standard"])
-fa1.forward(Q, K, V, **tiles, trace=meters["fa1"])
-fa2.forward(Q, K, V, **tiles, trace=meters["fa2"])
-large = Tiling(N, N, B_r=128, B_c=128)
-print(f"{'':9}{'8 tokens, metered':>20}{'8,192 tokens, by formula':>28}")
-for name, meter in meters.items():
-    print(f"{name:9}{meter.hbm_elements:20,}{io.traffic(name, 'forward', large, d).total:28,}")
+counters = {r["problem"]["rung"]: r["values"] for r in measured("ladder")["rows"] if r["direction"] == "counters"}
+tiling, heads, GB = Tiling(4096, 4096, 64, 64), 64, 1e9
+extra = {"standard": 6 * 4096**2, "fa2": 4 * 4096}  # bytes: S in fp32 and P in bf16; one fp32 number per row
+print("GB for 64 heads   extra memory   the chip requests   crosses to DRAM (counted on an H200)")
+for name, rung in (("standard", "r00_standard"), ("fa2", "r07_two_loops")):
+    t = io.traffic(name, "forward", tiling, 128)
+    requested = sum(n * (4 if tensor in "SL" else 2) for part in (t.loads, t.stores) for tensor, n in part.items())
+    crossed = sum(counters[rung][f"DRAM bytes {way}"][0] for way in ("read", "written"))
+    print(f"{name:16} {extra[name] * heads / GB:13.3f} {requested * heads / GB:19.1f} {crossed / GB:17.2f}")
 
 # %% [markdown]
-# <details><summary>FA1 moves more?</summary>
+# <details><summary>In L2</summary>
 #
-# Here it does. Its tiles are tiny, and for each of them it fetches the unfinished output and stores it again; S has no
-# more than 64 numbers. For 8,192 tokens and tiles of 128 × 128 it is the other way round. The large numbers come from
-# formulas (`fa2_lab.machine.io`), one for each algorithm; the last section holds them against the meter.
+# L2 has room for 60 MiB, so the keys and values of the heads that are at work stay there.
 # </details>
 #
-# **Takeaway.** A saving is a number at a size: this book counts first and says "less" afterwards.
+# Standard attention's requests nearly all go to DRAM, since S and P of 64 heads do not fit in L2. FA2 requests two thirds
+# as much, and L2 answers almost all of it: DRAM delivers Q, K and V about once.
+#
+# The book counts elements with a *meter*. The meter counts the second quantity, what the chip requests. We shall always
+# say which of the three is meant.
+#
+# **Takeaway.** Keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM.
 
 # %% [markdown]
-# ## Which steps lie between?
+# ## What changes on the way?
 #
-# The picture below is the book in one look. Each rung is one change; the number on it is its chapter. The upper bar is
-# before the change, the lower one after it, to the same scale. Colours stand for tensors, here and in every picture that
-# follows. Many of the words are explained only in their chapters: for now, look at the bars.
-#
-# **Predict.** One of the changes below saves only a tenth of what it is about. Is it that S stays on the chip, that the
-# division comes once at the end, or that what a mask hides is skipped? And why would anyone bother?
+# The picture is the book in one look. Each rung is one change, with its chapter's number. The upper bar is before the
+# change and the lower bar after it. Many words are explained only in their chapters: look at the bars.
 
 # %%
 show(ladder.draw(**ladder.data()))
 
 # %% [markdown]
-# <details><summary>The small one</summary>
-#
-# "Divide once" takes a tenth of the ordinary arithmetic out of a tile. A GPU multiplies matrices on units of their own;
-# all other arithmetic is about 16 times slower per operation there, so that little of it is a lot of time. Chapter 04
-# counts this change, and 10 measures it.
-#
-# Not all rungs save the same kind of thing: 03 and the first of 04 save traffic, 05 saves memory (and pays with work
-# done twice), 06 saves waiting. Which of them pays on a given GPU is a question for measurements.
-# </details>
-#
-# **Takeaway.** FlashAttention-2 is not one trick but a row of small changes, each of which can be taken alone, checked
-# and counted.
-
-# %% [markdown]
-# ## What comes in which chapter?
-#
-# Each chapter answers one question. They build on each other: what a chapter writes by hand, the next ones import.
-#
-# **Predict.** Seven of the sixteen are about kernels on GPUs. For how many do you need a GPU?
+# The bars do not measure the same thing everywhere: traffic, numbers kept, work, or idle processors. The unit stands
+# beside each rung, and factors of different units cannot be compared. What a change buys in time is measured in
+# chapter 10. These are the chapters:
 
 # %% tags=["nbval-ignore-output"]
 def row(chapter):
@@ -235,220 +274,152 @@ def row(chapter):
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPTERS)]))
 
 # %% [markdown]
-# <details><summary>For none</summary>
+# None of them needs a GPU. Chapters 01 to 07 are NumPy. The later ones run kernels in Triton's interpreter, which is slow
+# but computes the same, and show what was recorded on a GPU.
 #
-# 01 to 07 and 12 are NumPy. In 08 and 09 the kernels are Triton, and Triton can run a kernel in Python, slowly and at
-# small sizes, with the same results. 10, 11 and 13 to 15 run here as well, beside measurements that were recorded on
-# GPUs, with the GPU's name on each.
-# </details>
-#
-# **Takeaway.** Understanding runs on a laptop; only the stopwatch needs a GPU.
-
-# %% [markdown]
-# ## What can this machine run?
-#
-# The next cell asks the machine in front of you, so its output may differ from what you see in print. Kernels need
-# torch, which holds their tensors, and Triton, which compiles them.
-#
-# **Predict.** Are both installed here, and is there a GPU that they can use?
-
-# %% tags=["nbval-ignore-output"]
-def kernels_here():
-    missing = [module for module in ("torch", "triton") if find_spec(module) is None]
-    if missing:
-        return f"not here: {' and '.join(missing)} missing. Their chapters can be read as recorded."
-    import torch
-
-    if not torch.cuda.is_available():
-        return "in Triton's interpreter: right numbers, small sizes, no speed (torch sees no GPU)."
-    major, minor = torch.cuda.get_device_capability()
-    hopper = "chapters 12 and 13 included" if major == 9 else "all but Hopper's own"
-    return f"on {torch.cuda.get_device_name()} (capability {major}.{minor}): {hopper}."
-
-
-print(f"NumPy {np.__version__}: chapters 01 to 07 and B run in full.")
-print("Kernels run", kernels_here())
-
-# %% [markdown]
-# <details><summary>If something is missing</summary>
-#
-# `pip install -e '.[dev]'` in the project's folder installs all there is for this platform. Triton exists for Linux
-# only. From a terminal, `python -m fa2_lab` runs every stage on this machine and holds it against dense attention, and
-# `python -m fa2_lab book` runs all notebooks and gives a verdict on each.
-# </details>
-#
-# **Takeaway.** NumPy alone carries most of the book, and where a GPU would be wanted the book says so.
+# **Takeaway.** FlashAttention-2 is a row of small changes. Each can be taken alone, checked and counted.
 
 # %% [markdown]
 # ## How do I get from the paper to the code?
 #
-# The papers' algorithms are numbered lines. The package keeps them as data, in words of its own. This is Algorithm 1 of
-# the FlashAttention-2 paper, the goal of chapter 04. Capital letters are whole tensors in HBM; small letters with an
-# index are blocks on the chip.
+# This is Algorithm 1 of the FlashAttention-2 paper in our words, the goal of chapter 04. Capital letters are whole tensors
+# in HBM. Small letters with an index are blocks on chip.
 #
-# **Predict.** Softmax divides by a sum. In which line is the division, and inside how many loops?
+# **Predict.** Softmax divides by a sum. Inside how many loops is the division?
 
 # %%
 print(ALGORITHMS["FA2.A1"])
 
 # %% [markdown]
-# <details><summary>Where the division is</summary>
-#
-# In line 12, inside the outer loop only: once for each row block. Line 10, which updates the output for every tile, says
-# "not divided by anything". That is the rung "divide once".
-# </details>
-#
-# Every line has a tag: paper, algorithm, line. Line 10 is FA2.A1.L10. The same tag stands in the code, behind each line
-# that computes it, and `where` finds it.
+# It is in line 12, inside the outer loop only. Each line has a tag: paper, algorithm, line. The tag of line 12 is
+# FA2.A1.L12. The same tag stands behind the code that computes it, and `where` finds it:
 
 # %% tags=["nbval-ignore-output"]
-print(where("FA2.A1.L10"))
+print(where("FA2.A1.L12"))
 
 # %% [markdown]
-# <details><summary>How to read this</summary>
+# First comes the line, then the NumPy code, the Triton code, and the picture. In a terminal, `fa2-lab where FA2.A1.L12`
+# does the same, and `fa2-lab glossary` explains words and symbols, also in Chinese.
 #
-# First comes the line in our words, then the NumPy code to read first, then the Triton code, then the picture that shows
-# it. The last line counts the other places, and names a slip if a printed source has one here; appendix B runs it. From a
-# terminal: `fa2-lab where FA2.A1.L10`, with `--all` for every place. `fa2-lab glossary` explains the papers' symbols.
-# </details>
-#
-# **Takeaway.** Wherever a line carries a tag, the paper, the NumPy code and the kernel say the same thing there.
-
-# %% [markdown]
-# ## Where is what in the package?
-#
-# | main rooms of `fa2_lab/` | what is in them |
-# |---|---|
-# | `tiles.py`, `trace.py`, `paper.py` | geometry of tiles; the meter; the papers' lines |
-# | `reference/` | NumPy in float64, one file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
-# | `machine/`, `errata/` | models of a GPU: traffic, thread blocks, warps, budgets; slips, run |
-# | `kernels/` | the same lines in Triton |
-# | `plots/`, `studio/` | pictures with their data; these notebooks, measuring, the course |
-#
-# A room may use the rooms above it in this table, with one exception, which the cell checks.
-#
-# **Predict.** The kernels could borrow a function from the reference. Why must they not?
-
-# %%
-def knows_of(room, other):
-    imports = re.compile(rf"^\s*(from|import) fa2_lab[. ].*\b{other}\b", flags=re.MULTILINE)
-    sources = [file.read_text(encoding="utf-8") for file in (PACKAGE / room).rglob("*.py")]
-    return any(imports.search(source) for source in sources)
-
-
-print("the machine's models use the reference:", knows_of("machine", "reference"))
-print("the kernels use the reference:", knows_of("kernels", "reference"))
-print("the reference uses the kernels:", knows_of("reference", "kernels"))
-
-# %% [markdown]
-# <details><summary>Why the exception</summary>
-#
-# The reference is what the kernels are judged by. If both used the same function, a mistake in it would be on both sides
-# of the comparison and nobody would see it.
-# </details>
-#
-# **Takeaway.** Two computations that share nothing can check each other.
+# **Takeaway.** A tag leads from a line of the paper to the code that computes it.
 
 # %% [markdown]
 # ## Recap
 #
-# - Attention is a weighted mean of values; softmax makes the weights; S and P are N × N and only a step on the way.
-# - FA1 and FA2 compute the same numbers without ever having S whole. What differs is traffic, memory, work and waiting.
-# - The ladder has one change to a rung, and every change is counted.
-# - A tag such as FA2.A1.L10 names a line of a paper; `where` finds the code for it.
-# - No chapter needs a GPU; the recorded outputs of those about kernels come from one.
+# - Attention is a weighted mean of values. S and P have N² numbers and are only a step on the way.
+# - On chip there is little room and fast arithmetic. Far away there is much room. Between them stands L2.
+# - Products are cheap; moving numbers and taking exponentials is dear.
+# - FA1 and FA2 compute the same numbers in tiles, without ever having S whole.
+# - Extra memory, requests of the chip, and DRAM traffic are three quantities.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Predict.** A text twice as long, 16,384 tokens, same tiles. Which numbers of the ladder double, which become four
-# times as large, which stay? Take the rungs 02, 03, "one statistic" and 05.
-#
-# <details><summary>Hint</summary>
-# S has N² entries. How many row blocks are there, and what does each of them read?
-# </details>
-# <details><summary>Answer</summary>
-# 02: the upper bar doubles (a row has N scores), the lower one stays 66. 03: both bars become nearly four times as long;
-# FA1's traffic is smaller, and still grows with N², because every row block meets every key. "One statistic": both stay,
-# they are per row. 05: the upper bar is N² and becomes four times as large, the lower one is N and doubles.
-# </details>
-#
-# **2. Complete.** Algorithm 2 of the FlashAttention-2 paper is the backward pass. Print it, find the line that computes
-# P again, and ask `where` for the NumPy line.
+# **1. Complete.** The weights of each query must sum to 1. Write the line that makes P out of E, in place of the `...`,
+# without looking it up.
 #
 # <details><summary>Hint</summary>
 #
-# `ALGORITHMS` is a dictionary; its keys are FA1.A2, FA1.A3, FA1.A4, FA2.A1 and FA2.A2.
+# `E.sum(axis=…, keepdims=True)`. In S, queries run down and keys run right.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>Solution</summary>
 #
 # ```python
-# print(ALGORITHMS["FA2.A2"])
-# print(where("FA2.A2.L11"))
+# return E / E.sum(axis=1, keepdims=True)
 # ```
-# The probabilities come back in one step, p = exp(s − L): L holds the maximum and the sum together.
 # </details>
-#
-# **3. Break and fix.** The four lines fail on large scores. Before you run the cell: what are exp(1000) and ∞ / ∞ in
-# floating point? Then find the change to one line that mends it.
 
 # %%
-with np.errstate(over="ignore", invalid="ignore"):
-    huge = attention(1000 * Q, 1000 * K, V)
-print("rows with NaN:", int(np.isnan(huge).any(axis=1).sum()), "of", len(huge))
+def weights(E):  # (N_q, N_k), all positive
+    return ...
+
+
+E = np.array([[1.0, 3.0, 4.0], [2.0, 2.0, 4.0]])  # two queries, three keys
+P = weights(E)
+if P is ...:
+    print("not written yet")
+elif np.shape(P) != (2, 3):
+    print("not yet: P has a weight for each of 2 queries and 3 keys, yours has the shape", np.shape(P))
+elif not close(P.sum(axis=1), np.ones(2)):
+    print("not yet: the weights of the queries sum to", P.sum(axis=1), "and not to 1")
+else:
+    print("right" if close(P, E / [[8], [8]]) else "not yet: each weight is its share of the row's sum")
 
 # %% [markdown]
+# **2. Complete.** How many queries and keys may a square tile have, so that its scores (2 bytes each) fit into a memory
+# of `room` bytes? Try it on an SM's shared memory, and on L2.
+#
 # <details><summary>Hint</summary>
-# A factor that all exponentials of a row have in common cancels when they are divided by their sum.
+#
+# A tile of B × B scores has 2B² bytes. `math.isqrt` takes the whole part of a square root; `int(np.sqrt(...))` will do.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>Solution</summary>
 #
 # ```python
-# E = np.exp(S - S.max(axis=1, keepdims=True))
+# return int(np.sqrt(room / 2))
 # ```
-# The largest exponential of a row is now exp(0) = 1, and none can overflow. The maximum is that of the whole row: can
-# it be had before the whole row is there? That is the question of chapter 02.
+# 341 in shared memory, 5,608 in L2. A real tile is smaller, because blocks of q, k, v and o need room as well.
+# </details>
+
+# %%
+def largest_tile(room):
+    return ...
+
+
+for name, room in (("shared memory of an SM", chip.shared_per_sm), ("L2", chip.l2_bytes)):
+    B = largest_tile(room)
+    if B is ...:
+        print("not written yet:", name, "has", room, "bytes")
+    elif 2 * B**2 > room:
+        print(f"not yet: {B} × {B} scores have {2 * B**2:,} bytes, {name} has {room:,}")
+    else:
+        print("right:" if 2 * (B + 1) ** 2 > room else "not yet, one more row and column would fit:", B)
+
+# %% [markdown]
+# **3. Find the bug.** In the four lines somebody wrote `E.sum(axis=0, …)`. The shapes are right and no number is infinite.
+# Which test would have found it?
+#
+# <details><summary>Answer</summary>
+#
+# The sums of P's rows, as in exercise 1, or a comparison with another implementation. A test of shapes would have let it
+# through. The checks in this book compare numbers, and the project plants faults in its own code to see them caught.
 # </details>
 
 # %% [markdown]
 # ## Checks
 #
-# The four lines against the package, the package's stages against each other on lengths that fit no tile and on huge
-# scores, the picture's numbers against the meter, and the tags.
+# The four lines against the package, FA1 and FA2 on lengths that fit no tile and on huge scores, the formulas of traffic
+# against the meter, and the numbers in the text against the record.
 
 # %%
-verdict("the four lines = the package's definition", close(O, ways["as defined"]))
 rng = np.random.default_rng(1)
 Q, (K, V) = rng.standard_normal((37, 8)), rng.standard_normal((2, 29, 8))
-ragged = dict(B_r=16, B_c=5)
+verdict("37 queries, 29 keys: the four lines", close(attention(Q, K, V), naive.forward(Q, K, V)[0]))
 for size in (1.0, 1e3):
     truth = naive.forward(size * Q, K, V)[0]
-    if size == 1.0:
-        verdict("37 queries, 29 keys: the four lines", close(attention(Q, K, V), truth))
     for name, stage in (("FA1", fa1), ("FA2", fa2)):
-        result, *_ = stage.forward(size * Q, K, V, **ragged)
+        result, *_ = stage.forward(size * Q, K, V, B_r=16, B_c=5)
         verdict(f"37 queries, 29 keys, scores × {size:g}: {name}", close(result, truth))
-
-# %%
-small = Tiling(64, 64, 16, 16)
-Q, K, V = np.random.default_rng(3).standard_normal((3, 64, 8))
-stages = dict(standard=naive.forward, fa1=fa1.forward, fa2=fa2.forward)
-rungs = {rung.name: rung for rung in ladder.data(N=64, d=8, B=16)["rungs"]}
-drawn = dict(standard=rungs["FlashAttention"].before, fa1=rungs["FlashAttention"].after)
-drawn["fa2"] = rungs["FA2: loops swapped"].after
-for name, stage in stages.items():
+small, (Q, K, V) = Tiling(64, 64, 16, 16), rng.standard_normal((3, 64, 8))
+for name, stage in dict(standard=naive.forward, fa1=fa1.forward, fa2=fa2.forward).items():
     meter = Trace()
     stage(Q, K, V, trace=meter, **({} if name == "standard" else dict(B_r=16, B_c=16)))
-    counted = {tensor: meter.loads(tensor) + meter.stores(tensor) for tensor in drawn[name]}
     formula = io.traffic(name, "forward", small, 8).total
-    verdict(f"{name}: formula = meter", formula == meter.hbm_elements)
-    verdict(f"{name}: the picture's bar = meter, tensor by tensor", drawn[name] == counted)
+    verdict(f"{name}: what the chip requests, by formula = by the meter", formula == meter.hbm_elements)
 
 # %%
+found = time_and_memory.data()
+time, memory = ({name: dict(curve) for name, curve in found[what].items()} for what in ("time", "memory"))
+N = 16384
+verdict("ours is 5.6 times as fast as standard", round(time["standard"][N] / time["ours"][N], 1) == 5.6)
+verdict("FA1 is slower than standard here", all(time["FA1"][n] > ms for n, ms in time["standard"].items()))
+growth = [memory[name][N] / memory[name][N // 2] for name in ("standard", "FA2", "ours")]
+verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
+verdict("and standard has no place at twice this N", max(memory["standard"]) == N)
+read = counters["r07_two_loops"]["DRAM bytes read"][0]
+verdict("FA2 reads Q, K and V once from DRAM, within 1%", abs(read / (3 * 2 * 64 * 4096 * 128) - 1) < 0.01)
 computing = [tag for tag, (_, line) in LINES.items() if line.computes]
-found = all(where(tag).numpy for tag in computing)
-verdict("every computing line of the papers has its NumPy line", found)
-verdict("the kernels share no code with the reference", not knows_of("kernels", "reference"))
+verdict("every computing line of the papers has its NumPy line", all(where(tag).numpy for tag in computing))
 
 # %% [markdown] tags=["navigation"]
 # [Naive attention →](01_naive_attention.ipynb)

@@ -6,26 +6,25 @@
 #
 # **Who works on which tiles, and who waits?**
 #
-# Notebooks 03 to 05 counted what one worker moves and computes. A GPU has room for more than a hundred at once. Whether
-# they all have something to do is decided by a question that no formula has asked so far: which of the loops may be handed
-# out?
+# So far we have counted what one worker moves and computes. A GPU runs more than a hundred workers at the same time. The
+# counts of chapters 03 to 05 do not say whether they all have something to do. That depends on one question: which loop
+# may be shared out?
 #
 # After this notebook you can
 #
-# - say for any loop whether its iterations may run at the same time, and what goes wrong if they may not,
-# - compute in your head how many thread blocks a launch has, how many rounds they take, and how much of the chip is idle,
-# - explain three remedies for idle processors: a loop to hand out, the order of the launch, and a split of the keys.
+# - say of a loop whether its iterations may run at the same time, and what goes wrong if they may not,
+# - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
+# - name three remedies against idle processors: another loop, another order, and split keys.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb).*
+# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb), for the
+# section on dQ; [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) for the rest.*
 
 # %%
 from heapq import heappop, heappush
-from itertools import permutations
 
 import numpy as np
 
 from fa2_lab.machine import chips, grid, io
-from fa2_lab.paper import where
 from fa2_lab.plots import waves, workers
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads
@@ -36,17 +35,18 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 from fa2_lab.trace import Trace
 
 # %% [markdown]
-# ## Which loop may be handed out?
+# ## May row blocks be computed in any order?
 #
-# A GPU runs a kernel as many *thread blocks*. A thread block is one worker: it gets a place on one of the chip's
-# processors (an *SM*, streaming multiprocessor; an H100 has 132), keeps its state there, and leaves when it is done.
-# Workers start in any order, whenever there is room, and none may count on another one running.
+# A GPU runs a kernel as many **thread blocks**. A thread block is one worker. It gets a place on one of the chip's
+# processors, the SMs (the map in [chapter 00](00_start.ipynb) shows them; an H100 has 132), keeps its state there, and
+# leaves when it is done. Thread blocks start in any order, and none may rely on another one running.
 #
-# Below is the body of FA2's outer loop: what notebook 04 does for row block `i`, with the order of the key blocks left
-# open.
+# Below is what chapter 04 does for row block i, as a function of its own. `SoftmaxState` holds $o$, $\ell$ and $m$, and
+# `update` is the step of chapter 02.
 #
-# **Predict.** 2 row blocks, 4 column blocks. We compute row block 1 before row block 0; then we visit the key blocks in
-# every possible order. Which of the two can change the last bit of the result?
+# **Predict.** There are 2 row blocks. We compute row block 1 first, then row block 0. How many of the 32 numbers of O
+# change?
+
 
 # %%
 def row_block(i, key_blocks, Q, K, V, B_r=4, B_c=2):
@@ -65,29 +65,28 @@ for i in (0, 1):
     O[4 * i : 4 * i + 4] = row_block(i, range(4), Q, K, V)
 for i in (1, 0):
     reverse[4 * i : 4 * i + 4] = row_block(i, range(4), Q, K, V)
-print("row blocks in either order, the same bits:", np.array_equal(O, reverse))
-shuffled = [[row_block(i, order, Q, K, V) for i in (0, 1)] for order in permutations(range(4))]
-right = [close(np.vstack(o), dense) for o in shuffled]
-print("key blocks in", len(right), "orders, right but for rounding:", all(right))
+print("numbers of O that change:", int((O != reverse).sum()), "of", O.size)
 
 # %% [markdown]
-# <details><summary>Which one touches the bits</summary>
+# <details><summary>None, to the last bit</summary>
 #
-# Order never changes what is computed for a row block, because row blocks share nothing: the same bits. Key blocks meet in
-# one state. Their order is free in mathematics (merging does not care, notebook 02), but sums are rounded in another
-# order, so the last bits may move. And there must be one state to meet in.
+# Row block 1 reads its own queries and writes its own rows of O. Nothing that row block 0 does can reach it.
 # </details>
 #
-# **Takeaway.** Row blocks need nothing from each other, so each may become a worker of its own.
+# The loop inside is different. All key blocks of a row block update the same $o$, $\ell$ and $m$. They may come in any
+# order, but they must meet in one state.
+#
+# **Takeaway.** Row blocks share nothing, so each of them can be a thread block of its own.
 
 # %% [markdown]
-# ## And FA1's outer loop?
+# ## And the outer loop of FA1?
 #
-# FA1 has the key blocks outside. One iteration takes O, l and m of every row from HBM, works in its two keys, and
-# writes them back. Here it is, for all rows at once.
+# FA1 has the key blocks outside. One iteration loads O, $\ell$ and m of every row, works its two keys in, and stores them
+# again. Here is one iteration for all rows at once.
 #
-# **Predict.** We give each of the four iterations to a worker. All read the state before any has written; the last one
-# to write is worker 3. What will O contain?
+# **Predict.** We give each of the four iterations to a worker. All four read O before anyone has written. Worker 3 is the
+# last to write. How many keys does the final O know of?
+
 
 # %%
 def column_block(j, O, l, m, B_c=2):  # (N_q, d), (N_q,), (N_q,)
@@ -103,37 +102,35 @@ start = np.zeros((8, 4)), np.zeros(8), np.full(8, -np.inf)
 state = start
 for j in range(4):
     state = column_block(j, *state)
-print("one after the other:", close(state[0], dense))
 for j in range(4):
-    together = column_block(j, *start)  # everybody has read the start; the last one's writes stay
-print("at the same time:", close(together[0], dense))
+    together = column_block(j, *start)  # everyone reads the start; the last write stays
 last_two = safe_softmax(Q @ K[6:].T / 2) @ V[6:]
-print("what is left is attention over keys 6 and 7:", close(together[0], last_two))
+for name, result in (("one after the other", state[0]), ("at the same time", together[0])):
+    print(f"{name}: error {np.abs(result - dense).max():.3f}", end=", ")
+    print(f"distance from attention over keys 6 and 7 alone: {np.abs(result - last_two).max():.3f}")
 
 # %% [markdown]
-# <details><summary>What happened to keys 0 to 5?</summary>
+# <details><summary>Two</summary>
 #
-# Their workers did their work and wrote it, and worker 3, which had read the old state, wrote over it. Every worker's O
-# is a correct answer for its own two keys; nobody has merged them. That is why FA1 gives a whole head to one thread block
-# and lets it run both loops.
+# The other three workers did their work and wrote it down. Then worker 3, which had read the old O, wrote over it. What is
+# left is attention over keys 6 and 7, and nothing reports an error.
 # </details>
 #
-# **Takeaway.** A loop may be handed out if its iterations write to different places. FA2 swaps the loops so that the
+# So FA1 gives a whole head to one thread block, which runs both loops alone.
+#
+# **Takeaway.** Iterations may run at the same time if they write to different places. FA2 swaps the loops, and then the
 # outer one is such a loop.
 
 # %% [markdown]
-# ## Which word moved?
+# ## How many workers are there?
 #
-# In the package's NumPy files a loop is either `trace.serial` or `trace.parallel`. Both run one after the other, since
-# NumPy has one worker; the meter writes down who would have done what. Batch entries and heads are `parallel` for
-# everyone. The rest is four lines.
+# Batch entries and heads are independent in both algorithms. FA2 adds the row blocks. In the package's NumPy files such a
+# loop is written `trace.parallel`. NumPy still runs it one by one, but the meter notes which worker did what.
 #
-# **Predict.** Two sequences, three heads, 8 queries and keys, B_r = 4, B_c = 2. How many workers has FA1, how many FA2,
-# and what does each one compute?
+# **Predict.** Two sequences with three heads each; 8 queries, in row blocks of 4. FA1 has 2 · 3 = 6 workers. How many has
+# FA2?
 
 # %%
-for tag in ("FA1.A2.L6", "FA1.A2.L8", "FA2.A1.L3", "FA2.A1.L6"):
-    print(f"{tag}  {where(tag).numpy[0].text.split('  #')[0]}")
 q, k, v = np.random.default_rng(1).standard_normal((3, 2, 3, 8, 4))  # 2 sequences, 3 heads
 for stage in ("fa1", "fa2"):
     meter = Trace()
@@ -143,19 +140,26 @@ for stage in ("fa1", "fa2"):
     print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {meter.matmul_flops:,}")
 
 # %% [markdown]
-# FA1's workers are numbered (batch, head), FA2's (batch, head, i): T_r times as many, each with 1/T_r of the work. The
-# total is the same, to the operation.
+# <details><summary>Twelve</summary>
 #
-# **Takeaway.** FA1 launches batch · heads thread blocks; FA2 launches batch · heads · T_r.
+# Each head has $T_r = 2$ row blocks, so there are twice as many workers, and each has half of the work.
+# </details>
+#
+# The last column shows that the work as a whole is the same, to the operation.
+#
+# **Takeaway.** FA1 launches batch · heads thread blocks. FA2 launches batch · heads · $T_r$.
 
 # %% [markdown]
 # ## Six processors, by hand
 #
-# What is it worth to have more workers? The rule of the machine is short: a *launch* puts its blocks in line, and
-# whichever SM is free first takes the next one. We count time in tiles.
+# What do more workers buy? The rule of the machine is simple: the thread blocks stand in line, and the first SM that is
+# free takes the next one. We measure time in tiles.
 #
-# **Predict.** Four heads of 4 × 4 tiles, six SMs. FA1 brings 4 blocks of 16 tiles, FA2 16 blocks of 4 tiles. When does
-# the last block end in each case? What would perfect sharing give?
+# Take four heads of 4 × 4 tiles and six SMs. FA1 brings 4 blocks of 16 tiles, so it ends at time 16, and two SMs get
+# nothing.
+#
+# **Predict.** FA2 brings 16 blocks of 4 tiles. When does the last one end?
+
 
 # %%
 def run_on(SMs, costs):
@@ -180,85 +184,113 @@ for name, costs in (("FA1", [16] * 4), ("FA2", [4] * 16)):
     timeline(ran, 6)
 
 # %% [markdown]
-# <details><summary>Perfect sharing, and why nobody reaches it</summary>
+# <details><summary>At 12</summary>
 #
-# 64 tiles on 6 SMs would take 10⅔. FA1 needs 16, because two SMs get nothing. FA2 needs 12: two full rounds, and a third
-# in which four blocks run and two SMs wait. A block cannot be shared between SMs, so the last round is rarely full.
+# Six blocks run from 0 to 4, six from 4 to 8, and the last four from 8 to 12. In this third round two SMs wait.
 # </details>
 #
-# **Takeaway.** Equal blocks run in rounds, called *waves*: the launch takes ⌈blocks / SMs⌉ times the length of a block.
+# Perfect sharing would end at 64 / 6 = 10⅔. A block cannot be cut in two, so the last round is rarely full.
+#
+# **Takeaway.** Equal blocks run in rounds, called *waves*. A launch takes ⌈blocks / SMs⌉ times the length of one block.
 
 # %% [markdown]
-# ## A hundred and thirty-two processors
+# ## 132 processors
 #
-# Now the sizes that people run. One long conversation: batch 1, 32 heads, 8,192 tokens, row blocks of 128. Beside it,
-# numbers of blocks just below and just above the number of SMs.
+# Now real sizes: batch 1, 32 heads, 8,192 tokens, row blocks of 128, on an H100. FA1 launches 32 blocks, so at most a
+# quarter of the SMs work. FA2 has 8,192 / 128 = 64 row blocks in each head, so it launches 32 · 64 = 2,048.
 #
-# **Predict.** Which share of an H100 is busy with 32 blocks? With 2,048? With 132, and with 133? The FA2 paper calls one
-# block per head efficient from about 80 blocks on, for the 108 SMs of an A100: what share is that?
+# **Predict.** 132 equal blocks keep all SMs busy. What share of the SMs' time is used with 133?
+
 
 # %%
 def busy(blocks, SMs):
-    rounds = -(-blocks // SMs)
+    rounds = -(-blocks // SMs)  # rounded up
     return rounds, blocks / (rounds * SMs)
 
 
 H100, A100 = chips.H100.SMs, chips.A100.SMs
-cases = [("FA1, 32 heads", 32, H100), ("FA2, 32 heads of 64 row blocks", 32 * 64, H100)]
-cases += [("one block for each SM", 132, H100), ("and one more", 133, H100)]
-cases += [("the paper's 80", 80, A100), ("109 heads", 109, A100)]
-for name, blocks, SMs in cases:
-    rounds, share = busy(blocks, SMs)
-    print(f"{name:31} {blocks:5,} blocks on {SMs} SMs, waves: {rounds:2}, busy: {share:4.0%}")
+cases = [("FA1, 32 heads", 32), ("FA2, 32 heads of 64 row blocks", 32 * 64)]
+cases += [("one block for each SM", 132), ("and one more", 133)]
+for name, blocks in cases:
+    rounds, share = busy(blocks, H100)
+    print(f"{name:31} {blocks:5,} blocks, waves: {rounds:2}, busy: {share:4.0%}")
 
 # %% [markdown]
-# <details><summary>What these numbers are, and what they leave out</summary>
+# <details><summary>Half</summary>
 #
-# They are the share of SM time in which a block runs, if all blocks take equally long and each SM runs one. With
-# 133 blocks the second wave is a single block, and the launch takes twice as long as with 132. So "more is better" holds
-# only on average: after many waves the last one weighs little, 97% here. The 80 of the paper is a rule of thumb, worth
-# 74%, and 109 heads are worse.
-#
-# Left out: several blocks that share one SM and slow each other down, memory bandwidth, and the time of the launch
-# itself. Notebook 10 measures.
+# The second wave consists of one block. 131 SMs wait for it, and the launch takes twice as long.
 # </details>
 #
-# **Takeaway.** Idle SMs do not show in any count of bytes or FLOPs: FA1 and FA2 do the same products, and one of them
-# uses a quarter of the chip.
+# With 16 waves, as in the second line, a poor last wave weighs little. The effect is called *wave quantization*. The
+# model leaves out that several blocks may share an SM, and that all share the memory. Chapter 10 measures.
+#
+# **Takeaway.** Idle SMs show in no count of bytes or FLOPs. FA1 and FA2 compute the same products here, and FA1 uses a
+# quarter of the chip.
 
 # %% [markdown]
-# ## Why not much smaller blocks?
+# ## Why not make blocks much smaller?
 #
-# A single head of 8,192 queries, row blocks of 128: 64 workers for 132 SMs. Smaller row blocks would make more workers.
+# A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks would give more.
 #
-# **Predict.** What do smaller row blocks cost? (Each worker reads all keys and all values.) Which B_r would you take?
+# **Predict.** Every worker loads all of K and V. If $B_r$ goes from 128 to 64, by what factor does the traffic of K and V
+# grow?
 
 # %%
-print(" B_r  blocks  waves  busy  elements between HBM and chip")
+print(" B_r  blocks  waves  busy  elements requested")
 for B_r in (128, 64, 32, 16):
     tiling = Tiling(N_q=8192, N_k=8192, B_r=B_r, B_c=64)
     rounds, share = busy(tiling.T_r, H100)
-    print(f"{B_r:4}  {tiling.T_r:6}  {rounds:5}  {share:4.0%}  {io.fa2_forward(tiling, d=128).total:13,}")
+    print(f"{B_r:4}  {tiling.T_r:6}  {rounds:5}  {share:4.0%}  {io.fa2_forward(tiling, d=128).total:18,}")
 
 # %% [markdown]
-# <details><summary>Which one, then?</summary>
+# <details><summary>Two</summary>
 #
-# 64: it doubles the share of busy SMs and doubles the traffic. Below that there is nothing left to gain, and the traffic
-# keeps doubling, because T_r workers read K and V. Not all of it reaches the HBM (an H100 has 50 MiB of cache that all
-# SMs share), but it has to be moved to each SM all the same.
+# There are twice as many workers, and each of them loads as much as before.
 # </details>
 #
-# **Takeaway.** Large blocks reuse what they load, small blocks make workers: take the largest that keeps the SMs busy.
+# At $B_r = 64$ the chip is as busy as it gets, for twice the requests. Below that, requests double again and nothing is
+# gained. (The L2 cache, which all SMs share, answers many of these requests. They still have to travel to each SM.)
+#
+# **Takeaway.** Large blocks reuse what they load, small blocks make workers. Take the largest that keeps the SMs busy.
 
 # %% [markdown]
-# ## The backward pass hands out columns
+# ## What if blocks are not equal?
 #
-# In notebook 05 the backward pass has the key blocks outside: dk_j and dv_j stay on chip while the queries stream past.
-# So there a worker takes a column of tiles. This is the paper's figure 2, drawn from the tilings that the code uses (the
-# picture counts workers from 1, as the paper does; the code from 0).
+# Under the causal mask, row block i of a square has i + 1 tiles. Take two heads of 4 row blocks on three SMs. In the order
+# of the rows they come with 1, 2, 3, 4, 1, 2, 3, 4 tiles. That makes 20 tiles, so no order can end before 7.
 #
-# **Predict.** In the forward pass each block of O has one writer. In the backward pass there are dQ, dK and dV: which of
-# them has a single writer for each block?
+# **Predict.** In which order would you launch them?
+
+# %%
+costs = [i + 1 for head in range(2) for i in range(4)]
+for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reverse=True))):
+    ran = run_on(3, order)
+    print(f"{name}: the last block ends at {max(end for _, _, end in ran)}")
+    timeline(ran, 3)
+
+# %%
+show(waves.draw(**waves.data()))
+
+# %% [markdown]
+# <details><summary>The longest first</summary>
+#
+# A long block that starts late ends late, and the others wait for it. If it starts first, the short ones fill the gaps at
+# the end.
+# </details>
+#
+# The picture shows batch 1, 32 heads and 2,048 tokens on 132 SMs. A bar is a thread block, a line is an SM. Look at the
+# right edges: above, FA1 ends four times as late as FA2; below, the ragged edge becomes straight.
+#
+# **Takeaway.** If blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.
+
+# %% [markdown]
+# ## What does a worker own in the backward pass?
+#
+# Chapter 05 puts the key blocks outside: $dk_j$ and $dv_j$ stay on the chip, and the queries come by. So a worker takes a
+# column of tiles.
+#
+# **Predict.** Of dQ, dK and dV: one of them gets parts from several workers. Which?
+
 
 # %%
 def owners(tiling, direction):
@@ -269,111 +301,45 @@ def owners(tiling, direction):
     return who
 
 
-square = {causal: Tiling(16, 16, 4, 4, Mask(causal=causal)) for causal in (False, True)}
-who = {(way, causal): owners(square[causal], way) for way in ("forward", "backward") for causal in square}
-adds_to_dQ = {causal: [row[row >= 0].tolist() for row in who["backward", causal]] for causal in square}
-show(workers.draw(who, adds_to_dQ))
-
-# %% [markdown]
-# <details><summary>Why not hand out rows in the backward pass as well?</summary>
-#
-# Then dQ_i would have one writer, and dK_j and dV_j would have many. Five products feed three results, one summed over
-# keys (dQ) and two over queries (dK, dV), so whichever way one cuts, something is shared. Columns share one result
-# instead of two. The other way out is two passes: columns for dK and dV, then rows for dQ, with S and dP computed twice.
-# </details>
-#
-# **Takeaway.** Forward, a worker owns rows and meets nobody; backward, it owns columns and meets others on dQ.
-
-# %% [markdown]
-# ## When do they meet?
-#
-# Four column workers start together and walk down the rows, one tile per step. The table says into which block of dQ
-# each one adds at each step.
-#
-# **Predict.** How many add into the same block at the same moment without a mask, and how many under the causal one?
-
-# %%
-def dq_steps(tiling, first=lambda j: 0):  # `first`: where in its list of rows worker j begins
+def dq_steps(tiling):  # [j, t]: the block of dQ that worker j adds to in its step t
     rows = [tiling.visited_rows(j) for j in range(tiling.T_c)]
-    rows = [visited[first(j) :] + visited[: first(j)] for j, visited in enumerate(rows)]
     steps = np.full((tiling.T_c, max(map(len, rows))), -1)
     for j, visited in enumerate(rows):
         steps[j, : len(visited)] = visited
     return steps
 
 
-def meetings(steps):  # at each step, the most workers on one block of dQ
-    return [max(int(np.sum(step == i)) for i in step if i >= 0) for step in steps.T]
-
-
-full, causal = dq_steps(square[False]), dq_steps(square[True])
-rotated = dq_steps(square[False], first=lambda j: j)
-for name, steps in (("all keys", full), ("causal", causal), ("all keys, rotated", rotated)):
-    print(f"{name}: most workers on one block of dQ, step by step: {meetings(steps)}")
-    for j, row in enumerate(steps):
+for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
+    print(f"{name}: the block of dQ that each worker adds to, step by step")
+    for j, row in enumerate(dq_steps(Tiling(16, 16, 4, 4, mask))):
         print(f"  worker {j}:", *("  . " if i < 0 else f"dQ_{i}" for i in row))
 
-# %% [markdown]
-# Without a mask all four queue at the same block. The causal workers begin at their own diagonal, and the rotated ones
-# spread by design. But real workers do not march in step, so whoever may meet has to add safely: line 15 as printed
-# (FA2.A2.L15: load, add, write back) loses parts, as notebook 05 has shown, and the paper's section 3.2 asks for atomic
-# adds.
-#
-# **Takeaway.** An atomic add makes a meeting safe, and a good order of the rows makes it rare; only two passes avoid it.
-
-# %% [markdown]
-# ## Unequal blocks, and who comes last
-#
-# Under the causal mask row block i of a square has i + 1 tiles. Waves are no longer even, and the order of the launch
-# begins to matter.
-#
-# **Predict.** Two heads of 4 row blocks on three SMs: 20 tiles, so no launch can end before 7. Row by row the blocks
-# come with 1, 2, 3, 4, 1, 2, 3, 4 tiles. When does the last one end? In which order would you launch them?
-
 # %%
-costs = [i + 1 for head in range(2) for i in range(4)]
-for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reverse=True))):
-    ran = run_on(3, order)
-    print(f"{name}: the last block ends at {max(end for _, _, end in ran)}")
-    timeline(ran, 3)
+show(workers.draw(**workers.data()))
 
 # %% [markdown]
-# At real size: batch 1, 32 heads, 2,048 tokens, blocks of 128, on 132 SMs. Each SM is a line, and a new grey begins with
-# each of its thread blocks. All four charts have one time scale. Without a mask, FA1 takes four times as long as FA2 for
-# the same work. The last two show the causal tail, in two orders of launch.
-
-# %%
-full, causal = (Tiling(2048, 2048, 128, 128, mask) for mask in (NO_MASK, CAUSAL))
-launches = {
-    "FA1": grid.fa1_grid(32, full),
-    "FA2": grid.fa2_grid(32, full),
-    "FA2 causal, launched row by row": grid.fa2_grid(32, causal),
-    "FA2 causal, heaviest blocks first": grid.fa2_grid(32, causal, order="heaviest first"),
-}
-ran = {name: grid.schedule(blocks, H100) for name, blocks in launches.items()}
-show(waves.draw(heads=32, ran=ran))
-
-# %% [markdown]
-# <details><summary>Why heaviest first works, and what the backward pass does</summary>
+# <details><summary>dQ</summary>
 #
-# A long block that starts late finishes late, alone. Started first, its end is hidden behind the short ones, which fill
-# the gaps like sand after stones. (For scheduling in general Graham showed in 1969 that this rule is never more than a
-# third longer than the best possible order.) The package's Triton kernel counts the row blocks of a causal head
-# backwards for this reason. In the causal backward pass columns run from heavy to light anyway: the first key is seen by
-# everybody.
+# $dq_i$ is a sum over keys, and the keys of a row belong to different workers. $dk_j$ and $dv_j$ are sums over queries,
+# and a worker sees all queries of its column.
 # </details>
 #
-# **Takeaway.** With unequal blocks, launch the longest first: the work is the same and the tail gets shorter.
+# The table reads downwards: without a mask, all four workers add to the same block of dQ in the same step. "Load, add,
+# write back" would lose parts, as FA1's workers did above. So the additions must be *atomic*: the memory itself adds, one
+# after the other. Or a second pass, with rows outside, computes dQ alone. The picture is the paper's figure 2 and counts
+# workers from 1.
+#
+# **Takeaway.** Forward, a worker owns rows and meets nobody. Backward, it owns columns and meets the others on dQ.
 
 # %% [markdown]
 # ## One query, many keys
 #
-# When a model writes a text it computes one new query at a time against all keys so far: *decoding*. One query is one
-# row block, so FA2 is back at 32 workers. The only loop left is the one over keys, whose iterations share a state. But
-# notebook 02 said how to join states that never met: merge.
+# A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One
+# query is one row block, so FA2 is back at one worker per head. The loop over keys is the only one left. Its iterations
+# share a state, but chapter 02 can merge states that never met.
 #
-# **Predict.** 8,192 keys in 64 blocks, 32 heads, 132 SMs. Into how many parts would you split the keys of each head: 4,
-# 5 or 8?
+# **Predict.** 8,192 keys in 64 blocks, 32 heads, 132 SMs. We split the keys of each head into 5 parts instead of 4. Does
+# the launch end sooner?
 
 # %%
 q_1, K_long, V_long = (np.random.default_rng(2).standard_normal((n, 128)) for n in (1, 8192, 8192))
@@ -381,96 +347,125 @@ whole, _ = fa2.forward(q_1, K_long, V_long, B_r=1, B_c=128)
 for splits in (1, 4, 5, 8):
     meter = Trace()
     O, _ = fa2.forward_split_keys(q_1, K_long, V_long, splits=splits, B_r=1, B_c=128, trace=meter)
-    tiles = [len(part) for part in np.array_split(range(64), splits)]
-    ran = grid.schedule([grid.Block(h, part, n) for h in range(32) for part, n in enumerate(tiles)], H100)
+    costs = [len(part) for head in range(32) for part in np.array_split(range(64), splits)]
+    end = max(end for _, _, end in run_on(H100, costs))
     extra = sum(meter.loads(part) + meter.stores(part) for part in ("O_part", "L_part"))
-    print(f"parts: {splits}, workers: {32 * splits:3}, waves: {ran.waves}, end: {ran.makespan:2.0f},", end=" ")
-    print(f"partial results: {extra / meter.hbm_elements:.2%} of traffic, same O: {close(O, whole)}")
+    print(
+        f"parts: {splits}, workers: {32 * splits:3}, end: {end:2}, error of O {np.abs(O - whole).max():.3f},", end=" "
+    )
+    print(f"partial results: {extra / meter.hbm_elements:.2%} of all elements moved")
 
 # %% [markdown]
-# <details><summary>Four, five or eight?</summary>
+# <details><summary>No, later</summary>
 #
-# Four: 128 workers fit in one wave. Five make 160, a second wave for the last 28, and the launch takes longer than with
-# four although every worker has less to do. Eight take two short waves, and as long as four. (Counted in tiles; the
-# kernel in notebook 14 waits for HBM, and has a clock.)
-#
-# A popular write-up says that handing out the key loop would send the reduction through HBM and undo the reason for
-# FlashAttention. It does go through HBM, (d + 1) numbers for each row and part, written and read once, and no N × N
-# matrix is among them. With few rows it is next to nothing; with many rows it is not needed.
+# 4 parts give 128 workers of 16 tiles: one wave. 5 parts give 160 workers of 12 or 13 tiles, and the last 28 of them need
+# a second wave.
 # </details>
 #
-# **Takeaway.** When there are too few rows, split the keys and merge: the same operator, one level further out.
+# The parts meet through HBM: each writes its $o$ and its $L$ for the row, and a second small kernel merges them. The last
+# column shows how little that is. Chapter 14 builds it.
+#
+# **Takeaway.** With too few rows, split the keys and merge. It is the operator of chapter 02, among thread blocks.
 
 # %% [markdown]
 # ## Recap
 #
-# - A thread block is a worker that can rely on no other. A loop may be handed out if its iterations write apart.
-# - FA1: batch · heads workers. FA2: times T_r forward (rows), times T_c backward (columns).
-# - Equal blocks take ⌈blocks / SMs⌉ waves; the last wave is where SMs idle.
-# - Backward workers meet on dQ: atomic adds, or a second pass.
-# - Causal blocks are unequal: launch the heaviest first.
+# - A thread block is a worker that can rely on no other. A loop may be shared out if its iterations write apart.
+# - FA1 has batch · heads workers. FA2 has $T_r$ times as many forward (rows), and $T_c$ times as many backward (columns).
+# - Equal blocks take ⌈blocks / SMs⌉ waves. In the last wave SMs are idle.
+# - Unequal blocks: launch the longest first.
+# - Backward workers meet on dQ: atomic additions, or a second pass.
 # - Few rows and many keys: split the keys, merge the parts.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Predict.** An A100 (108 SMs), batch 2, 16 heads, 4,096 tokens, row blocks of 128. How many blocks and waves has
-# FA1, how many FA2, and which share is busy? How much faster is FA2 in this model?
+# **1. Complete.** One thread block shall take *two* row blocks of a causal head, so that all thread blocks are equally
+# long. Which row block goes with row block i? Write it in place of the `...`.
 #
 # <details><summary>Hint</summary>
-# 2 · 16 heads; 4,096 / 128 = 32 row blocks.
-# </details>
-# <details><summary>Answer</summary>
 #
-# FA1: 32 blocks, 1 wave, 30%. FA2: 1,024 blocks, 10 waves, 95%. One FA1 block is as long as 32 FA2 blocks, so 32 against
-# 10: 3.2 times faster.
+# Row block i has i + 1 tiles. You want two numbers with the same sum every time.
 # </details>
+# <details><summary>Solution</summary>
 #
-# **2. Complete.** Instead of one thread block per row block, launch half as many, each taking *two* row blocks of a causal
-# head, so that all are equally long. Which two? Replace the line in `partner` until the last line shows equal numbers and
-# every row block occurs once.
+# `return T - 1 - i`: the first with the last, the second with the last but one. Every pair has T + 1 tiles.
+# </details>
+
 
 # %%
 def partner(i, T):
-    return i + T // 2  # replace this line
+    return ...
 
 
 T = 8
-pairs = [(i, partner(i, T)) for i in range(T // 2)]
-print("pairs:", pairs)
-print("tiles of each pair:", [(i + 1) + (k + 1) for i, k in pairs])
+if partner(0, T) is ...:
+    print("not written yet; row block 0 has 1 tile, row block 7 has 8")
+else:
+    pairs = [(i, partner(i, T)) for i in range(T // 2)]
+    tiles = [i + 1 + k + 1 for i, k in pairs]
+    taken = sorted(i for pair in pairs for i in pair)
+    print("pairs:", pairs, " tiles of each pair:", tiles)
+    if taken != list(range(T)):
+        print("not yet: row blocks nobody takes:", sorted(set(range(T)) - set(taken)))
+    else:
+        print("right" if len(set(tiles)) == 1 else "not yet: the pairs are not equally long")
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-# The tiles of row block i are i + 1. You want two numbers with the same sum every time.
-# </details>
-# <details><summary>Answer</summary>
-#
-# `return T - 1 - i`: the first with the last, the second with the last but one, and every pair has T + 1 tiles. It gives
-# equal blocks without sorting, at the price of half the workers.
-# </details>
-#
-# **3. Break and fix.** The grid below is computed with a plain division. Before you run it: which rows of O are never
-# written, and what would a test that looks at shapes alone say?
+# **2. Complete.** Four backward workers without a mask start together. Worker j may visit the row blocks in an order of its
+# own. Find orders such that no two workers ever add to the same block of dQ in the same step.
 #
 # <details><summary>Hint</summary>
+#
+# Let worker j begin at row block j.
+# </details>
+# <details><summary>Solution</summary>
+#
+# `return [(j + t) % T for t in range(T)]`: everybody goes round, each from another start. Real workers do not keep step, so
+# the additions must be atomic all the same. But they seldom wait for each other.
+# </details>
+
+
+# %%
+def rows_of_worker(j, T):
+    return ...  # a list of all T row blocks
+
+
+T = 4
+orders = [rows_of_worker(j, T) for j in range(T)]
+if orders[0] is ...:
+    print("not written yet; if all begin at row block 0, all four meet in every step")
+elif any(sorted(order) != list(range(T)) for order in orders):
+    print("not yet: every worker must visit each of the row blocks 0 to 3 once; yours:", orders)
+else:
+    met = [(t, i) for t in range(T) for i in range(T) if sum(order[t] == i for order in orders) > 1]
+    print("right" if not met else f"not yet: in step {met[0][0]} workers meet on dQ_{met[0][1]}")
+
+# %% [markdown]
+# **3. Find the bug.** The number of row blocks below comes from a plain division. How many rows of O does nobody write?
+# Put the number in place of the `...`. O is filled with NaN first, so that a missing row shows.
+#
+# <details><summary>Hint</summary>
+#
 # How many row blocks of 4 do 10 queries need?
+# </details>
+# <details><summary>Solution</summary>
+#
+# Two: rows 8 and 9. The number of row blocks is $\lceil N / B_r \rceil$, rounded up. The shape of O is right all along,
+# which is why kernels are tested on outputs filled with NaN, and on lengths that no block size divides.
 # </details>
 
 # %%
+missing = ...
 Q_10, K_10, V_10 = np.random.default_rng(3).standard_normal((3, 10, 4))
-O = np.full((10, 4), np.nan)  # poisoned, so that what nobody writes is seen
+O = np.full((10, 4), np.nan)
 for i in range(10 // 4):
     O[4 * i : 4 * i + 4] = row_block(i, range(5), Q_10, K_10, V_10)
-print("shape:", O.shape, " rows that nobody wrote:", np.flatnonzero(np.isnan(O).any(axis=1)).tolist())
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# 10 queries in blocks of 4 are three row blocks, the last one with two rows: the grid is ⌈N / B_r⌉, rounded up. With
-# `range(3)` rows 8 and 9 appear, and the slices of NumPy shorten themselves; a GPU kernel must mask the missing rows.
-# The shape was right all along. That is why kernels are tested on outputs filled with NaN, and on ragged lengths.
-# </details>
+unwritten = np.flatnonzero(np.isnan(O).any(axis=1))
+if missing is ...:
+    print("not answered yet; the shape of O is", O.shape)
+else:
+    print("right:" if missing == len(unwritten) else "not yet:", "nobody writes rows", unwritten.tolist())
 
 # %% [markdown]
 # ## Checks

@@ -30,7 +30,8 @@ import torch
 from IPython.display import Markdown
 
 from fa2_lab import attention, attention_paged
-from fa2_lab.kernels.decode import kernel as decode
+from fa2_lab.kernels.decode import kernel, plan
+from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import chips, grid, splits
 from fa2_lab.plots import ends, ideas, programs, shares
 from fa2_lab.plots.show import show
@@ -203,7 +204,7 @@ def in_turn(w, size, tiles):  # program w: its head, and its tiles
     return w // size, range(w % size, tiles, size)
 
 
-size = splits.team(slots, heads=8, tiles=1024)
+size = splits.splits_of_head(slots, heads=8, tiles=1024)
 apart = [equal.spans(w)[0][1] + 10 for w in equal.readers(0)]
 near = [in_turn(w, size, 1024)[1][10] for w in range(size)]
 print(f"shares: {len(apart)} tiles, the first ones {apart[:3]}, from {min(apart)} to {max(apart)}")
@@ -250,11 +251,11 @@ m, l, o = merge_all(*(np.concatenate([getattr(p, name) for p in parts]) for name
 print("four parts, one of them empty:", close(o / l, safe_softmax(s[None])[0] @ v))
 
 # %% [markdown]
-# `beta = exp(−∞ − m) = 0`. And here is the same in the package's kernel; `c` turns scores into powers of two (notebook
-# 08), and the state that has been merged so far comes along.
+# `beta = exp(−∞ − m) = 0`. And here is the same in the package's kernel. `scale_log2` turns scores into powers of two
+# (notebook 08), and the state that has been merged so far comes along.
 
 # %%
-print(getsource(decode.merge.fn))
+print(getsource(kernel.merge.fn))
 
 # %% [markdown]
 # **Predict.** Six queries over 200 keys, cut into 1, 2, 5 and 40 shares. How many different results, bit by bit? How many
@@ -263,7 +264,8 @@ print(getsource(decode.merge.fn))
 # %%
 q, k, v = (torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(device) for shape in
            ((1, 4, 3, 16), (1, 2, 200, 16), (1, 2, 200, 16)))
-results = {n: decode.decode(q, k, v, None, True, 0.25, None, n)[0].cpu().numpy() for n in (1, 2, 5, 40)}
+options = Options(causal=True, scale=0.25)
+results = {n: plan.decode(q, k, v, options, programs=n)[0].cpu().numpy() for n in (1, 2, 5, 40)}
 print("the same but for rounding:", all(close(O, results[1], 1e-5) for O in results.values()))
 print("attention() says so too:", close(attention(q, k, v, causal=True).cpu().numpy(), results[1], 1e-5))
 
@@ -494,7 +496,7 @@ Markdown(ideas.folded("All ideas for decode, cache by cache", ideas.ideas_table(
 # <details><summary>Answer</summary>
 #
 # 512 heads are two waves on 264 slots, 97% busy. Nothing to split, if all lengths are equal, and the package takes whole
-# heads there: `splits.team(264, 512, tiles=64)` is 1. With unequal lengths equal shares still win.
+# heads there: `splits.splits_of_head(264, 512, tiles=64)` is 1. With unequal lengths equal shares still win.
 # </details>
 #
 # **2. Complete.** From which share on do the parts cost less than 1% of the bytes? A part has rows · (d + 2) numbers of
@@ -539,7 +541,8 @@ for tiles, workers in (((10, 3, 0, 12, 2), 4), ((1024,) * 8, 132), ((0, 0, 7), 5
     package = splits.Shares(tiles, workers)
     theirs = {(w, head): b - a for w in range(workers) for head, a, b in package.spans(w)}
     verdict(f"deal here = Shares, {len(tiles)} heads, {workers} programs", deal(tiles, workers) == theirs)
-verdict("in_turn here = the package's", all(in_turn(w, 16, 1024) == splits.in_turn(w, 16, 1024) for w in range(128)))
+same = all(in_turn(w, 16, 1024) == splits.interleaved(w, 16, 1024) for w in range(128))
+verdict("in_turn here = the package's", same)
 whole = parts[0]
 for other in parts[1:]:
     whole = whole.merge(other)
@@ -548,8 +551,9 @@ verdict("merge_all here = SoftmaxState.merge", all(map(close, merge_all(*(
 verdict("from_pages here = the cache", np.array_equal(from_pages(pages, table, 37), cached))
 
 # %%
+options = Options(causal=False, scale=8**-0.5)
 for n in (1, 3, 8):
-    got = decode.decode(q, k, v, lengths, False, 8**-0.5, None, n)[0].cpu().numpy()
+    got = plan.decode(q, k, v, options, lengths, programs=n)[0].cpu().numpy()
     want = [grouped(*(x[b].double().cpu().numpy() for x in (q[:, :, 0], k[:, :, :m], v[:, :, :m]))) for b, m in
             enumerate(lengths.tolist()) if m]
     verdict(f"decode with {n} programs = NumPy, head by head", close(got[[0, 2], :, 0], np.stack(want), 1e-5))

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Decode](14_decode.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+# [← Decode](14_decode.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)
 
 # %% [markdown]
 # # 15 · Rings
@@ -495,4 +495,4 @@ used = list(recorded["memory"].values())
 verdict("and each GPU needs less memory the more there are", used == sorted(used, reverse=True))
 
 # %% [markdown] tags=["navigation"]
-# [← Decode](14_decode.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+# [← Decode](14_decode.ipynb) · [The map](00_start.ipynb) · [Lanes, layouts, banks →](A_lanes.ipynb)

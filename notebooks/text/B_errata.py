@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb)
 
 # %% [markdown]
 # # B · Errata
@@ -586,4 +586,4 @@ for name in ("fa2-tweak1", "fa2-two-terms", "fa2-P-tilde", "bilingual-inverse"):
     verdict(f"{name} by hand = the collection's wrong version", close(by_hand, ERRATA[name].wrong()))
 
 # %% [markdown] tags=["navigation"]
-# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb)

@@ -85,9 +85,9 @@ FAULTS = [
         "tests/test_machine_hopper.py::test_heavy_blocks_are_drawn_before_light_ones",
     ),
     (
-        "fa2_lab/machine/splits.py",
-        "size * heads >= TEAMS_FILL * slots",
-        "size * heads >= 0.5 * slots",
-        "tests/test_machine_splits.py::test_teams_where_they_fill_the_slots",
+        "fa2_lab/kernels/decode/shares.py",
+        "splits * heads >= SPLITS_FILL * slots",
+        "splits * heads >= 0.5 * slots",
+        "tests/test_machine_splits.py::test_heads_are_split_where_that_fills_the_slots",
     ),
 ]

@@ -1,1 +1,1 @@
-"""Few queries over a long cache: split the keys among programs, then merge."""
+"""Attention of a few queries over a long cache: kernel.py is the GPU's, shares.py cuts the keys, plan.py launches."""

@@ -1,240 +1,389 @@
-"""Decode: few queries over a long cache. The keys are split among programs, and what each found of them is merged.
+"""Decode on the GPU: a few queries attend to a long cache. Two kernels read the keys, a third merges what they found.
 
-The tiles of all heads lie end to end, and every program takes an equal share of them, across heads if need be. Where
-heads are of one length and a team of programs for each fills the GPU, the team takes the tiles of its head in turn:
-what is read at a time lies closer together. (The rules are machine/splits.py.) Slot w + h of the scratch holds what
-program w found of head h, if it did not read all of it. The query heads of a group are rows of one tile, so that a key
-is read once for all of them. The cache is a tensor, or pages behind a block table.
+    split_kv_kernel   every head has the same number of programs
+    stream_k_kernel   every program has an equal share of all heads' work, and may end one head and begin the next
+    merge_kernel      merges the parts (m, l, o) of each head that several programs have read
+
+shares.py says how many programs a head gets, plan.py launches the kernels. The query heads of a group are rows of one
+tile, so that every key is read once for all of them. The cache is a tensor, or pages that a block table names.
 """
 
-from dataclasses import dataclass
-from functools import cache
+from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels import interpreter, launch
-from fa2_lab.kernels.decode.turns import sequence_of, share_of, turns_before, turns_of
-from fa2_lab.kernels.portable.forward import LN2, NEG_INF
-from fa2_lab.kernels.portable.tile import keys_seen, length_of, load_rows
-from fa2_lab.kernels.prepared import kind_of, prepared
-from fa2_lab.machine import splits
+from fa2_lab.kernels.constants import LN2, NEG_INF
+from fa2_lab.kernels.portable.tile import head_of, keys_seen, length_of, load_rows
 
-# What a program finds -------------------------------------------------------------------------------------------
+# What the kernels are given -------------------------------------------------------------------------------------
+
+
+class Strides(NamedTuple):
+    """Strides of each tensor's batch entries, heads and rows; of a paged cache's pages, heads and keys."""
+
+    Q: tuple
+    K: tuple
+    V: tuple
+    O: tuple
+
+
+class Tile(NamedTuple):
+    """What the kernels are compiled for: each of these is a tl.constexpr."""
+
+    d: int
+    d_pad: int  # d, rounded up to what tensor cores take
+    B_r: int
+    B_c: int
+    page: int  # keys of a page; 0: the cache is not paged
+    causal: bool
+    masked: bool  # some row must not see some key of its tiles, so scores are compared with what rows see
+    late_q: bool  # q is laid out for the tensor cores after the first keys were asked for, not before
+    early_merge: bool  # the merge kernel may start before this one has ended (programmatic dependent launch)
+    upcast: bool  # Triton's interpreter multiplies bf16 wrongly: tiles become fp32 first
+
+
+class Sizes(NamedTuple):
+    """Numbers of which the compiler is told whether they are 1, and whether they are multiples of 16."""
+
+    H: int  # query heads
+    group: int  # query heads that share a K/V head
+    N_q: int
+    row_blocks: int  # of a K/V head: its group · N_q rows, by B_r
+    heads: int  # K/V heads times row_blocks: the heads of a sequence, as programs count them
+    R: int  # rows of a part
+    pages: int  # of a paged cache
+    width: int  # entries of the block table for each sequence
+
+
+# Numbers of which the compiler is told nothing, so that other values compile nothing anew. In a tuple it would be told.
+UNSPECIALIZED = ["N_k", "batch", "programs", "share"]
+
+
+class Strided(NamedTuple):
+    """A pointer and the strides of what lies there."""
+
+    at: tl.tensor
+    strides: tuple
+
+
+class Rows(NamedTuple):
+    """The queries, and what is computed for them."""
+
+    Q: Strided
+    O: Strided
+    L: tl.tensor
+
+
+class Cache(NamedTuple):
+    """Keys, values, and the block table that says where they are, or None."""
+
+    K: Strided
+    V: Strided
+    table: tl.tensor
+    pages: tl.tensor  # how many there are
+
+
+class Block(NamedTuple):
+    """A row block: of sequence b and one K/V head, the rows i · B_r … of its group."""
+
+    b: tl.tensor
+    kv_head: tl.tensor
+    i: tl.tensor
+    length: tl.tensor  # keys of the sequence that are real
+    N_k: tl.tensor  # keys up to which the last query sees under a causal mask
+
+
+class Span(NamedTuple):
+    """The keys that a program reads for a row block: a tile at first, first + step, … before last."""
+
+    first: tl.tensor
+    last: tl.tensor
+    step: tl.tensor
+    whole: tl.tensor  # whether these are all its tiles, so that nothing is left to merge
+
+
+class Part(NamedTuple):
+    """Part n of the scratch: for each row its o, m and l, and nothing in two more numbers, so that o can be aligned."""
+
+    scratch: tl.tensor
+    n: tl.tensor
+
+
+class Work(NamedTuple):
+    """What stream-K divides: the row blocks of all sequences, end to end."""
+
+    key_lengths: tl.tensor  # or None
+    N_k: tl.tensor  # the most keys that a sequence may have
+    batch: tl.tensor
+    heads: tl.tensor  # of each sequence
+    programs: tl.tensor
+    share: tl.tensor  # units of work of each program; with key_lengths, which the host does not know, the fewest
+
+
+# Keys and values ------------------------------------------------------------------------------------------------
 
 
 @triton.jit
-def part(parts, slots, slot, R, d_pad: tl.constexpr):
-    """Where a slot keeps the o, m and l of its first row, of R: first the o of all slots, then all m, then all l."""
-    row = tl.cast(slot, tl.int64) * R
-    rows = tl.cast(slots, tl.int64) * R
-    return parts + row * d_pad, parts + rows * d_pad + row, parts + rows * (d_pad + 1) + row
+def place_of(cache, first, length, tile):
+    """Where keys first … first + B_c lie: their pages, and their rows in them. One page where a tile lies in one."""
+    if tile.page % tile.B_c == 0:
+        first = tl.cast(first, tl.int32)  # in Triton's interpreter it is an int of Python's
+        page, row = tl.load(cache.table + first // tile.page), first % tile.page
+    else:
+        col = first + tl.arange(0, tile.B_c)
+        page, row = tl.load(cache.table + col // tile.page, mask=col < length, other=0), col % tile.page
+    return tl.minimum(tl.maximum(page, 0), cache.pages - 1).to(tl.int64), row
+
+
+@triton.jit
+def load_keys(X, place, first, length, tile):
+    """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
+    stride = X.strides[2]
+    if tile.page == 0:
+        return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast)
+    elif tile.page % tile.B_c == 0:
+        page, row = place
+        end = length - first + row  # of the sequence, as a row of this page
+        at = X.at + page * X.strides[0]
+        return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, True, tile.upcast)
+    else:
+        page, row = place
+        e = tl.arange(0, tile.d_pad)
+        real = (first + tl.arange(0, tile.B_c) < length)[:, None] & (e < tile.d)[None, :]
+        at = X.at + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
+        x = tl.load(at, mask=real, other=0.0)
+        return x.to(tl.float32) if tile.upcast else x  # (B_c, d_pad)
+
+
+# One row block ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def visit_keys(q_i, cache, span, length, seen, scale_log2, tile):
+    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after the tiles of a span.
+
+    Few rows leave registers for a row sum of every column, so that warps, which hold different columns, add up once.
+    """
+    FEW_ROWS: tl.constexpr = tile.B_r == 16
+    o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
+    m_i = tl.full((tile.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
+    l_i = tl.zeros((tile.B_r, tile.B_c) if FEW_ROWS else (tile.B_r,), tl.float32)  # FA2.A1.L5
+    all_see = tl.min(seen, 0)
+    for j in range(span.first, span.last, span.step):  # FA2.A1.L6
+        col = j + tl.arange(0, tile.B_c)  # (B_c,)
+        place = place_of(cache, j, length, tile) if tile.page else None
+        k_j = load_keys(cache.K, place, j, length, tile)  # (B_c, d)  FA2.A1.L7
+        # The condition is always true. The compiler cannot know, and so cannot lay q out before the loop.
+        q_j = tl.where(j < span.last, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
+        s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
+        if tile.masked and (not FEW_ROWS or j + tile.B_c > all_see):
+            s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
+        m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
+        m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
+        p_ij = tl.exp2((s_ij - m_ref[:, None]) * scale_log2)  # (B_r, B_c)  FA2.A1.L9
+        alpha = tl.exp2((m_i - m_ref) * scale_log2)  # (B_r,)  FA2.A1.L9
+        l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
+        m_i = m_new
+        v_j = load_keys(cache.V, place, j, length, tile)  # (B_c, d)  FA2.A1.L7
+        o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
+    return m_i, tl.sum(l_i, 1) if FEW_ROWS else l_i, o_i
 
 
 @triton.jit
 def finalize(m, l, scale_log2):
-    """SoftmaxState.finalize: what o is divided by, and L. A row that sees no key: O = 0 and L = −∞."""
-    whole = tl.where(l == 0.0, 1.0, l)
-    return whole, (m * scale_log2 + tl.log2(whole)) * LN2  # FA2.A1.L13
-
-
-# Its keys, one tile after the other -----------------------------------------------------------------------------
+    """SoftmaxState.finalize: what o is divided by, and L. A row that sees no key gets O = 0 and L = −∞."""
+    divisor = tl.where(l == 0.0, 1.0, l)
+    return divisor, (m * scale_log2 + tl.log2(divisor)) * LN2  # FA2.A1.L13
 
 
 @triton.jit
-def place_of(table, pages, first, length, B_c: tl.constexpr, PAGE: tl.constexpr):
-    """Where keys first … first + B_c lie: their pages, and their rows in them; one page where a tile lies in one."""
-    if PAGE % B_c == 0:
-        page, row = tl.load(table + first // PAGE), first % PAGE
-    else:
-        col = first + tl.arange(0, B_c)
-        page, row = tl.load(table + col // PAGE, mask=col < length, other=0), col % PAGE
-    return tl.minimum(tl.maximum(page, 0), pages - 1).to(tl.int64), row
+def group_rows(X, block, row, sizes, tile):
+    """Pointers to the rows of a group in Q or O: row r is query r % N_q of the group's head r // N_q."""
+    at = (block.kv_head * sizes.group + row // sizes.N_q).to(tl.int64) * X.strides[1]
+    at += (row % sizes.N_q).to(tl.int64) * X.strides[2]
+    at = X.at + tl.cast(block.b, tl.int64) * X.strides[0] + at
+    return at[:, None] + tl.arange(0, tile.d_pad)[None, :]  # (B_r, d)
 
 
 @triton.jit
-def load_keys(X, place, first, strides, length, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-              PAGE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
-    if PAGE == 0:
-        return load_rows(X, first, strides[2], length, B_c, d, d_pad, MASKED, UPCAST)
-    elif PAGE % B_c == 0:
-        page, row = place
-        return load_rows(X + page * strides[0], row, strides[2], length - first + row, B_c, d, d_pad, True, UPCAST)
-    else:
-        page, row = place
-        real = (first + tl.arange(0, B_c) < length)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
-        at = X + (page * strides[0] + row.to(tl.int64) * strides[2])[:, None] + tl.arange(0, d_pad)[None, :]
-        x = tl.load(at, mask=real, other=0.0)
-        return x.to(tl.float32) if UPCAST else x  # (B_c, d_pad)
+def part_rows(part, r, sizes, tile):
+    """Pointers to rows of a part: each holds o, then m, then l."""
+    return part.scratch + (tl.cast(part.n, tl.int64) * sizes.R + r) * (tile.d_pad + 4)
 
 
 @triton.jit
-def visit_keys(q_i, K, V, table, pages, K_strides, V_strides, first, last, step, length, seen, scales,
-               B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, PAGE: tl.constexpr,
-               LATE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after a tile at every step, `first` to `last`.
-
-    Few rows leave registers for a sum of every column, so that warps, which hold columns apart, add up at the end only.
-    LATE, the queries are put in place after the first keys were asked for: for programs that begin several heads.
-    """
-    FEW: tl.constexpr = B_r == 16
-    scale_log2, coarse, huge = scales
-    o_i = tl.zeros((B_r, d_pad), tl.float32)  # FA2.A1.L5
-    m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
-    l_i = tl.zeros((B_r, B_c) if FEW else (B_r,), tl.float32)  # FA2.A1.L5
-    all_see = tl.min(seen, 0)
-    for j in range(first, last, step):  # FA2.A1.L6
-        col = j + tl.arange(0, B_c)  # (B_c,)
-        place = place_of(table, pages, j, length, B_c, PAGE) if PAGE else None
-        k_j = load_keys(K, place, j, K_strides, length, B_c, d, d_pad, PAGE, MASKED, UPCAST)  # (B_c, d)  FA2.A1.L7
-        # Always q_i; but the compiler does not know, and so cannot put it in place before the loop.
-        q_j = tl.where(j < last, q_i, 0.0) if FEW and LATE else q_i
-        s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
-        if MASKED and (not FEW or j + B_c > all_see):
-            s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
-        m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-        m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
-        c_i = tl.where(tl.abs(m_ref) < huge, scale_log2, coarse)  # (B_r,)
-        p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c)  FA2.A1.L9
-        alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
-        l_i = alpha[:, None] * l_i + p_ij if FEW else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
-        m_i = m_new
-        v_j = load_keys(V, place, j, V_strides, length, B_c, d, d_pad, PAGE, MASKED, UPCAST)  # (B_c, d)  FA2.A1.L7
-        o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
-    return m_i, tl.sum(l_i, 1) if FEW else l_i, o_i
-
-
-@triton.jit
-def group_pointers(X, strides, b, row, kv_head, group, N_q):
-    """Pointers to the queries that share a K/V head, as rows: row r is query r % N_q of the group's head r // N_q."""
-    at = (kv_head * group + row // N_q).to(tl.int64) * strides[1] + (row % N_q).to(tl.int64) * strides[2]
-    return X + tl.cast(b, tl.int64) * strides[0] + at  # (B_r,)
-
-
-@triton.jit
-def attend(Q, K, V, O, L, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H, group, N_q, N_k, b, h,
-           row_blocks, length, first, last, step, alone, part_at, scales, CAUSAL: tl.constexpr, PAGE: tl.constexpr,
-           d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr,
-           LATE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Row block h of sequence b over every tile from `first` to `last`: O and L if it is `alone`, else a part."""
-    r, e = tl.arange(0, B_r), tl.arange(0, d_pad)
-    kv_head, row = h // row_blocks, h % row_blocks * B_r + r
-    real = row < group * N_q
-    Q_at = group_pointers(Q, Q_strides, b, row, kv_head, group, N_q)
-    q_i = tl.load(Q_at[:, None] + e[None, :], mask=real[:, None] & (e < d)[None, :], other=0.0)  # FA2.A1.L4
-    if UPCAST:
+def attend(rows, cache, block, span, part, scale_log2, sizes, tile):
+    """A row block attends to a span of keys: its O and L where these are all it sees, else a part of them."""
+    r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
+    row = block.i * tile.B_r + r
+    real = row < sizes.group * sizes.N_q
+    inside = real[:, None] & (e < tile.d)[None, :]
+    q_i = tl.load(group_rows(rows.Q, block, row, sizes, tile), mask=inside, other=0.0)  # (B_r, d)  FA2.A1.L4
+    if tile.upcast:
         q_i = q_i.to(tl.float32)
-    seen = keys_seen(row % N_q, N_q, N_k if table is None else length, length, CAUSAL)  # (B_r,)
-    K_h, V_h = K + tl.cast(kv_head, tl.int64) * K_strides[1], V + tl.cast(kv_head, tl.int64) * V_strides[1]
-    table_b = table
-    if table is None:
-        K_h += tl.cast(b, tl.int64) * K_strides[0]
-        V_h += tl.cast(b, tl.int64) * V_strides[0]
-    else:
-        table_b += tl.cast(b, tl.int64) * width
-    m_i, l_i, o_i = visit_keys(q_i, K_h, V_h, table_b, pages, K_strides, V_strides, first, last, step, length, seen,
-                               scales, B_r, B_c, d, d_pad, PAGE, LATE, MASKED, UPCAST)  # fmt: skip
-    if EARLY:  # merge_kernel may be launched from now on, and will wait until this kernel has ended
+    seen = keys_seen(row % sizes.N_q, sizes.N_q, block.N_k, block.length, tile.causal)  # (B_r,)
+    b = 0 * block.b if tile.page else block.b  # pages belong to no sequence
+    K_h = Strided(head_of(cache.K.at, cache.K.strides, b, block.kv_head), cache.K.strides)
+    V_h = Strided(head_of(cache.V.at, cache.V.strides, b, block.kv_head), cache.V.strides)
+    table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.width if tile.page else cache.table
+    cache_h = Cache(K_h, V_h, table_b, cache.pages)
+    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, block.length, seen, scale_log2, tile)
+    if tile.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
         tl.extra.cuda.gdc_launch_dependents()
 
-    if alone:
-        whole, L_i = finalize(m_i, l_i, scales[0])
-        O_i = (o_i * (1.0 / whole)[:, None]).to(O.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
-        O_at = group_pointers(O, O_strides, b, row, kv_head, group, N_q)
-        tl.store(O_at[:, None] + e[None, :], O_i, mask=real[:, None] & (e < d)[None, :])  # FA2.A1.L14
-        L_at = (b * H + kv_head * group).to(tl.int64) * N_q + row
-        tl.store(L + L_at, L_i, mask=real)  # FA2.A1.L15
+    if span.whole:
+        divisor, L_i = finalize(m_i, l_i, scale_log2)
+        O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.at.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
+        tl.store(group_rows(rows.O, block, row, sizes, tile), O_i, mask=inside)  # FA2.A1.L14
+        L_at = (block.b * sizes.H + block.kv_head * sizes.group).to(tl.int64) * sizes.N_q + row
+        tl.store(rows.L + L_at, L_i, mask=real)  # FA2.A1.L15
     else:
-        o_at, m_at, l_at = part_at
-        tl.store(o_at + r[:, None] * d_pad + e[None, :], o_i, mask=real[:, None])
-        tl.store(m_at + r, m_i, mask=real)
-        tl.store(l_at + r, l_i, mask=real)
+        at = part_rows(part, r, sizes, tile)  # (B_r,)
+        tl.store(at[:, None] + e[None, :], o_i, mask=real[:, None])
+        tl.store(at + tile.d_pad, m_i, mask=real)
+        tl.store(at + tile.d_pad + 1, l_i, mask=real)
 
 
-UNSPECIALIZED = ["H", "group", "N_k", "batch", "heads", "pages", "width", "R", "programs", "slots", "least", "team"]
+# Split-KV: the same number of programs for every head -------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def team_kernel(Q, K, V, O, L, parts, Q_strides, K_strides, V_strides, O_strides, H, group, N_q, N_k, heads, R, slots,
-                team, scale_log2, coarse, huge, CAUSAL: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-                B_r: tl.constexpr, B_c: tl.constexpr, EARLY: tl.constexpr, ROW_BLOCKS: tl.constexpr,
-                ALONE: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Program w of the team for head h: tiles w, w + team, …; ALONE it is a team of one, which takes them all."""
+def split_kv_kernel(Q, K, V, O, L, scratch, strides, N_k, scale_log2, sizes, tile, WHOLE: tl.constexpr):
+    """Split w of head h reads tiles w, w + splits, …; with WHOLE there is one split, which reads the whole head."""
     w, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    part_at = part(parts, slots, w + (b * heads + h) * (team + 1), R, d_pad)
-    attend(Q, K, V, O, L, None, Q_strides, K_strides, V_strides, O_strides, 0, 0, H, group, N_q, N_k, b, h,
-           ROW_BLOCKS, N_k, w * B_c, N_k, team * B_c, ALONE, part_at, (scale_log2, coarse, huge), CAUSAL, 0, d, d_pad,
-           B_r, B_c, EARLY, False, MASKED, UPCAST)  # fmt: skip
+    splits = tl.num_programs(0)
+    rows = Rows(Strided(Q, strides.Q), Strided(O, strides.O), L)
+    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), None, sizes.pages)
+    block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, N_k, N_k)
+    span = Span(w * tile.B_c, N_k, splits * tile.B_c, WHOLE)
+    part = Part(scratch, w + (b * sizes.heads + h) * (splits + 1))
+    attend(rows, cache, block, span, part, scale_log2, sizes, tile)
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def share_kernel(Q, K, V, O, L, parts, key_lengths, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H,
-                 group, N_q, N_k, batch, heads, R, programs, slots, least, scale_log2, coarse, huge,
-                 CAUSAL: tl.constexpr, PAGE: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
-                 B_c: tl.constexpr, EARLY: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
-    """Program w: its share of all turns. A head that it reads from end to end is finished here, others are parts.
+# Stream-K: an equal share of the work for every program -----------------------------------------------------------
 
-    `heads` counts the K/V heads of one sequence, times their row blocks; N_k is the most keys that a sequence may have.
-    """
-    w = tl.program_id(0)
-    T = turns_before(batch, key_lengths, N_k, heads, B_c)
-    share = share_of(T, programs, least, key_lengths)
-    t, end = w * share, tl.minimum((w + 1) * share, T)
-    b, begin = sequence_of(t, key_lengths, N_k, heads, batch, B_c)
-    length = length_of(key_lengths, tl.minimum(b, batch - 1), N_k)
-    h = (t - begin) // turns_of(length, B_c)
-    begin += h * turns_of(length, B_c)  # the first turn of head h
-    while t < end:
-        after = begin + turns_of(length, B_c)
-        stop = tl.minimum(end, after)
-        first, last = tl.maximum(t - begin - 1, 0) * B_c, (stop - begin - 1) * B_c
-        alone, part_at = (t == begin) & (stop == after), part(parts, slots, w + b * heads + h, R, d_pad)
-        attend(Q, K, V, O, L, table, Q_strides, K_strides, V_strides, O_strides, pages, width, H, group, N_q, N_k, b, h,
-               tl.cdiv(group * N_q, B_r), length, first, last, B_c, alone, part_at, (scale_log2, coarse, huge), CAUSAL,
-               PAGE, d, d_pad, B_r, B_c, EARLY, True, True, UPCAST)  # fmt: skip
-        t, h, begin = stop, h + 1, after
-        if (h == heads) & (t < end):
-            b, h = b + 1, 0
-            length = length_of(key_lengths, b, N_k)
-
-
-# The merge ------------------------------------------------------------------------------------------------------
+LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 
 @triton.jit
-def merge(m, l, o, m_w, l_w, o_w, scales):
+def units_of(length, tile):
+    """A head's units of work: one to begin it, which also gives a row that sees no key its O and L, and its tiles."""
+    return tl.cdiv(length, tile.B_c) + 1
+
+
+@triton.jit
+def units_among(work, first, end, tile):
+    """Units of work of each of the sequences first … first + LENGTHS that come before `end`."""
+    index = first + tl.arange(0, LENGTHS)
+    length = tl.load(work.key_lengths + index, mask=index < end, other=0)
+    length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
+    return tl.where(index < end, work.heads * units_of(length, tile), 0)  # (LENGTHS,)
+
+
+@triton.jit
+def units_before(b, work, tile):
+    """Units of work of all sequences before b. Their lengths are known to the GPU alone, so every program adds up."""
+    if work.key_lengths is None:
+        return b * work.heads * units_of(work.N_k, tile)
+    else:
+        units = 0 * b
+        for first in range(0, b, LENGTHS):
+            units += tl.sum(units_among(work, first, b, tile), 0)
+        return units
+
+
+@triton.jit
+def sequence_of(unit, work, tile):
+    """The sequence that a unit of work belongs to, and that sequence's first unit."""
+    if work.key_lengths is None:
+        units = work.heads * units_of(work.N_k, tile)
+        return unit // units, unit // units * units
+    else:
+        b, begin, before = 0 * unit, 0 * unit, 0 * unit
+        for first in range(0, work.batch, LENGTHS):
+            units = units_among(work, first, work.batch, tile)
+            over = (before + tl.cumsum(units, 0) <= unit) & (first + tl.arange(0, LENGTHS) < work.batch)
+            b += tl.sum(over.to(tl.int32), 0)
+            begin += tl.sum(tl.where(over, units, 0), 0)
+            before += tl.sum(units, 0)
+        return b, begin
+
+
+@triton.jit
+def share_of(total, work):
+    """How many of all units of work each program takes."""
+    return work.share if work.key_lengths is None else tl.maximum(tl.cdiv(total, work.programs), work.share)
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def stream_k_kernel(Q, K, V, O, L, scratch, key_lengths, table, strides, N_k, batch, share, scale_log2, sizes, tile):
+    """Program w takes units w · share … (w + 1) · share of all work: the end of a head, whole heads, the begin of one.
+
+    Of head h, counted through the batch, it leaves part w + h: from one part to the next w or h grows.
+    """
+    w, programs = tl.program_id(0), tl.num_programs(0)
+    rows = Rows(Strided(Q, strides.Q), Strided(O, strides.O), L)
+    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
+    work = Work(key_lengths, N_k, batch, sizes.heads, programs, share)
+
+    total = units_before(batch, work, tile)
+    unit = w * share_of(total, work)
+    left = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
+    b, begin = sequence_of(unit, work, tile)
+    units = units_of(length_of(key_lengths, tl.minimum(b, batch - 1), N_k), tile)
+    head = b * sizes.heads + (unit - begin) // units  # counted through the batch
+    skipped = (unit - begin) % units  # units of this head that programs before this one do
+    while left > 0:
+        b, h = head // sizes.heads, head % sizes.heads
+        length = length_of(key_lengths, b, N_k)
+        units = units_of(length, tile)
+        taken = tl.minimum(left, units - skipped)
+        block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
+        first, last = tl.maximum(skipped - 1, 0) * tile.B_c, (skipped + taken - 1) * tile.B_c
+        span = Span(first, last, tile.B_c, taken == units)
+        attend(rows, cache, block, span, Part(scratch, w + head), scale_log2, sizes, tile)
+        left, head, skipped = left - taken, head + 1, 0
+
+
+# The merge --------------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def merge(m, l, o, m_w, l_w, o_w, scale_log2):
     """SoftmaxState.merge, line by line: one state (), (), (d,) and several more (PARTS,), (PARTS,), (PARTS, d)."""
-    scale_log2, coarse, huge = scales
     m_new = tl.maximum(m, tl.max(m_w, 0))  # merge: m
     m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # merge: finite(m)
-    c = tl.where(tl.abs(m_ref) < huge, scale_log2, coarse)
-    alpha, beta = tl.exp2((m - m_ref) * c), tl.exp2((m_w - m_ref) * c)  # merge: alpha, beta
+    alpha, beta = tl.exp2((m - m_ref) * scale_log2), tl.exp2((m_w - m_ref) * scale_log2)  # merge: alpha, beta
     l = alpha * l + tl.sum(beta * l_w, 0)  # merge: l
     o = alpha * o + tl.sum(beta[:, None] * o_w, 0)  # merge: o
     return m_new, l, o
 
 
-@triton.jit(do_not_specialize=UNSPECIALIZED)
-def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch, heads, R, programs, slots, least,
-                 team, scale_log2, coarse, huge, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr,
-                 B_c: tl.constexpr, EARLY: tl.constexpr, TEAMS: tl.constexpr, PARTS: tl.constexpr,
-                 WIDTH: tl.constexpr):  # fmt: skip
-    """WIDTH columns of a row of O, and its L: parts lie in neighbouring slots, from the head's first reader on."""
-    pid, piece = tl.program_id(0) // (d_pad // WIDTH), tl.program_id(0) % (d_pad // WIDTH)
-    b, head, n = pid // (H * N_q), pid // N_q % H, pid % N_q
-    row = head % group * N_q + n
-    h = head // group * tl.cdiv(group * N_q, B_r) + row // B_r
-    if TEAMS:
-        first = (b * heads + h) * team
-        last = first + team - 1
+@triton.jit
+def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
+    """The first and the last program that have read row block h of sequence b."""
+    if SPLIT_KV:
+        splits = work.programs // (work.batch * work.heads)
+        first = (b * work.heads + h) * splits
+        return first, first + splits - 1
     else:
-        share = share_of(turns_before(batch, key_lengths, N_k, heads, B_c), programs, least, key_lengths)
-        turns = turns_of(length_of(key_lengths, b, N_k), B_c)
-        begin = turns_before(b, key_lengths, N_k, heads, B_c) + h * turns
-        first, last = begin // share, (begin + turns - 1) // share
-    if EARLY:
+        share = share_of(units_before(work.batch, work, tile), work)
+        units = units_of(length_of(work.key_lengths, b, work.N_k), tile)
+        begin = units_before(b, work, tile) + h * units
+        return begin // share, (begin + units - 1) // share
+
+
+@triton.jit(do_not_specialize=UNSPECIALIZED)
+def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scale_log2, sizes, tile,
+                 SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """WIDTH columns of one row of O, and its L, from all its parts, PARTS at a time, in the order of the programs."""
+    pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
+    b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
+    row = head % sizes.group * sizes.N_q + n
+    h = head // sizes.group * sizes.row_blocks + row // tile.B_r
+    first, last = readers_of(b, h, Work(key_lengths, N_k, batch, sizes.heads, programs, share), tile, SPLIT_KV)
+    if tile.early_merge:
         tl.extra.cuda.gdc_wait()
     if first == last:
         return  # its program has finished it
@@ -243,177 +392,14 @@ def merge_kernel(O, L, parts, key_lengths, O_strides, H, group, N_q, N_k, batch,
     for w in range(first, last + 1, PARTS):
         reader = w + tl.arange(0, PARTS)  # (PARTS,)
         real = reader <= last
-        o_at, m_at, l_at = part(parts, slots, reader + b * heads + h, R, d_pad)
-        m_w = tl.load(m_at + row % B_r, mask=real, other=NEG_INF)
-        l_w = tl.load(l_at + row % B_r, mask=real, other=0.0)
-        o_w = tl.load((o_at + row % B_r * d_pad)[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
-        m, l, o = merge(m, l, o, m_w, l_w, o_w, (scale_log2, coarse, huge))
+        at = part_rows(Part(scratch, reader + b * sizes.heads + h), row % tile.B_r, sizes, tile)  # (PARTS,)
+        m_w = tl.load(at + tile.d_pad, mask=real, other=NEG_INF)
+        l_w = tl.load(at + tile.d_pad + 1, mask=real, other=0.0)
+        o_w = tl.load(at[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
+        m, l, o = merge(m, l, o, m_w, l_w, o_w, scale_log2)
 
-    whole, L_i = finalize(m, l, scale_log2)
-    O_i = (o / whole).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
-    O += tl.cast(b, tl.int64) * O_strides[0] + tl.cast(head, tl.int64) * O_strides[1]
-    O += tl.cast(n, tl.int64) * O_strides[2]
-    tl.store(O + e, O_i, mask=e < d)  # FA2.A1.L14
+    divisor, L_i = finalize(m, l, scale_log2)
+    O_i = (o / divisor).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
+    O_n = head_of(O, strides.O, b, head) + tl.cast(n, tl.int64) * strides.O[2]
+    tl.store(O_n + e, O_i, mask=e < tile.d)  # FA2.A1.L14
     tl.store(L + pid, L_i, mask=piece == 0)  # FA2.A1.L15
-
-
-# The launch -----------------------------------------------------------------------------------------------------
-
-ROWS = 64  # of one tile at most
-WIDEST = 32  # columns that a program of the merge takes
-MOST_BLOCKS = 65535  # of a grid's second and third dimension
-# by d: (B_c, warps, stages, programs on an SM)
-HOPPER = {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)}
-AMPERE = {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)}
-CDNA = {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)}
-FP32 = {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (64, 4, 2, 2), 128: (64, 4, 2, 2), 256: (16, 4, 2, 2)}
-INTERPRETED = 64, 1, 1, 4
-
-
-class Early(launch.Blocks):
-    """Of a kernel that is launched while the one before it still runs, and waits for it by itself (Hopper and on)."""
-
-    def compiler_options(self) -> dict:
-        return super().compiler_options() | dict(launch_pdl=True)
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """All that calls on tensors of the same shapes and strides have in common."""
-
-    teams: bool  # or shares
-    split: launch.Plan
-    merge: launch.Plan | None  # nothing to merge where every program takes whole heads
-    scratch: int  # numbers in fp32
-
-
-def wins(Q, K, seed) -> bool:
-    """Whether decode takes such tensors and is the faster kernel: few rows to a K/V head, or a longer cache."""
-    if seed is not None or Q.shape[2] > 16:
-        return False
-    rows = Q.shape[1] // K.shape[1] * Q.shape[2]
-    return rows <= 16 or (rows <= ROWS and K.shape[2] >= 2048)
-
-
-def decode(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
-    """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on the split.
-
-    With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
-    """
-    return prepare(Q, K, V, key_lengths, causal, scale, table, programs)(Q, K, V, key_lengths, table=table)
-
-
-def prepare(Q, K, V, key_lengths, causal, scale, table=None, programs=None):
-    """decode() for calls of one kind, given (Q, K, V, key_lengths, no seed, table): what is the same is done once."""
-    made = recipe(Q, K, V, key_lengths, table, causal, programs, scale)
-    (batch, H, N_q, _), device, floats = Q.shape, Q.device, launch.scales(scale)
-
-    def call(Q, K, V, key_lengths, seed=None, table=None):
-        O = torch.empty_like(Q)
-        L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
-        parts = torch.empty(made.scratch, dtype=torch.float32, device=device)
-        with launch.on_device_of(Q):
-            if made.teams:
-                made.split.launch(team_kernel, (Q, K, V, O, L, parts), floats)
-            else:
-                made.split.launch(share_kernel, (Q, K, V, O, L, parts, key_lengths, table), floats)
-            if made.merge is not None:
-                made.merge.launch(merge_kernel, (O, L, parts, key_lengths), floats)
-        return O, L
-
-    return call
-
-
-def recipe(Q, K, V, key_lengths, table, causal, programs, scale=0.0) -> Recipe:
-    """The launches for one kind of call."""
-    key = "decode", causal, programs, scale, *map(kind_of, (Q, K, V, key_lengths, table))
-    return prepared(key, plan_decode, Q, K, V, key_lengths, table, causal, programs)
-
-
-def plan_decode(Q, K, V, key_lengths, table, causal, programs) -> Recipe:
-    """How the turns are shared out, and both kernels' arguments."""
-    (batch, H, N_q, d), O = Q.shape, torch.empty_like(Q, device="meta")
-    H_kv, N_k, PAGE, pages, width, *cache_strides = cache_of(K, V, table)
-    strides = Q.stride()[:3], *cache_strides, O.stride()[:3]
-    rows, equal = H // H_kv * N_q, batch * H_kv if key_lengths is None else 0
-    blocks, at_once = sizes(Q, rows, table is not None, equal, N_k)
-    R, d_pad, row_blocks = min(blocks.B_r, rows), blocks.d_pad, triton.cdiv(rows, blocks.B_r)
-    heads, turns = H_kv * row_blocks, triton.cdiv(N_k, blocks.B_c) + 1
-    least = splits.least_share(R, d_pad, blocks.B_c, Q.element_size())
-    teams = equal and not programs and max(batch, heads) <= MOST_BLOCKS
-    team = splits.team(at_once, batch * heads, turns - 1, least) if teams else 0
-    programs = programs or team * batch * heads or at_once
-    slots = programs + batch * heads
-    if equal:
-        least = max(triton.cdiv(batch * heads * turns, programs), least)
-    kind = Early if early(Q.device) else launch.Blocks
-    common, shares = (H, H // H_kv, N_q, N_k), (batch, heads, R, programs, slots, least)
-    constants = d, d_pad, blocks.B_r, blocks.B_c, kind is Early
-    if team:
-        masked = N_k % blocks.B_c != 0 or (causal and N_q > 1)  # some tile holds what some row must not see
-        fixed, own = (*strides, *common, heads, R, slots, team), (row_blocks, team == 1, masked, blocks.upcast)
-        split = launch.Plan(blocks, (team, heads, batch), fixed, (causal, *constants, *own))
-    else:
-        fixed = *strides, pages, width, *common, *shares
-        split = launch.Plan(blocks, programs, fixed, (causal, PAGE, *constants, blocks.upcast))
-    merge = None
-    if not equal or least % turns:  # a program's share is no whole number of heads
-        PARTS = min(64, max(4, triton.next_power_of_2(programs // (batch * heads) + 2)))
-        WIDTH = min(d_pad, WIDEST)
-        few = kind(blocks.B_r, blocks.B_c, min(4, max(1, PARTS * WIDTH // 1024)), 1, blocks.registers and 128)
-        fixed, own = (strides[3], *common, *shares, team), (team > 0, PARTS, WIDTH)
-        merge = launch.Plan(few, batch * H * N_q * (d_pad // WIDTH), fixed, (*constants, *own))
-    return Recipe(team > 0, split, merge, slots * R * (d_pad + 2) if merge else 0)
-
-
-def cache_of(K, V, table) -> tuple:
-    """K/V heads, most keys of a sequence, page size, pages, table's width; strides (sequence or page, head, key)."""
-    if table is None:
-        return K.shape[1], K.shape[2], 0, 0, 0, K.stride()[:3], V.stride()[:3]
-    (pages, PAGE, H_kv, _), width = K.shape, table.shape[1]
-    return H_kv, width * PAGE, PAGE, pages, width, *((x.stride(0), x.stride(2), x.stride(1)) for x in (K, V))
-
-
-def sizes(Q: torch.Tensor, rows: int, paged=False, equal=0, N_k=0) -> tuple[launch.Blocks, int]:
-    """Block sizes for so many rows, and how many programs run at once; `equal` counts heads of one length N_k.
-
-    Hopper reads best with 96 KiB on their way to each SM: with more requests queue up, and some SMs wait longer than
-    others. That is one program on an SM if whole heads fill the SMs so, or at d 128 teams for one query each; at d 64
-    else three with smaller tiles. Where a program may have to begin several heads, two cover for each other.
-    """
-    d_pad, SMs, table, entry, fp32 = launch.padded(Q.shape[3]), 1, None, INTERPRETED, Q.dtype == torch.float32
-    if not interpreter.switched_on():
-        SMs, table = multiprocessors(Q.device), family()
-        entry = (FP32 if fp32 else table)[d_pad]
-    B_c, warps, stages, held = entry
-    B_r = min(ROWS, max(16, triton.next_power_of_2(rows)))
-    if table is HOPPER and not fp32 and d_pad in (64, 128) and B_r == 16:
-        team = splits.team(SMs, equal, triton.cdiv(N_k, B_c)) if 0 < equal <= SMs else 0
-        if team == 1 or (team and d_pad == 128 and Q.shape[2] == 1):
-            stages, held = 4, 1
-        elif d_pad == 64 and not splits.whole(SMs * held, equal):
-            B_c, held = B_c // 2, 3
-    if B_r == ROWS:  # a large state leaves few registers
-        B_c, stages = 16 if table is AMPERE else max(16, B_c // 2), stages + (table is HOPPER)
-    stages += 2 * (paged and stages > 2)  # the entries of the table are on their way before the pages are
-    registers = None if table in (None, CDNA) else 240 if fp32 else 168 if held == 3 else 255
-    blocks = launch.Blocks(B_r, B_c, warps, stages, registers, d_pad=d_pad, upcast=launch.upcast(Q))
-    return blocks, SMs * held
-
-
-def family() -> dict:
-    """The table for the GPU that the current driver speaks to."""
-    theirs = launch.family()
-    return HOPPER if theirs is launch.HOPPER else CDNA if theirs is launch.CDNA else AMPERE
-
-
-@cache
-def multiprocessors(device: torch.device) -> int:
-    """SMs of a GPU; of one that is not here, an H100's."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
-
-
-@cache
-def early(device: torch.device) -> bool:
-    """Whether a kernel may be launched while the one before it still runs."""
-    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)

@@ -151,12 +151,14 @@ def described(problem: Problem) -> dict:
 
 def by_programs(problem: Problem) -> dict[str, list[float]]:
     """µs over the number of programs that share the tiles, and how many the package takes."""
-    from fa2_lab.kernels.decode import kernel as decode
+    from fa2_lab.kernels.decode import plan
+    from fa2_lab.kernels.prepared import Options
 
     q, k, v = problem.tensors()
-    usual = math.prod(decode.recipe(q, k, v, None, None, False, None).split.grid)
+    options = Options(causal=False, scale=problem.d**-0.5)
+    usual = math.prod(plan.prepare(q, k, v, options).read.grid)
     counts = sorted({*(2**n for n in range(3, 12)), usual})
     given = {n: n for n in counts} | {usual: None}
-    calls = {n: partial(decode.decode, q, k, v, None, False, problem.d**-0.5, None, given[n]) for n in counts}
+    calls = {n: partial(plan.decode, q, k, v, options, programs=given[n]) for n in counts}
     timings = measure(calls, flushing=reading)
     return dict(programs=counts, microseconds=[microseconds(timings[n])[0] for n in counts], usual=[usual])

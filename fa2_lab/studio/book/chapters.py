@@ -23,7 +23,7 @@ class Chapter(NamedTuple):
 
 
 CHAPTERS = [
-    Chapter("00_start", "The map", "What will we build, and what can this machine run?"),
+    Chapter("00_start", "The map", "What will we build, and what is a GPU?"),
     Chapter("01_naive_attention", "Naive attention", "What does attention compute, and what does it cost?"),
     Chapter("02_online_softmax", "Online softmax", "Can softmax be finished before all scores are known?"),
     Chapter("03_fa1", "FlashAttention", "What if the score matrix never leaves the chip?"),
@@ -38,8 +38,18 @@ CHAPTERS = [
     Chapter("13_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
+    Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Where do the papers and write-ups slip?"),
 ]
+
+PARTS = {  # of the book, and the numbers of their chapters
+    "I · The method": "00 01 02 03 04 05",
+    "II · The machine": "06 07",
+    "III · Triton": "08 09 10 11",
+    "IV · Hopper": "12 13",
+    "V · Beyond one call": "14 15 16",
+    "Appendices": "A B C",
+}
 
 
 def written() -> list[Chapter]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.studio import files
@@ -13,13 +14,21 @@ def main(argv: list[str]) -> int:
     """Run the book's notebooks on this machine and print a verdict for each."""
     parser = argparse.ArgumentParser(prog="fa2-lab book", description="Run the notebooks on this machine.")
     parser.add_argument("chapters", nargs="*", help="names or numbers, such as 04; all, if none is given")
-    parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies go")
+    parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies or the pages go")
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--html", action="store_true", help="also render them as a linked offline site")
+    what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
     what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
     what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
     options = parser.parse_args(argv)
     files.checkout("book")
+    if options.html:
+        if options.chapters:
+            parser.error("--html renders all chapters")
+        check_extra()
+        from fa2_lab.studio.book.site import render
+
+        print(f"open {render(options.folder)}")
+        return 0
     from fa2_lab.studio.book import run
 
     chapters = chosen(options.chapters)
@@ -30,11 +39,14 @@ def main(argv: list[str]) -> int:
     verdicts = run.record(chapters) if options.record else run.run_all(options.folder, chapters)
     for v in verdicts:
         print(f"{v.name:22} {v.cells:3} cells  {v.seconds:6.1f} s  {v.error or 'ok'}")
-    if options.html:
-        from fa2_lab.studio.book.site import render
-
-        print(f"open {render(options.folder, chapters)}")
     return 1 if any(v.error for v in verdicts) else 0
+
+
+def check_extra() -> None:
+    """Refuse to render where the extra `site` is not installed."""
+    missing = [module for module in ("sphinx", "myst_nb", "sphinx_book_theme") if find_spec(module) is None]
+    if missing:
+        raise ValueError(f"book --html needs {', '.join(missing)}, which is not here: pip install -e '.[site]'")
 
 
 def chosen(names: list[str]) -> list[Chapter]:

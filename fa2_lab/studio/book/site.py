@@ -1,65 +1,175 @@
-"""The book as a linked offline site: plain HTML with the figures inside, no script and no request.
-
-The notebooks write formulas in Unicode, so that they read the same in a text twin, a notebook and a page.
-"""
+"""The book as an offline site: the executed notebooks, rendered by Sphinx with myst-nb; nothing is run here."""
 
 from __future__ import annotations
 
-from html import escape
+import ast
+import re
+import shutil
+import tempfile
 from pathlib import Path
 
 import nbformat
-from nbconvert import HTMLExporter
-from pygments.formatters import HtmlFormatter
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from fa2_lab.studio import files
-from fa2_lab.studio.book.chapters import Chapter
+from fa2_lab.kernels.ladder import RUNGS
+from fa2_lab.kernels.ladder import change as one_change
+from fa2_lab.plots.climb import PEERS
+from fa2_lab.studio import files, ladder
+from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
 
-PAGE = """<!DOCTYPE html>
-<html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title><style>{css}</style></head>
-<body><main>
-{body}
-</main></body>
-</html>
-"""
-CSS = """
-body { font: 17px/1.6 Georgia, 'DejaVu Serif', serif; color: #222; background: #fff; margin: 0 }
-main { max-width: 960px; margin: 0 auto; padding: 1.5em 1em 4em } p, li { max-width: 48em }
-h1, h2 { line-height: 1.25 } h2 { margin-top: 2em }
-a { color: #0072B2 } img { max-width: 100%; height: auto }
-pre, code { font: 13px/1.45 'DejaVu Sans Mono', Menlo, Consolas, monospace }
-.highlight pre { background: #f6f6f4; padding: .7em .9em; white-space: pre-wrap; margin: .6em 0 }
-.output pre { border-left: 3px solid #ccc; padding: .1em .9em; white-space: pre-wrap; margin: .4em 0 }
-table { border-collapse: collapse } td, th { padding: .2em .8em; border-bottom: 1px solid #ddd; text-align: left }
-details { background: #f3f7fb; padding: .4em .9em; margin: .7em 0 1em } summary { cursor: pointer }
-.anchor-link { display: none }
-"""
+LOOKS = Path(__file__).with_name("looks")  # the style sheet
+FIGURES = files.ROOT / "figures"
+SETTINGS = {
+    "project": "fa2_lab",
+    "html_title": "fa2_lab",
+    "html_context": {"default_mode": "auto"},
+    "smartquotes": False,
+    "extensions": ["myst_nb", "fa2_lab.studio.book.callouts"],
+    "nb_execution_mode": "off",
+    "nb_render_markdown_format": "myst",
+    "myst_enable_extensions": ["dollarmath"],
+    "html_math_renderer": "mathml",
+    "html_theme": "sphinx_book_theme",
+    "html_static_path": [str(LOOKS)],
+    "html_css_files": ["site.css"],
+    "html_show_sphinx": False,
+    "html_show_copyright": False,
+    "html_copy_source": False,
+    "html_permalinks_icon": "#",
+    "html_theme_options": {
+        "show_navbar_depth": 1,
+        "show_toc_level": 2,
+        "navbar_persistent": [],
+        "use_download_button": False,
+        "use_fullscreen_button": False,
+        "pygments_light_style": "a11y-high-contrast-light",
+        "pygments_dark_style": "a11y-high-contrast-dark",
+    },
+}
 
 
-def render(folder: Path, chapters: list[Chapter]) -> Path:
-    """Turn the executed notebooks of a folder into pages beside them; returns the first page."""
-    for chapter in chapters:
-        notebook = nbformat.read(folder / f"{chapter.name}.ipynb", as_version=4)
-        files.write(folder / f"{chapter.name}.html", page(chapter, notebook))
-    items = "\n".join(
-        f'<li><a href="{c.name}.html">{c.number} · {escape(c.title)}</a>: {escape(c.question)}</li>' for c in chapters
-    )
-    contents = f"<h1>FlashAttention-2, line by line</h1>\n<ul>\n{items}\n</ul>"
-    return files.write(folder / "index.html", PAGE.format(title="fa2_lab", css=CSS, body=contents))
+def render(folder: Path) -> Path:
+    """The committed notebooks as pages in a folder; returns the first page."""
+    files.check_writable(folder, "book --html")
+    with tempfile.TemporaryDirectory() as scratch:
+        source, pages = Path(scratch, "source"), Path(scratch, "html")
+        write_sources(source)
+        with patch_docutils(), docutils_namespace():
+            app = Sphinx(
+                source, None, pages, Path(scratch, "doctrees"), "html", SETTINGS, status=None, warningiserror=True
+            )
+            app.build()
+        shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
+    return folder / "index.html"
 
 
-def page(chapter: Chapter, notebook: nbformat.NotebookNode) -> str:
-    """One notebook as a page."""
+def write_sources(folder: Path) -> None:
+    """What Sphinx reads: the notebooks, dressed for a page, and the index."""
+    (folder / "assignments").mkdir(parents=True)
+    for name in [c.name for c in written()] + assignments():
+        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        dress(notebook)
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+    shutil.copy(picture(), folder / "picture.svg")
+    (folder / "index.md").write_text(index(), encoding="utf-8")
+
+
+def assignments() -> list[str]:
+    """The course's notebooks, under the names that links to them have."""
+    return [f"assignments/{path.stem}" for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
+
+
+# One notebook ---------------------------------------------------------------------------------------------------
+
+
+def dress(notebook: nbformat.NotebookNode) -> None:
+    """Leave out the navigation bars; fold imports and answers; give printed Python its colours, pictures their text."""
+    notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     for cell in notebook.cells:
-        if cell.cell_type == "markdown":
-            cell.source = cell.source.replace(".ipynb)", ".html)")
-        for output in cell.get("outputs", []):
-            if "text/markdown" in output.get("data", {}):
-                output.data["text/markdown"] = output.data["text/markdown"].replace(".ipynb)", ".html)")
-    body, _ = HTMLExporter(
-        template_name="basic", exclude_input_prompt=True, exclude_output_prompt=True
-    ).from_notebook_node(notebook)
-    css = CSS + HtmlFormatter(style="friendly").get_style_defs(".highlight")
-    return PAGE.format(title=escape(f"{chapter.number} · {chapter.title}"), css=css, body=body)
+        if cell.cell_type == "code":
+            tags, look = list(cell.metadata.get("tags", [])), {}
+            if is_imports(cell):
+                tags, look = [*tags, "hide-input"], {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
+            if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+                tags, look = (
+                    [*tags, "hide-output"],
+                    {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"},
+                )
+            look["text_lexer"] = "python" if any(is_python(o.get("text", "")) for o in cell.outputs) else "text"
+            for output in cell.outputs:
+                if "image/png" in output.get("data", {}):
+                    look["image"] = {"alt": output.metadata["image/png"]["alt"]}
+            cell.metadata.update(tags=tags, mystnb=look)
+
+
+def is_imports(cell: nbformat.NotebookNode) -> bool:
+    """Whether a cell imports, does at most one thing more, and shows nothing."""
+    body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
+    imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
+    return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
+
+
+def is_python(text: str) -> bool:
+    """Whether a cell printed the source of a function."""
+    try:
+        return any(isinstance(node, ast.FunctionDef) for node in ast.parse(text).body)
+    except SyntaxError:
+        return False
+
+
+# The index ------------------------------------------------------------------------------------------------------
+
+
+def picture() -> Path:
+    """The data in motion where that picture is drawn, and the ladder's climb otherwise."""
+    moving = sorted(FIGURES.glob("motion*.svg"))
+    return moving[0] if moving else FIGURES / "ladder.svg"
+
+
+def index() -> str:
+    """The first page: what this is, one picture, the chapters by part, the ladder, and the table of contents."""
+    alt = picture().with_suffix(".alt.txt").read_text(encoding="utf-8").strip()
+    parts = {title: [c for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
+    shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
+    toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
+    toc.append(tree("The course", assignments()))
+    return "\n\n".join([WELCOME, f"![{alt}](picture.svg)", *shown, LADDER, rungs(), *toc]) + "\n"
+
+
+WELCOME = """# FlashAttention-2, line by line
+
+FlashAttention-2 computes exact attention on a GPU without ever storing the N × N matrix of scores. This book builds it
+in small steps: NumPy first, then Triton kernels, then kernels for NVIDIA's Hopper GPUs. Every step was run, and every
+result was checked against plain attention in float64.
+
+**[Begin with the map →](00_start.ipynb)**"""
+
+LADDER = """## The ladder of kernels
+
+One file for each change, from three kernels with S in HBM to a kernel for Hopper."""
+
+
+def entry(chapter: Chapter) -> str:
+    return f"- [{chapter.number} · {chapter.title}]({chapter.name}.ipynb): {chapter.question}"
+
+
+def tree(caption: str, names: list[str]) -> str:
+    return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
+
+
+def rungs() -> str:
+    """The ladder's record as a table."""
+    results = ladder.record()
+    timed = ladder.rows(results, "forward")
+    peer = next(name for name in PEERS if name in timed[False].values)
+    lines = ["| rung | the one change | TFLOP/s | causal | share |", "| --- | --- | ---: | ---: | ---: |"]
+    for name in timed[False].values:
+        first, change = (name, "")
+        if name in RUNGS:
+            title, change = one_change(name)
+            first = f"{name[1:3]} {title}"
+        numbers = [ladder.speed(timed[causal], name) for causal in (False, True)]
+        lines.append(f"| {first} | {change} | {' | '.join(numbers)} | {ladder.share(timed[False], name, peer)} |")
+    shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {ladder.N:,}, d = {ladder.D}"
+    return "\n".join([*lines, "", f"Recorded on one {shape}. Share: of {peer}, without a mask."])

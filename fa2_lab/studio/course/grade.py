@@ -1,4 +1,19 @@
-"""Grading a folder of submissions: every notebook gets a score and a sentence, whatever is in it."""
+"""Grading a folder of submissions: every notebook gets a score and a sentence, whatever is in it.
+
+What an assignment keeps to, so that its checks can run in another process than the student's code:
+
+1. `notebooks.ASSIGNMENTS` names it, the packages it needs, and in `gives` the modules of this package that its
+   students may import, such as "fa2_lab.machine.chips". Everything else of the package is not there when it is graded.
+2. Its checking module has one function for each step: `step(function, ...) -> Report`. A test cell names what the
+   student wrote, `check.update(update)`, and ends in `report.points(4)`.
+3. A check never calls what a student wrote. It asks `guard.call(function, *arguments)`. Arguments and results are
+   numbers, strings, None, NumPy arrays, and tuples, lists and dicts of these. An argument may also be a function, or
+   an object whose methods are called, such as a kernel under test: the student's code then calls back into the check.
+4. What has to run beside the student's code, such as launching or compiling a kernel, is a function `probe(theirs,
+   *arguments)` of `probes.py` (or of another module whose name begins with probes). It imports nothing that holds an
+   answer and returns plain values. A check runs it by `guard.beside(probe, function, *arguments)`.
+5. Right values are computed in the checking module alone, from seeds that the test cell gives.
+"""
 
 from __future__ import annotations
 

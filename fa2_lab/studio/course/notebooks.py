@@ -18,11 +18,12 @@ CHECK = "check"  # what the setup cell calls the checking library
 
 @dataclass(frozen=True)
 class Assignment:
-    """One assignment: its notebook and what it needs beyond NumPy."""
+    """One assignment: its notebook, what it needs beyond NumPy, and what of this package its students may import."""
 
     name: str
     title: str
     needs: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
 
 
 ASSIGNMENTS = [
@@ -30,8 +31,9 @@ ASSIGNMENTS = [
     Assignment("2_forward", "From FA1 to FA2"),
     Assignment("3_backward", "Backward"),
     Assignment("4_triton_forward", "A Triton forward kernel", needs=("torch", "triton")),
-    Assignment("5_break_it", "Break it, find it"),
-    Assignment("6_read_the_machine", "Read the machine"),
+    Assignment("5_break_it", "Break it, find it", gives=("fa2_lab.reference", "fa2_lab.errata")),
+    Assignment("6_read_the_machine", "Read the machine", gives=("fa2_lab.machine.chips",)),
+    Assignment("7_triton_backward", "The backward kernel in Triton", needs=("torch", "triton")),
 ]
 
 

@@ -1,4 +1,7 @@
-"""Assignment 6, read the machine: waves, traffic, shared memory and the best block size, held against machine/."""
+"""Assignment 6, read the machine: waves, traffic, shared memory and the best block size, held against machine/.
+
+Then the same for the backward: who adds into dQ, what one pass and two passes move, what a column block needs.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,28 @@ def tiling(N: int, blocks: tuple[int, int], causal: bool) -> Tiling:
 # By hand --------------------------------------------------------------------------------------------------------
 
 
-def by_hand(function) -> Report:
+BY_HAND = [  # heads, N, d, (B_r, B_c): a seed takes one of them
+    (32, 4096, 128, (128, 64)),
+    (24, 8192, 128, (128, 64)),
+    (40, 4096, 64, (128, 128)),
+    (16, 8192, 128, (64, 64)),
+    (20, 16384, 64, (128, 64)),
+    (48, 2048, 128, (64, 128)),
+    (12, 8192, 64, (64, 128)),
+    (36, 4096, 128, (64, 64)),
+]
+
+
+def question(seed: int = 0) -> str:
+    """The cell that gives a student the sizes of the question that is answered by hand."""
+    heads, N, d, (B_r, B_c) = BY_HAND[seed % len(BY_HAND)]
+    return f"heads, N, d, B_r, B_c = {heads}, {N}, {d}, {B_r}, {B_c}"
+
+
+def by_hand(function, seed: int = 0) -> Report:
     """Four numbers for one chip and shape; the check says too much or too little, not how much."""
     report = Report("by_hand")
-    N, d, heads, blocks = 4096, 128, 32, (128, 64)
+    heads, N, d, blocks = BY_HAND[seed % len(BY_HAND)]
     cut = tiling(N, blocks, False)
     truth = {
         "thread blocks": (heads * cut.T_r, "One for each head and row block."),
@@ -149,3 +170,87 @@ def verdict(chip, got: tuple, N: int, d: int, causal: bool, want: tuple) -> str:
         return f"does not fit on {chip.name}"
     more = bytes_moved(tiling(N, got, causal), d) - bytes_moved(tiling(N, want, causal), d)
     return f"fits, but {more:,} bytes more are moved than need be" if more else "moves as little, with smaller tiles"
+
+
+# The backward -----------------------------------------------------------------------------------------------------
+
+
+WRITERS = [(512, (128, 64), True), (512, (64, 128), True), (1000, (128, 64), False), (777, (64, 64), True)]
+
+
+def writers(function, shapes=WRITERS) -> Report:
+    """How many column blocks add into each row block of dQ."""
+    report = Report("writers")
+    for N, blocks, causal in shapes:
+        where = f"N {N}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        want = [len(workers) for workers in grid.dq_writers(tiling(N, blocks, causal))]
+        with report.check(where, "One program for each column block. Which row blocks see it, the last row included?"):
+            got = call(function, N, *blocks, causal)
+            if not isinstance(got, (list, tuple)) or len(got) != len(want):
+                raise Failed(f"a list of {len(want)} numbers, one for each row block", f"{got!r}"[:80])
+            for i, (mine, true) in enumerate(zip(got, want, strict=True)):
+                compare(f"writers of dQ_{i}", mine, true, f"row block {i}, {where}")
+    return report
+
+
+def one_pass_bytes(cut: Tiling, d: int) -> int:
+    """HBM bytes of Algorithm 2 for one head: 16-bit tensors, L, D and the sums of dQ in fp32."""
+    form = io.fa2_backward(cut, d)
+    wide = sum(moved.get(name, 0) for moved in (form.loads, form.stores) for name in ("L", "D", "dQ"))
+    return 2 * (form.total - wide) + 4 * wide
+
+
+def two_passes_bytes(cut: Tiling, d: int) -> int:
+    """Two passes: Algorithm 2 without dQ, then one program for each row block that keeps dQ_i on chip."""
+    form = io.fa2_backward(cut, d)
+    columns = one_pass_bytes(cut, d) - 4 * (form.loads["dQ"] + form.stores["dQ"])
+    once = 2 * 3 * cut.N_q * d + 4 * 2 * cut.N_q  # Q, dO and dQ in 16 bits, L and D in fp32
+    return columns + once + 2 * 2 * io.cols_visited(cut) * d  # K and V for each row block that sees them
+
+
+PASSES = [(1024, 64, (128, 64), False), (1024, 64, (64, 128), True), (1000, 96, (64, 64), False)]
+
+
+def backward_traffic(function, shapes=PASSES) -> Report:
+    """HBM bytes of one head's backward in one pass."""
+    report = Report("backward_traffic")
+    for N, d, blocks, causal in shapes:
+        where = f"N {N}, d {d}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        hint = "O once; dO once for D. Then Q, dO, L, D and dQ for each visited tile: is dQ loaded, stored, or both?"
+        with report.check(where, hint):
+            compare("bytes", call(function, N, d, *blocks, causal), one_pass_bytes(tiling(N, blocks, causal), d), where)
+    return report
+
+
+def passes(function, shapes=PASSES) -> Report:
+    """One pass or two: the bytes of two, and which moves fewer."""
+    report = Report("passes")
+    for N, d, blocks, causal in shapes:
+        where = f"N {N}, d {d}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        cut = tiling(N, blocks, causal)
+        with report.check(where, "The first pass no longer touches dQ; the second is laid out like the forward."):
+            got = parts("(bytes of two passes, 1 or 2)", call(function, N, d, *blocks, causal), 2)
+            compare("bytes of two passes", got[0], two_passes_bytes(cut, d), where)
+            fewer = 1 if one_pass_bytes(cut, d) <= two_passes_bytes(cut, d) else 2
+            if got[1] != fewer:
+                raise Failed("the number of passes that moves fewer bytes", f"{got[1]!r}", where)
+    return report
+
+
+COLUMN_FITS = [(A100, (64, 128), 128), (H100, (64, 128), 128), (RTX, (128, 128), 64), (A100, (64, 64), 64)]
+
+
+def backward_fits(function, shapes=COLUMN_FITS) -> Report:
+    """Bytes of shared memory, registers a thread, and whether both are to be had, for a program of the first pass."""
+    report = Report("backward_fits")
+    for chip, blocks, d in shapes:
+        for warps in WARPS:
+            where = f"{chip.name}, tiles {blocks[0]}×{blocks[1]}, d {d}, {warps} warps, 2 stages"
+            want = budget.fits(chip, *blocks, d, 2, warps, kernel="columns")
+            with report.check(where, "What stays is a column block: dk and dv have B_c rows each. What streams by?"):
+                got = parts("(shared, registers, fits)", call(function, chip, *blocks, d, 2, warps), 3)
+                compare("shared memory in bytes", got[0], want.shared_bytes, where)
+                compare("registers", got[1], want.registers, where)
+                if bool(got[2]) is not want.ok:
+                    raise Failed(f"fits: {want.ok}", f"{got[2]!r}", where)
+    return report

@@ -111,6 +111,12 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         raise Failed(expected, came, where + count, hint)
 
 
+def at_most(what: str, came: int, most: int, hint: str = "") -> None:
+    """Fail where more was done than need be."""
+    if came > most:
+        raise Failed(f"at most {most:,} {what}", f"{came:,}", hint=hint)
+
+
 def as_numbers(name: str, got, shape: tuple, hint: str = "") -> np.ndarray:
     """`got` as float64 of that shape, or a failure that says what it is instead."""
     try:

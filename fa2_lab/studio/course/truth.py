@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -31,6 +31,20 @@ class Case:
         mask = ", causal" if self.causal else ""
         large = f", scores {self.size**2:g} times larger" if self.size != 1 else ""
         return f"N_q {self.N_q}, N_k {self.N_k}, d {self.d}, tiles {self.B_r}×{self.B_c}{mask}{large}"
+
+
+def varied(case: Case, seed: int) -> Case:
+    """The case with other numbers, and other lengths that end in the same tile. Seed 0 is the case itself."""
+    if not seed:
+        return case
+    draw = np.random.default_rng([seed, case.seed])
+
+    def other(N: int, B: int) -> int:
+        return N // B * B + int(draw.integers(1, B)) if N % B else N
+
+    N_q, N_k = other(case.N_q, case.B_r), other(case.N_k, case.B_c)
+    N_k = N_q if case.N_k == case.N_q else N_k
+    return replace(case, N_q=N_q, N_k=N_k, seed=int(draw.integers(2**31)))
 
 
 def visible(N_q: int, N_k: int, causal: bool) -> np.ndarray:

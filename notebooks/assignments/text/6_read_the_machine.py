@@ -11,8 +11,12 @@
 # | 3. `traffic`: bytes moved | 3 |
 # | 4. `fits`: shared memory and registers | 3 |
 # | 5. `best_blocks`: the choice | 2 |
+# | 6. `writers`: who adds into dQ | 2 |
+# | 7. `backward_traffic`: bytes moved by the backward | 2 |
+# | 8. `passes`: one pass or two | 2 |
+# | 9. `backward_fits`: shared memory and registers of the backward | 2 |
 #
-# *Time: 3 hours. Before this: chapters 06 and 07. Hardware: any laptop; the GPUs are in a table.*
+# *Time: 5 hours. Before this: chapters 05, 06 and 07. Hardware: any laptop; the GPUs are in a table.*
 #
 # **How it is graded.** Your functions are held against the package's models, for other chips and shapes than you see here.
 # `fa2_lab.machine.chips` is yours to use; the models themselves (`io`, `grid`, `budget`, `time`) are off limits.
@@ -24,25 +28,29 @@ from fa2_lab.machine.chips import A100, CHIPS
 # %% [markdown]
 # ## 1. By hand
 #
-# FlashAttention-2's forward on an A100 (108 SMs): batch 1, 32 heads, 4,096 queries and keys, d = 128, fp16, tiles of 128 × 64,
-# no mask, one thread block on each SM, K and V kept in two stages. Work out the four numbers with pencil and paper. `L` is
-# fp32, everything else in HBM takes 2 bytes; a MiB is 1,024² bytes. The check says "too small" or "too large".
+# FlashAttention-2's forward on an A100 (108 SMs) with the sizes in the cell below: batch 1, `heads` heads, `N` queries and
+# keys, fp16, tiles of B_r × B_c, no mask, one thread block on each SM, K and V kept in two stages. Work out the four
+# numbers with pencil and paper. `L` is fp32, everything else in HBM takes 2 bytes; a MiB is 1,024² bytes. The check says "too
+# small" or "too large".
+
+# %% locked="question"
+heads, N, d, B_r, B_c = 32, 4096, 128, 128, 64
 
 # %% solution="by_hand"
 def by_hand():
     """Return {"thread blocks": …, "waves on an A100": …, "KiB of shared memory": …, "MiB moved": …}."""
     ### BEGIN SOLUTION
     return {
-        "thread blocks": 1024,
-        "waves on an A100": 10,
-        "KiB of shared memory": 96,
-        "MiB moved": 2112.5,
+        "thread blocks": heads * N // B_r,
+        "waves on an A100": -(-heads * N // B_r // 108),
+        "KiB of shared memory": 2 * (B_r * d + 2 * 2 * B_c * d) / 1024,
+        "MiB moved": heads * (2 * 2 * N * d + 4 * N + N // B_r * 2 * 2 * N * d) / 1024**2,
     }
     ### END SOLUTION
 
 
 # %% test="by_hand" points=2
-report = check.by_hand(by_hand)
+report = check.by_hand(by_hand, seed=0)
 report.points(2)
 
 # %% [markdown]
@@ -147,5 +155,119 @@ def best_blocks(chip, N, d, causal):
 report = check.best(best_blocks)
 ### BEGIN HIDDEN TESTS
 report += check.best(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 6. The backward: who adds into dQ
+#
+# FA2's backward has one program for each column block. It keeps dK_j and dV_j and visits the row blocks that see them; at
+# each visit it adds its part into dQ_i in HBM. Return, for each row block, how many programs add into it. The last blocks may
+# be short, and N is the number of queries and of keys. **Predict:** with the causal mask, which row block has the most?
+
+# %% solution="writers"
+def writers(N, B_r, B_c, causal):
+    """[the number of programs that add into dQ_i, for each row block i]."""
+    ### BEGIN SOLUTION
+    sees = [min(row + B_r, N) if causal else N for row in range(0, N, B_r)]
+    return [-(-keys // B_c) for keys in sees]
+    ### END SOLUTION
+
+
+# %% test="writers" points=2
+report = check.writers(writers)
+### BEGIN HIDDEN TESTS
+report += check.writers(writers, [(129, (64, 64), True), (1000, (64, 128), True), (640, (128, 128), False)])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 7. What one pass moves
+#
+# The bytes that FA2's Algorithm 2 moves for one head:
+#
+# - first, D = rowsum(dO ∘ O): O and dO are loaded once, D is stored once;
+# - dQ is stored once as zeros;
+# - K_j and V_j are loaded once, dK_j and dV_j stored once;
+# - for each visited tile, Q_i, dO_i, L_i, D_i and dQ_i are loaded, and dQ_i is stored.
+#
+# L, D and dQ are fp32, 4 bytes each; everything else takes 2. No tile is visited that no row sees.
+
+# %% solution="backward_traffic"
+def backward_traffic(N, d, B_r, B_c, causal):
+    """Bytes moved for one head, in one pass."""
+    ### BEGIN SOLUTION
+    rows = 0  # rows brought on chip, summed over all visited tiles
+    for i, count in enumerate(writers(N, B_r, B_c, causal)):
+        rows += count * (min(N, (i + 1) * B_r) - i * B_r)
+    start = 2 * 2 * N * d + 4 * N + 4 * N * d
+    columns = 4 * 2 * N * d
+    return start + columns + rows * (2 * 2 * d + 2 * 4 + 2 * 4 * d)
+    ### END SOLUTION
+
+
+# %% test="backward_traffic" points=2
+report = check.backward_traffic(backward_traffic)
+### BEGIN HIDDEN TESTS
+report += check.backward_traffic(backward_traffic, [(777, 40, (128, 128), True), (129, 128, (64, 64), True)])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 8. One pass or two
+#
+# Adds into HBM come in any order, so their sums change from run to run. The other way is two passes. The first is Algorithm 2
+# without dQ: nothing clears, loads or stores it. The second has one program for each row block, as the forward has: Q_i, dO_i,
+# L_i and D_i are loaded once, K and V for each column block that the rows see, and dQ_i is stored once, in 2 bytes.
+#
+# Return the bytes of two passes, and how many passes move fewer bytes (1 if equal). S and dP are computed twice: bytes are not
+# the whole price.
+
+# %% solution="passes"
+def passes(N, d, B_r, B_c, causal):
+    """(bytes of two passes, 1 or 2)."""
+    ### BEGIN SOLUTION
+    one = backward_traffic(N, d, B_r, B_c, causal)
+    sees = writers(N, B_r, B_c, causal)
+    rows = sum(count * (min(N, (i + 1) * B_r) - i * B_r) for i, count in enumerate(sees))
+    keys = sum(min(count * B_c, N) for count in sees)
+    columns = one - 4 * N * d - rows * 2 * 4 * d
+    two = columns + 3 * 2 * N * d + 2 * 4 * N + keys * 2 * 2 * d
+    return two, 1 if one <= two else 2
+    ### END SOLUTION
+
+
+# %% test="passes" points=2
+report = check.passes(passes)
+### BEGIN HIDDEN TESTS
+report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128), False), (64, 32, (64, 64), True)])
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 9. What fits, backward
+#
+# The model for a program of the first pass, which keeps a column block, for 16-bit inputs:
+#
+# - shared memory: K_j and V_j once; Q_i, dO_i, and L_i and D_i in fp32, once for each stage;
+# - registers of a thread: 40, and its share (rounded up) of dk, dv, p and dp in fp32 and of one B_r × B_c operand in 16 bits;
+# - the limits are those of step 4.
+
+# %% solution="backward_fits"
+def backward_fits(chip, B_r, B_c, d, stages, warps):
+    """(shared memory in bytes, registers of a thread, True if it fits)."""
+    ### BEGIN SOLUTION
+    shared = 2 * 2 * B_c * d + stages * (2 * 2 * B_r * d + 2 * 4 * B_r)
+    threads = 32 * warps
+    registers = 40 + -(-(2 * B_c * d + 2 * B_r * B_c + B_r * B_c // 2) // threads)
+    most = min(255, 65536 // threads // 8 * 8)
+    return shared, registers, shared <= chip.shared_per_block and registers <= most
+    ### END SOLUTION
+
+
+# %% test="backward_fits" points=2
+report = check.backward_fits(backward_fits)
+### BEGIN HIDDEN TESTS
+report += check.backward_fits(backward_fits, [(CHIPS["L40S"], (64, 64), 96), (CHIPS["GeForce RTX 3090"], (128, 64), 64)])
 ### END HIDDEN TESTS
 report.points(2)

@@ -1,0 +1,279 @@
+"""How decode is launched: in tiles of which size, with how many programs, and by which of the two kernels."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+
+from fa2_lab.kernels import interpreter, launch
+from fa2_lab.kernels.decode import shares
+from fa2_lab.kernels.decode.kernel import Sizes, Strides, Tile, merge_kernel, split_kv_kernel, stream_k_kernel
+from fa2_lab.kernels.prepared import Options, kind_of, prepared
+
+MOST_ROWS = 64  # of one tile
+MERGE_WIDTH = 32  # columns of O that a program of the merge takes
+DEEPEST = 65535  # programs in a grid's second and third dimension
+
+# The call -------------------------------------------------------------------------------------------------------
+
+
+def is_decode(Q, K) -> bool:
+    """Whether decode is the faster kernel for such tensors: few rows to a K/V head, or more of them on a long cache."""
+    rows = Q.shape[1] // K.shape[1] * Q.shape[2]
+    return Q.shape[2] <= 16 and (rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048))
+
+
+def decode(Q, K, V, options: Options, key_lengths=None, table=None, programs=None):
+    """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on how it is split.
+
+    With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
+    `programs` asks for equal shares for so many programs.
+    """
+    key = "decode", options, programs, *map(kind_of, (Q, K, V, key_lengths, table))
+    call = prepared(key, prepare, Q, K, V, options, key_lengths, table, programs)
+    return call(Q, K, V, key_lengths, table=table)
+
+
+@dataclass(frozen=True)
+class Decode:
+    """Calls of one kind: their launches, with all arguments but the pointers."""
+
+    split_kv: bool  # else stream-K
+    read: launch.Launch
+    merge: launch.Launch | None  # None where every program reads whole heads
+    scratch: int  # numbers in fp32 that hold the parts
+
+    def __call__(self, Q, K, V, key_lengths, seed=None, table=None):
+        """(O, L); there is never a seed."""
+        O = torch.empty_like(Q)
+        L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
+        scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
+        with launch.on_device_of(Q):
+            if self.split_kv:
+                self.read(Q, K, V, O, L, scratch)
+            else:
+                self.read(Q, K, V, O, L, scratch, key_lengths, table)
+            if self.merge is not None:
+                self.merge(O, L, scratch, key_lengths)
+        return O, L
+
+
+def prepare(Q, K, V, options: Options, key_lengths=None, table=None, programs=None) -> Decode:
+    """decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
+    shape = shape_of(Q, K, table, one_length=key_lengths is None)
+    blocks, at_once = blocks_of(Q, shape)
+    cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs)
+    tile = tile_of(shape, blocks, options.causal, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
+    sizes, strides = sizes_of(shape, blocks), strides_of(Q, K, V, table)
+    common = dict(strides=strides, N_k=shape.N_k, scale_log2=launch.base_2(options.scale), sizes=sizes, tile=tile)
+    if cut.splits:
+        grid, own = (cut.splits, sizes.heads, shape.batch), dict(WHOLE=cut.splits == 1)
+        read = launch.Launch(split_kv_kernel, grid, blocks.compiler_options(), **common, **own)
+    else:
+        common |= dict(batch=shape.batch, share=cut.share)
+        read = launch.Launch(stream_k_kernel, cut.programs, blocks.compiler_options(), **common)
+    if cut.whole_heads:
+        return Decode(cut.splits > 0, read, merge=None, scratch=0)
+    merge = prepare_merge(shape, blocks, cut, common)
+    parts = cut.programs + shape.batch * sizes.heads
+    return Decode(cut.splits > 0, read, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
+
+
+def prepare_merge(shape, blocks, cut, common) -> launch.Launch:
+    """A program for some columns of each row of O, with as many warps as these and a head's parts give work to."""
+    width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
+    parts = min(64, max(4, triton.next_power_of_2(cut.programs // heads + 2)))
+    warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
+    options = launch.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
+    if common["tile"].early_merge:
+        options |= dict(launch_pdl=True)  # it may start while the other kernel still runs, and waits by itself
+    numbers = dict(batch=shape.batch, share=cut.share, programs=cut.programs)
+    own = dict(SPLIT_KV=cut.splits > 0, PARTS=parts, WIDTH=width)
+    grid = shape.batch * shape.H * shape.N_q * (blocks.d_pad // width)
+    return launch.Launch(merge_kernel, grid, options, **common | numbers | own)
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------
+
+
+class Entry(NamedTuple):
+    """A row of the tables below."""
+
+    B_c: int
+    warps: int
+    stages: int
+    per_SM: int  # programs that run on an SM at once
+    registers: int = 255  # the most a thread may take; only NVIDIA's compiler can be told
+
+
+# {case: {d_pad: Entry}}; blocks_of() takes the first case that applies and has this d. Hopper's entries are the fastest
+# of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to each SM
+# are best. That all entries fit, `python -m pytest tests/test_compile.py` says: no register spills, and an SM holds as
+# many programs as stand here.
+HOPPER = {
+    "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
+    "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
+    "64 rows": {16: (64, 4, 5, 2), 32: (64, 4, 5, 2), 64: (64, 4, 4, 2), 128: (32, 4, 4, 2), 256: (16, 4, 4, 2)},
+    "a head on each SM": {64: (128, 4, 4, 1), 128: (64, 4, 4, 1)},
+    "one query, split heads": {128: (64, 4, 4, 1)},
+    "split or shared heads": {64: (64, 4, 3, 3, 168)},
+    "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
+}
+AMPERE = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of the small ones
+    "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
+    "fp32": HOPPER["fp32"],
+    "64 rows": {d: (16, 4, 3, 2) for d in (16, 32, 64, 128, 256)},
+    "any": {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)},
+}
+CDNA = {  # AMD's MI300 family
+    "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
+    "fp32": {d: (64 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
+    "64 rows": {16: (64, 4, 2, 2), 32: (64, 4, 2, 2), 64: (32, 4, 2, 2), 128: (16, 4, 2, 2), 256: (16, 4, 2, 2)},
+    "any": {16: (128, 4, 2, 2), 32: (128, 4, 2, 2), 64: (64, 4, 2, 2), 128: (32, 4, 2, 2), 256: (16, 4, 2, 2)},
+}
+INTERPRETED = Entry(B_c=64, warps=1, stages=1, per_SM=4)
+PAGED = 2  # more stages, if there are more than two: the entry of the block table is loaded ahead of its page
+
+
+def blocks_of(Q: torch.Tensor, shape) -> tuple[launch.Blocks, int]:
+    """Tile, warps, stages and registers for queries like Q, and how many programs run at once."""
+    B_r, d_pad = min(MOST_ROWS, max(16, triton.next_power_of_2(shape.rows))), launch.padded(shape.d)
+    if interpreter.switched_on():
+        SMs, found, registers = 1, INTERPRETED, None
+    else:
+        SMs, table = multiprocessors(Q.device), family()
+        found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
+        registers = None if table is CDNA else found.registers
+    stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
+    fixed = dict(registers=registers, d_pad=d_pad, upcast=launch.upcast(Q))
+    return launch.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
+
+
+def cases(Q: torch.Tensor, shape, SMs: int, B_r: int) -> list[str]:
+    """The cases of the tables that apply, in their order."""
+    usual = Entry(*family()["any"][launch.padded(shape.d)])
+    heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
+    splits = shares.splits_of_head(SMs, heads, triton.cdiv(shape.N_k, usual.B_c))
+    applies = {
+        "fp32, 64 rows": fp32 and B_r == MOST_ROWS,
+        "fp32": fp32,
+        "64 rows": B_r == MOST_ROWS,
+        "a head on each SM": few and splits == 1 and heads <= SMs,
+        "one query, split heads": few and splits > 1 and shape.N_q == 1,
+        "split or shared heads": few and not shares.heads_fill(SMs * usual.per_SM, heads),
+        "any": True,
+    }
+    return [case for case in applies if applies[case]]
+
+
+def family() -> dict:
+    """The table for the GPU that the current driver speaks to."""
+    theirs = launch.family()
+    return HOPPER if theirs is launch.HOPPER else CDNA if theirs is launch.CDNA else AMPERE
+
+
+def multiprocessors(device: torch.device) -> int:
+    """SMs of a GPU; of one that is not here, an H100's."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def starts_early(device: torch.device) -> bool:
+    """Whether a GPU has programmatic dependent launch: a kernel may start while the one before it still runs."""
+    return device.type == "cuda" and torch.version.hip is None and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+# Programs -------------------------------------------------------------------------------------------------------
+
+
+class Cut(NamedTuple):
+    """How the keys of all heads are cut among programs."""
+
+    splits: int  # of each head in split-KV; 0: stream-K
+    programs: int
+    share: int  # units of work of each stream-K program; where lengths are not known here, the fewest
+    whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
+
+
+def cut_keys(shape, blocks, itemsize, at_once, programs) -> Cut:
+    """Split-KV where the rules of shares.py say so and nobody asks for a number of programs, else stream-K."""
+    row_blocks, tiles = triton.cdiv(shape.rows, blocks.B_r), triton.cdiv(shape.N_k, blocks.B_c)
+    heads = shape.batch * shape.H_kv * row_blocks
+    least = shares.least_share(min(blocks.B_r, shape.rows), blocks.d_pad, blocks.B_c, itemsize)
+    if shape.one_length and programs is None and max(shape.batch, shape.H_kv * row_blocks) <= DEEPEST:
+        splits = shares.splits_of_head(at_once, heads, tiles, least)
+        if splits:
+            return Cut(splits, splits * heads, share=0, whole_heads=splits == 1)
+    programs = programs or at_once
+    if not shape.one_length:
+        return Cut(0, programs, share=least, whole_heads=False)
+    share = max(triton.cdiv(heads * (tiles + 1), programs), least)
+    return Cut(0, programs, share, whole_heads=share % (tiles + 1) == 0)
+
+
+def tile_of(shape, blocks, causal, split_kv, early_merge) -> Tile:
+    """What the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
+    all_seen = shape.N_k % blocks.B_c == 0 and not (causal and shape.N_q > 1)  # each key of each tile by each row
+    masked = not (split_kv and all_seen)
+    sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
+    switches = causal, masked, not split_kv, early_merge, blocks.upcast
+    return Tile(*map(tl.constexpr, (*sizes, *switches)))
+
+
+def sizes_of(shape, blocks) -> Sizes:
+    """The numbers of a call that hardly change from call to call."""
+    row_blocks, R = triton.cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
+    return Sizes(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
+                 width=shape.width)  # fmt: skip
+
+
+# Shapes ---------------------------------------------------------------------------------------------------------
+
+
+class Shape(NamedTuple):
+    """The sizes of a call's tensors."""
+
+    batch: int
+    H_kv: int  # heads of K and V
+    group: int  # query heads that share one of them
+    N_q: int
+    N_k: int  # the most keys of a sequence
+    d: int
+    page: int  # keys of a page; 0: the cache is not paged
+    pages: int
+    width: int  # of the block table
+    one_length: bool  # whether all sequences have N_k keys; else their lengths are known to the GPU alone
+
+    @property
+    def H(self) -> int:
+        """Query heads."""
+        return self.H_kv * self.group
+
+    @property
+    def rows(self) -> int:
+        """Rows to each K/V head."""
+        return self.group * self.N_q
+
+    @property
+    def equal_heads(self) -> int:
+        """Heads of the one length of all; 0 where there is none."""
+        return self.batch * self.H_kv if self.one_length else 0
+
+
+def shape_of(Q, K, table, one_length) -> Shape:
+    """K is (batch, heads, N_k, d), or with a table pages (pages, page_size, heads, d)."""
+    batch, H, N_q, d = Q.shape
+    if table is None:
+        _, H_kv, N_k, _ = K.shape
+        return Shape(batch, H_kv, H // H_kv, N_q, N_k, d, page=0, pages=0, width=0, one_length=one_length)
+    (pages, page, H_kv, _), width = K.shape, table.shape[1]
+    return Shape(batch, H_kv, H // H_kv, N_q, width * page, d, page, pages, width, one_length)
+
+
+def strides_of(Q, K, V, table) -> Strides:
+    """Of batch entries (or pages), heads, and rows (or keys)."""
+    order = (0, 1, 2) if table is None else (0, 2, 1)
+    strides = [[x.stride(i) for i in order] for x in (K, V)]
+    O = torch.empty_like(Q, device="meta")
+    return Strides(Q.stride()[:3], *map(tuple, strides), O.stride()[:3])

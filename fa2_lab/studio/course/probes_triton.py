@@ -1,0 +1,121 @@
+"""Beside a student's code: Triton kernels in Triton's interpreter, on fenced tensors and on a meter.
+
+The meter counts what all programs of a launch do together: elements loaded from and stored to each tensor, elements
+added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from triton.runtime import interpreter
+
+FENCE = 128  # rows behind a tensor's end that are not its own
+
+
+@dataclass
+class Meter:
+    """What the programs of a launch did."""
+
+    loads: Counter = field(default_factory=Counter)
+    stores: Counter = field(default_factory=Counter)
+    adds: Counter = field(default_factory=Counter)
+    operations: Counter = field(default_factory=Counter)
+
+
+@contextmanager
+def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
+    """Count while kernels run. Tensors are known by their addresses, fences included."""
+    meter, builder = Meter(), interpreter.interpreter_builder
+    ends = {name: x.untyped_storage() for name, x in tensors.items()}
+    ends = {name: (x.data_ptr(), x.data_ptr() + x.nbytes()) for name, x in ends.items()}
+
+    def count(where: Counter, pointers, mask) -> None:
+        touched = np.asarray(pointers.data)[np.asarray(mask.data, dtype=bool)]
+        for name, (first, end) in ends.items():
+            where[name] += int(((touched >= first) & (touched < end)).sum())
+
+    def load(pointers, mask, *rest):
+        count(meter.loads, pointers, mask)
+        return kept["create_masked_load"](pointers, mask, *rest)
+
+    def store(pointers, value, mask, *rest):
+        count(meter.stores, pointers, mask)
+        return kept["create_masked_store"](pointers, value, mask, *rest)
+
+    def add(kind, pointers, value, mask, *rest):
+        count(meter.adds, pointers, mask)
+        return kept["create_atomic_rmw"](kind, pointers, value, mask, *rest)
+
+    def dot(a, b, *rest):
+        meter.operations["multiplications of products"] += a.data.shape[-2] * a.data.shape[-1] * b.data.shape[-1]
+        return kept["create_dot"](a, b, *rest)
+
+    def counting(name: str, kind: str):
+        def counted(*operands):
+            result = kept[name](*operands)
+            meter.operations[kind] += np.size(result.data)
+            return result
+
+        return counted
+
+    watched = dict(
+        create_masked_load=load,
+        create_masked_store=store,
+        create_atomic_rmw=add,
+        create_dot=dot,
+        create_exp=counting("create_exp", "exponentials"),
+        create_exp2=counting("create_exp2", "exponentials"),
+        create_fdiv=counting("create_fdiv", "divisions"),
+        create_select=counting("create_select", "masked entries"),
+    )
+    kept = {name: getattr(builder, name) for name in watched}
+    vars(builder).update(watched)
+    try:
+        yield meter
+    finally:
+        for name in watched:
+            with suppress(KeyError):
+                del vars(builder)[name]
+
+
+def check_kernel(kernel) -> None:
+    """A kernel that was written, and that the interpreter runs."""
+    if type(kernel) is not interpreter.InterpretedFunction:
+        raise TypeError(f"it takes a function under @triton.jit, and the first cell run first: {type(kernel).__name__}")
+    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
+        raise NotImplementedError
+
+
+def fenced(x: np.ndarray, beyond: float = np.nan) -> torch.Tensor:
+    """The array in fp32 with rows behind its end, in the same memory, that nobody may use."""
+    wide = torch.full((len(x) + FENCE, *x.shape[1:]), beyond, dtype=torch.float32)
+    wide[: len(x)] = torch.as_tensor(np.ascontiguousarray(x), dtype=torch.float32)
+    return wide[: len(x)]
+
+
+def fence(x: torch.Tensor) -> torch.Tensor:
+    """What stands behind a fenced tensor."""
+    return x.as_strided((len(x) + FENCE, *x.shape[1:]), x.stride())[len(x) :]
+
+
+def launch(kernel, programs: int, tensors: dict, outputs: dict, options: dict) -> tuple[dict, dict, list[str]]:
+    """Run a kernel on the tensors, then the outputs, then the options, in fp32.
+
+    Inputs have NaN behind their end, outputs a number that must stay. The outputs, what the meter counted, and the
+    outputs behind whose end something was written.
+    """
+    check_kernel(kernel)
+    given = {name: fenced(x) for name, x in tensors.items()}
+    given |= {name: fenced(x, 5.0) for name, x in outputs.items()}
+    with metered(**given) as meter:
+        kernel[(programs,)](*given.values(), **options)
+    spilled = [name for name in outputs if not (fence(given[name]) == 5.0).all()]
+    counted = {kind: dict(counts) for kind, counts in vars(meter).items()}
+    return {name: given[name].numpy().copy() for name in outputs}, counted, spilled

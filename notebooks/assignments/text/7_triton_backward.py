@@ -1,0 +1,228 @@
+# %% [markdown]
+# # Assignment 7 · The backward kernel in Triton
+#
+# **How do five products become dQ, dK and dV?** dK_j and dV_j are sums over row blocks, dQ_i is a sum over column blocks. No
+# program can keep all three. You write both loop orders, and then the one pass that adds dQ into HBM.
+#
+# | step | points |
+# | --- | --- |
+# | 1. `row_dots`: D = rowsum(dO ∘ O) | 2 |
+# | 2. `tile`: all queries and keys in one tile | 4 |
+# | 3. `columns`: a program for each column block, dK and dV | 5 |
+# | 4. `rows`: a program for each row block, dQ | 3 |
+# | 5. `one_pass`: column blocks that add to dQ as well | 2 |
+#
+# *Time: 6 to 8 hours. Before this: assignments 3 and 4, chapter 09. Hardware: Linux, for Triton; a GPU is not needed.*
+#
+# **How it is graded.** Your kernels run in Triton's interpreter on one head, fp32, and are held to float64. A meter counts what
+# they load, store, add and multiply. Memory behind the end of every input is NaN; outputs start as NaN. Rows are contiguous:
+# row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. The signatures stay as they are.
+#
+# **Off limits:** `fa2_lab.kernels`, `fa2_lab.reference`, `fa2_lab.attention`, torch's and other libraries' attention.
+# Everything in NumPy, torch and Triton that is not attention is yours.
+
+# %% locked="setup"
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python, where a meter can count
+
+import triton
+import triton.language as tl
+
+from fa2_lab.studio.course import triton_backward as check
+
+# %% [markdown]
+# ## 1. D
+#
+# Softmax's gradient needs one number for each row: D_i = Σ dO_i ∘ O_i. It is computed once, before anything else. N_q is any
+# length; program i has rows i · B_r to (i + 1) · B_r.
+
+# %% solution="row_dots"
+@triton.jit
+def row_dots(O, dO, D, N_q, B_r: tl.constexpr, d: tl.constexpr):
+    ### BEGIN SOLUTION
+    row, e = tl.program_id(0) * B_r + tl.arange(0, B_r), tl.arange(0, d)
+    at, real = row[:, None] * d + e[None, :], (row < N_q)[:, None]
+    o, do = tl.load(O + at, mask=real, other=0.0), tl.load(dO + at, mask=real, other=0.0)
+    tl.store(D + row, tl.sum(o * do, 1), mask=row < N_q)
+    ### END SOLUTION
+
+
+# %% test="row_dots" points=2
+report = check.row_dots(row_dots, seed=0)
+### BEGIN HIDDEN TESTS
+report += check.row_dots(row_dots, [check.Case(33, 33, 16, 16, 16, seed=701, tau=0.3)], seed=0)
+### END HIDDEN TESTS
+report.points(2)
+
+# %% [markdown]
+# ## 2. One tile
+#
+# One program, B_r queries, B_c keys, all of them. The forward kept no P, but it kept L, so P = exp(τ Q Kᵀ − L) without any
+# maximum or sum. Then dV = Pᵀ dO, dP = dO Vᵀ, dS = P ∘ (dP − D), dQ = τ dS K and dK = τ dSᵀ Q.
+#
+# L is a natural logarithm. Products are `tl.dot(a, b, input_precision="ieee")`; `p.T` is a transpose.
+
+# %% solution="tile"
+@triton.jit
+def tile(Q, K, V, dO, L, D, dQ, dK, dV, tau, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+    ### BEGIN SOLUTION
+    row, col, e = tl.arange(0, B_r), tl.arange(0, B_c), tl.arange(0, d)
+    at_row, at_col = row[:, None] * d + e[None, :], col[:, None] * d + e[None, :]
+    q, do = tl.load(Q + at_row), tl.load(dO + at_row)
+    k, v = tl.load(K + at_col), tl.load(V + at_col)
+    s = tau * tl.dot(q, k.T, input_precision="ieee")
+    p = tl.exp(s - tl.load(L + row)[:, None])
+    dp = tl.dot(do, v.T, input_precision="ieee")
+    ds = p * (dp - tl.load(D + row)[:, None])
+    tl.store(dV + at_col, tl.dot(p.T, do, input_precision="ieee"))
+    tl.store(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"))
+    tl.store(dK + at_col, tau * tl.dot(ds.T, q, input_precision="ieee"))
+    ### END SOLUTION
+
+
+# %% test="tile" points=4
+report = check.tile(tile, seed=0)
+### BEGIN HIDDEN TESTS
+report += check.tile(tile, [check.Case(16, 16, 64, 16, 16, size=2.0, seed=702, tau=0.125)], seed=0)
+### END HIDDEN TESTS
+report.points(4)
+
+# %% [markdown]
+# ## 3. Column blocks
+#
+# Program j keeps column block j: it loads K_j and V_j once and visits the row blocks that see them. `dk` and `dv` stay on chip
+# until the end. Lengths are any. With `CAUSAL`, row r sees column c if c ≤ r + N_k − N_q, and row blocks that do not see the
+# column block are not loaded. A row that sees no key has L = −∞ and adds nothing.
+#
+# **Predict:** under the causal mask the forward's loop has an end that depends on the row block. What does this loop have?
+
+# %% solution="columns"
+@triton.jit
+def columns(
+    Q, K, V, dO, L, D, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr
+):
+    ### BEGIN SOLUTION
+    first = tl.program_id(0) * B_c
+    col, e = first + tl.arange(0, B_c), tl.arange(0, d)
+    at_col, there = col[:, None] * d + e[None, :], (col < N_k)[:, None]
+    k, v = tl.load(K + at_col, mask=there, other=0.0), tl.load(V + at_col, mask=there, other=0.0)
+    dk, dv = tl.zeros((B_c, d), tl.float32), tl.zeros((B_c, d), tl.float32)
+    start = 0
+    if CAUSAL:
+        start = tl.maximum(0, first + N_q - N_k) // B_r * B_r
+    for i in range(start, N_q, B_r):
+        row = i + tl.arange(0, B_r)
+        at_row, real = row[:, None] * d + e[None, :], (row < N_q)[:, None]
+        q, do = tl.load(Q + at_row, mask=real, other=0.0), tl.load(dO + at_row, mask=real, other=0.0)
+        L_i, D_i = tl.load(L + row, mask=row < N_q, other=0.0), tl.load(D + row, mask=row < N_q, other=0.0)
+        seen = (row < N_q)[:, None] & (col < N_k)[None, :]
+        if CAUSAL:
+            seen = seen & (col[None, :] <= row[:, None] + N_k - N_q)
+        s = tau * tl.dot(q, k.T, input_precision="ieee")
+        p = tl.where(seen, tl.exp(s - L_i[:, None]), 0.0)
+        dp = tl.dot(do, v.T, input_precision="ieee")
+        ds = p * (dp - D_i[:, None])
+        dv += tl.dot(p.T, do, input_precision="ieee")
+        dk += tl.dot(ds.T, q, input_precision="ieee")
+    tl.store(dK + at_col, tau * dk, mask=there)
+    tl.store(dV + at_col, dv, mask=there)
+    ### END SOLUTION
+
+
+# %% test="columns" points=5
+report = check.columns(columns, seed=0)
+### BEGIN HIDDEN TESTS
+hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=703, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=704, tau=0.2)]
+report += check.columns(columns, [("hidden", case) for case in hidden], seed=0)
+### END HIDDEN TESTS
+report.points(5)
+
+# %% [markdown]
+# ## 4. Row blocks
+#
+# Program i keeps row block i: it loads Q_i, dO_i, L_i and D_i once, visits the column blocks that its rows see, and keeps `dq`
+# until the end. S and dP are computed a second time. That is the price of a sum that has one fixed order.
+
+# %% solution="rows"
+@triton.jit
+def rows(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
+    ### BEGIN SOLUTION
+    first = tl.program_id(0) * B_r
+    row, e = first + tl.arange(0, B_r), tl.arange(0, d)
+    at_row, real = row[:, None] * d + e[None, :], (row < N_q)[:, None]
+    q, do = tl.load(Q + at_row, mask=real, other=0.0), tl.load(dO + at_row, mask=real, other=0.0)
+    L_i, D_i = tl.load(L + row, mask=row < N_q, other=0.0), tl.load(D + row, mask=row < N_q, other=0.0)
+    dq = tl.zeros((B_r, d), tl.float32)
+    end = N_k
+    if CAUSAL:
+        end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))
+    for j in range(0, end, B_c):
+        col = j + tl.arange(0, B_c)
+        at_col, there = col[:, None] * d + e[None, :], (col < N_k)[:, None]
+        k, v = tl.load(K + at_col, mask=there, other=0.0), tl.load(V + at_col, mask=there, other=0.0)
+        seen = (row < N_q)[:, None] & (col < N_k)[None, :]
+        if CAUSAL:
+            seen = seen & (col[None, :] <= row[:, None] + N_k - N_q)
+        s = tau * tl.dot(q, k.T, input_precision="ieee")
+        p = tl.where(seen, tl.exp(s - L_i[:, None]), 0.0)
+        ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
+        dq += tl.dot(ds, k, input_precision="ieee")
+    tl.store(dQ + at_row, tau * dq, mask=real)
+    ### END SOLUTION
+
+
+# %% test="rows" points=3
+report = check.rows(rows, seed=0)
+### BEGIN HIDDEN TESTS
+hidden = [check.Case(35, 35, 16, 16, 32, causal=True, seed=705, tau=0.3), check.Case(17, 40, 32, 32, 16, seed=706, tau=0.2)]
+report += check.rows(rows, [("hidden", case) for case in hidden], seed=0)
+### END HIDDEN TESTS
+report.points(3)
+
+# %% [markdown]
+# ## 5. One pass
+#
+# FA2's Algorithm 2 has no second pass. Program j adds τ dS K_j into dQ_i in HBM as soon as it has dS, and other programs add
+# there at the same time: `tl.atomic_add(pointers, values, mask=…)`. dQ is fp32 and zero when your kernel starts. Take your
+# `columns` and add the fifth product.
+
+# %% solution="one_pass"
+@triton.jit
+def one_pass(
+    Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr
+):
+    ### BEGIN SOLUTION
+    first = tl.program_id(0) * B_c
+    col, e = first + tl.arange(0, B_c), tl.arange(0, d)
+    at_col, there = col[:, None] * d + e[None, :], (col < N_k)[:, None]
+    k, v = tl.load(K + at_col, mask=there, other=0.0), tl.load(V + at_col, mask=there, other=0.0)
+    dk, dv = tl.zeros((B_c, d), tl.float32), tl.zeros((B_c, d), tl.float32)
+    start = 0
+    if CAUSAL:
+        start = tl.maximum(0, first + N_q - N_k) // B_r * B_r
+    for i in range(start, N_q, B_r):
+        row = i + tl.arange(0, B_r)
+        at_row, real = row[:, None] * d + e[None, :], (row < N_q)[:, None]
+        q, do = tl.load(Q + at_row, mask=real, other=0.0), tl.load(dO + at_row, mask=real, other=0.0)
+        L_i, D_i = tl.load(L + row, mask=row < N_q, other=0.0), tl.load(D + row, mask=row < N_q, other=0.0)
+        seen = (row < N_q)[:, None] & (col < N_k)[None, :]
+        if CAUSAL:
+            seen = seen & (col[None, :] <= row[:, None] + N_k - N_q)
+        s = tau * tl.dot(q, k.T, input_precision="ieee")
+        p = tl.where(seen, tl.exp(s - L_i[:, None]), 0.0)
+        ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
+        dv += tl.dot(p.T, do, input_precision="ieee")
+        dk += tl.dot(ds.T, q, input_precision="ieee")
+        tl.atomic_add(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"), mask=real)
+    tl.store(dK + at_col, tau * dk, mask=there)
+    tl.store(dV + at_col, dv, mask=there)
+    ### END SOLUTION
+
+
+# %% test="one_pass" points=2
+report = check.one_pass(one_pass, seed=0)
+### BEGIN HIDDEN TESTS
+report += check.one_pass(one_pass, [("hidden", check.Case(35, 50, 16, 16, 32, causal=True, seed=707, tau=0.3))], seed=0)
+### END HIDDEN TESTS
+report.points(2)

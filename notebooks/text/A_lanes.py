@@ -1,0 +1,410 @@
+# %% [markdown] tags=["navigation"]
+# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+
+# %% [markdown]
+# # A · Lanes, layouts, banks
+#
+# **Where exactly are the numbers of a tile?**
+#
+# Chapter 07 stopped at the warp. This appendix goes inside. It says which thread of a warp holds which score, why a row's
+# maximum needs two exchanges, why K lies scrambled in shared memory, and how large a tile may be. You need it for chapters
+# 12 and 13, and for reading what a compiler made of a kernel.
+#
+# After this notebook you can
+#
+# - say which lane holds a given score of a tile,
+# - read a layout in compiled code, and tell split-Q from split-K in it,
+# - swizzle a tile by hand, and count bank conflicts,
+# - add up the shared memory and the registers that a tile needs.
+#
+# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
+
+# %%
+import numpy as np
+
+from fa2_lab.machine import budget, chips, layouts
+from fa2_lab.plots import accumulators, block_budget, swizzled_keys
+from fa2_lab.plots.records import recorded
+from fa2_lab.plots.show import show
+from fa2_lab.studio.book.verdicts import verdict
+
+# %% [markdown]
+# ## Which thread holds a score?
+#
+# A warp has 32 threads. The number of a thread in its warp, 0 to 31, is its **lane**. Tensor cores are driven by
+# instructions that a whole warp executes together, and the instruction fixes which lane gets which number of the result.
+#
+# Two words for reading compiled code. `sm_80` and `sm_90` are NVIDIA's names for the generations of the A100 and the H100.
+# `mma` is the tensor-core instruction of `sm_80`: one warp computes a piece of 16 × 8. `wgmma` is that of `sm_90`: four
+# warps, a *warpgroup*, compute a piece with 64 rows together.
+#
+# In both, the number in row r and column c of a piece lies in lane
+# $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$.
+#
+# **Predict.** Which four lanes hold row 5?
+
+
+# %%
+def lane_of(r, c):
+    return 4 * (r % 8) + c % 8 // 2
+
+
+r, c = np.mgrid[:16, :8]
+lanes = lane_of(r, c)
+for row in (0, 5, 13):
+    print(f"row {row:2}, columns 0 to 7, lanes:", *lanes[row].tolist())
+print("numbers that each lane holds:", sorted(set(np.bincount(lanes.ravel()).tolist())))
+
+# %% [markdown]
+# <details><summary>20, 21, 22 and 23</summary>
+#
+# $4 \cdot 5 = 20$, and the four pairs of columns go to four neighbours.
+# </details>
+#
+# Row 13 has the same lanes as row 5. The piece has 128 numbers, so each lane holds 4: two in one row, and two eight rows
+# below.
+#
+# **Takeaway.** A row of scores belongs to four neighbouring lanes of one warp.
+
+# %% [markdown]
+# ## How do four lanes find a row's maximum?
+#
+# Each lane first takes the maximum of the columns it holds. Then the four have to compare. Lanes of a warp can do this
+# without shared memory and without a barrier: in a **shuffle**, every lane reads a register of another lane.
+#
+# **Predict.** How many shuffles does it take until all four lanes know the maximum?
+
+# %%
+piece = np.random.default_rng(1).standard_normal((8, 8))
+mine = np.array([piece[lanes[:8] == lane].max() for lane in range(32)])
+print("lanes 20 to 23 (row 5), before:", *mine[20:24].round(2).tolist())
+for step in (1, 2):
+    mine = np.maximum(mine, mine[np.arange(32) ^ step])  # lane t reads the register of lane t XOR step
+    print(f"after exchanging with lane t XOR {step}:  ", *mine[20:24].round(2).tolist())
+print("maximum of row 5:", piece[5].max().round(2))
+
+# %% [markdown]
+# <details><summary>Two</summary>
+#
+# After the first, neighbours agree. After the second, all four do. More columns do not change that: a lane goes through its
+# own columns first.
+# </details>
+#
+# XOR compares two numbers bit by bit. $t$ XOR 1 exchanges neighbours (20 with 21), $t$ XOR 2 exchanges pairs (20 with 22).
+#
+# **Takeaway.** Under split-Q, a row's statistics never leave its warp: four lanes, two shuffles.
+
+# %% [markdown]
+# ## Which warp holds which row?
+#
+# You do not choose this in Triton; the compiler does. But its intermediate code says what it chose. `warpsPerCTA = [4, 1]`
+# means four warps along the rows and one along the keys. (CTA is NVIDIA's word for a thread block.)
+#
+# The record below was read from our forward kernel, compiled for two generations.
+#
+# **Predict.** Is `[4, 1]` split-Q or split-K?
+
+# %% tags=["nbval-ignore-output"]
+for layout in recorded("layouts")["layouts"]:
+    along_rows, along_keys = layout["warpsPerCTA"]
+    name = "split-Q" if along_keys == 1 else "split-K" if along_rows == 1 else "both"
+    print(f"{layout['target']}, d = {layout['d']:3}, {layout['instruction']:5}:", end=" ")
+    print(f"{along_rows} warps along rows, {along_keys} along keys: {name}")
+
+# %% tags=["nbval-ignore-output"]
+show(accumulators.draw(**accumulators.data()))
+
+# %% [markdown]
+# <details><summary>Split-Q</summary>
+#
+# The rows are cut among four warps, and every warp has all keys of the tile.
+# </details>
+#
+# In the upper half of the picture, find a row of S: it lies in one warp, and so does the same row of O. In the lower half,
+# find row 5: lanes 20 to 23.
+#
+# **Takeaway.** The compiled kernel is split-Q, and it can be read in one line of its code.
+
+# %% [markdown]
+# ## Does P have to move before the second product?
+#
+# S is the *result* of the first product. P, computed from it in place, is an *input* of the second one. An instruction also
+# fixes which lane must hold which number of its input. For a 16 × 16 piece of P, NVIDIA's [description of
+# mma](https://docs.nvidia.com/cuda/parallel-thread-execution/) says: a lane holds rows g and g + 8, where g is the lane
+# divided by 4, and columns 2h, 2h + 1, 2h + 8 and 2h + 9, where h is the remainder.
+#
+# **Predict.** Take row 5, columns 2 and 3. As a result of the first product they are in lane 21. In which lane must they be
+# for the second?
+
+# %%
+needs = np.full((16, 16), -1)
+for lane in range(32):
+    g, h = divmod(lane, 4)
+    for row in (g, g + 8):
+        for column in (2 * h, 2 * h + 1, 2 * h + 8, 2 * h + 9):
+            needs[row, column] = lane
+r, c = np.mgrid[:16, :16]
+print("row 5, columns 2 and 3: held by lane", lane_of(5, 2), "and needed by lane", needs[5, 2])
+print("numbers of P that must change lanes:", int((needs != lane_of(r, c)).sum()), "of", needs.size)
+
+# %% [markdown]
+# <details><summary>In lane 21</summary>
+#
+# g = 5 and h = 1: lane 4 · 5 + 1.
+# </details>
+#
+# Every number is already where it is needed. So P goes from softmax into the second product without leaving its registers.
+# It is only converted to 16 bits.
+#
+# **Takeaway.** Results and inputs of the tensor cores share a layout, so P need not pass through shared memory.
+
+# %% [markdown]
+# ## Why is K scrambled in shared memory?
+#
+# Shared memory consists of 32 **banks**, 4 bytes wide each. In one step it serves every bank once. To load K for the tensor
+# cores, lanes read one *chunk* of 16 bytes from each of eight rows. A chunk covers four banks, so eight chunks can be read
+# in one step, if they lie in eight different groups of banks.
+#
+# Let d = 64, with 2 bytes per number. A row of K has 128 bytes: exactly once around all banks.
+#
+# **Predict.** The rows lie one after the other. We read chunk 2 of rows 0 to 7. How many steps does that take?
+
+
+# %%
+def steps(places):  # the group of banks of each chunk that is read
+    return max(places.count(group) for group in places)
+
+
+print("groups of banks, rows one after the other:", [2 for row in range(8)], "steps:", steps([2] * 8))
+swizzled = [2 ^ row for row in range(8)]
+print("groups of banks, chunk c at place c XOR row:", swizzled, "steps:", steps(swizzled))
+
+# %% [markdown]
+# <details><summary>Eight</summary>
+#
+# Chunk 2 of every row begins at the same bank. All eight want the same group, and wait for each other.
+# </details>
+#
+# The second line is the remedy, called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where
+# $\oplus$ is XOR. The row is still complete. But the same chunk of eight rows now lies at eight different places.
+#
+# **Takeaway.** A layout is free, as long as writer and reader agree on it. The banks decide which one is fast.
+
+# %% [markdown]
+# ## What does a compiler do?
+#
+# The same, and nobody has to write it. Here are all places under the swizzle.
+#
+# **Predict.** In row 3, where does chunk 2 lie? (In bits, 3 is 11 and 2 is 10.)
+
+# %%
+for row in range(8):
+    print(f"row {row}: places 0 to 7 hold chunks", *[place ^ row for place in range(8)])
+
+# %% tags=["nbval-ignore-output"]
+show(swizzled_keys.draw(**swizzled_keys.data()))
+
+# %% [markdown]
+# <details><summary>At place 1</summary>
+#
+# 11 XOR 10 = 01.
+# </details>
+#
+# In the picture, follow the dark boxes from row to row: in the left panels they stand in one column, in the others no two
+# share a column. Those were read from the compiled kernel, and they are the swizzle above.
+#
+# **Takeaway.** Eight conflicts become none, and it costs one XOR per address.
+
+# %% [markdown]
+# ## How much shared memory does a tile need?
+#
+# Our forward kernel keeps $q_i$ once, and $k_j$ and $v_j$ once per stage (a stage is a place for one tile on its way).
+#
+# **Predict.** $B_r = B_c = d = 128$, two stages, 2 bytes per number. One block of 128 × 128 is 32 KiB. How many KiB are
+# needed?
+
+
+# %%
+def shared_bytes(B_r, B_c, d, stages=2):
+    return 2 * (B_r * d + stages * 2 * B_c * d)
+
+
+needs_KiB = {(r, c): shared_bytes(r, c, 128) // 1024 for r in (64, 128) for c in (64, 128)}
+print("d = 128, two stages:", ", ".join(f"{r} × {c}: {KiB} KiB" for (r, c), KiB in needs_KiB.items()))
+for chip in (chips.RTX_4090, chips.A100, chips.H100):
+    room = chip.shared_per_block // 1024
+    fit = [f"{r} × {c}" for (r, c), KiB in needs_KiB.items() if KiB <= room]
+    print(f"{chip.name} gives one thread block {room} KiB:", ", ".join(fit))
+
+# %% [markdown]
+# <details><summary>160</summary>
+#
+# One for $q_i$, and two stages with two each: 5 · 32 KiB.
+# </details>
+#
+# A GPU refuses to run a kernel that asks for more than there is. Of an SM's shared memory (228 KiB on an H100), 1 KiB per
+# thread block is reserved. So a single block can have 227.
+#
+# **Takeaway.** Shared memory says whether a tile runs at all.
+
+# %% [markdown]
+# ## How many registers?
+#
+# Registers hold $o_i$ and $s_{ij}$ in fp32, $p_{ij}$ in 16 bits, and some 40 more per thread for addresses and counters. A
+# thread can have 255.
+#
+# **Predict.** $B_r = B_c = d = 128$ and four warps, which are 128 threads. How many registers of each thread does $o_i$
+# alone take?
+
+
+# %%
+def registers(B_r, B_c, d, W):
+    return 40 + -(-(B_r * d + B_r * B_c + B_r * B_c // 2) // (32 * W))
+
+
+print("d = 128      4 warps  8 warps")
+for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
+    print(f"{B_r:3} × {B_c:3} {registers(B_r, B_c, 128, W=4):10} {registers(B_r, B_c, 128, W=8):8}")
+
+# %% tags=["nbval-ignore-output"]
+compiled = recorded("compiled")["forward"]
+said = [(registers(k["B_r"], k["B_c"], k["d"], k["warps"]) > 255, k["spills"] > 0) for k in compiled]
+agree = sum(ours == theirs for ours, theirs in said)
+print(
+    f"compiled for {compiled[0]['target']}: the sum and the compiler agree on spilling in {agree} of {len(said)} kernels"
+)
+
+# %% tags=["nbval-ignore-output"]
+show(block_budget.draw(**block_budget.data()))
+
+# %% [markdown]
+# <details><summary>128</summary>
+#
+# 128 · 128 / 128. The scores take as many again, P half of that: 360 with the other 40.
+# </details>
+#
+# If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. With eight warps the same
+# tile has twice the threads, and half as much in each. The picture has the same two sums for more sizes, with 4 warps, or
+# with 8 where 4 would spill. Look how few sizes are left at d = 128.
+#
+# **Takeaway.** Registers say whether a tile runs well. More warps help with registers, and not with shared memory.
+
+# %% [markdown]
+# ## Recap
+#
+# - Lane $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$ holds row r, column c of a piece. A row has four lanes.
+# - Two shuffles give all four the row's maximum or sum.
+# - `warpsPerCTA = [4, 1]` is split-Q. P is already where the second product needs it.
+# - Swizzle: chunk c of row r lies at place $c \oplus (r \bmod 8)$. Eight bank conflicts become none.
+# - Shared memory: $(B_r + 2 \cdot \text{stages} \cdot B_c) \cdot d$ numbers. Registers: about
+#   $40 + (B_r d + 1.5\, B_r B_c) / \text{threads}$.
+
+# %% [markdown]
+# ## Exercises
+#
+# **1. Complete.** With d = 32, a row of K has 64 bytes: four chunks, half a line of 128 bytes. Two rows share a line, row r
+# in half r mod 2. Where does row r keep chunk c? Give the place in the line, 0 to 7, in place of the `...`, so that one
+# chunk of eight rows is read in one step.
+#
+# <details><summary>Hint</summary>
+#
+# The half is 4 · (r mod 2). Inside the half there are four places. Rows 0 and 1 may be treated alike, then rows 2 and 3.
+# </details>
+# <details><summary>Solution</summary>
+#
+# `return 4 * (r % 2) + (c ^ (r // 2 % 4))`
+# </details>
+
+
+# %%
+def place(r, c):  # row, chunk 0 to 3
+    return ...
+
+
+if place(0, 0) is ...:
+    print("not written yet; without a swizzle, place 4 (r mod 2) + c, the read takes 4 steps")
+else:
+    lines = [sorted(place(r, c) for r in (line, line + 1) for c in range(4)) for line in (0, 2, 4, 6)]
+    slow = {c: steps([place(r, c) for r in range(8)]) for c in range(4)}
+    if any(line != list(range(8)) for line in lines):
+        print("not yet: two chunks of one line lie at the same place")
+    else:
+        print("right" if set(slow.values()) == {1} else f"not yet: steps for each chunk: {slow}")
+
+# %% [markdown]
+# **2. Complete.** Which rows and columns of a 16 × 8 piece does a lane hold? Return the four pairs (row, column), in place
+# of the `...`.
+#
+# <details><summary>Hint</summary>
+#
+# Turn $4\,(r \bmod 8) + \lfloor c / 2 \rfloor$ around: divide the lane by 4, with remainder.
+# </details>
+# <details><summary>Solution</summary>
+#
+# `return [(lane // 4 + down, 2 * (lane % 4) + right) for down in (0, 8) for right in (0, 1)]`
+# </details>
+
+
+# %%
+def held_by(lane):
+    return ...
+
+
+if held_by(0) is ...:
+    print("not written yet; lane 0 holds (0, 0), (0, 1), (8, 0) and (8, 1)")
+else:
+    truth = {lane: {(r, c) for r in range(16) for c in range(8) if lanes[r, c] == lane} for lane in range(32)}
+    wrong = [lane for lane in range(32) if set(held_by(lane)) != truth[lane]]
+    print("right" if not wrong else f"not yet: lane {wrong[0]} holds {sorted(truth[wrong[0]])}")
+
+# %% [markdown]
+# **3. Decide.** $B_r = d = 128$, two stages. What is the largest power of two for $B_c$ that an RTX 4090 runs? Put it in
+# place of the `...`.
+#
+# <details><summary>Hint</summary>
+#
+# One block of 128 numbers a row, times $B_c$ rows, is $B_c / 4$ KiB. The chip gives 99 KiB.
+# </details>
+# <details><summary>Solution</summary>
+#
+# 64. $q_i$ takes 32 KiB, and each of four blocks of K or V takes 16: 96 in all.
+# </details>
+
+# %%
+B_c = ...
+if B_c is ...:
+    print("not answered yet; for 128 keys it takes", shared_bytes(128, 128, 128) // 1024, "KiB")
+else:
+    KiB, room = shared_bytes(128, B_c, 128) / 1024, chips.RTX_4090.shared_per_block // 1024
+    larger = shared_bytes(128, 2 * B_c, 128) / 1024
+    verb = "right" if KiB <= room < larger else "not yet"
+    print(f"{verb}: {B_c} keys take {KiB:.0f} KiB of {room}, {2 * B_c} keys {larger:.0f}")
+
+# %% [markdown]
+# ## Checks
+#
+# The formulas of this notebook against the package's layouts, which are parsed from compiled code, and against its budget.
+
+# %%
+for kernel in recorded("layouts")["layouts"]:
+    name = f"{kernel['target']}, d = {kernel['d']}"
+    owners = layouts.parse(kernel["S"]["layout"]).owners(tuple(kernel["S"]["shape"]))
+    r, c = np.indices(owners.lane.shape)
+    verdict(f"{name}: lane_of = the compiled layout", np.array_equal(owners.lane, lane_of(r, c)))
+    verdict(f"{name}: every row of S in one warp", (owners.warp == owners.warp[:, :1]).all())
+    shape = tuple(kernel["K"]["shape"])
+    offsets = layouts.parse(kernel["K"]["layout"]).offsets(shape)
+    groups = offsets[:8, :64:8] * 2 % 128 // 16
+    verdict(f"{name}: K's places = c XOR r", np.array_equal(groups, np.arange(8) ^ np.arange(8)[:, None]))
+    verdict(f"{name}: no bank conflicts", layouts.bank_conflicts(offsets[:8, 16]) == steps(swizzled) == 1)
+
+# %%
+sizes = [(b, c, d, W) for b in (64, 128) for c in (64, 128) for d in (64, 128) for W in (4, 8)]
+theirs = [(budget.forward_shared_bytes(*s[:3]), budget.forward_registers(*s)) for s in sizes]
+ours = [(shared_bytes(*s[:3]), registers(*s)) for s in sizes]
+verdict("shared_bytes and registers = those of budget.py", ours == theirs)
+two = budget.fits(chips.A100, 64, 64, 128, stages=2, warps=4).blocks_per_sm == 2
+verdict("two blocks of 64 × 64, d = 128, share an SM of an A100", two)
+
+# %% [markdown] tags=["navigation"]
+# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)

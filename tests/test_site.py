@@ -1,0 +1,134 @@
+"""The book's site: every link and anchor leads somewhere, nothing is asked of another machine, answers wait."""
+
+import re
+import sys
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import nbformat
+import pytest
+
+from fa2_lab.studio import command
+from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, written
+
+pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
+
+LOADS = {"src", "srcset", "data", "poster", "action"}  # attributes whose address a browser fetches by itself
+
+
+class Page(HTMLParser):
+    """What a page links to, loads, and can be linked at."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.links, self.loads, self.anchors, self.images = [], [], {""}, []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        at = dict(attributes)
+        self.anchors |= {at[name] for name in ("id", "name") if at.get(name)}
+        self.loads += [at[name] for name in LOADS & at.keys()]
+        if "href" in at:
+            (self.loads if tag == "link" else self.links).append(at["href"])
+        if tag == "img":
+            self.images.append(at)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("site")
+    assert command.main(["book", "--html", "--folder", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(folder):
+    return {path: Page(path) for path in folder.rglob("*.html") if "_static" not in path.parts}
+
+
+def outside(address):
+    return re.match(r"([a-z][a-z0-9+.-]*:)?//", address)
+
+
+def html(folder, number):
+    (chapter,) = [c for c in written() if c.number == number]
+    return (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
+
+
+def test_every_chapter_and_assignment_has_a_page_in_the_order_of_the_parts(folder):
+    shown = re.findall(r'href="((?:assignments/)?\w+)\.html"', html(folder, "00"))
+    assignments = [f"assignments/{p.stem}" for p in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
+    wanted = [c.name for c in written() if c.number != "00"] + assignments
+    assert [name for name in dict.fromkeys(shown) if name in wanted] == wanted
+    assert {c.number for c in written()} <= set(" ".join(PARTS.values()).split())
+
+
+def test_links_and_anchors_lead_somewhere(folder, pages):
+    assert len(pages) > len(written())
+    for path, page in pages.items():
+        for link in page.links + page.loads:
+            if outside(link) or link.startswith(("data:", "mailto:")):
+                continue
+            file, _, anchor = unquote(link).partition("#")
+            target = (path.parent / file.split("?")[0]).resolve() if file else path
+            assert target.is_file() and target.is_relative_to(folder), f"{path.name} links to {link}"
+            if target in pages and not file.endswith("search.html"):
+                assert anchor in pages[target].anchors, f"{path.name} links to {link}"
+
+
+def test_nothing_is_fetched_from_another_machine(folder, pages):
+    for path, page in pages.items():
+        assert not [address for address in page.loads if outside(address)], path.name
+    for style in folder.rglob("*.css"):
+        for address in re.findall(r"(?:url\(|@import )\s*[\"']?([^\"')\s]+)", style.read_text(encoding="utf-8")):
+            assert not outside(address), f"{style.name}: {address}"
+    for script in [*folder.rglob("*.js"), *folder.glob("*.html")]:
+        text = script.read_text(encoding="utf-8")
+        assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
+
+
+def test_pictures_have_alternative_texts_and_open_at_full_size(folder):
+    for chapter in written():
+        notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
+        drawn = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
+        page = Page(folder / f"{chapter.name}.html")
+        assert [image["alt"] for image in page.images] == [o.metadata["image/png"]["alt"] for o in drawn]
+        assert [link for link in page.links if link.startswith("_images/")] == [image["src"] for image in page.images]
+
+
+def test_questions_and_takeaways_are_callouts(folder):
+    for chapter in written():
+        source = (NOTEBOOKS / f"{chapter.name}.ipynb").read_text(encoding="utf-8")
+        page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
+        for name in ("Predict", "Takeaway"):
+            asked = len(re.findall(rf"\n\s*\"\*\*{name}\.\*\* ", source))
+            assert page.count(f'<p class="admonition-title">{name}</p>') == asked >= 4, (chapter.name, name)
+
+
+def test_answers_and_imports_are_folded_and_nothing_else(folder):
+    for chapter in written():
+        notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
+        page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
+        answers = [c for c in notebook.cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs]
+        folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
+        assert folds.count("The answer") == len(answers) > 0 and set(folds) <= {"The answer", "Imports"}, chapter.name
+        first = next(c for c in notebook.cells if c.cell_type == "code")
+        assert ("Imports" in folds) == (not first.outputs), chapter.name
+
+
+def test_formulas_are_mathml(folder):
+    assert html(folder, "03").count("<math xmlns=") > 10
+    assert "$" not in re.sub(r"<pre>.*?</pre>|<script.*?</script>", "", html(folder, "03"), flags=re.DOTALL)
+
+
+def test_a_printed_kernel_is_coloured(folder):
+    outputs = re.findall(r'<div class="output stream highlight-python.*?</pre>', html(folder, "08"), flags=re.DOTALL)
+    assert any('<span class="k">def</span>' in output for output in outputs)
+
+
+def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "myst_nb", None)
+    assert command.main(["book", "--html", "--folder", str(tmp_path / "site")]) == 2
+    said = capsys.readouterr().err
+    assert said == "fa2-lab: book --html needs myst_nb, which is not here: pip install -e '.[site]'\n"
+    assert not (tmp_path / "site").exists()
