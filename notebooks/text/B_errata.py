@@ -42,8 +42,8 @@ from fa2_lab.trace import Trace
 # %% [markdown]
 # ## One step, told in six ways
 #
-# How does the output of the first block of keys become part of the output of both? Section 3.1.1 of the FA2 paper answers
-# three times and its Algorithm 1 a fourth time. The lecture notes and the bilingual notes have versions of their own.
+# How does the output of one block of keys become part of the output of two? Section 3.1.1 of the FA2 paper answers three
+# times, its Algorithm 1 a fourth time, and both sets of notes have versions of their own.
 #
 # Take the row of chapter 02, with exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1 it has
 # $\ell_1 = 4/3$, the raw sum $o_1 = 8/3$, and the finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum
