@@ -45,8 +45,8 @@ from fa2_lab.trace import Trace
 # How does the output of one block of keys become part of the output of two? Section 3.1.1 of the FA2 paper answers three
 # times, its Algorithm 1 a fourth time, and both sets of notes have versions of their own.
 #
-# Take the row of chapter 02, with exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1 it has
-# $\ell_1 = 4/3$, the raw sum $o_1 = 8/3$, and the finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum
+# Take the row of chapter 02, with exponentials 1, 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1,
+# $\ell_1 = 4/3$, the raw sum $o_1 = 8/3$, and the output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum
 # is $\alpha = 3/8$. Block 2 adds 4, and $\ell_2 = 2$. The right answer is 5/2.
 #
 # **Predict.** The bilingual notes multiply $o_1$ by $\alpha^{-1} = 8/3$ instead of $\alpha$, and divide by $\ell_2$ at the
