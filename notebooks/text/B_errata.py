@@ -72,6 +72,7 @@ def row_of(E, v, cut):  # exponentials, values, and where the second block begin
     return Row(l1, o1, o1 / l1, m1 / m2, b2, l2)
 
 
+# %%
 VERSIONS = {
     "Algorithm 1, line 10": lambda r: (r.alpha * r.o1 + r.b2) / r.l2,
     "fa2-tweak1": lambda r: (r.O1 / r.l1 + r.b2) / r.l2,
@@ -80,8 +81,6 @@ VERSIONS = {
     "notes-every-loop": lambda r: (r.alpha * r.O1 + r.b2) / r.l2,
     "bilingual-inverse": lambda r: (r.o1 / r.alpha + r.b2) / r.l2,
 }
-
-# %%
 E, v = np.array([F(1), F(3), F(4), F(8)]), np.array([8, 0, 4, 2])
 truth = E @ v / E.sum()
 for name, version in VERSIONS.items():
