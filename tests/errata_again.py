@@ -323,6 +323,12 @@ AGAIN = {
         65 / 128,
     ),
     "article-exp-cost": Again("16 times as much", 16, "About 128 times on an A100, 256 times on an H100", 2048 // 16),
+    "article-parallel-keys": Again(
+        "undo the reason for FlashAttention's existence",
+        sum(2 * 64 for _ in ("S", "P")),  # each of the 64 scores and probabilities of the row, written and read
+        "d + 1 numbers for each row, which are read once",
+        4 * 2 * (16 + 1),  # four parts, each written and read: a row of O and one L
+    ),
     "article-split-K": Again(
         "partial scores are summed before the softmax",
         sum(S_OF_CASE[:, keys] for keys in FOUR_WARPS),

@@ -46,7 +46,7 @@ def in_triton():
 
 def steps_alone(notebook, steps):
     """The notebook with the cells of some steps alone, for assignments whose steps do not need each other."""
-    names = {"setup", *steps, *(f"test_{step}" for step in steps)}
+    names = {"setup", "hanging", "racing", "ragged", *steps, *(f"test_{step}" for step in steps)}
     notebook.cells = [cell for cell in notebook.cells if grade_id(cell) in names]
     return notebook
 
@@ -70,7 +70,7 @@ def with_answer(name: str, right: str, wrong: str):
 
 
 def test_there_are_three_wrong_answers_for_each_assignment():
-    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 7
+    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 8
 
 
 def test_every_assignment_has_its_text_twin():
@@ -314,7 +314,7 @@ WRONG += [
         ["dk and dv have B_c rows each"],
     ),
 ]
-FOURTH, SEVENTH = "4_triton_forward", "7_triton_backward"
+FOURTH, SEVENTH, EIGHTH = "4_triton_forward", "7_triton_backward", "8_detective"
 END = "end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))"
 WRONG += [
     (
@@ -343,6 +343,24 @@ WRONG += [
     (SEVENTH, "tl.store(dQ + at_row, tau * dq, mask=real)", "tl.store(dQ + at_row, tau * dq)", {"rows": 0.6},
      ["came memory behind dQ changed", "tl.store takes a mask="]),
     (SEVENTH, DQ, RACE, {"one_pass": 1.33}, ["at most 0 elements of dQ loaded", "another program may come in between"]),
+]  # fmt: skip
+WAITS = r"            yield block.start('copy', copy, '').done()\n"
+SERIAL = rf"            yield pv.done()\n{WAITS}            emptied[stage].arrive(block.actor)"
+ALL_WAIT = "yield filled[stage].over(phase)"
+WRONG += [
+    (EIGHTH, 'cause="arrivals"', 'cause="phase"', {"hang": 4.0}, ["came 'phase': a wait names the wrong phase"]),
+    (EIGHTH, "line='emptied = [Barrier(f\"stage {s} emptied\", consumers + 1) for s in range(stages)]'",
+     f"line={ALL_WAIT!r}", {"hang": 4.0}, [f"came '{ALL_WAIT}', which is right", "does that line ever run?"]),
+    (EIGHTH, 'mend=[("consumers + 1)", "consumers)")]', 'mend=[("consumers + 1)", "1)")]', {"hang": 4.0},
+     ["came a hang"]),
+    (EIGHTH, "shows=dict(tiles=3, stages=2)", "shows=dict(tiles=2, stages=2)", {"hang": 4.0},
+     ["expected a hang", "came the right answer, with {'tiles': 2,"]),
+    (EIGHTH, SERIAL.replace(WAITS, ""), SERIAL, {"race": 4.0},
+     ["clocks", "Copies and products must still overlap"]),
+    (EIGHTH, "hides=dict(copy=600)", "hides=dict(tiles=1)", {"race": 4.0}, ["expected at least two tiles of keys"]),
+    (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k - 1)[None, :]")', {"wrong": 4.0}, ["came a wrong answer"]),
+    (EIGHTH, "hides=dict(N_q=40, N_k=48)", "hides=dict(N_q=40, N_k=47)", {"wrong": 4.0},
+     ["with {'heads': 2, 'N_q': 40"]),
 ]  # fmt: skip
 SLIP = ["came NameError: name 'bass' is not defined", "line 7 of the cell with update: alpha = np.exp(m - bass)"]
 WRONG += [("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP)]

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
 from course_play import played
 
-from fa2_lab.studio.course import predict, seeds
+from fa2_lab.studio.course import detective, predict, seeds
 from fa2_lab.studio.course.notebooks import grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
@@ -45,3 +45,48 @@ def test_every_seed_asks_for_other_numbers_by_hand(seed):
     assert points == {"test_by_hand": 2.0}, printed
     answers = played(cells("6_read_the_machine", "by_hand"))[1]
     assert len({predict.question(other) for other in range(8)}) == 8 and "ok       waves on an A100" in answers
+
+
+# Detective cases --------------------------------------------------------------------------------------------------
+
+
+def answer(case: detective.Case, slip: detective.Slip) -> dict:
+    """What a student who has seen through a slip returns."""
+    line = sorted(detective.wrong_lines(case.path, slip))[0]
+    mend = [(slip.wrong.rstrip("\n"), slip.right.rstrip("\n"))]
+    return dict(line=line, cause=slip.cause, mend=mend, shows=slip.shows, hides=slip.hides)
+
+
+@pytest.mark.parametrize(
+    ("step", "slip"),
+    [("hang", slip) for slip in detective.HANGS] + [("race", slip) for slip in detective.RACES],
+    ids=lambda x: getattr(x, "cause", x),
+)
+def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step, slip, capsys):
+    found = answer(detective.IN_MODEL, slip)
+    report = detective.judge(step, detective.IN_MODEL, slip, lambda: found, seed=3)
+    assert report.passed == report.total == 5, capsys.readouterr().out
+    slips = dict(line="yield qk.done()", cause="corner", mend=[], shows=slip.hides, hides=slip.shows)
+    for wrong in slips.items():
+        report = detective.judge(step, detective.IN_MODEL, slip, lambda wrong=wrong: found | dict([wrong]), seed=3)
+        assert report.passed == 4, f"{wrong}: {capsys.readouterr().out}"
+
+
+def test_every_slip_of_the_kernel_stands_in_it_once_and_all_slips_come_up():
+    for slip in detective.WRONG:
+        assert detective.wrong_lines(detective.KERNEL, slip) and slip.cause in detective.CAUSES
+    for slips in (detective.HANGS, detective.RACES, detective.WRONG):
+        drawn = [detective.planted(slips, seed) for seed in range(60)]
+        assert {drawn.count(slip) for slip in slips} <= set(range(10, 31))
+    assert detective.planted(detective.HANGS, 0) is detective.HANGS[0]
+
+
+def test_the_cells_of_the_cases_are_those_of_seed_0_and_the_causes_are_told():
+    text = {grade_id(c) or n: c.source for n, c in enumerate(source(ASSIGNMENTS["8_detective"]).cells)}
+    assert {name: text[name] for name in ("hanging", "racing", "ragged")} == {
+        name: seeds.WRITTEN[name](0) for name in ("hanging", "racing", "ragged")
+    }
+    everything = "\n".join(text.values())
+    assert all(f"| `{cause}` | {words} |" in everything for cause, words in detective.CAUSES.items())
+    for run in (detective.RUN, detective.SHAPE):
+        assert all(f"`{name}={value}`" in everything for name, value in run.items())

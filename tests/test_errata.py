@@ -20,7 +20,7 @@ PLACES = {  # how a source is cited: by section or heading, then by algorithm an
     r"(, Algorithms? [12]( and 2)?(, line \d+)?)?",
     "FA1 paper": r"appendi(x|ces) B\.\d( and B\.\d)?(, Algorithms? \d( and \d)?, line \d+|, Theorem 5)?",
     "lecture notes on FA2": "standard attention|online softmax|algorithm|causal masking|execution model",
-    "article on FA2": "introduction|recap of FlashAttention-1|why an IO-optimal kernel can still be slow|change [134]"
+    "article on FA2": "introduction|recap of FlashAttention-1|why an IO-optimal kernel can still be slow|change [1-4]"
     "|putting the four together",
     "bilingual notes on FA2": r"abstract|Algorithm 1 \(forward\), (line|lines) 1\d( to 1\d)?, in both languages",
 }
@@ -137,9 +137,9 @@ def test_every_erratum_is_told_in_full_and_runs_the_same_twice(erratum):
 
 def test_the_set_is_whole_and_quick():
     counts = {source: sum(e.source.startswith(source) for e in ERRATA.values()) for source in SOURCES}
-    assert counts == dict(zip(SOURCES, (8, 13, 5, 11, 3), strict=True))
+    assert counts == dict(zip(SOURCES, (8, 13, 5, 12, 3), strict=True))
     assert list(ERRATA) == list(errata_again.AGAIN), "an erratum is not computed a second time"
-    assert len(ERRATA) == 40, "two errata share an id"
+    assert len(ERRATA) == 41, "two errata share an id"
     start = time.process_time()
     for erratum in ERRATA.values():
         judge(erratum)

@@ -1,137 +1,172 @@
-"""The explorer: what one moment shows, and that every control redraws it."""
+"""The explorer: what a moment shows of FA1 and FA2, the sliders through time, and the page without a kernel."""
 
 import itertools
+import json
+import re
 import subprocess
 import sys
-from collections import Counter
+from xml.etree import ElementTree
 
 import pictures  # noqa: F401  measures texts as they are drawn
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fa2_lab.machine import io
-from fa2_lab.plots import moment, style
-from fa2_lab.plots.explorer import MISSING, SLIDERS, explore
+from fa2_lab.plots import explorer, style
+from fa2_lab.plots.explorer import MISSING, SLIDERS, Box, Text, explore
 from fa2_lab.tiles import Tile
 
 SETTINGS = [
     dict(),
     dict(t=0),
-    dict(order="FA1", causal=False),
-    dict(order="FA1", N_q=8, N_k=12, B_r=4, B_c=4, t=40),
-    dict(order="FA1", N_q=24, N_k=24, B_r=2, B_c=2),
-    dict(order="FA1", N_q=24, N_k=4, B_r=5, B_c=12, t=1),
-    dict(order="FA2", N_q=4, N_k=24, B_r=3, B_c=5, t=10**6),
-    dict(order="FA1", N_q=48, N_k=48, B_r=6, B_c=3, t=10**6),
-    dict(order="FA2", N_q=48, N_k=48, B_r=2, B_c=24, causal=False, t=10**6),
+    dict(causal=True),
+    dict(N_q=8, N_k=12, B_r=4, B_c=4, t=200),
+    dict(N_q=24, N_k=24, B_r=2, B_c=2),
+    dict(N_q=24, N_k=4, B_r=5, B_c=12, t=100, causal=True),
+    dict(N_q=4, N_k=24, B_r=3, B_c=5, t=10**6),
+    dict(N_q=24, N_k=24, B_r=12, B_c=2, t=900),
 ]
 moments = pytest.mark.parametrize("settings", SETTINGS, ids=str)
 
 
-def tagged(figure, gid):
-    return [a for a in figure.findobj(lambda artist: artist.get_gid() == gid)]
-
-
-def done_tiles(data):
-    """The tiles that the meter names up to this moment, found in another way than the picture does."""
-    return {(e.i, e.j) for e in data["events"][: data["t"]] if None not in (e.i, e.j)}
-
-
-@moments
-def test_what_is_done_is_filled_and_the_rest_is_not(settings):
-    data = moment.data(**settings)
-    figure, alt = moment.draw(**data)
-    tiling, done = data["tiling"], done_tiles(data)
-    corner = {(patch.get_y(), patch.get_x()): patch for patch in tagged(figure, "done")}
-    assert set(corner) == {(tiling.rows(i).start, tiling.cols(j).start) for i, j in done}
-    assert len(corner) + len(tagged(figure, "to come")) == tiling.T_r * tiling.T_c
-    kinds = Counter(tiling.kind(i, j) for i, j in done)
-    full = [p for p in corner.values() if style.colors.same_color(p.get_facecolor(), style.hue("S"))]
-    assert len(full) == kinds[Tile.FULL]
-    assert f"{len(done)} of " in alt
-
-
-@moments
-def test_the_current_event_is_framed_and_its_block_drawn_in_the_tensor_s_colour(settings):
-    data = moment.data(**settings)
-    figure, alt = moment.draw(**data)
-    if data["t"] == 0:
-        assert not tagged(figure, "now") and "Nothing has moved yet" in alt
-        return
-    event, tiling = data["events"][: data["t"]][-1], data["tiling"]
-    (frame,), (block,) = tagged(figure, "now"), tagged(figure, f"{event.op} {event.tensor}")
-    height = tiling.N_q if event.i is None else len(range(tiling.N_q)[tiling.rows(event.i)])
-    width = tiling.N_k if event.j is None else len(range(tiling.N_k)[tiling.cols(event.j)])
-    assert (frame.get_width(), frame.get_height()) == (width, height)
-    of_a_matrix = event.tensor in "QKVO"
-    across = block.get_width() if event.tensor in "KV" else block.get_height()
-    assert across * (data["d"] if of_a_matrix else 1) == event.elements
-    assert style.colors.same_color(block.get_edgecolor(), style.hue(event.tensor))
-    assert f"Now: {event.op} {event.tensor}," in alt
-
-
-@pytest.mark.parametrize("order", ["FA1", "FA2"])
-def test_every_tensor_shows_the_block_that_moves(order):
-    """Checked at the first load and the first store of each tensor in a block other than the first."""
-    data = moment.data(order=order)
-    tiling, first = data["tiling"], {}
-    for t, event in enumerate(data["events"]):
-        if event.i or event.j:
-            first.setdefault((event.op, event.tensor), t)
-    assert len(first) == {"FA1": 9, "FA2": 5}[order]
-    for (op, tensor), t in first.items():
-        figure, _ = moment.draw(**data | dict(t=t + 1))
-        (block,), event = tagged(figure, f"{op} {tensor}"), data["events"][t]
-        if tensor in "KV":
-            assert block.get_x() == tiling.cols(event.j).start and block.get_height() == data["d"]
-        else:
-            assert block.get_y() == tiling.rows(event.i).start and block.get_height() == tiling.B_r
-
-
-@moments
-def test_the_time_axis_holds_every_event_once_and_past_ones_in_colour(settings):
-    data = moment.data(**settings)
-    figure, _ = moment.draw(**data)
-    spans = {True: Counter(), False: Counter()}
-    for tensor, op, past in itertools.product("QKVOLlm", ("load", "store"), (True, False)):
-        for bars in tagged(figure, f"{op} {tensor} {'past' if past else 'to come'}"):
-            spans[past][op, tensor] += len(bars.get_paths())
-    events, t = data["events"], data["t"]
-    assert spans[True] == Counter((e.op, e.tensor) for e in events[:t])
-    assert spans[False] == Counter((e.op, e.tensor) for e in events[t:])
-
-
-def test_at_the_end_everything_has_moved():
-    for order, causal in itertools.product(("FA1", "FA2"), (False, True)):
-        data = moment.data(order=order, causal=causal, t=10**6)
-        form = io.traffic(order.lower(), "forward", data["tiling"], data["d"])
-        assert sum(e.elements for e in data["events"]) == form.total
-        title = moment.draw(**data)[0].get_suptitle()
-        assert title.endswith(f"{form.total:,} of {form.total:,} elements")
-
-
-def test_fa1_visits_what_the_mask_hides_and_fa2_does_not():
-    said = {order: words(moment.data(order=order, t=10**6)) for order in ("FA1", "FA2")}
-    assert "SKIP: 3 of 3" in said["FA1"] and "SKIP: 3, never visited" in said["FA2"]
+def boxes(data, what):
+    """The boxes of one kind, FA1's and FA2's."""
+    found = [s for s in explorer.shapes(**data) if isinstance(s, Box) and s.what == what]
+    middle = explorer.WIDTH / 2
+    return [b for b in found if b.x < middle], [b for b in found if b.x > middle]
 
 
 def words(data):
-    return [t.get_text() for t in style.texts(moment.draw(**data)[0])]
+    return [s.words for s in explorer.shapes(**data) if isinstance(s, Text)]
 
 
 @moments
-def test_it_is_readable_uncut_and_free_of_overlaps(settings):
-    figure, _ = moment.draw(**moment.data(**settings))
+def test_both_run_on_one_clock_and_the_one_that_moves_less_is_done_earlier(settings):
+    data = explorer.data(**settings)
+    moved = {name: sum(e.elements for e in explorer.until(log, data["t"])) for name, log in data["events"].items()}
+    for name, log in data["events"].items():
+        next_one = [e.elements for e in log[len(explorer.until(log, data["t"])) :][:1]]
+        assert moved[name] <= data["t"] and all(moved[name] + n > data["t"] for n in next_one)
+        total = io.traffic(name.lower(), "forward", data["tiling"], explorer.D).total
+        assert f"{moved[name]:,} of {total:,} moved" in words(data)
+    end = explorer.data(**settings | dict(t=explorer.times(data["events"])[-1]))
+    assert words(end).count("done") == 2 and words(end).count("on the chip now: 0 numbers") == 2
+
+
+BY_HAND = {  # from the algorithms' lines: (name, events complete) of 2 × 2 tiles -> what must be on the chip
+    ("FA1", 3): {},  # O, l and m were set, in HBM
+    ("FA1", 4): dict(K=0),
+    ("FA1", 9): dict(K=0, V=0, Q=0, O=0, l=0, m=0, S=0),
+    ("FA1", 10): dict(K=0, V=0, Q=0, O=0, l=0, m=0, S=0),  # O leaves
+    ("FA1", 12): dict(K=0, V=0, Q=0, m=0),  # m leaves
+    ("FA1", 13): dict(K=0, V=0, Q=1),
+    ("FA1", 20): dict(K=1, V=0),
+    ("FA2", 1): dict(Q=0, O=0, l=0, m=0),
+    ("FA2", 3): dict(Q=0, O=0, l=0, m=0, K=0, V=0, S=0),
+    ("FA2", 4): dict(Q=0, O=0, l=0, m=0, K=1, V=0),
+    ("FA2", 6): dict(Q=0, O=0, l=0, m=0, K=1, V=1, S=0),
+    ("FA2", 7): dict(Q=0, K=1, V=1, L=0),
+    ("FA2", 8): dict(Q=1, O=1, l=1, m=1),  # another thread block
+}
+
+
+@pytest.mark.parametrize("name, complete", BY_HAND)
+def test_what_is_on_the_chip(name, complete):
+    log = explorer.data(N_q=8, N_k=8)["events"][name]
+    t = sum(e.elements for e in log[:complete])
+    assert explorer.on_chip(name, log, t) == BY_HAND[name, complete]
+
+
+def test_fa2_never_has_its_sums_anywhere_else_than_on_the_chip():
+    events = explorer.data()["events"]
+    for t in explorer.times(events)[:-1]:
+        chip = explorer.on_chip("FA2", events["FA2"], t)
+        assert not chip or {"O", "l", "m"} <= chip.keys() or "L" in chip, t
+
+
+@moments
+def test_the_chip_is_the_largest_thing_and_shows_each_block_with_its_number(settings):
+    data = explorer.data(**settings)
+    shapes = [s for s in explorer.shapes(**data) if isinstance(s, Box)]
+    assert max(shapes, key=lambda box: box.w * box.h).what == "chip"
+    for side, (name, log) in enumerate(data["events"].items()):
+        chip = explorer.on_chip(name, log, data["t"])
+        for tensor in "QKVSOlmL":
+            assert len(boxes(data, f"chip {tensor}")[side]) == (tensor in chip), (name, tensor)
+        (frame,) = boxes(data, "chip")[side]
+        for box in itertools.chain(*(boxes(data, f"chip {tensor}")[side] for tensor in chip)):
+            assert frame.x < box.x and box.x + box.w < frame.x + frame.w
+            assert frame.y < box.y and box.y + box.h < frame.y + frame.h
+
+
+@moments
+def test_tiles_are_numbered_from_0_in_the_order_of_their_visits(settings):
+    data = explorer.data(**settings)
+    tiling = data["tiling"]
+    for side, log in enumerate(data["events"].values()):
+        visited = {(e.i, e.j) for e in explorer.until(log, data["t"]) if None not in (e.i, e.j)}
+        assert len(boxes(data, "done")[side]) == len(visited)
+        assert len(boxes(data, "to come")[side]) == tiling.T_r * tiling.T_c - len(visited)
+    data = explorer.data(t=10**6)
+    numbers = [w for w in words(data) if w.isdigit() and int(w) < 9]
+    assert [numbers.count(str(n)) for n in range(9)] == [2] * 9
+
+
+def test_fa1_visits_what_the_mask_hides_and_fa2_does_not():
+    data = explorer.data(causal=True, t=10**6)
+    hidden = sum(data["tiling"].kind(i, j) is Tile.SKIP for i in range(3) for j in range(3))
+    fa1, fa2 = boxes(data, "done")
+    assert (len(fa1), len(fa2)) == (9, 9 - hidden) and hidden == 3
+
+
+@pytest.mark.parametrize("name", explorer.STAGES)
+def test_the_block_that_moves_is_marked_in_its_matrix(name):
+    data = explorer.data()
+    side, log, tiling, t = list(explorer.STAGES).index(name), data["events"][name], data["tiling"], 0
+    for event in log[:-1]:
+        t += event.elements
+        now = data | dict(t=t)
+        if event.tensor in "QKVO":
+            (block,), (strip,) = boxes(now, f"{event.op} {event.tensor}")[side], boxes(now, f"HBM {event.tensor}")[side]
+            along = (block.w / strip.w) if event.tensor in "KV" else (block.h / strip.h)
+            whole = tiling.N_k if event.tensor in "KV" else tiling.N_q
+            assert along * whole * explorer.D == pytest.approx(event.elements)
+            assert (block.fill == style.PAPER) == (event.op == "store")
+        assert re.search(rf"{name}: [^.]* now: {event.op} {event.tensor},", explorer.describe(**now))
+
+
+@moments
+def test_the_figure_is_readable_uncut_and_free_of_overlaps(settings):
+    figure, alt = explorer.draw(**explorer.data(**settings))
+    assert 80 <= len(alt) <= 900
     renderer = FigureCanvasAgg(figure).get_renderer()
-    boxes = [(t, t.get_window_extent(renderer).padded(-1)) for t in style.texts(figure)]
-    for text, box in boxes:
+    found = [(t, t.get_window_extent(renderer).padded(-1)) for t in style.texts(figure)]
+    for text, box in found:
         assert text.get_fontsize() >= 7
         assert figure.bbox.contains(box.x0, box.y0) and figure.bbox.contains(box.x1, box.y1), text.get_text()
-    for (a, box_a), (b, box_b) in itertools.combinations(boxes, 2):
+    for (a, box_a), (b, box_b) in itertools.combinations(found, 2):
         assert not box_a.overlaps(box_b), (a.get_text(), b.get_text())
-    for patch in figure.findobj(lambda artist: hasattr(artist, "label_text")):
-        inner, outer = patch.label_text.get_window_extent(renderer), patch.get_window_extent(renderer)
-        assert outer.contains(inner.x0, inner.y0) and outer.contains(inner.x1, inner.y1), patch.label_text.get_text()
+
+
+@moments
+def test_the_svg_shows_what_the_figure_shows(settings):
+    data = explorer.data(**settings)
+    root = ElementTree.fromstring("".join(explorer.svg_parts(**data)))
+    space = "{http://www.w3.org/2000/svg}"
+    assert [t.text for t in root.iter(f"{space}text")] == words(data)
+    assert len(list(root.iter(f"{space}rect"))) == sum(isinstance(s, Box) for s in explorer.shapes(**data))
+    assert root.find(f"{space}desc").text == explorer.describe(**data) and root.find(f"{space}title").text
+
+
+def test_the_page_has_every_moment_inside_and_asks_for_nothing():
+    html = explorer.page()
+    parts, frames = json.loads(re.search(r'application/json">(.*?)</script>', html, re.DOTALL)[1].replace("<\\/", "</"))
+    data = explorer.data()
+    moments = explorer.times(data["events"])
+    assert [[parts[n] for n in frame] for frame in frames] == [explorer.svg_parts(**data | dict(t=t)) for t in moments]
+    at = int(re.search(r'value="(\d+)"', html)[1])
+    assert moments[at] == data["t"] and "".join(parts[n] for n in frames[at]) in html
+    assert not re.search(r"src=|href=|fetch|import", html) and len(html) < 300_000
 
 
 # The widget ---------------------------------------------------------------------------------------------------
@@ -147,47 +182,53 @@ def shown(widget):
     return widget.picture.value
 
 
-def test_it_begins_halfway_and_time_moves_it(widget):
-    controls = widget.controls
-    assert controls["t"].max == 27 and controls["t"].value == 13
-    assert "FA2, causal: 13 of 27 loads and stores" in shown(widget)
-    controls["t"].value = 0
-    assert "Nothing has moved yet" in shown(widget)
-    controls["t"].value = 27
-    assert "27 of 27 loads and stores, 324 of 324 elements" in shown(widget)
-    assert shown(widget).startswith('<img width="730" alt="') and "data:image/png;base64," in shown(widget)
+def test_it_begins_where_the_printed_picture_is_and_the_step_moves_both(widget):
+    data = explorer.data()
+    assert shown(widget) == "".join(explorer.svg_parts(**data))
+    widget.step.value = 0
+    assert shown(widget).count("nothing has moved yet") >= 2
+    widget.step.value = widget.step.max
+    assert "744 of 744" in shown(widget) and "396 of 396" in shown(widget)
 
 
-@pytest.mark.parametrize(
-    "name, value", [*[(n, high) for n, (_, high) in SLIDERS.items()], ("causal", False), ("order", "FA1")]
-)
-def test_every_control_redraws_and_gives_time_its_new_length(widget, name, value):
+@pytest.mark.parametrize("name, value", [*[(n, high) for n, (_, high) in SLIDERS.items()], ("causal", True)])
+def test_every_control_redraws_and_gives_the_step_its_new_length(widget, name, value):
     before = shown(widget)
     widget.controls[name].value = value
-    events = len(moment.data(**{name: value})["events"])
-    assert shown(widget) != before and widget.controls["t"].max == events
-    assert abs(widget.controls["t"].value / events - 13 / 27) < 0.5 / events + 1e-9
-    assert f"{widget.controls['t'].value} of {events} loads and stores" in shown(widget)
+    moments = explorer.times(explorer.data(**{name: value})["events"])
+    assert shown(widget) != before and widget.step.max == len(moments) - 1
+    assert f"Time {moments[widget.step.value]:,}:" in shown(widget)
+    assert abs(moments[widget.step.value] / moments[-1] - 212 / 744) < 0.1
 
 
 def test_the_player_and_the_slider_are_one(widget):
-    player = widget.children[3].children[0]
-    assert (player.value, player.max) == (13, 27)
+    player = widget.box.children[0].children[0]
+    assert (player.value, player.max) == (widget.step.value, widget.step.max)
     player.value = 20
-    assert widget.controls["t"].value == 20 and "20 of 27" in shown(widget)
-    widget.controls["order"].value = "FA1"
-    assert player.max == widget.controls["t"].max > 27 and player.value == widget.controls["t"].value
+    assert widget.step.value == 20
+    widget.controls["N_q"].value = 24
+    assert player.max == widget.step.max and player.value == widget.step.value
 
 
 def test_settings_are_where_the_controls_begin():
     pytest.importorskip("ipywidgets")
-    widget = explore(order="FA1", N_q=40, causal=False, t=3)
+    widget = explore(N_q=40, causal=True, t=3)
     values = {name: control.value for name, control in widget.controls.items()}
-    assert values == dict(order="FA1", N_q=40, N_k=12, B_r=4, B_c=3, causal=False, t=3)
+    assert values == dict(N_q=40, N_k=12, B_r=4, B_c=4, causal=True) and "Time 0:" in shown(widget)
+
+
+def test_a_notebook_keeps_a_picture_where_no_kernel_runs(widget):
+    data, looks = widget._repr_mimebundle_()
+    assert data["image/png"].startswith(b"\x89PNG") and "application/vnd.jupyter.widget-view+json" in data
+    assert (
+        data["text/plain"]
+        == "[figure] " + looks["image/png"]["alt"]
+        == "[figure] " + explorer.describe(**explorer.data())
+    )
 
 
 def test_without_ipywidgets_one_sentence_and_one_moment():
     source = "import sys; sys.modules['ipywidgets'] = None\nfrom fa2_lab.plots.explorer import explore\n"
     source += "print(explore()._repr_mimebundle_()[0]['text/plain'])"
     done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60)
-    assert done.stdout.startswith(f"{MISSING}\n[figure] FA2, causal: 13 of 27 loads and stores"), done.stderr
+    assert done.stdout.startswith(f"{MISSING}\n[figure] FA1 and FA2 on 3 by 3 tiles at time 212"), done.stderr

@@ -8,6 +8,7 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
+from fa2_lab.plots import explorer
 from fa2_lab.studio import command
 from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, written
 
@@ -90,10 +91,15 @@ def test_nothing_is_fetched_from_another_machine(folder, pages):
 def test_pictures_have_alternative_texts_and_open_at_full_size(folder):
     for chapter in written():
         notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
-        drawn = [o for c in notebook.cells for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
+        printed = [c for c in notebook.cells if not c.source.startswith("explore()")]  # which is alive on a page
+        drawn = [o for c in printed for o in c.get("outputs", []) if "image/png" in o.get("data", {})]
         page = Page(folder / f"{chapter.name}.html")
         assert [image["alt"] for image in page.images] == [o.metadata["image/png"]["alt"] for o in drawn]
         assert [link for link in page.links if link.startswith("_images/")] == [image["src"] for image in page.images]
+
+
+def test_the_explorer_is_alive(folder):
+    assert explorer.page() in html(folder, "04")
 
 
 def test_questions_and_takeaways_are_callouts(folder):

@@ -138,6 +138,32 @@ EXP_COST = Erratum(
 )
 
 
+# The second change: thread blocks ------------------------------------------------------------------------------
+
+DECODE_Q, DECODE_K, DECODE_V = np.split(np.random.default_rng(0).standard_normal((129, B)), (1, 65))  # 1 query, 64 keys
+
+
+def exchanged(splits: int) -> int:
+    """Elements through which thread blocks that share the keys of one query meet in HBM, as the meter counts them."""
+    meter = Trace()
+    fa2.forward_split_keys(DECODE_Q, DECODE_K, DECODE_V, splits=splits, B_r=1, B_c=B, trace=meter)
+    return sum(meter.loads(part) + meter.stores(part) for part in ("O_part", "L_part"))
+
+
+PARALLEL_KEYS = Erratum(
+    id="article-parallel-keys",
+    source="article on FA2, change 2",
+    claim="Running the loop over key blocks in parallel would send a reduction through HBM, and undo the reason for "
+    "FlashAttention's existence.",
+    why="That reason was S and P. The parts exchange one row of O and one L each, and no score. A few lines later the "
+    "article itself recommends it for decoding.",
+    instead="Each part writes d + 1 numbers for each row, which are read once. S and P would move 4 N_k for each row.",
+    wrong=lambda: 4 * len(DECODE_K),  # elements, if S and P came back
+    right=lambda: 2 * 4 * (B + 1),  # four parts, written and read
+    error=lambda elements: abs(elements - exchanged(splits=4)),
+)
+
+
 # The third change: warps --------------------------------------------------------------------------------------
 
 
@@ -151,8 +177,8 @@ SPLIT_K = Erratum(
     source="article on FA2, change 3",
     claim="Split-K cuts the contraction dimension of Q Kᵀ, so the warps' partial scores are summed before the softmax.",
     why="K means the keys here. Each warp has finished scores for its own columns; a sum mixes different keys.",
-    instead="The slices of S stand side by side. Row maxima and row sums cross warps before the softmax, and only "
-    "the products P_w V_w are summed.",
+    instead="The slices of S stand side by side. Row maxima cross warps before the exponentials; row sums and the "
+    "products P_w V_w cross after them and are summed.",
     wrong=lambda: scores_of_warps(sum),
     right=lambda: scores_of_warps(np.hstack),
     error=lambda S: distance(S, CASE.S),
@@ -251,6 +277,6 @@ ONE_DIAGONAL = Erratum(
 )
 
 ERRATA = (
-    *(TRAFFIC, SAME_IO, SNIPPET, RESCALES, EXP_COST),
+    *(TRAFFIC, SAME_IO, SNIPPET, RESCALES, EXP_COST, PARALLEL_KEYS),
     *(SPLIT_K, SMEM, SMEM_LIMIT, SKIP_TEST, MASK_ZERO, ONE_DIAGONAL),
 )

@@ -147,7 +147,7 @@ fa2.forward(Q, K, V, B_r=4, B_c=2, trace=finished)
 show(visiting_order.draw(2, 4, {"FA1": fa1_meter.events, "FA2": finished.events}))
 
 # %% tags=["nbval-ignore-output"]
-explore()  # sliders, where ipywidgets is installed: move through time, change sizes, mask and loop order
+explore()  # in a running notebook: sliders for the time, the sizes and the mask
 
 # %% [markdown]
 # <details><summary>Three to two</summary>
@@ -156,8 +156,11 @@ explore()  # sliders, where ipywidgets is installed: move through time, change s
 # small example above gained more.
 # </details>
 #
-# The picture shows the order of the tiles above, and every load and store below. As before, these are elements that the
-# chip requests; the L2 cache answers many of the requests for k and v.
+# The first picture shows the order of the tiles above, and every load and store below. As before, these are elements that
+# the chip requests; the L2 cache answers many of the requests for k and v.
+#
+# The second puts both on one clock, HBM's. At any time both have moved as many numbers, and FA2 is done first. Look at
+# what each has on the chip: FA2's o, ℓ and m stay until a row block is done, FA1's come and go with every tile.
 #
 # **Takeaway.** The swap saves a third of the requests. They still grow with $N^2$.
 

@@ -102,7 +102,7 @@ for name, function in (("plain PyTorch", dense), ("attention()", attention)):
 # ## D, once for each row
 #
 # The smallest kernel first: D_i = rowsum(dO_i ∘ O_i), line 4. (The paper gives D one number for each of d columns; with
-# N ≠ d that does not even fit, as notebook 05 ran.)
+# N ≠ d that does not even fit: `fa2-lab errata fa2-D-shape` runs it.)
 #
 # **Predict.** If there were no such kernel and every tile computed the D of its rows, which tensor would have to be
 # loaded for each tile, and how many times would each D_i be computed?

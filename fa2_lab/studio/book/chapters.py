@@ -39,7 +39,7 @@ CHAPTERS = [
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
-    Chapter("B_errata", "Errata", "Where do the papers and write-ups slip?"),
+    Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
 ]
 
 PARTS = {  # of the book, and the numbers of their chapters

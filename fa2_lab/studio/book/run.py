@@ -90,7 +90,8 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         error = f"{type(failure).__name__}: {failure}"
     for cell in notebook.cells:
         if cell.cell_type == "code":
-            cell.outputs = [o for o in cell.outputs if WIDGET not in o.get("data", {})]
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     code = sum(c.cell_type == "code" for c in notebook.cells)
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)

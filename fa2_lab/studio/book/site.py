@@ -14,6 +14,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.kernels.ladder import RUNGS
 from fa2_lab.kernels.ladder import change as one_change
+from fa2_lab.plots import explorer
 from fa2_lab.plots.climb import PEERS
 from fa2_lab.studio import files, ladder
 from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
@@ -97,6 +98,8 @@ def dress(notebook: nbformat.NotebookNode) -> None:
                     {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"},
                 )
             look["text_lexer"] = "python" if any(is_python(o.get("text", "")) for o in cell.outputs) else "text"
+            if cell.source.startswith("explore()"):
+                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     look["image"] = {"alt": output.metadata["image/png"]["alt"]}

@@ -34,6 +34,7 @@ ASSIGNMENTS = [
     Assignment("5_break_it", "Break it, find it", gives=("fa2_lab.reference", "fa2_lab.errata")),
     Assignment("6_read_the_machine", "Read the machine", gives=("fa2_lab.machine.chips",)),
     Assignment("7_triton_backward", "The backward kernel in Triton", needs=("torch", "triton")),
+    Assignment("8_detective", "Detective cases", needs=("torch", "triton"), gives=("fa2_lab.machine.asynchrony",)),
 ]
 
 
