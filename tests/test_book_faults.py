@@ -24,6 +24,7 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "12_hopper_forward": ("machine/hopper.py", "alpha[:, None] * self.o", "self.o"),
     "A_lanes": ("machine/layouts.py", "^ phase", "+ phase"),
     "B_errata": ("reference/online_softmax.py", "alpha[:, None] * self.o + dropped", "self.o + dropped"),
+    "C_package": ("reference/fa2.py", "O[rows] = o_i", "O[rows] = 1.001 * o_i"),
     "14_decode": ("kernels/decode/kernel.py", "O_i = (o / divisor)", "O_i = (1.001 * o / divisor)"),
     "15_rings": ("machine/ring.py", "[own + come for own, come", "[own - come for own, come"),
     "13_hopper_backward": ("machine/hopper_backward.py", "start + self.v()", "self.v()"),

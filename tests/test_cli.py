@@ -186,7 +186,14 @@ def test_glossary(capsys):
     assert capsys.readouterr().out.splitlines() == [
         "warp  线程束",
         "    32 threads that issue instructions together; a thread block has several",
+        "    → chapter 00",
     ]
+    for name, place in {
+        "persistent": "rung 16 of the ladder: fa2-lab ladder 16",
+        "lane": "appendix A",
+    }.items():
+        assert command.main(["glossary", name]) == 0
+        assert capsys.readouterr().out.endswith(f"    → {place}\n")
     assert command.main(["glossary", "tau"]) == 0
     assert capsys.readouterr().out.startswith("tau  缩放系数  [number, argument]\n")
 

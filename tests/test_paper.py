@@ -339,6 +339,34 @@ def test_glossary_has_every_symbol_and_both_languages():
     assert GLOSSARY["warp"].chinese == "线程束" and GLOSSARY["SM"].chinese == "流式多处理器"
 
 
+OTHER_FORMS = dict(l="ell", recompute="recompu", pipelining="pipelined")
+OTHER_FORMS |= {"bulk copy": "bulk copies", "register spill": "spill"}
+
+
+def test_a_term_stands_where_the_glossary_sends_its_reader():
+    """In the text of that chapter, or in the file of that rung; only padding is a word of the calls alone."""
+    chapters = {
+        path.name.split("_")[0]: path.read_text(encoding="utf-8") for path in TWINS if path.parent.name == "text"
+    }
+    rungs = {
+        f"rung {path.name[1:3]}": path.read_text(encoding="utf-8") for path in KERNELS if path.parent.name == "ladder"
+    }
+    assert [term.name for term in paper.TERMS if not term.explained] == ["padding"]
+    for term in paper.TERMS:
+        if term.explained:
+            word = OTHER_FORMS.get(term.name, term.name)
+            text = " ".join((chapters | rungs)[term.explained].replace("\n# ", " ").split())
+            assert re.search(rf"(?<![a-zA-Z]){re.escape(word)}", text, re.IGNORECASE if len(word) > 3 else 0), term
+
+
+def test_the_glossary_knows_the_words_of_the_map_and_of_the_ladder():
+    words = (
+        "L2, DRAM, FP32 unit, special function unit, on chip, request, program, warpgroup, base 2, pipelining, stage"
+    )
+    words += ", bulk copy, wgmma, ring, producer, consumer, overlap, persistent, tile scheduler, ping-pong, mailbox"
+    assert set(words.split(", ")) <= set(GLOSSARY)
+
+
 def test_what_the_glossary_says_of_a_symbol_holds():
     """Shapes and formulas, on a small attention computed here."""
     draw = np.random.default_rng(3).standard_normal

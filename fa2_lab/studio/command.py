@@ -159,7 +159,16 @@ def show_glossary(arguments: argparse.Namespace) -> int:
             place = ", ".join(filter(None, (term.shape, term.lives)))
             print(f"{term.name}  {term.chinese}" + (f"  [{place}]" if place else ""))
             print(indent(fill(term.english, 74), "    "))
+            if term.explained:
+                print(f"    → {explained_in(term)}")
     return 0
+
+
+def explained_in(term: paper.Term) -> str:
+    """Where a reader finds the term explained, in words."""
+    if term.explained.startswith("rung"):
+        return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
+    return f"{'chapter' if term.explained.isdigit() else 'appendix'} {term.explained}"
 
 
 def close_to(name: str, names) -> str:

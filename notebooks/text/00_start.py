@@ -128,11 +128,11 @@ print(f"S with 2 bytes a number: {2 * N * N // 2**20} MiB for one head")
 # | place | what it is |
 # | --- | --- |
 # | registers | the numbers that one thread is working with |
-# | shared memory | inside an SM; all warps of a thread block read and write it |
+# | shared memory | inside an SM; all warps of a thread block read and write it (the papers say SRAM) |
 # | L2 | a cache for the whole chip; it keeps what came from HBM lately |
 # | HBM | the large memory beside the chip, a kind of DRAM; tensors live here |
 # | tensor cores | units of an SM that multiply small matrices |
-# | other units | FP32 units add and multiply; others take exponentials |
+# | other units | FP32 units add and multiply; special function units take exponentials |
 #
 # **Predict.** Into which of these memories do the 128 MiB of S fit?
 
@@ -186,7 +186,7 @@ print(f"to compute one score of S again, d = {d}: {score} FLOPs")
 # against the time of 824. FlashAttention lives on that difference. And what is not a matrix product costs more than it
 # seems: an exponential takes the time of 256 FLOPs.
 #
-# **Takeaway.** On a GPU products of matrices are cheap. Moving numbers is dear, and so are exponentials.
+# **Takeaway.** On a GPU products of matrices (*matmuls*) are cheap. Moving numbers is dear, and so are exponentials.
 
 # %% [markdown]
 # ## Can it be done without S?

@@ -120,7 +120,8 @@ with np.errstate(all="ignore"):
 # The cure is to subtract the row's maximum first. That multiplies numerator and denominator by the same number, so the
 # weights stay the same. But now the largest exponential is exactly 1 and the sum is at least 1.
 #
-# **Takeaway.** Subtract the row's maximum before the exponential. From here on, softmax always means this.
+# **Takeaway.** Subtract the row's maximum before the exponential. This is *safe softmax*, and from here on softmax always
+# means it.
 
 # %% [markdown]
 # ## How much memory do S and P take?
@@ -191,7 +192,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # ## Is that much?
 #
 # A chip can wait for its arithmetic, or for its memory. The quotient decides: how many FLOPs are done for each byte that
-# arrives? The two products of attention take $4N^2 d$ FLOPs. The $4N^2$ elements of S and P have two bytes each.
+# arrives? This is the *arithmetic intensity*. The two products of attention take $4N^2 d$ FLOPs. The $4N^2$ elements of S and P have two bytes each.
 #
 # **Predict.** What is the quotient for d = 128?
 

@@ -104,7 +104,8 @@ print(f"alpha = {alpha:.6g}   l = {l2:.6g}   o = {o2:.6g}   o / l = {o2 / l2:.6g
 # All terms of $\ell$ and of $o$ need the same factor, $\alpha = e^{m_{old} - m_{new}}$. So it can be applied to the sums,
 # and the single terms are not needed any more. The quotient is 2.5, as it should be.
 #
-# **Takeaway.** When the maximum moves, $\ell$ and $o$ are multiplied by one factor, $\alpha = e^{m_{old} - m_{new}}$.
+# **Takeaway.** When the maximum moves, $\ell$ and $o$ are *rescaled*: multiplied by one factor,
+# $\alpha = e^{m_{old} - m_{new}}$.
 
 # %% [markdown]
 # ## A whole row, block by block

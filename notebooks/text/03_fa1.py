@@ -166,7 +166,7 @@ show(visiting_order.draw(2, 4, {"FA1": watch.events}))
 # %% [markdown]
 # ## Can we count without running?
 #
-# Call the number of column blocks $T_c = \lceil N / B_c \rceil$. Then FA1's forward moves
+# Call the number of column blocks $T_c = \lceil N / B_c \rceil$, and that of row blocks $T_r$. Then FA1's forward moves
 #
 # - $Nd + 2N$ elements to set O, l and m at the start,
 # - $2Nd$ elements to load K and V once,
@@ -222,7 +222,7 @@ print(f"on the chip at once, for M = 24,576 and d = 128: {meter.peak_on_chip:,} 
 # <details><summary>The traffic theorem</summary>
 #
 # $3Nd \cdot 4Nd / M = 12\,N^2 d^2 / M$. The 4N for l and m add a little: the numbers above tend to
-# $12\,(1 + \frac{4}{3d}) = 12.25$. The paper states this as $\Theta(N^2 d^2 / M)$.
+# $12\,(1 + \frac{4}{3d}) = 12.25$. The paper states this *IO complexity* as $\Theta(N^2 d^2 / M)$.
 #
 # The last line shows what the rule leaves out. Besides four blocks of 48 × 128 the chip must hold the tile of scores,
 # 48 × 48, and l and m: a little more than M. The rule is right up to a constant; real code uses smaller blocks.

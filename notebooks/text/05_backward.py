@@ -112,7 +112,7 @@ for d in (64, 128):
     print(f"d = {d:3}: standard attention's backward requests {ratio:.1f} times the elements of FA2's")
 
 # %% [markdown]
-# Five. A quarter more FLOPs, and they run on the tensor cores. In return P is not loaded, and dP and dS never leave the
+# Five. To make something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run on the tensor cores. In return P is not loaded, and dP and dS never leave the
 # chip. The forward pass has two products, so people count a backward pass as 2.5 forward passes.
 #
 # **Takeaway.** One product more, and no matrix of N × N in memory.
@@ -324,8 +324,9 @@ print("two passes:", (one_pass.matmul_flops + second.matmul_flops) // product - 
 # %% [markdown]
 # ## Several query heads, one key head
 #
-# In *grouped-query attention* a group of query heads shares one head of keys and values. A model that writes a text keeps
-# the keys and values of all tokens so far, and with four times fewer key heads that takes a quarter of the memory.
+# In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all of
+# them do). A model that writes a text keeps the keys and values of all tokens so far, its *KV cache*. With four times fewer
+# key heads the cache takes a quarter of the memory.
 #
 # **Predict.** Query head h reads key head h // 4. There are 8 query heads and 2 key heads. Which query heads add into dK of
 # key head 1?

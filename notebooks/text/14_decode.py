@@ -9,7 +9,7 @@
 # A model that writes a text computes one new query at a time, against the keys of everything so far. Notebook 06 ended
 # with this case: one row block, 32 workers, a hundred idle processors, and a remedy, to split the keys and merge. This
 # notebook builds the kernel that serving needs, down to the cache in pages, and asks how near it comes to the only limit
-# that counts here. None of it is ours first: keys were split and merged by Flash-Decoding, shares made equal by Lean
+# that counts here. None of it is ours first: keys were split and merged (*split-KV*) by Flash-Decoding, shares made equal by Lean
 # Attention, the cache cut into pages by PagedAttention (the README lists the papers).
 #
 # After this notebook you can
@@ -143,7 +143,7 @@ tell(f"equal shares of {equal.share}", equal.blocks())
 #
 # 17 splits are 136 blocks, four more than there are slots: a second wave, for which everybody waits. 33 splits are two
 # full waves of shorter blocks and nearly as good as one, but each of the 264 blocks begins anew, and leaves a result to
-# be merged. Rules that pick the number of splits weigh these things. *Equal shares* do without: lay all tiles end to end
+# be merged. Rules that pick the number of splits weigh these things. *Equal shares* (*stream-K*) do without: lay all tiles end to end
 # and give every program the same number of them.
 # </details>
 #

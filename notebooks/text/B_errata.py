@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)
 
 # %% [markdown]
 # # B · Errata
@@ -551,4 +551,4 @@ for name in ("fa2-tweak1", "fa2-two-terms", "fa2-P-tilde", "bilingual-inverse"):
     verdict(f"{name} by hand = the collection's wrong version", close(by_hand, ERRATA[name].wrong()))
 
 # %% [markdown] tags=["navigation"]
-# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb)
+# [← Lanes, layouts, banks](A_lanes.ipynb) · [The map](00_start.ipynb) · [The package and its commands →](C_package.ipynb)

@@ -27,6 +27,7 @@ CHECKOUT = "tests/test_paper.py::test_where_in_a_checkout_of_all_three"
 TITLES = "tests/test_paper.py::test_algorithms_have_their_papers_titles_and_places"
 IN_FA2 = "tests/test_paper.py::test_a_line_of_fa1_s_backward_has_its_counterpart_in_fa2_s"
 SYMBOLS = "tests/test_paper.py::test_what_the_glossary_says_of_a_symbol_holds"
+SENT = "tests/test_paper.py::test_a_term_stands_where_the_glossary_sends_its_reader"
 CHINESE = "tests/test_paper.py::test_a_chinese_word_stands_for_one_english_word"
 AGAIN = "tests/test_errata.py::test_the_words_and_two_computations_say_the_same"
 JUDGES = "tests/test_errata.py::test_a_check_judges_every_number_that_the_right_version_has"
@@ -227,10 +228,11 @@ FAULTS = [
     (P, '"FA1.A2.L14": "the ladder', '"FA1.A2.L17": "the ladder', SHORT),
     # The words
     (P, '"column blocks: ⌈N_k / B_c⌉"', '"column blocks: ⌈N_q / B_c⌉"', SYMBOLS),
-    (P, 'symbol("m", "(N_q,)"', 'symbol("m", "(N_k,)"', SYMBOLS),
+    (P, 'symbol("m", "02", "(N_q,)"', 'symbol("m", "02", "(N_k,)"', SYMBOLS),
     (P, "gradient with respect to S: P ∘ (dP − D)", "gradient with respect to S: P ∘ (dP + D)", SYMBOLS),
     (P, "exp(m_old − m_new)", "exp(m_new − m_old)", SYMBOLS),
     (P, 'warps, splits or GPUs", "合并"', 'warps, splits or GPUs", "填充"', CHINESE),
+    (P, '"线程束通道", "A"', '"线程束通道", "00"', SENT),
     # Errata: the printed slip, its words, its check, its source
     (E + "fa2_paper.py", "divided_at_the_end(1 / TWO.l1)", "divided_at_the_end(TWO.l1)", AGAIN),
     (E + "fa2_paper.py", "divided_in_every_step(TWO.l2 / TWO.l1)", "divided_in_every_step(TWO.l1 / TWO.l2)", AGAIN),

@@ -40,6 +40,7 @@ CHAPTERS = [
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
+    Chapter("C_package", "The package and its commands", "Where is what, and how do I use it for something of my own?"),
 ]
 
 PARTS = {  # of the book, and the numbers of their chapters
