@@ -6,7 +6,7 @@ import jupytext
 import nbformat
 import pytest
 
-from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, navigation, written
+from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, TEXT, navigation, written
 from fa2_lab.studio.book.command import main
 from fa2_lab.studio.book.run import read_twin
 
@@ -133,6 +133,19 @@ def test_formulas_are_closed(chapter):
             text = re.sub(r"```.*?```|`[^`]*`", "", cell.source, flags=re.DOTALL)
             for paragraph in text.split("\n\n"):
                 assert paragraph.count("$") % 2 == 0, paragraph
+
+
+def test_the_last_chapter_of_each_part_asks_ten_questions_about_it():
+    asking = {}
+    for chapter in CHAPTERS:
+        text = "\n".join(c.source for c in load(chapter).cells if c.cell_type == "markdown")
+        for part, questions in re.findall(r"^## Ten questions on part (\w+)\n(.*?)(?=^## )", text, re.DOTALL | re.M):
+            asking[part] = chapter.number
+            folds = re.findall(r"<summary>(\d+)\. [^\n]*\?[^\n]*</summary>\n\n\S", questions)
+            assert folds == [str(n) for n in range(1, 11)], chapter.name
+    here = [c.number for c in CHAPTERS]
+    last = {part.split(" · ")[0]: [n for n in of.split() if n in here][-1] for part, of in PARTS.items()}
+    assert asking == {part: number for part, number in last.items() if part != "Appendices"}
 
 
 def test_no_notebook_lacks_its_twin_and_no_twin_its_notebook():

@@ -453,6 +453,52 @@ for B_c in (2, 4, 8):
     print(f"B_c = {B_c}: error of dQ {np.abs(dq_with_local_D(B_c) - dQ).max():.3f}")
 
 # %% [markdown]
+# ## Ten questions on part I
+#
+# Chapters 00 to 05, without looking back. An answer opens when you click it.
+#
+# <details><summary>1. A head has N tokens and d numbers for each. How many numbers has S, and how many has Q?</summary>
+#
+# $N^2$ and $N d$. For N = 8,192 and d = 64, S is 128 times as large.
+# </details>
+# <details><summary>2. Why is the maximum of a row subtracted before the exponential?</summary>
+#
+# So that no exponential overflows. The factor $e^{-m}$ cancels when the row is divided by its sum.
+# </details>
+# <details><summary>3. The online softmax meets a larger maximum. What happens to ℓ and o?</summary>
+#
+# Both are multiplied by $\alpha = e^{m - m_{new}}$, because both are sums of $e^{s - m}$.
+# </details>
+# <details><summary>4. Two states are merged. Does it matter which comes first?</summary>
+#
+# No, but for rounding.
+# </details>
+# <details><summary>5. What does FA1 load and store again for every column block?</summary>
+#
+# It loads Q, O, $\ell$ and m, and stores O, $\ell$ and m.
+# </details>
+# <details><summary>6. How do FA1's extra memory and its requests grow with N?</summary>
+#
+# The extra memory with N. The requests with $N^2$, divided by the block size.
+# </details>
+# <details><summary>7. What does the swap of the loops save, and what does it make possible?</summary>
+#
+# A third of the requests. And each row block can be a worker of its own.
+# </details>
+# <details><summary>8. After tweak 1, which scaling is left inside the loop?</summary>
+#
+# $\alpha$ times the output block, in every tile. The division by $\ell$ comes once, at the end.
+# </details>
+# <details><summary>9. What does FA2's backward pass keep from the forward pass, besides Q, K and V?</summary>
+#
+# O and L. O serves only to compute D.
+# </details>
+# <details><summary>10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?</summary>
+#
+# 10 are visited. The 4 on the diagonal are masked.
+# </details>
+
+# %% [markdown]
 # ## Checks
 #
 # The functions of this notebook against the package, and the package against plain attention and against differences:

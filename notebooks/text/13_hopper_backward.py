@@ -652,6 +652,52 @@ for begin_dP in (0.0, -np.inf):
 # </details>
 
 # %% [markdown]
+# ## Ten questions on part IV
+#
+# Chapters 12 and 13, without looking back. An answer opens when you click it.
+#
+# <details><summary>1. A product has been started and not waited for. What must stay in place?</summary>
+#
+# Everything it reads, and nobody may use its result yet.
+# </details>
+# <details><summary>2. How many threads does it take to start a bulk copy?</summary>
+#
+# One. The copy engine computes the addresses and writes zeros past the edge.
+# </details>
+# <details><summary>3. Why do zeros past the last key not replace the mask?</summary>
+#
+# A score of 0 has the weight $e^0 = 1$ before the division. It must be $-\infty$.
+# </details>
+# <details><summary>4. A stage of the ring has two barriers. Which?</summary>
+#
+# Filled: the consumers may read. Emptied: the producer may overwrite.
+# </details>
+# <details><summary>5. A release is forgotten. What happens? And if it comes too early?</summary>
+#
+# Forgotten: the producer waits for ever. Too early: the next copy overwrites what is still being read.
+# </details>
+# <details><summary>6. What does a producer warp do, and what does it give away?</summary>
+#
+# It only starts copies. So it needs few registers, and the consumers get the rest.
+# </details>
+# <details><summary>7. Why should two consumer warpgroups be out of step?</summary>
+#
+# Then one computes exponentials while the other keeps the tensor cores busy.
+# </details>
+# <details><summary>8. m may lag behind the row's maximum. Why is the result still right?</summary>
+#
+# Any m gives the same $o / \ell$, as long as no exponential overflows.
+# </details>
+# <details><summary>9. How many products has the backward pass in one pass, and how many in two?</summary>
+#
+# Five and seven. The price of one pass is dQ, to which all column blocks add.
+# </details>
+# <details><summary>10. Why do dQ's last bits change from run to run there?</summary>
+#
+# The additions of the column blocks arrive in any order, and rounding depends on the order.
+# </details>
+
+# %% [markdown]
 # ## Checks
 #
 # The small functions of this notebook against the package, the package's model against the dense gradients, with and

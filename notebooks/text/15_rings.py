@@ -452,6 +452,52 @@ print(close(np.mean(alike, axis=0), fa2.forward(0 * Q, K[:15], V[:15], B_r=4, B_
 # </details>
 
 # %% [markdown]
+# ## Ten questions on part V
+#
+# Chapters 14 and 15, without looking back. An answer opens when you click it.
+#
+# <details><summary>1. One query meets a long cache. What limits its speed?</summary>
+#
+# The bytes of K and V. Each is read once, for about one FLOP per byte.
+# </details>
+# <details><summary>2. Four query heads share one key head. How do they share one read of the keys?</summary>
+#
+# They become rows of one tile.
+# </details>
+# <details><summary>3. Why is a program per head a poor choice in decoding?</summary>
+#
+# Heads are few, and their caches differ in length. Equal shares of tiles keep all SMs busy.
+# </details>
+# <details><summary>4. Keys of one head lie in two shares. What does each share hand over?</summary>
+#
+# Its $o$ and its $L$ for each row. A merge puts them together.
+# </details>
+# <details><summary>5. What does a block table change in the arithmetic?</summary>
+#
+# Nothing. It says where a row of K or V lies.
+# </details>
+# <details><summary>6. In a ring of GPUs, what travels, and what stays?</summary>
+#
+# K and V travel. Q, O and L stay.
+# </details>
+# <details><summary>7. Causal, shards one after the other: which rank has the least work?</summary>
+#
+# The first. Its queries see no keys but those of its own shard.
+# </details>
+# <details><summary>8. What does a zigzag shard consist of?</summary>
+#
+# A piece from the front and one from the back, so that every rank has equal work in every step.
+# </details>
+# <details><summary>9. Why do long sequences hide the cables?</summary>
+#
+# Computing grows with the square of the shard, what is sent only with the shard.
+# </details>
+# <details><summary>10. What travels with the keys in the backward pass?</summary>
+#
+# dK and dV, in fp32. Every rank adds its part.
+# </details>
+
+# %% [markdown]
 # ## Checks
 #
 # The ring of this notebook against the package's, and the package against one device: ragged and empty shards, both
