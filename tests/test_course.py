@@ -46,7 +46,7 @@ def in_triton():
 
 def steps_alone(notebook, steps):
     """The notebook with the cells of some steps alone, for assignments whose steps do not need each other."""
-    names = {"setup", "hanging", "racing", "ragged", *steps, *(f"test_{step}" for step in steps)}
+    names = {"setup", "hanging", "racing", "ragged", "forward", *steps, *(f"test_{step}" for step in steps)}
     notebook.cells = [cell for cell in notebook.cells if grade_id(cell) in names]
     return notebook
 
@@ -70,7 +70,7 @@ def with_answer(name: str, right: str, wrong: str):
 
 
 def test_there_are_three_wrong_answers_for_each_assignment():
-    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 8
+    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 9
 
 
 def test_every_assignment_has_its_text_twin():
@@ -314,7 +314,7 @@ WRONG += [
         ["dk and dv have B_c rows each"],
     ),
 ]
-FOURTH, SEVENTH, EIGHTH = "4_triton_forward", "7_triton_backward", "8_detective"
+FOURTH, SEVENTH, EIGHTH, NINTH = "4_triton_forward", "7_triton_backward", "8_detective", "9_up_the_ladder"
 END = "end = tl.minimum(N_k, tl.maximum(0, tl.minimum(first + B_r, N_q) + N_k - N_q))"
 WRONG += [
     (
@@ -361,6 +361,23 @@ WRONG += [
     (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k - 1)[None, :]")', {"wrong": 4.0}, ["came a wrong answer"]),
     (EIGHTH, "hides=dict(N_q=40, N_k=48)", "hides=dict(N_q=40, N_k=47)", {"wrong": 4.0},
      ["with {'heads': 2, 'N_q': 40"]),
+]  # fmt: skip
+IN_TORCH = """    s = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
+    s = s.masked_fill(~torch.ones(s.shape[-2:], dtype=torch.bool).tril(s.shape[3] - s.shape[2]) & causal, -math.inf)
+    L = s.logsumexp(3)
+    return ((s - L.nan_to_num(neginf=0)[..., None]).exp() @ v.float()).to(q.dtype), L
+"""
+SIZES = "    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]\n"
+WRONG += [
+    (NINTH, "num_stages=3", "num_stages=1", {"compiled": 3.75}, ["came none: every load is waited for"]),
+    (NINTH, "sees(i, N_q, N_k, CAUSAL) // B_c * B_c,", "0 * i,", {"meter": 3.0},
+     ["at most 76,800 entries under a mask", "(Rung 07)"]),
+    (NINTH, "sees(i + B_r - 1, N_q, N_k, CAUSAL)", "N_k", {"meter": 1.0}, ["elements of K and V loaded", "(Rung 06)"]),
+    (NINTH, "o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v)", "o = alpha[:, None] * o + (tl.dot((p / l[:, None]).to("
+     "v.dtype), v)) * l[:, None]", {"meter": 3.0}, ["no more divisions for 256 keys than for 128", "can wait until"]),
+    (NINTH, "row < N, other=0.0)", "row < N + 64, other=0.0)", {"right": 0.5}, ["nan", "memory behind the end of K"]),
+    (NINTH, " * 0.6931471805599453)", ")", {"right": 0.0}, ["L of head 0[0] = ", "L is the natural logarithm"]),
+    (NINTH, SIZES, IN_TORCH, {"right": 0.0}, ["REFUSED", "products were computed outside of a Triton kernel"]),
 ]  # fmt: skip
 SLIP = ["came NameError: name 'bass' is not defined", "line 7 of the cell with update: alpha = np.exp(m - bass)"]
 WRONG += [("1_online_softmax", "np.exp(m - base)", "np.exp(m - bass)", {"update": 0.0, "merge": 3.0}, SLIP)]

@@ -2,13 +2,15 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+from fa2_lab.kernels import ladder
 from fa2_lab.kernels.portable import forward
 from fa2_lab.studio import command
-from fa2_lab.studio.xray import names, xray
+from fa2_lab.studio.xray import loops, names, xray
 from fa2_lab.studio.xray.command import main
 
 
@@ -73,3 +75,14 @@ def test_a_papers_line_down_to_the_machine(capsys):
     assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_75"]) == 2
     assert command.main(["where", "FA1.A4.L17", "--sass"]) == 2
     assert "has no Triton line" in capsys.readouterr().err
+
+
+def test_a_file_of_one_s_own_is_compiled_and_its_loops_are_counted(tmp_path):
+    rung = Path(ladder.__file__).with_name("r05_base_2.py").read_text(encoding="utf-8")
+    (tmp_path / "mine.py").write_text(rung, encoding="utf-8")
+    (kernel,) = xray(str(tmp_path / "mine.py"), "sm_90", d=64)
+    (loop,) = loops(kernel.stages["sass"])
+    assert loop.multiplications == 2 * 64 * 64 * 64 / 4  # a warp's quarter of two products of 64 × 64 × 64
+    assert 9 < loop.per_score(64) < 13 and loop.copies == 0 and loop.instructions < kernel.numbers["instructions"]
+    with pytest.raises(ValueError, match=r"name: got '.*nobody\.py'"):
+        xray(str(tmp_path / "nobody.py"))

@@ -1,11 +1,11 @@
-"""The course: checks for eight assignments, planted bugs, and the release and grading of notebooks.
+"""The course: checks for nine assignments, planted bugs, and the release and grading of notebooks.
 
 report     what one step's checks found: expected, came, where it first differs, one hint
 guard      the package's own solutions refuse to be called while a student's function runs
 truth      attention by its definition, and the small cases that students' functions are checked on
 meter      a Trace that knows which tile a load belongs to
-softmax, tiled, gradients, triton_steps, break_it, predict, triton_backward, detective      the assignments' checks
-probes_triton, probes_cases      beside the student's code: kernels with fences and a meter; mended programs
+softmax, tiled, gradients, triton_steps, break_it, predict, triton_backward, detective, climb      the checks
+probes_triton, probes_cases, probes_ladder      beside the student's code: a meter, mended programs, a forward compiled
 seeds      numbers, sizes and planted bugs of each student's own
 rules, notebooks, sandbox, grade, command                       reading, releasing, running and grading notebooks
 """

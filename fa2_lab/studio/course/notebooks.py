@@ -35,6 +35,7 @@ ASSIGNMENTS = [
     Assignment("6_read_the_machine", "Read the machine", gives=("fa2_lab.machine.chips",)),
     Assignment("7_triton_backward", "The backward kernel in Triton", needs=("torch", "triton")),
     Assignment("8_detective", "Detective cases", needs=("torch", "triton"), gives=("fa2_lab.machine.asynchrony",)),
+    Assignment("9_up_the_ladder", "Up the ladder", needs=("torch", "triton"), gives=("fa2_lab.studio.xray",)),
 ]
 
 

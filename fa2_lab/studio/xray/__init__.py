@@ -8,5 +8,6 @@ for kernel in xray("r07", chip="sm_90"):
 
 from fa2_lab.studio.xray.compile import CHIPS, STAGES, Compiled, names, xray
 from fa2_lab.studio.xray.lines import sass_of
+from fa2_lab.studio.xray.loops import Loop, loops
 
-__all__ = ["CHIPS", "STAGES", "Compiled", "names", "sass_of", "xray"]
+__all__ = ["CHIPS", "STAGES", "Compiled", "Loop", "loops", "names", "sass_of", "xray"]

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """Names, a chip, the sizes of a call, and the stages to print."""
     found = argparse.ArgumentParser(prog="fa2-lab xray", description="Compile a kernel without a GPU, and read it.")
-    found.add_argument("name", nargs="?", help="a rung (07) or a product's kernel; without it, a list")
+    found.add_argument("name", nargs="?", help="a rung (07), a product's kernel or your file.py; without it, a list")
     chips = ", ".join(f"{chip} ({what})" for chip, what in CHIPS.items())
     found.add_argument("--chip", default="sm_90", help=chips)
     found.add_argument("--d", type=int, default=128)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
 from fa2_lab.paper import PACKAGE
@@ -45,7 +46,8 @@ def xray(
 ) -> list[Compiled]:
     """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
 
-    `name` is a rung ("r07", "07", "r07_two_loops") or one of the product's ("portable.forward"). No GPU is needed.
+    `name` is a rung ("r07", "07", "r07_two_loops"), one of the product's ("portable.forward"), or a file of your own
+    ("mine.py") with a forward(q, k, v, causal). No GPU is needed.
     """
     if chip not in CHIPS:
         raise ValueError(f"chip: got {chip!r}; it takes one of {', '.join(CHIPS)}")
@@ -60,7 +62,9 @@ def xray(
 
 
 def full_name(name: str) -> str:
-    """A name as it stands in names(): rungs may be called by their number."""
+    """A name as it stands in names(), where rungs may be called by their number, or the path of a file."""
+    if name.endswith(".py") and Path(name).is_file():
+        return str(Path(name).resolve())
     known = names()
     found = [full for full in known if full == name or full.split("_")[0] in (name, f"r{name}")]
     if len(found) != 1:

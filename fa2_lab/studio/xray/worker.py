@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 
 import torch
@@ -31,13 +32,18 @@ def compile_only(run):
 
 
 def call(name: str, q, causal: bool) -> None:
-    """One call of a rung or of a product's kernels."""
+    """One call of a rung, of a product's kernels, or of a file's forward."""
     if name == "portable.forward":
         import_module("fa2_lab.kernels.portable.forward").forward(q, q, q, Options(causal, scale=0.1))
     elif name == "portable.backward":
         L = torch.empty(q.shape[:3], device=q.device)
         backward = import_module("fa2_lab.kernels.portable.backward").backward
         backward(q, q, q, q, q, L, Options(causal, scale=0.1))
+    elif name.endswith(".py"):
+        spec = spec_from_file_location("mine", name)
+        mine = module_from_spec(spec)
+        spec.loader.exec_module(mine)
+        mine.forward(q, q, q, causal)
     else:
         import_module(f"fa2_lab.kernels.ladder.{name}").forward(q, q, q, causal)
 

@@ -1,0 +1,52 @@
+"""The loops of a kernel's machine code that hold products, and how many instructions a score costs in them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
+LABEL = re.compile(r"^\s*(\.L_x_\d+):")
+BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
+PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's products
+    (re.compile(r"\bHGMMA\.(\d+)x(\d+)x(\d+)"), 4),
+    (re.compile(r"\bHMMA\.(16)(8)(16|8)\b"), 1),
+)
+
+
+class Loop(NamedTuple):
+    """One loop: its instructions, a warp's multiplications in one round, and its copies that nobody waits for."""
+
+    instructions: int
+    multiplications: float
+    copies: int
+
+    def per_score(self, d: int) -> float:
+        """Instructions of a thread for one score: each score takes part in 2 d multiplications."""
+        return 32 * self.instructions / (self.multiplications / (2 * d))
+
+
+def loops(sass: str) -> list[Loop]:
+    """Every loop with a product in it, in the order of the program."""
+    code, labels, found = [], {}, []
+    for line in sass.splitlines():
+        if label := LABEL.match(line):
+            labels[label[1]] = len(code)
+        elif instruction := INSTRUCTION.match(line):
+            code.append(instruction[1])
+            back = BRANCH.search(instruction[1])
+            if back and back[1] in labels:
+                body = code[labels[back[1]] :]
+                products = sum(multiplications(text) for text in body)
+                copies = sum("LDGSTS" in text or "UTMALDG" in text for text in body)
+                found += [Loop(len(body), products, copies)] if products else []
+    return found
+
+
+def multiplications(instruction: str) -> float:
+    """A warp's multiplications in one instruction."""
+    for pattern, warps in PRODUCTS:
+        if sizes := pattern.search(instruction):
+            rows, columns, inner = map(int, sizes.groups())
+            return rows * columns * inner / warps
+    return 0.0
