@@ -1,12 +1,16 @@
-"""A class: seeds for each student, and the bundle that students get."""
+"""A class: seeds for each student, the bundle that students get, the leaderboard."""
+
+import csv
+import re
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
 from course_play import played
 
-from fa2_lab.studio.course import detective, predict, seeds
-from fa2_lab.studio.course.notebooks import grade_id, is_solution, source, written
+from fa2_lab.studio.course import climb, command, detective, kit, predict, seeds
+from fa2_lab.studio.course.notebooks import FOLDER, grade_id, is_solution, read, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
 
@@ -90,3 +94,91 @@ def test_the_cells_of_the_cases_are_those_of_seed_0_and_the_causes_are_told():
     assert all(f"| `{cause}` | {words} |" in everything for cause, words in detective.CAUSES.items())
     for run in (detective.RUN, detective.SHAPE):
         assert all(f"`{name}={value}`" in everything for name, value in run.items())
+
+
+# The bundle -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory):
+    """The bundles of two students."""
+    folder = tmp_path_factory.mktemp("class")
+    (folder / "class.yaml").write_text("secret: autumn\nstudents: [ada, bob]\n", encoding="utf-8")
+    assert command.main(["bundle", str(folder / "out"), "--class", str(folder / "class.yaml")]) == 0
+    return folder / "out"
+
+
+def test_a_bundle_has_every_assignment_and_asks_assistants_to_teach(bundled):
+    for home in (bundled / "ada", bundled / "bob"):
+        files = {str(path.relative_to(home)) for path in home.rglob("*") if path.is_file()}
+        assert files == {f"{name}/{name}.ipynb" for name in ASSIGNMENTS} | {"README.md", "AGENTS.md"}
+        assert "teach, do not solve" in (home / "AGENTS.md").read_text(encoding="utf-8")
+
+
+def test_a_bundle_holds_no_solution_and_no_hidden_test(bundled):
+    marks = re.compile(r"### BEGIN (?:SOLUTION|HIDDEN TESTS)\n(.*?)### END", re.DOTALL)
+    for name in ASSIGNMENTS:
+        told = read(bundled / "ada" / name / f"{name}.ipynb")
+        told = {line.strip() for cell in told.cells for line in cell.source.splitlines()}
+        cells = [cell.source for cell in source(ASSIGNMENTS[name]).cells]
+        shown = {line.strip() for text in cells for line in marks.sub("", text).splitlines()}
+        secret = {line.strip() for text in cells for part in marks.findall(text) for line in part.splitlines()} - shown
+        assert len(secret) > 10 and not {line for line in secret if len(line) > 6} & told, name
+
+
+def test_bundles_differ_where_seeds_speak_and_nowhere_else(bundled):
+    for name in ASSIGNMENTS:
+        ada, bob = (read(bundled / student / name / f"{name}.ipynb") for student in ("ada", "bob"))
+        differ = {grade_id(a) for a, b in zip(ada.cells, bob.cells, strict=True) if a.source != b.source}
+        spoken = {grade_id(c) for c in source(ASSIGNMENTS[name]).cells if "seed=0" in c.source and grade_id(c)}
+        assert spoken <= differ <= spoken | set(seeds.WRITTEN), name
+        mine = seeds.seeded(source(ASSIGNMENTS[name]), seeds.seed_of("ada", "autumn"))
+        tests = {grade_id(c): c.source for c in mine.cells if grade_id(c).startswith("test_")}
+        assert {f"seed={seeds.seed_of('ada', 'autumn')}" in tests[test] for test in spoken} <= {True}, name
+
+
+@pytest.mark.parametrize("students", ["[../ada]", "[a/b]", "ada", "[]"])
+def test_a_class_that_cannot_be_is_refused_by_name(students, tmp_path):
+    (tmp_path / "class.yaml").write_text(f"students: {students}\n", encoding="utf-8")
+    options = SimpleNamespace(folder=tmp_path / "out", about=tmp_path / "class.yaml", only=["1"])
+    with pytest.raises(ValueError, match="students: got "):
+        command.run_bundle(options)
+
+
+def test_what_the_assistants_are_told_of_the_package_is_there():
+    for name in re.findall(r"`(fa2_lab/[a-z_/]+)`", (FOLDER / "AGENTS.md").read_text(encoding="utf-8")):
+        assert FOLDER.parents[1].joinpath(name).is_dir(), name
+
+
+# The leaderboard --------------------------------------------------------------------------------------------------
+
+
+def test_the_leaderboard_ranks_what_the_checks_said_and_not_what_a_student_printed(tmp_path, capsys):
+    def page(student: str, *parts: str) -> None:
+        home = tmp_path / "feedback" / student
+        home.mkdir(parents=True)
+        (home / f"{kit.NINTH}.html").write_text("".join(parts), encoding="utf-8")
+
+    def card(x: float) -> str:
+        return f"<pre>  {climb.CARD} {x:.2f} instructions a score, 127 registers, 8 copies in a round</pre>"
+
+    page("ada", "<h2>compiled: 5 of 5</h2>", card(9.25), "<h2>gpu: 0 of 0</h2><pre></pre>")
+    page("bob", "<h2>compiled: 2 of 5</h2>", card(16.4), "<h2>gpu: 2 of 0</h2><pre>  yours 0.700 ms, rung 03 2.1</pre>")
+    page("eve", card(0.1), "<h2>compiled: 0 of 5</h2><pre>NOT YET</pre>", card(0.1))
+    page("fay", "<h2>compiled: 2.5 of 5</h2>", card(11.5))
+    assert [c.student for c in kit.cards(tmp_path)] == ["bob", "ada", "fay"]
+    assert command.main(["leaderboard", str(tmp_path)]) == 0 and "9.25 instructions" in capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8")))
+    assert [(r["place"], r["student"], r["milliseconds"]) for r in rows] == [
+        ("1", "bob", "0.7"),
+        ("2", "ada", ""),
+        ("3", "fay", ""),
+    ]
+    with pytest.raises(ValueError, match="folder: got "):
+        kit.cards(tmp_path / "feedback")
+
+
+def test_the_card_that_a_check_prints_is_the_one_that_is_read(monkeypatch, capsys):
+    monkeypatch.setattr(climb, "tightest", lambda function: (9.25, 127, 8))
+    assert climb.compiled(None).passed == 4
+    assert kit.CARD.search(capsys.readouterr().out).groups() == ("9.25", "127", "8")

@@ -6,6 +6,6 @@ truth      attention by its definition, and the small cases that students' funct
 meter      a Trace that knows which tile a load belongs to
 softmax, tiled, gradients, triton_steps, break_it, predict, triton_backward, detective, climb      the checks
 probes_triton, probes_cases, probes_ladder      beside the student's code: a meter, mended programs, a forward compiled
-seeds      numbers, sizes and planted bugs of each student's own
+seeds, kit      numbers, sizes and planted bugs of each student's own; bundles for a class, the leaderboard
 rules, notebooks, sandbox, grade, command                       reading, releasing, running and grading notebooks
 """

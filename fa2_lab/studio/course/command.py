@@ -1,4 +1,4 @@
-"""The command line of `fa2-lab course`: build, release, check, grade."""
+"""The command line of `fa2-lab course`: build, release, bundle, check, grade, leaderboard."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 NEEDS = {
     "build": ("jupytext", "nbformat"),
     "release": ("nbgrader", "nbformat"),
+    "bundle": ("nbgrader", "nbformat", "yaml"),
+    "leaderboard": ("nbformat",),
     "grade": ("nbgrader", "nbformat", "jupyter_client", "ipykernel"),
     "check": ("nbformat", "jupyter_client", "ipykernel"),
 }
@@ -26,7 +28,7 @@ def main(argv: list[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The four commands and what each takes."""
+    """The commands and what each takes."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
     check = commands.add_parser("check", help="run the checks of one notebook; what a student runs alone")
@@ -36,13 +38,20 @@ def parser() -> argparse.ArgumentParser:
     grade = commands.add_parser("grade", help="grade a folder that has a folder for each student")
     grade.add_argument("folder", type=Path)
     grade.add_argument("--out", type=Path, default=Path("graded"), help="where scores.csv and feedback/ go")
-    for one in (release, grade):
+    bundle = commands.add_parser("bundle", help="write what a class gets: seeded notebooks, AGENTS.md, no solution")
+    bundle.add_argument("folder", type=Path, nargs="?", default=Path("bundle"))
+    bundle.add_argument("--class", type=Path, dest="about", help="a YAML file with students and a secret for seeds")
+    board = commands.add_parser("leaderboard", help="rank the cards of assignment 9 in a folder that was graded")
+    board.add_argument("folder", type=Path, nargs="?", default=Path("graded"))
+    for one in (release, bundle, grade):
         one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
     for one in (check, grade):
         one.add_argument("--cell-seconds", type=float, default=60, help="time for one cell")
         one.add_argument("--notebook-seconds", type=float, default=300, help="time for one notebook")
         one.add_argument("--memory-mb", type=int, default=4096, help="memory for one notebook; 0 for no limit")
     build = commands.add_parser("build", help="renew the nbgrader sources from their text twins")
+    bundle.set_defaults(run=run_bundle)
+    board.set_defaults(run=run_leaderboard)
     for one, run in ((check, run_check), (release, run_release), (grade, run_grade), (build, run_build)):
         one.set_defaults(run=run)
     return top
@@ -112,4 +121,23 @@ def run_grade(options) -> int:
     for g in graded:
         print(f"{g.student:20} {g.assignment or '-':20} {g.score:6g} of {g.full:<4g} {' | '.join(g.sentences)[:100]}")
     print(f"{options.out / 'scores.csv'} and {options.out / 'feedback'}")
+    return 0
+
+
+def run_bundle(options) -> int:
+    from fa2_lab.studio.course import kit
+
+    students, secret = kit.class_of(options.about)
+    for home in kit.bundle(options.folder, chosen(options.only), students, secret):
+        print(home)
+    return 0
+
+
+def run_leaderboard(options) -> int:
+    from fa2_lab.studio.course import kit
+
+    for place, card in enumerate(kit.cards(options.folder), start=1):
+        time = "" if card.milliseconds is None else f"{card.milliseconds:9.3f} ms"
+        print(f"{place:3}  {card.student:20}{card.instructions:7.2f} instructions a score{time}")
+    print(kit.leaderboard(options.folder))
     return 0
