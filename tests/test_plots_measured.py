@@ -8,24 +8,26 @@ from fa2_lab.studio.bench.results import Results, Row, load
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 CEILINGS = {"GEMM TFLOP/s": 800.0, "copy TB/s": 4.0}
-RUNGS = dict(standard=4.0, fa1=16.0, swapped=2.0, deferred=2.0, tuned=1.0)  # milliseconds at d = 64
-BYTES = dict(standard=12e9, fa1=20e9, swapped=2e8, deferred=2e8, tuned=2e8)
+RUNGS = dict(r00_standard=4.0, r01_fa1=16.0, r03_row_blocks=2.0, r04_deferred=2.0, r08_pipelined=1.0)  # ms at d = 64
+BYTES = dict(r00_standard=12e9, r01_fa1=20e9, r03_row_blocks=2e8, r04_deferred=2e8, r08_pipelined=2e8)
 
 
 def problem(N=4096, d=64, causal=False, batch=4, heads=16):
     return dict(batch=batch, heads=heads, kv_heads=heads, N_q=N, N_k=N, d=d, causal=causal, dtype="bfloat16")
 
 
-def ladder():
-    times = {name: [ms, ms, ms] for name, ms in RUNGS.items()} | {"split-K": [9.0, 9.0, 9.0]}
+def ladder(suite="ladder", rungs=RUNGS, moves=BYTES):
+    times = {name: [ms, ms, ms] for name, ms in rungs.items()} | {"cuDNN": [0.9, 0.9, 0.9]}
     rows = [Row(problem(batch=1, heads=8), "forward", times, flops=1e11)]
     rows += [Row(problem(causal=causal), "forward", times, flops=8e11) for causal in (True, False)]
-    for rung, moved in BYTES.items():
+    for rung, moved in moves.items():
         read = {"DRAM bytes read": [0.75 * moved], "DRAM bytes written": [0.25 * moved], "L2 bytes": [1e12]}
         rows.append(Row(problem() | dict(rung=rung), "counters", read, unit="count"))
-    rows.append(Row(problem(d=128) | dict(rung="fa1"), "counters", {}, {"ncu": "ncu is not installed"}, unit="count"))
+    rows.append(
+        Row(problem(d=128) | dict(rung="r01_fa1"), "counters", {}, {"ncu": "ncu is not installed"}, unit="count")
+    )
     rows.append(Row(problem(d=128), "forward", times, flops=16e11))
-    return Results("first_ladder", MACHINE, "by hand", CEILINGS, rows)
+    return Results(suite, MACHINE, "by hand", CEILINGS, rows)
 
 
 def paper():
@@ -44,8 +46,9 @@ def paper():
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder with the two records, in the place of figures/data."""
+    """A folder with three records, in the place of figures/data."""
     ladder().save(tmp_path)
+    ladder("first_ladder", dict(tuned=1.0), dict(tuned=2e8)).save(tmp_path)
     paper().save(tmp_path)
     monkeypatch.setattr(records, "RECORDED", tmp_path)
     return tmp_path
@@ -60,9 +63,9 @@ def words(artist):
 
 def test_a_rung_stands_at_its_intensity_and_speed():
     data = roofline.data(d=64)
-    assert list(data["points"]) == list(RUNGS)
-    assert data["points"]["fa1"] == pytest.approx((8e11 / 20e9, 50.0))
-    assert data["points"]["tuned"] == pytest.approx((4000.0, 800.0))
+    assert list(data["points"]) == [rung for rung in RUNGS if rung != "r04_deferred"]
+    assert data["points"]["r01_fa1"] == pytest.approx((8e11 / 20e9, 50.0))
+    assert data["points"]["r08_pipelined"] == pytest.approx((4000.0, 800.0))
     assert data["measured"] == dict(flops=800.0, bytes=4.0)
     assert data["datasheet"] == pytest.approx(dict(flops=989.4, bytes=4.8))
     for part in ("NVIDIA H200", "bf16", "batch 4", "N = 4,096", "d = 64", "no mask"):
@@ -76,8 +79,8 @@ def test_the_roof_bends_where_memory_and_products_meet():
     x, y = lines["measured"].get_data()
     assert (x[1], y[1], y[2]) == (200.0, 800.0, 800.0) and y[0] == pytest.approx(4.0 * x[0])
     assert list(map(tuple, lines["rungs"].get_xydata())) == list(data["points"].values())
-    assert "1 fa1, 50" in words(figure) and "4 tuned, 800" in words(figure)
-    assert "fa1 50 at 40 FLOPs per byte" in alt and data["setting"] in alt
+    assert "01 fa1, 50" in words(figure) and "08 pipelined, 800" in words(figure)
+    assert "01 fa1 50 at 40 FLOPs per byte" in alt and data["setting"] in alt
 
 
 def test_counters_that_could_not_be_read_say_why():
@@ -157,7 +160,7 @@ def test_the_cross_is_what_one_head_moved(folder):
     assert found["source"].startswith("NVIDIA H200, FA2's rung 'tuned', 64 heads")
 
 
-@pytest.mark.parametrize("suite, data", [("first_ladder", roofline.data), ("paper", speed.data)])
+@pytest.mark.parametrize("suite, data", [("ladder", roofline.data), ("paper", speed.data)])
 def test_a_missing_record_says_how_to_get_it(folder, suite, data):
     (folder / f"bench_{suite}.json").unlink()
     with pytest.raises(ValueError, match=rf"bench_{suite}.json is missing: `python -m fa2_lab bench {suite}` measures"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from math import log10
 
@@ -17,14 +18,15 @@ from fa2_lab.plots.speed import apart
 # Data -----------------------------------------------------------------------------------------------------------
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
+SHOWN = ("00", "01", "02", "03", "05", "08")  # rungs; the others would lie on top of these
 
 
 def data(d: int = 128) -> dict:
     """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
-    record = measured("first_ladder")
+    record = measured("ladder")
     row = training_row(record, d)
     moved = counted(record, d)
-    rungs = [name for name in row["values"] if name in moved and not name.startswith("split")]
+    rungs = [name for name in row["values"] if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
     speeds = {name: row["flops"] / row["values"][name][0] / 1e9 for name in rungs}
     points = {name: (row["flops"] / moved[name], speeds[name]) for name in rungs}
     chip, p = chips.named(record["machine"]["gpu"]), row["problem"]
@@ -71,7 +73,7 @@ def draw(
     points: {rung: (FLOPs per DRAM byte, TFLOP/s)} from the first rung to the last.
     measured, datasheet: the roof, {"flops": TFLOP/s, "bytes": TB/s}, as reached in the same run and as printed.
     """
-    title = "From rung 2 on, DRAM is no longer the limit"
+    title = "From rung 03 on, DRAM is no longer the limit"
     figure, ax = style.new_figure(3.9, title)
     left, right = 0.4 * min(x for x, _ in points.values()), 12 * max(x for x, _ in points.values())
     _roof(ax, datasheet, left, right, color=style.QUIET, linewidth=0.9, linestyle=(0, (4, 2)), label="datasheet")
@@ -85,7 +87,7 @@ def draw(
     ax.set_yticks([y for y in (10, 20, 50, 100, 200, 500, 1000) if y >= 0.5 * low])
     ax.set(xlabel="FLOPs per byte that DRAM moved (hardware counters)", ylabel="TFLOP/s")
     figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    reached = "; ".join(f"{name} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
+    reached = "; ".join(f"{told(name)} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
     alt = (
         f"Log-log roofline, TFLOP/s over FLOPs per DRAM byte. The roof as measured: a copy at {measured['bytes']:.2f}"
         f" TB/s up to a GEMM at {measured['flops']:.0f} TFLOP/s; dashed, the datasheet's {datasheet['bytes']:.1f} TB/s"
@@ -99,7 +101,7 @@ def _roof(ax: Axes, roof: Mapping[str, float], left: float, right: float, **look
     ridge = roof["flops"] / roof["bytes"]
     ax.plot([left, ridge, right], [left * roof["bytes"], roof["flops"], roof["flops"]], **look)
     if look["label"] == "measured":
-        text = f"GEMM in the same run, {roof['flops']:.0f} TFLOP/s"
+        text = f"GEMM in the same run, {roof['flops']:.0f}"
         ax.annotate(text, (ridge, roof["flops"]), (6, -4), textcoords="offset points", va="top")
         text, at = f"copy in the same run,\n{roof['bytes']:.2f} TB/s", (0.5 * ridge, 0.5 * roof["flops"])
         ax.annotate(text, at, (-12, 2), textcoords="offset points", ha="right", va="bottom")
@@ -118,9 +120,14 @@ def _points(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
     heights = apart([log10(y) for _, y in crowd.values()], LABELS_APART)
     for (name, (x, y)), height in zip(crowd.items(), heights, strict=True):
         ax.plot([x, 2.2 * farthest], [y, 10**height], color=style.QUIET, linewidth=0.6, zorder=0)
-        ax.text(2.3 * farthest, 10**height, label(points, name), va="center")
+        ax.text(2.3 * farthest, 10**height, label(points, name), va="top" if name == "fa2_lab" else "center")
 
 
 def label(points: Mapping[str, tuple[float, float]], name: str) -> str:
     """A rung's number, name and speed."""
-    return f"{list(points).index(name)} {name}, {points[name][1]:.0f}"
+    return f"{told(name)}, {points[name][1]:.0f}"
+
+
+def told(name: str) -> str:
+    """A rung's number and name, as the ladder tells them."""
+    return name[1:].replace("_", " ") if re.match(r"r\d\d_", name) else name

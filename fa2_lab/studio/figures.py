@@ -143,7 +143,7 @@ PICTURES = [
     ),
     Picture(
         "roofline",
-        "The ladder under the roofline of an H200: from the swapped loops on, DRAM is no longer the limit.",
+        "The ladder under the roofline of an H200: from rung 03 on, DRAM is no longer the limit.",
         "10_ladder",
     ),
     Picture(
