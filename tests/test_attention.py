@@ -12,6 +12,7 @@ from slices import many_kernels, once
 
 from fa2_lab.attention import attention
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.portable import softmax
 from fa2_lab.kernels.prepared import Options
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -169,6 +170,25 @@ def test_huge_equal_logits(size):
     O, L = attention(q, k, v, return_lse=True)
     assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
     assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", (1000.0, 3000.0, 5000.0, 6000.0, 6832.0, 6912.0, 6944.0, 7064.0, 9000.0, 30000.0))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_huge_equal_logits_in_half_precision(dtype, size):
+    """Times the scale, such scores are rounded by whole powers of two, and so is p, which fp16 must hold."""
+    q, v = torch.full((1, 1, 200, 64), size, device=DEVICE, dtype=dtype), torch.randn(1, 1, 200, 64, device=DEVICE)
+    for causal in (False, True):
+        O = attention(q, q, v.to(dtype), causal=causal)
+        seen = torch.arange(1, 201, device=DEVICE)[:, None] if causal else 200
+        mean = (v.to(dtype).double().cumsum(2) if causal else v.to(dtype).double().sum(2, keepdim=True)) / seen
+        assert worst(O, mean.expand_as(O)) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+@pytest.mark.parametrize("scale", (1e-30, 0.088, 0.125, 1.0, 3.7, 1e20))
+def test_p_of_huge_scores_keeps_within_fp16(scale):
+    """The factor that rounding makes p wrong by, below the limit and beyond it: 2⁸ at most, and none."""
+    fine, coarse, huge = softmax.scales(scale)
+    assert 2.0**-25 * huge * fine <= 8 and coarse <= fine < 2 * coarse and np.log2(coarse) % 1 == 0
 
 
 @pytest.mark.parametrize("causal", (False, True))

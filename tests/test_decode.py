@@ -11,6 +11,7 @@ import fa2_lab
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import least_share
+from fa2_lab.kernels.portable import softmax
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine.splits import Cache, Shares, interleaved
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -201,7 +202,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(seed):
         states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
     blocks, shape = launch.Blocks(16, 16, 1, 1, d_pad=d), plan.Shape(1, 1, R, 1, 36 * 16, d, 0, 0, 0, True)
     cut = plan.Cut(splits=0, programs=37, share=1, whole_heads=False)
-    common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scale_log2=launch.base_2(scale))
+    common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scale_log2=softmax.base_2(scale))
     common |= dict(sizes=plan.sizes_of(shape, blocks))
     common |= dict(tile=plan.tile_of(shape, blocks, False, split_kv=False, early_merge=False))
     plan.prepare_merge(shape, blocks, cut, common)(O, L, scratch_with(states, R, d), None)

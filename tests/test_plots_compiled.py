@@ -77,11 +77,18 @@ def test_comments_do_not_make_a_record_old(tmp_path, monkeypatch):
     kernels.mkdir(parents=True)
     monkeypatch.setattr(compiled, "PROJECT", tmp_path)
     digests = []
-    for forward in ("x = 1\n", "x = 1  # one\n\n", "x = (  # one\n    1)\n", "x = 2\n"):
+    for forward in (
+        "x = 1\n",
+        "x = 1  # one\n\n",
+        "from a import (\n    b,\n)\nx = 1\n",
+        "x = (  # one\n    1)\n",
+        "x = 2\n",
+    ):
         (kernels / "forward.py").write_text(forward)
-        (kernels / "tile.py").write_text("y = 1\n")
+        for other in ("softmax.py", "tile.py"):
+            (kernels / other).write_text("y = 1\n")
         digests.append(compiled.source_digest())
-    assert digests[0] == digests[1] and len(set(digests)) == 3
+    assert digests[0] == digests[1] == digests[2] and len(set(digests)) == 3
 
 
 def test_without_a_record_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def gpu(monkeypatch):
     return found
 
 
-POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, True)
+POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, (True, 64))  # the last is a tuple, as often
 
 
 @pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import ladder
-from fa2_lab.kernels.portable import forward
+from fa2_lab.kernels.portable import forward, softmax
 from fa2_lab.studio import command
 from fa2_lab.studio.xray import loops, names, xray
 from fa2_lab.studio.xray.command import main
@@ -32,14 +32,15 @@ def test_numbers_are_counted_in_the_machine_code(hopper):
 def test_a_line_becomes_its_own_instructions(hopper):
     source, first = inspect.getsourcelines(forward.visit_tiles.fn)
     (product,) = (first + n for n, line in enumerate(source) if "FA2.A1.L8" in line)
-    exponent = [first + n for n, line in enumerate(source) if "p_ij = tl.exp2" in line]
     (second,) = (first + n for n, line in enumerate(source) if "FA2.A1.L10" in line)
     loops, d, B_r, B_c = 2, 64, 64, 64
     for line, n in ((product, d // 16), (second, B_c // 16)):  # an instruction multiplies 16 columns by 16 rows
         became = hopper.lines[f"forward.py:{line}"]
         assert sum(i.startswith("HGMMA") for i in became) == loops * n * B_r // 64, line
     assert not any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{product}"])
-    assert exponent and any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{exponent[0]}"])
+    steps, first = inspect.getsourcelines(softmax.softmax_step.fn)
+    (exponent,) = (first + n for n, line in enumerate(steps) if "p_ij = tl.exp2" in line)
+    assert any("MUFU.EX2" in i for i in hopper.lines[f"softmax.py:{exponent}"])
 
 
 @pytest.mark.parametrize("chip, instruction", [("sm_80", r"\bHMMA\b"), ("gfx942", "v_mfma")])

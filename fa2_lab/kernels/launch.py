@@ -20,11 +20,10 @@ import triton
 from triton.runtime import driver
 
 from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.portable.tile import Tile
 from fa2_lab.kernels.prepared import forget, prepared
 from fa2_lab.kernels.relaunch import relaunch
 
-LOG2E = 1.4426950408889634
-TINY = 2.0**-126  # stands for a scale of 0, so that −∞ · scale stays −∞
 MiB = 2**20
 
 
@@ -48,6 +47,11 @@ class Blocks:
         """What is the compiler's business alone."""
         options = dict(num_warps=self.warps, num_stages=self.stages)
         return options if self.registers is None else options | dict(maxnreg=self.registers)
+
+    def tile(self, Q: torch.Tensor, causal: bool) -> Tile:
+        """What a kernel for tensors like Q is compiled for."""
+        numbers = self.B_r, self.B_c, Q.shape[3], self.d_pad, causal, self.upcast
+        return Tile(*map(triton.language.constexpr, numbers))
 
     def constants(self) -> dict:
         """What the kernels take of it, by name."""
@@ -231,24 +235,19 @@ def addresses(tensors) -> list[int]:
 
 
 def strides(X: torch.Tensor) -> tuple[int, int, int]:
-    """How far apart the batch entries, heads and rows of a tensor lie; its columns lie side by side."""
+    """How far apart batch entries, heads and rows of a tensor lie; its columns lie side by side."""
     return X.stride()[:3]
+
+
+def sizes(Q: torch.Tensor, K: torch.Tensor, heads: int, streamed: torch.Tensor) -> dict:
+    """The sizes that kernels take as they are. Programs belong to so many heads, and each streams two such tensors."""
+    (_, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
+    return dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=heads, heads_at_once=heads_at_once(streamed, 8))
 
 
 def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
     """How many heads to run side by side, so that what they stream (two tensors like X) stays in the L2 cache."""
     return max(1, megabytes * MiB // (2 * X.shape[2] * X.shape[3] * X.element_size()))
-
-
-def base_2(scale: float) -> float:
-    """The scale of scores whose exponential is a power of 2."""
-    return max(scale * LOG2E, TINY)
-
-
-def scales(scale: float) -> tuple[float, float, float]:
-    """base_2; for scores of which leading bits alone are left the power of two below; and where such scores begin."""
-    fine = base_2(scale)
-    return fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**30 / fine, 2.0**126)
 
 
 def dropout(p: float) -> tuple[int, float]:

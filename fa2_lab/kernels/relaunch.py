@@ -38,11 +38,10 @@ class Relaunch:
         self.compiled = compiled  # while it lives, the GPU keeps its code
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
         handed = handed_over(compiled, grid, stream, arguments)
-        self.listed = isinstance(handed[-1], (list, tuple))  # since Triton 3.7 the kernel's own arguments are one
+        self.listed = as_given(handed[-1], arguments)  # since Triton 3.7 the kernel's own arguments are one
         base, own = (handed[:-1], handed[-1]) if self.listed else (handed[: -len(arguments)], handed[-len(arguments) :])
-        as_given = len(own) == len(arguments) and all(map(is_, own, arguments))
         scratch = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size  # of this launch alone
-        if scratch or not as_given or base[:4] != [*grid, stream]:
+        if scratch or not as_given(own, arguments) or base[:4] != [*grid, stream]:
             raise ValueError("an unknown order of arguments")
         self.launcher = innermost(compiled.run.launch, described)
         self.hooks = [(at, x) for at, x in enumerate(base) if type(x).__name__ == "HookChain"]
@@ -76,6 +75,11 @@ def handed_over(compiled, grid, stream, arguments) -> list:
     hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     run(*grid, stream, compiled.function, compiled.packed_metadata, None, *hooks, *arguments)
     return seen
+
+
+def as_given(handed, arguments) -> bool:
+    """Whether these are the arguments themselves, in their order."""
+    return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
 def innermost(launch, described: int):

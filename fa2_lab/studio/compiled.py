@@ -26,7 +26,7 @@ from fa2_lab.plots.records import COMPILE, RECORDED
 from fa2_lab.studio import files
 
 PROJECT = Path(__file__).resolve().parents[2]
-SOURCES = ("forward.py", "tile.py")  # of kernels/portable: what decides how the forward compiles
+SOURCES = ("forward.py", "softmax.py", "tile.py")  # of kernels/portable: what decides how the forward compiles
 TARGETS = ("sm_80", "sm_90")
 TILE = dict(B_r=128, B_c=64, warps=4, stages=2)  # whose layouts are drawn
 INSTRUCTIONS = {2: "mma", 3: "wgmma"}
@@ -69,7 +69,7 @@ def source_digest() -> str:
     words = []
     for name in SOURCES:
         source = (PROJECT / "fa2_lab" / "kernels" / "portable" / name).read_text(encoding="utf-8")
-        plain = re.sub(r"^(from|import) .*\n", "", source, flags=re.MULTILINE).encode()
+        plain = re.sub(r"^(from|import) [^(\n]*(\([^)]*\))?\n", "", source, flags=re.MULTILINE).encode()
         words += [t.string for t in tokenize(BytesIO(plain).readline) if t.type in (NAME, NUMBER, OP, STRING)]
     return sha256(" ".join(words).encode()).hexdigest()[:16]
 

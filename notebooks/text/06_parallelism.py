@@ -41,8 +41,8 @@ from fa2_lab.trace import Trace
 # processors, the SMs (the map in [chapter 00](00_start.ipynb) shows them; an H100 has 132), keeps its state there, and
 # leaves when it is done. Thread blocks start in any order, and none may rely on another one running.
 #
-# Below is what chapter 04 does for row block i, as a function of its own. `SoftmaxState` holds $o$, $\ell$ and $m$, and
-# `update` is the step of chapter 02.
+# Below is what chapter 04 does for row block i, as a function of its own. `SoftmaxState` holds $o$, $\ell$ and $m$.
+# `update` is the step of chapter 02, and `finalize` divides by $\ell$.
 #
 # **Predict.** There are 2 row blocks. We compute row block 1 first, then row block 0. How many of the 32 numbers of O
 # change?
@@ -278,8 +278,9 @@ show(waves.draw(**waves.data()))
 # the end.
 # </details>
 #
-# The picture shows batch 1, 32 heads and 2,048 tokens on 132 SMs. A bar is a thread block, a line is an SM. Look at the
-# right edges: above, FA1 ends four times as late as FA2; below, the ragged edge becomes straight.
+# The picture shows batch 1, 32 heads and 2,048 tokens on 132 SMs. A line is an SM, and a new grey begins with each of its
+# thread blocks. Compare the ends of the two upper panels: FA1 takes four times as long as FA2. In the two lower ones, the
+# ragged edge becomes nearly straight.
 #
 # **Takeaway.** If blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.
 
@@ -293,16 +294,8 @@ show(waves.draw(**waves.data()))
 
 
 # %%
-def owners(tiling, direction):
-    who = np.full((tiling.T_r, tiling.T_c), -1)  # −1: nobody, the tile is skipped
-    for i in range(tiling.T_r):
-        for j in tiling.visited_cols(i):
-            who[i, j] = i if direction == "forward" else j
-    return who
-
-
 def dq_steps(tiling):  # [j, t]: the block of dQ that worker j adds to in its step t
-    rows = [tiling.visited_rows(j) for j in range(tiling.T_c)]
+    rows = [tiling.visited_rows(j) for j in range(tiling.T_c)]  # the row blocks whose tile in column j is not skipped
     steps = np.full((tiling.T_c, max(map(len, rows))), -1)
     for j, visited in enumerate(rows):
         steps[j, : len(visited)] = visited
@@ -326,8 +319,10 @@ show(workers.draw(**workers.data()))
 #
 # The table reads downwards: without a mask, all four workers add to the same block of dQ in the same step. "Load, add,
 # write back" would lose parts, as FA1's workers did above. So the additions must be *atomic*: the memory itself adds, one
-# after the other. Or a second pass, with rows outside, computes dQ alone. The picture is the paper's figure 2 and counts
-# workers from 1.
+# after the other. Or a second pass, with rows outside, computes dQ alone.
+#
+# The picture is the paper's figure 2 and counts workers from 1. Compare the small squares on the right: one writer for each
+# block of O, several for each block of dQ.
 #
 # **Takeaway.** Forward, a worker owns rows and meets nobody. Backward, it owns columns and meets the others on dQ.
 
@@ -362,8 +357,8 @@ for splits in (1, 4, 5, 8):
 # a second wave.
 # </details>
 #
-# The parts meet through HBM: each writes its $o$ and its $L$ for the row, and a second small kernel merges them. The last
-# column shows how little that is. Chapter 14 builds it.
+# 8 parts take two short waves and end together with 4. The parts meet through HBM: each writes its $o$ and its $L$ for the
+# row, and a second small kernel merges them. The last column shows how little that is. Chapter 14 builds it.
 #
 # **Takeaway.** With too few rows, split the keys and merge. It is the operator of chapter 02, among thread blocks.
 
@@ -499,6 +494,16 @@ for SMs in (1, 3, 7):
 sizes = [(blocks, SMs) for blocks in (1, 80, 132, 133, 2048) for SMs in (6, 108, 132)]
 formulas = [(grid.waves(*size), grid.efficiency(*size)) for size in sizes]
 verdict("busy = grid.waves and grid.efficiency", formulas == [busy(*size) for size in sizes])
+
+
+def owners(tiling, direction):
+    who = np.full((tiling.T_r, tiling.T_c), -1)  # −1: nobody, the tile is skipped
+    for i in range(tiling.T_r):
+        for j in tiling.visited_cols(i):
+            who[i, j] = i if direction == "forward" else j
+    return who
+
+
 uneven = [Tiling(14, 22, 4, 3, mask) for mask in (NO_MASK, CAUSAL, Mask(True, 17))]
 for way in ("forward", "backward"):
     same = all(np.array_equal(owners(t, way), grid.owners(t, way)) for t in uneven)

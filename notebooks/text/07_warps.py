@@ -151,7 +151,7 @@ one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
 for name, scheme in warps.SCHEMES.items():
     shared = scheme(q, k, v, one_tile, i=0, W=4).shared
     for op in ("read", "write"):
-        counts = {tensor: shared.elements(op, 2, tensor) for tensor in warps.BYTES}
+        counts = {tensor: shared.elements(op, 2, tensor) for tensor in warps.BYTES}  # of warp 2
         print(f"{name}, warp 2 {op}s:", {tensor: n for tensor, n in counts.items() if n} or "nothing")
 
 # %% [markdown]
@@ -311,7 +311,8 @@ print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {chang
 #
 # The backward pass has five products (chapter 05). If the warps own queries (letter r), each can finish a product alone if
 # r is an index of the result. If r is summed over, each warp has a part, and the parts must be added. The same holds for
-# keys (letter k).
+# keys (letter k). Below, products are written as for `np.einsum`: the indices of both factors, an arrow, those of the
+# result.
 #
 # **Predict.** For $O = PV$, owning queries is enough. Is there an owner that needs no addition in any of the five backward
 # products?

@@ -666,19 +666,21 @@ else:
 # %% [markdown]
 # ## What does the package's kernel do differently?
 #
-# Here is the loop that `attention()` runs. You have written almost all of it.
+# Here is the loop that `attention()` runs, and the softmax step that it calls. You have written almost all of it.
 #
 # **Predict.** Find the four things that your `visit` does not have, and the one that it does in another place.
 
 # %% tags=["nbval-ignore-output"]
-print(getsource(packaged.visit_tiles.fn).split('"""')[2].strip("\n"))
+for function in (packaged.visit_tiles, packaged.softmax_step):
+    print(function.__name__ + getsource(function.fn).split('"""')[2], end="\n\n")
 
 # %% [markdown]
 # <details><summary>Four things and another place</summary>
 #
-# - `MASKED` reaches `load_rows`: where a tile is FULL, its loads need no mask either.
+# - `MASKED` reaches the loads: where a tile is FULL, they need no mask either.
 # - `dropout`: with p dropped after the row sum, keyed by place (notebook 03).
-# - `UPCAST`: the interpreter multiplies the bit patterns of bf16 instead of the numbers, so they are widened there.
+# - `tile` says what the kernel was compiled for. Its last entry, `upcast`, widens bf16 in `load_tile`: the interpreter would
+#   multiply the bit patterns instead of the numbers.
 # - `coarse` and `huge`: a second scale for huge scores. Exercise 3 has the reason.
 # - The scale is multiplied into s − m, not into s: the GPU then does both in one instruction (a fused multiply-add), for
 #   which m is multiplied by the scale beforehand. One multiplication less for each score.
@@ -778,8 +780,9 @@ print("attention() of such inputs, values 1:", attention(q, q, q / 133120).flatt
 # <details><summary>Answer</summary>
 #
 # 2^247 is infinite in fp32, and ∞/∞ is NaN. Multiplying by a power of two is exact. It is not the right scale, though:
-# up to twice too small. But where |m·c| is above 2³⁰, two fp32 scores that differ at all differ by at least 32 after
-# scaling: then one has all the weight, whichever of the two scales is taken. So `coarse` is used for such rows alone.
+# up to twice too small. But where |m·c| is above 2²⁸, two fp32 scores that differ at all differ by at least 16 after
+# scaling, or by 8 with the smaller scale: then one has all the weight, whichever is taken. So `coarse` is used for such rows
+# alone. Below, the product's rounding makes all p of a row wrong by the same factor, at most 2⁸, which cancels in O.
 # </details>
 
 # %% [markdown]

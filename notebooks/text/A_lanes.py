@@ -285,7 +285,7 @@ show(block_budget.draw(**block_budget.data()))
 #
 # If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. With eight warps the same
 # tile has twice the threads, and half as much in each. The picture has the same two sums for more sizes, with 4 warps, or
-# with 8 where 4 would spill. Look how few sizes are left at d = 128.
+# with 8 where 4 would spill. Dark boxes do not fit: at d = 128 there are more of them, and large blocks are the first.
 #
 # **Takeaway.** Registers say whether a tile runs well. More warps help with registers, and not with shared memory.
 

@@ -273,7 +273,7 @@ print(steps.diff("03", "04"))
 # Everything a reader does in a terminal is a command: `fa2-lab NAME`, or `python -m fa2_lab NAME`. A command ends with
 # status 0 if all is well, 1 if a check failed, and 2 if the call makes no sense.
 #
-# **Predict.** Algorithm 1 has 17 lines. With which status does `fa2-lab where FA2.A1.L99` end?
+# **Predict.** You ask the glossary for "wrap" and mean "warp". With which status does `fa2-lab glossary wrap` end?
 
 # %%
 helps = {name: words for name, words in re.findall(r"^    (\w+) +(.+)$", command.parser().format_help(), flags=re.M)}
@@ -283,13 +283,13 @@ Markdown(
 
 # %%
 with redirect_stderr(sys.stdout):
-    status = command.main(["where", "FA2.A1.L99"])
+    status = command.main(["glossary", "wrap"])
 print("status:", status)
 
 # %% [markdown]
 # <details><summary>2</summary>
 #
-# And it says which lines there are.
+# And it guesses what you meant.
 # </details>
 #
 # Three to try first: `fa2-lab glossary warp`, `fa2-lab errata fa2-scale`, and `fa2-lab book --blank mine`, which writes the

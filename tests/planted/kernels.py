@@ -3,8 +3,9 @@
 LAUNCH, CHOICE, PREPARED, RELAUNCH = (
     f"fa2_lab/kernels/{name}.py" for name in ("launch", "choice", "prepared", "relaunch")
 )
-TILE = "fa2_lab/kernels/portable/tile.py"
+TILE, SOFTMAX = (f"fa2_lab/kernels/portable/{name}.py" for name in ("tile", "softmax"))
 NAME = "tests/test_kernels.py::test_a_find_is_for_one_chip_kernel_d_dtype_and_mask"
+SCALES = "tests/test_attention.py::test_scales"
 KIND = "tests/test_kernels.py::test_what_a_call_s_kind_is_made_of"
 CALLS = "tests/test_kernels.py::test_every_kind_of_call_is_prepared_for_itself"
 PLACES = "tests/test_kernels.py::test_programs_take_the_blocks_of_some_heads_in_turn"
@@ -44,7 +45,7 @@ FAULTS = [
         "target.arch // 10 >= 9",
         "tests/test_kernels.py::test_each_chip_has_its_family",
     ),
-    (LAUNCH, "return max(scale * LOG2E, TINY)", "return scale * LOG2E", "tests/test_attention.py::test_scales"),
+    (SOFTMAX, "return max(scale * LOG2E.value, SMALLEST)", "return scale * LOG2E.value", SCALES),
     (
         LAUNCH,
         "megabytes * MiB // (2 * X",

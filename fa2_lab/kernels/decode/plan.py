@@ -10,6 +10,7 @@ import triton.language as tl
 from fa2_lab.kernels import interpreter, launch
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Sizes, Strides, Tile, merge_kernel, split_kv_kernel, stream_k_kernel
+from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
 MOST_ROWS = 64  # of one tile
@@ -67,7 +68,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, table=None, programs=No
     cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs)
     tile = tile_of(shape, blocks, options.causal, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
     sizes, strides = sizes_of(shape, blocks), strides_of(Q, K, V, table)
-    common = dict(strides=strides, N_k=shape.N_k, scale_log2=launch.base_2(options.scale), sizes=sizes, tile=tile)
+    common = dict(strides=strides, N_k=shape.N_k, scale_log2=base_2(options.scale), sizes=sizes, tile=tile)
     if cut.splits:
         grid, own = (cut.splits, sizes.heads, shape.batch), dict(WHOLE=cut.splits == 1)
         read = launch.Launch(split_kv_kernel, grid, blocks.compiler_options(), **common, **own)

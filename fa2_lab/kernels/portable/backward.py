@@ -5,26 +5,54 @@ adds, in whatever order the programs come. Two passes, the default: the same col
 per row block that keeps dQ_i on chip. That recomputes S and dP once more, and every sum has one fixed order.
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.constants import LOG2E, NEG_INF
+from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.portable.tile import (
+    Dropout,
     add_product,
     drop,
     head_of,
     keys_seen,
     length_of,
     load_rows,
+    load_tile,
+    one_head,
     place,
     row_pointers,
     store_rows,
 )
 from fa2_lab.kernels.prepared import Options
 
-LOG2E = tl.constexpr(1.4426950408889634)
-INF = tl.constexpr(float("inf"))
+D_ROWS = 64  # of a program that computes D
+
+
+class Rows(NamedTuple):
+    """What belongs to rows: tensors of all heads, and the strides of Q and dO."""
+
+    Q: tl.tensor
+    dO: tl.tensor
+    L: tl.tensor
+    D: tl.tensor
+    dQ: tl.tensor  # in fp32, to be added to, or None
+    N: tl.tensor  # rows of a head
+    Q_strides: tuple
+    dO_strides: tuple
+
+
+class Group(NamedTuple):
+    """The query heads that share a K/V head."""
+
+    batch: tl.tensor
+    H: tl.tensor  # query heads of one batch entry
+    first: tl.tensor
+    size: tl.tensor
 
 
 @triton.jit
@@ -36,39 +64,41 @@ def of_rows(X, bh, row, N_q, RAGGED: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["H", "heads"])
-def D_kernel(O, dO, L, dL, D, O_strides, dO_strides, H, N_q, heads, d: tl.constexpr, d_pad: tl.constexpr,
-             B_r: tl.constexpr):  # fmt: skip
+def D_kernel(O, dO, L, dL, D, strides, H, N_q, heads, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):
     """D_i = rowsum(dO_i ∘ O_i). Where the loss also uses L, dS gains P ∘ dL, so dL is taken off here, once for all."""
-    i, bh = place(tl.cdiv(N_q, B_r), heads, 1)
-    o_i = load_rows(head_of(O, O_strides, bh // H, bh % H), i * B_r, O_strides[2], N_q, B_r, d, d_pad, True, True)
-    do_i = load_rows(head_of(dO, dO_strides, bh // H, bh % H), i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, True)
+    i, bh = place(tl.cdiv(N_q, B_r), heads, heads_at_once=1)
+    O_strides, dO_strides = strides
+    O, dO = head_of(O, O_strides, bh // H, bh % H), head_of(dO, dO_strides, bh // H, bh % H)
+    o_i = load_rows(O, i * B_r, O_strides[2], N_q, B_r, d, d_pad, RAGGED=True, UPCAST=True)
+    do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, RAGGED=True, UPCAST=True)
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     if dL is not None:
-        empty = of_rows(L, bh, row, N_q, True) == -INF
-        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, True))
+        empty = of_rows(L, bh, row, N_q, RAGGED=True) == NEG_INF
+        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
 
 
 @triton.jit
 def probabilities(q_i, k_j, L_i, visible, scale_log2, MASKED: tl.constexpr):
     """P of one tile, from L alone."""
-    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L10
-    power = s_ij * scale_log2 - L_i * LOG2E  # in one step: that product, rounded, would cost digits of large scores
+    s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
+    # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
+    power = s_ij * scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
     if MASKED:
         power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
-    if MASKED:  # also all of a row that sees no key and has L = −inf
+    if MASKED:  # also all of a row that sees no key and has L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
     return p_ij
 
 
 @triton.jit
-def score_gradients(p_ij, do_i, v_j, D_i, row, col, head, batch, dropout):
+def score_gradients(p_ij, do_i, v_j, D_i, row, col, dropout):
     """dS of one tile."""
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
-        dp_ij = drop(dp_ij, row, col, head, batch, dropout)
+        dp_ij = drop(dp_ij, row, col, dropout)
     return p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
 
 
@@ -91,39 +121,44 @@ def rows_seeing(col, N_q, N_k, length, CAUSAL: tl.constexpr, B_r: tl.constexpr, 
 
 
 @triton.jit
-def visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, last, tail, H, group,
-               N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED: tl.constexpr, MASKED: tl.constexpr,
-               B_r: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def visit_rows(dk_j, dv_j, columns, rows, first, last, tail, group, scales, seed, rule, tile,
+               GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
     """Add to dk_j and dv_j (B_c, d) what rows `first` to `last` of every head of the group give; MASKED: and tail."""
+    B_r: tl.constexpr = tile.B_r
+    k_j, v_j, col, since = columns
+    scale, scale_log2 = scales
+    N_q = rows.N
     tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(N_q - tail, B_r) if MASKED else 0)
     start = tl.where(first < last, first, tail) if MASKED else first
     end = N_q if MASKED else last
-    head = head_kv * group if GROUPED else head_kv
+    head = group.first
     i = start
-    for _ in range(0, group * tiles if GROUPED else tiles):  # FA2.A2.L8
-        bh = batch * H + head
+    for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
+        bh = group.batch * group.H + head
         row = i + tl.arange(0, B_r)  # (B_r,)
-        Q_h = head_of(Q, Q_strides, batch, head)
-        q_i = load_rows(Q_h, i, Q_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
-        L_i = of_rows(L, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
+        dropout = None if seed is None else Dropout(seed, rule, head, group.batch)
+        Q = one_head(rows.Q, rows.Q_strides, group.batch, head)
+        q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
+        L_i = of_rows(rows.L, bh, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
         visible = row[None, :] >= since[:, None]
         p_ji = probabilities(k_j, q_i, L_i[None, :], visible, scale_log2, MASKED)
         kept_ji = p_ji
         if dropout is not None:
-            kept_ji = drop(p_ji, row[None, :], col[:, None], head, batch, dropout)
-        dO_h = head_of(dO, dO_strides, batch, head)
-        do_i = load_rows(dO_h, i, dO_strides[2], N_q, B_r, d, d_pad, MASKED, UPCAST)  # (B_r, d)  FA2.A2.L9
-        D_i = of_rows(D, bh, row, N_q, MASKED)  # (B_r,)  FA2.A2.L9
-        ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], head, batch, dropout)
+            kept_ji = drop(p_ji, row[None, :], col[:, None], dropout)
+        dO = one_head(rows.dO, rows.dO_strides, group.batch, head)
+        do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
+        D_i = of_rows(rows.D, bh, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], dropout)
         dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = add_product(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        if dQ is not None:
+        if rows.dQ is not None:
             dq_i = tl.dot(ds_ji.T, k_j, input_precision="ieee") * scale  # (B_r, d)  FA2.A2.L15
-            real = (row < N_q)[:, None] & (tl.arange(0, d_pad) < d)[None, :]
-            dQ_h = dQ + tl.cast(bh, tl.int64) * N_q * d
-            tl.atomic_add(row_pointers(dQ_h, i, d, B_r, d_pad), dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
+            real = (row < N_q)[:, None] & (tl.arange(0, tile.d_pad) < tile.d)[None, :]
+            dQ_h = rows.dQ + tl.cast(bh, tl.int64) * N_q * tile.d
+            dQ_i = row_pointers(dQ_h, i, tile.d, B_r, tile.d_pad)
+            tl.atomic_add(dQ_i, dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
         i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
         if MASKED:
             i = tl.where(i < last, i, tl.maximum(i, tail))
@@ -134,85 +169,83 @@ def visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, Q_strides, K_strides, V_strides, dO_strides,
-                   dK_strides, dV_strides, H, group, N_q, N_k, heads, heads_at_once, scale, scale_log2, dropout,
-                   CAUSAL: tl.constexpr, GROUPED: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-                   B_r: tl.constexpr, B_c: tl.constexpr, UPCAST: tl.constexpr):  # fmt: skip
+def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, strides, H, group, N_q, N_k, heads, heads_at_once,
+                   scales, rule, tile, GROUPED: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
+    B_c: tl.constexpr = tile.B_c
     j, b_kv = place(tl.cdiv(N_k, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
-    K = head_of(K, K_strides, batch, head_kv)
-    V = head_of(V, V_strides, batch, head_kv)
+    Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = strides
+    K, V = one_head(K, K_strides, batch, head_kv), one_head(V, V_strides, batch, head_kv)
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
     length = length_of(key_lengths, batch, N_k)
-    first, full, tail = rows_seeing(j * B_c, N_q, N_k, length, CAUSAL, B_r, B_c)
-    since = tl.where(col < length, col + N_q - N_k if CAUSAL else 0, N_q)  # (B_c,) the first row that sees each column
+    first, full, tail = rows_seeing(j * B_c, N_q, N_k, length, tile.causal, tile.B_r, B_c)
+    since = tl.where(col < length, col + N_q - N_k if tile.causal else 0, N_q)  # (B_c,) the first row of each
 
-    k_j = load_rows(K, j * B_c, K_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
-    v_j = load_rows(V, j * B_c, V_strides[2], length, B_c, d, d_pad, True, UPCAST)  # (B_c, d)  FA2.A2.L6
-    dropout = None if seed is None else (seed, dropout[0], dropout[1])
-    dk_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
-    dv_j = tl.zeros((B_c, d_pad), tl.float32)  # FA2.A2.L7
-    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, first, full, tail,
-                            H, group, N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED, True, B_r, d, d_pad,
-                            UPCAST)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, k_j, v_j, col, since, Q, dO, dQ, L, D, Q_strides, dO_strides, full, tail, N_q,
-                            H, group, N_q, scale, scale_log2, batch, head_kv, dropout, GROUPED, False, B_r, d, d_pad,
-                            UPCAST)  # fmt: skip
+    k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True)  # (B_c, d)  FA2.A2.L6
+    v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True)  # (B_c, d)  FA2.A2.L6
+    dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
+    dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
+    columns = k_j, v_j, col, since
+    rows = Rows(Q, dO, L, D, dQ, N_q, Q_strides, dO_strides)
+    shared_by = Group(batch, H, head_kv * group if GROUPED else head_kv, group)
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, first, full, tail, shared_by, scales, seed, rule, tile,
+                            GROUPED, MASKED=True)  # fmt: skip
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, full, tail, N_q, shared_by, scales, seed, rule, tile,
+                            GROUPED, MASKED=False)  # fmt: skip
 
-    dK = head_of(dK, dK_strides, batch, head_kv)
-    dV = head_of(dV, dV_strides, batch, head_kv)
-    store_rows(dK, dk_j * scale, j * B_c, dK_strides[2], N_k, B_c, d, d_pad)  # FA2.A2.L18
-    store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, d, d_pad)  # FA2.A2.L18
+    dK, dV = head_of(dK, dK_strides, batch, head_kv), head_of(dV, dV_strides, batch, head_kv)
+    store_rows(dK, dk_j * scales[0], j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
+    store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_stride, V_stride, first, last, length, scale_log2, head,
-                  batch, dropout, MASKED: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr,
-                  UPCAST: tl.constexpr):  # fmt: skip
+def visit_columns(dq_i, q_i, do_i, per_row, K, V, first, last, length, scale_log2, dropout, tile,
+                  MASKED: tl.constexpr):  # fmt: skip
     """Add to dq_i (B_r, d) what the column blocks from column `first` to `last` give."""
+    B_c: tl.constexpr = tile.B_c
+    L_i, D_i, row, seen = per_row  # (B_r,) each
     for j in range(first, last, B_c):
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_rows(K, j, K_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
-        v_j = load_rows(V, j, V_stride, length, B_c, d, d_pad, MASKED, UPCAST)  # (B_c, d)
+        k_j = load_tile(K, j, length, tile, B_c, RAGGED=MASKED)  # (B_c, d)
+        v_j = load_tile(V, j, length, tile, B_c, RAGGED=MASKED)  # (B_c, d)
         p_ij = probabilities(q_i, k_j, L_i[:, None], col[None, :] < seen[:, None], scale_log2, MASKED)
-        ds_ij = score_gradients(p_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], head, batch, dropout)
+        ds_ij = score_gradients(p_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], dropout)
         dq_i = add_product(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, Q_strides, K_strides, V_strides, dO_strides, dQ_strides, H,
-                group, N_q, N_k, heads, heads_at_once, scale, scale_log2, dropout, CAUSAL: tl.constexpr,
-                d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr,
-                UPCAST: tl.constexpr):  # fmt: skip
+def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, strides, H, group, N_q, N_k, heads, heads_at_once, scales,
+                rule, tile):  # fmt: skip
     """Row block i of one query head: dQ_i, the second pass, laid out like the forward."""
+    B_r: tl.constexpr = tile.B_r
     T_r = tl.cdiv(N_q, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = place(T_r, heads, heads_at_once)
-    if CAUSAL:
+    if tile.causal:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
-    K = head_of(K, K_strides, batch, head // group)
-    V = head_of(V, V_strides, batch, head // group)
+    Q_strides, K_strides, V_strides, dO_strides, dQ_strides = strides
+    K, V = one_head(K, K_strides, batch, head // group), one_head(V, V_strides, batch, head // group)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = length_of(key_lengths, batch, N_k)
-    seen = keys_seen(row, N_q, N_k, length, CAUSAL)  # (B_r,)
-    full = keys_seen(i * B_r, N_q, N_k, length, CAUSAL) // B_c * B_c
-    last = keys_seen(tl.minimum(i * B_r + B_r, N_q) - 1, N_q, N_k, length, CAUSAL)
+    seen = keys_seen(row, N_q, N_k, length, tile.causal)  # (B_r,)
+    full = keys_seen(i * B_r, N_q, N_k, length, tile.causal) // tile.B_c * tile.B_c
+    last = keys_seen(tl.minimum(i * B_r + B_r, N_q) - 1, N_q, N_k, length, tile.causal)
 
-    Q = head_of(Q, Q_strides, batch, head)
-    dO = head_of(dO, dO_strides, batch, head)
-    q_i = load_rows(Q, i * B_r, Q_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
-    do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, True, UPCAST)  # (B_r, d)
-    L_i, D_i = of_rows(L, bh, row, N_q, True), of_rows(D, bh, row, N_q, True)  # (B_r,)
-    dropout = None if seed is None else (seed, dropout[0], dropout[1])
-    dq_i = tl.zeros((B_r, d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], 0, full, length,
-                         scale_log2, head, batch, dropout, False, B_c, d, d_pad, UPCAST)  # fmt: skip
+    Q, dO = one_head(Q, Q_strides, batch, head), one_head(dO, dO_strides, batch, head)
+    q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
+    do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
+    L_i, D_i = of_rows(L, bh, row, N_q, RAGGED=True), of_rows(D, bh, row, N_q, RAGGED=True)  # (B_r,)
+    scale, scale_log2 = scales
+    dropout = None if seed is None else Dropout(seed, rule, head, batch)
+    per_row = L_i, D_i, row, seen
+    dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
+    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, 0, full, length, scale_log2, dropout, tile, MASKED=False)
     if full < last:
-        dq_i = visit_columns(dq_i, q_i, do_i, L_i, D_i, row, seen, K, V, K_strides[2], V_strides[2], full, last, length,
-                             scale_log2, head, batch, dropout, True, B_c, d, d_pad, UPCAST)  # fmt: skip
-    store_rows(head_of(dQ, dQ_strides, batch, head), dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, d, d_pad)
+        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, full, last, length, scale_log2, dropout, tile, MASKED=True)
+    dQ = head_of(dQ, dQ_strides, batch, head)
+    store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
 def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, two_passes=True):
@@ -245,44 +278,47 @@ def prepare_D(O, dO, Q, options: Options) -> launch.Launch:
     """D from dO and O, and dL: one program for each 64 rows of a query head."""
     blocks = launch.blocks("rows", Q, options.causal)
     batch, H, N_q, d = Q.shape
+    heads = batch * H
     return launch.Launch(
-        *(D_kernel, triton.cdiv(N_q, 64) * batch * H, blocks.compiler_options()),
-        **dict(O_strides=launch.strides(O), dO_strides=launch.strides(dO)),
-        **dict(H=H, N_q=N_q, heads=batch * H, d=d, d_pad=blocks.d_pad, B_r=64),
+        *(D_kernel, triton.cdiv(N_q, D_ROWS) * heads, blocks.compiler_options()),
+        **dict(
+            strides=(launch.strides(O), launch.strides(dO)),
+            H=H,
+            N_q=N_q,
+            heads=heads,
+            d=d,
+            d_pad=blocks.d_pad,
+            B_r=D_ROWS,
+        ),
     )
 
 
 def prepare_rows(dO, Q, K, V, options: Options, blocks=None) -> launch.Launch:
     """dQ: one program for each row block of a query head."""
     blocks = blocks or launch.blocks("rows", Q, options.causal)
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    dQ = torch.empty_like(Q, device="meta")
-    named = dict(Q_strides=Q, K_strides=K, V_strides=V, dO_strides=dO, dQ_strides=dQ)
+    heads = Q.shape[0] * Q.shape[1]
     return launch.Launch(
-        *(rows_kernel, triton.cdiv(N_q, blocks.B_r) * batch * H, blocks.compiler_options()),
-        **{name: launch.strides(x) for name, x in named.items()},
-        **dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * H, heads_at_once=launch.heads_at_once(K, 8)),
+        *(rows_kernel, triton.cdiv(Q.shape[2], blocks.B_r) * heads, blocks.compiler_options()),
+        strides=tuple(map(launch.strides, (Q, K, V, dO, torch.empty_like(Q, device="meta")))),
+        **launch.sizes(Q, K, heads, streamed=K),
         **numbers(options),
-        **dict(CAUSAL=options.causal, d=d, **blocks.constants()),
+        tile=blocks.tile(Q, options.causal),
     )
 
 
 def prepare_columns(dO, Q, K, V, options: Options, blocks=None) -> launch.Launch:
     """dK and dV, and dQ in fp32 if it is given: one program for each column block of a K/V head."""
     blocks = blocks or launch.blocks("columns", Q, options.causal)
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    dK, dV = (torch.empty_like(x, device="meta") for x in (K, V))
-    named = dict(Q_strides=Q, K_strides=K, V_strides=V, dO_strides=dO, dK_strides=dK, dV_strides=dV)
+    heads = K.shape[0] * K.shape[1]
     return launch.Launch(
-        *(columns_kernel, triton.cdiv(N_k, blocks.B_c) * batch * H_kv, blocks.compiler_options()),
-        **{name: launch.strides(x) for name, x in named.items()},
-        **dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * H_kv, heads_at_once=launch.heads_at_once(Q, 8)),
+        *(columns_kernel, triton.cdiv(K.shape[2], blocks.B_c) * heads, blocks.compiler_options()),
+        strides=tuple(map(launch.strides, (Q, K, V, dO, *(torch.empty_like(x, device="meta") for x in (K, V))))),
+        **launch.sizes(Q, K, heads, streamed=Q),
         **numbers(options),
-        **dict(CAUSAL=options.causal, GROUPED=H != H_kv, d=d, **blocks.constants()),
+        **dict(tile=blocks.tile(Q, options.causal), GROUPED=Q.shape[1] != K.shape[1]),
     )
 
 
 def numbers(options: Options) -> dict:
-    """What both passes multiply by."""
-    scale, p = options.scale, options.dropout_p
-    return dict(scale=scale, scale_log2=launch.base_2(scale), dropout=launch.dropout(p))
+    """What both passes multiply by, and dropout's rule."""
+    return dict(scales=(options.scale, base_2(options.scale)), rule=launch.dropout(options.dropout_p))

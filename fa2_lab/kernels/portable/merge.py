@@ -8,16 +8,16 @@ import triton
 import triton.language as tl
 
 from fa2_lab.kernels import launch
+from fa2_lab.kernels.constants import NEG_INF
 from fa2_lab.kernels.portable.tile import head_of, load_rows, store_rows
 
-INF = tl.constexpr(float("inf"))
 ROWS = 32  # of a program
 
 
 @triton.jit
 def finite(m):
     """m, with 0 for the −∞ of a row that has seen no key."""
-    return tl.where(m == -INF, 0.0, m)
+    return tl.where(m == NEG_INF, 0.0, m)
 
 
 @triton.jit(do_not_specialize=["first", "n", "N", "H"])
@@ -27,14 +27,16 @@ def merge_kernel(m, l, o, L, O, O_strides, first, n, N, H, d: tl.constexpr, d_pa
     i, bh = tl.program_id(0) % tl.cdiv(n, B_r) * B_r, tl.program_id(0) // tl.cdiv(n, B_r)
     row = i + tl.arange(0, B_r)  # (B_r,)
     at = tl.cast(bh, tl.int64) * N + first + row
-    L_i = tl.load(L + tl.cast(bh, tl.int64) * n + row, mask=row < n, other=-INF)
-    o_part = load_rows(head_of(O, O_strides, bh // H, bh % H), i, O_strides[2], n, B_r, d, d_pad, True, True)
+    L_i = tl.load(L + tl.cast(bh, tl.int64) * n + row, mask=row < n, other=NEG_INF)
+    o_part = load_rows(
+        head_of(O, O_strides, bh // H, bh % H), i, O_strides[2], n, B_r, d, d_pad, RAGGED=True, UPCAST=True
+    )
     o_rows = o + (tl.cast(bh, tl.int64) * N + first) * d
-    m_i = tl.load(m + at, mask=row < n, other=-INF)
+    m_i = tl.load(m + at, mask=row < n, other=NEG_INF)
     m_new = tl.maximum(m_i, L_i)
     alpha, beta = tl.exp(m_i - finite(m_new)), tl.exp(L_i - finite(m_new))
     l_i = alpha * tl.load(l + at, mask=row < n, other=0.0) + beta
-    o_i = load_rows(o_rows, i, d, n, B_r, d, d_pad, True, False)
+    o_i = load_rows(o_rows, i, d, n, B_r, d, d_pad, RAGGED=True, UPCAST=False)
     o_i = alpha[:, None] * o_i + beta[:, None] * o_part.to(tl.float32)
     tl.store(m + at, m_new, mask=row < n)
     tl.store(l + at, l_i, mask=row < n)
@@ -50,7 +52,7 @@ def finalize_kernel(m, l, o, L, O, L_strides, O_strides, N, H, d: tl.constexpr, 
     at = tl.cast(bh, tl.int64) * N + row
     l_i = tl.load(l + at, mask=row < N, other=1.0)
     l_i = tl.where(l_i == 0, 1.0, l_i)
-    o_i = load_rows(o + tl.cast(bh, tl.int64) * N * d, i, d, N, B_r, d, d_pad, True, False)
+    o_i = load_rows(o + tl.cast(bh, tl.int64) * N * d, i, d, N, B_r, d, d_pad, RAGGED=True, UPCAST=False)
     store_rows(head_of(O, O_strides, bh // H, bh % H), o_i * (1 / l_i)[:, None], i, O_strides[2], N, B_r, d, d_pad)
     L_i = tl.load(m + at, mask=row < N, other=0.0) + tl.log(l_i)
     tl.store(head_of(L, L_strides, bh // H, bh % H) + row, L_i, mask=row < N)

@@ -4,8 +4,37 @@ Capital letters are pointers into HBM, lower case lives on chip. One tile of S i
 BLOCK_N elsewhere). d_pad is d rounded up to a power of two of at least 16, which is what the tensor cores take.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
+
+
+class Tile(NamedTuple):
+    """What a kernel is compiled for."""
+
+    B_r: tl.constexpr
+    B_c: tl.constexpr
+    d: tl.constexpr
+    d_pad: tl.constexpr
+    causal: tl.constexpr
+    upcast: tl.constexpr  # whether tiles become fp32 before they are multiplied: bf16 in Triton's interpreter
+
+
+class Head(NamedTuple):
+    """One head of a tensor: a pointer to its row 0, and how far apart its rows lie."""
+
+    at: tl.tensor
+    stride: tl.tensor
+
+
+class Dropout(NamedTuple):
+    """What decides which entries of P are dropped in one head, besides their row and column."""
+
+    seed: tl.tensor  # pointer
+    rule: tuple  # random words below the first number mean "drop"; the second is the factor of what is kept
+    head: tl.tensor
+    batch: tl.tensor
 
 
 @triton.jit
@@ -30,6 +59,18 @@ def block_of(t, T, heads, heads_at_once):
 def head_of(X, strides, batch, head):
     """Pointer to row 0 of one head, in 64 bits: a whole tensor may have more than 2^31 elements."""
     return X + tl.cast(batch, tl.int64) * strides[0] + tl.cast(head, tl.int64) * strides[1]
+
+
+@triton.jit
+def one_head(X, strides, batch, head):
+    """One head of a tensor, with the distance of its rows."""
+    return Head(head_of(X, strides, batch, head), strides[2])
+
+
+@triton.jit
+def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr):
+    """load_rows() from a Head, in the sizes that the kernel is compiled for."""
+    return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast)
 
 
 @triton.jit
@@ -82,12 +123,12 @@ def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def drop(x, row, col, head, batch, dropout):
+def drop(x, row, col, dropout):
     """x with dropout's entries zero and the others scaled up; keyed by place, so any loop order draws the same mask."""
-    seed, threshold, scale = dropout
+    threshold, factor = dropout.rule
     zero = 0 * row + 0 * col
-    word, _, _, _ = tl.philox(tl.load(seed), col + zero, row + zero, head + zero, batch + zero)
-    return tl.where(word.to(tl.uint32) >= tl.cast(threshold, tl.uint32), x * scale, 0.0)
+    word, _, _, _ = tl.philox(tl.load(dropout.seed), col + zero, row + zero, dropout.head + zero, dropout.batch + zero)
+    return tl.where(word.to(tl.uint32) >= tl.cast(threshold, tl.uint32), x * factor, 0.0)
 
 
 @triton.jit

@@ -9,7 +9,8 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
-from fa2_lab.kernels.launch import Launch, base_2, on_device_of, strides
+from fa2_lab.kernels.launch import Launch, on_device_of, strides
+from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.prepared import Options
 
 

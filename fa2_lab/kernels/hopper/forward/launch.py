@@ -8,7 +8,8 @@ from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
-from fa2_lab.kernels.launch import on_device_of, scales
+from fa2_lab.kernels.launch import on_device_of
+from fa2_lab.kernels.portable.softmax import scales
 from fa2_lab.kernels.prepared import Options
 
 

@@ -1,0 +1,51 @@
+"""The softmax step, line 9 of Algorithm 1: from a tile of scores to its probabilities, and to the new m and l."""
+
+import math
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+from fa2_lab.kernels.constants import LOG2E, NEG_INF
+
+SMALLEST = 2.0**-126  # stands for a scale of 0, so that −∞ · scale stays −∞
+
+
+class Scales(NamedTuple):
+    """What scores are multiplied by, so that their exponentials are powers of 2."""
+
+    fine: float  # τ log₂e
+    coarse: float  # the power of two below it, for huge scores
+    huge: float  # the |m| from which on scores are huge
+
+
+def base_2(scale: float) -> float:
+    """τ log₂e: exp(τ s) is 2 to the power of τ log₂e · s, and a GPU has an instruction for powers of 2."""
+    return max(scale * LOG2E.value, SMALLEST)
+
+
+def scales(scale: float) -> Scales:
+    """The numbers for a scale τ; softmax_step says what they are for."""
+    fine = base_2(scale)
+    return Scales(fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**28 / fine, 2.0**126))
+
+
+@triton.jit
+def softmax_step(s_ij, m_i, l_i, scales, MASKED: tl.constexpr):
+    """P of a tile of scores s (B_r, B_c), alpha, by which all that came before shrinks, and the new m and l (B_r,).
+
+    With c = τ log₂e, exp(τ (s − m)) is 2^(s c − m c): one multiply-add and one power of 2 for each score, because m c
+    is the same for a whole row. m c is rounded, which makes all p of a row wrong by the same factor; O, a quotient,
+    does not change. But from |m c| = 2²⁸ on the factor can pass 2⁸, and p would soon be too large or too small for
+    fp16. There c gives way to the power of two below it, whose products are exact. It hardly matters: if scores of that
+    size differ at all, then by 2¹⁶ in p, or with the smaller c by 2⁸, and all but the largest are next to nothing.
+    """
+    m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
+    m_ref = m_new
+    if MASKED:  # a row that has seen no key yet has m = −∞, and −∞ − (−∞) is NaN
+        m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)
+    c_i = tl.where(tl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)  # (B_r,)
+    p_ij = tl.exp2(s_ij * c_i[:, None] - (m_ref * c_i)[:, None])  # (B_r, B_c), τ of L8 is in c  FA2.A1.L8 FA2.A1.L9
+    alpha = tl.exp2((m_i - m_ref) * c_i)  # (B_r,)  FA2.A1.L9
+    l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
+    return p_ij, alpha, m_new, l_i
