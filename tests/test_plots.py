@@ -34,7 +34,7 @@ def drawn(name):
 @by_name
 def test_the_file_is_current_and_says_what_it_shows(picture):
     figure, alt, data, _ = drawn(picture.name)
-    svg = ElementTree.parse(FOLDER / f"{picture.name}.svg", ElementTree.XMLParser(target=WITH_COMMENTS())).getroot()
+    svg = ElementTree.parse(FOLDER / picture.still, ElementTree.XMLParser(target=WITH_COMMENTS())).getroot()
     title, desc, fingerprint = (part.text for part in svg[:3])
     assert fingerprint.strip() == picture.digest(data), f"run `python -m fa2_lab figures {picture.name}`"
     assert (title.split(), desc) == (figure.get_suptitle().split(), alt)
@@ -42,13 +42,13 @@ def test_the_file_is_current_and_says_what_it_shows(picture):
 
 @by_name
 def test_its_words_are_text_that_can_be_read_at_the_width_of_a_page(picture):
-    svg = ElementTree.parse(FOLDER / f"{picture.name}.svg").getroot()
+    svg = ElementTree.parse(FOLDER / picture.still).getroot()
     page = 700 / float(svg.get("viewBox").split()[2])  # pixels of a page, for a unit of the picture
     words = [text for text in svg.iter(f"{SVG}text") if "".join(text.itertext()).strip()]
     sizes = [float(re.search(r"([\d.]+)px", text.get("style"))[1]) for text in words]
     assert sizes and min(sizes) * page >= 9
     assert "sans-serif" in svg.get("font-family") and not any("family" in text.get("style") for text in words)
-    assert (FOLDER / f"{picture.name}.svg").stat().st_size < 200_000
+    assert (FOLDER / picture.still).stat().st_size < 200_000
 
 
 @by_name
@@ -106,7 +106,10 @@ def test_every_picture_is_a_file_with_data_and_draw_and_nothing_lies_between():
 def test_names_are_unique_and_the_folder_holds_nothing_else():
     names = [p.name for p in PICTURES]
     assert len(set(names)) == len(names)
-    assert {f.name for f in FOLDER.iterdir()} == {f"{n}.svg" for n in names} | {"README.md", "data"}
+    assert {f.name for f in FOLDER.iterdir()} == {f"{n}.svg" for n in names} | {p.still for p in PICTURES} | {
+        "README.md",
+        "data",
+    }
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == gallery_page()
 
 

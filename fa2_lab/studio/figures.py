@@ -32,6 +32,11 @@ class Picture:
         """The module with its data() and draw()."""
         return import_module(f"fa2_lab.plots.{self.name}")
 
+    @property
+    def still(self) -> str:
+        """The name of its file. A picture that moves has this one for print, and NAME.svg."""
+        return f"{self.name}_still.svg" if hasattr(self.file, "moving") else f"{self.name}.svg"
+
     def digest(self, data: dict) -> str:
         """A fingerprint of what decides the picture: its data, its file, what that draws with, and the common style."""
         drawn_by = {getattr(x, "__module__", getattr(x, "__name__", "")) for x in vars(self.file).values()}
@@ -41,6 +46,11 @@ class Picture:
 
 
 PICTURES = [
+    Picture(
+        "motion",
+        "Standard attention, FA1 and FA2 on one clock: every block on its way between HBM, L2 and the chip.",
+        "04_fa2_forward",
+    ),
     Picture(
         "time_and_memory",
         "The same attention four ways on an H200, measured while N grows: its time and its extra memory.",
@@ -219,7 +229,9 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     for picture in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         data = picture.file.data()
         figure, alt = picture.file.draw(**data)
-        files.write(folder / f"{picture.name}.svg", style.svg(figure, alt, picture.digest(data)))
+        files.write(folder / picture.still, style.svg(figure, alt, picture.digest(data)))
+        if hasattr(picture.file, "moving"):
+            files.write(folder / f"{picture.name}.svg", picture.file.moving(**data))
     files.write(folder / "README.md", gallery_page())
 
 
@@ -259,7 +271,8 @@ def gallery_page() -> str:
         parts.append(
             f"## {p.name.replace('_', ' ')}\n\n{p.sentence}\n\n![{alt}]({p.name}.svg)\n\n"
             f"Chapter: [{p.chapter}](../notebooks/{p.chapter}.ipynb)."
-            f" Drawn by [plots/{p.name}.py](../fa2_lab/plots/{p.name}.py).\n"
+            + (f" Standing still, for print: [{p.still}]({p.still})." if p.still != f"{p.name}.svg" else "")
+            + f" Drawn by [plots/{p.name}.py](../fa2_lab/plots/{p.name}.py).\n"
         )
     return "\n".join(parts)
 

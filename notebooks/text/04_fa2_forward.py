@@ -25,7 +25,7 @@ from inspect import getsource
 import numpy as np
 
 from fa2_lab.machine import chips, io, time
-from fa2_lab.plots import causal_tiles, deferred_normalisation, flop_costs, visiting_order
+from fa2_lab.plots import causal_tiles, deferred_normalisation, flop_costs, motion, visiting_order
 from fa2_lab.plots.explorer import explore
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
@@ -147,6 +147,10 @@ fa2.forward(Q, K, V, B_r=4, B_c=2, trace=finished)
 show(visiting_order.draw(2, 4, {"FA1": fa1_meter.events, "FA2": finished.events}))
 
 # %% tags=["nbval-ignore-output"]
+recorded = motion.data()
+show(motion.draw(**recorded), motion.moving(**recorded))
+
+# %% tags=["nbval-ignore-output"]
 explore()  # in a running notebook: sliders for the time, the sizes and the mask
 
 # %% [markdown]
@@ -159,7 +163,11 @@ explore()  # in a running notebook: sliders for the time, the sizes and the mask
 # The first picture shows the order of the tiles above, and every load and store below. As before, these are elements that
 # the chip requests; the L2 cache answers many of the requests for k and v.
 #
-# The second puts both on one clock, HBM's. At any time both have moved as many numbers, and FA2 is done first. Look at
+# The second picture shows the same in motion, beside standard attention: each block on its way between HBM, L2, shared
+# memory and registers. Its clock counts the bytes that the chip requests, so whoever requests less is done first. In FA2,
+# look at o, $\ell$ and m: they never travel.
+#
+# The third is for you to step through. At any time both have moved as many numbers, and FA2 is done first. Look at
 # what each has on the chip: FA2's o, ℓ and m stay until a row block is done, FA1's come and go with every tile.
 #
 # **Takeaway.** The swap saves a third of the requests. They still grow with $N^2$.

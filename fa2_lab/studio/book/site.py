@@ -14,7 +14,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.kernels.ladder import RUNGS
 from fa2_lab.kernels.ladder import change as one_change
-from fa2_lab.plots import explorer
+from fa2_lab.plots import explorer, motion
 from fa2_lab.plots.climb import PEERS
 from fa2_lab.studio import files, ladder
 from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
@@ -100,6 +100,9 @@ def dress(notebook: nbformat.NotebookNode) -> None:
             look["text_lexer"] = "python" if any(is_python(o.get("text", "")) for o in cell.outputs) else "text"
             if cell.source.startswith("explore()"):
                 cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
+            if "motion.moving(" in cell.source:
+                page = motion.page(**motion.data())
+                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     look["image"] = {"alt": output.metadata["image/png"]["alt"]}
