@@ -232,8 +232,7 @@ for hidden in (0.0, -torch.inf):
 #
 # exp(0) = 1, so each of the six has a vote. They vote for their values, which are zero: 10/16 = 0.625. This is the first
 # of our broken kernels. Its outputs are too small by a factor that depends on how far N_k is from a multiple of the block
-# size, and a test with N_k = 128 does not see it. The same slip stands in an article for causal masks ("set to zero
-# before the softmax"); notebook 04 ran it.
+# size, and a test with N_k = 128 does not see it. [Appendix B](B_errata.ipynb) has the same slip for causal masks.
 # </details>
 #
 # **Takeaway.** Pad with what the next operation ignores: 0 before a sum, −∞ before a softmax.
@@ -374,8 +373,9 @@ for unit in (ln2, 1.0):
 # are what they were, because 2^(x log₂e) = eˣ. Only L has to be turned back.
 #
 # If it is not, O is right and L of eight equal keys is 3 instead of ln 8 = 2.0794. Nobody notices until the backward pass
-# takes exp(S − L), whose rows then sum to 0.3983, or until someone merges two parts by their L. The same mistake has been
-# reported of more than one published library.
+# takes exp(S − L), whose rows then sum to 0.3983, or until someone merges two parts by their L. That has happened in
+# serving systems: [sglang #40903](https://github.com/sgl-project/sglang/issues/40903), [vLLM
+# #28840](https://github.com/vllm-project/vllm/pull/28840).
 # </details>
 #
 # **Takeaway.** Fold log₂e into the scale and use exp2; L leaves the kernel as a natural logarithm, always.

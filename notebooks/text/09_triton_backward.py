@@ -182,7 +182,8 @@ for hidden in (0.0, -torch.inf):
 #
 # L = −200 + ln 10, about −198. exp(198) is infinite in fp32, and ∞ · 0 is NaN: the whole row of dQ is lost. In the
 # forward a forgotten mask made the output a bit too small; here it is harmless for small scores and poison for others.
-# The library that came with the FlashAttention papers had this bug in an early version.
+# The first FlashAttention-2 had such NaNs in dQ:
+# [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
 #
 # Rows have the same question. A row that does not exist, or sees no key, must have P = 0 everywhere. L = +∞
 # does that, since exp(s − ∞) = 0: `other=INF` when L is loaded, and −∞ (a row without keys) is turned into +∞.
@@ -494,8 +495,10 @@ print("dQ, handed D − dL:", close(host(by_rows(Q, K, V, dO, L, D - dL)), host(
 # dS = P ∘ (dP − (D − dL)): the two large kernels stay as they are and are handed D − dL. The package's `D_kernel` takes dL
 # off. (A row without keys gets 0, because its L is −∞ whatever its inputs are.)
 #
-# Thrown away, dV is still right, and the output is right, which is why this bug lives long: some libraries return L and
-# drop its gradient without a word. dQ and dK are wrong: the weights of the parts move with Q and K.
+# Thrown away, dV is still right, and the output is right, which is why this bug lives long. A library may return L and drop
+# its gradient without a word, as in [flash-attention
+# #1817](https://github.com/Dao-AILab/flash-attention/issues/1817). dQ and dK are wrong: the weights of the parts move with
+# Q and K.
 # </details>
 #
 # **Takeaway.** L's gradient costs one subtraction, in the smallest kernel; leaving it out shows in dQ and dK only.
