@@ -53,17 +53,17 @@ from fa2_lab.trace import Trace
 show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
-# <details><summary>Four times</summary>
+# <details><summary>Answer</summary>
 #
-# Twice as many tokens compare themselves with twice as many. On the left the total is fixed at 16,384 tokens: few long
-# texts or many short ones. So the time there grows with N, and not with N². (The times of standard and FA1 are those of
-# the first two kernels of chapter 10. FA2, and the memory of standard, are PyTorch's.)
+# **Four times.** Twice as many tokens compare themselves with twice as many. On the left the total is fixed at 16,384
+# tokens: few long texts or many short ones. So the time there grows with N, and not with N². (The times of standard and
+# FA1 are those of the first two kernels of chapter 10. FA2, and the memory of standard, are PyTorch's.)
 # </details>
 #
 # On the left, lower is faster. Our kernel is 5.6 times as fast as standard attention at N = 16,384. FA1 is slower than
-# standard here: it gives each head to one worker, and 16 workers leave most of this GPU idle. Chapter 06 comes back to
-# that. On the right, standard's memory grows fourfold with each doubling of N, until the GPU is full. FA2's and ours only
-# double.
+# standard here: it divides the job among few workers, 16 at N = 16,384, and most of this GPU stays idle. Chapter 06 comes
+# back to that. On the right, standard's memory grows fourfold with each doubling of N, until the GPU is full. FA2's and
+# ours only double.
 #
 # **Takeaway.** The same answer can be had several times faster, and in memory that grows with N instead of N².
 
@@ -90,9 +90,10 @@ V = np.array([[8.0, 0.0], [0.0, 4.0], [4.0, 0.0], [0.0, 8.0]])
 print("output of the first query:", attention(Q, K, V)[0].tolist())
 
 # %% [markdown]
-# <details><summary>The plain mean</summary>
+# <details><summary>Answer</summary>
 #
-# All its scores are 0, so all its weights are 1/4. The output is (8 + 0 + 4 + 0) / 4 = 3 and (0 + 4 + 0 + 8) / 4 = 3.
+# **The plain mean.** All its scores are 0, so all its weights are 1/4. The output is (8 + 0 + 4 + 0) / 4 = 3 and (0 + 4 +
+# 0 + 8) / 4 = 3.
 # </details>
 #
 # In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and $O = PV$. The two lines from S to P are
@@ -114,7 +115,12 @@ print(f"S, P:       {N * N:>11,} numbers each, {N * N // (N * d)} times as many"
 print(f"S with 2 bytes a number: {2 * N * N // 2**20} MiB for one head")
 
 # %% [markdown]
-# S is N / d = 128 times as large as Q, and nobody asked for it. It is a step on the way to O.
+# <details><summary>Answer</summary>
+#
+# **128 times.** N² / (N · d) = N / d = 128.
+# </details>
+#
+# And nobody asked for S. It is a step on the way to O.
 #
 # **Takeaway.** Inputs and outputs have N · d numbers. The scores and weights in between have N².
 
@@ -151,13 +157,13 @@ print(f"tensor cores: {chip.tensor_flops / 1e12:.0f} TFLOP/s;  FP32 units: {chip
       f"exponentials: {chip.exp_per_second / 1e12:.1f} T/s")
 
 # %% [markdown]
-# <details><summary>HBM alone</summary>
+# <details><summary>Answer</summary>
 #
-# L2 has 60 MiB. All shared memory has 29 MiB, but it is cut into 132 pieces of 228 KiB. A tile of 128 × 128 scores has
-# 32 KiB: that fits easily.
+# **HBM alone.** L2 has 60 MiB. All shared memory has 29 MiB, but it is cut into 132 pieces of 228 KiB. A tile of 128 ×
+# 128 scores has 32 KiB: that fits easily.
 # </details>
 #
-# The nearer a memory is to the arithmetic, the smaller and faster it is. Everything inside the SM we call *on chip*.
+# Memory near the arithmetic is fast and small; far away it is large and slow. What is inside an SM we call *on chip*.
 # (A FLOP is one addition or multiplication. A TB is $10^{12}$ bytes; a T/s is $10^{12}$ in a second. A blank means that
 # the maker prints no figure.)
 #
@@ -171,7 +177,7 @@ print(f"tensor cores: {chip.tensor_flops / 1e12:.0f} TFLOP/s;  FP32 units: {chip
 # %%
 score = 2 * d  # FLOPs of one score: d multiplications and d additions
 there_and_back = 2 * 2 * chip.flops_per_byte  # two bytes out to HBM, and two bytes in
-print("what passes on the tensor cores in the meantime, in FLOPs:")
+print("FLOPs that the tensor cores do in the time of …")
 for what, price in [
     ("one byte from HBM", chip.flops_per_byte),
     ("one addition or multiplication on an FP32 unit", chip.flops_per_fp32),
@@ -182,9 +188,14 @@ for what, price in [
 print(f"to compute one score of S again, d = {d}: {score} FLOPs")
 
 # %% [markdown]
-# About 200. On this chip it is cheaper to compute a score a second time than to store it and fetch it back: 128 FLOPs
-# against the time of 824. FlashAttention lives on that difference. And what is not a matrix product costs more than it
-# seems: an exponential takes the time of 256 FLOPs.
+# <details><summary>Answer</summary>
+#
+# **About 200.** 989 / 4.8 = 206.
+# </details>
+#
+# On this chip it is cheaper to compute a score a second time than to store it and fetch it back: 128 FLOPs against the
+# time of 824. FlashAttention lives on that difference. And what is not a matrix product costs more than it seems: an
+# exponential takes the time of 256 FLOPs.
 #
 # **Takeaway.** On a GPU products of matrices (*matmuls*) are cheap. Moving numbers is dear, and so are exponentials.
 
@@ -212,17 +223,17 @@ for name, result in ways.items():
     print(f"{name:12} {result[0, 0]:.12f}")
 
 # %% [markdown]
-# All ways agree in every printed digit. The additions run in another order, so the sixteenth digit may differ. Nothing is left
-# out, and nothing is estimated. Chapters 02 and 03 show how it is done.
+# All ways agree in every printed digit. The additions run in another order, so the sixteenth digit may differ. Nothing is
+# left out, and nothing is estimated. Chapters 02 and 03 show how it is done.
 #
 # **Takeaway.** FlashAttention is not an approximation. It is the same sum in another order.
 
 # %% [markdown]
 # ## What does "less traffic" mean?
 #
-# FA2 holds a block of queries on chip and lets all keys and values come by. For the next block of queries they all come by
-# again. So the chip *requests* K and V many times. But L2 stands between the chip and HBM. What L2 still holds does not
-# cross from DRAM a second time.
+# FA2 holds a block of queries on chip and lets all keys and values come by. For the next block of queries they all come
+# by again. So the chip *requests* K and V many times. But L2 stands between the chip and HBM. What L2 still holds does
+# not cross from DRAM a second time. (The cell looks formulas and measurements up; read its table.)
 #
 # **Predict.** K and V of one head have 2 MiB together (N = 4,096, d = 128). When the chip requests them for the second
 # time, where are they found?
@@ -230,22 +241,24 @@ for name, result in ways.items():
 # %%
 counters = {r["problem"]["rung"]: r["values"] for r in measured("ladder")["rows"] if r["direction"] == "counters"}
 tiling, heads, GB = Tiling(4096, 4096, 64, 64), 64, 1e9
-extra = {"standard": 6 * 4096**2, "fa2": 4 * 4096}  # bytes: S in fp32 and P in bf16; one fp32 number per row
+extra = {"standard": (4 + 2) * 4096**2, "fa2": 4 * 4096}  # bytes: 4 for S and 2 for P; 4 for a number per row
+seen = {}  # for the checks below
 print("GB for 64 heads   extra memory   the chip requests   crosses to DRAM (counted on an H200)")
 for name, rung in (("standard", "r00_standard"), ("fa2", "r07_two_loops")):
     t = io.traffic(name, "forward", tiling, 128)
     requested = sum(n * (4 if tensor in "SL" else 2) for part in (t.loads, t.stores) for tensor, n in part.items())
     crossed = sum(counters[rung][f"DRAM bytes {way}"][0] for way in ("read", "written"))
+    seen[name] = requested * heads, crossed / (requested * heads)
     print(f"{name:16} {extra[name] * heads / GB:13.3f} {requested * heads / GB:19.1f} {crossed / GB:17.2f}")
 
 # %% [markdown]
-# <details><summary>In L2</summary>
+# <details><summary>Answer</summary>
 #
-# L2 has room for 60 MiB, so the keys and values of the heads that are at work stay there.
+# **In L2.** L2 has room for 60 MiB, so the keys and values of the heads that are at work stay there.
 # </details>
 #
 # Standard attention's requests nearly all go to DRAM, since S and P of 64 heads do not fit in L2. FA2 requests two thirds
-# as much, and L2 answers almost all of it: DRAM delivers Q, K and V about once.
+# as much, and only 3% of it crosses to DRAM: L2 answers the rest, and DRAM delivers Q, K and V once.
 #
 # The book counts elements with a *meter*. The meter counts the second quantity, what the chip requests. We shall always
 # say which of the three is meant.
@@ -282,8 +295,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 # %% [markdown]
 # ## How do I get from the paper to the code?
 #
-# This is Algorithm 1 of the FlashAttention-2 paper in our words, the goal of chapter 04. Capital letters are whole tensors
-# in HBM. Small letters with an index are blocks on chip.
+# This is Algorithm 1 of the FlashAttention-2 paper in our words, the goal of chapter 04. Capital letters are whole
+# tensors in HBM. Small letters with an index are blocks on chip. You need not understand it yet: look for one thing only.
 #
 # **Predict.** Softmax divides by a sum. Inside how many loops is the division?
 
@@ -291,8 +304,13 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 print(ALGORITHMS["FA2.A1"])
 
 # %% [markdown]
-# It is in line 12, inside the outer loop only. Each line has a tag: paper, algorithm, line. The tag of line 12 is
-# FA2.A1.L12. The same tag stands behind the code that computes it, and `where` finds it:
+# <details><summary>Answer</summary>
+#
+# **One.** Line 12 stands in the outer loop only.
+# </details>
+#
+# Each line has a tag: paper, algorithm, line. The tag of line 12 is FA2.A1.L12. The same tag stands behind the code that
+# computes it, and `where` finds it:
 
 # %% tags=["nbval-ignore-output"]
 print(where("FA2.A1.L12"))
@@ -376,8 +394,8 @@ for name, room in (("shared memory of an SM", chip.shared_per_sm), ("L2", chip.l
         print("right:" if 2 * (B + 1) ** 2 > room else "not yet, one more row and column would fit:", B)
 
 # %% [markdown]
-# **3. Find the bug.** In the four lines somebody wrote `E.sum(axis=0, …)`. The shapes are right and no number is infinite.
-# Which test would have found it?
+# **3. Find the bug.** In the four lines somebody wrote `E.sum(axis=0, …)`. The shapes are right and no number is
+# infinite. Which test would have found it?
 #
 # <details><summary>Answer</summary>
 #
@@ -418,6 +436,8 @@ verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in
 verdict("and standard has no place at twice this N", max(memory["standard"]) == N)
 read = counters["r07_two_loops"]["DRAM bytes read"][0]
 verdict("FA2 reads Q, K and V once from DRAM, within 1%", abs(read / (3 * 2 * 64 * 4096 * 128) - 1) < 0.01)
+verdict("FA2 requests two thirds of what standard does", round(seen["fa2"][0] / seen["standard"][0], 2) == 0.66)
+verdict("nearly all of standard's, and 3% of FA2's, cross to DRAM", seen["standard"][1] > 0.99 and round(seen["fa2"][1], 2) == 0.03)
 computing = [tag for tag, (_, line) in LINES.items() if line.computes]
 verdict("every computing line of the papers has its NumPy line", all(where(tag).numpy for tag in computing))
 

@@ -6,9 +6,9 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# Attention is two matrix products with a softmax between them. In this chapter we compute it as it is defined, forward and
-# backward, and count what it moves. The definition is the truth by which every later chapter is judged. Its cost is what
-# every later chapter lowers.
+# Attention is two matrix products with a softmax between them. In this chapter we compute it as it is defined, forward
+# and backward, and count what it moves. The definition is the truth by which every later chapter is judged. Its cost is
+# what every later chapter lowers.
 #
 # After this notebook you can
 #
@@ -54,9 +54,9 @@ print("exp(S) =", np.round(E, 9).tolist())
 print("O =", np.round(O, 9).tolist())
 
 # %% [markdown]
-# <details><summary>Row 0, step by step</summary>
+# <details><summary>Answer</summary>
 #
-# The exponentials are 1, 2 and 1. Their sum is 4, so the weights are 1/4, 1/2 and 1/4. The output is
+# **Step by step.** The exponentials are 1, 2 and 1. Their sum is 4, so the weights are 1/4, 1/2 and 1/4. The output is
 # 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
 # </details>
 #
@@ -77,12 +77,18 @@ print("   d   typical score   largest weight of a row   the same with the scale"
 for d in (4, 64, 1024):
     q, k = rng.standard_normal((2, 256, d))
     s = q @ k.T
+    # "safe": the next section says why
     plain, scaled = (naive.safe_softmax(x).max(axis=1).mean() for x in (s, s / np.sqrt(d)))
     print(f"{d:4} {s.std():15.0f} {plain:25.2f} {scaled:25.2f}")
 
 # %% [markdown]
-# About 32. The third column shows what that does: one key of 256 gets nearly all the weight. The mean has become a choice,
-# and almost no gradient is left. With the scale, in the last column, the weights do not depend on d.
+# <details><summary>Answer</summary>
+#
+# **About 32.** $\sqrt{1024} = 32$.
+# </details>
+#
+# The third column shows what that does: one key of 256 gets nearly all the weight. The mean has become a choice, and
+# almost no gradient is left. With the scale, in the last column, the weights do not depend on d.
 #
 # **Takeaway.** $S = \tau QK^\top$ with $\tau = 1 / \sqrt{d}$, so that the softmax stays a mean.
 
@@ -111,10 +117,10 @@ with np.errstate(all="ignore"):
         print(row, " as written:", softmax_as_written(s), " shifted:", shifted)
 
 # %% [markdown]
-# <details><summary>Not a number</summary>
+# <details><summary>Answer</summary>
 #
-# $e^{90}$ and the sum are infinite, and ∞/∞ is NaN. The second row fails the other way: all its exponentials are 0, and
-# 0/0 is NaN as well.
+# **Not a number.** $e^{90}$ and the sum are infinite, and ∞/∞ is NaN. The second row fails the other way: all its
+# exponentials are 0, and 0/0 is NaN as well.
 # </details>
 #
 # The cure is to subtract the row's maximum first. That multiplies numerator and denominator by the same number, so the
@@ -135,14 +141,14 @@ with np.errstate(all="ignore"):
 show(quadratic_memory.draw(**quadratic_memory.data()))
 
 # %% [markdown]
-# <details><summary>About 26,000</summary>
+# <details><summary>Answer</summary>
 #
-# Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
+# **About 26,000.** Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
 # </details>
 #
-# On the left, the parabola of S and P crosses the memory of one GPU after another. Q, K, V and O stay at the bottom. On the
-# right, each doubling of N costs a factor of 4 for S and P, and a factor of 2 for everything else. (L is one number per
-# query. It comes at the end of this chapter.)
+# On the left, the parabola of S and P crosses the memory of one GPU after another. Q, K, V and O stay at the bottom. On
+# the right, each doubling of N costs a factor of 4 for S and P, and a factor of 2 for everything else. (L is one number
+# per query. It comes at the end of this chapter.)
 #
 # **Takeaway.** S and P decide how long a text may be, and they are only a step on the way.
 
@@ -155,7 +161,7 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # | code | what it means |
 # | --- | --- |
 # | `meter = Trace()` | a new meter |
-# | `Q = meter.hbm(Q=Q)` | Q lives in HBM, and the meter watches it |
+# | `Q = meter.hbm(Q=Q)` | Q lives in HBM, and the meter watches it; several tensors at once will do |
 # | `q = Q[:]` | a *load*: the elements in the brackets come on chip |
 # | `O[:] = o` | a *store*: they go back to HBM |
 #
@@ -182,7 +188,12 @@ for tensor in "QKSPVO":
 print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# S goes out and comes back, and so does P: 4 · 64 = 256 elements. Q, K and V come in and O goes out: 4 · 32 = 128.
+# <details><summary>Answer</summary>
+#
+# **256.** S goes out and comes back, and so does P: 4 · 64.
+# </details>
+#
+# Q, K and V come in and O goes out: 4 · 32 = 128 more.
 #
 # The meter counts what the chip requests. In chapter 00 nearly all of standard attention's requests crossed to DRAM.
 #
@@ -192,7 +203,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # ## Is that much?
 #
 # A chip can wait for its arithmetic, or for its memory. The quotient decides: how many FLOPs are done for each byte that
-# arrives? This is the *arithmetic intensity*. The two products of attention take $4N^2 d$ FLOPs. The $4N^2$ elements of S and P have two bytes each.
+# arrives? This is the *arithmetic intensity*. The two products of attention take $4N^2 d$ FLOPs. The $4N^2$ elements of S
+# and P have two bytes each.
 #
 # **Predict.** What is the quotient for d = 128?
 
@@ -206,9 +218,9 @@ for chip in (chips.A100, chips.H100, chips.H200):
     print(f"{chip.name:13} could do {chip.flops_per_byte:3.0f}: {reach:.0%} of its tensor cores' speed is within reach")
 
 # %% [markdown]
-# <details><summary>64, or a little less</summary>
+# <details><summary>Answer</summary>
 #
-# $4N^2 d / 8N^2 = d/2 = 64$. Q, K, V and O travel as well, so it is 63.
+# **64, or a little less.** $4N^2 d / 8N^2 = d/2 = 64$. Q, K, V and O travel as well, so it is 63.
 # </details>
 #
 # A larger N does not help: FLOPs and bytes both grow with $N^2$. Only moving less helps.
@@ -219,10 +231,12 @@ for chip in (chips.A100, chips.H100, chips.H200):
 # %% [markdown]
 # ## Backwards through a product
 #
-# Training asks how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of $\varphi$ with respect
-# to X. It has the shape of X. The gradient dO is given. We begin with the last line, $O = PV$.
+# Training asks how a loss $\varphi$ changes when Q, K and V change. We write dX for the gradient of $\varphi$ with
+# respect to X. It has the shape of X. The gradient dO is given; it comes from what follows in the model. We begin with
+# the last line, $O = PV$.
 #
-# Take the three queries again, and let the loss be a single entry, $\varphi = O_{00}$. Then dO is 1 there and 0 elsewhere.
+# Take the three queries again, and let the loss be a single entry, $\varphi = O_{00}$. Then dO is 1 there and 0
+# elsewhere.
 #
 # **Predict.** $O_{00} = P_{00} V_{00} + P_{01} V_{10} + P_{02} V_{20}$. What is the gradient with respect to the three
 # entries of V?
@@ -235,14 +249,14 @@ print("dV, first column:", np.round(dV[:, 0], 9).tolist())
 print("dP, first row:   ", np.round(dP[0], 9).tolist())
 
 # %% [markdown]
-# <details><summary>The weights</summary>
+# <details><summary>Answer</summary>
 #
-# They are $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4. In the same way, the gradient with respect to the three weights is
-# $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
+# **The weights.** They are $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4. In the same way, the gradient with respect to the
+# three weights is $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 # </details>
 #
-# In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so its gradient sums over the queries: $dV = P^\top dO$.
-# $P_{ij}$ enters every column c with $V_{jc}$, so $dP = dO\, V^\top$.
+# In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so its gradient sums over the queries:
+# $dV = P^\top dO$. $P_{ij}$ enters every column c with $V_{jc}$, so $dP = dO\, V^\top$.
 #
 # **Takeaway.** The gradients of a product are products with the other factor: $dV = P^\top dO$ and $dP = dO\, V^\top$.
 
@@ -264,7 +278,13 @@ print("p * (dp - D):  ", np.round(p * (dp - D), 9).tolist(), " with D =", round(
 print("do · o =", round(float(dO[0] @ O[0]), 9))
 
 # %% [markdown]
-# They add up to 0. The second line shows that no matrix is needed:
+# <details><summary>Answer</summary>
+#
+# **Zero.** If all scores rise by the same number, the loss changes by the sum of ds times that number, and it must not
+# change.
+# </details>
+#
+# The second line shows that no matrix is needed:
 # $(\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D)$, with the single number
 # $D = p \cdot dp$. (∘ multiplies entry by entry.)
 #
@@ -279,8 +299,8 @@ print("do · o =", round(float(dO[0] @ O[0]), 9))
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. A formula can be wrong: a sign,
-# a transpose, a factor. Differences need no formula. Move one entry by ±h, look at the loss, and divide by 2h.
+# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. A formula can be wrong: a
+# sign, a transpose, a factor. Differences need no formula. Move one entry by ±h, look at the loss, and divide by 2h.
 #
 # **Predict.** Somebody forgets $\tau$ in dK. Will a test of shapes notice?
 
@@ -319,8 +339,13 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", ta
     print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, differences say {truth[0, 0]:7.4f}")
 
 # %% [markdown]
-# No. Without $\tau$ all shapes fit, the direction is right, and the gradient is too large by $1/\tau$ = 2. Training would
-# go on, badly. The last line has a wrong transpose. It fits here only because N = d.
+# <details><summary>Answer</summary>
+#
+# **No.** All shapes fit.
+# </details>
+#
+# Without $\tau$ the direction is right, and the gradient is too large by $1/\tau$ = 2. Training would go on, badly. The
+# last line has a wrong transpose. It fits here only because N = d.
 #
 # The five lines are Algorithm 3 of the FlashAttention paper, and their tags say so.
 #
@@ -334,8 +359,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", ta
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), holds L and one row of scores. But each query asks for
-# all keys twice, and for all values once.
+# The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), holds L and one
+# row of scores. But each query asks for all keys twice, and for all values once.
 #
 # **Predict.** N = 512 and d = 64. Standard attention moves about $4N^2$ elements. How many N² does this move, if it loads
 # 3Nd elements for each of N queries?
@@ -359,9 +384,9 @@ for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2
     print(f"{name}: first number {O_row[0, 0]:.9f}, holds {held:7,}, moves {meter.hbm_elements:10,} elements")
 
 # %% [markdown]
-# <details><summary>192 N²</summary>
+# <details><summary>Answer</summary>
 #
-# 3Nd = 192N for each of N queries. That is 48 times $4N^2$, and the meter agrees, up to the small terms.
+# **192 N².** 3Nd = 192N for each of N queries. That is 48 times $4N^2$, and the meter agrees, up to the small terms.
 # </details>
 #
 # The memory problem is solved: 1,024 numbers instead of half a million. But the traffic is far worse than before.
@@ -383,8 +408,8 @@ for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** The backward pass by rows, from appendix B.2 of the same paper, keeps no P. Write row i of P, in place of
-# the `...`, out of K, one query, L and $\tau$. `D` and the rest are there.
+# **1. Complete.** The backward pass by rows, from appendix B.2 of the same paper, keeps no P. Write row i of P, in place
+# of the `...`, out of K, one query, L and $\tau$. `D` and the rest are there.
 #
 # <details><summary>Hint</summary>
 #
@@ -427,8 +452,8 @@ else:
 # ```python
 # return P * dL[:, None]
 # ```
-# $\partial L_i / \partial S_{ij} = P_{ij}$. Together with the part from O: $dS = P \circ (dP - D + dL)$. So a gradient of L
-# costs nothing but another D.
+# $\partial L_i / \partial S_{ij} = P_{ij}$. Together with the part from O: $dS = P \circ (dP - D + dL)$. So a gradient of
+# L costs nothing but another D.
 # </details>
 
 # %%
@@ -448,8 +473,8 @@ else:
     print(f"not yet: rows {np.flatnonzero(wrong)} differ from differences" if wrong.any() else "right")
 
 # %% [markdown]
-# **3. Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Before you run the cell: which sums find that out, without
-# any reference?
+# **3. Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Before you run the cell: which sums find that out,
+# without any reference?
 #
 # <details><summary>Answer</summary>
 #

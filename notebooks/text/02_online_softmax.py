@@ -72,7 +72,12 @@ o1 = p1 @ v[:2]
 print(f"m = log {np.exp(m1):.6g}   l = {l1:.6g}   o = {o1:.6g}   o / l = {o1 / l1:.6g}")
 
 # %% [markdown]
-# $\ell = 4/3$ and $o = 8/3$. The quotient, 2, is the right answer for two keys.
+# <details><summary>Answer</summary>
+#
+# **4/3 and 8/3.** $\ell = 1/3 + 1$, and $o = \frac{1}{3} \cdot 8 + 1 \cdot 0$.
+# </details>
+#
+# The quotient $o / \ell = 2$ is the right answer for these two keys.
 #
 # **Takeaway.** The state of a row is $m$, $\ell$ and $o$. It says all there is to say about the keys so far.
 
@@ -94,9 +99,9 @@ o2 = alpha * o1 + p2 @ v[2:]
 print(f"alpha = {alpha:.6g}   l = {l2:.6g}   o = {o2:.6g}   o / l = {o2 / l2:.6g}")
 
 # %% [markdown]
-# <details><summary>3/8</summary>
+# <details><summary>Answer</summary>
 #
-# $e^{s - \log 8} / e^{s - \log 3} = e^{\log 3 - \log 8} = 3/8$, whatever s is. So
+# **3/8.** $e^{s - \log 8} / e^{s - \log 3} = e^{\log 3 - \log 8} = 3/8$, whatever s is. So
 # $\ell = \frac{3}{8} \cdot \frac{4}{3} + \frac{1}{2} + 1 = 2$, and
 # $o = \frac{3}{8} \cdot \frac{8}{3} + \frac{1}{2} \cdot 4 + 1 \cdot 2 = 5$.
 # </details>
@@ -114,8 +119,8 @@ print(f"alpha = {alpha:.6g}   l = {l2:.6g}   o = {o2:.6g}   o / l = {o2 / l2:.6g
 # the values of the same keys. Before the first key $m = -\infty$, $\ell = 0$ and $o = 0$. Then
 # $\alpha = e^{-\infty - m_{new}} = 0$, and the first block starts afresh.
 #
-# **Predict.** After 6 of 12 keys we divide $o$ by $\ell$. Is that an estimate of the final answer, or an exact answer to a
-# smaller question?
+# **Predict.** After 6 of 12 keys we divide $o$ by $\ell$. Is that an estimate of the final answer, or an exact answer to
+# a smaller question?
 
 # %%
 def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
@@ -137,11 +142,14 @@ for n in (3, 6, 9, 12):
 show(state_stream.draw(**state_stream.data()))
 
 # %% [markdown]
-# It is exact: the attention over the first 6 keys. And after 12 keys it is the attention over all of them.
+# <details><summary>Answer</summary>
 #
-# In the picture ten blocks stream past four rows. Follow row 2: where a score passes the old maximum, m steps up, and l and
-# o shrink before the block is added. Elsewhere $\alpha$ is 1. If the largest score of a row comes first, $\alpha$ is 1 in
-# every later step.
+# **Exact.** It is the attention over the first 6 keys. After 12 keys it is the attention over all of them.
+# </details>
+#
+# In the picture ten blocks stream past four rows. Follow row 2: where a score passes the old maximum, m steps up, and l
+# and o shrink before the block is added. Elsewhere $\alpha$ is 1. If the largest score of a row comes first, $\alpha$ is
+# 1 in every later step.
 #
 # **Takeaway.** Softmax can be finished at any time for the keys seen so far. The state does not grow with their number.
 
@@ -168,9 +176,9 @@ print("running maximum:", (o / l[:, None]).item())
 show(three_softmaxes.draw(**three_softmaxes.data()))
 
 # %% [markdown]
-# <details><summary>NaN</summary>
+# <details><summary>Answer</summary>
 #
-# $e^{100}$ is infinite in float32, and ∞/∞ is not a number.
+# **NaN.** $e^{100}$ is infinite in float32, and ∞/∞ is not a number.
 # </details>
 #
 # The upper part of the picture takes one row through all three ways in float16, where $e^{12}$ is already too large. The
@@ -184,8 +192,8 @@ show(three_softmaxes.draw(**three_softmaxes.data()))
 # %% [markdown]
 # ## A row that has seen no key
 #
-# Later, masks will hide keys. A hidden key has the score $-\infty$, since $e^{-\infty} = 0$. Sometimes all keys of a block
-# are hidden from a row.
+# Later, masks will hide keys. A hidden key has the score $-\infty$, since $e^{-\infty} = 0$. Sometimes all keys of a
+# block are hidden from a row.
 #
 # **Predict.** A row's m is still $-\infty$, and a block arrives whose scores are all $-\infty$. `update` computes
 # $e^{s - m_{new}}$. What is $-\infty - (-\infty)$?
@@ -199,7 +207,12 @@ safe = online_softmax.SoftmaxState.reset(1, 1).update(nothing, np.ones((2, 1)))
 print("the package: l =", safe.l.item(), " o =", safe.o.item(), " at the end O, L =", [x.item() for x in safe.finalize()])
 
 # %% [markdown]
-# It is NaN, and it would spoil everything that follows. The package subtracts 0 in place of $-\infty$, so that
+# <details><summary>Answer</summary>
+#
+# **Not a number.** NaN, and it would spoil everything that follows.
+# </details>
+#
+# The package subtracts 0 in place of $-\infty$, so that
 # $e^{-\infty - 0} = 0$. At the end it divides by 1 in place of 0. Such a row gets O = 0, the sum of no values.
 #
 # **Takeaway.** A row without keys is a case to decide in advance: O = 0, and L = $-\infty$.
@@ -210,7 +223,8 @@ print("the package: l =", safe.l.item(), " o =", safe.o.item(), " at the end O, 
 # So far one state walked along the keys. Now let two workers walk along half of the keys each. Neither knows the other's
 # maximum. Each ends with its own $(m, \ell, o)$.
 #
-# **Predict.** The two states are to be joined. Which of them must shrink, that with the larger m or that with the smaller?
+# **Predict.** The two states are to be joined. Which of them must shrink, that with the larger m or that with the
+# smaller?
 
 # %%
 def merge(a, b):  # two states (m, l, o)
@@ -233,10 +247,13 @@ print("plain softmax:                            ", (safe_softmax(S) @ V)[0].rou
 show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
-# The one with the smaller m. The other is multiplied by $e^0 = 1$. This is decided row by row.
+# <details><summary>Answer</summary>
 #
-# A merge takes a maximum and two sums, and these do not care about order or brackets. So all six orders print the same. In
-# the picture a loop, a tree and two separate workers join the same eight blocks. The numbers on the way differ, the
+# **The one with the smaller m.** The other is multiplied by $e^0 = 1$. This is decided row by row.
+# </details>
+#
+# A merge takes a maximum and two sums, and these do not care about order or brackets. So all six orders print the same.
+# In the picture a loop, a tree and two separate workers join the same eight blocks. The numbers on the way differ, the
 # results at the right do not.
 #
 # You will meet this merge again: among the warps of a thread block (chapter 07), among splits of the keys (06 and 14) and
@@ -262,10 +279,10 @@ print("finished parts, merged: row 0", (o / l[:, None])[0].round(9), " L =", (m 
 print("plain softmax:          row 0", (safe_softmax(S) @ V)[0].round(9), " L =", logsumexp(S)[0].round(9))
 
 # %% [markdown]
-# <details><summary>1</summary>
+# <details><summary>Answer</summary>
 #
-# $\log 1 = 0$. And $o / \ell = O / 1$ is right as well. A state stands for the products $e^m \ell$ and $e^m o$. These two
-# are the same for $(m, \ell, o)$ and for $(L, 1, O)$.
+# **1.** $\log 1 = 0$. And $o / \ell = O / 1$ is right as well. A state stands for the products $e^m \ell$ and $e^m o$.
+# These two are the same for $(m, \ell, o)$ and for $(L, 1, O)$.
 # </details>
 #
 # **Takeaway.** An output and its logsumexp are a state. One number per row, L, does the work of m and $\ell$.
@@ -284,6 +301,11 @@ kept = online_softmax.rabe_staats_memory(rows=4096, d=64, blocks=32)
 print(f"one running state: {running:,} numbers; one for each block: {kept:,}; ratio {kept // running}")
 
 # %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **32 times.** Each block has its own m, $\ell$ and o.
+# </details>
+#
 # A loop keeps one running state. A tree keeps one for each leaf. In return the leaves need nothing from each other, so
 # many workers can compute them at the same time.
 #

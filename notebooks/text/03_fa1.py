@@ -151,9 +151,9 @@ fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau, trace=watch)
 show(visiting_order.draw(2, 4, {"FA1": watch.events}))
 
 # %% [markdown]
-# <details><summary>Why 128</summary>
+# <details><summary>Answer</summary>
 #
-# Q has 8 · 4 = 32 elements, and all of them are loaded for each of the 4 column blocks.
+# **128.** Q has 8 · 4 = 32 elements, and all of them are loaded for each of the 4 column blocks.
 # </details>
 #
 # In the picture, the tiles on the left are numbered in the order of their visits: down the first column, then down the
@@ -187,9 +187,9 @@ for N in (1024, 2048, 4096, 8192):
     print(f"N = {N:5}: {fa1_elements(N, N, 64, 64):13,} elements, {grown:.2f} times those of N = {N // 2}")
 
 # %% [markdown]
-# <details><summary>Nearly four</summary>
+# <details><summary>Answer</summary>
 #
-# Twice the rows, and twice the column blocks. What is moved only once fades as N grows.
+# **Nearly four.** Twice the rows, and twice the column blocks. What is moved only once fades as N grows.
 # </details>
 #
 # So FA1's traffic still grows with $N^2$. What grows with N alone is the *extra memory*: l and m, and nothing of the
@@ -258,9 +258,9 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # every tile drags a row block's state along. FA2's line belongs to the next chapter.
 
 # %% [markdown]
-# All lines count what the chip **requests**. Not all of it comes from DRAM. Between the two lies the L2 cache, which keeps
-# what was read lately. The two crosses are a GPU's own counters during FA2's forward. What passed through L2 lies near the
-# lines. What crossed to DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.
+# All lines count what the chip **requests**. Not all of it comes from DRAM. Between the two lies the L2 cache, which
+# keeps what was read lately. The two crosses are a GPU's own counters during FA2's forward. What passed through L2 lies
+# near the lines. What crossed to DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.
 #
 # **Takeaway.** Keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM. The
 # meter counts the second.
@@ -270,8 +270,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 #
 # The gradients need P, and P was thrown away. But l and m were kept, and after the forward pass they are final.
 #
-# **Predict.** A tile's scores can be computed again from q and k. How do you turn them into probabilities: do you need the
-# online softmax a second time?
+# **Predict.** A tile's scores can be computed again from q and k. How do you turn them into probabilities: do you need
+# the online softmax a second time?
 
 # %% tags=["nbval-ignore-output"]
 def tile_backward(q, k, v, o, do, l, m, tau):
@@ -297,10 +297,10 @@ for name, ours, dense in zip(("dQ", "dK", "dV"), (dQ, dK, dV), naive.backward(Q,
     print(f"{name}: largest difference from chapter 01's gradient {np.abs(ours - dense).max():.0e}")
 
 # %% [markdown]
-# <details><summary>One exponential and one division</summary>
+# <details><summary>Answer</summary>
 #
-# No. With the final $m$ and $\ell$ of a row, $p = e^{s - m} / \ell$ is the final probability at once. The rest is
-# chapter 01, tile by tile.
+# **No.** One exponential and one division are enough. With the final $m$ and $\ell$ of a row, $p = e^{s - m} / \ell$ is
+# the final probability at once. The rest is chapter 01, tile by tile.
 # </details>
 #
 # It costs one product more than standard attention, $QK^\top$ again: 10 $N^2 d$ FLOPs instead of 8. In return nothing of
@@ -325,10 +325,10 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
     print(f"{name:10} {share:4.0%}")
 
 # %% [markdown]
-# <details><summary>Two thirds</summary>
+# <details><summary>Answer</summary>
 #
-# For each column block, $2d + 4$ of $3d + 4$ elements per row are O, l and m. Nobody reads O between two column blocks.
-# It leaves the chip only to make room for other rows.
+# **Two thirds.** For each column block, $2d + 4$ of $3d + 4$ elements per row are O, l and m. Nobody reads O between two
+# column blocks. It leaves the chip only to make room for other rows.
 # </details>
 #
 # What would change if the queries stayed on the chip and the keys came by? That is the next chapter.
@@ -369,10 +369,10 @@ for generator, drawn in masks.items():
 show(dropout_orders.draw(masks, B_r=grid.B_r, B_c=grid.B_c, p=0.5))
 
 # %% [markdown]
-# <details><summary>Where three eighths come from</summary>
+# <details><summary>Answer</summary>
 #
-# The four tiles on the diagonal come at the same moment in both orders. In the other twelve of sixteen, half of the
-# entries differ by chance: 12/16 · 1/2 = 3/8.
+# **Three eighths.** The four tiles on the diagonal come at the same moment in both orders. In the other twelve of
+# sixteen, half of the entries differ by chance: 12/16 · 1/2 = 3/8.
 # </details>
 #
 # FA1 visits by columns both ways, so it is safe. FlashAttention-2 is not, as its forward goes by rows. The way out is a

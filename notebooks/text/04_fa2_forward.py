@@ -115,10 +115,10 @@ sources = [getsource(f).splitlines()[1:] for f in (keys_outside, queries_outside
 print("\n".join(line for line in ndiff(*sources) if not line.startswith("?")))
 
 # %% [markdown]
-# <details><summary>Twice</summary>
+# <details><summary>Answer</summary>
 #
-# Once for each row block: 2 · 32 = 64 elements of K instead of 32. In exchange Q is loaded once instead of 4 times, and O
-# is stored once and never loaded.
+# **Twice.** Once for each row block: 2 · 32 = 64 elements of K instead of 32. In exchange Q is loaded once instead of 4
+# times, and O is stored once and never loaded.
 # </details>
 #
 # In the second listing, − marks a line that left its place and + the place where it went. The loads of q, o, $\ell$ and m
@@ -154,10 +154,10 @@ show(motion.draw(**recorded), motion.moving(**recorded))
 explore()  # in a running notebook: sliders for the time, the sizes and the mask
 
 # %% [markdown]
-# <details><summary>Three to two</summary>
+# <details><summary>Answer</summary>
 #
-# $3Bd : 2Bd$. The numbers $\ell$ and m add a little. With tiles of $B_r \times B_c$ it is $3B_r : 2B_c$, which is why the
-# small example above gained more.
+# **Three to two.** $3Bd : 2Bd$. The numbers $\ell$ and m add a little. With tiles of $B_r \times B_c$ it is $3B_r :
+# 2B_c$, which is why the small example above gained more.
 # </details>
 #
 # The first picture shows the order of the tiles above, and every load and store below. As before, these are elements that
@@ -187,9 +187,9 @@ print("workers for one head, queries outside, 8 queries in blocks of 4:", len(sw
 print("8,192 queries in blocks of 128:", Tiling(8192, 8192, 128, 128).T_r)
 
 # %% [markdown]
-# A worker becomes a thread block on the GPU, and an H100 has 132 processors (SMs) to run them on. If a model has few heads
-# and long sequences, FA1 leaves most of them idle. Chapter 06 shows how much that costs. (The paper credits Phil Tillet,
-# who had swapped the loops before in a Triton kernel.)
+# A worker becomes a thread block on the GPU, and an H100 has 132 processors (SMs) to run them on. If a model has few
+# heads and long sequences, FA1 leaves most of them idle. Chapter 06 shows how much that costs. (The paper credits Phil
+# Tillet, who had swapped the loops before in a Triton kernel.)
 #
 # **Takeaway.** With queries outside, the outer loop is a list of independent jobs. This is FA2's parallelism.
 
@@ -199,8 +199,8 @@ print("8,192 queries in blocks of 128:", Tiling(8192, 8192, 128, 128).T_r)
 # Now the arithmetic. In a tile almost all operations belong to the two matrix products. They run on the tensor cores. The
 # rest (exponentials, maxima, sums, scalings) runs on other units of the SM, which are far slower.
 #
-# **Predict.** In a tile of 128 × 64 with d = 128, about 2% of the operations are not in matrix products. What share of the
-# time could these 2% take?
+# **Predict.** In a tile of 128 × 64 with d = 128, about 2% of the operations are not in matrix products. What share of
+# the time could these 2% take?
 
 # %%
 ops = io.tile_operations("fa1", "forward", 128, 64, 128)
@@ -220,8 +220,8 @@ for chip in (chips.A100, chips.H100):
 #
 # These are data sheet rates, and the units can work at the same time. So the shares above are the worst case.
 #
-# **Takeaway.** Two percent of the operations can take two fifths of the time: everything outside the tensor cores costs 16
-# to 128 times as much.
+# **Takeaway.** Two percent of the operations can take two fifths of the time: everything outside the tensor cores costs
+# 16 to 128 times as much.
 
 # %% [markdown]
 # ## Do we have to divide in every step?
@@ -288,9 +288,9 @@ for chip in (chips.A100, chips.H100):
 show(flop_costs.draw(**flop_costs.data()))
 
 # %% [markdown]
-# <details><summary>Not at all</summary>
+# <details><summary>Answer</summary>
 #
-# Then nobody waits for the unit that has less to do now.
+# **Not at all.** Then nobody waits for the unit that has less to do now.
 # </details>
 #
 # A real kernel lies between these two ends of the model. Chapter 10 measures where.
@@ -316,10 +316,10 @@ print("L of row 0 from m and l:", round(L[0], 3), "  from the definition:", dire
 print("exp(S - L) = exp(S - m) / l:", close(np.exp(S - L[:, None]), np.exp(S - m[:, None]) / l[:, None]))
 
 # %% [markdown]
-# <details><summary>L = m + log ℓ</summary>
+# <details><summary>Answer</summary>
 #
-# $e^{S - m} / \ell = e^{S - m - \log \ell} = e^{S - L}$. The definition overflows for scores around 1,000. This way it does
-# not, because $\sum e^S$ is never formed.
+# **$L = m + \log \ell$.** $e^{S - m} / \ell = e^{S - m - \log \ell} = e^{S - L}$. The definition overflows for scores
+# around 1,000. This way it does not, because $\sum e^S$ is never formed.
 # </details>
 #
 # That saves one store here, and a load and a division in the backward pass.
@@ -329,8 +329,8 @@ print("exp(S - L) = exp(S - m) / l:", close(np.exp(S - L[:, None]), np.exp(S - m
 # %% [markdown]
 # ## The whole of Algorithm 1
 #
-# Both tweaks in the swapped loops. The tags are the paper's lines; `fa2-lab where FA2.A1.L10` leads from such a tag to the
-# NumPy line, the Triton line and a picture.
+# Both tweaks in the swapped loops. The tags are the paper's lines; `fa2-lab where FA2.A1.L10` leads from such a tag to
+# the NumPy line, the Triton line and a picture.
 
 # %%
 def fa2_forward(Q, K, V, O, L, tiling, trace=UNWATCHED):
@@ -375,16 +375,17 @@ for name, t in stages.items():
     print(f"{name:18}{t.hbm_elements:15,}{t.flops['multiply']:17,}{t.flops['divide']:11,}")
 
 # %% [markdown]
-# The swap changes what moves and nothing that is computed. Tweak 1 changes what is computed and nothing that moves. In its
-# row the final division is still missing; it comes with the last row, 512 · 64 divisions, one for each element of O.
+# The swap changes what moves and nothing that is computed. Tweak 1 changes what is computed and nothing that moves. In
+# its row the final division is still missing; it comes with the last row, 512 · 64 divisions, one for each element of O.
 #
-# **Takeaway.** The loop order decides the traffic. The state decides the arithmetic. You can change one without the other.
+# **Takeaway.** The loop order decides the traffic. The state decides the arithmetic. You can change one without the
+# other.
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# In a language model a query sees no later key: row r sees columns c ≤ r. Some tiles then lie entirely in the future. FA1's
-# Algorithm 2 computes them anyway and masks every entry.
+# In a language model a query sees no later key: row r sees columns c ≤ r. Some tiles then lie entirely in the future.
+# FA1's Algorithm 2 computes them anyway and masks every entry.
 #
 # **Predict.** Take 8 × 8 scores in tiles of 2 × 2. How many of the 16 tiles can be skipped?
 
@@ -407,7 +408,8 @@ show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
 # Six are skipped, four lie on the diagonal, six are full. Only the diagonal ones need a mask. In `fa2_forward` two small
-# functions ask about it: which tiles to visit, and which to mask. Hidden scores become $-\infty$, since $e^{-\infty} = 0$.
+# functions ask about it: which tiles to visit, and which to mask. Hidden scores become $-\infty$, since $e^{-\infty} =
+# 0$.
 
 # %%
 def visited(tiling, i):
@@ -429,8 +431,8 @@ for T in (2, 4, 7, 64):
 # %% [markdown]
 # Of T × T tiles, T(T + 1)/2 are visited. The ratio is 2T/(T + 1), which tends to 2 for long sequences.
 #
-# With fewer queries than keys, the diagonal ends in the bottom right corner: row r sees c ≤ r + N_k − N_q, so that the last
-# query sees every key.
+# With fewer queries than keys, the diagonal ends in the bottom right corner: row r sees c ≤ r + N_k − N_q, so that the
+# last query sees every key.
 #
 # **Takeaway.** A tile is skipped, masked or left alone. Its corners decide, before anything is loaded. Skipping saves up
 # to half of the tiles.
@@ -447,8 +449,8 @@ for T in (2, 4, 7, 64):
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** A sliding window: row r sees columns c with r − w < c ≤ r. Write the test for tiles that nobody sees, in
-# place of the `...`. The check tries it on all windows.
+# **1. Complete.** A sliding window: row r sees columns c with r − w < c ≤ r. Write the test for tiles that nobody sees,
+# in place of the `...`. The check tries it on all windows.
 #
 # <details><summary>Hint</summary>
 #
@@ -502,8 +504,8 @@ answer = ...
 print({"C": "right", ...: "not answered yet"}.get(answer, "not yet: this one lets the future in"))
 
 # %% [markdown]
-# **3. Find the bug.** The step below takes exponentials relative to the tile's own maximum, as FA1 does, but forgets FA1's
-# factor $\beta = e^{m_{tile} - m_{new}}$. For which rows is the result right all the same?
+# **3. Find the bug.** The step below takes exponentials relative to the tile's own maximum, as FA1 does, but forgets
+# FA1's factor $\beta = e^{m_{tile} - m_{new}}$. For which rows is the result right all the same?
 #
 # <details><summary>Hint</summary>
 #

@@ -44,18 +44,22 @@ from fa2_lab.trace import UNWATCHED, Trace
 
 # %%
 s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
-by_differences = central_differences(lambda scores: float(safe_softmax(scores) @ v), s)
+by_differences = central_differences(lambda scores: float(safe_softmax(scores) @ v), s)  # as in chapter 01
 p, dp = safe_softmax(s), 1.0 * v  # dP = dO Vᵀ: what a weight is worth to the loss
 D = p @ dp
 print("by differences, in sixteenths:", np.round(16 * by_differences, 4))
 print("p (dp - D), in sixteenths:    ", np.round(16 * p * (dp - D), 4), "  D =", round(float(D), 9))
 
 # %% [markdown]
-# Down. The key gains weight at the cost of all others, and its value is below the mean, 2.5. The keys with the values 8 and
-# 4 lie above the mean, so their gradients are positive.
+# <details><summary>Answer</summary>
 #
-# D is that mean: what the row's keys are worth on average. It is also $do \cdot o = 1 \cdot 2.5$. So it can be had from the
-# output, before the first tile.
+# **Down.** The key gains weight at the cost of all others, and its value, 2, is below the mean, 2.5.
+# </details>
+#
+# The keys with the values 8 and 4 lie above the mean, so their gradients are positive.
+#
+# D is that mean: what the row's keys are worth on average. It is also $do \cdot o = 1 \cdot 2.5$. So it can be had from
+# the output, before the first tile.
 #
 # **Takeaway.** $dS = P \circ (dP - D)$: a score is pulled up as far as its key is worth more than the row's mean, D.
 
@@ -89,8 +93,12 @@ print(f"N = {N:,}: P has {N * N:,} numbers for each head, L has {N:,}")
 print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, None])[0, :3].round(6))
 
 # %% [markdown]
-# 8,192 times more. And there is such a P for every head of every layer, from the forward pass until the backward pass
-# needs it.
+# <details><summary>Answer</summary>
+#
+# **8,192 times.** A row of P against one number.
+# </details>
+#
+# And there is such a P for every head of every layer, from the forward pass until the backward pass needs it.
 #
 # **Takeaway.** All three algorithms compute the same gradients. FA2 keeps O and one number per row, L.
 
@@ -112,16 +120,22 @@ for d in (64, 128):
     print(f"d = {d:3}: standard attention's backward requests {ratio:.1f} times the elements of FA2's")
 
 # %% [markdown]
-# Five. To make something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run on the tensor cores. In return P is not loaded, and dP and dS never leave the
-# chip. The forward pass has two products, so people count a backward pass as 2.5 forward passes.
+# <details><summary>Answer</summary>
+#
+# **Five.** $QK^\top$ comes on top.
+# </details>
+#
+# To make something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run on
+# the tensor cores. In return P is not loaded, and dP and dS never leave the chip. The forward pass has two products, so
+# people count a backward pass as 2.5 forward passes.
 #
 # **Takeaway.** One product more, and no matrix of N × N in memory.
 
 # %% [markdown]
 # ## Which loop goes outside?
 #
-# A tile (i, j) adds something to three results: to $dQ_i$, and to $dK_j$ and $dV_j$. So $dK_j$ and $dV_j$ are sums over row
-# blocks i. $dQ_i$ is a sum over column blocks j. What belongs to the outer loop can stay on chip, as in chapter 04.
+# A tile (i, j) adds something to three results: to $dQ_i$, and to $dK_j$ and $dV_j$. So $dK_j$ and $dV_j$ are sums over
+# row blocks i. $dQ_i$ is a sum over column blocks j. What belongs to the outer loop can stay on chip, as in chapter 04.
 # Everything else travels for each tile.
 #
 # **Predict.** Put the column blocks outside. Which of the three sums must travel?
@@ -133,7 +147,12 @@ for outside, streams, sums in (("columns", "q do", "dq"), ("rows", "k v", "dk dv
     print(f"{outside:8} outside: load {streams}; load and store {sums}: {moved} blocks")
 
 # %% [markdown]
-# Only dQ. With rows outside, dK and dV would both travel. So here the columns stay outside, in FA1 and in FA2. The forward
+# <details><summary>Answer</summary>
+#
+# **Only dQ.** $dK_j$ and $dV_j$ belong to the column block, so they stay.
+# </details>
+#
+# With rows outside, dK and dV would both travel. So here the columns stay outside, in FA1 and in FA2. The forward
 # pass swapped its loops; the backward pass does not.
 #
 # **Takeaway.** One of the sums must travel. With columns outside it is dQ alone.
@@ -175,8 +194,8 @@ def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
 
 
 # %% [markdown]
-# **Predict.** 8 queries and keys, d = 4, with 2 row blocks and 4 column blocks. dQ has 32 elements. How many elements of dQ
-# are loaded in all?
+# **Predict.** 8 queries and keys, d = 4, with 2 row blocks and 4 column blocks. dQ has 32 elements. How many elements of
+# dQ are loaded in all?
 
 # %%
 tiling, one_pass = Tiling(8, 8, B_r=4, B_c=2), Trace()
@@ -187,9 +206,10 @@ for name, ours, dense in zip(("dQ", "dK", "dV"), result, (dQ, dK, dV), strict=Tr
     print(f"{name}: first number {ours[0, 0]:9.6f}, chapter 01 says {dense[0, 0]:9.6f}")
 
 # %% [markdown]
-# <details><summary>128</summary>
+# <details><summary>Answer</summary>
 #
-# All of dQ comes in for each of the 4 column blocks. It also goes out 4 times, and once more as zeros: 160 stored.
+# **128.** All of dQ comes in for each of the 4 column blocks. It also goes out 4 times, and once more as zeros: 160
+# stored.
 # </details>
 #
 # K, V, dK and dV move once. Q, dO and dQ move for each column block.
@@ -219,9 +239,9 @@ for kind in ("matmul", "exp", "multiply", "divide"):
 print(f"{'all elements requested':22}{old.hbm_elements:12,}{new.hbm_elements:12,}")
 
 # %% [markdown]
-# <details><summary>O</summary>
+# <details><summary>Answer</summary>
 #
-# FA1 loads it for each of the 8 column blocks, FA2 once.
+# **O.** FA1 loads it for each of the 8 column blocks, FA2 once.
 # </details>
 #
 # The products and exponentials are the same. What is saved: loads of O, a multiplication for each score, seven of eight
@@ -232,8 +252,8 @@ print(f"{'all elements requested':22}{old.hbm_elements:12,}{new.hbm_elements:12,
 # %% [markdown]
 # ## Who adds into dQ?
 #
-# FA2 gives each column block to a worker of its own; the listing says `trace.parallel`. $dK_j$ and $dV_j$ belong to worker
-# j alone. But all workers add to the same $dQ_i$.
+# FA2 gives each column block to a worker of its own; the listing says `trace.parallel`. $dK_j$ and $dV_j$ belong to
+# worker j alone. But all workers add to the same $dQ_i$.
 #
 # **Predict.** Four workers run line 15 at the same moment for the same rows. All load $dQ_i$, each adds its part, all
 # store. What does $dQ_i$ hold at the end?
@@ -248,10 +268,15 @@ print("the four parts, first number:", [round(float(part[0, 0]), 6) for part in 
 print(f"after the race {stored[0, 0]:.6f}, the sum of the parts {sum(parts)[0, 0]:.6f}, right is {dQ[0, 0]:.6f}")
 
 # %% [markdown]
-# The part of the worker that stores last. The others are lost. This is called a *race*.
+# <details><summary>Answer</summary>
 #
-# **Takeaway.** Load, add, store are three steps, and another worker can come between them. Either they become one step, or
-# nobody else may come.
+# **One part.** That of the worker that stores last. The others are lost.
+# </details>
+#
+# This is called a *race*.
+#
+# **Takeaway.** Load, add, store are three steps, and another worker can come between them. Either they become one step,
+# or nobody else may come.
 
 # %% [markdown]
 # ## First way out: atomic adds
@@ -273,8 +298,13 @@ spread = max(np.abs(x - rounded[0]).max() for x in rounded)
 print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different results, at most {spread:.0e} apart")
 
 # %% [markdown]
-# Zero, since $10^8 + 1$ is rounded to $10^8$. In another order the result is 1. The sums of dQ differ in the same way, in
-# their last bits. All of them are as good as float32 allows. But a training that is run twice does not give the same bits.
+# <details><summary>Answer</summary>
+#
+# **Zero.** $10^8 + 1$ is rounded to $10^8$.
+# </details>
+#
+# In another order the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are as good as
+# float32 allows. But a training that is run twice does not give the same bits.
 #
 # **Takeaway.** Atomic adds lose nothing. The order is open, so the last bits change from run to run.
 
@@ -313,7 +343,12 @@ print("two passes:", (one_pass.matmul_flops + second.matmul_flops) // product - 
       without_dQ + second.hbm_elements, "elements requested")
 
 # %% [markdown]
-# Seven: S, dP, dV and dK in the first pass, S, dP and dQ in the second. The lower half of the picture above shows both
+# <details><summary>Answer</summary>
+#
+# **Seven.** S, dP, dV and dK in the first pass; S, dP and dQ in the second.
+# </details>
+#
+# The lower half of the picture above shows both
 # ways. The requests are about as many as before. In return every result has one owner, and the same input gives the same
 # bits.
 #
@@ -324,12 +359,12 @@ print("two passes:", (one_pass.matmul_flops + second.matmul_flops) // product - 
 # %% [markdown]
 # ## Several query heads, one key head
 #
-# In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all of
-# them do). A model that writes a text keeps the keys and values of all tokens so far, its *KV cache*. With four times fewer
-# key heads the cache takes a quarter of the memory.
+# In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all
+# of them do). A model that writes a text keeps the keys and values of all tokens so far, its *KV cache*. With four times
+# fewer key heads the cache takes a quarter of the memory.
 #
-# **Predict.** Query head h reads key head h // 4. There are 8 query heads and 2 key heads. Which query heads add into dK of
-# key head 1?
+# **Predict.** Query head h reads key head h // 4. There are 8 query heads and 2 key heads. Which query heads add into dK
+# of key head 1?
 
 # %%
 q, do = rng.standard_normal((2, 1, 8, 8, 4))  # (batch, heads, N, d)
@@ -347,7 +382,12 @@ print(f"their sum {sum(dk_of)[0, 0]:.6f}, dK of key head 1 {dk[0, 1, 0, 0]:.6f}"
 show(grouped_heads.draw(**grouped_heads.data()))
 
 # %% [markdown]
-# Heads 4 to 7. In the picture, lines above lead from a key head to the heads that read it. Arrows below lead back from the
+# <details><summary>Answer</summary>
+#
+# **Heads 4 to 7.** All that read it.
+# </details>
+#
+# In the picture, lines above lead from a key head to the heads that read it. Arrows below lead back from the
 # same heads to dK and dV.
 #
 # **Takeaway.** What is read by many in the forward pass is summed over many in the backward pass: heads of a group, and
@@ -377,8 +417,8 @@ show(grouped_heads.draw(**grouped_heads.data()))
 # ```python
 # return do @ v
 # ```
-# Every key of a row is worth the same, dP = D. So dS = 0, and with it dQ and dK: if all values are equal, it does not matter
-# where attention looks. dV is not zero.
+# Every key of a row is worth the same, dP = D. So dS = 0, and with it dQ and dK: if all values are equal, it does not
+# matter where attention looks. dV is not zero.
 # </details>
 
 # %%
@@ -435,8 +475,8 @@ else:
 #
 # <details><summary>Answer</summary>
 #
-# Only with $B_c = 8$, where a tile holds the whole row: D is a sum over all keys. A test with fewer keys than a block would
-# pass. So tests of a kernel need at least two blocks in each direction.
+# Only with $B_c = 8$, where a tile holds the whole row: D is a sum over all keys. A test with fewer keys than a block
+# would pass. So tests of a kernel need at least two blocks in each direction.
 # </details>
 
 # %%
@@ -457,45 +497,54 @@ for B_c in (2, 4, 8):
 #
 # Chapters 00 to 05, without looking back. An answer opens when you click it.
 #
-# <details><summary>1. A head has N tokens and d numbers for each. How many numbers has S, and how many has Q?</summary>
+# <details><summary>Answer</summary>
 #
-# $N^2$ and $N d$. For N = 8,192 and d = 64, S is 128 times as large.
+# **1. A head has N tokens and d numbers for each. How many numbers has S, and how many has Q?.** $N^2$ and $N d$. For N =
+# 8,192 and d = 64, S is 128 times as large.
 # </details>
-# <details><summary>2. Why is the maximum of a row subtracted before the exponential?</summary>
+# <details><summary>Answer</summary>
 #
-# So that no exponential overflows. The factor $e^{-m}$ cancels when the row is divided by its sum.
+# **2. Why is the maximum of a row subtracted before the exponential?.** So that no exponential overflows. The factor
+# $e^{-m}$ cancels when the row is divided by its sum.
 # </details>
-# <details><summary>3. The online softmax meets a larger maximum. What happens to ℓ and o?</summary>
+# <details><summary>Answer</summary>
 #
-# Both are multiplied by $\alpha = e^{m - m_{new}}$, because both are sums of $e^{s - m}$.
+# **3. The online softmax meets a larger maximum. What happens to ℓ and o?.** Both are multiplied by $\alpha = e^{m -
+# m_{new}}$, because both are sums of $e^{s - m}$.
 # </details>
-# <details><summary>4. Two states are merged. Does it matter which comes first?</summary>
+# <details><summary>Answer</summary>
 #
-# No, but for rounding.
+# **4. Two states are merged. Does it matter which comes first?.** No, but for rounding.
 # </details>
-# <details><summary>5. What does FA1 load and store again for every column block?</summary>
+# <details><summary>Answer</summary>
 #
-# It loads Q, O, $\ell$ and m, and stores O, $\ell$ and m.
+# **5. What does FA1 load and store again for every column block?.** It loads Q, O, $\ell$ and m, and stores O, $\ell$ and
+# m.
 # </details>
-# <details><summary>6. How do FA1's extra memory and its requests grow with N?</summary>
+# <details><summary>Answer</summary>
 #
-# The extra memory with N. The requests with $N^2$, divided by the block size.
+# **6. How do FA1's extra memory and its requests grow with N?.** The extra memory with N. The requests with $N^2$,
+# divided by the block size.
 # </details>
-# <details><summary>7. What does the swap of the loops save, and what does it make possible?</summary>
+# <details><summary>Answer</summary>
 #
-# A third of the requests. And each row block can be a worker of its own.
+# **7. What does the swap of the loops save, and what does it make possible?.** A third of the requests. And each row
+# block can be a worker of its own.
 # </details>
-# <details><summary>8. After tweak 1, which scaling is left inside the loop?</summary>
+# <details><summary>Answer</summary>
 #
-# $\alpha$ times the output block, in every tile. The division by $\ell$ comes once, at the end.
+# **8. After tweak 1, which scaling is left inside the loop?.** $\alpha$ times the output block, in every tile. The
+# division by $\ell$ comes once, at the end.
 # </details>
-# <details><summary>9. What does FA2's backward pass keep from the forward pass, besides Q, K and V?</summary>
+# <details><summary>Answer</summary>
 #
-# O and L. O serves only to compute D.
+# **9. What does FA2's backward pass keep from the forward pass, besides Q, K and V?.** O and L. O serves only to compute
+# D.
 # </details>
-# <details><summary>10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?</summary>
+# <details><summary>Answer</summary>
 #
-# 10 are visited. The 4 on the diagonal are masked.
+# **10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?.** 10 are visited. The 4 on the
+# diagonal are masked.
 # </details>
 
 # %% [markdown]
