@@ -12,8 +12,8 @@ NEEDS = {
     "release": ("nbgrader", "nbformat"),
     "bundle": ("nbgrader", "nbformat", "yaml"),
     "leaderboard": ("nbformat",),
-    "grade": ("nbgrader", "nbformat", "jupyter_client", "ipykernel"),
-    "check": ("nbformat", "jupyter_client", "ipykernel"),
+    "grade": ("nbgrader", "nbformat", "IPython", "yaml"),
+    "check": ("nbformat", "IPython"),
 }
 
 
@@ -38,6 +38,9 @@ def parser() -> argparse.ArgumentParser:
     grade = commands.add_parser("grade", help="grade a folder that has a folder for each student")
     grade.add_argument("folder", type=Path)
     grade.add_argument("--out", type=Path, default=Path("graded"), help="where scores.csv and feedback/ go")
+    grade.add_argument("--jobs", type=int, default=1, help="notebooks graded at a time")
+    grade.add_argument("--class", type=Path, dest="about", help="a YAML file with students, due dates, late rules")
+    grade.add_argument("--again", nargs="+", default=[], metavar="STUDENT", help="grade these, and only these, again")
     bundle = commands.add_parser("bundle", help="write what a class gets: seeded notebooks, AGENTS.md, no solution")
     bundle.add_argument("folder", type=Path, nargs="?", default=Path("bundle"))
     bundle.add_argument("--class", type=Path, dest="about", help="a YAML file with students and a secret for seeds")
@@ -97,13 +100,12 @@ def run_release(options) -> int:
 
 
 def run_check(options) -> int:
-    from fa2_lab.studio.course.grade import check_alone, said
-    from fa2_lab.studio.course.notebooks import grade_id
+    from fa2_lab.studio.course.grade import check_alone
 
     graded = check_alone(options.notebook, limits(options))
-    for cell in graded.notebook.cells if graded.notebook else ():
-        if grade_id(cell) in graded.most:
-            print(said(cell))
+    for _, code, said in graded.page:
+        if said and not code:
+            print(said)
     for sentence in graded.sentences:
         print(f"note: {sentence}")
     print(f"{graded.score:g} of {graded.full:g} points by the checks that you can see")
@@ -111,16 +113,22 @@ def run_check(options) -> int:
 
 
 def run_grade(options) -> int:
-    from fa2_lab.studio.course.grade import GraderError, grade_folder
+    from fa2_lab.studio.course import due, grade, sandbox
 
+    if options.jobs < 1:
+        raise ValueError(f"--jobs: got {options.jobs}; it takes a positive number")
+    assignments = chosen(options.only)
+    about = due.read(options.about, [a.name for a in assignments]) if options.about else due.Class()
+    how = grade.Grading(limits(options), options.jobs, about, tuple(options.again))
+    sandbox.keep_to_oneself()
     try:
-        graded = grade_folder(options.folder, options.out, chosen(options.only), limits(options))
-    except GraderError as fault:
+        graded = grade.grade_folder(options.folder, options.out, assignments, how)
+    except grade.GraderError as fault:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
     for g in graded:
-        print(f"{g.student:20} {g.assignment or '-':20} {g.score:6g} of {g.full:<4g} {' | '.join(g.sentences)[:100]}")
-    print(f"{options.out / 'scores.csv'} and {options.out / 'feedback'}")
+        print(f"{g.student:20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {' | '.join(g.sentences)[:100]}")
+    print(f"{options.out / 'scores.csv'}, {options.out / 'scores_wide.csv'} and {options.out / 'feedback'}")
     return 0
 
 

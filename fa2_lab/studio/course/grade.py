@@ -17,252 +17,375 @@ What an assignment keeps to, so that its checks can run in another process than 
 
 from __future__ import annotations
 
-import csv
-import html
-import io
+import hashlib
+import importlib
+import json
+import multiprocessing
+import multiprocessing.connection
+import os
 import re
-from dataclasses import dataclass, field
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-import nbformat
 from tqdm import tqdm
 
 from fa2_lab.studio import files
-from fa2_lab.studio.course import rules, sandbox
-from fa2_lab.studio.course.notebooks import Assignment, grade_id, is_solution, read, source, steps
-from fa2_lab.studio.course.sandbox import Limits
+from fa2_lab.studio.course import due, notebooks, results, rules, sandbox
+from fa2_lab.studio.course.judge import Graded, grade_notebook
+from fa2_lab.studio.course.notebooks import FOLDER, Assignment, as_cell, read, source, steps
+from fa2_lab.studio.course.sandbox import BOX, Limits, Room
 
-EXTRA = {"test_gpu": 2.0}  # steps whose points come on top
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
+MOST_FILES = 10_000  # of one student that are looked at
+MARGIN = 90.0  # seconds that a grading process may take beyond its notebook's own
+WITHOUT = {  # what a student's code can do where the box has no such wall
+    "user": "act as you: read your files, and stop your processes",
+    "network": "use the network",
+    "files": "write wherever you can, and read solutions on this disk",
+    "processes": "see the other processes of this machine",
+}
 
 
 class GraderError(RuntimeError):
     """The grader itself is not in order: nobody is graded."""
 
 
-@dataclass
-class Graded:
-    """One submission after grading."""
+# One notebook, in a process that can be lost ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Task:
+    """One submission to be graded."""
 
     student: str
     assignment: str
-    most: dict[str, float] = field(default_factory=dict)  # points of each step
-    got: dict[str, float] = field(default_factory=dict)
-    sentences: list[str] = field(default_factory=list)
-    notebook: nbformat.NotebookNode | None = None
-
-    @property
-    def score(self) -> float:
-        return round(sum(self.got.values()), 2)
-
-    @property
-    def full(self) -> float:
-        return sum(self.most.values())
+    cells: list
+    original: object
+    stage: Path
+    limits: Limits
+    hidden: tuple[str, ...] = ()
+    follow: bool = True
 
 
-# One notebook ---------------------------------------------------------------------------------------------------
+def run_task(task: Task, answer: Path) -> None:
+    """Grade one submission and leave what came of it in a file. Runs in a process of its own."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sandbox.die_with_parent()
+    sandbox.keep_to_oneself()
+
+    def open_room() -> Room:
+        return Room(task.stage, task.limits, task.hidden)
+
+    graded = grade_notebook(task.original, task.cells, open_room, task.limits, task.follow)
+    graded.student, graded.assignment = task.student, task.assignment
+    files.write(answer, json.dumps(asdict(graded)))
 
 
-def assemble(original, submitted) -> tuple[nbformat.NotebookNode, list[str]]:
-    """The original's locked cells around a student's answers and own cells, and the names of deleted cells."""
-    known = {grade_id(c): c for c in original.cells if grade_id(c)}
-    answers, own, last = {}, {"": []}, ""
-    for cell in submitted.cells:
-        name = grade_id(cell)
-        if name in known and name not in answers:
-            answers[name], last = cell, name
-        elif cell.cell_type == "code":
-            own.setdefault(last, []).append(cell)
-    cells = list(own[""])
-    for name, cell in known.items():
-        mine = answers.get(name)
-        if is_solution(cell):
-            cells += [mine] if mine is not None and mine.cell_type == "code" else []
-        else:
-            cells.append(cell)
-        cells += own.get(name, [])
-    book = nbformat.v4.new_notebook(metadata=original.metadata)
-    book.cells = [plain(cell) for cell in cells]
-    return book, [name for name in known if name not in answers]
+def run_tasks(tasks: list[Task], jobs: int, done: Callable[[Task, Graded], None]) -> None:
+    """Grade several at a time, each in a process of its own; `done` is told of each as it ends."""
+    how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
+    sandbox.become_subreaper()
+    others = set(sandbox.children().get(os.getpid(), []))
+    waiting, running = list(tasks), {}
+    with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    task = waiting.pop(0)
+                    answer = Path(folder, f"{len(waiting)}.json")
+                    process = how.Process(target=run_task, args=(task, answer))
+                    process.start()
+                    running[process] = (task, answer, time.monotonic() + 2 * task.limits.notebook_seconds + MARGIN)
+                multiprocessing.connection.wait([p.sentinel for p in running], timeout=1.0)
+                for process in [p for p, (_, _, until) in running.items() if ended(p, until)]:
+                    task, answer, _ = running.pop(process)
+                    end_strays(others | {p.pid for p in running})
+                    done(task, answered(task, answer))
+        finally:
+            for process in running:
+                process.kill()
+                process.join()
+            end_strays(others)
 
 
-def plain(cell):
-    """A code cell with its name and nothing else that a notebook may carry along."""
-    marks = {"nbgrader": cell.metadata["nbgrader"]} if grade_id(cell) else {}
-    return nbformat.v4.new_code_cell(cell.source, metadata=marks)
+def ended(process, until: float) -> bool:
+    """Whether a process is over; one whose time is up is made so."""
+    if process.is_alive() and time.monotonic() > until:
+        process.kill()
+        process.join()
+    return not process.is_alive()
 
 
-def grade_notebook(assignment: str, original, submitted, limits: Limits, student: str = "") -> Graded:
-    """Run a student's answers against the original's tests."""
-    graded = Graded(student, assignment, steps(original))
-    off_limits = rules.findings(submitted, assignment)
-    if off_limits:
-        graded.sentences = ["scores 0, since " + "; ".join(off_limits)]
+def answered(task: Task, answer: Path) -> Graded:
+    """What a grading process found, or that it was lost."""
+    graded, _ = results.kept(answer)
+    with suppress(OSError, ValueError, TypeError):
+        graded = Graded(**json.loads(answer.read_text(encoding="utf-8")))
+        answer.unlink()
         return graded
-    book, missing = assemble(original, submitted)
-    graded.sentences += [f"the cell {name} was deleted" for name in missing]
-    ran, complaint = sandbox.run(book, limits)
-    graded.notebook = nbformat.from_dict(ran)
-    graded.sentences += [complaint] if complaint else []
-    for cell in graded.notebook.cells:
-        name = grade_id(cell)
-        if name in graded.most:
-            graded.got[name], sentence = score(cell, graded.most[name])
-            graded.sentences += [f"{name}: {sentence}"] if sentence else []
-        elif failed := [o for o in cell.get("outputs", []) if o.output_type == "error"]:
-            graded.sentences.append(f"{name or 'a cell of its own'}: {failed[0].ename}: {failed[0].evalue}"[:300])
-    return graded
+    sentence = "the grading of this notebook did not come to an end; grade it alone to see why"
+    return Graded(task.student, task.assignment, steps(task.original), sentences=[sentence])
 
 
-def score(cell, most: float) -> tuple[float, str]:
-    """The points that a test cell shows, and a sentence if it shows none."""
-    outputs = cell.get("outputs", [])
-    failed = [o for o in outputs if o.output_type == "error"]
-    if failed:
-        return 0.0, f"{failed[0].ename}: {failed[0].evalue}"[:300]
-    refused = re.findall(r"REFUSED .*\n +(.*);", "".join(o.text for o in outputs if o.output_type == "stream"))
-    values = [o.data.get("text/plain", "") for o in outputs if o.output_type == "execute_result"]
-    try:
-        points = float(values[-1])
-    except (IndexError, ValueError):
-        return 0.0, "the step gave no result"
-    if not points >= 0:
-        return 0.0, "the step gave no result"
-    top = EXTRA.get(grade_id(cell), most)
-    return min(points, top), refused[0] if refused else ""
+def end_strays(known: set) -> None:
+    """End what a submission left behind: children of this process that are none of its own."""
+    for pid in set(sandbox.children().get(os.getpid(), [])) - known:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
 
-# A folder of them -----------------------------------------------------------------------------------------------
+# A folder of them -----------------------------------------------------------------------------------------------------
 
 
-def submissions(folder: Path, assignments: list[Assignment]) -> list[tuple[str, str, Path | None]]:
-    """(student, assignment, file) for a folder with one folder for each student; a student without a file has None."""
+@dataclass
+class Found:
+    """What a student handed in for one assignment: the file that counts, or none, and remarks."""
+
+    student: str
+    assignment: str
+    path: Path | None = None
+    remarks: list[str] = field(default_factory=list)
+
+
+def submissions(folder: Path, assignments: list[Assignment], students: tuple[str, ...] = ()) -> list[Found]:
+    """Each student's file for each assignment, in a folder with one folder for each student."""
     if not folder.is_dir():
         raise ValueError(f"folder: got {folder}, which is no folder; it takes one with a folder for each student")
-    found = []
-    for home in sorted(p for p in folder.iterdir() if p.is_dir() and not NEVER.search(p.name)):
-        files = [p for p in home.rglob("*") if p.is_file() and not NEVER.search(str(p.relative_to(home)))]
-        files.sort(key=lambda p: (p.suffix == ".ipynb", -len(p.stem), p))  # the best name comes last
-        handed_in = [(home.name, of(path, assignments), path) for path in files]
-        known = {}
-        for student, name, path in handed_in:
-            if name:
-                known[name] = (student, name, path)
-        found += known.values() if known else [(home.name, "", None)]
-    if not found:
+    homes = {p.name: p for p in folder.iterdir() if p.is_dir() and not p.is_symlink() and not NEVER.search(p.name)}
+    if not homes:
         raise ValueError(f"folder: got {folder}, without a folder in it; it takes one with a folder for each student")
+    return [one for name in sorted({*homes, *students}) for one in of_student(name, homes.get(name), assignments)]
+
+
+def of_student(student: str, home: Path | None, assignments: list[Assignment]) -> list[Found]:
+    """One student's files. The file named exactly as the assignment counts, or else the one with the shortest name."""
+    files = files_below(home) if home else []
+    found = []
+    for assignment in assignments:
+        mine = [p for p in files if assignment.name in (p.parent.name, p.stem) or assignment.name in p.stem]
+        mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.startswith(assignment.name)]
+        mine.sort(key=lambda p: (p.suffix != ".ipynb", p.stem != assignment.name, len(p.stem), str(p)))
+        one = Found(student, assignment.name, mine[0] if mine else None)
+        more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]
+        one.remarks += [f"{mine[0].name} was graded, not {', '.join(more)}"] if more else []
+        others = ", ".join(p.name for p in files[:5])
+        one.remarks += [] if mine else [f"nothing handed in{f'; there is {others}' if others else ''}"[:300]]
+        found.append(one)
     return found
 
 
-def of(path: Path, assignments: list[Assignment]) -> str:
-    """The assignment that a file's name, or its folder's, speaks of."""
-    return next((a.name for a in assignments if a.name in path.stem or a.name == path.parent.name), "")
+def files_below(home: Path) -> list[Path]:
+    """Everything under a student's folder that is no folder; links to folders are not followed."""
+    found = []
+    for place, folders, names in os.walk(home):
+        folders[:] = sorted(f for f in folders if not NEVER.search(f))
+        found += [Path(place, name) for name in sorted(names) if not NEVER.search(name)]
+        if len(found) > MOST_FILES:
+            return found[:MOST_FILES]
+    return found
 
 
-def missing_packages(assignments: list[Assignment]) -> list[str]:
-    """Packages that grading these assignments needs and that are not here."""
-    needed = {"numpy", "nbformat", "jupyter_client", "ipykernel", "nbgrader"}
-    needed |= {package for a in assignments for package in a.needs}
-    return sorted(name for name in needed if find_spec(name) is None)
+@dataclass
+class Grading:
+    """How a folder is graded."""
+
+    limits: Limits = field(default_factory=Limits)
+    jobs: int = 1
+    about: due.Class = field(default_factory=due.Class)
+    again: tuple[str, ...] = ()  # students who are graded even if nothing changed
+    warn: Callable[[str], None] = lambda sentence: print(sentence, file=sys.stderr)
 
 
-def prove_grader(assignment: Assignment, limits: Limits) -> None:
-    """The assignment's own solution must score full marks here and now, or nobody is graded."""
-    original = source(assignment)
-    solved = grade_notebook("", original, original, limits)
-    if solved.score < solved.full:
-        why = "; ".join(solved.sentences) or "see its own output"
-        raise GraderError(
-            f"{assignment.name}: its own solution scores {solved.score:g} of {solved.full:g} here ({why}). "
-            "Nobody was graded: the fault lies with this machine or these limits."
-        )
-
-
-def grade_folder(folder: Path, out: Path, assignments: list[Assignment], limits: Limits) -> list[Graded]:
-    """Grade every submission and write scores.csv and feedback/STUDENT/ASSIGNMENT.html."""
-    todo = submissions(folder, assignments)
-    used = [a for a in assignments if any(name == a.name for _, name, _ in todo)]
+def grade_folder(folder: Path, out: Path, assignments: list[Assignment], how: Grading) -> list[Graded]:
+    """Grade every submission that has no record yet. Writes records, feedback pages and tables; returns all records."""
+    todo = submissions(folder, assignments, how.about.students)
+    used = [a for a in assignments if any(one.path and one.assignment == a.name for one in todo)]
     if missing := missing_packages(used):
         raise GraderError(
             f"not installed here: {', '.join(missing)}. pip install 'fa2-lab[course]'. Nobody was graded."
         )
-    originals = {a.name: source(a) for a in used}
-    for assignment in used:
-        prove_grader(assignment, limits)
     files.check_writable(out, "course grade")
-    graded = []
-    for student, name, path in tqdm(todo, desc="grading", unit="notebook", disable=None):
-        graded.append(grade_file(student, name, path, originals, limits))
-        write_feedback(graded[-1], out)
-        write_scores(graded, out)
-    return graded
+    hidden = out_of_sight(folder, out)
+    with stages(used) as stage:
+        before = rules.fingerprint(rules.PACKAGE, *stage.values())
+        prove_grader(used, stage, hidden, how)
+        tasks = []
+        for one in todo:
+            task, graded, key = prepare(one, assignments, stage, hidden, how, before)
+            if how.again and one.student not in how.again:
+                continue
+            if not how.again and results.kept(results.record_path(out, one.student, one.assignment))[1] == key:
+                continue
+            if task is None:
+                results.keep(graded, out, key)
+            else:
+                tasks.append((task, one, key))
+        grade_tasks(tasks, out, how, before, stage)
+    return results.write_scores(out)
 
 
-def grade_file(student: str, name: str, path: Path | None, originals: dict, limits: Limits) -> Graded:
-    """One file, whatever it is. Nothing in it can stop the grading of the others."""
-    if path is None:
-        return Graded(student, "", sentences=["no file is named like an assignment"])
+def grade_tasks(tasks: list, out: Path, how: Grading, before: str, stage: dict) -> None:
+    """Grade, and keep each result as it comes. Stops if a submission changed the package."""
+    known = {id(task): (one, key) for task, one, key in tasks}
+    with tqdm(total=len(tasks), desc="grading", unit="notebook", disable=None) as bar:
+
+        def done(task: Task, graded: Graded) -> None:
+            one, key = known[id(task)]
+            if rules.fingerprint(rules.PACKAGE, *stage.values()) != before:
+                raise GraderError(
+                    f"the package changed while {one.student}'s {one.assignment} was graded. Stopped there."
+                )
+            graded.sentences = one.remarks + graded.sentences
+            graded.late, graded.factor = lateness(one, how)
+            results.keep(graded, out, key)
+            bar.update()
+
+        run_tasks([task for task, _, _ in tasks], how.jobs, done)
+
+
+def prepare(one: Found, assignments, stage: dict, hidden: tuple, how: Grading, version: str):
+    """A task, or what is known without one, and the key that tells whether it was graded before."""
+    assignment = next(a for a in assignments if a.name == one.assignment)
+    original = seeded(source(assignment), one.student, how.about.secret)
+    nothing = Graded(one.student, one.assignment, steps(original), sentences=one.remarks)
+    late, _ = lateness(one, how)
+    if one.path is None:
+        return None, nothing, digest(version, original, late, one.remarks)
     try:
-        submitted = read(path)
+        cells = read(one.path)
     except ValueError as unreadable:
-        return Graded(student, name, steps(originals[name]), sentences=[str(unreadable)])
-    return grade_notebook(name, originals[name], submitted, limits, student)
+        nothing.sentences = [*one.remarks, str(unreadable)]
+        return None, nothing, digest(version, original, late, nothing.sentences)
+    box = stage[one.assignment]
+    task = Task(one.student, one.assignment, cells, original, box, how.limits, hidden)
+    return task, nothing, digest(version, original, late, one.remarks, cells, how.limits)
 
 
-# What students and instructors read -------------------------------------------------------------------------------
+def lateness(one: Found, how: Grading) -> tuple[str, float]:
+    return how.about.lateness(one.student, one.assignment, due.handed_in(one.path)) if one.path else ("", 1.0)
 
 
-def write_scores(graded: list[Graded], out: Path) -> None:
-    """scores.csv, one line for each notebook."""
-    table = io.StringIO(newline="")
-    rows = csv.writer(table)
-    rows.writerow(["student", "assignment", "score", "max_score", "steps", "remarks"])
-    for g in graded:
-        by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in g.most.items())
-        rows.writerow([g.student, g.assignment, f"{g.score:g}", f"{g.full:g}", by_step, " | ".join(g.sentences)])
-    files.write(out / "scores.csv", table.getvalue())
+def digest(*parts) -> str:
+    return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()
 
 
-STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto} pre{background:#f4f4f4;padding:1em}"
+def seeded(original, student: str, secret: str):
+    """The original with the student's own numbers."""
+    from fa2_lab.studio.course import seeds
+
+    return seeds.seeded(original, seeds.seed_of(student, secret)) if secret else original
 
 
-def write_feedback(graded: Graded, out: Path) -> Path:
-    """A page for the student: points, remarks, and for each step the answer and what the checks said of it."""
-    path = out / "feedback" / graded.student / f"{graded.assignment or 'nothing'}.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    title = html.escape(f"{graded.student}: {graded.assignment or 'nothing handed in'}")
-    body = [f"<h1>{title}</h1><p><b>{graded.score:g} of {graded.full:g} points</b></p>"]
-    body += ["<ul>", *(f"<li>{html.escape(s)}</li>" for s in graded.sentences), "</ul>"] if graded.sentences else []
-    for cell in graded.notebook.cells if graded.notebook else ():
-        name = grade_id(cell)
-        if name in graded.most:
-            body.append(f"<h2>{name.removeprefix('test_')}: {graded.got[name]:g} of {graded.most[name]:g}</h2>")
-            body.append(f"<pre>{html.escape(said(cell))}</pre>")
-        elif is_solution(cell) or not name:
-            body.append(f"<pre>{html.escape(cell.source)}</pre><pre>{html.escape(said(cell))}</pre>")
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return files.write(path, head + "\n".join(body).replace("<pre></pre>", "") + "</html>\n")
+# Before anybody is graded -------------------------------------------------------------------------------------------
 
 
-def said(cell) -> str:
-    """What a cell printed, and its error if there is one; tests that are hidden stay so."""
-    texts = [o.text if o.output_type == "stream" else "" for o in cell.get("outputs", [])]
-    texts += [f"{o.ename}: {o.evalue}" for o in cell.get("outputs", []) if o.output_type == "error"]
-    return "".join(texts)
+def missing_packages(assignments: list[Assignment]) -> list[str]:
+    """Packages that grading these assignments needs and that are not here."""
+    needed = {"numpy", "nbformat", "IPython"}
+    needed |= {package for a in assignments for package in a.needs}
+    return sorted(name for name in needed if find_spec(name) is None)
 
 
-# What a student runs alone ----------------------------------------------------------------------------------------
+@contextmanager
+def stages(assignments: list[Assignment]):
+    """{assignment: the folder with the part of the package that its students get}."""
+    folder = Path(tempfile.mkdtemp(prefix="fa2-course-stage-"))
+    try:
+        folder.chmod(0o755)
+        for assignment in assignments:
+            preload(assignment)
+        yield {a.name: rules.stage(folder / a.name, a.gives) for a in assignments}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def preload(assignment: Assignment) -> None:
+    """Import the checks now, so that processes that are forked off have them."""
+    probes = [f"probes{part}" for part in ("", "_triton") if "triton" in assignment.needs]
+    for module in probes:
+        with suppress(ImportError):
+            importlib.import_module(f"fa2_lab.studio.course.{module}")
+    for cell in source(assignment).cells:
+        for module in re.findall(r"^from fa2_lab\.studio\.course import (\w+)", cell.source, re.MULTILINE):
+            with suppress(ImportError):
+                importlib.import_module(f"fa2_lab.studio.course.{module}")
+
+
+def out_of_sight(*more: Path) -> tuple[str, ...]:
+    """Folders that no submission may see: solutions, other submissions, results, this user's own."""
+    root = files.ROOT
+    checkout = [root / name for name in ("notebooks", "tests", ".git")] if (root / "pyproject.toml").is_file() else []
+    places = [rules.PACKAGE, FOLDER, *checkout, Path.home(), *more]
+    return tuple(dict.fromkeys(str(p.resolve()) for p in places))
+
+
+def prove_grader(assignments: list[Assignment], stage: dict, hidden: tuple, how: Grading) -> None:
+    """The own solution of each must score full marks here and now, or nobody is graded. Tells what is not boxed."""
+    tasks = []
+    for assignment in assignments:
+        original = source(assignment)
+        cells = [as_cell(cell) for cell in original.cells]
+        tasks.append(Task("", assignment.name, cells, original, stage[assignment.name], how.limits, hidden))
+    proved: list[Graded] = []
+    run_tasks(tasks, how.jobs, lambda task, graded: proved.append(graded))
+    for solved in proved:
+        if solved.score < solved.full:
+            why = "; ".join(solved.sentences) or "see its own output"
+            raise GraderError(
+                f"{solved.assignment}: its own solution scores {solved.score:g} of {solved.full:g} here ({why}). "
+                "Nobody was graded: the fault lies with this machine or these limits."
+            )
+    for wall in BOX:
+        if any(not solved.confined.get(wall) for solved in proved):
+            how.warn(f"WARNING: on this machine a student's code can {WITHOUT[wall]}.")
+
+
+# What a student runs alone --------------------------------------------------------------------------------------------
 
 
 def check_alone(path: Path, limits: Limits) -> Graded:
     """A student's own notebook with the tests that it carries. A step whose test cell was deleted scores 0."""
-    submitted = read(path)
+    import nbformat
+
+    cells = read(path)
+    submitted = nbformat.from_dict(json.loads(notebooks.content(path).decode("utf-8-sig")))
+    submitted.cells = [c for c in submitted.cells if c.get("cell_type") == "code"]
     promised = dict(submitted.metadata.get("fa2_lab", {}).get("steps", {}))
-    name = of(path, [Assignment(n, "") for n in rules.PER_ASSIGNMENT])
-    graded = grade_notebook(name, submitted, submitted, limits)
+    name = next((a.name for a in notebooks.ASSIGNMENTS if a.name in path.stem), "")
+    assignment = next((a for a in notebooks.ASSIGNMENTS if a.name == name), Assignment(name, ""))
+    answers: list[Graded] = []
+    with stages_of(assignment) as stage:
+        task = Task("", name, cells, submitted, stage, limits, follow=False)
+        run_tasks([task], 1, lambda _, graded: answers.append(graded))
+    graded = answers[0]
     for step, points in promised.items():
         if step not in graded.most:
             graded.most[step], graded.got[step] = points, 0.0
             graded.sentences.append(f"the cell {step} was deleted")
+    graded.sentences += slow(graded, limits)
     return graded
+
+
+@contextmanager
+def stages_of(assignment: Assignment):
+    with tempfile.TemporaryDirectory(prefix="fa2-course-stage-") as folder:
+        os.chmod(folder, 0o755)
+        yield rules.stage(Path(folder), assignment.gives)
+
+
+def slow(graded: Graded, limits: Limits) -> list[str]:
+    """Where a slower machine could part a student's own check from the grade."""
+    return [
+        f"{step} took {seconds:.0f} s here; when it is graded it has {limits.cell_seconds:g} s"
+        for step, seconds in graded.seconds.items()
+        if seconds > limits.cell_seconds / 3
+    ]

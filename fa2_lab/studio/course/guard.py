@@ -1,4 +1,4 @@
-"""While a student's function runs, the package's own solutions and torch's attention refuse to be called."""
+"""How a check calls what a student wrote: here, with the package's solutions out of reach, or in another process."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from importlib import import_module
 
 import numpy as np
 
+from fa2_lab.studio.course.probes import NotAllowed
+
 SOLUTIONS = [f"fa2_lab.reference.{name}" for name in ("online_softmax", "naive", "fa1", "fa2", "heads")]
-KERNELS = [f"fa2_lab.kernels.{name}" for name in ("portable.forward", "portable.backward", "ladder")]
+KERNELS = [f"fa2_lab.kernels.portable.{name}" for name in ("forward", "backward")]
 TORCH = ["scaled_dot_product_attention"]
 
 
@@ -21,6 +23,66 @@ class Borrowed(BaseException):
     def __init__(self, name: str):
         super().__init__(f"{name} was called, which is a ready-made solution")
 
+
+# Calling ------------------------------------------------------------------------------------------------------------
+
+
+def call(function, *args, **kwargs):
+    """A student's function on copies of its arrays, with the package's solutions out of its reach."""
+    if isinstance(function, Far):
+        return function(*args, **kwargs)
+    with alone():
+        return call_freely(function, *args, **kwargs)
+
+
+def call_freely(function, *args, **kwargs):
+    """A student's function on copies of its arrays, with what it prints and warns kept back."""
+    if isinstance(function, Far):
+        return function(*args, **kwargs)
+    copies = [a.copy() if type(a) is np.ndarray else a for a in args]
+    quiet = Discard()
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), np.errstate(all="ignore"):
+        return function(*copies, **kwargs)
+
+
+def beside(probe, function, *args, **kwargs):
+    """Run a probe where the student's function is: probe(function, ...), with plain values in and out."""
+    if isinstance(function, Far):
+        return function.session.probe(probe, function.name, args, kwargs)
+    return call(probe, function, *args, **kwargs)
+
+
+class Far:
+    """A function of the student's in another process, by its name. Calling it asks that process."""
+
+    def __init__(self, session, name: str):
+        self.session, self.name = session, name
+
+    def __call__(self, *args, **kwargs):
+        return self.session.call(self.name, args, kwargs)
+
+
+class Raised(Exception):
+    """What a student's code raised in another process: the error's name, what it says, and the line."""
+
+    def __init__(self, kind: str, text: str, where: str = ""):
+        super().__init__(f"{kind}: {text}")
+        self.where = where
+
+
+class Stopped(Exception):
+    """A student's code did not end in time, or its process ended."""
+
+
+def raised(kind: str, text: str, where: str) -> Exception:
+    """The error that a student's process told of, as a check expects it."""
+    if kind in ("NotAllowed", "Borrowed"):
+        return NotAllowed(text)
+    known = {"NotImplementedError": NotImplementedError, "MemoryError": MemoryError}
+    return known[kind](text) if kind in known else Raised(str(kind), str(text), str(where))
+
+
+# Out of reach -------------------------------------------------------------------------------------------------------
 
 called: list[str] = []  # a bare except clause may swallow Borrowed, but not this
 
@@ -96,25 +158,6 @@ def torch_refuses():
     finally:
         for name, original in kept.items():
             setattr(functional, name, original)
-
-
-def call(function, *args, **kwargs):
-    """A student's function on copies of its arrays, with the package's solutions out of its reach."""
-    with alone():
-        return call_freely(function, *args, **kwargs)
-
-
-def beside(probe, function, *args, **kwargs):
-    """Run a probe where the student's function is: probe(function, ...), with plain values in and out."""
-    return call_freely(probe, function, *args, **kwargs)
-
-
-def call_freely(function, *args, **kwargs):
-    """A student's function on copies of its arrays, with what it prints and warns kept back."""
-    copies = [a.copy() if type(a) is np.ndarray else a for a in args]
-    quiet = Discard()
-    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), np.errstate(all="ignore"):
-        return function(*copies, **kwargs)
 
 
 class Discard(io.TextIOBase):

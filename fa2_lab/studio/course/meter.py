@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from fa2_lab.studio.course.guard import call
-from fa2_lab.studio.course.report import NotAllowed
+from fa2_lab.studio.course import probes
+from fa2_lab.studio.course.guard import beside
+from fa2_lab.studio.course.probes import NotAllowed
+from fa2_lab.studio.course.report import parts
 from fa2_lab.trace import HbmTensor, OnChip, Trace
 
 
@@ -61,12 +62,29 @@ class Run:
     meter: Meter
 
 
+class Hbm:
+    """A watched tensor as a student's code reaches it, from wherever it runs: rows by a load, rows by a store."""
+
+    def __init__(self, tensor: PlacedTensor):
+        self._tensor = tensor
+
+    def load(self, where) -> np.ndarray:
+        return np.array(self._tensor[where])
+
+    def store(self, where, value) -> None:
+        self._tensor[where] = value
+
+
 def metered(function: Callable, case, inputs: dict, outputs: dict, **options) -> Run:
     """Run a student's function on watched tensors; outputs start as NaN. Both dicts: {name: (array, axis)}."""
     meter = Meter(case.B_r, case.B_c)
     arrays = {name: array for name, (array, _) in (inputs | outputs).items()}
     watched = [meter.tensors(axis, **{name: array})[0] for name, (array, axis) in (inputs | outputs).items()]
-    call(function, *watched, case.B_r, case.B_c, **options)
+    tensors = [(x.name, x.shape, Hbm(x)) for x in watched]
+    operations, largest = parts("", beside(probes.metered, function, tensors, case.B_r, case.B_c, **options), 2)
+    for kind, n in probes.flops_of(operations).items():
+        meter.work[((), None, None, kind)] += n
+    meter.largest_on_chip = int(largest)
     refuse_score_matrix(meter, case.N_q, case.N_k)
     return Run({name: arrays[name] for name in outputs}, meter)
 
@@ -76,15 +94,3 @@ def refuse_score_matrix(meter: Meter, N_q: int, N_k: int) -> None:
     if meter.largest_on_chip >= N_q * N_k:
         size = f"{meter.largest_on_chip} elements in one array, where N_q × N_k = {N_q * N_k}"
         raise NotAllowed(f"the score matrix was built: {size}")
-
-
-def peak_bytes(function: Callable, *args, **options) -> int:
-    """The most memory that a student's function held at once, beyond what it was given."""
-    tracemalloc.start()
-    try:
-        before, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        call(function, *args, **options)
-        return tracemalloc.get_traced_memory()[1] - before
-    finally:
-        tracemalloc.stop()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +56,10 @@ def source(assignment: Assignment) -> nbformat.NotebookNode:
 
 
 def from_twin(path: Path) -> nbformat.NotebookNode:
-    """A text twin as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4."""
+    """A text twin as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4.
+
+    A test with given="kind" is run again, where it fails, with the right `kind` in the place of the student's.
+    """
     import jupytext
 
     notebook = jupytext.read(path, fmt="py:percent")
@@ -70,14 +76,15 @@ def from_twin(path: Path) -> nbformat.NotebookNode:
 
 def nbgrader_metadata(cell) -> dict:
     """A twin's marks in nbgrader's words; a cell without marks is the reader's own."""
-    marks = dict(cell.metadata)
-    kind = next((k for k in ("locked", "solution", "test") if k in marks), None)
+    said = dict(cell.metadata)
+    kind = next((k for k in ("locked", "solution", "test") if k in said), None)
     if kind is None:
         return {}
     mine = {"schema_version": 3, "cell_type": cell.cell_type, "task": False}
     mine |= {"grade": kind == "test", "solution": kind == "solution", "locked": kind != "solution"}
-    mine |= {"grade_id": f"test_{marks[kind]}" if kind == "test" else marks[kind]}
-    return {"nbgrader": mine | ({"points": marks["points"]} if kind == "test" else {})}
+    mine |= {"grade_id": f"test_{said[kind]}" if kind == "test" else said[kind]}
+    given = {"fa2_lab": {"given": said["given"].split()}} if "given" in said else {}
+    return {"nbgrader": mine | ({"points": said["points"]} if kind == "test" else {})} | given
 
 
 def build() -> list[Path]:
@@ -95,34 +102,86 @@ def build() -> list[Path]:
 # Asking a notebook ------------------------------------------------------------------------------------------------
 
 
+def marks(cell) -> dict:
+    """nbgrader's metadata of a cell, whatever shape a notebook has it in."""
+    metadata = cell.get("metadata") if isinstance(cell, dict) else None
+    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
 def grade_id(cell) -> str:
     """The name nbgrader knows a cell by; empty for a cell of the reader's own."""
-    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+    name = marks(cell).get("grade_id", "")
+    return name if isinstance(name, str) else ""
 
 
 def is_solution(cell) -> bool:
-    return bool(cell.metadata.get("nbgrader", {}).get("solution"))
+    return bool(marks(cell).get("solution"))
 
 
 def steps(notebook) -> dict[str, float]:
     """{grade_id: points} of a notebook's test cells."""
-    marks = [c.metadata.get("nbgrader", {}) for c in notebook.cells]
-    return {m["grade_id"]: float(m["points"]) for m in marks if m.get("grade")}
+    return {m["grade_id"]: float(m["points"]) for m in map(marks, notebook.cells) if m.get("grade")}
 
 
-def read(path: Path) -> nbformat.NotebookNode:
-    """A submitted notebook, or a ValueError with a sentence."""
+# What students hand in ------------------------------------------------------------------------------------------------
+
+LARGEST = 20 * 2**20  # bytes of a notebook
+MOST_CELLS = 2000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is read of a submitted cell: its ids, whether it is code, its text. Nothing else of it counts."""
+
+    id: str
+    name: str
+    is_code: bool
+    source: str
+
+
+def read(path: Path) -> list[Cell]:
+    """The cells of a submitted notebook, whatever else is in it, or a ValueError with a sentence."""
     if path.suffix != ".ipynb":
         raise ValueError(f"{path.name} is not a notebook: its name does not end in .ipynb")
     try:
-        notebook = nbformat.reads(path.read_text(encoding="utf-8-sig"), as_version=4)  # some editors begin with a BOM
-        nbformat.validate(notebook)
-    except Exception as error:
+        notebook = json.loads(content(path).decode("utf-8-sig"))  # some editors begin with a byte-order mark
+    except (UnicodeError, ValueError, RecursionError, OSError) as error:
         reason = (str(error).splitlines() or [""])[0][:120]
         raise ValueError(
             f"{path.name} is not a notebook that can be read ({type(error).__name__}: {reason})"
         ) from error
-    return notebook
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list):
+        raise ValueError(f"{path.name} is not a notebook that can be read (it has no list of cells)")
+    if len(cells) > MOST_CELLS:
+        raise ValueError(f"{path.name} has {len(cells):,} cells; at most {MOST_CELLS:,} are read")
+    return [as_cell(cell) for cell in cells if isinstance(cell, dict)]
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file that is a file, and neither a link nor a pipe nor too large."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        number = os.open(path, flags)
+    except OSError as error:
+        raise ValueError("a link" if path.is_symlink() else error.strerror) from error
+    with os.fdopen(number, "rb") as file:
+        told = os.fstat(number)
+        if not stat.S_ISREG(told.st_mode):
+            raise ValueError("no file: a folder, a pipe or a device")
+        if told.st_size > LARGEST:
+            raise ValueError(f"{told.st_size:,} bytes; it takes at most {LARGEST:,}")
+        return file.read(LARGEST)
+
+
+def as_cell(cell: dict) -> Cell:
+    """One cell, plain: letters that are no text become question marks."""
+    source = cell.get("source", "")
+    source = "".join(x for x in source if isinstance(x, str)) if isinstance(source, list) else source
+    source = source.encode("utf-8", "replace").decode() if isinstance(source, str) else ""
+    own_id = cell.get("id", "")
+    return Cell(own_id if isinstance(own_id, str) else "", grade_id(cell), cell.get("cell_type") == "code", source)
 
 
 # For students -------------------------------------------------------------------------------------------------------

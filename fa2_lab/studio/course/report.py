@@ -7,7 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from fa2_lab.studio.course.guard import Borrowed
+from fa2_lab.studio.course.guard import Borrowed, Raised, Stopped
+from fa2_lab.studio.course.probes import NotAllowed
 
 
 class Failed(Exception):
@@ -16,10 +17,6 @@ class Failed(Exception):
     def __init__(self, expected: str, came: str, where: str = "", hint: str = ""):
         super().__init__(expected)
         self.expected, self.came, self.where, self.hint = expected, came, where, hint
-
-
-class NotAllowed(Exception):
-    """What came may be right, but was got in a way that the exercise rules out."""
 
 
 class Report:
@@ -47,6 +44,8 @@ class Report:
             self.unwritten = True
         except MemoryError:
             self._fail(claim, Failed("a result", "MemoryError: all the memory was used"), hint)
+        except (Raised, Stopped) as told:
+            self._fail(claim, Failed("a result", str(told)[:300], getattr(told, "where", "")), hint)
         except (Exception, SystemExit) as error:
             self._fail(claim, Failed("a result", f"{type(error).__name__}: {error}"[:300], line_of(error)), hint)
         else:

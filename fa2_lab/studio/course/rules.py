@@ -1,92 +1,102 @@
-"""What a notebook may not use: finished attention. Found by reading its code, before anything runs."""
+"""What a student's code may import of this package, as a folder: what is off limits is not in it."""
 
 from __future__ import annotations
 
 import ast
+import hashlib
+from pathlib import Path
 
-from fa2_lab.studio.course.notebooks import CHECK, is_solution
-
-ROOMS = ("reference", "kernels", "attention", "errata", "distributed", "plots", "studio")
-MODULES = {f"fa2_lab.{room}": "the package's own solutions" for room in ROOMS}
-MODULES |= dict.fromkeys(("flash_attn", "xformers", "sageattention", "flashinfer"), "finished attention")
-ATTENTION = {
-    "scaled_dot_product_attention",
-    "flex_attention",
-    "MultiheadAttention",
-    "memory_efficient_attention",
-    "dot_product_attention",
-    "flash_attn_func",
-}
-PER_ASSIGNMENT = {  # more, or fewer, for one assignment
-    "2_forward": ({"fa2_lab.tiles": "what step 1 asks for", "fa2_lab.machine": "the counts"}, ()),
-    "3_backward": ({"fa2_lab.tiles": "what the loops have to decide", "fa2_lab.machine": "the counts"}, ()),
-    "5_break_it": ({}, ("fa2_lab.reference", "fa2_lab.errata", *ATTENTION)),
-    "6_read_the_machine": (
-        dict.fromkeys((f"fa2_lab.machine.{m}" for m in ("io", "grid", "budget", "time", "warps")), "the answers"),
-        (),
-    ),
-}
+PACKAGE = Path(__file__).resolve().parents[2]
+COURSE = "fa2_lab.studio.course"
+INSIDE = [f"{COURSE}.{name}" for name in ("sandbox", "channel", "worker")]  # what runs the student's code
+NOTHING = '''"""While work is graded, the checks are in another process: what is asked of them here is nothing."""
 
 
-def findings(notebook, assignment: str = "") -> list[str]:
-    """One sentence for each thing in a student's cells that is off limits."""
-    more, fewer = PER_ASSIGNMENT.get(assignment, ({}, ()))
-    modules = {name: what for name, what in (MODULES | more).items() if name not in fewer}
-    names = ATTENTION - set(fewer)
-    found = []
-    for cell in notebook.cells:
-        locked = cell.metadata.get("nbgrader", {}) and not is_solution(cell)
-        if cell.cell_type == "code" and not locked:
-            found += in_code(cell.source, modules, names)
-    return list(dict.fromkeys(found))
+class Nothing:
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *_, **__):
+        return self
+
+    __add__ = __radd__ = __iadd__ = __getitem__ = __enter__ = __call__
+
+    def __exit__(self, *_):
+        return None
+
+    def __iter__(self):
+        return iter(())
+
+    def __bool__(self):
+        return False
+
+    def __float__(self):
+        return 0.0
 
 
-def in_code(source: str, modules: dict[str, str], names: set[str]) -> list[str]:
-    """What is off limits in one cell; a cell that is no Python finds that out when it runs."""
-    try:
-        tree = ast.parse(plain_python(source))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return []
-    found = []
-    for node in ast.walk(tree):
-        for module in imported(node) + spelled(node):
-            known = next((m for m in modules if module == m or module.startswith(m + ".")), None)
-            if known:
-                found.append(f"it imports {module}: {modules[known]}")
-        name = named(node)
-        if name in names:
-            found.append(f"it uses {name}, which is finished attention")
-        if isinstance(node, ast.Name) and node.id == CHECK:
-            found.append(f"it uses the checking library, {CHECK}, in a cell of its own")
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Nothing()
+'''
+
+
+def stage(folder: Path, gives: tuple[str, ...]) -> Path:
+    """Write the part of the package that a student's process gets: what runs it, the probes, and what is given."""
+    probes = [f"{COURSE}.{path.stem}" for path in sorted(Path(__file__).parent.glob("probes*.py"))]
+    files = closure([*INSIDE, *probes, *gives])
+    for path in files:
+        copy = folder / "fa2_lab" / path.relative_to(PACKAGE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    for init in {parent / "__init__.py" for path in files for parent in path.parents if PACKAGE in parent.parents}:
+        copy = folder / "fa2_lab" / init.relative_to(PACKAGE)
+        if not copy.exists():
+            copy.write_text('"""A part of the package."""\n', encoding="utf-8")
+    (folder / "fa2_lab" / "__init__.py").write_text('"""What was given of the package."""\n', encoding="utf-8")
+    (folder / "fa2_lab" / "studio" / "course" / "__init__.py").write_text(NOTHING, encoding="utf-8")
+    return folder
+
+
+def closure(modules: list[str]) -> set[Path]:
+    """The files of these modules, of all modules below them, and of what they import of this package."""
+    found: set[Path] = set()
+    todo = [file for name in modules for file in files_of(name, below=True)]
+    while todo:
+        path = todo.pop()
+        if path not in found:
+            found.add(path)
+            todo += [file for name in imported(path) for file in files_of(name)]
     return found
 
 
-def imported(node) -> list[str]:
-    """Modules that an import statement names, with `from a import b` as a.b as well."""
-    if isinstance(node, ast.Import):
-        return [alias.name for alias in node.names]
-    if isinstance(node, ast.ImportFrom) and node.module:
-        return [f"{node.module}.{alias.name}" for alias in node.names]
-    return []
+def files_of(module: str, below: bool = False) -> list[Path]:
+    """A module's file; a package's own file, and with `below` everything in it."""
+    place = PACKAGE.parent.joinpath(*module.split("."))
+    if place.is_dir() and place != PACKAGE:
+        return sorted(place.rglob("*.py")) if below else [place / "__init__.py"]
+    file = place.with_suffix(".py")
+    return [file] if file.is_file() else []
 
 
-def spelled(node) -> list[str]:
-    """A module's name written as a string, as importlib takes it."""
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
-    return [node.value] if is_text and "." in node.value and " " not in node.value else []
+def imported(path: Path) -> list[str]:
+    """Modules of this package that a file imports; `from a import b` counts as a and as a.b."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            found += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    parts = {".".join(name.split(".")[:n]) for name in found for n in range(2, name.count(".") + 2)}
+    return sorted(name for name in parts if name.startswith("fa2_lab.") and name not in ("fa2_lab.studio", COURSE))
 
 
-def named(node) -> str:
-    """The name that a node reads, imports or spells."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    if isinstance(node, ast.alias):
-        return node.name.rsplit(".", 1)[-1]
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def plain_python(source: str) -> str:
-    """A cell without its magics and shell lines."""
-    return "\n".join("" if line.lstrip().startswith(("%", "!", "?")) else line for line in source.splitlines())
+def fingerprint(*folders: Path) -> str:
+    """A digest of every Python file in some folders."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()

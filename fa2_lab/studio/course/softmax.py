@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from random import SystemRandom
+
 import numpy as np
 
-from fa2_lab.studio.course.guard import call, call_freely
-from fa2_lab.studio.course.report import Failed, Report, equal, parts
+from fa2_lab.studio.course.guard import Raised, Stopped, call, call_freely
+from fa2_lab.studio.course.report import Failed, Report, as_numbers, equal, parts
 from fa2_lab.studio.course.truth import softmax_parts
 
 UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
@@ -27,6 +29,14 @@ def keys(rows: int, n: int, d: int, seed: int, size: float = 1.0) -> tuple[np.nd
     """Scores (rows, n) and values (n, d)."""
     draw = np.random.default_rng(seed).standard_normal
     return size * draw((rows, n)), draw((n, d))
+
+
+def in_shape(state, rows: int, d: int) -> tuple:
+    """(m, l, o) in the shapes they must have; a slip of theirs would grow with every key and eat the memory."""
+    hint = "m and l are one number for each row; np.sum(x, axis=1) without keepdims keeps them so."
+    shapes = ("m", (rows,)), ("l", (rows,)), ("o", (rows, d))
+    three = zip(shapes, parts("(m, l, o)", state, 3), strict=True)
+    return tuple(as_numbers(name, x, shape, hint) for (name, shape), x in three)
 
 
 def same_state(got, want, hint: str = "") -> None:
@@ -52,15 +62,19 @@ def update(function, seed: int = 0) -> Report:
     with report.check("twelve keys, one at a time", UNDER_THE_OLD_MAXIMUM):
         state = reset(5, 3)
         for j in range(12):
-            state = parts("(m, l, o)", call(function, *state, s[:, j : j + 1], v[j : j + 1]), 3)
+            state = in_shape(call(function, *state, s[:, j : j + 1], v[j : j + 1]), 5, 3)
         same_state(state, state_of(s, v))
     with report.check("scores of a thousand", "No exponential may be taken of a number above 0."):
         big = 1000 * s
         same_state(call(function, *state_of(big[:, :4], v[:4]), big[:, 4:], v[4:]), state_of(big, v))
+    with report.check("scores far below zero", "m may be any number, also one that exp cannot take."):
+        low = s - 20_000
+        state = in_shape(call(function, *reset(5, 3), low[:, :4], v[:4]), 5, 3)
+        same_state(call(function, *state, low[:, 4:], v[4:]), state_of(low, v))
     with report.check("rows without a key yet: no NaN", UNDER_THE_OLD_MAXIMUM):
         masked = s.copy()
         masked[2, :8], masked[3, 4:] = -np.inf, -np.inf
-        state = parts("(m, l, o)", call(function, *reset(5, 3), masked[:, :4], v[:4]), 3)
+        state = in_shape(call(function, *reset(5, 3), masked[:, :4], v[:4]), 5, 3)
         same_state(call(function, *state, masked[:, 4:8], v[4:8]), state_of(masked[:, :8], v[:8]))
     return report
 
@@ -142,7 +156,7 @@ def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Repo
     return caught_minus_alarms(report, test, WRONG_MERGES | (wrong or {}), RIGHT_MERGES | (right or {}), hint)
 
 
-UNWRITTEN = "not written yet"
+UNWRITTEN, TOO_LATE = "not written yet", "your test did not end in time"
 
 
 def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, alone: bool = True) -> Report:
@@ -150,15 +164,19 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
 
     With `alone`, the test may not call the package's solutions.
     """
-    verdicts = {name: verdict_on(test, thing, alone) for name, thing in right.items()}
-    alarms = {name: verdict for name, verdict in verdicts.items() if verdict}
-    unwritten = set(verdicts.values()) == {UNWRITTEN}  # then the checks below say so, once
+    order = [*right.items(), *wrong.items()]
+    SystemRandom().shuffle(order)  # a test that counts its calls learns nothing
+    verdicts = {name: verdict_on(test, thing, alone) for name, thing in order}
+    alarms = {name: verdicts[name] for name in right if verdicts[name] and verdicts[name] != TOO_LATE}
+    unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
         print(f"  ALARM    {name} is right, and your test refused it: {verdict}")
-    for name, thing in wrong.items():
+    for name in wrong:
         with report.check(f"caught: {name}", hint):
-            if not judged(test, thing, alone):
-                raise Failed("an AssertionError from your test", "your test let it pass")
+            if verdicts[name] == UNWRITTEN:
+                raise NotImplementedError
+            if verdicts[name] in ("", TOO_LATE):
+                raise Failed("an AssertionError from your test", verdicts[name] or "your test let it pass")
     if alarms and not unwritten:
         print(f"           {len(alarms)} of {len(right)} right ones refused; that share of the catches is taken away")
     report.passed = max(0.0, report.passed - len(wrong) * len(alarms) / len(right))
@@ -166,19 +184,15 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
 
 
 def verdict_on(test, thing, alone: bool) -> str:
-    """As judged(); a test that is not written yet refuses everything."""
-    try:
-        return judged(test, thing, alone)
-    except NotImplementedError:
-        return UNWRITTEN
-
-
-def judged(test, thing, alone: bool) -> str:
     """What a student's test says against something, an AssertionError or any other; empty if it lets it pass."""
     try:
         (call if alone else call_freely)(test, thing)
     except NotImplementedError:
-        raise
+        return UNWRITTEN
+    except Stopped:
+        return TOO_LATE
+    except Raised as refusal:
+        return str(refusal)[:200]
     except Exception as refusal:
         return f"{type(refusal).__name__}: {refusal}"[:200]
     return ""

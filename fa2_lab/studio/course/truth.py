@@ -20,16 +20,18 @@ class Case:
     size: float = 1.0
     seed: int = 0
     tau: float = 0.5
+    shift: float = 0.0  # added to Q and taken from K: with 100, all scores are far below what exp can take
 
     def tensors(self) -> list[np.ndarray]:
         """Q, K, V, dO."""
         draw = np.random.default_rng(self.seed).standard_normal
         Q, K, V, dO = (draw((n, self.d)) for n in (self.N_q, self.N_k, self.N_k, self.N_q))
-        return [self.size * Q, self.size * K, V, dO]
+        return [self.size * Q + self.shift, self.size * K - self.shift, V, dO]
 
     def __str__(self) -> str:
         mask = ", causal" if self.causal else ""
         large = f", scores {self.size**2:g} times larger" if self.size != 1 else ""
+        large += ", all scores far below zero" if self.shift else ""
         return f"N_q {self.N_q}, N_k {self.N_k}, d {self.d}, tiles {self.B_r}×{self.B_c}{mask}{large}"
 
 

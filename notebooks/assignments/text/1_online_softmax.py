@@ -15,9 +15,12 @@
 #
 # **How it is graded.** Each step is checked on its own; parts of a step give parts of its points. A check that fails says
 # what it expected, what came, where the two first differ, and gives a hint. When your work is graded, more cases run than
-# you see here. You may use NumPy. `fa2_lab.reference` and other finished attention (torch's, for instance) are off limits:
-# a notebook that imports them scores 0. Cells you add are yours; the locked ones are put back as they were. To run all
-# checks at once: `python -m fa2_lab course check 1_online_softmax.ipynb`.
+# you see here. A slip costs once: where a later step uses an earlier one that is wrong, it is tried again with a right one.
+# Cells you add are yours; the locked ones are put back as they were. A step has 60 seconds. To run all checks at once:
+# `python -m fa2_lab course check 1_online_softmax.ipynb`.
+#
+# **Off limits.** You may use NumPy. While your work is graded, `fa2_lab` is not there (its checks do nothing, everything
+# else of it cannot be imported), and finished attention, such as torch's, refuses to be called.
 
 # %% locked="setup"
 import numpy as np
@@ -111,7 +114,8 @@ report.points(2)
 # share of right ones refused.
 #
 # A right merge may round differently from yours, and it may keep its state in another way, as long as the state says the
-# same. So compare what `finalize` makes of states, not `m` and `l` themselves, and allow for seven digits.
+# same. So compare what `finalize` makes of states, not `m` and `l` themselves, and allow a difference of one part in a hundred
+# thousand.
 
 # %% solution="own"
 def test_merge(merge):

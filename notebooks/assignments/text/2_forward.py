@@ -15,7 +15,7 @@
 #
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** As in assignment 1. `fa2_lab.reference`, `fa2_lab.tiles` and other finished attention are off limits.
+# **How it is graded.** As in assignment 1, and the same is off limits: all of `fa2_lab`, and finished attention.
 # Steps 4 to 6 check your `forward` once more, with the meter on, and count only where its result is right. Building the
 # N × N score matrix, or taking data off the meter with `np.array`, scores 0 for the step.
 
@@ -57,7 +57,8 @@ report.points(2)
 #
 # `row_block` gets the queries `q_i` `(b, d)` of one row block, whose first row is `row`, and `K`, `V` `(N_k, d)`. It goes
 # through the column blocks, `B_c` keys at a time, and returns `o_i` `(b, d)` and the logsumexp `L_i` `(b,)`. The last column
-# block may be short. Scores are `tau * q_i @ k_j.T`.
+# block may be short. Scores are `tau * (q_i @ k_j.T)`, with the brackets: without them τ multiplies a block of Q
+# in each tile, and the meter counts that.
 #
 # It must not look at more than one column block at a time, touch no tile that is `"skip"`, and divide once, at the end.
 # When you go on to step 3, `K` and `V` will be tensors in HBM: `K[start:end]` is a load, and nothing else works on them.
@@ -128,7 +129,7 @@ report.points(2)
 # **Predict** before you run: with 24 queries and keys, d = 16 and tiles of 4 × 4, how many elements of K does your function
 # load? And with the causal mask?
 
-# %% test="traffic" points=3
+# %% test="traffic" points=3 given="kind"
 report = check.traffic(forward)
 ### BEGIN HIDDEN TESTS
 report += check.traffic(forward, [check.METERED_RAGGED])
@@ -141,7 +142,7 @@ report.points(3)
 # Two matrix products for each visited tile, one exponential for each score, and as little else as you can. The tensor cores
 # do none of the rest.
 
-# %% test="operations" points=3
+# %% test="operations" points=3 given="kind"
 report = check.operations(forward)
 ### BEGIN HIDDEN TESTS
 report += check.operations(forward, [check.METERED_RAGGED])
@@ -154,7 +155,7 @@ report.points(3)
 # Nothing larger than a tile is loaded or computed in one piece, and nothing of size N² is held anywhere, not even as a
 # mask of bits.
 
-# %% test="memory" points=2
+# %% test="memory" points=2 given="kind"
 report = check.memory(forward)
 ### BEGIN HIDDEN TESTS
 report += check.memory(forward, [check.METERED_RAGGED])

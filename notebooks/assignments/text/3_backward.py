@@ -16,7 +16,7 @@
 #
 # *Time: 5 to 6 hours. Before this: chapter 05, assignment 2. Hardware: any laptop, NumPy alone.*
 #
-# **How it is graded.** As in assignment 2: `fa2_lab.reference` and other finished attention are off limits.
+# **How it is graded.** As in assignment 2, and the same is off limits: all of `fa2_lab`, and finished attention.
 
 # %% locked="setup"
 import numpy as np
@@ -122,7 +122,7 @@ report.points(4)
 # K and V once; Q, dO, L and D once for each visited tile; dQ there and back for each visited tile. **Predict:** which tensor
 # moves most?
 
-# %% test="traffic" points=2
+# %% test="traffic" points=2 given="row_dots tile_gradients"
 report = check.traffic(backward)
 ### BEGIN HIDDEN TESTS
 report += check.traffic(backward, [check.METERED_RAGGED])
@@ -134,7 +134,7 @@ report.points(2)
 #
 # Five products and one exponential for each score of a visited tile, against two products in the forward.
 
-# %% test="operations" points=2
+# %% test="operations" points=2 given="row_dots"
 report = check.operations(backward)
 ### BEGIN HIDDEN TESTS
 report += check.operations(backward, [check.METERED_RAGGED])

@@ -14,8 +14,9 @@
 # *Time: 6 to 8 hours. Before this: assignment 2, chapter 08. Hardware: Linux, for Triton; a GPU is not needed.*
 #
 # **How it is graded.** Your kernels are launched on one head, fp32, and judged against float64. Rows of Q, K, V and O are
-# contiguous: row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. `fa2_lab.kernels` and other
-# finished attention are off limits. The signatures stay as they are.
+# contiguous: row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. Behind the last row of Q, K
+# and V there is NaN. Products are those of tiles, by `tl.dot` in full fp32. The signatures stay as they are. All of
+# `fa2_lab` is off limits, and so is finished attention.
 
 # %% locked="setup"
 from fa2_lab.studio.course import triton_steps as check  # before Triton: it decides between GPU and interpreter

@@ -14,7 +14,8 @@
 #
 # **How it is graded.** Each step scores the share of bugs that your test catches, minus the share of right kernels that it
 # refuses. Three bugs of each kind are shown by name; more are waiting when your work is graded. Your test may use whatever
-# oracle you trust: write one, or call `fa2_lab.reference` or torch.
+# oracle you trust: write one, or call `fa2_lab.reference`, `fa2_lab.errata` or torch; nothing else of `fa2_lab` is there when
+# it is graded. A step has 60 seconds for all its kernels, about 20 of them; `course check` says if yours comes near that.
 
 # %% locked="setup"
 import numpy as np
@@ -35,8 +36,8 @@ from fa2_lab.studio.course import break_it as check
 # natural logsumexp. A row that sees no key has `O` = 0 and `L` = −∞, and adds nothing to any gradient. Lengths are any; the
 # kernel works in tiles, whose sizes you do not know. Scores may be large, or very negative.
 #
-# A right kernel may differ from the dense result by rounding: allow for six digits. A kernel is wrong if it is wrong for any
-# input that fits this description, on any call.
+# A right kernel may differ from the dense result by rounding: one part in a hundred thousand of the largest entry is rounding.
+# A kernel is wrong if it is wrong for any input that fits this description, on any call.
 
 # %% [markdown]
 # ## 1. Test the forward

@@ -1,0 +1,148 @@
+"""What runs beside a student's code, in the same process: it holds no right value, it hands over what came.
+
+A probe is `probe(theirs, *arguments)`; `guard.beside` runs it where the student's function is.
+"""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections import Counter
+
+import numpy as np
+
+from fa2_lab.trace import HbmTensor, OnChip, Trace, _on_chip, _plain
+
+
+class NotAllowed(Exception):
+    """What came may be right, but was got in a way that the exercise rules out."""
+
+
+class Watched(HbmTensor):
+    """A tensor that lives on the grader's side: a load asks for its rows, a store sends them."""
+
+    def __init__(self, name: str, shape: tuple, hbm, trace: Trace):
+        self.name, self.shape, self.dtype = name, tuple(shape), np.dtype(np.float64)
+        self.hbm, self.trace = hbm, trace
+
+    def __getitem__(self, where) -> OnChip:
+        block = np.array(self.hbm.load(_plain_index(where)))
+        self.trace._record("load", self.name, block.size)
+        return _on_chip(block, self.trace, len(self.trace.steps) - 1)
+
+    def __setitem__(self, where, value) -> None:
+        self.hbm.store(_plain_index(where), np.array(_plain(value), dtype=np.float64))
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        raise NotAllowed(f"{self.name} was read without being loaded: index it, as in q_i = Q[rows]")
+
+
+def _plain_index(where):
+    return tuple(map(_plain, where)) if isinstance(where, tuple) else _plain(where)
+
+
+def metered(function, tensors: list, *args, **options) -> tuple[dict, int]:
+    """Run a function on watched tensors, given as (name, shape, hbm): operations by kind, and the largest array."""
+    trace = Trace()
+    watched = [Watched(name, shape, hbm, trace) for name, shape, hbm in tensors]
+    function(*watched, *args, **options)
+    return dict(trace.flops), trace.largest_on_chip
+
+
+def peak(function, inputs: list, outputs: list, *args, **options) -> tuple[int, list]:
+    """Run a function on plain arrays; outputs, given by their shapes, start as NaN. Its most bytes, and they."""
+    outputs = [np.full(shape, np.nan) for shape in outputs]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        function(*inputs, *outputs, *args, **options)
+        return tracemalloc.get_traced_memory()[1] - before, outputs
+    finally:
+        tracemalloc.stop()
+
+
+# Triton ----------------------------------------------------------------------------------------------------------
+
+
+def launch(kernel, grid: tuple, arguments: list, options: dict) -> tuple[list, list]:
+    """Launch a Triton kernel; arrays among the arguments become tensors. Those arrays afterwards, and its products.
+
+    A product is (rows, inner, columns, input precision), as the kernel's tl.dot asked for it.
+    """
+    import inspect
+
+    import torch
+
+    if not is_kernel(kernel):
+        raise NotAllowed(
+            f"a Triton kernel is asked for, a function under @triton.jit; this is a {type(kernel).__name__}"
+        )
+    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
+        raise NotImplementedError
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = [torch.from_numpy(np.array(a)).to(device) if isinstance(a, np.ndarray) else a for a in arguments]
+    with products() as seen:
+        compiled = kernel[tuple(grid)](*tensors, **options)
+    made = [x.cpu().numpy() for x in tensors if isinstance(x, torch.Tensor)]
+    return made, sorted(seen | compiled_products(compiled))
+
+
+def timed(kernel, grid: tuple, arguments: list, options: dict) -> tuple[float, list]:
+    """The median milliseconds of a Triton kernel on the GPU, and its arrays after one launch."""
+    import torch
+    from triton.testing import do_bench
+
+    made, _ = launch(kernel, grid, arguments, options)
+    tensors = [torch.from_numpy(np.array(a)).cuda() if isinstance(a, np.ndarray) else a for a in arguments]
+    return float(do_bench(lambda: kernel[tuple(grid)](*tensors, **options), return_mode="median")), made
+
+
+def is_kernel(kernel) -> bool:
+    """Whether something is a kernel of Triton's own making, compiled or interpreted."""
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    return type(kernel) in (JITFunction, InterpretedFunction)
+
+
+class products:
+    """Notes the shapes and the precision of every product that Triton's interpreter makes inside this block."""
+
+    def __enter__(self) -> set:
+        from triton.runtime.interpreter import InterpreterBuilder
+
+        self.builder, self.dot, seen = InterpreterBuilder, InterpreterBuilder.create_dot, set()
+        dot = self.dot
+
+        def create_dot(builder, a, b, d, input_precision, *more):
+            seen.add(
+                (*a.data.shape[-2:], b.data.shape[-1], getattr(input_precision, "name", str(input_precision)).lower())
+            )
+            return dot(builder, a, b, d, input_precision, *more)
+
+        InterpreterBuilder.create_dot = create_dot
+        return seen
+
+    def __exit__(self, *_) -> None:
+        self.builder.create_dot = self.dot
+
+
+def compiled_products(compiled) -> set:
+    """The same, read from a compiled kernel's Triton IR."""
+    import re
+
+    found = set()
+    for line in (getattr(compiled, "asm", None) or {}).get("ttir", "").splitlines():
+        shapes = re.search(r"tt\.dot .*: tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x", line)
+        if shapes:
+            precision = re.search(r"inputPrecision = (\w+)", line)
+            found.add((*map(int, shapes.groups()), precision[1] if precision else "ieee"))
+    return found
+
+
+def flops_of(counts: dict) -> Counter:
+    """Operations by kind as a Counter of whole numbers."""
+    return Counter({str(kind): int(n) for kind, n in counts.items()})

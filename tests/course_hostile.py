@@ -1,0 +1,369 @@
+"""Submissions that try to be graded better than they are, or to stop, fool or harm the grader; and what each gets.
+
+Each is assignment 1. Those that try to gain have no answer at all, so that 0 is what they deserve; those that try to
+harm have all answers, so that 12 is theirs unless they break their own work.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fa2_lab.studio.course.notebooks import grade_id, is_solution, source, student_version, written
+
+FIRST = next(a for a in written() if a.name == "1_online_softmax")
+FILE = f"{FIRST.name}.ipynb"
+NAMES = ("update", "merge", "finalize", "own")
+
+
+def notebook(answers: dict | None = None, own: tuple = (), solved: bool = True) -> dict:
+    """The student version with answers, as plain JSON; `own` are code cells put before everything."""
+    original = source(FIRST)
+    solution = {grade_id(c): c.source for c in original.cells if is_solution(c)}
+    book = json.loads(json.dumps(student_version(original)))
+    for cell in book["cells"]:
+        name = cell["metadata"].get("nbgrader", {}).get("grade_id", "")
+        if name in NAMES and (solved or name in (answers or {})):
+            cell["source"] = (answers or {}).get(name, solution[name])
+    book["cells"] = [code(text) for text in own] + book["cells"]
+    return book
+
+
+def code(text: str, **marks) -> dict:
+    metadata = {"nbgrader": marks} if marks else {}
+    return {
+        "cell_type": "code",
+        "id": "own",
+        "metadata": metadata,
+        "source": text,
+        "outputs": [],
+        "execution_count": None,
+    }
+
+
+def marked(book: dict, name: str) -> dict:
+    return next(c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") == name)
+
+
+@dataclass
+class Hostile:
+    """One submission: cells of its own, answers, or another way to write its folder; its score and part of a remark."""
+
+    own: tuple[str, ...] = ()
+    answers: dict = field(default_factory=dict)
+    solved: bool = True
+    write: object = None  # write(home) in place of the notebook
+    change: object = None  # change(notebook) before it is written
+    score: float = 12.0
+    remark: str = ""
+    quick: bool = False  # is part of every test run
+
+
+def gain(*own: str, **more) -> Hostile:
+    """An attempt to get points for nothing."""
+    return Hostile(own, solved=False, score=0.0, **more)
+
+
+def hand_in(one: Hostile, home: Path) -> None:
+    """Write a submission's folder."""
+    home.mkdir(parents=True)
+    if one.write:
+        one.write(home)
+        return
+    book = notebook(one.answers, one.own, one.solved)
+    if one.change:
+        book = one.change(book) or book
+    (home / FILE).write_text(json.dumps(book))
+
+
+# Attempts to gain ---------------------------------------------------------------------------------------------------
+
+
+def copied_test(book):
+    book["cells"].append(code("99.0", grade_id="test_update", grade=True, points=99, locked=True, solution=False))
+    book["cells"].insert(0, code("99.0", grade_id="test_update", grade=True, points=99, locked=True, solution=False))
+
+
+def forged_points(book):
+    for name in NAMES:
+        cell = marked(book, f"test_{name}")
+        cell["source"], cell["metadata"]["nbgrader"]["points"] = "99.0", 99
+        cell["outputs"] = [{"output_type": "execute_result", "data": {"text/plain": "99.0"}, "metadata": {}}]
+    book["metadata"]["fa2_lab"] = {"steps": {"test_update": 99}}
+
+
+def locked_answers(book):
+    for name in NAMES:
+        marked(book, name)["metadata"]["nbgrader"] |= {"locked": True, "solution": False, "grade": True, "points": 50}
+
+
+SEARCH = """import glob, json, os, sys
+texts = []
+for root in ("/root", "/home", "/tmp", "/work", "/usr", "/opt", os.getcwd(), *sys.path):
+    for place, folders, files in os.walk(root):
+        texts += [os.path.join(place, f) for f in files if f.startswith("1_online_softmax") or f == "online_softmax.py"]
+for path in texts:
+    text = open(path).read()
+    if "BEGIN SOLUTION" in text or "def merge" in text:
+        for cell in json.loads(text)["cells"] if path.endswith("ipynb") else [{"source": text}]:
+            try:
+                exec("".join(cell["source"]), globals())
+            except Exception:
+                pass
+"""
+STACK = """def update(*a):
+    import sys, gc
+    frame = sys._getframe()
+    while frame:
+        for name in ("want", "whole"):
+            if name in frame.f_locals:
+                return frame.f_locals[name]
+        frame = frame.f_back
+    return [x for x in gc.get_objects() if isinstance(x, tuple) and len(x) == 3][0]
+merge = finalize = test_merge = update"""
+MEMORY = """import os
+found = []
+for pid in os.listdir("/proc"):
+    if pid.isdigit() and int(pid) != os.getpid():
+        try:
+            found.append(open(f"/proc/{pid}/maps").read())
+            open(f"/proc/{pid}/mem", "rb+")
+        except OSError:
+            pass
+if found:
+    def test_merge(merge): raise AssertionError"""
+FORGED_FRAMES = """import json, os, struct
+text = json.dumps({"dict": [["token", ""], ["value", 99.0], ["points", 99.0]]}).encode()
+for number in range(3, 64):
+    try:
+        os.write(number, struct.pack(">QQ", len(text), 0) + text)
+    except OSError:
+        pass"""
+GAIN = {
+    "a copy of a test prints 99": gain(change=copied_test, quick=True),
+    "points and tests forged": gain(change=forged_points, quick=True),
+    "answers marked as tests": gain(change=locked_answers),
+    "Report.points replaced": gain("from fa2_lab.studio.course.report import Report\nReport.points = lambda s, m: m"),
+    "builtins.round replaced": gain("import builtins\nbuiltins.round = lambda *_: 99.0"),
+    "a formatter for floats": gain(
+        "get_ipython().display_formatter.formatters['text/plain'].for_type(float, lambda *_: '99')"
+    ),
+    "check swapped before each cell": gain(
+        "class C:\n    def __getattr__(s, n): return lambda *a, **k: s\n    def points(s, m): return m\n"
+        "get_ipython().events.register('pre_run_cell', lambda *_: globals().update(check=C()))"
+    ),
+    "check = its own": gain("check = type('C', (), dict(update=lambda *a, **k: 4.0))"),
+    "right values from the call stack": gain(STACK, quick=True),
+    "the solution from this disk": gain(SEARCH, quick=True),
+    "the package's own solution imported": gain(
+        "from fa2_lab.reference.online_softmax import SoftmaxState", remark="off limits in this assignment", quick=True
+    ),
+    "the checks imported": gain(
+        "import fa2_lab.studio.course.softmax as s\nmerge = s.right_merge", remark="off limits"
+    ),
+    "torch's attention": gain("import flash_attn", remark="finished attention"),
+    "the memory of other processes": gain(MEMORY),
+    "forged answers": gain(FORGED_FRAMES, quick=True),
+    "a link to another's work": gain(write=lambda home: (home / FILE).symlink_to("../zoe/" + FILE), remark="a link"),
+    "a link to another's folder": gain(
+        write=lambda home: (home / FIRST.name).symlink_to("../zoe"), remark="nothing handed in"
+    ),
+    "a test that refuses everything": Hostile(
+        answers={"own": "def test_merge(merge): raise AssertionError"}, score=9.0
+    ),
+    "a test that counts its calls": Hostile(
+        answers={"own": "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"}, score=-9.0
+    ),
+    "a test that ends its process": Hostile(
+        answers={"own": "def test_merge(merge):\n    import os\n    os._exit(1)"}, score=9.0, remark="the process ended"
+    ),
+    "numpy replaced": gain("import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\nnp.exp = np.log"),
+    "an array that equals everything": gain(
+        "import numpy as np\nclass A(np.ndarray):\n    def __eq__(s, o): return True\n"
+        "update = lambda m, l, o, s, v: tuple(x.view(A) for x in (m, l, o))"
+    ),
+    "a result that runs code when it is read": gain(
+        "class P:\n    def __reduce__(s): return (exec, ('1/0',))\nupdate = merge = lambda *a: (P(), P(), P())"
+    ),
+}
+
+# Attempts to harm ---------------------------------------------------------------------------------------------------
+
+
+def nested(home):
+    (home / FILE).write_text("[" * 200_000)
+
+
+def with_metadata(metadata):
+    def change(book):
+        for cell in book["cells"]:
+            if cell["metadata"].get("nbgrader", {}).get("grade_id") == "merge":
+                cell["metadata"] = metadata
+
+    return change
+
+
+def many_cells(book):
+    book["cells"] += [code("1")] * 3000
+
+
+def surrogates(book):
+    book["cells"].append(code("x = '\ud800'"))
+    book["cells"][0]["metadata"]["\udfff"] = "\ud800"
+
+
+def nowhere(book):
+    return {"cells": {"0": 1}, "nbformat": 4}
+
+
+def odd_cells(book):
+    book["cells"] += [
+        None,
+        7,
+        "cell",
+        {"cell_type": "code"},
+        {"source": None, "metadata": []},
+        {"cell_type": "code", "source": 5},
+    ]
+
+
+DAEMONS = """import os, time
+for _ in range(20):
+    if not os.fork():
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+        time.sleep(1000)"""
+BOMB = """import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass"""
+VANDAL = """import os, pathlib, shutil, fa2_lab, sys
+for root in {target!r}:
+    for place, _, files in os.walk(root):
+        for name in files:
+            for act in (lambda p: open(p, "a").write("1/0"), os.unlink):
+                try:
+                    act(os.path.join(place, name))
+                except OSError:
+                    pass
+    shutil.rmtree(root, ignore_errors=True)"""
+KILLER = """import os, signal
+for pid in (-1, os.getppid(), *range(2, 400)):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        pass"""
+NETWORK = """import socket
+for place in (("127.0.0.1", 22), ("10.0.0.1", 80)):
+    s = socket.socket()
+    s.settimeout(1)
+    s.connect(place)"""
+FULL_DISK = """block = b"x" * 2**20
+for n in range(100_000):
+    for folder in (".", "/tmp", "/var/tmp", "/dev/shm"):
+        try:
+            with open(f"{folder}/{n}", "wb") as f:
+                f.write(block)
+        except OSError as e:
+            last = e
+    if n > 400:
+        raise last"""
+STUBBORN = """def merge(a, b):
+    while True:
+        try:
+            sum(range(10**5))
+        except BaseException:
+            pass"""
+DEAF = """import signal
+signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+while True: pass"""
+HUNGRY = """def merge(a, b):
+    kept = []
+    while True:
+        kept.append(np.empty(10**7))"""
+FAMILY = """import os, time
+for _ in range(12):
+    if not os.fork():
+        kept = bytearray(300 * 2**20)
+        time.sleep(1000)
+time.sleep(2)"""
+GROWS = """def update(m, l, o, s, v):
+    m_new = np.maximum(m[:, None], s.max(axis=1, keepdims=True))
+    return m_new, l, o"""
+HARM = {
+    "nbgrader is null": Hostile(change=with_metadata({"nbgrader": None}), quick=True),
+    "nbgrader is a list": Hostile(change=with_metadata({"nbgrader": [1]})),
+    "a name that is a list": Hostile(change=with_metadata({"nbgrader": {"grade_id": ["merge"], "solution": True}})),
+    "metadata is a list": Hostile(change=with_metadata(["x"])),
+    "letters that are none": Hostile(change=surrogates, quick=True),
+    "not text": Hostile(
+        write=lambda h: (h / FILE).write_bytes(b"\xff\xfe\x00{"), score=0, remark="not a notebook that can be read"
+    ),
+    "brackets without end": Hostile(write=nested, score=0, remark="not a notebook that can be read", quick=True),
+    "cells are no list": Hostile(change=nowhere, score=0, remark="no list of cells"),
+    "cells that are no cells": Hostile(change=odd_cells),
+    "three thousand cells": Hostile(change=many_cells, score=0, remark="at most 2,000 are read"),
+    "a huge file": Hostile(
+        write=lambda h: (h / FILE).write_bytes(b" " * 21 * 2**20), score=0, remark="it takes at most"
+    ),
+    "an empty file": Hostile(
+        write=lambda h: (h / FILE).write_text(""), score=0, remark="not a notebook that can be read"
+    ),
+    "a pipe": Hostile(write=lambda h: os.mkfifo(h / FILE), score=0, remark="a pipe or a device", quick=True),
+    "a folder": Hostile(write=lambda h: (h / FILE).mkdir(), score=0, remark="nothing handed in"),
+    "a PDF": Hostile(
+        write=lambda h: (h / "1_online_softmax.pdf").write_text("%PDF"), score=0, remark="does not end in .ipynb"
+    ),
+    "another name": Hostile(
+        write=lambda h: (h / "homework.docx").write_text("?"), score=0, remark="there is homework.docx"
+    ),
+    "nothing": Hostile(write=lambda h: None, score=0, remark="nothing handed in"),
+    "twenty daemons": Hostile((DAEMONS,), quick=True),
+    "a fork bomb": Hostile((BOMB,), remark="did not end within"),
+    "killing everything": Hostile((KILLER,)),
+    "no way out": Hostile((NETWORK,), remark="unreachable"),
+    "a full disk": Hostile((FULL_DISK,)),
+    "a cell without end": Hostile(("while True: pass",), remark="did not end within 3 s", quick=True),
+    "a function without end": Hostile(
+        answers={"merge": "def merge(a, b):\n    while True: pass"}, score=9, remark="did not end within 3 s"
+    ),
+    "a function that cannot be interrupted": Hostile(
+        answers={"merge": STUBBORN}, score=9, remark="could not be interrupted"
+    ),
+    "deaf to the alarm": Hostile((DEAF,), remark="could not be interrupted"),
+    "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
+    "all the memory, in a family": Hostile((FAMILY,), remark="of memory"),
+    "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8, quick=True),
+    "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 3 s"),
+    "os._exit": Hostile(
+        answers={"merge": "import os\ndef merge(a, b): os._exit(0)"}, score=9, remark="the process ended"
+    ),
+    "sys.exit": Hostile(("import sys; sys.exit(3)",), remark="SystemExit"),
+    "a segmentation fault": Hostile(("import ctypes; ctypes.string_at(0)",), remark="the process ended"),
+    "recursion": Hostile(("def f(): return f()\nf()",), remark="RecursionError"),
+    "every file descriptor closed": Hostile(("import os; os.closerange(0, 256)",), remark="the process ended"),
+    "garbage to every file descriptor": Hostile(
+        ("import os\nfor n in range(64):\n    try: os.write(n, b'\\xff' * 4000)\n    except OSError: pass",),
+        remark="the process ended",
+    ),
+    "a gigabyte for an answer": Hostile(
+        answers={"merge": "def merge(a, b): return np.zeros(2**26), a[1], a[2]"}, score=9
+    ),
+    "markup": Hostile(("raise ValueError('<script>alert(1)</script>')",), remark="<script>"),
+    "a wrong name in a cell of one's own": Hostile(
+        ("import fa2_lab.machine.chips\n",), remark="off limits", quick=True
+    ),
+    "magics": Hostile(("%matplotlib inline\n!ls\n%timeit -n1 -r1 1",)),
+    "check called in a cell of one's own": Hostile(
+        ("report = check.update(check)\nreport.points(4)",), remark="NameError"
+    ),
+}
+
+
+def vandal(targets: list[str]) -> Hostile:
+    """Deletes and rewrites whatever it can in these folders."""
+    return Hostile((VANDAL.replace("{target!r}", repr(targets)),), quick=True)
