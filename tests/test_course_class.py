@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
+import nbformat
 from course_play import played
 
 from fa2_lab.studio.course import climb, command, detective, kit, predict, seeds
-from fa2_lab.studio.course.notebooks import FOLDER, grade_id, is_solution, read, source, written
+from fa2_lab.studio.course.notebooks import FOLDER, grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
 
@@ -118,7 +119,7 @@ def test_a_bundle_has_every_assignment_and_asks_assistants_to_teach(bundled):
 def test_a_bundle_holds_no_solution_and_no_hidden_test(bundled):
     marks = re.compile(r"### BEGIN (?:SOLUTION|HIDDEN TESTS)\n(.*?)### END", re.DOTALL)
     for name in ASSIGNMENTS:
-        told = read(bundled / "ada" / name / f"{name}.ipynb")
+        told = nbformat.read(bundled / "ada" / name / f"{name}.ipynb", 4)
         told = {line.strip() for cell in told.cells for line in cell.source.splitlines()}
         cells = [cell.source for cell in source(ASSIGNMENTS[name]).cells]
         shown = {line.strip() for text in cells for line in marks.sub("", text).splitlines()}
@@ -128,7 +129,7 @@ def test_a_bundle_holds_no_solution_and_no_hidden_test(bundled):
 
 def test_bundles_differ_where_seeds_speak_and_nowhere_else(bundled):
     for name in ASSIGNMENTS:
-        ada, bob = (read(bundled / student / name / f"{name}.ipynb") for student in ("ada", "bob"))
+        ada, bob = (nbformat.read(bundled / student / name / f"{name}.ipynb", 4) for student in ("ada", "bob"))
         differ = {grade_id(a) for a, b in zip(ada.cells, bob.cells, strict=True) if a.source != b.source}
         spoken = {grade_id(c) for c in source(ASSIGNMENTS[name]).cells if "seed=0" in c.source and grade_id(c)}
         assert spoken <= differ <= spoken | set(seeds.WRITTEN), name
