@@ -48,7 +48,8 @@ def lines(name: str) -> tuple[set[str], set[str]]:
 
 def secret_lines(name: str) -> set[str]:
     """A solution's and a hidden test's lines, without those that some assignment shows."""
-    return lines(name)[0].difference(*(lines(other)[1] for other in ASSIGNMENTS))
+    shown = "\n".join(line for other in ASSIGNMENTS for line in lines(other)[1])
+    return {line for line in lines(name)[0] if line not in shown}
 
 
 def hidden_lines(name: str) -> set[str]:
