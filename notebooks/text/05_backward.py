@@ -497,54 +497,45 @@ for B_c in (2, 4, 8):
 #
 # Chapters 00 to 05, without looking back. An answer opens when you click it.
 #
-# <details><summary>Answer</summary>
+# <details><summary>1. A head has N tokens and d numbers for each. How many numbers has S, and how many has Q?</summary>
 #
-# **1. A head has N tokens and d numbers for each. How many numbers has S, and how many has Q?.** $N^2$ and $N d$. For N =
-# 8,192 and d = 64, S is 128 times as large.
+# $N^2$ and $N d$. For N = 8,192 and d = 64, S is 128 times as large.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>2. Why is the maximum of a row subtracted before the exponential?</summary>
 #
-# **2. Why is the maximum of a row subtracted before the exponential?.** So that no exponential overflows. The factor
-# $e^{-m}$ cancels when the row is divided by its sum.
+# So that no exponential overflows. The factor $e^{-m}$ cancels when the row is divided by its sum.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>3. The online softmax meets a larger maximum. What happens to ℓ and o?</summary>
 #
-# **3. The online softmax meets a larger maximum. What happens to ℓ and o?.** Both are multiplied by $\alpha = e^{m -
-# m_{new}}$, because both are sums of $e^{s - m}$.
+# Both are multiplied by $\alpha = e^{m - m_{new}}$, because both are sums of $e^{s - m}$.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>4. Two states are merged. Does it matter which comes first?</summary>
 #
-# **4. Two states are merged. Does it matter which comes first?.** No, but for rounding.
+# No, but for rounding.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>5. What does FA1 load and store again for every column block?</summary>
 #
-# **5. What does FA1 load and store again for every column block?.** It loads Q, O, $\ell$ and m, and stores O, $\ell$ and
-# m.
+# It loads Q, O, $\ell$ and m, and stores O, $\ell$ and m.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>6. How do FA1's extra memory and its requests grow with N?</summary>
 #
-# **6. How do FA1's extra memory and its requests grow with N?.** The extra memory with N. The requests with $N^2$,
-# divided by the block size.
+# The extra memory with N. The requests with $N^2$, divided by the block size.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>7. What does the swap of the loops save, and what does it make possible?</summary>
 #
-# **7. What does the swap of the loops save, and what does it make possible?.** A third of the requests. And each row
-# block can be a worker of its own.
+# A third of the requests. And each row block can be a worker of its own.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>8. After tweak 1, which scaling is left inside the loop?</summary>
 #
-# **8. After tweak 1, which scaling is left inside the loop?.** $\alpha$ times the output block, in every tile. The
-# division by $\ell$ comes once, at the end.
+# $\alpha$ times the output block, in every tile. The division by $\ell$ comes once, at the end.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>9. What does FA2's backward pass keep from the forward pass, besides Q, K and V?</summary>
 #
-# **9. What does FA2's backward pass keep from the forward pass, besides Q, K and V?.** O and L. O serves only to compute
-# D.
+# O and L. O serves only to compute D.
 # </details>
-# <details><summary>Answer</summary>
+# <details><summary>10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?</summary>
 #
-# **10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?.** 10 are visited. The 4 on the
-# diagonal are masked.
+# 10 are visited. The 4 on the diagonal are masked.
 # </details>
 
 # %% [markdown]
