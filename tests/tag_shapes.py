@@ -73,7 +73,7 @@ SHAPES = {
     "FA2.A2.L9": r"^(q_i = load_\w+\(Q|do_i = load_\w+\(dO|L_i = of_rows\((rows\.)?L|D_i = of_rows\((rows\.)?D|q_i, do_i, L_i, D_i = |pipes\.rows\.fill\()",
     "FA2.A2.L10": r"^s(_ij)? = .*(dot\((q_i, k_j|a, b)\.T|q_i @ k_j\.T)|warpgroup_mma\(k, q\.permute|^power = s_ij \* scale_log2 - L_i",
     "FA2.A2.L11": r"^p(_ij)? = exp2?\(|^return exp2\(s - |^power = s_ij \* scale_log2 - L_i",
-    "FA2.A2.L12": r"^dv_j = (add_product\(dv_j, kept_ji.*, do_i|dot\(p_ji.*, do_i, dv_j|dv_j \+ p_ij\.T @ do_i)|warpgroup_mma\(p, do, dv",
+    "FA2.A2.L12": r"^dv_j = (add_product\(dv_j, kept_ji.*, do_i|dot\(p_(ji|ij\.T).*, do_i, dv_j|dv_j \+ p_ij\.T @ do_i)|warpgroup_mma\(p, do, dv",
     "FA2.A2.L13": r"^dp_(ij|ji) = (dot\((do_i, v_j|v_j, do_i)\.T|do_i @ v_j\.T)|warpgroup_mma\((held|v), do\.",
     "FA2.A2.L14": r"^(ds(_ij|_ji)? = |return )\(?p(_ij|_ji)? \* \(?dp",
     "FA2.A2.L15": r"^dq_i = .*\bds_(ij|ji)\b.*k_j|^atomic_add\(.*\bdQ|^add_tile\(dq, sums|warpgroup_mma\(ds, k, zero|^dQ\[rows\] = |^add_rows\(dQ",

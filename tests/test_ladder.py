@@ -92,6 +92,20 @@ def test_a_side_rung_is_right(rung, N, d, size):
         ladder.load(rung).forward(q, k, v, True)
 
 
+@pytest.mark.parametrize("rung", ladder.BACKWARD)
+@pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), LARGE if GPU else SMALL)
+def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal):
+    q, k, v, dO = *tensors(N_q, N_k, d), torch.randn(1, 2, N_q, d, generator=torch.Generator().manual_seed(1)).half()
+    seen = oracle.visible(N_q, N_k, causal)
+    heads = zip(*(x[0].double().numpy() for x in (q, k, v, dO)), strict=True)
+    O, L, *gradients = map(np.stack, zip(*(oracle.dense(*x[:3], seen, None, None, x[3]) for x in heads), strict=True))
+    O, L = (torch.from_numpy(x)[None] for x in (O, L))
+    given = [fenced(x) for x in (q, k, v, O.half(), L.float(), dO)]
+    for x, got, want in zip((q, k, v), ladder.load(rung).backward(*given, causal), gradients, strict=True):
+        assert (got.dtype, got.shape) == (x.dtype, x.shape)
+        assert oracle.error(got[0].double().cpu().numpy(), want) < 2e-3
+
+
 @pytest.mark.parametrize("rung", runnable())
 def test_a_rung_takes_bf16(rung):
     wrong_O, wrong_L = errors(rung, *tensors(70, 100, 64, torch.bfloat16), True)
@@ -137,7 +151,7 @@ def test_a_rung_takes_views(rung):
 # The rules ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE)
+@pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE + ladder.BACKWARD)
 def test_a_rung_stands_alone(rung):
     """It imports nothing of the package, and its first line is the sentence that names its change."""
     tree = ast.parse(steps.source(rung))
@@ -148,7 +162,7 @@ def test_a_rung_stands_alone(rung):
     assert steps.sentence(rung).removeprefix("Side r").removeprefix("R").startswith(
         f"ung {number}, {name}: "
     ) and steps.sentence(rung).endswith(".")
-    assert len(steps.source(rung).splitlines()) <= (310 if gluon(rung) else 110)
+    assert len(steps.source(rung).splitlines()) <= (310 if gluon(rung) else 125 if rung in ladder.BACKWARD else 110)
 
 
 @pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS if gluon(rung)])

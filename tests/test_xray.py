@@ -87,3 +87,10 @@ def test_a_file_of_one_s_own_is_compiled_and_its_loops_are_counted(tmp_path):
     assert 9 < loop.per_score(64) < 13 and loop.copies == 0 and loop.instructions < kernel.numbers["instructions"]
     with pytest.raises(ValueError, match=r"name: got '.*nobody\.py'"):
         xray(str(tmp_path / "nobody.py"))
+
+
+@pytest.mark.parametrize(("name", "kernels"), [("b00", 2), ("b01", 3), ("s00", 1), ("s01", 1)])
+def test_what_stands_beside_the_ladder_compiles_without_spills(name, kernels):
+    compiled = xray(name, "sm_90", d=64, N=1024)
+    assert len(compiled) == kernels and all(kernel.numbers["spills"] == 0 for kernel in compiled)
+    assert sum(kernel.numbers["tensor"] for kernel in compiled) > 0

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     if not names:
         print(table(results))
         return 0
-    order = ladder.RUNGS if names[0] in ladder.RUNGS else ladder.SIDE
+    order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if names[0] in order)
     before = order[max(0, order.index(names[0]) - 1)] if len(names) == 1 else names[0]
     after = names[-1]
     name, sentence = ladder.change(after)

@@ -6,7 +6,8 @@
 Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
 neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
 may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
-need a Hopper GPU. Beside the ladder stand s00 and s01: how the warps of a program share a tile.
+need a Hopper GPU. Beside the ladder stand s00 and s01, two ways for warps to share a tile, and
+b00 and b01, two ways for the backward to sum up dQ; their backward(q, k, v, O, L, dO, causal) returns dQ, dK and dV.
 """
 
 import ast
@@ -16,16 +17,16 @@ from types import ModuleType
 
 FOLDER = Path(__file__).parent
 RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
-SIDE = tuple(sorted(path.stem for path in FOLDER.glob("s[0-9][0-9]_*.py")))
+SIDE, BACKWARD = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sb")
 
 
 def find(rung: str) -> str:
-    """The full name of a rung that is given as 07, r07 or r07_two_loops, of a side rung as s00."""
+    """The full name of a rung that is given as 07, r07 or r07_two_loops, of one beside the ladder as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], name[1:3].lstrip("0"))]
-    found += [name for name in SIDE if asked in (name, name[:3])]
+    found += [name for name in SIDE + BACKWARD if asked in (name, name[:3])]
     if not asked or not found:
-        raise ValueError(f"rung: got {rung!r}; it takes {', '.join(RUNGS + SIDE)}, or the number alone")
+        raise ValueError(f"rung: got {rung!r}; it takes {', '.join(RUNGS + SIDE + BACKWARD)}, or the number alone")
     return found[0]
 
 

@@ -33,10 +33,10 @@ def compile_only(run):
 
 def call(name: str, q, causal: bool) -> None:
     """One call of a rung, of a product's kernels, or of a file's forward."""
+    L = torch.empty(q.shape[:3], device=q.device)
     if name == "portable.forward":
         import_module("fa2_lab.kernels.portable.forward").forward(q, q, q, Options(causal, scale=0.1))
     elif name == "portable.backward":
-        L = torch.empty(q.shape[:3], device=q.device)
         backward = import_module("fa2_lab.kernels.portable.backward").backward
         backward(q, q, q, q, q, L, Options(causal, scale=0.1))
     elif name.endswith(".py"):
@@ -44,8 +44,10 @@ def call(name: str, q, causal: bool) -> None:
         mine = module_from_spec(spec)
         spec.loader.exec_module(mine)
         mine.forward(q, q, q, causal)
+    elif name[0] == "b":
+        import_module(f"fa2_lab.kernels.ladder.{name}").backward(q, q, q, q, L, q, causal)
     else:
-        import_module(f"fa2_lab.kernels.ladder.{name}").forward(q, q, q, causal)
+        import_module(f"fa2_lab.kernels.ladder.{name}").forward(q, q, q, causal and name[0] != "s")
 
 
 def read(name: str, kernel) -> dict:

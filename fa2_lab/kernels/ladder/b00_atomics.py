@@ -1,0 +1,110 @@
+"""Rung b00, atomics: one pass over the columns, and dQ is added up in HBM by atomic additions.
+
+This is Algorithm 2 of FlashAttention-2 with line 15 made safe. Which program adds first is open, so the last bits of dQ
+differ from run to run.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+NEG_INF = tl.constexpr(float("-inf"))
+LOG2E = tl.constexpr(1 / math.log(2))
+
+
+@triton.jit
+def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
+    """Rows first … first + B of one head. Rows from N on are not touched and read as zero."""
+    row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
+    at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
+    return tl.load(at, mask=first + row < N, other=0.0)
+
+
+@triton.jit
+def of_rows(X, first, N, B: tl.constexpr):
+    """One number for each of these rows, from L or D; 0 where there is no such row."""
+    row = first + tl.arange(0, B)
+    return tl.load(X + row, mask=row < N, other=0.0)[:, None]  # (B, 1)
+
+
+@triton.jit
+def store_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
+    """The opposite of load_rows."""
+    row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
+    at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
+    tl.store(at, x.to(X.dtype.element_ty), mask=first + row < N)
+
+
+@triton.jit
+def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
+    """Add to rows in HBM while other programs add to them, too."""
+    row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
+    at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
+    tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")
+
+
+@triton.jit
+def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
+    """P and dS of one tile, from Q, K, V, dO and two numbers for each row."""
+    row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
+    seen = (row < N_q) & (col < N_k) & (col <= row + N_k - N_q if CAUSAL else True)
+    s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A2.L10
+    power = tl.where(seen, (s_ij - L_i) * LOG2E, NEG_INF)  # also in a row that sees no key, where L = −∞
+    p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
+    dp_ij = tl.dot(do_i, v_j.T)  # (B_r, B_c)  FA2.A2.L13
+    ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
+    return p_ij.to(q_i.dtype), ds_ij.to(q_i.dtype)
+
+
+@triton.jit
+def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
+    """D = rowsum(dO ∘ O), once for all tiles."""
+    i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
+    o_i = load_rows(O + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
+    do_i = load_rows(dO + head * N_q * d, i, N_q, B_r, d).to(tl.float32)
+    D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
+    row = i + tl.arange(0, B_r)
+    tl.store(D + head * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
+
+
+@triton.jit
+def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
+                   B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
+    """One program keeps dK and dV of one column block on chip, and visits the rows that see it."""
+    j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)
+    Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
+    dQ += head * N_q * d
+    K, V, dK, dV = K + head * N_k * d, V + head * N_k * d, dK + head * N_k * d, dV + head * N_k * d
+    k_j = load_rows(K, j, N_k, B_c, d)  # (B_c, d)  FA2.A2.L6
+    v_j = load_rows(V, j, N_k, B_c, d)  # (B_c, d)  FA2.A2.L6
+    dk_j = tl.zeros((B_c, d), tl.float32)  # FA2.A2.L7
+    dv_j = tl.zeros((B_c, d), tl.float32)  # FA2.A2.L7
+    first = tl.maximum(j + N_q - N_k, 0) // B_r * B_r if CAUSAL else 0
+    for i in range(first, N_q, B_r):  # FA2.A2.L8
+        q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
+        do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
+        L_i = of_rows(L, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+        D_i = of_rows(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
+        p_ij, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
+        dv_j = tl.dot(p_ij.T, do_i, dv_j)  # (B_c, d)  FA2.A2.L12
+        dq_i = tau * tl.dot(ds_ij, k_j)  # (B_r, d)
+        add_rows(dQ, dq_i, i, N_q, B_r, d)  # FA2.A2.L15
+        dk_j = tl.dot(ds_ij.T, q_i, dk_j)  # (B_c, d)  FA2.A2.L16
+    store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
+    store_rows(dV, dv_j, j, N_k, B_c, d)  # FA2.A2.L18
+
+
+def backward(q, k, v, O, L, dO, causal):
+    """dQ, dK and dV, each like its tensor; O and L are those of the forward pass."""
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
+    Q, K, V, O, dO = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v, O, dO))
+    L, D = L.contiguous(), torch.empty_like(L, memory_format=torch.contiguous_format)
+    dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
+    dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+    rows, columns, sizes = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64), dict(d=d, B_r=64, num_warps=4)
+    D_kernel[rows, batch * heads](O, dO, D, N_q, **sizes)
+    columns_kernel[columns, batch * heads](Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
+    return dQ.to(q.dtype), dK, dV
