@@ -220,12 +220,3 @@ def svg(figure: Figure, alt: str = "", fingerprint: str = "") -> bytes:
         f' rx="8" fill="{PAPER}" stroke="{MASKED}"/>\n'
     )
     return f"{head}{body}</svg>\n".encode()
-
-
-def pdf(figure: Figure, fingerprint: str) -> bytes:
-    """The figure as a PDF with its fonts inside; the fingerprint is its keyword."""
-    with matplotlib.rc_context(RC | {"pdf.fonttype": 42}):
-        out = BytesIO()
-        plain = dict.fromkeys(("CreationDate", "Creator", "Producer"))
-        figure.savefig(out, format="pdf", metadata=plain | dict(Title=figure.get_suptitle(), Keywords=fingerprint))
-    return out.getvalue()

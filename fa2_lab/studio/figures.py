@@ -9,10 +9,13 @@ import json
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fa2_lab.plots import style
@@ -248,7 +251,16 @@ def build_posters(folder: Path) -> None:
         data = POSTER.file.data(tag)
         (figure, alt), digest = POSTER.file.draw(**data), POSTER.digest(data)
         files.write(folder / f"{name}.svg", style.svg(figure, alt, digest))
-        files.write(folder / f"{name}.pdf", style.pdf(figure, digest))
+        files.write(folder / f"{name}.pdf", pdf(figure, digest))
+
+
+def pdf(figure: Figure, digest: str) -> bytes:
+    """The figure as a PDF with its fonts inside; the digest is its keyword."""
+    with matplotlib.rc_context(style.RC | {"pdf.fonttype": 42}):
+        out = BytesIO()
+        plain = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+        figure.savefig(out, format="pdf", metadata=plain | dict(Title=figure.get_suptitle(), Keywords=digest))
+    return out.getvalue()
 
 
 def chosen(names: list[str] | None) -> list[Picture]:
