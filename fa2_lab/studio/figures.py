@@ -9,10 +9,13 @@ import json
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from types import ModuleType
 
+import matplotlib
 import numpy as np
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from fa2_lab.plots import style
@@ -223,9 +226,16 @@ PICTURES = [
     ),
 ]
 
+POSTER = Picture(
+    "poster", "An algorithm on a sheet of A3, each line in words, NumPy, Triton and work.", "04_fa2_forward"
+)
+SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
+
 
 def build(folder: Path, names: list[str] | None = None) -> None:
     """Draw the named pictures (all, if none is named) and write the page that shows all of them."""
+    if not names or POSTER.name in names:
+        build_posters(folder)
     for picture in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         data = picture.file.data()
         figure, alt = picture.file.draw(**data)
@@ -235,11 +245,30 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     files.write(folder / "README.md", gallery_page())
 
 
+def build_posters(folder: Path) -> None:
+    """Both sheets, as SVG and as PDF."""
+    for name, tag in SHEETS.items():
+        data = POSTER.file.data(tag)
+        (figure, alt), digest = POSTER.file.draw(**data), POSTER.digest(data)
+        files.write(folder / f"{name}.svg", style.svg(figure, alt, digest))
+        files.write(folder / f"{name}.pdf", pdf(figure, digest))
+
+
+def pdf(figure: Figure, digest: str) -> bytes:
+    """The figure as a PDF with its fonts inside; the digest is its keyword."""
+    with matplotlib.rc_context(style.RC | {"pdf.fonttype": 42}):
+        out = BytesIO()
+        plain = dict.fromkeys(("CreationDate", "Creator", "Producer"))
+        figure.savefig(out, format="pdf", metadata=plain | dict(Title=figure.get_suptitle(), Keywords=digest))
+    return out.getvalue()
+
+
 def chosen(names: list[str] | None) -> list[Picture]:
     """The pictures of these names, or all."""
-    unknown = set(names or ()) - {p.name for p in PICTURES}
+    known = [p.name for p in (*PICTURES, POSTER)]
+    unknown = set(names or ()) - set(known)
     if unknown:
-        raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(p.name for p in PICTURES)}")
+        raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
     return [p for p in PICTURES if not names or p.name in names]
 
 
@@ -274,6 +303,8 @@ def gallery_page() -> str:
             + (f" Standing still, for print: [{p.still}]({p.still})." if p.still != f"{p.name}.svg" else "")
             + f" Drawn by [plots/{p.name}.py](../fa2_lab/plots/{p.name}.py).\n"
         )
+    sheets = ", ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
+    parts.append(f"## posters\n\n{POSTER.sentence} {sheets}.\n")
     return "\n".join(parts)
 
 
@@ -290,5 +321,6 @@ def main(argv: list[str]) -> int:
     if options.compile:
         compiled.record()
     build(folder, options.names)
-    print(f"{len(wanted)} figures in {folder}")
+    posters = 0 if options.names and POSTER.name not in options.names else len(SHEETS)
+    print(f"{len(wanted) + posters} figures in {folder}")
     return 0

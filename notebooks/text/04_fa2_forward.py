@@ -324,6 +324,9 @@ print("exp(S - L) = exp(S - m) / l:", close(np.exp(S - L[:, None]), np.exp(S - m
 #
 # That saves one store here, and a load and a division in the backward pass.
 #
+# That was the last line of Algorithm 1. [The poster](../figures/poster_forward.pdf) has all of them on one sheet: each line in
+# words, in NumPy and in Triton, with what it moves and computes.
+#
 # **Takeaway.** Tweak 2: keep one number per row for the backward pass, $L = m + \log \ell$.
 
 # %% [markdown]

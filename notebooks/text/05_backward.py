@@ -161,7 +161,8 @@ for outside, streams, sums in (("columns", "q do", "dq"), ("rows", "k v", "dk dv
 # ## The whole of Algorithm 2
 #
 # First what happens to a tile of scores, then the loops. `tiling.hide` puts $-\infty$ where a mask hides, like `hide` in
-# chapter 04, and `visited_rows(j)` leaves out the tiles that nobody sees.
+# chapter 04, and `visited_rows(j)` leaves out the tiles that nobody sees. All lines on one sheet, with their work:
+# [the poster](../figures/poster_backward.pdf).
 
 # %%
 def p_and_ds(s_ij, v_j, do_i, L_i, D_i):

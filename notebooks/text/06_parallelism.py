@@ -68,9 +68,10 @@ for i in (1, 0):
 print("numbers of O that change:", int((O != reverse).sum()), "of", O.size)
 
 # %% [markdown]
-# <details><summary>None, to the last bit</summary>
+# <details><summary>Answer</summary>
 #
-# Row block 1 reads its own queries and writes its own rows of O. Nothing that row block 0 does can reach it.
+# **None, to the last bit.** Row block 1 reads its own queries and writes its own rows of O. Nothing that row block 0
+# does can reach it.
 # </details>
 #
 # The loop inside is different. All key blocks of a row block update the same $o$, $\ell$ and $m$. They may come in any
@@ -110,10 +111,10 @@ for name, result in (("one after the other", state[0]), ("at the same time", tog
     print(f"distance from attention over keys 6 and 7 alone: {np.abs(result - last_two).max():.3f}")
 
 # %% [markdown]
-# <details><summary>Two</summary>
+# <details><summary>Answer</summary>
 #
-# The other three workers did their work and wrote it down. Then worker 3, which had read the old O, wrote over it. What is
-# left is attention over keys 6 and 7, and nothing reports an error.
+# **Two.** The other three workers did their work and wrote it down. Then worker 3, which had read the old O, wrote over
+# it. What is left is attention over keys 6 and 7, and nothing reports an error.
 # </details>
 #
 # So FA1 gives a whole head to one thread block, which runs both loops alone.
@@ -140,9 +141,9 @@ for stage in ("fa1", "fa2"):
     print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {meter.matmul_flops:,}")
 
 # %% [markdown]
-# <details><summary>Twelve</summary>
+# <details><summary>Answer</summary>
 #
-# Each head has $T_r = 2$ row blocks, so there are twice as many workers, and each has half of the work.
+# **Twelve.** Each head has $T_r = 2$ row blocks, so there are twice as many workers, and each has half of the work.
 # </details>
 #
 # The last column shows that the work as a whole is the same, to the operation.
@@ -184,9 +185,10 @@ for name, costs in (("FA1", [16] * 4), ("FA2", [4] * 16)):
     timeline(ran, 6)
 
 # %% [markdown]
-# <details><summary>At 12</summary>
+# <details><summary>Answer</summary>
 #
-# Six blocks run from 0 to 4, six from 4 to 8, and the last four from 8 to 12. In this third round two SMs wait.
+# **At 12.** Six blocks run from 0 to 4, six from 4 to 8, and the last four from 8 to 12. In this third round two SMs
+# wait.
 # </details>
 #
 # Perfect sharing would end at 64 / 6 = 10⅔. A block cannot be cut in two, so the last round is rarely full.
@@ -216,9 +218,9 @@ for name, blocks in cases:
     print(f"{name:31} {blocks:5,} blocks, waves: {rounds:2}, busy: {share:4.0%}")
 
 # %% [markdown]
-# <details><summary>Half</summary>
+# <details><summary>Answer</summary>
 #
-# The second wave consists of one block. 131 SMs wait for it, and the launch takes twice as long.
+# **Half.** The second wave consists of one block. 131 SMs wait for it, and the launch takes twice as long.
 # </details>
 #
 # With 16 waves, as in the second line, a poor last wave weighs little. The effect is called *wave quantization*. The
@@ -243,9 +245,9 @@ for B_r in (128, 64, 32, 16):
     print(f"{B_r:4}  {tiling.T_r:6}  {rounds:5}  {share:4.0%}  {io.fa2_forward(tiling, d=128).total:18,}")
 
 # %% [markdown]
-# <details><summary>Two</summary>
+# <details><summary>Answer</summary>
 #
-# There are twice as many workers, and each of them loads as much as before.
+# **Two.** There are twice as many workers, and each of them loads as much as before.
 # </details>
 #
 # At $B_r = 64$ the chip is as busy as it gets, for twice the requests. Below that, requests double again and nothing is
@@ -272,10 +274,10 @@ for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reve
 show(waves.draw(**waves.data()))
 
 # %% [markdown]
-# <details><summary>The longest first</summary>
+# <details><summary>Answer</summary>
 #
-# A long block that starts late ends late, and the others wait for it. If it starts first, the short ones fill the gaps at
-# the end.
+# **The longest first.** A long block that starts late ends late, and the others wait for it. If it starts first, the
+# short ones fill the gaps at the end.
 # </details>
 #
 # The picture shows batch 1, 32 heads and 2,048 tokens on 132 SMs. A line is an SM, and a new grey begins with each of its
@@ -311,10 +313,10 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
 show(workers.draw(**workers.data()))
 
 # %% [markdown]
-# <details><summary>dQ</summary>
+# <details><summary>Answer</summary>
 #
-# $dq_i$ is a sum over keys, and the keys of a row belong to different workers. $dk_j$ and $dv_j$ are sums over queries,
-# and a worker sees all queries of its column.
+# **dQ.** $dq_i$ is a sum over keys, and the keys of a row belong to different workers. $dk_j$ and $dv_j$ are sums over
+# queries, and a worker sees all queries of its column.
 # </details>
 #
 # The table reads downwards: without a mask, all four workers add to the same block of dQ in the same step. "Load, add,
@@ -351,10 +353,10 @@ for splits in (1, 4, 5, 8):
     print(f"partial results: {extra / meter.hbm_elements:.2%} of all elements moved")
 
 # %% [markdown]
-# <details><summary>No, later</summary>
+# <details><summary>Answer</summary>
 #
-# 4 parts give 128 workers of 16 tiles: one wave. 5 parts give 160 workers of 12 or 13 tiles, and the last 28 of them need
-# a second wave.
+# **No, later.** 4 parts give 128 workers of 16 tiles: one wave. 5 parts give 160 workers of 12 or 13 tiles, and the
+# last 28 of them need a second wave.
 # </details>
 #
 # 8 parts take two short waves and end together with 4. The parts meet through HBM: each writes its $o$ and its $L$ for the

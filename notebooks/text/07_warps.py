@@ -62,9 +62,10 @@ dense = safe_softmax(q @ k.T / 2) @ v
 print(f"queries cut among 4 warps: error of o {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 
 # %% [markdown]
-# <details><summary>K and V</summary>
+# <details><summary>Answer</summary>
 #
-# Its two rows of scores need all keys, and its two rows of $o$ need all values. Of Q it needs its own two rows only.
+# **K and V.** Its two rows of scores need all keys, and its two rows of $o$ need all values. Of Q it needs its own two
+# rows only.
 # </details>
 #
 # Nothing that another warp computes is needed. Softmax works row by row, and each row belongs to one warp from beginning
@@ -88,10 +89,10 @@ print("a slice is", slices[0].shape, " S is", S.shape)
 print(f"side by side: difference from S {np.abs(np.hstack(slices) - S).max():.3f}")
 
 # %% [markdown]
-# <details><summary>Side by side</summary>
+# <details><summary>Answer</summary>
 #
-# A score is the product of one query and one key, and the warp has both. So its scores are finished. The sum in $QK^\top$
-# runs over d, and nobody has cut d.
+# **Side by side.** A score is the product of one query and one key, and the warp has both. So its scores are finished.
+# The sum in $QK^\top$ runs over d, and nobody has cut d.
 # </details>
 #
 # **Takeaway.** With the keys cut, every warp has finished scores, but only a quarter of each row.
@@ -124,9 +125,10 @@ for name, of_warps in published.items():
     print(f"{name:12}: {len(of_warps)} warps publish {of_warps[0].size} numbers each")
 
 # %% [markdown]
-# <details><summary>The parts of P V</summary>
+# <details><summary>Answer</summary>
 #
-# Each is a whole block of $B_r \times d$, as large as the output. There are W of them, for every tile.
+# **The parts of P V.** Each is a whole block of $B_r \times d$, as large as the output. There are W of them, for every
+# tile.
 # </details>
 #
 # Maxima and sums are small. But the maxima make all warps wait in the middle of the softmax.
@@ -155,9 +157,9 @@ for name, scheme in warps.SCHEMES.items():
         print(f"{name}, warp 2 {op}s:", {tensor: n for tensor, n in counts.items() if n} or "nothing")
 
 # %% [markdown]
-# <details><summary>32</summary>
+# <details><summary>Answer</summary>
 #
-# All 8 keys with 4 numbers each. Under split-K it reads two keys: 8 elements.
+# **32.** All 8 keys with 4 numbers each. Under split-K it reads two keys: 8 elements.
 # </details>
 #
 # Look at the last two lines. Split-K reads less of K and V, but all of Q. And it writes its partial results and reads those
@@ -186,9 +188,10 @@ for name in warps.SCHEMES:
     print(f"{name}: {sum(sizes.values()):.0f} KiB, of which {parts}")
 
 # %% [markdown]
-# <details><summary>Fewer, less than half</summary>
+# <details><summary>Answer</summary>
 #
-# The parts of $PV$ alone make 256 KiB under split-K. They are written and read once by everyone, with 4 bytes each.
+# **Fewer, less than half.** The parts of $PV$ alone make 256 KiB under split-K. They are written and read once by
+# everyone, with 4 bytes each.
 # </details>
 #
 # The picture is the paper's figure 3, with the bytes of one tile beneath. Under split-Q the bars of K and V get longer, and
@@ -234,9 +237,9 @@ for name, scheme in warps.SCHEMES.items():
         print(f"{name} without {reason!r}:\n    {without(scheme, reason)}")
 
 # %% [markdown]
-# <details><summary>The copy</summary>
+# <details><summary>Answer</summary>
 #
-# It overwrites keys that a slow warp has yet to read.
+# **The copy.** It overwrites keys that a slow warp has yet to read.
 # </details>
 #
 # Real kernels keep places for two or more tiles, called *stages*. The next copy goes to another place while this tile is
@@ -272,9 +275,9 @@ for B_r, d in ((16, 64), (64, 64), (128, 64), (128, 128)):
     print(f"o of {B_r:3} × {d:3}: registers per thread, split-K {whole:3}, split-Q with 4 warps {rows:3}")
 
 # %% [markdown]
-# <details><summary>512</summary>
+# <details><summary>Answer</summary>
 #
-# 128 · 128 / 32 = 512, twice what a thread has. Under split-Q the four warps share the rows: 128 registers.
+# **512.** 128 · 128 / 32 = 512, twice what a thread has. Under split-Q the four warps share the rows: 128 registers.
 # </details>
 #
 # **Takeaway.** Split-K multiplies the output by the number of warps, in shared memory or in registers. Split-Q divides it.
@@ -297,9 +300,9 @@ for name, tile in (("split-K", change.before), ("split-Q", change.after)):
 print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {change.overlapped:.1f} if they overlap")
 
 # %% [markdown]
-# <details><summary>Shared memory</summary>
+# <details><summary>Answer</summary>
 #
-# It is busy for 5,744 cycles, and the tensor cores wait for it. Under split-Q it keeps up with them.
+# **Shared memory.** It is busy for 5,744 cycles, and the tensor cores wait for it. Under split-Q it keeps up with them.
 # </details>
 #
 # This is a model of one tile, without the time spent at barriers. Chapter 10 has the measurement.
@@ -333,9 +336,9 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
         print(f"  {name:10} {fate(product, 'r'):17}   {fate(product, 'k')}")
 
 # %% [markdown]
-# <details><summary>No</summary>
+# <details><summary>Answer</summary>
 #
-# Owning queries leaves dV and dK to be added. Owning keys leaves dQ.
+# **No.** Owning queries leaves dV and dK to be added. Owning keys leaves dQ.
 # </details>
 #
 # You have met this table before: in chapter 06 it was thread blocks that met on dQ.

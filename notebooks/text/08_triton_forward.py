@@ -241,7 +241,8 @@ for hidden in (0.0, -torch.inf):
 # ## The loop over keys
 #
 # Everything for Algorithm 1 is there. Notebook 04's `trace.parallel("i", …)` was a loop whose passes need nothing from
-# each other. On the GPU it is no loop at all: it is the grid.
+# each other. On the GPU it is no loop at all: it is the grid. [The poster](../figures/poster_forward.pdf) has NumPy and
+# Triton side by side, line by line.
 #
 # **Predict.** Take the NumPy version in hand, printed below. Which of its lines disappear in Triton, which are
 # new? Where do `o_i`, `m_i` and `l_i` live?

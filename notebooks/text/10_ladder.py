@@ -556,7 +556,8 @@ print(f"A over B: {times['A'] / times['B']:.2f}")
 # </details>
 # <details><summary>5. Why does a causal kernel have two loops over the key tiles?</summary>
 #
-# One for tiles that need no mask, one for those on the diagonal. Most tiles then skip the mask's work.
+# One for tiles that need no mask, one for those on the diagonal. Most tiles then skip the mask's work. The price is
+# registers, as rung 07 shows.
 # </details>
 # <details><summary>6. Q, K and V have 16 bits. Why are o and ℓ kept in 32?</summary>
 #

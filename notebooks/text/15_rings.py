@@ -140,7 +140,7 @@ table("contiguous", [32] * 4)
 # %% [markdown]
 # ## Zigzag
 #
-# Exercise 2 of notebook 06 paired row blocks so that all pairs were equal: the first with the last, the second with the
+# Exercise 1 of chapter 06 paired row blocks so that all pairs were equal: the first with the last, the second with the
 # last but one. Ranks can do the same. Cut the sequence into 8 pieces; rank r takes piece r and piece 7 − r.
 #
 # **Predict.** Rank 1 holds pieces 1 and 6. Which of its rows see the keys of rank 0 (pieces 0 and 7), and which see the

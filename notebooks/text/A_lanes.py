@@ -56,9 +56,9 @@ for row in (0, 5, 13):
 print("numbers that each lane holds:", sorted(set(np.bincount(lanes.ravel()).tolist())))
 
 # %% [markdown]
-# <details><summary>20, 21, 22 and 23</summary>
+# <details><summary>Answer</summary>
 #
-# $4 \cdot 5 = 20$, and the four pairs of columns go to four neighbours.
+# **20, 21, 22 and 23.** $4 \cdot 5 = 20$, and the four pairs of columns go to four neighbours.
 # </details>
 #
 # Row 13 has the same lanes as row 5. The piece has 128 numbers, so each lane holds 4: two in one row, and two eight rows
@@ -84,10 +84,10 @@ for step in (1, 2):
 print("maximum of row 5:", piece[5].max().round(2))
 
 # %% [markdown]
-# <details><summary>Two</summary>
+# <details><summary>Answer</summary>
 #
-# After the first, neighbours agree. After the second, all four do. More columns do not change that: a lane goes through its
-# own columns first.
+# **Two.** After the first, neighbours agree. After the second, all four do. More columns do not change that: a lane
+# goes through its own columns first.
 # </details>
 #
 # XOR compares two numbers bit by bit. $t$ XOR 1 exchanges neighbours (20 with 21), $t$ XOR 2 exchanges pairs (20 with 22).
@@ -115,9 +115,9 @@ for layout in recorded("layouts")["layouts"]:
 show(accumulators.draw(**accumulators.data()))
 
 # %% [markdown]
-# <details><summary>Split-Q</summary>
+# <details><summary>Answer</summary>
 #
-# The rows are cut among four warps, and every warp has all keys of the tile.
+# **Split-Q.** The rows are cut among four warps, and every warp has all keys of the tile.
 # </details>
 #
 # In the upper half of the picture, find a row of S: it lies in one warp, and so does the same row of O. In the lower half,
@@ -148,9 +148,9 @@ print("row 5, columns 2 and 3: held by lane", lane_of(5, 2), "and needed by lane
 print("numbers of P that must change lanes:", int((needs != lane_of(r, c)).sum()), "of", needs.size)
 
 # %% [markdown]
-# <details><summary>In lane 21</summary>
+# <details><summary>Answer</summary>
 #
-# g = 5 and h = 1: lane 4 · 5 + 1.
+# **In lane 21.** g = 5 and h = 1: lane 4 · 5 + 1.
 # </details>
 #
 # Every number is already where it is needed. So P goes from softmax into the second product without leaving its registers.
@@ -180,9 +180,9 @@ swizzled = [2 ^ row for row in range(8)]
 print("groups of banks, chunk c at place c XOR row:", swizzled, "steps:", steps(swizzled))
 
 # %% [markdown]
-# <details><summary>Eight</summary>
+# <details><summary>Answer</summary>
 #
-# Chunk 2 of every row begins at the same bank. All eight want the same group, and wait for each other.
+# **Eight.** Chunk 2 of every row begins at the same bank. All eight want the same group, and wait for each other.
 # </details>
 #
 # The second line is the remedy, called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where
@@ -205,9 +205,9 @@ for row in range(8):
 show(swizzled_keys.draw(**swizzled_keys.data()))
 
 # %% [markdown]
-# <details><summary>At place 1</summary>
+# <details><summary>Answer</summary>
 #
-# 11 XOR 10 = 01.
+# **At place 1.** 11 XOR 10 = 01.
 # </details>
 #
 # In the picture, follow the dark boxes from row to row: in the left panels they stand in one column, in the others no two
@@ -237,9 +237,9 @@ for chip in (chips.RTX_4090, chips.A100, chips.H100):
     print(f"{chip.name} gives one thread block {room} KiB:", ", ".join(fit))
 
 # %% [markdown]
-# <details><summary>160</summary>
+# <details><summary>Answer</summary>
 #
-# One for $q_i$, and two stages with two each: 5 · 32 KiB.
+# **160.** One for $q_i$, and two stages with two each: 5 · 32 KiB.
 # </details>
 #
 # A GPU refuses to run a kernel that asks for more than there is. Of an SM's shared memory (228 KiB on an H100), 1 KiB per
@@ -278,9 +278,9 @@ print(
 show(block_budget.draw(**block_budget.data()))
 
 # %% [markdown]
-# <details><summary>128</summary>
+# <details><summary>Answer</summary>
 #
-# 128 · 128 / 128. The scores take as many again, P half of that: 360 with the other 40.
+# **128.** 128 · 128 / 128. The scores take as many again, P half of that: 360 with the other 40.
 # </details>
 #
 # If registers run out, the kernel runs, but it *spills*: numbers travel to slow memory and back. With eight warps the same

@@ -88,9 +88,9 @@ for name, version in VERSIONS.items():
     print(f"{name:22}{result!s:>6}   {'right' if result == truth else 'wrong'}")
 
 # %% [markdown]
-# <details><summary>50/9</summary>
+# <details><summary>Answer</summary>
 #
-# $(8/3 \cdot 8/3 + 4) / 2 = 50/9$. The old part grows where it should shrink.
+# **50/9.** $(8/3 \cdot 8/3 + 4) / 2 = 50/9$. The old part grows where it should shrink.
 # </details>
 #
 # Only line 10 of Algorithm 1 is right. In the others $O_1$ is divided once too often (`fa2-tweak1`), a ratio is upside
@@ -120,9 +120,9 @@ for name, version in VERSIONS.items():
     print(f"{name:22}" + "".join(f"{word:>12}" for word in seen))
 
 # %% [markdown]
-# <details><summary>Yes</summary>
+# <details><summary>Answer</summary>
 #
-# 1 and 1/1 are the same number.
+# **Yes.** 1 and 1/1 are the same number.
 # </details>
 #
 # On the third row, three wrong versions are right. Such rows are common: under a causal mask, the first row of all sees
@@ -164,10 +164,10 @@ for name, slip in SLIPS.items():
     print(f"{name:20}" + "".join(f"{'survives' if test(slip) else 'caught':>18}" for test in TESTS.values()))
 
 # %% [markdown]
-# <details><summary>The last</summary>
+# <details><summary>Answer</summary>
 #
-# The shape is right without τ, and so are the numbers if τ = 1. With $\tau = 1/\sqrt{d}$ the gradient is $\sqrt{d}$ times
-# too large, in the right direction: easy to overlook in training.
+# **The last.** The shape is right without τ, and so are the numbers if τ = 1. With $\tau = 1/\sqrt{d}$ the gradient is
+# $\sqrt{d}$ times too large, in the right direction: easy to overlook in training.
 # </details>
 #
 # All three survive the test of shapes. $Q\,dS^\top$ has the shape of dK only if N = d, so unequal sizes would have stopped
@@ -207,9 +207,9 @@ for name, entry in (("by shapes", mine), ("by sums of rows", by_sums)):
     )
 
 # %% [markdown]
-# <details><summary>No</summary>
+# <details><summary>Answer</summary>
 #
-# Both versions have error 0, so nothing is refused.
+# **No.** Both versions have error 0, so nothing is refused.
 # </details>
 #
 # **Takeaway.** A check that cannot fail says nothing. See it fail once, with a wrong version, before you trust it.
@@ -251,10 +251,10 @@ shown = [f"fa2-{name}" for name in of_fa2]
 table(*shown)
 
 # %% [markdown]
-# <details><summary>They are skipped</summary>
+# <details><summary>Answer</summary>
 #
-# All their columns lie in the future of all their rows. No mask is needed on the other side of the diagonal, where the
-# largest column is at most the smallest row.
+# **They are skipped.** All their columns lie in the future of all their rows. No mask is needed on the other side of
+# the diagonal, where the largest column is at most the smallest row.
 # </details>
 #
 # `fa2-eighty-heads` is a rule of thumb rather than a slip; `busy` of chapter 06 computes what it leaves idle. Where a slip
@@ -288,9 +288,9 @@ shown += of_fa1
 table(*of_fa1)
 
 # %% [markdown]
-# <details><summary>A millionth</summary>
+# <details><summary>Answer</summary>
 #
-# $8\,e^{-16} \approx 10^{-6}$.
+# **A millionth.** $8\,e^{-16} \approx 10^{-6}$.
 # </details>
 #
 # Two rows of the table are traps only for those who carry a thing over to FA2: the letter L, and the random state, which
@@ -324,9 +324,9 @@ for name, skip in ((">", gt), (">=", ge)):
     print("\n".join("    " + " ".join(drawn[4 * i : 4 * i + 4]) for i in range(4)))
 
 # %% [markdown]
-# <details><summary>No</summary>
+# <details><summary>Answer</summary>
 #
-# 2 > 2 is false. The tile is visited, and nobody masks it, because it is not on the diagonal.
+# **No.** 2 > 2 is false. The tile is visited, and nobody masks it, because it is not on the diagonal.
 # </details>
 #
 # Every `!` lets a query see the next row block's keys: 13 tiles instead of 10, and a model that has read the words it is
@@ -362,9 +362,9 @@ shown += of_article
 table(*of_article)
 
 # %% [markdown]
-# <details><summary>Nearly four</summary>
+# <details><summary>Answer</summary>
 #
-# Twice as many row blocks, each with twice as many keys. Q, O and L only double, hence "nearly".
+# **Nearly four.** Twice as many row blocks, each with twice as many keys. Q, O and L only double, hence "nearly".
 # </details>
 #
 # What is O(N) is the *extra memory*. What grows under split-Q is *reading*, not room. What thread blocks exchange when they
@@ -399,9 +399,9 @@ shown += of_notes
 table(*of_notes)
 
 # %% [markdown]
-# <details><summary>Two</summary>
+# <details><summary>Answer</summary>
 #
-# After the loop, $o_i$ holds the last row block alone.
+# **Two.** After the loop, $o_i$ holds the last row block alone.
 # </details>
 #
 # The authors of the article and of the two sets of notes are not known to us. The rest of the collection teaches little and

@@ -66,9 +66,9 @@ for room, other in (("machine", "reference"), ("kernels", "reference"), ("refere
     print(f"does {room} import from {other}?", "yes" if users(room, other) else "no: 0 files")
 
 # %% [markdown]
-# <details><summary>No</summary>
+# <details><summary>Answer</summary>
 #
-# Both sides would be wrong in the same way. So they share nothing.
+# **No.** Both sides would be wrong in the same way. So they share nothing.
 # </details>
 #
 # **Takeaway.** Two computations can check each other if they have no code in common.
@@ -94,9 +94,10 @@ for name, algorithm in ALGORITHMS.items():
     )
 
 # %% [markdown]
-# <details><summary>FA2.A1.L10</summary>
+# <details><summary>Answer</summary>
 #
-# In a terminal: `fa2-lab where FA2.A1.L10`, with `--all` for every place. `fa2-lab where FA2.A1` prints the algorithm.
+# **FA2.A1.L10.** In a terminal: `fa2-lab where FA2.A1.L10`, with `--all` for every place. `fa2-lab where FA2.A1` prints
+# the algorithm.
 # </details>
 #
 # In the table, every line that computes has its NumPy line. FA1's backward was never written in Triton here, because FA2's
@@ -131,10 +132,10 @@ print(f"NumPy {np.__version__}, Python {sys.version.split()[0]}: all that is Num
 print("Kernels run", kernels_here())
 
 # %% [markdown]
-# <details><summary>Yes, in the interpreter</summary>
+# <details><summary>Answer</summary>
 #
-# `pip install -c constraints.txt -e '.[dev]'` in the project's folder installs what there is for this platform. Then
-# `python -m fa2_lab` runs every stage on this machine and holds it against plain attention.
+# **Yes, in the interpreter.** `pip install -c constraints.txt -e '.[dev]'` in the project's folder installs what there
+# is for this platform. Then `python -m fa2_lab` runs every stage on this machine and holds it against plain attention.
 # </details>
 #
 # The output depends on the machine in front of you, so it may differ from what is printed here.
@@ -166,9 +167,10 @@ else:
     print("torch or Triton is missing here")
 
 # %% [markdown]
-# <details><summary>All of them</summary>
+# <details><summary>Answer</summary>
 #
-# Row r sees the columns c ≤ r + N_k − N_q. That is what a model needs that adds new tokens to old ones.
+# **All of them.** Row r sees the columns c ≤ r + N_k − N_q. That is what a model needs that adds new tokens to old
+# ones.
 # </details>
 #
 # `L` is the logsumexp of each row (chapter 04). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the differences from
@@ -206,9 +208,9 @@ for event in meter.events:
     print(f"  {event.op:5} {event.elements:2} elements of {event.tensor}, i = {event.i}")
 
 # %% [markdown]
-# <details><summary>30</summary>
+# <details><summary>Answer</summary>
 #
-# Each element once. The last block has two rows, and the slice shortens itself.
+# **30.** Each element once. The last block has two rows, and the slice shortens itself.
 # </details>
 #
 # The list of events is what the pictures of chapters 03 and 04 are drawn from.
@@ -234,9 +236,9 @@ for dtype in (np.float64, np.float32, np.float16):
     print(f"{np.dtype(dtype).name}: largest error of O {np.abs(O - exact).max():.0e}")
 
 # %% [markdown]
-# <details><summary>About three</summary>
+# <details><summary>Answer</summary>
 #
-# $2^{11} = 2048$, a little more than three digits.
+# **About three.** $2^{11} = 2048$, a little more than three digits.
 # </details>
 #
 # The three errors are rounding, and nothing else. A slip in a formula is usually larger by a factor of a hundred or more,
@@ -258,9 +260,9 @@ print("lines that differ:", steps.changed("03", "04"))
 print(steps.diff("03", "04"))
 
 # %% [markdown]
-# <details><summary>β</summary>
+# <details><summary>Answer</summary>
 #
-# Exponentials now refer to the row's new maximum from the start. α stays, because the maximum may still move.
+# **β.** Exponentials now refer to the row's new maximum from the start. α stays, because the maximum may still move.
 # </details>
 #
 # Lines with − are rung 03, lines with + are rung 04. They are the two steps of chapter 04, in Triton.
@@ -287,9 +289,9 @@ with redirect_stderr(sys.stdout):
 print("status:", status)
 
 # %% [markdown]
-# <details><summary>2</summary>
+# <details><summary>Answer</summary>
 #
-# And it guesses what you meant.
+# **Status 2.** It also guesses what you meant.
 # </details>
 #
 # Three to try first: `fa2-lab glossary warp`, `fa2-lab errata fa2-scale`, and `fa2-lab book --blank mine`, which writes the

@@ -16,7 +16,7 @@
 # | 8. `passes`: one pass or two | 2 |
 # | 9. `backward_fits`: shared memory and registers of the backward | 2 |
 #
-# *Time: 5 hours. Before this: chapters 05, 06 and 07. Hardware: any laptop; the GPUs are in a table.*
+# *Time: 5 hours. Before this: chapters 05, 06 and 07, and appendix A. Hardware: any laptop; the GPUs are in a table.*
 #
 # **How it is graded.** Your functions are held against the package's models, for other chips and shapes than you see here.
 # `fa2_lab.machine.chips` is yours to use; the models themselves (`io`, `grid`, `budget`, `time`) are off limits.
