@@ -140,6 +140,7 @@ for number in range(3, 64):
         os.write(number, struct.pack(">QQ", len(text), 0) + text)
     except OSError:
         pass"""
+COUNTS = "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"
 GAIN = {
     "a copy of a test prints 99": gain(change=copied_test, quick=True),
     "points and tests forged": gain(change=forged_points, quick=True),
@@ -339,7 +340,7 @@ HARM = {
     ),
     "deaf to the alarm": Hostile((DEAF,), remark="could not be interrupted"),
     "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
-    "all the memory, in a family": Hostile((FAMILY,), remark="of memory"),
+    "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="of memory"),
     "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8, quick=True),
     "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 4 s"),
     "os._exit": Hostile(

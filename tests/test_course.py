@@ -416,6 +416,8 @@ WRONG += [
 FULL, INIT = "o = tl.zeros((B_r, d), tl.float32)\n    end = N_k\n", "m, l, o = np.full(b, -np.inf)"
 NEGATIVE, ROWS = "NOT YET very negative scores", "m_new = np.maximum(m, s.max(axis=1))\n    base"
 V_LOAD = "v = tl.load(V + col[:, None] * d + e[None, :], mask=there, other=0.0)"
+SECOND = "tl.dot(p.to(v.dtype), v"
+LOOP = "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n"
 POSING = """class Eager:
     run = fn = None
 
@@ -429,18 +431,54 @@ one_tile = Eager()
 @triton.jit
 def unused("""
 WRONG += [
-    ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, 0.0), s.max(axis=1))\n    base", {"update": 1.33}, ["NOT YET scores far below zero"]),
-    ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base", {"update": 2.67}, ["NOT YET scores far below zero"]),
-    ("1_online_softmax", "return m_new, alpha * l", "return m_new[:, None], alpha * l", {"update": 0.0}, ["came m: shape (5, 1)", "without keepdims"]),
+    (
+        "1_online_softmax",
+        ROWS,
+        "m_new = np.maximum(np.maximum(m, 0.0), s.max(axis=1))\n    base",
+        {"update": 1.33},
+        ["NOT YET scores far below zero"],
+    ),
+    (
+        "1_online_softmax",
+        ROWS,
+        "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base",
+        {"update": 2.67},
+        ["NOT YET scores far below zero"],
+    ),
+    (
+        "1_online_softmax",
+        "return m_new, alpha * l",
+        "return m_new[:, None], alpha * l",
+        {"update": 0.0},
+        ["came m: shape (5, 1)", "without keepdims"],
+    ),
     ("2_forward", INIT, "m, l, o = np.zeros(b)", {"row_block": 2.86}, [NEGATIVE, "m starts at −∞"]),
     ("2_forward", INIT, "m, l, o = np.full(b, -1e4)", {"row_block": 2.86}, [NEGATIVE]),
     ("2_forward", "+ offset", "+ 0", {"kind": 0.4, "row_block": 2.86}, ["causal, more keys than queries"]),
-    ("4_triton_forward", FULL, FULL + "    m = tl.full((B_r,), -1e4, tl.float32)\n", {"full": 3.33}, ["NOT YET scores far below zero"]),
-    ("4_triton_forward", V_LOAD, "v = tl.load(V + col[:, None] * d + e[None, :])", {"full": 3.33}, ["is anything loaded from behind the last key?"]),
-    ("4_triton_forward", 'tl.dot(p.to(v.dtype), v, input_precision="ieee")', "tl.dot(p.to(v.dtype), v)", {"full": 0.0}, ["expected products in full fp32", "came in tf32"]),
-    ("4_triton_forward", "@triton.jit\ndef one_tile(", POSING, {"one_tile": 0.0}, ["it takes a Triton kernel"]),
-    ("4_triton_forward", "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n", "    for j in range(0, N_k, 2 * B_c):\n        col = j + tl.arange(0, 2 * B_c)\n", {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
-]  # fmt: skip
+    (
+        "4_triton_forward",
+        FULL,
+        FULL + "    m = tl.full((B_r,), -1e4, tl.float32)\n",
+        {"full": 3.89},
+        ["NOT YET scores far below zero"],
+    ),
+    (
+        "4_triton_forward",
+        V_LOAD,
+        "v = tl.load(V + col[:, None] * d + e[None, :])",
+        {"full": 1.67},
+        ["is anything loaded from behind the last key?"],
+    ),
+    (
+        "4_triton_forward",
+        SECOND + ', input_precision="ieee")',
+        SECOND + ")",
+        {"full": 0.0},
+        ["expected products in full fp32", "came in tf32"],
+    ),
+    ("4_triton_forward", "@triton.jit\ndef one_tile(", POSING, {"one_tile": 0.0}, ["a Triton kernel is asked for"]),
+    ("4_triton_forward", LOOP, LOOP.replace("B_c", "2 * B_c"), {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
+]
 
 
 @pytest.mark.parametrize(
