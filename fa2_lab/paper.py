@@ -549,6 +549,16 @@ TERMS = (
     Term("request", "an element that the chip asks for, wherever it is found; what the meter counts", "访存请求", "00"),
     Term("arithmetic intensity", "FLOPs done for each byte that moves", "计算强度", "01"),
     Term("IO complexity", "elements moved between HBM and the chip, as a function of N, d and M", "访存复杂度", "03"),
+    # The workshop
+    Term("launch option", "what a launch asks of the compiler: warps, stages, registers", "启动选项", "11"),
+    Term("PTX", "NVIDIA's portable assembly language, which Triton writes", "并行线程执行汇编", "11"),
+    Term("SASS", "the machine code that an NVIDIA GPU executes", "机器汇编", "11"),
+    Term("occupancy", "the share of an SM's places for warps that are taken", "占用率", "11"),
+    Term("roofline", "what memory and arithmetic units allow at most, by FLOPs per byte", "屋顶线模型", "11"),
+    Term("stall", "a warp cannot issue its next instruction; the hardware counts for which reason", "停顿", "11"),
+    Term("deadlock", "a closed chain of workers, each of which waits for the next", "死锁", "11"),
+    Term("autotuner", "a program that times many launches and keeps the fastest", "自动调优器", "11"),
+    Term("throttling", "the GPU lowers its clock because it draws much power or is hot", "降频", "11"),
     # The method
     Term("head", "one of several attentions computed side by side", "注意力头", "00"),
     Term("softmax", "exponentials of a row, divided by their sum", "归一化指数函数", "00"),

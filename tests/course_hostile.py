@@ -55,6 +55,7 @@ class Hostile:
     write: object = None  # write(home) in place of the notebook
     change: object = None  # change(notebook) before it is written
     score: float = 12.0
+    most: float = 0.0  # where chance has a say: the score is between the two
     remark: str = ""
     quick: bool = False  # is part of every test run
 
@@ -139,6 +140,7 @@ for number in range(3, 64):
         os.write(number, struct.pack(">QQ", len(text), 0) + text)
     except OSError:
         pass"""
+COUNTS = "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"
 GAIN = {
     "a copy of a test prints 99": gain(change=copied_test, quick=True),
     "points and tests forged": gain(change=forged_points, quick=True),
@@ -172,7 +174,9 @@ GAIN = {
         answers={"own": "def test_merge(merge): raise AssertionError"}, score=9.0
     ),
     "a test that counts its calls": Hostile(
-        answers={"own": "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"}, score=-9.0
+        answers={"own": "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"},
+        score=9.0,
+        most=10.5,
     ),
     "a test that ends its process": Hostile(
         answers={"own": "def test_merge(merge):\n    import os\n    os._exit(1)"}, score=9.0, remark="the process ended"
@@ -288,7 +292,7 @@ HUNGRY = """def merge(a, b):
 FAMILY = """import os, time
 for _ in range(12):
     if not os.fork():
-        kept = bytearray(300 * 2**20)
+        kept = b"x" * (300 * 2**20)
         time.sleep(1000)
 time.sleep(2)"""
 GROWS = """def update(m, l, o, s, v):
@@ -327,18 +331,18 @@ HARM = {
     "killing everything": Hostile((KILLER,)),
     "no way out": Hostile((NETWORK,), remark="unreachable"),
     "a full disk": Hostile((FULL_DISK,)),
-    "a cell without end": Hostile(("while True: pass",), remark="did not end within 3 s", quick=True),
+    "a cell without end": Hostile(("while True: pass",), remark="did not end within 4 s", quick=True),
     "a function without end": Hostile(
-        answers={"merge": "def merge(a, b):\n    while True: pass"}, score=9, remark="did not end within 3 s"
+        answers={"merge": "def merge(a, b):\n    while True: pass"}, score=9, remark="did not end within 4 s"
     ),
     "a function that cannot be interrupted": Hostile(
         answers={"merge": STUBBORN}, score=9, remark="could not be interrupted"
     ),
     "deaf to the alarm": Hostile((DEAF,), remark="could not be interrupted"),
     "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
-    "all the memory, in a family": Hostile((FAMILY,), remark="of memory"),
+    "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="of memory"),
     "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8, quick=True),
-    "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 3 s"),
+    "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 4 s"),
     "os._exit": Hostile(
         answers={"merge": "import os\ndef merge(a, b): os._exit(0)"}, score=9, remark="the process ended"
     ),

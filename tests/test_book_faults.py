@@ -21,6 +21,7 @@ FAULTS = {  # chapter -> (file, right, wrong)
     "07_warps": ("reference/fa2.py", "O[rows] = o_i", "O[rows] = 1.001 * o_i"),
     "08_triton_forward": ("kernels/portable/forward.py", "alpha[:, None] * o_i", "o_i"),
     "09_triton_backward": ("kernels/portable/backward.py", "dp_ij - D_i", "dp_ij"),
+    "11_workshop": ("studio/xray/worker.py", "**options | asked", "**options"),
     "12_hopper_forward": ("machine/hopper.py", "alpha[:, None] * self.o", "self.o"),
     "A_lanes": ("machine/layouts.py", "^ phase", "+ phase"),
     "B_errata": ("reference/online_softmax.py", "alpha[:, None] * self.o + dropped", "self.o + dropped"),

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ import numpy as np
 from course_play import played
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.studio.course import guard, notebooks, truth
+from fa2_lab.studio.course import guard, notebooks, seeds, truth
 from fa2_lab.studio.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
@@ -25,18 +26,18 @@ each = pytest.mark.parametrize("name", ASSIGNMENTS)
 TRITON = [a.name for a in ASSIGNMENTS.values() if "triton" in a.needs]
 
 
-@pytest.fixture(scope="module")
-def in_triton():
-    """Every version of the Triton assignments that is judged here, played in one process: {key: (points, printed)}."""
-    if missing := [need for name in TRITON for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
-        pytest.skip(f"the Triton assignments need {', '.join(missing)}")
+@cache
+def in_triton(name: str) -> dict[str, tuple[dict[str, float], str]]:
+    """Every version of a Triton assignment that is judged here, played in a process: {key: (points, printed)}."""
+    if missing := [need for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
+        pytest.skip(f"{name} needs {', '.join(missing)}")
     if misfit := interpreter.misfit():
         pytest.skip(misfit)
-    books = {(name, "solved"): source(ASSIGNMENTS[name]) for name in TRITON}
-    books |= {(name, "empty"): notebooks.student_version(source(ASSIGNMENTS[name])) for name in TRITON}
-    for name, right, wrong, keeps, _ in WRONG:
-        if name in TRITON:
-            books[name, wrong] = steps_alone(with_answer(name, right, wrong), keeps)
+    original = source(ASSIGNMENTS[name])
+    books = {"solved": original, "empty": notebooks.student_version(original)}
+    if name in SEEDED:
+        books["seeded"] = steps_alone(seeds.seeded(original, 398319954), SEEDED[name])
+    books |= {w: steps_alone(with_answer(n, right, w), keeps) for n, right, w, keeps, _ in WRONG if n == name}
     command = [sys.executable, str(Path(__file__).with_name("course_play.py"))]
     env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(FOLDER.parents[1]), "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, input=json.dumps(list(books.values())), env=env, capture_output=True, text=True)
@@ -51,9 +52,9 @@ def steps_alone(notebook, steps):
     return notebook
 
 
-def outcome(name: str, key: str, notebook, request) -> tuple[dict[str, float], str]:
+def outcome(name: str, key: str, notebook=None) -> tuple[dict[str, float], str]:
     """Points and printed text of one version of an assignment."""
-    return request.getfixturevalue("in_triton")[name, key] if name in TRITON else played(notebook)
+    return in_triton(name)[key] if name in TRITON else played(notebook)
 
 
 def with_answer(name: str, right: str, wrong: str):
@@ -106,17 +107,30 @@ def test_a_source_says_what_a_student_needs(name):
 
 
 @each
-def test_the_solution_scores_full_marks(name, request):
+def test_the_solution_scores_full_marks(name):
     notebook = source(ASSIGNMENTS[name])
-    points, printed = outcome(name, "solved", notebook, request)
+    points, printed = outcome(name, "solved", notebook)
     assert points == notebooks.steps(notebook), printed
 
 
 @each
-def test_the_empty_student_version_scores_nothing(name, request):
-    points, printed = outcome(name, "empty", notebooks.student_version(source(ASSIGNMENTS[name])), request)
+def test_the_empty_student_version_scores_nothing(name):
+    points, printed = outcome(name, "empty", notebooks.student_version(source(ASSIGNMENTS[name])))
     assert set(points.values()) == {0.0}, printed
     assert "not written yet" in printed and "ALARM" not in printed
+
+
+SEEDED = {
+    "7_triton_backward": ["row_dots", "tile", "columns", "rows", "one_pass"],
+    "9_up_the_ladder": ["right", "meter"],
+}
+
+
+@pytest.mark.parametrize("name", SEEDED)
+def test_the_solution_scores_full_marks_with_a_student_s_own_seed(name):
+    points, printed = outcome(name, "seeded")
+    full = notebooks.steps(source(ASSIGNMENTS[name]))
+    assert points == {f"test_{step}": full[f"test_{step}"] for step in SEEDED[name]}, printed
 
 
 WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
@@ -332,6 +346,10 @@ WRONG += [
 DQ = '        tl.atomic_add(dQ + at_row, tau * tl.dot(ds, k, input_precision="ieee"), mask=real)'
 NO_D = """dp = tl.dot(do, v.T, input_precision="ieee")
         ds = p * (dp - D_i[:, None])"""
+MASKED_P = "tl.where(seen, tl.exp(s - L_i[:, None]), 0.0)"
+UNMASKED = """p = P
+        ds = p * (tl.dot(do, v.T, input_precision="ieee") - D_i[:, None])
+        dq"""
 RACE = """        dq = tl.load(dQ + at_row, mask=real, other=0.0)
         tl.store(dQ + at_row, dq + tau * tl.dot(ds, k, input_precision="ieee"), mask=real)"""
 WRONG += [
@@ -339,7 +357,11 @@ WRONG += [
     (SEVENTH, "tl.exp(s - tl.load(L", "tl.exp2(s - tl.load(L", {"tile": 0.0}, ["hint exp2 of a natural score"]),
     (SEVENTH, "tau * tl.dot(ds.T, q", "tl.dot(ds.T, q", {"tile": 2.67}, ["came dK[0, 0] = ", "hint τ is missing"]),
     (SEVENTH, NO_D, NO_D.replace("(dp - D_i[:, None])", "dp"), {"columns": 0.0}, ["hint D is missing: dS"]),
-    (SEVENTH, "dq += tl.dot", "dq = tl.dot", {"rows": 0.3}, ["Only the last column block's part is here"]),
+    (SEVENTH, "dq += tl.dot", "dq = tl.dot", {"rows": 0.0}, ["Only the last column block's part is here"]),
+    (SEVENTH, UNMASKED.replace("P", MASKED_P), UNMASKED.replace("P", "tl.exp(s - L_i[:, None])"), {"rows": 0.9},
+     ["NOT YET all scores near −100", "It was stored, and is NaN: memory behind the end is, and 0 · ∞"]),
+    (SEVENTH, "tl.store(dV + at_col, tl.dot(p.T, do, input_precision=\"ieee\"))", "pass", {"tile": 2.67},
+     ["came dV[0, 0] = nan", "The outputs start as NaN: was this row stored?"]),
     (SEVENTH, "tl.store(dQ + at_row, tau * dq, mask=real)", "tl.store(dQ + at_row, tau * dq)", {"rows": 0.6},
      ["came memory behind dQ changed", "tl.store takes a mask="]),
     (SEVENTH, DQ, RACE, {"one_pass": 1.33}, ["at most 0 elements of dQ loaded", "another program may come in between"]),
@@ -391,13 +413,81 @@ WRONG += [
 ]
 
 
+FULL, INIT = "o = tl.zeros((B_r, d), tl.float32)\n    end = N_k\n", "m, l, o = np.full(b, -np.inf)"
+NEGATIVE, ROWS = "NOT YET very negative scores", "m_new = np.maximum(m, s.max(axis=1))\n    base"
+V_LOAD = "v = tl.load(V + col[:, None] * d + e[None, :], mask=there, other=0.0)"
+SECOND = "tl.dot(p.to(v.dtype), v"
+LOOP = "    for j in range(0, N_k, B_c):\n        col = j + tl.arange(0, B_c)\n"
+POSING = """class Eager:
+    run = fn = None
+
+    def __getitem__(self, grid):
+        return lambda Q, K, V, O, scale, B_r, B_c, d: O.copy_((Q @ K.T * scale * 0.6931471805599453).softmax(1) @ V)
+
+
+one_tile = Eager()
+
+
+@triton.jit
+def unused("""
+WRONG += [
+    (
+        "1_online_softmax",
+        ROWS,
+        "m_new = np.maximum(np.maximum(m, 0.0), s.max(axis=1))\n    base",
+        {"update": 1.33},
+        ["NOT YET scores far below zero"],
+    ),
+    (
+        "1_online_softmax",
+        ROWS,
+        "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base",
+        {"update": 2.67},
+        ["NOT YET scores far below zero"],
+    ),
+    (
+        "1_online_softmax",
+        "return m_new, alpha * l",
+        "return m_new[:, None], alpha * l",
+        {"update": 0.0},
+        ["came m: shape (5, 1)", "without keepdims"],
+    ),
+    ("2_forward", INIT, "m, l, o = np.zeros(b)", {"row_block": 2.86}, [NEGATIVE, "m starts at −∞"]),
+    ("2_forward", INIT, "m, l, o = np.full(b, -1e4)", {"row_block": 2.86}, [NEGATIVE]),
+    ("2_forward", "+ offset", "+ 0", {"kind": 0.4, "row_block": 2.86}, ["causal, more keys than queries"]),
+    (
+        "4_triton_forward",
+        FULL,
+        FULL + "    m = tl.full((B_r,), -1e4, tl.float32)\n",
+        {"full": 3.89},
+        ["NOT YET scores far below zero"],
+    ),
+    (
+        "4_triton_forward",
+        V_LOAD,
+        "v = tl.load(V + col[:, None] * d + e[None, :])",
+        {"full": 1.67},
+        ["is anything loaded from behind the last key?"],
+    ),
+    (
+        "4_triton_forward",
+        SECOND + ', input_precision="ieee")',
+        SECOND + ")",
+        {"full": 0.0},
+        ["expected products in full fp32", "came in tf32"],
+    ),
+    ("4_triton_forward", "@triton.jit\ndef one_tile(", POSING, {"one_tile": 0.0}, ["a Triton kernel is asked for"]),
+    ("4_triton_forward", LOOP, LOOP.replace("B_c", "2 * B_c"), {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "right", "wrong", "keeps", "said"), WRONG, ids=[f"{w[0]}: {w[2]}"[:60] for w in WRONG]
 )
-def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, request):
+def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said):
     notebook = with_answer(name, right, wrong)
     full = notebooks.steps(notebook)
-    points, printed = outcome(name, wrong, notebook, request)
+    points, printed = outcome(name, wrong, notebook)
     flat = re.sub(r"\s+", " ", printed)
     for part in said:
         assert re.sub(r"\s+", " ", part) in flat, printed

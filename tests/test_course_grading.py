@@ -27,7 +27,7 @@ from fa2_lab.studio.course.sandbox import Limits
 
 ASSIGNMENTS = {a.name: a for a in written()}
 FIRST = ASSIGNMENTS["1_online_softmax"]
-QUICK = Limits(cell_seconds=3, notebook_seconds=60, memory_mb=2048)
+QUICK = Limits(cell_seconds=4, notebook_seconds=60, memory_mb=2048)
 
 
 # Release ----------------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def whole_class(tmp_path_factory):
 
 
 def judge_one(graded, one):
-    assert graded.score == pytest.approx(one.score, abs=0.01), graded.sentences
+    assert one.score - 0.01 <= graded.score <= max(one.score, one.most) + 0.01, graded.sentences
     assert one.remark in " | ".join(graded.sentences), graded.sentences
 
 

@@ -95,7 +95,7 @@ def test_the_same_data_gives_the_same_bytes(picture):
 
 def test_every_picture_is_a_file_with_data_and_draw_and_nothing_lies_between():
     drawing = {f.stem for f in (FOLDER.parent / "fa2_lab" / "plots").glob("*.py")}
-    helpers = {"__init__", "climb", "explorer", "ideas", "poster", "records", "show", "style"}
+    helpers = {"__init__", "explorer", "ideas", "poster", "records", "show", "style"}
     assert {p.name for p in PICTURES} == drawing - helpers
     assert all(callable(p.file.data) and callable(p.file.draw) for p in PICTURES)
     chapters = FOLDER.parent / "notebooks" / "text"

@@ -10,14 +10,21 @@ pytest.importorskip("triton", reason="Triton is not installed here (it exists fo
 from fa2_lab.kernels import ladder
 from fa2_lab.kernels.portable import forward, softmax
 from fa2_lab.studio import command
-from fa2_lab.studio.xray import loops, names, xray
+from fa2_lab.studio.xray import loops, names, xray, xray_launches
 from fa2_lab.studio.xray.command import main
+from fa2_lab.studio.xray.compile import reason
+
+ASKED = [{}, dict(num_warps=8, num_stages=1), dict(maxnreg=96)]
 
 
 @pytest.fixture(scope="module")
-def hopper():
-    (kernel,) = xray("portable.forward", "sm_90", d=64, N=1024)
-    return kernel
+def launches():
+    return [kernel for (kernel,) in xray_launches("portable.forward", ASKED, d=64, N=1024)]
+
+
+@pytest.fixture(scope="module")
+def hopper(launches):
+    return launches[0]
 
 
 def test_numbers_are_counted_in_the_machine_code(hopper):
@@ -27,6 +34,13 @@ def test_numbers_are_counted_in_the_machine_code(hopper):
     assert hopper.numbers["warps"] == int(re.search(r'"ttg.num-warps" = (\d+)', ttgir)[1])
     assert hopper.numbers["spills"] == 0 and 64 <= hopper.numbers["registers"] <= 255
     assert hopper.layouts and all(layout.startswith("#ttg.") for layout in hopper.layouts.values())
+
+
+def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
+    plain, wide, narrow = (kernel.numbers for kernel in launches)
+    assert [n["warps"] for n in (plain, wide, narrow)] == [4, 8, 4]
+    assert wide["shared"] < plain["shared"] == narrow["shared"]
+    assert narrow["registers"] <= 96 < plain["registers"] and narrow["spills"] > plain["spills"]
 
 
 def test_a_line_becomes_its_own_instructions(hopper):
@@ -63,10 +77,25 @@ def test_bad_input_is_one_sentence(name, options, says):
     assert "\n" not in str(told.value)
 
 
+@pytest.mark.parametrize("launch", [dict(num_ctas=2), dict(num_warps=0), dict(num_stages="3"), dict(maxnreg=True)])
+def test_a_launch_option_that_does_not_exist_is_refused(launch):
+    ((option, value),) = launch.items()
+    says = f"launches: got {option}={value!r}; it takes numbers from 1 on for num_warps, num_stages, maxnreg"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        xray_launches("portable.forward", [launch])
+
+
+def test_what_the_assembler_says_comes_before_what_python_says():
+    said = "Traceback\nptxas fatal   : Register allocation failed\n\nRepro command: ptxas a.ptx\n"
+    assert reason(said) == "ptxas fatal   : Register allocation failed"
+    assert reason("Traceback\nValueError: no\n") == "ValueError: no" and reason("") == "no reason was given"
+
+
 def test_the_command_lists_names_and_prints_the_stages_asked_for(capsys):
     assert main([]) == 0 and capsys.readouterr().out.split() == names()
-    assert main(["portable.forward", "--d", "64", "--ptx"]) == 0
+    assert main(["portable.forward", "--d", "64", "--ptx", "--num_warps", "8"]) == 0
     printed = capsys.readouterr().out
+    assert re.search(r"^forward_kernel .* 8$", printed, re.MULTILINE)
     assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
 
 

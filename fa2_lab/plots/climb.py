@@ -56,7 +56,7 @@ def draw(rungs: Sequence[Rung], peer: tuple[str, float, float], setting: str) ->
         better = y == 0 or rung.full > rungs[y - 1].full
         fill = style.tint(style.INK, 0.32 if better else 0.12)
         style.box(ax, 0, y - 0.36, rung.full, 0.72, gid=f"rung {rung.number}", fill=fill)
-        ax.text(rung.full + 0.01 * full, y, f"{rung.full:.0f}", va="center", fontsize=style.SMALL)
+        ax.text(1.13 * full, y, f"{rung.full:.0f}", va="center", ha="right", fontsize=style.SMALL)
     ax.plot([r.causal for r in rungs], range(len(rungs)), "o", color=style.INK, markersize=4, gid="causal")
     for x, other, mask in ((full, causal, "no mask"), (causal, full, "causal")):
         ax.axvline(x, color=style.QUIET, linewidth=0.9, linestyle="--" if mask == "causal" else "-", zorder=0)

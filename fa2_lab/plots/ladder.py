@@ -14,7 +14,7 @@ from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 # Data -----------------------------------------------------------------------------------------------------------
 
-HBM = "elements through HBM"
+HBM = "elements requested"
 ABOVE = ("08–11", "On a GPU", "the same lines as kernels: written, measured, and taken to Hopper")
 
 

@@ -155,6 +155,11 @@ PICTURES = [
         "A_lanes",
     ),
     Picture(
+        "climb",
+        "The ladder as measured on an H200: the speed of every rung, one change a rung, beside its peer.",
+        "10_ladder",
+    ),
+    Picture(
         "roofline",
         "The ladder under the roofline of an H200: from rung 03 on, DRAM is no longer the limit.",
         "10_ladder",

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_start.ipynb) · [Hopper, forward →](12_hopper_forward.ipynb)
+# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_start.ipynb) · [The workshop →](11_workshop.ipynb)
 
 # %% [markdown]
 # # 10 · The ladder, measured
@@ -534,54 +534,6 @@ print(f"A over B: {times['A'] / times['B']:.2f}")
 # </details>
 
 # %% [markdown]
-# ## Ten questions on part III
-#
-# Chapters 08 to 10, without looking back. An answer opens when you click it.
-#
-# <details><summary>1. How does a Triton program know which rows are its own?</summary>
-#
-# From its `program_id`. It computes the addresses itself, and a mask says which of them exist.
-# </details>
-# <details><summary>2. A tile reaches past the last key. With what are the missing scores filled, and the missing rows of V?</summary>
-#
-# Scores with $-\infty$, so that their weight is 0. Rows of V with 0, because 0 times NaN would be NaN.
-# </details>
-# <details><summary>3. Why do kernels compute powers of two instead of exponentials?</summary>
-#
-# The hardware computes $2^x$. The factor $\log_2 e$ is folded into the scale, so it costs nothing.
-# </details>
-# <details><summary>4. A kernel works in base 2. In which base does L leave it?</summary>
-#
-# As a natural logarithm, always.
-# </details>
-# <details><summary>5. Why does a causal kernel have two loops over the key tiles?</summary>
-#
-# One for tiles that need no mask, one for those on the diagonal. Most tiles then skip the mask's work. The price is
-# registers, as rung 07 shows.
-# </details>
-# <details><summary>6. Q, K and V have 16 bits. Why are o and ℓ kept in 32?</summary>
-#
-# A sum in 16 bits is rounded at every step, and may even overflow. A factor may be narrow.
-# </details>
-# <details><summary>7. What are the three kernels of the backward pass, and what does each own?</summary>
-#
-# D by rows, dK and dV by columns, dQ by rows.
-# </details>
-# <details><summary>8. dQ by atomic additions or in a second pass: what does each cost?</summary>
-#
-# With atomic additions the order is open, so the last bits change. The second pass takes seven products instead of
-# five.
-# </details>
-# <details><summary>9. Why is a GPU call not timed with the clock of the host?</summary>
-#
-# The call returns before the GPU is done. The host's clock would time the launch.
-# </details>
-# <details><summary>10. A change removes half of a unit's work, and the kernel is no faster. Why?</summary>
-#
-# Nobody was waiting for that unit.
-# </details>
-
-# %% [markdown]
 # ## Checks
 #
 # The small functions of this notebook against the package, and each sentence above that quotes the record.
@@ -632,4 +584,4 @@ verdict("plain Triton is ahead of torch flash everywhere", min(over("torch flash
 verdict("and behind cuDNN in the middle", statistics.median(over("cuDNN")) < 1)
 
 # %% [markdown] tags=["navigation"]
-# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_start.ipynb) · [Hopper, forward →](12_hopper_forward.ipynb)
+# [← The Triton backward kernels](09_triton_backward.ipynb) · [The map](00_start.ipynb) · [The workshop →](11_workshop.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, backward →](13_hopper_backward.ipynb)
+# [← The workshop](11_workshop.ipynb) · [The map](00_start.ipynb) · [Hopper, backward →](13_hopper_backward.ipynb)
 
 # %% [markdown]
 # # 12 · Hopper, forward
@@ -1047,4 +1047,4 @@ within("p in pairs", (0.97, 1.1), "p to 16 bits in pairs, by one instruction")
 within("two tiles in one pass", (0.7, 1.0), "two tiles in one pass of the loop", kept=False)
 
 # %% [markdown] tags=["navigation"]
-# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, backward →](13_hopper_backward.ipynb)
+# [← The workshop](11_workshop.ipynb) · [The map](00_start.ipynb) · [Hopper, backward →](13_hopper_backward.ipynb)

@@ -34,6 +34,7 @@ CHAPTERS = [
     Chapter("08_triton_forward", "The Triton forward kernel", "How do these lines become a GPU kernel?"),
     Chapter("09_triton_backward", "The Triton backward kernels", "How do many blocks add into one dQ?"),
     Chapter("10_ladder", "The ladder, measured", "What did each change buy on a real GPU?"),
+    Chapter("11_workshop", "The workshop", "What does a GPU programmer do all day?"),
     Chapter("12_hopper_forward", "Hopper, forward", "What does an H100 want beyond FlashAttention-2?"),
     Chapter("13_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),

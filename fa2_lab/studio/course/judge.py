@@ -128,7 +128,7 @@ class Session:
 
     def begin_step(self) -> None:
         self.step_until = time.monotonic() + self.limits.cell_seconds
-        self.over, self.deaths = "", 0
+        self.over, self.stopped, self.deaths = "", "", 0
 
     def cell(self, source: str) -> tuple[str, str]:
         """Run a cell: what it printed, and what it raised."""
@@ -151,7 +151,7 @@ class Session:
         try:
             reply = self.ask(request, self.step_until - time.monotonic())
         except Stopped as end:
-            self.deaths += 1
+            self.deaths, self.stopped = self.deaths + 1, str(end)
             if self.deaths > 1 or time.monotonic() > self.step_until:
                 self.over = str(end)
             raise
@@ -272,7 +272,7 @@ def judged(part: Part, session: Session, space: dict, names: list[str]) -> tuple
             points = float(eval(compile(last, f"<{part.name}>", "eval"), space))
         except Exception as error:  # what a check did not expect of an answer costs this step
             sentence = f"{type(error).__name__}: {error}"[:300]
-    sentence = sentence or session.over or getattr(space.get("report"), "refused", "")
+    sentence = sentence or session.over or session.stopped or getattr(space.get("report"), "refused", "")
     return (points if points >= 0 else 0.0), paper.getvalue(), sentence
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from fa2_lab.machine import io
@@ -11,18 +13,18 @@ from fa2_lab.studio.course.truth import Case
 from fa2_lab.tiles import Mask, Tiling, cdiv
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
-TOLERANCE = 1e-4  # fp32: an exponent of 120 has an error of 1e-5, and so has p
+TOLERANCE = 1e-4  # fp32: an exponent of 100 has an error of 1e-5, and so has p
 
 DOTS = [Case(64, 64, 16, 32, 32, seed=71, tau=0.25), Case(45, 45, 32, 16, 16, seed=72, tau=0.25)]
 ONE_TILE = [Case(32, 32, 16, 32, 32, seed=73, tau=0.25), Case(16, 64, 32, 16, 64, size=3.0, seed=74, tau=0.2)]
-LOW = "all scores near −120"
+LOW = "all scores near −100"
 CASES = [
     ("whole tiles", Case(64, 48, 16, 32, 16, seed=75, tau=0.25)),
     ("queries and keys that do not fill their tiles", Case(40, 51, 16, 32, 16, seed=76, tau=0.25)),
     ("causal", Case(64, 64, 16, 32, 16, causal=True, seed=77, tau=0.25)),
     ("causal and ragged, more keys than queries", Case(19, 45, 16, 16, 16, causal=True, seed=78, tau=0.25)),
     ("causal, rows that see no key", Case(45, 19, 16, 16, 16, causal=True, seed=79, tau=0.25)),
-    (LOW, Case(40, 24, 16, 16, 32, seed=80, tau=0.25)),
+    (LOW, Case(40, 56, 16, 16, 32, seed=80, tau=0.25)),
 ]
 
 
@@ -30,7 +32,7 @@ def inputs(case: Case, low: bool = False) -> dict[str, np.ndarray]:
     """Q, K, V, dO, L and D of one head; `low` moves all scores far below zero, which changes no probability."""
     Q, K, V, dO = case.tensors()
     if low:
-        Q, K = Q + 5.5, K - 5.5
+        Q[:, -1], K[:, -1] = 20.0, -20.0
     Q, K, V, dO = (np.float32(x).astype(np.float64) for x in (Q, K, V, dO))
     O, L = truth.dense(Q, K, V, case.tau, case.causal)
     return dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1))
@@ -99,7 +101,9 @@ def launch(kernel, programs: int, given: dict, outputs: dict, sizes: dict) -> tu
         raise Failed(
             "nothing written behind the last row", f"memory behind {name} changed", hint="tl.store takes a mask=."
         )
-    return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, meter
+    return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, {
+        kind: Counter(counts) for kind, counts in meter.items()
+    }
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -221,7 +225,7 @@ def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, product
         at_most(f"elements of {name} loaded", meter["loads"][name], most, hint)
     one = case.B_r * case.B_c * case.d
     tiles = int(io.tiles_per_row(tiling(case)).sum())
-    came = meter["operations"].get("multiplications of products", 0)
+    came = meter["operations"]["multiplications of products"]
     if came < products * tiles * one:
         raise Failed(f"{products} products by tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
     at_most("products of a tile", came // one, products * tiles, "Is one computed twice, or a tile that no row sees?")

@@ -36,13 +36,13 @@ class Case:
 
 
 def varied(case: Case, seed: int) -> Case:
-    """The case with other numbers, and other lengths that end in the same tile. Seed 0 is the case itself."""
+    """Other numbers, and other lengths that end in the second half of the same tile. Seed 0 is the case itself."""
     if not seed:
         return case
     draw = np.random.default_rng([seed, case.seed])
 
     def other(N: int, B: int) -> int:
-        return N // B * B + int(draw.integers(1, B)) if N % B else N
+        return N // B * B + int(draw.integers(B // 2, B)) if N % B else N
 
     N_q, N_k = other(case.N_q, case.B_r), other(case.N_k, case.B_c)
     N_k = N_q if case.N_k == case.N_q else N_k

@@ -6,8 +6,8 @@ for kernel in xray("r07", chip="sm_90"):
     print(kernel.stages["sass"])
 """
 
-from fa2_lab.studio.xray.compile import CHIPS, STAGES, Compiled, names, xray
+from fa2_lab.studio.xray.compile import CHIPS, STAGES, Compiled, names, xray, xray_launches
 from fa2_lab.studio.xray.lines import sass_of
 from fa2_lab.studio.xray.loops import Loop, loops
 
-__all__ = ["CHIPS", "STAGES", "Compiled", "Loop", "loops", "names", "sass_of", "xray"]
+__all__ = ["CHIPS", "STAGES", "Compiled", "Loop", "loops", "names", "sass_of", "xray", "xray_launches"]

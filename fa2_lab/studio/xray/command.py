@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from fa2_lab.studio.xray.compile import CHIPS, STAGES, Compiled, names, xray
+from fa2_lab.studio.xray.compile import CHIPS, OPTIONS, STAGES, Compiled, names, xray_launches
 
 
 def main(argv: list[str]) -> int:
@@ -13,7 +13,8 @@ def main(argv: list[str]) -> int:
         print("\n".join(names()))
         return 0
     sizes = dict(d=arguments.d, N=arguments.N, causal=not arguments.full, dtype=arguments.dtype)
-    compiled = xray(arguments.name, arguments.chip, **sizes)
+    launch = {option: getattr(arguments, option) for option in OPTIONS if getattr(arguments, option) is not None}
+    (compiled,) = xray_launches(arguments.name, [launch], arguments.chip, **sizes)
     asked = [stage for stage in STAGES if getattr(arguments, stage)]
     print(table(compiled))
     for kernel in compiled:
@@ -32,6 +33,8 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--N", type=int, default=4096)
     found.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     found.add_argument("--full", action="store_true", help="without the causal mask")
+    for option in OPTIONS:
+        found.add_argument(f"--{option}", type=int, help="in place of what the call asks for")
     for stage in STAGES:
         found.add_argument(f"--{stage}", action="store_true", help=f"print the kernel as {stage}")
     return found

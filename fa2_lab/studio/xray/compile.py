@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,7 @@ CHIPS = {
 }
 STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
 PRODUCTS = ("portable.forward", "portable.backward")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # what a launch may ask of the compiler
 
 
 class Compiled(NamedTuple):
@@ -49,16 +51,32 @@ def xray(
     `name` is a rung ("r07", "07", "r07_two_loops"), one of the product's ("portable.forward"), or a file of your own
     ("mine.py") with a forward(q, k, v, causal). No GPU is needed.
     """
+    return xray_launches(name, [{}], chip, d=d, N=N, causal=causal, dtype=dtype)[0]
+
+
+def xray_launches(
+    name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes
+) -> list[list[Compiled]]:
+    """The kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
     if chip not in CHIPS:
         raise ValueError(f"chip: got {chip!r}; it takes one of {', '.join(CHIPS)}")
-    job = dict(name=full_name(name), chip=chip, d=d, N=N, causal=causal, dtype=dtype)
+    for option, value in [item for launch in launches for item in launch.items()]:
+        if option not in OPTIONS or type(value) is not int or value < 1:
+            raise ValueError(f"launches: got {option}={value!r}; it takes numbers from 1 on for {', '.join(OPTIONS)}")
+    sizes = dict(d=128, N=4096, causal=True, dtype="bfloat16") | sizes
+    job = dict(name=full_name(name), chip=chip, launches=[dict(launch) for launch in launches], **sizes)
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(PACKAGE.parent)}
     command = [sys.executable, "-m", "fa2_lab.studio.xray.worker", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-        raise ValueError(f"xray: {job['name']} cannot be compiled for {chip} here: {why}")
-    return [Compiled(chip=chip, **found) for found in json.loads(done.stdout.splitlines()[-1])]
+        raise ValueError(f"xray: {job['name']} cannot be compiled for {chip} here: {reason(done.stderr)}")
+    return [[Compiled(chip=chip, **found) for found in one] for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def reason(complaint: str) -> str:
+    """The line that says why: the assembler's own where it refused, else the last one."""
+    lines = complaint.strip().splitlines() or ["no reason was given"]
+    return next((line for line in lines if line.startswith("ptxas fatal")), lines[-1])
 
 
 def full_name(name: str) -> str:

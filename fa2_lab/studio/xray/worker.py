@@ -19,14 +19,14 @@ from fa2_lab.studio import offline
 from fa2_lab.studio.xray.lines import by_line
 
 SMs = 132  # of the chip that is not here: persistent kernels ask for it; an H100 and an H200 have so many
-launched = {}
+launched, asked = {}, {}  # the kernels of a call, and what this launch asks of the compiler
 
 
 def compile_only(run):
     """Triton's own way to launch a kernel, as far as the compiled kernel, which is kept and not handed back."""
 
     def compiled(self, *arguments, grid, warmup, **options) -> None:
-        launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options)
+        launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
 
     return compiled
 
@@ -71,16 +71,20 @@ def read(name: str, kernel) -> dict:
     return dict(name=name, numbers=numbers, layouts=layouts, stages=stages, lines=lines)
 
 
-def main(job: dict) -> list[dict]:
-    """The kernels of one call, in the order of their launches, each once."""
+def main(job: dict) -> list[list[dict]]:
+    """For each launch, the kernels of one call, in the order of their launches, each once."""
     chip = job["chip"]
     target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
     driver.set_active(offline.Absent(target))
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=SMs)
     JITFunction.run = compile_only(JITFunction.run)
     q = torch.empty(4, 16, job["N"], job["d"], dtype=getattr(torch, job["dtype"]), device="meta")
-    call(job["name"], q, job["causal"])
-    return [read(name, kernel) for name, kernel in launched.items()]
+    found = []
+    for launch in job["launches"]:
+        launched.clear(), asked.clear(), asked.update(launch)
+        call(job["name"], q, job["causal"])
+        found.append([read(name, kernel) for name, kernel in launched.items()])
+    return found
 
 
 if __name__ == "__main__":

@@ -1,0 +1,806 @@
+# %% [markdown] tags=["navigation"]
+# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, forward →](12_hopper_forward.ipynb)
+
+# %% [markdown]
+# # 11 · The workshop
+#
+# **What does a GPU programmer do all day?**
+#
+# The chapters so far wrote kernels and timed them. This one is about the hours in between. A kernel is slower than you
+# thought, or it hangs, or it is wrong by a little. Here are the tools, each tried on a kernel that you know.
+#
+# After this notebook you can
+#
+# - read what the compiler made of a kernel: registers, shared memory, and the machine code of one line,
+# - read five hardware counters, and say what a kernel waits for,
+# - find a hang, a race and a wrong answer, each with the tool that shows it,
+# - say what a search for the fastest launch may get wrong.
+#
+# *Time: 90 minutes with the questions. Hardware: any laptop with Linux; most of the chapter is compiled for an H200 that
+# need not be here. Cells that need a GPU or one of NVIDIA's tools say so in one sentence where they are missing. Before
+# this: [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder, measured](10_ladder.ipynb).*
+
+# %%
+import io
+import os
+import pdb
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from inspect import getsourcelines
+from tempfile import NamedTemporaryFile
+
+import numpy as np
+import torch
+
+from fa2_lab.kernels import ladder
+from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
+from fa2_lab.plots import timeline
+from fa2_lab.plots.show import show
+from fa2_lab.studio import ladder as climbed
+from fa2_lab.studio.bench import counters
+from fa2_lab.studio.bench.ladder import MAIN, programs_on_an_sm
+from fa2_lab.studio.book.verdicts import close, verdict
+from fa2_lab.studio.xray import xray_launches
+
+device = "cuda" if torch.cuda.is_available() else "cpu"
+
+# %% tags=["nbval-ignore-output"]
+import triton
+import triton.language as tl
+
+interpreted = triton.knobs.runtime.interpret
+print("kernels of this notebook:", "interpreted, line by line" if interpreted else "compiled for the GPU here")
+
+# %% [markdown]
+# ## What does the compiler make of a launch option?
+#
+# A Triton launch takes *launch options* beside the kernel's own arguments:
+#
+# | option | what it asks for |
+# | --- | --- |
+# | `num_warps` | how many warps share the program's tiles |
+# | `num_stages` | into how many stages the tiles of a loop are copied ahead (pipelining, rung 08) |
+# | `maxnreg` | at most so many registers for each thread |
+#
+# Rung 07 is the plain kernel: tiles of 64 × 64, d = 128, 4 warps, one stage. `xray_launches` compiles it for an H200 with
+# other options. It runs nothing, so no GPU is needed. On the command line that is `fa2-lab xray 07 --num_stages 3`.
+#
+# **Predict.** Shared memory holds the tile of Q once, and a tile of K and one of V for each stage. Each tile has
+# 64 · 128 numbers of two bytes. How many KiB is that with one stage? With three?
+
+# %% tags=["nbval-ignore-output"]
+LAUNCHES = [{}, dict(num_stages=3), dict(num_stages=3, num_warps=8), dict(num_stages=3, maxnreg=128)]
+kernels = [kernel for (kernel,) in xray_launches("07", LAUNCHES, "sm_90", d=128, causal=False)]
+print(f"{'rung 07, for an H200':30}{'registers':>10}{'spills':>8}{'shared KiB':>12}{'instructions':>14}")
+for launch, kernel in zip(LAUNCHES, kernels, strict=True):
+    asked, n = ", ".join(f"{k}={v}" for k, v in launch.items()) or "as it is", kernel.numbers
+    print(f"{asked:30}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{n['instructions']:14,}")
+
+# %% [markdown]
+# <details><summary>48 and 112</summary>
+#
+# A tile has 16 KiB. One stage: Q, K and V, 3 · 16 = 48. Three stages: 16 + 3 · 32 = 112. The pipeline costs shared memory
+# and, with copies to be started early, some instructions. It takes no more registers, because the copies go straight to
+# shared memory.
+#
+# With 8 warps twice as many threads share the same tile, so each needs fewer registers. With `maxnreg=128` the four warps
+# must do with less than they want. What has no room goes to memory and back: those are the *spills*.
+# </details>
+#
+# **Takeaway.** `num_stages` is paid in shared memory, `num_warps` moves registers between threads, and `maxnreg` is
+# paid in spills.
+
+# %% [markdown]
+# ## How many programs fit on an SM?
+#
+# An SM of an H200 has 65,536 registers, 228 KiB of shared memory and room for 64 warps. As many programs run on it as fit
+# into all three. The share of the 64 places that are taken is called *occupancy*. While one program waits, another can
+# work.
+#
+# **Predict.** Rung 07 as it is: 4 warps of 32 threads, a little under 180 registers each, 48 KiB. How many programs fit,
+# and which of the three limits them? With three stages?
+
+# %% tags=["nbval-ignore-output"]
+def fits(n):  # programs by registers, by shared memory, by warps
+    a_warp = 32 * (-(-n["registers"] // 8) * 8)  # registers are given out eight at a time
+    return 65_536 // (a_warp * n["warps"]), 228 * 1024 // (n["shared"] + 1024), 64 // n["warps"]
+
+
+for launch, kernel in zip(LAUNCHES, kernels, strict=True):
+    registers, shared, warps = fits(kernel.numbers)
+    programs = min(registers, shared, warps)
+    occupancy = programs * kernel.numbers["warps"] / 64
+    print(f"{launch!s:36} by registers {registers}, by shared memory {shared}, by warps {warps}: {occupancy:.0%}")
+
+# %% [markdown]
+# <details><summary>Two, and two</summary>
+#
+# 180 registers are rounded up to 184. 184 · 128 threads are 23,552 registers, so two programs fit. By shared memory four
+# would. With three stages shared memory decides, and it has room for two as well: the pipeline costs no program. In the
+# last line `maxnreg` makes room for four by registers. It buys nothing, because shared memory still has room for two.
+# Eight warps double the occupancy, with the same two programs.
+# </details>
+#
+# High occupancy is one way to hide a wait. A pipeline inside one program is another. The fastest kernels of the ladder run
+# *one* program on an SM.
+#
+# **Takeaway.** Work out all three limits. Relief in one that does not bind buys nothing.
+
+# %% [markdown]
+# ## What does one line become?
+#
+# Between Triton and the GPU there are two assembly languages. *PTX* is NVIDIA's portable one, with names for registers that
+# need not exist. *SASS* is what the chip executes. `fa2-lab where FA2.A1.L8 --sass` prints the machine code of a line of
+# the paper. Here are two lines of rung 07, in the kernel that we have just compiled.
+#
+# One tensor-core instruction of Hopper, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64 and adds.
+#
+# **Predict.** The tile of line 8 is a product of 64 × 128 by 128 × 64. How many `HGMMA` does it take? The kernel has two
+# loops. How many exponential instructions, `MUFU.EX2`, does line 9 need for a thread, and why not 64?
+
+# %% tags=["nbval-ignore-output"]
+def sass_of_line(kernel, text):  # the instructions of the line of `visit` that begins like this
+    source, first = getsourcelines(ladder.load("r07_two_loops").visit.fn)
+    (line,) = (first + n for n, code in enumerate(source) if code.strip().startswith(text))
+    return kernel.lines[f"r07_two_loops.py:{line}"]
+
+
+for text in ("s_ij = tl.dot", "p_ij = tl.exp2"):
+    became = sass_of_line(kernels[0], text)
+    counts = Counter(re.sub(r"^@!?U?P\w+ ", "", code).split()[0] for code in became)
+    print(f"{text} …: " + ", ".join(f"{n} {name}" for name, n in counts.most_common(5)))
+ptx = [line.strip() for line in kernels[0].stages["ptx"].splitlines() if "wgmma.mma_async" in line]
+print("one product in PTX: ", ptx[0].split("{")[0])
+print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_ij = tl.dot") if "HGMMA" in code))
+
+# %% [markdown]
+# <details><summary>Sixteen and sixty-four</summary>
+#
+# 128 / 16 = 8 for each loop, so 16. The tile has 64 · 64 = 4,096 scores, and 128 threads share them: 32 for each thread and
+# loop, 64 in all. `FFMA` beside them is a multiplication and an addition in one: the scale and the maximum. The letter R
+# in SASS is a register, and the names with U are shared by a whole warp.
+#
+# In line 8 there is more than products. `STS` puts the tile of K into shared memory, and `BAR.SYNC` waits until all warps
+# have done so. With three stages the copies go to shared memory by themselves, and the `STS` are gone: look at
+# `kernels[1]` in place of `kernels[0]`.
+# </details>
+#
+# Three things are worth a look in SASS. Are there tensor-core instructions at all? Are there `LDL` and `STL`, which are
+# spills? Does something stand in the loop that you did not write?
+#
+# **Takeaway.** Count what must be there. What is there beyond it is the compiler's, and often the reason.
+
+# %% [markdown]
+# ## Where does it stand under the roofline?
+#
+# The *roofline* needs three numbers. FLOPs: $4 N^2 d$ a head. Bytes: counted by the hardware. Milliseconds: measured. The
+# record of the ladder has all of them, and two ceilings of the same machine: the fastest matrix product and the fastest
+# copy.
+#
+# **Predict.** The machine does 789 TFLOP/s and copies 4.3 TB/s. From how many FLOPs per byte on can a kernel no longer
+# blame the DRAM? Rung 07 does $5.5 \cdot 10^{11}$ FLOPs and moves $2.6 \cdot 10^8$ bytes. On which side is it?
+
+# %%
+record = climbed.record()
+timed, counted = climbed.rows(record, "forward")[False], climbed.rows(record, "counters")
+top, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
+print(f"{record.machine['gpu']}: the ridge is at {top / copy:.0f} FLOPs per byte")
+for rung in ("r07_two_loops", "r08_pipelined", "r14_two_consumers"):
+    seen = counted[rung].values
+    dram = seen["DRAM bytes read"][0] + seen["DRAM bytes written"][0]
+    by_dram, by_L2 = (timed.flops / moved for moved in (dram, seen["L2 bytes"][0]))
+    print(f"{rung:18} {timed.rate(rung):4.0f} TFLOP/s of {top:.0f};", end=" ")
+    print(f"FLOPs per byte: DRAM {by_dram:5,.0f}, L2 {by_L2:3.0f}")
+
+# %% [markdown]
+# <details><summary>Far right</summary>
+#
+# 789 / 4.27 = 185. Rung 07 does about 2,100 FLOPs for each byte of DRAM, so DRAM is idle most of the time. Still it reaches
+# less than half of what the tensor cores can do. The roofline says what is *not* the reason. It does not say what is.
+# </details>
+#
+# **Takeaway.** A point under the roof, far right of the ridge, is an alibi for the memory. Then ask what the warps wait
+# for.
+
+# %% [markdown]
+# ## What are the warps waiting for?
+#
+# NVIDIA's profiler *Nsight Compute*, `ncu`, reads counters that the hardware keeps. It can read hundreds. Five are enough
+# for a first look:
+#
+# | counter | what it says |
+# | --- | --- |
+# | tensor cores at work | share of the cycles; the goal |
+# | issue slots used | share of the cycles in which some warp had an instruction ready |
+# | stall: long_scoreboard | warps that wait for numbers from L2 or DRAM |
+# | stall: barrier | warps that wait for other warps of their program |
+# | stall: wait | warps that wait for their own last instruction, a fixed few cycles |
+#
+# A *stall* is counted as waiting warps on average, each time that an instruction is issued.
+
+# %% [markdown]
+# Rung 07 copies a tile, then computes with it, then copies the next one. Rung 08 is the same code with `num_stages=3`.
+#
+# **Predict.** Which of the five change most? Does the number of bytes from DRAM change?
+
+# %%
+FIVE = ("tensor cores at work, %", "issue slots used, %", "stall: long_scoreboard", "stall: barrier", "stall: wait")
+
+
+def compare(before, after, names):
+    print(f"{record.machine['gpu']}, recorded{before[:3]:>22}{after[:3]:>9}")
+    print(f"{'milliseconds':36}{timed.values[before][0]:9.2f}{timed.values[after][0]:9.2f}")
+    for name in names:
+        a, b = (counted[rung].values[name][0] for rung in (before, after))
+        print(f"{name:36}" + (f"{a / 1e6:7,.0f} M{b / 1e6:7,.0f} M" if "bytes" in name else f"{a:9.2f}{b:9.2f}"))
+
+
+compare("r07_two_loops", "r08_pipelined", (*FIVE, "DRAM bytes read"))
+
+# %% [markdown]
+# <details><summary>The waits for memory go</summary>
+#
+# In rung 07 nearly three warps wait for memory whenever one issues. With the copies ahead, it is less than one in two.
+# The tensor cores work 56% of the time instead of 34%, and the kernel is 1.6 times as fast. Not one byte less was read:
+# it was read earlier.
+#
+# What is left is *barrier* and *wait*. More stages will not help them. Chapter 12 goes after them with warps that have
+# different jobs.
+# </details>
+#
+# **Takeaway.** Name the largest stall, change the one thing that it names, and look again.
+
+# %% [markdown]
+# The exact command is built below from the package's list of counters. `--clock-control none` leaves the clock as it is in
+# real use; otherwise `ncu` fixes it at a lower rate. `--profile-from-start off` skips everything before the program says
+# "start". On a machine with a GPU and `ncu` the cell also runs it.
+
+# %% tags=["nbval-ignore-output"]
+sizes = [MAIN.batch, MAIN.heads, MAIN.N_q, MAIN.d, int(MAIN.causal)]
+room = "fa2_lab.studio.bench.ladder"
+print("ncu --clock-control none --profile-from-start off --metrics \\")
+print(",\\\n".join(f"  {counters.METRICS[name]}" for name in FIVE), "\\")
+print(f"  python -m fa2_lab.studio.bench.counters {room} {' '.join(map(str, sizes))} r07_two_loops")
+if device == "cuda" and shutil.which("ncu"):
+    try:
+        for rung, live in counters.read(room, MAIN, ["r07_two_loops", "r08_pipelined"]).items():
+            print(rung, {name: round(live[name], 2) for name in FIVE if name in live})
+    except RuntimeError as why:
+        print(f"not read here: {why}")
+else:
+    print("not run here: it needs an NVIDIA GPU and ncu, which comes with the CUDA toolkit")
+
+# %% [markdown]
+# ## What happens inside the kernel, and when?
+#
+# A counter has one number for a whole kernel. A timeline has a box for each piece of work. Triton's profiler *Proton* can
+# take one: the kernel names a stretch with `enter_scope` and `exit_scope`, and each warp writes down its clock there.
+# `fa2_lab/studio/inside.py` does it for a loop of copies and products.
+#
+# **Predict.** The kernel copies, then multiplies, four times, without a pipeline. Do stretches called *copies* and
+# *products* of one warp overlap?
+
+# %% tags=["nbval-ignore-output"]
+if device == "cuda":
+    command = [sys.executable, "-m", "fa2_lab.studio.inside"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"})
+    reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+    print(done.stdout if done.returncode == 0 else f"Proton cannot do it here: {reason}")
+else:
+    print("no GPU here: on one, this cell prints when each warp began its copies and products, in clocks")
+
+# %% [markdown]
+# <details><summary>Not within a warp</summary>
+#
+# A warp goes through its program in order, and it wrote down its clock at both ends of each stretch. What can overlap is the
+# work of *different* warps, and copies that were only *started* in the stretch. Reading the clock takes time too, and the
+# compiler may move code across the marks. Trust such a timeline for its order, less for its last digits.
+# </details>
+#
+# The model of chapter 12 draws the same kind of picture without a GPU. Each row of boxes is a unit of one SM. In the first
+# panel two groups of warps multiply together and then wait together; in the last they take turns, and the tensor cores
+# are hardly ever idle.
+
+# %% tags=["nbval-ignore-output"]
+show(timeline.draw(**timeline.data()))
+
+# %% [markdown]
+# **Takeaway.** Counters say how much is lost. A timeline says between which two boxes.
+
+# %% [markdown]
+# ## How do you look inside a running kernel?
+#
+# In Triton's interpreter a kernel is plain Python. So `breakpoint()` stops it, and Python's debugger shows every tile. You
+# get the interpreter on any machine if the variable `TRITON_INTERPRET=1` is set before Triton is imported. The kernel
+# below computes $L = \log \sum_j e^{s_j}$ of each row, as at the end of Algorithm 1.
+#
+# Normally you would type at the prompt. Here three commands are typed for you: `p s` prints `s`, the second prints `m`
+# as an array, `c` continues.
+#
+# **Predict.** Rows have 10 numbers, and the block has 16 places. What stands in the last six places of `s`?
+
+# %%
+@triton.jit
+def log_sum_kernel(S, L, N, B: tl.constexpr, STOP: tl.constexpr):
+    row, column = tl.program_id(0), tl.arange(0, B)
+    s = tl.load(S + row * N + column, mask=column < N, other=float("-inf"))
+    m = tl.max(s, 0)
+    if STOP:
+        breakpoint()  # in the interpreter only: a compiled kernel has no debugger to stop in
+    tl.store(L + row, m + tl.log(tl.sum(tl.exp(s - m), 0)))
+
+
+def typed(commands, heard):  # a debugger whose keyboard is a text
+    debugger = pdb.Pdb(stdin=io.StringIO(commands), stdout=heard, nosigint=True)
+    return lambda: debugger.set_trace(sys._getframe(1))
+
+
+S, L = torch.arange(10.0, device=device)[None], torch.full((1,), torch.nan, device=device)
+heard, commands = io.StringIO(), ("p s", "p m.handle.data", "c")
+sys.breakpointhook = typed("\n".join(commands) + "\n", heard)
+log_sum_kernel[(1,)](S, L, 10, B=16, STOP=bool(interpreted))
+sys.breakpointhook = sys.__breakpointhook__
+
+# %% tags=["nbval-ignore-output"]
+answers = re.split(r"(?:\(Pdb\)|ipdb>) ", heard.getvalue())[1:]  # the debugger's prompt, here and in Jupyter
+for command, answer in zip(commands[:2], answers, strict=False):
+    print(f"(Pdb) {command}\n{answer.rstrip()}")
+if not interpreted:
+    print("compiled here, so nothing stopped: start Jupyter with TRITON_INTERPRET=1 to see it")
+print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item(), 6))
+
+# %% [markdown]
+# <details><summary>−∞</summary>
+#
+# The mask keeps the load away from them, and `other` puts −∞ there. So their exponential is 0.
+# </details>
+#
+# On a GPU there is no debugger for Triton, but a kernel can print. `tl.device_print` writes a value with the number of its
+# program before it, in the interpreter and compiled. A compiled kernel prints once for *each thread*, and to the terminal
+# from which Jupyter was started, so print from one program only.
+
+# %% tags=["nbval-ignore-output"]
+@triton.jit
+def telling_kernel(S, N, B: tl.constexpr):
+    column = tl.arange(0, B)
+    s = tl.load(S + tl.program_id(0) * N + column, mask=column < N, other=float("-inf"))
+    if tl.program_id(0) == 1:
+        tl.device_print("maximum", tl.max(s, 0))
+
+
+telling_kernel[(4,)](torch.arange(40.0, device=device), 10, B=16)
+
+# %% [markdown]
+# The third tool watches memory. NVIDIA's `compute-sanitizer` runs a program and reports every access that lies outside an
+# allocation. PyTorch takes memory in large pieces, so a stray store mostly lands inside one, and nobody notices. With
+# `PYTORCH_NO_CUDA_MEMORY_CACHING=1` each tensor is an allocation of its own.
+
+# %% tags=["nbval-ignore-output"]
+STRAY = """import torch, triton, triton.language as tl
+@triton.jit
+def stray(X): tl.store(X + tl.arange(0, 4096), 0.0)
+stray[(1,)](torch.zeros(1000, device="cuda"))
+torch.cuda.synchronize()
+"""
+print("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python stray.py")
+if device == "cuda" and shutil.which("compute-sanitizer"):
+    with NamedTemporaryFile("w", suffix=".py") as script:
+        print(STRAY, file=script, flush=True)
+        command = ["compute-sanitizer", "--tool", "memcheck", sys.executable, script.name]
+        given = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+        told = subprocess.run(command, capture_output=True, text=True, env=given).stdout
+    print("\n".join([line for line in told.splitlines() if "Invalid" in line or "ERROR SUMMARY" in line][:3]))
+else:
+    print("not run here: it needs an NVIDIA GPU and compute-sanitizer, which comes with the CUDA toolkit")
+
+# %% [markdown]
+# **Takeaway.** Stop in the interpreter first. Print on the GPU if only the GPU shows it. Let the sanitizer watch the
+# memory.
+
+# %% [markdown]
+# ## Case 1: it hangs
+#
+# **Symptom.** The kernel never ends. The GPU is at 100%, and there is no message.
+#
+# The suspect copies K one tile ahead of V. Each has a ring of stages. A *barrier* for each stage says "filled", another
+# says "emptied" (chapter 06 has barriers; chapter 12 builds such rings). The author tried it with two stages, and it ran.
+# Then somebody set `stages=1` to save memory.
+#
+# The **tool** is a model: the actors as Python generators, which yield what they wait for. If everybody waits and no work
+# is left, that is a *deadlock*, and the model can say who waits for what. A GPU cannot.
+#
+# **Predict.** One stage. The producer fills K 0, then wants to fill K 1. The consumer needs V 0. Who waits for whom?
+
+# %%
+def attend(stages, early, T=4):
+    block = Block()
+    filled, emptied = ({X: [Barrier(f"{X} {what}", 1) for _ in range(stages)] for X in "KV"}
+                       for what in ("filled", "emptied"))  # fmt: skip
+
+    def fill(X, n):
+        yield emptied[X][n % stages].over((n // stages & 1) ^ 1)
+        block.start("copy", 600, f"{X} {n}", lambda: filled[X][n % stages].arrive("copy engine"))
+
+    def producer():
+        for n in range(T + 1):  # K one tile ahead of V
+            yield from fill("K", n) if n < T else ()
+            yield from fill("V", n - 1) if n > 0 else ()
+
+    def consumer():
+        for n in range(T):
+            for X, product, done in (("K", "Q Kᵀ", "K" if early else ""), ("V", "P V", "V" if early else "KV")):
+                yield filled[X][n % stages].over(n // stages & 1)
+                yield block.start("tensor", 256, f"{product} {n}").done()
+                for Y in done:
+                    emptied[Y][n % stages].arrive("consumer")
+
+    return block.run(dict(producer=producer(), consumer=consumer())).clock
+
+# %%
+def outcome(stages, early):
+    try:
+        return f"{attend(stages, early):,.0f} clocks"
+    except Deadlock as stuck:
+        return f"hangs: {stuck}"
+
+
+for early in (False, True):
+    for stages in (2, 1):
+        print(f"{'mended, ' if early else 'suspect,'} {stages} stages: {outcome(stages, early)}")
+
+# %% [markdown]
+# <details><summary>Each waits for the other</summary>
+#
+# The producer waits until K 0 is emptied, and does not come to V 0. The consumer waits for V 0, and gives K 0 back only
+# after it. **Cause:** K is held longer than it is needed. It is free as soon as $QK^\top$ is done. Give it back there, and
+# one stage is enough.
+#
+# On a GPU you would find it with the same question. Let each actor print, or store, the number of the wait that it has
+# reached. The last numbers say who waits for what.
+# </details>
+#
+# **Takeaway.** Write the waits as a chain. A hang is a chain that closes.
+
+# %% [markdown]
+# ## Case 2: it is wrong on Tuesdays
+#
+# **Symptom.** The same call gives different answers. On one machine it is always right.
+#
+# The suspect stays on its SM and computes one row block after the other. It puts $o$ into shared memory and *starts* a copy
+# to HBM, which takes a while. Then it goes on with the next row block. Here a block's right answer is its own number.
+#
+# **Predict.** Computing a block takes 500 clocks. What is stored if the copy takes 400? And if it takes 600?
+
+# %%
+def store_blocks(copy, wait, T=4):
+    block, stage = Block(), np.zeros(1)  # one place in shared memory
+    O = np.full(T, np.nan)  # poisoned: whoever forgets a block leaves NaN
+
+    def worker():
+        stored = None
+        for i in range(T):
+            yield block.start("tensor", 500, f"o {i}").done()
+            if wait and stored:
+                yield stored.done()
+            stage[0] = i
+            stored = block.start("copy", copy, f"O {i}", lambda i=i: O.__setitem__(i, stage[0]))
+
+    block.run(dict(worker=worker()))
+    return O, block.clock
+
+
+for wait in (False, True):
+    for copy in (400, 600):
+        O, clocks = store_blocks(copy, wait)
+        print(f"{'mended, ' if wait else 'suspect,'} copy of {copy} clocks: {O}, {clocks:,.0f} clocks")
+
+# %% [markdown]
+# <details><summary>The next block's answer</summary>
+#
+# With 400 the copy has ended before the place is used again, and all is right. With 600 the copy reads what the next block
+# has put there. **Cause:** nobody waits until the copy has read. That is a *race*: the answer depends on who is first.
+#
+# The **tool** is to change the speeds. In the model that is an argument. On a GPU, run the call a thousand times and
+# compare the bits; run it beside another kernel; put a long wait into one actor. `compute-sanitizer --tool racecheck`
+# finds races between the threads of a block. It does not follow the barriers between warps with different jobs, which
+# chapter 12 has.
+#
+# The mended kernel waits as late as it can, so it costs nothing where the copy is quick.
+# </details>
+#
+# **Takeaway.** A result that depends on speed is a race, even if it is right today. Change the speeds to see it.
+
+# %% [markdown]
+# ## Case 3: it is wrong by a little
+#
+# **Symptom.** With 16 columns the kernel is right. With 10 it is off in the first digits, and the numbers look healthy.
+#
+# The suspect is the kernel from above, written by somebody else. Rows of S lie one after the other in memory. The mask says
+# which places exist.
+#
+# **Predict.** Three rows of 10 numbers, blocks of 16 places. The last row is right. Why only the last?
+
+# %%
+@triton.jit
+def suspect_kernel(S, L, rows, N, stride, B: tl.constexpr):
+    at = tl.program_id(0) * stride + tl.arange(0, B)
+    s = tl.load(S + at, mask=at < rows * stride, other=float("-inf"))
+    m = tl.max(s, 0)
+    tl.store(L + tl.program_id(0), m + tl.log(tl.sum(tl.exp(s - m), 0)))
+
+
+def errors(kernel, S, N):
+    L = torch.full((len(S),), torch.nan, device=device)
+    kernel[(len(S),)](S, L, len(S), N, S.stride(0), B=16)
+    return [f"{x:.0e}" for x in (L - torch.logsumexp(S[:, :N], 1)).abs().tolist()]
+
+
+draw = np.random.default_rng(0).standard_normal
+for N in (16, 10):
+    exact = errors(suspect_kernel, torch.tensor(draw((3, N)), dtype=torch.float32, device=device), N)
+    print(f"{N} columns, rows one after the other: last row's error below 1e-5: {float(exact[-1]) < 1e-5},", end=" ")
+    print("rows that are off by more than 0.1:", sum(float(e) > 0.1 for e in exact))
+
+# %% [markdown]
+# The **tool** is a fence. Put the rows further apart and fill the gaps with NaN. A kernel that keeps to its rows does not
+# notice. One that reads a single number too many turns its result into NaN.
+
+# %%
+def fenced(S, width):
+    wide = torch.full((len(S), width), torch.nan, device=device)
+    wide[:, : S.shape[1]] = S
+    return wide
+
+
+S = torch.tensor(draw((3, 10)), dtype=torch.float32, device=device)
+for width in (10, 13, 16):
+    found = errors(suspect_kernel, fenced(S, width), 10)
+    print(f"{width - 10} places of NaN behind each row: {found.count('nan')} rows of 3 are NaN")
+
+# %% [markdown]
+# <details><summary>The end of the tensor is not the end of the row</summary>
+#
+# **Cause:** the mask asks whether a place lies in the *tensor*. Behind a row lies the next one, and its first six numbers
+# join the sum. Only behind the last row there is nothing. The mask must ask about the row: `tl.arange(0, B) < N`.
+#
+# With 16 columns both masks say the same. That is why a test needs a ragged size, and why equal sizes are the worst choice
+# for a first test.
+# </details>
+#
+# **Takeaway.** Test at ragged sizes, with NaN behind every end. A wrong number may look healthy; NaN does not.
+
+# %% [markdown]
+# ## Can the fastest launch be found by trying?
+#
+# Tiles, warps and stages can be searched: compile each, time each, keep the fastest. `fa2-lab tune` does it for this
+# package's kernels, and `triton.autotune` does it at the first call. An *autotuner* is a measurement that nobody looks at.
+#
+# **Predict.** Twenty launches are exactly equally fast, and each timing has an error of 1%. By how much does the winner seem
+# to be faster than the true time?
+
+# %%
+rng = np.random.default_rng(0)
+for repeats in (1, 7, 49):
+    timings = rng.normal(1.0, 0.01, size=(2000, 20, repeats))  # 2,000 searches among 20 equal launches
+    best = np.median(timings, axis=2).min(axis=1)
+    print(f"median of {repeats:2}: the winner seems {1 - best.mean():.1%} faster than it is")
+spread = [(high - low) / median / 2 for median, low, high in timed.values.values()]
+print(f"recorded: half the middle half of a rung's 20 timings is {np.median(spread):.1%} of it")
+
+# %% [markdown]
+# <details><summary>Nearly 2%</summary>
+#
+# The best of twenty is not a fast launch, it is a lucky one. Medians of repeated turns shrink the luck, and they do not
+# remove it. Two launches whose middle halves overlap have not been told apart: then take the simpler one.
+# </details>
+#
+# The clock is the second trap. A GPU lowers it when it draws much power; this is called *throttling*. The launch that is
+# tried while the chip is cold has an advantage. The record has traces of it: cycles counted by `ncu`, divided by the
+# milliseconds of the timed run.
+
+# %%
+for rung in ("r03_row_blocks", "r07_two_loops", "r08_pipelined", "r13_ring", "r15_overlap", "r19_lagging"):
+    clock = counted[rung].values["SM cycles"][0] / timed.values[rung][0] / 1e6
+    busy = counted[rung].values["tensor cores at work, %"][0]
+    print(f"{rung:16} tensor cores at work {busy:3.0f}%, clock {clock:.2f} GHz")
+
+# %% [markdown]
+# The clock is worked out from two runs, not measured in one, so a percent or two may be noise. The direction is plain:
+# who keeps more of the chip busy runs at a slower clock.
+#
+# The third trap is the shape. A search at one shape finds what is best *there*.
+#
+# **Predict.** For each of ten shapes take the fastest rung. Use it at the other nine. How much slower than the best can it
+# be?
+
+# %%
+shapes = [row for row in record.rows if row.direction == "forward"]
+loss = {}  # {winner of a shape: how much slower than the best it is where it is worst}
+for row in shapes:
+    rungs = [rung for rung in ladder.RUNGS if rung in row.values]
+    winner = min(rungs, key=lambda rung: row.values[rung][0])
+    best = [min(other.values[rung][0] for rung in ladder.RUNGS if rung in other.values) for other in shapes]
+    loss[winner] = max(other.values[winner][0] / fast - 1 for other, fast in zip(shapes, best, strict=True))
+for winner in sorted(loss):
+    print(f"{winner:18} wins somewhere; where it does worst it is {loss[winner]:.0%} slower than the best")
+
+# %% [markdown]
+# <details><summary>It depends on the winner</summary>
+#
+# Some winners are good everywhere. One of them is good only at home. The search that found it would have told you nothing
+# about that.
+# </details>
+#
+# An autotuner can be wrong in two more ways. It calls the kernel many times, so a kernel that *adds* to its output adds many
+# times (`reset_to_zero` is for that). And it does not look at the results: a launch that skips tiles is fast.
+# `fa2-lab tune` compares each candidate's result with the default's before it times it.
+#
+# **Takeaway.** Check, take turns, use medians, and try the winner at another shape. If it wins by less than the noise,
+# keep the simpler one.
+
+# %% [markdown]
+# ## Recap
+#
+# - Launch options are paid in registers, shared memory and spills. xray shows the bill without a GPU.
+# - The roofline clears or accuses the memory. Stalls say what the warps wait for.
+# - A hang is a closed chain of waits. A race shows when speeds change. A wrong end shows behind a NaN fence.
+# - A search measures. It needs the same care as a benchmark.
+
+# %% [markdown]
+# ## Exercises
+#
+# **1. Predict, then look.** From rung 13 to rung 14 a second consumer shares each tile of K and V. Which should fall: bytes
+# from DRAM, bytes from L2, or shared-memory wavefronts? Write your guess, then run the cell.
+#
+# <details><summary>Answer</summary>
+#
+# Bytes from L2 fall to little more than half: each tile that is fetched now serves 128 rows. DRAM had its floor already. The stall
+# *barrier* falls as well, but it stays the largest. Rung 15 goes after it.
+# </details>
+
+# %%
+compare("r13_ring", "r14_two_consumers", (*FIVE, "DRAM bytes read", "L2 bytes"))
+
+# %% [markdown]
+# **2. Complete.** How many stages of rung 07's tiles fit if one program may use the whole 227 KiB that a block can ask for?
+# Q takes 16 KiB, each stage 32. Replace the `...`.
+#
+# <details><summary>Hint</summary>
+#
+# What is left after Q, divided by the size of a stage, rounded down.
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# stages = (227 - 16) // 32
+# ```
+# Six. But with six stages one program fills an SM, and the two programs of today could no longer hide each other's waits.
+# </details>
+
+# %%
+stages = ...
+if stages is ...:
+    print("not written yet")
+else:
+    print("right" if 16 + 32 * stages <= 227 < 16 + 32 * (stages + 1) else "not yet")
+
+# %% [markdown]
+# **3. Break and fix.** Mend the kernel of case 3. Change one line below, and run the cell until no row is NaN.
+#
+# <details><summary>Hint</summary>
+#
+# The mask should not know where the tensor ends.
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# s = tl.load(S + at, mask=tl.arange(0, B) < N, other=float("-inf"))
+# ```
+# </details>
+
+# %%
+@triton.jit
+def my_kernel(S, L, rows, N, stride, B: tl.constexpr):
+    at = tl.program_id(0) * stride + tl.arange(0, B)
+    s = tl.load(S + at, mask=at < rows * stride, other=float("-inf"))
+    m = tl.max(s, 0)
+    tl.store(L + tl.program_id(0), m + tl.log(tl.sum(tl.exp(s - m), 0)))
+
+
+print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
+
+# %% [markdown]
+# **4. Measure.** With a GPU: run `fa2-lab tune --d 128 --kernel forward --n 1024`, then the same with `--n 16384`. Do the
+# two agree? Without one: `fa2-lab xray 08 --num_warps 8` and say which of the three limits decides now.
+#
+# <details><summary>Answer for the second</summary>
+#
+# Shared memory, 112 KiB, allows two programs of 8 warps: 25% occupancy. By registers it is two as well.
+# </details>
+
+# %% [markdown]
+# ## Ten questions on part III
+#
+# Chapters 08 to 11, without looking back. An answer opens when you click it.
+#
+# <details><summary>1. How does a Triton program know which rows are its own?</summary>
+#
+# From its `program_id`. It computes the addresses itself, and a mask says which of them exist.
+# </details>
+# <details><summary>2. A tile reaches past the last key. With what are the missing scores filled, and the missing rows of V?</summary>
+#
+# Scores with $-\infty$, so that their weight is 0. Rows of V with 0, because 0 times NaN would be NaN.
+# </details>
+# <details><summary>3. Why do kernels compute powers of two instead of exponentials?</summary>
+#
+# The hardware computes $2^x$. The factor $\log_2 e$ is folded into the scale, so it costs nothing.
+# </details>
+# <details><summary>4. A result changes when another kernel runs beside it. What is it, and how do you look for it?</summary>
+#
+# A race. Change the speeds of its parts until the wrong answer comes every time.
+# </details>
+# <details><summary>5. Why does a causal kernel have two loops over the key tiles?</summary>
+#
+# One for tiles that need no mask, one for those on the diagonal. Most tiles then skip the mask's work. The price is
+# registers, as rung 07 shows.
+# </details>
+# <details><summary>6. Q, K and V have 16 bits. Why are o and ℓ kept in 32?</summary>
+#
+# A sum in 16 bits is rounded at every step, and may even overflow. A factor may be narrow.
+# </details>
+# <details><summary>7. What are the three kernels of the backward pass, and what does each own?</summary>
+#
+# D by rows, dK and dV by columns, dQ by rows.
+# </details>
+# <details><summary>8. dQ by atomic additions or in a second pass: what does each cost?</summary>
+#
+# With atomic additions the order is open, so the last bits change. The second pass takes seven products instead of
+# five.
+# </details>
+# <details><summary>9. A kernel stands far right of the ridge and far under the roof. What do you read next?</summary>
+#
+# The stalls: what its warps wait for. The memory has an alibi.
+# </details>
+# <details><summary>10. A change removes half of a unit's work, and the kernel is no faster. Why?</summary>
+#
+# Nobody was waiting for that unit.
+# </details>
+
+# %% [markdown]
+# ## Checks
+#
+# What was compiled against what must come out, the models against the answers, and the text against the record.
+
+# %%
+plain, staged, wide, narrow = (kernel.numbers for kernel in kernels)
+verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
+verdict("maxnreg is kept, and paid in spills", narrow["registers"] <= 128 and narrow["spills"] > staged["spills"] == 0)
+verdict("8 warps: fewer registers for each thread", wide["warps"] == 8 and wide["registers"] < staged["registers"])
+fit = [programs_on_an_sm(**{k: n[k] for k in ("registers", "shared", "warps")}) for n in (plain, staged, wide, narrow)]
+verdict("programs here = the bench's", fit == [min(fits(k.numbers)) for k in kernels] == [2] * 4)
+products, powers = (sass_of_line(kernels[0], text) for text in ("s_ij = tl.dot", "p_ij = tl.exp2"))
+verdict("16 HGMMA in line 8", sum("HGMMA" in code for code in products) == 16)
+stores = [sum("STS" in code for code in sass_of_line(k, "s_ij = tl.dot")) for k in kernels[:2]]
+verdict("rung 07 puts K into shared memory itself; with three stages it does not", stores[0] > 0 == stores[1])
+verdict("64 exponentials in line 9", sum("MUFU.EX2" in code for code in powers) == 64)
+
+# %%
+verdict("the kernel in the debugger = torch", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
+verdict("the suspect hangs with one stage only", "hangs" in outcome(1, False) and "clocks" in outcome(2, False))
+verdict("the mended ring does not", all("clocks" in outcome(n, True) for n in (1, 2, 3)))
+right = np.arange(4.0)
+verdict("the mended store is right at any speed", all(close(store_blocks(c, True)[0], right) for c in (1, 400, 9000)))
+verdict("the suspect is not", close(store_blocks(400, False)[0], right) and not close(store_blocks(600, False)[0], right))
+verdict("a fence of NaN catches all rows", errors(suspect_kernel, fenced(S, 16), 10) == 3 * ["nan"])
+values = {rung: counted[rung].values for rung in ("r07_two_loops", "r08_pipelined")}
+before, after = (v["stall: long_scoreboard"][0] for v in values.values())
+verdict("rung 08: waits for memory fall by more than 5", before > 5 * after)
+before, after = (v["DRAM bytes read"][0] for v in values.values())
+verdict("rung 08: the same bytes within 1%", abs(before / after - 1) < 0.01)
+verdict("one winner is 10% behind elsewhere, one is not", max(loss.values()) > 0.1 > min(loss.values()))
+
+# %% [markdown] tags=["navigation"]
+# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, forward →](12_hopper_forward.ipynb)
