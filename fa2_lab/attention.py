@@ -70,7 +70,7 @@ def attention(
     if call is not None:  # one of its kind has passed all checks but this one
         if key_lengths is not None:
             check_range(key_lengths, k.shape[2])
-        return call(q, k, v, key_lengths, seed_tensor(None, q.device) if dropout_p else None)
+        return call(q, k, v, key_lengths, seed_tensor(seed, q.device) if dropout_p else None)
     check_tensors(q, k, v)
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     dropout_p, seed = check_dropout(dropout_p, seed)

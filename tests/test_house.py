@@ -333,6 +333,56 @@ def test_conda_and_pip_agree_on_python():
     assert python_spec.startswith("python" + pyproject()["project"]["requires-python"])
 
 
+# Calls --------------------------------------------------------------------------------------------------------
+
+KERNELS = [path for path in sorted((PROJECT / "fa2_lab" / "kernels").rglob("*.py")) if path.parent.name != "ladder"]
+HEART = [*KERNELS, *(PROJECT / "fa2_lab" / f"{name}.py" for name in ("attention", "paged"))]
+TENSORS = "Q K V O L D dQ dK dV dO dL m l o key_lengths seed table scratch sums starts counter".split()
+
+
+def too_many(source: str) -> dict[str, int]:
+    """Kernels with more than a dozen arguments beside tensors, and functions for kernels with more than 14."""
+    found = {}
+    for function in (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)):
+        if any("jit" in ast.unparse(decorator) for decorator in function.decorator_list):
+            names, kernel = [x.arg for x in function.args.args], function.name.endswith("_kernel")
+            found[function.name] = len([x for x in names if not (kernel and x in TENSORS)]) - (12 if kernel else 14)
+    return {name: n for name, n in found.items() if n > 0}
+
+
+def unnamed(source: str, ours: set[str]) -> list[str]:
+    """Calls of our own functions that pass None, a truth value or 0 without a name."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [
+        ast.unparse(call)
+        for call in calls
+        if getattr(call.func, "id", "") in ours
+        and any(isinstance(x, ast.Constant) and (x.value is None or x.value is True or x.value == 0) for x in call.args)
+    ]
+
+
+def functions_of(paths) -> set[str]:
+    """Names of functions and classes that modules define, methods left out."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
+    return {node.name for tree in trees for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+
+
+@pytest.mark.parametrize("path", HEART, ids=lambda path: str(path.relative_to(PROJECT / "fa2_lab")))
+def test_what_belongs_together_is_passed_together_and_constants_by_name(path):
+    source = path.read_text(encoding="utf-8")
+    assert not too_many(source)
+    assert not unnamed(source, functions_of(HEART) - {"keep", "call"})
+
+
+def test_many_arguments_and_unnamed_constants_are_found():
+    few, many = (", ".join(f"x{n}" for n in range(count)) for count in (12, 15))
+    source = f"@triton.jit\ndef a_kernel(Q, K, V, {few}): pass\n@jit\ndef b({few}): pass\n"
+    assert not too_many(source) and too_many(source.replace(few, many)) == {"a_kernel": 3, "b": 1}
+    assert unnamed("b(x, None); b(c=None); b(0); b(False, d=True); b(1); c(None)", {"b"}) == [
+        *("b(x, None)", "b(0)", "b(False, d=True)")
+    ]
+
+
 # Style --------------------------------------------------------------------------------------------------------
 
 

@@ -176,7 +176,7 @@ class Kernel:
 
         return call
 
-    def relaunch(self, made, grid, stream, arguments, described, pointers):
+    def relaunch(self, made, grid, stream, arguments, pointers):
         """As relaunch.relaunch, but what is launched again is kept."""
 
         def again(stream, at):
@@ -261,7 +261,7 @@ def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_i
 @pytest.mark.skipif(GPU, reason="stands in for a GPU")
 def test_where_triton_cannot_be_passed_by_it_is_asked_each_time(standing_in, monkeypatch):
     kernel, declined = standing_in(forward, "forward_kernel"), []
-    monkeypatch.setattr(launch, "relaunch", lambda *given: declined.append(given))
+    monkeypatch.setattr(launch, "relaunch", lambda *given, **named: declined.append(given))
     q = torch.zeros(1, 1, 32, 16)
     for _ in range(3):
         assert kernel.counts(choice.forward, q, q, q, Options(causal=False, scale=1.0)) == (1, 0)

@@ -217,8 +217,8 @@ class Launch:
         made = self.kernel[self.grid](*pointers, **self.arguments, **self.options)
         if aligned and self.again is None and isinstance(made, triton.compiler.CompiledKernel):
             rest = [self.arguments[name] for name in made.src.fn.arg_names[len(pointers) :]]
-            everything = *pointers, *rest
-            self.again = relaunch(made, self.grid, current_stream(pointers[0]), everything, 0, len(pointers)) or False
+            stream, everything = current_stream(pointers[0]), (*pointers, *rest)
+            self.again = relaunch(made, self.grid, stream, everything, pointers=len(pointers)) or False
 
 
 def current_stream(X: torch.Tensor) -> int:

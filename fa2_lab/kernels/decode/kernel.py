@@ -146,7 +146,7 @@ def load_keys(X, place, first, length, tile):
         page, row = place
         end = length - first + row  # of the sequence, as a row of this page
         at = X.at + page * X.strides[0]
-        return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, True, tile.upcast)
+        return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast)
     else:
         page, row = place
         e = tl.arange(0, tile.d_pad)
@@ -254,7 +254,7 @@ def split_kv_kernel(Q, K, V, O, L, scratch, strides, N_k, scale_log2, sizes, til
     w, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(0)
     rows = Rows(Strided(Q, strides.Q), Strided(O, strides.O), L)
-    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), None, sizes.pages)
+    cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table=None, pages=sizes.pages)
     block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, N_k, N_k)
     span = Span(w * tile.B_c, N_k, splits * tile.B_c, WHOLE)
     part = Part(scratch, w + (b * sizes.heads + h) * (splits + 1))

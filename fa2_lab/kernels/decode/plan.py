@@ -208,9 +208,9 @@ def cut_keys(shape, blocks, itemsize, at_once, programs) -> Cut:
             return Cut(splits, splits * heads, share=0, whole_heads=splits == 1)
     programs = programs or at_once
     if not shape.one_length:
-        return Cut(0, programs, share=least, whole_heads=False)
+        return Cut(splits=0, programs=programs, share=least, whole_heads=False)
     share = max(triton.cdiv(heads * (tiles + 1), programs), least)
-    return Cut(0, programs, share, whole_heads=share % (tiles + 1) == 0)
+    return Cut(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
 def tile_of(shape, blocks, causal, split_kv, early_merge) -> Tile:

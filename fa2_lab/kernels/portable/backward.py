@@ -200,10 +200,10 @@ def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, strides, H,
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, per_row, K, V, first, last, length, scale_log2, dropout, tile,
-                  MASKED: tl.constexpr):  # fmt: skip
-    """Add to dq_i (B_r, d) what the column blocks from column `first` to `last` give."""
+def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, length, scale_log2, dropout, tile, MASKED: tl.constexpr):
+    """Add to dq_i (B_r, d) what the column blocks of columns (first, last) give."""
     B_c: tl.constexpr = tile.B_c
+    first, last = columns
     L_i, D_i, row, seen = per_row  # (B_r,) each
     for j in range(first, last, B_c):
         col = j + tl.arange(0, B_c)  # (B_c,)
@@ -241,9 +241,11 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, strides, H, group, N_q
     dropout = None if seed is None else Dropout(seed, rule, head, batch)
     per_row = L_i, D_i, row, seen
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, 0, full, length, scale_log2, dropout, tile, MASKED=False)
+    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, (0, full), length, scale_log2, dropout, tile, MASKED=False)
     if full < last:
-        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, full, last, length, scale_log2, dropout, tile, MASKED=True)
+        dq_i = visit_columns(
+            dq_i, q_i, do_i, per_row, K, V, (full, last), length, scale_log2, dropout, tile, MASKED=True
+        )
     dQ = head_of(dQ, dQ_strides, batch, head)
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 

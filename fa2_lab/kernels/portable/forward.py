@@ -22,11 +22,9 @@ from fa2_lab.kernels.prepared import Options
 
 
 @triton.jit
-def visit_tiles(state, q_i, K, V, first, last, length, rows, scales, dropout, tile,
-                MASKED: tl.constexpr):  # fmt: skip
-    """Take the tiles from column `first` to `last` into one row block's state o_i (B_r, d), m_i (B_r,), l_i (B_r,)."""
-    o_i, m_i, l_i = state
-    row, seen = rows
+def visit_tiles(state, q_i, K, V, columns, length, rows, scales, dropout, tile, MASKED: tl.constexpr):
+    """Take the tiles of columns (first, last) into one row block's state o_i (B_r, d), m_i (B_r,), l_i (B_r,)."""
+    (o_i, m_i, l_i), (first, last), (row, seen) = state, columns, rows
     B_c: tl.constexpr = tile.B_c
     for j in range(first, last, B_c):  # FA2.A1.L6
         col = j + tl.arange(0, B_c)  # (B_c,)
@@ -69,9 +67,9 @@ def forward_kernel(Q, K, V, O, L, key_lengths, seed, strides, H, group, N_q, N_k
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
-    state = visit_tiles((o_i, m_i, l_i), q_i, K, V, full, last, length, (row, seen), scales, dropout, tile, MASKED=True)
-    state = visit_tiles(state, q_i, K, V, 0, full, length, (row, seen), scales, dropout, tile, MASKED=False)
-    o_i, m_i, l_i = state
+    state, rows = (o_i, m_i, l_i), (row, seen)
+    state = visit_tiles(state, q_i, K, V, (full, last), length, rows, scales, dropout, tile, MASKED=True)
+    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, (0, full), length, rows, scales, dropout, tile, MASKED=False)
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12

@@ -95,13 +95,13 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         held = hold(v, pipes)
         dk = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
         dv = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dk, dv, ds = step(c, n, dk, dv, None, v, held, seen_from, full, sums, pipes, scale, MASKED, True)
+        dk, dv, ds = step(c, n, dk, dv, v, held, seen_from, full, sums, pipes, scale, ds=None, MASKED=MASKED)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, dk, dv, ds, v, held, seen_from, full, sums, pipes, scale, MASKED, False)
+            dk, dv, ds = step(c, m, dk, dv, v, held, seen_from, full, sums, pipes, scale, ds, MASKED)
         n += steps
         pipes.v.release(r)
         if pipes.sizes.dk_late:
-            dk = finish_dk(0, n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes)
+            dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes, others=0)
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
         add_dq(c, n - 1, dq, sums, pipes)
@@ -139,9 +139,9 @@ def hold(v, pipes):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, dk, dv, ds, v, held, seen_from, full, sums, pipes, scale, MASKED: gl.constexpr,
-         FIRST: gl.constexpr):  # fmt: skip
+def step(c: gl.constexpr, n, dk, dv, v, held, seen_from, full, sums, pipes, scale, ds, MASKED: gl.constexpr):
     """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds."""
+    FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
     if pipes.sizes.dk_late and not FIRST:
@@ -153,7 +153,7 @@ def step(c: gl.constexpr, n, dk, dv, ds, v, held, seen_from, full, sums, pipes, 
         dq = start_dq(c, n - 1, pipes)
         s = warpgroup_mma_wait(1, deps=[s])
         if pipes.sizes.dk_late:
-            dk = finish_dk(1, n - 1, dk, ds, pipes)
+            dk = finish_dk(n - 1, dk, ds, pipes, others=1)
     p = gl.exp2(s * scale)  # (64, B_r)  FA2.A2.L11
     if not pipes.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
@@ -187,7 +187,7 @@ def exchange(c: gl.constexpr, n, ds, pipes):
 
 
 @gluon.jit
-def finish_dk(others: gl.constexpr, n, dk, ds, pipes):
+def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
     """Wait for dK's product, while so many `others` that were started later go on; then Q and dO are free."""
     dk, ds = warpgroup_mma_wait(others, deps=[dk, ds])
     pipes.rows.release(n)

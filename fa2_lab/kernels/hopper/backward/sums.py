@@ -84,8 +84,9 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, til
         tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
     first = i * B_r + part * 64
-    o_i = load_rows(head_of(O, O_strides, bh // H, bh % H), first, O_strides[2], N_q, 64, d, d_pad, True, True)
-    do_i = load_rows(head_of(dO, dO_strides, bh // H, bh % H), first, dO_strides[2], N_q, 64, d, d_pad, True, True)
+    O, dO = head_of(O, O_strides, bh // H, bh % H), head_of(dO, dO_strides, bh // H, bh % H)
+    o_i = load_rows(O, first, O_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
+    do_i = load_rows(dO, first, dO_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     D_i = tl.sum(do_i * o_i, 1)  # (64,)  FA2.A2.L4
     row = first + tl.arange(0, 64)  # (64,)
     at = tl.cast(bh, tl.int64) * N_q + row
