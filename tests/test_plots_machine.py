@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from pictures import drawn, tagged, words
 
+from fa2_lab.machine import chips
 from fa2_lab.machine.warps import BYTES
 from fa2_lab.plots import (
     backward_graph,
@@ -404,3 +405,28 @@ def test_workers_function_takes_any_size():
     owners = {(way, c): np.array([[0, -1], [0, 1], [0, 1]]) for way in ("forward", "backward") for c in (False, True)}
     figure, alt = workers.draw(owners, {c: [[0], [0, 1], [0, 1]] for c in (False, True)})
     assert "grids of 3 by 2 tiles" in alt and len(tagged(figure, "dQ")) == 6
+
+
+# gpu_map --------------------------------------------------------------------------------------------------------
+
+
+def test_the_map_s_areas_and_bars_are_the_chips_numbers():
+    figure, alt, data = drawn("gpu_map")
+    boxes = {p.get_gid(): p for p in figure.findobj(style.Rectangle) if p.get_gid()}
+    full = {"A100": "A100 SXM 80GB", "H100": "H100 SXM", "H200": "H200"}
+    assert list(data["chips"]) == list(full)
+    scale = boxes["H200 HBM"].get_width() ** 2 / chips.H200.hbm_bytes
+    for name, chip in ((short, chips.named(long)) for short, long in full.items()):
+        sizes = {"registers": 4 * 65536 * chip.SMs, "shared memory": chip.shared_per_sm * chip.SMs}
+        sizes |= {"L2": chip.l2_bytes, "HBM": chip.hbm_bytes}
+        for place, size in sizes.items():
+            box = boxes[f"{name} {place}"]
+            assert box.get_width() == box.get_height() == pytest.approx((scale * size) ** 0.5)
+            if place != "HBM":
+                assert boxes[f"{name} {place} large"].get_width() == pytest.approx(14 * box.get_width())
+        clocks = chip.SMs * chip.clock_hz
+        speeds = {"registers": 12 * chip.fp32_per_clock * clocks, "shared memory": 128 * clocks}
+        speeds |= {"HBM": chip.hbm_per_second, "link to other GPUs": chip.link_per_second}
+        assert {p: boxes[f"{name} {p} speed"].get_width() for p in speeds} == pytest.approx(speeds)
+        assert f"{name} L2 speed" not in boxes  # nobody prints one
+        assert f"HBM {chip.hbm_bytes / 2**30:.0f} GiB" in alt

@@ -60,6 +60,11 @@ PICTURES = [
         "00_start",
     ),
     Picture(
+        "gpu_map",
+        "The memories of a GPU to scale: the nearer to the arithmetic, the smaller and the faster.",
+        "00_start",
+    ),
+    Picture(
         "ladder",
         "What each chapter changes in attention, and what becomes smaller by it; the result stays the same.",
         "00_start",
