@@ -28,7 +28,7 @@ from IPython.display import Markdown
 
 from fa2_lab.machine import chips, io
 from fa2_lab.paper import ALGORITHMS, LINES, where
-from fa2_lab.plots import ladder, time_and_memory
+from fa2_lab.plots import gpu_map, ladder, motion, time_and_memory
 from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
@@ -163,6 +163,12 @@ print(f"tensor cores: {chip.tensor_flops / 1e12:.0f} TFLOP/s;  FP32 units: {chip
 # 128 scores has 32 KiB: that fits easily.
 # </details>
 #
+# Below, the same for three GPUs, to scale. Look for the three dots in the corner of HBM: that is all the room on the chip.
+
+# %%
+show(gpu_map.draw(**gpu_map.data()))
+
+# %% [markdown]
 # Memory near the arithmetic is fast and small; far away it is large and slow. What is inside an SM we call *on chip*.
 # (A FLOP is one addition or multiplication. A TB is $10^{12}$ bytes; a T/s is $10^{12}$ in a second. A blank means that
 # the maker prints no figure.)
@@ -263,6 +269,14 @@ for name, rung in (("standard", "r00_standard"), ("fa2", "r07_two_loops")):
 # The book counts elements with a *meter*. The meter counts the second quantity, what the chip requests. We shall always
 # say which of the three is meant.
 #
+# Here are three ways to compute attention, on one clock that counts requested bytes. Each coloured square is a block on its
+# way. Look at the letters o, $\ell$ and m: in FA1 they come and go, in FA2 they stay. Chapters 03 and 04 explain why.
+
+# %% tags=["nbval-ignore-output"]
+recorded = motion.data()
+show(motion.draw(**recorded), motion.moving(**recorded))
+
+# %% [markdown]
 # **Takeaway.** Keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM.
 
 # %% [markdown]
