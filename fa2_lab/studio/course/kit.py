@@ -12,8 +12,8 @@ from typing import NamedTuple
 import nbformat
 
 from fa2_lab.studio import files
-from fa2_lab.studio.course import climb, seeds
-from fa2_lab.studio.course.notebooks import FOLDER, Assignment, source, student_version
+from fa2_lab.studio.course import climb, due, seeds
+from fa2_lab.studio.course.notebooks import FOLDER, Assignment, source, student_version, written
 
 PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # beside the notebooks, and what a bundle calls them
 
@@ -41,16 +41,10 @@ def class_of(path: Path | None) -> tuple[list[str], str]:
     """The students and the secret of a class's YAML file."""
     if path is None:
         return [], ""
-    import yaml
-
-    try:
-        said = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeError, yaml.YAMLError) as error:
-        raise ValueError(f"{path}: {str(error).splitlines()[0]}") from error
-    students = said.get("students") if isinstance(said, dict) else None
-    if not isinstance(students, list) or not students:
-        raise ValueError(f"students: got {students!r} in {path}; it takes a list of names")
-    return [str(name) for name in students], str(said.get("secret") or "")
+    said = due.read(path, [a.name for a in written()])
+    if not said.students:
+        raise ValueError(f"students: got none in {path}; it takes a list of names")
+    return list(said.students), said.secret
 
 
 # The leaderboard --------------------------------------------------------------------------------------------------
