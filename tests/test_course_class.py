@@ -138,6 +138,22 @@ def test_bundles_differ_where_seeds_speak_and_nowhere_else(bundled):
         assert {f"seed={seeds.seed_of('ada', 'autumn')}" in tests[test] for test in spoken} <= {True}, name
 
 
+def test_a_student_checks_a_notebook_of_the_bundle(bundled, tmp_path, capsys):
+    name = "6_read_the_machine"
+    path = bundled / "ada" / name / f"{name}.ipynb"
+    notebook, solved = nbformat.read(path, 4), {grade_id(c): c.source for c in source(ASSIGNMENTS[name]).cells}
+    for cell in notebook.cells:
+        if grade_id(cell) == "by_hand":
+            cell.source = solved["by_hand"]
+    mine = tmp_path / path.name
+    nbformat.write(notebook, mine)
+    assert command.main(["check", str(mine)]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "by_hand: 2 of 2 points" in said and "waves: 0 of 2 points" in said and "2 of 20 points by the checks" in said
+    )
+
+
 @pytest.mark.parametrize("students", ["[../ada]", "[a/b]", "ada", "[]"])
 def test_a_class_that_cannot_be_is_refused_by_name(students, tmp_path):
     (tmp_path / "class.yaml").write_text(f"students: {students}\n", encoding="utf-8")

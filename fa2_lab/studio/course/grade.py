@@ -359,6 +359,8 @@ def check_alone(path: Path, limits: Limits) -> Graded:
     cells = read(path)
     submitted = nbformat.from_dict(json.loads(notebooks.content(path).decode("utf-8-sig")))
     submitted.cells = [c for c in submitted.cells if c.get("cell_type") == "code"]
+    for cell in submitted.cells:  # a file holds a text as a list of its lines
+        cell.source = "".join(cell.source)
     promised = dict(submitted.metadata.get("fa2_lab", {}).get("steps", {}))
     name = next((a.name for a in notebooks.ASSIGNMENTS if a.name in path.stem), "")
     assignment = next((a for a in notebooks.ASSIGNMENTS if a.name == name), Assignment(name, ""))
