@@ -1,8 +1,16 @@
 """The book's site: every link and anchor leads somewhere, nothing is asked of another machine, answers wait."""
 
+import json
 import re
+import shutil
+import subprocess
 import sys
+from functools import partial
 from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import Queue
+from threading import Thread
 from urllib.parse import unquote
 
 import nbformat
@@ -123,7 +131,7 @@ def test_answers_and_imports_are_folded_and_nothing_else(folder):
 
 
 def test_formulas_are_mathml(folder):
-    assert html(folder, "03").count("<math xmlns=") > 10
+    assert html(folder, "03").count("<math display=") > 10
     assert "$" not in re.sub(r"<pre>.*?</pre>|<script.*?</script>", "", html(folder, "03"), flags=re.DOTALL)
 
 
@@ -138,3 +146,73 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
     said = capsys.readouterr().err
     assert said == "fa2-lab: book --html needs myst_nb, which is not here: pip install -e '.[site]'\n"
     assert not (tmp_path / "site").exists()
+
+
+# In a browser ---------------------------------------------------------------------------------------------------
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
+
+
+class Server(SimpleHTTPRequestHandler):
+    """The site, a list of its pages, and a place where the browser leaves what it has seen."""
+
+    def do_GET(self):
+        if self.path == "/":
+            self.answer("text/html", "<!doctype html><meta charset=utf-8><body><script src=/browser.js></script>")
+        elif self.path == "/browser.js":
+            self.answer("text/javascript", Path(__file__).with_name("browser.js").read_text(encoding="utf-8"))
+        elif self.path == "/list":
+            self.answer("application/json", json.dumps(self.server.pages))
+        else:
+            super().do_GET()
+
+    def do_POST(self):
+        self.server.seen.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+        self.answer("text/plain", "")
+
+    def answer(self, kind, text):
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, form, *values):
+        pass
+
+    def log_error(self, form, *values):
+        self.server.missing.append(self.path)
+
+
+def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_path):
+    """Every page at 390 and 1280 pixels, light and dark, with all folds open."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser is None:
+        pytest.skip("no Chromium here")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(folder))) as server:
+        server.seen, server.missing = Queue(), []
+        server.pages = [
+            f"/{p.relative_to(folder)}" for p in sorted(pages) if p.name not in ("genindex.html", "search.html")
+        ]
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_port}/"
+        here_only = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+        call = [
+            browser,
+            *QUIET,
+            here_only,
+            f"--user-data-dir={tmp_path}",
+            "--enable-logging=stderr",
+            "--remote-debugging-port=0",
+            address,
+        ]
+        with open(tmp_path / "log", "w") as log, subprocess.Popen(call, stderr=log, stdout=log) as process:
+            try:
+                seen = server.seen.get(timeout=180)
+            finally:
+                process.terminate()
+        server.shutdown()
+    said = [line for line in (tmp_path / "log").read_text(errors="replace").splitlines() if "CONSOLE" in line]
+    assert len(seen) == len(server.pages) > len(written())
+    assert {page: found for page, found in seen.items() if found} == {}
+    assert server.missing == [] and said == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from xml.etree import ElementTree
+
 from docutils import nodes
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.transforms import SphinxTransform
@@ -25,17 +27,33 @@ class Callouts(SphinxTransform):
                 callout += paragraph
 
 
+def mathml(tex: str, display: str) -> str:
+    """A formula as MathML. Indices are lowered by hand: a browser without a font for mathematics would not."""
+    text = tex2mathml(tex).replace(' xmlns="http://www.w3.org/1998/Math/MathML"', "", 1)
+    formula = ElementTree.fromstring(text.replace("&ApplyFunction;", "\u2061"))
+    formula.set("display", display)
+    for index in list(formula.iter("msub")):
+        index.tag, below = "mrow", index[1]
+        index[1] = ElementTree.Element("mpadded", voffset="-0.25em")
+        ElementTree.SubElement(index[1], "mstyle", scriptlevel="+1").append(below)
+    for function in formula.iter("mo"):
+        if function.text == "\u2061":  # "log of": a narrow space, as in print
+            function.tag, function.text = "mspace", None
+            function.set("width", "0.17em")
+    return ElementTree.tostring(formula, encoding="unicode")
+
+
 def inline(self, node: nodes.math) -> None:
-    self.body.append(tex2mathml(node.astext()))
+    self.body.append(mathml(node.astext(), "inline"))
     raise nodes.SkipNode
 
 
-def display(self, node: nodes.math_block) -> None:
-    self.body.append(tex2mathml(node.astext()).replace("<math", '<math display="block"', 1))
+def block(self, node: nodes.math_block) -> None:
+    self.body.append(mathml(node.astext(), "block"))
     raise nodes.SkipNode
 
 
 def setup(app) -> dict:
     app.add_transform(Callouts)
-    app.add_html_math_renderer("mathml", (inline, None), (display, None))
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -7,6 +7,7 @@ import re
 import shutil
 import tempfile
 from pathlib import Path
+from xml.etree import ElementTree
 
 import nbformat
 from sphinx.application import Sphinx
@@ -135,7 +136,7 @@ def picture() -> Path:
 
 def index() -> str:
     """The first page: what this is, one picture, the chapters by part, the ladder, and the table of contents."""
-    alt = picture().with_suffix(".alt.txt").read_text(encoding="utf-8").strip()
+    alt = ElementTree.parse(picture()).findtext("{http://www.w3.org/2000/svg}desc").strip()
     parts = {title: [c for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
     toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
