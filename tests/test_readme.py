@@ -12,6 +12,7 @@ import fa2_lab
 from fa2_lab.paper import LINES, where
 from fa2_lab.studio.bench import page
 from fa2_lab.studio.bench.results import load
+from fa2_lab.studio.book import reach
 from fa2_lab.studio.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[1]
@@ -134,6 +135,10 @@ def test_the_line_of_the_paper_and_its_code_are_what_where_finds():
 def test_the_sentence_on_speed_is_the_record_s():
     said = page.sentence(load("paper"))
     assert f"{page.START}\n{said}\n{page.END}" in door(), "run `python -m fa2_lab bench --results`"
+
+
+def test_the_table_of_machines_is_made_from_the_chapters():
+    assert f"-->\n{reach.table()}\n<!-- end of machines -->" in door(), "run `python -m fa2_lab.studio.book.reach`"
 
 
 def test_the_version_to_cite_is_the_version():

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.studio import files
+from fa2_lab.studio.book import reach
 from fa2_lab.studio.book.chapters import Chapter, written
 
 
@@ -17,6 +18,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies or the pages go")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
+    what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
     what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
     what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
     options = parser.parse_args(argv)
@@ -28,6 +30,9 @@ def main(argv: list[str]) -> int:
         from fa2_lab.studio.book.site import render
 
         print(f"open {render(options.folder)}")
+        return 0
+    if options.colab:
+        reach.write_for_colab(options.colab)
         return 0
     from fa2_lab.studio.book import run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import shutil
 import tempfile
@@ -18,10 +19,12 @@ from fa2_lab.kernels.ladder import change as one_change
 from fa2_lab.plots import explorer, motion
 from fa2_lab.plots.climb import PEERS
 from fa2_lab.studio import files, ladder
+from fa2_lab.studio.book import reach
 from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
+DOORS = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
     "html_title": "fa2_lab",
@@ -31,10 +34,12 @@ SETTINGS = {
     "nb_execution_mode": "off",
     "nb_render_markdown_format": "myst",
     "myst_enable_extensions": ["dollarmath"],
+    "myst_heading_anchors": 3,
     "html_math_renderer": "mathml",
     "html_theme": "sphinx_book_theme",
     "html_static_path": [str(LOOKS)],
     "html_css_files": ["site.css"],
+    "html_js_files": ["site.js"],
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "html_copy_source": False,
@@ -69,10 +74,15 @@ def render(folder: Path) -> Path:
 def write_sources(folder: Path) -> None:
     """What Sphinx reads: the notebooks, dressed for a page, and the index."""
     (folder / "assignments").mkdir(parents=True)
-    for name in [c.name for c in written()] + assignments():
+    buttons = {c.name: reach.button(c) for c in written()}
+    for name in [*buttons, *assignments()]:
         notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
-        dress(notebook)
+        dress(notebook, buttons.get(name, ""))
+        relink(notebook, (NOTEBOOKS / name).parent)
         nbformat.write(notebook, folder / f"{name}.ipynb")
+    for name in DOORS:
+        text = (files.ROOT / name).read_text(encoding="utf-8")
+        (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copy(picture(), folder / "picture.svg")
     (folder / "index.md").write_text(index(), encoding="utf-8")
 
@@ -85,9 +95,11 @@ def assignments() -> list[str]:
 # One notebook ---------------------------------------------------------------------------------------------------
 
 
-def dress(notebook: nbformat.NotebookNode) -> None:
+def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
     """Leave out the navigation bars; fold imports and answers; give printed Python its colours, pictures their text."""
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
+    if button:
+        notebook.cells[0].source += f"\n\n{button}"
     for cell in notebook.cells:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
@@ -125,6 +137,34 @@ def is_python(text: str) -> bool:
         return False
 
 
+def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = with_links(cell.source, at)
+        for output in cell.get("outputs", []):
+            if "text/markdown" in output.get("data", {}):
+                output.data["text/markdown"] = with_links(output.data["text/markdown"], at)
+
+
+def with_links(text: str, at: Path) -> str:
+    """Links of a file in folder `at`, as its page has them: to pages, to the repository on GitHub, or mere words."""
+
+    def link(found: re.Match) -> str:
+        words, target, anchor = found.groups(default="")
+        file = Path(os.path.normpath(at / target))
+        if not file.exists():
+            return found[0]
+        place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
+        if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in DOORS:
+            return f"[{words}]({'../' * (at == NOTEBOOKS / 'assignments')}{place.as_posix()}{anchor})"
+        if reach.origin() is None:
+            return words
+        repository, commit = reach.origin()
+        return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
+
+
 # The index ------------------------------------------------------------------------------------------------------
 
 
@@ -140,8 +180,9 @@ def index() -> str:
     parts = {title: [c for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
     toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
-    toc.append(tree("The course", assignments()))
-    return "\n\n".join([WELCOME, f"![{alt}](picture.svg)", *shown, LADDER, rungs(), *toc]) + "\n"
+    toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in DOORS])]
+    parts = [WELCOME, f"![{alt}](picture.svg)", *shown, "## What runs where", reach.table(), LADDER, rungs(), *toc]
+    return "\n\n".join(parts) + "\n"
 
 
 WELCOME = """# FlashAttention-2, line by line
