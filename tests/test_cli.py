@@ -331,14 +331,14 @@ def interrupted(*arguments, **options):
         (["where"], "fa2_lab.studio.command", "show_where"),
         (["figures", "--folder", "FOLDER"], "fa2_lab.studio.figures", "build"),
         (["course", "check", "x.ipynb"], "fa2_lab.studio.course.grade", "check_alone"),
-        (["xray", "portable.forward"], "fa2_lab.studio.xray.compile", "xray"),
+        (["xray", "portable.forward"], "fa2_lab.studio.xray.compile", "xray_launches"),
         (["bench", "--results"], "fa2_lab.studio.bench.page", "write"),
     ],
     ids=lambda x: " ".join(x) if isinstance(x, list) else None,
 )
 def test_ctrl_c_ends_every_command_with_130(arguments, module, name, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(importlib.import_module(module), name, interrupted)
-    if name == "xray":
+    if name == "xray_launches":
         monkeypatch.setattr(importlib.import_module("fa2_lab.studio.xray.command"), name, interrupted)
     assert command.main([str(tmp_path) if a == "FOLDER" else a for a in arguments]) == 130
     assert capsys.readouterr().err == ""
