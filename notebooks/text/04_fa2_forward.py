@@ -163,12 +163,12 @@ explore()  # in a running notebook: sliders for the time, the sizes and the mask
 # The first picture shows the order of the tiles above, and every load and store below. As before, these are elements that
 # the chip requests; the L2 cache answers many of the requests for k and v.
 #
-# The second picture shows the same in motion, beside standard attention: each block on its way between HBM, L2, shared
-# memory and registers. Its clock counts the bytes that the chip requests, so whoever requests less is done first. In FA2,
-# look at o, $\ell$ and m: they never travel.
+# The second shows the same in motion, beside standard attention: each block between HBM, L2, shared memory and registers.
+# Its clock counts requested bytes, so whoever requests less is done first. In FA2, $\ell$ and m never travel, and o leaves
+# once.
 #
-# The third is for you to step through. At any time both have moved as many numbers, and FA2 is done first. Look at
-# what each has on the chip: FA2's o, ℓ and m stay until a row block is done, FA1's come and go with every tile.
+# The third is for you to step through. Look at what each has on the chip: FA2's o, $\ell$ and m stay until a row block is
+# done, FA1's come and go with every tile.
 #
 # **Takeaway.** The swap saves a third of the requests. They still grow with $N^2$.
 
