@@ -107,7 +107,7 @@ def recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend) 
 
 
 def seen_in(x: Tensor) -> tuple:
-    """All that checks and choices look at in a tensor."""
+    """A tensor's type, layout, dtype, device, shape and strides: what checks and the choice of a kernel look at."""
     return type(x), x.layout, x.dtype, x.device, x.shape, x.stride()
 
 
@@ -141,6 +141,7 @@ def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 
 def described(x: Tensor) -> str:
+    """A tensor's shape in words, or its layout where it is no ordinary tensor."""
     return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
 
 

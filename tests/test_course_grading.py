@@ -20,6 +20,8 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install '
 import course_hostile as hostile
 import nbformat
 import numpy as np
+from course_play import played
+from test_course import WRONG
 
 from fa2_lab.studio.course import channel, command, due, grade, judge, notebooks, results, rules, sandbox
 from fa2_lab.studio.course.notebooks import HIDDEN, SOLUTION, grade_id, source, student_version, written
@@ -210,8 +212,11 @@ def judge_one(graded, one):
     assert one.remark in " | ".join(graded.sentences), graded.sentences
 
 
-def test_there_are_forty_hostile_submissions():
-    assert len(hostile.GAIN) + len(hostile.HARM) + 1 >= 40
+def test_there_are_forty_hostile_and_sixty_wrong_submissions():
+    count = len(hostile.GAIN) + len(hostile.HARM) + 1  # and the vandal
+    assert count >= 40 and len(WRONG) >= 60
+    told = (notebooks.FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
+    assert f"tests show that {count} hostile submissions" in told
 
 
 @pytest.mark.parametrize("name", QUICKLY)
@@ -410,19 +415,18 @@ def changed(name: str, *pairs: tuple[str, str]):
     return [notebooks.as_cell(c) for c in book.cells]
 
 
-def graded_at_once(tmp_path, submissions: dict[str, tuple[str, list]]) -> dict:
+def graded_at_once(tmp_path, submissions: dict[str, tuple[str, list]], follow: bool = True) -> dict:
     """{key: what it got} for {key: (assignment, cells)}, two at a time."""
     stages = {}
     for name, _ in submissions.values():
         if name not in stages:
             grade.preload(ASSIGNMENTS[name])
             stages[name] = rules.stage(tmp_path / name, ASSIGNMENTS[name].gives)
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:2]:
-        parent.chmod(0o755)
-    found = {}
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
+    found, hidden = {}, grade.out_of_sight()
     tasks = [
-        grade.Task(key, name, cells, source(ASSIGNMENTS[name]), stages[name], Limits(), grade.out_of_sight())
+        grade.Task(key, name, cells, source(ASSIGNMENTS[name]), stages[name], Limits(), hidden, follow)
         for key, (name, cells) in submissions.items()
     ]
     grade.run_tasks(tasks, 2, lambda task, graded: found.__setitem__(task.student, graded))
@@ -449,6 +453,30 @@ def test_one_slip_costs_once(key, slips):
     graded, lost = slips[key], SLIPS[key][2]
     said = "\n".join(text for _, _, text in graded.page)
     assert {s for s, most in graded.most.items() if graded.got[s] < most} == lost, said
+
+
+def same_apart(rows: list[tuple], tmp_path):
+    """Wrong answers score in the box what they score in a student's own notebook."""
+    submissions = {str(n): (name, changed(name, (right, wrong))) for n, (name, right, wrong) in enumerate(rows)}
+    found = graded_at_once(tmp_path, submissions, follow=False)
+    for n, (name, right, wrong) in enumerate(rows):
+        book = source(ASSIGNMENTS[name])
+        for cell in book.cells:
+            cell.source = cell.source.replace(right, wrong) if notebooks.is_solution(cell) else cell.source
+        assert found[str(n)].got == played(book)[0], (name, wrong, found[str(n)].sentences)
+
+
+PLAIN = ("1_online_softmax", "2_forward", "3_backward", "5_break_it", "6_read_the_machine")
+
+
+def test_check_and_grade_agree(tmp_path):
+    rows = [row[:3] for row in WRONG if row[0] in PLAIN]
+    same_apart([rows[0], rows[4], rows[12], next(row for row in rows if row[0] == "5_break_it")], tmp_path)
+
+
+@pytest.mark.exhaustive
+def test_check_and_grade_agree_on_every_wrong_answer_in_numpy(tmp_path):
+    same_apart([row[:3] for row in WRONG if row[0] in PLAIN], tmp_path)
 
 
 def test_right_versions_of_earlier_steps_bring_no_step_s_own_answer_along(tmp_path):

@@ -29,22 +29,18 @@ MiB = 2**20
 
 @dataclass(frozen=True)
 class Blocks:
-    """Tile size (BLOCK_M, BLOCK_N elsewhere), warps of a program, stages of loads in flight."""
+    """The size of a tile (B_r × B_c; elsewhere BLOCK_M × BLOCK_N), warps of a program, stages of loads in flight."""
 
     B_r: int
     B_c: int
     warps: int
     stages: int
     registers: int | None = None  # the most a thread may take; only NVIDIA's compiler can be told
-    d_pad: int = 0
-    upcast: bool = False
-
-    def options(self) -> dict:
-        """All of it, as keywords of a launch."""
-        return self.constants() | self.compiler_options()
+    d_pad: int = 0  # d as the tensor cores take it
+    upcast: bool = False  # whether tiles become fp32 before they are multiplied
 
     def compiler_options(self) -> dict:
-        """What is the compiler's business alone."""
+        """What Triton's compiler is told: warps, stages, and the most registers of a thread if they are limited."""
         options = dict(num_warps=self.warps, num_stages=self.stages)
         return options if self.registers is None else options | dict(maxnreg=self.registers)
 
@@ -53,12 +49,8 @@ class Blocks:
         numbers = self.B_r, self.B_c, Q.shape[3], self.d_pad, causal, self.upcast
         return Tile(*map(triton.language.constexpr, numbers))
 
-    def constants(self) -> dict:
-        """What the kernels take of it, by name."""
-        return dict(d_pad=self.d_pad, B_r=self.B_r, B_c=self.B_c, UPCAST=self.upcast)
 
-
-SIZES = ["H", "group", "N_k", "heads", "heads_at_once"]  # another value of these compiles nothing anew
+SIZES = ["H", "group", "N_k", "heads", "heads_at_once"]  # Triton compiles one kernel for all values of these
 
 SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)  # their ptxas need more registers
 

@@ -26,7 +26,7 @@ from inspect import getsource
 import numpy as np
 
 from fa2_lab.machine import chips, io
-from fa2_lab.plots import dropout_orders, hbm_traffic, visiting_order
+from fa2_lab.plots import dropout_orders, hbm_traffic, motion, visiting_order
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, naive
 from fa2_lab.reference.dropout import Dropout, sequential_mask
@@ -160,6 +160,15 @@ show(visiting_order.draw(2, 4, {"FA1": watch.events}))
 # next. On the right time runs, with a lane for each tensor. K and V appear once for each column block. Q, O, l and m
 # appear at every tile.
 #
+# The same in motion, between standard attention and FA2, the subject of the next chapter. The clock counts the bytes that
+# the chip requests. In the middle, look at K and V: they stay in shared memory while the row blocks come and go. S never
+# leaves the registers.
+
+# %% tags=["nbval-ignore-output"]
+run = motion.data()
+show(motion.draw(**run), motion.moving(**run))
+
+# %% [markdown]
 # **Takeaway.** Each block of K and V is loaded once. Q is loaded once for each column block. O, l and m are loaded and
 # stored once for each column block.
 

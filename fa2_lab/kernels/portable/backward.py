@@ -283,15 +283,8 @@ def prepare_D(O, dO, Q, options: Options) -> launch.Launch:
     heads = batch * H
     return launch.Launch(
         *(D_kernel, triton.cdiv(N_q, D_ROWS) * heads, blocks.compiler_options()),
-        **dict(
-            strides=(launch.strides(O), launch.strides(dO)),
-            H=H,
-            N_q=N_q,
-            heads=heads,
-            d=d,
-            d_pad=blocks.d_pad,
-            B_r=D_ROWS,
-        ),
+        strides=(launch.strides(O), launch.strides(dO)),
+        **dict(H=H, N_q=N_q, heads=heads, d=d, d_pad=blocks.d_pad, B_r=D_ROWS),
     )
 
 

@@ -229,8 +229,11 @@ def grade_folder(folder: Path, out: Path, assignments: list[Assignment], how: Gr
                 results.keep(graded, out, key)
             else:
                 tasks.append((task, one, key))
-        grade_tasks(tasks, out, how, before, stage)
-    return results.write_scores(out)
+        try:
+            grade_tasks(tasks, out, how, before, stage)
+        finally:
+            results.write_scores(out)
+    return results.all_kept(out)
 
 
 def grade_tasks(tasks: list, out: Path, how: Grading, before: str, stage: dict) -> None:

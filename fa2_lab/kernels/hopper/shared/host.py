@@ -2,11 +2,10 @@
 
 import torch
 import triton
-from triton.runtime import driver
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable, of
-from fa2_lab.kernels.launch import addresses
+from fa2_lab.kernels.launch import addresses, current_stream
 from fa2_lab.kernels.prepared import prepared
 from fa2_lab.kernels.relaunch import relaunch
 
@@ -30,11 +29,6 @@ class Launch:
         if self.again is None and isinstance(made, triton.compiler.CompiledKernel):
             everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
             self.again = relaunch(made, self.grid, stream, everything, len(tensors), len(pointers)) or False
-
-
-def current_stream(X: torch.Tensor) -> int:
-    """The stream that work on X goes to."""
-    return driver.active.get_current_stream(X.device.index)
 
 
 def counter_for(X: torch.Tensor) -> torch.Tensor:
