@@ -423,3 +423,21 @@ def test_as_many_squares_as_entries_and_the_share_is_printed():
             corners = squares.get_path().vertices.reshape(-1, 5, 2)[:, 0].astype(int)
             assert sorted(map(tuple, corners[:, ::-1])) == sorted(map(tuple, np.argwhere(filled)))
         assert figure.axes[3 * row + 2].get_title(loc="left") == f"Same fate: {1 - differ.mean():.0%}"
+
+
+def test_the_ragged_edge_shows_every_offset_once_and_masks_what_lies_behind_the_head():
+    figure, alt, _ = drawn("ragged_edge")
+    boxes = {p.get_gid(): p for p in figure.findobj(style.Rectangle) if p.get_gid()}
+    N, d, B_r, i = 10, 4, 4, 2
+    assert sum(gid.startswith("memory") for gid in boxes) == (i + 1) * B_r * d
+    for r in range(B_r):
+        for c in range(d):
+            element = (i * B_r + r) * d + c
+            asked, got = (boxes[f"{title} {r} {c}"] for title in ("offsets of its tile", "what the load returns"))
+            assert asked.label_text.get_text() == str(element)
+            there = element < N * d
+            assert got.label_text.get_text() == (str(element) if there else "0")
+            assert (got.get_hatch() is None) == there
+            place = boxes[f"memory {element}"]
+            assert (place.get_x(), place.get_y()) == (c, i * B_r + r)
+    assert "rows 8 to 11" in alt and "32 to 47" in alt

@@ -120,6 +120,11 @@ PICTURES = [
         "03_fa1",
     ),
     Picture(
+        "ragged_edge",
+        "From a program's number to its rows, their addresses, and a masked tile where the tensor ends.",
+        "08_triton_forward",
+    ),
+    Picture(
         "workers",
         "The paper's figure 2: forward workers own rows and never meet; backward workers own columns and meet on dQ.",
         "06_parallelism",

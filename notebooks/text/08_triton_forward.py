@@ -31,7 +31,7 @@ import torch
 from fa2_lab.attention import attention
 from fa2_lab.kernels.portable import forward as packaged
 from fa2_lab.kernels.portable.tile import head_of
-from fa2_lab.plots import causal_tiles
+from fa2_lab.plots import causal_tiles, ragged_edge
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -145,6 +145,13 @@ for stride in (q.stride(1), 4):
 # which do not exist and read as zero.
 # </details>
 #
+# The picture shows the way from a program's number to its tile, with d = 4 and a stride of 4. The rows that a head does
+# not have are the next head's, or nobody's. The mask keeps them out.
+
+# %% tags=["nbval-ignore-output"]
+show(ragged_edge.draw(**ragged_edge.data()))
+
+# %% [markdown]
 # **Takeaway.** Address of row r, column c: first address + r · stride + c. Whoever hands over a tensor hands over its
 # strides.
 
