@@ -430,3 +430,39 @@ def test_the_map_s_areas_and_bars_are_the_chips_numbers():
         assert {p: boxes[f"{name} {p} speed"].get_width() for p in speeds} == pytest.approx(speeds)
         assert f"{name} L2 speed" not in boxes  # nobody prints one
         assert f"HBM {chip.hbm_bytes / 2**30:.0f} GiB" in alt
+
+
+# dq_over_time ---------------------------------------------------------------------------------------------------
+
+
+def test_every_write_of_dq_is_drawn_when_its_last_product_ends():
+    figure, alt, _ = drawn("dq_over_time")
+    T, one_pass, two_passes = 4, *figure.axes
+    right_edges = {}
+    for name, ax in (("atomic", one_pass), ("own", two_passes)):
+        for p in ax.findobj(style.Rectangle):
+            if (p.get_gid() or "").startswith("write"):
+                _, i, kind, n = p.get_gid().split()
+                assert p.label_text.get_text() == n and p.get_y() == pytest.approx(T + 0.42 + int(i))
+                right_edges.setdefault((name, int(i)), []).append((kind, int(n), p.get_x() + p.get_width()))
+    for i in range(T):
+        atomic, own = sorted(right_edges["atomic", i]), right_edges["own", i]
+        assert [(kind, j) for kind, j, _ in atomic] == [("column", j) for j in range(T)]
+        assert max(x for *_, x in atomic) == pytest.approx(5 * (i + 1))  # all at once, after five products a tile
+        assert own == [("row", i, pytest.approx(T * (4 + 3)))]
+    assert "16 writes of a block, up to 4 at once" in alt and "28 products long, 4 writes" in alt
+
+
+def test_every_tile_takes_its_products_on_one_sm():
+    figure, *_ = drawn("dq_over_time")
+    for ax, widths in zip(figure.axes, ({"column": 5}, {"column": 4, "row": 3}), strict=True):
+        boxes = [p for p in ax.findobj(style.Rectangle) if " rows " in (p.get_gid() or "")]
+        assert len(boxes) == 16 * len(widths)
+        for p in boxes:
+            kind, n, _, i = p.get_gid().split()
+            step = int(i) if kind == "column" else (p.get_x() - 16) / 3
+            since = 16 if kind == "row" else 0
+            assert p.get_x() == since + widths[kind] * step and p.get_width() == widths[kind]
+            assert p.get_y() == pytest.approx(int(n) + 0.06)
+            shown = f"dQ {i}" if kind == "row" else f"+ dQ {i}" if len(widths) == 1 else "dK, dV"
+            assert p.label_text.get_text() == shown

@@ -155,6 +155,11 @@ PICTURES = [
         "05_backward",
     ),
     Picture(
+        "dq_over_time",
+        "Atomic adds meet in dQ, several at once; with two passes each block of dQ has one writer, and a later one.",
+        "09_triton_backward",
+    ),
+    Picture(
         "accumulators",
         "As compiled: a row of S and of O belongs to one warp, spread over four of its lanes.",
         "A_lanes",

@@ -31,7 +31,7 @@ from fa2_lab.kernels.portable import backward as packaged
 from fa2_lab.kernels.portable.tile import keys_seen, load_rows, store_rows
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import grid
-from fa2_lab.plots import backward_graph
+from fa2_lab.plots import backward_graph, dq_over_time
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
 from fa2_lab.studio.book.verdicts import close, verdict
@@ -377,6 +377,13 @@ print("five runs, the same to the last bit:", len({host(x).tobytes() for x in ru
 # every run. The same is true of dK and dV in the other pass.
 # </details>
 #
+# The picture has both ways on one clock, for the four programs of above, each on an SM of its own. A column program needs
+# five products a tile, or four without line 15. A row program needs three.
+
+# %% tags=["nbval-ignore-output"]
+show(dq_over_time.draw(**dq_over_time.data()))
+
+# %% [markdown]
 # **Takeaway.** One writer for each number and one order for each sum: the same bits in every run, by construction.
 
 # %% [markdown]

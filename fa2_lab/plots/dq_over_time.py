@@ -1,0 +1,129 @@
+"""Atomics against two passes over time: which worker writes which block of dQ, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.machine import grid
+from fa2_lab.plots import backward_graph, style
+from fa2_lab.tiles import Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One tile of one thread block: its SM, its worker, its time in matrix products, and the rows it computes with."""
+
+    SM: int
+    worker: str
+    start: float
+    end: float
+    rows: int
+    adds: bool  # into dQ in memory, when it ends
+
+
+def data(T: int = 4, B: int = 32, SMs: int = 4) -> dict:
+    """Every tile and every write of dQ as scheduled on SMs, for one head of T × T tiles."""
+    tiling = Tiling(T * B, T * B, B, B)
+    columns, rows = grid.fa2_grid(1, tiling, "backward"), grid.fa2_grid(1, tiling, "forward")
+    products = {
+        way: [len(names) for names in loops.values()] for way, loops in backward_graph.data(T)["passes"].items()
+    }
+    (one,), (first, second) = sorted(products.values(), key=len)
+    atomics = visits(tiling, columns, SMs, one, "column", True)
+    two = visits(tiling, columns, SMs, first, "column", False)
+    own = visits(tiling, rows, SMs, second, "row", False, max(v.end for v in two))
+    ends = {v.rows: v.end for v in own}  # the last tile of a row block comes last
+    ways = {
+        "One pass, atomic adds": dict(visits=atomics, writes=[(v.rows, v.end, v.worker) for v in atomics]),
+        "Two passes": dict(visits=two + own, writes=[(i, end, f"row {i}") for i, end in ends.items()]),
+    }
+    return dict(ways=ways, T=T, SMs=SMs)
+
+
+def visits(
+    tiling: Tiling, blocks: Sequence[grid.Block], SMs: int, products: int, kind: str, adds: bool, since: float = 0
+) -> list[Visit]:
+    """The tiles of blocks that run as the schedule says, each for so many products, the first one from `since` on."""
+    found = []
+    for placed in grid.schedule(blocks, SMs).placed:
+        n = blocks[placed.block].index
+        mine = tiling.visited_rows(n) if kind == "column" else [n] * len(tiling.visited_cols(n))
+        for step, i in enumerate(mine):
+            start = since + products * (placed.start + step)
+            found.append(Visit(placed.SM, f"{kind} {n}", start, start + products, i, adds))
+    return found
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
+
+
+@style.picture
+def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
+    """For each way the SMs over time, tile by tile, and beneath them dQ's blocks with a mark for every write.
+
+    ways: {name: dict(visits: each Visit, writes: (block of dQ, time, worker) each)}.
+    """
+    title = "Atomic adds meet in dQ, several at once; with two passes each block has one writer"
+    figure, axes = style.new_figure(5.6, title, nrows=len(ways), sharex=True)
+    said = []
+    for ax, (name, way) in zip(axes, ways.items(), strict=True):
+        end, most = max(v.end for v in way["visits"]), _most_at_once(way["writes"])
+        _work(ax, way["visits"])
+        _writes(ax, way["writes"], SMs)
+        ax.axvline(end, color=style.QUIET, linewidth=0.8, linestyle=":", zorder=0)
+        ax.set_yticks([k + 0.5 for k in range(SMs)] + [SMs + 0.8 + i for i in range(T)],
+                      [f"SM {k}" for k in range(SMs)] + [f"dQ {i}" for i in range(T)])  # fmt: skip
+        ax.set(ylim=(SMs + T + 0.35, -0.1))
+        ax.tick_params(axis="y", length=0)
+        ax.spines["left"].set_visible(False)
+        count = f"{len(way['writes'])} writes of a block, up to {most} at once into the same" if most > 1 else (
+            f"{len(way['writes'])} writes of a block, one each")  # fmt: skip
+        ax.set_title(f"{name}: {end:g} products long, {count}")
+        said.append(f"{name}: {end:g} products long, {count}")
+    last = max(v.end for way in ways.values() for v in way["visits"])
+    axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")
+    figure.supxlabel(
+        "A box: one tile, and the block of dQ that it adds to, in memory (+) or on chip. A mark:\na write of dQ,"
+        " with its writer's number. Marks that touch: at the same time.",
+        fontsize=style.SMALL,
+    )  # fmt: skip
+    alt = (
+        f"{SMs} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(said)}. With atomic adds all column"
+        f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"
+        " passes the column programs leave dQ alone, and then each row program sums its block on chip and writes it."
+    )
+    return figure, alt
+
+
+def _most_at_once(writes: Sequence[tuple[int, float, str]]) -> int:
+    """The largest number of writes into one block at one time."""
+    places = [(i, time) for i, time, _ in writes]
+    return max(places.count(place) for place in places)
+
+
+def _work(ax: Axes, visits: Sequence[Visit]) -> None:
+    """A box for every tile, in its worker's colour, with what it adds to."""
+    for v in visits:
+        label = f"+ dQ {v.rows}" if v.adds else f"dQ {v.rows}" if v.worker.startswith("row") else "dK, dV"
+        look = dict(edgecolor=style.PAPER, gid=f"{v.worker} rows {v.rows}")
+        n = int(v.worker.split()[1])
+        style.box(ax, v.start, v.SM + 0.06, v.end - v.start, 0.88, label, style.worker(n), **look)
+
+
+def _writes(ax: Axes, writes: Sequence[tuple[int, float, str]], SMs: int) -> None:
+    """A mark for every write; those at the same time touch, and the last of them ends at that time."""
+    at: dict[tuple[int, float], list[str]] = {}
+    for i, time, worker in writes:
+        at.setdefault((i, time), []).append(worker)
+    for (i, time), workers in at.items():
+        for k, worker in enumerate(workers):
+            n = int(worker.split()[1])
+            x = time - 0.36 - 0.72 * (len(workers) - 1 - k)
+            look = dict(edgecolor=style.hue("dQ"), linewidth=1.2, gid=f"write {i} {worker}")
+            style.box(ax, x - 0.36, SMs + 0.42 + i, 0.72, 0.76, str(n), style.worker(n), **look)
