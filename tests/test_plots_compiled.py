@@ -241,6 +241,25 @@ def test_every_chunk_is_drawn_where_it_lies():
     assert alt.startswith("Observed")
 
 
+def test_the_swizzle_is_xor_and_its_conflicts_are_counted():
+    figure, alt, data = drawn("swizzle_xor")
+    chunk = data["chunk"]
+    first, second = sorted(p.get_x() for p in tagged(figure, "chunk 0 0"))
+    for row in range(8):
+        (said,) = tagged(figure, f"place of {row}")
+        assert said.get_text() == f"{row ^ chunk} = {row ^ chunk:03b}"
+        for c in range(8):
+            plain, swizzled = sorted(tagged(figure, f"chunk {row} {c}"), key=lambda p: p.get_x())
+            assert plain.get_x() - first == pytest.approx(1.4 * c)
+            assert swizzled.get_x() - second == pytest.approx(1.4 * (row ^ c))
+            assert plain.get_y() == swizzled.get_y() == row
+            assert plain.label_text.get_text() == swizzled.label_text.get_text() == str(c)
+    for place in range(8):
+        reads = sorted(tagged(figure, f"reads {place}"), key=lambda p: p.get_x())
+        assert [p.label_text.get_text() for p in reads] == ["8" if place == chunk else "0", "1"]
+    assert "8 steps for any chunk" in alt and "1 step for any chunk" in alt
+
+
 # Block sizes --------------------------------------------------------------------------------------------------
 
 

@@ -165,6 +165,11 @@ PICTURES = [
         "A_lanes",
     ),
     Picture(
+        "swizzle_xor",
+        "A swizzle bit by bit: chunk XOR row is the place, and eight reads of one group of banks become one of each.",
+        "A_lanes",
+    ),
+    Picture(
         "swizzled_keys",
         "As compiled: the same chunk of eight rows of K lies in eight different groups of shared-memory banks.",
         "A_lanes",

@@ -23,7 +23,7 @@
 import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
-from fa2_lab.plots import accumulators, block_budget, swizzled_keys
+from fa2_lab.plots import accumulators, block_budget, swizzle_xor, swizzled_keys
 from fa2_lab.plots.records import recorded
 from fa2_lab.plots.show import show
 from fa2_lab.studio.book.verdicts import verdict
@@ -188,6 +188,12 @@ print("groups of banks, chunk c at place c XOR row:", swizzled, "steps:", steps(
 # The second line is the remedy, called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where
 # $\oplus$ is XOR. The row is still complete. But the same chunk of eight rows now lies at eight different places.
 #
+# Below, the same with all chunks in memory, and under each group of banks the number of reads that it has to serve.
+
+# %% tags=["nbval-ignore-output"]
+show(swizzle_xor.draw(**swizzle_xor.data()))
+
+# %% [markdown]
 # **Takeaway.** A layout is free, as long as writer and reader agree on it. The banks decide which one is fast.
 
 # %% [markdown]
