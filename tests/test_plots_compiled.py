@@ -209,6 +209,33 @@ def test_targets_that_differ_get_corners_of_their_own(monkeypatch):
     assert len([ax for ax in figure.axes if tagged(ax, "row")]) == 4
 
 
+def test_a_row_s_maximum_is_found_by_its_four_lanes():
+    figure, _, data = drawn("row_reduction")
+    row, scores, lanes = data["row"], data["scores"], [20, 21, 22, 23]
+    for c in [*range(12), *range(120, 128)]:
+        shown = {name: tagged(figure, f"{name} {c}")[0].label_text.get_text() for name in ("score", "lane", "register")}
+        assert shown["lane"] == str(4 * (row % 8) + c % 8 // 2)
+        assert shown["register"] == str(c // 8 * 4 + row % 16 // 8 * 2 + c % 2)
+        assert int(shown["score"].replace("−", "-")) == scores[c]
+    own = {t: max(scores[c] for c in range(128) if c % 8 // 2 == t - lanes[0]) for t in lanes}
+    pairs = {t: max(own[t], own[t ^ 1]) for t in lanes}
+    for step, known in enumerate((own, pairs, dict.fromkeys(lanes, scores.max()))):
+        for lane, number in known.items():
+            assert tagged(figure, f"known {step} {lane}")[0].label_text.get_text() == str(number)
+    assert len(set(own.values())) == 4 and len(set(pairs.values())) == 2  # or a step too few would not be seen
+
+
+def test_one_lane_s_registers_are_drawn_where_they_lie():
+    figure, _, _ = drawn("row_reduction")
+    (held,) = tagged(figure, "held")
+    corners = held.get_path().vertices.reshape(-1, 5, 2)[:, 0]
+    (frame,) = tagged(figure, "row")
+    wide, high = frame.get_width() / 128, frame.get_height()
+    places = np.round((corners - [frame.get_x(), 0]) / [wide, high]).astype(int).tolist()
+    assert sorted((r, c) for c, r in places) == [(r, c) for r in (21, 29) for c in range(128) if c % 8 < 2]
+    assert frame.get_y() == pytest.approx(21 * high)
+
+
 # Shared memory ------------------------------------------------------------------------------------------------
 
 

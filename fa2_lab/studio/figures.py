@@ -165,6 +165,11 @@ PICTURES = [
         "A_lanes",
     ),
     Picture(
+        "row_reduction",
+        "A 64 × 128 accumulator by warp, lane and register: four lanes share a row, and two shuffles find its maximum.",
+        "A_lanes",
+    ),
+    Picture(
         "swizzle_xor",
         "A swizzle bit by bit: chunk XOR row is the place, and eight reads of one group of banks become one of each.",
         "A_lanes",

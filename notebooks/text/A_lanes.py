@@ -23,7 +23,7 @@
 import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
-from fa2_lab.plots import accumulators, block_budget, swizzle_xor, swizzled_keys
+from fa2_lab.plots import accumulators, block_budget, row_reduction, swizzle_xor, swizzled_keys
 from fa2_lab.plots.records import recorded
 from fa2_lab.plots.show import show
 from fa2_lab.studio.book.verdicts import verdict
@@ -92,6 +92,12 @@ print("maximum of row 5:", piece[5].max().round(2))
 #
 # XOR compares two numbers bit by bit. $t$ XOR 1 exchanges neighbours (20 with 21), $t$ XOR 2 exchanges pairs (20 with 22).
 #
+# The picture follows a row of a whole accumulator. There a lane has 32 columns of it, and the exchanges are the same two.
+
+# %% tags=["nbval-ignore-output"]
+show(row_reduction.draw(**row_reduction.data()))
+
+# %% [markdown]
 # **Takeaway.** Under split-Q, a row's statistics never leave its warp: four lanes, two shuffles.
 
 # %% [markdown]
