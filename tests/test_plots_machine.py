@@ -466,3 +466,34 @@ def test_every_tile_takes_its_products_on_one_sm():
             assert p.get_y() == pytest.approx(int(n) + 0.06)
             shown = f"dQ {i}" if kind == "row" else f"+ dQ {i}" if len(widths) == 1 else "dK, dV"
             assert p.label_text.get_text() == shown
+
+
+# ladder ---------------------------------------------------------------------------------------------------------
+
+
+def test_rungs_stand_under_what_they_make_smaller():
+    figure, alt, data = drawn("ladder")
+    heads = sorted(tagged(figure, "group"), key=lambda text: text.get_position()[1])
+    assert [text.get_text() for text in heads] == list(data["groups"])
+    height = {text.get_text(): text.get_position()[1] for text in figure.findobj(style.Text)}
+    ends = [*(text.get_position()[1] for text in heads[1:]), height["On a GPU"]]
+    for head, end, rungs in zip(heads, ends, data["groups"].values(), strict=True):
+        assert all(head.get_position()[1] < height[rung.name] < end for rung in rungs)
+        assert len({rung.unit for rung in rungs}) == 1 or head.get_text() == "Numbers kept"  # of a row, or of a head
+    assert alt.count("÷") == sum(rung.after is not None for rungs in data["groups"].values() for rung in rungs) == 9
+
+
+def test_bars_of_a_rung_have_its_factor():
+    figure, _, data = drawn("ladder")
+    rungs = [rung for rungs in data["groups"].values() for rung in rungs if rung.after]
+    height = {text.get_text(): text.get_position()[1] - 0.31 for text in figure.findobj(style.Text)}
+    lengths = {}
+    for bar in tagged(figure, "amount"):
+        for top, when in ((0.15, "before"), (0.52, "after")):
+            name = next((r.name for r in rungs if abs(bar.get_y() - height[r.name] - top) < 1e-9), None)
+            if name:
+                lengths[name, when] = lengths.get((name, when), 0) + bar.get_width()
+    for rung in rungs:
+        assert lengths[rung.name, "before"] / lengths[rung.name, "after"] == pytest.approx(rung.factor)
+    said = {rung.name: rung.factor for rung in rungs}
+    assert (said["Online softmax"], said["Backward"]) == (8192 / 66, 8192)

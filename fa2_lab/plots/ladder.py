@@ -15,7 +15,7 @@ from fa2_lab.tiles import CAUSAL, Tile, Tiling
 # Data -----------------------------------------------------------------------------------------------------------
 
 HBM = "elements requested"
-ABOVE = ("08–11", "On a GPU", "the same lines as kernels: written, measured, and taken to Hopper")
+ABOVE = ("08–13", "On a GPU", "the same lines as kernels: written, measured, and taken to Hopper")
 
 
 def data(N: int = 8192, d: int = 64, B: int = 128, heads: int = 32, W: int = 4) -> dict:
@@ -25,26 +25,38 @@ def data(N: int = 8192, d: int = 64, B: int = 128, heads: int = 32, W: int = 4) 
     work = {name: io.not_matmul(io.tile_operations(name, "forward", B, B, d)) for name in ("fa1", "fa2")}
     visited = tiles_of(tiling) - Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
     idle = [1 - grid.schedule(blocks(heads, tiling), chip.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
-    rungs = [
-        Rung("01", "Naive attention", "S, P and O, one after the other", HBM, standard),
-        Rung("02", "Online softmax", "a row is finished block by block", "numbers a row keeps", {"S": N}, state(d)),
-        Rung("03", "FlashAttention", "tiles; S and P never leave the chip", HBM, standard, fa1),
-        Rung("04", "FA2: loops swapped", "o, l and m stay on chip until done", HBM, fa1, fa2),
-        Rung("04", "FA2: divide once", "not in every tile, but after the last", "FP32 FLOPs in a tile",
-             {"": work["fa1"]}, {"": work["fa2"]}),
-        Rung("04", "FA2: one statistic", "L = m + log l instead of m and l", "numbers stored per row",
-             {"m": 1, "l": 1}, {"L": 1}),
-        Rung("04", "FA2: causal tiles", "tiles above the diagonal are skipped", "tiles visited",
-             {"S": tiles_of(tiling)}, {"S": visited}),
-        Rung("05", "Backward", "P is computed again, not kept", "numbers kept", {"P": N * N}, {"L": N}),
-        Rung("06", "Parallelism", "a thread block per row block, not head", "of an H100 idle",
-             {"": idle[0]}, {"": idle[1]}),
-        Rung("07", "Warps", "each warp takes rows, not keys", "bytes, shared memory",
-             through_shared_memory("split_k", B, d, W), through_shared_memory("split_q", B, d, W)),
-    ]  # fmt: skip
+    groups = {
+        "Traffic with HBM": [
+            Rung("01", "Naive attention", "S, P and O, one after the other", HBM, standard),
+            Rung("03", "FlashAttention", "tiles; S and P never leave the chip", HBM, standard, fa1),
+            Rung("04", "FA2: loops swapped", "o, l and m stay on chip until done", HBM, fa1, fa2),
+        ],
+        "Numbers kept": [
+            Rung("02", "Online softmax", "a row is finished block by block", "of a row on its way", {"S": N}, state(d)),
+            Rung("04", "FA2: one statistic", "L = m + log l instead of m and l", "of a row, at its end",
+                 {"m": 1, "l": 1}, {"L": 1}),
+            Rung("05", "Backward", "P is computed again, not kept", "for the backward", {"P": N * N}, {"L": N}),
+        ],
+        "FP32 work beside the products": [
+            Rung("04", "FA2: divide once", "not in every tile, but after the last", "FLOPs in a tile",
+                 {"": work["fa1"]}, {"": work["fa2"]}),
+        ],
+        "Tiles visited": [
+            Rung("04", "FA2: causal tiles", "tiles above the diagonal are skipped", "of one head",
+                 {"S": tiles_of(tiling)}, {"S": visited}),
+        ],
+        "Processors without work": [
+            Rung("06", "Parallelism", "a thread block per row block, not head", "of an H100 idle",
+                 {"": idle[0]}, {"": idle[1]}),
+        ],
+        "Traffic with shared memory": [
+            Rung("07", "Warps", "each warp takes rows, not keys", "bytes",
+                 through_shared_memory("split_k", B, d, W), through_shared_memory("split_q", B, d, W)),
+        ],
+    }  # fmt: skip
     sizes = f"One head, N = {N:,}, d = {d}, tiles {B} × {B}; 06: {heads} heads; 07: one tile, {W} warps"
     setting = f"Upper bar before, lower bar after. {sizes}"
-    return dict(rungs=rungs, above=ABOVE, setting=setting)
+    return dict(groups=groups, above=ABOVE, setting=setting)
 
 
 def moved(algorithm: str, tiling: Tiling, d: int) -> dict[str, int]:
@@ -78,6 +90,7 @@ def through_shared_memory(scheme: str, B: int, d: int, W: int) -> dict[str, int]
 
 RAILS, TEXT, BARS, BAR, END = (0.1, 0.62), 0.82, 3.42, 1.95, style.WIDTH - 0.1  # inches from the left
 NEUTRAL = style.tint(style.INK, 0.45)
+HEAD = 0.5  # the name of a group, in rungs
 
 
 @dataclass(frozen=True)
@@ -98,36 +111,50 @@ class Rung:
 
 
 @style.picture
-def draw(rungs: Sequence[Rung], above: tuple[str, str, str], setting: str) -> tuple[Figure, str]:
-    """A rung for each change, from top to bottom: what changes, and two bars, before and after.
+def draw(groups: Mapping[str, Sequence[Rung]], above: tuple[str, str, str], setting: str) -> tuple[Figure, str]:
+    """A rung for each change, with two bars, before and after; factors stand together where they can be compared.
 
+    groups: {what its rungs make smaller: from top to bottom}.
     above: (chapters, name, what they do) of the part of the book that adds no change of its own.
     """
     title = "The same result on every rung; each makes one thing smaller"
-    figure, ax = style.new_figure(0.56 * (len(rungs) + 1) + 0.6, title)
-    for y, rung in enumerate(rungs):
-        _label(ax, y, rung.chapter, rung.name, rung.change)
-        _bars(ax, y, rung)
-    _label(ax, len(rungs), *above)
-    bottom = len(rungs) + 1
+    bottom = sum(HEAD + len(rungs) for rungs in groups.values()) + HEAD / 2 + 1
+    figure, ax = style.new_figure(0.52 * bottom + 0.6, title)
+    y = 0.0
+    for name, rungs in groups.items():
+        ax.plot([RAILS[1], END], [y + 0.08, y + 0.08], color=style.QUIET, linewidth=0.7, gid="between groups")
+        ax.text(TEXT, y + 0.1 + HEAD / 2, name, va="center", color=style.QUIET, gid="group")
+        y += HEAD
+        for rung in rungs:
+            _label(ax, y, rung.chapter, rung.name, rung.change)
+            _bars(ax, y, rung)
+            y += 1
+    ax.plot([RAILS[1], END], [y + 0.14, y + 0.14], color=style.QUIET, linewidth=0.7)
+    _label(ax, y + HEAD / 2, *above)
     for x in RAILS:
         ax.plot([x, x], [0, bottom], color=style.INK, linewidth=2.2, zorder=0, solid_capstyle="round")
     ax.set(xlim=(0, END), ylim=(bottom + 0.05, -0.05), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     ax.set_xlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    told = "; ".join(f"{r.name}: {r.unit} ÷ {times(r.factor)}" for r in rungs if r.after)
-    alt = f"A ladder with a rung for each change and two bars beside it, before and after. {told}. {setting}."
+    told = ". ".join(
+        f"{name}: " + "; ".join(f"{r.name}, {r.unit} ÷ {times(r.factor)}" for r in rungs if r.after)
+        for name, rungs in groups.items()
+    )
+    alt = (
+        f"A ladder with a rung for each change and two bars beside it, before and after, grouped by what becomes"
+        f" smaller. {told}. Factors of different groups cannot be compared. {setting}."
+    )
     return figure, alt
 
 
-def _label(ax: Axes, y: int, chapter: str, name: str, change: str) -> None:
+def _label(ax: Axes, y: float, chapter: str, name: str, change: str) -> None:
     left, right = RAILS
     style.box(ax, left, y + 0.2, right - left, 0.6, chapter, style.tint(style.INK, 0.1), size=style.NORMAL)
     ax.text(TEXT, y + 0.31, name, va="center", fontweight="bold")
     ax.text(TEXT, y + 0.71, change, va="center", fontsize=style.SMALL)
 
 
-def _bars(ax: Axes, y: int, rung: Rung) -> None:
+def _bars(ax: Axes, y: float, rung: Rung) -> None:
     """Before above after, both to the scale of the first, then the factor and what is counted."""
     whole = sum(rung.before.values())
     for top, amounts in ((0.15, rung.before), (0.52, rung.after)):

@@ -289,9 +289,9 @@ show(motion.draw(**recorded), motion.moving(**recorded))
 show(ladder.draw(**ladder.data()))
 
 # %% [markdown]
-# The bars do not measure the same thing everywhere: traffic, numbers kept, work, or idle processors. The unit stands
-# beside each rung, and factors of different units cannot be compared. What a change buys in time is measured in
-# chapter 10. These are the chapters:
+# The bars do not measure the same thing everywhere: traffic, numbers kept, work, or idle processors. Rungs that make
+# the same thing smaller stand together, and factors of different groups cannot be compared. What a change buys in time
+# is measured in chapter 10. These are the chapters:
 
 # %% tags=["nbval-ignore-output"]
 def row(chapter):
