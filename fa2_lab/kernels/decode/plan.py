@@ -128,6 +128,7 @@ AMPERE = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of t
     "64 rows": {d: (16, 4, 3, 2) for d in (16, 32, 64, 128, 256)},
     "any": {16: (128, 4, 3, 2), 32: (128, 4, 3, 2), 64: (64, 4, 3, 2), 128: (32, 4, 3, 2), 256: (16, 4, 3, 2)},
 }
+BLACKWELL = AMPERE | {"64 rows": AMPERE["64 rows"] | {128: (32, 8, 3, 1)}}  # with 4 warps, registers spill
 CDNA = {  # AMD's MI300 family
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2) for d in (16, 32, 64, 128, 256)},
@@ -172,7 +173,8 @@ def cases(Q: torch.Tensor, shape, SMs: int, B_r: int) -> list[str]:
 def family() -> dict:
     """The table for the GPU that the current driver speaks to."""
     theirs = launch.family()
-    return HOPPER if theirs is launch.HOPPER else CDNA if theirs is launch.CDNA else AMPERE
+    ours = ((launch.HOPPER, HOPPER), (launch.BLACKWELL, BLACKWELL), (launch.CDNA, CDNA))
+    return next((table for sizes, table in ours if sizes is theirs), AMPERE)
 
 
 def multiprocessors(device: torch.device) -> int:
