@@ -6,7 +6,7 @@ from types import ModuleType
 from fa2_lab.kernels import interpreter
 from fa2_lab.paper import where
 
-__all__ = ["attention", "attention_paged", "where"]
+__all__ = ["attention", "attention_packed", "attention_paged", "where"]
 __version__ = "0.1.0"
 
 interpreter.decide()  # before anybody imports Triton
@@ -24,6 +24,12 @@ class Package(ModuleType):
     @attention.setter
     def attention(self, module):
         """The import system binds a submodule to its package; the function keeps the name."""
+
+    @property
+    def attention_packed(self):
+        from fa2_lab.packed import attention_packed
+
+        return attention_packed
 
     @property
     def attention_paged(self):

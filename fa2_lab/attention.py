@@ -5,7 +5,9 @@ How it differs from torch.nn.functional.scaled_dot_product_attention:
     torch                        here
     is_causal, top left          causal, bottom right: row r sees columns c ≤ r + N_k − N_q; the same where N_q = N_k
     enable_gqa=True              nothing to say: k and v may have fewer heads, if their number divides q's
-    attn_mask                    key_lengths (batch,): keys from there on are padding; other masks are not taken
+    attn_mask                    key_lengths (batch,): keys from there on are padding; window=(left, right) around the
+                                 diagonal; other masks are not taken
+    no such things               softcap, sinks
     rows that see no key: NaN    O = 0, L = −inf, gradients 0
     d of v may differ            q, k and v share one d, from 1 to 256
     fp32 may use TF32            fp32 is computed as IEEE fp32
@@ -40,6 +42,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 STRIDED = torch.strided
 REAL = (float, Real)  # the usual case first: the other takes longer to look at
 LARGEST_SCALE = 1e38  # times log₂e it still is a number in fp32
+SMALLEST_SCALE = 1e-30  # what is divided by it still is one
 
 
 def attention(
@@ -48,6 +51,9 @@ def attention(
     v: Tensor,
     *,
     causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     scale: float | None = None,
     key_lengths: Tensor | None = None,
     dropout_p: float = 0.0,
@@ -57,48 +63,60 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d), fp16, bf16 or fp32.
 
+    window       (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right; None is unbounded, and
+                 causal means right = 0
+    softcap      c: scores become c · tanh(scores / c) after the scale
+    sinks        floats (heads,): one more score in every row of a head, without a key or a value, neither scaled,
+                 capped nor masked; gradients flow to it
     scale        None means 1/√d
     key_lengths  integers (batch,), from 0 to N_k. On a GPU their range is looked up once per tensor and version, which
-                 waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped
+                 waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped.
+                 The diagonal stays where N_k puts it
     dropout_p    probability of a zero in P; seed: from 0 to 2⁶⁴ − 1
-    return_lse   (O, L) with L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials
+    return_lse   (O, L) with L (batch, heads, N_q), the logarithm of each row's sum of exponentials with its sink
     backend      "triton"; "reference", the NumPy ladder in float64; "auto", the first that can run on these tensors
+
+    On Hopper, calls with a window, a softcap, sinks or dropout run on the portable kernels, the others on its own.
     """
     key, call = None, None
     if seed is None and not torch.compiler.is_compiling():
-        key, call = recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend)
+        asked = causal, window, softcap, scale, dropout_p, return_lse, backend
+        key, call = recall(q, k, v, key_lengths, sinks, *asked)
     if call is not None:  # one of its kind has passed all checks but this one
         if key_lengths is not None:
             check_range(key_lengths, k.shape[2])
-        return call(q, k, v, key_lengths, seed_tensor(seed, q.device) if dropout_p else None)
+        return call(q, k, v, key_lengths, seed_tensor(seed, q.device) if dropout_p else None, sinks)
     check_tensors(q, k, v)
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     dropout_p, seed = check_dropout(dropout_p, seed)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
-    if scale < 0:  # the kernels find the largest score before they scale it
-        q, scale, key = -q, -scale, None
+    options = check_masks(causal, window, softcap, sinks, q, k.shape[2])._replace(scale=scale, dropout_p=dropout_p)
+    given = q
+    q, options = with_positive_scale(q, options)
     if not runs_on_triton(backend, "cuda" if q.is_cuda else q.device.type):
-        O, L = Reference.apply(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+        O, L = Reference.apply(q, k, v, key_lengths, seed, sinks, options)
         return (O, L) if return_lse else O
-    check_scale(scale)
+    q, options = for_kernels(q, sinks, options)
     seed = seed_tensor(seed, q.device) if dropout_p else None
     if traced(q, k, v):
-        O, L = torch.ops.fa2_lab.forward(q, k, v, key_lengths, seed, causal, scale, dropout_p)
+        O, L = torch.ops.fa2_lab.forward(q, k, v, key_lengths, seed, sinks, *options)
         return (O, L) if return_lse else O
-    call = Call(q, k, v, key_lengths, Options(causal, scale, dropout_p), return_lse)
-    if key is not None:
+    call = Call(q, k, v, key_lengths, sinks, options, return_lse)
+    if key is not None and q is given:  # what is prepared takes q as it comes
         keep(key, call)
-    return call(q, k, v, key_lengths, seed)
+    return call(q, k, v, key_lengths, seed, sinks)
 
 
-def recall(q, k, v, key_lengths, causal, scale, dropout_p, return_lse, backend) -> tuple:
+def recall(q, k, v, key_lengths, sinks, causal, window, softcap, scale, dropout_p, return_lse, backend) -> tuple:
     """The kind of a call, and what was prepared for it; None in their place where there is none."""
     try:
         key = (
             *(seen_in(q), seen_in(k), seen_in(v), None if key_lengths is None else seen_in(key_lengths)),
-            *(causal, scale, dropout_p, return_lse, backend),
-            *(type(causal), type(scale), type(dropout_p), type(return_lse)),  # for True == 1 == 1.0
+            None if sinks is None else seen_in(sinks),
+            *(causal, softcap, scale, dropout_p, return_lse, backend),
+            *(type(causal), type(softcap), type(scale), type(dropout_p), type(return_lse)),  # for True == 1 == 1.0
+            None if window is None else (*window, *map(type, window)),
             is_in_torch_dispatch_mode(),
         )
         return key, PREPARED.get(key)
@@ -163,6 +181,19 @@ def check_numbers(causal, scale, d: int, return_lse) -> float:
     return found
 
 
+def with_positive_scale(q: Tensor, options: Options) -> tuple[Tensor, Options]:
+    """q and options with a scale of 0 or more: the kernels find the largest score before they scale it."""
+    return (-q, options._replace(scale=-options.scale)) if options.scale < 0 else (q, options)
+
+
+def for_kernels(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
+    """q and options as the kernels take them: a tiny scale is taken into q, because they divide sinks by it."""
+    check_scale(options.scale)
+    if sinks is not None and options.scale < SMALLEST_SCALE:
+        return q * options.scale, options._replace(scale=1.0)
+    return q, options
+
+
 def check_scale(scale: float) -> None:
     """Refuse a scale that the kernels, which compute in fp32, would take for infinite."""
     if scale > LARGEST_SCALE:
@@ -196,6 +227,64 @@ def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
     if key_lengths.device != q.device:
         raise ValueError(f"key_lengths: got a tensor on {key_lengths.device}; it takes q's device, {q.device}")
     check_range(key_lengths, N_k)
+
+
+def check_masks(causal: bool, window, softcap, sinks, q: Tensor, N_k: int) -> Options:
+    """Refuse a window, a softcap or sinks that make no sense; returns what of them is more than the causal mask.
+
+    A bound that no row reaches is none, and right = 0 is the causal mask.
+    """
+    left, right = check_window(window)
+    if left is not None and left >= N_k - 1:
+        left = None
+    if causal or (right is not None and right >= q.shape[2] - 1):
+        right = None
+    if right == 0:
+        causal, right = True, None
+    if softcap is not None:
+        softcap = check_softcap(softcap)
+    if sinks is not None:
+        check_sinks(sinks, q)
+    return Options(causal, 1.0, left=left, right=right, softcap=softcap)
+
+
+def check_window(window) -> tuple[int | None, int | None]:
+    """Refuse a window that is none; returns its two sizes."""
+    takes = "it takes (left, right), each a whole number of at least 0 or None for unbounded"
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window: got {window!r}; {takes}")
+    if len(window) != 2:
+        raise ValueError(f"window: got {window}; {takes}")
+    for size in window:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, Integral)):
+            raise TypeError(f"window: got {window}; {takes}")
+        if size is not None and size < 0:
+            raise ValueError(f"window: got {window}; {takes}")
+    return tuple(None if size is None else int(size) for size in window)
+
+
+def check_softcap(softcap) -> float:
+    """Refuse a softcap that makes no sense, or that fp32, in which the kernels compute, takes for 0 or infinite."""
+    takes = "it takes a number from 1e-30 to 1e30, or None"
+    if isinstance(softcap, bool) or not isinstance(softcap, REAL):
+        raise TypeError(f"softcap: got {softcap!r}; {takes}")
+    if not 1e-30 <= softcap <= 1e30:
+        raise ValueError(f"softcap: got {softcap}; {takes}")
+    return float(softcap)
+
+
+def check_sinks(sinks: Tensor, q: Tensor) -> None:
+    """Refuse sinks of wrong kind or shape."""
+    if not isinstance(sinks, Tensor):
+        raise TypeError(f"sinks: got {type(sinks).__name__}; it takes a tensor (heads,)")
+    if sinks.dtype not in DTYPES:
+        raise TypeError(f"sinks: got {sinks.dtype}; it takes float16, bfloat16 or float32")
+    if sinks.shape != q.shape[1:2] or sinks.layout != STRIDED:
+        raise ValueError(f"sinks: got {described(sinks)}; it takes (heads,) = ({q.shape[1]},)")
+    if sinks.device != q.device:
+        raise ValueError(f"sinks: got a tensor on {sinks.device}; it takes q's device, {q.device}")
 
 
 def check_range(key_lengths: Tensor, N_k: int) -> None:
@@ -259,23 +348,23 @@ def kernels():
     return choice
 
 
-def forward(q, k, v, key_lengths, seed, options):
+def forward(q, k, v, key_lengths, seed, sinks, options):
     """(O, L) by the kernel that fits; tensors are copied only where their last dimension is not contiguous."""
-    if key_lengths is not None:
-        key_lengths = key_lengths.contiguous()
     q, k, v = map(rows_contiguous, (q, k, v))
-    return kernels().forward(q, k, v, options, key_lengths, seed)
+    return kernels().forward(q, k, v, options, contiguous(key_lengths), seed, contiguous(sinks))
 
 
-def backward(dO, dL, q, k, v, O, L, key_lengths, seed, options):
-    """(dQ, dK, dV) by the kernels that fit; either of dO and dL may be None."""
-    if key_lengths is not None:
-        key_lengths = key_lengths.contiguous()
-    if dL is not None:
-        dL = dL.contiguous()
+def backward(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, options):
+    """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks; either of dO and dL may be None."""
     dO = torch.zeros_like(O) if dO is None else rows_contiguous(dO)
     q, k, v = map(rows_contiguous, (q, k, v))
-    return kernels().backward(dO, q, k, v, O, L, options, dL, key_lengths, seed)
+    more = contiguous(key_lengths), seed, contiguous(sinks)
+    return kernels().backward(dO, q, k, v, O, L, options, contiguous(dL), *more)
+
+
+def contiguous(x: Tensor | None) -> Tensor | None:
+    """x, copied where it is not contiguous."""
+    return None if x is None else x.contiguous()
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
@@ -286,17 +375,19 @@ def rows_contiguous(x: Tensor) -> Tensor:
 class Call:
     """The eager way, for calls of one kind: their checks are passed and their kernels prepared."""
 
-    def __init__(self, q, k, v, key_lengths, options, return_lse):
+    def __init__(self, q, k, v, key_lengths, sinks, options, return_lse):
         self.options, self.return_lse = options, return_lse
-        if all(x.stride(-1) == 1 for x in (q, k, v)) and (key_lengths is None or key_lengths.is_contiguous()):
-            self.forward = kernels().prepare(q, k, v, options, key_lengths)
+        dense = all(x is None or x.is_contiguous() for x in (key_lengths, sinks))
+        if dense and all(x.stride(-1) == 1 for x in (q, k, v)):
+            self.forward = kernels().prepare(q, k, v, options, key_lengths, sinks)
         else:
             self.forward = partial(forward, options=options)
 
-    def __call__(self, q, k, v, key_lengths, seed):
-        if (q.requires_grad or k.requires_grad or v.requires_grad) and torch.is_grad_enabled():
-            return Attention.apply(q, k, v, key_lengths, seed, self)
-        O, L = self.forward(q, k, v, key_lengths, seed)
+    def __call__(self, q, k, v, key_lengths, seed, sinks):
+        wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
+        if wanted and torch.is_grad_enabled():
+            return Attention.apply(q, k, v, key_lengths, seed, sinks, self)
+        O, L = self.forward(q, k, v, key_lengths, seed, sinks)
         return (O, L) if self.return_lse else O
 
 
@@ -304,33 +395,35 @@ class Attention(torch.autograd.Function):
     """The eager way with gradients: a Python function costs a third of an operator, and O alone less than O and L."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_lengths, seed, call):
-        O, L = call.forward(q, k, v, key_lengths, seed)
-        save(ctx, (q, k, v, key_lengths, seed, *call.options), (O, L))
+    def forward(ctx, q, k, v, key_lengths, seed, sinks, call):
+        O, L = call.forward(q, k, v, key_lengths, seed, sinks)
+        save(ctx, (q, k, v, key_lengths, seed, sinks, *call.options), (O, L))
         return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return gradients(ctx, dO, dL)[:6]
+        return gradients(ctx, dO, dL)[:7]
 
 
 def save(ctx, inputs, output) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
-    q, k, v, key_lengths, seed, *options = inputs
+    q, k, v, key_lengths, seed, sinks, *options = inputs
     ctx.options = Options(*options)
-    ctx.save_for_backward(q, k, v, *output, key_lengths, seed)
+    ctx.save_for_backward(q, k, v, *output, key_lengths, seed, sinks)
     ctx.set_materialize_grads(False)
 
 
 def gradients(ctx, dO, dL):
     """Gradients of every input of the forward; as an operator where somebody records, to refuse a second derivative."""
+    options = (None,) * len(ctx.options)
     if dO is None and dL is None:
-        return (None,) * 8
+        return *(None,) * 6, *options
     if torch.is_grad_enabled() or traced(*[x for x in (dO, dL) if x is not None]):
         found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
     else:
         found = backward(dO, dL, *ctx.saved_tensors, ctx.options)
-    return *found, None, None, None, None, None
+    dQ, dK, dV, dsinks = (*found, None)[:4]
+    return dQ, dK, dV, None, None, dsinks, *options
 
 
 @torch.library.custom_op("fa2_lab::forward", mutates_args=())
@@ -340,15 +433,19 @@ def forward_op(
     v: Tensor,
     key_lengths: Tensor | None,
     seed: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     scale: float,
     dropout_p: float,
+    left: int | None = None,
+    right: int | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    return forward(q, k, v, key_lengths, seed, Options(causal, scale, dropout_p))
+    return forward(q, k, v, key_lengths, seed, sinks, Options(causal, scale, dropout_p, left, right, softcap))
 
 
 @forward_op.register_fake
-def forward_shapes(q, k, v, key_lengths, seed, causal, scale, dropout_p):
+def forward_shapes(q, k, v, *rest):
     return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -363,16 +460,22 @@ def backward_op(
     L: Tensor,
     key_lengths: Tensor | None,
     seed: Tensor | None,
+    sinks: Tensor | None,
     causal: bool,
     scale: float,
     dropout_p: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    return backward(dO, dL, q, k, v, O, L, key_lengths, seed, Options(causal, scale, dropout_p))
+    left: int | None = None,
+    right: int | None = None,
+    softcap: float | None = None,
+) -> list[Tensor]:
+    options = Options(causal, scale, dropout_p, left, right, softcap)
+    return list(backward(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, options))
 
 
 @backward_op.register_fake
-def backward_shapes(dO, dL, q, k, v, *rest):
-    return tuple(torch.empty_like(rows_contiguous(x)) for x in (q, k, v))
+def backward_shapes(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, *options):
+    found = [torch.empty_like(rows_contiguous(x)) for x in (q, k, v)]
+    return found if sinks is None else [*found, sinks.new_empty(sinks.shape)]
 
 
 def no_second_derivative(ctx, *_):
@@ -390,46 +493,69 @@ class Reference(torch.autograd.Function):
     """The NumPy ladder's last rung, head by head in float64, with its own backward."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_lengths, seed, causal, scale, dropout_p):
+    def forward(ctx, q, k, v, key_lengths, seed, sinks, options):
         from fa2_lab.reference import heads
 
-        if dropout_p and seed is None:
+        if options.dropout_p and seed is None:
             seed = int(torch.randint(2**63 - 1, ()))
-        ctx.options = dict(causal=causal, scale=scale, dropout_p=dropout_p, seed=seed)
-        ctx.options["key_lengths"] = None if key_lengths is None else key_lengths.cpu().numpy()
-        O, L = heads.forward(*map(to_numpy, (q, *real_keys(k, v, key_lengths))), **ctx.options)
+        ctx.seed, ctx.options = seed, options
+        k_, v_ = real_keys(q, k, v, key_lengths, options)
+        O, L = heads.forward(*map(to_numpy, (q, k_, v_)), **for_heads(key_lengths, seed, sinks, options))
         O, L = torch.from_numpy(O).to(q), torch.from_numpy(L).to(q.device, torch.float32)
-        ctx.save_for_backward(q, k, v, O, L, key_lengths)
+        ctx.save_for_backward(q, k, v, O, L, key_lengths, sinks)
         return O, L
 
     @staticmethod
     def backward(ctx, dO, dL):
-        return *ReferenceBackward.apply(dO, dL, *ctx.saved_tensors, ctx.options), None, None, None, None, None
+        *saved, sinks = ctx.saved_tensors
+        dQ, dK, dV, *dsinks = ReferenceBackward.apply(dO, dL, *saved, ctx.seed, sinks, ctx.options)
+        return dQ, dK, dV, None, None, *(dsinks or [None]), None
 
 
 class ReferenceBackward(torch.autograd.Function):
     """The ladder's backward, as a step of its own, so that a second derivative is refused."""
 
     @staticmethod
-    def forward(ctx, dO, dL, q, k, v, O, L, key_lengths, options):
+    def forward(ctx, dO, dL, q, k, v, O, L, key_lengths, seed, sinks, options):
         from fa2_lab.reference import heads
 
         # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-        q_, k_, v_ = (pad(x, (0, 1)) for x in (q, *real_keys(k, v, key_lengths)))
+        q_, k_, v_ = (pad(x, (0, 1)) for x in (q, *real_keys(q, k, v, key_lengths, options)))
         O, dO = torch.cat([O.double(), -dL[..., None].double()], 3), pad(dO, (0, 1), value=1.0)
-        found = heads.backward(*map(to_numpy, (q_, k_, v_, O, L, dO)), **options)
-        return tuple(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found)
+        O, L, dO = map(to_numpy, (O, L, dO))
+        more = for_heads(key_lengths, seed, sinks, options)
+        found = heads.backward(*map(to_numpy, (q_, k_, v_)), O, L, dO, **more)
+        found = tuple(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found)
+        if sinks is None:
+            return found
+        return *found, torch.from_numpy(heads.sinks_backward(to_numpy(sinks), O, L, dO)).to(sinks)
 
     @staticmethod
     def backward(ctx, *_):
         no_second_derivative(ctx)
 
 
-def real_keys(k: Tensor, v: Tensor, key_lengths: Tensor | None) -> tuple[Tensor, Tensor]:
-    """k and v with zeros behind their lengths: a NaN there would spread, for the ladder multiplies it by P = 0."""
-    if key_lengths is None:
+def for_heads(key_lengths, seed, sinks, options: Options) -> dict:
+    """What the ladder is told, besides arrays of four dimensions."""
+    given = dict(causal=options.causal, scale=options.scale, dropout_p=options.dropout_p, seed=seed)
+    given["key_lengths"] = None if key_lengths is None else key_lengths.cpu().numpy()
+    if options.left is not None or options.right is not None:
+        given["window"] = options.left, options.right
+    if options.softcap is not None:
+        given["softcap"] = options.softcap
+    if sinks is not None:
+        given["sinks"] = to_numpy(sinks)
+    return given
+
+
+def real_keys(q, k: Tensor, v: Tensor, key_lengths: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+    """k and v with zeros where nobody sees them: a NaN there would spread, for the ladder multiplies it by P = 0."""
+    if key_lengths is None and options.left is None:
         return k, v
-    padding = torch.arange(k.shape[2], device=k.device) >= key_lengths[:, None]  # (batch, N_k)
+    col = torch.arange(k.shape[2], device=k.device)
+    padding = col[None, :] < (0 if options.left is None else k.shape[2] - q.shape[2] - options.left)  # (1, N_k)
+    if key_lengths is not None:
+        padding = padding | (col >= key_lengths[:, None])  # (batch, N_k)
     return tuple(x.masked_fill(padding[:, None, :, None], 0.0) for x in (k, v))
 
 

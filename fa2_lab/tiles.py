@@ -31,14 +31,20 @@ def cdiv(a: int, b: int) -> int:
 class Mask:
     """Which keys a query may see; what is given is combined with "and".
 
-    causal      row r sees columns c ≤ r + N_k − N_q: the diagonal ends in the bottom right corner
+    The diagonal is column r + N_k − N_q of row r: it ends in the bottom right corner.
+
+    causal      nothing to the right of the diagonal
     key_length  columns from this one on are padding
     allowed     any boolean array (N_q, N_k), True where visible
+    window      (left, right): from `left` columns before the diagonal to `right` after it; None is unbounded
+
+    All but `allowed` leave every row one interval of columns, and `interval` is the only place that says which.
     """
 
     causal: bool = False
     key_length: int | None = None
     allowed: np.ndarray | None = None
+    window: tuple[int | None, int | None] | None = None
 
     def check(self, N_q: int, N_k: int) -> None:
         """Refuse a mask that does not fit N_q queries and N_k keys."""
@@ -46,6 +52,8 @@ class Mask:
             raise TypeError(f"causal: got {self.causal!r}; it takes True or False")
         if self.key_length is not None:
             whole_number("key_length", self.key_length, low=0, high=N_k)
+        if self.window is not None:
+            check_window(self.window)
         if self.allowed is None:
             return
         if not isinstance(self.allowed, np.ndarray) or self.allowed.dtype != bool:
@@ -54,10 +62,16 @@ class Mask:
         if self.allowed.shape != (N_q, N_k):
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
-    def keys_seen(self, row, N_q: int, N_k: int):
-        """How many keys row `row` sees, counted from the left and before `allowed` (row: int or array)."""
-        last = N_k if self.key_length is None else self.key_length
-        return np.clip(row + 1 + N_k - N_q, 0, last) if self.causal else last + 0 * row
+    def interval(self, row, N_q: int, N_k: int):
+        """[first, last): the columns that row `row` sees, before `allowed` (row: int or array). Neither ever falls
+        from one row to the next; a row with first = last sees nothing."""
+        left, right = self.window or (None, None)
+        right = 0 if self.causal else right
+        end = N_k if self.key_length is None else self.key_length
+        diagonal = row + N_k - N_q
+        first = 0 * row if left is None else np.minimum(np.maximum(diagonal - left, 0), end)
+        last = end + 0 * row if right is None else np.minimum(np.maximum(diagonal + right + 1, first), end)
+        return first, last
 
 
 NO_MASK = Mask()
@@ -99,34 +113,44 @@ class Tiling:
         """The keys of column block j."""
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
-    def keys_seen(self, row):
-        """How many keys a row sees, counted from the left."""
-        return self.mask.keys_seen(row, self.N_q, self.N_k)
+    def interval(self, row):
+        """[first, last): the columns that a row sees."""
+        return self.mask.interval(row, self.N_q, self.N_k)
 
     def visible(self, i: int, j: int) -> np.ndarray:
         """True where tile (i, j) may be seen."""  # (B_r, B_c)
         rows, cols = self.rows(i), self.cols(j)
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
-        seen = col[None, :] < self.keys_seen(row)[:, None]
+        first, last = self.interval(row)
+        seen = (first[:, None] <= col) & (col < last[:, None])
         return seen if self.mask.allowed is None else seen & self.mask.allowed[rows, cols]
 
     def hide(self, s_ij: np.ndarray, i: int, j: int) -> np.ndarray:
         """The scores of tile (i, j) with −∞ wherever the mask hides one; those of a FULL tile as they are."""
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
+    def blocks(self, i):
+        """[first, last): the column blocks that row block i meets, before `allowed` (i: int or array)."""
+        first, _ = self.interval(i * self.B_r)  # of the top row
+        _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
+        return first // self.B_c, np.where(first < last, cdiv(last, self.B_c), first // self.B_c)
+
     def kind(self, i: int, j: int) -> Tile:
-        """SKIP, DIAGONAL or FULL, decided at the tile's corners: a row sees at least what the row above it sees."""
+        """SKIP, DIAGONAL or FULL, from the intervals of the tile's top row and bottom row."""
         rows, cols = self.rows(i), self.cols(j)
-        if cols.start >= self.keys_seen(rows.stop - 1):
+        top, bottom = self.interval(rows.start), self.interval(rows.stop - 1)
+        if min(cols.stop, bottom[1]) <= max(cols.start, top[0]):  # [top's first, bottom's last): seen by some row
             return Tile.SKIP
         if self.mask.allowed is not None:
             seen = self.visible(i, j)
             return Tile.FULL if seen.all() else Tile.DIAGONAL if seen.any() else Tile.SKIP
-        return Tile.FULL if cols.stop <= self.keys_seen(rows.start) else Tile.DIAGONAL
+        seen_by_all = bottom[0] <= cols.start and cols.stop <= top[1]  # [bottom's first, top's last)
+        return Tile.FULL if seen_by_all else Tile.DIAGONAL
 
     def visited_cols(self, i: int) -> list[int]:
         """The column blocks that row block i has to visit."""
-        return [j for j in range(self.T_c) if self.kind(i, j) is not Tile.SKIP]
+        met = range(*map(int, self.blocks(i)))
+        return [j for j in met if self.mask.allowed is None or self.kind(i, j) is not Tile.SKIP]
 
     def visited_rows(self, j: int) -> list[int]:
         """The row blocks that column block j has to visit."""
@@ -135,6 +159,18 @@ class Tiling:
     def counts(self) -> Counter[Tile]:
         """How many tiles there are of each kind."""
         return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
+
+
+def check_window(window) -> None:
+    """Refuse a window that is not (left, right), each None or at least 0."""
+    takes = "(left, right), each a whole number of at least 0, or None for unbounded"
+    if not isinstance(window, tuple | list) or len(window) != 2:
+        raise TypeError(f"window: got {window!r}; it takes {takes}")
+    for side in window:
+        if isinstance(side, (bool, np.bool_)) or not (side is None or isinstance(side, Integral)):
+            raise TypeError(f"window: got {window!r}; it takes {takes}")
+        if side is not None and side < 0:
+            raise ValueError(f"window: got {window!r}; it takes {takes}")
 
 
 def whole_number(name: str, value, low: int, high: int | None = None) -> int:

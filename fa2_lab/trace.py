@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 EXPONENTIALS = {"exp", "exp2"}
-KIND_OF_UFUNC = {"subtract": "add", "true_divide": "divide", "fmax": "maximum", "amax": "maximum"}
+KIND_OF_UFUNC = {"subtract": "add", "fmax": "maximum", "amax": "maximum"}
 NOT_COUNTABLE = {"dot", "vdot", "inner", "outer", "einsum", "tensordot", "kron", "multi_dot", "solve", "inv"}
 
 

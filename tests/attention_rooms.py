@@ -19,8 +19,8 @@ ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER els
 def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
     if request.param == "portable":
-        monkeypatch.setattr(choice, "prepare", forward_room.prepare)
-        monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:-1]))
+        monkeypatch.setattr(choice, "prepare", lambda *given: forward_room.prepare(*given[:5]))
+        monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:8]))
     else:
         for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
             monkeypatch.setattr(

@@ -58,6 +58,8 @@ async function look(address) {
   }
   const mute = [...page.querySelectorAll("article img")].filter(image => image.alt.length < 20 || !image.naturalWidth);
   if (mute.length) seen.pictures = mute.map(image => image.src);
+  const cut = [...page.querySelectorAll("math")].filter(formula => formula.scrollHeight > formula.clientHeight);
+  if (cut.length) seen.formulas = cut.map(formula => formula.textContent.replace(/\s+/g, " "));
   const texts = small(page);
   if (texts.length) seen.small = texts;
   frame.remove();

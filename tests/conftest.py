@@ -18,6 +18,9 @@ import pytest
 
 import fa2_lab  # noqa: F401 — before a test file imports Triton: it switches the interpreter on where there is no GPU
 
+for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy and torch: threads that share a tile wait for each other
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 HERE = Path(__file__).parent
 
 

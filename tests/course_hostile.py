@@ -331,9 +331,9 @@ HARM = {
     "killing everything": Hostile((KILLER,)),
     "no way out": Hostile((NETWORK,), remark="unreachable"),
     "a full disk": Hostile((FULL_DISK,)),
-    "a cell without end": Hostile(("while True: pass",), remark="did not end within 4 s", quick=True),
+    "a cell without end": Hostile(("while True: pass",), remark="did not end within 6 s", quick=True),
     "a function without end": Hostile(
-        answers={"merge": "def merge(a, b):\n    while True: pass"}, score=9, remark="did not end within 4 s"
+        answers={"merge": "def merge(a, b):\n    while True: pass"}, score=9, remark="did not end within 6 s"
     ),
     "a function that cannot be interrupted": Hostile(
         answers={"merge": STUBBORN}, score=9, remark="could not be interrupted"
@@ -342,7 +342,7 @@ HARM = {
     "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
     "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="of memory"),
     "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8, quick=True),
-    "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 4 s"),
+    "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 6 s"),
     "os._exit": Hostile(
         answers={"merge": "import os\ndef merge(a, b): os._exit(0)"}, score=9, remark="the process ended"
     ),

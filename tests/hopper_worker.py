@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import sys
+from collections import Counter
 from itertools import product
 from multiprocessing import get_context
 
@@ -18,6 +20,23 @@ def kinds(d: int) -> list[tuple]:
 
     masks = product((False, True), (False, True))
     return list(dict.fromkeys((choose(d, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
+
+
+def every() -> list[tuple]:
+    """All kinds of calls, with whole tiles and ragged ones."""
+    return [(d, N, *kind) for d in (64, 128, 256) for kind in kinds(d) for N in (512, 511)]  # 96 is as 128
+
+
+def few() -> list[tuple]:
+    """All sizes once, each with the mask and the length that were met least so far."""
+    jobs, met = [], Counter()
+    for d in (64, 128, 256):
+        for sizes in dict.fromkeys(sizes for sizes, *_ in kinds(d)):
+            masks = [tuple(mask) for other, *mask in kinds(d) if other == sizes]
+            mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
+            met[mask, N] += 1
+            jobs.append((d, N, sizes, *mask))
+    return jobs
 
 
 def pretend() -> None:
@@ -111,7 +130,7 @@ def hasty(ttgir: str, ping_pong: bool) -> list[str]:
 
 
 if __name__ == "__main__":
-    jobs = [(d, N, *kind) for d in (64, 128, 256) for kind in kinds(d) for N in (512, 511)]  # 96 is as 128
+    jobs = every() if sys.argv[1] == "all" else few()
     with get_context("spawn").Pool(os.cpu_count(), initializer=pretend) as pool:
         for line in pool.imap(compile_one, jobs):
             print(line, flush=True)

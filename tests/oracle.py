@@ -4,27 +4,37 @@ import numpy as np
 import torch
 
 
-def visible(N_q, N_k, causal=False, key_length=None, allowed=None):
+def visible(N_q, N_k, causal=False, key_length=None, allowed=None, window=None):
     """The mask entry by entry, straight from its definition."""
     seen = np.ones((N_q, N_k), dtype=bool)
+    left, right = window or (None, None)
     for r in range(N_q):
         for c in range(N_k):
-            seen[r, c] = not (causal and c > r + N_k - N_q) and not (key_length is not None and c >= key_length)
+            ahead = c - (r + N_k - N_q)
+            seen[r, c] = not (causal and ahead > 0) and not (key_length is not None and c >= key_length)
+            seen[r, c] &= (left is None or -ahead <= left) and (right is None or ahead <= right)
     return seen if allowed is None else seen & allowed
 
 
-def dense(Q, K, V, seen, scale=None, Z=None, dO=None):
-    """(O, L) and, for a given dO, (O, L, dQ, dK, dV) of one head."""
+def dense(Q, K, V, seen, scale=None, Z=None, dO=None, softcap=None, sink=None):
+    """(O, L) and, for a given dO, (O, L, dQ, dK, dV) of one head; with a sink dsink as well."""
     Q, K, V = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (Q, K, V))
+    inputs = [Q, K, V]
     seen = torch.tensor(seen)
     S = (Q.shape[1] ** -0.5 if scale is None else scale) * Q @ K.T
-    empty = ~seen.any(dim=1, keepdim=True)
-    P = torch.softmax(S.masked_fill(~seen, -torch.inf).masked_fill(empty, 0.0), dim=1) * seen
+    if softcap is not None:
+        S = softcap * torch.tanh(S / softcap)
+    S = S.masked_fill(~seen, -torch.inf)
+    if sink is not None:  # a key of its own, in the last column, whose value is nothing
+        inputs.append(torch.tensor(float(sink), dtype=torch.float64, requires_grad=True))
+        S = torch.cat([S, inputs[3].expand(len(S), 1)], dim=1)
+    empty = torch.isneginf(S).all(dim=1, keepdim=True)
+    P = torch.softmax(S.masked_fill(empty, 0.0), dim=1)[:, : len(K)] * seen
     O = (P if Z is None else P * torch.tensor(Z)) @ V
-    L = torch.logsumexp(S.masked_fill(~seen, -torch.inf), dim=1)
+    L = torch.logsumexp(S, dim=1)
     if dO is None:
         return O.detach().numpy(), L.detach().numpy()
-    gradients = torch.autograd.grad(O, (Q, K, V), torch.tensor(dO))
+    gradients = torch.autograd.grad(O, inputs, torch.tensor(dO))
     return [x.detach().numpy() for x in (O, L, *gradients)]
 
 

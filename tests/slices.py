@@ -1,5 +1,6 @@
 """A few cases out of a product of many, chosen in the same way every time."""
 
+from datetime import date
 from itertools import product
 
 import pytest
@@ -24,6 +25,19 @@ def shared_out(*lists) -> list:
     return [*usual, *rest]
 
 
+def in_turn(values: list, days: int) -> list:
+    """All as parameters of a test, of which a part belongs to the default run: each of them once in so many days."""
+    today = values[date.today().toordinal() % days :: days]
+    return [x if x in today else pytest.param(x, marks=pytest.mark.exhaustive) for x in values]
+
+
 def many_kernels(test):
     """Exhaustive where a GPU compiles a kernel for every case; the interpreter compiles none, and takes them all."""
     return pytest.mark.exhaustive(test) if GPU else test
+
+
+def compiled_by(worker: str, *targets: str):
+    """Has a test look at what a worker of this folder compiles: a few kinds in every run, all of them if asked for."""
+    few, every = (pytest.mark.compiles(worker, jobs, *targets) for jobs in ("few", "all"))
+    every = pytest.param("all", marks=[every, pytest.mark.exhaustive])
+    return pytest.mark.parametrize("jobs", [pytest.param("few", marks=few), every])

@@ -9,13 +9,13 @@ for every line that carries a tag of the algorithm. To tag a line of a new shape
 
 import re
 
-LOADS_KV = r"^(k_j = (load_\w+\((cache\.)?K,|K\.load)|v_j = (load_\w+\((cache\.)?V,|V\.load)|k_j, v_j = K\[.*V\[|(fetch|fill)\([KVkv],|pipes\.(k\.fill\(.*\bK,|v\.fill\(.*\bV,))"
+LOADS_KV = r"^(k_j = (load_\w+\((cache\.)?K,|K\.load)|v_j = (load_\w+\((cache\.)?V,|V\.load)|k_j, v_j = (K\[.*V\[|load_rows\(K, .*load_rows\(V, )|(fetch|fill)\([KVkv],|pipes\.(k\.fill\(.*\bK,|v\.fill\(.*\bV,))"
 FOR_I, FOR_J = r"^for i in ", r"^for j in "
 
 SHAPES = {
     # FA1, forward
     "FA1.A2.L2": r"^call = _Call\(",
-    "FA1.A2.L3": r"^(O|O_sum|l|m|l, m) = .*(zeros|full)",
+    "FA1.A2.L3": r"^(O|O_sum|l|m|l, m) = .*(zeros|full)|^O\[:\], l\[:\], m\[:\] = 0, 0, -inf",
     "FA1.A2.L4": r"^call = _Call\(",
     "FA1.A2.L5": r"^call = _Call\(",
     "FA1.A2.L6": FOR_J,
@@ -46,15 +46,15 @@ SHAPES = {
     "FA1.A4.L21": r"^return tau \* \(ds @ k\), |^dQ\[rows\] \+= dq",
     "FA1.A4.L22": r", tau \* \(ds\.T @ q\), dv",
     # FA2, forward
-    "FA2.A1.L1": r"^(T_r|grid) = .*cdiv\(N_q, ",
-    "FA2.A1.L2": r"^(T_r|grid) = .*cdiv\(N_q, ",
+    "FA2.A1.L1": r"^(T_r|grid) = .*(cdiv|block_count)\(N_q, ",
+    "FA2.A1.L2": r"^(T_r|grid) = .*(cdiv|block_count)\(N_q, ",
     "FA2.A1.L3": FOR_I + r"|^i(, \w+)? = (program_id|place)\(",
     "FA2.A1.L4": r"^q_i = (load\w*\((group_rows\()?(rows\.)?Q|Q\.load|Q\[)|q\.fill\(.*, Q,|^q_i = take\(q,|^(fetch\(Q,|fill\(q,)",
-    "FA2.A1.L5": r"^[ol](_i)?(, l_i)? = zeros\(|^m(_i)? = full\(.*, (NEG_INF|LOWEST), |^m, l = first_state\(|SoftmaxState\.reset",
+    "FA2.A1.L5": r"^[ol](_i)?(, l_i)? = zeros\(|^m(_i)? = full\(.*, (NEG_INF|LOWEST), |^m, l = first_state\(|SoftmaxState\.reset|^o_i, l_i, m_i = zeros\(.* full\(.*, -inf\)",
     "FA2.A1.L6": FOR_J + r"|^for n in range\(",
     "FA2.A1.L7": LOADS_KV,
     "FA2.A1.L8": r"^s_ij = .*(dot\(q_[ij], k_j\.(T|permute\(0, 2, 1\))|q_i @ k_j\.T)|warpgroup_mma\(q(_i)?, k(_j)?\.permute|^s_ij = scores\(|^p_ij = exp2\(s_ij \* c_i\[",
-    "FA2.A1.L9": r"^(m_new|top) = (maximum\(m(_i)?, .*max\(s|raised\(m, largest\(s\))|^p(_ij)? = exp2?\(.*\bs(_ij)?\b.* - .*m_(new|ref)|^alpha = exp2?\(\(?m(_i)? - m_(new|ref)\b|^l(_i)? = (alpha|shrink|along\(alpha, l\)).* \* l(_i)? \+ .*sum\(|state\.update\(|^o_i, l_i, m_i = raw_step\(|= softmax_step\(s_ij, m_i, l_i,",
+    "FA2.A1.L9": r"^(m_new|top) = (maximum\(m(_i)?, .*max\(s|raised\(m(_i)?, (largest\(s\)|top))|^p(_ij)? = exp2?\(.*\bs(_ij)?\b.* - .*m_(new|ref)|^p_ij = exp2\(tau_log2 \* x - along\(m_new|^alpha = exp2?\(\(?m(_i)? - m_(new|ref)\b|^l(_i)? = (alpha|shrink|along\(alpha, l\)).* \* l(_i)? \+ .*sum\(|state\.update\(|^o_i, l_i, m_i = raw_step\(|= softmax_step\(s_ij, m_i, l_i,",
     "FA2.A1.L10": r"^o(_i)? = (alpha\[:(, :)?, None\] \* o_i \+ (sum\()?dot\(p_ij|dot\(p_ij.*, v_j, alpha\[:, None\] \* o_i|warpgroup_mma\(p(_ij)?, (pipes\.v|rows_of\(v|take\(v))|^return shrunk\(o, alpha\)|state\.update\(|^o_i, l_i, m_i = raw_step\(",
     "FA2.A1.L12": r"\bo(_i)? / (l_i|whole|divisor|convert_layout\(l_i)|\bo(_i)? \* .*1\.0 / (whole|divisor|l)\b|1\.0 / l_i.*\[:(, :)?, None\] \* o_i|state\.finalize",
     "FA2.A1.L13": r"\bm(_i)?( \* [\w.]+)? \+ log2?\(|state\.finalize",
@@ -62,8 +62,8 @@ SHAPES = {
     "FA2.A1.L15": r"^store\((rows\.)?L \+|^store\(at, L_i,|\bL\[rows\] = ",
     "FA2.A1.L17": r"^return O, L$",
     # FA2, backward
-    "FA2.A2.L1": r"cdiv\(N_q, B_r\)|cdiv\(N_k, B_c\)",
-    "FA2.A2.L2": r"cdiv\(N_q, B_r\)",
+    "FA2.A2.L1": r"(cdiv\(|block_count\()N_q, (sequences, )?B_r\)|(cdiv\(|block_count\()N_k, (sequences, )?B_c\)",
+    "FA2.A2.L2": r"(cdiv\(|block_count\()N_q, (sequences, )?B_r\)",
     "FA2.A2.L3": r"^dQ = (\w+ = )?zeros|^dQ\[:\] = 0|^store\(sums \+ at, zeros\)",
     "FA2.A2.L4": r"^D_i = sum\(do_i \* o_i, 1\)|^store\(D \+|^D\[:\] = \(dO\[:\] \* O\[:\]\)\.sum",
     "FA2.A2.L5": FOR_J + r"|^j(, \w+)? = (program_id|place)\(",
@@ -71,13 +71,13 @@ SHAPES = {
     "FA2.A2.L7": r"^dk(_j)?(, dv_j)? = zeros|^dv(_j)? = (zeros|dk_j)|^store\(sums \+ at, zeros\)",
     "FA2.A2.L8": r"^for (i|_|m) in ",
     "FA2.A2.L9": r"^(q_i = load_\w+\(Q|do_i = load_\w+\(dO|L_i = of_rows\((rows\.)?L|D_i = of_rows\((rows\.)?D|q_i, do_i, L_i, D_i = |pipes\.rows\.fill\()",
-    "FA2.A2.L10": r"^s(_ij)? = .*(dot\((q_i, k_j|a, b)\.T|q_i @ k_j\.T)|warpgroup_mma\(k, q\.permute|^power = s_ij \* scale_log2 - L_i",
-    "FA2.A2.L11": r"^p(_ij)? = exp2?\(|^return exp2\(s - |^power = s_ij \* scale_log2 - L_i",
-    "FA2.A2.L12": r"^dv_j = (add_product\(dv_j, kept_ji.*, do_i|dot\(p_(ji|ij\.T).*, do_i, dv_j|dv_j \+ p_ij\.T @ do_i)|warpgroup_mma\(p, do, dv",
-    "FA2.A2.L13": r"^dp_(ij|ji) = (dot\((do_i, v_j|v_j, do_i)\.T|do_i @ v_j\.T)|warpgroup_mma\((held|v), do\.",
+    "FA2.A2.L10": r"^s = k @ q\.T - L_i / tau|^s(_ij)? = .*(dot\((q_i, k_j|a, b)\.T|q_i @ k_j\.T)|warpgroup_mma\(k, q\.permute|^power = s_ij \* (scale_log2|scales\.fine) - L_i",
+    "FA2.A2.L11": r"^p(_ij)? = exp2?\((?!sinks)|^return exp2\(s - |^power = s_ij \* (scale_log2|scales\.fine) - L_i",
+    "FA2.A2.L12": r"^dv_j = (add_product\(dv_j, kept_ji.*, do_i|dot\(p_(ji|ij\.T).*, do_i, dv_j|dv_j \+ p_ij\.T @ do_i)|warpgroup_mma\(p, do, dv|^dv = dv \+ p @ do",
+    "FA2.A2.L13": r"^dp = v @ do\.T - D_i|^dp_(ij|ji) = (dot\((do_i, v_j|v_j, do_i)\.T|do_i @ v_j\.T)|warpgroup_mma\((held|v), do\.",
     "FA2.A2.L14": r"^(ds(_ij|_ji)? = |return )\(?p(_ij|_ji)? \* \(?dp",
-    "FA2.A2.L15": r"^dq_i = .*\bds_(ij|ji)\b.*k_j|^atomic_add\(.*\bdQ|^add_tile\(dq, sums|warpgroup_mma\(ds, k, zero|^dQ\[rows\] = |^add_rows\(dQ",
-    "FA2.A2.L16": r"^dk_j = .*\bds_(ij|ji)\b.*q_i|warpgroup_mma\(ds, q, dk",
+    "FA2.A2.L15": r"^dq = tau \* \(ds\.T @ k\)|^dq_i = .*\bds_(ij|ji)\b.*k_j|^atomic_add\(.*\bdQ|^add_tile\(dq, sums|warpgroup_mma\(ds, k, zero|^dQ\[rows\] = |^add_rows\(dQ",
+    "FA2.A2.L16": r"^dk = dk \+ tau \* \(ds @ q\)|^dk_j = .*\bds_(ij|ji)\b.*q_i|warpgroup_mma\(ds, q, dk",
     "FA2.A2.L18": r"^(store(_rows)?|add_tile|finish)\(.*\bd[KV],|^dK\[cols\], dV\[cols\] = ",
     "FA2.A2.L20": r"^return dQ.*, dK, dV|^finish\(sums, n, dQ,",
 }

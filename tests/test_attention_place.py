@@ -1,6 +1,7 @@
 """Where fa2_lab.attention runs: with or without Triton, in torch's machinery, in streams, graphs and large tensors."""
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -26,35 +27,76 @@ def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, fin
     assert fine or ("install" in sentence and triton in sentence and numpy in sentence)
 
 
-def python(code: str, **environment) -> subprocess.CompletedProcess:
-    """Run code in a process of its own, without a GPU."""
-    env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="") | environment
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=300)
+FORKING = """import io, json, os, sys, torch, traceback
+for code in json.loads(sys.argv[1]):
+    said, write = os.pipe()
+    if os.fork() == 0:
+        os.dup2(write, 2)
+        try:
+            exec(code, {})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(write)
+    text = os.fdopen(said).read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.wait()[1]), text]))
+"""
 
 
-CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend=B) for _ in 'ab']"
+def python(*codes: str) -> list[tuple[int, str]]:
+    """(exit status, stderr) of each, without a GPU, in a process that begins where torch has been imported."""
+    env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="")
+    command = [sys.executable, "-c", FORKING, json.dumps(codes)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=True)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
 
 
-def test_one_sentence_about_the_interpreter():
-    if interpreter.misfit():
-        pytest.skip("its interpreter does not work here")
-    done = python(CALL.replace("B)", "'triton')"))
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("interpreter") == 1 and len(done.stderr.strip().splitlines()) == 1
+CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend={!r}) for _ in 'ab']"
+AUTO, TRITON = CALL.format("auto"), CALL.format("triton")
 
 
-def test_triton_imported_first():
-    done = python("import triton; " + CALL.replace("B)", "'triton')"))
-    assert done.returncode == 1 and "import fa2_lab first" in done.stderr
-    done = python("import triton; " + CALL.replace("B)", "'auto')"))
-    assert done.returncode == 0 and done.stderr == ""
+def test_where_triton_is_there_is_not_or_was_imported_first():
+    hide, first = "import sys; sys.modules['triton'] = None; ", "import triton; "
+    codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON)
+    fine, early, early_auto, without_auto, without = python(*codes)
+    if not interpreter.misfit():
+        assert fine[0] == 0, fine
+        assert fine[1].count("interpreter") == 1 and len(fine[1].strip().splitlines()) == 1
+    assert early[0] == 1 and "import fa2_lab first" in early[1]
+    assert early_auto == (0, "")
+    assert without_auto[0] == 0
+    assert without[0] == 1 and "Triton is not installed" in without[1]
 
 
-def test_without_triton():
-    hide = "import sys; sys.modules['triton'] = None; "
-    assert python(hide + CALL.replace("B)", "'auto')")).returncode == 0
-    done = python(hide + CALL.replace("B)", "'triton')"))
-    assert done.returncode == 1 and "Triton is not installed" in done.stderr
+@pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")
+def test_the_quickened_interpreter_gives_the_same_bits_as_triton_s_own(monkeypatch):
+    from triton import language
+    from triton.runtime import interpreter as inside
+
+    def looks() -> int:
+        """How often triton.language is looked through; afterwards it is as it was."""
+        seen, before, look = [], dict(vars(language)), inside._patch_builtin
+        with monkeypatch.context() as watched:
+            watched.setattr(inside, "_patch_builtin", lambda *given: seen.append(given) or look(*given))
+            found.append(run(attention, *tensors(1, 2, 1, 20, 30, 16), causal=True, dropout_p=0.2, seed=3))
+        assert vars(language) == before
+        return len(seen)
+
+    found = []
+    quickly = looks()
+    monkeypatch.setattr(inside, "_patch_lang", inside._patch_lang.__wrapped__)
+    monkeypatch.setattr(inside.interpreter_builder, "options", inside.InterpreterOptions())
+    assert looks() > 10 * quickly > 0
+    assert all(map(torch.equal, *found))
+
+
+def test_an_interpreter_that_is_another_inside_is_left_alone(monkeypatch):
+    from triton.runtime import interpreter as inside
+
+    monkeypatch.delattr(inside, "_patch_lang")
+    interpreter.quicken.__wrapped__()
+    assert not hasattr(inside, "_patch_lang")
 
 
 # torch's machinery ----------------------------------------------------------------------------------------------
@@ -62,9 +104,10 @@ def test_without_triton():
 
 @pytest.mark.parametrize("p", (0.0, 0.2))
 def test_opcheck(p):
-    q, k, v, dO = tensors(2, 4, 2, 20, 30, 16)
+    q, k, v, dO = tensors(2, 2, 1, 20, 30, 16)
     seed = torch.full((1,), 5, device=DEVICE) if p else None
-    rest = torch.tensor([9, 30], device=DEVICE), seed, True, 0.25, p
+    sinks, masks = (torch.ones(2, device=DEVICE), (8, None, 2.0)) if p else (None, ())
+    rest = torch.tensor([9, 30], device=DEVICE), seed, sinks, True, 0.25, p, *masks
     torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
     O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
     plain = [x.detach() for x in (q, k, v)]
@@ -75,9 +118,9 @@ def test_opcheck(p):
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 def test_who_only_asks_for_shapes_is_told_dtypes_too(dtype):
     q, k = (torch.empty(2, heads, N, 16, dtype=dtype, device="meta") for heads, N in ((4, 20), (2, 30)))
-    O, L = torch.ops.fa2_lab.forward(q, k, k, None, None, True, 0.25, 0.0)
+    O, L = torch.ops.fa2_lab.forward(q, k, k, None, None, None, True, 0.25, 0.0)
     assert (O.shape, O.dtype, L.shape, L.dtype) == (q.shape, dtype, q.shape[:3], torch.float32)
-    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, None, None, True, 0.25, 0.0)
+    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, None, None, None, True, 0.25, 0.0)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, dtype) for x in (q, k, k)]
 
 

@@ -179,25 +179,28 @@ def test_smoke_has_ragged_grouped_and_causal_problems():
     assert any(p.N_q != p.N_k and p.N_q % 32 and p.kv_heads < p.heads for p in grid)
 
 
-def test_portable_calls_the_kernels_themselves(monkeypatch):
+def test_portable_prepares_its_own_kernels_once(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.kernels import prepared
     from fa2_lab.kernels.portable import backward, forward
 
-    called = []
+    made = []
 
-    def watch(module, name):
-        usual = getattr(module, name)
-        monkeypatch.setattr(module, name, lambda *given: called.append(name) or usual(*given))
+    def watch(module):
+        usual = module.prepare
+        monkeypatch.setattr(module, "prepare", lambda *given: made.append(module.__name__) or usual(*given))
 
-    watch(forward, "forward")
-    watch(backward, "backward")
+    watch(forward)
+    watch(backward)
     monkeypatch.setattr(importlib.import_module("fa2_lab.attention"), "attention", None)
+    prepared.forget()
     p = Problem(1, 2, 1, 40, 40, 16, True, "float32")
     tensors = p.tensors(grad=True, device="cuda" if torch.cuda.is_available() else "cpu")
     ((_, call),) = suites.ready(p, "both", ["fa2_lab portable"], tensors)
     assert not isinstance(call, str), call
-    call()
-    assert called == ["forward", "backward"] * 2
+    first = call()
+    assert made == [forward.__name__, backward.__name__]
+    assert all(map(torch.equal, first, call())) and len(made) == 2
 
 
 # Tuning -------------------------------------------------------------------------------------------------------

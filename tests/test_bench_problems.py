@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_lab.studio.bench import accuracy, counters, packed, problem, protocol, suites  # noqa: E402
+from fa2_lab.studio.bench import accuracy, counters, masks, packed, problem, protocol, suites  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
@@ -171,6 +171,24 @@ def test_the_deterministic_mode_is_asked_for(monkeypatch):
     assert asked == [(True, False), (True, True)] * 2
 
 
+def test_what_a_peer_was_built_without_is_not_called(monkeypatch):
+    def flash_attn_func(q, k, v, causal, softcap=0.0):
+        return q
+
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=flash_attn_func))
+    flags = {"FLASHATTENTION_DISABLE_FP16": True, "FLASHATTENTION_DISABLE_SOFTCAP": True}
+    monkeypatch.setitem(sys.modules, "flash_attn_config", SimpleNamespace(CONFIG={"build_flags": flags}))
+    x, package = torch.randn(2, 3, 8, 4), suites.peers.package
+    plain, half = Problem(2, 3, 3, 8, 8, 4, True), Problem(2, 3, 3, 8, 8, 4, True, "float16")
+    assert torch.equal(package("flash_attn_interface", softcap=0.0)(plain)(x, x, x), x)
+    with pytest.raises(suites.peers.Missing, match="built without fp16"):
+        package("flash_attn_interface")(half)
+    with pytest.raises(suites.peers.Missing, match="built without softcap"):
+        package("flash_attn_interface", softcap=50.0)(plain)
+    flags.clear()
+    assert torch.equal(package("flash_attn_interface", softcap=50.0)(half)(x, x, x), x)
+
+
 def test_a_cache_is_laid_out_once_and_again_for_other_keys(monkeypatch):
     caches = []
 
@@ -239,6 +257,22 @@ def test_the_ladder_is_measured_where_it_matters():
     assert {p.causal for p in grid if p.batch * p.heads == 8} == {False, True} and len(grid) == 10
     names = [name for name, _ in ladder.everybody(grid[0], None)]
     assert names[: len(RUNGS)] == list(RUNGS) and names[len(RUNGS)] == "fa2_lab" and set(ladder.SLOW) <= set(names)
+
+
+def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_lab.studio.bench import ladder
+
+    def fails():
+        raise RuntimeError("no such chip")
+
+    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls})
+    contestants = [("right", lambda: 0.0), ("wrong", lambda: 1.0), ("NaN", lambda: float("nan")), ("fails", fails)]
+    problem = Problem(1, 1, 1, 64, 64, 16, True)
+    row = ladder.timed(problem, "backward", contestants, lambda answer: answer)
+    assert row.values == {"right": [1.0, 0.5, 2.0]} and row.direction == "backward"
+    assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
+    assert row.flops == 2.5 * ladder.timed(problem, "warps", contestants, lambda answer: answer).flops
 
 
 @pytest.mark.parametrize(
@@ -337,11 +371,16 @@ def test_packed_and_padded_sequences_are_checked_and_their_tokens_counted(direct
         whole = [dense(*(x.transpose(0, 1)[None] for x in one), is_causal=True) for one in each]
         return torch.cat([O[0].transpose(0, 1) for O in whole]), None
 
+    def by_window(q, k, v, *rest, window_size):
+        assert window_size == (-1, 0)
+        return varlen(q, k, v, *rest, causal=True)[0]
+
     def wrong(q, k, v, *rest, **options):
         return varlen(q, k, v, *rest, **options)[0] * 1.1
 
     monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_varlen_func=varlen))
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=wrong))
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=by_window))
     monkeypatch.setitem(sys.modules, "fa2_lab.packed", None)
     monkeypatch.setattr(where.__class__, "flops", lambda self, direction: 1.0 * self.N_q)
 
@@ -351,7 +390,7 @@ def test_packed_and_padded_sequences_are_checked_and_their_tokens_counted(direct
         return {name: protocol.Timing(1.0, 1.0, 1.0) for name in calls}
 
     row = packed.contest(where, direction, lengths, timing, "cpu")
-    assert set(row.values) == {"fa2_lab padded", "FlashAttention-3"} and row.flops == 68.0
+    assert set(row.values) == {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"} and row.flops == 68.0
     assert row.failed.keys() == {"fa2_lab", "flash_attn"} and row.failed["flash_attn"].startswith(
         "wrong: error 1.0e-01"
     )
@@ -363,6 +402,28 @@ def test_padding_keeps_the_tokens_in_their_places():
     assert y.shape == (3, 2, 4, 3) and y.is_contiguous()
     assert torch.equal(y[1].transpose(0, 1), x[2:6]) and not y[2, :, 1:].any()
     assert len(packed.LENGTHS) == 16 and (min(packed.LENGTHS), max(packed.LENGTHS)) == (100, 4000)
+
+
+@pytest.mark.parametrize("direction", suites.DIRECTIONS)
+@pytest.mark.parametrize("mask", ("window", "softcap", "sinks"))
+def test_masks_are_checked_before_they_are_timed(mask, direction, monkeypatch):
+    where = Problem(1, 2, 2, 80, 80, 16, True, "float32")
+    monkeypatch.setitem(masks.MASKS, mask, masks.Mask(**{mask: dict(window=9, softcap=1.5, sinks=True)[mask]}))
+    monkeypatch.setitem(masks.CONTESTANTS, "causal alone", lambda *_: masks.ours(where, masks.Mask(), None))
+    monkeypatch.setitem(masks.CONTESTANTS, "FlexAttention", lambda *_: lambda q, k, v: q.no_such_thing)
+    timed = []
+    row = masks.contest(where, direction, mask, lambda calls: timed.extend(calls.values()) or {}, "cpu")
+    assert len(timed) == 1 and timed[0]() is not None and row.problem["mask"] == mask
+    assert set(row.failed) == {*masks.CONTESTANTS} - {"fa2_lab"}
+    assert row.failed["causal alone"].startswith("wrong: error ")
+    assert row.failed["FlexAttention"].startswith("AttributeError")
+
+
+def test_the_flops_of_a_window_are_those_of_the_keys_that_rows_see():
+    where = Problem(1, 1, 1, 100, 100, 8, True)
+    seen = sum(min(row + 1, 9) for row in range(100))
+    assert masks.flops(where, masks.Mask(9), "forward") == pytest.approx(4 * seen * 8)
+    assert masks.flops(where, masks.Mask(softcap=2.0), "both") == where.flops("both")
 
 
 # Accuracy -----------------------------------------------------------------------------------------------------

@@ -94,11 +94,11 @@ AGREED = {  # quantity: how the chapters say it, with a group for each number, a
         r"[Ss]tandard attention moves (?:about )?\$(\d)N\^2 \+ (\d)Nd\$": standard_elements(),
         r"(\d)N² \+ (\d)Nd =": standard_elements(),
     },
-    "SMs of an H100": {r"H100 has (\d+)": (H100.SMs,), r"it is cut into (\d+) pieces": (H100.SMs,)},
+    "SMs of an H100": {r"H100 has (\d+)": (H100.SMs,), r"this GPU has (\d+) SMs": (H100.SMs,)},
     "shared memory of a thread block": {
         r"single block can have (\d+)": (block,),
         r"\b(\d+) KiB for one block": (block,),
-        r"limited by (\d+) KiB of shared memory": (block,),
+        r"a program can have (\d+) KiB of shared memory": (block,),
     },
     "scalings over 64 tiles": {r"(\d+) scalings(?: of a B_r × d block)? become (\d+)": scalings},
     "price of an exponential": {

@@ -19,7 +19,8 @@ from course_play import played
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.studio.course import guard, notebooks, seeds, truth
-from fa2_lab.studio.course.notebooks import FOLDER, TEXT, from_twin, grade_id, is_solution, source, written
+from fa2_lab.studio.course.notebooks import FOLDER, TEXT, grade_id, is_solution, source, written
+from fa2_lab.studio.course.twins import from_twin
 
 ASSIGNMENTS = {a.name: a for a in written()}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)
@@ -97,6 +98,7 @@ def test_a_source_says_what_a_student_needs(name):
     text = notebook.cells[0].source
     for part in ("| step | points |", "*Time: ", "Hardware: ", "**How it is graded.**"):
         assert part in text, part
+    assert "off limits" in text.lower() and all(f"`{given}`" in text for given in ASSIGNMENTS[name].gives)
     told = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]
     given = list(notebooks.steps(notebook).values())
     assert told == given, "the table of points is not that of the test cells"
@@ -233,6 +235,25 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
         {"traffic": 1.0, "operations": 0.67},
         ["elements of Q loaded", "Five products for each visited tile"],
     ),
+]
+Z, DS = "z = kept / (1 - p)", "p_ij * (z * (do_i @ v_j.T)"
+WRONG += [  # dropout: not scaled, scaled by the wrong probability, scaled twice, and twice in the gradient alone
+    (
+        "3_backward",
+        Z,
+        "z = kept * 1.0",
+        {"dropped": 0.0, "grouped": 3.0},
+        ["NOT YET o: p = 0.25", "1 / (1 − p), once"],
+    ),
+    ("3_backward", Z, "z = kept / p", {"dropped": 0.0}, ["NOT YET o: p = 0.25"]),
+    (
+        "3_backward",
+        Z,
+        "z = kept / (1 - p) ** 2",
+        {"dropped": 0.0},
+        ["NOT YET dv: p = 0.6", "what the output was made of"],
+    ),
+    ("3_backward", DS, "z * " + DS, {"dropped": 1.0}, ["NOT YET dq: p = 0.25", "is not dropped, and D stays"]),
 ]
 
 
@@ -390,7 +411,13 @@ IN_TORCH = """    s = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
     return ((s - L.nan_to_num(neginf=0)[..., None]).exp() @ v.float()).to(q.dtype), L
 """
 SIZES = "    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]\n"
+EMPTY = "    empty = l == 0.0\n    l = tl"
+IDLE = """    for j in range(0, N_q - N_k, B_c):
+        k, v = rows_of(K, j, N_k, B_c, d, False), rows_of(V, j, N_k, B_c, d, False)
+        o += tl.dot(tl.dot(q, k.T).to(q.dtype), v)
+"""
 WRONG += [
+    (NINTH, EMPTY, IDLE + EMPTY, {"compiled": 0.0}, ["came 6 in the machine code, 4 that do"]),
     (NINTH, "num_stages=3", "num_stages=1", {"compiled": 3.75}, ["came none: every load is waited for"]),
     (NINTH, "sees(i, N_q, N_k, CAUSAL) // B_c * B_c,", "0 * i,", {"meter": 3.0},
      ["at most 76,800 entries under a mask", "(Rung 07)"]),

@@ -202,9 +202,9 @@ def test_the_merge_kernel_is_SoftmaxState_merge(seed):
         states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
     blocks, shape = launch.Blocks(16, 16, 1, 1, d_pad=d), plan.Shape(1, 1, R, 1, 36 * 16, d, 0, 0, 0, True)
     cut = plan.Cut(splits=0, programs=37, share=1, whole_heads=False)
-    common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scale_log2=softmax.base_2(scale))
-    common |= dict(sizes=plan.sizes_of(shape, blocks))
-    common |= dict(tile=plan.tile_of(shape, blocks, False, split_kv=False, early_merge=False))
+    common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scales=softmax.scales(scale))
+    common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
+    common |= dict(tile=plan.tile_of(shape, blocks, (None, None), split_kv=False, early_merge=False))
     plan.prepare_merge(shape, blocks, cut, common)(O, L, scratch_with(states, R, d), None)
     for order in (states, states[::-1]):
         whole = SoftmaxState.reset(R, d)
@@ -238,11 +238,13 @@ def test_every_head_finds_its_keys_and_its_rows(monkeypatch, programs, lengths):
 def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
     """Another device, dtype, layout, option, cut, or where lengths are known: something else is prepared."""
     made = []
-    monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors, table: None))
+    monkeypatch.setattr(plan, "prepare", lambda *given: made.append(given) or (lambda *tensors, sinks, table: None))
     q, k, v, _ = drawn(1, 2, 1, 1, 40, 16)
     lengths, options = torch.tensor([40], device=DEVICE), Options(causal=False, scale=1.0)
-    calls = [((q, k, v), dict(options=x)) for x in (options, Options(True, 1.0), Options(False, 2.0))]
-    calls += [((q, k, v), dict(options=options, **more)) for more in (dict(programs=3), dict(key_lengths=lengths))]
+    other_options = Options(True, 1.0), Options(False, 2.0), options._replace(left=3), options._replace(softcap=3.0)
+    calls = [((q, k, v), dict(options=x)) for x in (options, *other_options)]
+    tensors_too = dict(programs=3), dict(key_lengths=lengths), dict(sinks=torch.zeros(2, device=DEVICE))
+    calls += [((q, k, v), dict(options=options, **more)) for more in tensors_too]
     others = [x.to("meta") for x in (q, k, v)], [x.half() for x in (q, k, v)], (q, k, v.mT.contiguous().mT)
     calls += [(given, dict(options=options)) for given in (*others, (q, k[:, :, :39], v[:, :, :39]))]
     for _ in range(2):

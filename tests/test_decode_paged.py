@@ -187,11 +187,11 @@ def test_the_table_is_looked_at_again_after_a_change():
 
 def test_as_an_operator():
     arguments, _ = serving()
-    inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), True, 0.25
+    inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), None, True, 0.25
     torch.library.opcheck(torch.ops.fa2_lab.paged, inputs, test_utils=("test_schema", "test_faketensor"))
 
     for dtype in (torch.float16, torch.float32):
         arguments, _ = serving(dtype)
         inputs = [arguments[n].to("meta") for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")]
-        O, L = torch.ops.fa2_lab.paged(*inputs, True, 0.25)
+        O, L = torch.ops.fa2_lab.paged(*inputs, None, True, 0.25)
         assert (O.shape, O.dtype, L.shape, L.dtype) == ((3, 4, 2, 16), dtype, (3, 4, 2), torch.float32)

@@ -21,9 +21,14 @@ FAULTS = [  # (module, right, wrong)
     ("reference.online_softmax", "np.where(np.isneginf(m), 0.0, m)", "m"),
     ("reference.online_softmax", "np.where(l == 0, 1.0, l)", "l"),
     ("reference.online_softmax", "L = self.m + np.log(l)", "L = self.m + l"),
-    ("tiles", "cols.start >= self.keys_seen", "cols.start > self.keys_seen"),
-    ("tiles", "cols.stop <= self.keys_seen(rows.start)", "cols.stop <= self.keys_seen(rows.stop - 1)"),
-    ("tiles", "row + 1 + N_k - N_q", "row + 1"),
+    ("tiles", "bottom[1]) <= max(", "bottom[1]) < max("),
+    ("tiles", "max(cols.start, top[0])", "max(cols.start, bottom[0])"),
+    ("tiles", "cols.stop <= top[1]", "cols.stop <= bottom[1]"),
+    ("tiles", "bottom[0] <= cols.start", "top[0] <= cols.start"),
+    ("tiles", "row + N_k - N_q", "row"),
+    ("tiles", "diagonal - left", "diagonal - left + 1"),
+    ("tiles", "diagonal + right + 1", "diagonal + right"),
+    ("tiles", "cdiv(last, self.B_c)", "last // self.B_c"),
     ("reference.fa1", "(r * alpha * l_i)[:, None]", "(r * l_i)[:, None]"),
     ("reference.fa1", "dp_ij = dropped(dp_dropped, z_ij)", "dp_ij = dp_dropped"),
     ("reference.fa1", "dQ[rows] = dq_i + tau *", "dQ[rows] = tau *"),
@@ -45,7 +50,21 @@ FAULTS = [  # (module, right, wrong)
     ("reference.fa1", "l[rows], m[rows] = l_i, m_i", "l[rows], m[rows] = l_i, m_i + 0 * l[rows]"),
     ("trace", "2 * np.size(result) * inputs[0].shape[-1]", "2 * np.size(result) * inputs[0].shape[0]"),
     ("trace", "np.size(inputs[0]) - np.size(result)", "np.size(inputs[0])"),
-    ("machine.io", "cdiv(", "(lambda a, b: a // b)("),
+    ("machine.io", "- first * tiling.B_c", ""),
+    ("reference.scores", "(1 - (finite(s) / softcap) ** 2)", "1.0"),
+    ("reference.scores", "ds * (1 - (finite(s)", "ds * (1 - (s"),
+    ("reference.scores", "softcap * np.tanh(s / softcap)", "np.tanh(s / softcap)"),
+    ("reference.scores", "-(np.exp(sink", "(np.exp(sink"),
+    ("reference.scores", "np.concatenate([s, np.full((*s.shape[:-1], 1), sink)], axis=-1)", "s"),
+    ("reference.online_softmax", "(float(sink), 1.0)", "(float(sink), 0.0)"),
+    ("reference.fa1", "O[:], l[:], m[:] = 0, l_0, m_0", "O[:], l[:], m[:] = 0, 0, m_0"),
+    ("reference.fa1", "ds_ij = cap_backward(ds_ij, s_ij, softcap)", "pass"),
+    ("reference.fa2", "ds_ij = cap_backward(ds_ij, s_ij, softcap)", "pass"),
+    ("reference.fa2", "Q.shape[1], sink)  # once", "Q.shape[1])  # once"),
+    ("reference.fa2", "SoftmaxState.reset(*q_i.shape)", "SoftmaxState.reset(*q_i.shape, sink)"),
+    ("reference.fa2", "cap(tau * (q_i @ K[cols].T), softcap)", "tau * (q_i @ K[cols].T)"),
+    ("reference.naive", "if softcap is not None:", "if False:"),
+    ("reference.heads", "sink=sinks[h]", "sink=sinks[0]"),
     ("reference.heads", "k[b, h // group], v[b, h // group]", "k[b, h % k.shape[1]], v[b, h // group]"),
     ("reference.heads", "dK[b, h // group] += dk", "dK[b, h // group] = dk"),
     ("reference.heads", "Dropout(dropout_p, seed, b, h)", "Dropout(dropout_p, seed, b, h // group)"),
@@ -93,7 +112,7 @@ def run_all_checks():
             check_tiles(case)
             check_one_head(case)
             check_meter(case)
-        check_heads(4, 2, "fa2", causal=True, p=0.3, lengths=[10, 7])
+        check_heads(4, 2, "fa2", causal=True, p=0.3, lengths=[10, 7], window=(3, 0), softcap=2.0, with_sinks=True)
         check_merge()
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from kernel_truth import dense, judge, run, tensors, worst  # before Triton
-from slices import once, shared_out
+from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
 
@@ -22,9 +22,11 @@ PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (10
 # Without a GPU ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.compiles("hopper_backward_worker.py")
-def test_fits_and_spills_nothing(rows):
-    assert len(rows) == 84
+@compiled_by("hopper_backward_worker.py")
+def test_fits_and_spills_nothing(rows, jobs):
+    assert len(rows) == (84 if jobs == "all" else 24)
+    for name in ("causal", "keys", "parts"):
+        assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
     for row in rows:
         assert row["ldl"] + row["stl"] + row["stack"] == 0, row
         assert row["shared"] <= 227 * 1024, row
@@ -108,33 +110,37 @@ def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
     assert (found is None) is (odd is not None)
 
 
-@pytest.mark.parametrize("on_hopper, kind, aligned, enough, dropout, same_bits, chosen", [
-    (True, True, True, True, False, False, "hopper"),
-    (True, True, True, False, False, False, "portable"),
-    (True, True, True, True, False, True, "portable"),
-    (True, True, True, True, True, False, "portable"),
-    (True, True, False, True, False, False, "portable"),
-    (True, False, True, True, False, False, "portable"),
-    (False, True, True, True, False, False, "portable"),
+ASKED = dict(plain={}, dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
+
+
+@pytest.mark.parametrize("on_hopper, kind, aligned, enough, asked, same_bits, chosen", [
+    (True, True, True, True, "plain", False, "hopper"),
+    (True, True, True, False, "plain", False, "portable"),
+    (True, True, True, True, "plain", True, "portable"),
+    *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "left", "right", "softcap", "sinks")],
+    (True, True, False, True, "plain", False, "portable"),
+    (True, False, True, True, "plain", False, "portable"),
+    (False, True, True, True, "plain", False, "portable"),
 ])  # fmt: skip
-def test_choice(on_hopper, kind, aligned, enough, dropout, same_bits, chosen, monkeypatch):
+def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monkeypatch):
     from fa2_lab.kernels import choice
 
     dO, Q, K, V, O, L, dL = (torch.empty(1, 1, 80, 64) for _ in range(7))
-    lengths, seed = torch.ones(1, dtype=torch.int64), torch.ones(1) if dropout else None
-    options = Options(True, 0.5, 0.1 if dropout else 0.0)
-    tensors = dO, Q, K, V, O, L, dL, lengths, seed
+    lengths = torch.ones(1, dtype=torch.int64)
+    seed, sinks = (torch.ones(1) if asked == name else None for name in ("dropout", "sinks"))
+    options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
+    tensors = dO, Q, K, V, O, L, dL, lengths, seed, sinks
     portable = SimpleNamespace(
-        prepare=lambda *given: lambda *all_nine: ("portable", given[5], all_nine),
-        backward=lambda *given: ("portable", given[6], (*given[:6], *given[7:], seed)),
+        prepare=lambda *given: lambda *all_ten: ("portable", given[5], all_ten),
+        backward=lambda *given: ("portable", given[6], (*given[:6], *given[7:], seed, sinks)),
     )
     hopper = SimpleNamespace(enough_work=lambda *_: enough)
-    made = lambda *given: ("hopper", options, (*given, seed)) if aligned else None  # noqa: E731
+    made = lambda *given: ("hopper", options, (*given, seed, sinks)) if aligned else None  # noqa: E731
     hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths) else None
     monkeypatch.setattr(choice, "portable_backward", portable)
     monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)
-    name, got, found = choice.backward(dO, Q, K, V, O, L, options, dL, lengths, seed)
+    name, got, found = choice.backward(dO, Q, K, V, O, L, options, dL, lengths, seed, sinks)
     assert name == chosen and got == options
     assert all(a is b for a, b in zip(found, tensors, strict=True))
 

@@ -23,6 +23,7 @@ FLOORS = {
     "tiles": 1,
     "trace": 1,
     "paper": 1,
+    "glossary": 1,
     "reference": 2,
     "kernels": 3,
     "attention": 4,
@@ -34,7 +35,7 @@ FLOORS = {
     "studio": 9,
     "__main__": 10,
 }
-SAME_ROOM = {"paged": "attention", "packed": "attention"}
+SAME_ROOM = {"paged": "attention", "packed": "attention", "transformers": "attention"}
 NEVER = {("kernels", "reference")}  # downward, and still not wanted: a kernel stands on its own
 
 
@@ -253,7 +254,7 @@ def test_the_package_needs_numpy_alone_and_is_quick():
 
 
 def test_what_is_not_a_kernel_needs_numpy_alone():
-    alone = {"tiles", "trace", "paper", "reference", "machine", "errata"}
+    alone = {"tiles", "trace", "paper", "glossary", "reference", "machine", "errata"}
     rooms = [name for name in package_modules() if room_of(name) in alone]
     assert len(rooms) > 15
     python("\n".join(f"import {name}" for name in rooms), ALL_BUT_NUMPY)
@@ -335,9 +336,10 @@ def test_conda_and_pip_agree_on_python():
 
 # Calls --------------------------------------------------------------------------------------------------------
 
-KERNELS = [path for path in sorted((PROJECT / "fa2_lab" / "kernels").rglob("*.py")) if path.parent.name != "ladder"]
-HEART = [*KERNELS, *(PROJECT / "fa2_lab" / f"{name}.py" for name in ("attention", "paged"))]
-TENSORS = "Q K V O L D dQ dK dV dO dL m l o key_lengths seed table scratch sums starts counter".split()
+EVERY_KERNEL = sorted((PROJECT / "fa2_lab" / "kernels").rglob("*.py"))
+KERNELS = [path for path in EVERY_KERNEL if path.parent.name != "ladder"]
+HEART = [*KERNELS, *(PROJECT / "fa2_lab" / f"{name}.py" for name in ("attention", "packed", "paged", "transformers"))]
+TENSORS = "Q K V O L D dQ dK dV dO dL m l o key_lengths seed sinks cu_q cu_k table scratch sums starts counter".split()
 
 
 def too_many(source: str) -> dict[str, int]:
@@ -361,6 +363,19 @@ def unnamed(source: str, ours: set[str]) -> list[str]:
     ]
 
 
+def nested_targets(source: str) -> list[str]:
+    """Lines of functions for the GPU that take a tuple of tuples apart: Triton 3.6 cannot read them."""
+    functions = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)]
+    ours = [f for f in functions if any("jit" in ast.unparse(decorator) for decorator in f.decorator_list)]
+    lines = [node for f in ours for node in ast.walk(f) if isinstance(node, ast.Assign)]
+    return [
+        ast.unparse(line)
+        for line in lines
+        for target in line.targets
+        if isinstance(target, ast.Tuple) and any(isinstance(x, ast.Tuple) for x in target.elts)
+    ]
+
+
 def functions_of(paths) -> set[str]:
     """Names of functions and classes that modules define, methods left out."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in paths]
@@ -372,6 +387,22 @@ def test_what_belongs_together_is_passed_together_and_constants_by_name(path):
     source = path.read_text(encoding="utf-8")
     assert not too_many(source)
     assert not unnamed(source, functions_of(HEART) - {"keep", "call"})
+
+
+@pytest.mark.parametrize("path", EVERY_KERNEL, ids=lambda path: str(path.relative_to(PROJECT / "fa2_lab")))
+def test_kernels_keep_to_what_the_oldest_triton_reads(path):
+    assert not nested_targets(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=lambda path: str(path.relative_to(PROJECT / "fa2_lab")))
+def test_kernels_take_options_by_name(path):
+    """Another option is then no concern of theirs."""
+    assert not re.findall(r"^ *[\w, ]+, [\w, ]+ = options$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def test_a_tuple_of_tuples_is_found():
+    assert nested_targets("@triton.jit\ndef f(x):\n    (a, b), c = x")
+    assert not nested_targets("@triton.jit\ndef f(x):\n    a, b = x\ndef g(x):\n    (a, b), c = x")
 
 
 def test_many_arguments_and_unnamed_constants_are_found():

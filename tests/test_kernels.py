@@ -98,8 +98,9 @@ def test_every_kind_of_call_is_prepared_for_itself(monkeypatch):
     for name in ("prepare", "prepare_backward"):
         monkeypatch.setattr(choice, name, lambda *given: made.append(given) or (lambda *_: len(made)))
     x, lengths, options = torch.empty(2, 3, 8, 16), torch.tensor([1, 2]), Options(False, 0.1)
-    many = [options._replace(**change) for change in (dict(), dict(causal=True), dict(scale=0.2), dict(dropout_p=0.5))]
-    calls = [dict(options=o) for o in many] + [dict(key_lengths=lengths), dict(key_lengths=lengths.int())]
+    changes = dict(), dict(causal=True), dict(scale=0.2), dict(dropout_p=0.5), dict(left=2), dict(softcap=2.0)
+    calls = [dict(options=options._replace(**change)) for change in changes]
+    calls += [dict(key_lengths=lengths), dict(key_lengths=lengths.int()), dict(sinks=torch.zeros(3))]
     for n, call in enumerate(calls, 1):
         assert choice.forward(x, x, x, **dict(options=options) | call) == n, call
     forget, same = len(calls), False
@@ -227,7 +228,9 @@ def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing
     at = {name: x.data_ptr() for name, x in zip("QKV", (q, k, v), strict=True)}
     assert stream == 7 and second | at == second and (second["key_lengths"], second["seed"]) == (0, 0)
     assert {n: x for n, x in second.items() if n not in "QKVOL"} == {
-        n: x or 0 if n in ("key_lengths", "seed") else x for n, x in first.items() if n in second and n not in "QKVOL"
+        n: x or 0 if n in ("key_lengths", "seed", "sinks", "cu_q", "cu_k") else x
+        for n, x in first.items()
+        if n in second and n not in "QKVOL"
     }
     assert counts(store[0, 1:513].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
     assert counts(q, causal=True) == (1, 0)

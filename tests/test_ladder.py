@@ -14,7 +14,6 @@ import torch
 triton = pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
 from fa2_lab.studio import steps  # noqa: E402
-from fa2_lab.studio.xray import xray  # noqa: E402
 
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
@@ -162,13 +161,14 @@ def test_a_rung_stands_alone(rung):
     assert steps.sentence(rung).removeprefix("Side r").removeprefix("R").startswith(
         f"ung {number}, {name}: "
     ) and steps.sentence(rung).endswith(".")
-    assert len(steps.source(rung).splitlines()) <= (310 if gluon(rung) else 125 if rung in ladder.BACKWARD else 110)
+    assert len(steps.source(rung).splitlines()) <= (340 if gluon(rung) else 125 if rung in ladder.BACKWARD else 110)
 
 
+@pytest.mark.compiles("ladder_worker.py")
 @pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS if gluon(rung)])
-def test_a_hopper_rung_compiles_without_spills_and_multiplies_on_tensor_cores(rung):
-    (kernel,) = xray(rung, "sm_90", d=128, causal=True)
-    assert kernel.numbers["spills"] == 0 and kernel.numbers["tensor"] > 0
+def test_a_hopper_rung_compiles_without_spills_and_multiplies_on_tensor_cores(rows, rung):
+    (made,) = [row for row in rows if row["rung"] == rung]
+    assert made["spills"] == 0 and made["tensor"] > 0
 
 
 @pytest.mark.parametrize(("old", "new"), list(pairwise(ladder.RUNGS)))

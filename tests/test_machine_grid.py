@@ -116,11 +116,12 @@ def test_compare_says_what_the_schedule_says(column):
 # Owners and collisions ------------------------------------------------------------------------------------------
 
 some_tilings = st.builds(
-    lambda N_q, N_k, B_r, B_c, causal, length: Tiling(
-        N_q, N_k, B_r, B_c, Mask(causal, None if length is None else min(length, N_k))
+    lambda N_q, N_k, B_r, B_c, causal, length, left: Tiling(
+        N_q, N_k, B_r, B_c, Mask(causal, None if length is None else min(length, N_k), window=(left, None))
     ),
     *[st.integers(1, n) for n in (12, 12, 5, 5)],
     st.booleans(),
+    st.none() | st.integers(0, 12),
     st.none() | st.integers(0, 12),
 )
 

@@ -12,7 +12,14 @@ from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Barrier, Block, Deadloc
 from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 
-SHAPES = [(16, 32, NO_MASK), (20, 30, CAUSAL), (30, 20, CAUSAL), (7, 9, CAUSAL), (13, 13, Mask(True, 5))]
+SHAPES = [
+    (16, 32, NO_MASK),
+    (20, 30, CAUSAL),
+    (30, 20, CAUSAL),
+    (7, 9, CAUSAL),
+    (13, 13, Mask(True, 5)),
+    (15, 17, Mask(window=(4, 2))),
+]
 
 
 def draw(N_q, N_k, d=4):
@@ -207,3 +214,9 @@ def test_bad_numbers_are_named(name, value):
     Q, K, V = draw(4, 4)
     with pytest.raises((ValueError, TypeError), match=name):
         hopper.forward(Q, K, V, Tiling(4, 4, 4, 4), **{name: value})
+
+
+def test_a_mask_that_is_no_interval_is_refused():
+    tiling = Tiling(4, 4, 2, 2, Mask(allowed=np.eye(4, dtype=bool)))
+    with pytest.raises(ValueError, match=r"^tiling: got .*; it takes"):
+        hopper.forward(*np.ones((3, 4, 2)), tiling)

@@ -14,7 +14,14 @@ from fa2_lab.reference import naive
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 
 LATE = [model.Late(*late) for late in product((False, True), repeat=2)]
-SHAPES = [(16, 32, NO_MASK), (20, 30, CAUSAL), (30, 20, CAUSAL), (7, 9, CAUSAL), (13, 13, Mask(True, 5))]
+SHAPES = [
+    (16, 32, NO_MASK),
+    (20, 30, CAUSAL),
+    (30, 20, CAUSAL),
+    (7, 9, CAUSAL),
+    (13, 13, Mask(True, 5)),
+    (15, 17, Mask(window=(4, 2))),
+]
 
 
 def draw(N_q, N_k, mask=NO_MASK, d=4):

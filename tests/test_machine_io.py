@@ -55,7 +55,9 @@ def tilings(draw):
         allowed = np.random.default_rng(draw(st.integers(0, 99))).random((N_q, N_k)) < draw(
             st.sampled_from([0.05, 0.5])
         )
-    return Tiling(N_q, N_k, B_r, B_c, Mask(draw(st.booleans()), length, allowed))
+    sides = st.none() | st.integers(0, 9)
+    window = draw(st.none() | st.tuples(sides, sides))
+    return Tiling(N_q, N_k, B_r, B_c, Mask(draw(st.booleans()), length, allowed, window))
 
 
 @settings(max_examples=60, deadline=None)

@@ -26,12 +26,13 @@ def head(N_q, N_k, d, seed=0):
     st.tuples(*[st.integers(1, n) for n in (11, 11, 4, 5, 5, 6)]),
     st.booleans(),
     st.none() | st.integers(0, 11),
+    st.none() | st.tuples(st.integers(0, 11), st.none() | st.integers(0, 11)),
     st.sampled_from([1.0, 1e4]),
 )
-def test_every_row_block_equals_the_reference(scheme, sizes, causal, length, logits):
+def test_every_row_block_equals_the_reference(scheme, sizes, causal, length, window, logits):
     N_q, N_k, d, B_r, B_c, W = sizes
     Q, K, V = head(N_q, N_k, d)
-    mask = Mask(causal, None if length is None else min(length, N_k))
+    mask = Mask(causal, None if length is None else min(length, N_k), window=window)
     tiling = Tiling(N_q, N_k, B_r, B_c, mask)
     O, L = fa2.forward(Q * logits, K, V, B_r=B_r, B_c=B_c, mask=mask)
     for i in range(tiling.T_r):

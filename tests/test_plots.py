@@ -13,6 +13,7 @@ import numpy as np
 import pictures
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from slices import in_turn
 
 from fa2_lab.plots import style
 from fa2_lab.studio import files
@@ -85,7 +86,7 @@ def test_it_has_one_message_and_an_alternative_text(picture):
     assert picture.sentence.endswith(".") and len(picture.sentence) <= 160
 
 
-@by_name
+@pytest.mark.parametrize("picture", in_turn(PICTURES, days=4), ids=lambda p: p.name)
 def test_the_same_data_gives_the_same_bytes(picture):
     figure, _, data, _ = drawn(picture.name)
     again, _ = picture.file.draw(**data)

@@ -15,6 +15,7 @@ from fa2_lab.plots import (
     causal_tiles,
     deferred_normalisation,
     dropout_orders,
+    intervals,
     merge_orders,
     quadratic_memory,
     state_stream,
@@ -152,6 +153,24 @@ def test_the_error_curves_are_drawn_whole_with_a_cross_at_the_end_of_the_unsafe_
             assert np.array_equal(line.get_ydata(), curves[name], equal_nan=True)
         last = np.isfinite(curves["unsafe"]).sum() - 1
         assert cross.get_xdata() == [data["scales"][last]] and np.isnan(curves["unsafe"][last + 1])
+
+
+# Rescaling ----------------------------------------------------------------------------------------------------
+
+
+def test_the_old_terms_shrink_alike_and_the_new_ones_are_added():
+    figure, alt, data = drawn("rescaling")
+    E, v = np.array([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
+    stages = [E[:2] / 3, E[:2] / 8, E / 8]
+    for name, factor in (("ℓ", np.ones(4)), ("o", v)):
+        widths = {p.get_gid(): p.get_width() for p in boxes(titled(figure, f"{name},"))}
+        terms = [terms * factor[: len(terms)] for terms in stages]
+        wanted = {f"{name} {n} key {key}": x for n, row in enumerate(terms) for key, x in enumerate(row) if x}
+        assert widths == pytest.approx(wanted)
+        assert data["ends"][name] == pytest.approx([terms[0].sum(), terms[2].sum()])  # what the package has
+        said = [text.get_text() for text in titled(figure, f"{name},").texts if "=" in text.get_text()]
+        assert said == {"ℓ": ["ℓ = 4/3", "ℓ = 1/2", "ℓ = 2"], "o": ["o = 8/3", "o = 1", "o = 5"]}[name]
+    assert "α = 3/8" in alt and "ℓ from 4/3 to 1/2 to 2; o from 8/3 to 1 to 5" in alt
 
 
 # The stream of key blocks ---------------------------------------------------------------------------------------
@@ -353,6 +372,38 @@ def test_the_example_is_the_first_grid():
     tiling = next(iter(data["tilings"].values()))
     assert tiling.counts() == {Tile.SKIP: 28, Tile.DIAGONAL: 8, Tile.FULL: 28}
     assert any("36 of 64 tiles, 1.78 times" in t.get_text() for t in titled(figure, "Tiles computed").texts)
+
+
+# Intervals ----------------------------------------------------------------------------------------------------
+
+
+def test_each_mask_s_tiles_are_those_of_its_definition():
+    """Tile by tile against the mask entry by entry; documents see only themselves."""
+    figure, _, data = drawn("intervals")
+    r, c = np.indices((data["N"], data["N"]))
+    document = np.repeat(range(3), [tiling.N_q for _, tiling in list(data["masks"].values())[4]])
+    causal = c <= r
+    window = causal & (r - c <= 8)
+    both, padded = (r - c <= 8) & (c - r <= 4), causal & (c < 20)
+    definitions = [causal, window, both, padded, causal & (document[:, None] == document), window]
+    for ax, seen, name in zip(figure.axes, definitions, data["masks"], strict=False):
+        assert ax.get_title(loc="left").startswith(name)
+        shown = seen
+        tiles = [p for p in boxes(ax) if p.get_gid() in ("FULL", "DIAGONAL", "SKIP")]
+        for patch in tiles:
+            x, y, w, h = (round(v) for v in (*patch.get_xy(), patch.get_width(), patch.get_height()))
+            tile = seen[y : y + h, x : x + w]
+            assert patch.get_gid() == ("FULL" if tile.all() else "DIAGONAL" if tile.any() else "SKIP"), (name, x, y)
+            assert bool(patch.get_hatch()) == (patch.get_gid() == "SKIP")
+            seen = seen & ~((y <= r) & (r < y + h) & (x <= c) & (c < x + w))
+        assert not seen.any(), f"{name}: a key that is seen lies in no tile"
+        visited = sum(p.get_gid() != "SKIP" for p in tiles)
+        assert f"\n{visited} " in ax.get_title(loc="left")
+        (bar,) = (p for p in boxes(ax) if p.get_gid() == "row")
+        keys = np.flatnonzero(shown[data["row"]])
+        assert (bar.get_y(), bar.get_x(), bar.get_width()) == (data["row"], keys[0], len(keys)), name
+        assert f"[{keys[0]}, {keys[-1] + 1})" in {t.get_text() for t in ax.texts}
+    assert intervals.visited_tiles(data["masks"]["causal"]) == 36
 
 
 # Grouped heads ------------------------------------------------------------------------------------------------

@@ -22,13 +22,13 @@ def test_each_tile_bears_the_number_of_its_program():
     counts = labelled(figure)
     for w in range(cut.programs):
         assert counts[str(w)] == sum(last - first for _, first, last in cut.spans(w))
-    assert {label for label in counts if label.startswith("slot")} == {"slot 0", "slot 1", "slot 5", "slot 6"}
-    assert "head 2: 0 tiles, finished by program 1" in alt and "head 3: 12 tiles, merged from slots 5, 6" in alt
+    assert {label for label in counts if label.startswith("part")} == {"part 0", "part 1", "part 5", "part 6"}
+    assert "head 2: 0 tiles, finished by program 1" in alt and "head 3: 12 tiles, merged from parts 5, 6" in alt
 
 
 def test_other_shares_give_another_picture():
     figure, alt = shares.draw(Shares((6, 6), 1))
-    assert labelled(figure)["0"] == 12 and not labelled(figure, "slot") and "merged" not in alt
+    assert labelled(figure)["0"] == 12 and not labelled(figure, "part") and "merged" not in alt
 
 
 @pytest.fixture

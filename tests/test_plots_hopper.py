@@ -9,8 +9,41 @@ import pytest
 from matplotlib.patches import FancyArrowPatch
 from pictures import drawn, tagged, words
 
-from fa2_lab.plots import backward_ideas, forward_ideas, ideas, style
+from fa2_lab.plots import forward_ideas, ideas, style
 from fa2_lab.plots.records import RECORDED
+
+# What a product and a copy need ---------------------------------------------------------------------------------
+
+
+def test_a_product_reads_its_right_factor_from_shared_memory_and_its_frame_is_one_wgmma():
+    figure, alt, data = drawn("wgmma")
+    (left, right, result), (p, v, o) = data["products"]
+    assert [m[2] for m in (left, right, result)] == [(64, 128), (128, 128), (64, 128)]
+    assert {m[0]: m[3] for m in (left, right, result, p, v, o)} == dict(
+        Q="shared memory", K="shared memory", S="registers", P="registers", V="shared memory", O="registers"
+    )
+    assert data["warps"] == [w for w in range(4) for _ in range(16)]
+    for frame, (_, name, shape, _) in zip(tagged(figure, "one wgmma"), (left, right, p, v), strict=True):
+        deep = frame.get_width() if name in "qp" else frame.get_height()
+        full = frame.get_height() if name in "qp" else frame.get_width()
+        assert np.isclose(deep / full, 16 / shape[0 if name in "qp" else 1])
+    assert all(len(tagged(figure, f"{t} of warp {w}")) == 1 for t in "SPO" for w in range(4))
+    assert "8 instructions" in alt
+
+
+def test_a_bulk_copy_swizzles_what_is_there_and_zeros_what_is_not():
+    figure, alt, data = drawn("bulk_copy")
+    assert (data["first"], data["bytes"]) == (8, 4 * 64 * 2)
+    assert data["places"].tolist() == [[chunk ^ row for chunk in range(8)] for row in range(4)]
+    for row in range(2):
+        boxes = {chunk: tagged(figure, f"chunk {row} {chunk}")[0] for chunk in range(8)}
+        left = min(box.get_x() for box in boxes.values())
+        assert [round((box.get_x() - left) / box.get_width()) for box in boxes.values()] == [c ^ row for c in range(8)]
+        assert all(box.label_text.get_text() == str(chunk) for chunk, box in boxes.items())
+    assert len([gid for row in (2, 3) for c in range(8) for gid in tagged(figure, f"zero {row} {c}")]) == 16
+    assert not tagged(figure, "chunk 2 0") and not tagged(figure, "zero 1 0")
+    assert any("512 bytes" in text for text in words(figure)) and "last 2 rows are zeros" in alt
+
 
 # Who waits for whom -------------------------------------------------------------------------------------------
 
@@ -97,6 +130,20 @@ def test_shares_by_hand():
     assert between > 0.95 and both > between
 
 
+def test_a_step_of_the_backward_in_order():
+    """A consumer's work of step 3, its dQ a step later, and boxes from where to where the jobs last."""
+    figure, _, data = drawn("backward_step")
+    mine = sorted((begun, unit, what) for c, unit, what, n, begun, _ in data["jobs"] if (c, n) == (0, 3))
+    assert [what for _, _, what in mine] == ["S", "P", "dV", "dP", "dK", "dQ", "dQ"]
+    assert [unit for _, unit, what in mine if what == "dQ"] == ["tensor", "copy"]
+    next_P = next(begun for c, _, what, n, begun, _ in data["jobs"] if (c, what, n) == (0, "P", 4))
+    assert mine[5][0] == next_P and data["window"][1] - data["window"][0] == 2 * 10 * 256
+    for c, unit, what, n, begun, ended in data["jobs"]:
+        if data["window"][0] <= begun and ended <= data["window"][1]:
+            places = [(bar.get_x(), bar.get_width()) for bar in tagged(figure, f"{unit} {what} {n}")]
+            assert (begun - data["window"][0], ended - begun) in places, (c, unit, what, n)
+
+
 def test_boxes_are_as_long_as_their_jobs():
     figure, _, data = drawn("timeline")
     for ax, panel in zip(figure.axes, data["panels"], strict=True):
@@ -134,7 +181,8 @@ def test_tickets_shows_how_long_each_SM_has_work():
 
 @pytest.mark.parametrize("part", ["forward", "backward"])
 def test_bars_reach_from_the_lowest_to_the_highest_factor_and_failures_are_open(part):
-    figure, alt, data = drawn(f"{part}_ideas")
+    data = ideas.data(part)
+    figure, alt = ideas.draw(**data)
     ax = figure.axes[0]
     for is_kept, gid in ((True, "kept"), (False, "not kept")):
         rows = [row for row in data["rows"] if row["kept"] == is_kept]
@@ -166,7 +214,7 @@ def by_hand(monkeypatch):
 
 
 def test_worth_is_time_without_over_time_with_from_the_record(by_hand):
-    bars = backward_ideas.data()["rows"]
+    bars = ideas.data("backward")["rows"]
     assert forward_ideas.data()["rows"] == []
     assert bars == [
         dict(idea="turns", kept=True, shape="d 64, full, N 1,024, 4,096", low=1.2, high=1.5),

@@ -413,7 +413,7 @@ def test_workers_function_takes_any_size():
 def test_the_map_s_areas_and_bars_are_the_chips_numbers():
     figure, alt, data = drawn("gpu_map")
     boxes = {p.get_gid(): p for p in figure.findobj(style.Rectangle) if p.get_gid()}
-    full = {"A100": "A100 SXM 80GB", "H100": "H100 SXM", "H200": "H200"}
+    full = {"A100": "A100 SXM 80GB", "H100": "H100 SXM", "H200": "H200", "B200": "B200"}
     assert list(data["chips"]) == list(full)
     scale = boxes["H200 HBM"].get_width() ** 2 / chips.H200.hbm_bytes
     for name, chip in ((short, chips.named(long)) for short, long in full.items()):

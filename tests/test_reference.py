@@ -11,11 +11,12 @@ import pytest
 from hypothesis import strategies as st
 from ladder_checks import CORNERS, Case, check_heads, check_merge, check_one_head
 
-from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax
+from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax, scores
 from fa2_lab.reference.dropout import Dropout, keep_mask, philox, sequential_mask
 from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_lab.trace import Trace
 
+SIDES = st.none() | st.integers(0, 16)
 SETTINGS = hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
 
 
@@ -37,11 +38,15 @@ def test_corner_cases(case):
     scale=st.none() | st.floats(0, 2),
     splits=st.integers(1, 6),
     seed=st.integers(0, 99),
+    window=st.none() | st.tuples(SIDES, SIDES),
+    softcap=st.none() | st.floats(0.1, 20),
+    sink=st.none() | st.floats(-20, 20),
 )
 @SETTINGS
 def test_every_stage_equals_the_dense_result(key_part, **case):
     length = None if key_part is None else round(key_part * case["N_k"])
-    check_one_head(Case(key_length=length, **case))
+    # Where a score is at its cap, the slope 1 − (s / c)² is a small difference of large numbers.
+    check_one_head(Case(key_length=length, **case), floor=0.0 if case["softcap"] is None else 1e-2)
 
 
 @hypothesis.given(
@@ -50,10 +55,90 @@ def test_every_stage_equals_the_dense_result(key_part, **case):
     causal=st.booleans(),
     p=st.sampled_from([0.0, 0.3]),
     lengths=st.none() | st.lists(st.integers(0, 10), min_size=2, max_size=2),
+    window=st.none() | st.tuples(SIDES, SIDES),
+    softcap=st.none() | st.just(1.5),
+    with_sinks=st.booleans(),
 )
 @SETTINGS
-def test_heads_and_groups(groups, stage, causal, p, lengths):
-    check_heads(*groups, stage, causal, p, lengths)
+def test_heads_and_groups(groups, **options):
+    check_heads(*groups, **options)
+
+
+ADVERSE = [
+    dict(window=(99, 99)),
+    dict(window=(0, 0)),
+    dict(window=(0, 0), N_q=13, N_k=6),  # the first seven rows see nothing
+    dict(window=(0, 0), N_q=6, N_k=13),
+    dict(window=(2, 1), N_q=13, N_k=6, sink=0.3),
+    dict(window=(1, None), N_q=5, N_k=14, causal=True),
+    dict(window=(2, 0), key_length=0, sink=-1.0),
+    dict(window=(3, 3), key_length=4, N_q=12, N_k=12),  # the last rows' windows lie in the padding
+    dict(sink=1e4),
+    dict(sink=-1e4),
+    dict(sink=0),
+    dict(sink=700.0, causal=True, N_q=12, N_k=4),
+    dict(softcap=1e-3, size=30.0),
+    dict(softcap=1e6),
+    dict(softcap=5.0, size=30.0, sink=6.0, window=(4, 4), p=0.4),
+]
+
+
+class PoisonedNumPy:
+    """NumPy, but memory that nobody has written holds NaN."""
+
+    def __getattr__(self, name):
+        return getattr(np, name)
+
+    def empty(self, shape):
+        return np.full(shape, np.nan)
+
+    def empty_like(self, x):
+        return np.full(x.shape, np.nan)
+
+
+@pytest.mark.parametrize("options", ADVERSE, ids=str)
+def test_windows_sinks_and_caps_at_their_worst(options, monkeypatch):
+    """Against autograd, with outputs that hold NaN until they are written."""
+    for stage in (naive, fa1, fa2):
+        monkeypatch.setattr(stage, "np", PoisonedNumPy())
+    check_one_head(Case(**dict(dict(causal=False, B_r=3, B_c=4), **options)), tolerance=1e-11, floor=1e-2)
+
+
+def test_what_a_window_a_sink_and_a_cap_do_to_one_row():
+    """Cases whose answer is known without computing a softmax."""
+    Q, K, V = np.random.default_rng(0).standard_normal((3, 7, 4))
+    O, L = fa2.forward(Q, K, V, B_r=2, B_c=3, mask=Mask(window=(0, 0)))
+    assert np.abs(O - V).max() < 1e-15 and oracle.error(L, (Q * K).sum(axis=1) / 2) < 1e-15
+    nothing = Mask(key_length=0)
+    O, L = fa2.forward(Q, K, V, B_r=2, B_c=3, mask=nothing, sink=3)
+    assert (O == 0).all() and (L == 3.0).all()
+    O, L = fa2.forward(Q, K, V, B_r=2, B_c=3, mask=nothing)
+    assert (O == 0).all() and np.isneginf(L).all()
+    assert all((g == 0).all() for g in fa2.backward(Q, K, V, O, L, np.ones_like(O), B_r=2, B_c=3, mask=nothing))
+    O, L = fa2.forward(0 * Q, K, V, B_r=2, B_c=3, sink=np.log(7))  # seven keys, and a sink that weighs as much
+    assert oracle.error(O, np.tile(V.mean(axis=0) / 2, (7, 1))) < 1e-14 and np.abs(L - np.log(14)).max() < 1e-14
+    O, L = fa2.forward(1e9 * Q, K, V, B_r=2, B_c=3, softcap=1e-9)  # every score is ±1e-9
+    assert oracle.error(O, np.tile(V.mean(axis=0), (7, 1))) < 1e-8
+
+
+@pytest.mark.parametrize("sink", [-0.5, 2.0])
+def test_dsink_by_central_differences(sink):
+    Q, K, V, dO = Case(N_q=4, N_k=5, d=3).tensors()
+    same, sinks = dict(B_r=2, B_c=2, mask=Mask(True, window=(2, 0)), softcap=0.8), np.array([sink])
+    O, L = fa2.forward(Q, K, V, sink=sink, **same)
+    numeric = oracle.central_differences(lambda: fa2.forward(Q, K, V, sink=sinks[0], **same)[0], sinks, dO)
+    assert abs(scores.sink_backward(sink, O, L, dO) - numeric[0]) < 1e-8
+
+
+def test_a_window_s_traffic_grows_with_the_sequence_and_not_with_its_square():
+    """By the meter: a row block reads its own keys and `left` before them, however long the sequence is."""
+    loads = []
+    for N in (32, 64, 128):
+        Q, K, V = np.ones((3, N, 2))
+        trace = Trace()
+        fa2.forward(Q, K, V, B_r=4, B_c=4, mask=Mask(causal=True, window=(8, None)), trace=trace)
+        loads.append(trace.loads("K") // 2)
+    assert loads == [N // 4 * 12 - 12 for N in (32, 64, 128)]  # three blocks of four keys; one and two at the start
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -218,6 +303,13 @@ GOOD = dict(B_r=2, B_c=2)
         (lambda: fa2.forward(ONE, ONE, ONE, tau=float("nan"), **GOOD), ValueError, "scale"),
         (lambda: fa2.forward(ONE, ONE, ONE, tau="1", **GOOD), TypeError, "scale"),
         (lambda: fa2.forward(ONE, ONE, ONE, mask=Mask(key_length=5), **GOOD), ValueError, "key_length"),
+        (lambda: fa2.forward(ONE, ONE, ONE, mask=Mask(window=(0, -1)), **GOOD), ValueError, "window"),
+        (lambda: fa2.forward(ONE, ONE, ONE, softcap=0.0, **GOOD), ValueError, "softcap"),
+        (lambda: fa1.forward(ONE, ONE, ONE, softcap=-1, **GOOD), ValueError, "softcap"),
+        (lambda: naive.forward(ONE, ONE, ONE, softcap=float("inf")), ValueError, "softcap"),
+        (lambda: fa2.backward(ONE, ONE, ONE, ONE, ONE[:, 0], ONE, softcap="2", **GOOD), TypeError, "softcap"),
+        (lambda: fa2.forward(ONE, ONE, ONE, sink=float("nan"), **GOOD), ValueError, "sink"),
+        (lambda: fa2.forward(ONE, ONE, ONE, sink=ONE[0], **GOOD), TypeError, "sink"),
         (lambda: fa2.forward(ONE, ONE, ONE, dropout=0.1, **GOOD), TypeError, "dropout"),
         (lambda: fa2.forward_split_keys(ONE, ONE, ONE, splits=0, **GOOD), ValueError, "splits"),
         (lambda: fa2.backward(ONE, ONE, ONE, ONE, ONE[:, 0], ONE[:3], **GOOD), ValueError, "dO"),
@@ -244,6 +336,9 @@ GOOD = dict(B_r=2, B_c=2)
         (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), key_lengths=[5]), ValueError, "key_lengths"),
         (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), key_lengths=[1, 2]), ValueError, "key_lengths"),
         (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), causal="yes"), TypeError, "causal"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), window=3), TypeError, "window"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), sinks=np.ones(3)), ValueError, "sinks"),
+        (lambda: heads.forward(*np.ones((3, 1, 2, 4, 3)), sinks=["a", "b"]), TypeError, "sinks"),
     ],
 )
 def test_bad_input_is_named(call, kind, word):

@@ -6,6 +6,9 @@ from ladder_checks import Case, check_tiles
 
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling, cdiv
 
+SIDES = st.none() | st.integers(0, 20)
+WINDOWS = st.none() | st.tuples(SIDES, SIDES)
+
 
 def test_cdiv_rounds_up():
     assert [cdiv(a, 4) for a in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
@@ -29,11 +32,37 @@ def test_square_causal_counts():
     causal=st.booleans(),
     key_part=st.none() | st.floats(0, 1),
     allowed_seed=st.none() | st.integers(0, 9),
+    window=WINDOWS,
 )
-@hypothesis.settings(max_examples=80, deadline=None, derandomize=True)
-def test_kinds_match_the_mask(N_q, N_k, B_r, B_c, causal, key_part, allowed_seed):
+@hypothesis.example(12, 12, 3, 4, False, 0.4, None, (2, 0))  # the last rows' windows lie in the padding
+@hypothesis.settings(max_examples=120, deadline=None, derandomize=True)
+def test_kinds_match_the_mask(N_q, N_k, B_r, B_c, causal, key_part, allowed_seed, window):
     length = None if key_part is None else round(key_part * N_k)
-    check_tiles(Case(N_q, N_k, 2, B_r, B_c, causal, length, allowed_seed))
+    check_tiles(Case(N_q, N_k, 2, B_r, B_c, causal, length, allowed_seed, window=window))
+
+
+def test_an_interval_is_what_a_row_sees():
+    """Three rows, five keys: the diagonal of row r is column r + 2."""
+    row = np.arange(3)
+    for mask, first, last in [
+        (Mask(), [0, 0, 0], [5, 5, 5]),
+        (CAUSAL, [0, 0, 0], [3, 4, 5]),
+        (Mask(window=(1, 0)), [1, 2, 3], [3, 4, 5]),
+        (Mask(causal=True, window=(1, 9)), [1, 2, 3], [3, 4, 5]),
+        (Mask(window=(None, 1)), [0, 0, 0], [4, 5, 5]),
+        (Mask(window=(0, 99), key_length=3), [2, 3, 3], [3, 3, 3]),
+    ]:
+        assert [list(ends) for ends in mask.interval(row, 3, 5)] == [first, last]
+        assert [tuple(map(int, mask.interval(r, 3, 5))) for r in range(3)] == list(zip(first, last, strict=True))
+
+
+def test_a_window_s_tiles_do_not_grow_with_the_sequence():
+    """64 keys behind the diagonal in tiles of 16: five column blocks in a row, three of them without a mask."""
+    for N in (256, 512):
+        counts = Tiling(N, N, 16, 16, Mask(causal=True, window=(64, None))).counts()
+        T = N // 16
+        assert counts[Tile.FULL] + counts[Tile.DIAGONAL] == 5 * T - 10
+        assert counts[Tile.FULL] == 3 * T - 6
 
 
 @pytest.mark.parametrize(
@@ -49,6 +78,12 @@ def test_kinds_match_the_mask(N_q, N_k, B_r, B_c, causal, key_part, allowed_seed
         (dict(mask=Mask(key_length=float("nan"))), TypeError, "key_length"),
         (dict(mask=Mask(key_length=9)), ValueError, "key_length"),
         (dict(mask=Mask(key_length=-1)), ValueError, "key_length"),
+        (dict(mask=Mask(window=(-1, 0))), ValueError, "window"),
+        (dict(mask=Mask(window=(0, -1))), ValueError, "window"),
+        (dict(mask=Mask(window=4)), TypeError, "window"),
+        (dict(mask=Mask(window=(4,))), TypeError, "window"),
+        (dict(mask=Mask(window=(4.0, 0))), TypeError, "window"),
+        (dict(mask=Mask(window=(True, 0))), TypeError, "window"),
         (dict(mask=Mask(allowed=np.ones((8, 7), bool))), ValueError, "mask"),
         (dict(mask=Mask(allowed=np.ones((8, 8)))), TypeError, "mask"),
         (dict(mask=Mask(allowed=[[True]])), TypeError, "mask"),

@@ -141,7 +141,7 @@ def test_every_operation_of_a_forward_leads_back_to_what_was_loaded(stage):
 
 
 def test_each_kind_of_operation_has_its_name():
-    """Also the ones that no algorithm uses today: exp2, and the divisions and maxima that NumPy calls otherwise."""
+    """Also the ones that no algorithm uses today: exp2, and the maxima that NumPy calls otherwise."""
     trace = Trace()
     x = trace.hbm(X=np.arange(1.0, 7).reshape(2, 3))[:]
     for result, kind, n in [

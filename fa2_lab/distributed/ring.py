@@ -222,8 +222,8 @@ def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, 
     q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
     options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
     if ring.on_triton:
-        return seen.queries, *forward_on_triton(q, k, v, None, None, options)
-    return seen.queries, *Reference.apply(q, k, v, None, None, *options)
+        return seen.queries, *forward_on_triton(q, k, v, None, None, None, options)
+    return seen.queries, *Reference.apply(q, k, v, None, None, None, options)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv: Tensor) -> 
     dL = None if dL is None else dL[:, :, seen.queries]
     operator = backward_on_triton if ring.on_triton else reference_backward
     options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
-    return operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), None, None, options)
+    return operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), None, None, None, options)
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dKV: Tensor) -> None:
@@ -268,11 +268,10 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
         dKV[1, :, :, seen.keys] += part[2]
 
 
-def reference_backward(dO, dL, q, k, v, O, L, key_lengths, seed, options):
+def reference_backward(dO, dL, *rest):
     """The NumPy ladder behind the same arguments."""
-    options = options._asdict() | dict(key_lengths=key_lengths, seed=seed)
-    dL = torch.zeros_like(L) if dL is None else dL
-    return ReferenceBackward.apply(dO, dL, q, k, v, O, L, key_lengths, options)
+    L = rest[4]
+    return ReferenceBackward.apply(dO, torch.zeros_like(L) if dL is None else dL, *rest)
 
 
 # As torch sees it ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import numpy as np
 
 from fa2_lab.errata.cases import Case, TwoBlocks, distance
 from fa2_lab.errata.erratum import Erratum
-from fa2_lab.paper import GLOSSARY
+from fa2_lab.glossary import GLOSSARY
 
 CASE = Case(N=8, d=4)
 TWO = TwoBlocks(CASE, cut=3)

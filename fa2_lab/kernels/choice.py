@@ -1,5 +1,7 @@
 """Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest."""
 
+from functools import partial
+
 import torch
 
 from fa2_lab.kernels.decode import plan as decode
@@ -8,53 +10,73 @@ from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
 
-def forward(Q, K, V, options: Options, key_lengths=None, seed=None):
+def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths))
-    return prepared(key, prepare, Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed)
+    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths, sinks))
+    return prepared(key, prepare, Q, K, V, options, key_lengths, sinks)(Q, K, V, key_lengths, seed, sinks)
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None):
-    """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed)."""
+def for_hopper(options: Options, sinks) -> bool:
+    """Whether Hopper's own kernels compute such calls: those without dropout, window, softcap and sinks."""
+    return not options.dropout_p and options.left is options.right is options.softcap is sinks is None
+
+
+def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None):
+    """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed, sinks)."""
     if not options.dropout_p:
         if decode.is_decode(Q, K):
             return decode.prepare(Q, K, V, options, key_lengths)
-        hopper = hopper_forward(Q.device)
+        hopper = hopper_forward(Q.device) if for_hopper(options, sinks) else None
         takes = hopper is not None and hopper.enough_work(Q, K, options.causal)
         own = hopper.prepare(Q, K, V, options, key_lengths) if takes else None
         if own is not None:
 
-            def call(Q, K, V, key_lengths, seed):
+            def call(Q, K, V, key_lengths, seed, sinks):
                 return own(Q, K, V, key_lengths) or portable.forward(Q, K, V, options, key_lengths)
 
             return call
     return portable.prepare(Q, K, V, options, key_lengths)
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None):
-    """(dQ, dK, dV) of one call."""
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, sinks=None):
+    """(dQ, dK, dV) of one call, and dsinks where there are sinks."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    key = "backward", options, same_bits, dL is None, *map(kind_of, (dO, Q, K, V, O, key_lengths))
-    call = prepared(key, prepare_backward, dO, Q, K, V, O, options, dL, key_lengths, same_bits)
-    return call(dO, Q, K, V, O, L, dL, key_lengths, seed)
+    key = "backward", options, same_bits, dL is None, *map(kind_of, (dO, Q, K, V, O, key_lengths, sinks))
+    call = prepared(key, prepare_backward, dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits)
+    return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks)
 
 
-def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, same_bits):
-    """What computes (dQ, dK, dV) for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed).
+def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits):
+    """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks).
 
     Hopper's own adds up in any order, and so does not serve where torch is asked for the same bits each time.
     """
-    hopper = None if options.dropout_p or same_bits else hopper_backward(Q.device)
+    hopper = hopper_backward(Q.device) if for_hopper(options, sinks) and not same_bits else None
     takes = hopper is not None and hopper.enough_work(Q, K)
     own = hopper.prepare(dO, Q, K, V, O, options, key_lengths) if takes else None
     if own is not None:
 
-        def call(dO, Q, K, V, O, L, dL, key_lengths, seed):
+        def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks):
             found = own(dO, Q, K, V, O, L, dL, key_lengths)
             return found or portable_backward.backward(dO, Q, K, V, O, L, options, dL, key_lengths)
 
         return call
     return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths)
+
+
+def forward_packed(Q, K, V, cu_q, cu_k, options: Options, sinks=None):
+    """(O, L) of packed sequences, (tokens, heads, d)."""
+    key = "forward, packed", options, *map(kind_of, (Q, K, V, cu_q, sinks))
+    call = prepared(key, partial(portable.prepare, sequences=len(cu_q) - 1), Q, K, V, options)
+    return call(Q, K, V, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
+
+
+def backward_packed(dO, Q, K, V, O, L, cu_q, cu_k, options: Options, dL=None, sinks=None):
+    """(dQ, dK, dV) of packed sequences, and dsinks where there are sinks."""
+    key = "backward, packed", options, dL is None, *map(kind_of, (dO, Q, K, V, O, cu_q, sinks))
+    prepare = partial(portable_backward.prepare, sequences=len(cu_q) - 1)
+    call = prepared(key, prepare, dO, Q, K, V, O, options)
+    return call(dO, Q, K, V, O, L, dL, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
 
 
 def hopper_forward(device: torch.device):

@@ -24,6 +24,7 @@ from fa2_lab.kernels.portable.tile import Tile
 from fa2_lab.kernels.prepared import forget, prepared
 from fa2_lab.kernels.relaunch import relaunch
 
+interpreter.quicken()
 MiB = 2**20
 
 
@@ -44,13 +45,20 @@ class Blocks:
         options = dict(num_warps=self.warps, num_stages=self.stages)
         return options if self.registers is None else options | dict(maxnreg=self.registers)
 
-    def tile(self, Q: torch.Tensor, causal: bool) -> Tile:
+    def tile(self, Q: torch.Tensor) -> Tile:
         """What a kernel for tensors like Q is compiled for."""
-        numbers = self.B_r, self.B_c, Q.shape[3], self.d_pad, causal, self.upcast
+        numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, self.upcast
         return Tile(*map(triton.language.constexpr, numbers))
 
 
-SIZES = ["H", "group", "N_k", "heads", "heads_at_once"]  # Triton compiles one kernel for all values of these
+SIZES = [
+    "H",
+    "group",
+    "N_k",
+    "heads",
+    "heads_at_once",
+    "sequences",
+]  # Triton compiles one kernel for all values of these
 
 SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)  # their ptxas need more registers
 
@@ -124,7 +132,7 @@ def upcast(Q: torch.Tensor) -> bool:
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     """The block sizes of one kernel for tensors like Q: what was tuned here, else the chip family's entry."""
-    fixed = dict(d_pad=padded(Q.shape[3]), upcast=upcast(Q))
+    fixed = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)
     if tuned := finds().get(name(kernel, Q, causal)):
@@ -148,7 +156,7 @@ def name(kernel: str, Q: torch.Tensor, causal: bool) -> str:
     """A find's name: the chip, the kernel, the shape's padded d, the dtype and the mask."""
     chip = torch.cuda.get_device_name(Q.device) if Q.is_cuda else str(Q.device)
     dtype, mask = str(Q.dtype).removeprefix("torch."), "causal" if causal else "full"
-    return f"{chip}, {kernel}, d {padded(Q.shape[3])}, {dtype}, {mask}"
+    return f"{chip}, {kernel}, d {padded(Q.shape[-1])}, {dtype}, {mask}"
 
 
 def finds() -> dict[str, list[int]]:
@@ -227,20 +235,41 @@ def addresses(tensors) -> list[int]:
 # What else a launch needs -------------------------------------------------------------------------------------
 
 
+def shape(X: torch.Tensor) -> tuple[int, int, int, int]:
+    """(batch, heads, N, d); packed sequences, (tokens, heads, d), are the rows of one batch entry."""
+    return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
+
+
 def strides(X: torch.Tensor) -> tuple[int, int, int]:
-    """How far apart batch entries, heads and rows of a tensor lie; its columns lie side by side."""
-    return X.stride()[:3]
+    """How far apart batch entries, heads and rows of a tensor lie; its columns lie side by side.
+
+    A packed sequence is found by its first row, as a batch entry is by its number.
+    """
+    return X.stride()[:3] if X.dim() == 4 else (X.stride(0), X.stride(1), X.stride(0))
 
 
-def sizes(Q: torch.Tensor, K: torch.Tensor, heads: int, streamed: torch.Tensor) -> dict:
-    """The sizes that kernels take as they are. Programs belong to so many heads, and each streams two such tensors."""
-    (_, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
-    return dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=heads, heads_at_once=heads_at_once(streamed, 8))
+def programs(X: torch.Tensor, B: int, sequences: int | None) -> int:
+    """One for each block of B rows of each head; or enough for so many packed sequences and what lies behind them."""
+    batch, H, N, _ = shape(X)
+    return batch * H * (triton.cdiv(N, B) if sequences is None else N // B + sequences + 1)
+
+
+def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Tensor, sequences: int | None) -> dict:
+    """The sizes that kernels take as they are. Programs belong to the heads `of` one tensor and stream two like one."""
+    (_, H, N_q, _), (_, H_kv, N_k, _), (batch, heads, *_) = shape(Q), shape(K), shape(of)
+    found = dict(H=H, group=H // H_kv, N_q=N_q, N_k=N_k, heads=batch * heads, sequences=sequences)
+    return found | dict(heads_at_once=heads_at_once(streamed, 8))
+
+
+def window(options) -> tuple:
+    """(left, right) of the diagonal. The causal mask's 0 is known to the compiler, a window's sizes are not."""
+    return options.left, triton.language.constexpr(0) if options.causal else options.right
 
 
 def heads_at_once(X: torch.Tensor, megabytes: int) -> int:
     """How many heads to run side by side, so that what they stream (two tensors like X) stays in the L2 cache."""
-    return max(1, megabytes * MiB // (2 * X.shape[2] * X.shape[3] * X.element_size()))
+    _, _, N, d = shape(X)
+    return max(1, megabytes * MiB // (2 * max(1, N) * d * X.element_size()))
 
 
 def dropout(p: float) -> tuple[int, float]:

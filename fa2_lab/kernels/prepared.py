@@ -25,6 +25,14 @@ class Options(NamedTuple):
     causal: bool
     scale: float
     dropout_p: float = 0.0
+    left: int | None = None  # columns that a row sees before its diagonal; None: all
+    right: int | None = None  # and after it, where the mask is not causal
+    softcap: float | None = None
+
+    @property
+    def window(self) -> tuple[int | None, int | None]:
+        """(left, right) of the diagonal: the causal mask is right = 0."""
+        return self.left, 0 if self.causal else self.right
 
 
 def prepared(key: tuple, make: Callable, *arguments) -> Any:

@@ -109,6 +109,7 @@ _SM_89 = _SM_86 | dict(compute_capability=(8, 9), blocks_per_sm=24)
 _SM_90 = _SM_80 | dict(
     compute_capability=(9, 0), fp32_per_clock=128, shared_per_sm=228 * KiB, shared_per_block=227 * KiB
 )
+_SM_100 = _SM_90 | dict(compute_capability=(10, 0))
 
 # The chips ------------------------------------------------------------------------------------------------------
 
@@ -127,6 +128,8 @@ _AD102 = "NVIDIA Ada GPU Architecture (whitepaper), appendix A, table GeForce RT
 _L40S = "NVIDIA L40S datasheet, table Specifications"
 _L40 = "NVIDIA Ada Lovelace Professional GPU Architecture (whitepaper), table of the L40, same die and SM count"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet, table Specifications"
+_B200 = "NVIDIA HGX B200 datasheet, table Specifications, an eighth of its figure for eight GPUs"
+_B200_DRIVER = "reported by the driver of a B200 (github.com/pytorch/ao, pull request 4002)"
 _SM_TENSOR = "section on the tensor core: FMAs per clock and tensor core, times 4 tensor cores, times 2"
 
 A100 = Chip(
@@ -181,6 +184,29 @@ H200 = replace(
     )
     | {"link_per_second": f"{_H200}: NVLink 900 GB/s, half of it each way"}
     | {"l2_bytes": "reported by the driver of an H200 (torch.cuda.get_device_properties, L2_cache_size)"},
+)
+B200 = Chip(
+    name="B200",
+    SMs=148,
+    clock_hz=1860 * MHZ,
+    tensor_flops=2250 * TFLOPS,
+    fp32_flops=75 * TFLOPS,
+    tensor_per_clock=8192,
+    hbm_bytes=180 * GiB,
+    hbm_per_second=7672 * GB,
+    l2_bytes=int(126.5 * MiB),
+    link_per_second=900 * GB,
+    sources=_sources(
+        _B200,
+        memory=f"{_B200_DRIVER}: 7,680 bits, moved twice in each of 3,996 million clocks a second",
+        SMs=_B200_DRIVER,
+        l2_bytes=_B200_DRIVER,
+        hbm_bytes="NVIDIA DGX B200 datasheet: 1,440 GB for eight GPUs",
+        clock_hz="worked out: 2,250 dense TFLOP/s are 148 SMs × 8,192 at 1860 MHz (the FP32 figure is one at 1980 MHz)",
+        tensor_per_clock="twice the H100's of each SM: it gives the datasheet's 2,250 TFLOP/s at 1860 MHz",
+        link_per_second=f"{_B200}: NVLink 1.8 TB/s, half of it each way",
+    ),
+    **_SM_100,
 )
 RTX_3090 = Chip(
     name="GeForce RTX 3090",
@@ -242,7 +268,7 @@ L40S = Chip(
     **_SM_89,
 )
 
-CHIPS = {chip.name: chip for chip in (A100, H100, H200, RTX_3090, RTX_4090, L40S)}
+CHIPS = {chip.name: chip for chip in (A100, H100, H200, B200, RTX_3090, RTX_4090, L40S)}
 
 
 # The GPU that is here -------------------------------------------------------------------------------------------
@@ -251,6 +277,7 @@ DRIVER_NAMES = {
     "NVIDIA A100-SXM4-80GB": A100,
     "NVIDIA H100 80GB HBM3": H100,
     "NVIDIA H200": H200,
+    "NVIDIA B200": B200,
     "NVIDIA GeForce RTX 3090": RTX_3090,
     "NVIDIA GeForce RTX 4090": RTX_4090,
     "NVIDIA L40S": L40S,

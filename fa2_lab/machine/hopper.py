@@ -203,7 +203,7 @@ class Work:
 
     def all_columns(self, t: int) -> list[int]:
         """The column blocks that any consumer of the t-th block visits, from right to left."""
-        return max((self.columns(i) for i in self.rows_of(t)), key=len)
+        return sorted({j for i in self.rows_of(t) for j in self.columns(i)}, reverse=True)
 
     def q(self, i: int) -> np.ndarray:
         return self.Q[self.tiling.rows(i)] if i < self.tiling.T_r else np.zeros((0, self.Q.shape[1]))
@@ -240,14 +240,16 @@ def consumer(c: int, block: Block, pipes: Pipes, work: Work, visit: Callable) ->
         all_columns, columns = work.all_columns(t), work.columns(i)
         q_tile = r * work.consumers + c
         q = yield from pipes.q.take(q_tile)
-        for _ in all_columns[: len(all_columns) - len(columns)]:  # tiles that only lower rows see
-            yield from skip(c, n, pipes)
-            n += 1
+        before = all_columns.index(columns[0]) if columns else len(all_columns)  # tiles that only lower rows see
+        for m in range(n, n + before):
+            yield from skip(c, m, pipes)
         if columns:
             rows = Rows(work.tiling, i, q, work.Q.shape[1])
-            yield from visit(c, n, block, rows, columns, pipes, work.costs)
-            n += len(columns)
+            yield from visit(c, n + before, block, rows, columns, pipes, work.costs)
             store(rows, work)
+        for m in range(n + before + len(columns), n + len(all_columns)):  # a window: tiles that only upper rows see
+            yield from skip(c, m, pipes)
+        n += len(all_columns)
         pipes.q.release(q_tile)
         r += 1
         t = yield from receive(r, pipes.mailbox)
@@ -355,6 +357,8 @@ def forward(Q, K, V, tiling: Tiling, consumers: int = 2, stages: int = 2, ping_p
     """One head by one thread block, which draws the numbers 0, 1, 2, … alone."""
     whole_number("consumers", consumers, low=1, high=3)
     whole_number("stages", stages, low=1)
+    if tiling.mask.allowed is not None:
+        raise ValueError("tiling: got a mask of its own for every entry; it takes one that leaves each row an interval")
     block = Block(tensor=tensor)
     rings = (
         Ring(block, "Q", 2 * consumers, 1),

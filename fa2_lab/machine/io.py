@@ -13,7 +13,7 @@ from fractions import Fraction
 import numpy as np
 
 from fa2_lab.reference.fa1 import block_sizes
-from fa2_lab.tiles import Tiling, cdiv, whole_number
+from fa2_lab.tiles import Tiling, whole_number
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,17 @@ def tiles_per_row(tiling: Tiling) -> np.ndarray:
     check_tiling(tiling)
     if tiling.mask.allowed is not None:
         return np.array([len(tiling.visited_cols(i)) for i in range(tiling.T_r)])
-    last_row = np.minimum((np.arange(tiling.T_r) + 1) * tiling.B_r, tiling.N_q) - 1
-    return cdiv(tiling.keys_seen(last_row), tiling.B_c)
+    first, last = tiling.blocks(np.arange(tiling.T_r))
+    return last - first
+
+
+def keys_per_row(tiling: Tiling) -> np.ndarray:
+    """How many keys the column blocks have that row block i visits: n_i · B_c, but for a ragged last one."""  # (T_r,)
+    if tiling.mask.allowed is not None:
+        size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
+        return np.array([sum(size[j] for j in tiling.visited_cols(i)) for i in range(tiling.T_r)])
+    first, last = tiling.blocks(np.arange(tiling.T_r))
+    return np.minimum(last * tiling.B_c, tiling.N_k) - first * tiling.B_c
 
 
 def rows_per_block(tiling: Tiling) -> np.ndarray:
@@ -70,17 +79,12 @@ def rows_visited(tiling: Tiling) -> int:
 
 def cols_visited(tiling: Tiling) -> int:
     """Keys brought on chip when every visited tile loads its column block (T_r N_k without a mask)."""
-    if tiling.mask.allowed is None:  # row block i visits the first n_i column blocks
-        return int(np.minimum(tiles_per_row(tiling) * tiling.B_c, tiling.N_k).sum())
-    size = [len(range(tiling.N_k)[tiling.cols(j)]) for j in range(tiling.T_c)]
-    return sum(size[j] for i in range(tiling.T_r) for j in tiling.visited_cols(i))
+    return int(keys_per_row(tiling).sum())
 
 
 def scores_visited(tiling: Tiling) -> int:
     """Entries of S that are computed: all entries of all visited tiles, masked ones on the diagonal included."""
-    if tiling.mask.allowed is None:
-        return int(rows_per_block(tiling) @ np.minimum(tiles_per_row(tiling) * tiling.B_c, tiling.N_k))
-    return sum(tiling.visible(i, j).size for i in range(tiling.T_r) for j in tiling.visited_cols(i))
+    return int(rows_per_block(tiling) @ keys_per_row(tiling))
 
 
 # Forward ----------------------------------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def _corner(ax: Axes, title: str, owners: Owners, numbers: np.ndarray, row: int)
     rows, cols = numbers.shape
     ax.add_patch(style.Rectangle((0, row), cols, 1, fill=False, edgecolor=style.INK, linewidth=2, gid="row"))
     ax.set(xlim=(-0.1, cols + 0.1), ylim=(rows + 0.1, -0.1))
-    ax.set_xlabel(f"keys →   dark: lane {first}, one of the four that hold row {row}", fontsize=style.SMALL)
+    ax.set_xlabel(f"keys → (dark: lane {first}, one of the four that hold row {row})", fontsize=style.SMALL)
     ax.set_xticks(np.arange(0, cols, 2) + 0.5, range(0, cols, 2))
     ax.set_yticks([k + 0.5 for k in (0, row, row + 8)], [0, f"row {row}", row + 8])
     ax.tick_params(length=0)

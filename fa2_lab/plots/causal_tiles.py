@@ -89,7 +89,7 @@ def _grid(ax: Axes, name: str, tiling: Tiling) -> None:
     ax.set(xlim=(-4, tiling.N_k + 4), ylim=(tiling.N_q + 4, -4), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     ax.set_title(f"{name}\n{tiling.N_q} × {tiling.N_k}, tiles {tiling.B_r} × {tiling.B_c}")
-    ax.set_xlabel(f"keys →   {len(centres[Tile.DIAGONAL])} DIAGONAL, masked", fontsize=style.SMALL)
+    ax.set_xlabel(f"keys → ({len(centres[Tile.DIAGONAL])} DIAGONAL, masked)", fontsize=style.SMALL)
     ax.set_anchor("N")
 
 
@@ -101,9 +101,9 @@ def _name(ax: Axes, kind: Tile, centres: np.ndarray) -> None:
 
 
 def _edge(ax: Axes, tiling: Tiling) -> None:
-    """The line that separates what is seen from what is not: row r sees its first keys_seen(r) keys."""
+    """The line that separates what is seen from what is not: where each row's interval ends."""
     row = np.arange(-1, tiling.N_q)
-    ax.plot(tiling.keys_seen(row), row + 1, color=style.INK, linewidth=1.4)
+    ax.plot(tiling.interval(row)[1], row + 1, color=style.INK, linewidth=1.4)
 
 
 def _curves(ax: Axes, N: np.ndarray, shares: dict) -> None:

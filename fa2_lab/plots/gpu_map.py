@@ -23,7 +23,7 @@ class Place(NamedTuple):
     speed: float | None
 
 
-def data(names: Sequence[str] = ("A100 SXM 80GB", "H100 SXM", "H200")) -> dict:
+def data(names: Sequence[str] = ("A100 SXM 80GB", "H100 SXM", "H200", "B200")) -> dict:
     """The memories of each chip, the nearest to the arithmetic first, and its link to other GPUs."""
     return dict(
         chips={name.split()[0]: (memories(chips.named(name)), chips.named(name).link_per_second) for name in names}
@@ -51,7 +51,7 @@ NEAR = style.WORKERS[1]
 def draw(chips: dict[str, tuple[list[Place], float]]) -> tuple[Figure, str]:
     """Above, the memories as areas, those of the chip under a lens; below, their speeds."""
     title = "There is much room far away, and little room nearby, where numbers come fast"
-    figure, (sizes, speeds) = style.new_figure(5.3, title, nrows=2, height_ratios=[1, 1.7])
+    figure, (sizes, speeds) = style.new_figure(7.2, title, nrows=2, height_ratios=[1.15, 1])
     _sizes(sizes, chips)
     _speeds(speeds, chips)
     told = []
@@ -72,28 +72,24 @@ def _speed(n: float) -> str:
 
 def _sizes(ax: Axes, chips: dict) -> None:
     unit = 100 / sqrt(max(p.size for places, _ in chips.values() for p in places))
-    left = 0.0
-    for name, (places, _) in chips.items():
+    top = 0.0
+    for k, (name, (places, _)) in enumerate(chips.items()):
+        left, low = 225 * (k % 2), 112 * ((len(chips) - 1) // 2 - k // 2)  # two chips in a row
         *near, far = places
-        side = unit * sqrt(far.size)
-        style.box(ax, left, 0, side, side, gid=f"{name} HBM", fill=style.tint(style.INK, 0.12))
-        ax.text(left + 3, side - 4, f"{name}\nHBM {_size(far.size)}", va="top", fontsize=style.SMALL)
-        x = left + 2
+        side, widest = unit * sqrt(far.size), ZOOM * unit * sqrt(max(place.size for place in near))
+        top = max(top, low + side)
+        style.box(ax, left, low, side, side, gid=f"{name} HBM", fill=style.tint(style.INK, 0.12))
+        ax.text(left + 3, low + side - 4, f"{name}\nHBM {_size(far.size)}", va="top", fontsize=style.SMALL)
+        x, y, lens = left + 2, low, left + side + 8
         for place in near:
-            tiny = unit * sqrt(place.size)
-            style.box(ax, x, 2, tiny, tiny, gid=f"{name} {place.name}", fill=NEAR, linewidth=0)
-            x += tiny + 1
-        lens = left + side + 5
-        ax.plot([x, lens - 1], [2.5, 2.5], color=style.QUIET, linewidth=0.8)
-        y = 0.0
-        for place in near:
-            large = ZOOM * unit * sqrt(place.size)
+            tiny, large = (zoom * unit * sqrt(place.size) for zoom in (1, ZOOM))
+            style.box(ax, x, low + 2, tiny, tiny, gid=f"{name} {place.name}", fill=NEAR, linewidth=0)
             style.box(ax, lens, y, large, large, gid=f"{name} {place.name} large", fill=NEAR, linewidth=0)
-            words = f"{place.name}\n{_size(place.size)}"
-            ax.text(lens + large + 2, y + large / 2, words, va="center", fontsize=style.SMALL)
-            y += large + 2
-        left = lens + 88
-    ax.set(xlim=(-1, left - 12), ylim=(-2, 101), aspect="equal", xticks=[], yticks=[])
+            words = f"{place.name} {_size(place.size)}"
+            ax.text(lens + widest + 2, y + large / 2, words, va="center", fontsize=style.SMALL)
+            x, y = x + tiny + 1, y + large + 2
+        ax.plot([x, lens - 1], [low + 2.5, low + 2.5], color=style.QUIET, linewidth=0.8)
+    ax.set(xlim=(-1, 450), ylim=(-2, top + 2), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     ax.set_title(f"Size: areas to scale; the memories on the chip once more under a lens, sides × {ZOOM}")
 
@@ -107,7 +103,14 @@ def _speeds(ax: Axes, chips: dict) -> None:
             top = y - 0.4 + k * tall
             if speed:
                 style.box(
-                    ax, 0, top, speed, 0.92 * tall, gid=f"{chip} {names[y]} speed", fill=style.worker(k, 3), linewidth=0
+                    ax,
+                    0,
+                    top,
+                    speed,
+                    0.92 * tall,
+                    gid=f"{chip} {names[y]} speed",
+                    fill=style.worker(k, len(chips)),
+                    linewidth=0,
                 )
             words = f"{chip} {_speed(speed)}" if speed else f"{chip}: no figure printed"
             ax.text((speed or 0) + 0.008 * longest, top + tall / 2, words, va="center", fontsize=style.SMALL)

@@ -14,7 +14,6 @@ from fa2_lab.plots.records import made, measured
 
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
 TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
-TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
 BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
 
 

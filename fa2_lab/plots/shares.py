@@ -35,7 +35,7 @@ def draw(cut: Shares) -> tuple[Figure, str]:
         _tiles(ax, cut, head)
         _parts(ax, cut, head, longest + 1.2)
     ax.text(0, -0.75, "tiles of keys and values →", va="center", color=style.QUIET)
-    ax.text(longest + 1.2, -0.75, "parts (m, l, o), by slot", va="center", color=style.QUIET)
+    ax.text(longest + 1.2, -0.75, "parts (o, m, ℓ), by number", va="center", color=style.QUIET)
     ax.set(xlim=(-1.6, longest + 10.4), ylim=(heads - 0.45, -1.1), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     return figure, _told(cut)
@@ -55,7 +55,7 @@ def _parts(ax: Axes, cut: Shares, head: int, x: float) -> None:
     if len(readers) > 1:
         for k, w in enumerate(readers):
             style.box(
-                ax, x + 1.5 * k, head - H / 2, 1.4, H, f"slot {cut.part(w, head)}", style.worker(w), linewidth=0.5
+                ax, x + 1.5 * k, head - H / 2, 1.4, H, f"part {cut.part(w, head)}", style.worker(w), linewidth=0.5
             )
         ax.annotate(
             "merge",
@@ -74,11 +74,11 @@ def _told(cut: Shares) -> str:
     lines = []
     for head, n in enumerate(cut.tiles):
         readers = cut.readers(head)
-        slots = ", ".join(str(cut.part(w, head)) for w in readers)
-        end = f"merged from slots {slots}" if len(readers) > 1 else f"finished by program {readers[0]}"
+        parts = ", ".join(str(cut.part(w, head)) for w in readers)
+        end = f"merged from parts {parts}" if len(readers) > 1 else f"finished by program {readers[0]}"
         lines.append(f"head {head}: {n} tiles, {end}")
     return (
         f"{len(cut.tiles)} heads of unequal length as rows of tiles, shared out among {cut.busy} programs,"
-        f" {cut.share} turns each: one to begin a head, one for each tile. Colour and number say who reads a tile."
-        f" {'; '.join(lines)}."
+        f" {cut.share} units of work each: one to begin a head, one for each tile. Colour and number say who"
+        f" reads a tile. {'; '.join(lines)}."
     )

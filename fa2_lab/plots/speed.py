@@ -12,7 +12,8 @@ from fa2_lab.plots.records import made, measured
 
 # Data -----------------------------------------------------------------------------------------------------------
 
-CONTESTANTS = ("fa2_lab", "fa2_lab portable", "FlashAttention-4", "cuDNN", "FlexAttention", "torch flash", "flash_attn")
+CONTESTANTS = ("fa2_lab", "fa2_lab portable", "FlashAttention-3", "FlashAttention-4", "cuDNN", "FlexAttention")
+CONTESTANTS += ("torch flash", "flash_attn")
 BASELINE = "torch flash"
 
 
@@ -38,6 +39,7 @@ Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
 LOOKS = {  # no tensor is drawn here: the hues are those of the contestants
     "fa2_lab": dict(color=style.INK, linewidth=2.2, marker="o", zorder=4),
     "fa2_lab portable": dict(color=style.INK, linewidth=1.1, marker="o", markerfacecolor="white", zorder=3),
+    "FlashAttention-3": dict(color=style.PINK, marker="v"),
     "FlashAttention-4": dict(color=style.VERMILION, marker="v"),
     "cuDNN": dict(color=style.GREEN, marker="^"),
     "FlexAttention": dict(color=style.ORANGE, marker="D"),

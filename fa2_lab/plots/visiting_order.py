@@ -87,4 +87,4 @@ def _timeline(ax: Axes, name: str, log: Sequence[Event], longest: int) -> None:
     )
     ax.spines["bottom"].set_visible(False)
     ax.text(longest + 1, -0.75, "elements", va="center", fontsize=style.SMALL, color=style.QUIET)
-    ax.set_xlabel(f"time →   {sum(e.elements for e in log):,} elements: filled = load, open = store")
+    ax.set_xlabel(f"time → ({sum(e.elements for e in log):,} elements; filled: load, open: store)")

@@ -45,7 +45,7 @@ def draw(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
         ax.spines["left"].set_visible(False)
         _bars(ax, schedule)
         _end(ax, schedule)
-    axes[-1].set_xlabel("time in tiles (model) →   a line for each SM; a new grey begins with each of its blocks")
+    axes[-1].set_xlabel("time in tiles (model) → (a line for each SM; a new grey begins with each of its blocks)")
     told = "; ".join(
         f"{name}: {len(s.placed)} blocks on {s.SMs_used} SMs end at {s.makespan:g}, {s.utilisation:.0%} busy"
         for name, s in ran.items()

@@ -30,14 +30,16 @@ def same_shape(name: str, x, shape: tuple, meaning: str) -> np.ndarray:
     return array
 
 
-def inputs(Q, K, V, tau, dropout) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-    """Q (N_q, d), K and V (N_k, d) of one head and its scale τ."""
+def inputs(Q, K, V, tau, dropout, softcap=None, sink=None) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+    """Q (N_q, d), K and V (N_k, d) of one head and its scale τ. softcap and sink are only checked."""
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:
         raise ValueError(f"K: got head dimension {K.shape[1]}; it takes that of Q, d = {Q.shape[1]}")
     V = same_shape("V", V, K.shape, "the shape of K")
     if not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {dropout!r}; it takes a Dropout, as in Dropout(p=0.1, seed=0)")
+    number("softcap", softcap, above=0, otherwise="no cap")
+    number("sink", sink, above=-np.inf, otherwise="no sink")
     return Q, K, V, scale(tau, Q.shape[1])
 
 
@@ -59,6 +61,15 @@ def qkv_heads(Q, K, V) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if Q.shape[1] % K.shape[1]:
         raise ValueError(f"k: got {K.shape[1]} heads; it takes a divisor of the {Q.shape[1]} heads of q")
     return Q, K, same_shape("v", V, K.shape, "the shape of k")
+
+
+def number(name: str, x, above: float, otherwise: str) -> None:
+    """Refuse what is neither None nor a finite number above a bound."""
+    takes = f"a finite number{' above 0' if above == 0 else ''}, or None for {otherwise}"
+    if isinstance(x, (bool, np.bool_)) or not (x is None or isinstance(x, Real)):
+        raise TypeError(f"{name}: got {x!r}; it takes {takes}")
+    if x is not None and not above < x < np.inf:
+        raise ValueError(f"{name}: got {x}; it takes {takes}")
 
 
 def scale(tau, d: int) -> float:

@@ -10,7 +10,8 @@ import numpy as np
 
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
-from fa2_lab.reference.online_softmax import SoftmaxState, finite
+from fa2_lab.reference.online_softmax import SoftmaxState, finite, first_state
+from fa2_lab.reference.scores import cap, cap_backward
 from fa2_lab.tiles import NO_MASK, Mask, Tiling, cdiv, whole_number
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -24,23 +25,26 @@ def forward(
     B_c: int,
     tau: float | None = None,
     mask: Mask = NO_MASK,
+    softcap: float | None = None,
+    sink: float | None = None,
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
     """FA2 Algorithm 1 for one head: returns O (N_q, d) and the logsumexp L (N_q,)."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     drop = dropout.drop
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)  # FA2.A1.L1 FA2.A1.L2
     Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
+    m_0, l_0 = first_state(sink)
     for i in trace.parallel("i", range(tiling.T_r)):  # FA2.A1.L3
         rows = tiling.rows(i)
         q_i = Q[rows]  # FA2.A1.L4  (B_r, d)
-        o_i, l_i, m_i = np.zeros(q_i.shape), np.zeros(len(q_i)), np.full(len(q_i), -np.inf)  # FA2.A1.L5
+        o_i, l_i, m_i = np.zeros(q_i.shape), np.full(len(q_i), l_0), np.full(len(q_i), m_0)  # FA2.A1.L5
         for j in trace.serial("j", tiling.visited_cols(i)):  # FA2.A1.L6
             cols = tiling.cols(j)
             k_j, v_j = K[cols], V[cols]  # FA2.A1.L7  (B_c, d)
             s_ij = tau * (q_i @ k_j.T)  # FA2.A1.L8  (B_r, B_c)
-            s_ij = tiling.hide(s_ij, i, j)
+            s_ij = tiling.hide(cap(s_ij, softcap), i, j)
             m_ij = s_ij.max(axis=1)  # FA2.A1.L9  (B_r,)
             m_new = np.maximum(m_i, m_ij)  # FA2.A1.L9  (B_r,)
             p_ij = np.exp(s_ij - finite(m_new)[:, None])  # FA2.A1.L9  (B_r, B_c)
@@ -71,11 +75,15 @@ def backward(
     B_c: int,
     tau: float | None = None,
     mask: Mask = NO_MASK,
+    softcap: float | None = None,
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """FA2 Algorithm 2 for one head: dQ, dK, dV. Column blocks are independent but for the rows of dQ they share."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    """FA2 Algorithm 2 for one head: dQ, dK, dV. Column blocks are independent but for the rows of dQ they share.
+
+    A sink is not asked for: L holds it already. Its own gradient is scores.sink_backward.
+    """
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
     (L,) = checks.per_row(Q, L=L)
     z = dropout.z
@@ -92,7 +100,7 @@ def backward(
             rows = tiling.rows(i)
             q_i, do_i, L_i, D_i = Q[rows], dO[rows], L[rows], D[rows]  # FA2.A2.L9
             s_ij = tau * (q_i @ k_j.T)  # FA2.A2.L10  (B_r, B_c)
-            s_ij = tiling.hide(s_ij, i, j)
+            s_ij = tiling.hide(cap(s_ij, softcap), i, j)
             p_ij = np.exp(s_ij - finite(L_i)[:, None])  # FA2.A2.L11  (B_r, B_c)
             z_ij = z(rows, cols)
             p_dropped = dropped(p_ij, z_ij)
@@ -100,6 +108,7 @@ def backward(
             dp_dropped = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
             dp_ij = dropped(dp_dropped, z_ij)  # FA2.A2.L13
             ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
+            ds_ij = cap_backward(ds_ij, s_ij, softcap)
             dq_i = dQ[rows]  # FA2.A2.L15  (B_r, d)
             dQ[rows] = dq_i + tau * (ds_ij @ k_j)  # FA2.A2.L15
             dk_j = dk_j + tau * (ds_ij.T @ q_i)  # FA2.A2.L16  (B_c, d)
@@ -118,11 +127,13 @@ def forward_split_keys(
     B_c: int,
     tau: float | None = None,
     mask: Mask = NO_MASK,
+    softcap: float | None = None,
+    sink: float | None = None,
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The decode case: each row block's keys are split among workers, and their (O, L) are merged at the end."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     splits = whole_number("splits", splits, low=1)
     tiling = Tiling(len(Q), len(K), B_r, B_c, mask)
     Q, K, V, O, L = trace.hbm(Q=Q, K=K, V=V, O=np.empty_like(Q), L=np.empty(len(Q)))
@@ -134,10 +145,10 @@ def forward_split_keys(
             state = SoftmaxState.reset(*q_i.shape)
             for j in trace.serial("j", shares[w]):
                 cols = tiling.cols(j)
-                s_ij = tiling.hide(tau * (q_i @ K[cols].T), i, j)
+                s_ij = tiling.hide(cap(tau * (q_i @ K[cols].T), softcap), i, j)
                 state = state.update(s_ij, V[cols], dropout.z(rows, cols))
             O_part[w, rows], L_part[w, rows] = state.finalize()
-        state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1])
+        state = SoftmaxState.reset(rows.stop - rows.start, Q.shape[1], sink)  # once: no part has the sink
         for w in range(splits):
             state = state.merge(SoftmaxState.from_output(O_part[w, rows], L_part[w, rows]))
         O[rows], L[rows] = state.finalize()

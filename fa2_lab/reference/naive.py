@@ -11,6 +11,7 @@ import numpy as np
 from fa2_lab.reference import checks
 from fa2_lab.reference.dropout import NO_DROPOUT, Dropout, dropped
 from fa2_lab.reference.online_softmax import finite, nonzero
+from fa2_lab.reference.scores import beside_sink, cap, cap_backward
 from fa2_lab.tiles import NO_MASK, Mask, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 
@@ -60,17 +61,20 @@ def forward(
     *,
     tau: float | None = None,
     mask: Mask = NO_MASK,
+    softcap: float | None = None,
+    sink: float | None = None,
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Standard attention of one head: returns O (N_q, d) and P (N_q, N_k), which its backward wants back."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap, sink)
     whole = Tiling(len(Q), len(K), len(Q), len(K), mask)
     z = dropout.z(whole.rows(0), whole.cols(0))
     S, P = np.empty((len(Q), len(K))), np.empty((len(Q), len(K)))
     Q, K, V, S, P, O = trace.hbm(Q=Q, K=K, V=V, S=S, P=P, O=np.empty_like(Q))
     S[:] = tau * (Q[:] @ K[:].T)  # (N_q, N_k)
-    P[:] = safe_softmax(np.where(whole.visible(0, 0), S[:], -np.inf))
+    visible = np.where(whole.visible(0, 0), cap(S[:], softcap), -np.inf)
+    P[:] = safe_softmax(beside_sink(visible, sink))[:, : len(K)]  # the sink's column has no value to weigh
     O[:] = dropped(P[:], z) @ V[:]  # (N_q, d)
     return np.asarray(O), np.asarray(P)
 
@@ -83,11 +87,12 @@ def backward(
     dO: np.ndarray,
     *,
     tau: float | None = None,
+    softcap: float | None = None,
     dropout: Dropout = NO_DROPOUT,
     trace: Trace = UNWATCHED,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """FA1 Algorithm 3: the gradients of one head from P, with dP and dS in HBM as well."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout)
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, dropout, softcap)
     P = checks.same_shape("P", P, (len(Q), len(K)), "(N_q, N_k)")
     (dO,) = checks.like(Q, dO=dO)
     z = dropout.z(slice(0, len(Q)), slice(0, len(K)))
@@ -96,22 +101,32 @@ def backward(
     dV[:] = dropped(P[:], z).T @ dO[:]  # FA1.A3.L1  (N_k, d)
     dP[:] = dropped(dO[:] @ V[:].T, z)  # FA1.A3.L2  (N_q, N_k)
     dS[:] = softmax_backward(P[:], dP[:])  # FA1.A3.L3  (N_q, N_k)
+    if softcap is not None:
+        dS[:] = cap_backward(dS[:], cap(tau * (Q[:] @ K[:].T), softcap), softcap)
     dQ[:] = tau * (dS[:] @ K[:])  # FA1.A3.L4  (N_q, d)
     dK[:] = tau * (dS[:].T @ Q[:])  # FA1.A3.L5  (N_k, d)
     return np.asarray(dQ), np.asarray(dK), np.asarray(dV)  # FA1.A3.L6
 
 
 def forward_linear_memory(
-    Q: np.ndarray, K: np.ndarray, V: np.ndarray, *, tau: float | None = None, mask: Mask = NO_MASK
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    *,
+    tau: float | None = None,
+    mask: Mask = NO_MASK,
+    softcap: float | None = None,
+    sink: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Appendix B.1: first L, then O, one row at a time. Returns O and L; nothing larger than a row is ever held."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap, sink)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
     L, O = np.empty(len(Q)), np.empty_like(Q)
     for i, q_i in enumerate(Q):  # equation (1), as its logarithm
-        L[i] = logsumexp(np.where(row_of.visible(i, 0)[0], tau * (K @ q_i), -np.inf))
+        s = np.where(row_of.visible(i, 0)[0], cap(tau * (K @ q_i), softcap), -np.inf)
+        L[i] = logsumexp(beside_sink(s, sink))
     for i, q_i in enumerate(Q):  # equation (2)
-        O[i] = _probabilities(tau * (K @ q_i), L[i], row_of.visible(i, 0)[0]) @ V
+        O[i] = _probabilities(cap(tau * (K @ q_i), softcap), L[i], row_of.visible(i, 0)[0]) @ V
     return O, L
 
 
@@ -125,9 +140,10 @@ def backward_linear_memory(
     *,
     tau: float | None = None,
     mask: Mask = NO_MASK,
+    softcap: float | None = None,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Appendix B.2: dV, D, dQ and dK one row at a time; P is computed again from L wherever it is needed."""
-    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
+    Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT, softcap)
     O, dO = checks.like(Q, O=O, dO=dO)
     (L,) = checks.per_row(Q, L=L)
     row_of = Tiling(len(Q), len(K), 1, len(K), mask)
@@ -135,12 +151,14 @@ def backward_linear_memory(
     dQ, dK, dV = np.empty_like(Q), np.empty_like(K), np.empty_like(V)
     D = D_from_output(dO, O)  # equation (4)
     for i, q_i in enumerate(Q):
-        p = _probabilities(tau * (K @ q_i), L[i], row_of.visible(i, 0)[0])  # (N_k,)
-        dQ[i] = tau * (p * (V @ dO[i] - D[i])) @ K  # equation (5)
+        s = cap(tau * (K @ q_i), softcap)
+        p = _probabilities(s, L[i], row_of.visible(i, 0)[0])  # (N_k,)
+        dQ[i] = tau * cap_backward(p * (V @ dO[i] - D[i]), s, softcap) @ K  # equation (5)
     for j, k_j in enumerate(K):
-        p = _probabilities(tau * (Q @ k_j), L, col_of.visible(0, j)[:, 0])  # (N_q,)
+        s = cap(tau * (Q @ k_j), softcap)
+        p = _probabilities(s, L, col_of.visible(0, j)[:, 0])  # (N_q,)
         dV[j] = p @ dO  # equation (3)
-        dK[j] = tau * (p * (dO @ V[j] - D)) @ Q  # equation (6)
+        dK[j] = tau * cap_backward(p * (dO @ V[j] - D), s, softcap) @ Q  # equation (6)
     return dQ, dK, dV
 
 

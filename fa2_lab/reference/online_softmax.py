@@ -25,6 +25,11 @@ def nonzero(l: np.ndarray) -> np.ndarray:
     return np.where(l == 0, 1.0, l)
 
 
+def first_state(sink: float | None = None) -> tuple[float, float]:
+    """(m, l) of a row before its first key: −∞ and 0, or the sink and its own exp(sink − m) = 1."""
+    return (-np.inf, 0.0) if sink is None else (float(sink), 1.0)
+
+
 @dataclass(frozen=True, eq=False)
 class SoftmaxState:
     """What is known of some rows after some keys: enough to go on, and enough to finish."""
@@ -34,9 +39,10 @@ class SoftmaxState:
     o: np.ndarray  # (B_r, d)  Σ exp(s − m) v, not divided by l
 
     @classmethod
-    def reset(cls, rows: int, d: int) -> SoftmaxState:
-        """The state before the first key, and the identity of merge."""
-        return cls(np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, d)))
+    def reset(cls, rows: int, d: int, sink: float | None = None) -> SoftmaxState:
+        """The state before the first key; without a sink it is the identity of merge."""
+        m, l = first_state(sink)
+        return cls(np.full(rows, m), np.full(rows, l), np.zeros((rows, d)))
 
     @classmethod
     def from_output(cls, o: np.ndarray, L: np.ndarray) -> SoftmaxState:

@@ -9,6 +9,7 @@ from importlib import import_module
 from textwrap import fill, indent
 
 from fa2_lab import paper
+from fa2_lab.glossary import GLOSSARY, Term
 
 # Commands that live in rooms of their own: each has a main(argv). They exist where their file does.
 ROOMS = {
@@ -152,9 +153,9 @@ def show_errata(arguments: argparse.Namespace) -> int:
 
 def show_glossary(arguments: argparse.Namespace) -> int:
     """Every term, or one."""
-    if arguments.term is not None and arguments.term not in paper.GLOSSARY:
-        raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, paper.GLOSSARY)}")
-    for term in paper.GLOSSARY.values():
+    if arguments.term is not None and arguments.term not in GLOSSARY:
+        raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, GLOSSARY)}")
+    for term in GLOSSARY.values():
         if arguments.term in (None, term.name):
             place = ", ".join(filter(None, (term.shape, term.lives)))
             print(f"{term.name}  {term.chinese}" + (f"  [{place}]" if place else ""))
@@ -164,7 +165,7 @@ def show_glossary(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def explained_in(term: paper.Term) -> str:
+def explained_in(term: Term) -> str:
     """Where a reader finds the term explained, in words."""
     if term.explained.startswith("rung"):
         return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"

@@ -75,6 +75,11 @@ PICTURES = [
         "01_naive_attention",
     ),
     Picture(
+        "rescaling",
+        "A larger maximum arrives: all old terms of l and o shrink by one factor, then the new ones are added.",
+        "02_online_softmax",
+    ),
+    Picture(
         "three_softmaxes",
         "With the row's maximum, or a running one, subtracted, no exponential overflows.",
         "02_online_softmax",
@@ -195,6 +200,16 @@ PICTURES = [
         "10_ladder",
     ),
     Picture(
+        "wgmma",
+        "The two products of a tile on Hopper: which factor lies in shared memory, and what stays in registers.",
+        "12_hopper_forward",
+    ),
+    Picture(
+        "bulk_copy",
+        "A tile on its way by the copy engine: one thread, a descriptor, zeros past the end, and a barrier.",
+        "12_hopper_forward",
+    ),
+    Picture(
         "pipes",
         "Who waits for whom in the Hopper forward: a producer warp, rings of buffers, consumer warpgroups, turns.",
         "12_hopper_forward",
@@ -220,8 +235,8 @@ PICTURES = [
         "13_hopper_backward",
     ),
     Picture(
-        "backward_ideas",
-        "The ideas that change most in the Hopper backward on an H200, what did not help included.",
+        "backward_step",
+        "A step of the Hopper backward over time: its dQ is multiplied in the next step, beside the exponentials.",
         "13_hopper_backward",
     ),
     Picture(
@@ -253,6 +268,11 @@ PICTURES = [
         "ring_speed",
         "The ring measured on 2 and 4 H200s: speed over one GPU by sequence length, and peak memory of each GPU.",
         "15_rings",
+    ),
+    Picture(
+        "intervals",
+        "Causal masks, windows, padding, packed documents, sinks: each row sees one interval, which decides its tiles.",
+        "16_masks",
     ),
 ]
 

@@ -16,7 +16,8 @@
 # - name the places where a GPU keeps numbers, with their sizes, and say what is cheap there and what is dear,
 # - keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's arrays. No GPU.*
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: matrix products,
+# and NumPy's arrays. No GPU.*
 #
 # How to read: answer each question marked **Predict** in your head, then open the folded output. A wrong guess teaches
 # more than a right answer that was read. Each section ends in one sentence, the **Takeaway**. The exercises have gaps for
@@ -61,9 +62,9 @@ show(time_and_memory.draw(**time_and_memory.data()))
 # </details>
 #
 # On the left, lower is faster. Our kernel is 5.6 times as fast as standard attention at N = 16,384. FA1 is slower than
-# standard here: it divides the job among few workers, 16 at N = 16,384, and most of this GPU stays idle. Chapter 06 comes
-# back to that. On the right, standard's memory grows fourfold with each doubling of N, until the GPU is full. FA2's and
-# ours only double.
+# standard here: it cuts the job into 16 parts at N = 16,384, this GPU has 132 processors, and most of them stay idle
+# (chapter 06). (bf16 is a format for numbers, with two bytes each.) On the right, standard's memory grows fourfold with
+# each doubling of N, until the GPU is full. FA2's and ours only double.
 #
 # **Takeaway.** The same answer can be had several times faster, and in memory that grows with N instead of N².
 
@@ -127,9 +128,10 @@ print(f"S with 2 bytes a number: {2 * N * N // 2**20} MiB for one head")
 # %% [markdown]
 # ## Where can a number be on a GPU?
 #
-# A program for a GPU is a *kernel*. It runs as many *thread blocks*, the workers of this book. A thread block has several
-# *warps*, and a warp is 32 *threads* that move in step. The chip consists of *SMs* (streaming multiprocessors), its
-# processors. A thread block stays on one SM until it is done.
+# A program for a GPU is a *kernel*. It runs as many *thread blocks*, the workers of this book. A *thread* executes the
+# instructions one by one, on numbers of its own. A *warp* is 32 threads that execute the same instruction together, and
+# a thread block has several warps. The chip consists of *SMs* (streaming multiprocessors), its processors. A thread
+# block stays on one SM until it is done.
 #
 # | place | what it is |
 # | --- | --- |
@@ -138,9 +140,10 @@ print(f"S with 2 bytes a number: {2 * N * N // 2**20} MiB for one head")
 # | L2 | a cache for the whole chip; it keeps what came from HBM lately |
 # | HBM | the large memory beside the chip, a kind of DRAM; tensors live here |
 # | tensor cores | units of an SM that multiply small matrices |
-# | other units | FP32 units add and multiply; special function units take exponentials |
+# | other units | FP32 units add and multiply float32 numbers; special function units take exponentials |
 #
-# **Predict.** Into which of these memories do the 128 MiB of S fit?
+# **Predict.** One SM has 228 KiB of shared memory, and this GPU has 132 SMs. Do the 128 MiB of S fit into all of it
+# together? Into which of the four memories do they fit?
 
 # %%
 chip = chips.H200  # the GPU of all measurements in this book
@@ -159,26 +162,27 @@ print(f"tensor cores: {chip.tensor_flops / 1e12:.0f} TFLOP/s;  FP32 units: {chip
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **HBM alone.** L2 has 60 MiB. All shared memory has 29 MiB, but it is cut into 132 pieces of 228 KiB. A tile of 128 ×
-# 128 scores has 32 KiB: that fits easily.
+# **No; only into HBM.** 132 · 228 KiB are 29 MiB, in 132 separate pieces. Registers and L2 are too small as well. But a
+# small piece of S, 128 × 128 scores of two bytes, has 32 KiB: that fits easily.
 # </details>
 #
-# Below, the same for three GPUs, to scale. Look for the three dots in the corner of HBM: that is all the room on the chip.
+# Below, the same for four GPUs, to scale. Look for the three dots in the corner of HBM: that is all the room on the chip.
 
 # %%
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Memory near the arithmetic is fast and small; far away it is large and slow. What is inside an SM we call *on chip*.
-# (A FLOP is one addition or multiplication. A TB is $10^{12}$ bytes; a T/s is $10^{12}$ in a second. A blank means that
-# the maker prints no figure.)
+# Memory near the arithmetic is fast and small; far away it is large and slow. We call what is inside an SM *on chip*.
+# (A FLOP is one addition or multiplication, and T is $10^{12}$. A blank means that the maker prints no figure.)
 #
-# **Takeaway.** There is much room far away and little room nearby. S only fits far away, a tile of S fits nearby.
+# **Takeaway.** There is much room far away and little room nearby. S only fits far away, a small piece of S fits
+# nearby.
 
 # %% [markdown]
 # ## What is cheap, and what is dear?
 #
-# **Predict.** The tensor cores do 989 TFLOP/s, and HBM delivers 4.8 TB/s. How many FLOPs can pass while one byte arrives?
+# **Predict.** The tensor cores do 989 TFLOP/s, and HBM delivers 4.8 TB/s. How many FLOPs can the tensor cores do while
+# one byte arrives?
 
 # %%
 score = 2 * d  # FLOPs of one score: d multiplications and d additions
@@ -200,8 +204,8 @@ print(f"to compute one score of S again, d = {d}: {score} FLOPs")
 # </details>
 #
 # On this chip it is cheaper to compute a score a second time than to store it and fetch it back: 128 FLOPs against the
-# time of 824. FlashAttention lives on that difference. And what is not a matrix product costs more than it seems: an
-# exponential takes the time of 256 FLOPs.
+# time of 824. FlashAttention uses that difference. And what is not a matrix product costs more than it seems: an
+# exponential takes as long as 256 FLOPs on the tensor cores.
 #
 # **Takeaway.** On a GPU products of matrices (*matmuls*) are cheap. Moving numbers is dear, and so are exponentials.
 
@@ -229,17 +233,22 @@ for name, result in ways.items():
     print(f"{name:12} {result[0, 0]:.12f}")
 
 # %% [markdown]
-# All ways agree in every printed digit. The additions run in another order, so the sixteenth digit may differ. Nothing is
-# left out, and nothing is estimated. Chapters 02 and 03 show how it is done.
+# <details><summary>Answer</summary>
+#
+# **Eight.** Two blocks of queries times four blocks of keys.
+# </details>
+#
+# All four ways agree in every printed digit. The additions run in another order, so the sixteenth digit may differ.
+# Nothing is left out, and nothing is estimated. Chapters 02 and 03 show how it is done.
 #
 # **Takeaway.** FlashAttention is not an approximation. It is the same sum in another order.
 
 # %% [markdown]
 # ## What does "less traffic" mean?
 #
-# FA2 holds a block of queries on chip and lets all keys and values come by. For the next block of queries they all come
-# by again. So the chip *requests* K and V many times. But L2 stands between the chip and HBM. What L2 still holds does
-# not cross from DRAM a second time. (The cell looks formulas and measurements up; read its table.)
+# FA2 keeps a block of queries on chip and loads all keys and values past it, tile by tile. For the next block of
+# queries it loads them all again. So the chip *requests* K and V many times. But L2 stands between the SMs and HBM.
+# What L2 still holds is not fetched from DRAM a second time. (You need not read the next cell's code; read its table.)
 #
 # **Predict.** K and V of one head have 2 MiB together (N = 4,096, d = 128). When the chip requests them for the second
 # time, where are they found?
@@ -269,8 +278,9 @@ for name, rung in (("standard", "r00_standard"), ("fa2", "r07_two_loops")):
 # The book counts elements with a *meter*. The meter counts the second quantity, what the chip requests. We shall always
 # say which of the three is meant.
 #
-# Here are three ways to compute attention, on one clock that counts requested bytes. Each coloured square is a block on its
-# way. Look at the letters o, $\ell$ and m: in FA1 they come and go, in FA2 they stay. Chapters 03 and 04 explain why.
+# Here are three ways to compute attention, on one clock that counts requested bytes. Each coloured square is a block on
+# its way. o is a block of the output; $\ell$ and m are two numbers that softmax needs for each of its rows. Look at
+# these three: in FA1 they come and go, in FA2 they stay. Chapters 03 and 04 explain why.
 
 # %% tags=["nbval-ignore-output"]
 recorded = motion.data()
@@ -282,8 +292,8 @@ show(motion.draw(**recorded), motion.moving(**recorded))
 # %% [markdown]
 # ## What changes on the way?
 #
-# The picture is the book in one look. Each rung is one change, with its chapter's number. The upper bar is before the
-# change and the lower bar after it. Many words are explained only in their chapters: look at the bars.
+# The picture shows the whole book. Each rung is one change, with its chapter's number. The upper bar is before the
+# change and the lower bar after it. Many of its words are explained later: look only at the bars.
 
 # %%
 show(ladder.draw(**ladder.data()))
@@ -310,7 +320,8 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 # ## How do I get from the paper to the code?
 #
 # This is Algorithm 1 of the FlashAttention-2 paper in our words, the goal of chapter 04. Capital letters are whole
-# tensors in HBM. Small letters with an index are blocks on chip. You need not understand it yet: look for one thing only.
+# tensors in HBM. Small letters with an index are blocks on chip. τ is the factor $1 / \sqrt{d}$. You need not
+# understand the rest yet: look for one thing only.
 #
 # **Predict.** Softmax divides by a sum. Inside how many loops is the division?
 

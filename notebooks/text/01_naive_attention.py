@@ -16,7 +16,8 @@
 # - read the meter, and say why standard attention cannot use more than a part of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [00 · The map](00_start.ipynb), and the chain rule.*
+# *Time: 60 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [00 · The
+# map](00_start.ipynb), and the chain rule.*
 
 # %%
 import numpy as np
@@ -87,10 +88,11 @@ for d in (4, 64, 1024):
 # **About 32.** $\sqrt{1024} = 32$.
 # </details>
 #
-# The third column shows what that does: one key of 256 gets nearly all the weight. The mean has become a choice, and
-# almost no gradient is left. With the scale, in the last column, the weights do not depend on d.
+# The third column shows what follows: one key of 256 gets nearly all the weight. The output is then one value and no
+# longer a mean, and a small change of the scores changes almost nothing. A model cannot learn from that. With the
+# scale, in the last column, the weights do not depend on d.
 #
-# **Takeaway.** $S = \tau QK^\top$ with $\tau = 1 / \sqrt{d}$, so that the softmax stays a mean.
+# **Takeaway.** $S = \tau QK^\top$ with $\tau = 1 / \sqrt{d}$, so that the weights do not depend on d.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -202,9 +204,9 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # ## Is that much?
 #
-# A chip can wait for its arithmetic, or for its memory. The quotient decides: how many FLOPs are done for each byte that
-# arrives? This is the *arithmetic intensity*. The two products of attention take $4N^2 d$ FLOPs. The $4N^2$ elements of S
-# and P have two bytes each.
+# A chip can wait for its arithmetic, or for its memory. One quotient decides which: how many FLOPs are done for each
+# byte that travels? It is called the *arithmetic intensity*. The two products of attention take $4N^2 d$ FLOPs. The
+# $4N^2$ elements of S and P have two bytes each.
 #
 # **Predict.** What is the quotient for d = 128?
 
@@ -288,7 +290,7 @@ print("do · o =", round(float(dO[0] @ O[0]), 9))
 # $(\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D)$, with the single number
 # $D = p \cdot dp$. (∘ multiplies entry by entry.)
 #
-# The third line shows that D can be had without the row. Since $dP_{ij} = do_i \cdot v_j$,
+# The third line shows that D can be computed without the row of P. Since $dP_{ij} = do_i \cdot v_j$,
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
@@ -300,7 +302,8 @@ print("do · o =", round(float(dO[0] @ O[0]), 9))
 # ## How do we know that a gradient is right?
 #
 # $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. A formula can be wrong: a
-# sign, a transpose, a factor. Differences need no formula. Move one entry by ±h, look at the loss, and divide by 2h.
+# sign, a transpose, a factor. Differences need no formula. Change one entry by +h and by −h, subtract the two losses,
+# and divide by 2h.
 #
 # **Predict.** Somebody forgets $\tau$ in dK. Will a test of shapes notice?
 
@@ -344,8 +347,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", ta
 # **No.** All shapes fit.
 # </details>
 #
-# Without $\tau$ the direction is right, and the gradient is too large by $1/\tau$ = 2. Training would go on, badly. The
-# last line has a wrong transpose. It fits here only because N = d.
+# Without $\tau$ the direction is right, and the gradient is too large by a factor $1/\tau$ = 2. Training would still
+# run, only worse. The last line has a wrong transpose. It fits here only because N = d.
 #
 # The five lines are Algorithm 3 of the FlashAttention paper, and their tags say so.
 #
@@ -359,8 +362,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", ta
 #
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
-# The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), holds L and one
-# row of scores. But each query asks for all keys twice, and for all values once.
+# The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), keeps L and one
+# row of scores. But for each query it loads all keys twice, and all values once.
 #
 # **Predict.** N = 512 and d = 64. Standard attention moves about $4N^2$ elements. How many N² does this move, if it loads
 # 3Nd elements for each of N queries?
@@ -408,8 +411,8 @@ for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** The backward pass by rows, from appendix B.2 of the same paper, keeps no P. Write row i of P, in place
-# of the `...`, out of K, one query, L and $\tau$. `D` and the rest are there.
+# **1. Complete.** The backward pass by rows, from appendix B.2 of the same paper, keeps no P. Compute row i of P from
+# K, one query, L and $\tau$, in place of the `...`. `D` and the rest are there.
 #
 # <details><summary>Hint</summary>
 #

@@ -16,7 +16,8 @@
 # - say by which factor old sums must shrink when a larger score arrives, and why one factor is enough,
 # - join two half-finished results, in any order.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [01 · Naive attention](01_naive_attention.ipynb).*
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
+# attention](01_naive_attention.ipynb).*
 
 # %%
 from functools import reduce
@@ -24,7 +25,7 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.plots import merge_orders, state_stream, three_softmaxes
+from fa2_lab.plots import merge_orders, rescaling, state_stream, three_softmaxes
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
 from fa2_lab.reference.naive import logsumexp, safe_softmax
@@ -46,9 +47,9 @@ print("weights in sixteenths:", np.round(16 * weights, 6))
 print(f"output: {weights @ v:.6g}")
 
 # %% [markdown]
-# <details><summary>The sum</summary>
+# <details><summary>Answer</summary>
 #
-# (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 40 / 16 = 2.5.
+# **2.5.** (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 40 / 16 = 2.5.
 # </details>
 #
 # **Takeaway.** The output is a quotient: a weighted sum of the values, divided by the sum of the weights.
@@ -79,7 +80,7 @@ print(f"m = log {np.exp(m1):.6g}   l = {l1:.6g}   o = {o1:.6g}   o / l = {o1 / l
 #
 # The quotient $o / \ell = 2$ is the right answer for these two keys.
 #
-# **Takeaway.** The state of a row is $m$, $\ell$ and $o$. It says all there is to say about the keys so far.
+# **Takeaway.** The *state* of a row is $m$, $\ell$ and $o$. It is all that we need to know about the keys so far.
 
 # %% [markdown]
 # ## Two more keys, and a larger maximum
@@ -98,6 +99,9 @@ l2 = alpha * l1 + p2.sum()
 o2 = alpha * o1 + p2 @ v[2:]
 print(f"alpha = {alpha:.6g}   l = {l2:.6g}   o = {o2:.6g}   o / l = {o2 / l2:.6g}")
 
+# %%
+show(rescaling.draw(**rescaling.data()))
+
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -107,7 +111,8 @@ print(f"alpha = {alpha:.6g}   l = {l2:.6g}   o = {o2:.6g}   o / l = {o2 / l2:.6g
 # </details>
 #
 # All terms of $\ell$ and of $o$ need the same factor, $\alpha = e^{m_{old} - m_{new}}$. So it can be applied to the sums,
-# and the single terms are not needed any more. The quotient is 2.5, as it should be.
+# and the single terms are not needed any more. The quotient is 2.5, as it should be. In the picture each box is the term
+# of one key. From the first bar to the second all boxes shrink alike; in the third the new keys' boxes are added.
 #
 # **Takeaway.** When the maximum moves, $\ell$ and $o$ are *rescaled*: multiplied by one factor,
 # $\alpha = e^{m_{old} - m_{new}}$.
@@ -181,10 +186,10 @@ show(three_softmaxes.draw(**three_softmaxes.data()))
 # **NaN.** $e^{100}$ is infinite in float32, and ∞/∞ is not a number.
 # </details>
 #
-# The upper part of the picture takes one row through all three ways in float16, where $e^{12}$ is already too large. The
-# lower part shows the error of the weights for larger and larger scores. The cross marks where the way without a maximum
-# breaks down. The running maximum never does, and its error stays within three times that of the row's maximum: it rounds
-# once more in each block.
+# The upper part of the picture takes one row through all three ways in float16, a format of two bytes whose largest
+# number is 65,504. There $e^{12}$ is already too large. The lower part shows the error of the weights for larger and
+# larger scores. The cross marks where the way without a maximum breaks down. The running maximum never does, and its
+# error stays within three times that of the row's maximum: it rounds once more in each block.
 #
 # **Takeaway.** Subtracting m keeps every exponential between 0 and 1. It is done in every block; the division by
 # $\ell$ can wait until the end.
@@ -220,8 +225,8 @@ print("the package: l =", safe.l.item(), " o =", safe.o.item(), " at the end O, 
 # %% [markdown]
 # ## Two halves that never met
 #
-# So far one state walked along the keys. Now let two workers walk along half of the keys each. Neither knows the other's
-# maximum. Each ends with its own $(m, \ell, o)$.
+# So far one state took in all keys, one block after the other. Now let two workers take one half of the keys each.
+# Neither knows the other's maximum. Each ends with its own $(m, \ell, o)$.
 #
 # **Predict.** The two states are to be joined. Which of them must shrink, that with the larger m or that with the
 # smaller?
@@ -252,14 +257,15 @@ show(merge_orders.draw(**merge_orders.data()))
 # **The one with the smaller m.** The other is multiplied by $e^0 = 1$. This is decided row by row.
 # </details>
 #
-# A merge takes a maximum and two sums, and these do not care about order or brackets. So all six orders print the same.
-# In the picture a loop, a tree and two separate workers join the same eight blocks. The numbers on the way differ, the
-# results at the right do not.
+# A merge takes a maximum and two sums. Their results do not depend on order or brackets. So all six orders print the
+# same. In the picture a loop, a tree and two separate workers join the same eight blocks. The numbers on the way
+# differ, the results at the right do not.
 #
 # You will meet this merge again: among the warps of a thread block (chapter 07), among splits of the keys (06 and 14) and
 # among GPUs (15).
 #
-# **Takeaway.** `update` is a merge with the state of one block. Who can merge can split the keys in any way.
+# **Takeaway.** `update` is a merge with the state of one block. Because states can be merged, the keys can be split in
+# any way.
 
 # %% [markdown]
 # ## Is (O, L) enough?

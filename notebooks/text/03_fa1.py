@@ -17,8 +17,8 @@
 # - count every element that it loads and stores, and say how the size of the chip's memory decides the count,
 # - explain how the backward pass gets P back from two numbers per row.
 #
-# *Time: 45 minutes, and 15 more for the section on dropout, which can wait. Hardware: any laptop, NumPy alone. Before
-# this: [02 · Online softmax](02_online_softmax.ipynb).*
+# *Time: 55 minutes with the questions and exercises, and 10 more for dropout, which can wait. Hardware: any
+# laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
 
 # %%
 from inspect import getsource
@@ -40,8 +40,8 @@ from fa2_lab.trace import Trace
 # Cut the queries into row blocks of $B_r$ queries, and the keys into column blocks of $B_c$ keys. Where a row block
 # meets a column block lies one tile of S, with $B_r \times B_c$ scores.
 #
-# FA1 keeps a simple promise: after every tile, O is the right answer for the keys seen so far. So its $o$ is always
-# divided by $\ell$. Take the row of chapter 02 after its first two keys, and one more tile with two keys:
+# In FA1, O is the right answer for the keys seen so far, after every tile. So its $o$ is always divided by $\ell$. Take
+# the row of chapter 02 after its first two keys, and one more tile with two keys:
 #
 # | | maximum | sum of exponentials | weighted sum of values |
 # | --- | --- | --- | --- |
@@ -67,15 +67,15 @@ o, l, m = fa1_step(np.array([[2.0]]), np.array([4 / 3]), np.log([3.0]), s, v)
 print("l =", round(l.item(), 9), " o =", round(o.item(), 9), " m = log", round(np.exp(m).item(), 9))
 
 # %% [markdown]
-# <details><summary>By hand</summary>
+# <details><summary>Answer</summary>
 #
-# $\ell = \frac{3}{8} \cdot \frac{4}{3} + 1 \cdot \frac{3}{2} = 2$. For $o$, first undo the old division by multiplying
+# **2.** $\ell = \frac{3}{8} \cdot \frac{4}{3} + 1 \cdot \frac{3}{2} = 2$. For $o$, first undo the old division by multiplying
 # with the old $\ell$: $\frac{3}{8} \cdot \frac{4}{3} \cdot 2 = 1$. Add the new part, 4, and divide by the new $\ell$:
 # $o = 5/2$. That is the answer of chapter 02.
 # </details>
 #
-# Compare with `update` of chapter 02. There $o$ was a raw sum. Here it is divided at the end of every step, so the next
-# step must multiply it by the old $\ell$ before it can add anything.
+# Compare with `update` of chapter 02. There $o$ was a *raw sum*, not yet divided. Here it is divided at the end of
+# every step, so the next step must multiply it by the old $\ell$ before it can add anything.
 #
 # **Takeaway.** FA1's step takes a right answer for some keys and one more tile, and returns a right answer for more keys.
 
@@ -83,11 +83,10 @@ print("l =", round(l.item(), 9), " o =", round(o.item(), 9), " m = log", round(n
 # ## Which loop goes outside?
 #
 # There are two loops: one over column blocks j, one over row blocks i. FA1 puts j outside. It loads one block of keys
-# and values, and all row blocks come by, one after the other. Then it loads the next keys, and all row blocks come by
-# again.
+# and values, then all row blocks, one after the other. Then it loads the next keys, and all row blocks again.
 #
-# **Predict.** When row block 0 comes by for the second time, it needs its $o$, $\ell$ and $m$ from the first time. Where
-# have they been in between?
+# **Predict.** When row block 0 is loaded for the second time, it needs its $o$, $\ell$ and $m$ from the first time.
+# Where have they been in between?
 
 # %% tags=["nbval-ignore-output"]
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -116,21 +115,22 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
     print(f"after {n} keys: O against the attention over these keys, error {np.abs(O - answer).max():.0e}")
 
 # %% [markdown]
-# <details><summary>Where the state waits</summary>
+# <details><summary>Answer</summary>
 #
-# In HBM. O, l and m have a row for each query, and the chip has room for one block of rows. So after each tile the
+# **In HBM.** O, l and m have a row for each query, and the chip has room for one block of rows. So after each tile the
 # block's $o$, $\ell$ and $m$ are stored, and before the next tile of the same rows they are loaded again.
 # </details>
 #
 # The printed errors are rounding: O is a right answer after every column block.
 #
-# **Takeaway.** No entry of S or P reaches HBM. But every row's unfinished answer does, once for each column block.
+# **Takeaway.** No entry of S or P reaches HBM. But every row's unfinished answer travels there, once for each column
+# block.
 
 # %% [markdown]
 # ## What does it load and store?
 #
-# The meter of chapter 01 watches tensors that live in HBM. `meter.hbm(Q=Q, …)` wraps them: from then on every slice that
-# is read counts as a load, and every slice that is written counts as a store. The function itself does not change.
+# The meter of chapter 01 watches tensors that live in HBM: every slice that is read counts as a load, and every slice
+# that is written counts as a store. The function itself does not change.
 #
 # Our example has N = 8 queries and keys, d = 4, $B_r$ = 4 and $B_c$ = 2. So there are 4 column blocks and 2 row blocks.
 #
@@ -175,7 +175,8 @@ show(motion.draw(**run), motion.moving(**run))
 # %% [markdown]
 # ## Can we count without running?
 #
-# Call the number of column blocks $T_c = \lceil N / B_c \rceil$, and that of row blocks $T_r$. Then FA1's forward moves
+# Call the number of column blocks $T_c = \lceil N / B_c \rceil$ (the brackets mean: rounded up), and that of row blocks
+# $T_r$. Then FA1's forward moves
 #
 # - $Nd + 2N$ elements to set O, l and m at the start,
 # - $2Nd$ elements to load K and V once,
@@ -198,11 +199,12 @@ for N in (1024, 2048, 4096, 8192):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Nearly four.** Twice the rows, and twice the column blocks. What is moved only once fades as N grows.
+# **Nearly four.** Twice the rows, and twice the column blocks. What is moved only once matters less and less as N
+# grows.
 # </details>
 #
 # So FA1's traffic still grows with $N^2$. What grows with N alone is the *extra memory*: l and m, and nothing of the
-# size of S. These are two different quantities, and they are easily confused.
+# size of S.
 #
 # **Takeaway.** FA1 needs extra memory in proportion to N. Its traffic still grows with $N^2$, divided by the block size.
 
@@ -228,16 +230,17 @@ fa1.forward(q, k, v, B_r=B_r, B_c=B_c, trace=meter)
 print(f"on the chip at once, for M = 24,576 and d = 128: {meter.peak_on_chip:,} elements")
 
 # %% [markdown]
-# <details><summary>The traffic theorem</summary>
+# <details><summary>Answer</summary>
 #
-# $3Nd \cdot 4Nd / M = 12\,N^2 d^2 / M$. The 4N for l and m add a little: the numbers above tend to
-# $12\,(1 + \frac{4}{3d}) = 12.25$. The paper states this *IO complexity* as $\Theta(N^2 d^2 / M)$.
+# **$12\,N^2 d^2 / M$.** $3Nd \cdot 4Nd / M = 12\,N^2 d^2 / M$. The 4N for l and m add a little: the numbers above tend
+# to $12\,(1 + \frac{4}{3d}) = 12.25$. The paper states this *IO complexity* as $\Theta(N^2 d^2 / M)$: it grows like
+# this, up to a constant factor.
 #
 # The last line shows what the rule leaves out. Besides four blocks of 48 × 128 the chip must hold the tile of scores,
 # 48 × 48, and l and m: a little more than M. The rule is right up to a constant; real code uses smaller blocks.
 # </details>
 #
-# **Takeaway.** FA1 moves about $12\,N^2 d^2 / M$ elements. Memory on the chip, M, is what buys less traffic.
+# **Takeaway.** FA1 moves about $12\,N^2 d^2 / M$ elements. The more memory M on the chip, the less traffic.
 
 # %% [markdown]
 # ## Is that less than before?
@@ -263,8 +266,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # On the left, the lines are parallel: tiling saves a factor. On the right, N is fixed and the chip's memory grows.
-# Standard attention does not care. FA1 does, and with too little memory it moves *more* than standard attention, since
-# every tile drags a row block's state along. FA2's line belongs to the next chapter.
+# Standard attention moves the same. FA1 moves less, but with too little memory it moves *more* than standard attention,
+# since a row block's state travels with every tile.
 
 # %% [markdown]
 # All lines count what the chip **requests**. Not all of it comes from DRAM. Between the two lies the L2 cache, which
@@ -342,14 +345,15 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 #
 # What would change if the queries stayed on the chip and the keys came by? That is the next chapter.
 #
-# **Takeaway.** Two thirds of FA1's traffic are unfinished answers on their way to HBM and back. The loop order causes it,
-# not attention.
+# **Takeaway.** Two thirds of FA1's traffic are unfinished answers on their way to HBM and back. The order of the loops
+# is the cause.
 
 # %% [markdown]
 # ## Can wait: dropout without storing its mask
 #
 # Dropout sets each entry of P to 0 with probability p and divides the others by 1 − p. The backward pass must drop the
-# same entries, and storing $N^2$ bits is out of the question. FA1 draws the random numbers again instead.
+# same entries. Storing $N^2$ bits would take the memory that we have just saved. FA1 draws the random numbers again
+# instead.
 #
 # **Predict.** One generator hands out its numbers in the order in which tiles are visited. Forward by rows, backward by
 # columns: does each tile get the same numbers twice?
@@ -362,7 +366,7 @@ def keyed(columns_first):  # what is drawn depends on the place, not on the time
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((32, 32), dtype=bool)
     tiles = [(i, j) for i in range(4) for j in range(4)]
     for i, j in sorted(tiles, key=lambda tile: tile[1]) if columns_first else tiles:
-        kept[grid.rows(i), grid.cols(j)] = dropout.z(grid.rows(i), grid.cols(j)) > 0
+        kept[grid.rows(i), grid.cols(j)] = dropout.z(grid.rows(i), grid.cols(j)) > 0  # z: 0 if dropped, else 1 / (1 − p)
     return kept
 
 
@@ -380,12 +384,12 @@ show(dropout_orders.draw(masks, B_r=grid.B_r, B_c=grid.B_c, p=0.5))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Three eighths.** The four tiles on the diagonal come at the same moment in both orders. In the other twelve of
-# sixteen, half of the entries differ by chance: 12/16 · 1/2 = 3/8.
+# **No.** Only the four tiles on the diagonal come at the same moment in both orders. In the other twelve of sixteen,
+# half of the entries differ by chance: 12/16 · 1/2 = 3/8 of all.
 # </details>
 #
 # FA1 visits by columns both ways, so it is safe. FlashAttention-2 is not, as its forward goes by rows. The way out is a
-# generator with a key: its number is a function of seed, batch, head, row and column, and the order does not matter.
+# generator with a *key*: its number is a function of seed, head, row and column, and the order does not matter.
 #
 # **Takeaway.** Key the random numbers by position. Then the mask is a function, and every loop order draws the same one.
 

@@ -16,7 +16,8 @@
 # - say for each change what it saves, and what it does not save,
 # - sort the tiles of a causal mask into three kinds by looking at their corners.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 60 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [03 ·
+# FlashAttention](03_fa1.ipynb).*
 
 # %%
 from difflib import ndiff
@@ -36,9 +37,10 @@ from fa2_lab.trace import UNWATCHED, Trace
 # %% [markdown]
 # ## FA1 once more, with its step set apart
 #
-# We are going to change two things: the loops and the step inside them. So here they are apart, on the 8 queries and keys
-# of chapter 03. `tiling.rows(i)` and `tiling.cols(j)` say which rows and columns belong to a block. `trace` is the meter:
-# reading a slice of a tensor in HBM is a load, writing one is a store.
+# We are going to change two things: the loops and the step inside them. So here they are apart, on the 8 queries and
+# keys of chapter 03. `tiling.rows(i)` and `tiling.cols(j)` say which rows and columns belong to a block. `trace` is the
+# meter: reading a slice of a tensor in HBM is a load, writing one is a store. `trace.serial("j", …)` is a plain loop
+# whose passes come one after the other; `trace.parallel`, below, is one whose passes may run at the same time.
 
 # %%
 def divided_step(o, l, m, s, v):  # (B_r, d), (B_r,), (B_r,), (B_r, B_c), (B_c, d): FA1's
@@ -47,7 +49,7 @@ def divided_step(o, l, m, s, v):  # (B_r, d), (B_r,), (B_r,), (B_r, B_c), (B_c, 
     m_new = np.maximum(m, m_tile)
     alpha, beta = np.exp(m - m_new), np.exp(m_tile - m_new)
     l_new = alpha * l + beta * p.sum(axis=1)
-    r = 1 / l_new
+    r = 1 / l_new  # one division a row; the numbers of o are then multiplied
     return (r * alpha * l)[:, None] * o + (r * beta)[:, None] * (p @ v), l_new, m_new
 
 
@@ -79,8 +81,8 @@ O, l, m, fa1_meter = run(keys_outside, divided_step, Q, K, V, tiling)
 print("elements moved:", fa1_meter.hbm_elements, "  equal to plain attention:", close(O, dense))
 
 # %% [markdown]
-# **Takeaway.** In FA1 the keys stay on the chip and the queries come by. So everything that belongs to a query must come
-# by as well: q, o, $\ell$ and m.
+# **Takeaway.** In FA1 the keys stay on the chip and the queries come and go. So everything that belongs to a query must
+# come and go as well: q, o, $\ell$ and m.
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
@@ -125,7 +127,7 @@ print("\n".join(line for line in ndiff(*sources) if not line.startswith("?")))
 # moved out of the inner loop, and the stores with them. The loads of k and v moved in.
 #
 # **Takeaway.** What belongs to the outer loop stays on the chip. FA1 keeps k and v there. FA2 keeps q, o, $\ell$ and m,
-# and that is more.
+# and so saves more loads and stores.
 
 # %% [markdown]
 # ## How much is that at real sizes?
@@ -163,9 +165,9 @@ explore()  # in a running notebook: sliders for the time, the sizes and the mask
 # The first picture shows the order of the tiles above, and every load and store below. As before, these are elements that
 # the chip requests; the L2 cache answers many of the requests for k and v.
 #
-# The second shows the same in motion, beside standard attention: each block between HBM, L2, shared memory and registers.
-# Its clock counts requested bytes, so whoever requests less is done first. In FA2, $\ell$ and m never travel, and o leaves
-# once.
+# The second shows the same in motion, beside standard attention: each block between HBM, L2, shared memory and
+# registers. Its clock counts requested bytes, so the algorithm that requests less is done first. In FA2, $\ell$ and m
+# never travel, and o leaves once.
 #
 # The third is for you to step through. Look at what each has on the chip: FA2's o, $\ell$ and m stay until a row block is
 # done, FA1's come and go with every tile.
@@ -177,7 +179,7 @@ explore()  # in a running notebook: sliders for the time, the sizes and the mask
 #
 # Traffic is not the main reason for the swap. Ask what one pass of the outer loop needs from the pass before. In
 # `keys_outside`, a column block continues from the $o$, $\ell$ and m that the one before has stored. In
-# `queries_outside`, a row block needs nothing from another row block. That is why it says `trace.parallel`.
+# `queries_outside`, a row block needs nothing from another row block, so its loop is `trace.parallel`.
 #
 # **Predict.** A head has 8,192 queries in blocks of 128. How many workers can share it now?
 
@@ -199,8 +201,9 @@ print("8,192 queries in blocks of 128:", Tiling(8192, 8192, 128, 128).T_r)
 # Now the arithmetic. In a tile almost all operations belong to the two matrix products. They run on the tensor cores. The
 # rest (exponentials, maxima, sums, scalings) runs on other units of the SM, which are far slower.
 #
-# **Predict.** In a tile of 128 × 64 with d = 128, about 2% of the operations are not in matrix products. What share of
-# the time could these 2% take?
+# **Predict.** In a tile of 128 × 64 with d = 128, about 2% of the operations are not in matrix products. By chapter 00
+# each of them costs at least 16 FLOPs of a matrix product. If the units take turns, what share of the time do these 2%
+# take: about 2%, 10%, or 40%?
 
 # %%
 ops = io.tile_operations("fa1", "forward", 128, 64, 128)
@@ -212,16 +215,16 @@ for chip in (chips.A100, chips.H100):
     print(f"{chip.name}: {100 * slow:.0f}% of the clocks if the units take turns; prices in matmul FLOPs: {prices}")
 
 # %% [markdown]
-# <details><summary>Where the prices come from</summary>
+# <details><summary>Answer</summary>
 #
-# In one clock, an SM of the A100 does 2,048 FLOPs of matrix products on its tensor cores, 128 FLOPs on its FP32 units (64
+# **About 40%**, on an A100. In one clock, an SM of the A100 does 2,048 FLOPs of matrix products on its tensor cores, 128 FLOPs on its FP32 units (64
 # multiply-adds), and 16 exponentials on its special function units. 2,048 / 128 = 16, and 2,048 / 16 = 128.
 # </details>
 #
 # These are data sheet rates, and the units can work at the same time. So the shares above are the worst case.
 #
-# **Takeaway.** Two percent of the operations can take two fifths of the time: everything outside the tensor cores costs
-# 16 to 128 times as much.
+# **Takeaway.** Two percent of the operations can take two fifths of the time: on an A100, everything outside the tensor
+# cores costs 16 to 128 times as much.
 
 # %% [markdown]
 # ## Do we have to divide in every step?
@@ -259,11 +262,11 @@ for kind in ("matmul", "exp", "maximum", "add", "multiply", "divide"):
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# <details><summary>What happens to o, and why the division can wait</summary>
+# <details><summary>Answer</summary>
 #
-# It shrinks by $\alpha = e^{m - m_{new}}$, and so does $\ell$, because both are sums of $e^{s - m}$ and m has changed. A
-# factor that sits in $o$ and in $\ell$ cancels in $o / \ell$. That is why the division can wait. The subtraction of m
-# cannot: it keeps the exponentials of this very tile finite.
+# **It shrinks**, by $\alpha = e^{m - m_{new}}$, and so does $\ell$, because both are sums of $e^{s - m}$ and m has
+# changed. A factor that $o$ and $\ell$ have in common cancels in $o / \ell$. That is why the division can wait. The
+# subtraction of m cannot: it keeps the exponentials of this tile finite.
 # </details>
 #
 # `divided_step` scales two blocks of 128 × 128, the old output and the new part. `raw_step` scales one, by $\alpha$. So over
@@ -290,12 +293,12 @@ show(flop_costs.draw(**flop_costs.data()))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Not at all.** Then nobody waits for the unit that has less to do now.
+# **Not at all.** Nobody waited for the units that have less to do now.
 # </details>
 #
 # A real kernel lies between these two ends of the model. Chapter 10 measures where.
 #
-# **Takeaway.** Saving work helps when somebody was waiting for the unit that did it.
+# **Takeaway.** Saving work helps only if something was waiting for the unit that did it.
 
 # %% [markdown]
 # ## What does the backward pass need to know?
@@ -387,8 +390,9 @@ for name, t in stages.items():
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
 #
-# In a language model a query sees no later key: row r sees columns c ≤ r. Some tiles then lie entirely in the future.
-# FA1's Algorithm 2 computes them anyway and masks every entry.
+# In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*. We sort the tiles
+# into three kinds: SKIP, where no query sees any key; FULL, where each query sees every key; and DIAGONAL, where the
+# mask cuts through. FA1's Algorithm 2 computes the tiles to be skipped anyway, and masks every entry.
 #
 # **Predict.** Take 8 × 8 scores in tiles of 2 × 2. How many of the 16 tiles can be skipped?
 
@@ -410,9 +414,14 @@ for i in range(4):
 show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
-# Six are skipped, four lie on the diagonal, six are full. Only the diagonal ones need a mask. In `fa2_forward` two small
-# functions ask about it: which tiles to visit, and which to mask. Hidden scores become $-\infty$, since $e^{-\infty} =
-# 0$.
+# <details><summary>Answer</summary>
+#
+# **Six.** Four lie on the diagonal, and six are full.
+# </details>
+#
+# Only the diagonal ones need a mask. At the bottom of the picture, the share of computed tiles falls to one half as N
+# grows. In `fa2_forward` two small functions ask about it: which tiles to visit, and which to mask. Hidden scores
+# become $-\infty$, since $e^{-\infty} = 0$. (Windows, packed documents and other masks: chapter 16.)
 
 # %%
 def visited(tiling, i):
@@ -437,8 +446,8 @@ for T in (2, 4, 7, 64):
 # With fewer queries than keys, the diagonal ends in the bottom right corner: row r sees c ≤ r + N_k − N_q, so that the
 # last query sees every key.
 #
-# **Takeaway.** A tile is skipped, masked or left alone. Its corners decide, before anything is loaded. Skipping saves up
-# to half of the tiles.
+# **Takeaway.** A tile is skipped, masked, or computed without a mask. Its corners decide, before anything is loaded.
+# Skipping saves up to half of the tiles.
 
 # %% [markdown]
 # ## Recap

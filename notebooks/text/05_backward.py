@@ -16,8 +16,8 @@
 # - write FA2's backward pass, and say what it keeps and what it makes again,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
-# forward](04_fa2_forward.ipynb).*
+# *Time: 60 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
+# FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
 from itertools import permutations
@@ -58,8 +58,8 @@ print("p (dp - D), in sixteenths:    ", np.round(16 * p * (dp - D), 4), "  D =",
 #
 # The keys with the values 8 and 4 lie above the mean, so their gradients are positive.
 #
-# D is that mean: what the row's keys are worth on average. It is also $do \cdot o = 1 \cdot 2.5$. So it can be had from
-# the output, before the first tile.
+# D is that mean: what the row's keys are worth on average. It is also $do \cdot o = 1 \cdot 2.5$. So it can be computed
+# from the output, before the first tile.
 #
 # **Takeaway.** $dS = P \circ (dP - D)$: a score is pulled up as far as its key is worth more than the row's mean, D.
 
@@ -122,12 +122,12 @@ for d in (64, 128):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Five.** $QK^\top$ comes on top.
+# **Five.** $QK^\top$ is computed again.
 # </details>
 #
-# To make something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run on
-# the tensor cores. In return P is not loaded, and dP and dS never leave the chip. The forward pass has two products, so
-# people count a backward pass as 2.5 forward passes.
+# Computing something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run
+# on the tensor cores. In return P is not loaded, and dP and dS never leave the chip. The forward pass has two products,
+# so people count a backward pass as 2.5 forward passes.
 #
 # **Takeaway.** One product more, and no matrix of N × N in memory.
 
@@ -276,14 +276,14 @@ print(f"after the race {stored[0, 0]:.6f}, the sum of the parts {sum(parts)[0, 0
 #
 # This is called a *race*.
 #
-# **Takeaway.** Load, add, store are three steps, and another worker can come between them. Either they become one step,
-# or nobody else may come.
+# **Takeaway.** Load, add, store are three steps, and another worker can come between them. Either the three become one
+# step, or each sum gets a single worker.
 
 # %% [markdown]
 # ## First way out: atomic adds
 #
-# A GPU can load, add and store in one step that nobody can interrupt. It is called an *atomic add*. Then no part is lost.
-# But nobody says in which order the parts arrive.
+# A GPU can load, add and store in one step that nothing can interrupt. It is called an *atomic add*. Then no part is
+# lost. But the parts may arrive in any order.
 #
 # **Predict.** float32 has about seven digits. What is $10^8 + 1 - 10^8$, computed from left to right?
 
@@ -304,10 +304,10 @@ print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different res
 # **Zero.** $10^8 + 1$ is rounded to $10^8$.
 # </details>
 #
-# In another order the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are as good as
-# float32 allows. But a training that is run twice does not give the same bits.
+# In another order the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are as good
+# as float32 allows. But if a training is run twice, the bits of its results differ.
 #
-# **Takeaway.** Atomic adds lose nothing. The order is open, so the last bits change from run to run.
+# **Takeaway.** Atomic adds lose nothing. Their order is not fixed, so the last bits change from run to run.
 
 # %% [markdown]
 # ## Second way out: a pass of its own
@@ -349,9 +349,8 @@ print("two passes:", (one_pass.matmul_flops + second.matmul_flops) // product - 
 # **Seven.** S, dP, dV and dK in the first pass; S, dP and dQ in the second.
 # </details>
 #
-# The lower half of the picture above shows both
-# ways. The requests are about as many as before. In return every result has one owner, and the same input gives the same
-# bits.
+# The lower half of the picture of one tile shows both ways. The requests are about as many as before. In return every
+# result has one owner, and the same input gives the same bits.
 #
 # Which way is faster depends on the chip. Chapter 09 has both as kernels.
 #
@@ -391,8 +390,8 @@ show(grouped_heads.draw(**grouped_heads.data()))
 # In the picture, lines above lead from a key head to the heads that read it. Arrows below lead back from the
 # same heads to dK and dV.
 #
-# **Takeaway.** What is read by many in the forward pass is summed over many in the backward pass: heads of a group, and
-# column blocks of a row.
+# **Takeaway.** If many read a block in the forward pass, many add to its gradient in the backward pass: the heads of a
+# group to dK and dV, and the column blocks to dQ.
 
 # %% [markdown]
 # ## Recap
@@ -451,7 +450,8 @@ else:
 # ```python
 # return D - dL
 # ```
-# So a gradient of L costs nothing. Merging parts on several GPUs needs it (chapter 15).
+# So a gradient of L costs nothing. Whoever merges the outputs of two calls by their L needs it
+# (chapter 09).
 # </details>
 
 # %%

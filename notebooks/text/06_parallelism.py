@@ -16,8 +16,8 @@
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
 # - name three remedies against idle processors: another loop, another order, and split keys.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [05 · The backward pass](05_backward.ipynb), for the
-# section on dQ; [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) for the rest.*
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [05 · The backward
+# pass](05_backward.ipynb), for the section on dQ; [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) for the rest.*
 
 # %%
 from heapq import heappop, heappush
@@ -37,9 +37,10 @@ from fa2_lab.trace import Trace
 # %% [markdown]
 # ## May row blocks be computed in any order?
 #
-# A GPU runs a kernel as many **thread blocks**. A thread block is one worker. It gets a place on one of the chip's
-# processors, the SMs (the map in [chapter 00](00_start.ipynb) shows them; an H100 has 132), keeps its state there, and
-# leaves when it is done. Thread blocks start in any order, and none may rely on another one running.
+# A GPU runs a kernel as many **thread blocks**; starting a kernel is called a **launch**. A thread block is one worker.
+# It gets a place on one of the chip's processors, the SMs (the map in [chapter 00](00_start.ipynb) shows them; an H100
+# has 132), keeps its state there, and leaves when it is done. Thread blocks start in any order, and none may rely on
+# another one running.
 #
 # Below is what chapter 04 does for row block i, as a function of its own. `SoftmaxState` holds $o$, $\ell$ and $m$.
 # `update` is the step of chapter 02, and `finalize` divides by $\ell$.
@@ -82,7 +83,7 @@ print("numbers of O that change:", int((O != reverse).sum()), "of", O.size)
 # %% [markdown]
 # ## And the outer loop of FA1?
 #
-# FA1 has the key blocks outside. One iteration loads O, $\ell$ and m of every row, works its two keys in, and stores them
+# FA1 has the key blocks outside. One iteration loads O, $\ell$ and m of every row, adds its two keys, and stores them
 # again. Here is one iteration for all rows at once.
 #
 # **Predict.** We give each of the four iterations to a worker. All four read O before anyone has written. Worker 3 is the
@@ -119,14 +120,15 @@ for name, result in (("one after the other", state[0]), ("at the same time", tog
 #
 # So FA1 gives a whole head to one thread block, which runs both loops alone.
 #
-# **Takeaway.** Iterations may run at the same time if they write to different places. FA2 swaps the loops, and then the
-# outer one is such a loop.
+# **Takeaway.** Iterations may run at the same time if each writes to places of its own, and none reads what another
+# writes. FA2's outer loop is of this kind.
 
 # %% [markdown]
 # ## How many workers are there?
 #
-# Batch entries and heads are independent in both algorithms. FA2 adds the row blocks. In the package's NumPy files such a
-# loop is written `trace.parallel`. NumPy still runs it one by one, but the meter notes which worker did what.
+# A model computes several texts at once, its *batch*. Texts and heads are independent in both algorithms. In FA2 the
+# row blocks are independent as well. In the package's NumPy files such a loop is written `trace.parallel`. NumPy still
+# runs it one by one, but the meter notes which worker did what.
 #
 # **Predict.** Two sequences with three heads each; 8 queries, in row blocks of 4. FA1 has 2 · 3 = 6 workers. How many has
 # FA2?
@@ -153,13 +155,13 @@ for stage in ("fa1", "fa2"):
 # %% [markdown]
 # ## Six processors, by hand
 #
-# What do more workers buy? The rule of the machine is simple: the thread blocks stand in line, and the first SM that is
-# free takes the next one. We measure time in tiles.
+# What is gained by more workers? The rule of the GPU is simple: the thread blocks wait in a line, and the first SM that
+# is free takes the next one. We measure time in tiles.
 #
-# Take four heads of 4 × 4 tiles and six SMs. FA1 brings 4 blocks of 16 tiles, so it ends at time 16, and two SMs get
-# nothing.
+# Take four heads of 4 × 4 tiles and six SMs. FA1 has 4 thread blocks of 16 tiles, so it ends at time 16, and two SMs
+# get nothing.
 #
-# **Predict.** FA2 brings 16 blocks of 4 tiles. When does the last one end?
+# **Predict.** FA2 has 16 thread blocks of 4 tiles. When does the last one end?
 
 
 # %%
@@ -258,8 +260,9 @@ for B_r in (128, 64, 32, 16):
 # %% [markdown]
 # ## What if blocks are not equal?
 #
-# Under the causal mask, row block i of a square has i + 1 tiles. Take two heads of 4 row blocks on three SMs. In the order
-# of the rows they come with 1, 2, 3, 4, 1, 2, 3, 4 tiles. That makes 20 tiles, so no order can end before 7.
+# Under the causal mask, row block i of a square has i + 1 tiles. Take two heads of 4 row blocks on three SMs. In the
+# order of the rows they have 1, 2, 3, 4, 1, 2, 3, 4 tiles. These are 20 tiles on three SMs, so no order can end before
+# 7.
 #
 # **Predict.** In which order would you launch them?
 
@@ -326,7 +329,7 @@ show(workers.draw(**workers.data()))
 # The picture is the paper's figure 2 and counts workers from 1. Compare the small squares on the right: one writer for each
 # block of O, several for each block of dQ.
 #
-# **Takeaway.** Forward, a worker owns rows and meets nobody. Backward, it owns columns and meets the others on dQ.
+# **Takeaway.** Forward, a worker owns rows and shares nothing. Backward, it owns columns, and all workers add into dQ.
 
 # %% [markdown]
 # ## One query, many keys
@@ -362,7 +365,8 @@ for splits in (1, 4, 5, 8):
 # 8 parts take two short waves and end together with 4. The parts meet through HBM: each writes its $o$ and its $L$ for the
 # row, and a second small kernel merges them. The last column shows how little that is. Chapter 14 builds it.
 #
-# **Takeaway.** With too few rows, split the keys and merge. It is the operator of chapter 02, among thread blocks.
+# **Takeaway.** With too few rows, split the keys and merge, as in chapter 02, but among thread blocks. This is called
+# *split-KV*.
 
 # %% [markdown]
 # ## Recap

@@ -6,9 +6,9 @@
 #
 # **How do the warps of one block share a tile?**
 #
-# Chapter 06 gave row blocks to thread blocks that never talk. Inside a thread block the same question comes back, one level
-# down. A thread block has four or eight **warps**: groups of 32 threads that execute their instructions together. The
-# warps of a block sit on one SM and may talk to each other. The question is what it costs.
+# Chapter 06 gave row blocks to thread blocks that exchange nothing. Inside a thread block the same question comes back,
+# one level down. A thread block has four or eight **warps**: groups of 32 threads that execute their instructions
+# together. The warps of a block run on one SM and can exchange results. The question is what that costs.
 #
 # After this notebook you can
 #
@@ -16,8 +16,9 @@
 # - count the bytes that a tile moves through shared memory,
 # - say what each barrier protects, and what happens without it.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [06 · Parallelism](06_parallelism.ipynb). How threads
-# hold the numbers of a tile, and how large a tile may be, is in [appendix A](A_lanes.ipynb).*
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [06 ·
+# Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
+# [appendix A](A_lanes.ipynb).*
 
 # %%
 from functools import reduce
@@ -38,12 +39,11 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 # %% [markdown]
 # ## Four warps, one tile: cut the queries
 #
-# Two places on the map of [chapter 00](00_start.ipynb) matter now. A warp computes with numbers in its **registers**, which
-# no other warp can read. **Shared memory** is the small memory of the SM that all warps of a thread block can read and
-# write.
+# Remember two places on the map of [chapter 00](00_start.ipynb). A warp computes with numbers in its **registers**,
+# which no other warp can read. **Shared memory** can be read and written by all warps of a thread block.
 #
-# Take one tile: 8 queries, 8 keys, d = 4, and four warps. The first way to share it cuts the queries. Each warp takes two
-# rows of Q, and goes with them through scores, softmax and $PV$.
+# Take one tile: 8 queries, 8 keys, d = 4, and four warps. The first way to share it cuts the queries. Each warp takes
+# two rows of Q, and computes their scores, softmax and $PV$.
 #
 # **Predict.** Of Q, K and V: which must warp 0 read as a whole?
 
@@ -68,10 +68,9 @@ print(f"queries cut among 4 warps: error of o {np.abs(split_q_tile(q, k, v, 4) -
 # rows only.
 # </details>
 #
-# Nothing that another warp computes is needed. Softmax works row by row, and each row belongs to one warp from beginning
-# to end. The FA2 paper calls this *split-Q*.
+# Softmax works row by row, and each row belongs to one warp from beginning to end. The FA2 paper calls this *split-Q*.
 #
-# **Takeaway.** With the queries cut, each warp is a small chapter 04 of its own.
+# **Takeaway.** With the queries cut, each warp runs FA2's forward pass on its own rows.
 
 # %% [markdown]
 # ## The other way: cut the keys
@@ -138,9 +137,10 @@ for name, of_warps in published.items():
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# `fa2_lab.machine.warps` runs a thread block warp by warp, on a shared memory that counts. Here is split-Q. `_copy` brings
-# a block from HBM into shared memory, `shared.read` takes from there into a warp's registers, `shared.barrier` waits for
-# all, and `_gather` puts the warps' rows on top of each other.
+# `fa2_lab.machine.warps` runs a thread block warp by warp, on a shared memory that counts. Here is split-Q. `_copy`
+# brings a block from HBM into shared memory, `shared.read` takes from there into a warp's registers, `shared.barrier`
+# waits for all, and `_gather` puts the warps' rows on top of each other. `mine[w]` are the rows of warp w, and c is the
+# number of keys in the tile.
 
 # %%
 print(getsource(warps.split_q))
@@ -194,11 +194,10 @@ for name in warps.SCHEMES:
 # everyone, with 4 bytes each.
 # </details>
 #
-# The picture is the paper's figure 3, with the bytes of one tile beneath. Under split-Q the bars of K and V get longer, and
-# the bar of the parts disappears.
+# The picture is the paper's figure 3, with the bytes of one tile beneath. Compare the bars at the bottom: under split-Q
+# those of K and V are longer, and the partial results are gone.
 #
-# Does split-Q need more *room*? No. The tile of K and V lies in shared memory once, under either scheme. It is only read
-# more often.
+# Split-Q needs no more *room*: under either scheme, the tile of K and V is in shared memory once.
 #
 # **Takeaway.** Reading shared inputs four times is cheaper than exchanging partial outputs: 176 KiB against 398.
 
@@ -245,7 +244,7 @@ for name, scheme in warps.SCHEMES.items():
 # Real kernels keep places for two or more tiles, called *stages*. The next copy goes to another place while this tile is
 # in use. Then warps seldom wait, but each place still needs its two barriers.
 #
-# **Takeaway.** A barrier protects one place in memory. Name the place, and you know whether the barrier is needed.
+# **Takeaway.** A barrier protects one place in memory. To see whether it is needed, name the place.
 
 # %% [markdown]
 # ## Could split-K merge once, at the end?
@@ -280,7 +279,8 @@ for B_r, d in ((16, 64), (64, 64), (128, 64), (128, 128)):
 # **512.** 128 · 128 / 32 = 512, twice what a thread has. Under split-Q the four warps share the rows: 128 registers.
 # </details>
 #
-# **Takeaway.** Split-K multiplies the output by the number of warps, in shared memory or in registers. Split-Q divides it.
+# **Takeaway.** Split-K needs W blocks of output, in shared memory or in registers. Split-Q shares one block among the
+# warps.
 
 # %% [markdown]
 # ## What is it worth?
@@ -307,7 +307,7 @@ print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {chang
 #
 # This is a model of one tile, without the time spent at barriers. Chapter 10 has the measurement.
 #
-# **Takeaway.** Split-Q moves the bottleneck from shared memory back to the tensor cores.
+# **Takeaway.** Under split-K, shared memory is the busiest unit. Under split-Q it is the tensor cores, as it should be.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
@@ -343,7 +343,8 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 #
 # You have met this table before: in chapter 06 it was thread blocks that met on dQ.
 #
-# **Takeaway.** What is summed over cannot be owned. Forward, one cut needs no addition. Backward, every cut needs some.
+# **Takeaway.** If a product sums over what the warps own, their parts must be added. Forward, owning queries avoids
+# that. Backward, nothing avoids it in all five products.
 
 # %% [markdown]
 # ## Recap
@@ -518,7 +519,7 @@ for mask, size in ((NO_MASK, 1.0), (CAUSAL, 1.0), (CAUSAL, 1e4)):
     q_r, k_r, v_r = (size * rng.standard_normal((11, 5)), *rng.standard_normal((2, 14, 5)))
     tiling = Tiling(11, 14, 4, 6, mask)
     O, _ = fa2.forward(q_r, k_r, v_r, B_r=4, B_c=6, mask=mask)
-    seen = tiling.keys_seen(np.arange(11))[:, None] > np.arange(14)
+    seen = np.arange(14) < tiling.interval(np.arange(11))[1][:, None]
     want = safe_softmax(np.where(seen, q_r @ k_r.T / np.sqrt(5), -np.inf)) @ v_r
     name = "causal" if mask.causal else "all keys"
     verdict(f"fa2.forward = dense, ragged, {name}, scores of size {size:g}", close(O, want))

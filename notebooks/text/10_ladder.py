@@ -6,10 +6,10 @@
 #
 # **What did each change buy on a real GPU?**
 #
-# Nine chapters counted: elements, FLOPs, tiles, waves, bytes. Now the clock decides. The package holds the same attention
-# twenty times, as a *ladder*: rung 00 is standard attention, rung 19 is close to the fastest kernel we have, and two
-# neighbours differ by one change. Every rung was checked, timed on one GPU, and watched by the counters that the hardware
-# keeps. First we learn to time. Then we climb, and ask at every step which counter moved.
+# So far the chapters counted elements, FLOPs, tiles, waves and bytes. Now we measure time. The package holds the same
+# attention twenty times, as a *ladder*: rung 00 is standard attention, rung 19 is close to the fastest kernel we have,
+# and two neighbours differ by one change. Every rung was checked, timed on one GPU, and watched by the counters that
+# the hardware keeps. First we learn to time. Then we go through the rungs, and ask each time which counter changed.
 #
 # After this notebook you can
 #
@@ -17,8 +17,9 @@
 # - name the changes that made attention fast, what each is worth, and where it is worth nothing,
 # - look at a counter and say what a kernel waits for.
 #
-# *Time: 45 minutes. Hardware: any laptop; every measured number here was recorded on an NVIDIA H200 and is read from
-# `figures/data`. Before this: [08 · The Triton forward kernel](08_triton_forward.ipynb).*
+# *Time: 60 minutes with the questions and exercises. Hardware: any laptop; every measured number here was recorded on
+# an NVIDIA H200 and is read from `figures/data`. Before this: [08 · The Triton forward
+# kernel](08_triton_forward.ipynb).*
 
 # %%
 import statistics
@@ -37,6 +38,7 @@ from fa2_lab.studio.bench.results import machine as this_machine
 from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
 
+# %%
 recorded = {suite: load(suite) for suite in ("ladder", "first_ladder", "paper", "small")}
 for suite, run in recorded.items():
     made = "{gpu}, torch {torch}, triton {triton}, {commit}".format(**run.machine)
@@ -65,16 +67,17 @@ for length in (1000, 2):
     print(f"100 kernels of {length:,} µs: host back after {host:,} µs, GPU done after {gpu:,} µs")
 
 # %% [markdown]
-# <details><summary>Two mistakes with one stopwatch</summary>
+# <details><summary>Answer</summary>
 #
-# The watch shows 5 µs for a kernel of 1,000 µs. The cure is to let the GPU stamp the time itself: two *events* in the
+# **5 µs**, for a kernel of 1,000 µs: the watch has timed the queue. The cure is to let the GPU stamp the time itself: two *events* in the
 # queue, one before the call and one behind it. With kernels of 2 µs the GPU waits for the host, and even perfect events
 # show 5 µs. Then the host is what you measure, and it deserves a number of its own.
 # </details>
 #
 # So the time of the host is measured by itself. Below, how long the host is busy with one forward call (H200, bf16, 8
-# heads, d = 64). `fa2_lab` is the package's `attention()`, `torch flash` the FlashAttention-2 inside torch, `cuDNN` NVIDIA's
-# own kernel.
+# heads, d = 64). `fa2_lab` is the package's `attention()`, and `fa2_lab portable` its plain Triton kernel. `torch
+# flash` is the FlashAttention-2 inside torch, `cuDNN` NVIDIA's own kernel, FlexAttention PyTorch's compiled attention,
+# and FlashAttention-4 the newest kernel of FlashAttention's authors.
 
 # %%
 for row in recorded["small"].rows[:3]:
@@ -107,17 +110,23 @@ print(f"ABAB…    {handicap('AB' * 20):.4f}")
 print(f"ABBA…    {handicap('ABBA' * 10):.4f}")
 
 # %% [markdown]
-# B loses 4% against itself: as much as many a published improvement. In turns, and with the order of the turns changing, the
-# twins are equal.
+# <details><summary>Answer</summary>
 #
-# <details><summary>The other rules of the protocol</summary>
-#
-# *Warm-up*: the first call compiles. *Median*: one disturbed call in twenty moves a mean and not a median. *Flush*: the L2
-# cache is overwritten before each call, because a benchmark's second call finds its inputs there and a network does not
-# (exercise 1). *One run*: the same code moved by up to 5% between runs, so ratios are taken within a run.
+# **4%.** On average B is called 20 calls after A: 20 · 0.2%.
 # </details>
 #
-# **Takeaway.** Contestants take turns, and a ratio holds within one run.
+# Many published improvements are not larger. If A and B take turns, and the order of the turns changes, the two are
+# equal.
+#
+# The other rules of the bench:
+#
+# - *Warm-up*: the first call compiles the kernel, so it is not counted.
+# - *Median*: one disturbed call in twenty moves a mean and not a median.
+# - *Flush*: the L2 cache is overwritten before each call. Otherwise a second call finds its inputs there, and in a real
+#   network it would not (exercise 1).
+# - *One run*: the same code differed by up to 5% between runs, so ratios are taken within a run.
+#
+# **Takeaway.** Kernels to be compared take turns, and ratios are taken within one run.
 
 # %% [markdown]
 # ## How fast is a wrong answer?
@@ -139,8 +148,14 @@ for name, attention in (("lazy", lazy), ("honest", torch.nn.functional.scaled_do
     print(f"{name:6} error {wrong:.1g}, may be timed: {wrong <= suites.TOLERANCE}")
 
 # %% [markdown]
-# The bench computes 64 rows of every answer in float64, and times nobody whose error is above 0.02. And it counts the FLOPs
-# of the *question*, $4N^2d$ a head, half of it under a causal mask. Who computes masked tiles gets no credit for them.
+# <details><summary>Answer</summary>
+#
+# **To 0.3.** An eighth of every sum is missing.
+# </details>
+#
+# The bench computes 64 rows of every answer in float64, and does not time a kernel whose error is above 0.02. And it
+# counts the FLOPs of the *question*, $4N^2d$ a head, half of it under a causal mask. A kernel that computes masked
+# tiles gets no credit for them.
 #
 # **Takeaway.** Check first, then time.
 
@@ -150,14 +165,20 @@ for name, attention in (("lazy", lazy), ("honest", torch.nn.functional.scaled_do
 # Here is the record: TFLOP/s of every rung, forward, 16 heads at batch 4, N = 4,096, d = 128. The vertical line is
 # FlashAttention-3, the authors' own kernel for this GPU, in the same run.
 #
-# **Predict.** One change is worth more than any other. Which of 01 to 19 is it?
+# **Predict.** One change is worth more than any other. Is it the tiles of FA1 (rung 01), a program for each row block
+# (03), copies that run ahead (08), or the softmax under the products (15)?
 
 # %%
 show(climb.draw(**climb.data()))
 
 # %% [markdown]
-# Rung 03 is worth a factor of four, and it is the one change for which the FlashAttention-2 paper is remembered: a program
-# for each row block. Look also at the pale bars. Five changes lose in this shape, and the ladder keeps them.
+# <details><summary>Answer</summary>
+#
+# **A program for each row block**, rung 03: a factor of four.
+# </details>
+#
+# It is FlashAttention-2's parallelism of chapter 06. Look also at the pale bars. Five changes lose in this shape, and
+# the ladder keeps them.
 #
 # All steps of this chapter print the same few things, so we write it once: the change, the factor in two masks, and what
 # the counters say of the rung before and of this one.
@@ -185,7 +206,7 @@ def step(number, *names):
         print(f"   {name}: {counts[old][name]:,.4g} → {counts[new][name]:,.4g}")
 
 # %% [markdown]
-# **Takeaway.** One change at a time, and the losers stay in the table.
+# **Takeaway.** The ladder changes one thing at a time, and keeps the changes that lose.
 
 # %% [markdown]
 # ## Why do tiles alone lose?
@@ -222,8 +243,14 @@ for rung, form in forms.items():
     print(f"{rung}{form:18.1f}{dram(rung):17.1f}{full.rate(ladder.find(rung)):10.0f}")
 
 # %% [markdown]
-# More: tiles of 64 × 64 are too small for FA1 to pay off. And for three rungs the meter's count and the GPU's own counter
-# agree within 2%. Rung 02 swaps the loops, so that o, $\ell$ and m stay on the chip: 40% of the bytes, twice the speed.
+# <details><summary>Answer</summary>
+#
+# **More.** By chapter 03, a block needs more than (3 · 128 + 4) / 4 = 97 keys before FA1 moves fewer elements than
+# standard attention. Here it has 64.
+# </details>
+#
+# For three rungs the meter's count and the GPU's own counter agree within 2%. Rung 02 swaps the loops, so that o,
+# $\ell$ and m stay on the chip: 40% of the bytes, twice the speed.
 #
 # Then look at the last line.
 #
@@ -246,9 +273,9 @@ for heads in (64, 8):
     print(f"{heads:2} heads: SMs {many / one:.1f} times as busy by chapter 06's model; measured {measured:.1f} times as fast")
 
 # %% [markdown]
-# <details><summary>K and V</summary>
+# <details><summary>Answer</summary>
 #
-# All row blocks of a head read the same K and V, 2 MB in this shape. They now run at the same time, so the first one to ask
+# **K and V, and the L2 cache.** All row blocks of a head read the same K and V, 2 MB in this shape. They now run at the same time, so the first one to ask
 # brings a tile into the L2 cache, and the others find it there. In rung 02 the row blocks of a head came one after the
 # other, with 63 other heads in between, and 128 MB of K and V do not fit into the cache.
 # </details>
@@ -262,9 +289,9 @@ for heads in (64, 8):
 # %% [markdown]
 # ## What limits us now?
 #
-# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bandwidth, and no faster than
-# the tensor cores. Both limits were measured in the same run: a large copy and a large matrix product (GEMM). They meet at
-# the *ridge*.
+# A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bandwidth, and no faster
+# than the tensor cores. Both limits were measured in the same run: a large copy and a large matrix product (GEMM). The
+# two limits are equal at one number of FLOPs per byte, the *ridge*.
 #
 # **Predict.** The copy gives 4.27 TB/s and the GEMM 789 TFLOP/s. How many FLOPs per byte is the ridge?
 
@@ -275,8 +302,14 @@ print(f"ridge: {ridge:.0f} FLOPs per byte")
 show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
-# Rungs 00 to 02 stand left of the ridge, where bytes are the limit. From rung 03 on all stand far to the right. From here on
-# nobody waits for DRAM's *bandwidth*, and saving more bytes of DRAM buys nothing.
+# <details><summary>Answer</summary>
+#
+# **185.** 789 / 4.27, both in units of $10^{12}$ per second.
+# </details>
+#
+# In this picture, called a *roofline*, rungs 00 to 02 are left of the ridge, where bytes are the limit. From rung 03 on
+# all are far to the right. They do not wait for DRAM's *bandwidth* any more, and saving more bytes of DRAM gains
+# nothing.
 #
 # **Takeaway.** Left of the ridge, save bytes. Right of it, find out what the tensor cores wait for.
 
@@ -293,17 +326,18 @@ step("04", "registers", "programs on an SM", "exp and other special instructions
 step("05", "registers", "programs on an SM", "issue slots used, %")
 
 # %% [markdown]
-# <details><summary>Registers</summary>
+# <details><summary>Answer</summary>
 #
-# 217 registers a thread let two programs share an SM, 168 let three. The third one fills waiting time of the other two. So
-# the tweak wins here for a reason that no operation count can see. Under the causal mask it gains nothing, and with 8 heads
-# it loses 8%. Why it loses there, we do not know.
+# **The registers.** 217 registers a thread let two programs share an SM, 168 let three. The third one fills waiting
+# time of the other two. So the tweak wins here for a reason that a count of operations does not show. Under the causal
+# mask it gains nothing, and with 8 heads it loses 8%. Why it loses there, we do not know.
 # </details>
 #
 # Rung 05 folds the scale and $\log_2 e$ into one factor. It saves instructions: the slots in which an SM starts an instruction
 # fall from 42% to 32% used, and the tensor cores get more of the time.
 #
-# **Takeaway.** A change is worth what the kernel was waiting for, and registers decide how much waiting can be hidden.
+# **Takeaway.** A change helps if the kernel was waiting for what it saves. And with fewer registers more programs run,
+# so that one computes while another waits.
 
 # %% [markdown]
 # ## Two changes for the mask
@@ -318,37 +352,49 @@ step("07", "registers", "programs on an SM")
 print("   skipping at N = 16,384, causal:", f"{timed[16, 16384, 128, True].ratio('r06_skipping', 'r05_base_2'):.2f}")
 
 # %% [markdown]
-# Skipping is worth what it promises: nearly 2 where half of the tiles go, 1.00 where none go.
+# <details><summary>Answer</summary>
+#
+# **1.00.** Without a mask there is nothing to skip.
+# </details>
+#
+# Skipping gives what it promises: nearly 2 where half of the tiles are skipped, 1.00 where none are.
 #
 # Rung 07 *loses*. Its second loop needs 12 more registers, and one program fewer fits on an SM. We keep it all the same:
 # it is Algorithm 1 as one would write it down, and the next rung removes what it suffers from.
 #
-# **Takeaway.** A right idea can lose in the surroundings where it comes too early.
+# **Takeaway.** A right idea can lose if it comes too early.
 
 # %% [markdown]
-# ## One word in the launch
+# ## What if the copies run ahead?
 #
 # Rung 08 changes a single argument, `num_stages=3`: the copies of two tiles are under way while a third is computed. The
 # hardware samples what a warp waits for. `long_scoreboard` means: for data from L2 or HBM.
 #
-# **Predict.** How many lines differ between rungs 07 and 08?
+# **Predict.** No byte less is copied. Which gets better, the waiting for data or the number of programs on an SM? And
+# what is the price, in registers or in shared memory?
 
 # %%
 print(steps.changed("07", "08"), "line")
 step("08", "stall: long_scoreboard", "shared", "tensor cores at work, %")
 
 # %% [markdown]
-# Waiting for data falls from 2.8 cycles per instruction to 0.5, and the tensor cores go from a third of the time to more than a
-# half. The price is shared memory: three tiles of K and V instead of one.
+# <details><summary>Answer</summary>
 #
-# **Takeaway.** Copies that run ahead are worth more than any saved operation: a factor of 1.4 to 1.7 in all ten shapes.
+# **The waiting**, from 2.8 cycles per instruction to 0.5. The price is shared memory: three tiles of K and V instead of
+# one.
+# </details>
+#
+# The tensor cores now work more than half of the time instead of a third.
+#
+# **Takeaway.** Copies that run ahead gain more than any saved operation: a factor of 1.4 to 1.7 in all ten shapes.
 
 # %% [markdown]
 # ## From here on, Hopper
 #
-# Rungs 09 to 13 are preparations: best sizes, order, bulk copies, the same loop in Gluon, a producer warp. Together they
-# gain nothing here. Then come three changes that do. They are built in [chapter 12](12_hopper_forward.ipynb); here is what
-# they buy.
+# Rungs 09 to 13 are preparations for the H200's own way of working, called Hopper: best sizes, order, copies of whole
+# tiles (bulk copies), the same loop in a language closer to the machine (Gluon), and a warp that only copies (a
+# producer). Together they gain nothing here. Then come three changes that do. [Chapter 12](12_hopper_forward.ipynb)
+# builds them; here is what they gain.
 #
 # **Predict.** In rung 14, 128 rows share each tile of K and V, where it was 64. What happens to the bytes through L2?
 
@@ -360,14 +406,20 @@ step("15", "stall: barrier", "tensor cores at work, %")
 step("16", "SM cycles", "tensor cores at work, %")
 
 # %% [markdown]
-# 14 halves what comes through L2. 15 lets the softmax of one tile run under the products of another: warps wait less at
-# barriers, and the tensor cores work three quarters of the time. 16 keeps programs on their SMs and hands out row blocks,
-# so that no SM runs empty at the end: that helps causal masks most.
+# <details><summary>Answer</summary>
 #
-# At d = 64 rung 15 loses 3 to 4%, and the last three rungs move less than 4% anywhere. They stay, because the shapes differ
-# in which one they like.
+# **They halve**, nearly: each tile is fetched half as often.
+# </details>
 #
-# **Takeaway.** Behind the memory, the next limit is order: keep the tensor cores fed while the softmax runs.
+# 15 lets the softmax of one tile run under the products of another: warps wait less at barriers, and the tensor cores
+# work three quarters of the time. 16 is a *persistent kernel*: programs stay on their SMs and take one row block after
+# the other, so that fewer SMs are idle at the end. That helps causal masks most.
+#
+# At d = 64 rung 15 loses 3 to 4%, and rungs 17 and 18 move at most 4% anywhere. They stay, because each of them
+# wins in some shape.
+#
+# **Takeaway.** After the memory, the next limit is the order of work: keep the tensor cores busy while the softmax
+# runs.
 
 # %% [markdown]
 # ## Do the changes multiply?
@@ -383,8 +435,13 @@ for name, row in (("64 heads", full), (" 8 heads", timed[8, 4096, 128, False])):
     print(f"{name}: {', '.join(told[:8])}")
 
 # %% [markdown]
-# They do not. Rung 03 is worth 4 with 64 heads and 24 with 8. Rung 04 gains in one shape and loses in the other. A factor
-# belongs to a change *and* to what the kernel was waiting for.
+# <details><summary>Answer</summary>
+#
+# **Rung 03's**: 4 with 64 heads and 24 with 8. With 8 heads rung 02 keeps 8 of 132 SMs busy.
+# </details>
+#
+# So the factors are not the same in every shape. Rung 04 gains in one shape and loses in the other. A factor belongs to
+# a change *and* to what the kernel was waiting for.
 #
 # FA2's third change, split-Q, is not on the ladder: Triton decides how warps share a tile, and it chose split-Q
 # from rung 00 on. Two side rungs force the choice (`fa2-lab ladder s00 s01`). Recorded with an earlier version of the two:
@@ -402,9 +459,9 @@ print(f"d = {row.problem['d']}, {row.problem['batch'] * row.problem['heads']} he
 # %% [markdown]
 # ## Where do we stand?
 #
-# The FA2 paper's grid: 16,384 tokens, hidden size 2,048, N from 512 to 16,384, forward and backward. `fa2_lab portable` is
-# plain Triton, for every GPU. `fa2_lab` is what `attention()` chooses on this one. Ratios are our speed over theirs: above
-# 1, we are faster.
+# The FA2 paper's grid of shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*), N from 512 to 16,384, forward
+# and backward. `fa2_lab portable` is plain Triton, for every GPU. `fa2_lab` is what `attention()` chooses on this one.
+# Ratios are our speed over theirs: above 1, we are faster.
 #
 # **Predict.** torch's FlashAttention-2 was written for the A100. Is plain Triton faster than it on an H200?
 
@@ -412,15 +469,21 @@ print(f"d = {row.problem['d']}, {row.problem['batch'] * row.problem['heads']} he
 for direction in ("forward", "backward"):
     grid_rows = [row for row in recorded["paper"].rows if row.direction == direction]
     for us in ("fa2_lab portable", "fa2_lab"):
-        for peer in ("torch flash", "cuDNN", "FlashAttention-4"):
+        for peer in ("torch flash", "cuDNN", "FlashAttention-3"):
             print(f"{direction:8} {us:16} over {peer:16}: {page.standing(grid_rows, us, peer)}")
 
 # %%
 show(speed.draw(**speed.data()))
 
 # %% [markdown]
-# Each line is a contestant, over the sequence length. What lies between our two lines is what it buys to say in the kernel
-# how Hopper should overlap its work: chapters 12 and 13. With a GPU here, the next cell measures one small shape live.
+# <details><summary>Answer</summary>
+#
+# **Yes, in all 24 shapes**, forward and backward.
+# </details>
+#
+# Each line of the picture is one kernel, over the sequence length. The distance between our two lines is what is gained
+# if the kernel itself says how Hopper should overlap its work: chapters 12 and 13. With a GPU here, the next cell
+# measures one small shape live.
 
 # %% tags=["nbval-ignore-output"]
 if torch.cuda.is_available():
@@ -431,7 +494,8 @@ else:
     print("no GPU here: everything above was recorded on one")
 
 # %% [markdown]
-# **Takeaway.** Being faster than an old kernel on a new chip is no feat. The distance to the matrix product is what counts.
+# **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product (the line
+# marked GEMM).
 
 # %% [markdown]
 # ## Recap
@@ -485,8 +549,9 @@ else:
     print("right" if dram_reads(96, 60) == [96, 96] else f"not yet: 96 pieces gave {dram_reads(96, 60)}")
 
 # %% [markdown]
-# **2. Complete.** Two medians are *told apart* if their middle halves do not touch. Each is given as `[median, low, high]`.
-# Write the test in place of the `...`.
+# **2. Complete.** Half of all timings of a kernel lie between two numbers, low and high: the *middle half*. Two medians
+# are *told apart* if their middle halves do not touch. Each is given as `[median, low, high]`. Write the test in place
+# of the `...`.
 #
 # <details><summary>Hint</summary>
 #
@@ -571,7 +636,7 @@ verdict("skipping: 1.00 without a mask, 1.5 to 2 with one",
 verdict("pipelining: 1.4 to 1.75 in all ten shapes", len(timed) == 10 and all(1.4 < factor("08", row) < 1.75 for row in timed.values()))
 verdict("rung 14 halves the bytes through L2", 0.5 < counts["r14_two_consumers"]["L2 bytes"] / counts["r13_ring"]["L2 bytes"] < 0.6)
 verdict("rung 15 loses 1 to 4% at d = 64", all(0.955 < factor("15", row) < 1 for key, row in timed.items() if key[2] == 64))
-verdict("the last three rungs move at most 4%", all(abs(factor(n, row) - 1) < 0.045 for n in ("17", "18", "19") for row in timed.values()))
+verdict("rungs 17 and 18 move at most 4%", all(abs(factor(n, row) - 1) < 0.045 for n in ("17", "18") for row in timed.values()))
 verdict("rungs 00 to 02 stand left of the ridge, 03 to the right",
         [points[ladder.find(n)][0] < ridge for n in ("00", "01", "02", "03")] == [True, True, True, False])
 

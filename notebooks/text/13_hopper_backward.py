@@ -6,45 +6,48 @@
 #
 # **One pass over the columns: who adds up dQ?**
 #
-# Notebook 09 ended with two passes: a program that owns columns adds up dK and dV, another that owns rows adds up dQ, and
-# both compute S and P. It was the price for a dQ that only one program writes. On Hopper the package's backward takes one
-# pass after all, with the means of [12 · Hopper, forward](12_hopper_forward.ipynb): products that are started, a copy engine, rings and
-# barriers. Each step is a small model first, then the line of the kernel. It has five products to feed instead of two,
-# and one result that belongs to nobody.
+# Chapter 09 ended with two passes. One kernel owns columns and sums up dK and dV. Another owns rows and sums up dQ.
+# Both compute S and P, so part of the work is done twice. On Hopper one pass is enough, because the copy engine can
+# *add* to memory while the program goes on.
+#
+# The first half of this chapter explains one step of that kernel: its five products, their order, and their waits. The
+# second half reads the kernel from the first line to the last.
 #
 # After this notebook you can
 #
-# - count what one pass saves, and what it costs,
-# - follow a step of the kernel: who owns what, what goes through shared memory, and which waits can be left out,
-# - say when column blocks have to be divided, and what sums in any order do to the bits.
+# - say what one pass saves, what it costs, and who pays,
+# - write one step of the kernel with its waits, and say of each wait whom it is for,
+# - read all of `fa2_lab/kernels/hopper/backward`,
+# - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: 35 minutes. Hardware: any laptop with Triton; on a Hopper GPU the last section runs the real kernel. Measured
-# numbers were recorded on an NVIDIA H200 in bf16. Before this: [09 · The Triton backward
-# kernels](09_triton_backward.ipynb), [12 · Hopper, forward](12_hopper_forward.ipynb).*
+# *Time: three hours with the questions, best in two sittings. Hardware: any laptop with Triton; on a Hopper GPU the
+# checks run the real kernel. Measured numbers were recorded on an NVIDIA H200 in bf16. Before this: [05 · The
+# backward pass](05_backward.ipynb), [09 · The Triton backward kernels](09_triton_backward.ipynb) and [12 · Hopper,
+# forward](12_hopper_forward.ipynb), from which producers, consumers, rings and barriers are taken as known.*
 
 # %%
+import ast
 import random
-from inspect import getsource
-from textwrap import dedent
+from pathlib import Path
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from IPython.display import Markdown
 
 from fa2_lab.attention import attention
-from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import launch, sums
-from fa2_lab.kernels.hopper.backward.sizes import choose, parts_for
+from fa2_lab.kernels.hopper.backward import launch
+from fa2_lab.kernels.hopper.backward.sizes import parts_for
 from fa2_lab.kernels.hopper.forward.launch import forward
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import chips, grid
 from fa2_lab.machine import hopper_backward as model
-from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
-from fa2_lab.plots import backward_ideas, backward_pipes, ideas
+from fa2_lab.machine.asynchrony import IN_ORDER, SIDE_BY_SIDE, Barrier, Block, Deadlock, Wait
+from fa2_lab.plots import backward_pipes, backward_step, ideas
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
+from fa2_lab.studio import steps
+from fa2_lab.studio.bench.ladder import MAIN, down
 from fa2_lab.studio.bench.results import load
 from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
@@ -56,19 +59,58 @@ print(torch.cuda.get_device_name() if on_gpu else "no GPU", "| Hopper:", on_hopp
 device = "cuda" if on_gpu else "cpu"
 _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says once how it runs here
 
+# %% [markdown]
+# ## Two rungs that you know
+#
+# The backward has a short ladder of its own. Rung b00 is Algorithm 2: one pass over the columns, and threads add
+# to dQ in HBM by atomic additions. Rung b01 has two passes, and nothing is added in HBM. Here is the step from the
+# one to the other.
+#
+# **Predict.** In b00 a tile takes five products. How many does it take in b01, over both passes?
 
-def source(*kernels):  # as it stands in fa2_lab/kernels/hopper, without the decorator
-    for kernel in kernels:
-        print(dedent(getsource(kernel.fn)).split("\n", 1)[1])
+# %% tags=["nbval-ignore-output"]
+print(steps.diff("b00", "b01"))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **Seven products instead of five.** The second pass computes $S$ and $dP$ once more, for dQ. In the column kernel
+# only two of b00's lines go: those that compute dQ and add it.
+# </details>
+#
+# Lines with − are b00's, lines with + are b01's: `add_rows` goes, `rows_kernel` comes. The third rung is not a diff.
+# It is a new kernel, and this chapter is about it:
+#
+# | rung | passes | products a tile | who adds to dQ in HBM |
+# | --- | --- | --- | --- |
+# | b00 atomics | one | five | every thread, number by number |
+# | b01 two passes | two | seven | nobody |
+# | `hopper/backward` | one | five | the copy engine, tile by tile |
+#
+# What they take on one shape, if the record of the ladder has it or a Hopper GPU is here (`fa2_lab portable` is b01
+# with better sizes):
+
+# %% tags=["nbval-ignore-output"]
+timed = [row for row in load("ladder").rows if row.direction == "backward"]
+if on_hopper and not timed:
+    timed = [down(MAIN)]
+for row in timed:
+    p = row.problem
+    print(f"backward, {p['heads']} heads, N = {p['N_q']:,}, d = {p['d']}, {'causal' if p['causal'] else 'no mask'}:")
+    print("  " + ", ".join(f"{name} {ms[0]:.2f} ms" for name, ms in row.values.items()))
+if not timed:
+    print("not recorded yet: `fa2-lab bench ladder` measures it on a GPU")
+
+# %% [markdown]
+# **Takeaway.** Two passes buy a dQ with one owner, and pay with two products a tile.
 
 # %% [markdown]
 # ## What does the second pass cost?
 #
-# For each tile one pass computes S and dP, then dV, dK and dQ: five products and one exponential for each score. In two
-# passes S, dP and the exponentials come twice. In exchange nothing is added in HBM.
+# For each tile one pass takes five products and one exponential for each score. With two passes $S$, $dP$ and the
+# exponentials come twice. The tensor cores of one SM do 4,096 FLOPs in a clock.
 #
-# **Predict.** A tile of 128 × 128 on an H200: how many clocks of one SM does the second pass add, at d = 64 and at 128? And
-# how many bytes does one pass add into dQ for it, in fp32?
+# **Predict.** A tile of 128 × 128 with d = 128. How many clocks does one product take?
 
 # %%
 H200 = chips.H200
@@ -79,74 +121,91 @@ def tile(passes, d, B=128):  # clocks of products, clocks of exponentials, bytes
     return products, passes * B * B // H200.exp_per_clock, B * d * 4 if passes == 1 else 0
 
 
-print("                  products   exponentials   bytes added in HBM")
+print("clocks of a tile   products   exponentials   bytes added in HBM")
 for d in (64, 128):
     for passes in (1, 2):
         products, exps, added = tile(passes, d)
         print(f"d = {d:3}, {passes} pass{'es' if passes > 1 else '  '} {products:8,} {exps:14,} {added:16,}")
 
 # %% [markdown]
-# <details><summary>Two products of seven, and half of the exponentials</summary>
+# <details><summary>Answer</summary>
 #
-# 2,048 clocks at d = 64, half of them for exponentials; 3,072 at d = 128. Against that stand 32 or 64 KiB of additions for
-# each tile. Whether one pass pays depends on one thing: whether somebody can do these additions without anybody waiting.
+# **1,024.** $2 \cdot 128^3 / 4096$. The second pass takes two of them more, and another 1,024 clocks of exponentials.
 # </details>
 #
-# **Takeaway.** One pass trades arithmetic for additions; it is worth what the additions do not cost.
+# Two products of seven, and half of the exponentials: that is what one pass saves. In return it adds 32 or 64 KiB of
+# fp32 to dQ for each tile.
+#
+# **Takeaway.** One pass is worth it if somebody can add up dQ while nobody waits.
 
 # %% [markdown]
-# ## Who owns what?
+# ## One step, in plain code
 #
-# A thread block takes 128 columns; each of two consumer warpgroups owns 64 of them, and keeps their dK and dV in registers
-# while the rows go by. It computes Sᵀ and dPᵀ, keys down. Then Pᵀ and dSᵀ are already where a *left* operand may be: in
-# registers, for dV = Pᵀ dO and dK = dSᵀ Q.
+# A thread block takes a *column block*, 128 keys, and goes through the row blocks. One row block is one **step**.
+# Here it is in full, with the letters of Algorithm 2. Tiles have keys as rows and queries as columns, so `s` in the
+# code is $S^\top$.
 #
-# **Predict.** One of the five products still needs an operand turned around. Which? And where must its result go?
+# **Predict.** dV, dK and dQ are sums. Which of the three sums over keys?
+
 
 # %%
-def column_pass(Q, dO, L, D, k, v, B_r):  # one column block: k, v (B_c, d)
-    dk, dv, dQ = np.zeros_like(k), np.zeros_like(v), np.zeros_like(Q)
-    tau = Q.shape[1] ** -0.5
-    for i in range(0, len(Q), B_r):
-        q, do, lse, delta = Q[i : i + B_r], dO[i : i + B_r], L[i : i + B_r], D[i : i + B_r]
-        s_t = -lse / tau + k @ q.T  # (B_c, B_r): keys down; the sum begins at −L/τ
-        p_t = np.exp(tau * s_t)
-        dv += p_t @ do  # left operand: registers
-        ds_t = p_t * (-delta + v @ do.T)  # (B_c, B_r): this sum begins at −D
-        dk += tau * (ds_t @ q)  # left operand: registers
-        dQ[i : i + B_r] += tau * (ds_t.T @ k)  # turned: dS goes through shared memory
-    return dk, dv, dQ
+def step(q, do, L_i, D_i, k, v, dk, dv):  # (B_r, d) twice, (B_r,) twice, (B_c, d) four times
+    tau = q.shape[1] ** -0.5
+    s = k @ q.T - L_i / tau  # 1. (B_c, B_r)  FA2.A2.L10
+    p = np.exp(tau * s)  # (B_c, B_r)  FA2.A2.L11
+    dv = dv + p @ do  # 2. (B_c, d)  FA2.A2.L12
+    dp = v @ do.T - D_i  # 3. (B_c, B_r)  FA2.A2.L13
+    ds = p * dp  # (B_c, B_r)  FA2.A2.L14
+    dk = dk + tau * (ds @ q)  # 4. (B_c, d)  FA2.A2.L16
+    dq = tau * (ds.T @ k)  # 5. (B_r, d)  FA2.A2.L15
+    return dk, dv, dq
 
 
+# %% [markdown]
+# The loop around it: `dk` and `dv` belong to the column block, `dq` is added to rows that belong to nobody. All rows
+# are compared with the reference of chapter 05.
+
+# %%
 rng = np.random.default_rng(0)
 Q, dO, K, V = *rng.standard_normal((2, 12, 4)), *rng.standard_normal((2, 16, 4))
 O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
 D = (dO * O).sum(axis=1)
-parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in (0, 8)]
-dK, dV, parts_of_dQ = zip(*parts, strict=True)
-got = sum(parts_of_dQ), np.vstack(dK), np.vstack(dV)
-want = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
-print("dQ, dK, dV of one pass:", [close(x, y) for x, y in zip(got, want, strict=True)])
+dQ, dK, dV = np.zeros_like(Q), np.zeros_like(K), np.zeros_like(V)
+for j in (0, 8):
+    cols = slice(j, j + 8)
+    for i in (0, 4, 8):
+        rows = slice(i, i + 4)
+        of_rows = Q[rows], dO[rows], L[rows], D[rows]
+        dK[cols], dV[cols], dq = step(*of_rows, K[cols], V[cols], dK[cols], dV[cols])
+        dQ[rows] += dq
+for name, got, want in zip(("dQ", "dK", "dV"), (dQ, dK, dV), fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8), strict=True):
+    print(f"{name}: largest difference {np.abs(got - want).max():.12f}")
 
 # %% [markdown]
-# <details><summary>The one that hurts</summary>
+# <details><summary>Answer</summary>
 #
-# dQ = dS K sums over keys, so dS must be turned, and keys of both consumers count. The result belongs to no column block:
-# each adds to all rows of dQ, in HBM, in fp32.
-#
-# The sums of S and dP begin at −L/τ and −D, in the accumulator, so the tensor cores do the subtractions. A masked entry
-# begins at −∞.
+# **dQ.** `ds.T @ k` has no keys left. dV and dK sum over rows.
 # </details>
 #
-# **Takeaway.** What is summed over cannot be owned: dK and dV stay with their columns, dQ has to travel.
+# Why keys as rows? On Hopper the left operand of a product may come from registers, the right one must lie in shared
+# memory. `p` and `ds` are computed in registers, and in products 2 and 4 they stand on the left. They need not move.
+# Only product 5 needs `ds` turned around, so `ds` goes through shared memory, once.
+#
+# And why does `s` begin at $-L/\tau$ and `dp` at $-D$? A product adds to what is in the accumulator. If that is
+# $-L/\tau$ in place of 0, the tensor cores do the subtraction for us. A masked score begins at $-\infty$.
+#
+# **Takeaway.** dK and dV are sums over rows, so a column block can keep them to the end. dQ is a sum over keys, so
+# every column block adds to it.
 
 # %% [markdown]
-# ## What fits into 240 registers?
+# ## What fits into the registers?
 #
-# A consumer's thread can have 240. 128 threads share dK and dV (64 × d each), and for each row block of B_r rows Sᵀ, dPᵀ
-# (64 × B_r each) and the consumer's half of dQ.
+# Two consumer warpgroups share the column block. Each owns 64 of its keys, and has 128 threads with up to 240 registers
+# each. dK and dV stay in registers for the whole column block. A row block of $B_r$ rows needs $S$ and $dP$ (64 × $B_r$
+# each) and half of dQ.
 #
-# **Predict.** d = 128, B_r = 64: how many registers for dK and dV? For everything at once? And may B_r be 128?
+# **Predict.** d = 128. How many registers of each thread do dK and dV take, 64 × 128 numbers each?
+
 
 # %%
 def registers(d, B_r):  # of a thread, in fp32
@@ -162,24 +221,131 @@ for d, B_r in ((64, 64), (64, 128), (128, 64), (128, 128)):
     print(f"d = {d:3}, B_r = {B_r:3}" + "".join(f"{size:12}" for size in sizes))
 
 # %% [markdown]
-# <details><summary>What the count decides</summary>
+# <details><summary>Answer</summary>
 #
-# 128 stay occupied at d = 128, so row blocks have 64 rows there, and 128 at d = 64. Even then not everything fits at once,
-# for addresses, −L/τ, −D and 16-bit copies of P and dS need room as well. So a step has an order: S beside dQ of the row
-# block before; then dQ is handed over, and only then dP begins. Started together, S and dP would hide more and hold more: that
-# was measured, below, and it is the worst of all ideas.
+# **128.** More than half of all.
 # </details>
 #
-# **Takeaway.** Registers are why a step has an order: what is finished must leave before the next product begins.
+# The next columns add what a step needs beside them: first S and dQ, then P and dP, then everything at once. With 256
+# in the second column, 128 rows are too many at d = 128. So row blocks have 64 rows there, and 128 at d = 64. Even
+# then everything at once takes 224 of 240, and addresses, $-L/\tau$, $-D$ and copies of P and dS in 16 bits need
+# room, too. So a step has an order. $S$ stands beside dQ of the row block before. Then dQ leaves, and only then $dP$
+# begins.
+#
+# **Takeaway.** Registers decide the order of a step: what is finished leaves before the next product begins.
+
+# %% [markdown]
+# ## The same step, with its waits
+#
+# On Hopper a product is *started*, and waited for later (chapter 12). So here is a step again, without the numbers
+# and with its waits. A consumer is a Python generator: it yields what it waits for. `block.start` gives work to a
+# unit and goes on. With d = 128 and 64 rows a product of one consumer takes 256 clocks, and so do its exponentials.
+# First everybody waits for everything:
+
+
+# %%
+def one_by_one(block, ds_filled, T, add=600):
+    for n in range(T):
+        yield block.start("tensor", 256, f"S {n}").done()
+        yield block.start("exp", 256, f"P {n}").done()
+        yield block.start("tensor", 256, f"dV {n}").done()
+        yield block.start("tensor", 256, f"dP {n}").done()
+        ds_filled.arrive(block.actor)  # my dS lies in shared memory
+        yield ds_filled.over(n & 1)  # and the other consumer's, too
+        yield block.start("tensor", 256, f"dK {n}").done()
+        yield block.start("tensor", 256, f"dQ {n}").done()
+        yield block.start("copy", add, f"add dQ {n}").done()
+
+
+# %% [markdown]
+# And here is the kernel's order. dQ of a step is multiplied in the *next* step, beside the exponentials.
+#
+# **Predict.** Two consumers have ten products in a step, 2,560 clocks of the tensor cores. The first way takes 2,909
+# clocks a step. Is the kernel's order above 2,700, or below 2,600?
+
+
+# %%
+def kernel_order(block, ds_filled, T, add=600):
+    added = None
+    for n in range(T):
+        s = block.start("tensor", 256, f"S {n}")  # product 1
+        if n > 0:
+            yield ds_filled.over((n - 1) & 1)
+            dq = block.start("tensor", 256, f"dQ {n - 1}")  # product 5 of the step before
+        yield s.done()
+        yield block.start("exp", 256, f"P {n}").done()  # beside dQ
+        dv = block.start("tensor", 256, f"dV {n}")  # product 2
+        if n > 0:
+            yield dq.done()
+            if added:
+                yield added.done()  # the engine has read the part before
+            added = block.start("copy", add, f"add dQ {n - 1}")
+        yield block.start("tensor", 256, f"dP {n}").done()  # product 3
+        ds_filled.arrive(block.actor)  # dS is in shared memory
+        dk = block.start("tensor", 256, f"dK {n}")  # product 4
+        yield dv.done()
+        yield dk.done()
+    yield ds_filled.over((T - 1) & 1)
+    yield block.start("tensor", 256, f"dQ {T - 1}").done()  # of the last step
+
+
+# %%
+def clocks_of_a_step(way, T=50, **options):  # two consumers; the tensor cores do one product at a time
+    block, ds_filled = Block(tensor=IN_ORDER), Barrier("dS filled", arrivals=2)
+    block.run({f"consumer {c}": way(block, ds_filled, T, **options) for c in range(2)})
+    return block.clock / T
+
+
+for way in (one_by_one, kernel_order):
+    took = clocks_of_a_step(way)
+    print(f"{way.__name__:12}: {took:5,.0f} clocks a step, tensor cores busy {2560 / took:.0%}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **Below 2,600.** While one consumer waits, the other one multiplies, and dQ hides the exponentials.
+# </details>
+#
+# Here are two steps of the full model in `machine/hopper_backward.py`, as a timeline:
+
+# %%
+show(backward_step.draw(**backward_step.data()))
+
+# %% [markdown]
+# Follow the boxes with strong edges: S, P, dV, dP, dK of step 3, and its dQ more than a thousand clocks later, beside
+# P of step 4. The two consumers fill each other's gaps. In the third lane of each, dQ is being added while both go
+# on.
+#
+# **Takeaway.** A product whose result nobody needs soon may run in the next step, where it hides something else.
+
+# %% [markdown]
+# ## How long may an addition take?
+#
+# **Predict.** A step takes about 2,560 clocks, and each consumer hands over one part of dQ in it. How long may one
+# addition take before everybody becomes slower: 600 clocks, 2,500, or 5,000?
+
+# %%
+for add in (0, 600, 2500, 5000):
+    print(f"an addition takes {add:5,} clocks: {clocks_of_a_step(kernel_order, add=add):5,.0f} clocks a step")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **About as long as a step.** With 2,500 nobody waits. With 5,000 the additions set the pace.
+# </details>
+#
+# **Takeaway.** What is handed over once a step may take a whole step.
 
 # %% [markdown]
 # ## Where do two consumers meet?
 #
-# Each writes its dS, 64 keys × B_r rows, to shared memory. When both have, each multiplies one half of dQ from the dS of all
-# 128 keys. It does so in the *next* step, under the next exponentials, as P V was hidden in the forward. They meet at one
-# barrier with two arrivals. Beyond that nobody tells anybody that dS has been read.
+# dQ needs dS of all 128 keys, and each consumer has 64 of them. So each writes its dS into shared memory and arrives at
+# a barrier. When both have arrived, each multiplies one half of dQ. They do so in the next step.
 #
-# **Predict.** Is one place for dS enough? Are two? In the model below products take 1 to 9 clocks, as chance has it.
+# There is no second barrier that says "I have read it". There are two *places* for dS instead, used in turn.
+#
+# **Predict.** In the model below products take 1 to 9 clocks, at random. Is one place enough?
+
 
 # %%
 def share_dS(places, seed, steps=8):  # what each consumer read for dQ of steps 0, 1, …
@@ -209,245 +375,426 @@ for places in (1, 2):
     print(f"places for dS: {places}; dQ wrong in {wrong} of 500 orders")
 
 # %% [markdown]
-# <details><summary>Why two are enough</summary>
+# <details><summary>Answer</summary>
 #
-# With one place the quick consumer writes its next dS while the slow one still multiplies the last. With two it would have
-# to be two steps ahead for that. It cannot be: before it shows its dS of step n + 1 it has waited for both dS of step n, and
-# the other one shows that only after its own dQ of step n − 1 has been multiplied. So a release, and a barrier for it,
-# are not needed.
+# **No.** With one place the quick consumer writes its next dS while the slow one still multiplies the last.
 # </details>
 #
-# **Takeaway.** A wait that another wait implies can be left out; it takes a second place, and an argument.
+# Why are two enough? To overwrite a place too early, a consumer would have to be two steps ahead of the other. But
+# before it shows its dS of step n + 1 it has waited for both dS of step n. The other one shows that only after its
+# own dQ of step n − 1 is done. So that place is free.
+#
+# **Takeaway.** A wait that another wait implies can be left out. It takes a second place, and an argument.
 
 # %% [markdown]
-# ## How many additions, and who does them?
+# ## Who makes four billion additions?
 #
-# Every column block of 128 keys adds N × d numbers of fp32 into dQ.
+# Each column block of 128 keys adds $N \times d$ numbers to dQ. Take N = 16,384, d = 128 and 16 heads.
 #
-# **Predict.** N = 16,384, d = 128, 16 heads: how many GB are added? dQ itself has 0.13. If a thread adds 4 bytes at a
-# time, how many additions are that? How many, if one addition is a tile of 64 × 128?
+# **Predict.** dQ has 0.13 GB in fp32, over all heads. In each head every column block adds once to all rows of dQ.
+# How many column blocks has a head?
 
 # %%
 N, d, n_heads = 16384, 128, 16
 added = n_heads * (N // 128) * N * d * 4
 flops = 2.5 * 4 * N * N * d * n_heads
-read = n_heads * (N // 128) * 2 * N * d * 2  # Q and dO, in 16 bits, by every column block
-print(f"added: {added / 1e9:.1f} GB; Q and dO are read: {read / 1e9:.1f} GB")
-print(f"at 650 TFLOP/s: {added / (flops / 650e12) / 1e12:.1f} TB/s of additions; HBM: {H200.hbm_per_second / 1e12:.1f}")
-print(f"of 4 bytes each: {added / 4e9:.1f} billion; in tiles of 64 × 128: {added / (64 * d * 4e3):.0f} thousand")
+print(f"added: {added / 1e9:.1f} GB; at 650 TFLOP/s that is {added / (flops / 650e12) / 1e12:.1f} TB/s.", end=" ")
+print(f"(HBM has {H200.hbm_per_second / 1e12:.1f} TB/s.)")
+print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64: {added / (64 * 64 * 4e3):,.0f} thousand")
 
 # %% [markdown]
-# <details><summary>Too many for threads</summary>
+# <details><summary>Answer</summary>
 #
-# As many bytes as all reads of Q and dO, and four billion additions if threads make them one by one, from registers that are
-# needed for something else. (Many of the bytes meet in the L2 cache, so that HBM sees only a part.)
+# **128**: 16,384 / 128. So 128 times 0.13 GB are added, 17 GB. (650 TFLOP/s is about what the kernel reaches.)
 # </details>
 #
-# The copy engine can add, too: one thread hands over a whole tile of shared memory, and nobody waits until that place is
-# to be written again. (FA3's backward has a warp of its own for these additions.) Two consumers, each with one place, add
-# 1, 2, 3, … into six numbers:
-
-# %%
-def added_by_copies(careful, steps=6):
-    block, dQ = Block(), np.zeros(steps)
-
-    def consumer(c):
-        place, job = [0.0], None
-        for i in range(steps):
-            yield block.start("tensor", 200, f"dQ {i}").done()  # the product dS K
-            if careful and job:
-                yield job.done()  # the engine has read the part before
-            place[0] = i + 1.0
-
-            def add(i=i):
-                dQ[i] += place[0]
-
-            job = block.start("copy", 600, f"add {i}", add)  # reads the place until its end
-
-    block.run({f"consumer {c}": consumer(c) for c in range(2)})
-    return [int(x) for x in dQ]
-
-
-print("waiting before the place is written again:", added_by_copies(careful=True))
-print("not waiting:                              ", added_by_copies(careful=False))
-
-# %% [markdown]
+# With atomic additions, threads would make 4.3 billion of them, from registers that are needed for something else.
+# Hopper's copy engine can add, too. A **bulk reduction** is a bulk copy in the other direction that adds: one thread
+# names a tile in shared memory and a place in HBM, and goes on. (The additions happen in the L2 cache. Only a part of
+# these bytes reaches HBM.) Each consumer has one place in shared memory for its part of dQ, and waits only before it
+# writes that place again.
+#
 # **Takeaway.** Additions that nobody has to see at once are best left to a unit that nobody waits for.
 
 # %% [markdown]
 # ## Who waits for whom?
 #
-# Here is all of it, drawn from a run of the model in `machine/hopper_backward.py`. The rings are those of the forward. Q and
-# dO of a row block, −L/τ and −D come together, at one barrier. An *order* is what a ticket was: which column block is
-# next, and how many row blocks see it. The producer draws its number when the last row block of the order before is on
-# its way, no sooner: drawn at the start, the second round of column blocks would be dealt.
+# Here is the whole thread block. The rings are those of chapter 12. The *mailbox* is how the producer tells the
+# consumers which column block comes next, and how many row blocks see it.
+#
+# **Predict.** Who might a consumer have to wait for? Name five things before you look at the arrows.
 
 # %%
 show(backward_pipes.draw(**backward_pipes.data()))
 
 # %% [markdown]
-# **Predict.** A step has five products of 256 clocks, for two consumers 2,560. Two additions run meanwhile. How long may one
-# addition take before the whole becomes slower: 500 clocks, 2,500, 5,000?
-
-# %%
-Q, dO, K, V = *rng.standard_normal((2, 64, 4)), *rng.standard_normal((2, 32, 4))
-O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
-
-
-def clocks(add, **options):  # of the whole, and whether it is right
-    price = model.Costs(add=add)
-    ran = model.backward(Q, K, V, O, L, dO, Tiling(64, 32, 4, 8), costs=price, **options)
-    want = naive.backward(Q, K, V, naive.forward(Q, K, V)[1], dO)
-    right = all(close(x, y) for x, y in zip((ran.dQ, ran.dK, ran.dV), want, strict=True))
-    return max(job.ended for job in ran.block.jobs if job.unit == "tensor"), right
-
-
-for add in (0, 500, 2500, 5000):
-    end, right = clocks(add)
-    print(f"an addition takes {add:5,} clocks: {end:7,.0f} in all, right: {right}")
-
-# %% [markdown]
-# <details><summary>How much patience there is</summary>
+# <details><summary>Answer</summary>
 #
-# A consumer hands over one part in each step, so an addition may last as long as a step. Up to then nobody waits; from
-# there on everybody does, and the copy engine sets the pace. It helps the registers, too: dQ's part leaves them as soon as
-# its place is free.
+# The mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), and the other consumer's dS. A sixth wait has
+# no arrow: before a consumer writes its place for dQ again, the copy engine must have read it.
 # </details>
 #
-# **Takeaway.** Whatever is handed over once a step may take a whole step.
+# **Takeaway.** Every wait has an owner: the producer, the other consumer, the copy engine, or one's own products.
 
 # %% [markdown]
-# ## What does a step wait for?
+# ## The kernel, from first to last
 #
-# Now the real one. Three choices are made when it is compiled; the next section asks what they are worth. `dv_late`: dV's
-# product starts after dS. `dk_late`: dK's starts in the *next* step. `hold_v`: half of V stays in registers.
-#
-# **Predict.** Find all waits in this code. Which of them is for the producer, which for the *other* consumer, which for the
-# copy engine, and which for one's own products?
+# Now the code. It stands in four files of `fa2_lab/kernels/hopper/backward`: `kernel.py` is the whole, `rows.py`
+# holds what consumers are given, `products.py` starts the five products, `sums.py` adds. We read in the order in
+# which a column block meets it. `source` prints parts of a file, and the checks at the end make sure that nothing was
+# left out.
 
-# %% tags=["nbval-ignore-output"]
-source(backward.step, backward.exchange, backward.finish_dk)
+# %%
+FOLDER = Path(launch.__file__).parent
+shown = {name: set() for name in ("kernel", "rows", "products", "sums")}
 
-# %% tags=["nbval-ignore-output"]
-source(backward.start_dq, backward.add_dq, sums.add_lines)
+
+def source(file, *names):
+    text = (FOLDER / f"{file}.py").read_text(encoding="utf-8")
+    for node in ast.parse(text).body:
+        here = {getattr(node, "name", ""), *map(ast.unparse, getattr(node, "targets", []))}
+        if here & set(names):
+            first = min([node.lineno, *(x.lineno for x in getattr(node, "decorator_list", []))])
+            print("\n".join(text.splitlines()[first - 1 : node.end_lineno]), end="\n\n")
+            shown.setdefault(file, set()).add(node.lineno)
+
 
 # %% [markdown]
-# <details><summary>Every wait has an owner</summary>
+# ### What lies in shared memory
 #
-# `rows.wait` is for the producer's copies. `start_dq` waits for the other consumer. `store_wait(0)` is for the copy engine: what
-# lay in the place has been read. All `warpgroup_mma_wait` are for one's own products. These end in the order in which they
-# began, and the number says how many of the last ones may go on. So with `dk_late` dK's product is done where only dQ's goes
-# on, and Q and dO can be given back to the producer: dQ's product reads neither.
+# `Pipes` is everything that the warps of a thread block share. `k` and `v` are rings as in chapter 12: K has two
+# stages, V one. `ds` has two places, and one barrier for both consumers. `dq` is where each consumer's part of dQ
+# waits.
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "Pipes")
+source("rows", "CONSUMERS", "COLS", "NEXT", "TOLD")
+
+# %% [markdown]
+# `NEXT` are the names of the numbers in the mailbox, for each column block: how many steps it has, where it lies,
+# from which row on no mask is needed (`unmasked_from`), the first row that sees its first key (`seen_from`), how many
+# keys are real (`length`), and its number among all. `TOLD` are three numbers for each row block: its first row, its
+# number among all row blocks, and in which stage K lies. Consumers read the stage anew in each step, because keeping
+# K's address would take 14 registers.
+
+# %% tags=["nbval-ignore-output"]
+source("rows", "Rows", "new_rows")
+
+# %% [markdown]
+# `Rows` is a ring with two stages, like those of chapter 12. What is new: three copies arrive at one barrier, which
+# expects the bytes of all three.
 #
-# `add_tile` stores dQ's part as it lies in the registers, and it goes to HBM in that order: only the kernel's own sums are
-# there (4 bytes for each number of dQ, until the call ends), and a small kernel afterwards puts them in order and makes 16
-# bits of them. Putting them in order in each step would cost shuffles or conflicts of banks. `fence_async_shared` lets the
-# copy engine see what threads have just written.
+# - `n & 1` is the stage of the n-th row block, `n >> 1 & 1` the phase of its barrier.
+# - `told.write` puts three numbers beside the tiles. `all_threads` makes sure that all of them are written before the
+#   copies, and thus the barrier's end, can come.
+# - `start` reads $-L/\tau$ or $-D$: one line of $2 B_r$ numbers is seen as two rows (`_reinterpret`), and loaded so
+#   that each thread gets the numbers of the columns that it holds (`SliceLayout` of the accumulator). `[None, :]`
+#   makes it a row.
+# - dQ is added a step later and still needs `number`. So `told` keeps four, not two.
+
+# %% [markdown]
+# ### The producer
+#
+# One warp. It announces column blocks and starts copies. It never computes.
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "producer")
+
+# %% [markdown]
+# Where K/V heads are few, a column block is divided among several programs; why, comes below. `begin` and `end` say
+# which steps are this part's. To the tile scheduler of chapter 12 each part of a K/V head is a head of its own.
+#
+# <details><summary>8 steps in 4 parts: which steps are those of part 1?</summary>
+#
+# 2 and 3: from $8 \cdot 1 / 4$ up to $8 \cdot 2 / 4$. Parts are counted from 0.
+# </details>
+
+# %% [markdown]
+# - Under the causal mask `first` is the first row block that sees these columns. In each query head of the group,
+#   `seen` row blocks follow. So step m belongs to query head `m // seen` of the group, and to row block `first + m %
+#   seen`.
+# - The message goes out before the tiles. `k.fill` and `v.fill` wait for a free stage. K has two, so K of the next
+#   column block can be on its way early.
+# - The next column block is drawn late, when the last copy of this one has been started. Drawn earlier, it might wait
+#   here while another program is idle.
+# - At the end a message with 0 steps says "no more". `leave` sets the counters back.
+
+# %% [markdown]
+# ### A consumer's column block
+#
+# Both consumers run this code. `c` is 0 or 1, a constant: the kernel is compiled for each.
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "consumer", "receive", "take", "hold")
+
+# %% [markdown]
+# The first step stands before the loop, with `ds=None`: there is no row block before it, so no dQ to multiply. It is
+# the *prologue*. After the loop comes the *epilogue*, with dQ of the last row block. V is released before it and K
+# after it, because dQ = dS K needs K.
+
+# %% [markdown]
+# - `take` waits for K and V and cuts out this consumer's 64 keys. With key lengths, `wipe` sets rows past the last
+#   real key to zero: their p is 0, but 0 times NaN would be NaN.
+# - `hold` may load half of V into registers, as left operand of product 3. An operand in shared memory is read by
+#   every product anew, and V is the same for all row blocks.
+# - `store_wait(0)` at the end: shared memory must live until the copy engine has read from it.
+
+# %% tags=["nbval-ignore-output"]
+source("rows", "first_rows")
+
+# %% [markdown]
+# For the mask a consumer needs one number a key: the first row that sees it. Under the causal mask that is
+# `seen_from` plus the key's place in the block. A key that does not exist is seen by no row, so it gets `NO_ROW`,
+# more rows than there can be.
+
+# %% [markdown]
+# ### The step
+#
+# Here it is. Compare it with `kernel_order` above: the order is the same, line by line. Two choices are made when the
+# kernel is compiled. `dv_late`: product 2 starts after dS instead of before dQ leaves. `dk_late`: product 4 starts in
+# the next step.
+#
+# `warpgroup_mma_wait(1, …)` waits until at most one product of this consumer is still running. They end in the order in
+# which they were started.
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "step")
+
+# %% [markdown]
+# <details><summary>Which product may go on at the first `warpgroup_mma_wait(1, …)`?</summary>
+#
+# dQ of the step before. It was started after S, so S is done.
 # </details>
 #
-# **Takeaway.** Read a pipelined step by its waits, and ask of each whom it is for.
+# - `deps=[s]` says which values are valid from here on. Without it the compiler might use them earlier, or reuse the
+#   registers that a running product still reads. That is why `p_half`, the operand of dV, is waited for as well.
+# - `exp2(s * scale)`: the scale holds $\tau \log_2 e$, as in chapter 12.
+# - Where dV's product is under way already, the wait for dQ lets one go on: dV's, which is younger.
+# - `ds` is used twice. `exchange` puts it into shared memory for both consumers. `as_operand` makes it the left
+#   operand of product 4, in the registers where it is.
+# - `rows.release(n)`: Q and dO have been read. dQ's product, still to come, reads only dS and K.
 
 # %% [markdown]
-# ## Which product may wait?
+# ### The five products
 #
-# S and dP cannot: P and dS need them. dQ runs in the next step. dV needs P alone, so it may start before dQ is handed over,
-# or after dS. dK needs dS, and nobody needs dK before the last row block: its product may start in the next step, too,
-# just before S.
-#
-# **Predict.** Here are the four orders in the model, at the H200's clocks. Which is the fastest? And what has a product that
-# starts later got to keep in registers until then?
-
-# %%
-def clocks_of(late, mask, d=64, B_r=128):  # of 16 row blocks and 8 column blocks
-    price = model.costs(H200, B_r, d)
-    ran = model.backward(Q, K, V, O, L, dO, Tiling(64, 64, 4, 8, mask), costs=price, late=late)
-    return max(job.ended for job in ran.block.jobs if job.unit == "tensor")
-
-
-Q, dO, K, V = rng.standard_normal((4, 64, 4))
-O, L = fa2.forward(Q, K, V, B_r=4, B_c=8)
-for dv, dk in ((False, False), (True, False), (False, True), (True, True)):
-    full, causal = (clocks_of(model.Late(dv, dk), mask) for mask in (NO_MASK, CAUSAL))
-    print(f"dV late: {dv!s:5}  dK late: {dk!s:5}  full {full:9,.0f} clocks, causal {causal:9,.0f}")
-
-# %% [markdown]
-# <details><summary>All the same, says the model</summary>
-#
-# Within half a percent: while one consumer waits for a product, the other one multiplies, and the tensor cores have enough to
-# do in any order. But the model knows nothing of registers. Until dV's product ends, P must stay, in 16 bits. Until dK's does,
-# dS must, and a late dK takes it along into the next step. 64 × B_r numbers of 16 bits are 16 registers of a thread at
-# d = 128, and 32 at d = 64.
-#
-# So only a measurement can say:
-# </details>
-
-# %%
-print("with it over without it, measured on an H200 in bf16:")
-choices = {
-    "dV's product after dS": "dv_late",
-    "dK under the next S, not in its own step": "dk_late",
-    "half of V in registers": "hold_v",
-}
-for row in ideas.worths():
-    if row["part"] == "backward" and row["idea"] in choices:
-        mask, used = "causal" if row["causal"] else "full  ", "used" if row["kept"] else "not used"
-        print(f"{choices[row['idea']]:8} d {row['d']:3} {mask} N {row['N_q']:6,}: {row['worth']:.2f}, {used}")
+# Each is started by a function of its own.
 
 # %% tags=["nbval-ignore-output"]
-print(getsource(choose))
+source("products", "HELD", "start_scores", "spread", "start_dp")
 
 # %% [markdown]
-# `hold_v` is another trade of that kind. An operand in shared memory is read anew by every product, one in registers is not.
-# V is the same for all row blocks, so half of a consumer's, 64 × 64 numbers, may stay in 16 registers of a thread. At d = 128
-# that pays where there is no mask.
+# `spread` makes accumulators of a row of numbers: each of the 64 keys begins at the same $-L/\tau$ or $-D$.
+# `q.permute` moves nothing: it is a view, and the tensor cores can read a tile in shared memory either way around.
+# With `hold_v`, product 3 is done in two halves: the first from registers, the second from shared memory, into the
+# same accumulator.
 #
-# **Takeaway.** A model that counts clocks says what can overlap; what it costs to keep things alive must be measured.
-
-# %% [markdown]
-# ## Few K/V heads, few owners
-#
-# A column block belongs to a K/V head and goes through the rows of all query heads that share it. Take batch 2, 32 query
-# heads, N = 4,096, d = 128.
-#
-# **Predict.** With 32 K/V heads, how many column blocks are there for 132 SMs? With one? What could the idle SMs do?
+# `full` is the first row that sees the whole column block: from there on tiles need no mask. Before it, the mask is a
+# comparison of rows with `seen_from`, written in an odd way: `(row & ~6) >= … - (row & 6)`. It means
+# `row >= seen_from - first`, with rows counted from the tile's first. The next cell shows why the bits are taken
+# apart.
 
 # %%
-SMs, steps_of_a_head = H200.SMs, 4096 // 64
+for lane in range(4):  # the columns that a lane holds in an accumulator: two neighbours in each group of eight
+    mine = [8 * group + 2 * lane + e for group in range(3) for e in (0, 1)]
+    print(f"lane {lane} holds {mine}: row & 6 is {({r & 6 for r in mine})}, row & ~6 is {[r & ~6 for r in mine]}")
+
+# %% [markdown]
+# `row & 6` is one number a lane: it is subtracted once, outside. `row & ~6` is the same list for every lane, so it is
+# known when the kernel is compiled. What is left for each score is one comparison with a constant.
+
+# %% tags=["nbval-ignore-output"]
+source("products", "start_dv", "start_dk", "start_dq")
+
+# %% [markdown]
+# - `start_dv` and `start_dk` add to the accumulators that stay: `warpgroup_mma(left, right, accumulator)`.
+# - `start_dq` waits for both consumers' dS: one barrier, whose phase in step n is `n & 1`. The two share the work.
+#   With 64 rows each takes half of the d columns: all of $dS^\top$, half of K's columns. With 128 rows each takes 64
+#   of the rows: half of dS, all of K. Either way it is 64 × W.
+# - `use_acc=False`: this product begins at zero, and `zero` is never read.
+
+# %% [markdown]
+# ### Handing over dS and dQ
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "exchange", "finish_dk", "add_dq")
+
+# %% [markdown]
+# `fence_async_shared` stands wherever threads write shared memory and a unit reads it. Tensor cores and copy engine
+# reach shared memory by another way than threads do. Without the fence they might not see what was just written.
+#
+# `add_dq` works out where this part belongs: row blocks are numbered through all heads, each has a part for each
+# consumer, and a part is $2W$ lines of 32 numbers.
+
+# %% tags=["nbval-ignore-output"]
+source("sums", "ADD", "add", "add_tile", "add_lines", "as_held")
+
+# %% [markdown]
+# - `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add.
+# - `add_tile` does it once, or twice where the place has room for half of the tile only.
+# - `add` is one operation of Triton's compiler that Gluon has no function for before Triton 3.8. `@builtin` makes a
+#   function that speaks to the compiler itself.
+# - `as_held` renames the places of a tile, so that each thread's numbers lie together. Nobody else reads the sums, so
+#   they may lie in HBM in any order. Storing them row by row would cost shuffles, or conflicts of banks.
+#
+# **Predict.** A thread of an accumulator holds two neighbours in its row, and the same two eight rows below. Number
+# the places row · 100 + column. Which four come first in `as_held`?
+
+# %%
+W = 64
+x = np.add.outer(100 * np.arange(64), np.arange(W))  # row · 100 + column
+held = x.reshape(4, 2, 8, W // 8, 4, 2).transpose(3, 0, 2, 4, 1, 5).reshape(2 * W, 32)
+print("line 0:", *(f"lane {lane} {held[0, 4 * lane : 4 * lane + 4].tolist()}" for lane in range(3)), "…")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **0, 1, 800, 801**: row 0 and row 8, columns 0 and 1. They are lane 0's.
+# </details>
+#
+# ### The end of a column block
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "finish", "store")
+
+# %% [markdown]
+# Two ways. Normally `store` writes dK and dV in 16 bits, by a bulk copy, through the place where dQ waited
+# (`_reinterpret`: the same bytes as other numbers; at d = 64 there is room for two such tiles, and the first is
+# used). `dk * (scale * LN2)` is $\tau\,dK$: the scale had a $\log_2 e$ in it. Where the column block was divided
+# among programs, dK and dV are fp32 sums as well, and are added like dQ.
+#
+# ### The kernel itself
+
+# %% tags=["nbval-ignore-output"]
+source("kernel", "backward_kernel")
+
+# %% [markdown]
+# It makes the shared memory and starts three roles.
+#
+# - The first eight arguments are *tensor descriptors* (chapter 12). `do_not_specialize` names numbers that may change
+#   without compiling anew.
+# - `NVMMASharedLayout` is the swizzled layout that the tensor cores want for dS.
+# - The rings: K with two stages, V with one, row blocks with two. `ds_filled` expects one arrival of each consumer.
+# - `warp_specialize` starts the first function on the four warps of the launch, and the others on `[4, 1]` warps
+#   more: consumer 1, and the producer's single warp. `[SIZES.registers, 24]` are the registers of their threads: 240,
+#   and 24 for the producer.
+
+# %% [markdown]
+# ### Before and after
+#
+# Two small Triton kernels stand around it.
+
+# %% tags=["nbval-ignore-output"]
+source("sums", "before_kernel")
+
+# %% [markdown]
+# Before: set all sums to zero, compute $D = \mathrm{rowsum}(dO \circ O)$, and write $-L/\tau$ and $-D$ for each row
+# block. (`L_i * LOG2E / scale_log2` is $L/\tau$, because the scale is in base 2.) A row that sees no key has $L =
+# -\infty$. It begins at $-\infty$, so its p is 0, and its dP begins at 0: $0 \cdot \infty$ would be NaN. If the loss
+# uses L itself, its gradient joins D.
+
+# %% tags=["nbval-ignore-output"]
+source("sums", "after_kernel", "finish", "in_order")
+
+# %% [markdown]
+# After: one program for each consumer's part of a tile. It loads the sums, puts them into the order of rows and
+# columns (`in_order` undoes `as_held`), multiplies dQ and dK by $\tau$, and stores 16 bits. Tiles of dK and dV follow
+# those of dQ, if they are sums, too.
+
+# %% [markdown]
+# ### Who launches it
+#
+# On the host a call of one kind is prepared once.
+
+# %% tags=["nbval-ignore-output"]
+source("launch", "prepare", "prepare_main")
+source("sizes", "Sizes", "choose")
+
+# %% [markdown]
+# `prepare` returns `None` for a call that this kernel does not take; the portable kernels do it then. `call` makes
+# the outputs and runs the three launches, one after the other in one stream. The grid has one program for each SM, or
+# fewer if there is less to do.
+#
+# You have now read every line of the four files. What they call besides, rings, mailbox and scheduler, is chapter 12's.
+#
+# **Takeaway.** Read a pipelined kernel by its waits, and ask of each whom it is for.
+
+# %% [markdown]
+# ## What is the order worth?
+#
+# The order of the products was found by trying. The record has the speed with an idea over the speed without it, in
+# the same run.
+#
+# **Predict.** One could start S and dP together, and hide more. Is that faster or slower?
+
+# %%
+tried = [row for row in ideas.worths() if row["part"] == "backward"]
+
+
+def reach(idea, **where):  # the least and the most that an idea is worth
+    found = [row["worth"] for row in tried if row["idea"] == idea and where.items() <= row.items()]
+    return min(found), max(found)
+
+
+dQ_late, dK_late = (f"{x} under the next S, not in its own step" for x in ("dQ", "dK"))
+sums_begin, together = "S begins at −L/τ, dP at −D", "S and dP started together"
+for idea, where in ((together, {}), (sums_begin, {}), (dQ_late, {}), (dK_late, dict(causal=True)), (dK_late, dict(causal=False))):
+    low, high = reach(idea, **where)
+    mask = {True: ", causal", False: ", no mask"}.get(where.get("causal"), "")
+    print(f"{idea + mask:52} {low:.2f} to {high:.2f} times as fast")
+for causal in (False, True):
+    low, high = reach("half of V in registers", causal=causal)
+    print(f"{'half of V in registers' + (', causal' if causal else ', no mask'):52} {low:.2f} to {high:.2f} times as fast")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **Slower**, by 30% and more. The registers do not suffice, and numbers are spilled to memory.
+# </details>
+#
+# dQ in the next step is a gain of 6 to 16%; in the model above it was 14%. dK in the next step helps under the causal
+# mask, where long sequences gain most, and not without one. Half of V in registers helps without a mask and costs
+# dearly with one, where the mask needs the registers. So `choose` decides by d, mask and length. All ideas that were
+# measured are in [RESULTS.md](../RESULTS.md).
+#
+# **Takeaway.** In a kernel that is full to the last register, what frees some is worth more than what overlaps more.
+
+# %% [markdown]
+# ## Too few column blocks
+#
+# With grouped heads, a column block belongs to a K/V head and goes through the rows of all query heads that share it.
+# Take batch 2, 32 query heads, N = 4,096.
+#
+# **Predict.** With one K/V head, how many column blocks of 128 keys are there, for 132 SMs?
+
+# %%
 print("K/V heads  column blocks  steps each  parts of each  SMs with work")
 for kv_heads in (32, 8, 4, 1):
-    column_blocks, steps = 2 * kv_heads * (4096 // 128), 32 // kv_heads * steps_of_a_head
-    n = parts_for(column_blocks, steps, SMs, causal=True)
-    print(f"{kv_heads:9} {column_blocks:14} {steps:11,} {n:14} {min(SMs, n * column_blocks):14}")
+    column_blocks, of_each = 2 * kv_heads * (4096 // 128), 32 // kv_heads * (4096 // 64)
+    n = parts_for(column_blocks, of_each, H200.SMs, causal=True)
+    print(f"{kv_heads:9} {column_blocks:14} {of_each:11,} {n:14} {min(H200.SMs, n * column_blocks):14}")
+for kv_heads in (4, 1):
+    low, high = reach("column blocks divided among programs", kv_heads=kv_heads)
+    print(f"32 heads on {kv_heads}: divided is {low:.2f} to {high:.2f} times as fast as undivided (H200)")
 
 # %% [markdown]
-# <details><summary>Divided</summary>
+# <details><summary>Answer</summary>
 #
-# With one K/V head 64 programs have 2,048 steps each, and 68 SMs have none. So a column block is *divided*: several programs take a
-# part of its row blocks each. Then dK and dV belong to nobody either, and the copy engine adds them up as well.
-#
-# A part costs something to begin and to end. `parts_for` weighs that: whole rounds, the longest part, the extra sums.
-# Where column blocks are enough and long, it leaves them whole. (With a causal mask it divides more: short parts even out
-# the weights.)
+# **64**, and 68 SMs would have nothing to do.
 # </details>
-
-# %%
-name = "column blocks divided among programs"
-print("divided over undivided, measured on an H200 in bf16:")
-for row in ideas.worths():
-    if row["idea"] == name:
-        mask = "causal" if row["causal"] else "full  "
-        print(f"32 heads on {row['kv_heads']}, {mask} {row['worth']:.2f} times as fast")
-
-# %% [markdown]
-# **Takeaway.** If there are too few owners, share the work and let the sums meet: the merge of notebook 14, for gradients.
+#
+# So a column block is *divided*: several programs take a part of its row blocks each. Then dK and dV have no single
+# owner either, and the copy engine adds them up as well. A part costs something to begin and to end, so `parts_for`
+# divides only where it pays.
+#
+# **Takeaway.** If there are too few owners, share the work and let the sums meet.
 
 # %% [markdown]
 # ## Which bits come out?
 #
-# Which column block adds first is chance. Sums in fp32 depend on their order.
+# Which column block adds first is chance. A sum in fp32 depends on its order.
 #
-# **Predict.** 128 column blocks add to 8,192 numbers of dQ, in five different orders. How many of the five results differ, bit by bit?
-# How far apart are they, relative to dQ? And how many of the numbers differ after rounding to bf16?
+# **Predict.** 128 column blocks add to 8,192 numbers, in five different orders. After rounding to bf16, how many of
+# the 8,192 differ between two orders: about 4,000, about 300, or fewer than 10?
 
 # %%
 some = np.random.default_rng(1).standard_normal((128, 8192)).astype(np.float32)
@@ -457,22 +804,19 @@ for seed in range(5):
     for j in np.random.default_rng(seed).permutation(128):
         total += some[j]
     results.append(total)
-exact = some.sum(axis=0, dtype=np.float64)
-apart = max(np.linalg.norm(x - exact) / np.linalg.norm(exact) for x in results)
 first, *others = (torch.from_numpy(x).bfloat16() for x in results)
 changed = sum(int((x != first).sum()) for x in others) / len(others)
-print("different results:", len({x.tobytes() for x in results}), "of 5; error below 1e-6:", bool(apart < 1e-6))
+print("different results in fp32:", len({x.tobytes() for x in results}), "of 5")
 print(f"after rounding to bf16: {changed:.0f} of 8,192 numbers differ between two orders")
 
 # %% [markdown]
-# <details><summary>Rarely, and still</summary>
+# <details><summary>Answer</summary>
 #
-# The error is thousands of times smaller than what bf16 rounds off, so nearly all numbers round to the same. But a few lie
-# at the edge between two, and whoever has to repeat a training run bit by bit has lost.
-#
-# `torch.use_deterministic_algorithms(True)` makes `attention()` take the two passes of notebook 09: one owner and one
-# order for every number. dK and dV have that here too, as long as column blocks are not divided.
+# **Fewer than 10.** bf16 rounds off thousands of times more than the orders differ by. Only a number that lies at the
+# edge between two rounds differently.
 # </details>
+#
+# The real kernel, on a Hopper GPU: five calls with the same tensors.
 
 # %% tags=["nbval-ignore-output"]
 if on_hopper:
@@ -486,16 +830,18 @@ else:
     print("no Hopper GPU here; on one, five calls give several dQ, one dK and one dV")
 
 # %% [markdown]
-# **Takeaway.** Whoever lets sums meet in any order gives away their last bits; keep a slower way for those who need them.
+# dK and dV have one owner and one order, as long as column blocks are not divided. dQ has not.
+#
+# **Takeaway.** Sums that meet in any order lose their last bits, and nothing else.
 
 # %% [markdown]
-# ## What was reached?
+# ## What do the same bits cost?
 #
-# Recorded on the H200 in bf16: 16,384 tokens, hidden size 2,048, all contestants in one run. Ratios are our speed over
-# theirs; above 1 we are faster.
+# If you have to repeat a training run bit by bit, call `torch.use_deterministic_algorithms(True)`. Then `attention()`
+# takes the portable kernels, which are b01 with better sizes: one owner and one order for every number. The record
+# has both.
 #
-# **Predict.** Where is the lead over cuDNN largest, and where smallest? And what does the deterministic way cost, the
-# portable kernels' two passes?
+# **Predict.** If products were all that counts, what would two passes cost?
 
 # %%
 record = load("paper")
@@ -513,143 +859,193 @@ def line(d, causal):
 
 
 print("{gpu}, torch {torch}, triton {triton}".format(**record.machine))
-for peer in (name for name in rows[0].values if name != "fa2_lab"):
-    mean, low, high = mean_ratio(rows, peer)
-    print(f"over {peer:16} {mean:.2f}, from {low:.2f} to {high:.2f}")
-print("over cuDNN     " + "".join(f"{N:>8}" for N in (1024, 2048, 4096, 8192, 16384)))
+print("two passes over one     " + "".join(f"{N:>8,}" for N in (1024, 2048, 4096, 8192, 16384)))
+for d, causal in ((64, False), (64, True), (128, False), (128, True)):
+    ratios = "".join(f"{row.ratio('fa2_lab', 'fa2_lab portable'):8.2f}" for row in line(d, causal))
+    print(f"d = {d:3} {'causal' if causal else 'full  '}          {ratios}")
+print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ratio(rows, "fa2_lab portable")))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **1.4**: seven products instead of five.
+# </details>
+#
+# Measured it is 1.29 to 1.60. There is a cheaper way, which FlashAttention-3 takes: one pass, and column blocks add
+# to each row block in a fixed order, each waiting for its turn. The last exercise builds it.
+#
+# **Takeaway.** The same bits cost a factor of about 1.4 here, and one line of code.
+
+# %% [markdown]
+# ## What was reached?
+#
+# The FA2 paper's grid: 16,384 tokens, hidden size 2,048, all contestants in one run. Ratios are our speed over theirs.
+#
+# **Predict.** Against cuDNN: is the lead larger at d = 64 or at d = 128?
+
+# %%
+for peer in (name for name in rows[0].values if name not in ("fa2_lab", "fa2_lab portable")):
+    print("over {:16} {:.2f} in the mean, from {:.2f} to {:.2f}".format(peer, *mean_ratio(rows, peer)))
+print("over cuDNN       " + "".join(f"{N:>8,}" for N in (1024, 2048, 4096, 8192, 16384)))
 for d, causal in ((64, False), (64, True), (128, False), (128, True)):
     ratios = "".join(f"{row.ratio('fa2_lab', 'cuDNN'):8.2f}" for row in line(d, causal))
-    print(f"d = {d:3} {'causal' if causal else 'full  '} {ratios}")
+    print(f"d = {d:3} {'causal' if causal else 'full  '}   {ratios}")
+earlier = [row for row in load("earlier_paper").rows if row.direction == "backward" and row.problem["N_q"] >= 1024]
+print("over FlashAttention-4 {:.2f} in the mean, from {:.2f} to {:.2f}, in an earlier run".format(*mean_ratio(earlier, "FlashAttention-4")))
+far = [row.ratio("fa2_lab", "FlashAttention-4") for row in load("long").rows if row.direction == "backward"]
+print(f"over FlashAttention-4 from N = 32,768 on: {min(far):.3f} to {max(far):.3f}")
 
 # %% [markdown]
-# <details><summary>How to read it</summary>
+# <details><summary>Answer</summary>
 #
-# `fa2_lab portable` are the two passes of notebook 09, in plain Triton. Seven products instead of five would cost a factor of
-# 1.4 if products were all that counts; measured it is about that, in the mean. The lead over cuDNN is largest at d = 64,
-# where exponentials weigh most, and smallest at d = 128 without a mask, where products are nearly all there is.
-#
-# `FlashAttention-4`, which notebook 12 introduced, is about as fast as we are here: behind on most sequences, ahead by up to 3%
-# on some of the longest. Its additions have a warp of their own, and for d = 128 without a mask it takes blocks of 80 rows, which
-# Triton's powers of two do not allow. What each of the two is worth was not measured.
+# **At d = 64**, where exponentials weigh most. At d = 128 without a mask products are nearly all there is.
 # </details>
 #
-# **Takeaway.** Two products saved are worth what they weigh, if the additions really are nobody's.
-
-# %% [markdown]
-# ## What did each idea buy?
+# FlashAttention-3 is a little behind nearly everywhere. FlashAttention-4, the newest package of the same authors, is
+# about as fast as we are: a little behind on short sequences, ahead by up to 5% on long ones. Its
+# additions have a warp of their own, and at d = 128 without a mask it takes row blocks of 80 rows, which Triton's
+# powers of two do not allow.
 #
-# As in notebook 12: each idea is taken out of the kernel, or put in where it is not used, and both versions are timed in turn.
-#
-# **Predict.** Rank them before you look: tickets, S that begins at −L/τ, dQ under the next S, S and dP started together.
-
-# %%
-show(backward_ideas.draw(**backward_ideas.data()))
-
-# %%
-Markdown(ideas.folded("All ideas for the backward, problem by problem", ideas.ideas_table("backward")))
-
-# %% [markdown]
-# <details><summary>What to make of it</summary>
-#
-# Where K/V heads are few, nothing is worth as much as dividing. As much is lost where registers do not suffice and spill: S and
-# dP started together, or at d = 64 dV's product before dS, or sums that do not begin at −L/τ and −D. Then comes what every
-# kernel shares: tickets, drawn late, the heaviest blocks first, programs that stay. What runs in the next step, dQ, and dK
-# under the causal mask, is worth more in long sequences than in short ones.
-# </details>
-#
-# Some ideas cannot be put into today's kernel by a few lines. They were tried on earlier versions, among them additions by
-# threads; the numbers were noted by hand then, and no command repeats them.
-
-# %%
-Markdown(ideas.folded("Ideas for earlier versions", ideas.earlier_table("backward")))
-
-# %% [markdown]
-# **Takeaway.** In a kernel that is full to the last register, what frees some is worth more than what overlaps more.
+# **Takeaway.** One pass saves two products of seven. That turns into speed as long as nobody waits for the additions.
 
 # %% [markdown]
 # ## Recap
 #
-# - One pass saves two products of seven and half of the exponentials; the price is dQ.
-# - A consumer owns 64 columns, with dK and dV in registers; tiles have their keys down, so that only dS has to be turned.
+# - One pass saves two products of seven and half of the exponentials. The price is dQ, to which all column blocks add.
+# - A consumer owns 64 keys, with dK and dV in registers. Tiles have keys as rows, so only dS has to be turned.
+# - A step: S, with dQ of the step before beside the exponentials; dV; dP; dK.
 # - Two consumers meet at dS: one barrier, two places, no release.
-# - The copy engine adds dQ, and nobody waits but for the place.
-# - Column blocks are divided where K/V heads are few.
-# - Sums in any order differ in their last bits; two passes do not.
+# - The copy engine adds dQ. A consumer waits only for its place.
+# - Sums in any order differ in their last bits. The same bits cost about 1.4 by two passes.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Predict.** With a causal mask half of the products go. Do half of the additions go as well? Count for N = 16,384, in blocks
-# of 128 columns and 64 rows.
+# **1. Complete.** Masked scores begin at $-\infty$. With what must masked entries of dP begin, so that dQ and dK are
+# right? Replace the `...`.
 #
 # <details><summary>Hint</summary>
-# Which row blocks does column block j visit?
+#
+# p of a masked entry is 0, and dS is p times dP. Which numbers times 0 are not 0?
+# </details>
+# <details><summary>Solution</summary>
+#
+# ```python
+# begin = 0.0
+# ```
+# Any finite number does. $0 \cdot (-\infty)$ is NaN, and the products would spread it over whole rows of dQ and dK.
+# So one $-\infty$ is enough, and it belongs into S.
 # </details>
 
 # %%
-whole, causal = (Tiling(16384, 16384, 64, 128, mask) for mask in (NO_MASK, CAUSAL))
-tiles = [sum(len(writers) for writers in grid.dq_writers(tiling)) for tiling in (whole, causal)]
-print(f"additions of a tile, one head: full {tiles[0]:,}, causal {tiles[1]:,}: {tiles[1] / tiles[0]:.3f}")
+begin = ...
+visible = np.tril(np.ones((4, 4), bool)).T  # keys down, queries right
+s = np.where(visible, -L[:4] * 2, -np.inf) + K[:4] @ Q[:4].T
+if begin is ...:
+    print("not written yet")
+else:
+    with np.errstate(invalid="ignore"):
+        ds = np.exp(s / 2) * (np.where(visible, -D[:4], begin) + V[:4] @ dO[:4].T)
+    wrong = int((~(ds[~visible] == 0)).sum())
+    print("right" if wrong == 0 else f"not yet: {wrong} of {(~visible).sum()} masked entries of dS are not 0")
 
 # %% [markdown]
-# <details><summary>Answer to exercise 1</summary>
+# **2. Complete.** Column blocks are all alike, an SM does one part at a time, and nothing else costs anything. Into
+# how many parts should each column block be divided, so that at least 95% of the SMs' time is used? Take the smallest
+# number.
 #
-# Yes, but for the tiles on the diagonal: 0.504. A tile is multiplied and added, or neither. But the blocks are of unequal
-# weight, and the last ones to end have nobody left to hide under.
+# <details><summary>Hint</summary>
+#
+# `used` says whether a number is good enough. `next(n for n in …)` takes the first that is.
 # </details>
+# <details><summary>Solution</summary>
 #
-# **2. Complete.** Column blocks are all alike (no mask), a program does one part at a time, and nothing else costs anything. Into
-# how many parts should each be divided so that at least 95% of the SMs' time is used? Take the smallest. Replace the 1.
+# ```python
+# return next(n for n in range(1, 1000) if used(column_blocks, n, SMs) >= 0.95)
+# ```
+# 2, 9, 1 and 1. Nine parts would also begin and end nine times. The kernel's `parts_for` counts that, and tries
+# powers of two only.
+# </details>
+
 
 # %%
-def smallest_parts(column_blocks, SMs=132):
-    return 1  # replace
-
-
 def used(column_blocks, parts, SMs=132):  # the share of the SMs' time that is spent on parts
     return column_blocks * parts / (float(np.ceil(column_blocks * parts / SMs)) * SMs)
 
 
-for column_blocks in (64, 100, 256, 2048):
-    n = smallest_parts(column_blocks)
-    print(f"{column_blocks:5,} column blocks, parts: {n}, used: {used(column_blocks, n):.0%}")
+def smallest_parts(column_blocks, SMs=132):
+    return ...
+
+
+if smallest_parts(64) is ...:
+    print(f"not written yet; undivided, 64 column blocks use {used(64, 1):.0%} of the SMs' time, 100 use {used(100, 1):.0%}")
+else:
+    wrong = {blocks: n for blocks, n in {64: 2, 100: 9, 256: 1, 2048: 1}.items() if smallest_parts(blocks) != n}
+    told = [f"{b} column blocks in {smallest_parts(b)} parts use {used(b, smallest_parts(b)):.1%}" for b in wrong]
+    print("right" if not wrong else f"not yet: {told[0]}; {wrong[next(iter(wrong))]} parts are the fewest that suffice")
 
 # %% [markdown]
+# **3. Complete: a dQ that is the same every time.** Six programs, a column block each, go through six row blocks.
+# Products take a random time. Before a program adds its part to row block i, it waits for its turn. `added` lists the
+# column blocks that have added to this row block so far. Write the condition under which column block j may add now,
+# in place of the `...`.
+#
 # <details><summary>Hint</summary>
 #
-# `used` tells you whether a number is good enough. `next(n for n in …)` takes the first that is.
+# Any fixed order will do. The plainest: 0 first, then 1, then 2. When may j add?
 # </details>
-# <details><summary>Answer to exercise 2</summary>
+# <details><summary>Solution</summary>
 #
-# `next(n for n in range(1, 1000) if used(column_blocks, n, SMs) >= 0.95)`: 2, 9, 1 and 1. 64 in two parts fill 128 of 132
-# SMs. 100 in nine parts are 97% of seven rounds; 256 blocks use 97% as they are. Nine parts would also begin and end nine
-# times: the kernel's `parts_for` counts that, and tries powers of two only.
+# ```python
+# return len(added) == j
+# ```
+# In a kernel `len(added)` is a counter in HBM for each row block. The price is waiting. At the start all programs
+# want to add to row block 0, and the last one waits for all others. Then they follow each other in steps. One more
+# thing must hold: the programs that one waits for must be running. A tile scheduler that hands out lower column
+# blocks first sees to that.
 # </details>
-#
-# **3. Break and fix.** Masked entries of S begin at −∞. Somebody likes that, and lets those of dP begin there as well. Before
-# you run it: what are P and dS of a masked entry now?
+
 
 # %%
-def masked_dS(begin_dP):
-    visible = np.tril(np.ones((4, 4), bool)).T  # keys down, queries right
-    s = np.where(visible, -L[:4] * 2, -np.inf) + K[:4] @ Q[:4].T
-    dp = np.where(visible, 0.0, begin_dP) + V[:4] @ dO[:4].T
-    with np.errstate(invalid="ignore"):
-        return np.exp(s / 2) * dp
+def may_add(j, i, added):
+    return ...
 
 
-for begin_dP in (0.0, -np.inf):
-    print(f"dP of masked entries begins at {begin_dP}: NaN in dS: {np.isnan(masked_dS(begin_dP)).sum()} of 16")
+parts_of_dQ = np.random.default_rng(2).standard_normal((6, 6, 64)).astype(np.float32)  # column block, row block
 
-# %% [markdown]
-# <details><summary>Hint</summary>
-# What is 0 · (−∞)?
-# </details>
-# <details><summary>Answer to exercise 3</summary>
-#
-# P is 0, and 0 · (−∞) is NaN; the products spread it over whole rows of dQ and dK. One −∞ is enough, and it belongs into S. For the
-# same reason rows that see no key at all begin their dP at 0 in the kernel.
-# </details>
+
+def one_run(rule, seed):  # the bits of dQ, and the clock at the end
+    chance, block, T = random.Random(seed), Block(tensor=SIDE_BY_SIDE), 6
+    dQ, added = np.zeros((T, 64), np.float32), [[] for _ in range(T)]
+
+    def program(j):
+        for i in range(T):
+            yield block.start("tensor", chance.randint(200, 400), "five products").done()
+            yield Wait(lambda i=i: rule(j, i, added[i]), f"its turn in row block {i}")
+            yield block.start("copy", 40, "add").done()
+            dQ[i] += parts_of_dQ[j, i]
+            added[i].append(j)
+
+    block.run({f"column block {j}": program(j) for j in range(T)})
+    return dQ.tobytes(), block.clock
+
+
+# %%
+def outcome(rule, seeds=range(40)):
+    bits, ends = zip(*(one_run(rule, seed) for seed in seeds), strict=True)
+    return len(set(bits)), sum(ends) / len(ends)
+
+
+anyhow = outcome(lambda j, i, added: True)
+if may_add(0, 0, []) is ...:
+    print(f"not written yet; in any order 40 runs give {anyhow[0]} different dQ, in {anyhow[1]:,.0f} clocks")
+else:
+    try:
+        kinds, end = outcome(may_add)
+        price = f"{end:,.0f} clocks instead of {anyhow[1]:,.0f}"
+        print(f"right: one dQ in 40 runs, {price}" if kinds == 1 else f"not yet: 40 runs gave {kinds} different dQ")
+    except Deadlock as reason:
+        print(f"not yet: a deadlock, {str(reason).split(';')[0]}")
 
 # %% [markdown]
 # ## Ten questions on part IV
@@ -701,7 +1097,26 @@ for begin_dP in (0.0, -np.inf):
 # ## Checks
 #
 # The small functions of this notebook against the package, the package's model against the dense gradients, with and
-# without its waits, and the gradients of `attention()` against float64. On a Hopper GPU the kernel of this notebook is called.
+# without its waits, and the gradients of `attention()` against float64. On a Hopper GPU the kernel of this notebook
+# is called.
+
+# %%
+for name in ("kernel", "rows", "products", "sums"):
+    body = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")).body
+    code = [node.lineno for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)]
+    verdict(f"{name}.py: nothing was left out", set(code) == shown[name])
+want = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=8)
+verdict("step = fa2.backward", all(close(x, y) for x, y in zip((dQ, dK, dV), want, strict=True)))
+verdict("one by one: 2,909 clocks a step; in the kernel's order under 2,600",
+        round(clocks_of_a_step(one_by_one)) == 2909 and 2500 < clocks_of_a_step(kernel_order) < 2600)
+expected = [[(n, n) for n in range(7)]] * 2
+right = {places: [share_dS(places, seed) == expected for seed in range(200)] for places in (1, 2)}
+verdict("share_dS: always right with two places, not with one", all(right[2]) and not all(right[1]))
+in_turn = outcome(lambda j, i, added: len(added) == j)
+verdict("a fixed order gives one dQ and takes longer", anyhow[0] > 1 and in_turn[0] == 1 and in_turn[1] > anyhow[1])
+tiles = [sum(len(writers) for writers in grid.dq_writers(Tiling(16384, 16384, 64, 128, mask))) for mask in (NO_MASK, CAUSAL)]
+verdict("the causal mask halves the additions, but for the diagonal", 0.5 < tiles[1] / tiles[0] < 0.51)
+
 
 # %%
 def gradients(N_q, N_k, mask):  # tensors for the model, and the dense gradients
@@ -717,13 +1132,6 @@ for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
         ran = model.backward(*tensors, tiling, costs=price)
         right = [close(x, y) for x, y in zip((ran.dQ, ran.dK, ran.dV), want, strict=True)]
         verdict(f"the model = dense: {name}, add {price.add:,.0f}, slow {price.slow:.0f}", all(right))
-    if not mask.causal:
-        Q, K, V, O, L, dO = tensors
-        D = (dO * O).sum(axis=1)
-        parts = [column_pass(Q, dO, L, D, K[j : j + 8], V[j : j + 8], 4) for j in range(0, N_k, 8)]
-        dK, dV, parts_of_dQ = zip(*parts, strict=True)
-        got = sum(parts_of_dQ), np.vstack(dK), np.vstack(dV)
-        verdict("column_pass = dense", all(close(x, y) for x, y in zip(got, want, strict=True)))
 
 # %%
 tensors, want = gradients(24, 32, NO_MASK)
@@ -744,18 +1152,13 @@ def hasty(self, c, rows, cols, part, add=model.Sums.add):
 
 
 slow, late = dict(costs=model.Costs(slow=9)), dict(costs=model.Costs(add=5000))
-add, share = model.Sums.add, model.Exchange.share
+add, share, only_dQ = model.Sums.add, model.Exchange.share, [False, True, True]
 verdict("as it is: right", faulty(model.Sums, "add", add, **slow) == [True] * 3)
-only_dQ = [False, True, True]
 verdict("no wait for dQ's place: only dQ wrong", faulty(model.Sums, "add", hasty, **late) == only_dQ)
 verdict("one place for dS: only dQ wrong", faulty(model.Exchange, "share", share, places=1, **slow) == only_dQ)
 nobody = faulty(model.Exchange, "share", lambda self, c, n, ds: None)
 verdict("a dS that is not shown: a deadlock", "waits for dS filled" in nobody)
 
-# %%
-expected = [[(n, n) for n in range(7)]] * 2
-right = {places: [share_dS(places, seed) == expected for seed in range(200)] for places in (1, 2)}
-verdict("share_dS: always right with two places, not with one", all(right[2]) and not all(right[1]))
 
 # %%
 def computed(q, k, v, do, causal):
@@ -780,46 +1183,26 @@ for d in (64, 128):
         verdict(f"dQ, dK and dV = float64, d = {d}, causal = {causal}", all(right))
 
 # %% [markdown]
-# And what the text says of the records; if somebody records anew and one of these fails, the text must be written anew too.
+# And what the text says of the records; if somebody records anew and one of these fails, the text must be written
+# anew too.
 
 # %%
 mean, low, _ = mean_ratio(rows, "cuDNN")
 verdict("over 1.15 times cuDNN in the mean, over 1.05 everywhere", mean > 1.15 and low > 1.05)
-mean, low, _ = mean_ratio(rows, "fa2_lab portable")
-verdict("over two passes: about the 1.4 of seven products for five", 1.3 < mean < 1.5 and low > 1.15)
+mean, low, high = mean_ratio(rows, "fa2_lab portable")
+verdict("two passes: about 1.4 in the mean, 1.29 to 1.60", 1.35 < mean < 1.45 and [round(low, 2), round(high, 2)] == [1.29, 1.60])
 lead = {(d, causal): mean_ratio(line(d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
-verdict("the lead over cuDNN is largest at d = 64", min(lead[64, True], lead[64, False]) > lead[128, True])
+verdict("the lead over cuDNN is larger at d = 64", min(lead[64, True], lead[64, False]) > lead[128, True])
 verdict("and smallest at d = 128 without a mask", min(lead, key=lead.get) == (128, False))
-apart = [(row.ratio("fa2_lab", "FlashAttention-4"), row.problem["N_q"]) for row in rows]
-verdict("FlashAttention-4: behind on most, ahead by up to 3% on some from N = 8,192 on",
-        np.median([x for x, _ in apart]) > 1 and min(apart)[0] > 0.965 and all(N >= 8192 for x, N in apart if x < 0.995))
-
-# %%
-tried = [row for row in ideas.worths() if row["part"] == "backward"]
-
-
-def reach(idea, **where):  # the least and the most that an idea is worth
-    found = [row["worth"] for row in tried if row["idea"] == idea and where.items() <= row.items()]
-    return min(found), max(found)
-
-
-divided = reach("column blocks divided among programs", kv_heads=1)
-verdict("one K/V head: divided is over 1.5 times as fast", divided[0] > 1.5)
-verdict("sums that begin at −L/τ and −D: over 1.15 at d = 64", reach("S begins at −L/τ, dP at −D", d=64)[0] > 1.15)
-together = reach("S and dP started together")
-verdict("S and dP together: the worst, below 0.8", min(r["worth"] for r in tried) == together[0] and together[1] < 0.8)
-verdict("tickets: over 1.1 at d = 128", reach("column blocks drawn as tickets, not dealt", d=128)[0] > 1.1)
-dQ_late = "dQ under the next S, not in its own step"
-verdict("dQ under the next S: over 1.01 everywhere, over 1.05 at d = 128", reach(dQ_late)[0] > 1.01 and reach(dQ_late, d=128)[0] > 1.05)
-late = "dK under the next S, not in its own step"
-verdict("and dK: a gain where it is used, a loss elsewhere", reach(late, kept=True)[0] > 1.0 > reach(late, kept=False)[1])
-longer = [reach(late, kept=True, d=d, N_q=16384)[0] > reach(late, kept=True, d=d, N_q=N)[1] for d, N in ((64, 1024), (128, 4096))]
-verdict("more in long sequences than in short ones", all(longer))
+verdict("FlashAttention-4: behind on most of the grid, ahead by up to 5% on all long sequences",
+        np.median([row.ratio("fa2_lab", "FlashAttention-4") for row in earlier]) > 1 and 0.95 < min(far) and max(far) < 1)
+verdict("S and dP together: the worst, slower by 30% and more", min(r["worth"] for r in tried) == reach(together)[0] and reach(together)[1] <= 0.7)
+verdict("dQ under the next S: 6 to 16% faster", [f"{x:.2f}" for x in reach(dQ_late)] == ["1.06", "1.16"])
+longer = [reach(dK_late, kept=True, d=d, N_q=16384)[0] > reach(dK_late, kept=True, d=d, N_q=N)[1] for d, N in ((64, 1024), (128, 4096))]
+verdict("dK: a gain where it is used, more in long sequences; no gain elsewhere",
+        all(longer) and reach(dK_late, kept=True)[0] > 1 > reach(dK_late, kept=False)[1])
 half = "half of V in registers"
-verdict("half of V: a gain without a mask, a loss with one", reach(half, kept=True)[0] > 1.0 > reach(half, kept=False)[1])
-verdict("dV's product before dS at d = 64: spilled, over 1.5 times slower", reach("dV's product after dS", kept=True)[0] > 1.5)
-drawn = "the next ticket drawn late"
-verdict("tickets drawn late: no loss, and over 1.2 with one head", reach(drawn)[0] > 0.985 and reach(drawn, kv_heads=1)[1] > 1.2)
+verdict("half of V: a gain without a mask, a loss with one", reach(half, causal=False)[0] > 1 > reach(half, causal=True)[1])
 
 # %% [markdown] tags=["navigation"]
 # [← Hopper, forward](12_hopper_forward.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
 
 # %% [markdown]
 # # A · Lanes, layouts, banks
@@ -17,7 +17,8 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [07 ·
+# Warps](07_warps.ipynb).*
 
 # %%
 import numpy as np
@@ -90,9 +91,11 @@ print("maximum of row 5:", piece[5].max().round(2))
 # goes through its own columns first.
 # </details>
 #
-# XOR compares two numbers bit by bit. $t$ XOR 1 exchanges neighbours (20 with 21), $t$ XOR 2 exchanges pairs (20 with 22).
+# XOR compares two numbers bit by bit and gives 1 where they differ. With $t$ XOR 1, neighbours exchange (20 with 21).
+# With $t$ XOR 2, pairs do (20 with 22).
 #
-# The picture follows a row of a whole accumulator. There a lane has 32 columns of it, and the exchanges are the same two.
+# The picture follows a row of a whole *accumulator*, the registers of four warps in which a product is summed up. There
+# a lane has 32 columns of the row, and the exchanges are the same two.
 
 # %% tags=["nbval-ignore-output"]
 show(row_reduction.draw(**row_reduction.data()))
@@ -200,7 +203,8 @@ print("groups of banks, chunk c at place c XOR row:", swizzled, "steps:", steps(
 show(swizzle_xor.draw(**swizzle_xor.data()))
 
 # %% [markdown]
-# **Takeaway.** A layout is free, as long as writer and reader agree on it. The banks decide which one is fast.
+# **Takeaway.** Numbers may lie at any place, as long as writer and reader agree on it. The banks decide which places
+# are fast.
 
 # %% [markdown]
 # ## What does a compiler do?
@@ -262,8 +266,8 @@ for chip in (chips.RTX_4090, chips.A100, chips.H100):
 # %% [markdown]
 # ## How many registers?
 #
-# Registers hold $o_i$ and $s_{ij}$ in fp32, $p_{ij}$ in 16 bits, and some 40 more per thread for addresses and counters. A
-# thread can have 255.
+# Registers hold $o_i$ and $s_{ij}$ in fp32 (float32, one number to a register), $p_{ij}$ in 16 bits, and some 40 more
+# per thread for addresses and counters. A thread can have 255.
 #
 # **Predict.** $B_r = B_c = d = 128$ and four warps, which are 128 threads. How many registers of each thread does $o_i$
 # alone take?
@@ -419,4 +423,4 @@ two = budget.fits(chips.A100, 64, 64, 128, stages=2, warps=4).blocks_per_sm == 2
 verdict("two blocks of 64 × 64, d = 128, share an SM of an A100", two)
 
 # %% [markdown] tags=["navigation"]
-# [← Rings](15_rings.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)
+# [← The same loop, other masks](16_masks.ipynb) · [The map](00_start.ipynb) · [Errata →](B_errata.ipynb)

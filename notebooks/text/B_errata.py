@@ -7,9 +7,9 @@
 # **Which tests does a wrong formula survive?**
 #
 # Five sources stand behind this book: two papers, lecture notes, an article, and notes in English and Chinese. All are
-# worth reading, and all have slips. A factor fell out, an inverse is too much, a `>` should be `>=`. In this appendix the
-# wrong and the right version are run side by side. The question is not who made a mistake. It is how you would have found
-# it.
+# worth reading, and all have slips. A factor is missing, an inverse stands where none belongs, a `>` should be `>=`. In
+# this appendix the wrong and the right version are run side by side. The question is not who made a mistake. It is how
+# you would have found it.
 #
 # After this notebook you can
 #
@@ -17,8 +17,8 @@
 # - decide whether a printed formula is wrong, by a computation that does not use it,
 # - recognise the slips of this subject, and find the lines of the papers they sit in.
 #
-# *Time: 45 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
-# forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
+# FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
 
 # %%
 from dataclasses import replace
@@ -293,9 +293,10 @@ table(*of_fa1)
 # **A millionth.** $8\,e^{-16} \approx 10^{-6}$.
 # </details>
 #
-# Two rows of the table are traps only for those who carry a thing over to FA2: the letter L, and the random state, which
-# serves as long as both passes go by columns. The row with NaN is a hole in both papers: if a mask hides a row's whole
-# first tile, m is still $-\infty$, and $-\infty - (-\infty)$ is not a number.
+# Two rows of the table are right for FA1 and wrong only if you take them over to FA2: the letter L, and the stored
+# state of the random generator, which is enough as long as both passes go by columns. The row with NaN is a case that
+# neither paper decides: if a mask hides a row's whole first tile, m is still $-\infty$, and $-\infty - (-\infty)$ is
+# not a number.
 #
 # **Takeaway.** In this project L is always the natural logarithm of the sum.
 
@@ -435,8 +436,8 @@ print(len(ERRATA), "slips in all,", len(shown), "shown above; the rest:", ", ".j
 # </details>
 # <details><summary>Solution</summary>
 #
-# 6: three quarters of 8, instead of 8. A score of zero is a vote like any other. If the visible scores are large, the vote
-# drowns, and a test with large scores does not see the slip.
+# 6: three quarters of 8, instead of 8. A score of zero gets a weight like any other. If the visible scores are large,
+# this weight is tiny, and a test with large scores does not see the slip.
 # </details>
 
 # %%

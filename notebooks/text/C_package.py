@@ -14,10 +14,11 @@
 # - find the file that answers a question, and the code for any line of the papers,
 # - count what an algorithm of yours loads, stores and computes,
 # - call `fa2_lab.attention`, and judge what comes back,
+# - switch a model over to it,
 # - name the command for each task.
 #
-# *Time: 30 minutes. Hardware: any laptop; two cells need torch and say so if it is missing. Before this: [04 ·
-# FlashAttention-2, forward](04_fa2_forward.ipynb).*
+# *Time: 40 minutes with the questions and exercises. Hardware: any laptop; two cells need torch and say so if it is
+# missing. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
 import re
@@ -41,7 +42,8 @@ from fa2_lab.trace import Trace
 #
 # | in `fa2_lab/` | what is in it |
 # |---|---|
-# | `tiles.py`, `trace.py`, `paper.py` | geometry of tiles; the meter; the papers' algorithms as data |
+# | `tiles.py`, `trace.py` | geometry of tiles; the meter |
+# | `paper.py`, `glossary.py` | the papers' algorithms and the words, as data |
 # | `reference/` | NumPy in float64, a file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
 # | `kernels/` | Triton and Gluon: `ladder/` to be read, `portable/`, `decode/` and `hopper/` to be called |
 # | `attention.py`, `paged.py`, `distributed/` | the public calls |
@@ -140,7 +142,7 @@ print("Kernels run", kernels_here())
 #
 # The output depends on the machine in front of you, so it may differ from what is printed here.
 #
-# **Takeaway.** Understanding runs on a laptop. Only the stopwatch needs a GPU.
+# **Takeaway.** Everything can be tried on a laptop. Only measuring time needs a GPU.
 
 # %% [markdown]
 # ## How do I call it?
@@ -174,10 +176,56 @@ else:
 # </details>
 #
 # `L` is the logsumexp of each row (chapter 04). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the differences from
-# torch. `attention_paged` reads a cache in pages (chapter 14), and
-# `fa2_lab.distributed` has attention over several GPUs (chapter 15).
+# torch. `attention_packed` takes sequences of different lengths without padding, `attention_paged` reads a cache in pages
+# (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
 # **Takeaway.** One call, torch's conventions, and `L` on request.
+
+# %% [markdown]
+# ## How do I switch a model over?
+#
+# Models of Hugging Face's `transformers` take their attention by name. One import adds ours:
+#
+# ```python
+# import fa2_lab.transformers  # pip install 'fa2-lab[transformers]'
+#
+# model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
+# ```
+#
+# Such a model describes its mask by a function of a row and a column. It is read once for all layers, as an interval of
+# columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, sinks, softcap and a cache work
+# too. A mask that is no interval is refused by its name.
+#
+# `python -m fa2_lab.studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
+# same batches. Only the attention differs.
+#
+# **Predict.** One attention writes the N × N matrix of scores, another does not. How far apart are their losses in 30
+# steps, at most: 0.1, 0.001 or 0.00001?
+
+# %%
+from fa2_lab.studio import models
+
+print(models.table(models.recorded()["curves"]))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **About 0.00001.** All compute the same function, and add its terms in another order. In fp32 that changes the seventh
+# digit, and 30 steps let the change grow a little.
+# </details>
+#
+# The curves are recorded. With `transformers` installed, the next cell trains three steps here.
+
+# %% tags=["nbval-ignore-output"]
+if find_spec("torch") and find_spec("triton") and find_spec("transformers"):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name in ("eager", "fa2_lab"):
+        print(f"{name:8}", [f"{loss:.4f}" for loss in models.train(name, device, steps=3)])
+else:
+    print("transformers is not installed here: see the recorded curves above")
+
+# %% [markdown]
+# **Takeaway.** Another attention changes a model's speed and memory, and its losses by rounding alone.
 
 # %% [markdown]
 # ## How do I count an algorithm of my own?

@@ -20,7 +20,7 @@ AGAIN = "tests/test_relaunch.py::test_the_driver_is_handed_the_same_as_by_triton
 FAULTS = [
     (LAUNCH, '{dtype}, {mask}"', '{dtype}"', NAME),
     (LAUNCH, 'return f"{chip}, {kernel}', 'return f"{kernel}', NAME),
-    (LAUNCH, "d {padded(Q.shape[3])}, {dtype}", "d, {dtype}", NAME),
+    (LAUNCH, "d {padded(Q.shape[-1])}, {dtype}", "d, {dtype}", NAME),
     (
         LAUNCH,
         "json.dumps(read(file) | new",
@@ -48,8 +48,8 @@ FAULTS = [
     (SOFTMAX, "return max(scale * LOG2E.value, SMALLEST)", "return scale * LOG2E.value", SCALES),
     (
         LAUNCH,
-        "megabytes * MiB // (2 * X",
-        "megabytes * MiB // (X",
+        "megabytes * MiB // (2 * max",
+        "megabytes * MiB // (max",
         "tests/test_kernels.py::test_heads_at_once_stream_no_more_than_is_given",
     ),
     (CHOICE, "device) != (9, 0):", "device) < (9, 0):", HOPPER),
@@ -57,7 +57,7 @@ FAULTS = [
     (CHOICE, 'key = "backward", options, same_bits,', 'key = "backward", options,', CALLS),
     (CHOICE, "same_bits, dL is None,", "same_bits,", CALLS),
     (CHOICE, '"forward", options, *map', '"forward", *map', CALLS),
-    (CHOICE, "kind_of, (Q, K, V, key_lengths)", "kind_of, (Q, K, V)", CALLS),
+    (CHOICE, "kind_of, (Q, K, V, key_lengths, sinks)", "kind_of, (Q, K, V, sinks)", CALLS),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.shape, x.stride())", KIND),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.device, x.shape)", KIND),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.device, x.shape, x.stride())", KIND),

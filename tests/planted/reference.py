@@ -3,12 +3,14 @@
 Each row is a file, an exact text of it, what is put in its place, and the test that must see it.
 """
 
-R, E, P = "fa2_lab/reference/", "fa2_lab/errata/", "fa2_lab/paper.py"
+R, E, P, G = "fa2_lab/reference/", "fa2_lab/errata/", "fa2_lab/paper.py", "fa2_lab/glossary.py"
 TRACE, TILES, COMMAND = "fa2_lab/trace.py", "fa2_lab/tiles.py", "fa2_lab/studio/command.py"
 R07, LADDER_FA1 = "fa2_lab/kernels/ladder/r07_two_loops.py", "fa2_lab/kernels/ladder/r01_fa1.py"
 
 CORNERS = "tests/test_reference.py::test_corner_cases"
 HEADS = "tests/test_reference.py::test_heads_and_groups"
+ADVERSE = "tests/test_reference.py::test_windows_sinks_and_caps_at_their_worst"
+DSINK = "tests/test_reference.py::test_dsink_by_central_differences"
 INPUT = "tests/test_reference.py::test_bad_input_is_named"
 DIFF = "tests/test_reference.py::test_the_difference_of_fa1_and_fa2_is_a_dozen_lines"
 ON_CHIP = "tests/test_machine_io.py::test_on_chip_equals_the_meters_peak"
@@ -26,9 +28,9 @@ PICTURES = "tests/test_paper.py::test_every_line_but_returns_has_one_picture_tha
 CHECKOUT = "tests/test_paper.py::test_where_in_a_checkout_of_all_three"
 TITLES = "tests/test_paper.py::test_algorithms_have_their_papers_titles_and_places"
 IN_FA2 = "tests/test_paper.py::test_a_line_of_fa1_s_backward_has_its_counterpart_in_fa2_s"
-SYMBOLS = "tests/test_paper.py::test_what_the_glossary_says_of_a_symbol_holds"
-SENT = "tests/test_paper.py::test_a_term_stands_where_the_glossary_sends_its_reader"
-CHINESE = "tests/test_paper.py::test_a_chinese_word_stands_for_one_english_word"
+SYMBOLS = "tests/test_glossary.py::test_what_the_glossary_says_of_a_symbol_holds"
+SENT = "tests/test_glossary.py::test_a_term_stands_where_the_glossary_sends_its_reader"
+CHINESE = "tests/test_glossary.py::test_a_chinese_word_stands_for_one_english_word"
 AGAIN = "tests/test_errata.py::test_the_words_and_two_computations_say_the_same"
 JUDGES = "tests/test_errata.py::test_a_check_judges_every_number_that_the_right_version_has"
 NUMBERS = "tests/test_errata.py::test_numbers_in_the_reasons_are_counted"
@@ -38,7 +40,7 @@ SITS = "tests/test_errata.py::test_the_lines_that_name_an_erratum_are_those_it_i
 FAULTS = [
     # What is computed
     (R + "naive.py", "return m + np.log(nonzero(", "return m - np.log(nonzero(", CORNERS),
-    (R + "naive.py", "tau * (p * (dO @ V[j] - D)) @ Q", "(p * (dO @ V[j] - D)) @ Q", CORNERS),
+    (R + "naive.py", "dK[j] = tau * cap_backward(", "dK[j] = cap_backward(", CORNERS),
     (R + "naive.py", "dropped(dO[:] @ V[:].T, z)", "dO[:] @ V[:].T", CORNERS),
     (
         R + "naive.py",
@@ -138,7 +140,6 @@ FAULTS = [
         WORKERS,
     ),
     (TRACE, "max(self.peak_on_chip, sum(", "max(0, sum(", LOOPS_END),
-    (TRACE, '"true_divide": "divide"', '"true_divide": "multiply"', COUNTED),
     (TRACE, '{"exp", "exp2"}', '{"exp"}', KINDS),
     (TRACE, '"fmax": "maximum", ', "", KINDS),
     (TRACE, '"einsum", ', "", KINDS),
@@ -156,11 +157,20 @@ FAULTS = [
         DIFF,
     ),
     # Geometry
-    (TILES, "row + 1 + N_k - N_q, 0, last", "row + 1 + N_k - N_q, 0, N_k", MASKS),
+    (TILES, "end = N_k if self.key_length is None else self.key_length", "end = N_k", MASKS),
     (TILES, "else seen & self.mask.allowed[rows, cols]", "else seen", MASKS),
     (TILES, "return Tile.FULL if seen.all() else Tile.DIAGONAL if", "return Tile.DIAGONAL if", MASKS),
     (TILES, "return s_ij if self.kind(i, j) is Tile.FULL", "return s_ij if self.kind(i, j) is not Tile.SKIP", CORNERS),
     (TILES, "isinstance(value, (bool, np.bool_)) or not", "not", GEOMETRY),
+    (TILES, "diagonal + right + 1, first), end)", "diagonal + right + 1, first), N_k)", MASKS),
+    (TILES, "np.where(first < last, cdiv(last, self.B_c), first // self.B_c)", "cdiv(last, self.B_c)", MASKS),
+    (TILES, "side is not None and side < 0", "side is not None and side < -1", GEOMETRY),
+    # Scores that a model caps, and one that has no key
+    (R + "scores.py", "-(np.exp(sink - finite(L)) * D).sum()", "-(np.exp(sink - finite(L)) * D).mean()", DSINK),
+    (R + "scores.py", "(1 - (finite(s) / softcap) ** 2)", "(1 - (finite(s) / softcap))", ADVERSE),
+    (R + "fa2.py", "state = SoftmaxState.reset(*q_i.shape)", "state = SoftmaxState.reset(*q_i.shape, sink)", ADVERSE),
+    (R + "checks.py", "not above < x < np.inf", "not above <= x < np.inf", INPUT),
+    (R + "heads.py", "O[:, h], L[:, h], dO[:, h]", "O[:, h], L[:, 0], dO[:, h]", HEADS),
     # Tags in NumPy: moved, swapped, lost
     (R + "fa2.py", "# FA2.A1.L12  (B_r, d)", "# (B_r, d)", WORDS),
     (R + "fa2.py", "p_ij @ v_j  # FA2.A1.L10", "p_ij @ v_j  # FA2.A1.L9", WORDS),
@@ -172,8 +182,8 @@ FAULTS = [
     ),
     (
         R + "fa2.py",
-        "# FA2.A1.L8  (B_r, B_c)\n            s_ij = tiling.hide(s_ij, i, j)\n",
-        "\n            s_ij = tiling.hide(s_ij, i, j)  # FA2.A1.L8\n",
+        "# FA2.A1.L8  (B_r, B_c)\n            s_ij = tiling.hide(cap(s_ij, softcap), i, j)\n",
+        "\n            s_ij = tiling.hide(cap(s_ij, softcap), i, j)  # FA2.A1.L8\n",
         WORDS,
     ),
     (
@@ -195,8 +205,8 @@ FAULTS = [
     ("fa2_lab/kernels/portable/backward.py", "# (B_r, B_c)  FA2.A2.L13", "# (B_r, B_c)  FA2.A2.L12", SHAPES),
     (
         "notebooks/text/08_triton_forward.py",
-        "alpha = tl.exp(m_i - m_new)  # FA2.A1.L9",
-        "alpha = tl.exp(m_i - m_new)  # FA2.A1.L10",
+        "alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L9",
+        "alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L10",
         SHAPES,
     ),
     # The papers' lines in our words
@@ -227,12 +237,12 @@ FAULTS = [
     (P, "SHOWN = 10", "SHOWN = 12", SHORT),
     (P, '"FA1.A2.L14": "the ladder', '"FA1.A2.L17": "the ladder', SHORT),
     # The words
-    (P, '"column blocks: ⌈N_k / B_c⌉"', '"column blocks: ⌈N_q / B_c⌉"', SYMBOLS),
-    (P, 'symbol("m", "02", "(N_q,)"', 'symbol("m", "02", "(N_k,)"', SYMBOLS),
-    (P, "gradient with respect to S: P ∘ (dP − D)", "gradient with respect to S: P ∘ (dP + D)", SYMBOLS),
-    (P, "exp(m_old − m_new)", "exp(m_new − m_old)", SYMBOLS),
-    (P, 'warps, splits or GPUs", "合并"', 'warps, splits or GPUs", "填充"', CHINESE),
-    (P, '"线程束通道", "A"', '"线程束通道", "00"', SENT),
+    (G, '"column blocks: ⌈N_k / B_c⌉"', '"column blocks: ⌈N_q / B_c⌉"', SYMBOLS),
+    (G, 'symbol("m", "02", "(N_q,)"', 'symbol("m", "02", "(N_k,)"', SYMBOLS),
+    (G, "gradient with respect to S: P ∘ (dP − D)", "gradient with respect to S: P ∘ (dP + D)", SYMBOLS),
+    (G, "exp(m_old − m_new)", "exp(m_new − m_old)", SYMBOLS),
+    (G, 'warps, splits or GPUs", "合并"', 'warps, splits or GPUs", "填充"', CHINESE),
+    (G, '"线程束通道", "A"', '"线程束通道", "00"', SENT),
     # Errata: the printed slip, its words, its check, its source
     (E + "fa2_paper.py", "divided_at_the_end(1 / TWO.l1)", "divided_at_the_end(TWO.l1)", AGAIN),
     (E + "fa2_paper.py", "divided_in_every_step(TWO.l2 / TWO.l1)", "divided_in_every_step(TWO.l1 / TWO.l2)", AGAIN),

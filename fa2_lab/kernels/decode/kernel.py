@@ -13,8 +13,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels.constants import LN2, NEG_INF
-from fa2_lab.kernels.portable.tile import head_of, keys_seen, length_of, load_rows
+from fa2_lab.kernels.constants import LN2, LOG2E, NEG_INF
+from fa2_lab.kernels.portable.softmax import capped
+from fa2_lab.kernels.portable.tile import columns_seen, head_of, length_of, load_rows, sees
 
 # What the kernels are given -------------------------------------------------------------------------------------
 
@@ -36,7 +37,6 @@ class Tile(NamedTuple):
     B_r: int
     B_c: int
     page: int  # keys of a page; 0: the cache is not paged
-    causal: bool
     masked: bool  # some row must not see some key of its tiles, so scores are compared with what rows see
     late_q: bool  # q is laid out for the tensor cores after the first keys were asked for, not before
     early_merge: bool  # the merge kernel may start before this one has ended (programmatic dependent launch)
@@ -54,6 +54,8 @@ class Sizes(NamedTuple):
     R: int  # rows of a part
     pages: int  # of a paged cache
     width: int  # entries of the block table for each sequence
+    left: int  # columns that a row sees before its diagonal, or None: all
+    right: int  # and after it; the causal mask is 0
 
 
 # Numbers of which the compiler is told nothing, so that other values compile nothing anew. In a tuple it would be told.
@@ -70,6 +72,7 @@ class Strided(NamedTuple):
 class Rows(NamedTuple):
     """The queries, and what is computed for them."""
 
+    sinks: tl.tensor  # one for each query head, or None
     Q: Strided
     O: Strided
     L: tl.tensor
@@ -100,6 +103,7 @@ class Span(NamedTuple):
     first: tl.tensor
     last: tl.tensor
     step: tl.tensor
+    begins: tl.tensor  # whether the row block's state begins here: with its sink
     whole: tl.tensor  # whether these are all its tiles, so that nothing is left to merge
 
 
@@ -111,12 +115,17 @@ class Part(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What stream-K divides: the row blocks of all sequences, end to end."""
+    """What stream-K divides: the row blocks of all sequences, end to end.
+
+    A flat tuple: Triton 3.6 loses a None or a size of 1 that lies two tuples deep in what a function is handed.
+    """
 
     key_lengths: tl.tensor  # or None
     N_k: tl.tensor  # the most keys that a sequence may have
     batch: tl.tensor
     heads: tl.tensor  # of each sequence
+    N_q: tl.tensor
+    left: tl.tensor  # columns that a row sees before its diagonal, or None
     programs: tl.tensor
     share: tl.tensor  # units of work of each program; with key_lengths, which the host does not know, the fewest
 
@@ -137,20 +146,24 @@ def place_of(cache, first, length, tile):
 
 
 @triton.jit
-def load_keys(X, place, first, length, tile):
-    """Keys or values first … first + B_c of one head. From `length` on they read as zero and are not touched."""
+def load_keys(X, place, first, since, length, tile):
+    """Keys or values first … first + B_c of one head. What lies before `since`, where it is given, and from `length` on
+    reads as zero and is not touched."""
     stride = X.strides[2]
     if tile.page == 0:
-        return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast)
+        return load_rows(X.at, first, stride, length, tile.B_c, tile.d, tile.d_pad, tile.masked, tile.upcast, since)
     elif tile.page % tile.B_c == 0:
         page, row = place
         end = length - first + row  # of the sequence, as a row of this page
+        since = None if since is None else since - first + row
         at = X.at + page * X.strides[0]
-        return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast)
+        return load_rows(at, row, stride, end, tile.B_c, tile.d, tile.d_pad, RAGGED=True, UPCAST=tile.upcast,
+                         since=since)  # fmt: skip
     else:
         page, row = place
         e = tl.arange(0, tile.d_pad)
-        real = (first + tl.arange(0, tile.B_c) < length)[:, None] & (e < tile.d)[None, :]
+        col = first + tl.arange(0, tile.B_c)
+        real = (col < length if since is None else (col >= since) & (col < length))[:, None] & (e < tile.d)[None, :]
         at = X.at + (page * X.strides[0] + row.to(tl.int64) * stride)[:, None] + e[None, :]
         x = tl.load(at, mask=real, other=0.0)
         return x.to(tl.float32) if tile.upcast else x  # (B_c, d_pad)
@@ -160,7 +173,7 @@ def load_keys(X, place, first, length, tile):
 
 
 @triton.jit
-def visit_keys(q_i, cache, span, length, seen, scale_log2, tile):
+def visit_keys(q_i, cache, span, keys, seen, sink, window, scales, tile):
     """The state m_i (B_r,), l_i (B_r,), o_i (B_r, d) of one row block after the tiles of a span.
 
     Few rows leave registers for a row sum of every column, so that warps, which hold different columns, add up once.
@@ -169,23 +182,32 @@ def visit_keys(q_i, cache, span, length, seen, scale_log2, tile):
     o_i = tl.zeros((tile.B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((tile.B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((tile.B_r, tile.B_c) if FEW_ROWS else (tile.B_r,), tl.float32)  # FA2.A1.L5
-    all_see = tl.min(seen, 0)
+    if sink is not None:  # a key with a score and no value, of which one program of a head takes notice
+        m_i = tl.where(span.begins, sink * (LOG2E / scales.fine), m_i)
+        one = tl.where(tl.arange(0, tile.B_c) == 0, 1.0, 0.0)[None, :] if FEW_ROWS else 1.0
+        l_i += tl.where(span.begins, one, 0.0)
+    begin, end = seen
+    first_key, length = keys
+    since = None if window[0] is None else first_key
+    all_see, none_missed = tl.min(end, 0), tl.max(begin, 0)
     for j in range(span.first, span.last, span.step):  # FA2.A1.L6
         col = j + tl.arange(0, tile.B_c)  # (B_c,)
         place = place_of(cache, j, length, tile) if tile.page else None
-        k_j = load_keys(cache.K, place, j, length, tile)  # (B_c, d)  FA2.A1.L7
+        k_j = load_keys(cache.K, place, j, since, length, tile)  # (B_c, d)  FA2.A1.L7
         # The condition is always true. The compiler cannot know, and so cannot lay q out before the loop.
         q_j = tl.where(j < span.last, q_i, 0.0) if FEW_ROWS and tile.late_q else q_i
         s_ij = tl.dot(q_j, k_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A1.L8
-        if tile.masked and (not FEW_ROWS or j + tile.B_c > all_see):
-            s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
+        s_ij = capped(s_ij, scales.inner)
+        cut = j + tile.B_c > all_see if window[0] is None else (j + tile.B_c > all_see) | (j < none_missed)
+        if tile.masked and (not FEW_ROWS or cut):
+            s_ij = tl.where(sees(begin[:, None], end[:, None], col[None, :], window), s_ij, NEG_INF)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         m_ref = tl.where(m_new == NEG_INF, 0.0, m_new)  # a row that has seen no key: −∞ − (−∞) would be NaN
-        p_ij = tl.exp2((s_ij - m_ref[:, None]) * scale_log2)  # (B_r, B_c)  FA2.A1.L9
-        alpha = tl.exp2((m_i - m_ref) * scale_log2)  # (B_r,)  FA2.A1.L9
+        p_ij = tl.exp2((s_ij - m_ref[:, None]) * scales.fine)  # (B_r, B_c)  FA2.A1.L9
+        alpha = tl.exp2((m_i - m_ref) * scales.fine)  # (B_r,)  FA2.A1.L9
         l_i = alpha[:, None] * l_i + p_ij if FEW_ROWS else alpha * l_i + tl.sum(p_ij, 1)  # FA2.A1.L9
         m_i = m_new
-        v_j = load_keys(cache.V, place, j, length, tile)  # (B_c, d)  FA2.A1.L7
+        v_j = load_keys(cache.V, place, j, since, length, tile)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return m_i, tl.sum(l_i, 1) if FEW_ROWS else l_i, o_i
 
@@ -213,7 +235,7 @@ def part_rows(part, r, sizes, tile):
 
 
 @triton.jit
-def attend(rows, cache, block, span, part, scale_log2, sizes, tile):
+def attend(rows, cache, block, span, part, scales, sizes, tile):
     """A row block attends to a span of keys: its O and L where these are all it sees, else a part of them."""
     r, e = tl.arange(0, tile.B_r), tl.arange(0, tile.d_pad)
     row = block.i * tile.B_r + r
@@ -222,18 +244,24 @@ def attend(rows, cache, block, span, part, scale_log2, sizes, tile):
     q_i = tl.load(group_rows(rows.Q, block, row, sizes, tile), mask=inside, other=0.0)  # (B_r, d)  FA2.A1.L4
     if tile.upcast:
         q_i = q_i.to(tl.float32)
-    seen = keys_seen(row % sizes.N_q, sizes.N_q, block.N_k, block.length, tile.causal)  # (B_r,)
+    window = sizes.left, sizes.right
+    seen = columns_seen(row % sizes.N_q, sizes.N_q, block.N_k, block.length, window)  # (B_r,) each
+    keys = columns_seen(0 * block.i, sizes.N_q, block.N_k, block.length, window)[0], block.length
+    sink = None
+    if rows.sinks is not None:
+        head = block.kv_head * sizes.group + row // sizes.N_q
+        sink = tl.load(rows.sinks + head, mask=real, other=0.0).to(tl.float32)  # (B_r,)
     b = 0 * block.b if tile.page else block.b  # pages belong to no sequence
     K_h = Strided(head_of(cache.K.at, cache.K.strides, b, block.kv_head), cache.K.strides)
     V_h = Strided(head_of(cache.V.at, cache.V.strides, b, block.kv_head), cache.V.strides)
     table_b = cache.table + tl.cast(block.b, tl.int64) * sizes.width if tile.page else cache.table
     cache_h = Cache(K_h, V_h, table_b, cache.pages)
-    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, block.length, seen, scale_log2, tile)
+    m_i, l_i, o_i = visit_keys(q_i, cache_h, span, keys, seen, sink, window, scales, tile)
     if tile.early_merge:  # the merge kernel may start from now on; it waits until this one has ended
         tl.extra.cuda.gdc_launch_dependents()
 
     if span.whole:
-        divisor, L_i = finalize(m_i, l_i, scale_log2)
+        divisor, L_i = finalize(m_i, l_i, scales.fine)
         O_i = (o_i * (1.0 / divisor)[:, None]).to(rows.O.at.dtype.element_ty)  # (B_r, d)  FA2.A1.L12
         tl.store(group_rows(rows.O, block, row, sizes, tile), O_i, mask=inside)  # FA2.A1.L14
         L_at = (block.b * sizes.H + block.kv_head * sizes.group).to(tl.int64) * sizes.N_q + row
@@ -248,17 +276,26 @@ def attend(rows, cache, block, span, part, scale_log2, sizes, tile):
 # Split-KV: the same number of programs for every head -------------------------------------------------------------
 
 
+@triton.jit
+def first_tile(N_k, N_q, left, tile):
+    """The first tile of a sequence that any of its queries sees: a window begins behind 0."""
+    if left is None:
+        return 0 * N_k
+    else:
+        return tl.maximum(N_k - N_q - left, 0) // tile.B_c
+
+
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def split_kv_kernel(Q, K, V, O, L, scratch, strides, N_k, scale_log2, sizes, tile, WHOLE: tl.constexpr):
+def split_kv_kernel(Q, K, V, O, L, scratch, sinks, strides, N_k, scales, sizes, tile, WHOLE: tl.constexpr):
     """Split w of head h reads tiles w, w + splits, …; with WHOLE there is one split, which reads the whole head."""
     w, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(0)
-    rows = Rows(Strided(Q, strides.Q), Strided(O, strides.O), L)
+    rows = Rows(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table=None, pages=sizes.pages)
     block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, N_k, N_k)
-    span = Span(w * tile.B_c, N_k, splits * tile.B_c, WHOLE)
+    span = Span((first_tile(N_k, sizes.N_q, sizes.left, tile) + w) * tile.B_c, N_k, splits * tile.B_c, w == 0, WHOLE)
     part = Part(scratch, w + (b * sizes.heads + h) * (splits + 1))
-    attend(rows, cache, block, span, part, scale_log2, sizes, tile)
+    attend(rows, cache, block, span, part, scales, sizes, tile)
 
 
 # Stream-K: an equal share of the work for every program -----------------------------------------------------------
@@ -267,9 +304,13 @@ LENGTHS = tl.constexpr(256)  # key_lengths that are looked at together
 
 
 @triton.jit
-def units_of(length, tile):
+def units_of(length, work, tile):
     """A head's units of work: one to begin it, which also gives a row that sees no key its O and L, and its tiles."""
-    return tl.cdiv(length, tile.B_c) + 1
+    if work.left is None:
+        return tl.cdiv(length, tile.B_c) + 1
+    else:
+        first = first_tile(work.N_k if tile.page == 0 else length, work.N_q, work.left, tile)
+        return tl.maximum(tl.cdiv(length, tile.B_c) - first, 0) + 1
 
 
 @triton.jit
@@ -278,14 +319,14 @@ def units_among(work, first, end, tile):
     index = first + tl.arange(0, LENGTHS)
     length = tl.load(work.key_lengths + index, mask=index < end, other=0)
     length = tl.minimum(tl.maximum(length, 0), work.N_k).to(tl.int32)
-    return tl.where(index < end, work.heads * units_of(length, tile), 0)  # (LENGTHS,)
+    return tl.where(index < end, work.heads * units_of(length, work, tile), 0)  # (LENGTHS,)
 
 
 @triton.jit
 def units_before(b, work, tile):
     """Units of work of all sequences before b. Their lengths are known to the GPU alone, so every program adds up."""
     if work.key_lengths is None:
-        return b * work.heads * units_of(work.N_k, tile)
+        return b * work.heads * units_of(work.N_k, work, tile)
     else:
         units = 0 * b
         for first in range(0, b, LENGTHS):
@@ -297,7 +338,7 @@ def units_before(b, work, tile):
 def sequence_of(unit, work, tile):
     """The sequence that a unit of work belongs to, and that sequence's first unit."""
     if work.key_lengths is None:
-        units = work.heads * units_of(work.N_k, tile)
+        units = work.heads * units_of(work.N_k, work, tile)
         return unit // units, unit // units * units
     else:
         b, begin, before = 0 * unit, 0 * unit, 0 * unit
@@ -317,32 +358,35 @@ def share_of(total, work):
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def stream_k_kernel(Q, K, V, O, L, scratch, key_lengths, table, strides, N_k, batch, share, scale_log2, sizes, tile):
+def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, N_k, batch, share, scales, sizes,
+                    tile):  # fmt: skip
     """Program w takes units w · share … (w + 1) · share of all work: the end of a head, whole heads, the begin of one.
 
     Of head h, counted through the batch, it leaves part w + h: from one part to the next w or h grows.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
-    rows = Rows(Strided(Q, strides.Q), Strided(O, strides.O), L)
+    rows = Rows(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
-    work = Work(key_lengths, N_k, batch, sizes.heads, programs, share)
+    work = Work(key_lengths, N_k, batch, sizes.heads, sizes.N_q, sizes.left, programs, share)
 
     total = units_before(batch, work, tile)
     unit = w * share_of(total, work)
     left = tl.minimum(unit + share_of(total, work), total) - unit  # units that this program still has to do
     b, begin = sequence_of(unit, work, tile)
-    units = units_of(length_of(key_lengths, tl.minimum(b, batch - 1), N_k), tile)
+    units = units_of(length_of(key_lengths, tl.minimum(b, batch - 1), N_k), work, tile)
     head = b * sizes.heads + (unit - begin) // units  # counted through the batch
     skipped = (unit - begin) % units  # units of this head that programs before this one do
     while left > 0:
         b, h = head // sizes.heads, head % sizes.heads
         length = length_of(key_lengths, b, N_k)
-        units = units_of(length, tile)
+        units = units_of(length, work, tile)
         taken = tl.minimum(left, units - skipped)
         block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
-        first, last = tl.maximum(skipped - 1, 0) * tile.B_c, (skipped + taken - 1) * tile.B_c
-        span = Span(first, last, tile.B_c, taken == units)
-        attend(rows, cache, block, span, Part(scratch, w + head), scale_log2, sizes, tile)
+        begin = first_tile(block.N_k, sizes.N_q, sizes.left, tile)
+        first = (begin + tl.maximum(skipped - 1, 0)) * tile.B_c  # the unit that begins a head is no tile
+        last = (begin + skipped + taken - 1) * tile.B_c
+        span = Span(first, last, tile.B_c, skipped == 0, taken == units)
+        attend(rows, cache, block, span, Part(scratch, w + head), scales, sizes, tile)
         left, head, skipped = left - taken, head + 1, 0
 
 
@@ -369,20 +413,21 @@ def readers_of(b, h, work, tile, SPLIT_KV: tl.constexpr):
         return first, first + splits - 1
     else:
         share = share_of(units_before(work.batch, work, tile), work)
-        units = units_of(length_of(work.key_lengths, b, work.N_k), tile)
+        units = units_of(length_of(work.key_lengths, b, work.N_k), work, tile)
         begin = units_before(b, work, tile) + h * units
         return begin // share, (begin + units - 1) // share
 
 
 @triton.jit(do_not_specialize=UNSPECIALIZED)
-def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scale_log2, sizes, tile,
+def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, programs, scales, sizes, tile,
                  SPLIT_KV: tl.constexpr, PARTS: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """WIDTH columns of one row of O, and its L, from all its parts, PARTS at a time, in the order of the programs."""
     pid, piece = tl.program_id(0) // (tile.d_pad // WIDTH), tl.program_id(0) % (tile.d_pad // WIDTH)
     b, head, n = pid // (sizes.H * sizes.N_q), pid // sizes.N_q % sizes.H, pid % sizes.N_q
     row = head % sizes.group * sizes.N_q + n
     h = head // sizes.group * sizes.row_blocks + row // tile.B_r
-    first, last = readers_of(b, h, Work(key_lengths, N_k, batch, sizes.heads, programs, share), tile, SPLIT_KV)
+    work = Work(key_lengths, N_k, batch, sizes.heads, sizes.N_q, sizes.left, programs, share)
+    first, last = readers_of(b, h, work, tile, SPLIT_KV)
     if tile.early_merge:
         tl.extra.cuda.gdc_wait()
     if first == last:
@@ -396,9 +441,9 @@ def merge_kernel(O, L, scratch, key_lengths, strides, N_k, batch, share, program
         m_w = tl.load(at + tile.d_pad, mask=real, other=NEG_INF)
         l_w = tl.load(at + tile.d_pad + 1, mask=real, other=0.0)
         o_w = tl.load(at[:, None] + e[None, :], mask=real[:, None], other=0.0)  # (PARTS, WIDTH)
-        m, l, o = merge(m, l, o, m_w, l_w, o_w, scale_log2)
+        m, l, o = merge(m, l, o, m_w, l_w, o_w, scales.fine)
 
-    divisor, L_i = finalize(m, l, scale_log2)
+    divisor, L_i = finalize(m, l, scales.fine)
     O_i = (o / divisor).to(O.dtype.element_ty)  # (WIDTH,)  FA2.A1.L12
     O_n = head_of(O, strides.O, b, head) + tl.cast(n, tl.int64) * strides.O[2]
     tl.store(O_n + e, O_i, mask=e < tile.d)  # FA2.A1.L14

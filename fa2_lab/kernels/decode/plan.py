@@ -10,7 +10,7 @@ import triton.language as tl
 from fa2_lab.kernels import interpreter, launch
 from fa2_lab.kernels.decode import shares
 from fa2_lab.kernels.decode.kernel import Sizes, Strides, Tile, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.portable.softmax import base_2
+from fa2_lab.kernels.portable.softmax import scales
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
 MOST_ROWS = 64  # of one tile
@@ -26,15 +26,15 @@ def is_decode(Q, K) -> bool:
     return Q.shape[2] <= 16 and (rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048))
 
 
-def decode(Q, K, V, options: Options, key_lengths=None, table=None, programs=None):
+def decode(Q, K, V, options: Options, key_lengths=None, table=None, programs=None, sinks=None):
     """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on how it is split.
 
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
     `programs` asks for equal shares for so many programs.
     """
-    key = "decode", options, programs, *map(kind_of, (Q, K, V, key_lengths, table))
+    key = "decode", options, programs, *map(kind_of, (Q, K, V, key_lengths, table, sinks))
     call = prepared(key, prepare, Q, K, V, options, key_lengths, table, programs)
-    return call(Q, K, V, key_lengths, table=table)
+    return call(Q, K, V, key_lengths, sinks=sinks, table=table)
 
 
 @dataclass(frozen=True)
@@ -46,16 +46,16 @@ class Decode:
     merge: launch.Launch | None  # None where every program reads whole heads
     scratch: int  # numbers in fp32 that hold the parts
 
-    def __call__(self, Q, K, V, key_lengths, seed=None, table=None):
+    def __call__(self, Q, K, V, key_lengths, seed=None, sinks=None, table=None):
         """(O, L); there is never a seed."""
         O = torch.empty_like(Q)
         L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
             if self.split_kv:
-                self.read(Q, K, V, O, L, scratch)
+                self.read(Q, K, V, O, L, scratch, sinks)
             else:
-                self.read(Q, K, V, O, L, scratch, key_lengths, table)
+                self.read(Q, K, V, O, L, scratch, sinks, key_lengths, table)
             if self.merge is not None:
                 self.merge(O, L, scratch, key_lengths)
         return O, L
@@ -65,10 +65,12 @@ def prepare(Q, K, V, options: Options, key_lengths=None, table=None, programs=No
     """decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
     shape = shape_of(Q, K, table, one_length=key_lengths is None)
     blocks, at_once = blocks_of(Q, shape)
-    cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs)
-    tile = tile_of(shape, blocks, options.causal, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
-    sizes, strides = sizes_of(shape, blocks), strides_of(Q, K, V, table)
-    common = dict(strides=strides, N_k=shape.N_k, scale_log2=base_2(options.scale), sizes=sizes, tile=tile)
+    window = launch.window(options)
+    cut = cut_keys(shape, blocks, Q.element_size(), at_once, programs, options.left)
+    tile = tile_of(shape, blocks, window, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
+    sizes, strides = sizes_of(shape, blocks, window), strides_of(Q, K, V, table)
+    factors = scales(options.scale, options.softcap)
+    common = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
     if cut.splits:
         grid, own = (cut.splits, sizes.heads, shape.batch), dict(WHOLE=cut.splits == 1)
         read = launch.Launch(split_kv_kernel, grid, blocks.compiler_options(), **common, **own)
@@ -199,9 +201,11 @@ class Cut(NamedTuple):
     whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
 
 
-def cut_keys(shape, blocks, itemsize, at_once, programs) -> Cut:
+def cut_keys(shape, blocks, itemsize, at_once, programs, left=None) -> Cut:
     """Split-KV where the rules of shares.py say so and nobody asks for a number of programs, else stream-K."""
     row_blocks, tiles = triton.cdiv(shape.rows, blocks.B_r), triton.cdiv(shape.N_k, blocks.B_c)
+    if left is not None:  # and no tile before the window of the first query
+        tiles -= max(shape.N_k - shape.N_q - left, 0) // blocks.B_c
     heads = shape.batch * shape.H_kv * row_blocks
     least = shares.least_share(min(blocks.B_r, shape.rows), blocks.d_pad, blocks.B_c, itemsize)
     if shape.one_length and programs is None and max(shape.batch, shape.H_kv * row_blocks) <= DEEPEST:
@@ -215,20 +219,22 @@ def cut_keys(shape, blocks, itemsize, at_once, programs) -> Cut:
     return Cut(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
-def tile_of(shape, blocks, causal, split_kv, early_merge) -> Tile:
+def tile_of(shape, blocks, window, split_kv, early_merge) -> Tile:
     """What the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
-    all_seen = shape.N_k % blocks.B_c == 0 and not (causal and shape.N_q > 1)  # each key of each tile by each row
+    left, right = window
+    cut = left is not None or (right is not None and shape.N_q > 1)
+    all_seen = shape.N_k % blocks.B_c == 0 and not cut  # each key of each tile by each row
     masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
-    switches = causal, masked, not split_kv, early_merge, blocks.upcast
+    switches = masked, not split_kv, early_merge, blocks.upcast
     return Tile(*map(tl.constexpr, (*sizes, *switches)))
 
 
-def sizes_of(shape, blocks) -> Sizes:
+def sizes_of(shape, blocks, window) -> Sizes:
     """The numbers of a call that hardly change from call to call."""
     row_blocks, R = triton.cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Sizes(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
-                 width=shape.width)  # fmt: skip
+                 width=shape.width, left=window[0], right=window[1])  # fmt: skip
 
 
 # Shapes ---------------------------------------------------------------------------------------------------------

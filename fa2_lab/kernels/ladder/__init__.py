@@ -15,6 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
+from fa2_lab.kernels import interpreter
+
 FOLDER = Path(__file__).parent
 RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
 SIDE, BACKWARD = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sb")
@@ -32,6 +34,7 @@ def find(rung: str) -> str:
 
 def load(rung: str) -> ModuleType:
     """A rung's module; its forward(q, k, v, causal) returns O and L."""
+    interpreter.quicken()
     return import_module(f"{__name__}.{find(rung)}")
 
 

@@ -1,6 +1,7 @@
 """Rung 19, lagging: m follows the maximum only when a score lies more than 8 above it, so that o seldom shrinks.
 
 Whatever stands for the maximum cancels out of O and L. It only has to keep p from overflowing, and 2⁸ is far from that.
+As long as m stays, the 4 lanes of a row need not talk to each other, and nothing is multiplied by alpha = 1.
 """
 
 import math
@@ -14,6 +15,7 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+DIFF = "m, too, is kept by lane now, and two pieces of PTX let a warp jump over what it need not do"
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
@@ -125,15 +127,43 @@ def by_lanes(x):
 
 
 @gluon.jit
+def along(state, x):
+    """What each lane holds once, (64, 4), beside all that it holds of x, a tile by lanes."""
+    return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
+
+
+RAISED = gl.constexpr("""{
+.reg .pred p, some;
+.reg .f32 a, b, x, y;
+mov.f32 $0, $2; mov.f32 $1, $3;
+setp.gt.f32 p, $4, $6; setp.gt.or.f32 p, $5, $7, p;
+vote.sync.any.pred some, p, -1;
+@!some bra.uni DONE;
+shfl.sync.bfly.b32 x, $4, 1, 31, -1; shfl.sync.bfly.b32 y, $5, 1, 31, -1;
+max.f32 a, $4, x; max.f32 b, $5, y;
+shfl.sync.bfly.b32 x, a, 2, 31, -1; shfl.sync.bfly.b32 y, b, 2, 31, -1;
+max.f32 a, a, x; max.f32 b, b, y;
+max.f32 $0, $0, a; max.f32 $1, $1, b;
+DONE:
+}""")  # $0, $1: the new m of a thread's two rows; $2, $3: the old; $4, $5: its largest scores; $6, $7: their limits
+
+
+@gluon.jit
+def raised(m_i, top, limit):
+    """m (64, 4). If some `top` of a warp's rows is above its limit, the warp raises m to the largest of the row."""
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, True, 2)
+
+
+@gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
     """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
-    top = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
-    m_new = gl.where(top > m_i + 8.0, top, m_i)  # (64,) p ≤ 2⁸, and most often m stays
-    p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
-    alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
-    shrink = gl.convert_layout(alpha, gl.SliceLayout(1, l_i.type.layout))[:, None]
-    l_i = shrink * l_i + gl.sum(gl.sum(by_lanes(p_ij), 3), 1)  # (64, 4)  FA2.A1.L9
-    return p_ij, alpha, l_i, m_new
+    x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
+    top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
+    m_new = raised(m_i, top, m_i + 8.0)  # (64, 4)  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2⁸  FA2.A1.L9
+    alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
+    l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
+    return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new
 
 
 @gluon.jit
@@ -155,18 +185,19 @@ def multiply_unless_one(n):
     return "\n".join(["{", ".reg .pred p, all;", *test, *jump, *products, "DONE:", "}"])
 
 
-@gluon.jit
-def shrunk(o_i, alpha):
-    """alpha o_i, row by row. A warp in whose rows alpha is 1 jumps over the products."""
-    N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
-    o_i, alpha = gl.broadcast(o_i, gl.convert_layout(alpha, gl.SliceLayout(1, o_i.type.layout))[:, None])
-    return gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [o_i, alpha], gl.float32, True, N)
-
-
 @gluon.constexpr_function
 def in_place(n):
     """n outputs, n inputs in the same registers, n more inputs."""
     return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def shrunk(o_i, alpha):
+    """alpha o_i, row by row; most often there is nothing to do."""
+    N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
+    x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
+    x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N)
+    return gl.convert_layout(x.reshape([64, 2 * N]), o_i.type.layout)
 
 
 @gluon.jit
@@ -218,7 +249,6 @@ def row_block(c: gl.constexpr, O, L, q, k, v, o, q_n, first, head, i, T_c, N_q, 
 
     q_i = take(q, q_n)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
-    m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
     for n in range(first, begin):
         take(k, n)
         release(k, n)
@@ -231,6 +261,7 @@ def row_block(c: gl.constexpr, O, L, q, k, v, o, q_n, first, head, i, T_c, N_q, 
         s_ij = mask(s_ij, (mine - 1) * B_c, seen)
     LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s_ij).type.layout))
     l_i = gl.zeros([64, 4], gl.float32, LANES)  # FA2.A1.L5
+    m_i = gl.full([64, 4], LOWEST, gl.float32, LANES)  # FA2.A1.L5
     p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
     p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
     for n in range(begin + 1, end):  # FA2.A1.L6
@@ -253,7 +284,7 @@ def row_block(c: gl.constexpr, O, L, q, k, v, o, q_n, first, head, i, T_c, N_q, 
     o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
     release(v, end - 1)
 
-    l_i = gl.convert_layout(gl.sum(l_i, 1), ROWS)  # (64,)
+    l_i, m_i = gl.convert_layout(gl.sum(l_i, 1), ROWS), gl.convert_layout(gl.max(m_i, 1), ROWS)  # (64,)
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = gl.where(empty, 1.0, l_i)
     o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12

@@ -50,7 +50,7 @@ def forward_kernel(Q, K, V, O, L, N, tau_log2, d: tl.constexpr, B_r: tl.constexp
 
 
 def forward(q, k, v, causal=False, W=2):
-    """O and L of q, k, v (batch, heads, N, d): no mask, N a multiple of 64, W warps on a tile of 16·W × 64.
+    """O and L of q, k, v (batch, heads, N, d): no mask, N a multiple of 64, W warps on a tile of 16·W × 32.
 
     Two warps: with four, the partial sums of split-K no longer fit the registers at d = 64 (sm_90).
     """
@@ -60,6 +60,6 @@ def forward(q, k, v, causal=False, W=2):
                          "it takes q and k of one shape, N a multiple of 64, and no mask")  # fmt: skip
     Q, K, V = (x.contiguous() for x in (q, k, v))
     O, L = torch.empty_like(Q), torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    forward_kernel[N // (16 * W), batch * heads](Q, K, V, O, L, N, d**-0.5 / math.log(2), d=d, B_r=16 * W, B_c=64, W=W,
+    forward_kernel[N // (16 * W), batch * heads](Q, K, V, O, L, N, d**-0.5 / math.log(2), d=d, B_r=16 * W, B_c=32, W=W,
                                                  num_warps=W, num_stages=1)  # fmt: skip
     return O, L

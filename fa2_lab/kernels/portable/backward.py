@@ -13,19 +13,26 @@ import triton.language as tl
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.portable.softmax import base_2
+from fa2_lab.kernels.portable.softmax import capped, scales
 from fa2_lab.kernels.portable.tile import (
     Dropout,
     add_product,
+    block_count,
+    columns_of,
+    columns_seen,
     drop,
     head_of,
-    keys_seen,
     length_of,
     load_rows,
     load_tile,
     one_head,
+    packed_block,
     place,
     row_pointers,
+    rows_of,
+    rows_seeing,
+    seen_by,
+    sees,
     store_rows,
 )
 from fa2_lab.kernels.prepared import Options
@@ -41,7 +48,8 @@ class Rows(NamedTuple):
     L: tl.tensor
     D: tl.tensor
     dQ: tl.tensor  # in fp32, to be added to, or None
-    N: tl.tensor  # rows of a head
+    N: tl.tensor  # rows of a head, or of one packed sequence
+    apart: tl.tensor  # how far apart heads lie in L, D and dQ
     Q_strides: tuple
     dO_strides: tuple
 
@@ -49,16 +57,16 @@ class Rows(NamedTuple):
 class Group(NamedTuple):
     """The query heads that share a K/V head."""
 
-    batch: tl.tensor
-    H: tl.tensor  # query heads of one batch entry
+    batch: tl.tensor  # or, of a packed sequence, its first row
+    before: tl.tensor  # query heads of the batch entries before
     first: tl.tensor
     size: tl.tensor
 
 
 @triton.jit
-def of_rows(X, bh, row, N_q, RAGGED: tl.constexpr):
+def of_rows(X, bh, apart, row, N_q, RAGGED: tl.constexpr):
     """One number for each row of a head, from L or D; with RAGGED, 0 where there is no such row."""
-    at = X + tl.cast(bh, tl.int64) * N_q + row
+    at = X + tl.cast(bh, tl.int64) * apart + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
 
@@ -74,212 +82,213 @@ def D_kernel(O, dO, L, dL, D, strides, H, N_q, heads, d: tl.constexpr, d_pad: tl
     D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     if dL is not None:
-        empty = of_rows(L, bh, row, N_q, RAGGED=True) == NEG_INF
-        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, row, N_q, RAGGED=True))
+        empty = of_rows(L, bh, N_q, row, N_q, RAGGED=True) == NEG_INF
+        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, N_q, row, N_q, RAGGED=True))
     tl.store(D + tl.cast(bh, tl.int64) * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
 
 
 @triton.jit
-def probabilities(q_i, k_j, L_i, visible, scale_log2, MASKED: tl.constexpr):
-    """P of one tile, from L alone."""
+def probabilities(q_i, k_j, L_i, visible, scales, MASKED: tl.constexpr):
+    """P of one tile, from L alone, and its scores without their scale."""
     s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A2.L10
+    s_ij = capped(s_ij, scales.inner)
     # τ S − L in one step, both in powers of 2: τ S by itself, rounded, would cost digits of large scores.
-    power = s_ij * scale_log2 - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
+    power = s_ij * scales.fine - L_i * LOG2E  # (B_r, B_c)  FA2.A2.L10 FA2.A2.L11
     if MASKED:
         power = tl.minimum(power, 100.0)  # nothing that is seen comes near; what is not seen must not overflow
     p_ij = tl.exp2(power)  # (B_r, B_c)  FA2.A2.L11
     if MASKED:  # also all of a row that sees no key and has L = −∞
         p_ij = tl.where(visible, p_ij, 0.0)
-    return p_ij
+    return p_ij, s_ij
 
 
 @triton.jit
-def score_gradients(p_ij, do_i, v_j, D_i, row, col, dropout):
-    """dS of one tile."""
+def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
+    """dS of one tile, behind τ: through the softcap, where there is one."""
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
         dp_ij = drop(dp_ij, row, col, dropout)
-    return p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
+    ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
+    return ds_ij if scales.inner is None else ds_ij * (1 - s_ij * s_ij)  # (c tanh(s / c))′ = 1 − tanh²(s / c)
 
 
 @triton.jit
-def rows_seeing(col, N_q, N_k, length, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
-    """Of the column block at `col`: rows first … full are DIAGONAL, full … tail FULL, tail … N_q the ragged end."""
-    first = 0
-    full = 0
-    tail = N_q // B_r * B_r
-    if CAUSAL:
-        first = tl.minimum(tl.maximum(col + N_q - N_k, 0), N_q) // B_r * B_r
-        full = tl.minimum(tl.cdiv(tl.maximum(col + B_c - 1 + N_q - N_k, 0), B_r) * B_r, tail)
-    if col + B_c > length:  # a ragged column block has no FULL tile
-        full = tail
-    if col >= length:  # nobody sees it
-        first = N_q
-        full = N_q
-        tail = N_q
-    return tl.minimum(first, tail), full, tail
-
-
-@triton.jit
-def visit_rows(dk_j, dv_j, columns, rows, first, last, tail, group, scales, seed, rule, tile,
+def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, tile,
                GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dk_j and dv_j (B_c, d) what rows `first` to `last` of every head of the group give; MASKED: and tail."""
+    """Add to dk_j and dv_j (B_c, d) what rows first … last, and tail … end, of every head of the group give."""
     B_r: tl.constexpr = tile.B_r
-    k_j, v_j, col, since = columns
-    scale, scale_log2 = scales
+    k_j, v_j, col, begin, end = columns
+    scale, scales, rule = factors
     N_q = rows.N
-    tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(N_q - tail, B_r) if MASKED else 0)
+    first, last, tail, stop = span
+    tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(stop - tail, B_r) if MASKED else 0)
     start = tl.where(first < last, first, tail) if MASKED else first
-    end = N_q if MASKED else last
     head = group.first
     i = start
     for _ in range(0, group.size * tiles if GROUPED else tiles):  # FA2.A2.L8
-        bh = group.batch * group.H + head
+        bh = group.before + head
         row = i + tl.arange(0, B_r)  # (B_r,)
         dropout = None if seed is None else Dropout(seed, rule, head, group.batch)
         Q = one_head(rows.Q, rows.Q_strides, group.batch, head)
         q_i = load_tile(Q, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        L_i = of_rows(rows.L, bh, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        L_i = of_rows(rows.L, bh, rows.apart, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
         # Keys take the queries' place here and rows the columns', so S, P, dP and dS come out transposed: (B_c, B_r).
-        visible = row[None, :] >= since[:, None]
-        p_ji = probabilities(k_j, q_i, L_i[None, :], visible, scale_log2, MASKED)
+        visible = seen_by(begin, end, row[None, :], window)
+        p_ji, s_ji = probabilities(k_j, q_i, L_i[None, :], visible, scales, MASKED)
         kept_ji = p_ji
         if dropout is not None:
             kept_ji = drop(p_ji, row[None, :], col[:, None], dropout)
         dO = one_head(rows.dO, rows.dO_strides, group.batch, head)
         do_i = load_tile(dO, i, N_q, tile, B_r, RAGGED=MASKED)  # (B_r, d)  FA2.A2.L9
-        D_i = of_rows(rows.D, bh, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
-        ds_ji = score_gradients(p_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], dropout)
+        D_i = of_rows(rows.D, bh, rows.apart, row, N_q, RAGGED=MASKED)  # (B_r,)  FA2.A2.L9
+        ds_ji = score_gradients(p_ji, s_ji, v_j, do_i, D_i[None, :], row[None, :], col[:, None], scales, dropout)
         dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = add_product(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
         if rows.dQ is not None:
             dq_i = tl.dot(ds_ji.T, k_j, input_precision="ieee") * scale  # (B_r, d)  FA2.A2.L15
             real = (row < N_q)[:, None] & (tl.arange(0, tile.d_pad) < tile.d)[None, :]
-            dQ_h = rows.dQ + tl.cast(bh, tl.int64) * N_q * tile.d
+            dQ_h = rows.dQ + tl.cast(bh, tl.int64) * rows.apart * tile.d
             dQ_i = row_pointers(dQ_h, i, tile.d, B_r, tile.d_pad)
             tl.atomic_add(dQ_i, dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
         i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
         if MASKED:
             i = tl.where(i < last, i, tl.maximum(i, tail))
         if GROUPED:
-            head += (i >= end).to(tl.int32)
-            i = tl.where(i >= end, start, i)
+            head += (i >= stop).to(tl.int32)
+            i = tl.where(i >= stop, start, i)
     return dk_j, dv_j
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, strides, H, group, N_q, N_k, heads, heads_at_once,
-                   scales, rule, tile, GROUPED: tl.constexpr):  # fmt: skip
+def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
+                   heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
     """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
     B_c: tl.constexpr = tile.B_c
-    j, b_kv = place(tl.cdiv(N_k, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
+    j, b_kv = place(block_count(N_k, sequences, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
+    q_at, k_at, before, apart = batch, batch, batch * H, N_q
+    if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+        j, k_at, N_k, q_at, N_q = packed_block(j, cu_k, N_k, cu_q, N_q, sequences, B_c)
+        L, D = L + q_at, D + q_at
     Q_strides, K_strides, V_strides, dO_strides, dK_strides, dV_strides = strides
-    K, V = one_head(K, K_strides, batch, head_kv), one_head(V, V_strides, batch, head_kv)
+    K, V = one_head(K, K_strides, k_at, head_kv), one_head(V, V_strides, k_at, head_kv)
     col = j * B_c + tl.arange(0, B_c)  # (B_c,)
     length = length_of(key_lengths, batch, N_k)
-    first, full, tail = rows_seeing(j * B_c, N_q, N_k, length, tile.causal, tile.B_r, B_c)
-    since = tl.where(col < length, col + N_q - N_k if tile.causal else 0, N_q)  # (B_c,) the first row of each
+    edges, middle = rows_of(j * B_c, N_q, N_k, length, window, tile)
+    begin, end = rows_seeing(col[:, None], N_q, N_k, length, window)  # (B_c, 1)
+    since = None if window[0] is None else columns_seen(0 * j, N_q, N_k, length, window)[0]  # nobody sees one before
 
-    k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True)  # (B_c, d)  FA2.A2.L6
-    v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True)  # (B_c, d)  FA2.A2.L6
+    k_j = load_tile(K, j * B_c, length, tile, B_c, RAGGED=True, since=since)  # (B_c, d)  FA2.A2.L6
+    v_j = load_tile(V, j * B_c, length, tile, B_c, RAGGED=True, since=since)  # (B_c, d)  FA2.A2.L6
     dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
-    columns = k_j, v_j, col, since
-    rows = Rows(Q, dO, L, D, dQ, N_q, Q_strides, dO_strides)
-    shared_by = Group(batch, H, head_kv * group if GROUPED else head_kv, group)
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, first, full, tail, shared_by, scales, seed, rule, tile,
+    columns = k_j, v_j, col, begin, end
+    rows = Rows(Q, dO, L, D, dQ, N_q, apart, Q_strides, dO_strides)
+    shared_by = Group(q_at, before, head_kv * group if GROUPED else head_kv, group)
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, seed, tile,
                             GROUPED, MASKED=True)  # fmt: skip
-    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, full, tail, N_q, shared_by, scales, seed, rule, tile,
+    dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, middle, shared_by, window, factors, seed, tile,
                             GROUPED, MASKED=False)  # fmt: skip
 
-    dK, dV = head_of(dK, dK_strides, batch, head_kv), head_of(dV, dV_strides, batch, head_kv)
-    store_rows(dK, dk_j * scales[0], j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
+    dK, dV = head_of(dK, dK_strides, k_at, head_kv), head_of(dV, dV_strides, k_at, head_kv)
+    store_rows(dK, dk_j * factors[0], j * B_c, dK_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
     store_rows(dV, dv_j, j * B_c, dV_strides[2], N_k, B_c, tile.d, tile.d_pad)  # FA2.A2.L18
 
 
 @triton.jit
-def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, length, scale_log2, dropout, tile, MASKED: tl.constexpr):
-    """Add to dq_i (B_r, d) what the column blocks of columns (first, last) give."""
+def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales, dropout, tile, MASKED: tl.constexpr):
+    """Add to dq_i (B_r, d) what the tiles of some columns give."""
     B_c: tl.constexpr = tile.B_c
-    first, last = columns
-    L_i, D_i, row, seen = per_row  # (B_r,) each
-    for j in range(first, last, B_c):
+    first, last, hole, width = columns
+    L_i, D_i, row, begin, end = per_row
+    since = None if window[0] is None else keys[0]
+    for n in range(first, last, B_c):
+        j = n + tl.where(n >= hole, width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, length, tile, B_c, RAGGED=MASKED)  # (B_c, d)
-        v_j = load_tile(V, j, length, tile, B_c, RAGGED=MASKED)  # (B_c, d)
-        p_ij = probabilities(q_i, k_j, L_i[:, None], col[None, :] < seen[:, None], scale_log2, MASKED)
-        ds_ij = score_gradients(p_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], dropout)
+        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)
+        v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)
+        visible = sees(begin, end, col[None, :], window)
+        p_ij, s_ij = probabilities(q_i, k_j, L_i[:, None], visible, scales, MASKED)
+        ds_ij = score_gradients(p_ij, s_ij, do_i, v_j, D_i[:, None], row[:, None], col[None, :], scales, dropout)
         dq_i = add_product(dq_i, ds_ij.to(k_j.dtype), k_j)  # (B_r, d)  FA2.A2.L15
     return dq_i
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, strides, H, group, N_q, N_k, heads, heads_at_once, scales,
-                rule, tile):  # fmt: skip
+def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads, heads_at_once,
+                sequences, window, factors, tile):  # fmt: skip
     """Row block i of one query head: dQ_i, the second pass, laid out like the forward."""
     B_r: tl.constexpr = tile.B_r
-    T_r = tl.cdiv(N_q, B_r)  # FA2.A2.L1 FA2.A2.L2
+    T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = place(T_r, heads, heads_at_once)
-    if tile.causal:
+    if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, dO_strides, dQ_strides = strides
-    K, V = one_head(K, K_strides, batch, head // group), one_head(V, V_strides, batch, head // group)
+    q_at, k_at, apart = batch, batch, N_q
+    if cu_q is not None:
+        i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
+        L, D = L + q_at, D + q_at
+    K, V = one_head(K, K_strides, k_at, head // group), one_head(V, V_strides, k_at, head // group)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = length_of(key_lengths, batch, N_k)
-    seen = keys_seen(row, N_q, N_k, length, tile.causal)  # (B_r,)
-    full = keys_seen(i * B_r, N_q, N_k, length, tile.causal) // tile.B_c * tile.B_c
-    last = keys_seen(tl.minimum(i * B_r + B_r, N_q) - 1, N_q, N_k, length, tile.causal)
+    begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
+    edges, middle = columns_of(i, N_q, N_k, length, window, tile)
+    keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length
 
-    Q, dO = one_head(Q, Q_strides, batch, head), one_head(dO, dO_strides, batch, head)
+    Q, dO = one_head(Q, Q_strides, q_at, head), one_head(dO, dO_strides, q_at, head)
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
     do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
-    L_i, D_i = of_rows(L, bh, row, N_q, RAGGED=True), of_rows(D, bh, row, N_q, RAGGED=True)  # (B_r,)
-    scale, scale_log2 = scales
+    L_i, D_i = of_rows(L, bh, apart, row, N_q, RAGGED=True), of_rows(D, bh, apart, row, N_q, RAGGED=True)  # (B_r,)
+    scale, scales, rule = factors
     dropout = None if seed is None else Dropout(seed, rule, head, batch)
-    per_row = L_i, D_i, row, seen
+    per_row = L_i, D_i, row, begin, end
     dq_i = tl.zeros((B_r, tile.d_pad), tl.float32)
-    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, (0, full), length, scale_log2, dropout, tile, MASKED=False)
-    if full < last:
-        dq_i = visit_columns(
-            dq_i, q_i, do_i, per_row, K, V, (full, last), length, scale_log2, dropout, tile, MASKED=True
-        )
-    dQ = head_of(dQ, dQ_strides, batch, head)
+    dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, middle, keys, window, scales, dropout, tile, MASKED=False)
+    if edges[0] < edges[1]:
+        dq_i = visit_columns(dq_i, q_i, do_i, per_row, K, V, edges, keys, window, scales, dropout, tile, MASKED=True)
+    dQ = head_of(dQ, dQ_strides, q_at, head)
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, two_passes=True):
-    """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None."""
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, sinks=None, two_passes=True):
+    """dQ, dK and dV, and dsinks where there are sinks, each like its tensor; dL, the gradient of L, may be None."""
     call = prepare(dO, Q, K, V, O, options, dL, key_lengths, two_passes)
-    return call(dO, Q, K, V, O, L, dL, key_lengths, seed)
+    return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks)
 
 
-def prepare(dO, Q, K, V, O, options: Options, dL=None, key_lengths=None, two_passes=True):
-    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed)."""
+def prepare(dO, Q, K, V, O, options: Options, dL=None, key_lengths=None, two_passes=True, sequences=None):
+    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, and starts)."""
     products = prepare_D(O, dO, Q, options)
-    rows, columns = prepare_rows(dO, Q, K, V, options), prepare_columns(dO, Q, K, V, options)
+    rows = prepare_rows(dO, Q, K, V, options, sequences=sequences)
+    columns = prepare_columns(dO, Q, K, V, options, sequences=sequences)
 
-    def call(dO, Q, K, V, O, L, dL, key_lengths, seed):
+    def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks=None, cu_q=None, cu_k=None):
         D, dK, dV = torch.empty_like(L), torch.empty_like(K), torch.empty_like(V)
         with launch.on_device_of(Q):
             products(O, dO, L, dL, D)
             if two_passes:
                 dQ, summed = torch.empty_like(Q), None
-                rows(Q, K, V, dO, L, D, dQ, key_lengths, seed)
+                rows(Q, K, V, dO, L, D, dQ, key_lengths, seed, cu_q, cu_k)
             else:
                 dQ = summed = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
-            columns(Q, K, V, dO, L, D, summed, dK, dV, key_lengths, seed)
-        return dQ.to(Q.dtype), dK, dV  # FA2.A2.L20
+            columns(Q, K, V, dO, L, D, summed, dK, dV, key_lengths, seed, cu_q, cu_k)
+        return dQ.to(Q.dtype), dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
 
     return call
+
+
+def sink_gradients(sinks, L, D):
+    """A sink's P is exp(sink − L). It has no value, so dP = 0 and dS = −P D, summed over all rows of its head."""
+    p = torch.exp(sinks.float()[:, None] - L.nan_to_num())  # not −∞ − (−∞), where a row does not even see its sink
+    return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
 def prepare_D(O, dO, Q, options: Options) -> launch.Launch:
     """D from dO and O, and dL: one program for each 64 rows of a query head."""
     blocks = launch.blocks("rows", Q, options.causal)
-    batch, H, N_q, d = Q.shape
+    batch, H, N_q, d = launch.shape(Q)
     heads = batch * H
     return launch.Launch(
         *(D_kernel, triton.cdiv(N_q, D_ROWS) * heads, blocks.compiler_options()),
@@ -288,32 +297,29 @@ def prepare_D(O, dO, Q, options: Options) -> launch.Launch:
     )
 
 
-def prepare_rows(dO, Q, K, V, options: Options, blocks=None) -> launch.Launch:
+def prepare_rows(dO, Q, K, V, options: Options, blocks=None, sequences=None) -> launch.Launch:
     """dQ: one program for each row block of a query head."""
     blocks = blocks or launch.blocks("rows", Q, options.causal)
-    heads = Q.shape[0] * Q.shape[1]
     return launch.Launch(
-        *(rows_kernel, triton.cdiv(Q.shape[2], blocks.B_r) * heads, blocks.compiler_options()),
+        *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=tuple(map(launch.strides, (Q, K, V, dO, torch.empty_like(Q, device="meta")))),
-        **launch.sizes(Q, K, heads, streamed=K),
-        **numbers(options),
-        tile=blocks.tile(Q, options.causal),
+        **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
+        **dict(tile=blocks.tile(Q), **numbers(options)),
     )
 
 
-def prepare_columns(dO, Q, K, V, options: Options, blocks=None) -> launch.Launch:
+def prepare_columns(dO, Q, K, V, options: Options, blocks=None, sequences=None) -> launch.Launch:
     """dK and dV, and dQ in fp32 if it is given: one program for each column block of a K/V head."""
     blocks = blocks or launch.blocks("columns", Q, options.causal)
-    heads = K.shape[0] * K.shape[1]
     return launch.Launch(
-        *(columns_kernel, triton.cdiv(K.shape[2], blocks.B_c) * heads, blocks.compiler_options()),
+        *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
         strides=tuple(map(launch.strides, (Q, K, V, dO, *(torch.empty_like(x, device="meta") for x in (K, V))))),
-        **launch.sizes(Q, K, heads, streamed=Q),
-        **numbers(options),
-        **dict(tile=blocks.tile(Q, options.causal), GROUPED=Q.shape[1] != K.shape[1]),
+        **launch.sizes(Q, K, of=K, streamed=Q, sequences=sequences),
+        **dict(tile=blocks.tile(Q), GROUPED=Q.shape[1] != K.shape[1], **numbers(options)),
     )
 
 
 def numbers(options: Options) -> dict:
-    """What both passes multiply by, and dropout's rule."""
-    return dict(scales=(options.scale, base_2(options.scale)), rule=launch.dropout(options.dropout_p))
+    """What rows see, and what both passes multiply by."""
+    factors = options.scale, scales(options.scale, options.softcap), launch.dropout(options.dropout_p)
+    return dict(window=launch.window(options), factors=factors)

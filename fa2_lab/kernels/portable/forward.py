@@ -5,102 +5,121 @@ import triton
 import triton.language as tl
 
 from fa2_lab.kernels import launch
-from fa2_lab.kernels.constants import LN2, NEG_INF
-from fa2_lab.kernels.portable.softmax import scales, softmax_step
+from fa2_lab.kernels.constants import LN2, LOG2E, NEG_INF
+from fa2_lab.kernels.portable.softmax import capped, scales, softmax_step
 from fa2_lab.kernels.portable.tile import (
     Dropout,
+    block_count,
+    columns_of,
+    columns_seen,
     drop,
     head_of,
-    keys_seen,
     length_of,
     load_tile,
     one_head,
+    packed_block,
     place,
+    sees,
     store_rows,
 )
 from fa2_lab.kernels.prepared import Options
 
 
 @triton.jit
-def visit_tiles(state, q_i, K, V, columns, length, rows, scales, dropout, tile, MASKED: tl.constexpr):
-    """Take the tiles of columns (first, last) into one row block's state o_i (B_r, d), m_i (B_r,), l_i (B_r,)."""
-    (o_i, m_i, l_i), (first, last), (row, seen) = state, columns, rows
+def visit_tiles(state, q_i, K, V, columns, keys, rows, window, scales, dropout, tile, MASKED: tl.constexpr):
+    """Take the tiles of some columns into one row block's state o_i (B_r, d), m_i (B_r,), l_i (B_r,)."""
+    o_i, m_i, l_i = state
+    first, last, hole, width = columns
+    row, begin, end = rows
     B_c: tl.constexpr = tile.B_c
-    for j in range(first, last, B_c):  # FA2.A1.L6
+    since = None if window[0] is None else keys[0]
+    for n in range(first, last, B_c):  # FA2.A1.L6
+        j = n + tl.where(n >= hole, width, 0)
         col = j + tl.arange(0, B_c)  # (B_c,)
-        k_j = load_tile(K, j, length, tile, B_c, RAGGED=MASKED)  # (B_c, d)  FA2.A1.L7
+        k_j = load_tile(K, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)  FA2.A1.L7
         s_ij = tl.dot(q_i, k_j.T, input_precision="ieee")  # (B_r, B_c), without τ so far  FA2.A1.L8
+        s_ij = capped(s_ij, scales.inner)
         if MASKED:
-            s_ij = tl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)
+            s_ij = tl.where(sees(begin, end, col[None, :], window), s_ij, NEG_INF)
         p_ij, alpha, m_i, l_i = softmax_step(s_ij, m_i, l_i, scales, MASKED)  # FA2.A1.L9
         if dropout is not None:  # after the row sum: l counts every key, O only those that are kept
             p_ij = drop(p_ij, row[:, None], col[None, :], dropout)
-        v_j = load_tile(V, j, length, tile, B_c, RAGGED=MASKED)  # (B_c, d)  FA2.A1.L7
+        v_j = load_tile(V, j, keys[1], tile, B_c, MASKED, since)  # (B_c, d)  FA2.A1.L7
         o_i = tl.dot(p_ij.to(v_j.dtype), v_j, alpha[:, None] * o_i, input_precision="ieee")  # (B_r, d)  FA2.A1.L10
     return o_i, m_i, l_i
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def forward_kernel(Q, K, V, O, L, key_lengths, seed, strides, H, group, N_q, N_k, heads, heads_at_once, scales,
-                   rule, tile):  # fmt: skip
+def forward_kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
+                   heads_at_once, sequences, window, scales, rule, tile):  # fmt: skip
     """Row block i of one query head: all its tiles, then O_i and L_i. `group` query heads share one K/V head."""
     B_r: tl.constexpr = tile.B_r
-    T_r = tl.cdiv(N_q, B_r)  # FA2.A1.L1 FA2.A1.L2
+    T_r = block_count(N_q, sequences, B_r)  # FA2.A1.L1 FA2.A1.L2
     i, bh = place(T_r, heads, heads_at_once)  # FA2.A1.L3
-    if tile.causal:
+    if window[1] is not None:
         i = T_r - 1 - i  # the lower a row block, the more keys it sees: start with the heaviest
     batch, head = bh // H, bh % H
     Q_strides, K_strides, V_strides, O_strides = strides
-    Q = one_head(Q, Q_strides, batch, head)
-    K = one_head(K, K_strides, batch, head // group)
-    V = one_head(V, V_strides, batch, head // group)
-    O = head_of(O, O_strides, batch, head)
+    q_at, k_at, L_h = batch, batch, tl.cast(bh, tl.int64) * N_q
+    if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+        i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
+        L_h += q_at
+    Q = one_head(Q, Q_strides, q_at, head)
+    K = one_head(K, K_strides, k_at, head // group)
+    V = one_head(V, V_strides, k_at, head // group)
+    O = head_of(O, O_strides, q_at, head)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = length_of(key_lengths, batch, N_k)
-    seen = keys_seen(row, N_q, N_k, length, tile.causal)  # (B_r,)
-    full = keys_seen(i * B_r, N_q, N_k, length, tile.causal) // tile.B_c * tile.B_c  # up to here every row sees all
-    last = keys_seen(tl.minimum(i * B_r + B_r, N_q) - 1, N_q, N_k, length, tile.causal)  # from here on none sees any
+    begin, end = columns_seen(row[:, None], N_q, N_k, length, window)  # (B_r, 1)
+    edges, middle = columns_of(i, N_q, N_k, length, window, tile)
+    keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length  # none of these rows sees one before or behind
     dropout = None if seed is None else Dropout(seed, rule, head, batch)
 
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)  FA2.A1.L4
     o_i = tl.zeros((B_r, tile.d_pad), tl.float32)  # FA2.A1.L5
     m_i = tl.full((B_r,), NEG_INF, tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
+    if sinks is not None:  # a key with a score and no value, seen by all
+        m_i = l_i + tl.load(sinks + head).to(tl.float32) * (LOG2E / scales.fine)
+        l_i += 1.0
     # DIAGONAL tiles first: the sum does not mind, and the other way round ptxas makes each product wait (15% slower).
-    state, rows = (o_i, m_i, l_i), (row, seen)
-    state = visit_tiles(state, q_i, K, V, (full, last), length, rows, scales, dropout, tile, MASKED=True)
-    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, (0, full), length, rows, scales, dropout, tile, MASKED=False)
+    state, rows = (o_i, m_i, l_i), (row, begin, end)
+    state = visit_tiles(state, q_i, K, V, edges, keys, rows, window, scales, dropout, tile, MASKED=True)
+    o_i, m_i, l_i = visit_tiles(state, q_i, K, V, middle, keys, rows, window, scales, dropout, tile, MASKED=False)
 
     l_i = tl.where(l_i == 0.0, 1.0, l_i)  # a row that sees no key: O = 0 and L = −∞
     o_i = o_i / l_i[:, None]  # (B_r, d)  FA2.A1.L12
     L_i = (m_i * scales.fine + tl.log2(l_i)) * LN2  # (B_r,)  FA2.A1.L13
     store_rows(O, o_i, i * B_r, O_strides[2], N_q, B_r, tile.d, tile.d_pad)  # FA2.A1.L14
-    tl.store(L + tl.cast(bh, tl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+    tl.store(L + L_h + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
-def forward(Q, K, V, options: Options, key_lengths=None, seed=None):
+def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials."""
-    return prepare(Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed)
+    return prepare(Q, K, V, options, key_lengths)(Q, K, V, key_lengths, seed, sinks)
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None):
-    """forward() for calls of one kind, given (Q, K, V, key_lengths, seed): one program for each row block of a head."""
+def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=None):
+    """forward() for calls of one kind, given (Q, K, V, key_lengths, seed, sinks): a program for each row block.
+
+    Where Q, K and V hold so many packed sequences, (tokens, heads, d), the starts follow, cu_q and cu_k.
+    """
     blocks = blocks or launch.blocks("forward", Q, options.causal)
-    (batch, H, N_q, _), device = Q.shape, Q.device
-    programs = triton.cdiv(N_q, blocks.B_r) * batch * H
+    (batch, H, N_q, _), device = launch.shape(Q), Q.device
+    rows = (batch, H, N_q) if sequences is None else (H, N_q)
     run = launch.Launch(
-        *(forward_kernel, programs, blocks.compiler_options()),
+        *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=tuple(map(launch.strides, (Q, K, V, torch.empty_like(Q, device="meta")))),
-        **launch.sizes(Q, K, heads=batch * H, streamed=K),
-        **dict(scales=scales(options.scale), rule=launch.dropout(options.dropout_p)),
-        tile=blocks.tile(Q, options.causal),
+        **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
+        **dict(window=launch.window(options), scales=scales(options.scale, options.softcap)),
+        **dict(rule=launch.dropout(options.dropout_p), tile=blocks.tile(Q)),
     )
 
-    def call(Q, K, V, key_lengths, seed):
+    def call(Q, K, V, key_lengths, seed, sinks=None, cu_q=None, cu_k=None):
         O = torch.empty_like(Q)
-        L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
+        L = torch.empty(rows, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):
-            run(Q, K, V, O, L, key_lengths, seed)
+            run(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k)
         return O, L  # FA2.A1.L17
 
     return call

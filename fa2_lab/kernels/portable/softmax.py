@@ -9,6 +9,7 @@ import triton.language as tl
 from fa2_lab.kernels.constants import LOG2E, NEG_INF
 
 SMALLEST = 2.0**-126  # stands for a scale of 0, so that −∞ · scale stays −∞
+LARGEST = 1e38  # times a score that is not 0 it is past all that tanh tells apart
 
 
 class Scales(NamedTuple):
@@ -17,6 +18,7 @@ class Scales(NamedTuple):
     fine: float  # τ log₂e
     coarse: float  # the power of two below it, for huge scores
     huge: float  # the |m| from which on scores are huge
+    inner: float | None  # what goes into the softcap's tanh is multiplied by this
 
 
 def base_2(scale: float) -> float:
@@ -24,10 +26,32 @@ def base_2(scale: float) -> float:
     return max(scale * LOG2E.value, SMALLEST)
 
 
-def scales(scale: float) -> Scales:
-    """The numbers for a scale τ; softmax_step says what they are for."""
-    fine = base_2(scale)
-    return Scales(fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**28 / fine, 2.0**126))
+def scales(scale: float, softcap: float | None = None) -> Scales:
+    """The numbers for a scale τ; softmax_step says what they are for, and capped() what a softcap is."""
+    fine = base_2(scale if softcap is None else softcap)
+    inner = None if softcap is None else min(scale / softcap, LARGEST)
+    return Scales(fine, 2.0 ** math.floor(math.log2(fine)), min(2.0**28 / fine, 2.0**126), inner)
+
+
+@triton.jit
+def capped(s_ij, inner):
+    """Scores without their scale: s, or with a softcap c, whose scores are c tanh(τ s / c), tanh(τ s / c).
+
+    Then c is the scale in τ's place. `inner` is τ / c, or None.
+    """
+    return s_ij if inner is None else tanh(s_ij * inner)
+
+
+@triton.jit
+def tanh(x):
+    """(1 − e) / (1 + e) with e = exp(−2 |x|), and for small x, where 1 − e has few digits, the begin of its series."""
+    size = tl.abs(x)
+    e = tl.exp2(size * (-2 * LOG2E))
+    large = (1 - e) / (1 + e)
+    y = tl.minimum(size, 0.25)
+    y = y * y
+    series = x * (1 + y * (-1 / 3 + y * (2 / 15 + y * (-17 / 315 + y * (62 / 2835)))))
+    return tl.where(size < 0.25, series, tl.where(x < 0, -large, large))
 
 
 @triton.jit

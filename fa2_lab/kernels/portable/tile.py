@@ -17,7 +17,6 @@ class Tile(NamedTuple):
     B_c: tl.constexpr
     d: tl.constexpr
     d_pad: tl.constexpr
-    causal: tl.constexpr
     upcast: tl.constexpr  # whether tiles become fp32 before they are multiplied: bf16 in Triton's interpreter
 
 
@@ -68,9 +67,9 @@ def one_head(X, strides, batch, head):
 
 
 @triton.jit
-def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr):
+def load_tile(X, first, n, tile, B: tl.constexpr, RAGGED: tl.constexpr, since=None):
     """load_rows() from a Head, in the sizes that the kernel is compiled for."""
-    return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast)
+    return load_rows(X.at, first, X.stride, n, B, tile.d, tile.d_pad, RAGGED, tile.upcast, since)
 
 
 @triton.jit
@@ -82,10 +81,12 @@ def row_pointers(X, first, stride, B: tl.constexpr, d_pad: tl.constexpr):
 
 @triton.jit
 def load_rows(X, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: tl.constexpr, RAGGED: tl.constexpr,
-              UPCAST: tl.constexpr):  # fmt: skip
-    """Rows first … first + B of one head. With RAGGED, rows from n on read as zero and their memory is not touched."""
+              UPCAST: tl.constexpr, since=None):  # fmt: skip
+    """Rows first … first + B of one head. With RAGGED, rows from n on, and those before `since` where it is given, read
+    as zero and their memory is not touched."""
     at = row_pointers(X, first, stride, B, d_pad)
-    real = (first + tl.arange(0, B) < n)[:, None]
+    row = first + tl.arange(0, B)
+    real = (row < n if since is None else (row >= since) & (row < n))[:, None]
     if d != d_pad:
         x = tl.load(at, mask=real & (tl.arange(0, d_pad) < d)[None, :], other=0.0)
     elif RAGGED:
@@ -105,6 +106,49 @@ def store_rows(X, x, first, stride, n, B: tl.constexpr, d: tl.constexpr, d_pad: 
 
 
 @triton.jit
+def start_of(starts, b, n):
+    """The row with which packed sequence b begins: 0 for the first; what lies outside counts as the nearest inside."""
+    return tl.where(b == 0, 0, tl.minimum(tl.maximum(tl.load(starts + b), 0), n))
+
+
+@triton.jit
+def sequence_rows(starts, b, n, sequences):
+    """A packed sequence's first row and how many it has. Number `sequences` is what lies behind the last of n rows."""
+    first = start_of(starts, b, n)
+    end = tl.where(b < sequences, start_of(starts, tl.minimum(b + 1, sequences), n), n)
+    return first, tl.maximum(end - first, 0)
+
+
+@triton.jit
+def packed_block(t, starts, n, others, n_others, sequences, B: tl.constexpr):
+    """Block t of packed rows: its number in its sequence, that one's first row and rows, and those on the other side.
+
+    Sequence b begins with block starts[b] // B + b, which leaves it all the blocks that it needs, or one more. A block
+    without rows meets nobody, and so do rows of no sequence.
+    """
+    b = 0 * t
+    behind = b + sequences + 1
+    while behind - b > 1:  # sequence b begins with block t or before it, sequence `behind` after it
+        middle = (b + behind) // 2
+        begun = start_of(starts, middle, n) // B + middle <= t
+        b = tl.where(begun, middle, b)
+        behind = tl.where(begun, behind, middle)
+    first, rows = sequence_rows(starts, b, n, sequences)
+    i = t - (first // B + b)
+    first_other, met = sequence_rows(others, b, n_others, sequences)
+    return i, first, rows, first_other, tl.where((b < sequences) & (i * B < rows), met, 0)
+
+
+@triton.jit
+def block_count(n, sequences, B: tl.constexpr):
+    """How many blocks of B rows n rows make, or are enough for packed sequences and what lies behind them."""
+    if sequences is None:
+        return tl.cdiv(n, B)
+    else:
+        return n // B + sequences + 1
+
+
+@triton.jit
 def length_of(key_lengths, batch, N_k):
     """How many keys of this batch entry are real; a length outside [0, N_k] counts as the nearest one inside."""
     if key_lengths is None:
@@ -120,6 +164,81 @@ def keys_seen(row, N_q, N_k, length, CAUSAL: tl.constexpr):
         return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), length)
     else:
         return length + 0 * row
+
+
+@triton.jit
+def columns_seen(row, N_q, N_k, length, window):
+    """The interval of columns that a row sees: where it begins and where it ends.
+
+    A window (left, right) counts from the row's diagonal, column row + N_k − N_q; None is unbounded.
+    """
+    left, right = window
+    begin = 0 * row if left is None else tl.maximum(row + N_k - N_q - left, 0)
+    return begin, keys_seen(row if right is None else row + right, N_q, N_k, length, right is not None)
+
+
+@triton.jit
+def sees(begin, end, col, window):
+    """Whether a row, which sees the columns from begin to end, sees one of them."""
+    return col < end if window[0] is None else (begin <= col) & (col < end)
+
+
+@triton.jit
+def rows_seeing(col, N_q, N_k, length, window):
+    """The same the other way round, the interval of rows that see a column: where it begins and where it ends."""
+    left, right = window
+    begin = tl.where(col < length, 0 if right is None else col + N_q - N_k - right, N_q)
+    return begin, N_q + 0 * col if left is None else col + N_q - N_k + left + 1
+
+
+@triton.jit
+def seen_by(begin, end, row, window):
+    """Whether a column, which the rows from begin to end see, is seen by one of them."""
+    return row >= begin if window[0] is None else (begin <= row) & (row < end)
+
+
+@triton.jit
+def columns_of(i, N_q, N_k, length, window, tile):
+    """What row block i visits: its edges, to be masked, and between them the tiles that every row sees.
+
+    Both are (first column, last column, hole, width of the hole): a loop from first to last leaves out the hole.
+    """
+    first, full = columns_seen(i * tile.B_r, N_q, N_k, length, window)
+    hole, last = columns_seen(tl.minimum(i * tile.B_r + tile.B_r, N_q) - 1, N_q, N_k, length, window)
+    full = full // tile.B_c * tile.B_c  # every row sees all from the hole's begin to here
+    if window[0] is None:
+        return (full, last, 0, 0), (0, full, 0, 0)
+    else:
+        hole = tl.cdiv(hole, tile.B_c) * tile.B_c
+        width = tl.maximum(full - hole, 0)
+        return (first // tile.B_c * tile.B_c, last - width, hole, width), (hole, full, 0, 0)
+
+
+@triton.jit
+def rows_of(col, N_q, N_k, length, window, tile):
+    """What the column block at `col` visits: its edges, to be masked, and between them the rows that see all of it.
+
+    Both are (first row, last row, tail, end of the tail), with two parts.
+    """
+    left, right = window
+    B_r: tl.constexpr = tile.B_r
+    first = 0
+    full = 0
+    end = N_q
+    tail = N_q // B_r * B_r
+    if left is not None:
+        end = tl.minimum(tl.maximum(col + tile.B_c + N_q - N_k + left, 0), N_q)
+        tail = tl.minimum(tl.maximum(col + 1 + N_q - N_k + left, 0), N_q) // B_r * B_r
+    if right is not None:
+        first = tl.minimum(tl.maximum(col + N_q - N_k - right, 0), N_q) // B_r * B_r
+        full = tl.minimum(tl.cdiv(tl.maximum(col + tile.B_c - 1 + N_q - N_k - right, 0), B_r) * B_r, tail)
+    if col + tile.B_c > length:  # a ragged column block has no FULL tile
+        full = tail
+    if col >= length:  # nobody sees it
+        first = end
+        full = end
+        tail = end
+    return (tl.minimum(first, tail), full, tail, end), (full, tail, tail, tail)
 
 
 @triton.jit

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 
+import torch
+
+from fa2_lab.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.studio.bench import counters, peers
-from fa2_lab.studio.bench.problem import Problem, error
+from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
 from fa2_lab.studio.bench.results import Results, Row, machine
 from fa2_lab.studio.bench.suites import TOLERANCE, ceilings, collect
@@ -16,6 +21,7 @@ from fa2_lab.studio.bench.suites import TOLERANCE, ceilings, collect
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
 BESIDE = ("fa2_lab", "FlashAttention-3", "cuDNN")
 MAIN = Problem.square(4096, 128, False)  # where the table begins, and where the counters are read
+WARPS = Problem.square(4096, 64, False)  # what the side rungs s00 and s01 take
 FEW_HEADS = [Problem(1, 8, 8, 4096, 4096, 128, causal) for causal in (False, True)]
 ON_AN_SM = dict(registers=65_536, shared=228 * 1024, warps=64)  # of compute capability 9.0
 
@@ -31,18 +37,49 @@ def run() -> Results:
     with ThreadPoolExecutor(os.cpu_count()) as several:  # each compiles in a process of its own
         read = dict(zip(ladder.RUNGS, several.map(partial(compiled, MAIN), ladder.RUNGS), strict=True))
     jobs = [partial(climb, problem) for problem in grid()]
+    jobs += [partial(split, WARPS), *(partial(down, replace(MAIN, causal=causal)) for causal in (False, True))]
     jobs += [partial(lambda problem, rung: read[rung], MAIN, rung) for rung in ladder.RUNGS]
     jobs += [partial(count, MAIN, name) for name, _ in everybody(MAIN, None)]
     return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
 
 
 def climb(problem: Problem) -> Row:
-    """Milliseconds of every rung and of its peers on one problem, each checked first."""
+    """Milliseconds of every rung and of its peers on one problem."""
     tensors = problem.tensors()
+    return timed(problem, "forward", everybody(problem, tensors), lambda O: error(O, *tensors, problem.causal))
+
+
+def split(problem: Problem) -> Row:
+    """Milliseconds of the two side rungs: warps that share a tile's keys, or its queries."""
+    tensors = problem.tensors()
+    calls = [(rung, partial(forward_of, rung, tensors, problem.causal)) for rung in ladder.SIDE]
+    return timed(problem, "warps", calls, lambda O: error(O, *tensors, problem.causal))
+
+
+def down(problem: Problem) -> Row:
+    """Milliseconds of the backward's rungs, beside attention() and its portable kernels."""
+    q, k, v, dO = problem.tensors(grad=True)
+    truth = gradients_by_definition(q, k, v, dO, problem.causal)
+    with torch.no_grad():
+        O, L = attention(q, k, v, causal=problem.causal, return_lse=True)
+    given = [x.detach() for x in (q, k, v)]
+    calls = [(rung, partial(ladder.load(rung).backward, *given, O, L, dO, problem.causal)) for rung in ladder.BACKWARD]
+    for name in ("fa2_lab portable", "fa2_lab"):
+        O_of = peers.PEERS[name](problem)(q, k, v)
+        calls.append((name, partial(torch.autograd.grad, O_of, (q, k, v), dO, retain_graph=True)))
+    return timed(problem, "backward", calls, lambda gradients: gradient_error(gradients, truth))
+
+
+def forward_of(rung: str, tensors, causal: bool):
+    return ladder.load(rung).forward(*tensors, causal)[0]
+
+
+def timed(problem: Problem, direction: str, contestants: list[tuple], error_of: Callable) -> Row:
+    """Milliseconds of each (name, call), checked first."""
     calls, failed = {}, {}
-    for name, call in everybody(problem, tensors):
+    for name, call in contestants:
         try:
-            wrong = error(call(), *tensors, problem.causal)
+            wrong = error_of(call())
         except Exception as failure:  # a rung that does not run here is named with its reason
             failed[name] = in_a_line(failure)
             continue
@@ -55,14 +92,15 @@ def climb(problem: Problem) -> Row:
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
     values = {name: values[name] for name in calls if name in values}
-    return Row(problem.as_dict(), "forward", values, failed, flops=problem.flops("forward"))
+    flops = problem.flops("backward" if direction == "backward" else "forward")
+    return Row(problem.as_dict(), direction, values, failed, flops=flops)
 
 
 def everybody(problem: Problem, tensors) -> list[tuple]:
     """(name, call) of every rung, of what attention() runs, and of the peers that are installed; each returns O."""
     calls = []
     for rung in ladder.RUNGS:
-        calls.append((rung, lambda rung=rung: ladder.load(rung).forward(*tensors, problem.causal)[0]))
+        calls.append((rung, partial(forward_of, rung, tensors, problem.causal)))
     for name in BESIDE:
         try:
             call = peers.PEERS[name](problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -75,10 +76,24 @@ def by_package(module: str, function: str, longest: bool = True) -> Callable:
     return prepare
 
 
+def by_torch(lengths: Sequence[int], given: Tensors) -> tuple[Callable, Tensors, Callable]:
+    """torch's own, whose argument for the causal mask has had two names."""
+    found = peers.function_of("torch.nn.attention.varlen", "varlen_attn")
+    old = "is_causal" in inspect.signature(found).parameters
+    causal = dict(is_causal=True) if old else dict(window_size=(-1, 0))
+    begins = torch.tensor([0, *lengths], device=given[0].device).cumsum(0).int()
+
+    def call(q, k, v):
+        return found(q, k, v, begins, begins, max(lengths), max(lengths), **causal)
+
+    return call, given, lambda x: x[-lengths[-1] :].transpose(0, 1)[None]
+
+
 CONTESTANTS: dict[str, Callable[[Sequence[int], Tensors], tuple[Callable, Tensors, Callable]]] = {
     "fa2_lab": by_package("fa2_lab.packed", "attention_packed", longest=False),
     "fa2_lab padded": with_padding,
     "FlashAttention-3": by_package("flash_attn_interface", "flash_attn_varlen_func"),
+    "torch varlen_attn": by_torch,
     "flash_attn": by_package("flash_attn", "flash_attn_varlen_func"),
 }
 

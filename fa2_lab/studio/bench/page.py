@@ -115,7 +115,7 @@ def where(row: Row) -> list[str]:
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']} on {p['kv_heads']}"
     what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
-    return [what, N, f"{p['batch']}", heads, f"{p['d']}", "causal" if p["causal"] else "full"]
+    return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "full")]
 
 
 def cell(row: Row, name: str) -> str:
@@ -286,7 +286,7 @@ def memory_told(results: Results) -> str:
 
 def ladder_told(results: Results) -> str:
     """The speed of each rung on the problem with the most heads, no mask, the largest d."""
-    rows = [row for row in results.rows if row.flops and not row.problem["causal"]]
+    rows = [row for row in results.rows if row.direction == "forward" and not row.problem["causal"]]
     row = max(rows, key=lambda r: (r.problem["batch"] * r.problem["heads"], r.problem["d"]))
     p, rungs = row.problem, [name for name in row.values if not name.startswith("split")]
     speeds = ", ".join(f"{name} {row.rate(name):.0f}" for name in rungs)

@@ -29,24 +29,31 @@ def ours(problem: Problem) -> Attention:
 def portable(problem: Problem) -> Attention:
     """The plain Triton kernels, which run on every GPU, also where attention() would choose others."""
     from fa2_lab.kernels.portable import backward, forward
-    from fa2_lab.kernels.prepared import Options
+    from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
     options = Options(problem.causal, problem.d**-0.5)
+
+    def ahead(q, k, v):
+        call = prepared(("portable", options, *map(kind_of, (q, k, v))), forward.prepare, q, k, v, options)
+        return call(q, k, v, key_lengths=None, seed=None)
 
     class Portable(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, v):
-            O, L = forward.forward(q, k, v, options)
+            O, L = ahead(q, k, v)
             ctx.save_for_backward(q, k, v, O, L)
             return O
 
         @staticmethod
         def backward(ctx, dO):
-            return backward.backward(dO.contiguous(), *ctx.saved_tensors, options)
+            dO, (q, k, v, O, L) = dO.contiguous(), ctx.saved_tensors
+            key = "portable", options, *map(kind_of, (dO, q, k, v, O))
+            call = prepared(key, backward.prepare, dO, q, k, v, O, options)
+            return call(dO, q, k, v, O, L, dL=None, key_lengths=None, seed=None)
 
     def call(q, k, v):
         gradients = torch.is_grad_enabled() and q.requires_grad
-        return Portable.apply(q, k, v) if gradients else forward.forward(q, k, v, options)[0]
+        return Portable.apply(q, k, v) if gradients else ahead(q, k, v)[0]
 
     return call
 
@@ -210,10 +217,23 @@ def package(module: str, **options) -> Callable[[Problem], Attention]:
     """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
 
     def prepare(problem: Problem) -> Attention:
+        if module == "flash_attn_interface":
+            refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP=bool(options.get("softcap")))
         function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **options)
         return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
     return prepare
+
+
+def refuse_unbuilt(**asked: bool) -> None:
+    """Refuse what the FlashAttention-3 that is installed was built without: calling it would end the process."""
+    try:
+        flags = import_module("flash_attn_config").CONFIG["build_flags"]
+    except ImportError:
+        return
+    for feature, wanted in asked.items():
+        if wanted and flags.get(f"FLASHATTENTION_DISABLE_{feature}"):
+            raise Missing(f"built without {feature.lower()}")
 
 
 def flash3_cache(problem: Problem) -> Attention:

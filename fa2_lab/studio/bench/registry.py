@@ -24,6 +24,7 @@ SUITES = {
     "heads": Suite("suites:contests", "torch flash", "grouped heads", contest=True),
     "layout": Suite("suites:contests", "torch flash", "tensors that lie as (batch, N, heads, d)", contest=True),
     "packed": Suite("packed:run", "fa2_lab padded", "16 sequences of 100 to 4,000 tokens, packed or padded"),
+    "masks": Suite("masks:run", "FlashAttention-3", "a window, a softcap and sinks under the causal mask"),
     "deterministic": Suite(
         "suites:contests", "fa2_lab", "gradients with the same bits in every call, beside the fast ones", contest=True
     ),
@@ -43,6 +44,7 @@ SUITES = {
     ),
 }
 RETIRED = {
+    "earlier_paper": "the paper's grid beside FlashAttention-4, measured on an earlier version of the same kernels",
     "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
     "first_ladder": "the first ladder, whose rungs changed several things at once",
 }

@@ -187,7 +187,8 @@ def label(row: Row) -> str:
     N = f"{p['N_q']}" if p["N_q"] == p["N_k"] else f"{p['N_q']}×{p['N_k']}"
     heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}/{p['kv_heads']}"
     what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
-    return f"{what:11} N {N} b {p['batch']} h {heads} d {p['d']} {'causal' if p['causal'] else 'full'}"
+    mask = p.get("mask") or ("causal" if p["causal"] else "full")
+    return f"{what:11} N {N} b {p['batch']} h {heads} d {p['d']} {mask}"
 
 
 def cell(row: Row, name: str, baseline: str) -> str:

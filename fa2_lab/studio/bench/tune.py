@@ -112,9 +112,9 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
             return lambda: run(Q, K, V, None, None)[:1]
         if kernel == "rows":
             run = backward.prepare_rows(dO, Q, K, V, options, blocks)
-            return lambda: run(Q, K, V, dO, L, D, dQ, None, None) or (dQ,)
+            return lambda: run(Q, K, V, dO, L, D, dQ, None, None, None, None) or (dQ,)
         run = backward.prepare_columns(dO, Q, K, V, options, blocks)
-        return lambda: run(Q, K, V, dO, L, D, None, dK, dV, None, None) or (dK, dV)
+        return lambda: run(Q, K, V, dO, L, D, None, dK, dV, None, None, None, None) or (dK, dV)
 
     return make
 

@@ -39,6 +39,7 @@ CHAPTERS = [
     Chapter("13_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
+    Chapter("16_masks", "The same loop, other masks", "Windows, documents, sinks: what changes in the loop?"),
     Chapter("A_lanes", "Lanes, layouts, banks", "Where exactly are the numbers of a tile?"),
     Chapter("B_errata", "Errata", "Which tests does a wrong formula survive?"),
     Chapter("C_package", "The package and its commands", "Where is what, and how do I use it for something of my own?"),

@@ -84,7 +84,7 @@ def limits(options):
 
 def run_build(options) -> int:
     from fa2_lab.studio import files
-    from fa2_lab.studio.course.notebooks import build
+    from fa2_lab.studio.course.twins import build
 
     files.checkout("course build")
     print("\n".join(str(path) for path in build()))

@@ -1,4 +1,4 @@
-"""Assignment 3, backward: D, one tile's gradients, the whole backward under the meter, and grouped heads."""
+"""Assignment 3, backward: D, one tile's gradients, the whole backward under the meter, grouped heads, dropout."""
 
 from __future__ import annotations
 
@@ -228,3 +228,36 @@ def grouped_truth(q, k, v, dO, tau: float, causal: bool) -> tuple[tuple, np.ndar
         dk[g] += dk_h
         dv[g] += dv_h
     return (dq, dk, dv), O, L
+
+
+# Dropout --------------------------------------------------------------------------------------------------------
+
+
+def dropped(function, seed: int = 0) -> Report:
+    """o, dq, dk and dv of one tile whose probabilities are dropped."""
+    report = Report("dropped")
+    hints = {
+        "o": "What is kept grows by 1 / (1 − p), once; L is that of all keys, dropped or not.",
+        "dq": "z stands at dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is.",
+        "dk": "z stands at dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is.",
+        "dv": "dv = (z ∘ p)ᵀ do: what the output was made of.",
+    }
+    for p in (0.25, 0.6):
+        arguments, want = dropped_case(Case(6, 5, 3, seed=24 + seed), p)
+        for number, (name, hint) in enumerate(hints.items()):
+            with report.check(f"{name}: p = {p:g}", hint):
+                got = parts("(o, dq, dk, dv)", call(function, *arguments), 4)[number]
+                equal(name, got, want[number])
+    return report
+
+
+def dropped_case(case: Case, p: float) -> tuple[list, tuple]:
+    """A tile that is all there is, and what dropout makes of it, by the chain rule on whole matrices."""
+    Q, K, V, dO = case.tensors()
+    kept = np.random.default_rng([case.seed, 7]).random((case.N_q, case.N_k)) >= p
+    Z = kept / (1 - p)
+    P, L = truth.softmax_parts(case.tau * Q @ K.T)
+    O, dP = (Z * P) @ V, Z * (dO @ V.T)
+    dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
+    want = O, case.tau * dS @ K, case.tau * dS.T @ Q, (Z * P).T @ dO
+    return [Q, K, V, dO, L, (dO * O).sum(axis=1), kept, p, case.tau], want

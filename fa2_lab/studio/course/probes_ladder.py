@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import linecache
+import re
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,10 +29,33 @@ def run(forward, q, k, v, causal: bool) -> tuple[np.ndarray, np.ndarray, dict]:
     if not triton.knobs.runtime.interpret:
         raise RuntimeError("Triton was imported before the first cell: restart the notebook")
     Q, K, V = (fenced(torch.tensor(x)) for x in (q, k, v))
-    with metered(K=K, V=V) as meter:
+    with metered(K=K, V=V) as meter, placed() as places:
         O, L = forward(Q, K, V, causal)
     counted = dict(meter.operations) | dict(loaded=meter.loads["K"] + meter.loads["V"])
+    counted["multiplications of each product"] = sorted(places.values())
     return O.double().numpy(), L.double().numpy(), counted
+
+
+@contextmanager
+def placed() -> Iterator[Counter]:
+    """The multiplications of each product that stands in a kernel, by its place: where every caller is at work."""
+    from triton.runtime import interpreter
+
+    places, builder, kept = Counter(), vars(interpreter.interpreter_builder), interpreter.interpreter_builder.create_dot
+
+    def dot(a, b, *rest):
+        frame, place = sys._getframe(1), []
+        while frame:
+            place.append((id(frame.f_code), frame.f_lasti))
+            frame = frame.f_back
+        places[tuple(place)] += a.data.shape[-2] * a.data.shape[-1] * b.data.shape[-1]
+        return kept(a, b, *rest)
+
+    builder["create_dot"] = dot
+    try:
+        yield places
+    finally:
+        builder["create_dot"] = kept
 
 
 def fenced(x):
@@ -46,13 +73,14 @@ def source_of(forward) -> str:
     return HEADER + "".join(lines)
 
 
-def compiled(forward, chip: str, d: int, N: int) -> list[tuple[dict, str]]:
-    """(numbers, machine code) of every kernel that a causal call in fp16 launches, compiled for a chip."""
+def compiled(forward, chip: str, d: int, N: int) -> list[tuple[dict, str, int]]:
+    """(numbers, machine code, products that stand in it) of every kernel that a causal call in fp16 launches."""
     xray = import_module("fa2_lab.studio.xray.compile").xray
     with TemporaryDirectory(prefix="ladder-") as folder:
         path = Path(folder, "mine.py")
         path.write_text(source_of(forward), encoding="utf-8")
-        return [(kernel.numbers, kernel.stages["sass"]) for kernel in xray(str(path), chip, d=d, N=N, dtype="float16")]
+        kernels = [(x.numbers, x.stages) for x in xray(str(path), chip, d=d, N=N, dtype="float16")]
+        return [(n, stages["sass"], len(re.findall(r"= tt\.dot\b", stages["ttir"]))) for n, stages in kernels]
 
 
 def timed(forward, rung: str) -> tuple[float, float, float]:

@@ -74,8 +74,10 @@ def xray_launches(
 
 
 def reason(complaint: str) -> str:
-    """The line that says why: the assembler's own where it refused, else the last one."""
+    """The line that says why: the assembler's own where it refused, else the last one, or the kernel's line."""
     lines = complaint.strip().splitlines() or ["no reason was given"]
+    if lines[-1].strip() == "^":  # Triton shows a line of the kernel and no words
+        lines.append(f"it stops at `{lines[-2].strip()}`")
     return next((line for line in lines if line.startswith("ptxas fatal")), lines[-1])
 
 

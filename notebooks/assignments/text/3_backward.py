@@ -13,6 +13,7 @@
 # | 4. the meter: elements moved | 2 |
 # | 5. the meter: operations | 2 |
 # | 6. `grouped`: query heads that share a key head | 3 |
+# | 7. `dropped`: one tile with dropout | 2 |
 #
 # *Time: 5 to 6 hours. Before this: chapter 05, assignment 2. Hardware: any laptop, NumPy alone.*
 #
@@ -171,3 +172,29 @@ report = check.grouped(grouped)
 report += check.grouped(grouped, seed=304)
 ### END HIDDEN TESTS
 report.points(3)
+
+# %% [markdown]
+# ## 7. Dropout
+#
+# In training, each probability is dropped with probability p, and what is kept grows by 1 / (1 − p), so that the expected
+# output stays what it was: o = (z ∘ p_ij) v with z = 1 / (1 − p) where `kept` is True, and 0 elsewhere. Softmax comes first: L
+# and the row sums know nothing of dropout. `D_i` is still the row sum of dO ∘ O, with the O that was dropped. Return this
+# tile's part of the output and of the gradients. **Predict:** in which of the four lines does z stand?
+
+# %% solution="dropped"
+def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):
+    """(o, dq, dk, dv) of one tile; kept (b, c) is False where a probability is dropped, p is how often that is."""
+    ### BEGIN SOLUTION
+    z = kept / (1 - p)
+    p_ij = np.exp(tau * (q_i @ k_j.T) - L_i[:, None])
+    ds = tau * p_ij * (z * (do_i @ v_j.T) - D_i[:, None])
+    return (z * p_ij) @ v_j, ds @ k_j, ds.T @ q_i, (z * p_ij).T @ do_i
+    ### END SOLUTION
+
+
+# %% test="dropped" points=2
+report = check.dropped(dropped)
+### BEGIN HIDDEN TESTS
+report += check.dropped(dropped, seed=305)
+### END HIDDEN TESTS
+report.points(2)

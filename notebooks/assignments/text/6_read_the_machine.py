@@ -19,7 +19,7 @@
 # *Time: 5 hours. Before this: chapters 05, 06 and 07, and appendix A. Hardware: any laptop; the GPUs are in a table.*
 #
 # **How it is graded.** Your functions are held against the package's models, for other chips and shapes than you see here.
-# `fa2_lab.machine.chips` is yours to use; the models themselves (`io`, `grid`, `budget`, `time`) are off limits.
+# `fa2_lab.machine.chips` is yours to use; the rest of `fa2_lab` is off limits, above all its models (`io`, `grid`, `budget`).
 
 # %% locked="setup"
 from fa2_lab.studio.course import predict as check

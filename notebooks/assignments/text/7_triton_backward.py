@@ -18,7 +18,7 @@
 # they load, store, add and multiply. Memory behind the end of every input is NaN; outputs start as NaN. Rows are contiguous:
 # row r of Q starts at `Q + r * d`. Block sizes and d are powers of two of at least 16. The signatures stay as they are.
 #
-# **Off limits:** `fa2_lab.kernels`, `fa2_lab.reference`, `fa2_lab.attention`, torch's and other libraries' attention.
+# **Off limits:** all of `fa2_lab`, torch's and other libraries' attention.
 # Everything in NumPy, torch and Triton that is not attention is yours.
 
 # %% locked="setup"

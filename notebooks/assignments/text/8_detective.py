@@ -18,8 +18,8 @@
 # run that hides. The mended program is run with other sizes and other clocks, and may not be slower than it was meant to be.
 # Your programs may differ from your neighbour's.
 #
-# **Off limits:** the programs as they were before the slip, and the checks, both in `fa2_lab.studio`. `fa2_lab.machine.asynchrony`
-# is yours to read and to use: it is what the first two programs run on.
+# **Off limits:** the programs as they were before the slip and all of `fa2_lab`, except `fa2_lab.machine.asynchrony`: that is
+# yours to read and to use, the first two programs run on it. Finished attention is off limits too.
 
 # %% locked="setup"
 import os
@@ -67,53 +67,7 @@ from fa2_lab.studio.course import detective as check
 # With some runs this program does.
 
 # %% locked="hanging"
-import numpy as np
-
-from fa2_lab.machine.asynchrony import Barrier, Block
-
-
-def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
-    """O of one head and the clocks it took: a producer copies tiles of 4 keys into a ring, consumers share the rows."""
-    block, B_c = Block(), 4
-    tiles, B_r = len(K) // B_c, len(Q) // consumers
-    ring = [(np.full((B_c, Q.shape[1]), np.nan),) * 2 for _ in range(stages)]
-    filled = [Barrier(f"stage {s} filled", 1) for s in range(stages)]
-    emptied = [Barrier(f"stage {s} emptied", consumers + 1) for s in range(stages)]
-    O = np.full(Q.shape, np.nan)
-
-    def producer():
-        for n in range(tiles):
-            stage, phase = n % stages, n // stages & 1
-            yield emptied[stage].over(phase ^ 1)
-            block.start("copy", copy, f"tile {n}", lambda n=n, stage=stage: arrive(n, stage))
-
-    def arrive(n, stage):
-        ring[stage] = K[n * B_c : (n + 1) * B_c], V[n * B_c : (n + 1) * B_c]
-        filled[stage].arrive("copy engine")
-
-    def consumer(c):
-        row = c * B_r + np.arange(B_r)
-        o, l, m = np.zeros((B_r, Q.shape[1])), np.zeros(B_r), np.full(B_r, -1e30)
-        for n in range(tiles):
-            stage, phase, col = n % stages, n // stages & 1, n * B_c + np.arange(B_c)
-            yield filled[stage].over(phase)
-            if causal and col[0] > row[-1] + len(K) - len(Q):
-                emptied[stage].arrive(block.actor)
-                continue
-            qk = block.start("tensor", scores, f"Q Kᵀ {n}", lambda stage=stage: Q[row] @ ring[stage][0].T)
-            yield qk.done()
-            s = np.where(causal & (col > row[:, None] + len(K) - len(Q)), -np.inf, qk.result)
-            m_new = np.maximum(m, s.max(axis=1))
-            p, alpha = np.exp(s - m_new[:, None]), np.exp(m - m_new)
-            yield block.start("exp", softmax, f"softmax {n}").done()
-            pv = block.start("tensor", values, f"P V {n}", lambda stage=stage, p=p: p @ ring[stage][1])
-            yield pv.done()
-            emptied[stage].arrive(block.actor)
-            o, l, m = alpha[:, None] * o + pv.result, alpha * l + p.sum(axis=1), m_new
-        O[row] = o / l[:, None]
-
-    block.run({"producer": producer()} | {f"consumer {c}": consumer(c) for c in range(consumers)})
-    return O, block.clock
+# `fa2-lab course build` writes this cell, for seed 0
 
 # %% [markdown]
 # Try it here. A run of `tiles` tiles has `4 * tiles` keys.
@@ -147,53 +101,7 @@ report.points(5)
 # clocks the copies take. **Predict** before you try: is a fast copy more dangerous, or a slow one?
 
 # %% locked="racing"
-import numpy as np
-
-from fa2_lab.machine.asynchrony import Barrier, Block
-
-
-def pipeline(Q, K, V, causal, consumers, stages, copy, scores, softmax, values):
-    """O of one head and the clocks it took: a producer copies tiles of 4 keys into a ring, consumers share the rows."""
-    block, B_c = Block(), 4
-    tiles, B_r = len(K) // B_c, len(Q) // consumers
-    ring = [(np.full((B_c, Q.shape[1]), np.nan),) * 2 for _ in range(stages)]
-    filled = [Barrier(f"stage {s} filled", 1) for s in range(stages)]
-    emptied = [Barrier(f"stage {s} emptied", consumers) for s in range(stages)]
-    O = np.full(Q.shape, np.nan)
-
-    def producer():
-        for n in range(tiles):
-            stage, phase = n % stages, n // stages & 1
-            yield emptied[stage].over(phase ^ 1)
-            block.start("copy", copy, f"tile {n}", lambda n=n, stage=stage: arrive(n, stage))
-
-    def arrive(n, stage):
-        ring[stage] = K[n * B_c : (n + 1) * B_c], V[n * B_c : (n + 1) * B_c]
-        filled[stage].arrive("copy engine")
-
-    def consumer(c):
-        row = c * B_r + np.arange(B_r)
-        o, l, m = np.zeros((B_r, Q.shape[1])), np.zeros(B_r), np.full(B_r, -1e30)
-        for n in range(tiles):
-            stage, phase, col = n % stages, n // stages & 1, n * B_c + np.arange(B_c)
-            yield filled[stage].over(phase)
-            if causal and col[0] > row[-1] + len(K) - len(Q):
-                emptied[stage].arrive(block.actor)
-                continue
-            qk = block.start("tensor", scores, f"Q Kᵀ {n}", lambda stage=stage: Q[row] @ ring[stage][0].T)
-            yield qk.done()
-            s = np.where(causal & (col > row[:, None] + len(K) - len(Q)), -np.inf, qk.result)
-            m_new = np.maximum(m, s.max(axis=1))
-            p, alpha = np.exp(s - m_new[:, None]), np.exp(m - m_new)
-            yield block.start("exp", softmax, f"softmax {n}").done()
-            pv = block.start("tensor", values, f"P V {n}", lambda stage=stage, p=p: p @ ring[stage][1])
-            emptied[stage].arrive(block.actor)
-            yield pv.done()
-            o, l, m = alpha[:, None] * o + pv.result, alpha * l + p.sum(axis=1), m_new
-        O[row] = o / l[:, None]
-
-    block.run({"producer": producer()} | {f"consumer {c}": consumer(c) for c in range(consumers)})
-    return O, block.clock
+# `fa2-lab course build` writes this cell, for seed 0
 
 # %% solution="race"
 def race():
@@ -225,42 +133,7 @@ report.points(5)
 # A run has `heads`, `N_q`, `N_k` and `causal`; the one that hides the slip has at least 17 queries and 17 keys.
 
 # %% locked="ragged"
-import triton
-import triton.language as tl
-
-
-@triton.jit
-def kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr, d: tl.constexpr):
-    """O and L of several heads, one after the other in memory: program (i, h) has row block i of head h."""
-    first, head, e = tl.program_id(0) * B_r, tl.program_id(1), tl.arange(0, d)
-    row = first + tl.arange(0, B_r)
-    at_row, real = (head * N_q + row[:, None]) * d + e[None, :], (row < N_q)[:, None]
-    q = tl.load(Q + at_row, mask=real, other=0.0)
-    m = tl.full((B_r,), -1e30, tl.float32)
-    l = tl.zeros((B_r,), tl.float32)
-    o = tl.zeros((B_r, d), tl.float32)
-    end = N_k
-    if CAUSAL:
-        end = tl.minimum(N_k, tl.maximum(0, first + B_r + N_k - N_q))
-    for j in range(0, end, B_c):
-        col = j + tl.arange(0, B_c)
-        at_col, there = (head * N_k + col[:, None]) * d + e[None, :], (col < N_k)[:, None]
-        k = tl.load(K + at_col, mask=there, other=0.0)
-        v = tl.load(V + at_col, mask=there, other=0.0)
-        seen = real & (col <= N_k)[None, :]
-        if CAUSAL:
-            seen = seen & (col[None, :] <= row[:, None] + N_k - N_q)
-        s = tl.where(seen, tau * tl.dot(q, k.T, input_precision="ieee"), float("-inf"))
-        m_new = tl.maximum(m, tl.max(s, 1))
-        p = tl.exp(s - m_new[:, None])
-        alpha = tl.exp(m - m_new)
-        l = alpha * l + tl.sum(p, 1)
-        o = alpha[:, None] * o + tl.dot(p, v, input_precision="ieee")
-        m = m_new
-    empty = l == 0.0
-    l = tl.where(empty, 1.0, l)
-    tl.store(O + at_row, o / l[:, None], mask=real)
-    tl.store(L + head * N_q + row, tl.where(empty, float("-inf"), m + tl.log(l)), mask=row < N_q)
+# `fa2-lab course build` writes this cell, for seed 0
 
 # %% solution="wrong"
 def wrong():

@@ -17,10 +17,11 @@
 # **How it is graded.** Your `forward(q, k, v, causal)` is called in Triton's interpreter with fp16 tensors of (batch, heads, N, d)
 # and is compiled for sm_90, causal, d = 64. O has the inputs' type, L is fp32. Memory behind Q, K and V is NaN. The instructions
 # for a score are those of the loop that spends the fewest, times 32 threads, divided by its scores; rung 03 has 18.9, and 9.3
-# can be had. What your loop costs stands on a card; your class may have a leaderboard of cards.
+# can be had. Every product has to work for its place: a `tl.dot` that does an eighth of a causal call's multiplications or
+# less, as one in a loop that hardly runs, costs all points of step 3. What your loop costs stands on a card; your class may have a leaderboard of cards.
 #
-# **Off limits:** importing `fa2_lab.kernels`, or any finished attention. Reading the ladder's rungs is allowed, and chapter 10
-# is about nothing else. But write down for each change what you expected it to save before you looked.
+# **Off limits:** importing `fa2_lab`, except `fa2_lab.studio.xray`, or any finished attention. Reading the ladder's rungs is
+# allowed, and chapter 10 is about nothing else. But write down for each change what you expected it to save before you looked.
 
 # %% locked="setup"
 import os
@@ -41,77 +42,7 @@ from fa2_lab.studio.course import climb as check
 # This is where you start. Copy it into the next cell and change one thing at a time.
 
 # %% locked="rung"
-NEG_INF = tl.constexpr(float("-inf"))
-LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
-
-
-@triton.jit
-def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr):
-    """Rows first … first + B of one head. Rows from N on are not touched and read as zero."""
-    row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
-    at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
-    return tl.load(at, mask=first + row < N, other=0.0)
-
-
-@triton.jit
-def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
-    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
-    return tl.minimum(tl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
-
-
-@triton.jit
-def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
-    """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
-    s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
-    s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
-    m_ij = tl.maximum(tl.max(s_ij, 1), LOWEST)  # (B_r,)  FA1.A2.L12
-    p_ij = tl.exp(s_ij - m_ij[:, None])  # (B_r, B_c)  FA1.A2.L12
-    m_new = tl.maximum(m_i, m_ij)  # (B_r,)  FA1.A2.L13
-    alpha, beta = tl.exp(m_i - m_new), tl.exp(m_ij - m_new)  # (B_r,)  FA1.A2.L13
-    l_new = alpha * l_i + beta * tl.sum(p_ij, 1)  # (B_r,)  FA1.A2.L13
-    share = 1.0 / tl.where(l_new == 0.0, 1.0, l_new)  # (B_r,)  FA1.A2.L15
-    pv = tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA1.A2.L15
-    o_i = (share * alpha * l_i)[:, None] * o_i + (share * beta)[:, None] * pv  # (B_r, d)  FA1.A2.L15
-    return o_i, l_new, m_new
-
-
-@triton.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
-                   B_c: tl.constexpr):  # fmt: skip
-    """One program computes one row block of one head."""
-    i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
-    Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
-    row = i + tl.arange(0, B_r)  # (B_r,)
-    seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
-
-    q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A1.L4
-    o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
-    l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
-    m_i = tl.full((B_r,), LOWEST, tl.float32)  # FA2.A1.L5
-    for j in range(0, N_k, B_c):  # FA2.A1.L6
-        k_j = load_rows(K, j, N_k, B_c, d)  # (B_c, d)  FA2.A1.L7
-        v_j = load_rows(V, j, N_k, B_c, d)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau)
-
-    empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
-    l_i = tl.where(empty, 1.0, l_i)
-    L_i = tl.where(empty, NEG_INF, m_i + tl.log(l_i))  # (B_r,)  FA2.A1.L13
-    at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]
-    tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row[:, None] < N_q)  # FA2.A1.L14
-    tl.store(L + head * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
-
-
-def forward(q, k, v, causal):
-    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
-    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    no_bf16 = triton.knobs.runtime.interpret and q.dtype == torch.bfloat16  # Triton's interpreter cannot multiply it
-    Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
-    O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    grid = triton.cdiv(N_q, 64), batch * heads  # FA2.A1.L1 FA2.A1.L2
-    forward_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5, CAUSAL=causal, d=d, B_r=64, B_c=64,
-                         num_warps=4, num_stages=1)  # fmt: skip
-    return O, L  # FA2.A1.L17
+# `fa2-lab course build` writes this cell, for seed 0
 
 # %% [markdown]
 # ## Your rung

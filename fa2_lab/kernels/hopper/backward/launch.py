@@ -82,7 +82,7 @@ def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[
 
 def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen: sizes.Sizes, parts: int) -> host.Launch:
     """dK, dV and the sums of dQ: one program for each SM."""
-    causal, scale, _ = options
+    causal, scale = options.causal, options.scale
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     starts, dQ_sums, dK_sums = shapes(Q, K, chosen)
     describe = functools.partial(descriptor, d=chosen.d_pad)

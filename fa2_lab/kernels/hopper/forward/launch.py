@@ -43,12 +43,12 @@ def prepare(Q, K, V, options: Options, key_lengths=None):
 
 def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
     """One program for each SM; `lengths`: whether there are key_lengths."""
-    causal, scale, _ = options
+    causal, scale = options.causal, options.scale
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     chosen = sizes.choose(d, N_q, batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)
-    fine, coarse, huge = scales(scale)
+    fine, coarse, huge, _ = scales(scale)
     return host.Launch(
         forward_kernel,
         min(SMs, -(-N_q // chosen.rows) * batch * H),

@@ -1,2 +1,2 @@
-// A click on a moving picture stops it, another lets it go on.
-document.addEventListener("click", event => event.target.closest(".output svg")?.classList.toggle("paused"));
+// A click on a moving picture is a click on its button: it stops, and goes on.
+document.addEventListener("click", event => event.target.closest("figure.motion svg")?.parentNode.querySelector("button").click());

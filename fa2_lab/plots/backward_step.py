@@ -1,0 +1,85 @@
+"""One step of the Hopper backward over time: the five products, the exponentials and the additions of two consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.machine import chips, hopper_backward
+from fa2_lab.machine.asynchrony import IN_ORDER
+from fa2_lab.plots import style
+from fa2_lab.reference import naive
+from fa2_lab.tiles import Tiling
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
+
+
+def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
+    """Two steps, n and n + 1, of one column block with T row blocks; only the clocks are those of a real tile.
+
+    A job is (consumer, unit, what, of which step, from, to). A model in which the tensor cores serve one job at a time.
+    """
+    rng = np.random.default_rng(0)
+    Q, dO, K, V = *rng.standard_normal((2, 4 * T, 4)), *rng.standard_normal((2, 8, 4))
+    O, L = naive.forward_linear_memory(Q, K, V)
+    late = hopper_backward.Late(dv=False, dk=False)
+    options = dict(costs=hopper_backward.costs(chips.H200, B_r, d), tensor=IN_ORDER, late=late)
+    block = hopper_backward.backward(Q, K, V, O, L, dO, Tiling(4 * T, 8, 4, 8), **options).block
+    jobs = []
+    for job in block.jobs:
+        what, number = job.label.split()
+        if job.actor.startswith("consumer"):
+            number = int(number) // 4 if job.unit == "copy" else int(number)  # an addition is named after its first row
+            jobs.append((int(job.actor.split()[1]), job.unit, what, number, job.begun, job.ended))
+    first = {number: begun for c, _, what, number, begun, _ in jobs if (c, what) == (0, "S")}
+    return dict(
+        n=n,
+        jobs=sorted(jobs),
+        window=(first[n], first[n + 2]),
+        busy=block.busy("tensor", since=first[1]),
+        setting=f"model: H200, d = {d}, tiles of {B_r} rows × 64 keys to a consumer",
+    )
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
+
+
+@style.picture
+def draw(n: int, jobs: Sequence[tuple], window: tuple[float, float], busy: float, setting: str) -> tuple[Figure, str]:
+    """Three lanes for each consumer; what belongs to step n has a strong edge."""
+    title = "The products of a step, in order: S, dV, dP, dK, and its dQ in the next step"
+    figure, ax = style.new_figure(3.5, title)
+    start, end = window
+    lanes = [(c, unit) for c in (0, 1) for unit in UNITS]
+    places = {lane: row + 0.35 * lane[0] for row, lane in enumerate(lanes)}
+    for c, unit, what, number, begun, ended in jobs:
+        if ended > start and begun < end:
+            _job(ax, places[c, unit], (max(begun, start) - start, min(ended, end) - start), unit, what, number, n)
+    for (c, unit), row in places.items():
+        ax.text(-60, row + 0.5, f"{UNITS[unit]}, {c}", ha="right", va="center", fontsize=style.SMALL)
+    ax.set(xlim=(-0.17 * (end - start), end - start), ylim=(len(lanes) + 0.45, -0.1), yticks=[])
+    ax.set_xticks(range(0, int(end - start) + 1, 1000))
+    ax.set_xlabel(f"clocks →     {setting}; strong edges: step {n}")
+    ax.spines["left"].set_visible(False)
+    mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
+            if c == 0 and start <= begun < end]  # fmt: skip
+    alt = (
+        f"Two consumers over time ({setting}), each with a lane for its products on the tensor cores, one for its"
+        f" exponentials and one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1"
+        f" does the same and multiplies while consumer 0 waits. The tensor cores are busy {busy:.0%} of the time."
+    )
+    return figure, alt
+
+
+def _job(ax: Axes, row: float, span: Sequence[float], unit: str, what: str, number: int, n: int) -> None:
+    """One job as a box in its tensor's colour; "+ dQ 2" is the addition of a part of dQ."""
+    (begun, ended), strong = span, number == n
+    label = f"+ {what} {number}" if unit == "copy" else f"{what} {number}"
+    look = dict(gid=f"{unit} {what} {number}", linewidth=2.2 if strong else 0.8)
+    look |= dict(edgecolor=style.INK, linestyle="-") if strong else {}
+    style.tensor_box(ax, begun, row + 0.1, ended - begun, 0.8, what, label if ended - begun > 200 else "", **look)

@@ -1,0 +1,89 @@
+"""What a new maximum does to l and o: bars of terms, before, after multiplying by α, and after adding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+from fa2_lab.reference.online_softmax import SoftmaxState
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+
+def data(exponentials: Sequence[float] = (1, 3, 4, 8), values: Sequence[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
+    """One row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
+    s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
+    first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
+    last = first.update(s[None, B_c:], v[B_c:, None])
+    states = [(B_c, first), (B_c, last), (len(s), last)]  # how many keys are in, and the maximum they refer to
+    l = [np.exp(s[:keys] - state.m) for keys, state in states]
+    return dict(
+        l=l,
+        o=[terms * v[: len(terms)] for terms in l],
+        m=[np.exp(first.m.item()), np.exp(last.m.item())],
+        ends={"ℓ": [first.l.item(), last.l.item()], "o": [first.o.item(), last.o.item()]},
+    )
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
+
+HIGH, STEP = 0.62, 1.0
+
+
+@style.picture
+def draw(
+    l: list[np.ndarray],
+    o: list[np.ndarray],
+    m: list[float],
+    ends: dict[str, list[float]],
+) -> tuple[Figure, str]:
+    """Two panels, l and o: three bars each, a box for each key's term, widths to scale.
+
+    l, o: terms before, rescaled and at the end; m: e to the old and the new maximum; ends: the package's sums.
+    """
+    alpha = m[0] / m[1]
+    title = "A larger maximum arrives: all old terms shrink by one factor, then the new ones are added"
+    figure, axes = style.new_figure(2.9, title, ncols=2, width_ratios=[1.5, 1])
+    _bars(axes[0], "ℓ", "the sum of e^(s − m)", l, style.hue("l"))
+    _bars(axes[1], "o", "the sum of e^(s − m) v", o, style.hue("o"))
+    old, new = (", ".join(map(str, keys)) for keys in (range(len(l[0])), range(len(l[0]), len(l[2]))))
+    names = [f"keys {old}\nm = log {m[0]:g}", f"× α = {_fraction(alpha)}", f"+ keys {new}\nm = log {m[1]:g}"]
+    axes[0].set(yticks=[n * STEP + HIGH / 2 for n in range(3)], yticklabels=names)
+    told = [f"{name} from {_fraction(a)} to {_fraction(alpha * a)} to {_fraction(b)}" for name, (a, b) in ends.items()]
+    alt = (
+        f"Bars of the terms of ℓ and o for one row. After {len(l[0])} keys with the maximum log {m[0]:g}; then all of"
+        f" them multiplied by α = {_fraction(alpha)}; then the terms of the other keys added, relative to the maximum"
+        f" log {m[1]:g}. {'; '.join(told)}."
+    )
+    return figure, alt
+
+
+def _fraction(x: float) -> str:
+    return str(Fraction(x).limit_denominator(100))
+
+
+def _bars(ax: Axes, name: str, meaning: str, stages: list[np.ndarray], hue: str) -> None:
+    widest = max(terms.sum() for terms in stages)
+    cuts = []
+    for n, terms in enumerate(stages):
+        left = np.concatenate([[0.0], np.cumsum(terms)])
+        for key, width in enumerate(terms):
+            if width > 0:
+                fill = style.tint(hue, 0.75 if key < len(stages[0]) else 0.25)
+                label = _fraction(width) if width > 0.05 * widest else ""
+                style.box(ax, left[key], n * STEP, width, HIGH, label, fill, gid=f"{name} {n} key {key}")
+        ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_fraction(left[-1])}", va="center")
+        cuts.append(left)
+    for before, after in zip(cuts[0][1:], cuts[1][1:], strict=True):  # the ends of the old terms, before and after
+        ax.plot([before, after], [HIGH, STEP], color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
+    for end in cuts[1][1:]:
+        ax.plot([end, end], [STEP + HIGH, 2 * STEP], color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
+    ax.set(xlim=(0, 1.25 * widest), ylim=(2 * STEP + HIGH + 0.1, -0.1), xticks=[], yticks=[])
+    ax.tick_params(length=0)
+    ax.spines[["bottom"]].set_visible(False)
+    ax.set_title(f"{name}, {meaning}")

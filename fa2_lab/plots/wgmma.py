@@ -1,0 +1,79 @@
+"""What one product of a Hopper warpgroup reads, and where its result stays: Q Kᵀ and P V of a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fa2_lab.machine.layouts import Mma
+from fa2_lab.plots import style
+
+# Data -----------------------------------------------------------------------------------------------------------
+
+DEEP = 16  # of the dimension that is summed, in one instruction, for numbers of 16 bits
+SHARED, REGISTERS = "shared memory", "registers"
+
+
+def data(d: int = 128, B_c: int = 128) -> dict:
+    """Both products of a tile: each factor and the result with its shape and place, and which rows a warp holds."""
+    warps = Mma(3, (4, 1), (16, B_c)).owners((64, B_c)).warp[:, 0].tolist()
+    products = [
+        [("Q", "q", (64, d), SHARED), ("K", "kᵀ", (d, B_c), SHARED), ("S", "s", (64, B_c), REGISTERS)],
+        [("P", "p", (64, B_c), REGISTERS), ("V", "v", (B_c, d), SHARED), ("O", "o", (64, d), REGISTERS)],
+    ]
+    return dict(products=products, deep=DEEP, warps=warps)
+
+
+# Drawing --------------------------------------------------------------------------------------------------------
+
+SIZE = 1 / 84  # inches for an element
+LEFTS, HIGH = (0.4, 2.85, 5.35), 2.15
+
+
+@style.picture
+def draw(products: Sequence[Sequence[tuple]], deep: int, warps: Sequence[int]) -> tuple[Figure, str]:
+    """products: (tensor, name, shape, place) of the left factor, the right factor and the result."""
+    figure, ax = style.new_figure(4.4, "The right factor comes from shared memory, and the result stays in registers")
+    told = []
+    for k, (left, right, result) in enumerate(products):
+        _product(ax, k * HIGH, (left, right, result), deep, warps)
+        (_, a, shape, place), (_, b, _, _), (_, c, _, _) = left, right, result
+        told.append(f"{c} = {a} {b}: {a} lies in {place}, {shape[1] // deep} instructions")
+    ax.set(xlim=(-0.15, 7.3), ylim=(2 * HIGH - 0.1, -0.25), xticks=[], yticks=[], aspect="equal")
+    ax.spines[:].set_visible(False)
+    ax.set_xlabel(f"Framed: what one wgmma multiplies, 64 rows and {deep} deep.", fontsize=style.SMALL)
+    alt = (
+        f"Two products of a warpgroup, drawn as left factor times right factor = result. {'; '.join(told)}. The right"
+        f" factor lies in shared memory both times, the result in registers, {warps.count(0)} rows to each of 4 warps."
+        f" A frame marks {deep} columns of the left factor and {deep} rows of the right one: one wgmma."
+    )
+    return figure, alt
+
+
+def _product(ax: Axes, top: float, matrices: Sequence[tuple], deep: int, warps: Sequence[int]) -> None:
+    """Left × right = result, side by side, each with its place beneath it."""
+    middle = top + matrices[1][2][0] * SIZE / 2
+    for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):
+        rows, cols = (SIZE * length for length in shape)
+        y = middle - rows / 2
+        if place == SHARED:
+            style.tensor_box(ax, x, y, cols, rows, tensor, gid=f"{name} whole")
+        else:
+            _by_warp(ax, x, y, cols, rows, tensor, warps)
+        if n < 2:
+            strip = (deep * SIZE, rows) if n == 0 else (cols, deep * SIZE)
+            ax.add_patch(style.Rectangle((x, y), *strip, fill=False, linewidth=1.8, gid="one wgmma"))
+        ax.text(x, y - 0.06, f"{name}  {shape[0]} × {shape[1]}", va="bottom", weight="bold")
+        ax.text(x, y + rows + 0.06, place, va="top", fontsize=style.SMALL)
+    for sign, x in zip("×=", LEFTS[1:], strict=True):
+        ax.text(x - 0.38, middle, sign, ha="center", va="center", fontsize=style.LARGE)
+
+
+def _by_warp(ax: Axes, x: float, y: float, width: float, height: float, tensor: str, warps: Sequence[int]) -> None:
+    """A matrix in registers: a strip of rows for each warp, with its number."""
+    each = height / len(set(warps))
+    for w in sorted(set(warps)):
+        look = dict(gid=f"{tensor} of warp {w}", linewidth=0.8)
+        style.tensor_box(ax, x, y + w * each, width, each, tensor, f"warp {w}", **look)

@@ -1,0 +1,168 @@
+"""The suite `masks`: a sliding window, a softcap and sinks under the causal mask, each beside the causal mask alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import NamedTuple
+
+import torch
+
+from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.problem import Problem, distance, worst
+from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
+from fa2_lab.studio.bench.results import Results, Row, machine
+from fa2_lab.studio.bench.suites import DIRECTIONS, TOLERANCE, ceilings, collect
+
+FEW = 64  # rows and keys that are worked out in float64: the last ones, for no other row sees those keys
+
+
+class Mask(NamedTuple):
+    """What is asked for besides the causal mask."""
+
+    window: int | None = None  # keys that a row sees, its own among them
+    softcap: float | None = None
+    sinks: bool = False
+
+
+MASKS = {
+    "causal": Mask(),
+    "window 1024": Mask(1024),
+    "window 128": Mask(128),
+    "softcap 50": Mask(softcap=50.0),
+    "sinks": Mask(sinks=True),
+    "window 128, sinks": Mask(128, sinks=True),
+}
+
+
+def grid() -> list[Problem]:
+    """Two sequences of 8,192 tokens, 16 heads of 64 or 128."""
+    return [Problem(2, 16, 16, 8192, 8192, d, True) for d in (64, 128)]
+
+
+def run() -> Results:
+    """Forward and backward of everybody."""
+    places = [(problem, direction) for problem in grid() for direction in DIRECTIONS]
+    jobs = [partial(contest, *place, mask) for place in places for mask in MASKS]
+    return collect(
+        Results("masks", machine(), f"{PROTOCOL}; FLOPs are those of the keys that rows see", ceilings()), jobs
+    )
+
+
+def flops(problem: Problem, mask: Mask, direction: str) -> float:
+    """As the paper counts them, of the keys that rows see."""
+    N, window = problem.N_q, mask.window or problem.N_q
+    seen = N * window - window * (window - 1) / 2
+    return problem.flops(direction) * seen / (N * N / 2) if mask.window else problem.flops(direction)
+
+
+# Contestants --------------------------------------------------------------------------------------------------
+
+
+def ours(problem: Problem, mask: Mask, sinks: torch.Tensor | None) -> peers.Attention:
+    """What attention() chooses."""
+    from fa2_lab.attention import attention
+
+    window = (mask.window - 1, 0) if mask.window else None
+    return partial(attention, causal=True, window=window, softcap=mask.softcap, sinks=sinks)
+
+
+def portable(problem: Problem, mask: Mask, sinks: torch.Tensor | None) -> peers.Attention:
+    """The kernels that compute masks, without any."""
+    if mask != Mask():
+        raise peers.Missing("the same as fa2_lab")
+    return peers.portable(problem)
+
+
+def flash3(problem: Problem, mask: Mask, sinks: torch.Tensor | None) -> peers.Attention:
+    """FlashAttention-3 counts a window as we do."""
+    if mask.sinks:
+        raise peers.Missing("it takes no sinks")
+    window = (mask.window - 1, 0) if mask.window else (-1, -1)
+    return peers.package("flash_attn_interface", window_size=window, softcap=mask.softcap or 0.0)(problem)
+
+
+def flex(problem: Problem, mask: Mask, sinks: torch.Tensor | None) -> peers.Attention:
+    """FlexAttention with a block mask, a function of the score, and a sink by what it takes from each row's sum."""
+    blocks, c = flex_mask(problem.N_q, mask.window), mask.softcap
+    capped = None if c is None else lambda score, b, h, i, j: c * torch.tanh(score / c)
+
+    def call(q, k, v):
+        found = peers.compiled_flex()(q, k, v, score_mod=capped, block_mask=blocks, return_lse=mask.sinks)
+        if not mask.sinks:
+            return found
+        O, L = found
+        return O * torch.sigmoid(L - sinks[:, None])[..., None].to(O.dtype)
+
+    return call
+
+
+@cache
+def flex_mask(N: int, window: int | None):
+    """The BlockMask of a causal window."""
+    from torch.nn.attention import flex_attention
+
+    def seen(b, h, i, j):
+        return (j <= i) if window is None else (j <= i) & (i - j < window)
+
+    return flex_attention.create_block_mask(seen, None, None, N, N)
+
+
+CONTESTANTS = {"fa2_lab": ours, "fa2_lab portable": portable, "FlashAttention-3": flash3, "FlexAttention": flex}
+
+
+def contest(
+    problem: Problem,
+    direction: str,
+    name: str,
+    timing: Callable[[dict], dict] = measure,
+    device: str = "cuda",
+) -> Row:
+    """One row: every contestant whose answer for the last rows and keys is right."""
+    mask, calls, failed = MASKS[name], {}, {}
+    tensors = problem.tensors(grad=True, device=device)
+    sinks = torch.linspace(-1, 3, problem.heads, device=device) if mask.sinks else None
+    truth = by_definition(*tensors, mask, sinks)
+    for who, prepare in CONTESTANTS.items():
+        try:
+            found = checked(prepare(problem, mask, sinks), tensors, truth, direction)
+            (failed if isinstance(found, str) else calls)[who] = found
+        except peers.Missing as why:
+            failed[who] = str(why)
+        except Exception as failure:  # a peer that fails is named with its reason
+            failed[who] = in_a_line(failure)
+    timings = timing(calls)
+    failed |= {who: why for who, why in timings.items() if isinstance(why, str)}
+    values = {who: [t.median, t.low, t.high] for who, t in timings.items() if isinstance(t, Timing)}
+    return Row(problem.as_dict() | dict(mask=name), direction, values, failed, flops=flops(problem, mask, direction))
+
+
+def checked(attention: Callable, tensors: Sequence[torch.Tensor], truth, direction: str) -> Callable | str:
+    """The call to time, or how wrong it is."""
+    q, k, v, dO = tensors
+    O = attention(q, k, v)
+    gradients = torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
+    last = [x.detach()[-1, -1, -FEW:] for x in (O, *gradients)]
+    wrong = worst(distance(x, right) for x, right in zip(last, truth, strict=True))
+    if not wrong <= TOLERANCE:
+        return f"wrong: error {wrong:.1e}"
+    if direction == "forward":
+        free = [x.detach() for x in (q, k, v)]
+        return lambda: attention(*free)
+    return lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
+
+
+def by_definition(q, k, v, dO, mask: Mask, sinks: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """O, dQ, dK and dV of the last head's last rows and keys, in float64."""
+    q, dO = (x.detach()[-1, -1, -FEW:].double() for x in (q, dO))
+    k, v = (x.detach()[-1, -1].double().requires_grad_() for x in (k, v))
+    s = q.requires_grad_() @ k.T * q.shape[1] ** -0.5
+    if mask.softcap is not None:
+        s = mask.softcap * torch.tanh(s / mask.softcap)
+    behind = torch.arange(len(k) - len(q), len(k), device=k.device)[:, None] - torch.arange(len(k), device=k.device)
+    s = s.masked_fill((behind < 0) | (behind >= (mask.window or len(k))), -torch.inf)
+    if sinks is not None:
+        s = torch.cat([s, sinks[-1].double().expand(len(s), 1)], 1)
+    O = torch.softmax(s, 1)[:, : len(k)] @ v
+    dQ, dK, dV = torch.autograd.grad(O, (q, k, v), dO)
+    return O.detach(), dQ, dK[-FEW:], dV[-FEW:]

@@ -1,0 +1,186 @@
+"""Hugging Face transformers on fa2_lab's attention. Importing this is all: it registers "fa2_lab" there.
+
+    import fa2_lab.transformers
+    model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
+
+transformers describes a mask by a function of a row and a column. Here it is read, once for all layers, for the
+interval of columns that a row sees: causal, sliding windows, padding on either side, sequences one after the other as
+position_ids tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no such interval is
+refused by its name. Where padding lies and sequences begin is looked up once for each call of the model, which waits
+for the GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
+
+from fa2_lab.attention import attention, described
+from fa2_lab.packed import attention_packed
+
+NAME = "fa2_lab"
+TAKES = "it takes causal and bidirectional masks, sliding windows and padding on either side"
+REFUSED = ("position_bias", "head_mask", "output_attentions")  # what `eager` heeds and this cannot
+
+
+class Interval(NamedTuple):
+    """What the rows of a call see."""
+
+    causal: bool
+    left: int | None  # columns before the diagonal, as in attention(window=…); None is all
+    right: int | None
+    keys: int  # of those that a cache has room for, so many are filled
+    first: list[int] | None = None  # the first key of each batch entry, where there is padding on the left
+    lengths: Tensor | None = None  # and how many it has from there on, where there is padding on the right
+    starts: Tensor | None = (
+        None  # where sequences begin among the rows of all batch entries, as attention_packed() has it
+    )
+
+
+def register() -> None:
+    """Make "fa2_lab" an attn_implementation."""
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, interval)
+
+
+# The mask -----------------------------------------------------------------------------------------------------
+
+
+def interval(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    mask_function=masking_utils.causal_mask_function,
+    attention_mask: Tensor | None = None,
+    **_,
+) -> Interval:
+    """A mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
+    causal, left, right, starts = False, None, None, None
+    for part in parts_of(mask_function):
+        if part == "causal_mask_function":
+            causal = True
+        elif part[0] == "packed_sequence_mask_function":
+            starts = starts_of(part[1])
+        elif part[0] == "sliding_window_overlay":  # a window of w has w columns, the diagonal among them
+            left = part[1] - 1
+        else:
+            left = right = part[1]
+    keys, kv_offset = kv_length, int(kv_offset)
+    if causal or left is not None:  # the diagonal of the last row is its last key
+        keys = int(q_offset) + q_length - kv_offset
+        if not 1 <= keys <= kv_length or (keys < kv_length and not causal):
+            raise ValueError(
+                f"mask: got {q_length} rows from {int(q_offset)}, {kv_length} columns from {kv_offset}; {TAKES}"
+            )
+    return Interval(causal, left, None if causal else right, keys, *padding(attention_mask, kv_offset, keys), starts)
+
+
+def parts_of(mask_function) -> list:
+    """The masks that a mask function is the intersection of: by their names, and what they were made with."""
+    name, _, inner = mask_function.__qualname__.partition(".<locals>.")
+    if mask_function.__module__ == masking_utils.__name__:
+        if name == "and_masks":
+            return [x for part in closure(mask_function)["mask_functions"] for x in parts_of(part)]
+        if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
+            return [(name, closure(mask_function)["sliding_window"])]
+        if name == "packed_sequence_mask_function":
+            return [(name, closure(mask_function)["packed_sequence_mask"])]
+        if name in ("causal_mask_function", "bidirectional_mask_function"):
+            return [name] if name == "causal_mask_function" else []
+    raise ValueError(f"mask: got {name or inner}; {TAKES}")
+
+
+def closure(function) -> dict:
+    """The variables that a function brings along from where it was made."""
+    return dict(inspect.getclosurevars(function).nonlocals)
+
+
+def starts_of(sequence: Tensor) -> Tensor:
+    """Where sequences begin and the last ends, from the number of each row's sequence, (batch, N)."""
+    begins = torch.ones_like(sequence, dtype=torch.bool)
+    begins[:, 1:] = sequence[:, 1:] != sequence[:, :-1]
+    found = begins.flatten().nonzero().flatten()
+    return torch.nn.functional.pad(found, (0, 1), value=sequence.numel()).int()
+
+
+def padding(attention_mask: Tensor | None, kv_offset: int, keys: int) -> tuple[list[int] | None, Tensor | None]:
+    """Where each batch entry's real tokens begin among the keys, and how many they are; None where all are real."""
+    if attention_mask is None:
+        return None, None
+    real = attention_mask[:, kv_offset : kv_offset + keys].bool()
+    real = torch.nn.functional.pad(real, (0, keys - real.shape[1]))
+    if real.all():
+        return None, None
+    first, count = real.int().argmax(1), real.sum(1)
+    column = torch.arange(keys, device=real.device)
+    if (real != ((column >= first[:, None]) & (column < (first + count)[:, None]))).any():
+        raise ValueError(f"attention_mask: got padding between the real tokens of a sequence; {TAKES}")
+    lengths = None if (first + count == keys).all() else count.int()
+    return first.tolist() if first.any() else None, lengths
+
+
+# The attention ------------------------------------------------------------------------------------------------
+
+
+def attend(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Interval | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **more,
+) -> tuple[Tensor, None]:
+    """One layer's attention as transformers calls it: O (batch, N, heads, d), and no weights."""
+    for name in REFUSED:
+        if more.get(name) is not None and more[name] is not False:
+            raise ValueError(f"{name}: got {type(more[name]).__name__}; attn_implementation='fa2_lab' takes none")
+    seen = attention_mask
+    if seen is None:
+        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+        seen = without_mask(bool(causal), sliding_window, query.shape[2], key.shape[2])
+    elif not isinstance(seen, Interval):
+        what = described(seen) if isinstance(seen, Tensor) else type(seen).__name__
+        raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
+    window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
+    options = dict(causal=seen.causal, window=window, softcap=softcap, sinks=s_aux, scale=scaling)
+    if seen.starts is not None:
+        if dropout:
+            raise ValueError(f"dropout: got {dropout}; with several sequences in a row it takes 0")
+        rows = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (tokens, heads, d)
+        O = attention_packed(*rows, seen.starts, seen.starts, **options)
+        return O.unflatten(0, (query.shape[0], -1)), None
+    options["dropout_p"] = dropout
+    key, value = (x[:, :, : seen.keys] for x in (key, value))
+    if seen.first is None:
+        O = attention(query, key, value, key_lengths=seen.lengths, **options)
+    else:  # each sequence for itself, from its first key on: the diagonal, counted from the end, stays
+        Os = []
+        for b, first in enumerate(seen.first):
+            one = query[b : b + 1], key[b : b + 1, :, first:], value[b : b + 1, :, first:]
+            lengths = None if seen.lengths is None else seen.lengths[b : b + 1]
+            Os.append(attention(*one, key_lengths=lengths, **options))
+        O = torch.cat(Os)
+    return O.transpose(1, 2).contiguous(), None
+
+
+def without_mask(causal: bool, sliding_window: int | None, N_q: int, N_k: int) -> Interval:
+    """What a model means that hands over no mask."""
+    if causal and N_q not in (1, N_k):
+        raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")
+    left = None if sliding_window is None else sliding_window - 1
+    return Interval(causal, left, None if causal else left, N_k)
+
+
+register()

@@ -1,0 +1,255 @@
+"""fa2_lab.transformers: tiny random models of four families beside `eager`; masks beside transformers' own."""
+
+import pytest
+import torch
+from attention_rooms import gpu
+from kernel_truth import DEVICE, worst
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+
+from transformers import masking_utils  # noqa: E402
+
+import fa2_lab  # noqa: E402
+import fa2_lab.transformers as ours  # noqa: E402
+
+COMMON = dict(
+    vocab_size=48,
+    hidden_size=32,
+    intermediate_size=32,
+    num_hidden_layers=2,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    head_dim=16,
+    initializer_range=0.4,  # or all scores would be nearly the same
+    max_position_embeddings=64,
+    pad_token_id=0,
+    bos_token_id=1,
+    eos_token_id=None,
+    use_cache=False,
+    rope_parameters=dict(rope_type="default", rope_theta=100.0),
+)
+EXPERTS = dict(num_local_experts=2, num_experts_per_tok=1, experts_implementation="eager")
+LAYERS = dict(layer_types=["sliding_attention", "full_attention"], sliding_window=4)
+FAMILIES = dict(
+    Llama=dict(),
+    Mistral=dict(sliding_window=4),
+    GptOss=LAYERS | EXPERTS,
+    Gemma2=LAYERS | dict(attn_logit_softcapping=1.5, query_pre_attn_scalar=16),
+)
+PADDING = dict(none=None, left=[[0] * 3 + [1] * 6, [1] * 9], right=[[1] * 9, [1] * 5 + [0] * 4])
+
+
+def model_of(family, dtype=torch.float32):
+    """A small random model, in eager."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**COMMON | FAMILIES[family])
+    config._attn_implementation = "eager"
+    model = getattr(transformers, f"{family}ForCausalLM")(config).to(DEVICE, dtype)
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if name.endswith("sinks"):
+                x.copy_(torch.tensor([0.5, 3.0]))
+    return model.eval()
+
+
+def tokens(padding=None):
+    """Two sequences, which of their places are real, and the places that the real ones have."""
+    ids = torch.randint(2, COMMON["vocab_size"], (2, 9), generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    real = torch.ones_like(ids) if padding is None else torch.tensor(padding, device=DEVICE)
+    return ids, real, (real.cumsum(1) - 1).clamp(min=0)
+
+
+def step(model, implementation, padding=None):
+    """The loss of all next tokens, and all gradients: ours of one padded batch, eager's of each sequence alone."""
+    model.set_attn_implementation(implementation)
+    ids, real, places = tokens(padding)
+    if implementation == "eager":
+        logits = [model(one[keep.bool()][None]).logits[0] for one, keep in zip(ids, real, strict=True)]
+    else:
+        found = model(ids, attention_mask=None if padding is None else real, position_ids=places).logits
+        logits = [one[keep.bool()] for one, keep in zip(found, real, strict=True)]
+    wanted = [one[keep.bool()] for one, keep in zip(ids, real, strict=True)]
+    pairs = zip(logits, wanted, strict=True)
+    loss = sum(torch.nn.functional.cross_entropy(x[:-1], y[1:], reduction="sum") for x, y in pairs) / real.sum()
+    model.zero_grad()
+    loss.backward()
+    return loss.detach(), {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
+
+
+def judge(family, dtype, padding):
+    """Ours is as near to float64 as eager in the same dtype, three times over."""
+    truth = step(model_of(family, torch.float64), "eager", padding)
+    eager, mine = (step(model_of(family, dtype), name, padding) for name in ("eager", "fa2_lab"))
+    assert mine[1].keys() == eager[1].keys() and len(mine[1]) > 10
+    pairs = [("loss", *(x[0] for x in (truth, eager, mine)))]
+    pairs += [(name, *(x[1][name] for x in (truth, eager, mine))) for name in mine[1]]
+    for name, t, theirs, got in pairs:
+        size = t.abs().max().item()
+        assert worst(got, t) <= 3 * worst(theirs, t) + (1e-5 if dtype == torch.float32 else 1e-2) * size, name
+
+
+@pytest.mark.parametrize("family, padding", list(zip(FAMILIES, ("left", "none", "right", "none"), strict=True)))
+def test_loss_and_gradients_are_eager_s(family, padding):
+    judge(family, torch.float32, PADDING[padding])
+
+
+@gpu
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
+def test_every_family_and_padding(family, dtype, padding):
+    judge(family, dtype, PADDING[padding])
+
+
+@pytest.mark.parametrize("cache", ("dynamic", pytest.param("static", marks=gpu)))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_tokens_are_eager_s(family, cache):
+    """Past the window, with a cache; the batch is padded on the left, as generation wants it."""
+    model, found = model_of(family), []
+    ids, mask, _ = tokens(PADDING["left"])
+    ids, mask = ids[:, 2:6], mask[:, 2:6]
+    for implementation in ("eager", "fa2_lab"):
+        model.set_attn_implementation(implementation)
+        more = dict(do_sample=False, max_new_tokens=3, use_cache=True, disable_compile=True)
+        if cache == "static":
+            more["cache_implementation"] = cache
+        found.append(model.generate(ids, attention_mask=mask, **more).tolist())
+    assert found[0] == found[1] and len(found[0][0]) == 7
+
+
+def test_one_training_step():
+    found = {}
+    for implementation in ("eager", "fa2_lab"):
+        model = model_of("Llama").train()
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        before, _ = step(model, implementation)
+        optimiser.step()
+        found[implementation], _ = step(model, implementation)
+        assert found[implementation] < before
+    assert abs(found["eager"] - found["fa2_lab"]) < 1e-4
+
+
+# Masks --------------------------------------------------------------------------------------------------------
+
+
+def visible(seen, batch, N_q, N_k):
+    """What an Interval lets rows see, (batch, N_q, N_k): as attention() counts, from the bottom right corner."""
+    found = torch.zeros(batch, N_q, N_k, dtype=torch.bool)
+    for b in range(batch):
+        first = 0 if seen.first is None else seen.first[b]
+        count = seen.keys - first if seen.lengths is None else int(seen.lengths[b])
+        for r in range(N_q):
+            diagonal = r + seen.keys - N_q
+            for c in range(first, first + count):
+                before = seen.left is None or c >= diagonal - seen.left
+                after = (not seen.causal or c <= diagonal) and (seen.right is None or c <= diagonal + seen.right)
+                found[b, r, c] = before and after
+    if seen.starts is not None:
+        number = torch.arange(batch * N_q)[:, None] >= seen.starts
+        number = number.sum(1).view(batch, N_q)
+        found &= number[:, :, None] == number[:, None, :]
+    return found
+
+
+CALLS = [  # rows, columns, the first row and the first column
+    (6, 6, 0, 0),
+    (1, 6, 5, 0),  # a step of generation
+    (2, 6, 4, 0),
+    (2, 9, 4, 0),  # a cache with room for 9
+    (1, 4, 7, 4),  # a cache that has forgotten 4
+]
+FUNCTIONS = dict(
+    causal=masking_utils.causal_mask_function,
+    both=masking_utils.bidirectional_mask_function,
+    window=masking_utils.sliding_window_causal_mask_function(3),
+    around=masking_utils.sliding_window_bidirectional_mask_function(2),
+)
+REAL = [None, [[1] * 8, [0] * 3 + [1] * 5], [[1] * 8, [1] * 4 + [0] * 4], [[0] * 2 + [1] * 4 + [0] * 2, [0] * 8]]
+
+
+@pytest.mark.parametrize("real", REAL, ids=("", "left", "right", "around"))
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_an_interval_is_the_mask_that_transformers_would_make(name, real):
+    for N_q, N_k, row, column in CALLS:
+        real_ = None if real is None else torch.tensor(real, dtype=torch.bool)
+        given = dict(q_offset=row, kv_offset=column, mask_function=FUNCTIONS[name], attention_mask=real_)
+        if name == "around" and N_k > row + N_q:
+            with pytest.raises(ValueError, match=r"^mask: got 2 rows from 4, 9 columns from 0"):
+                ours.interval(2, N_q, N_k, **given)
+            continue
+        want = masking_utils.sdpa_mask(2, N_q, N_k, allow_is_causal_skip=False, **given)
+        got = visible(ours.interval(2, N_q, N_k, **given), 2, N_q, N_k)
+        assert torch.equal(got, want[:, 0]), (N_q, N_k, row, column)
+
+
+def test_sequences_one_after_the_other():
+    """As the mask says, and in a model: each sequence alone, in eager."""
+    number = torch.tensor([[0, 0, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0], [0, 1, 1, 1, 1, 1]])
+    mask = masking_utils.and_masks(FUNCTIONS["window"], masking_utils.packed_sequence_mask_function(number))
+    want = masking_utils.sdpa_mask(3, 6, 6, mask_function=mask, allow_is_causal_skip=False)
+    seen = ours.interval(3, 6, 6, mask_function=mask)
+    assert torch.equal(visible(seen, 3, 6, 6), want[:, 0]) and seen.starts.dtype == torch.int32
+    model, (ids, *_), places = model_of("Mistral"), tokens(), torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2]], device=DEVICE)
+    alone = torch.cat([model(part).logits[0] for part in ids[:1].split([6, 3], 1)])
+    model.set_attn_implementation("fa2_lab")
+    assert worst(model(ids[:1], position_ids=places).logits[0], alone) < 1e-4
+    with pytest.raises(ValueError, match=r"^dropout: got 0.1; with several sequences in a row it takes 0"):
+        q = torch.zeros(3, 1, 6, 16, device=DEVICE)
+        ours.attend(None, q, q, q, seen, dropout=0.1)
+
+
+def strange(batch, head, row, column):
+    return column % 2 == row % 2
+
+
+CAUSAL = masking_utils.causal_mask_function
+NO_INTERVALS = dict(
+    chunked_overlay=masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
+    or_masks=masking_utils.or_masks(CAUSAL, CAUSAL),
+    strange=masking_utils.and_masks(CAUSAL, strange),
+)
+
+
+@pytest.mark.parametrize("name", NO_INTERVALS)
+def test_other_masks_are_refused_by_name(name):
+    with pytest.raises(ValueError, match=f"^mask: got {name}; it takes "):
+        ours.interval(1, 6, 6, mask_function=NO_INTERVALS[name])
+
+
+def test_padding_in_the_middle_is_refused():
+    with pytest.raises(ValueError, match=r"^attention_mask: got padding between .*; it takes "):
+        ours.interval(1, 4, 4, attention_mask=torch.tensor([[True, False, True, True]]))
+
+
+@pytest.mark.parametrize(
+    "what, given",
+    [
+        (r"attention_mask: got shape \(1, 1, 9, 9\), made elsewhere", dict(attention_mask=torch.zeros(1, 1, 9, 9))),
+    ],
+)
+def test_a_model_says_what_it_cannot(what, given):
+    model = model_of("Llama")
+    model.set_attn_implementation("fa2_lab")
+    ids, *_ = tokens()
+    with pytest.raises(ValueError, match=what):
+        model(ids[:1], **{name: x.to(DEVICE) for name, x in given.items()})
+
+
+@pytest.mark.parametrize("name", ours.REFUSED)
+def test_what_only_eager_does_is_refused(name):
+    q = torch.zeros(1, 1, 2, 16, device=DEVICE)
+    with pytest.raises(ValueError, match=f"^{name}: got "):
+        ours.attend(None, q, q, q, None, is_causal=True, **{name: True})
+
+
+def test_no_mask_at_all():
+    """As encoders for pictures have it."""
+    q, k = torch.zeros(1, 1, 2, 16, device=DEVICE), torch.zeros(1, 1, 3, 16, device=DEVICE)
+    assert ours.attend(None, q, k, k, None, is_causal=False)[0].shape == (1, 2, 1, 16)
+    with pytest.raises(ValueError, match=r"^attention_mask: got None for 2 causal rows and 3 columns"):
+        ours.attend(None, q, k, k, None, is_causal=True)
+
+
+def test_a_module_of_that_name_hides_nothing():
+    assert (transformers.__name__, ours.__name__) == ("transformers", "fa2_lab.transformers")
+    assert ours.AttentionInterface is transformers.AttentionInterface and fa2_lab.transformers is ours
