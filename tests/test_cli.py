@@ -345,25 +345,53 @@ def test_ctrl_c_ends_every_command_with_130(arguments, module, name, monkeypatch
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("arguments", [["bench", "smoke"], ["book", "04", "05"]], ids=" ".join)
-def test_ctrl_c_ends_a_run_that_has_begun_with_130_and_whole_files(arguments, tmp_path):
+SIGNAL_IN_ROW_THREE = """
+import os, signal, sys
+from fa2_lab.studio import command
+from fa2_lab.studio.bench import smoke
+
+def row(*arguments, check=smoke.check, seen=[]):
+    seen.append(arguments)
+    if len(seen) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    return check(*arguments)
+
+smoke.check = row
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+def started(call):
+    """A process that hears Ctrl-C, also where the tests themselves were told not to."""
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(call, **pipes, start_new_session=True, preexec_fn=listens)
+
+
+def hidden(folder):
+    """Files that were begun and are not whole yet begin with a point."""
+    return [file for file in folder.iterdir() if file.name.startswith(".")]
+
+
+def test_ctrl_c_in_the_third_row_keeps_two_and_names_ten(tmp_path):
+    process = started([sys.executable, "-c", SIGNAL_IN_ROW_THREE, "bench", "smoke", "--folder", str(tmp_path)])
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    kept = json.loads((tmp_path / "bench_smoke.json").read_text(encoding="utf-8"))
+    assert (len(kept["rows"]), len(kept["missing"]), hidden(tmp_path)) == (2, 10, [])
+
+
+def test_ctrl_c_ends_a_book_that_has_begun_with_130_and_whole_files(tmp_path):
     """The folder for the results is made when the run begins; then comes the signal."""
     folder = tmp_path / "kept"
-    call = [sys.executable, "-m", "fa2_lab", *arguments, "--folder", str(folder)]
-    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests themselves were told not to
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    process = subprocess.Popen(call, **pipes, start_new_session=True, preexec_fn=listens)
+    process = started([sys.executable, "-m", "fa2_lab", "book", "04", "05", "--folder", str(folder)])
     deadline = time.monotonic() + 60
     while not folder.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
-    time.sleep(0.5)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err.decode()
-    assert [file for file in folder.iterdir() if file.name.startswith(".")] == []
-    if arguments[0] == "bench":
-        kept = json.loads((folder / "bench_smoke.json").read_text(encoding="utf-8"))
-        assert kept["missing"] and len(kept["rows"]) + len(kept["missing"]) == 12
+    assert hidden(folder) == []
 
 
 # As a process -------------------------------------------------------------------------------------------------
