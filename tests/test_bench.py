@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 from bench_records import MACHINE, contest, suite  # noqa: E402
 
 from fa2_lab.studio.bench import ahead, command, results, smoke, suites, train  # noqa: E402
+from fa2_lab.studio.bench.contest import DIRECTIONS, collect, ready  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 from fa2_lab.studio.bench.results import Results  # noqa: E402
 
@@ -25,7 +26,7 @@ def test_an_interrupted_run_keeps_what_it_has():
 
     where = Problem(1, 2, 2, 64, 64, 16, True)
     jobs = [partial(measure, where, direction) for direction in ("forward", "backward", "both")]
-    kept = suites.collect(suite(), jobs)
+    kept = collect(suite(), jobs)
     assert len(kept.rows) == 1
     assert [" ".join(m.split()) for m in kept.missing] == [
         f"{m} N 64 b 1 h 2 d 16 causal" for m in ("backward", "both")
@@ -42,7 +43,7 @@ def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, told):
         raise failure
 
     where = Problem(1, 1, 1, 2**20, 2**20, 64, False)
-    kept = suites.collect(suite(), [partial(fails, where, "backward"), partial(contest)])
+    kept = collect(suite(), [partial(fails, where, "backward"), partial(contest)])
     assert len(kept.rows) == 2 and not kept.missing
     assert kept.rows[0].failed == {"everybody": told} and kept.rows[0].direction == "backward"
 
@@ -136,7 +137,7 @@ def test_only_contests_have_parts():
 def test_a_contest_without_pauses_is_among_rivals_and_beside_a_meter(monkeypatch):
     seen = []
 
-    def contest_of(problem, direction, names, timing):
+    def row(problem, direction, names, timing):
         seen.append((problem, direction, names, timing.func, timing.keywords["meter"]))
         return contest()
 
@@ -147,7 +148,7 @@ def test_a_contest_without_pauses_is_among_rivals_and_beside_a_meter(monkeypatch
         def __exit__(self, *failure):
             seen.append("closed")
 
-    monkeypatch.setattr(suites, "contest", contest_of)
+    monkeypatch.setattr(suites, "row", row)
     monkeypatch.setattr(suites, "Meter", Meter)
     monkeypatch.setattr(suites, "compile_ahead", lambda problems, names: seen.append(names))
     found = suites.contests("nvidia", directions=("backward",), sustained=True)
@@ -165,7 +166,7 @@ def test_smoke_runs_without_a_gpu_and_says_what_its_times_are():
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     p = Problem(1, 2, 1, 33, 40, 16, True, "float32")
-    forward, backward = (smoke.check(p, direction) for direction in suites.DIRECTIONS)
+    forward, backward = (smoke.check(p, direction) for direction in DIRECTIONS)
     for row in (forward, backward):
         assert set(row.values) | set(row.failed) == set(smoke.NAMES) and {"fa2_lab", "torch"} <= set(row.values)
         assert all(ms > 0 for (ms,) in row.values.values()) and row.unit == "ms" and not row.flops
@@ -196,8 +197,7 @@ def test_portable_prepares_its_own_kernels_once(monkeypatch):
     prepared.forget()
     p = Problem(1, 2, 1, 40, 40, 16, True, "float32")
     tensors = p.tensors(grad=True, device="cuda" if torch.cuda.is_available() else "cpu")
-    ((_, call),) = suites.ready(p, "both", ["fa2_lab portable"], tensors)
-    assert not isinstance(call, str), call
+    call = ready(p, "both", ["fa2_lab portable"], tensors)["fa2_lab portable"]()
     first = call()
     assert made == [forward.__name__, backward.__name__]
     assert all(map(torch.equal, first, call())) and len(made) == 2

@@ -8,7 +8,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_lab.studio.bench import accuracy, counters, masks, packed, problem, protocol, suites  # noqa: E402
+from fa2_lab.studio.bench import accuracy, counters, masks, packed, peers, problem, protocol, suites  # noqa: E402
+from fa2_lab.studio.bench.contest import DIRECTIONS, TOLERANCE, all_tried, ready  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
@@ -34,22 +35,22 @@ def test_a_right_answer_passes_and_a_wrong_one_does_not(causal):
     q, k, v = (torch.randn(2, heads, 100, 16, generator=draw) for heads in (4, 2, 2))
     O = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
     assert problem.error(O, q, k, v, causal) < 1e-5
-    assert problem.error(O, q, k, v, not causal) > suites.TOLERANCE
-    assert problem.error(1.05 * O, q, k, v, causal) > suites.TOLERANCE
+    assert problem.error(O, q, k, v, not causal) > TOLERANCE
+    assert problem.error(1.05 * O, q, k, v, causal) > TOLERANCE
 
 
 @pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
 def test_gradients_by_definition_are_autograd_s(causal, N_q, N_k):
     p = Problem(2, 4, 2, N_q, N_k, 16, causal, "float64")
     q, k, v, dO = p.tensors(grad=True, device="cpu")
-    gradients = torch.autograd.grad(suites.peers.PEERS["torch"](p)(q, k, v), (q, k, v), dO)
+    gradients = torch.autograd.grad(peers.PEERS["torch"](p)(q, k, v), (q, k, v), dO)
     truth = problem.gradients_by_definition(q, k, v, dO, causal)
     assert problem.gradient_error(gradients, truth) < 1e-12
     for n in range(3):
         wrong = [1.05 * g if m == n else g for m, g in enumerate(gradients)]
-        assert problem.gradient_error(wrong, truth) > suites.TOLERANCE
+        assert problem.gradient_error(wrong, truth) > TOLERANCE
         wrong[n] = torch.full_like(wrong[n], torch.nan)
-        assert not problem.gradient_error(wrong, truth) <= suites.TOLERANCE
+        assert not problem.gradient_error(wrong, truth) <= TOLERANCE
 
 
 def test_the_gradients_of_a_long_sequence_go_in_chunks(monkeypatch):
@@ -63,7 +64,7 @@ def test_the_gradients_of_a_long_sequence_go_in_chunks(monkeypatch):
 def test_a_wrong_gradient_is_not_timed(monkeypatch):
     p = Problem(1, 2, 2, 64, 64, 16, False, "float32")
     tensors = p.tensors(grad=True, device="cpu")
-    right = suites.peers.PEERS["torch"](p)
+    right = peers.PEERS["torch"](p)
 
     class HalfOfdV(torch.autograd.Function):
         @staticmethod
@@ -74,11 +75,11 @@ def test_a_wrong_gradient_is_not_timed(monkeypatch):
         def backward(ctx, dV):
             return dV / 2
 
-    monkeypatch.setitem(suites.peers.PEERS, "wrong", lambda p: lambda q, k, v: right(q, k, HalfOfdV.apply(v)))
-    forward = dict(suites.ready(p, "forward", ("torch", "wrong"), tensors[:3]))
-    assert not any(isinstance(call, str) for call in forward.values())
-    backward = dict(suites.ready(p, "backward", ("torch", "wrong"), tensors))
-    assert backward["wrong"] == "wrong: error 5.0e-01" and not isinstance(backward["torch"], str)
+    monkeypatch.setitem(peers.PEERS, "wrong", lambda p: lambda q, k, v: right(q, k, HalfOfdV.apply(v)))
+    calls, failed = all_tried(ready(p, "forward", ("torch", "wrong"), tensors[:3]))
+    assert calls.keys() == {"torch", "wrong"} and not failed
+    calls, failed = all_tried(ready(p, "backward", ("torch", "wrong"), tensors))
+    assert calls.keys() == {"torch"} and failed == {"wrong": "wrong: error 5.0e-01"}
 
 
 def test_flex_s_causal_mask_is_made_from_corners():
@@ -86,7 +87,7 @@ def test_flex_s_causal_mask_is_made_from_corners():
 
     for N_q, N_k in ((256, 256), (300, 500), (130, 700), (500, 300), (128, 1)):
         offset = N_k - N_q
-        mine = suites.peers.flex_mask(N_q, N_k, device="cpu")
+        mine = peers.flex_mask(N_q, N_k, device="cpu")
         theirs = create_block_mask(lambda b, h, i, j, o=offset: j <= i + o, None, None, N_q, N_k, device="cpu")
         for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks"):
             assert torch.equal(getattr(mine, name), getattr(theirs, name)), (name, N_q, N_k)
@@ -122,25 +123,25 @@ def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(monkeypatc
 
 def test_a_bare_peer_is_the_same_without_the_choice_of_its_backend():
     problem = Problem(1, 2, 2, 8, 8, 16, True)
-    attention = suites.peers.PEERS["torch math"](problem)
-    call, held = suites.peers.bare(attention)
+    attention = peers.PEERS["torch math"](problem)
+    call, held = peers.bare(attention)
     q, k, v = torch.randn(3, 1, 2, 8, 16)
     with held():
         assert torch.equal(call(q, k, v), attention(q, k, v))
-    plain = suites.peers.PEERS["torch"](problem)
-    assert suites.peers.bare(plain)[0] is plain
+    plain = peers.PEERS["torch"](problem)
+    assert peers.bare(plain)[0] is plain
 
 
 @pytest.mark.parametrize("with_L", [False, True])
 def test_a_package_has_heads_after_rows_and_may_give_L(monkeypatch, with_L):
     def flash_attn_func(q, k, v, causal):
-        O = suites.peers.PEERS["torch"](small)(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+        O = peers.PEERS["torch"](small)(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
         return (O, None) if with_L else O
 
     small = Problem(2, 3, 3, 8, 8, 4, True)
     q, k, v = torch.randn(3, 2, 3, 8, 4)
     monkeypatch.setitem(sys.modules, "flash_attn.cute", SimpleNamespace(flash_attn_func=flash_attn_func))
-    O = suites.peers.PEERS["FlashAttention-4"](small)(q, k, v)
+    O = peers.PEERS["FlashAttention-4"](small)(q, k, v)
     assert O.shape == q.shape and problem.error(O, q, k, v, True) < 1e-5
 
 
@@ -150,9 +151,9 @@ def test_a_package_has_heads_after_rows_and_may_give_L(monkeypatch, with_L):
 )
 def test_a_package_that_is_not_installed_is_missing(name, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module or name, None)
-    for peers in (suites.peers.PEERS, suites.peers.DECODERS):
-        with pytest.raises(suites.peers.Missing, match="not installed"):
-            peers[name](Problem(2, 3, 3, 8, 8, 4, True))
+    for table in (peers.PEERS, peers.DECODERS):
+        with pytest.raises(peers.Missing, match="not installed"):
+            table[name](Problem(2, 3, 3, 8, 8, 4, True))
 
 
 def test_the_deterministic_mode_is_asked_for(monkeypatch):
@@ -167,7 +168,7 @@ def test_the_deterministic_mode_is_asked_for(monkeypatch):
     x = torch.randn(2, 3, 8, 4)
     for number in (3, 4):
         for name in (f"FlashAttention-{number}", f"FlashAttention-{number} deterministic"):
-            assert torch.equal(suites.peers.PEERS[name](Problem(2, 3, 3, 8, 8, 4, True))(x, x, x), x)
+            assert torch.equal(peers.PEERS[name](Problem(2, 3, 3, 8, 8, 4, True))(x, x, x), x)
     assert asked == [(True, False), (True, True)] * 2
 
 
@@ -178,12 +179,12 @@ def test_what_a_peer_was_built_without_is_not_called(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=flash_attn_func))
     flags = {"FLASHATTENTION_DISABLE_FP16": True, "FLASHATTENTION_DISABLE_SOFTCAP": True}
     monkeypatch.setitem(sys.modules, "flash_attn_config", SimpleNamespace(CONFIG={"build_flags": flags}))
-    x, package = torch.randn(2, 3, 8, 4), suites.peers.package
+    x, package = torch.randn(2, 3, 8, 4), peers.package
     plain, half = Problem(2, 3, 3, 8, 8, 4, True), Problem(2, 3, 3, 8, 8, 4, True, "float16")
     assert torch.equal(package("flash_attn_interface", softcap=0.0)(plain)(x, x, x), x)
-    with pytest.raises(suites.peers.Missing, match="built without fp16"):
+    with pytest.raises(peers.Missing, match="built without fp16"):
         package("flash_attn_interface")(half)
-    with pytest.raises(suites.peers.Missing, match="built without softcap"):
+    with pytest.raises(peers.Missing, match="built without softcap"):
         package("flash_attn_interface", softcap=50.0)(plain)
     flags.clear()
     assert torch.equal(package("flash_attn_interface", softcap=50.0)(half)(x, x, x), x)
@@ -196,13 +197,13 @@ def test_a_cache_is_laid_out_once_and_again_for_other_keys(monkeypatch):
         caches.append((k_cache, v_cache))
         assert num_splits == 0 and k_cache.is_contiguous() and v_cache.is_contiguous()
         inputs = (x.transpose(1, 2) for x in (q, k_cache, v_cache))
-        return suites.peers.PEERS["torch"](where)(*inputs).transpose(1, 2)
+        return peers.PEERS["torch"](where)(*inputs).transpose(1, 2)
 
     where = Problem(2, 6, 3, 1, 40, 4, False, "float32")
     q, k, v = where.tensors(device="cpu")
     fake = SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", fake)
-    attention = suites.peers.DECODERS["FlashAttention-3"](where)
+    attention = peers.DECODERS["FlashAttention-3"](where)
     assert problem.error(attention(q, k, v), q, k, v, False) < 1e-5
     attention(q, k, v)
     attention(q, k.clone(), v)
@@ -218,11 +219,11 @@ def test_flex_takes_flash_attention_where_torch_knows_that(monkeypatch):
         flex_attention, "FlexKernelOptions", SimpleNamespace(__annotations__=["BACKEND"]), raising=False
     )
     where = Problem(1, 4, 2, 8, 8, 4, False)
-    suites.peers.PEERS["FlexAttention on FA4"](where)(None, None, None)
+    peers.PEERS["FlexAttention on FA4"](where)(None, None, None)
     assert given == dict(block_mask=None, enable_gqa=True, kernel_options=dict(BACKEND="FLASH"))
     monkeypatch.delattr(flex_attention, "FlexKernelOptions")
-    with pytest.raises(suites.peers.Missing, match="no other backend"):
-        suites.peers.PEERS["FlexAttention on FA4"](where)
+    with pytest.raises(peers.Missing, match="no other backend"):
+        peers.PEERS["FlexAttention on FA4"](where)
 
 
 def test_a_layout_changes_memory_and_nothing_else():
@@ -324,7 +325,7 @@ def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monke
         return torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
 
     before = flags()
-    attention = suites.peers.deterministic(lambda problem: lambda q, k, v: Asking.apply(q))(None)
+    attention = peers.deterministic(lambda problem: lambda q, k, v: Asking.apply(q))(None)
     x = torch.ones(2, requires_grad=True)
     O = attention(x, x, x)
     suites.call_of(attention, "backward", (x, x, x, torch.ones(2)), O)()
@@ -338,7 +339,7 @@ def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monke
 
 def test_every_contestant_of_a_suite_is_a_peer():
     for contest in suites.CONTESTS.values():
-        assert set(contest.names) <= set(suites.peers.PEERS) and contest.repeats >= 5
+        assert set(contest.names) <= set(peers.PEERS) and contest.repeats >= 5
     assert set(suites.RIVALS) <= set(suites.NAMES)
     assert all(name + " deterministic" in suites.SAME_BITS for name in suites.SAME_BITS[::2])
 
@@ -360,7 +361,7 @@ def test_nvidia_s_shape():
 # Packed sequences ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("direction", suites.DIRECTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 def test_packed_and_padded_sequences_are_checked_and_their_tokens_counted(direction, monkeypatch):
     lengths, dense = (5, 40, 23), torch.nn.functional.scaled_dot_product_attention
     where = Problem(3, 2, 2, 40, 40, 16, True, "float32")
@@ -389,7 +390,7 @@ def test_packed_and_padded_sequences_are_checked_and_their_tokens_counted(direct
             call()
         return {name: protocol.Timing(1.0, 1.0, 1.0) for name in calls}
 
-    row = packed.contest(where, direction, lengths, timing, "cpu")
+    row = packed.row(where, direction, lengths, timing, "cpu")
     assert set(row.values) == {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"} and row.flops == 68.0
     assert row.failed.keys() == {"fa2_lab", "flash_attn"} and row.failed["flash_attn"].startswith(
         "wrong: error 1.0e-01"
@@ -404,7 +405,7 @@ def test_padding_keeps_the_tokens_in_their_places():
     assert len(packed.LENGTHS) == 16 and (min(packed.LENGTHS), max(packed.LENGTHS)) == (100, 4000)
 
 
-@pytest.mark.parametrize("direction", suites.DIRECTIONS)
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("mask", ("window", "softcap", "sinks"))
 def test_masks_are_checked_before_they_are_timed(mask, direction, monkeypatch):
     where = Problem(1, 2, 2, 80, 80, 16, True, "float32")
@@ -412,7 +413,7 @@ def test_masks_are_checked_before_they_are_timed(mask, direction, monkeypatch):
     monkeypatch.setitem(masks.CONTESTANTS, "causal alone", lambda *_: masks.ours(where, masks.Mask(), None))
     monkeypatch.setitem(masks.CONTESTANTS, "FlexAttention", lambda *_: lambda q, k, v: q.no_such_thing)
     timed = []
-    row = masks.contest(where, direction, mask, lambda calls: timed.extend(calls.values()) or {}, "cpu")
+    row = masks.row(where, direction, mask, lambda calls: timed.extend(calls.values()) or {}, "cpu")
     assert len(timed) == 1 and timed[0]() is not None and row.problem["mask"] == mask
     assert set(row.failed) == {*masks.CONTESTANTS} - {"fa2_lab"}
     assert row.failed["causal alone"].startswith("wrong: error ")
@@ -433,7 +434,7 @@ def test_the_flops_of_a_window_are_those_of_the_keys_that_rows_see():
 def test_truth_is_autograd_s_in_float64(causal):
     where = Problem(1, 2, 2, 40, 40, 16, causal, "float64")
     q, k, v, dO = where.tensors(grad=True, device="cpu")
-    O = suites.peers.PEERS["torch"](where)(q, k, v)
+    O = peers.PEERS["torch"](where)(q, k, v)
     right = (O, *torch.autograd.grad(O, (q, k, v), dO))
     for x, y in zip(right, accuracy.truth(q, k, v, dO, causal), strict=True):
         assert problem.distance(x.detach(), y) < 1e-12
@@ -442,7 +443,7 @@ def test_truth_is_autograd_s_in_float64(causal):
 @pytest.mark.parametrize("kind", accuracy.INPUTS)
 def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
     where = Problem(1, 2, 2, 40, 40, 16, True, "float32")
-    right = suites.peers.PEERS["torch"](where)
+    right = peers.PEERS["torch"](where)
 
     class Scaled(torch.autograd.Function):
         @staticmethod
@@ -458,10 +459,10 @@ def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
         return lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5))
 
     def gone(problem):
-        raise suites.peers.Missing("not installed")
+        raise peers.Missing("not installed")
 
-    monkeypatch.setitem(suites.peers.PEERS, "wrong", wrong)
-    monkeypatch.setitem(suites.peers.PEERS, "gone", gone)
+    monkeypatch.setitem(peers.PEERS, "wrong", wrong)
+    monkeypatch.setitem(peers.PEERS, "gone", gone)
     found, failed = accuracy.errors(where, kind, ("torch", "wrong", "gone"), "cpu")
     assert failed == {"gone": "not installed"} and max(found["torch"].values()) < 1e-4
     assert found["wrong"] == pytest.approx(found["torch"] | dict(dK=0.25, dV=0.5), rel=1e-3)

@@ -11,9 +11,8 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 from bench_clock import Clocks  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
-from fa2_lab.studio.bench import peers, protocol, results, suites  # noqa: E402
+from fa2_lab.studio.bench import contest, peers, protocol, results  # noqa: E402
 from fa2_lab.studio.bench.power import Meter  # noqa: E402
-from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 
 @pytest.fixture
@@ -138,11 +137,8 @@ def test_without_nvidia_smi_nothing_is_noted(monkeypatch):
 
 def test_the_readings_reach_the_record(clocks, monkeypatch):
     calls = contestants(clocks, [], fa2_lab=1.0, cuDNN=2.0)
-    monkeypatch.setattr(suites, "ready", lambda problem, direction, names, tensors: calls.items())
-    monkeypatch.setattr(Problem, "tensors", lambda self, grad: ())
-    row = suites.contest(
-        Problem(1, 1, 1, 64, 64, 64, False), "forward", timing=lambda calls: protocol.sustain(calls, NoMeter())
-    )
+    ready = {name: lambda call=call: call for name, call in calls.items()}
+    row = contest.contest({}, "forward", ready, 1e9, lambda calls: protocol.sustain(calls, NoMeter()))
     assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in calls}
     assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0)
 
@@ -185,8 +181,8 @@ def test_ceilings_are_a_product_s_flops_and_a_copy_s_bytes_over_their_times(monk
     monkeypatch.setattr(peers, "gemm_call", lambda: (None, 3e12))
     monkeypatch.setattr(peers, "copy_call", lambda: (None, 8e9))
     timings = dict(gemm=protocol.Timing(6.0, 1.0, 9.0), copy=protocol.Timing(4.0, 1.0, 9.0))
-    monkeypatch.setattr(suites, "measure", lambda calls: timings)
-    assert suites.ceilings() == {"GEMM TFLOP/s": pytest.approx(500.0), "copy TB/s": pytest.approx(2.0)}
+    monkeypatch.setattr(contest, "measure", lambda calls: timings)
+    assert contest.ceilings() == {"GEMM TFLOP/s": pytest.approx(500.0), "copy TB/s": pytest.approx(2.0)}
 
 
 # Commits ------------------------------------------------------------------------------------------------------

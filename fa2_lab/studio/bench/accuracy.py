@@ -8,10 +8,9 @@ from functools import cache, partial
 import torch
 
 from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.contest import all_tried, collect
 from fa2_lab.studio.bench.problem import Problem, distance
-from fa2_lab.studio.bench.protocol import in_a_line
 from fa2_lab.studio.bench.results import Results, Row, machine
-from fa2_lab.studio.bench.suites import collect
 
 NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlashAttention-3", "FlashAttention-4")
 PARTS = ("O", "dQ", "dK", "dV")
@@ -84,16 +83,14 @@ def errors(problem: Problem, kind: str, names: tuple[str, ...] = NAMES, device: 
     draw = torch.Generator(device).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
-    right, found, failed = truth(q, k, v, dO, problem.causal), {}, {}
-    for name in names:
-        try:
-            O = peers.PEERS[name](problem)(q, k, v)
-            results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
-        except Exception as failure:  # a peer that fails is named with its reason
-            failed[name] = str(failure) if isinstance(failure, peers.Missing) else in_a_line(failure)
-            continue
-        found[name] = {part: distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
-    return found, failed
+    right = truth(q, k, v, dO, problem.causal)
+
+    def apart(name: str) -> dict[str, float]:
+        O = peers.PEERS[name](problem)(q, k, v)
+        results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
+        return {part: distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
+
+    return all_tried({name: partial(apart, name) for name in names})
 
 
 @torch.no_grad()

@@ -9,10 +9,10 @@ from functools import partial
 import torch
 
 from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.contest import TOLERANCE, ceilings, collect
 from fa2_lab.studio.bench.problem import Problem, error
 from fa2_lab.studio.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, measure, reading, wall_microseconds
 from fa2_lab.studio.bench.results import Results, Row, machine
-from fa2_lab.studio.bench.suites import TOLERANCE, ceilings, collect
 
 NAMES = ("fa2_lab", "cuDNN", "torch flash", "FlashAttention-3")
 ALONE = "reading alone"  # of as many bytes as the cache has

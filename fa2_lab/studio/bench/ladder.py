@@ -13,10 +13,10 @@ import torch
 from fa2_lab.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.studio.bench import counters, peers
+from fa2_lab.studio.bench.contest import TOLERANCE, ceilings, collect
 from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
 from fa2_lab.studio.bench.results import Results, Row, machine
-from fa2_lab.studio.bench.suites import TOLERANCE, ceilings, collect
 
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
 BESIDE = ("fa2_lab", "FlashAttention-3", "cuDNN")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache, partial
 from typing import NamedTuple
 
 import torch
 
 from fa2_lab.studio.bench import peers
-from fa2_lab.studio.bench.problem import Problem, distance, worst
-from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
+from fa2_lab.studio.bench.contest import DIRECTIONS, Found, Tensors, call_of, ceilings, collect, contest, refused
+from fa2_lab.studio.bench.problem import Problem, distance
+from fa2_lab.studio.bench.protocol import PROTOCOL, measure
 from fa2_lab.studio.bench.results import Results, Row, machine
-from fa2_lab.studio.bench.suites import DIRECTIONS, TOLERANCE, ceilings, collect
 
 FEW = 64  # rows and keys that are worked out in float64: the last ones, for no other row sees those keys
 
@@ -43,7 +43,7 @@ def grid() -> list[Problem]:
 def run() -> Results:
     """Forward and backward of everybody."""
     places = [(problem, direction) for problem in grid() for direction in DIRECTIONS]
-    jobs = [partial(contest, *place, mask) for place in places for mask in MASKS]
+    jobs = [partial(row, *place, mask) for place in places for mask in MASKS]
     return collect(
         Results("masks", machine(), f"{PROTOCOL}; FLOPs are those of the keys that rows see", ceilings()), jobs
     )
@@ -111,45 +111,34 @@ def flex_mask(N: int, window: int | None):
 CONTESTANTS = {"fa2_lab": ours, "fa2_lab portable": portable, "FlashAttention-3": flash3, "FlexAttention": flex}
 
 
-def contest(
+def row(
     problem: Problem,
     direction: str,
     name: str,
     timing: Callable[[dict], dict] = measure,
     device: str = "cuda",
 ) -> Row:
-    """One row: every contestant whose answer for the last rows and keys is right."""
-    mask, calls, failed = MASKS[name], {}, {}
-    tensors = problem.tensors(grad=True, device=device)
+    """Every contestant whose answer for the last rows and keys is right."""
+    mask, tensors = MASKS[name], problem.tensors(grad=True, device=device)
     sinks = torch.linspace(-1, 3, problem.heads, device=device) if mask.sinks else None
     truth = by_definition(*tensors, mask, sinks)
-    for who, prepare in CONTESTANTS.items():
-        try:
-            found = checked(prepare(problem, mask, sinks), tensors, truth, direction)
-            (failed if isinstance(found, str) else calls)[who] = found
-        except peers.Missing as why:
-            failed[who] = str(why)
-        except Exception as failure:  # a peer that fails is named with its reason
-            failed[who] = in_a_line(failure)
-    timings = timing(calls)
-    failed |= {who: why for who, why in timings.items() if isinstance(why, str)}
-    values = {who: [t.median, t.low, t.high] for who, t in timings.items() if isinstance(t, Timing)}
-    return Row(problem.as_dict() | dict(mask=name), direction, values, failed, flops=flops(problem, mask, direction))
+
+    def prepared(prepare: Callable) -> Found:
+        return checked(prepare(problem, mask, sinks), tensors, truth, direction)
+
+    contestants = {who: partial(prepared, prepare) for who, prepare in CONTESTANTS.items()}
+    where = problem.as_dict() | dict(mask=name)
+    return contest(where, direction, contestants, flops(problem, mask, direction), timing)
 
 
-def checked(attention: Callable, tensors: Sequence[torch.Tensor], truth, direction: str) -> Callable | str:
+def checked(attention: peers.Attention, tensors: Tensors, truth: Tensors, direction: str) -> Found:
     """The call to time, or how wrong it is."""
     q, k, v, dO = tensors
     O = attention(q, k, v)
     gradients = torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
     last = [x.detach()[-1, -1, -FEW:] for x in (O, *gradients)]
-    wrong = worst(distance(x, right) for x, right in zip(last, truth, strict=True))
-    if not wrong <= TOLERANCE:
-        return f"wrong: error {wrong:.1e}"
-    if direction == "forward":
-        free = [x.detach() for x in (q, k, v)]
-        return lambda: attention(*free)
-    return lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
+    wrong = [distance(x, right) for x, right in zip(last, truth, strict=True)]
+    return refused(wrong) or call_of(attention, direction, tensors, O)
 
 
 def by_definition(q, k, v, dO, mask: Mask, sinks: torch.Tensor | None) -> tuple[torch.Tensor, ...]:

@@ -9,13 +9,12 @@ from functools import partial
 import torch
 
 from fa2_lab.studio.bench import peers
-from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
-from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
+from fa2_lab.studio.bench.contest import DIRECTIONS, Found, Tensors, call_of, ceilings, collect, contest, refused
+from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
+from fa2_lab.studio.bench.protocol import PROTOCOL, measure
 from fa2_lab.studio.bench.results import Results, Row, machine
-from fa2_lab.studio.bench.suites import DIRECTIONS, TOLERANCE, ceilings, collect
 
 LENGTHS = tuple(range(100, 4001, 260))  # sixteen
-Tensors = Sequence[torch.Tensor]  # q, k, v and dO, (tokens, heads, d)
 
 
 def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
@@ -25,7 +24,7 @@ def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
 
 def run() -> Results:
     """Forward and backward of everybody."""
-    jobs = [partial(contest, problem, direction) for problem in grid() for direction in DIRECTIONS]
+    jobs = [partial(row, problem, direction) for problem in grid() for direction in DIRECTIONS]
     return collect(Results("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
 
 
@@ -98,44 +97,29 @@ CONTESTANTS: dict[str, Callable[[Sequence[int], Tensors], tuple[Callable, Tensor
 }
 
 
-def contest(
+def row(
     problem: Problem,
     direction: str,
     lengths: Sequence[int] = LENGTHS,
     timing: Callable[[dict], dict] = measure,
     device: str = "cuda",
 ) -> Row:
-    """One row: every contestant whose answer for the last sequence is right."""
-    given, calls, failed = tokens(problem, lengths, device), {}, {}
-    for name, prepare in CONTESTANTS.items():
-        try:
-            attention, inputs, last = prepare(lengths, given)
-            found = checked(attention, inputs, last, direction)
-            if isinstance(found, str):
-                failed[name] = found
-            else:
-                calls[name] = found
-        except peers.Missing as why:
-            failed[name] = str(why)
-        except Exception as failure:  # a peer that fails is named with its reason
-            failed[name] = in_a_line(failure)
-    timings = timing(calls)
-    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
-    values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
-    return Row(problem.as_dict(), direction, values, failed, flops=flops(problem, lengths, direction))
+    """Every contestant whose answer for the last sequence is right."""
+    given = tokens(problem, lengths, device)
+
+    def prepared(prepare: Callable) -> Found:
+        return checked(*prepare(lengths, given), direction)
+
+    contestants = {name: partial(prepared, prepare) for name, prepare in CONTESTANTS.items()}
+    return contest(problem.as_dict(), direction, contestants, flops(problem, lengths, direction), timing)
 
 
-def checked(attention: Callable, inputs: Tensors, last: Callable, direction: str) -> Callable | str:
+def checked(attention: peers.Attention, inputs: Tensors, last: Callable, direction: str) -> Found:
     """The call to time, or how wrong it is; `last` takes the last sequence out of a tensor, as (1, heads, N, d)."""
     q, k, v = (x.detach().requires_grad_() for x in inputs[:3])
     O, dO = attention(q, k, v), inputs[3]
     gradients = torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
     one = [last(x.detach()) for x in (q, k, v, dO)]
     truth = gradients_by_definition(*one, True)
-    wrong = worst([error(last(O.detach()), *one[:3], True), gradient_error([last(x) for x in gradients], truth)])
-    if not wrong <= TOLERANCE:
-        return f"wrong: error {wrong:.1e}"
-    if direction == "forward":
-        free = [x.detach() for x in (q, k, v)]
-        return lambda: attention(*free)
-    return lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True)
+    wrong = [error(last(O.detach()), *one[:3], True), gradient_error([last(x) for x in gradients], truth)]
+    return refused(wrong) or call_of(attention, direction, (q, k, v, dO), O)

@@ -11,9 +11,9 @@ from functools import partial
 
 import torch
 
+from fa2_lab.studio.bench.contest import DIRECTIONS, all_tried, collect, ready
 from fa2_lab.studio.bench.problem import Problem
 from fa2_lab.studio.bench.results import Results, Row, machine
-from fa2_lab.studio.bench.suites import DIRECTIONS, collect, ready
 
 REPEATS = 3
 NAMES = ("fa2_lab", "fa2_lab reference", "torch")
@@ -37,12 +37,9 @@ def grid() -> list[Problem]:
 def check(problem: Problem, direction: str, names=NAMES) -> Row:
     """Milliseconds of each contestant whose answer is right."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    values, failed = {}, {}
-    for name, call in ready(problem, direction, names, problem.tensors(grad=direction != "forward", device=device)):
-        if isinstance(call, str):
-            failed[name] = call
-        else:
-            values[name] = [statistics.median(wall_milliseconds(call) for _ in range(REPEATS))]
+    tensors = problem.tensors(grad=direction != "forward", device=device)
+    calls, failed = all_tried(ready(problem, direction, names, tensors))
+    values = {n: [statistics.median(wall_milliseconds(call) for _ in range(REPEATS))] for n, call in calls.items()}
     return Row(problem.as_dict(), direction, values, failed)
 
 

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from tqdm import tqdm
 
 from fa2_lab.studio.bench import peers
 from fa2_lab.studio.bench.ahead import NAMES as COMPILED
 from fa2_lab.studio.bench.ahead import compile_ahead
+from fa2_lab.studio.bench.contest import DIRECTIONS, all_tried, call_of, ceilings, collect, contest, ready
 from fa2_lab.studio.bench.power import Meter
-from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
+from fa2_lab.studio.bench.problem import Problem
 from fa2_lab.studio.bench.protocol import (
     HOST_PROTOCOL,
     REPEATS,
     SUSTAINED,
-    Timing,
-    in_a_line,
     measure,
     rested,
     sustain,
     wall_microseconds,
 )
-from fa2_lab.studio.bench.results import Results, Row, label, machine
+from fa2_lab.studio.bench.results import Results, Row, machine
 
-DIRECTIONS = ("forward", "backward")
 NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlexAttention on FA4", "flash_attn")
 NAMES += ("FlashAttention-3", "FlashAttention-4")
 RIVALS = ("fa2_lab", "cuDNN", "FlashAttention-3", "FlashAttention-4")  # who runs without pauses
@@ -38,7 +35,6 @@ SAME_BITS = tuple(
     for name in ("fa2_lab", "torch flash", "FlashAttention-3", "FlashAttention-4")
     for mode in ("", " deterministic")
 )
-TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
 
 
 def paper_grid(lengths=(512, 1024, 2048, 4096, 8192, 16384)) -> list[Problem]:
@@ -118,116 +114,22 @@ CONTESTS = dict(
 def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Results:
     """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
     grid, names, repeats = CONTESTS[suite]
-    problems, names = grid(), RIVALS if sustained else names
-    compile_ahead(problems, [name for name in COMPILED if name in names])
+    problems = grid()
+    compile_ahead(problems, [name for name in COMPILED if name in (RIVALS if sustained else names)])
     places = [(problem, direction) for problem in problems for direction in directions]
     if not sustained:
-        timing = partial(measure, repeats=repeats)
-        jobs = [partial(contest, *place, names=names, timing=timing) for place in places]
+        jobs = [partial(row, *place, names, partial(measure, repeats=repeats)) for place in places]
         return collect(Results(suite, machine(), rested(repeats), ceilings()), jobs)
     with Meter() as meter:
-        timing = partial(sustain, meter=meter)
-        jobs = [partial(contest, *place, names=names, timing=timing) for place in places]
+        jobs = [partial(row, *place, RIVALS, partial(sustain, meter=meter)) for place in places]
         found = collect(Results(suite, machine(), "", sustained_protocol=SUSTAINED), jobs)
     return replace(found, rows=[], sustained=found.rows)
 
 
-def collect(results: Results, jobs: list[partial]) -> Results:
-    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing."""
-    try:
-        for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
-            results.rows.append(attempt(job))
-    except KeyboardInterrupt:
-        results.missing = [described(job) for job in jobs[len(results.rows) :]]
-    return results
-
-
-def attempt(job: partial) -> Row:
-    """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
-    try:
-        return job()
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return empty(job, {"everybody": "out of memory"})
-    except Exception as failure:  # what was measured before must not be lost
-        return empty(job, {"everybody": in_a_line(failure)})
-
-
-def empty(job: partial, failed: dict[str, str]) -> Row:
-    """The row of a job, without numbers."""
-    problem, *direction = job.args
-    return Row(problem.as_dict(), *(direction or ["forward"]), {}, failed)
-
-
-def described(job: partial) -> str:
-    """A job that was not reached, in a few words."""
-    return label(empty(job, {}))
-
-
-def contest(
-    problem: Problem, direction: str, names: Sequence[str] = NAMES, timing: Callable[[dict], dict] = measure
-) -> Row:
-    """One row: every contestant on the same tensors, in turn."""
-    tensors = problem.tensors(grad=direction != "forward")
-    calls, failed = {}, {}
-    for name, call in ready(problem, direction, names, tensors):
-        if isinstance(call, str):
-            failed[name] = call
-        else:
-            calls[name] = call
-    timings = timing(calls)
-    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
-    timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
-    values = {name: [t.median, t.low, t.high] for name, t in timed.items()}
-    chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
-    return Row(problem.as_dict(), direction, values, failed, flops=problem.flops(direction), chip=chip)
-
-
-def ready(problem: Problem, direction: str, names: Sequence[str], tensors) -> Iterator[tuple[str, Callable | str]]:
-    """(name, call) of every contestant that gives right answers, or (name, why not)."""
-    truth = gradients_by_definition(*tensors, problem.causal) if direction != "forward" else None
-    for name in names:
-        try:
-            attention = peers.PEERS[name](problem)
-            O = attention(*tensors[:3])
-            wrong = worst_error(O, tensors, problem.causal, truth)
-            if not wrong <= TOLERANCE:
-                yield name, f"wrong: error {wrong:.1e}"
-            else:
-                yield name, call_of(attention, direction, tensors, O)
-        except peers.Missing as why:
-            yield name, str(why)
-        except torch.OutOfMemoryError:
-            torch.cuda.empty_cache()
-            yield name, "out of memory"
-        except Exception as failure:  # a peer that fails is named with its reason
-            yield name, in_a_line(failure)
-
-
-def worst_error(O: torch.Tensor, tensors, causal: bool, truth) -> float:
-    """The error of O and, where there is a truth for them, of the gradients."""
-    wrong = error(O, *tensors[:3], causal)
-    if truth is None:
-        return wrong
-    gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
-    return worst([wrong, gradient_error(gradients, truth)])
-
-
-def call_of(attention, direction: str, tensors, O: torch.Tensor) -> Callable[[], object]:
-    """The call to time: forward, backward from a kept forward, or both."""
-    if direction == "forward":
-        return lambda: attention(*tensors)
-    q, k, v, dO = tensors
-    if direction == "backward":
-        return peers.around(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
-    return peers.around(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
-
-
-def ceilings() -> dict[str, float]:
-    """What this GPU reaches in this run on a large product and a large copy."""
-    (gemm, flops), (copy, moved) = peers.gemm_call(), peers.copy_call()
-    timings = measure(dict(gemm=gemm, copy=copy))
-    return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}
+def row(problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict]) -> Row:
+    """Every contestant on the same tensors."""
+    contestants = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
+    return contest(problem.as_dict(), direction, contestants, problem.flops(direction), timing)
 
 
 # Host cost and memory -----------------------------------------------------------------------------------------
@@ -250,10 +152,9 @@ def small() -> Results:
 def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
     """How long the host is busy with one warm call: forward, or forward with gradients and backward."""
     tensors = problem.tensors(grad=direction != "forward")
-    found = dict(ready(problem, direction, names, tensors))
-    failed = {name: why for name, why in found.items() if isinstance(why, str)}
+    right, failed = all_tried(ready(problem, direction, names, tensors))
     calls, held = {}, {}
-    for name in [name for name in names if name not in failed]:
+    for name in right:
         attention, held[name] = peers.bare(peers.PEERS[name](problem))
         calls[name] = call_of(attention, direction, tensors, None)
     values = {name: [microseconds] for name, microseconds in wall_microseconds(calls, held).items()}
@@ -273,19 +174,14 @@ def memory() -> Results:
 
 def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES, "torch math")) -> Row:
     """What one call allocates beyond its inputs: forward alone, or forward and backward."""
-    values, failed = {}, {}
-    for name in names:
-        try:
-            values[name] = [extra_mebibytes(peers.PEERS[name](problem), problem, direction)]
-        except torch.OutOfMemoryError:
-            failed[name] = "out of memory"
-        except Exception as failure:
-            failed[name] = in_a_line(failure)
+    calls = {name: partial(extra_mebibytes, name, problem, direction) for name in names}
+    values, failed = all_tried(calls)
     return Row(problem.as_dict(), direction, values, failed, unit="MiB")
 
 
-def extra_mebibytes(attention, problem: Problem, direction: str) -> float:
+def extra_mebibytes(name: str, problem: Problem, direction: str) -> list[float]:
     """The peak of one call after a first one has compiled everything."""
+    attention = peers.PEERS[name](problem)
     tensors = problem.tensors(grad=direction != "forward")
     for _ in range(2):
         torch.cuda.empty_cache()
@@ -296,4 +192,4 @@ def extra_mebibytes(attention, problem: Problem, direction: str) -> float:
             torch.autograd.grad(O, tensors[:3], tensors[3])
         peak = torch.cuda.max_memory_allocated() - before
         del O
-    return peak / 2**20
+    return [peak / 2**20]

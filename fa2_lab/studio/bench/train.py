@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -12,8 +12,8 @@ from torch import nn
 from tqdm import tqdm
 
 from fa2_lab.studio.bench import peers
+from fa2_lab.studio.bench.contest import tried
 from fa2_lab.studio.bench.problem import Problem
-from fa2_lab.studio.bench.protocol import in_a_line
 from fa2_lab.studio.bench.results import Results, Row, machine
 
 BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlashAttention-3", "torch math")
@@ -118,14 +118,11 @@ def run(setting: Setting = Setting()) -> Results:
     runs, failed, missing = {}, {}, []
     for backend in BACKENDS:
         try:
-            runs[backend] = train(backend, setting)
+            found = tried(partial(train, backend, setting))
         except KeyboardInterrupt:
             missing = [name for name in BACKENDS if name not in runs | failed]
             break
-        except peers.Missing as why:
-            failed[backend] = str(why)
-        except Exception as failure:  # a peer that fails is named with its reason
-            failed[backend] = in_a_line(failure)
+        (failed if isinstance(found, str) else runs)[backend] = found
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
     values = dict(
         loss=({name: [sum(r.losses[-20:]) / 20] for name, r in runs.items()}, "nats"),
