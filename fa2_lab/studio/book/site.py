@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -24,6 +25,7 @@ from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
+PICTURE = re.compile(r'<img alt="([^"]*)" width="(\d+)" src="data:image/png;base64,([^"]*)">')  # of plots/show.py
 DOORS = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
@@ -49,6 +51,7 @@ SETTINGS = {
         "show_toc_level": 2,
         "navbar_persistent": [],
         "use_download_button": False,
+        "footer_content_items": [],
         "use_fullscreen_button": False,
         "pygments_light_style": "a11y-high-contrast-light",
         "pygments_dark_style": "a11y-high-contrast-dark",
@@ -117,8 +120,10 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 page = motion.page(**motion.data())
                 cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
             for output in cell.outputs:
-                if "image/png" in output.get("data", {}):
-                    look["image"] = {"alt": output.metadata["image/png"]["alt"]}
+                if found := PICTURE.search(output.get("data", {}).get("text/html", "")):
+                    alt, width, image = found.groups()
+                    output.data, output.metadata = {"image/png": image}, {"image/png": {"width": int(width)}}
+                    look["image"] = {"alt": unescape(alt)}
             cell.metadata.update(tags=tags, mystnb=look)
 
 
