@@ -134,6 +134,12 @@ def test_only_contests_have_parts():
         command.main(["paper", "small", "--sustained"])
 
 
+@pytest.mark.parametrize("names, file", [(["paper"], __file__), (["ladder"], "nowhere.py")])
+def test_beside_takes_the_ladder_and_a_file(names, file):
+    with pytest.raises(ValueError, match=rf"^suite: got {names[0]} beside .*; --beside takes ladder, and a file with"):
+        command.main([*names, "--beside", file])
+
+
 def test_a_contest_without_pauses_is_among_rivals_and_beside_a_meter(monkeypatch):
     seen = []
 

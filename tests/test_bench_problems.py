@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 from fa2_lab.studio.bench import accuracy, counters, masks, packed, peers, problem, protocol, suites  # noqa: E402
 from fa2_lab.studio.bench.contest import DIRECTIONS, TOLERANCE, all_tried, ready  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
+from fa2_lab.studio.bench.results import Row  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
 
@@ -249,7 +250,7 @@ def test_grids():
 
 def test_the_ladder_is_measured_where_it_matters():
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    from fa2_lab.kernels.ladder import RUNGS
+    from fa2_lab.kernels.ladder import RUNGS, SIDE
     from fa2_lab.studio.bench import ladder
 
     grid = ladder.grid()
@@ -258,6 +259,52 @@ def test_the_ladder_is_measured_where_it_matters():
     assert {p.causal for p in grid if p.batch * p.heads == 8} == {False, True} and len(grid) == 10
     names = [name for name, _ in ladder.everybody(grid[0], None)]
     assert names[: len(RUNGS)] == list(RUNGS) and names[len(RUNGS)] == "fa2_lab" and set(ladder.SLOW) <= set(names)
+    beside = [
+        p for p in grid if {"s00_split_keys", "s01_split_queries"} & {name for name, _ in ladder.everybody(p, None)}
+    ]
+    assert beside == [Problem.square(4096, 64, False)] and ladder.counted_here(grid[0]) == names
+    assert ladder.counted_here(beside[0]) == ["r07_two_loops", *SIDE]
+
+
+def test_a_run_of_the_ladder_compiles_everything_first_and_has_a_row_for_everybody(monkeypatch, tmp_path):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    import fa2_lab.studio.xray as room
+    from fa2_lab.kernels.ladder import BACKWARD, RUNGS, SIDE
+    from fa2_lab.studio.bench import ladder
+
+    def timed(problem, direction, contestants, wrong):
+        called[problem] = dict(contestants)
+        return Row(problem.as_dict(), direction, {})
+
+    ahead, called = [], {}
+    monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: ahead.extend(jobs))
+    monkeypatch.setattr(ladder, "machine", dict)
+    monkeypatch.setattr(ladder, "ceilings", dict)
+    monkeypatch.setattr(Problem, "tensors", lambda self, **_: (torch.ones(1, 1, 64, 1),) * 3)
+    monkeypatch.setattr(ladder, "timed", timed)
+    monkeypatch.setattr(ladder, "down", lambda problem: Row(problem.as_dict(), "backward", {}))
+    monkeypatch.setattr(ladder, "count", lambda problem, name: Row(problem.as_dict() | dict(rung=name), "counters", {}))
+    (tmp_path / "mine.py").write_text("def forward(q, k, v, causal):\n    return q + causal, 'L'\n")
+
+    def xray(rung, *_, d, **__):
+        if rung == BACKWARD[-1]:
+            raise ValueError("no such chip")
+        numbers = dict(registers=d, spills=0, shared=0, tensor=1, exponential=1, warps=4)
+        return [SimpleNamespace(numbers=numbers)]
+
+    monkeypatch.setattr(room, "xray", xray)
+    rows = ladder.run(beside=tmp_path / "mine.py").rows
+    assert {rung for rung, _ in ahead} == {*RUNGS, *SIDE, *BACKWARD}
+    assert {p for rung, p in ahead if rung == RUNGS[-1]} == set(ladder.grid())
+    assert [row.problem for row in rows if row.direction == "forward"] == [p.as_dict() for p in ladder.grid()]
+    assert sorted(row.problem["causal"] for row in rows if row.direction == "backward") == [False, True]
+    for where, calls in called.items():
+        assert calls["mine"]()[0, 0, 0, 0] == 1 + where.causal
+    read = {row.problem["rung"]: row for row in rows if row.direction == "compiled"}
+    assert list(read) == [*RUNGS, *SIDE, *BACKWARD] and read[RUNGS[0]].values["registers"] == [128]
+    assert read[SIDE[0]].values["registers"] == [64] and read[BACKWARD[-1]].failed == {"xray": "no such chip"}
+    counted = [row.problem["rung"] for row in rows if row.direction == "counters"]
+    assert counted == ["r07_two_loops", *SIDE, *(name for name, _ in ladder.everybody(ladder.MAIN, None))]
 
 
 def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):

@@ -4,6 +4,7 @@ A rung is one file that stands alone, and differs from the one before it by one 
 """
 
 import ast
+import re
 from itertools import pairwise
 
 import numpy as np
@@ -156,12 +157,14 @@ def test_a_rung_stands_alone(rung):
     tree = ast.parse(steps.source(rung))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "typing"}
+    assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections"}
     number, name = rung[:3].removeprefix("r"), rung[4:].replace("_", " ")
     assert steps.sentence(rung).removeprefix("Side r").removeprefix("R").startswith(
         f"ung {number}, {name}: "
     ) and steps.sentence(rung).endswith(".")
-    assert len(steps.source(rung).splitlines()) <= (340 if gluon(rung) else 125 if rung in ladder.BACKWARD else 110)
+    lines, most = len(steps.source(rung).splitlines()), 200 if gluon(rung) else 125 if rung in ladder.BACKWARD else 110
+    says = re.search(rf"longer\s+than {most} lines because", ast.get_docstring(tree))
+    assert lines <= (most if says is None else 320) and (says is None or lines > most)
 
 
 @pytest.mark.compiles("ladder_worker.py")

@@ -34,6 +34,8 @@ def recorded(tmp_path, monkeypatch):
         of = Problem.square(4096, 128, False).as_dict() | dict(rung=rung)
         made.rows.append(Row(of, "compiled", {"registers": [64.0 + 8 * n], "programs on an SM": [2.0]}, unit="count"))
         made.rows.append(Row(of, "counters", {"tensor cores at work, %": [3.0 * n], "L2 bytes": [5e9]}, unit="count"))
+    other = Problem.square(4096, 64, False).as_dict() | dict(rung="r07_two_loops")  # a picture's, not the table's
+    made.rows.append(Row(other, "counters", {"tensor cores at work, %": [99.0], "L2 bytes": [5e9]}, unit="count"))
     made.save(tmp_path)
     monkeypatch.setattr(room, "load", lambda suite: results.load(suite, tmp_path))
     monkeypatch.setattr(
@@ -67,6 +69,8 @@ def test_two_rungs_give_the_sentence_the_diff_and_the_recorded_step(recorded, ca
     assert re.search(rf"N 4,096, batch 4, 16 heads, d 128, no mask .* × {ratio:.2f}$", printed, re.MULTILINE)
     assert "tensor cores at work, %" in printed and "L2 bytes" not in printed, "what did not move is not told"
     assert command.main(["ladder", "08"]) == 0 and capsys.readouterr().out == printed
+    assert command.main(["ladder", "s00", "s01"]) == 0
+    assert capsys.readouterr().out.endswith("\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU\n")
 
 
 @pytest.mark.parametrize("asked, says", [(["99"], "rung: got '99'"), (["07", "08", "09"], "rungs: got 3")])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
 
@@ -33,3 +35,11 @@ def check_writable(folder: Path, what: str) -> None:
         write(folder / f".{what}", "").unlink()
     except OSError as failure:
         raise ValueError(f"{what}: cannot write into {folder} ({failure.strerror}); nothing was done") from failure
+
+
+def module_at(path: Path | str) -> ModuleType:
+    """A Python file of somebody's own, as a module."""
+    spec = spec_from_file_location(Path(path).stem, path)
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

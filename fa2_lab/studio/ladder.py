@@ -51,7 +51,7 @@ def rows(results: Results, direction: str) -> dict:
             row for row in found if (row.problem["N_q"], row.problem["d"], row.problem["heads"]) == (N, D, 2048 // D)
         ]
         return {row.problem["causal"]: row for row in main}
-    return {row.problem["rung"]: row for row in found}
+    return {row.problem["rung"]: row for row in found if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
 
 
 def table(results: Results) -> str:
@@ -100,7 +100,7 @@ def step(results: Results, before: str, after: str) -> str:
     """What the change did in the record: speed in every shape, registers, and the counter that moved most."""
     lines = ["", f"{'recorded, TFLOP/s':48}{before[:3]:>8}{after[:3]:>8}"]
     for row in results.rows:
-        if row.direction == "forward" and {before, after} <= set(row.values):
+        if row.flops and {before, after} <= set(row.values):
             p = row.problem
             shape = f"N {p['N_q']:,}, batch {p['batch']}, {p['heads']} heads, d {p['d']}, "
             what = shape + ("causal" if p["causal"] else "no mask")
@@ -110,7 +110,7 @@ def step(results: Results, before: str, after: str) -> str:
         if before in found and after in found:
             a, b = found[before].values, found[after].values
             lines += [f"{n:48}{short(a[n][0]):>8}{short(b[n][0]):>8}" for n in a if n in b and differ(a[n][0], b[n][0])]
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else "\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU"
 
 
 def differ(a: float, b: float) -> bool:

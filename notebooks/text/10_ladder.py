@@ -39,7 +39,7 @@ from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
 
 # %%
-recorded = {suite: load(suite) for suite in ("ladder", "first_ladder", "paper", "small")}
+recorded = {suite: load(suite) for suite in ("ladder", "paper", "small")}
 for suite, run in recorded.items():
     made = "{gpu}, torch {torch}, triton {triton}, {commit}".format(**run.machine)
     print(f"{suite:12} {made}: {len(run.rows)} rows")
@@ -193,7 +193,7 @@ for row in rows:
 full, causal = timed[64, 4096, 128, False], timed[64, 4096, 128, True]
 counts = {}
 for row in rows:
-    if row.direction != "forward":
+    if row.problem.get("rung") and row.problem["d"] == 128:
         counts.setdefault(row.problem["rung"], {}).update({name: n for name, (n, *_) in row.values.items()})
 
 
@@ -444,12 +444,15 @@ for name, row in (("64 heads", full), (" 8 heads", timed[8, 4096, 128, False])):
 # a change *and* to what the kernel was waiting for.
 #
 # FA2's third change, split-Q, is not on the ladder: Triton decides how warps share a tile, and it chose split-Q
-# from rung 00 on. Two side rungs force the choice (`fa2-lab ladder s00 s01`). Recorded with an earlier version of the two:
+# from rung 00 on. Two side rungs force the choice (`fa2-lab ladder s00 s01`):
 
 # %%
-row = recorded["first_ladder"].rows[0]
+row, (split_K, split_Q) = timed[128, 4096, 64, False], ladder.SIDE
+if split_Q not in row.values:
+    print("recorded with an earlier version of the two")
+    row, split_K, split_Q = load("first_ladder").rows[0], "split-K", "split-Q"
 print(f"d = {row.problem['d']}, {row.problem['batch'] * row.problem['heads']} heads:",
-      f"split-Q over split-K {row.ratio('split-Q', 'split-K'):.1f}")
+      f"split-Q over split-K {row.ratio(split_Q, split_K):.1f}")
 
 # %% [markdown]
 # Part of that factor belongs to these small kernels, where the compiler's reductions across warps are slow, and not to the idea.

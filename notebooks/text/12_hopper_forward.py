@@ -427,7 +427,7 @@ for tensor, phase in (("Q", 0), ("K 5", 1), ("V 5", 0), ("K 4", 1), ("V 4", 0)):
 # What is left is the host's part: descriptors, and the launch with 4 warps.
 
 # %%
-read("ladder/r12_wgmma.py", "describe", "forward")
+read("ladder/r12_wgmma.py", "forward")
 step("12", "registers", "programs on an SM")
 
 # %% [markdown]
@@ -589,7 +589,7 @@ for stages in (2, 4, 6):
 change("12", "13")
 
 # %% [markdown]
-# - `class Ring(NamedTuple)` only bundles three things, so that a function takes one argument instead of three.
+# - `Ring` only bundles three things, so that a function takes one argument instead of three.
 # - `room` and `ring` make the shared memory and its barriers. `static_range` is a loop that the compiler writes out.
 # - The producer's loop has no arithmetic: it waits for an empty stage and starts the next copy.
 # - The consumer releases K as soon as S is there, and V when P V is there. Not before: `hasty` above did that.

@@ -124,21 +124,15 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl
     tma.store_wait(0)  # shared memory must outlive the copy
 
 
-def describe(X, rows):
-    """A descriptor by which the copy engine fetches or stores so many rows of a head."""
-    X = X.view(-1, *X.shape[2:])  # (heads, N, d)
-    block, dtype = [1, rows, X.shape[2]], gl.bfloat16 if X.dtype == torch.bfloat16 else gl.float16
-    return TensorDescriptor.from_tensor(X, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
-
-
 def forward(q, k, v, causal):
     """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    Q, K, V = (x.contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
-    tiles = describe(Q, 64), describe(K, 64), describe(V, 64), describe(O, 64)
+    layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
+    blocks = zip((q, k, v, O), (64, 64, 64, 64), strict=True)
+    tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal, num_warps=4)
     return O, L  # FA2.A1.L17

@@ -5,7 +5,7 @@ flips its phase, 0 or 1, when all whom it expects have arrived; who waits names 
 """
 
 import math
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import torch
 import triton
@@ -20,6 +20,7 @@ NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
 REGISTERS = {64: 80, 128: 128}  # of a thread at launch: three or two programs fit on an SM; a consumer gets more
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
 @gluon.jit
@@ -34,14 +35,6 @@ def place(T_r, heads, at_once):
     section, within = gl.program_id(0) // (at_once * T_r), gl.program_id(0) % (at_once * T_r)
     width = gl.minimum(at_once, heads - section * at_once)
     return T_r - 1 - within // width, section * at_once + within % width
-
-
-class Ring(NamedTuple):
-    """Tiles (stages, 1, rows, d) in shared memory, and two barriers for each."""
-
-    tiles: Any
-    filled: Any
-    emptied: Any
 
 
 @gluon.jit
@@ -172,22 +165,16 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl
     gl.warp_specialize([(consumer, consume), (producer, (Q, K, V, q, k, v, head, i, T_c))], [1], [24])
 
 
-def describe(X, rows):
-    """A descriptor by which the copy engine fetches or stores so many rows of a head."""
-    X = X.view(-1, *X.shape[2:])  # (heads, N, d)
-    block, dtype = [1, rows, X.shape[2]], gl.bfloat16 if X.dtype == torch.bfloat16 else gl.float16
-    return TensorDescriptor.from_tensor(X, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
-
-
 def forward(q, k, v, causal):
     """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    Q, K, V = (x.contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
-    tiles = describe(Q, 64), describe(K, 64), describe(V, 64), describe(O, 64)
+    layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
+    blocks = zip((q, k, v, O), (64, 64, 64, 64), strict=True)
+    tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal, STAGES=3,
                          num_warps=4, maxnreg=REGISTERS[d])  # fmt: skip
     return O, L  # FA2.A1.L17

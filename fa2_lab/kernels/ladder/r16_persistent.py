@@ -1,11 +1,12 @@
 """Rung 16, persistent: a program stays on its SM and draws one row block after the other from a counter.
 
 The producer draws a number and tells the consumers through a mailbox. It begins to copy the next row block while the
-consumers end this one. O waits in shared memory of its own until the copy engine has stored it.
+consumers end this one. O waits in shared memory of its own until the copy engine has stored it. This file is longer
+than 200 lines because the two sides now share a mailbox, and each has a loop over row blocks.
 """
 
 import math
-from typing import Any, NamedTuple
+from collections import namedtuple
 
 import torch
 import triton
@@ -20,6 +21,7 @@ NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
 SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys of a tile, stages; what fits in one SM
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
 @gluon.jit
@@ -37,14 +39,6 @@ def place(t, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr, B_r: gl.constexpr, 
     i = (T_r - 1 - within // width) * B_r  # the row blocks that see most keys first
     T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
     return i, section * at_once + within % width, T_c
-
-
-class Ring(NamedTuple):
-    """Tiles (stages, 1, rows, d) in shared memory, and two barriers for each."""
-
-    tiles: Any
-    filled: Any
-    emptied: Any
 
 
 @gluon.jit
@@ -152,76 +146,70 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSA
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr):
     """One warpgroup: its 64 rows of every row block that this program gets."""
-    B_c: gl.constexpr = k.tiles.shape[2]
     CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
-    r, first, t = 0, 0, receive(mailbox, 0)
-    while t >= 0:
-        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
-        row_block(c, O, L, q, k, v, o, CONSUMERS * r + c, first, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
-        r, first = r + 1, first + T_c
-        t = receive(mailbox, r)
-    tma.store_wait(0)  # shared memory must outlive the last copy
-
-
-@gluon.jit
-def row_block(c: gl.constexpr, O, L, q, k, v, o, q_n, first, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
-    """The 64 rows from i + 64 c on. K and V's tiles are those from `first` on, as the producer counts them."""
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
-    i = i + 64 * c
-    row = i + gl.arange(0, 64, ROWS)  # (64,)
-    seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
-    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
-    mine = gl.maximum(gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 1)  # tiles, at least one
-    begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
+    r, first, t = 0, 0, receive(mailbox, 0)
+    while t >= 0:
+        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        q_n = CONSUMERS * r + c  # its tile of Q; those of K and V are counted from `first` on
+        i = i + 64 * c
+        row = i + gl.arange(0, 64, ROWS)  # (64,)
+        seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
+        full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+        mine = gl.maximum(gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 1)  # tiles, at least one
+        begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
 
-    q_i = take(q, q_n)  # FA2.A1.L4
-    o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
-    l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
-    m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
-    for n in range(first, begin):
-        take(k, n)
-        release(k, n)
-        take(v, n)
-        release(v, n)
-    s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
-    s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
-    release(k, begin)
-    if mine > full:
-        s_ij = mask(s_ij, (mine - 1) * B_c, seen)
-    p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
-    p_ij = gl.convert_layout(p_ij.to(O.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-    for n in range(begin + 1, end):  # FA2.A1.L6
-        j = end - 1 - n
-        s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
-        o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
-        s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
-        release(k, n)
-        if CAUSAL:
-            if j >= full:
-                s_ij = mask(s_ij, j * B_c, seen)
-        p_next, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
-        p_next = gl.convert_layout(p_next.to(O.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-        o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
-        release(v, n - 1)
-        o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
-        p_ij = p_next
-    release(q, q_n)
-    o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
-    o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
-    release(v, end - 1)
+        q_i = take(q, q_n)  # FA2.A1.L4
+        o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
+        l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
+        m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
+        for n in range(first, begin):
+            take(k, n)
+            release(k, n)
+            take(v, n)
+            release(v, n)
+        s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
+        s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
+        release(k, begin)
+        if mine > full:
+            s_ij = mask(s_ij, (mine - 1) * B_c, seen)
+        p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+        p_ij = gl.convert_layout(p_ij.to(O.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+        for n in range(begin + 1, end):  # FA2.A1.L6
+            j = end - 1 - n
+            s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
+            o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+            s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
+            release(k, n)
+            if CAUSAL:
+                if j >= full:
+                    s_ij = mask(s_ij, j * B_c, seen)
+            p_next, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+            p_next = gl.convert_layout(p_next.to(O.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
+            o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
+            release(v, n - 1)
+            o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
+            p_ij = p_next
+        release(q, q_n)
+        o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
+        release(v, end - 1)
 
-    empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
-    l_i = gl.where(empty, 1.0, l_i)
-    o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
-    L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
-    tma.store_wait(0)  # the row block before has left o
-    o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
-    hopper.fence_async_shared()
-    tma.async_copy_shared_to_global(O, [head, i, 0], o.index(c))  # FA2.A1.L14
-    gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+        empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
+        l_i = gl.where(empty, 1.0, l_i)
+        o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
+        L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
+        tma.store_wait(0)  # the row block before has left o
+        o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
+        hopper.fence_async_shared()
+        tma.async_copy_shared_to_global(O, [head, i, 0], o.index(c))  # FA2.A1.L14
+        gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+        r, first = r + 1, first + T_c
+        t = receive(mailbox, r)
+    tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
@@ -243,17 +231,9 @@ def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, at_once, tau_log2, C
                            [4, 4, 1], [160, 160, 24])  # fmt: skip
 
 
-def describe(X, rows):
-    """A descriptor by which the copy engine fetches or stores so many rows of a head."""
-    X = X.view(-1, *X.shape[2:])  # (heads, N, d)
-    block, dtype = [1, rows, X.shape[2]], gl.bfloat16 if X.dtype == torch.bfloat16 else gl.float16
-    return TensorDescriptor.from_tensor(X, block, gl.NVMMASharedLayout.get_default_for(block, dtype))
-
-
 def forward(q, k, v, causal):
     """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    Q, K, V = (x.contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
@@ -261,7 +241,9 @@ def forward(q, k, v, causal):
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # of row blocks that were drawn
-    tiles = describe(Q, 64), describe(K, B_c), describe(V, B_c), describe(O, 64)
+    layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
+    blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
+    tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, counter, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
                          CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, num_warps=4)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -24,6 +24,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=None, help="where the results go; figures/data if not given")
     parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
     parser.add_argument("--direction", choices=("forward", "backward"), help="only this one")
+    parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
     options = parser.parse_args(argv)
     if options.results:
         from fa2_lab.studio.bench.page import write
@@ -32,6 +33,7 @@ def main(argv: list[str]) -> int:
         return 0
     how = {"sustained": True} if options.sustained else {}
     how |= {"directions": (options.direction,)} if options.direction else {}
+    how |= {"beside": options.beside} if options.beside else {}
     check(options.suite, how)
     folder = options.folder or files.checkout("bench without --folder") / "figures" / "data"
     files.check_writable(folder, "bench")
@@ -48,7 +50,10 @@ def check(names: list[str], how: dict) -> None:
     unknown = [name for name in names if name not in SUITES]
     if unknown or not names:
         raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
-    if how and not all(SUITES[name].contest for name in names):
+    if "beside" in how and (names != ["ladder"] or not how["beside"].is_file()):
+        got = f"{', '.join(names)} beside {how['beside']}"
+        raise ValueError(f"suite: got {got}; --beside takes ladder, and a file with forward(q, k, v, causal)")
+    if how.keys() - {"beside"} and not all(SUITES[name].contest for name in names):
         contests = ", ".join(name for name, suite in SUITES.items() if suite.contest)
         raise ValueError(f"suite: got {', '.join(names)}; with --sustained or --direction it takes {contests}")
 
@@ -65,7 +70,7 @@ def run(name: str, folder: Path, how: dict) -> int:
     room, function = SUITES[name].measure.split(":")
     start = time.perf_counter()
     measure = getattr(import_module(f"fa2_lab.studio.bench.{room}"), function)
-    measured = measure(name, **how) if SUITES[name].contest else measure()
+    measured = measure(name, **how) if SUITES[name].contest else measure(**how)
     earlier = results.load(name, folder) if (folder / f"bench_{name}.json").exists() else None
     path = results.joined(earlier, measured).save(folder)
     for view in results.views(measured):

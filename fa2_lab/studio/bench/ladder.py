@@ -7,12 +7,15 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
+from pathlib import Path
 
 import torch
 
 from fa2_lab.attention import attention
 from fa2_lab.kernels import ladder
+from fa2_lab.studio import files
 from fa2_lab.studio.bench import counters, peers
+from fa2_lab.studio.bench.ahead import elsewhere
 from fa2_lab.studio.bench.contest import TOLERANCE, ceilings, collect
 from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
@@ -21,7 +24,8 @@ from fa2_lab.studio.bench.results import Results, Row, machine
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
 BESIDE = ("fa2_lab", "FlashAttention-3", "cuDNN")
 MAIN = Problem.square(4096, 128, False)  # where the table begins, and where the counters are read
-WARPS = Problem.square(4096, 64, False)  # what the side rungs s00 and s01 take
+WARPS = Problem.square(4096, 64, False)  # where the side rungs s00 and s01 take part
+COUNTED = ("r07_two_loops", *ladder.SIDE)  # whose counters are read there
 FEW_HEADS = [Problem(1, 8, 8, 4096, 4096, 128, causal) for causal in (False, True)]
 ON_AN_SM = dict(registers=65_536, shared=228 * 1024, warps=64)  # of compute capability 9.0
 
@@ -32,28 +36,50 @@ def grid() -> list[Problem]:
     return squares + FEW_HEADS
 
 
-def run() -> Results:
-    """Time every rung on every problem; then read what was compiled, and the hardware's counters where allowed."""
+def run(beside: Path | None = None) -> Results:
+    """Time every rung on every problem; then read what was compiled, and the hardware's counters where allowed.
+
+    `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more.
+    """
+    down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
+    calls = [(rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()]  # the last rungs compile longest
+    calls = [(rung, problem) for rung, problem in calls if problem.N_q == MAIN.N_q or rung not in SLOW]
+    calls += [(rung, WARPS) for rung in ladder.SIDE] + [(rung, p) for rung in ladder.BACKWARD for p in down_here]
+    elsewhere(call_once, calls)
+    shown = [(rung, WARPS if rung in ladder.SIDE else MAIN) for rung in ladder.RUNGS + ladder.SIDE + ladder.BACKWARD]
     with ThreadPoolExecutor(os.cpu_count()) as several:  # each compiles in a process of its own
-        read = dict(zip(ladder.RUNGS, several.map(partial(compiled, MAIN), ladder.RUNGS), strict=True))
-    jobs = [partial(climb, problem) for problem in grid()]
-    jobs += [partial(split, WARPS), *(partial(down, replace(MAIN, causal=causal)) for causal in (False, True))]
-    jobs += [partial(lambda problem, rung: read[rung], MAIN, rung) for rung in ladder.RUNGS]
-    jobs += [partial(count, MAIN, name) for name, _ in everybody(MAIN, None)]
+        read = dict(zip(shown, several.map(compiled, *zip(*shown, strict=True)), strict=True))
+    jobs = [partial(climb, problem, beside=beside) for problem in grid()]
+    jobs += [partial(down, problem) for problem in down_here]
+    jobs += [partial(lambda problem, rung: read[rung, problem], problem, rung) for rung, problem in shown]
+    jobs += [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)]
     return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
 
 
-def climb(problem: Problem) -> Row:
+def call_once(rung: str, problem: Problem) -> None:
+    """One call, so that what it compiles lies on disk when it is timed. What fails here fails again there."""
+    try:
+        q, k, v, dO = (x.detach() for x in problem.tensors(grad=True))
+        if rung in ladder.BACKWARD:
+            L = torch.zeros(q.shape[:3], device=q.device)
+            ladder.load(rung).backward(q, k, v, q, L, dO, problem.causal)
+        else:
+            ladder.load(rung).forward(q, k, v, problem.causal)
+        torch.cuda.synchronize()
+    except Exception:
+        return
+    finally:
+        torch.cuda.empty_cache()
+
+
+def climb(problem: Problem, beside: Path | None = None) -> Row:
     """Milliseconds of every rung and of its peers on one problem."""
     tensors = problem.tensors()
-    return timed(problem, "forward", everybody(problem, tensors), lambda O: error(O, *tensors, problem.causal))
-
-
-def split(problem: Problem) -> Row:
-    """Milliseconds of the two side rungs: warps that share a tile's keys, or its queries."""
-    tensors = problem.tensors()
-    calls = [(rung, partial(forward_of, rung, tensors, problem.causal)) for rung in ladder.SIDE]
-    return timed(problem, "warps", calls, lambda O: error(O, *tensors, problem.causal))
+    contestants = everybody(problem, tensors)
+    if beside:
+        mine = files.module_at(beside).forward
+        contestants.append((beside.stem, lambda: peers.O_of(mine(*tensors, problem.causal))))
+    return timed(problem, "forward", contestants, lambda O: error(O, *tensors, problem.causal))
 
 
 def down(problem: Problem) -> Row:
@@ -98,9 +124,8 @@ def timed(problem: Problem, direction: str, contestants: list[tuple], error_of: 
 
 def everybody(problem: Problem, tensors) -> list[tuple]:
     """(name, call) of every rung, of what attention() runs, and of the peers that are installed; each returns O."""
-    calls = []
-    for rung in ladder.RUNGS:
-        calls.append((rung, partial(forward_of, rung, tensors, problem.causal)))
+    rungs = ladder.RUNGS + (ladder.SIDE if problem == WARPS else ())
+    calls = [(rung, partial(forward_of, rung, tensors, problem.causal)) for rung in rungs]
     for name in BESIDE:
         try:
             call = peers.PEERS[name](problem)
@@ -110,11 +135,14 @@ def everybody(problem: Problem, tensors) -> list[tuple]:
     return calls
 
 
-def compiled(problem: Problem, rung: str) -> Row:
+def compiled(rung: str, problem: Problem) -> Row:
     """What the compiler made of the largest kernel of a rung, and how many of its programs fit on an SM."""
     from fa2_lab.studio.xray import xray
 
-    kernels = xray(rung, "sm_90", d=problem.d, N=problem.N_q, causal=problem.causal)
+    try:
+        kernels = xray(rung, "sm_90", d=problem.d, N=problem.N_q, causal=problem.causal)
+    except ValueError as failure:
+        return Row(problem.as_dict() | dict(rung=rung), "compiled", {}, {"xray": str(failure)}, unit="count")
     numbers = max((kernel.numbers for kernel in kernels), key=lambda numbers: numbers["registers"])
     kept = {name: [numbers[name]] for name in ("registers", "spills", "shared", "tensor", "exponential", "warps")}
     kept["programs on an SM"] = [programs_on_an_sm(**{name: numbers[name] for name in ON_AN_SM})]
@@ -135,10 +163,15 @@ def count(problem: Problem, rung: str) -> Row:
     return Row(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")
 
 
+def counted_here(problem: Problem) -> list[str]:
+    """Whose counters are read."""
+    return [name for name, _ in everybody(problem, None) if problem == MAIN or name in COUNTED]
+
+
 @cache
 def counted(problem: Problem) -> tuple[dict[str, dict[str, float]], str]:
-    """The counters of everybody, or why there are none."""
+    """Their counters, or why there are none."""
     try:
-        return counters.read(__name__, problem, [name for name, _ in everybody(problem, None)]), ""
+        return counters.read(__name__, problem, counted_here(problem)), ""
     except RuntimeError as failure:
         return {}, str(failure)

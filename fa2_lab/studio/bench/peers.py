@@ -208,9 +208,14 @@ def function_of(module: str, name: str) -> Callable:
         raise Missing("not installed") from absent
 
 
-def heads_first(O: torch.Tensor | tuple) -> torch.Tensor:
+def O_of(found: torch.Tensor | tuple) -> torch.Tensor:
+    """What is O, of a function that returns O or (O, L)."""
+    return found[0] if isinstance(found, tuple) else found
+
+
+def heads_first(found: torch.Tensor | tuple) -> torch.Tensor:
     """What Dao's packages return, O or (O, L), as (batch, heads, N, d)."""
-    return (O[0] if isinstance(O, tuple) else O).transpose(1, 2)
+    return O_of(found).transpose(1, 2)
 
 
 def package(module: str, **options) -> Callable[[Problem], Attention]:

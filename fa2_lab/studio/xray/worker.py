@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from types import SimpleNamespace
 
 import torch
@@ -15,7 +14,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from fa2_lab.kernels.prepared import Options
-from fa2_lab.studio import offline
+from fa2_lab.studio import files, offline
 from fa2_lab.studio.xray.lines import by_line
 
 SMs = 132  # of the chip that is not here: persistent kernels ask for it; an H100 and an H200 have so many
@@ -40,10 +39,7 @@ def call(name: str, q, causal: bool) -> None:
         backward = import_module("fa2_lab.kernels.portable.backward").backward
         backward(q, q, q, q, q, L, Options(causal, scale=0.1))
     elif name.endswith(".py"):
-        spec = spec_from_file_location("mine", name)
-        mine = module_from_spec(spec)
-        spec.loader.exec_module(mine)
-        mine.forward(q, q, q, causal)
+        files.module_at(name).forward(q, q, q, causal)
     elif name[0] == "b":
         import_module(f"fa2_lab.kernels.ladder.{name}").backward(q, q, q, q, L, q, causal)
     else:
