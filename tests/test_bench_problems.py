@@ -320,7 +320,7 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     row = ladder.timed(problem, "backward", contestants, lambda answer: answer)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.direction == "backward"
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
-    assert row.flops == 2.5 * ladder.timed(problem, "warps", contestants, lambda answer: answer).flops
+    assert row.flops == 2.5 * ladder.timed(problem, "forward", contestants, lambda answer: answer).flops
 
 
 @pytest.mark.parametrize(

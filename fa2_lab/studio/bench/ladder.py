@@ -16,9 +16,9 @@ from fa2_lab.kernels import ladder
 from fa2_lab.studio import files
 from fa2_lab.studio.bench import counters, peers
 from fa2_lab.studio.bench.ahead import elsewhere
-from fa2_lab.studio.bench.contest import TOLERANCE, ceilings, collect
+from fa2_lab.studio.bench.contest import ceilings, collect, contest, refused
 from fa2_lab.studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
-from fa2_lab.studio.bench.protocol import PROTOCOL, Timing, in_a_line, measure
+from fa2_lab.studio.bench.protocol import PROTOCOL, measure
 from fa2_lab.studio.bench.results import Results, Row, machine
 
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
@@ -102,24 +102,17 @@ def forward_of(rung: str, tensors, causal: bool):
 
 def timed(problem: Problem, direction: str, contestants: list[tuple], error_of: Callable) -> Row:
     """Milliseconds of each (name, call), checked first."""
-    calls, failed = {}, {}
-    for name, call in contestants:
-        try:
-            wrong = error_of(call())
-        except Exception as failure:  # a rung that does not run here is named with its reason
-            failed[name] = in_a_line(failure)
-            continue
-        if wrong <= TOLERANCE:
-            calls[name] = call
-        else:
-            failed[name] = f"wrong: error {wrong:.1e}"
-    timings = measure({name: call for name, call in calls.items() if name not in SLOW})
-    timings |= measure({name: call for name, call in calls.items() if name in SLOW}, FEW)
-    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
-    values = {name: [t.median, t.low, t.high] for name, t in timings.items() if isinstance(t, Timing)}
-    values = {name: values[name] for name in calls if name in values}
-    flops = problem.flops("backward" if direction == "backward" else "forward")
-    return Row(problem.as_dict(), direction, values, failed, flops=flops)
+
+    def checked(call: Callable):
+        return refused([error_of(call())]) or call
+
+    def timing(calls: dict) -> dict:
+        slow = {name: call for name, call in calls.items() if name in SLOW}
+        found = measure({name: call for name, call in calls.items() if name not in slow}) | measure(slow, FEW)
+        return {name: found[name] for name in calls}
+
+    prepared = {name: partial(checked, call) for name, call in contestants}
+    return contest(problem.as_dict(), direction, prepared, problem.flops(direction), timing)
 
 
 def everybody(problem: Problem, tensors) -> list[tuple]:
