@@ -143,12 +143,17 @@ DONE:
 
 
 @gluon.jit
+def raised(m_i, top, limit):
+    """m (64, 4). If some `top` of a warp's rows is above its limit, the warp raises m to the largest of the row."""
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, True, 2)
+
+
+@gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
     """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
-    given = [m_i, top, m_i + 8.0]  # (64, 4) each
-    m_new = gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", given, gl.float32, True, 2)  # (64, 4)  FA2.A1.L9
+    m_new = raised(m_i, top, m_i + 8.0)  # (64, 4)  FA2.A1.L9
     p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2⁸  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
