@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 
 import nbformat
 import pytest
@@ -68,7 +69,8 @@ sys.exit(command.main(["book", "00", "02", "--folder", sys.argv[1] + "/out"]))
 
 def test_ctrl_c_ends_with_130_and_leaves_whole_notebooks(book):
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen([sys.executable, "-c", CALL, book], start_new_session=True, **pipes)
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # also where the tests themselves were told not to
+    process = subprocess.Popen([sys.executable, "-c", CALL, book], preexec_fn=listens, start_new_session=True, **pipes)
     end = time.monotonic() + 60
     while not (book / "here").exists() and process.poll() is None and time.monotonic() < end:
         time.sleep(0.05)

@@ -1,0 +1,85 @@
+"""How many of the small changes that mutmut makes in a room do its tests see?
+
+    pip install mutmut
+    python -m tests.mutants                             every room; that takes hours
+    python -m tests.mutants reference machine --every 10    two rooms, each tenth change: minutes
+
+A change is seen if a test fails by it or does not end. What no test runs counts as not seen. The places of those that
+were not seen are listed; `tests/planted` has the faults that no tool invents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = {  # whose tests take seconds: what is changed, and who should see it
+    "core": (["tiles.py", "trace.py", "paper.py"], ["tiles", "trace", "paper", "reference"]),
+    "reference": (["reference/*"], ["reference", "masks", "packed"]),
+    "machine": (["machine/*"], ["machine_*", "plots_machine"]),
+    "errata": (["errata/*"], ["errata"]),
+    "plots": (["plots/*"], ["plots_algorithm", "plots_machine", "plots_hopper", "plots_measured", "plots_ring"]),
+    "bench": (["studio/bench/*"], ["bench*"]),
+}
+SEEN, UNSEEN = ("killed", "timeout", "suspicious", "segfault"), ("survived", "no tests")
+SETTINGS = {
+    "source_paths": ["fa2_lab"],
+    "also_copy": ["fa2_lab", "figures", "notebooks", "README.md", "constraints.txt", "environment.yml"],
+    "pytest_add_cli_args": ["-x", "-p", "no:cacheprovider", "-p", "no:nbval", "-o", "addopts=-m 'not exhaustive'"],
+}
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; all where none is named")
+    parser.add_argument("--every", type=int, default=1, choices=(1, 10), help="try each tenth change alone")
+    options = parser.parse_args(argv)
+    if unknown := set(options.rooms) - set(ROOMS):
+        parser.error(f"ROOM: got {', '.join(sorted(unknown))}; it takes {', '.join(ROOMS)}")
+    for room in options.rooms or ROOMS:
+        found = mutated(room, options.every)
+        counts = Counter(found.values())
+        seen, unseen = (sum(counts[status] for status in group) for group in (SEEN, UNSEEN))
+        print(f"{room:10} {seen} of {seen + unseen} seen ({seen / max(1, seen + unseen):.0%})", flush=True)
+        print(*(f"    {name}: {status}" for name, status in found.items() if status in UNSEEN), sep="\n")
+    return 0
+
+
+def mutated(room: str, every: int) -> dict[str, str]:
+    """{change: what became of it}, from a copy of the checkout."""
+    files, tests = ROOMS[room]
+    settings = SETTINGS | {
+        "only_mutate": [f"fa2_lab/{file}" for file in files],
+        "pytest_add_cli_args_test_selection": [
+            str(path.relative_to(ROOT)) for name in tests for path in sorted(ROOT.glob(f"tests/test_{name}.py"))
+        ],
+    }
+    lines = ["[mutmut]", *(f"{name}=\n    " + "\n    ".join(values) for name, values in settings.items())]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "copy"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "mutants", ".*"))
+        (copy / "setup.cfg").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        some = ["*__mutmut_7", "*__mutmut_*[0-9]7"] if every == 10 else []
+        mutmut(copy, "run", *some)
+        told = mutmut(copy, "results", "--all", "true").splitlines()
+    pairs = (line.strip().rpartition(": ") for line in told if ": " in line)
+    return {name: status for name, _, status in pairs if status in SEEN + UNSEEN}
+
+
+def mutmut(folder: Path, *words: str) -> str:
+    """What it prints, without the lines that it draws over."""
+    command = [sys.executable, "-m", "mutmut", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    if done.returncode and words[0] != "run":
+        raise SystemExit(f"{' '.join(command[1:])}: {done.stderr or done.stdout}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
