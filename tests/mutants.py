@@ -4,8 +4,8 @@
     python -m tests.mutants                             every room; that takes hours
     python -m tests.mutants reference machine --every 10    two rooms, each tenth change: minutes
 
-A change is seen if a test fails by it or does not end. What no test runs counts as not seen. The places of those that
-were not seen are listed; `tests/planted` has the faults that no tool invents.
+A change is seen if a test fails by it or does not end. What no test runs counts as not seen. Those that were not
+seen are listed; `tests/planted` has the faults that no tool invents.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,16 +42,15 @@ def main(argv: list[str]) -> int:
     if unknown := set(options.rooms) - set(ROOMS):
         parser.error(f"ROOM: got {', '.join(sorted(unknown))}; it takes {', '.join(ROOMS)}")
     for room in options.rooms or ROOMS:
-        found = mutated(room, options.every)
-        counts = Counter(found.values())
-        seen, unseen = (sum(counts[status] for status in group) for group in (SEEN, UNSEEN))
-        print(f"{room:10} {seen} of {seen + unseen} seen ({seen / max(1, seen + unseen):.0%})", flush=True)
-        print(*(f"    {name}: {status}" for name, status in found.items() if status in UNSEEN), sep="\n")
+        seen, unseen = mutated(room, options.every)
+        tried = seen + len(unseen)
+        print(f"{room:10} {seen} of {tried} seen ({seen / max(1, tried):.0%})", flush=True)
+        print(*unseen, sep="\n")
     return 0
 
 
-def mutated(room: str, every: int) -> dict[str, str]:
-    """{change: what became of it}, from a copy of the checkout."""
+def mutated(room: str, every: int) -> tuple[int, list[str]]:
+    """How many changes were seen, and those that were not; tried in a copy of the checkout."""
     files, tests = ROOMS[room]
     settings = SETTINGS | {
         "only_mutate": [f"fa2_lab/{file}" for file in files],
@@ -68,8 +66,15 @@ def mutated(room: str, every: int) -> dict[str, str]:
         some = ["*__mutmut_7", "*__mutmut_*[0-9]7"] if every == 10 else []
         mutmut(copy, "run", *some)
         told = mutmut(copy, "results", "--all", "true").splitlines()
-    pairs = (line.strip().rpartition(": ") for line in told if ": " in line)
-    return {name: status for name, _, status in pairs if status in SEEN + UNSEEN}
+        became = dict(line.strip().rpartition(": ")[::2] for line in told if ": " in line)
+        unseen = [f"\n    {name}: {status}\n{shown(copy, name)}" for name, status in became.items() if status in UNSEEN]
+    return sum(status in SEEN for status in became.values()), unseen
+
+
+def shown(copy: Path, name: str) -> str:
+    """The lines that a change takes out and puts in."""
+    lines = mutmut(copy, "show", name).splitlines()
+    return "\n".join(f"    {line}" for line in lines if line[:1] in "+-" and line[:3] not in ("+++", "---"))
 
 
 def mutmut(folder: Path, *words: str) -> str:
