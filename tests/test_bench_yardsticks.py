@@ -3,7 +3,9 @@
 import math
 import subprocess
 import time
+from functools import partial
 
+import before_after
 import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
@@ -183,6 +185,17 @@ def test_ceilings_are_a_product_s_flops_and_a_copy_s_bytes_over_their_times(monk
     timings = dict(gemm=protocol.Timing(6.0, 1.0, 9.0), copy=protocol.Timing(4.0, 1.0, 9.0))
     monkeypatch.setattr(contest, "measure", lambda calls: timings)
     assert contest.ceilings() == {"GEMM TFLOP/s": pytest.approx(500.0), "copy TB/s": pytest.approx(2.0)}
+
+
+# Before and after ---------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_slower_if_it_is_so_by_more_than_a_hundredth_and_than_chance():
+    before = [dict(same=1.0, slow=2.0, noisy=1.0), dict(same=1.0, slow=2.0, noisy=1.2)]
+    after = [dict(same=1.005, slow=2.1, noisy=1.3), dict(same=1.005, slow=2.1, noisy=1.1)]
+    rows, close = before_after.compared(before, after), partial(pytest.approx, abs=1e-4)
+    assert rows == [("noisy", close(1.0909), close(0.2)), ("slow", close(1.05), 0.0), ("same", close(1.005), 0.0)]
+    assert [row for row, ratio, apart in rows if before_after.slower(ratio, apart)] == ["slow"]
 
 
 # Commits ------------------------------------------------------------------------------------------------------
