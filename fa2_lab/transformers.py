@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-from fa2_lab.attention import attention, described
+from fa2_lab.attention import attention
+from fa2_lab.checks import described
 from fa2_lab.packed import attention_packed
 
 NAME = "fa2_lab"

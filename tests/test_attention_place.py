@@ -107,7 +107,7 @@ def test_opcheck(p):
     q, k, v, dO = tensors(2, 2, 1, 20, 30, 16)
     seed = torch.full((1,), 5, device=DEVICE) if p else None
     sinks, masks = (torch.ones(2, device=DEVICE), (8, None, 2.0)) if p else (None, ())
-    rest = torch.tensor([9, 30], device=DEVICE), seed, sinks, True, 0.25, p, *masks
+    rest = torch.tensor([9, 30], device=DEVICE), seed, sinks, None, None, True, 0.25, p, *masks
     torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
     O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
     plain = [x.detach() for x in (q, k, v)]
@@ -118,9 +118,9 @@ def test_opcheck(p):
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 def test_who_only_asks_for_shapes_is_told_dtypes_too(dtype):
     q, k = (torch.empty(2, heads, N, 16, dtype=dtype, device="meta") for heads, N in ((4, 20), (2, 30)))
-    O, L = torch.ops.fa2_lab.forward(q, k, k, None, None, None, True, 0.25, 0.0)
+    O, L = torch.ops.fa2_lab.forward(q, k, k, *[None] * 5, True, 0.25)
     assert (O.shape, O.dtype, L.shape, L.dtype) == (q.shape, dtype, q.shape[:3], torch.float32)
-    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, None, None, None, True, 0.25, 0.0)
+    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, *[None] * 5, True, 0.25)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, dtype) for x in (q, k, k)]
 
 

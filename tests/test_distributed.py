@@ -276,9 +276,9 @@ def test_planted_faults_are_found(fault, monkeypatch):
     else:
         real = ring.reference_backward
 
-        def wrong(dO, dL, q, k, v, O, L, *rest):
-            O_here, L_here = ring.Reference.apply(q, k, v, *rest)
-            return real(dO, dL, q, k, v, *((O, L_here) if fault == "local L" else (O_here, L)), *rest)
+        def wrong(dO, dL, q, k, v, O, L, options):
+            O_here, L_here = ring.operators.Reference.apply(q, k, v, None, None, None, options)
+            return real(dO, dL, q, k, v, *((O, L_here) if fault == "local L" else (O_here, L)), options=options)
 
         monkeypatch.setattr(ring, "reference_backward", wrong)
     inputs, lengths = inputs_of(2, 1, 14, 8), [5, 6, 3]

@@ -35,7 +35,7 @@ FLOORS = {
     "studio": 9,
     "__main__": 10,
 }
-SAME_ROOM = {"paged": "attention", "packed": "attention", "transformers": "attention"}
+SAME_ROOM = dict.fromkeys(("checks", "operators", "packed", "paged", "transformers"), "attention")
 NEVER = {("kernels", "reference")}  # downward, and still not wanted: a kernel stands on its own
 
 
@@ -338,7 +338,8 @@ def test_conda_and_pip_agree_on_python():
 
 EVERY_KERNEL = sorted((PROJECT / "fa2_lab" / "kernels").rglob("*.py"))
 KERNELS = [path for path in EVERY_KERNEL if path.parent.name != "ladder"]
-HEART = [*KERNELS, *(PROJECT / "fa2_lab" / f"{name}.py" for name in ("attention", "packed", "paged", "transformers"))]
+CALLS = ("attention", "checks", "operators", "packed", "paged", "transformers")
+HEART = [*KERNELS, *(PROJECT / "fa2_lab" / f"{name}.py" for name in CALLS)]
 TENSORS = "Q K V O L D dQ dK dV dO dL m l o key_lengths seed sinks cu_q cu_k table scratch sums starts counter".split()
 
 

@@ -1,7 +1,5 @@
 """attention_packed(): against dense attention sequence by sequence, in float64."""
 
-import sys
-
 import pytest
 import torch
 from attention_rooms import gpu
@@ -9,6 +7,7 @@ from kernel_truth import DEVICE, NAMES, dense, judge, run, worst
 from test_masks import truth
 
 import fa2_lab
+from fa2_lab import operators
 from fa2_lab.kernels.portable import backward as backward_room
 from fa2_lab.kernels.portable import forward as forward_room
 from fa2_lab.packed import attention_packed, pairs
@@ -206,7 +205,7 @@ def test_many_blocks_on_a_gpu(d):
 
 def kernels_alone(q, k, v, dO, cu_q, cu_k):
     """(O, L, dQ, dK, dV) with nobody looking at the starts first, as on a GPU."""
-    O, L = torch.ops.fa2_lab.packed(q, k, v, cu_q, cu_k, None, True, 0.25)
+    O, L = torch.ops.fa2_lab.forward(q, k, v, None, None, None, cu_q, cu_k, True, 0.25)
     return O, L, *torch.autograd.grad(O, (q, k, v), dO)
 
 
@@ -216,7 +215,7 @@ def test_starts_that_are_wrong_read_and_write_nothing_wild(wild):
     q, k, v, dO, good, _ = drawn([4, 3], [4, 3])
     cu = torch.tensor(wild, dtype=torch.int32, device=DEVICE)
     for pair in ((cu, good), (good, cu)):
-        O, _ = torch.ops.fa2_lab.packed(q, k, v, *pair, None, True, 0.25)
+        O, _ = torch.ops.fa2_lab.forward(q, k, v, None, None, None, *pair, True, 0.25)
         again = torch.autograd.grad(O, (q, k, v), dO)
         assert all(x.shape == y.shape for x, y in zip(again, (q, k, v), strict=True))
     assert not O.isnan().any()  # its rows are in order, only its keys were not
@@ -298,7 +297,7 @@ def refused(change, monkeypatch):
     def launched(*_, **__):
         raise AssertionError("launched")
 
-    monkeypatch.setattr(sys.modules["fa2_lab.packed"], "kernels", launched)
+    monkeypatch.setattr(operators, "kernels", launched)
     return attention_packed(**GOOD | change)
 
 
@@ -342,23 +341,22 @@ QUICK = ("test_schema", "test_autograd_registration", "test_faketensor")
 def test_opcheck(tests):
     q, k, v, dO, cu_q, cu_k = drawn([2], [3])
     sinks = torch.zeros(1, device=DEVICE, requires_grad=True)
-    rest = cu_q, cu_k, sinks, True, 0.25, 0.0, 3, None, 2.0
-    torch.library.opcheck(torch.ops.fa2_lab.packed.default, (q, k, v, *rest), test_utils=tests)
-    O, L = (x.detach() for x in torch.ops.fa2_lab.packed(q, k, v, *rest))
+    rest = None, None, sinks, cu_q, cu_k, True, 0.25, 0.0, 3, None, 2.0
+    torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest), test_utils=tests)
+    O, L = (x.detach() for x in torch.ops.fa2_lab.forward(q, k, v, *rest))
     plain, sinks = [x.detach() for x in (q, k, v)], sinks.detach()
-    rest = cu_q, cu_k, sinks, *rest[3:]
+    rest = None, None, sinks, *rest[3:]
     for dL in (torch.ones_like(L), None):
-        torch.library.opcheck(
-            torch.ops.fa2_lab.packed_backward.default, (dO, dL, *plain, O, L, *rest), test_utils=tests
-        )
+        torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, *plain, O, L, *rest), test_utils=tests)
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
 def test_who_only_asks_for_shapes_is_told_dtypes_too(dtype):
     q, k, cu = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((9, 4, 16), (7, 2, 16), (3,)))
-    O, L = torch.ops.fa2_lab.packed(q, k, k, cu.int(), cu.int(), None, True, 0.25)
+    rest = None, None, None, cu.int(), cu.int(), True, 0.25
+    O, L = torch.ops.fa2_lab.forward(q, k, k, *rest)
     assert (O.shape, O.dtype, L.shape, L.dtype) == (q.shape, dtype, (4, 9), torch.float32)
-    found = torch.ops.fa2_lab.packed_backward(O, None, q, k, k, O, L, cu.int(), cu.int(), None, True, 0.25)
+    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, *rest)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, dtype) for x in (q, k, k)]
 
 

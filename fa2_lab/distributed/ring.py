@@ -24,16 +24,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fa2_lab.attention import (
-    Reference,
-    ReferenceBackward,
-    attention,
-    check_numbers,
-    check_tensors,
-    runs_on_triton,
-)
-from fa2_lab.attention import backward as backward_on_triton
-from fa2_lab.attention import forward as forward_on_triton
+from fa2_lab import operators
+from fa2_lab.attention import attention
+from fa2_lab.checks import check_numbers, check_scale, check_tensors, runs_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
 from fa2_lab.kernels.prepared import Options
@@ -105,7 +98,8 @@ def signature(q, k, v, causal, scale, layout: str, return_lse, backend: str) -> 
         raise ValueError(f"k: got shape {tuple(k.shape)}; a shard has as many keys as queries, {q.shape[2]}")
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     shards.check_layout(layout)
-    runs_on_triton(backend, q.device.type)
+    if runs_on_triton(backend, q.device.type):
+        check_scale(scale)
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v))
     shape = dict(batch=q.shape[0], heads=q.shape[1], kv_heads=k.shape[1], d=q.shape[3], length=q.shape[2])
     options = dict(causal=causal, scale=scale, layout=layout, gradients=wanted)
@@ -222,8 +216,8 @@ def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, 
     q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
     options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
     if ring.on_triton:
-        return seen.queries, *forward_on_triton(q, k, v, None, None, None, options)
-    return seen.queries, *Reference.apply(q, k, v, None, None, None, options)
+        return seen.queries, *operators.forward(q, k, v, options=options)
+    return seen.queries, *operators.Reference.apply(q, k, v, None, None, None, options)
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -255,9 +249,9 @@ def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv: Tensor) -> 
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
     dL = None if dL is None else dL[:, :, seen.queries]
-    operator = backward_on_triton if ring.on_triton else reference_backward
+    run = operators.backward if ring.on_triton else reference_backward
     options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
-    return operator(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), None, None, None, options)
+    return run(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), options=options)
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dKV: Tensor) -> None:
@@ -268,10 +262,10 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
         dKV[1, :, :, seen.keys] += part[2]
 
 
-def reference_backward(dO, dL, *rest):
+def reference_backward(dO, dL, q, k, v, O, L, options: Options):
     """The NumPy ladder behind the same arguments."""
-    L = rest[4]
-    return ReferenceBackward.apply(dO, torch.zeros_like(L) if dL is None else dL, *rest)
+    dL = torch.zeros_like(L) if dL is None else dL
+    return operators.ReferenceBackward.apply(dO, dL, q, k, v, O, L, None, None, None, options)
 
 
 # As torch sees it ---------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest."""
 
-from functools import partial
-
 import torch
 
 from fa2_lab.kernels.decode import plan as decode
@@ -10,10 +8,11 @@ from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
 
-def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None):
+def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths, sinks))
-    return prepared(key, prepare, Q, K, V, options, key_lengths, sinks)(Q, K, V, key_lengths, seed, sinks)
+    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths, sinks, cu_q))
+    call = prepared(key, prepare, Q, K, V, options, key_lengths, sinks, cu_q)
+    return call(Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)
 
 
 def for_hopper(options: Options, sinks) -> bool:
@@ -21,9 +20,9 @@ def for_hopper(options: Options, sinks) -> bool:
     return not options.dropout_p and options.left is options.right is options.softcap is sinks is None
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None):
-    """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed, sinks)."""
-    if not options.dropout_p:
+def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
+    """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)."""
+    if cu_q is None and not options.dropout_p:
         if decode.is_decode(Q, K):
             return decode.prepare(Q, K, V, options, key_lengths)
         hopper = hopper_forward(Q.device) if for_hopper(options, sinks) else None
@@ -31,52 +30,43 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None):
         own = hopper.prepare(Q, K, V, options, key_lengths) if takes else None
         if own is not None:
 
-            def call(Q, K, V, key_lengths, seed, sinks):
+            def call(Q, K, V, key_lengths, *_):
                 return own(Q, K, V, key_lengths) or portable.forward(Q, K, V, options, key_lengths)
 
             return call
-    return portable.prepare(Q, K, V, options, key_lengths)
+    return portable.prepare(Q, K, V, options, key_lengths, sequences=sequences(cu_q))
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, sinks=None):
+def backward(dO, Q, K, V, O, L, options, dL=None, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
     """(dQ, dK, dV) of one call, and dsinks where there are sinks."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    key = "backward", options, same_bits, dL is None, *map(kind_of, (dO, Q, K, V, O, key_lengths, sinks))
-    call = prepared(key, prepare_backward, dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits)
-    return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks)
+    key = "backward", options, same_bits, dL is None, *map(kind_of, (dO, Q, K, V, O, key_lengths, sinks, cu_q))
+    call = prepared(key, prepare_backward, dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits, cu_q)
+    return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
 
 
-def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits):
-    """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks).
+def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q=None):
+    """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, …).
 
     Hopper's own adds up in any order, and so does not serve where torch is asked for the same bits each time.
     """
-    hopper = hopper_backward(Q.device) if for_hopper(options, sinks) and not same_bits else None
+    may = cu_q is None and for_hopper(options, sinks) and not same_bits
+    hopper = hopper_backward(Q.device) if may else None
     takes = hopper is not None and hopper.enough_work(Q, K)
     own = hopper.prepare(dO, Q, K, V, O, options, key_lengths) if takes else None
     if own is not None:
 
-        def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks):
+        def call(dO, Q, K, V, O, L, dL, key_lengths, *_):
             found = own(dO, Q, K, V, O, L, dL, key_lengths)
             return found or portable_backward.backward(dO, Q, K, V, O, L, options, dL, key_lengths)
 
         return call
-    return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths)
+    return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=sequences(cu_q))
 
 
-def forward_packed(Q, K, V, cu_q, cu_k, options: Options, sinks=None):
-    """(O, L) of packed sequences, (tokens, heads, d)."""
-    key = "forward, packed", options, *map(kind_of, (Q, K, V, cu_q, sinks))
-    call = prepared(key, partial(portable.prepare, sequences=len(cu_q) - 1), Q, K, V, options)
-    return call(Q, K, V, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
-
-
-def backward_packed(dO, Q, K, V, O, L, cu_q, cu_k, options: Options, dL=None, sinks=None):
-    """(dQ, dK, dV) of packed sequences, and dsinks where there are sinks."""
-    key = "backward, packed", options, dL is None, *map(kind_of, (dO, Q, K, V, O, cu_q, sinks))
-    prepare = partial(portable_backward.prepare, sequences=len(cu_q) - 1)
-    call = prepared(key, prepare, dO, Q, K, V, O, options)
-    return call(dO, Q, K, V, O, L, dL, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
+def sequences(cu_q) -> int | None:
+    """How many packed sequences there are; None where tensors are not packed."""
+    return None if cu_q is None else cu_q.shape[0] - 1
 
 
 def hopper_forward(device: torch.device):

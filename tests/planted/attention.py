@@ -1,20 +1,20 @@
-"""Faults of attention.py and paged.py: what a call is told, and what it looks at again."""
+"""Faults of the public calls: what they are told, and what they look at again."""
 
-ATTENTION, PAGED = "fa2_lab/attention.py", "fa2_lab/paged.py"
-L_DTYPE = "return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)"
+ATTENTION, CHECKS, OPERATORS, PAGED = (f"fa2_lab/{name}.py" for name in ("attention", "checks", "operators", "paged"))
+L_DTYPE = "q.new_empty(rows, dtype=torch.float32)"
 TABLE = "tests/test_decode_paged.py::test_the_table_is_looked_at_again_after_a_change"
 AGAIN = "tests/test_attention_call.py::test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer"
 
 FAULTS = [
-    (ATTENTION, "if not was_seen(key_lengths, (N_k,)):", "if not was_seen(key_lengths, (max(N_k, 12),)):", AGAIN),
+    (CHECKS, "was_seen(key_lengths, (N_k,)):", "was_seen(key_lengths, (max(N_k, 12),)):", AGAIN),
     (
-        ATTENTION,
+        OPERATORS,
         L_DTYPE,
         L_DTYPE.replace(", dtype=torch.float32", ""),
         "tests/test_attention_place.py::test_who_only_asks_for_shapes_is_told_dtypes_too",
     ),
     (
-        ATTENTION,
+        OPERATORS,
         "seed = int(torch.randint(2**63 - 1, ()))",
         "seed = 0",
         "tests/test_attention.py::test_fresh_seeds_come_from_torchs_generator",
@@ -26,30 +26,35 @@ FAULTS = [
         "tests/test_attention.py::test_dropout_drops_what_the_reference_drops",
     ),
     (
-        ATTENTION,
+        CHECKS,
         "if low < 0 or high > N_k:",
         "if high > N_k:",
         "tests/test_attention_call.py::test_bad_input_is_named_before_any_launch",
     ),
     (
-        ATTENTION,
+        OPERATORS,
         "-dL[..., None].double()",
         "dL[..., None].double()",
         "tests/test_attention_call.py::test_the_reference_behind_the_same_call",
     ),
     (
-        ATTENTION,
+        CHECKS,
         "LARGEST_SCALE = 1e38",
         "LARGEST_SCALE = 1e37",
         "tests/test_attention_call.py::test_the_largest_scales_are_right",
     ),
-    (PAGED, "device=block_table.device) * page_size", "device=block_table.device) * 16", TABLE),
-    (PAGED, "if low < 0 or high >= count:", "if low < 0 or high > count:", TABLE),
+    (CHECKS, "device=block_table.device) * size", "device=block_table.device) * 16", TABLE),
+    (CHECKS, "if low < 0 or high >= count:", "if low < 0 or high > count:", TABLE),
     (
         PAGED,
         "masks = dict(causal=causal,",
         "masks = dict(causal=True,",
         "tests/test_decode_paged.py::test_without_a_mask_every_query_sees_all_keys",
     ),
-    (PAGED, L_DTYPE, L_DTYPE.replace(", dtype=torch.float32", ""), "tests/test_decode_paged.py::test_as_an_operator"),
+    (
+        PAGED,
+        "q.shape[:3], dtype=torch.float32)\n\n\n#",
+        "q.shape[:3])\n\n\n#",
+        "tests/test_decode_paged.py::test_as_an_operator",
+    ),
 ]

@@ -57,7 +57,7 @@ FAULTS = [
     (CHOICE, 'key = "backward", options, same_bits,', 'key = "backward", options,', CALLS),
     (CHOICE, "same_bits, dL is None,", "same_bits,", CALLS),
     (CHOICE, '"forward", options, *map', '"forward", *map', CALLS),
-    (CHOICE, "kind_of, (Q, K, V, key_lengths, sinks)", "kind_of, (Q, K, V, sinks)", CALLS),
+    (CHOICE, "kind_of, (Q, K, V, key_lengths, sinks, cu_q)", "kind_of, (Q, K, V, sinks, cu_q)", CALLS),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.shape, x.stride())", KIND),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.device, x.shape)", KIND),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.device, x.shape, x.stride())", KIND),

@@ -1,7 +1,7 @@
 """Faults of windows, softcap and sinks: one bound too far, a key read that nobody sees, a derivative left out."""
 
-ATTENTION, PAGED, CHOICE, LAUNCH = (
-    f"fa2_lab/{name}.py" for name in ("attention", "paged", "kernels/choice", "kernels/launch")
+ATTENTION, CHECKS, OPERATORS, CHOICE, LAUNCH = (
+    f"fa2_lab/{name}.py" for name in ("attention", "checks", "operators", "kernels/choice", "kernels/launch")
 )
 TILE, SOFTMAX, FORWARD, BACKWARD = (
     f"fa2_lab/kernels/portable/{name}.py" for name in ("tile", "softmax", "forward", "backward")
@@ -40,11 +40,11 @@ FAULTS = [
      "tests/test_decode.py::test_what_is_prepared_serves_no_other_kind_of_call"),
     (CHOICE, "options.right is options.softcap is sinks is None", "options.right is options.softcap is None",
      "tests/test_hopper.py::test_choice"),
-    (ATTENTION, "left >= N_k - 1:", "left >= N_k - 2:", TESTS + "test_a_window_as_wide_as_the_keys_is_none"),
-    (ATTENTION, "options.scale < SMALLEST_SCALE:", "options.scale < 0:", TESTS + "test_a_sink_is_not_scaled"),
-    (ATTENTION, "if not 1e-30 <= softcap <= 1e30:", "if not softcap <= 1e30:", BAD),
-    (ATTENTION, "if size is not None and size < 0:", "if size is not None and size < -1:", BAD),
+    (CHECKS, "left >= N_k - 1:", "left >= N_k - 2:", TESTS + "test_a_window_as_wide_as_the_keys_is_none"),
+    (CHECKS, "options.scale < SMALLEST_SCALE:", "options.scale < 0:", TESTS + "test_a_sink_is_not_scaled"),
+    (CHECKS, "if not 1e-30 <= softcap <= 1e30:", "if not softcap <= 1e30:", BAD),
+    (CHECKS, "if size is not None and size < 0:", "if size is not None and size < -1:", BAD),
     (ATTENTION, "(*window, *map(type, window))", "(*window,)", KIND),
-    (ATTENTION, "(sinks is not None and sinks.requires_grad)", "False", TESTS + "test_sinks_alone_may_want_a_gradient"),
-    (PAGED, "begin + page_size > key_lengths[:, None] - N_q - left", "begin + page_size > 0", PAGES),
+    (OPERATORS, "(sinks is not None and sinks.requires_grad)", "False", TESTS + "test_sinks_alone_may_want_a_gradient"),
+    (CHECKS, "begin + size > key_lengths[:, None] - N_q - left", "begin + size > 0", PAGES),
 ]  # fmt: skip

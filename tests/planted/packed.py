@@ -1,8 +1,10 @@
 """Faults of packed.py and of what the portable kernels do for it, and of transformers.py."""
 
-PACKED, TILE, FORWARD, BACKWARD, LAUNCH = (
+CHECKS, OPERATORS, PACKED, TILE, FORWARD, BACKWARD, LAUNCH = (
     f"fa2_lab/{name}.py"
     for name in (
+        "checks",
+        "operators",
         "packed",
         "kernels/portable/tile",
         "kernels/portable/forward",
@@ -27,14 +29,14 @@ FAULTS = [
     (BACKWARD, "j, k_at, N_k, q_at, N_q = packed", "j, k_at, N_k, q_at, _ = packed", LENGTHS),
     (LAUNCH, "(X.stride(0), X.stride(1), X.stride(0))", "(0, X.stride(1), X.stride(0))", LENGTHS),
     (LAUNCH, "else N // B + sequences + 1)", "else N // B + 1)", LENGTHS),
-    (PACKED, "if values[-1] != total:", "if values[-1] > total:", STARTS),
-    (PACKED, "if values[0] != 0:", "if values[0] < 0:", STARTS),
+    (CHECKS, "if starts[-1] != total:", "if starts[-1] > total:", STARTS),
+    (CHECKS, "if starts[0] != 0:", "if starts[0] < 0:", STARTS),
     (PACKED, "if a < b and c < d:", "if a < b:", TESTS + "the_reference_behind_the_same_call"),
     (PACKED, "window=options.window, softcap", "window=(options.left, None), softcap", MASKS),
     (
-        PACKED,
-        "found if sinks is None else [*found, torch",
-        "found if sinks is None else [*found[:2], torch",
+        OPERATORS,
+        "found if sinks is None else [*found, sinks",
+        "found if sinks is None else [*found[:2], sinks",
         TESTS + "opcheck",
     ),
 ]

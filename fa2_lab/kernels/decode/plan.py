@@ -46,8 +46,8 @@ class Decode:
     merge: launch.Launch | None  # None where every program reads whole heads
     scratch: int  # numbers in fp32 that hold the parts
 
-    def __call__(self, Q, K, V, key_lengths, seed=None, sinks=None, table=None):
-        """(O, L); there is never a seed."""
+    def __call__(self, Q, K, V, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, table=None):
+        """(O, L); there is never a seed, nor are sequences packed."""
         O = torch.empty_like(Q)
         L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)

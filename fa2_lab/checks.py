@@ -1,0 +1,343 @@
+"""What the public calls refuse before anything is launched, and who then computes.
+
+Every refusal names the argument, what it got and what it takes. A value that lies on a GPU is looked at where that is
+worth waiting for, once for each tensor and version; where it is not looked at, the kernels clamp it.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from numbers import Integral, Real
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.prepared import Options, remember_seen, was_seen
+
+BACKENDS = ("auto", "triton", "reference")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
+PLAIN = (Tensor, torch.nn.Parameter)
+LARGEST_SCALE = 1e38  # times log₂e it still is a number in fp32
+SMALLEST_SCALE = 1e-30  # what is divided by it still is one
+
+
+# Tensors ------------------------------------------------------------------------------------------------------
+
+
+def check_floats(name: str, x: Tensor, dimensions: int, takes: str, q: Tensor | None = None) -> None:
+    """Refuse what is no tensor of floats with so many dimensions, or has another dtype or device than q."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}; it takes a torch.Tensor")
+    if x.dtype not in DTYPES:
+        raise TypeError(f"{name}: got {x.dtype}; it takes float16, bfloat16 or float32")
+    if x.dim() != dimensions or x.layout != torch.strided:
+        raise ValueError(f"{name}: got {described(x)}; it takes {takes}")
+    if q is not None and x.dtype != q.dtype:
+        raise TypeError(f"{name}: got {x.dtype}; it takes q's dtype, {q.dtype}")
+    if q is not None:
+        check_device(name, x, q)
+
+
+def check_integers(name: str, x: Tensor, q: Tensor, takes: str, dtypes: tuple = INTEGERS) -> None:
+    """Refuse what is no tensor of integers, or lies on another device than q."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: got {type(x).__name__}; it takes {takes}")
+    if x.dtype not in dtypes:
+        raise TypeError(f"{name}: got {x.dtype}; it takes {takes}")
+    check_device(name, x, q)
+
+
+def check_device(name: str, x: Tensor, q: Tensor) -> None:
+    """Refuse a tensor on another device than q."""
+    if x.device != q.device:
+        raise ValueError(f"{name}: got a tensor on {x.device}; it takes q's device, {q.device}")
+
+
+def check_heads(name: str, kv_heads: int, heads: int) -> None:
+    """Refuse a number of K/V heads that cannot be shared out among q's."""
+    if heads % kv_heads:
+        raise ValueError(
+            f"{name}: got {kv_heads} heads; with {heads} heads of q it takes a number that divides {heads}"
+        )
+
+
+def described(x: Tensor) -> str:
+    """A tensor's shape in words, or its layout where it is no ordinary tensor."""
+    return f"shape {tuple(x.shape)}" if x.layout == torch.strided else f"a tensor with layout {x.layout}"
+
+
+def check_q(q: Tensor) -> None:
+    """Refuse a q that is no tensor (batch, heads, N, d), each at least 1 and d at most 256."""
+    takes = "(batch, heads, N, d), each at least 1 and d at most 256"
+    check_floats("q", q, 4, takes)
+    if q.numel() == 0 or q.shape[3] > 256:
+        raise ValueError(f"q: got {described(q)}; it takes {takes}")
+
+
+def check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse q, k, v of attention() that are of wrong kind or do not go together."""
+    check_q(q)
+    (batch, heads, _, d), takes = q.shape, f"({q.shape[0]}, kv heads, N_k, {q.shape[3]})"
+    check_floats("k", k, 4, takes, q)
+    check_floats("v", v, 4, takes, q)
+    if k.shape[0] != batch or k.shape[3] != d or k.numel() == 0:
+        raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes {takes}")
+    check_heads("k", k.shape[1], heads)
+    if v.shape != k.shape:
+        raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
+
+
+def check_packed(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Refuse q, k, v of attention_packed() that are of wrong kind or do not go together."""
+    takes = "(tokens, heads, d), at least one head and d from 1 to 256"
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        check_floats(name, x, 3, takes, None if name == "q" else q)
+        if min(x.shape[1:]) < 1 or x.shape[2] > 256:
+            raise ValueError(f"{name}: got {described(x)}; it takes {takes}")
+    if k.shape[2] != q.shape[2]:
+        raise ValueError(f"k: got {described(k)}; with q {tuple(q.shape)} it takes (tokens, kv heads, {q.shape[2]})")
+    check_heads("k", k.shape[1], q.shape[1])
+    if v.shape != k.shape:
+        raise ValueError(f"v: got {described(v)}; it takes k's shape, {tuple(k.shape)}")
+
+
+def check_starts(cu_q: Tensor, cu_k: Tensor, q: Tensor, k: Tensor) -> None:
+    """Refuse starts of wrong kind or shape; and wrong values, where they can be seen without waiting for a GPU."""
+    for name, starts, x in (("cu_q", cu_q, q), ("cu_k", cu_k, k)):
+        check_integers(name, starts, q, "an int32 tensor (batch + 1,)", (torch.int32,))
+        if starts.dim() != 1 or starts.shape[0] < 2:
+            raise ValueError(f"{name}: got {described(starts)}; it takes (batch + 1,), for at least one sequence")
+        if starts.shape != cu_q.shape:
+            raise ValueError(f"{name}: got {described(starts)}; it takes cu_q's shape, {tuple(cu_q.shape)}")
+        if starts.device.type == "cpu" and not traced(starts):
+            check_order(name, starts.tolist(), x.shape[0])
+
+
+def check_order(name: str, starts: list[int], total: int) -> None:
+    """Refuse starts that do not begin at 0, run backwards, or end elsewhere than with the last row."""
+    if starts[0] != 0:
+        raise ValueError(f"{name}: got {starts[0]} as its first start; it takes 0")
+    for before, after in pairwise(starts):
+        if after < before:
+            raise ValueError(f"{name}: got {after} after {before}; it takes starts that never run backwards")
+    if starts[-1] != total:
+        raise ValueError(f"{name}: got {starts[-1]} as its end; it takes the number of rows, {total}")
+
+
+def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
+    """Refuse lengths of wrong kind, shape or range."""
+    check_integers("key_lengths", key_lengths, q, "an integer tensor (batch,)")
+    if key_lengths.shape != q.shape[:1]:
+        raise ValueError(f"key_lengths: got {described(key_lengths)}; it takes (batch,) = ({q.shape[0]},)")
+    check_range(key_lengths, N_k)
+
+
+def check_range(key_lengths: Tensor, N_k: int) -> None:
+    """Refuse lengths out of range, where it can be known before the launch."""
+    if not may_wait_for(key_lengths) or was_seen(key_lengths, (N_k,)):
+        return
+    low, high = torch.stack(torch.aminmax(key_lengths)).tolist()
+    if low < 0 or high > N_k:
+        raise ValueError(f"key_lengths: got values from {low} to {high}; it takes 0 to N_k = {N_k}")
+    remember_seen(key_lengths, (N_k,))
+
+
+def check_cache(q: Tensor, k_pages: Tensor, v_pages: Tensor) -> None:
+    """Refuse queries and pages of attention_paged() that are of wrong kind or do not go together."""
+    takes = f"(pages, page_size, kv heads, d) with d = {q.shape[3]}"
+    for name, x in (("k_pages", k_pages), ("v_pages", v_pages)):
+        check_floats(name, x, 4, takes, q)
+        if x.shape[3] != q.shape[3] or x.numel() == 0:
+            raise ValueError(f"{name}: got {described(x)}; with q {tuple(q.shape)} it takes {takes}")
+        check_heads(name, x.shape[2], q.shape[1])
+        if x.stride(3) != 1 and x.shape[3] > 1:
+            raise ValueError(f"{name}: got strides {x.stride()}; it takes pages whose last dimension is contiguous")
+    if v_pages.shape != k_pages.shape:
+        raise ValueError(f"v_pages: got {described(v_pages)}; it takes k_pages' shape, {tuple(k_pages.shape)}")
+
+
+def check_no_gradient(**tensors: Tensor | None) -> None:
+    """Refuse tensors that want a gradient where there is none."""
+    for name, x in tensors.items():
+        if x is not None and x.requires_grad and torch.is_grad_enabled():
+            raise ValueError(f"{name}: got a tensor that requires a gradient; it takes one without, or torch.no_grad()")
+
+
+def check_table(block_table: Tensor, q: Tensor) -> None:
+    """Refuse a table of wrong kind or shape."""
+    takes = "an integer tensor (batch, width)"
+    check_integers("block_table", block_table, q, takes)
+    if block_table.dim() != 2 or block_table.shape[0] != q.shape[0] or block_table.shape[1] < 1:
+        raise ValueError(f"block_table: got {described(block_table)}; it takes {takes} with batch {q.shape[0]}")
+
+
+def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, int], N_q: int, left: int | None) -> None:
+    """Refuse a table that names a page which does not exist, where a sequence needs it and it can be known.
+
+    `pages` is how many there are and how many keys each has.
+    """
+    limits = *pages, N_q, left
+    if not may_wait_for(block_table) or was_seen(block_table, limits, key_lengths):
+        return
+    count, size = pages
+    begin = torch.arange(block_table.shape[1], device=block_table.device) * size
+    needed = begin < key_lengths[:, None]
+    if left is not None:
+        needed &= begin + size > key_lengths[:, None] - N_q - left
+    low, high = torch.stack(torch.aminmax(block_table.masked_fill(~needed, 0))).tolist()
+    if low < 0 or high >= count:
+        raise ValueError(f"block_table: got pages from {low} to {high}; it takes 0 to {count - 1}, for {count} pages")
+    remember_seen(block_table, limits, key_lengths)
+
+
+def may_wait_for(x: Tensor) -> bool:
+    """Whether the values of a tensor can be looked at: not while torch records, nor in a CUDA graph."""
+    return not traced(x) and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+# Options ------------------------------------------------------------------------------------------------------
+
+
+def check_numbers(causal, scale, d: int, return_lse) -> float:
+    """Refuse switches that are none, and a scale that makes no sense; returns the scale to use."""
+    for name, x in (("causal", causal), ("return_lse", return_lse)):
+        if not isinstance(x, bool):
+            raise TypeError(f"{name}: got {x!r}; it takes True or False")
+    if scale is None:
+        return 1 / math.sqrt(d)
+    if isinstance(scale, bool) or not isinstance(scale, Real):
+        raise TypeError(f"scale: got {scale!r}; it takes a number, or None for 1/√d")
+    try:
+        found = float(scale)
+    except OverflowError:
+        raise ValueError("scale: got more than a float can hold; it takes a finite number, or None for 1/√d") from None
+    if not math.isfinite(found):
+        raise ValueError(f"scale: got {scale}; it takes a finite number, or None for 1/√d")
+    return found
+
+
+def check_dropout(dropout_p) -> float:
+    """Refuse a probability that makes no sense."""
+    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
+        raise TypeError(f"dropout_p: got {dropout_p!r}; it takes a probability, 0 ≤ p < 1")
+    if not (0 <= dropout_p < 1 and float(dropout_p) < 1):
+        raise ValueError(f"dropout_p: got {dropout_p}; it takes a probability, 0 ≤ p < 1")
+    return float(dropout_p)
+
+
+def check_seed(seed) -> int | None:
+    """Refuse a seed that makes no sense; returns it as Python's own number."""
+    if seed is None:
+        return None
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise TypeError(f"seed: got {seed!r}; it takes a whole number from 0 to 2**64 - 1, or None")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed: got {seed}; it takes a whole number from 0 to 2**64 - 1, or None")
+    return int(seed)
+
+
+def check_masks(causal: bool, window, softcap, sinks, q: Tensor, sizes: tuple[int, int, int]) -> Options:
+    """Refuse a window, a softcap or sinks that make no sense; returns what of them is more than the causal mask.
+
+    A bound that no row reaches is none, and right = 0 is the causal mask. `sizes` are query heads, N_q and N_k.
+    """
+    heads, N_q, N_k = sizes
+    left, right = check_window(window)
+    if left is not None and left >= N_k - 1:
+        left = None
+    if causal or (right is not None and right >= N_q - 1):
+        right = None
+    if right == 0:
+        causal, right = True, None
+    if softcap is not None:
+        softcap = check_softcap(softcap)
+    if sinks is not None:
+        check_floats("sinks", sinks, 1, f"(heads,) = ({heads},)")
+        check_device("sinks", sinks, q)
+        if sinks.shape[0] != heads:
+            raise ValueError(f"sinks: got {described(sinks)}; it takes (heads,) = ({heads},)")
+    return Options(causal, 1.0, left=left, right=right, softcap=softcap)
+
+
+def check_window(window) -> tuple[int | None, int | None]:
+    """Refuse a window that is none; returns its two sizes."""
+    takes = "it takes (left, right), each a whole number of at least 0 or None for unbounded"
+    if window is None:
+        return None, None
+    if not isinstance(window, (tuple, list)):
+        raise TypeError(f"window: got {window!r}; {takes}")
+    if len(window) != 2:
+        raise ValueError(f"window: got {window}; {takes}")
+    for size in window:
+        if size is not None and (isinstance(size, bool) or not isinstance(size, Integral)):
+            raise TypeError(f"window: got {window}; {takes}")
+        if size is not None and size < 0:
+            raise ValueError(f"window: got {window}; {takes}")
+    return tuple(None if size is None else int(size) for size in window)
+
+
+def check_softcap(softcap) -> float:
+    """Refuse a softcap that makes no sense, or that fp32, in which the kernels compute, takes for 0 or infinite."""
+    takes = "it takes a number from 1e-30 to 1e30, or None"
+    if isinstance(softcap, bool) or not isinstance(softcap, Real):
+        raise TypeError(f"softcap: got {softcap!r}; {takes}")
+    if not 1e-30 <= softcap <= 1e30:
+        raise ValueError(f"softcap: got {softcap}; {takes}")
+    return float(softcap)
+
+
+def check_scale(scale: float) -> None:
+    """Refuse a scale that the kernels, which compute in fp32, would take for infinite."""
+    if abs(scale) > LARGEST_SCALE:
+        raise ValueError(f"scale: got {scale:g}; it takes at most 1e38 in size; backend='reference' takes every float")
+
+
+def with_positive_scale(q: Tensor, options: Options) -> tuple[Tensor, Options]:
+    """q and options with a scale of 0 or more, which is what finds the largest score before it is scaled."""
+    return (-q, options._replace(scale=-options.scale)) if options.scale < 0 else (q, options)
+
+
+def for_kernels(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tensor, Options]:
+    """q and options as the kernels take them: they divide sinks by the scale, so there a tiny one is taken into q."""
+    q, options = with_positive_scale(q, options)
+    check_scale(options.scale)
+    if sinks is not None and options.scale < SMALLEST_SCALE:
+        return q * options.scale, options._replace(scale=1.0)
+    return q, options
+
+
+# Who computes -------------------------------------------------------------------------------------------------
+
+
+@torch.compiler.assume_constant_result
+def runs_on_triton(backend: str, device: str) -> bool:
+    """Whether the kernels do it for tensors on such a device; an error where they are asked for and cannot."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
+    if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
+        return backend != "reference"
+    must = backend == "triton"
+    if not interpreter.installed():
+        why = "Triton is not installed here (it exists for Linux only)"
+    elif device != "cpu" or (torch.cuda.is_available() and not interpreter.switched_on()):
+        why = f"q is on {device}, and the Triton kernels run on this machine's GPU"
+    elif not interpreter.switched_on():
+        why = "Triton came before fa2_lab, so its interpreter is off: import fa2_lab first or set TRITON_INTERPRET=1"
+    else:
+        why = interpreter.misfit()
+        must = bool(why)
+    if why and must:
+        raise RuntimeError(f"fa2_lab.attention: {why}; backend='reference' runs everywhere")
+    return not why
+
+
+def traced(*tensors: Tensor) -> bool:
+    """Whether torch is recording rather than computing, and must see an operator."""
+    for x in tensors:
+        if type(x) not in PLAIN or x.is_meta:
+            return True
+    return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()
