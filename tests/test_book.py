@@ -108,13 +108,15 @@ def test_the_last_section_checks_and_prints_verdicts_only(chapter):
 
 @each
 def test_answers_wait(chapter):
-    """The output of whatever follows a question directly is folded; nothing else is."""
+    """The output of what follows a question directly is folded, and code that is marked so; nothing else is."""
     asked = False
     for cell in load(chapter).cells:
         if cell.cell_type == "markdown":
             asked = "**Predict.**" in cell.source
         else:
-            assert cell.metadata.get("jupyter", {}).get("outputs_hidden", False) == asked, cell.source
+            folds = cell.metadata.get("jupyter", {})
+            assert folds.get("outputs_hidden", False) == asked, cell.source
+            assert folds.get("source_hidden", False) == ("hide-input" in tags(cell)), cell.source
 
 
 def test_the_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):

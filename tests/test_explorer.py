@@ -198,7 +198,7 @@ def test_every_control_redraws_and_gives_the_step_its_new_length(widget, name, v
     widget.controls[name].value = value
     moments = explorer.times(explorer.data(**{name: value})["events"])
     assert shown(widget) != before and widget.step.max == len(moments) - 1
-    assert f"Time {moments[widget.step.value]:,}:" in shown(widget)
+    assert f"After {moments[widget.step.value]:,} numbers" in shown(widget)
     assert abs(moments[widget.step.value] / moments[-1] - 212 / 744) < 0.1
 
 
@@ -215,7 +215,7 @@ def test_settings_are_where_the_controls_begin():
     pytest.importorskip("ipywidgets")
     widget = explore(N_q=40, causal=True, t=3)
     values = {name: control.value for name, control in widget.controls.items()}
-    assert values == dict(N_q=40, N_k=12, B_r=4, B_c=4, causal=True) and "Time 0:" in shown(widget)
+    assert values == dict(N_q=40, N_k=12, B_r=4, B_c=4, causal=True) and "After 0 numbers" in shown(widget)
 
 
 def test_a_notebook_keeps_a_picture_where_no_kernel_runs(widget):

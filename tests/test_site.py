@@ -132,7 +132,10 @@ def test_answers_and_imports_are_folded_and_nothing_else(folder):
         page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
         answers = [c for c in notebook.cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs]
         folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
-        assert folds.count("The answer") == len(answers) > 0 and set(folds) <= {"The answer", "Imports"}, chapter.name
+        assert folds.count("The answer") == len(answers) > 0, chapter.name
+        hidden = [c for c in notebook.cells if c.metadata.get("jupyter", {}) == {"source_hidden": True}]
+        assert folds.count("The code") == len(hidden), chapter.name
+        assert set(folds) <= {"The answer", "The code", "Imports"}, chapter.name
         first = next(c for c in notebook.cells if c.cell_type == "code")
         assert ("Imports" in folds) == (not first.outputs), chapter.name
 

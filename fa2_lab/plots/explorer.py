@@ -121,11 +121,7 @@ def shapes(tiling: Tiling, events: dict[str, Sequence[Event]], t: int) -> list[B
     """The whole picture, FA1 on the left and FA2 on the right."""
     longest = max(map(moved, events.values()))
     most = max(moved(log, tensor) for log in events.values() for tensor in "QKVO")
-    drawn = [
-        Text(
-            f"Time {min(t, longest):,}: so many numbers can have passed between HBM and the chip", 0, 10, 13, bold=True
-        )
-    ]
+    drawn = [Text(f"After {min(t, longest):,} numbers moved", 0, 10, 13, bold=True)]
     for k, (name, log) in enumerate(events.items()):
         x, done = k * (WIDTH - COLUMN), until(log, t)
         drawn += header(x, name, log, done, longest)

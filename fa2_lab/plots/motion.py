@@ -175,7 +175,7 @@ def shelves(x: float, name: str, run: Run, T: int, longest: int) -> list[Box | T
     drawn: list[Box | Text] = [
         Text(NAMES[name], x, 10, 12.5, bold=True),
         Text("the chip requests", x, 27, WORD),
-        Text("crosses to HBM", x, 41, WORD),
+        Text("crosses to DRAM", x, 41, WORD),
         Box(f"{name} total", x + 158, 24, 88 * run.total / longest, 6, style.MASKED, style.QUIET, 0.5),
         Box(f"{name} all crossed", x + 158, 38, 88 * run.crossed[-1] / longest, 6, style.MASKED, style.QUIET, 0.5),
     ]
@@ -248,7 +248,9 @@ def stage(runs: dict[str, Run], T: int) -> tuple[list[Box | Text], list[Actor], 
 
 def describe(runs: dict[str, Run], T: int) -> str:
     """The alternative text."""
-    said = [f"{NAMES[name]}: {r.total:,} bytes requested, {r.crossed[-1]:,} across to HBM." for name, r in runs.items()]
+    said = [
+        f"{NAMES[name]}: {r.total:,} bytes requested, {r.crossed[-1]:,} across to DRAM." for name, r in runs.items()
+    ]
     return (
         f"Three algorithms on {T} by {T} tiles of one head, on one clock that counts bytes; the shelves are HBM, L2,"
         f" shared memory and registers, and blocks travel between them. {' '.join(said)} Standard attention sends S"
@@ -320,7 +322,7 @@ svg:hover .mv,.paused .mv{{animation-play-state:paused}}
 def moving(runs: dict[str, Run], T: int) -> str:
     """An animated SVG without script: it stops under the pointer, and stands still where motion is not wanted."""
     fixed, cast, end = stage(runs, T)
-    still, frames, parts = moments(runs)["FA2 is halfway"], {}, []  # the moment that is shown where nothing moves
+    still, frames, parts = moments(runs)["all are done"], {}, []  # the moment that is shown where nothing moves
     for actor in cast:
         body = keyframes(actor, end)
         name = frames.setdefault(body, f"k{len(frames)}")

@@ -29,8 +29,6 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-LANES = {"FA1": ("Q", "K", "V", "O", "l", "m"), "FA2": ("Q", "K", "V", "O", "L")}
-
 
 @style.picture
 def draw(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure, str]:
@@ -45,7 +43,7 @@ def draw(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure
     longest = max(len(e) for e in events.values())
     for (name, log), (grid, timeline) in zip(events.items(), zip(*axes, strict=True) if both else [axes], strict=True):
         _grid(grid, name, T_r, T_c, visits(log))
-        _timeline(timeline, name, log, longest)
+        _timeline(timeline, log, longest)
     return figure, _alt(T_r, T_c, {name: sum(e.elements for e in log) for name, log in events.items()})
 
 
@@ -73,8 +71,8 @@ def _grid(ax: Axes, name: str, T_r: int, T_c: int, order: list[tuple[int, int]])
     ax.set_title(f"{name}: {outer}")
 
 
-def _timeline(ax: Axes, name: str, log: Sequence[Event], longest: int) -> None:
-    lanes = LANES[name]
+def _timeline(ax: Axes, log: Sequence[Event], longest: int) -> None:
+    lanes = [tensor for tensor in "QKVOlmL" if any(e.tensor == tensor for e in log)]
     for time, event in enumerate(log):
         lane, color = lanes.index(event.tensor), style.hue(event.tensor)
         fill = color if event.op == "load" else style.PAPER

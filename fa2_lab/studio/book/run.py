@@ -19,6 +19,7 @@ from fa2_lab.studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, w
 TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
+HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
 WIDGET = "application/vnd.jupyter.widget-view+json"  # sliders need a running kernel, so they are not recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
@@ -48,13 +49,15 @@ def read_twin(chapter: Chapter) -> nbformat.NotebookNode:
 
 
 def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
-    """What is printed or drawn right after a question stays folded in JupyterLab until the reader opens it."""
+    """What follows right after a question stays folded in JupyterLab: what it shows, and code that would tell it."""
     asked = False
     for cell in cells:
         if cell.cell_type == "markdown":
             asked = QUESTION in cell.source
-        elif asked:
-            cell.metadata["jupyter"] = {"outputs_hidden": True}
+            continue
+        folds = {"outputs_hidden": asked, "source_hidden": HIDE_CODE in cell.metadata.get("tags", [])}
+        if any(folds.values()):
+            cell.metadata["jupyter"] = {fold: True for fold, closed in folds.items() if closed}
 
 
 def write_twin(chapter: Chapter) -> None:

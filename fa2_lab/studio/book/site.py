@@ -108,11 +108,11 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
             tags, look = list(cell.metadata.get("tags", [])), {}
             if is_imports(cell):
                 tags, look = [*tags, "hide-input"], {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
+            elif "hide-input" in tags:
+                look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
             if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
-                tags, look = (
-                    [*tags, "hide-output"],
-                    {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"},
-                )
+                tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
+                look = {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"}
             look["text_lexer"] = "python" if any(is_python(o.get("text", "")) for o in cell.outputs) else "text"
             if cell.source.startswith("explore()"):
                 cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
