@@ -31,7 +31,7 @@ def data(names: Sequence[str] = ("A100 SXM 80GB", "H100 SXM", "H200", "B200")) -
 
 
 def memories(chip: chips.Chip) -> list[Place]:
-    """The registers' speed is what the FP32 lanes can read: three numbers of four bytes in each clock."""
+    """The registers' speed is what the FP32 units can read: three numbers of four bytes in each clock."""
     clocks = chip.SMs * chip.clock_hz
     return [
         Place("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
@@ -51,7 +51,7 @@ NEAR = style.WORKERS[1]
 def draw(chips: dict[str, tuple[list[Place], float]]) -> tuple[Figure, str]:
     """Above, the memories as areas, those of the chip under a lens; below, their speeds."""
     title = "There is much room far away, and little room nearby, where numbers come fast"
-    figure, (sizes, speeds) = style.new_figure(7.2, title, nrows=2, height_ratios=[1.15, 1])
+    figure, (sizes, speeds) = style.new_figure(3.6 + 0.9 * len(chips), title, nrows=2, height_ratios=[1.15, 1])
     _sizes(sizes, chips)
     _speeds(speeds, chips)
     told = []
@@ -119,4 +119,4 @@ def _speeds(ax: Axes, chips: dict) -> None:
     ax.axvline(0, color=style.QUIET, linewidth=0.8)
     ax.set(xlim=(-0.2 * longest, 1.16 * longest), ylim=(len(names) - 0.5, -0.5), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    ax.set_title("Speed: bytes per second of the whole chip, to scale (registers: what the FP32 lanes read)")
+    ax.set_title("Speed: bytes per second of the whole chip, to scale (registers: what the FP32 units read)")

@@ -26,7 +26,7 @@ def data(N: int = 8192, d: int = 64, B: int = 128, heads: int = 32, W: int = 4) 
     visited = tiles_of(tiling) - Tiling(N, N, B, B, CAUSAL).counts()[Tile.SKIP]
     idle = [1 - grid.schedule(blocks(heads, tiling), chip.SMs).utilisation for blocks in (grid.fa1_grid, grid.fa2_grid)]
     groups = {
-        "Traffic with HBM": [
+        "What the chip requests": [
             Rung("01", "Naive attention", "S, P and O, one after the other", HBM, standard),
             Rung("03", "FlashAttention", "tiles; S and P never leave the chip", HBM, standard, fa1),
             Rung("04", "FA2: loops swapped", "o, l and m stay on chip until done", HBM, fa1, fa2),

@@ -1,4 +1,4 @@
-"""What the book is about, as measured: the same attention four ways, its time and its extra memory, while N grows."""
+"""What the book is about, as measured: the same attention four ways, its time and its memory, while N grows."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def draw(time: Mapping[str, Points], memory: Mapping[str, Points], setting: str)
     """Two charts over N on logarithmic axes: milliseconds on the left, MiB on the right; {name: points} for each."""
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
-    title = f"At N = {N:,}: {faster:.1f} times as fast as standard attention, in 1/{less:.0f} of its extra memory"
+    title = f"At N = {N:,}: {faster:.1f} times as fast as standard attention, in 1/{less:.0f} of its memory"
     figure, (left, right) = style.new_figure(3.7, title, ncols=2)
     for ax, curves in ((left, time), (right, memory)):
         for name, curve in curves.items():
             ax.plot(*zip(*curve, strict=True), markersize=4, **LOOKS[name])
         _axes(ax, curves)
     left.set_title("Time of a forward pass, milliseconds")
-    right.set_title("Extra memory, MiB")
+    right.set_title("Memory beyond the inputs, MiB")
     for name, curve in time.items():
         _name(left, name, curve[-1])
     _name(right, "standard", memory["standard"][-1], "standard: the next\nis out of memory")

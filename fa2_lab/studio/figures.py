@@ -56,7 +56,7 @@ PICTURES = [
     ),
     Picture(
         "time_and_memory",
-        "The same attention four ways on an H200, measured while N grows: its time and its extra memory.",
+        "The same attention four ways on an H200, measured while N grows: its time and its memory beyond the inputs.",
         "00_start",
     ),
     Picture(
