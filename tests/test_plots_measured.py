@@ -193,10 +193,7 @@ def test_time_and_memory_draws_every_curve_and_says_the_factor_at_the_longest_te
     time = {name: [(512, ms), (1024, 2 * ms)] for name, ms in (("standard", 6.0), ("FA1", 9.0), ("ours", 2.0))}
     memory = {"standard": [(512, 50.0)], "FA2": [(512, 5.0), (1024, 10.0)], "ours": [(512, 5.0), (1024, 10.0)]}
     figure, alt = time_and_memory.draw(time, memory, "made up")
-    assert (
-        figure.get_suptitle()
-        == "At N = 1,024: 3.0 times as fast as standard attention, in 1/10 of its memory"
-    )
+    assert figure.get_suptitle() == "At N = 1,024: 3.0 times as fast as standard attention, in 1/10 of its memory"
     left, right = figure.axes
     assert [list(line.get_ydata()) for line in left.lines] == [[6, 12], [9, 18], [2, 4]]
     assert [list(line.get_ydata()) for line in right.lines] == [[50], [5, 10], [5, 10]]
