@@ -278,8 +278,8 @@ def row(chapter):
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPTERS)]))
 
 # %% [markdown]
-# Comments such as `# FA2.A1.L12` name a line of a paper: paper, algorithm, line. In a terminal, `fa2-lab where FA2.A1.L12`
-# prints that line, its NumPy code, its Triton code and its picture. `fa2-lab glossary` explains words and symbols, also
+# In comments, a tag such as FA2.A1.L12 names a line of a paper: paper, algorithm, line. In a terminal,
+# `fa2-lab where FA2.A1.L12` prints that line, its NumPy code, its Triton code and its picture. `fa2-lab glossary` explains words and symbols, also
 # in Chinese.
 #
 # **Takeaway.** FlashAttention-2 is a row of small changes. Each can be taken alone, checked and counted.

@@ -305,7 +305,7 @@ def fa2_forward(Q, K, V, O, L, tiling, trace=UNWATCHED):
             k_j, v_j = K[tiling.cols(j)], V[tiling.cols(j)]  # FA2.A1.L7  (B_c, d)
             s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A1.L8  (B_r, B_c)
             o_i, l_i, m_i = raw_step(o_i, l_i, m_i, s_ij, v_j)  # FA2.A1.L9 FA2.A1.L10
-        O[rows] = (1 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division a row
+        O[rows] = (1.0 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division a row
         L[rows] = m_i + np.log(l_i)  # FA2.A1.L13 FA2.A1.L15
 
 
