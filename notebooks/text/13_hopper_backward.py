@@ -79,13 +79,14 @@ print(steps.diff("b00", "b01"))
 # </details>
 #
 # Lines with − are b00's, lines with + are b01's: `add_rows` goes, `rows_kernel` comes. The third rung is not a diff.
-# It is a new kernel, and this chapter is about it:
+# It is a new kernel for Hopper: `ladder/b02_one_pass.py` shows it plain, in one file. This chapter is about the kernel
+# that `attention()` runs, `hopper/backward`:
 #
 # | rung | passes | products a tile | who adds to dQ in HBM |
 # | --- | --- | --- | --- |
 # | b00 atomics | one | five | every thread, number by number |
 # | b01 two passes | two | seven | nobody |
-# | `hopper/backward` | one | five | the copy engine, tile by tile |
+# | b02 one pass, `hopper/backward` | one | five | the copy engine, tile by tile |
 #
 # What they take on one shape, if the record of the ladder has it or a Hopper GPU is here (`fa2_lab portable` is b01
 # with better sizes):

@@ -6,8 +6,8 @@
 Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
 neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
 may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
-need a Hopper GPU. Beside the ladder stand s00 and s01, two ways for warps to share a tile, and
-b00 and b01, two ways for the backward to sum up dQ; their backward(q, k, v, O, L, dO, causal) returns dQ, dK and dV.
+need a Hopper GPU. Beside the ladder stand s00 and s01, two ways for warps to share a tile, and b00, b01 and b02, three
+ways for the backward to sum up dQ; their backward(q, k, v, O, L, dO, causal) returns dQ, dK and dV. b02 is in Gluon.
 """
 
 import ast

@@ -1,0 +1,251 @@
+"""Rung b02, one pass: each tile is computed once, as in b00, and the copy engine adds dQ to HBM in bulk.
+
+A column block is 128 keys. Two consumer warpgroups own 64 of them each and keep their dK and dV in registers. Tiles are
+transposed, a row for each key, so that P and dS are left operands in the registers where they are. dQ needs dS of all
+128 keys, so the consumers leave theirs in shared memory. It takes d = 64 and 128, in 16 bits, on Hopper. This file is
+longer than 200 lines because a step has five products, and what they start from needs a kernel of its own.
+"""
+
+import math
+from collections import namedtuple
+
+import torch
+import triton
+import triton.language as tl
+from triton._C.libtriton import ir
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+NEG_INF = gl.constexpr(float("-inf"))
+NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
+B_c = gl.constexpr(128)  # keys of a column block, 64 for each consumer
+ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
+
+
+@triton.jit
+def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr):
+    """What the products of a row block start from, so that they subtract: S from −L/tau, dP from −D."""
+    i, head = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = i * B_r + tl.arange(0, B_r)  # (B_r,)
+    at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]  # (B_r, d)
+    o_i = tl.load(O + at, mask=row[:, None] < N_q, other=0.0).to(tl.float32)
+    do_i = tl.load(dO + at, mask=row[:, None] < N_q, other=0.0).to(tl.float32)
+    D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
+    L_i = tl.load(L + head * N_q + row, mask=row < N_q, other=NEG_INF)
+    at = starts + (head * tl.num_programs(0) + i) * (2 * B_r) + tl.arange(0, B_r)
+    tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # P of a row that sees no key, or is none, is 0
+    tl.store(at + B_r, -D_i)
+
+
+@builtin
+def add(X, at, tile, _semantic=None):
+    """Have the copy engine add a tile of shared memory to X in HBM (in Gluon itself from Triton 3.8 on)."""
+    at = _semantic._convert_to_ir_values(at, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ADD, X.handle, at, tile.handle)
+
+
+@gluon.jit
+def ring(X, STAGES: gl.constexpr, CONSUMERS: gl.constexpr):
+    """An empty ring for so many tiles as X describes them."""
+    shape: gl.constexpr = [STAGES, 1, X.block_shape[1], X.block_shape[2]]
+    tiles = gl.allocate_shared_memory(X.dtype, shape, X.layout)
+    filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(filled.index(stage), count=1)
+        mbarrier.init(emptied.index(stage), count=CONSUMERS)
+    return Ring(tiles, filled, emptied)
+
+
+@gluon.jit
+def fill(ring, n, X, head, row):
+    """Producer: start to copy rows of one head into the n-th tile, as soon as its stage is empty."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
+    mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
+    tma.async_copy_global_to_shared(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+
+
+@gluon.jit
+def take(ring, n):
+    """Consumer: the n-th tile, (rows, d), as soon as it is there."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
+    return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
+
+
+@gluon.jit
+def release(ring, n):
+    """Consumer: the n-th tile is no longer needed."""
+    mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
+
+
+@gluon.constexpr_function
+def accumulator(columns):
+    """How a warpgroup holds 64 rows of a product: 16 rows to a warp, and 4 of its threads share a row."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, columns, 16])
+
+
+@gluon.jit
+def start(tile, which: gl.constexpr):
+    """What S (0) or dP (1) start from: a number for each row, the same for all keys."""
+    B_r: gl.constexpr = tile.shape[1] // 2
+    both = tile._reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    of_rows = both.index(which).load(gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
+    of_rows, _ = gl.broadcast(of_rows[None, :], gl.zeros([64, B_r], gl.float32, accumulator(B_r)))
+    return of_rows  # (64, B_r)
+
+
+@gluon.jit
+def operand(x, like):
+    """x in 16 bits as the left operand of a product with `like`, in the registers where it is."""
+    return gl.convert_layout(x.to(like.dtype), gl.DotOperandLayout(0, accumulator(like.shape[1]), 2))
+
+
+@gluon.jit
+def part_of_dq(c: gl.constexpr, ds_ji, k_j):
+    """Start this consumer's half of dQ: half of the columns of 64 rows, or, if d = 64, half of 128 rows."""
+    if k_j.shape[1] == 64:
+        ds_ji = ds_ji.slice(64 * c, 64, 1)
+    else:
+        k_j = k_j.slice(64 * c, 64, 1)
+    dq_i = gl.zeros([64, 64], gl.float32, accumulator(64))
+    return hopper.warpgroup_mma(ds_ji.permute((1, 0)), k_j, dq_i, use_acc=False, is_async=True)  # FA2.A2.L15
+
+
+@gluon.jit
+def store(x, X, head, row, tile):
+    """Have the copy engine store x in X in HBM, from a tile of shared memory."""
+    tma.store_wait(0)
+    tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
+    hopper.fence_async_shared()
+    tma.async_copy_shared_to_global(X, [head, row, 0], tile)
+
+
+@gluon.jit
+def producer(Q, K, V, dO, starts, rings, here):
+    """One warp: start every copy as early as its stage is free."""
+    B_r: gl.constexpr = Q.block_shape[1]
+    q, k, v, do, started = rings
+    head, j, first, T_r = here
+    fill(k, 0, K, head, j)  # FA2.A2.L6
+    for c in gl.static_range(2):
+        fill(v, c, V, head, j + 64 * c)  # FA2.A2.L6
+    for i in range(first, T_r):  # FA2.A2.L8
+        fill(q, i - first, Q, head, i * B_r)  # FA2.A2.L9
+        fill(started, i - first, starts, head, i)  # FA2.A2.L9
+        fill(do, i - first, dO, head, i * B_r)  # FA2.A2.L9
+
+
+@gluon.jit
+def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl.constexpr):
+    """One warpgroup: 64 keys from j + 64 c on, in all row blocks that see the column block."""
+    q, k, v, do, started = rings
+    ds, both, dq = shared
+    head, j, first, T_r = here
+    N_q, N_k, tau, tau_log2 = sizes
+    B_r: gl.constexpr = q.tiles.shape[2]
+    d: gl.constexpr = q.tiles.shape[3]
+    key = j + 64 * c + gl.arange(0, 64, gl.SliceLayout(1, accumulator(B_r)))  # (64,)
+    seen_from = key + N_q - N_k if CAUSAL else 0 * key  # (64,), the first row that sees a key
+    seen_from = gl.where(key < N_k, seen_from, NO_ROW)  # (64,)
+    full = j + B_c - 1 + N_q - N_k if CAUSAL else 0  # from this row on, every row sees all 128 keys
+    full = gl.where(j + B_c > N_k, NO_ROW, full)  # unless some do not exist
+    k_j, v_j = take(k, 0), take(v, c)  # (128, d), (64, d)
+    dk_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
+    dv_j = gl.zeros([64, d], gl.float32, accumulator(d))  # FA2.A2.L7
+    for i in range(first, T_r):  # FA2.A2.L8
+        n = i - first
+        q_i, do_i = take(q, n), take(do, n)  # (B_r, d)
+        from_both = take(started, n)  # (1, 2 B_r)
+        s_ji = start(from_both, 0)  # (64, B_r)
+        if i * B_r < full:
+            row = i * B_r + gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
+            s_ji = gl.where(row[None, :] >= seen_from[:, None], s_ji, NEG_INF)
+        k_c = k_j.slice(64 * c, 64, 0)  # (64, d)
+        s_ji = hopper.warpgroup_mma(k_c, q_i.permute((1, 0)), s_ji, is_async=True)  # (64, B_r)  FA2.A2.L10
+        dp_ji = start(from_both, 1)  # (64, B_r)
+        dp_ji = hopper.warpgroup_mma(v_j, do_i.permute((1, 0)), dp_ji, is_async=True)  # (64, B_r)  FA2.A2.L13
+        s_ji = hopper.warpgroup_mma_wait(1, deps=[s_ji])
+        p_ji = gl.exp2(tau_log2 * s_ji)  # (64, B_r)  FA2.A2.L11
+        dp_ji = hopper.warpgroup_mma_wait(0, deps=[dp_ji])
+        ds_ji = p_ji * dp_ji  # (64, B_r)  FA2.A2.L14
+        p_ji = operand(p_ji, do_i)
+        dv_j = hopper.warpgroup_mma(p_ji, do_i, dv_j, is_async=True)  # (64, d)  FA2.A2.L12
+        ds.index(n & 1).slice(64 * c, 64, 0).store(ds_ji.to(q_i.dtype))
+        hopper.fence_async_shared()
+        mbarrier.arrive(both, count=1)
+        ds_ji = operand(ds_ji, q_i)
+        dk_j = hopper.warpgroup_mma(ds_ji, q_i, dk_j, is_async=True)  # (64, d)  FA2.A2.L16
+        mbarrier.wait(both, n & 1)  # dS of both consumers is there
+        dq_i = part_of_dq(c, ds.index(n & 1), k_j)  # (64, 64)
+        dv_j, dk_j, p_ji, ds_ji = hopper.warpgroup_mma_wait(1, deps=[dv_j, dk_j, p_ji, ds_ji])
+        release(q, n)
+        release(do, n)
+        release(started, n)
+        dq_i = hopper.warpgroup_mma_wait(0, deps=[dq_i])
+        tma.store_wait(0)  # the part before has left dq
+        dq.index(c).reshape([64, 64]).store(dq_i)
+        hopper.fence_async_shared()
+        add(dQ, [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c], dq.index(c))  # FA2.A2.L15
+    store(dv_j, dV, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
+    store(tau * dk_j, dK, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
+    tma.store_wait(0)  # shared memory must outlive the last copy
+
+
+@gluon.jit
+def backward_kernel(Q, K, V, dO, starts, dQ, dK, dV, N_q, N_k, tau, tau_log2, CAUSAL: gl.constexpr):
+    """One program computes dK and dV of one column block, and adds its part to dQ. Tensors are descriptors."""
+    B_r: gl.constexpr = Q.block_shape[1]
+    j, head = gl.program_id(0) * B_c, gl.program_id(1)  # FA2.A2.L5
+    first, T_r = gl.maximum(j + N_q - N_k, 0) // B_r if CAUSAL else 0, gl.cdiv(N_q, B_r)
+    q, do, started, k, v = ring(Q, 2, 2), ring(dO, 2, 2), ring(starts, 2, 2), ring(K, 1, 2), ring(V, 2, 2)
+    DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([B_c, B_r], Q.dtype)
+    ds = gl.allocate_shared_memory(Q.dtype, [2, B_c, B_r], DS)  # two, because a consumer may be a step ahead
+    dq = gl.allocate_shared_memory(gl.float32, [2, 1, 64, 64], dQ.layout)  # where a half waits to be added
+    both = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(both, count=2)
+    hopper.fence_async_shared()  # the copy engine sees the barriers
+    rings, shared = (q, k, v, do, started), (ds, both, dq)
+    here, sizes = (head, j, first, T_r), (N_q, N_k, tau, tau_log2)
+    gl.warp_specialize([
+        (consumer, (0, dQ, dK, dV, rings, shared, here, sizes, CAUSAL)),
+        (consumer, (1, dQ, dK, dV, rings, shared, here, sizes, CAUSAL)),
+        (producer, (Q, K, V, dO, starts, rings, here)),
+    ], [4, 1], [240, 24])  # fmt: skip
+
+
+def backward(q, k, v, O, L, dO, causal):
+    """dQ, dK and dV, each like its tensor; O and L are those of the forward pass."""
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    B_r, types = 8192 // d, {torch.float32: gl.float32, torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+    T_r, T_c = triton.cdiv(N_q, B_r), triton.cdiv(N_k, 128)
+    Q, K, V, O, dO, L = (x.contiguous() for x in (q, k, v, O, dO, L))
+    starts = torch.empty(batch * heads, T_r, 2 * B_r, dtype=torch.float32, device=q.device)
+    starts_kernel[T_r, batch * heads](O, dO, L, starts, N_q, d**-0.5, d=d, B_r=B_r, num_warps=4)
+    dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
+    dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
+
+    def describe(X, rows, columns):
+        block = [1, rows, columns]  # of (heads, N, d)
+        layout = gl.NVMMASharedLayout.get_default_for(block, types[X.dtype])
+        return TensorDescriptor.from_tensor(X.view(batch * heads, *X.shape[-2:]), block, layout)
+
+    sizes = (
+        (Q, B_r, d),
+        (K, 128, d),
+        (V, 64, d),
+        (dO, B_r, d),
+        (starts, 1, 2 * B_r),
+        (dQ, 64, 64),
+        (dK, 64, d),
+        (dV, 64, d),
+    )
+    tiles = [describe(*size) for size in sizes]
+    backward_kernel[T_c, batch * heads](*tiles, N_q, N_k, d**-0.5, d**-0.5 / math.log(2), CAUSAL=causal, num_warps=4)
+    return (d**-0.5 * dQ).to(q.dtype), dK, dV
