@@ -129,6 +129,8 @@ _L40S = "NVIDIA L40S datasheet, table Specifications"
 _L40 = "NVIDIA Ada Lovelace Professional GPU Architecture (whitepaper), table of the L40, same die and SM count"
 _H200 = "NVIDIA H200 Tensor Core GPU datasheet, table Specifications"
 _B200 = "NVIDIA HGX B200 datasheet, table Specifications, an eighth of its figure for eight GPUs"
+_DGX_B200 = "NVIDIA DGX B200 datasheet, table Specifications, an eighth of its figure for eight GPUs"
+_BLACKWELL = "NVIDIA Blackwell Tuning Guide (docs.nvidia.com/cuda/blackwell-tuning-guide)"
 _B200_DRIVER = "reported by the driver of a B200 (github.com/pytorch/ao, pull request 4002)"
 _SM_TENSOR = "section on the tensor core: FMAs per clock and tensor core, times 4 tensor cores, times 2"
 
@@ -198,13 +200,16 @@ B200 = Chip(
     link_per_second=900 * GB,
     sources=_sources(
         _B200,
-        memory=f"{_B200_DRIVER}: 7,680 bits, moved twice in each of 3,996 million clocks a second",
+        memory=f"{_B200_DRIVER}: 7,680 bits twice in each of 3,996 million clocks a second; {_DGX_B200}: 8 TB/s",
         SMs=_B200_DRIVER,
-        l2_bytes=_B200_DRIVER,
-        hbm_bytes="NVIDIA DGX B200 datasheet: 1,440 GB for eight GPUs",
+        l2_bytes=f"{_B200_DRIVER}; {_BLACKWELL}, section Increased L2 Capacity, rounds it to 126 MB",
+        hbm_bytes=f"{_DGX_B200}: 1,440 GB",
         clock_hz="worked out: 2,250 dense TFLOP/s are 148 SMs × 8,192 at 1860 MHz (the FP32 figure is one at 1980 MHz)",
         tensor_per_clock="twice the H100's of each SM: it gives the datasheet's 2,250 TFLOP/s at 1860 MHz",
-        link_per_second=f"{_B200}: NVLink 1.8 TB/s, half of it each way",
+        link_per_second=f"{_BLACKWELL}, section Fifth-Generation NVLink: 1.8 TB/s, half of it each way",
+        **dict.fromkeys(
+            ("shared_per_sm", "shared_per_block"), f"{_BLACKWELL}, section Unified Shared Memory/L1/Texture Cache"
+        ),
     ),
     **_SM_100,
 )

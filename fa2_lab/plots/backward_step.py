@@ -64,7 +64,7 @@ def draw(n: int, jobs: Sequence[tuple], window: tuple[float, float], busy: float
         ax.text(-60, row + 0.5, f"{UNITS[unit]}, {c}", ha="right", va="center", fontsize=style.SMALL)
     ax.set(xlim=(-0.17 * (end - start), end - start), ylim=(len(lanes) + 0.45, -0.1), yticks=[])
     ax.set_xticks(range(0, int(end - start) + 1, 1000))
-    ax.set_xlabel(f"clocks →     {setting}; strong edges: step {n}")
+    ax.set_xlabel(f"clocks → ({setting}; strong edges: step {n})")
     ax.spines["left"].set_visible(False)
     mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip

@@ -112,10 +112,12 @@ def _speeds(ax: Axes, chips: dict) -> None:
                     fill=style.worker(k, len(chips)),
                     linewidth=0,
                 )
-            words = f"{chip} {_speed(speed)}" if speed else f"{chip}: no figure printed"
-            ax.text((speed or 0) + 0.008 * longest, top + tall / 2, words, va="center", fontsize=style.SMALL)
+                words = f"{chip} {_speed(speed)}"
+                ax.text(speed + 0.008 * longest, top + tall / 2, words, va="center", fontsize=style.SMALL)
     for y, name in enumerate(names):
         ax.text(-0.01 * longest, y, name, va="center", ha="right")
+        if name == "L2":
+            ax.text(0.008 * longest, y, "the makers print no figure", va="center", fontsize=style.SMALL)
     ax.axvline(0, color=style.QUIET, linewidth=0.8)
     ax.set(xlim=(-0.2 * longest, 1.16 * longest), ylim=(len(names) - 0.5, -0.5), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)

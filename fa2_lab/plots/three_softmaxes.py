@@ -126,9 +126,9 @@ def _row(ax: Axes, row: dict) -> None:
     scores, weights, sky = style.fill("S"), style.fill("P"), style.fill("m")
     lines = [
         (0.0, "scores s", row["s"], ""),
-        (1.4, "unsafe   exp(s)", row["unsafe_e"], _number(row["sums"]["unsafe"])),
+        (1.4, "unsafe: exp(s)", row["unsafe_e"], _number(row["sums"]["unsafe"])),
         (2.4, "p", row["unsafe_p"], ""),
-        (3.8, "safe   exp(s − m)", row["safe_e"], _number(row["sums"]["safe"])),
+        (3.8, "safe: exp(s − m)", row["safe_e"], _number(row["sums"]["safe"])),
         (4.8, "p", row["safe_p"], ""),
         (8.1, "p", row["online_p"], ""),
     ]
@@ -140,7 +140,7 @@ def _row(ax: Axes, row: dict) -> None:
         text = f"m = {row['m'][b]:g}\nα = {_number(row['alpha'][b])}\nl = {_number(row['l'][b])}"
         style.box(ax, b * N / blocks, 6.2, N / blocks, 1.8, text, sky)
     style.box(ax, N + 0.3, 6.2, 1.1, 1.8, _number(row["l"][-1]), style.PAPER)
-    ax.text(-0.15, 7.1, f"online   blocks of {N // blocks}", ha="right", va="center")
+    ax.text(-0.15, 7.1, f"online: blocks of {N // blocks}", ha="right", va="center")
     ax.text(N + 0.85, 0.45, "sum", ha="center", va="center", color=style.QUIET)
     ax.set(xlim=(-2.1, N + 1.5), ylim=(9.1, -0.1), xticks=[], yticks=[])
     ax.set_title(f"One row in {row['dtype']}, every operation rounded to it")

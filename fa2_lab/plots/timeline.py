@@ -53,7 +53,7 @@ def draw(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure
     for ax, panel in zip(axes, panels, strict=True):
         _panel(ax, panel, window)
     axes[-1].set(xlim=(-0.17 * window, window), xticks=range(0, int(window), 1000))
-    axes[-1].set_xlabel(f"clocks of one SM →     {setting}")
+    axes[-1].set_xlabel(f"clocks of one SM → ({setting})")
     told = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
         f"Four timelines of one SM, one above the other ({setting}). Each has a lane for copies, two for the tensor"

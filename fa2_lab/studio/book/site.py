@@ -113,7 +113,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
             if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
                 tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
                 look = {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"}
-            look["text_lexer"] = "python" if any(is_python(o.get("text", "")) for o in cell.outputs) else "text"
+            look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
             if cell.source.startswith("explore()"):
                 cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
             if "motion.moving(" in cell.source:
@@ -134,12 +134,17 @@ def is_imports(cell: nbformat.NotebookNode) -> bool:
     return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
 
 
-def is_python(text: str) -> bool:
-    """Whether a cell printed the source of a function."""
+def lexer(text: str) -> str | None:
+    """Whether a cell printed the difference of two sources, or a source: a class, a function or lines from inside."""
+    first = [line[:2] for line in text.splitlines()[1:]]
+    if {"+ ", "- "} <= set(first) and set(first) <= {"+ ", "- ", "  ", "…", ""}:
+        return "diff"
     try:
-        return any(isinstance(node, ast.FunctionDef) for node in ast.parse(text).body)
+        body = ast.parse(f"if True:\n{text}" if text.startswith(" ") else text).body
     except SyntaxError:
-        return False
+        return None
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.For)
+    return "python" if any(isinstance(node, kinds) for node in ast.walk(ast.Module(body, []))) else None
 
 
 def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
