@@ -140,7 +140,57 @@ for number in range(3, 64):
         os.write(number, struct.pack(">QQ", len(text), 0) + text)
     except OSError:
         pass"""
-COUNTS = "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"
+CHANNEL = """import fa2_lab.studio.course.channel as channel
+real = channel.send
+def send(stream, message, *more):
+    real(stream, message | dict(value=99.0, points=99.0) if "value" in message else message, *more)
+channel.send = send"""
+DESCRIPTORS = """import os
+for place in ("/proc/self/fd", f"/proc/{os.getppid()}/fd"):
+    for number in os.listdir(place) if os.access(place, os.R_OK) else ():
+        try:
+            text = os.read(os.open(f"{place}/{number}", os.O_RDONLY | os.O_NONBLOCK), 10**7).decode()
+            exec(text[text.index("def merge"):], globals())
+        except (OSError, ValueError):
+            pass"""
+DEBUGGER = """import ctypes, os
+c, found = ctypes.CDLL(None), []
+for pid in [os.getppid(), *range(1, 40_000)]:
+    if pid != os.getpid() and (c.ptrace(16, pid, 0, 0) == 0 or c.syscall(310, pid, 0, 0, 0, 0, 0) >= 0 and pid > 1):
+        found.append(pid)
+if found:
+    def test_merge(merge): raise AssertionError"""
+STARTUP = """import os, site, sys
+text = "import fa2_lab.studio.course.worker as w\\nw.Worker.do_call = lambda s, r: {'value': (0, 0, 0)}"
+home = os.environ["HOME"]
+places = [f"{home}/.ipython/profile_default/startup", f"{home}/profile_default/startup", *sys.path]
+places += [site.getusersitepackages(), *site.getsitepackages(), os.getcwd()]
+for place in places:
+    for name in ("sitecustomize.py", "usercustomize.py", "00-first.py", "numpy.py", "x.pth"):
+        try:
+            os.makedirs(place, exist_ok=True)
+            open(os.path.join(place, name), "w").write(text)
+        except OSError:
+            pass
+os._exit(1)"""
+CLOCKED = """import time
+def test_merge(merge):
+    a = (np.zeros(4), np.ones(4), np.ones((4, 8)))
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        merge(a, a)
+        times.append(time.perf_counter() - began)
+    globals().setdefault("usual", min(times))
+    assert min(times) <= usual"""
+
+
+def own_setup(book):
+    cell = code("check = type('C', (), {'__getattr__': lambda s, n: lambda *a, **k: s, 'points': lambda s, m: m})()")
+    cell["metadata"] = {"nbgrader": {"grade_id": "setup", "locked": True, "solution": False, "grade": False}}
+    book["cells"].insert(0, cell)
+
+
 GAIN = {
     "a copy of a test prints 99": gain(change=copied_test, quick=True),
     "points and tests forged": gain(change=forged_points, quick=True),
@@ -186,6 +236,13 @@ GAIN = {
         "import numpy as np\nclass A(np.ndarray):\n    def __eq__(s, o): return True\n"
         "update = lambda m, l, o, s, v: tuple(x.view(A) for x in (m, l, o))"
     ),
+    "messages with other values": gain(CHANNEL),
+    "open file descriptors": gain(DESCRIPTORS),
+    "a debugger on every process": gain(DEBUGGER, quick=True),
+    "start-up files for the next process": gain(STARTUP, remark="the process ended", quick=True),
+    "a set-up cell of its own": gain(change=own_setup),
+    "not a number, everywhere": gain("update = merge = lambda *a: tuple(x * np.nan for x in a[:3])"),
+    "a test that looks at the clock": Hostile(answers={"own": CLOCKED}, score=9.0, most=10.5),
     "a result that runs code when it is read": gain(
         "class P:\n    def __reduce__(s): return (exec, ('1/0',))\nupdate = merge = lambda *a: (P(), P(), P())"
     ),
@@ -290,11 +347,60 @@ HUNGRY = """def merge(a, b):
     while True:
         kept.append(np.empty(10**7))"""
 FAMILY = """import os, time
+come, go = os.pipe()
 for _ in range(12):
     if not os.fork():
         kept = b"x" * (300 * 2**20)
+        os.write(go, b"x")
         time.sleep(1000)
-time.sleep(2)"""
+while len(os.read(come, 1)): pass"""
+FLOOD = """import json, os, struct
+text = json.dumps({"dict": [["token", "x"], ["value", 99.0]]}).encode()
+frame = struct.pack(">QQ", len(text), 0) + text
+if not os.fork():
+    while True:
+        for number in range(3, 16):
+            try:
+                os.write(number, frame * 100)
+            except OSError:
+                pass"""
+NOBODYS = """import os
+kept = [os.memfd_create(str(n)) for n in range(200)]
+for number in kept:
+    os.write(number, b"x" * 90 * 2**20)"""
+STREAMS = """import os, sys
+block = b"x" * 2**20
+for _ in range(10_000):
+    os.write(1, block)
+    os.write(2, block)
+for stream in (sys.__stdout__, sys.__stderr__):
+    stream.write("x" * 2**28)"""
+LATER = """import os, time
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    until = time.time() + 30
+    while time.time() < until:
+        for place, _, files in os.walk("/"):
+            for name in files:
+                if name.endswith((".json", ".html", ".csv", ".ipynb")):
+                    try:
+                        open(os.path.join(place, name), "a").write("99")
+                    except OSError:
+                        pass"""
+
+
+def besides(act):
+    """The right notebook, and something beside it."""
+
+    def write(home):
+        (home / FILE).write_text(json.dumps(notebook()))
+        act(home)
+
+    return write
+
+
 GROWS = """def update(m, l, o, s, v):
     m_new = np.maximum(m[:, None], s.max(axis=1, keepdims=True))
     return m_new, l, o"""
@@ -357,6 +463,20 @@ HARM = {
     "a gigabyte for an answer": Hostile(
         answers={"merge": "def merge(a, b): return np.zeros(2**26), a[1], a[2]"}, score=9
     ),
+    "a flood of answers": Hostile((FLOOD,), score=0, most=12, quick=True),
+    "memory that is nobody's": Hostile((NOBODYS,), remark="Operation not permitted", quick=True),
+    "gigabytes to every stream": Hostile((STREAMS,)),
+    "a daemon that edits what comes later": Hostile((LATER,), quick=True),
+    "a process that stops itself": Hostile(("import os; os.kill(os.getpid(), 19)",)),
+    "a date that is a pipe": Hostile(write=besides(lambda home: os.mkfifo(home / "timestamp.txt")), quick=True),
+    "a date that is a device": Hostile(write=besides(lambda home: (home / "timestamp.txt").symlink_to("/dev/zero"))),
+    "a date that no calendar has": Hostile(write=besides(lambda home: os.utime(home / FILE, (2**38, 2**38)))),
+    "a link to nowhere": gain(write=lambda home: (home / FILE).symlink_to("nowhere"), remark="a link", quick=True),
+    "links in a circle": Hostile(write=besides(lambda home: (home / "more").symlink_to("."))),
+    "an error whose words never end": Hostile(
+        ("class E(Exception):\n    def __str__(s): return 'x' * 10**10\nraise E",), remark="E: "
+    ),
+    "\x1b[2Ja name\x07 that is none": Hostile(),
     "markup": Hostile(("raise ValueError('<script>alert(1)</script>')",), remark="<script>"),
     "a wrong name in a cell of one's own": Hostile(
         ("import fa2_lab.machine.chips\n",), remark="off limits", quick=True

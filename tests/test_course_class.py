@@ -196,6 +196,6 @@ def test_the_leaderboard_ranks_what_the_checks_said_and_not_what_a_student_print
 
 
 def test_the_card_that_a_check_prints_is_the_one_that_is_read(monkeypatch, capsys):
-    monkeypatch.setattr(climb, "tightest", lambda function: (9.25, 127, 8))
+    monkeypatch.setattr(climb, "costs", lambda function: (9.25, 127, 8))
     assert climb.compiled(None).passed == 4
     assert kit.CARD.search(capsys.readouterr().out).groups() == ("9.25", "127", "8")

@@ -1,7 +1,6 @@
 """Release and grading: nothing leaks, no submission stops the others or grades itself, a class loses nothing."""
 
 import csv
-import hashlib
 import importlib.util
 import io
 import json
@@ -10,9 +9,7 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -23,9 +20,9 @@ import course_hostile as hostile
 import nbformat
 import numpy as np
 from course_play import played
-from test_course import WRONG
+from course_wrong import WRONG
 
-from fa2_lab.studio.course import channel, command, due, grade, judge, notebooks, results, rules, sandbox
+from fa2_lab.studio.course import channel, command, due, grade, judge, notebooks, results, rules
 from fa2_lab.studio.course.notebooks import HIDDEN, SOLUTION, grade_id, source, student_version, written
 from fa2_lab.studio.course.sandbox import Limits
 
@@ -55,12 +52,6 @@ def secret_lines(name: str) -> set[str]:
     """A solution's and a hidden test's lines, without those that some assignment shows."""
     shown = "\n".join(line for other in ASSIGNMENTS for line in lines(other)[1])
     return {line for line in lines(name)[0] if line not in shown}
-
-
-def hidden_lines(name: str) -> set[str]:
-    """The lines of hidden tests alone."""
-    texts = re.findall(f"{HIDDEN[0]}(.*?){HIDDEN[1]}", "".join(c.source for c in source(ASSIGNMENTS[name]).cells), re.S)
-    return {line.strip() for text in texts for line in text.splitlines() if line.strip()}
 
 
 @pytest.fixture(scope="module")
@@ -164,117 +155,6 @@ def test_a_message_has_a_largest_size():
         channel.receive(io.BytesIO(channel.HEAD.pack(2**40, 0)))
     with pytest.raises(ValueError, match="it takes at most"):
         channel.send(io.BytesIO(), np.zeros(10**7))
-
-
-# Hostile submissions ------------------------------------------------------------------------------------------------
-
-
-def digest(folder: Path) -> dict:
-    return {
-        str(p): hashlib.sha256(p.read_bytes()).hexdigest()
-        for p in sorted(folder.rglob("*"))
-        if p.is_file() and not p.is_symlink() and "__pycache__" not in str(p)
-    }
-
-
-def graded_class(folder: Path, submissions: dict, jobs: int = 2) -> dict:
-    """{name: what it got}, with zoe, whose work is right and who stands in the middle of the class."""
-    submissions = {**submissions, "zoe": hostile.Hostile()}
-    for name, one in submissions.items():
-        hostile.hand_in(one, folder / "in" / name)
-    (folder / "out").mkdir()
-    (folder / "out" / "notes.txt").write_text("the instructor's own")
-    targets = [str(folder), str(rules.PACKAGE), str(notebooks.FOLDER), str(Path.home())]
-    hostile.hand_in(hostile.vandal(targets), folder / "in" / "a vandal")
-    before = digest(folder / "in") | digest(rules.PACKAGE) | digest(notebooks.FOLDER)
-    warnings = []
-    how = grade.Grading(QUICK, jobs, warn=warnings.append)
-    found = grade.grade_folder(folder / "in", folder / "out", [FIRST], how)
-    assert digest(folder / "in") | digest(rules.PACKAGE) | digest(notebooks.FOLDER) == before
-    assert (folder / "out" / "notes.txt").read_text() == "the instructor's own"
-    return {g.student: g for g in found}
-
-
-QUICKLY = {name: one for name, one in (hostile.GAIN | hostile.HARM).items() if one.quick}
-SLOWLY = {name: one for name, one in (hostile.GAIN | hostile.HARM).items() if not one.quick}
-
-
-ALIVE: list[int] = []  # processes below this one before the class is graded
-
-
-@pytest.fixture(scope="module")
-def quick_class(tmp_path_factory):
-    """Graded with a folder for temporary files of its own, in which nothing may stay."""
-    folder = tmp_path_factory.mktemp("class")
-    (folder / "tmp").mkdir()
-    ALIVE.extend(sandbox.descendants(os.getpid()))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", str(folder / "tmp"))
-        return graded_class(folder, QUICKLY), folder
-
-
-@pytest.fixture(scope="module")
-def whole_class(tmp_path_factory):
-    return graded_class(tmp_path_factory.mktemp("class"), SLOWLY)
-
-
-def judge_one(graded, one):
-    assert one.score - 0.01 <= graded.score <= max(one.score, one.most) + 0.01, graded.sentences
-    assert one.remark in " | ".join(graded.sentences), graded.sentences
-
-
-def test_there_are_forty_hostile_and_sixty_wrong_submissions():
-    count = len(hostile.GAIN) + len(hostile.HARM) + 1  # and the vandal
-    assert count >= 40 and len(WRONG) >= 60
-    told = (notebooks.FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
-    assert f"tests show that {count} hostile submissions" in told
-
-
-@pytest.mark.parametrize("name", QUICKLY)
-def test_a_hostile_submission_gets_what_it_deserves(name, quick_class):
-    judge_one(quick_class[0][name], QUICKLY[name])
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SLOWLY)
-def test_the_other_hostile_submissions_get_what_they_deserve(name, whole_class):
-    judge_one(whole_class[name], SLOWLY[name])
-
-
-def test_nobody_else_suffers(quick_class):
-    graded, _ = quick_class
-    assert graded["zoe"].score == 12 and not graded["zoe"].sentences
-    assert graded["a vandal"].score == 12  # it broke nothing, not even its own work
-    assert os.listdir(quick_class[1] / "tmp") == []
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not tell what runs")
-def test_nothing_outlives_its_grading(quick_class):
-    commands = [Path(p, "cmdline").read_bytes() for p in Path("/proc").glob("[0-9]*") if Path(p, "cmdline").exists()]
-    stage = str(quick_class[1]).encode()
-    assert not [c for c in commands if b"course.sandbox" in c and stage in c]
-    known = {child for pid in ALIVE for child in (pid, *sandbox.descendants(pid))}  # compilers of other tests
-    assert set(sandbox.descendants(os.getpid())) <= known or os.environ.get("PYTEST_XDIST_WORKER")
-
-
-def test_feedback_shows_markup_and_runs_none_of_it(quick_class):
-    for page in (quick_class[1] / "out" / "feedback").rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
-        assert "<script" not in text and "src=" not in text
-        assert not [line for line in hidden_lines(FIRST.name) if len(line) > 25 and line in text], page
-
-
-# Without namespaces -------------------------------------------------------------------------------------------------
-
-
-def test_where_the_system_has_no_namespaces_a_warning_says_what_is_missing(tmp_path):
-    hostile.hand_in(hostile.Hostile(), tmp_path / "in" / "zoe")
-    warnings = []
-    how = grade.Grading(replace(PATIENT, namespaces=False), warn=warnings.append)
-    (graded,) = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], how)
-    assert graded.score == 12
-    for wall in ("use the network", "write wherever", "other processes"):
-        assert any(wall in w for w in warnings), warnings
 
 
 # A class ------------------------------------------------------------------------------------------------------------

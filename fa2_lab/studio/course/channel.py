@@ -41,7 +41,7 @@ def receive(stream, resolve: Callable | None = None, trusted: bool = False):
     text, arrays = _exactly(stream, text_size), _exactly(stream, size)
     try:
         return _unpacked(json.loads(text), arrays, resolve, trusted)
-    except (TypeError, KeyError, IndexError, AttributeError, RecursionError, UnicodeError) as error:
+    except (TypeError, KeyError, IndexError, AttributeError, RecursionError, UnicodeError, OverflowError) as error:
         raise ValueError(f"a message that cannot be read ({type(error).__name__})") from error
 
 

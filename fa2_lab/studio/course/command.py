@@ -113,7 +113,7 @@ def run_check(options) -> int:
 
 
 def run_grade(options) -> int:
-    from fa2_lab.studio.course import due, grade, sandbox
+    from fa2_lab.studio.course import due, grade, results, sandbox
 
     if options.jobs < 1:
         raise ValueError(f"--jobs: got {options.jobs}; it takes a positive number")
@@ -127,7 +127,8 @@ def run_grade(options) -> int:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
     for g in graded:
-        print(f"{g.student:20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {' | '.join(g.sentences)[:100]}")
+        said = results.printable(" | ".join(g.sentences))[:100]
+        print(f"{results.printable(g.student):20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {said}")
     print(f"{options.out / 'scores.csv'}, {options.out / 'scores_wide.csv'} and {options.out / 'feedback'}")
     return 0
 

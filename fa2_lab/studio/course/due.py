@@ -12,9 +12,12 @@ extensions:
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date, datetime, time, timezone
 from pathlib import Path
+
+from fa2_lab.studio.course.notebooks import content
 
 DAY = 86_400
 KEYS = ("secret", "students", "due", "late", "extensions")
@@ -97,8 +100,9 @@ def dates(said, key: str, assignments: list[str]) -> dict[str, datetime]:
 
 def handed_in(path: Path) -> datetime:
     """When a file was handed in: by nbgrader's timestamp.txt beside it, or else by the file's own date."""
-    try:
-        text = (path.parent / "timestamp.txt").read_text(encoding="utf-8").strip().removesuffix(" UTC")
+    with suppress(ValueError):
+        text = content(path.parent / "timestamp.txt").decode().strip().removesuffix(" UTC")
         return datetime.fromisoformat(text).replace(tzinfo=timezone.utc)
-    except (OSError, ValueError):
-        return datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    with suppress(OSError, ValueError, OverflowError):  # no such file, or a date that no calendar has
+        return datetime.fromtimestamp(path.lstat().st_mtime, timezone.utc)
+    return datetime.fromtimestamp(0, timezone.utc)

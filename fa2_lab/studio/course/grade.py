@@ -47,10 +47,11 @@ NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
 MOST_FILES = 10_000  # of one student that are looked at
 MARGIN = 90.0  # seconds that a grading process may take beyond its notebook's own
 WITHOUT = {  # what a student's code can do where the box has no such wall
-    "user": "act as you: read your files, and stop your processes",
+    "user": "act as you, as far as no other wall stands in the way",
     "network": "use the network",
-    "files": "write wherever you can, and read solutions on this disk",
+    "files": "read solutions, and change or delete all that you can: grade a copy of the submissions",
     "processes": "see the other processes of this machine",
+    "signals": "end processes that are yours, this one included",
 }
 
 
@@ -154,6 +155,7 @@ class Found:
     assignment: str
     path: Path | None = None
     remarks: list[str] = field(default_factory=list)
+    late: tuple[str, float] = "", 1.0  # in words, and the factor that it leaves of the points
 
 
 def submissions(folder: Path, assignments: list[Assignment], students: tuple[str, ...] = ()) -> list[Found]:
@@ -248,7 +250,7 @@ def grade_tasks(tasks: list, out: Path, how: Grading, before: str, stage: dict) 
                     f"the package changed while {one.student}'s {one.assignment} was graded. Stopped there."
                 )
             graded.sentences = one.remarks + graded.sentences
-            graded.late, graded.factor = lateness(one, how)
+            graded.late, graded.factor = one.late
             results.keep(graded, out, key)
             bar.update()
 
@@ -260,17 +262,17 @@ def prepare(one: Found, assignments, stage: dict, hidden: tuple, how: Grading, v
     assignment = next(a for a in assignments if a.name == one.assignment)
     original = seeded(source(assignment), one.student, how.about.secret)
     nothing = Graded(one.student, one.assignment, steps(original), sentences=one.remarks)
-    late, _ = lateness(one, how)
+    one.late = lateness(one, how)
     if one.path is None:
-        return None, nothing, digest(version, original, late, one.remarks)
+        return None, nothing, digest(version, original, one.late[0], one.remarks)
     try:
         cells = read(one.path)
     except ValueError as unreadable:
         nothing.sentences = [*one.remarks, str(unreadable)]
-        return None, nothing, digest(version, original, late, nothing.sentences)
+        return None, nothing, digest(version, original, one.late[0], nothing.sentences)
     box = stage[one.assignment]
     task = Task(one.student, one.assignment, cells, original, box, how.limits, hidden)
-    return task, nothing, digest(version, original, late, one.remarks, cells, how.limits)
+    return task, nothing, digest(version, original, one.late[0], one.remarks, cells, how.limits)
 
 
 def lateness(one: Found, how: Grading) -> tuple[str, float]:

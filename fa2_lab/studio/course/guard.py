@@ -52,6 +52,13 @@ def beside(probe, function, *args, **kwargs):
     return call(probe, function, *args, **kwargs)
 
 
+def apart(probe, function, *args):
+    """Run a probe where no code of the student's has run: probe(*args). The function says only whose it is."""
+    if isinstance(function, Far):
+        return function.session.apart(probe, args)
+    return call_freely(probe, *args)
+
+
 class Far:
     """A function of the student's in another process, by its name. Calling it asks that process."""
 

@@ -120,7 +120,7 @@ class Session:
     """A student's process over one notebook. If it ends, the next question finds a new one in the same state."""
 
     def __init__(self, open_room: Callable[[], Room], limits: Limits):
-        self.open_room, self.limits, self.room = open_room, limits, None
+        self.open_room, self.limits, self.room, self.clean = open_room, limits, None, None
         self.until = time.monotonic() + limits.notebook_seconds
         self.done: list[str] = []  # the cells that ran, for a new process
         self.opened, self.confined = 0, {}
@@ -144,12 +144,27 @@ class Session:
         place = f"{probe.__module__}:{probe.__name__}"
         return self.value({"do": "beside", "probe": place, "name": name, "args": args, "kwargs": kwargs})
 
-    def value(self, request: dict):
+    def apart(self, probe: Callable, args: tuple):
+        """Run a probe in a process of its own, in which nothing of the student's runs."""
+        request = {"do": "apart", "probe": f"{probe.__module__}:{probe.__name__}", "args": args}
+        return self.value(request, self.ask_apart)
+
+    def ask_apart(self, request: dict, seconds: float) -> dict:
+        mine, self.room = self.room, self.clean
+        try:
+            return self.ask(request, seconds, open_room=self.open_clean)
+        finally:
+            self.clean, self.room = self.room, mine
+
+    def open_clean(self) -> None:
+        self.room = self.open_room()
+
+    def value(self, request: dict, ask: Callable | None = None):
         """What a function of the student's returns, or the error it raised; Stopped once the step's time is over."""
         if self.over:
             raise Stopped(self.over)
         try:
-            reply = self.ask(request, self.step_until - time.monotonic())
+            reply = (ask or self.ask)(request, self.step_until - time.monotonic())
         except Stopped as end:
             self.deaths, self.stopped = self.deaths + 1, str(end)
             if self.deaths > 1 or time.monotonic() > self.step_until:
@@ -159,22 +174,22 @@ class Session:
             raise error
         return reply.get("value")
 
-    def ask(self, request: dict, seconds: float) -> dict:
+    def ask(self, request: dict, seconds: float, open_room: Callable | None = None) -> dict:
         """The reply to a request, or Stopped with a sentence."""
         left = self.until - time.monotonic()
         if left <= 0:
             raise Stopped("the notebook's time was up")
         try:
             if self.room is None:
-                self.open()
+                (open_room or self.open)()
             reply = self.room.ask(request, max(0.0, min(seconds, left)))
         except Late:
-            self.close()
+            self.end()
             raise Stopped(
                 f"it did not end within {self.limits.cell_seconds:g} s and could not be interrupted"
             ) from None
         except Died as end:
-            self.close()
+            self.end()
             why = str(end) or "too much memory, exit(), or a crash"
             raise Stopped(f"the process ended here ({why})") from None
         if reply.get("late"):
@@ -191,10 +206,16 @@ class Session:
         for source in self.done:
             self.room.ask({"do": "cell", "source": source}, self.limits.cell_seconds)
 
-    def close(self) -> None:
+    def end(self) -> None:
+        """End the process that was asked last; the next question starts a new one."""
         if self.room is not None:
             self.room.close()
         self.room = None
+
+    def close(self) -> None:
+        self.end()
+        self.room, self.clean = self.clean, None
+        self.end()
 
 
 def error_of(reply: dict) -> Exception | None:

@@ -38,16 +38,17 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
 
     def count(where: Counter, pointers, mask) -> None:
         touched = np.asarray(pointers.data)[np.asarray(mask.data, dtype=bool)]
+        where["everything"] += touched.size
         for name, (first, end) in ends.items():
             where[name] += int(((touched >= first) & (touched < end)).sum())
 
-    def load(pointers, mask, *rest):
+    def load(pointers, mask, *rest, **more):
         count(meter.loads, pointers, mask)
-        return kept["create_masked_load"](pointers, mask, *rest)
+        return kept["create_masked_load"](pointers, mask, *rest, **more)
 
-    def store(pointers, value, mask, *rest):
+    def store(pointers, value, mask, *rest, **more):
         count(meter.stores, pointers, mask)
-        return kept["create_masked_store"](pointers, value, mask, *rest)
+        return kept["create_masked_store"](pointers, value, mask, *rest, **more)
 
     def add(kind, pointers, value, mask, *rest):
         count(meter.adds, pointers, mask)

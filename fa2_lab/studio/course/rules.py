@@ -8,7 +8,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
 COURSE = "fa2_lab.studio.course"
-INSIDE = [f"{COURSE}.{name}" for name in ("sandbox", "channel", "worker")]  # what runs the student's code
+INSIDE = [f"{COURSE}.{name}" for name in ("sandbox", "walls", "channel", "worker")]  # what runs the student's code
 NOTHING = '''"""While work is graded, the checks are in another process: what is asked of them here is nothing."""
 
 

@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import fa2_lab.studio.course.channel as channel
+import fa2_lab.studio.course.walls as walls
 
 KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV", "LD_LIBRARY_PATH", "SYSTEMROOT", "CUDA_VISIBLE_DEVICES")
 FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
@@ -36,7 +37,7 @@ START = 60.0  # seconds that a process may take to be ready
 GPU = os.path.exists("/dev/nvidiactl")
 NAMESPACES = {"processes": 0x20000000, "network": 0x40000000, "files": 0x00020000, "ipc": 0x08000000}
 NEW_USER = 0x10000000
-BOX = ("user", "network", "files", "processes")  # what a full box keeps apart
+BOX = ("user", "network", "files", "processes", "signals")  # what a full box keeps apart
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Limits:
     cell_seconds: float = 60.0
     notebook_seconds: float = 300.0
     memory_mb: int = 4096  # 0: no limit
-    namespaces: bool = True  # False: limits alone
+    walls: str = "namespaces"  # or what stands in for them, "landlock"; or "none", limits alone
 
 
 class Late(Exception):
@@ -69,7 +70,7 @@ class Room:
         home = Path(self.folder, "home")
         home.mkdir()
         become_subreaper()
-        box = dict(stage=str(stage), home=str(home), hidden=list(hidden), namespaces=limits.namespaces)
+        box = dict(stage=str(stage), home=str(home), hidden=list(hidden), walls=limits.walls)
         box |= dict(uid=100_000 + os.getpid() % 50_000)
         box |= dict(memory_mb=limits.memory_mb, seconds=limits.notebook_seconds)
         self.errors = tempfile.TemporaryFile()
@@ -82,7 +83,7 @@ class Room:
             stderr=self.errors,
             start_new_session=True,
         )
-        self.arrived: queue.Queue = queue.Queue()
+        self.arrived: queue.Queue = queue.Queue(2)  # who sends more than is asked for has to wait
         threading.Thread(target=self._listen, daemon=True).start()
         try:
             self.confined = self._next(time.monotonic() + START)["confined"]
@@ -141,7 +142,7 @@ class Room:
         try:
             while True:
                 self.arrived.put(channel.receive(self.process.stdout))
-        except (channel.Closed, ValueError, OSError) as end:
+        except Exception as end:  # whatever came: it is the end of this process
             self.arrived.put(end)
 
     def _next(self, until: float):
@@ -152,6 +153,8 @@ class Room:
             except queue.Empty:
                 if self.limits.memory_mb and resident_mb(self.process.pid) > self.limits.memory_mb:
                     raise Died(f"it used more than {self.limits.memory_mb:,} MB of memory") from None
+                if size_of(self.folder) > HOME_BYTES:
+                    raise Died(f"it wrote more than {HOME_BYTES // 2**20} MB of files") from None
                 if time.monotonic() > until:
                     raise Late from None
                 if self.process.poll() is not None and self.arrived.empty():
@@ -159,6 +162,8 @@ class Room:
                 continue
             if isinstance(message, Exception):
                 raise Died(self._last_words() or str(message))
+            if time.monotonic() > until:
+                raise Late  # however many more there are
             return message
 
     def _last_words(self) -> str:
@@ -258,6 +263,16 @@ def reap(process: subprocess.Popen) -> None:
             pass
 
 
+def size_of(folder: str) -> int:
+    """The bytes of all files below a folder; a home in memory is not seen from outside, and has its own limit."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+    return total
+
+
 def resident_mb(pid: int) -> float:
     """The memory that a process and everything below it hold."""
     pages = 0
@@ -278,7 +293,7 @@ def main(argv: list[str]) -> int:
     nowhere = os.open(os.devnull, os.O_RDWR)
     for number in (0, 1):
         os.dup2(nowhere, number)
-    confined = shut(box) if box["namespaces"] else {}
+    confined = shut(box) if box["walls"] == "namespaces" else {}
     if "processes" in confined and (inner := os.fork()):
         incoming.close()
         outgoing.close()
@@ -287,8 +302,13 @@ def main(argv: list[str]) -> int:
         with contextlib.suppress(OSError):
             mount("proc", "/proc", "proc", 0xE)
     os.chdir(box["home"])
-    limit_resources(box, bool(confined))
+    limit_resources(box, "processes" in confined)
     confined["user"] = leave_rights(box)
+    if box["walls"] != "none":
+        apart = confined.get("files", False)
+        needed = [sys.prefix, sys.base_prefix, box["stage"], *filter(os.path.isdir, sys.path)]
+        confined |= {} if apart else walls.landlock(box["home"], needed, box["hidden"])
+        confined |= {"network": walls.filtered(apart) or apart}
     die_with_parent()
     os.dup2(nowhere, 2)
     worker = importlib.import_module("fa2_lab.studio.course.worker")
@@ -315,7 +335,7 @@ def shut(box: dict) -> dict:
             read_only(folder, False)
     except (OSError, AttributeError) as refusal:
         return {"refused": str(refusal)[:200]}
-    return {"processes": True, "network": True, "files": True}
+    return {"processes": True, "network": True, "files": True, "signals": True}
 
 
 def hide(folder: Path, needed: list[str]) -> None:

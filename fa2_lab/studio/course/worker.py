@@ -96,6 +96,11 @@ class Worker:
         probe = getattr(import_module(module), name)
         return {"value": probe(theirs, *request["args"], **request["kwargs"])}
 
+    def do_apart(self, request: dict) -> dict:
+        """Run a probe alone."""
+        module, name = request["probe"].split(":")
+        return {"value": getattr(import_module(module), name)(*request["args"])}
+
     def do_given(self, request: dict) -> dict:
         """Put right versions of some functions in the place of the student's; they call each other alone."""
         space = {"__name__": "right"}

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(.*?)\s*;")
 LABEL = re.compile(r"^\s*(\.L_x_\d+):")
-BRANCH = re.compile(r"\bBRA\b.*`\((\.L_x_\d+)\)")
+BRANCH = re.compile(r"^@\S+ .*\bBRA\b.*`\((\.L_x_\d+)\)")  # a jump without a condition comes back from a wait
 PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's products
     (re.compile(r"\bHGMMA\.(\d+)x(\d+)x(\d+)"), 4),
     (re.compile(r"\bHMMA\.(16)(8)(16|8)\b"), 1),
@@ -15,15 +15,20 @@ PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's produ
 
 
 class Loop(NamedTuple):
-    """One loop: its instructions, a warp's multiplications in one round, and its copies that nobody waits for."""
+    """One loop: its instructions, a warp's multiplications in one round, copies that nobody waits for, exponentials."""
 
     instructions: int
     multiplications: float
     copies: int
+    exponentials: int = 0
 
     def per_score(self, d: int) -> float:
         """Instructions of a thread for one score: each score takes part in 2 d multiplications."""
-        return 32 * self.instructions / (self.multiplications / (2 * d))
+        return 32 * self.instructions / self.scores(d)
+
+    def scores(self, d: int) -> float:
+        """A warp's scores in one round."""
+        return self.multiplications / (2 * d)
 
 
 def loops(sass: str) -> list[Loop]:
@@ -39,7 +44,9 @@ def loops(sass: str) -> list[Loop]:
                 body = code[labels[back[1]] :]
                 products = sum(multiplications(text) for text in body)
                 copies = sum("LDGSTS" in text or "UTMALDG" in text for text in body)
-                found += [Loop(len(body), products, copies)] if products else []
+                found += (
+                    [Loop(len(body), products, copies, sum("MUFU.EX2" in text for text in body))] if products else []
+                )
     return found
 
 

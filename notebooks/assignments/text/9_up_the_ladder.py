@@ -14,11 +14,16 @@
 #
 # *Time: 6 to 8 hours. Before this: assignment 4, chapters 10 and 11. Hardware: Linux, for Triton; a GPU is not needed.*
 #
-# **How it is graded.** Your `forward(q, k, v, causal)` is called in Triton's interpreter with fp16 tensors of (batch, heads, N, d)
-# and is compiled for sm_90, causal, d = 64. O has the inputs' type, L is fp32. Memory behind Q, K and V is NaN. The instructions
-# for a score are those of the loop that spends the fewest, times 32 threads, divided by its scores; rung 03 has 18.9, and 9.3
-# can be had. Every product has to work for its place: a `tl.dot` that does an eighth of a causal call's multiplications or
-# less, as one in a loop that hardly runs, costs all points of step 3. What your loop costs stands on a card; your class may have a leaderboard of cards.
+# **How it is graded.** Your `forward(q, k, v, causal)` is called with fp16 tensors of (batch, heads, N, d) that have a shape and
+# no numbers. What it launches is written down: the kernels' text, their arguments, and torch's calls, which may allocate, view
+# and copy, no more. That list is what is run in Triton's interpreter (with NaN behind Q, K and V), what is compiled for sm_90,
+# and what is timed. O has the inputs' type, L is fp32. A kernel knows `tl`, its arguments, numbers, and other functions under
+# `@triton.jit`; no other decorator.
+#
+# Step 3 compiles a causal call with N = 384 and d = 64 and counts the instructions of the loop that does most of the work, times
+# 32 threads, for each of its scores. Rung 03 has 18.9, and 9.3 can be had. Each loop with products holds both of them and an
+# exponential for each score, and each `tl.dot` does more than an eighth of the call's multiplications. What your loop costs
+# stands on a card; your class may have a leaderboard of cards.
 #
 # **Off limits:** importing `fa2_lab`, except `fa2_lab.studio.xray`, or any finished attention. Reading the ladder's rungs is
 # allowed, and chapter 10 is about nothing else. But write down for each change what you expected it to save before you looked.
