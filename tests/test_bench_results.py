@@ -9,7 +9,7 @@ pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite
 
-from fa2_lab.studio import files
+from fa2_lab.studio import files, ladder
 from fa2_lab.studio.bench import page, peers, results
 from fa2_lab.studio.bench.problem import Problem
 from fa2_lab.studio.bench.registry import RETIRED, SUITES
@@ -298,11 +298,17 @@ def test_every_changed_number_in_a_record_changes_the_page(tmp_path):
         file.write_bytes(before)
 
 
+def between(part, said):
+    start, end = (marker.format(part) for marker in page.WRITTEN)
+    return f"{start}\n{said}\n{end}\n"
+
+
 def test_renewing_touches_only_what_stands_between_the_markers():
-    text = f"before\n{page.START}\nold\n{page.END}\nafter\n"
-    once = page.renewed(text, "new\nlines")
-    assert once == f"before\n{page.START}\nnew\nlines\n{page.END}\nafter\n"
-    assert page.renewed(once, "new\nlines") == once
+    text = f"before\n{between('speed', 'old')}after\n{between('ladder', 'old')}"
+    once = page.renewed(text, "speed", "new\nlines")
+    new = between("speed", "new\nlines")
+    assert once == f"before\n{new}after\n{between('ladder', 'old')}"
+    assert page.renewed(once, "speed", "new\nlines") == once
 
 
 def test_writing_takes_a_checkout(tmp_path, monkeypatch):
@@ -310,10 +316,13 @@ def test_writing_takes_a_checkout(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
         page.write()
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "README.md").write_text(f"a\n{page.START}\n{page.END}\n", encoding="utf-8")
+    (tmp_path / "README.md").write_text(between("ladder", "") + between("speed", ""), encoding="utf-8")
     page.write()
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
-    assert page.sentence(results.load("paper")) in (tmp_path / "README.md").read_text(encoding="utf-8")
+    readme = (tmp_path / "README.md").read_text(encoding="utf-8")
+    table = "\n".join(ladder.markdown(results.load("ladder")))
+    assert readme == between("ladder", table) + between("speed", page.sentence(results.load("paper")))
+    assert table in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
 
 
 # Commits -------------------------------------------------------------------------------------------------------

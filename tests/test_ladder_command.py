@@ -59,6 +59,15 @@ def test_the_table_has_every_rung_with_its_change_and_its_numbers(recorded, caps
     assert last.removesuffix(ladder.change(ladder.RUNGS[-1])[1])[22:].split() == ["-"] * 6
 
 
+def test_the_table_on_a_page_has_the_same_cells(recorded):
+    lines = room.markdown(recorded)
+    first, last = (f"{2 / took(ladder.RUNGS[n], False):.0%}" for n in (0, -2))
+    assert f"From {first} to {last} of cuDNN in {len(ladder.RUNGS) - 2} changes: every rung" in lines[0]
+    written = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    assert written[2:] == [[name, *numbers, sentence] for name, numbers, sentence in room.cells(recorded)]
+    assert len(written[2:]) == len(ladder.RUNGS) + 1 and written[-1] == ["cuDNN", *written[-1][1:-1], ""]
+
+
 def test_two_rungs_give_the_sentence_the_diff_and_the_recorded_step(recorded, capsys):
     assert command.main(["ladder", "07", "08"]) == 0
     printed = capsys.readouterr().out

@@ -54,29 +54,52 @@ def rows(results: Results, direction: str) -> dict:
     return {row.problem["rung"]: row for row in found if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
 
 
+COLUMNS = ("TFLOP/s", "causal", "share", "regs", "per SM", "tensor")
+
+
+def cells(results: Results) -> list[tuple[str, list[str], str]]:
+    """(name, a number for each column, the one change) of each rung, then of the peers, which have no change."""
+    timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
+    peer, found = peer_of(timed[False]), []
+    for name in (*ladder.RUNGS, *(name for name in timed[False].values if name not in ladder.RUNGS)):
+        short_name, sentence = ladder.change(name) if name in ladder.RUNGS else (name, "")
+        read = compiled[name].values if name in compiled else {}
+        numbers = [speed(timed[False], name), speed(timed[True], name), share(timed[False], name, peer)]
+        numbers += [one(read, "registers"), one(read, "programs on an SM"), percent(counted, name)]
+        found.append((f"{name[1:3]} {short_name}" if sentence else name, numbers, sentence))
+    return found
+
+
+def peer_of(row: Row) -> str:
+    """With whom rungs are compared: the first peer of the picture that took part."""
+    return next(name for name in climb.PEERS if name in row.values)
+
+
+def setting(results: Results) -> str:
+    """What the table's numbers are of."""
+    peer = peer_of(rows(results, "forward")[False])
+    where = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask"
+    return f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
+
+
 def table(results: Results) -> str:
     """A line for each rung, then the peers."""
-    timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
-    peer = next(name for name in climb.PEERS if name in timed[False].values)
-    lines = [
-        f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask",
-        "",
-        f"{'rung':22}{'TFLOP/s':>8}{'causal':>8}{'share':>7}{'regs':>6}{'per SM':>8}{'tensor':>8}  the one change",
-    ]
-    for rung in ladder.RUNGS:
-        name, sentence = ladder.change(rung)
-        numbers = compiled[rung].values if rung in compiled else {}
-        lines.append(
-            f"{rung[1:3]} {name:19}{speed(timed[False], rung):>8}{speed(timed[True], rung):>8}"
-            f"{share(timed[False], rung, peer):>7}{one(numbers, 'registers'):>6}{one(numbers, 'programs on an SM'):>8}"
-            f"{percent(counted, rung):>8}  {sentence}"
-        )
-    others = [name for name in timed[False].values if name not in ladder.RUNGS]
-    lines += [
-        f"{name:22}{speed(timed[False], name):>8}{speed(timed[True], name):>8}{share(timed[False], name, peer):>7}"
-        for name in others
-    ]
-    return "\n".join([*lines, "", "tensor: share of the cycles in which the tensor cores work. -: not measured here."])
+    lines = [setting(results), ""]
+    for name, numbers, sentence in [("rung", list(COLUMNS), "the one change"), *cells(results)]:
+        columns = "".join(f"{x:>{width}}" for x, width in zip(numbers, (8, 8, 7, 6, 8, 8), strict=True))
+        lines.append(f"{name:22}{columns}  {sentence}".rstrip())
+    return "\n".join(lines)
+
+
+def markdown(results: Results) -> list[str]:
+    """The same table for a page, under a line that can be opened."""
+    shares = [numbers[2] for _, numbers, _ in cells(results)[: len(ladder.RUNGS)] if numbers[2] != "-"]
+    peer = peer_of(rows(results, "forward")[False])
+    told = f"From {shares[0]} to {shares[-1]} of {peer} in {len(shares) - 1} changes: every rung"
+    lines = [f"<details><summary>{told}</summary>", "", setting(results), ""]
+    lines += [f"| rung | {' | '.join(COLUMNS)} | the one change |", "| --- |" + " ---: |" * len(COLUMNS) + " --- |"]
+    lines += [f"| {name} | {' | '.join(numbers)} | {sentence} |" for name, numbers, sentence in cells(results)]
+    return [*lines, "", "</details>"]
 
 
 def speed(row: Row, name: str) -> str:

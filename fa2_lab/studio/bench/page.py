@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 
-from fa2_lab.studio import files
+from fa2_lab.studio import files, ladder
 from fa2_lab.studio.bench.registry import RETIRED, SUITES
 from fa2_lab.studio.bench.results import FOLDER, Results, Row, label, load, spread, unit_of, views
 
-START, END = "<!-- speed: written by `python -m fa2_lab bench --results` -->", "<!-- end of speed -->"
+WRITTEN = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
 OURS = ("fa2_lab", "fa2_lab portable")
 PEERS = ("cuDNN", "FlashAttention-3", "FlashAttention-4", "torch flash", "FlexAttention", "FlexAttention on FA4")
 PEERS += ("flash_attn",)
@@ -50,6 +50,7 @@ def section(run: Results) -> list[str]:
     rows = run.rows + run.sustained
     lines = ["", f"## {run.suite}", "", f"{what[0].upper()}{what[1:]}. {shapes(rows)}.", ""]
     lines += [f"In short: {TOLD[run.suite](run)}.", ""] if run.suite in TOLD else []
+    lines += [*ladder.markdown(run), ""] if run.suite == ladder.SUITE else []
     lines += [f"{len(run.missing)} rows were not measured.", ""] if run.missing else []
     for view in named_views(run):
         lines += [about(view), ""]
@@ -350,7 +351,6 @@ TOLD: dict[str, Callable[[Results], str]] = dict(
     small=small_told,
     memory=memory_told,
     first_ladder=ladder_told,
-    ladder=ladder_told,
     ideas=ideas_told,
     train=train_told,
     ring=ring_told,
@@ -360,16 +360,18 @@ TOLD: dict[str, Callable[[Results], str]] = dict(
 # Writing ------------------------------------------------------------------------------------------------------
 
 
-def renewed(text: str, said: str) -> str:
-    """The README's text with what stands between the two markers renewed."""
-    before, rest = text.split(START)
-    _, after = rest.split(END)
-    return f"{before}{START}\n{said}\n{END}{after}"
+def renewed(text: str, part: str, said: str) -> str:
+    """The README's text with what stands between the two markers of a part renewed."""
+    start, end = (marker.format(part) for marker in WRITTEN)
+    before, rest = text.split(start)
+    _, after = rest.split(end)
+    return f"{before}{start}\n{said}\n{end}{after}"
 
 
 def write() -> None:
-    """Write RESULTS.md, and the README's sentence on speed, from the recorded runs."""
+    """Write RESULTS.md, and the README's table of rungs and sentence on speed, from the recorded runs."""
     root = files.checkout("bench --results")
     files.write(root / "RESULTS.md", results_page())
-    readme = root / "README.md"
-    files.write(readme, renewed(readme.read_text(encoding="utf-8"), sentence(load("paper"))))
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    readme = renewed(readme, "ladder", "\n".join(ladder.markdown(load("ladder"))))
+    files.write(root / "README.md", renewed(readme, "speed", sentence(load("paper"))))
