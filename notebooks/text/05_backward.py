@@ -6,17 +6,16 @@
 #
 # **How do gradients come back without the score matrix?**
 #
-# Chapter 01 derived the gradients of attention. Chapter 03 computed them tile by tile, as FA1 does. FA2 changes little in
-# the arithmetic. What is new is that many workers share the job, and that one of the three results, dQ, gets something
-# from all of them. This chapter is about that sum.
+# Chapter 01 derived the gradients of attention. Chapter 03 got P back, tile by tile. Now many workers share the
+# job, and one of the three results, dQ, gets something from all of them. This chapter is about that sum.
 #
 # After this notebook you can
 #
-# - say in words what $dS = P \circ (dP - D)$ does to a score,
+# - say in words what $dS = P \circ (dP - D)$ says about a score,
 # - write FA2's backward pass, and say what it keeps and what it makes again,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 60 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
 # FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
@@ -25,30 +24,30 @@ from itertools import permutations
 import numpy as np
 
 from fa2_lab.errata.cases import central_differences
-from fa2_lab.machine import io
-from fa2_lab.plots import backward_graph, grouped_heads
+from fa2_lab.plots import backward_graph
 from fa2_lab.plots.show import show
-from fa2_lab.reference import fa1, fa2, heads, naive
+from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.studio.book.verdicts import close, verdict
-from fa2_lab.tiles import CAUSAL, Mask, Tiling
+from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
 
 # %% [markdown]
-# ## Which way should a score move?
+# ## What does dS say about a score?
 #
-# Take the row of chapter 02: the weights are 1/16, 3/16, 4/16 and 8/16, the values 8, 0, 4 and 2, and the output is 2.5.
-# Let the loss be the output itself, so that dO = 1.
+# dS is the gradient of the loss with respect to the scores: it says how the loss changes when a score rises. Take the row
+# of chapter 02: the weights are 1/16, 3/16, 4/16 and 8/16, the values 8, 0, 4 and 2, and the output is 2.5. Let the loss
+# be the output itself, so that dO = 1.
 #
 # **Predict.** We raise the score of the last key a little. Its value is 2. Does the output go up or down?
 
-# %%
+# %% tags=["hide-input"]
 s, v = np.log([1.0, 3.0, 4.0, 8.0]), np.array([8.0, 0.0, 4.0, 2.0])
 by_differences = central_differences(lambda scores: float(safe_softmax(scores) @ v), s)  # as in chapter 01
-p, dp = safe_softmax(s), 1.0 * v  # dP = dO Vᵀ: what a weight is worth to the loss
+p, dp = safe_softmax(s), 1.0 * v  # dP = dO Vᵀ: how much the loss grows with a weight
 D = p @ dp
-print("by differences, in sixteenths:", np.round(16 * by_differences, 4))
-print("p (dp - D), in sixteenths:    ", np.round(16 * p * (dp - D), 4), "  D =", round(float(D), 9))
+print("by finite differences, in sixteenths:", np.round(16 * by_differences, 4))
+print("p (dp - D), in sixteenths:           ", np.round(16 * p * (dp - D), 4), "  D =", round(float(D), 9))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -58,13 +57,14 @@ print("p (dp - D), in sixteenths:    ", np.round(16 * p * (dp - D), 4), "  D =",
 #
 # The keys with the values 8 and 4 lie above the mean, so their gradients are positive.
 #
-# D is that mean: what the row's keys are worth on average. It is also $do \cdot o = 1 \cdot 2.5$. So it can be computed
-# from the output, before the first tile.
+# D is that mean: the weighted mean of the row's dP. It is also $do \cdot o = 1 \cdot 2.5$. So it can be computed from the
+# output, before the first tile.
 #
-# **Takeaway.** $dS = P \circ (dP - D)$: a score is pulled up as far as its key is worth more than the row's mean, D.
+# **Takeaway.** $dS = P \circ (dP - D)$. If a score rises, the loss grows when its key's dP is above the row's mean D, and
+# falls when it is below.
 
 # %% [markdown]
-# ## What must the forward pass keep?
+# ## What is kept, and what is made again?
 #
 # These are the lines of chapter 01, for the whole matrix:
 #
@@ -76,48 +76,26 @@ print("p (dp - D), in sixteenths:    ", np.round(16 * p * (dp - D), 4), "  D =",
 # | --- | --- | --- | --- |
 # | kept from the forward pass | P | O, $\ell$, m | O, L |
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
-# | D | from rows of P and dP | $do \cdot o$, in every tile | $do \cdot o$, once |
+# | D | from rows of P and dP | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# **Predict.** For N = 8,192, how many times more numbers does P have than L?
+# So FA2 changed two things: one number per row instead of two, and D. FA1 must load O for every column block to compute D.
+# FA2 loads it once.
+#
+# **Predict.** Standard attention's backward pass has four matrix products: dV, dP, dQ and dK. FA2 must also get S back.
+# How many products has FA2's backward pass?
 
-# %%
-rng = np.random.default_rng(0)
-Q, K, V, dO = rng.standard_normal((4, 8, 4))
+# %% tags=["hide-input"]
+Q, K, V, dO = np.random.default_rng(0).standard_normal((4, 8, 4))
 tau = 1 / np.sqrt(4)
 S = tau * (Q @ K.T)
 P = safe_softmax(S)
 O, L = P @ V, naive.logsumexp(S)
 dQ, dK, dV = naive.backward(Q, K, V, P, dO)  # chapter 01's gradients, to compare with
-N = 8192
-print(f"N = {N:,}: P has {N * N:,} numbers for each head, L has {N:,}")
+meters = {"standard": Trace(), "FA2": Trace()}
+naive.backward(Q, K, V, P, dO, trace=meters["standard"])
+fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=2, trace=meters["FA2"])
+print("products of 8 × 8 × 4:", {name: meter.matmul_flops // (2 * 8 * 8 * 4) for name, meter in meters.items()})
 print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, None])[0, :3].round(6))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **8,192 times.** A row of P against one number.
-# </details>
-#
-# And there is such a P for every head of every layer, from the forward pass until the backward pass needs it.
-#
-# **Takeaway.** All three algorithms compute the same gradients. FA2 keeps O and one number per row, L.
-
-# %% [markdown]
-# ## What does it cost to make P again?
-#
-# P comes back from S, and S is the product $QK^\top$ once more. The picture shows one tile, from left to right. What is
-# white is made again. (Its lower half is about dQ; we come back to it.)
-#
-# **Predict.** Standard attention's backward pass has four matrix products: dV, dP, dQ and dK. How many has FA2's?
-
-# %%
-show(backward_graph.draw(**backward_graph.data()))
-
-# %%
-for d in (64, 128):
-    tiling = Tiling(8192, 8192, 128, 128)
-    ratio = float(io.ratio(io.standard_backward(tiling, d), io.fa2_backward(tiling, d)))
-    print(f"d = {d:3}: standard attention's backward requests {ratio:.1f} times the elements of FA2's")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -126,43 +104,39 @@ for d in (64, 128):
 # </details>
 #
 # Computing something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run
-# on the tensor cores. In return P is not loaded, and dP and dS never leave the chip. The forward pass has two products,
-# so people count a backward pass as 2.5 forward passes.
+# on the tensor cores. In return P is not kept or loaded, and dP and dS never leave the chip. The forward pass has two
+# products, so people count a backward pass as 2.5 forward passes.
 #
-# **Takeaway.** One product more, and no matrix of N × N in memory.
+# **Takeaway.** One product more, and no matrix of N × N in memory. FA2 keeps O and one number per row, L.
 
 # %% [markdown]
-# ## Which loop goes outside?
+# ## Columns outside, or rows?
 #
 # A tile (i, j) adds something to three results: to $dQ_i$, and to $dK_j$ and $dV_j$. So $dK_j$ and $dV_j$ are sums over
 # row blocks i. $dQ_i$ is a sum over column blocks j. What belongs to the outer loop can stay on chip, as in chapter 04.
-# Everything else travels for each tile.
+# Everything else is loaded and stored for each tile.
 #
-# **Predict.** Put the column blocks outside. Which of the three sums must travel?
-
-# %%
-print("blocks of B × d that each tile moves:")
-for outside, streams, sums in (("columns", "q do", "dq"), ("rows", "k v", "dk dv")):
-    moved = len(streams.split()) + 2 * len(sums.split())  # a sum goes in and out
-    print(f"{outside:8} outside: load {streams}; load and store {sums}: {moved} blocks")
-
-# %% [markdown]
+# **Predict.** Put the column blocks outside. Which of the three sums is loaded and stored for each tile?
+#
 # <details><summary>Answer</summary>
 #
 # **Only dQ.** $dK_j$ and $dV_j$ belong to the column block, so they stay.
 # </details>
+
+# %% [markdown]
+# With columns outside, each tile loads q and do, and loads and stores dq: 4 blocks. With rows outside it would load k and
+# v, and load and store dk and dv: 6 blocks. So here the columns stay outside, in FA1 and in FA2. The forward pass
+# swapped its loops; the backward pass does not.
 #
-# With rows outside, dK and dV would both travel. So here the columns stay outside, in FA1 and in FA2. The forward
-# pass swapped its loops; the backward pass does not.
-#
-# **Takeaway.** One of the sums must travel. With columns outside it is dQ alone.
+# **Takeaway.** One of the sums must come and go. With columns outside it is dQ alone.
 
 # %% [markdown]
 # ## The whole of Algorithm 2
 #
-# First what happens to a tile of scores, then the loops. `tiling.hide` puts $-\infty$ where a mask hides, like `hide` in
-# chapter 04, and `visited_rows(j)` leaves out the tiles that nobody sees. All lines on one sheet, with their work:
-# [the poster](../figures/poster_backward.pdf).
+# First what happens to a tile of scores, then the loops. `tiling.hide` puts $-\infty$ where a mask hides, and
+# `visited_rows(j)` leaves out the tiles that nobody sees. ([The poster](../figures/poster_backward.pdf) has all lines on
+# one sheet.)
+
 
 # %%
 def p_and_ds(s_ij, v_j, do_i, L_i, D_i):
@@ -198,7 +172,7 @@ def fa2_backward(Q, K, V, O, L, dO, tiling, trace=UNWATCHED):
 # **Predict.** 8 queries and keys, d = 4, with 2 row blocks and 4 column blocks. dQ has 32 elements. How many elements of
 # dQ are loaded in all?
 
-# %%
+# %% tags=["hide-input"]
 tiling, one_pass = Tiling(8, 8, B_r=4, B_c=2), Trace()
 result = fa2_backward(Q, K, V, O, L, dO, tiling, one_pass)
 for tensor in ("K", "V", "dK", "dV", "Q", "dO", "dQ"):
@@ -213,42 +187,10 @@ for name, ours, dense in zip(("dQ", "dK", "dV"), result, (dQ, dK, dV), strict=Tr
 # stored.
 # </details>
 #
-# K, V, dK and dV move once. Q, dO and dQ move for each column block.
+# K, V, dK and dV move once. Q, dO and dQ move for each column block. (dO is loaded 32 elements more than Q: once for D,
+# before the loops.)
 #
 # **Takeaway.** In FA2's backward pass a column block keeps k, v, dk and dv on chip, and all queries come by.
-
-# %% [markdown]
-# ## What did FA2 change in FA1's backward?
-#
-# The loops are the same. Two things changed. D is computed once, before the loops, and not in every tile. And L replaces
-# $\ell$ and m.
-#
-# **Predict.** FA1 computes D in every tile, as $do \cdot o$. Which tensor need not be loaded for each tile any more?
-
-# %%
-big, blocks = rng.standard_normal((4, 512, 64)), dict(B_r=64, B_c=64)
-O_1, l_1, m_1 = fa1.forward(*big[:3], **blocks)
-O_2, L_2 = fa2.forward(*big[:3], **blocks)
-old, new = Trace(), Trace()
-gradients_1 = fa1.backward(*big[:3], O_1, l_1, m_1, big[3], **blocks, trace=old)
-gradients_2 = fa2.backward(*big[:3], O_2, L_2, big[3], **blocks, trace=new)
-print(f"{'':22}{'FA1':>12}{'FA2':>12}")
-for tensor in ("O", "l", "m", "L", "D"):
-    print(f"loads of {tensor:13}{old.loads(tensor):12,}{new.loads(tensor):12,}")
-for kind in ("matmul", "exp", "multiply", "divide"):
-    print(f"{kind:22}{old.flops[kind]:12,}{new.flops[kind]:12,}")
-print(f"{'all elements requested':22}{old.hbm_elements:12,}{new.hbm_elements:12,}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **O.** FA1 loads it for each of the 8 column blocks, FA2 once.
-# </details>
-#
-# The products and exponentials are the same. What is saved: loads of O, a multiplication for each score, seven of eight
-# computations of D, and all divisions.
-#
-# **Takeaway.** FA2's backward is FA1's with D before the loops and one number per row instead of two.
 
 # %% [markdown]
 # ## Who adds into dQ?
@@ -259,7 +201,7 @@ print(f"{'all elements requested':22}{old.hbm_elements:12,}{new.hbm_elements:12,
 # **Predict.** Four workers run line 15 at the same moment for the same rows. All load $dQ_i$, each adds its part, all
 # store. What does $dQ_i$ hold at the end?
 
-# %%
+# %% tags=["hide-input"]
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])  # all tiles at once
 parts = [tau * (dS[:, tiling.cols(j)] @ K[tiling.cols(j)]) for j in range(tiling.T_c)]
 loaded = np.zeros((8, 4))  # what all four have read before any of them stores
@@ -287,14 +229,16 @@ print(f"after the race {stored[0, 0]:.6f}, the sum of the parts {sum(parts)[0, 0
 #
 # **Predict.** float32 has about seven digits. What is $10^8 + 1 - 10^8$, computed from left to right?
 
-# %%
+
+# %% tags=["hide-input"]
 def sums_in_all_orders(parts):
     return [sum(order[1:], start=order[0]) for order in permutations(parts)]
 
 
 three = sums_in_all_orders([np.float32(1e8), np.float32(1), np.float32(-1e8)])
 print("10⁸ + 1 − 10⁸ in all six orders:", [float(x) for x in three])
-rounded = sums_in_all_orders([part.round(4).astype(np.float32) for part in parts])
+few = [part.round(4).astype(np.float32) for part in parts]  # 4 digits: float32 numbers that every machine agrees on
+rounded = sums_in_all_orders(few)
 spread = max(np.abs(x - rounded[0]).max() for x in rounded)
 print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different results, at most {spread:.0e} apart")
 
@@ -305,7 +249,7 @@ print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different res
 # </details>
 #
 # In another order the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are as good
-# as float32 allows. But if a training is run twice, the bits of its results differ.
+# as float32 allows. But if you train twice, the bits of the results differ.
 #
 # **Takeaway.** Atomic adds lose nothing. Their order is not fixed, so the last bits change from run to run.
 
@@ -317,7 +261,8 @@ print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different res
 #
 # **Predict.** The second pass needs dS, and for it S and dP once more. How many products do both passes have together?
 
-# %%
+
+# %% tags=["hide-input"]
 def dq_pass(Q, K, V, L, D, dO, tiling, trace=UNWATCHED):
     Q, K, V, dO, L, D, dQ = trace.hbm(Q=Q, K=K, V=V, dO=dO, L=L, D=D, dQ=np.empty(Q.shape))
     for i in trace.parallel("i", range(tiling.T_r)):
@@ -333,15 +278,15 @@ def dq_pass(Q, K, V, L, D, dO, tiling, trace=UNWATCHED):
     return np.asarray(dQ)
 
 
-# %%
+# %% tags=["hide-input"]
 D, second = (dO * O).sum(axis=1), Trace()
 dQ_alone = dq_pass(Q, K, V, L, D, dO, tiling, second)
 product = 2 * 8 * 8 * 4  # FLOPs of one
 without_dQ = one_pass.hbm_elements - one_pass.loads("dQ") - one_pass.stores("dQ")
 print(f"dQ, first number: {dQ_alone[0, 0]:.6f}, right is {dQ[0, 0]:.6f}")
 print("one pass:  ", one_pass.matmul_flops // product, "products,", one_pass.hbm_elements, "elements requested")
-print("two passes:", (one_pass.matmul_flops + second.matmul_flops) // product - 1, "products,",
-      without_dQ + second.hbm_elements, "elements requested")
+both = (one_pass.matmul_flops + second.matmul_flops) // product - 1  # less the product of line 15, left out
+print("two passes:", both, "products,", without_dQ + second.hbm_elements, "elements requested")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -349,49 +294,17 @@ print("two passes:", (one_pass.matmul_flops + second.matmul_flops) // product - 
 # **Seven.** S, dP, dV and dK in the first pass; S, dP and dQ in the second.
 # </details>
 #
-# The lower half of the picture of one tile shows both ways. The requests are about as many as before. In return every
-# result has one owner, and the same input gives the same bits.
-#
+# The requests are about as many as before. In return every result has one owner, and the same input gives the same bits.
 # Which way is faster depends on the chip. Chapter 09 has both as kernels.
 #
+# The picture shows one tile, from left to right: what is white is made again, boxes with dashed edges are gradients, and
+# the circled numbers are the five products in their order. Its lower half shows the two ways to sum dQ.
+
+# %%
+show(backward_graph.draw(**backward_graph.data()))
+
+# %% [markdown]
 # **Takeaway.** Two passes: two products more, no race, the same bits in every run.
-
-# %% [markdown]
-# ## Several query heads, one key head
-#
-# In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all
-# of them do). A model that writes a text keeps the keys and values of all tokens so far, its *KV cache*. With four times
-# fewer key heads the cache takes a quarter of the memory.
-#
-# **Predict.** Query head h reads key head h // 4. There are 8 query heads and 2 key heads. Which query heads add into dK
-# of key head 1?
-
-# %%
-q, do = rng.standard_normal((2, 1, 8, 8, 4))  # (batch, heads, N, d)
-k, v = rng.standard_normal((2, 1, 2, 8, 4))
-O_heads, L_heads = heads.forward(q, k, v, B_r=4, B_c=2)
-_, dk, _ = heads.backward(q, k, v, O_heads, L_heads, do, B_r=4, B_c=2)
-dk_of = []
-for h in range(4, 8):
-    q_h, k_1, v_1 = q[0, h], k[0, 1], v[0, 1]
-    dk_of.append(naive.backward(q_h, k_1, v_1, naive.forward(q_h, k_1, v_1)[1], do[0, h])[1])
-print("what heads 4, 5, 6 and 7 add, first number:", [round(float(x[0, 0]), 6) for x in dk_of])
-print(f"their sum {sum(dk_of)[0, 0]:.6f}, dK of key head 1 {dk[0, 1, 0, 0]:.6f}")
-
-# %%
-show(grouped_heads.draw(**grouped_heads.data()))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **Heads 4 to 7.** All that read it.
-# </details>
-#
-# In the picture, lines above lead from a key head to the heads that read it. Arrows below lead back from the
-# same heads to dK and dV.
-#
-# **Takeaway.** If many read a block in the forward pass, many add to its gradient in the backward pass: the heads of a
-# group to dK and dV, and the column blocks to dQ.
 
 # %% [markdown]
 # ## Recap
@@ -400,46 +313,23 @@ show(grouped_heads.draw(**grouped_heads.data()))
 # - P is made again as $e^{S - L}$: five products instead of four, and nothing of size N × N is kept.
 # - Columns outside: dK and dV stay on chip, dQ travels.
 # - FA1 to FA2: D before the loops, L instead of $\ell$ and m, a worker for each column block.
-# - Many workers add into dQ: atomic adds (open order), or a second pass (seven products, same bits).
+# - Many workers add into dQ: atomic adds (any order), or a second pass (seven products, same bits).
+#
+# <details><summary>What if several query heads read one key head?</summary>
+#
+# In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all
+# of them do). A model that writes a text keeps the keys and values of all tokens so far, its *KV cache*, and fewer key
+# heads make it smaller (chapter 14). In the backward pass all heads of a group add to the same dK and dV
+# ([picture](../figures/grouped_heads.svg)). If many read a block in the forward pass, many add to its gradient in the
+# backward pass.
+# </details>
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** All rows of V are the same row v. Write D of a row from do and v alone, in place of the `...`. What are
-# dP − D and dQ then?
-#
-# <details><summary>Hint</summary>
-#
-# What is the output, a mean of equal values? And $D = do \cdot o$.
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# return do @ v
-# ```
-# Every key of a row is worth the same, dP = D. So dS = 0, and with it dQ and dK: if all values are equal, it does not
-# matter where attention looks. dV is not zero.
-# </details>
-
-# %%
-def D_of_equal_values(do, v):  # (d,), (d,) -> a number
-    return ...
-
-
-same = np.tile(V[0], (8, 1))  # eight equal rows
-yours = D_of_equal_values(dO[3], V[0])
-right = float(dO[3] @ (P @ same)[3])
-if yours is ...:
-    print("not written yet")
-elif not close(yours, right):
-    print(f"not yet: D of row 3 is do · o = {right:.6f}, yours is {np.round(yours, 6)}")
-else:
-    dQ_same = naive.backward(Q, K, same, P, dO)[0]
-    print("right; the largest entry of dQ is", np.abs(dQ_same).max().round(9))
-
-# %% [markdown]
-# **2. Complete.** Let the loss depend on L as well, with a given gradient dL, one number for each row. By exercise 2 of
-# chapter 01, dS becomes $P \circ (dP - D + dL)$. `dq_pass` stays as it is. Which D must it be given?
+# **1. Complete.** A model may use L as well as O, for example when it merges two calls by their L (chapter 09). Then the
+# loss has a gradient dL, one number for each row. Since $\partial L / \partial s_j = p_j$, dS becomes
+# $P \circ (dP - D + dL)$. `dq_pass` stays as it is. Which D must it be given? Write it in place of the `...`.
 #
 # <details><summary>Hint</summary>
 #
@@ -450,37 +340,51 @@ else:
 # ```python
 # return D - dL
 # ```
-# So a gradient of L costs nothing. Whoever merges the outputs of two calls by their L needs it
-# (chapter 09).
+# So a gradient of L costs nothing.
 # </details>
+
 
 # %%
 def D_with_L(D, dL):  # (N,), (N,) -> (N,)
     return ...
 
 
+# %% tags=["hide-input"]
 dL = np.arange(8.0)
 given = D_with_L(D, dL)
 if given is ...:
     print("not written yet")
 else:
+
     def loss_with_L(Q):
         S = tau * (Q @ K.T)
         return float((dO * (safe_softmax(S) @ V)).sum() + dL @ naive.logsumexp(S))
+
     error = np.abs(dq_pass(Q, K, V, L, given, dO, tiling) - central_differences(loss_with_L, Q)).max(axis=1)
     print("right" if error.max() < 1e-6 else f"not yet: dQ is wrong in rows {np.flatnonzero(error > 1e-6)}")
 
 # %% [markdown]
-# **3. Find the bug.** The function below computes D from a single tile, as $\mathrm{rowsum}(p \circ dp)$. Before you run
-# it: with which block size is its dQ right?
+# **2. Find the bug.** The function below computes D from a single tile, as $\mathrm{rowsum}(p \circ dp)$. There are 8 keys.
+# With which of the block sizes 2, 4 and 8 is its dQ right? Write your answer first. Then mend the line of `local_D`, so
+# that it is right with all three.
 #
-# <details><summary>Answer</summary>
+# <details><summary>Hint</summary>
+#
+# D is a sum over which keys? And what else is it equal to?
+# </details>
+# <details><summary>Solution</summary>
 #
 # Only with $B_c = 8$, where a tile holds the whole row: D is a sum over all keys. A test with fewer keys than a block
 # would pass. So tests of a kernel need at least two blocks in each direction.
+# ```python
+# local_D = (dO * O).sum(axis=1)
+# ```
 # </details>
 
 # %%
+right_with = ...
+
+
 def dq_with_local_D(B_c):
     dq = np.zeros((8, 4))
     for j in range(0, 8, B_c):
@@ -490,49 +394,56 @@ def dq_with_local_D(B_c):
     return dq
 
 
-for B_c in (2, 4, 8):
-    print(f"B_c = {B_c}: error of dQ {np.abs(dq_with_local_D(B_c) - dQ).max():.3f}")
+# %% tags=["hide-input"]
+if right_with is ...:
+    print("not answered yet")
+else:
+    print("right" if right_with == 8 else f"not yet: you say {right_with}")
+    for B_c in (2, 4, 8):
+        print(f"B_c = {B_c}: error of dQ {np.abs(dq_with_local_D(B_c) - dQ).max():.3f}")
 
 # %% [markdown]
 # ## Ten questions on part I
 #
 # Chapters 00 to 05, without looking back. An answer opens when you click it.
 #
-# <details><summary>1. A head has N tokens and d numbers for each. How many numbers has S, and how many has Q?</summary>
+# <details><summary>1. N = 4,096 and d = 128, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L?</summary>
 #
-# $N^2$ and $N d$. For N = 8,192 and d = 64, S is 128 times as large.
+# S and P: 6 · 4,096² · 16 = 1.6 GB. L: 4 · 4,096 · 16 = 256 KiB.
 # </details>
-# <details><summary>2. Why is the maximum of a row subtracted before the exponential?</summary>
+# <details><summary>2. FA2 requests K and V once for each row block. Why does most of that not cross to DRAM?</summary>
 #
-# So that no exponential overflows. The factor $e^{-m}$ cancels when the row is divided by its sum.
+# K and V of one head are small (2 MiB in question 1, with two bytes a number). They stay in L2, which answers all requests
+# but the first.
 # </details>
-# <details><summary>3. The online softmax meets a larger maximum. What happens to ℓ and o?</summary>
+# <details><summary>3. A row has seen scores with m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?</summary>
 #
-# Both are multiplied by $\alpha = e^{m - m_{new}}$, because both are sums of $e^{s - m}$.
+# $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
 # </details>
-# <details><summary>4. Two states are merged. Does it matter which comes first?</summary>
+# <details><summary>4. Why does FA1 need a factor β, and FA2 only α?</summary>
 #
-# No, but for rounding.
+# FA1 takes a tile's exponentials relative to the tile's own maximum, FA2 relative to the new maximum. With that, $\beta$
+# is always 1.
 # </details>
-# <details><summary>5. What does FA1 load and store again for every column block?</summary>
+# <details><summary>5. FA1, N = 1,024, d = 64, B_c = 128. How many elements of Q does it load in all?</summary>
 #
-# It loads Q, O, $\ell$ and m, and stores O, $\ell$ and m.
+# 8 column blocks, and all of Q for each: 8 · 1,024 · 64 = 524,288.
 # </details>
-# <details><summary>6. How do FA1's extra memory and its requests grow with N?</summary>
+# <details><summary>6. FA2 with the same sizes and B_r = 128. How many elements of K, and how many of O?</summary>
 #
-# The extra memory with N. The requests with $N^2$, divided by the block size.
+# K: 8 row blocks load all of it, 524,288. O is never loaded, and stored once: 65,536.
 # </details>
-# <details><summary>7. What does the swap of the loops save, and what does it make possible?</summary>
+# <details><summary>7. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?</summary>
 #
-# A third of the requests. And each row block can be a worker of its own.
+# Two (one L per row), nearly four, and two (each of Q, K, V and O once).
 # </details>
-# <details><summary>8. After tweak 1, which scaling is left inside the loop?</summary>
+# <details><summary>8. How many divisions does FA2's forward pass need for N rows, and what is left inside the loop?</summary>
 #
-# $\alpha$ times the output block, in every tile. The division by $\ell$ comes once, at the end.
+# N, one for each row. Inside the loop, $\alpha$ still scales the output block in every tile.
 # </details>
-# <details><summary>9. What does FA2's backward pass keep from the forward pass, besides Q, K and V?</summary>
+# <details><summary>9. Two ways to sum dQ: how many products has each, and which gives the same bits in every run?</summary>
 #
-# O and L. O serves only to compute D.
+# Atomic adds: five. A second pass: seven, and the same bits, because every result has one owner.
 # </details>
 # <details><summary>10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?</summary>
 #
@@ -545,48 +456,37 @@ for B_c in (2, 4, 8):
 # The functions of this notebook against the package, and the package against plain attention and against differences:
 # ragged blocks, masks, huge scores, rows without keys, grouped heads.
 
-# %%
-for mask in (Mask(), CAUSAL):
+# %% tags=["hide-input"]
+for mask in (NO_MASK, CAUSAL):
     o, lse = fa2.forward(Q, K, V, B_r=4, B_c=2, mask=mask)
     ours, packages, tiled = Trace(), Trace(), Tiling(8, 8, 4, 2, mask)
     mine = fa2_backward(Q, K, V, o, lse, dO, tiled, ours)
     theirs = fa2.backward(Q, K, V, o, lse, dO, B_r=4, B_c=2, mask=mask, trace=packages)
     verdict(f"fa2_backward = fa2.backward, causal = {mask.causal}", all(map(close, mine, theirs)))
     verdict("and it moves the same elements in the same order", ours.events == packages.events)
-    verdict("and it computes the same operations", ours.flops == packages.flops)
     two = dq_pass(Q, K, V, lse, (dO * o).sum(axis=1), dO, tiled)
     verdict(f"the pass for dQ gives the same dQ, causal = {mask.causal}", close(two, theirs[0]))
 verdict("fa2_backward = chapter 01's gradients", all(map(close, result, (dQ, dK, dV))))
-verdict("FA1 and FA2 have the same gradients", all(map(close, gradients_1, gradients_2)))
-verdict("the sum over heads 4 to 7 = dK of key head 1", close(sum(dk_of), dk[0, 1]))
 
-# %%
-def all_stages(name, q, k, v, do, causal=False):
+
+# %% tags=["hide-input"]
+q, do = np.random.default_rng(1).standard_normal((2, 2, 4, 13, 5))
+k, v = np.random.default_rng(2).standard_normal((2, 2, 2, 29, 5))
+for name, keys, size in (("ragged, grouped heads, causal", 29, 1), ("more queries than keys, huge scores", 7, 100)):
     results = []
     for stage in heads.STAGES:
-        o, lse = heads.forward(q, k, v, stage=stage, causal=causal, B_r=4, B_c=6)
-        results.append(heads.backward(q, k, v, o, lse, do, stage=stage, causal=causal, B_r=4, B_c=6))
-    pairs = [pair for other in results[1:] for pair in zip(other, results[0], strict=True)]
-    same = [close(got, want, 1e-10) for got, want in pairs]
+        given = dict(stage=stage, causal=True, B_r=4, B_c=6)
+        q_s, k_s, v_s = size * q, k[:, :, :keys], v[:, :, :keys]
+        results.append(heads.backward(q_s, k_s, v_s, *heads.forward(q_s, k_s, v_s, **given), do, **given))
+    same = [close(a, b, 1e-10) for other in results[1:] for a, b in zip(other, results[0], strict=True)]
     verdict(f"standard, FA1 and FA2 agree: {name}", all(same))
 
 
-q, do = rng.standard_normal((2, 2, 4, 13, 5))
-k, v = rng.standard_normal((2, 2, 2, 29, 5))
-all_stages("ragged, grouped heads", q, k, v, do)
-all_stages("the same, causal", q, k, v, do, causal=True)
-all_stages("huge scores", 100 * q, k, v, do)
-all_stages("more queries than keys: rows without keys", q, k[:, :, :7], v[:, :, :7], do, causal=True)
-
-# %%
-def loss(Q, K, V):  # its gradient with respect to O is dO
-    return float((dO * (safe_softmax(tau * (Q @ K.T)) @ V)).sum())
+def loss_of(X):  # its gradient with respect to O is dO
+    return float((dO * (safe_softmax(tau * (X @ K.T)) @ V)).sum())
 
 
-got = fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=2)
-verdict("dQ = differences of the loss", close(got[0], central_differences(lambda X: loss(X, K, V), Q), 1e-7))
-verdict("dK = differences of the loss", close(got[1], central_differences(lambda X: loss(Q, X, V), K), 1e-7))
-verdict("dV = differences of the loss", close(got[2], central_differences(lambda X: loss(Q, K, X), V), 1e-7))
+verdict("dQ = finite differences of the loss", close(dQ, central_differences(loss_of, Q), 1e-7))
 
 # %% [markdown] tags=["navigation"]
 # [← FlashAttention-2, forward](04_fa2_forward.ipynb) · [The map](00_start.ipynb) · [Parallelism →](06_parallelism.ipynb)

@@ -16,13 +16,12 @@
 # - count the bytes that a tile moves through shared memory,
 # - say what each barrier protects, and what happens without it.
 #
-# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [06 ·
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [06 ·
 # Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
 # [appendix A](A_lanes.ipynb).*
 
 # %%
 from functools import reduce
-from inspect import getsource
 from unittest.mock import patch
 
 import numpy as np
@@ -34,13 +33,13 @@ from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.studio.book.verdicts import close, verdict
-from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
+from fa2_lab.tiles import CAUSAL, Tiling
 
 # %% [markdown]
 # ## Four warps, one tile: cut the queries
 #
-# Remember two places on the map of [chapter 00](00_start.ipynb). A warp computes with numbers in its **registers**,
-# which no other warp can read. **Shared memory** can be read and written by all warps of a thread block.
+# A warp computes with numbers in its registers, which no other warp can read. Shared memory can be read and written by
+# all warps of a thread block.
 #
 # Take one tile: 8 queries, 8 keys, d = 4, and four warps. The first way to share it cuts the queries. Each warp takes
 # two rows of Q, and computes their scores, softmax and $PV$.
@@ -48,7 +47,7 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 # **Predict.** Of Q, K and V: which must warp 0 read as a whole?
 
 
-# %%
+# %% tags=["hide-input"]
 def split_q_tile(q, k, v, W):  # (B_r, d), (B_c, d), (B_c, d)
     o = []
     for q_w in np.split(q, W):  # (B_r / W, d): the rows of warp w
@@ -75,46 +74,26 @@ print(f"queries cut among 4 warps: error of o {np.abs(split_q_tile(q, k, v, 4) -
 # %% [markdown]
 # ## The other way: cut the keys
 #
-# FA1 cuts the keys. Each warp takes two keys and all queries, so it has a slice of S: all rows, two columns. The paper
-# calls this *split-K*. (Here K means the keys. In libraries for matrix products, split-K means something else: a cut
-# through the dimension that is summed over.)
+# FA1 cuts the keys. Each warp takes two keys and all queries. So it has finished scores, but only two of eight columns of
+# S. The paper calls this *split-K*. (Here K means the keys. In libraries for matrix products, split-K means something
+# else: a cut through the dimension that is summed over.)
 #
-# **Predict.** Four warps, four slices. To get S, do you add them up, or do you put them side by side?
-
-# %%
-slices = [q @ k_w.T / 2 for k_w in np.split(k, 4)]  # each (8, 2)
-S = q @ k.T / 2
-print("a slice is", slices[0].shape, " S is", S.shape)
-print(f"side by side: difference from S {np.abs(np.hstack(slices) - S).max():.3f}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# Two columns are not enough for a softmax. Follow it step by step: maximum, exponentials, sum, $PV$. Three of the results
+# need all four warps: the maxima, the sums, and the parts of $PV$. To publish a result, a warp writes it into shared
+# memory, and all wait until everybody has written. This waiting point is called a **barrier**.
 #
-# **Side by side.** A score is the product of one query and one key, and the warp has both. So its scores are finished.
-# The sum in $QK^\top$ runs over d, and nobody has cut d.
-# </details>
-#
-# **Takeaway.** With the keys cut, every warp has finished scores, but only a quarter of each row.
-
-# %% [markdown]
-# ## What must cross from warp to warp?
-#
-# A quarter of a row is not enough for a softmax. Follow it step by step: maximum, exponentials, sum, $PV$. Three of the
-# results need all four warps. To publish a result, a warp writes it into shared memory, and all wait until everybody has
-# written. This waiting point is called a **barrier**.
-#
-# **Predict.** The three are the maxima, the sums and the parts of $PV$. Which is the largest?
+# **Predict.** Which of the three results is the largest?
 
 
-# %%
+# %% tags=["hide-input"]
 def split_k_tile(q, k, v, W):
     s = [q @ k_w.T / np.sqrt(q.shape[1]) for k_w in np.split(k, W)]  # W times (B_r, B_c / W)
     maxima = [s_w.max(axis=1) for s_w in s]
-    m = np.max(maxima, axis=0)  # first meeting: all warps wait for all maxima
+    m = np.max(maxima, axis=0)  # first barrier: all warps wait for all maxima
     p = [np.exp(s_w - m[:, None]) for s_w in s]
     sums = [p_w.sum(axis=1) for p_w in p]
     parts = [p_w @ v_w for p_w, v_w in zip(p, np.split(v, W), strict=True)]  # W times (B_r, d)
-    o = sum(parts) / sum(sums)[:, None]  # second meeting: sums and parts are added up
+    o = sum(parts) / sum(sums)[:, None]  # second barrier: sums and parts are added up
     return o, {"maxima": maxima, "sums": sums, "parts of P V": parts}
 
 
@@ -132,23 +111,17 @@ for name, of_warps in published.items():
 #
 # Maxima and sums are small. But the maxima make all warps wait in the middle of the softmax.
 #
-# **Takeaway.** Split-K costs two meetings per tile and W partial output blocks. Split-Q costs neither.
+# **Takeaway.** For every tile, split-K exchanges maxima, sums and W partial output blocks. Split-Q exchanges nothing.
 
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# `fa2_lab.machine.warps` runs a thread block warp by warp, on a shared memory that counts. Here is split-Q. `_copy`
-# brings a block from HBM into shared memory, `shared.read` takes from there into a warp's registers, `shared.barrier`
-# waits for all, and `_gather` puts the warps' rows on top of each other. `mine[w]` are the rows of warp w, and c is the
-# number of keys in the tile.
-
-# %%
-print(getsource(warps.split_q))
-
-# %% [markdown]
+# `fa2_lab.machine.warps` runs a thread block warp by warp, on a shared memory that counts. K and V are copied from HBM
+# into shared memory, and each warp reads from there what it needs.
+#
 # **Predict.** For our tile of 8 × 8 with d = 4 and four warps: how many elements of K does one warp read under split-Q?
 
-# %%
+# %% tags=["hide-input"]
 one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
 for name, scheme in warps.SCHEMES.items():
     shared = scheme(q, k, v, one_tile, i=0, W=4).shared
@@ -162,25 +135,16 @@ for name, scheme in warps.SCHEMES.items():
 # **32.** All 8 keys with 4 numbers each. Under split-K it reads two keys: 8 elements.
 # </details>
 #
-# Look at the last two lines. Split-K reads less of K and V, but all of Q. And it writes its partial results and reads those
-# of the others.
+# Compare the two lines that begin with "reads". Under split-K a warp needs the maxima of all 8 rows from 4 warps: 32. Of
+# sums and $PV$ it adds up only its own two rows: 2 sums from 4 warps are 8, and 2 rows of 4 numbers from 4 warps are 32.
 #
-# **Takeaway.** Split-Q reads K and V once per warp and writes nothing. Split-K reads Q once per warp and exchanges partial
-# results.
-
-# %% [markdown]
-# ## Which moves more at real size?
-#
-# Now a tile of 128 × 128 with d = 64 and four warps. Q, K and V have 2 bytes per element, the exchanged results 4.
+# Now take the tile of chapter 04: 128 × 64 with d = 128. Q, K and V have 2 bytes per element, maxima, sums and $PV$ have 4.
 #
 # **Predict.** Split-Q reads K and V four times instead of once. Does it move more bytes than split-K in all, or fewer?
 
-# %%
-show(warp_split.draw(**warp_split.data()))
-
-# %%
+# %% tags=["hide-input"]
 for name in warps.SCHEMES:
-    per_tile = warps.tile_accesses(name, 128, 128, 64, W=4)
+    per_tile = warps.tile_accesses(name, 128, 64, 128, W=4)
     sizes = {tensor: 0 for tensor in warps.BYTES}
     for (_, tensor), n in per_tile.items():
         sizes[tensor] += n * warps.BYTES[tensor] / 1024
@@ -190,16 +154,19 @@ for name in warps.SCHEMES:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Fewer, less than half.** The parts of $PV$ alone make 256 KiB under split-K. They are written and read once by
-# everyone, with 4 bytes each.
+# **Fewer, about a quarter.** The parts of $PV$ alone make 512 KiB under split-K. Each of the four parts has 128 × 128
+# numbers of 4 bytes, 64 KiB. It is written once and read once: 2 · 4 · 64.
 # </details>
 #
 # The picture is the paper's figure 3, with the bytes of one tile beneath. Compare the bars at the bottom: under split-Q
-# those of K and V are longer, and the partial results are gone.
-#
-# Split-Q needs no more *room*: under either scheme, the tile of K and V is in shared memory once.
-#
-# **Takeaway.** Reading shared inputs four times is cheaper than exchanging partial outputs: 176 KiB against 398.
+# those of K and V are longer, and the partial results are gone. Split-Q needs no more *room* for K and V: under either
+# scheme, their tile lies in shared memory once.
+
+# %%
+show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
+
+# %% [markdown]
+# **Takeaway.** Reading shared inputs four times is cheaper than exchanging partial outputs: 192 KiB against 718.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -209,13 +176,18 @@ for name in warps.SCHEMES:
 # - "The tile is there": nobody reads before the copy is complete.
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
 #
+# Split-K needs three: "the tile is there", one for the maxima, and one for sums and $PV$. After the last one everybody has
+# read K and V, so it also says that the tile is free.
+
+# %% [markdown]
 # The counting memory raises a `RaceError` if a place is written and then read, or read and then overwritten, with no
 # barrier in between. A GPU raises nothing. It computes with whatever is there.
 #
-# **Predict.** Leave out the second barrier. Which of the two gets in the way: the copy of the next tile, or another warp?
+# **Predict.** Leave out split-Q's second barrier. Which of the two gets in the way: the copy of the next tile, or another
+# warp?
 
 
-# %%
+# %% tags=["hide-input"]
 def without(scheme, reason):
     real = warps.SharedMemory.barrier
 
@@ -244,7 +216,8 @@ for name, scheme in warps.SCHEMES.items():
 # Real kernels keep places for two or more tiles, called *stages*. The next copy goes to another place while this tile is
 # in use. Then warps seldom wait, but each place still needs its two barriers.
 #
-# **Takeaway.** A barrier protects one place in memory. To see whether it is needed, name the place.
+# **Takeaway.** For each barrier ask: which block is written before it and read after it, or read before it and overwritten
+# after it?
 
 # %% [markdown]
 # ## Could split-K merge once, at the end?
@@ -259,7 +232,7 @@ for name, scheme in warps.SCHEMES.items():
 # **Predict.** $o$ has 128 rows and d = 128. How many registers of each thread does it take, if one warp holds it all?
 
 
-# %%
+# %% tags=["hide-input"]
 def merge_at_the_end(q, k, v, W, B_c):
     states = [SoftmaxState.reset(*q.shape) for _ in range(W)]
     for j in range(0, len(k), B_c):
@@ -269,7 +242,7 @@ def merge_at_the_end(q, k, v, W, B_c):
 
 
 print(f"merged once: error of o {np.abs(merge_at_the_end(q, k, v, W=2, B_c=4) - dense).max():.3f}")
-for B_r, d in ((16, 64), (64, 64), (128, 64), (128, 128)):
+for B_r, d in ((64, 64), (128, 64), (128, 128)):
     whole, rows = B_r * d // 32, B_r * d // (32 * 4)
     print(f"o of {B_r:3} × {d:3}: registers per thread, split-K {whole:3}, split-Q with 4 warps {rows:3}")
 
@@ -285,24 +258,25 @@ for B_r, d in ((16, 64), (64, 64), (128, 64), (128, 128)):
 # %% [markdown]
 # ## What is it worth?
 #
-# Saved bytes save time only if somebody waited for them. `machine/time.py` is a model. For one tile it counts how many
-# clock cycles each unit of an SM is busy: tensor cores for the products, the exponential unit, the fp32 units for the rest,
-# and shared memory.
+# Saved bytes save time only if somebody waited for them. Take the model of chapter 04 and add one unit to it: the A100's
+# shared memory moves 128 bytes per clock. For this tile the tensor cores need 2,048 clocks, the FP32 units 644, and the
+# exponentials 520.
 #
-# **Predict.** An A100 and a tile of 128 × 64, with d = 128 and four warps. Which unit is busiest under split-K?
+# **Predict.** Split-K moves 718 KiB through shared memory, and split-Q 192 KiB. Which unit is busiest under each of them?
 
-# %%
+# %% tags=["hide-input"]
 change = time.split(chips.A100, 128, 64, 128)
-print("cycles of a tile of 128 × 64, d = 128, on an A100:")
+print("clocks of a tile of 128 × 64, d = 128, on an A100:")
 for name, tile in (("split-K", change.before), ("split-Q", change.after)):
     units = f"tensor {tile.tensor:5.0f}, exp {tile.exp:4.0f}, fp32 {tile.fp32:4.0f}, shared {tile.shared:5.0f}"
     print(f"  {name}: {units}; busiest: {tile.busiest}")
-print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {change.overlapped:.1f} if they overlap")
+print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {change.overlapped:.1f} if all work at once")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Shared memory.** It is busy for 5,744 cycles, and the tensor cores wait for it. Under split-Q it keeps up with them.
+# **Shared memory under split-K:** 718 · 1,024 / 128 = 5,744 clocks, and the tensor cores wait for it. **The tensor cores
+# under split-Q:** shared memory needs 192 · 1,024 / 128 = 1,536.
 # </details>
 #
 # This is a model of one tile, without the time spent at barriers. Chapter 10 has the measurement.
@@ -316,16 +290,18 @@ print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {chang
 # r is an index of the result. If r is summed over, each warp has a part, and the parts must be added. The same holds for
 # keys (letter k). Below, products are written as for `np.einsum`: the indices of both factors, an arrow, those of the
 # result.
-#
-# **Predict.** For $O = PV$, owning queries is enough. Is there an owner that needs no addition in any of the five backward
-# products?
 
 # %%
 FORWARD = {"S = Q Kᵀ": "rd,kd->rk", "O = P V": "rk,kd->rd"}
 BACKWARD = {"S = Q Kᵀ": "rd,kd->rk", "dP = dO Vᵀ": "rd,kd->rk", "dV = Pᵀ dO": "rk,rd->kd"}
 BACKWARD |= {"dQ = dS K": "rk,kd->rd", "dK = dSᵀ Q": "rk,rd->kd"}
 
+# %% [markdown]
+# **Predict.** For $O = PV$, owning queries is enough. Is there an owner that needs no addition in any of the five backward
+# products?
 
+
+# %% tags=["hide-input"]
 def fate(product, owner):
     return "its own" if owner in product.split("->")[1] else "to be added"
 
@@ -338,10 +314,8 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **No.** Owning queries leaves dV and dK to be added. Owning keys leaves dQ.
+# **No.** Owning queries leaves dV and dK to be added. Owning keys leaves dQ, as for the thread blocks of chapter 06.
 # </details>
-#
-# You have met this table before: in chapter 06 it was thread blocks that met on dQ.
 #
 # **Takeaway.** If a product sums over what the warps own, their parts must be added. Forward, owning queries avoids
 # that. Backward, nothing avoids it in all five products.
@@ -351,8 +325,7 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 #
 # - Split-Q: a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
 # - Split-K: a warp owns keys. Maxima cross before the exponentials; sums and parts of $PV$ cross after them and are added.
-# - Both keep a tile of K and V in shared memory once. Split-Q reads it more often, and moves fewer bytes in all.
-# - Two barriers remain: the tile is there, the tile is free.
+# - Split-Q reads K and V more often, and moves fewer bytes in all. It has two barriers a tile, split-K three.
 # - Backward, every cut leaves something to be added.
 
 # %% [markdown]
@@ -363,7 +336,7 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 #
 # <details><summary>Hint</summary>
 #
-# K has $B_c d$ elements. Together, K and V are written once and read W times.
+# K has $B_c d$ elements. How often does each of them pass, written and read?
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -379,9 +352,10 @@ def split_q_bytes(B_r, B_c, d, W):
     return ...
 
 
+# %% tags=["hide-input"]
 if split_q_bytes(128, 64, 128, 4) is ...:
     counted = warps.tile_bytes("split_q", 128, 64, 128, 4)
-    print(f"not written yet; for 128 × 64, d = 128 and 4 warps the machine counts {counted:,} bytes")
+    print(f"not written yet; for 128 × 64, d = 128 and 4 warps the machine counts {counted:,} bytes (192 KiB)")
 else:
     cases = [(128, 64, 128, 4), (128, 64, 128, 8), (64, 32, 16, 2), (64, 32, 16, 1)]
     off = [(case, warps.tile_bytes("split_q", *case)) for case in cases]
@@ -389,8 +363,8 @@ else:
     print("right" if not off else f"not yet: for B_r, B_c, d, W = {off[0][0]} the machine counts {off[0][1]} bytes")
 
 # %% [markdown]
-# **2. Complete.** Split-K with one meeting: each warp uses its own maximum $m_w$, and the common one is known only at the
-# end. By what must a warp's sums be multiplied then? Write it in place of the `...`.
+# **2. Complete.** Split-K with one barrier for the exchange: each warp uses its own maximum $m_w$, and the common one is
+# known only at the end. By what must a warp's sums be multiplied then? Write it in place of the `...`.
 #
 # <details><summary>Hint</summary>
 #
@@ -398,8 +372,8 @@ else:
 # </details>
 # <details><summary>Solution</summary>
 #
-# `return np.exp(m_w - m)`. The maxima can now travel together with the sums, so one meeting is enough. The parts of $PV$
-# still cross, and they are what costs.
+# `return np.exp(m_w - m)`. The maxima can now travel together with the sums, so one barrier less is needed. The parts of
+# $PV$ still cross, and they are what costs.
 # </details>
 
 
@@ -408,6 +382,7 @@ def factor(m_w, m):  # (B_r,), (B_r,): the warp's maximum, the common maximum
     return ...
 
 
+# %% tags=["hide-input"]
 def late_maximum(q, k, v, W):
     m, l, o = [], [], []
     for k_w, v_w in zip(np.split(k, W), np.split(v, W), strict=True):
@@ -428,34 +403,6 @@ else:
     print("right" if off.max() < 1e-9 else f"not yet: row {off.argmax()} of o is off by {off.max():.2f}")
 
 # %% [markdown]
-# **3. Find the bug.** Below, every warp adds its part straight into one common block in shared memory: read, add, write. How
-# many barriers does it take to make four warps do this safely, one after the other? Put the number in place of the `...`.
-#
-# <details><summary>Hint</summary>
-#
-# Between one warp's reading and its writing, no other may read. So the warps take turns. What stands between two turns?
-# </details>
-# <details><summary>Solution</summary>
-#
-# Three, one between each turn and the next. That is why partial blocks get places of their own instead, or the additions
-# are atomic. It is chapter 06's race on dQ, one level down.
-# </details>
-
-# %%
-barriers = ...
-shared = warps.SharedMemory(o=(8, 4))
-shared.write(0, "o", ..., np.zeros((8, 4)))
-shared.barrier("zeros are there")
-try:
-    for w in range(4):
-        if w > 0 and w <= (0 if barriers is ... else barriers):
-            shared.barrier(f"warp {w - 1} is done")
-        shared.write(w, "o", ..., shared.read(w, "o") + 1.0)
-    print("right" if barriers == 3 else "safe, but some of your barriers protect nothing")
-except warps.RaceError as race:
-    print("not answered yet; without barriers:" if barriers is ... else "not yet:", race)
-
-# %% [markdown]
 # ## Ten questions on part II
 #
 # Chapters 06 and 07, without looking back. An answer opens when you click it.
@@ -464,98 +411,88 @@ except warps.RaceError as race:
 #
 # No. They start in any order, and one of them may not have started yet.
 # </details>
-# <details><summary>2. When may the iterations of a loop run at the same time?</summary>
-#
-# When they write to different places, and none reads what another writes.
-# </details>
-# <details><summary>3. Batch 2, 16 heads, 4,096 tokens, row blocks of 128. How many thread blocks does FA2 launch?</summary>
+# <details><summary>2. Batch 2, 16 heads, 4,096 tokens, row blocks of 128. How many thread blocks does FA2 launch?</summary>
 #
 # 2 · 16 · 32 = 1,024. FA1 launches 32.
 # </details>
-# <details><summary>4. How many waves are that on the 108 SMs of an A100, one block on each?</summary>
+# <details><summary>3. How many waves are that on the 108 SMs of an A100, one block on each?</summary>
 #
 # ⌈1,024 / 108⌉ = 10, and 95% of the SMs' time is used.
 # </details>
-# <details><summary>5. What do smaller row blocks cost?</summary>
+# <details><summary>4. Row blocks become half as large. What happens to the requests for K and V?</summary>
 #
-# Each row block loads all of K and V. Half the rows per block, twice the requests.
+# They double, because there are twice as many row blocks and each loads all of K and V.
 # </details>
-# <details><summary>6. Why are long blocks launched first?</summary>
+# <details><summary>5. And what happens to the bytes that cross to DRAM, if K and V of a head fit in L2?</summary>
 #
-# So that no long block starts when the others are nearly done.
+# Nothing. L2 answers the additional requests, and DRAM delivers K and V once as before.
 # </details>
-# <details><summary>7. On which gradient do backward workers meet, and why?</summary>
+# <details><summary>6. Six row blocks under a causal mask cost 1 to 6. Two SMs, heaviest first: when is the last done?</summary>
 #
-# On dQ. It is a sum over keys, and a worker owns one column block of keys.
+# After 11. One SM takes 6, 3 and 2, the other 5, 4 and 1, which is 10.
 # </details>
-# <details><summary>8. Which results cross from warp to warp under split-Q?</summary>
+# <details><summary>7. B_r = 64, d = 64, 4 warps. How many registers of a thread hold o under split-Q, how many under split-K?</summary>
 #
-# None. K and V are read by all warps, but each row stays in one warp.
+# 64 · 64 / (32 · 4) = 32 under split-Q. 128 under split-K, if each warp keeps a whole o.
+# </details>
+# <details><summary>8. Eight warps and split-Q: how often is each element of K read from shared memory, from HBM, and from DRAM?</summary>
+#
+# Eight times from shared memory. The thread block requests it from HBM once. From DRAM it comes once for all thread blocks
+# of the head, if L2 keeps it.
 # </details>
 # <details><summary>9. Under split-K, what is published before the exponentials, and what after them?</summary>
 #
 # Row maxima before; row sums and the parts of $PV$ after.
 # </details>
-# <details><summary>10. Four warps read a tile of K. How often does it lie in shared memory?</summary>
+# <details><summary>10. Why has split-K three barriers a tile and not four?</summary>
 #
-# Once for each stage, under either scheme. It is read four times under split-Q.
+# After the barrier for sums and $PV$ everybody has read K and V. So it also says that the tile is free.
 # </details>
 
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, and the package against dense attention: ragged blocks, a
-# causal mask, huge scores, odd numbers of warps.
+# The small functions of this notebook against the package, the package against dense attention (ragged blocks, a causal
+# mask, an odd number of warps), and numbers of the text.
 
-# %%
-for W in (1, 2, 4):
+# %% tags=["hide-input"]
+rng = np.random.default_rng(2)
+for W in (1, 4):
     by_queries, by_keys = (run(q, k, v, one_tile, 0, W).O for run in (warps.split_q, warps.split_k))
     verdict(f"split_q_tile = warps.split_q, warps: {W}", close(split_q_tile(q, k, v, W), by_queries))
     verdict(f"split_k_tile = warps.split_k, warps: {W}", close(split_k_tile(q, k, v, W)[0], by_keys))
-
-# %%
-rng = np.random.default_rng(2)
-for mask, size in ((NO_MASK, 1.0), (CAUSAL, 1.0), (CAUSAL, 1e4)):
-    q_r, k_r, v_r = (size * rng.standard_normal((11, 5)), *rng.standard_normal((2, 14, 5)))
-    tiling = Tiling(11, 14, 4, 6, mask)
-    O, _ = fa2.forward(q_r, k_r, v_r, B_r=4, B_c=6, mask=mask)
-    seen = np.arange(14) < tiling.interval(np.arange(11))[1][:, None]
-    want = safe_softmax(np.where(seen, q_r @ k_r.T / np.sqrt(5), -np.inf)) @ v_r
-    name = "causal" if mask.causal else "all keys"
-    verdict(f"fa2.forward = dense, ragged, {name}, scores of size {size:g}", close(O, want))
-    for W in (1, 3):
-        for run in (warps.split_q, warps.split_k):
-            rows = np.vstack([run(q_r, k_r, v_r, tiling, i, W).O for i in range(3)])
-            verdict(f"{run.__name__} = fa2.forward, {name}, size {size:g}, warps: {W}", close(rows, O))
-
-# %%
-for name, scheme in warps.SCHEMES.items():
-    form = warps.tile_accesses(name, 12, 4, 5, 3)
-    counts = scheme(*rng.standard_normal((3, 12, 5)), Tiling(12, 12, 12, 4), 0, 3).shared.counts
-    counted = {kind: sum(n for (_, *of), n in counts.items() if tuple(of) == kind) for kind in form}
-    three_times = {kind: 3 * n for kind, n in form.items()}
-    verdict(f"{name}: three tiles move three times the closed form", counted == three_times)
-    verdict(f"{name}: no barrier may be left out", all(without(scheme, reason) for reason in waits[name]))
+q_r, k_r, v_r = (rng.standard_normal((11, 5)), *rng.standard_normal((2, 14, 5)))
+tiling = Tiling(11, 14, 4, 6, CAUSAL)
+O, _ = fa2.forward(q_r, k_r, v_r, B_r=4, B_c=6, mask=CAUSAL)
+seen = np.arange(14) < tiling.interval(np.arange(11))[1][:, None]
+want = safe_softmax(np.where(seen, q_r @ k_r.T / np.sqrt(5), -np.inf)) @ v_r
+verdict("fa2.forward = dense, ragged, causal", close(O, want))
+for name, run in warps.SCHEMES.items():
+    rows = np.vstack([run(q_r, k_r, v_r, tiling, i, 3).O for i in range(3)])
+    verdict(f"{name} = fa2.forward, ragged, causal, warps: 3", close(rows, O))
+    verdict(f"{name}: no barrier may be left out", all(without(run, reason) for reason in waits[name]))
+kib = [warps.tile_bytes(name, 128, 64, 128, 4) / 1024 for name in ("split_q", "split_k")]
+verdict("192 KiB against 718", [round(x) for x in kib] == [192, 718])
 
 
-# %%
+# %% tags=["hide-input"]
 def cut(x, term, owner):
     return np.split(x, 2, axis=term.index(owner)) if owner in term else [x, x]
 
 
 length = dict(r=6, k=8, d=4)
-for name, product in (FORWARD | BACKWARD).items():
-    inputs, result = product.split("->")
-    first, second = inputs.split(",")
-    a, b = (rng.standard_normal([length[letter] for letter in term]) for term in (first, second))
-    for owner in "rk":
+for owner in "rk":
+    right = []
+    for product in (FORWARD | BACKWARD).values():
+        inputs, result = product.split("->")
+        first, second = inputs.split(",")
+        a, b = (rng.standard_normal([length[letter] for letter in term]) for term in (first, second))
         halves = zip(cut(a, first, owner), cut(b, second, owner), strict=True)
         parts = [np.einsum(product, *half) for half in halves]
-        if fate(product, owner) == "to be added":
-            joined = sum(parts)
-        else:
-            joined = np.concatenate(parts, axis=result.index(owner))
-        verdict(f"{name}, cut by {owner}: {fate(product, owner)}", close(joined, np.einsum(product, a, b)))
+        own = fate(product, owner) == "its own"
+        joined = np.concatenate(parts, axis=result.index(owner)) if own else sum(parts)
+        right.append(close(joined, np.einsum(product, a, b)))
+    verdict(f"all seven products, cut by {owner}, are put together as the table says", all(right))
 
 # %% [markdown] tags=["navigation"]
 # [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)

@@ -475,7 +475,7 @@ for g in range(2):  # query heads 2g and 2g + 1, one below the other: 120 rows
 # ## What if the loss uses L as well?
 #
 # `attention(…, return_lse=True)` returns L, and somebody may compute with it. Whoever merges the outputs of two calls
-# by their L does (exercise 1 of chapter 14). Exercise 2 of chapter 05 found: with dL, the gradient of L, dS becomes
+# by their L does (exercise 1 of chapter 14). Exercise 1 of chapter 05 found: with dL, the gradient of L, dS becomes
 # $P \circ (dP - D + dL)$.
 #
 # **Predict.** Which of the three kernels has to change?
