@@ -1,8 +1,8 @@
-"""What all tests share: a clean start, and one place for those that compile for GPUs which need not be here.
+"""What all tests share: a clean start, and programs that run beside them, on a core that they leave idle.
 
-That takes minutes, so it is done beside all other tests, on a core that those leave idle. Such a test is marked
-`compiles(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON. All workers
-begin with the first test, one after the other, and are asked for what they found after the last.
+What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
+test is marked `beside(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON.
+All workers begin with the first test, one after the other, and are asked for what they found after the last.
 """
 
 import json
@@ -25,12 +25,12 @@ HERE = Path(__file__).parent
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "compiles(worker, *arguments): needs the rows that this program prints")
+    config.addinivalue_line("markers", "beside(worker, *arguments): needs the rows that this program prints")
 
 
 def command_of(item) -> tuple[str, ...]:
     """The worker that a test needs, and its arguments; nothing for most tests."""
-    marker = item.get_closest_marker("compiles")
+    marker = item.get_closest_marker("beside")
     return marker.args if marker else ()
 
 

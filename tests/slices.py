@@ -38,6 +38,6 @@ def many_kernels(test):
 
 def compiled_by(worker: str, *targets: str):
     """Has a test look at what a worker of this folder compiles: a few kinds in every run, all of them if asked for."""
-    few, every = (pytest.mark.compiles(worker, jobs, *targets) for jobs in ("few", "all"))
+    few, every = (pytest.mark.beside(worker, jobs, *targets) for jobs in ("few", "all"))
     every = pytest.param("all", marks=[every, pytest.mark.exhaustive])
     return pytest.mark.parametrize("jobs", [pytest.param("few", marks=few), every])

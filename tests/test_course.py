@@ -1,11 +1,7 @@
 """The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
 
-import json
-import os
 import re
-import subprocess
 import sys
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,23 +24,36 @@ each = pytest.mark.parametrize("name", ASSIGNMENTS)
 TRITON = [a.name for a in ASSIGNMENTS.values() if "triton" in a.needs]
 
 
-@cache
-def in_triton(name: str) -> dict[str, tuple[dict[str, float], str]]:
-    """Every version of a Triton assignment that is judged here, played in a process: {key: (points, printed)}."""
-    if missing := [need for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
-        pytest.skip(f"{name} needs {', '.join(missing)}")
-    if misfit := interpreter.misfit():
-        pytest.skip(misfit)
+def versions(name: str) -> dict:
+    """Every version of a Triton assignment that is judged here."""
     original = source(ASSIGNMENTS[name])
     books = {"solved": original, "empty": notebooks.student_version(original)}
     if name in SEEDED:
         books["seeded"] = steps_alone(seeds.seeded(original, 398319954), SEEDED[name])
-    books |= {str(w): steps_alone(with_answer(n, right, w), keeps) for n, right, w, keeps, _ in WRONG if n == name}
-    command = [sys.executable, str(Path(__file__).with_name("course_play.py"))]
-    env = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(FOLDER.parents[1]), "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, input=json.dumps(list(books.values())), env=env, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return dict(zip(books, json.loads(done.stdout), strict=True))
+    for _, right, wrong, keeps, _ in (row for row in WRONG if row[0] == name):
+        books[str(wrong)] = steps_alone(with_answer(name, right, wrong), keeps)
+    return books
+
+
+def beside(name: str):
+    """An assignment as a parameter: one in Triton is played beside the tests, in a process with the interpreter."""
+    return pytest.param(name, marks=pytest.mark.beside("course_play.py", name)) if name in TRITON else name
+
+
+@pytest.fixture
+def outcome(request):
+    """Points and printed text of one version of an assignment."""
+
+    def found(name: str, key: str, notebook=None) -> tuple[dict[str, float], str]:
+        if name not in TRITON:
+            return played(notebook)
+        if missing := [need for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
+            pytest.skip(f"{name} needs {', '.join(missing)}")
+        if misfit := interpreter.misfit():
+            pytest.skip(misfit)
+        return request.getfixturevalue("rows")[0][key]
+
+    return found
 
 
 def steps_alone(notebook, steps):
@@ -52,11 +61,6 @@ def steps_alone(notebook, steps):
     names = {"setup", "hanging", "racing", "ragged", "forward", *steps, *(f"test_{step}" for step in steps)}
     notebook.cells = [cell for cell in notebook.cells if grade_id(cell) in names]
     return notebook
-
-
-def outcome(name: str, key: str, notebook=None) -> tuple[dict[str, float], str]:
-    """Points and printed text of one version of an assignment."""
-    return in_triton(name)[key] if name in TRITON else played(notebook)
 
 
 def with_answer(name: str, right: str, wrong: str):
@@ -109,15 +113,15 @@ def test_a_source_says_what_a_student_needs(name):
 # Solved, empty, wrong -----------------------------------------------------------------------------------------------
 
 
-@each
-def test_the_solution_scores_full_marks(name):
+@pytest.mark.parametrize("name", [beside(name) for name in ASSIGNMENTS])
+def test_the_solution_scores_full_marks(name, outcome):
     notebook = source(ASSIGNMENTS[name])
     points, printed = outcome(name, "solved", notebook)
     assert points == notebooks.steps(notebook), printed
 
 
-@each
-def test_the_empty_student_version_scores_nothing(name):
+@pytest.mark.parametrize("name", [beside(name) for name in ASSIGNMENTS])
+def test_the_empty_student_version_scores_nothing(name, outcome):
     points, printed = outcome(name, "empty", notebooks.student_version(source(ASSIGNMENTS[name])))
     assert set(points.values()) == {0.0}, printed
     assert "not written yet" in printed and "ALARM" not in printed
@@ -129,17 +133,19 @@ SEEDED = {
 }
 
 
-@pytest.mark.parametrize("name", SEEDED)
-def test_the_solution_scores_full_marks_with_a_student_s_own_seed(name):
+@pytest.mark.parametrize("name", [beside(name) for name in SEEDED])
+def test_the_solution_scores_full_marks_with_a_student_s_own_seed(name, outcome):
     points, printed = outcome(name, "seeded")
     full = notebooks.steps(source(ASSIGNMENTS[name]))
     assert points == {f"test_{step}": full[f"test_{step}"] for step in SEEDED[name]}, printed
 
 
 @pytest.mark.parametrize(
-    ("name", "right", "wrong", "keeps", "said"), WRONG, ids=[f"{w[0]}: {w[2]}"[:60] for w in WRONG]
+    ("name", "right", "wrong", "keeps", "said"),
+    [pytest.param(*w, marks=getattr(beside(w[0]), "marks", ())) for w in WRONG],
+    ids=[f"{w[0]}: {w[2]}"[:60] for w in WRONG],
 )
-def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said):
+def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, outcome):
     notebook = with_answer(name, right, wrong)
     full = notebooks.steps(notebook)
     points, printed = outcome(name, str(wrong), notebook)

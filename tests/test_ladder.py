@@ -167,7 +167,7 @@ def test_a_rung_stands_alone(rung):
     assert lines <= (most if says is None else 325) and (says is None or lines > most)
 
 
-@pytest.mark.compiles("ladder_worker.py")
+@pytest.mark.beside("ladder_worker.py")
 @pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS + ladder.BACKWARD if gluon(rung)])
 def test_a_hopper_rung_compiles_without_spills_and_multiplies_on_tensor_cores(rows, rung):
     made = [row for row in rows if row["rung"] == rung]

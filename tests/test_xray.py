@@ -2,31 +2,37 @@
 
 import inspect
 import re
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-from fa2_lab.kernels import ladder
 from fa2_lab.kernels.portable import forward, softmax
 from fa2_lab.studio import command
-from fa2_lab.studio.xray import loops, names, xray, xray_launches
-from fa2_lab.studio.xray.command import main
+from fa2_lab.studio.xray import Compiled, lines, loops, names, xray, xray_launches
+from fa2_lab.studio.xray import command as xray_command
 from fa2_lab.studio.xray.compile import reason
 
-ASKED = [{}, dict(num_warps=8, num_stages=1), dict(maxnreg=96)]
+compiled = pytest.mark.beside("xray_worker.py")
 
 
-@pytest.fixture(scope="module")
-def launches():
-    return [kernel for (kernel,) in xray_launches("portable.forward", ASKED, d=64, N=1024)]
+@pytest.fixture
+def found(rows):
+    """{what was asked: the kernels of each launch, or why there are none}, as the worker compiled them."""
+    kernels = [[[Compiled(**kernel) for kernel in call] for call in row["calls"]] for row in rows]
+    return {row["asked"]: row.get("refused") or calls for row, calls in zip(rows, kernels, strict=True)}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
+def launches(found):
+    return [kernel for (kernel,) in found["launches"]]
+
+
+@pytest.fixture
 def hopper(launches):
     return launches[0]
 
 
+@compiled
 def test_numbers_are_counted_in_the_machine_code(hopper):
     sass, ttgir = hopper.stages["sass"], hopper.stages["ttgir"]
     assert hopper.numbers["tensor"] == len(re.findall(r"\bHGMMA\b", sass)) > 0
@@ -36,6 +42,7 @@ def test_numbers_are_counted_in_the_machine_code(hopper):
     assert hopper.layouts and all(layout.startswith("#ttg.") for layout in hopper.layouts.values())
 
 
+@compiled
 def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
     plain, wide, narrow = (kernel.numbers for kernel in launches)
     assert [n["warps"] for n in (plain, wide, narrow)] == [4, 8, 4]
@@ -43,6 +50,7 @@ def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
     assert narrow["registers"] <= 96 < plain["registers"] and narrow["spills"] > plain["spills"]
 
 
+@compiled
 def test_a_line_becomes_its_own_instructions(hopper):
     source, first = inspect.getsourcelines(forward.visit_tiles.fn)
     (product,) = (first + n for n, line in enumerate(source) if "FA2.A1.L8" in line)
@@ -57,13 +65,10 @@ def test_a_line_becomes_its_own_instructions(hopper):
     assert any("MUFU.EX2" in i for i in hopper.lines[f"softmax.py:{exponent}"])
 
 
-AMPERE = pytest.param("sm_80", r"\bHMMA\b", marks=pytest.mark.exhaustive)
-
-
-@pytest.mark.parametrize("chip, instruction", [AMPERE, ("gfx942", "v_mfma")])
-def test_other_chips(chip, instruction):
-    (kernel,) = xray("portable.forward", chip, d=64, N=1024)
-    assert kernel.numbers["tensor"] == len(re.findall(instruction, kernel.stages["sass"])) > 0
+@compiled
+def test_another_chip(found):
+    ((kernel,),) = found["gfx942"]
+    assert kernel.numbers["tensor"] == len(re.findall("v_mfma", kernel.stages["sass"])) > 0
 
 
 @pytest.mark.parametrize(
@@ -71,13 +76,19 @@ def test_other_chips(chip, instruction):
     [
         ("portable.forward", dict(chip="sm_75"), "chip: got 'sm_75'; it takes one of sm_80, "),
         ("r99", dict(), "name: got 'r99'; it takes one of "),
-        ("portable.forward", dict(d=100_000), "xray: portable.forward cannot be compiled for sm_90 here: "),
+        ("nobody.py", dict(), "name: got 'nobody.py'; it takes one of "),
     ],
 )
 def test_bad_input_is_one_sentence(name, options, says):
     with pytest.raises(ValueError, match=re.escape(says)) as told:
         xray(name, **options)
     assert "\n" not in str(told.value)
+
+
+@compiled
+def test_what_cannot_be_compiled_is_one_sentence(found):
+    says = found["too wide"]
+    assert says.startswith("xray: portable.forward cannot be compiled for sm_90 here: ") and "\n" not in says
 
 
 @pytest.mark.parametrize("launch", [dict(num_ctas=2), dict(num_warps=0), dict(num_stages="3"), dict(maxnreg=True)])
@@ -95,34 +106,41 @@ def test_what_the_assembler_says_comes_before_what_python_says():
     assert reason("Error: at 2:4:\n    m = gl.max(s)\n        ^") == "it stops at `m = gl.max(s)`"
 
 
-def test_the_command_lists_names_and_prints_the_stages_asked_for(capsys):
-    assert main([]) == 0 and capsys.readouterr().out.split() == names()
-    assert main(["portable.forward", "--d", "64", "--ptx", "--num_warps", "8"]) == 0
+def test_the_command_lists_names(capsys):
+    assert xray_command.main([]) == 0 and capsys.readouterr().out.split() == names()
+
+
+@compiled
+def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(xray_command, "xray_launches", lambda *x, **sizes: asked.append((x, sizes)) or [[launches[1]]])
+    assert xray_command.main(["portable.forward", "--d", "64", "--ptx", "--num_warps", "8"]) == 0
+    sizes = dict(d=64, N=4096, causal=True, dtype="bfloat16")
+    assert asked == [(("portable.forward", [dict(num_warps=8)], "sm_90"), sizes)]
     printed = capsys.readouterr().out
     assert re.search(r"^forward_kernel .* 8$", printed, re.MULTILINE)
     assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
 
 
-def test_a_papers_line_down_to_the_machine(capsys):
-    assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_90"]) == 0
-    assert re.search(r"s_ij = .*\n  \w+, sm_90, \d+ instructions: .*HGMMA\.", capsys.readouterr().out)
+@compiled
+def test_a_papers_line_down_to_the_machine(found, monkeypatch, capsys):
     assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_75"]) == 2
     assert command.main(["where", "FA1.A4.L17", "--sass"]) == 2
     assert "has no Triton line" in capsys.readouterr().err
+    monkeypatch.setattr(lines, "xray", lambda name, chip: found[f"{name}, {chip}"][0])
+    assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_90"]) == 0
+    assert re.search(r"s_ij = .*\n  \w+, sm_90, \d+ instructions: .*HGMMA\.", capsys.readouterr().out)
 
 
-def test_a_file_of_one_s_own_is_compiled_and_its_loops_are_counted(tmp_path):
-    rung = Path(ladder.__file__).with_name("r05_base_2.py").read_text(encoding="utf-8")
-    (tmp_path / "mine.py").write_text(rung, encoding="utf-8")
-    (kernel,) = xray(str(tmp_path / "mine.py"), "sm_90", d=64)
+@compiled
+def test_a_file_of_one_s_own_is_compiled_and_its_loops_are_counted(found):
+    ((kernel,),) = found["mine.py"]
     (loop,) = loops(kernel.stages["sass"])
     assert loop.multiplications == 2 * 64 * 64 * 64 / 4  # a warp's quarter of two products of 64 × 64 × 64
     assert 9 < loop.per_score(64) < 13 and loop.copies == 0 and loop.instructions < kernel.numbers["instructions"]
-    with pytest.raises(ValueError, match=r"name: got '.*nobody\.py'"):
-        xray(str(tmp_path / "nobody.py"))
 
 
-@pytest.mark.compiles("ladder_worker.py")
+@pytest.mark.beside("ladder_worker.py")
 @pytest.mark.parametrize(("name", "kernels"), [("b00", 2), ("b01", 3), ("s00", 1), ("s01", 1)])
 def test_what_stands_beside_the_ladder_compiles_without_spills(rows, name, kernels):
     compiled = [row for row in rows if row["rung"].startswith(name)]
