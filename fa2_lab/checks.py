@@ -313,7 +313,6 @@ def for_kernels(q: Tensor, sinks: Tensor | None, options: Options) -> tuple[Tens
 # Who computes -------------------------------------------------------------------------------------------------
 
 
-@torch.compiler.assume_constant_result
 def runs_on_triton(backend: str, device: str) -> bool:
     """Whether the kernels do it for tensors on such a device; an error where they are asked for and cannot."""
     if backend not in BACKENDS:
@@ -333,6 +332,10 @@ def runs_on_triton(backend: str, device: str) -> bool:
     if why and must:
         raise RuntimeError(f"fa2_lab.attention: {why}; backend='reference' runs everywhere")
     return not why
+
+
+# What torch.compiler.assume_constant_result does, which loads torch's compiler first: that takes two seconds.
+runs_on_triton._dynamo_marked_constant = True
 
 
 def traced(*tensors: Tensor) -> bool:

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import pairwise
 
 import torch
@@ -37,7 +37,18 @@ from fa2_lab.tiles import Tile
 MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take turns, so that buffers stay small
 
 
-@torch.compiler.disable
+def not_compiled(function):
+    """torch.compiler.disable, put off until somebody compiles: it loads torch's compiler, which takes seconds."""
+
+    @wraps(function)
+    def called(*arguments, **options):
+        compiling = torch.compiler.is_compiling()
+        return (torch.compiler.disable(function) if compiling else function)(*arguments, **options)
+
+    return called
+
+
+@not_compiled
 def ring_attention(
     q: Tensor,
     k: Tensor,
