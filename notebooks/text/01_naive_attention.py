@@ -7,16 +7,16 @@
 # **What does attention compute, and what does it cost?**
 #
 # Attention is two matrix products with a softmax between them. In this chapter we compute it as it is defined, forward
-# and backward, and count what it moves. The definition is the truth by which every later chapter is judged. Its cost is
-# what every later chapter lowers.
+# and backward, and count what it moves. Every later result is compared with this one. Its cost is what every later
+# chapter lowers.
 #
 # After this notebook you can
 #
-# - compute attention and its gradients by hand for three queries, and check a gradient without trusting any formula,
+# - compute attention by hand for three queries, derive its gradients, and check a gradient without trusting a formula,
 # - read the meter, and say why standard attention cannot use more than a part of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 60 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [00 · The
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [00 · The
 # map](00_start.ipynb), and the chain rule.*
 
 # %%
@@ -33,16 +33,13 @@ from fa2_lab.trace import UNWATCHED, Trace
 # %% [markdown]
 # ## Three queries, three keys
 #
-# The score $S_{ij}$ is the dot product of query i and key j. Softmax turns each row of scores into weights: the
-# exponentials, divided by their sum. The output $O_i$ is the mean of the values with these weights. Throughout the book
-# queries run down and keys run right.
+# Take the four lines of chapter 00 in numbers, because the backward pass below needs them. The numbers are chosen so that
+# all exponentials are 1, 2 or 3, and there is no scale yet.
 #
-# The numbers below are chosen so that all exponentials are 1, 2 or 3.
-#
-# **Predict.** Query 0 is (1, 0), so its scores are 0, log 2 and 0. What is its output? No calculator is needed:
-# $e^{\log 2} = 2$.
+# **Predict.** Query 0 is (1, 0), so its scores are 0, log 2 and 0. The values are (8, 0), (2, 0) and (0, 20). What is its
+# output? No calculator is needed: $e^{\log 2} = 2$.
 
-# %%
+# %% tags=["hide-input"]
 Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query to a row
 K = np.array([[0.0, 0.0], [np.log(2), 0.0], [0.0, np.log(3)]])
 V = np.array([[8.0, 0.0], [2.0, 0.0], [0.0, 20.0]])
@@ -57,8 +54,8 @@ print("O =", np.round(O, 9).tolist())
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Step by step.** The exponentials are 1, 2 and 1. Their sum is 4, so the weights are 1/4, 1/2 and 1/4. The output is
-# 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
+# **(3, 5).** The exponentials are 1, 2 and 1. Their sum is 4, so the weights are 1/4, 1/2 and 1/4. The output is 1/4 ·
+# (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20).
 # </details>
 #
 # **Takeaway.** A row of P says how one query divides its attention among the keys.
@@ -72,7 +69,7 @@ print("O =", np.round(O, 9).tolist())
 # **Predict.** The entries of queries and keys are random numbers of size about 1. A score adds d products. Such a sum
 # grows like $\sqrt{d}$. How large is a typical score for d = 1,024 without the scale?
 
-# %%
+# %% tags=["hide-input"]
 rng = np.random.default_rng(0)
 print("   d   typical score   largest weight of a row   the same with the scale")
 for d in (4, 64, 1024):
@@ -90,18 +87,19 @@ for d in (4, 64, 1024):
 #
 # The third column shows what follows: one key of 256 gets nearly all the weight. The output is then one value and no
 # longer a mean, and a small change of the scores changes almost nothing. A model cannot learn from that. With the
-# scale, in the last column, the weights do not depend on d.
+# scale, in the last column, the largest weight is the same for every d.
 #
-# **Takeaway.** $S = \tau QK^\top$ with $\tau = 1 / \sqrt{d}$, so that the weights do not depend on d.
+# **Takeaway.** $S = \tau QK^\top$ with $\tau = 1 / \sqrt{d}$, so that the size of the scores does not grow with d.
 
 # %% [markdown]
 # ## How large may a score be?
 #
-# Floating-point numbers end somewhere. In float32 the exponential is infinite from a score of about 88.7 on.
+# There is a largest float32 number. From a score of about 88.7 on, the exponential lies above it and becomes infinite.
 #
 # **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight, computed as the formula stands?
 
-# %%
+
+# %% tags=["hide-input"]
 def softmax_as_written(s):
     e = np.exp(s)
     return e / e.sum()
@@ -134,7 +132,8 @@ with np.errstate(all="ignore"):
 # %% [markdown]
 # ## How much memory do S and P take?
 #
-# A layer of a model has many heads, each with its own S and P. Numbers take 2 bytes.
+# A layer of a model has many heads, each with its own S and P. In this section P and S have two bytes a number, as they
+# have in a model that keeps nothing in float32.
 #
 # **Predict.** With 32 heads and N = 8,192, the S and P of one layer take 8 GiB. Which N fills a GPU of 80 GiB: about
 # 26,000, about 82,000, or about 260,000?
@@ -148,17 +147,17 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # **About 26,000.** Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
 # </details>
 #
-# On the left, the parabola of S and P crosses the memory of one GPU after another. Q, K, V and O stay at the bottom. On
-# the right, each doubling of N costs a factor of 4 for S and P, and a factor of 2 for everything else. (L is one number
-# per query. It comes at the end of this chapter.)
+# On the left, the parabola of S and P crosses the memory of one GPU after another. Q, K, V and O stay at the bottom. The
+# right half has the same numbers on logarithmic axes. (Batch 1 means one text. L is one number per query; it comes at the
+# end of this chapter.)
 #
 # **Takeaway.** S and P decide how long a text may be, and they are only a step on the way.
 
 # %% [markdown]
-# ## How do we count what travels?
+# ## How do we count what moves?
 #
 # *Standard attention* runs the definition one step after the other. Each step loads what it needs from HBM and stores
-# what it made. A meter counts this, and it has four words:
+# what it made. A *meter* counts this. It is an object of the class `Trace`, and functions take it as the argument `trace`:
 #
 # | code | what it means |
 # | --- | --- |
@@ -168,8 +167,7 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # | `O[:] = o` | a *store*: they go back to HBM |
 #
 # The default `trace=UNWATCHED` means: run without a meter.
-#
-# **Predict.** N = 8 and d = 4. How many elements of S and P travel, loads and stores together?
+
 
 # %%
 def standard(Q, K, V, tau, trace=UNWATCHED):
@@ -181,6 +179,10 @@ def standard(Q, K, V, tau, trace=UNWATCHED):
     return np.asarray(O)
 
 
+# %% [markdown]
+# **Predict.** N = 8 and d = 4. How many elements of S and P are loaded and stored together?
+
+# %% tags=["hide-input"]
 rng = np.random.default_rng(1)
 Q8, K8, V8, dO8 = rng.standard_normal((4, 8, 4))
 meter = Trace()
@@ -204,31 +206,33 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # ## Is that much?
 #
-# A chip can wait for its arithmetic, or for its memory. One quotient decides which: how many FLOPs are done for each
-# byte that travels? It is called the *arithmetic intensity*. The two products of attention take $4N^2 d$ FLOPs. The
-# $4N^2$ elements of S and P have two bytes each.
+# Either the arithmetic or the memory is the slower part, and the faster one waits. One quotient decides which: how many
+# FLOPs are done for each byte that is moved? It is called the *arithmetic intensity*. A score takes 2d FLOPs, and there
+# are two products with $N^2$ scores or weights each: $4N^2 d$ FLOPs. As in chapter 00, S has four bytes a number and P has
+# two. Each is stored once and loaded once: 12 bytes for each of the $N^2$ places.
 #
 # **Predict.** What is the quotient for d = 128?
 
-# %%
+# %% tags=["hide-input"]
 N, d = 8192, 128
-moved = io.standard_forward(Tiling(N, N, N, N), d).total
-intensity = 4 * N * N * d / (2 * moved)
+t = io.standard_forward(Tiling(N, N, N, N), d)
+moved = sum(n * (4 if tensor == "S" else 2) for part in (t.loads, t.stores) for tensor, n in part.items())  # bytes
+intensity = 4 * N * N * d / moved
 print(f"standard attention: {intensity:.0f} FLOPs for each byte")
 for chip in (chips.A100, chips.H100, chips.H200):
     reach = intensity / chip.flops_per_byte
-    print(f"{chip.name:13} could do {chip.flops_per_byte:3.0f}: {reach:.0%} of its tensor cores' speed is within reach")
+    print(f"{chip.name:13} could do {chip.flops_per_byte:3.0f}: at most {reach:.0%} of its tensor cores' speed")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **64, or a little less.** $4N^2 d / 8N^2 = d/2 = 64$. Q, K, V and O travel as well, so it is 63.
+# **43, or a little less.** $4N^2 d / 12N^2 = d/3 = 43$. Q, K, V and O are moved as well, so it is 42.
 # </details>
 #
 # A larger N does not help: FLOPs and bytes both grow with $N^2$. Only moving less helps.
 #
-# **Takeaway.** Standard attention waits for memory. It does d/2 FLOPs for each byte, and the chips could do several times
-# as many.
+# **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte, and the chips could do four to seven
+# times as many.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -243,7 +247,7 @@ for chip in (chips.A100, chips.H100, chips.H200):
 # **Predict.** $O_{00} = P_{00} V_{00} + P_{01} V_{10} + P_{02} V_{20}$. What is the gradient with respect to the three
 # entries of V?
 
-# %%
+# %% tags=["hide-input"]
 dO = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
 dV = P.T @ dO  # (N, d)
 dP = dO @ V.T  # (N, N)
@@ -265,13 +269,14 @@ print("dP, first row:   ", np.round(dP[0], 9).tolist())
 # %% [markdown]
 # ## Backwards through softmax
 #
-# Raise one score of a row. Its weight grows and all others shrink, because they share one sum. The quotient rule gives
-# $\partial p_j / \partial s_j = p_j - p_j^2$, and $\partial p_j / \partial s_k = -p_j p_k$ for two different keys. As a
-# matrix this is $\mathrm{diag}(p) - p p^\top$.
+# Raise one score of a row. Its weight grows and all others shrink, because they share one sum: $p_j = e^{s_j} / \Sigma$
+# with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ and its part in that of $\Sigma$ are $e^{s_j}$, so the
+# quotient rule gives $\partial p_j / \partial s_j = e^{s_j}/\Sigma - (e^{s_j}/\Sigma)^2 = p_j - p_j^2$. For two different
+# keys it gives $\partial p_j / \partial s_k = -p_j p_k$. As a matrix this is $\mathrm{diag}(p) - p p^\top$.
 #
 # **Predict.** Adding the same number to all scores changes no weight. So what must the entries of ds add up to?
 
-# %%
+# %% tags=["hide-input"]
 p, dp = P[0], dP[0]
 jacobian = np.diag(p) - np.outer(p, p)  # (N, N)
 D = p @ dp  # one number for the row
@@ -302,12 +307,13 @@ print("do · o =", round(float(dO[0] @ O[0]), 9))
 # ## How do we know that a gradient is right?
 #
 # $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. A formula can be wrong: a
-# sign, a transpose, a factor. Differences need no formula. Change one entry by +h and by −h, subtract the two losses,
-# and divide by 2h.
+# sign, a transpose, a factor. *Finite differences* need no formula: change one entry by +h and by −h, subtract the two
+# losses, and divide by 2h. Below, 5 queries and keys have d = 4.
 #
 # **Predict.** Somebody forgets $\tau$ in dK. Will a test of shapes notice?
 
-# %%
+
+# %% tags=["hide-input"]
 def backward(Q, K, V, P, dO, tau):
     dV = P.T @ dO  # FA1.A3.L1  (N_k, d)
     dP = dO @ V.T  # FA1.A3.L2  (N_q, N_k)
@@ -326,9 +332,9 @@ def differences(loss, X, h=1e-5):
     return gradient
 
 
-# %%
+# %% tags=["hide-input"]
 tau = 0.5
-Q, K, V, dO = rng.standard_normal((4, 4, 4))
+Q, K, V, dO = rng.standard_normal((4, 5, 4))
 P = naive.safe_softmax(tau * Q @ K.T)
 dQ, dK, dV, dS = backward(Q, K, V, P, dO, tau)
 
@@ -338,8 +344,8 @@ def loss(Q, K, V):  # its gradient with respect to O is dO
 
 
 truth = differences(lambda X: loss(Q, X, V), K)
-for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", tau * Q @ dS.T)):
-    print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, differences say {truth[0, 0]:7.4f}")
+for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau * dS @ Q)):
+    print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, finite differences say {truth[0, 0]:7.4f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -348,11 +354,11 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", ta
 # </details>
 #
 # Without $\tau$ the direction is right, and the gradient is too large by a factor $1/\tau$ = 2. Training would still
-# run, only worse. The last line has a wrong transpose. It fits here only because N = d.
+# run, only worse. The last line forgets a transpose, and its shapes fit as well, because there are as many queries as keys.
 #
-# The five lines are Algorithm 3 of the FlashAttention paper, and their tags say so.
+# Open the code: the five lines of `backward` are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags).
 #
-# **Takeaway.** Judge a gradient by differences, with N ≠ d and $\tau$ ≠ 1.
+# **Takeaway.** Compare a gradient with finite differences. Use unequal lengths and $\tau$ ≠ 1, so that no slip can hide.
 
 # %% [markdown]
 # ## Can we do without S and P?
@@ -365,8 +371,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ Q dSᵀ", ta
 # The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), keeps L and one
 # row of scores. But for each query it loads all keys twice, and all values once.
 #
-# **Predict.** N = 512 and d = 64. Standard attention moves about $4N^2$ elements. How many N² does this move, if it loads
-# 3Nd elements for each of N queries?
+# (`max` and `log` are arranged so that nothing overflows.)
+
 
 # %%
 def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
@@ -380,19 +386,27 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
     return np.asarray(O), np.asarray(L)
 
 
+# %% [markdown]
+# **Predict.** N = 512 and d = 64. Standard attention moves about $4N^2$ elements. How many N² does this move, if it loads
+# 3Nd elements for each of N queries?
+
+# %% tags=["hide-input"]
 q, k, v = rng.standard_normal((3, 512, 64))
 meters = Trace(), Trace()
 results = standard(q, k, v, 1 / 8, meters[0]), forward_by_rows(q, k, v, 1 / 8, meters[1])[0]
 for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2 * 512**2, 2 * 512), strict=True):
-    print(f"{name}: first number {O_row[0, 0]:.9f}, holds {held:7,}, moves {meter.hbm_elements:10,} elements")
+    print(f"{name:8}: first number {O_row[0, 0]:.9f}, holds {held:7,}, moves {meter.hbm_elements:10,} elements")
+ratio = meters[1].hbm_elements / meters[0].hbm_elements
+print(f"by rows moves {meters[1].hbm_elements / 512**2:.0f} N², {ratio:.0f} times what standard moves")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **192 N².** 3Nd = 192N for each of N queries. That is 48 times $4N^2$, and the meter agrees, up to the small terms.
+# **192 N².** 3Nd = 192N for each of N queries. That is 48 times $4N^2$, and 43 times what standard moves, because
+# standard's $4Nd$ is not small here.
 # </details>
 #
-# The memory problem is solved: 1,024 numbers instead of half a million. But the traffic is far worse than before.
+# The memory problem is solved: 1,024 numbers instead of half a million. But far more is moved than before.
 #
 # What if a whole block of queries shared each trip of the keys? Then a row of S would arrive in pieces. The next chapter
 # asks whether softmax can take that.
@@ -403,7 +417,7 @@ for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2
 # ## Recap
 #
 # - $S = \tau QK^\top$, $P = \mathrm{softmax}(S)$, $O = PV$. Softmax subtracts the row's maximum first.
-# - Standard attention moves $4N^2 + 4Nd$ elements: d/2 FLOPs for each byte, too few for a GPU.
+# - Standard attention moves $4N^2 + 4Nd$ elements: d/3 FLOPs for each byte, too few for a GPU.
 # - Backward: $dV = P^\top dO$, $dP = dO\,V^\top$, $dS = P \circ (dP - D)$, $dQ = \tau\,dS\,K$, $dK = \tau\,dS^\top Q$, with
 #   $D_i = do_i \cdot o_i$.
 # - $P_{ij} = e^{S_{ij} - L_i}$: one number per row brings back any entry of P.
@@ -425,69 +439,55 @@ for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2
 # ```
 # </details>
 
+
 # %%
 def probabilities(q_i, K, L_i, tau):  # (d,), (N_k, d), a number, a number -> (N_k,)
     return ...
 
 
+# %% tags=["hide-input"]
 O, L = forward_by_rows(Q, K, V, tau)
 D = (dO * O).sum(axis=1)
 row_0 = probabilities(Q[0], K, L[0], tau)
 if row_0 is ...:
     print("not written yet")
-elif np.shape(row_0) != (4,) or not close(np.sum(row_0), 1.0):
-    print("not yet: a row of P has 4 entries that sum to 1, yours:", row_0)
+elif np.shape(row_0) != (5,) or not close(np.sum(row_0), 1.0):
+    print("not yet: a row of P has 5 entries that sum to 1, yours:", row_0)
 else:
-    rows = [probabilities(Q[i], K, L[i], tau) for i in range(4)]
-    dQ_rows = [tau * (rows[i] * (V @ dO[i] - D[i])) @ K for i in range(4)]
+    rows = [probabilities(Q[i], K, L[i], tau) for i in range(5)]
+    dQ_rows = [tau * (rows[i] * (V @ dO[i] - D[i])) @ K for i in range(5)]
     print("right" if close(dQ_rows, dQ) else "not yet: the row sums to 1, but it is not softmax of the scaled scores")
 
 # %% [markdown]
-# **2. Complete.** Sometimes the loss depends on L as well, with a given gradient dL, one number for each row. What is its
-# part of dS? Write it in place of the `...`. The check uses differences.
+# **2. Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Write a test of dS that needs no reference: True for the
+# right dS, False for this one.
 #
 # <details><summary>Hint</summary>
 #
-# Differentiate $L_i = \log \sum_j e^{S_{ij}}$ by $S_{ij}$. What is $e^{S_{ij}}$ divided by the sum?
+# Adding a number to all scores of a row changes nothing. What must each row of dS sum to? `np.allclose` compares.
 # </details>
 # <details><summary>Solution</summary>
 #
 # ```python
-# return P * dL[:, None]
+# return np.allclose(dS.sum(axis=1), 0)
 # ```
-# $\partial L_i / \partial S_{ij} = P_{ij}$. Together with the part from O: $dS = P \circ (dP - D + dL)$. So a gradient of
-# L costs nothing but another D.
 # </details>
 
+
 # %%
-def dS_from_dL(P, dL):  # (N_q, N_k), (N_q,) -> (N_q, N_k)
+def looks_right(dS):  # (N_q, N_k)
     return ...
 
 
-dL = np.array([1.0, -2.0, 0.5, 3.0])
-yours = dS_from_dL(P, dL)
-if yours is ...:
-    print("not written yet")
-elif np.shape(yours) != (4, 4):
-    print("not yet: dS has an entry for each query and key, yours has the shape", np.shape(yours))
-else:
-    by_differences = differences(lambda X: float(dL @ naive.logsumexp(X)), tau * Q @ K.T)
-    wrong = np.abs(yours - by_differences).max(axis=1) > 1e-7
-    print(f"not yet: rows {np.flatnonzero(wrong)} differ from differences" if wrong.any() else "right")
-
-# %% [markdown]
-# **3. Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Before you run the cell: which sums find that out,
-# without any reference?
-#
-# <details><summary>Answer</summary>
-#
-# Those of the rows of dS. Adding a number to all scores of a row changes nothing, so each row of dS must sum to 0.
-# </details>
-
-# %%
+# %% tags=["hide-input"]
 dP = dO @ V.T
-for name, x in (("with D", P * (dP - D[:, None])), ("without D", P * dP)):
-    print(f"{name:10} sums of the rows of dS:", np.round(x.sum(axis=1), 6) + 0.0)
+right_one, wrong_one = looks_right(P * (dP - D[:, None])), looks_right(P * dP)
+if right_one is ...:
+    print("not written yet")
+elif not right_one:
+    print("not yet: your test rejects the right dS, whose rows sum to", np.round(dS.sum(axis=1), 6) + 0.0)
+else:
+    print("not yet: your test accepts the wrong dS" if wrong_one else "right")
 
 # %% [markdown]
 # ## Checks
@@ -495,44 +495,26 @@ for name, x in (("with D", P * (dP - D[:, None])), ("without D", P * dP)):
 # The functions of this notebook against the package, and the package against the definition and against differences:
 # unequal lengths, a mask with an empty row, large scores.
 
-# %%
+# %% tags=["hide-input"]
 ours, theirs = forward_by_rows(Q8, K8, V8, 0.5), naive.forward_linear_memory(Q8, K8, V8, tau=0.5)
 verdict("forward_by_rows = naive.forward_linear_memory", all(map(close, ours, theirs)))
 verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
-for got, X, at in ((dQ, Q, 0), (dK, K, 1), (dV, V, 2)):
-    def moved_loss(x, at=at):
-        return loss(*[x if n == at else y for n, y in enumerate((Q, K, V))])
-    verdict(f"{('dQ', 'dK', 'dV')[at]} = differences of the loss", close(got, differences(moved_loss, X), 1e-7))
+judge = differences(lambda X: loss(X, K, V), Q), truth, differences(lambda X: loss(Q, K, X), V)
+verdict("dQ, dK, dV = finite differences of the loss", all(map(close, (dQ, dK, dV), judge, [1e-7] * 3)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
 verdict("the jacobian = naive.softmax_jacobian", close(jacobian, naive.softmax_jacobian(p)))
 verdict("the meter = the closed form", meters[0].hbm_elements == io.standard_forward(Tiling(512, 512, 1, 1), 64).total)
-verdict("by rows: 48 times the elements", round(meters[1].hbm_elements / (4 * 512**2)) == 48)
-
-# %%
+verdict("by rows: 48 times 4N²", round(meters[1].hbm_elements / (4 * 512**2)) == 48)
 (q, do), (k, v) = rng.standard_normal((2, 7, 3)), rng.standard_normal((2, 10, 3))
 allowed = rng.random((7, 10)) < 0.7
 allowed[2] = False  # a query that may see nothing
 mask = Mask(allowed=allowed)
-for size in (1.0, 30.0, 1000.0):
-    O, P = naive.forward(q, k, v, tau=size, mask=mask)
-    truth = naive.safe_softmax(np.where(allowed, size * q @ k.T, -np.inf)) @ v
-    by_row, _ = naive.forward_linear_memory(q, k, v, tau=size, mask=mask)
-    verdict(f"scores of size {size:g}: naive.forward = the definition", close(O, truth))
-    verdict(f"scores of size {size:g}: row by row = the definition", close(by_row, truth, 1e-11))
-
-# %%
-O, P = naive.forward(q, k, v, mask=mask)
-_, L = naive.forward_linear_memory(q, k, v, mask=mask)
-judge = [
-    differences(lambda x: float((do * naive.forward(x, k, v, mask=mask)[0]).sum()), q),
-    differences(lambda x: float((do * naive.forward(q, x, v, mask=mask)[0]).sum()), k),
-    differences(lambda x: float((do * naive.forward(q, k, x, mask=mask)[0]).sum()), v),
-]
-stored = naive.backward(q, k, v, P, do)
-made_again = naive.backward_linear_memory(q, k, v, O, L, do, mask=mask)
-for name, *gradients, truth in zip(("dQ", "dK", "dV"), stored, made_again, judge, strict=True):
-    agree = [close(g, truth, 1e-7) for g in gradients]
-    verdict(f"{name}: from P, and from L alone = differences", all(agree))
+for size in (1.0, 1000.0):
+    plain = naive.safe_softmax(np.where(allowed, size * q @ k.T, -np.inf)) @ v
+    O_m, P_m = naive.forward(q, k, v, tau=size, mask=mask)
+    by_row, L_m = naive.forward_linear_memory(q, k, v, tau=size, mask=mask)
+    agree = close(O_m, plain) and close(by_row, plain, 1e-11)
+    verdict(f"scores of size {size:g}, masked: whole and row by row = the definition", agree)
 
 # %% [markdown] tags=["navigation"]
 # [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)
