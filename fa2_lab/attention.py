@@ -14,6 +14,7 @@ How it differs from torch.nn.functional.scaled_dot_product_attention:
     dropout from a global state  dropout from (seed, batch, head, row, column); seed=None draws a new seed
     no logsumexp                 return_lse=True gives (O, L), L in fp32, and gradients flow through both
     autocast casts q, k and v    q, k and v are taken as they are
+    torch.func, forward mode     refused: gradients are those of .backward() and torch.autograd.grad
     gradients' last bits vary    only on Hopper, and not under torch.use_deterministic_algorithms(True)
 
 Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.

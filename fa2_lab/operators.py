@@ -6,10 +6,11 @@ cu_q, cu_k. Behind them, or as one Options, comes what is no tensor. The NumPy r
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
 from fa2_lab.checks import for_kernels, traced
@@ -18,6 +19,7 @@ from fa2_lab.kernels.prepared import Options, keep
 # The kernels ----------------------------------------------------------------------------------------------------
 
 
+@cache
 def kernels():
     """The choice among the kernels; imported only now, because it needs Triton."""
     from fa2_lab.kernels import choice
@@ -82,7 +84,7 @@ class Call:
 
     def __call__(self, q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
-        if wanted and torch.is_grad_enabled():
+        if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
             return Attention.apply(q, k, v, key_lengths, seed, sinks, cu_q, cu_k, self)
         O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if self.return_lse else O
@@ -93,35 +95,32 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, key_lengths, seed, sinks, cu_q, cu_k, call):
-        tensors = q, k, v, key_lengths, seed, sinks, cu_q, cu_k
-        O, L = call.forward(*tensors)
-        save(ctx, (*tensors, *call.options), (O, L))
+        O, L = call.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
+        save(ctx, call.options, q, k, v, O, L, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return gradients(ctx, dO, dL)[:9]
+        return *gradients(ctx, dO, dL), None
 
 
-def save(ctx, inputs, output) -> None:
+def save(ctx, options: Options, *tensors) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
-    q, k, v, key_lengths, seed, sinks, cu_q, cu_k, *options = inputs
-    ctx.options = Options(*options)
-    ctx.save_for_backward(q, k, v, *output, key_lengths, seed, sinks, cu_q, cu_k)
+    ctx.options = options
+    ctx.save_for_backward(*tensors)
     ctx.set_materialize_grads(False)
 
 
-def gradients(ctx, dO, dL):
-    """Gradients of every input of the forward; as an operator where somebody records, to refuse a second derivative."""
-    options = (None,) * len(ctx.options)
+def gradients(ctx, dO, dL) -> tuple:
+    """Gradients of the eight tensors; as an operator where somebody records, to refuse a second derivative."""
     if dO is None and dL is None:
-        return *(None,) * 8, *options
-    if torch.is_grad_enabled() or traced(*[x for x in (dO, dL) if x is not None]):
+        return (None,) * 8
+    if torch.is_grad_enabled() or traced(*(x for x in (dO, dL) if x is not None)):
         found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
     else:
         found = backward(dO, dL, *ctx.saved_tensors, options=ctx.options)
-    dQ, dK, dV, dsinks = (*found, None)[:4]
-    return dQ, dK, dV, None, None, dsinks, None, None, *options
+    dQ, dK, dV, *dsinks = found
+    return dQ, dK, dV, None, None, dsinks[0] if dsinks else None, None, None
 
 
 # Recorded -------------------------------------------------------------------------------------------------------
@@ -185,11 +184,22 @@ def backward_shapes(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, *rest):
     return found if sinks is None else [*found, sinks.new_empty(sinks.shape)]
 
 
+def save_operator(ctx, inputs, output) -> None:
+    """save() for the operator, whose options come one by one."""
+    q, k, v, *rest = inputs
+    save(ctx, Options(*rest[5:]), q, k, v, *output, *rest[:5])
+
+
+def operator_gradients(ctx, dO, dL) -> tuple:
+    """Gradients of every input of the operator."""
+    return *gradients(ctx, dO, dL), *[None] * len(Options._fields)
+
+
 def no_second_derivative(ctx, *_):
     raise NotImplementedError("fa2_lab.attention: there is no second derivative, its gradient cannot be differentiated")
 
 
-forward_op.register_autograd(gradients, setup_context=save)
+forward_op.register_autograd(operator_gradients, setup_context=save_operator)
 backward_op.register_autograd(no_second_derivative)
 
 

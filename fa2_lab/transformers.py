@@ -90,6 +90,8 @@ def parts_of(mask_function) -> list:
             return [x for part in closure(mask_function)["mask_functions"] for x in parts_of(part)]
         if name in ("sliding_window_overlay", "sliding_window_bidirectional_overlay"):
             return [(name, closure(mask_function)["sliding_window"])]
+        if name == "remap_positions_for_packed_sequence":  # within a sequence they differ as the rows do
+            return parts_of(closure(mask_function)["mask_function"])
         if name == "packed_sequence_mask_function":
             return [(name, closure(mask_function)["packed_sequence_mask"])]
         if name in ("causal_mask_function", "bidirectional_mask_function"):

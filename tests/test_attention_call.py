@@ -11,6 +11,7 @@ import pytest
 import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
 from kernel_truth import DEVICE, dense, judge, run, tensors, worst
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import fa2_lab
@@ -244,6 +245,33 @@ def test_a_second_derivative_is_refused(backend):
     (dQ,) = torch.autograd.grad(attention(q, k, v, backend=backend).sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         dQ.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_tangent_is_refused_and_not_lost(backend):
+    q, k, v = good()
+    attention(q, k, v, backend=backend)  # also where a call of this kind was prepared
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode AD"):
+        attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v, backend=backend)
+
+
+@pytest.mark.parametrize("expanded", ((1, 1, 1, 16), (2, 1, 8, 1), (1, 4, 1, 1)), ids=str)
+def test_gradients_of_O_and_L_that_repeat_themselves(expanded):
+    q, k, v, _ = tensors(2, 4, 2, 8, 12, 16)
+    dO, dL = torch.randn(expanded, device=DEVICE).expand(2, 4, 8, 16), torch.randn(8, device=DEVICE).expand(2, 4, 8)
+    got = run(attention, q, k, v, dO, dL, causal=True)
+    truth = dense(q, k, v, dO, dL=dL, causal=True)
+    assert all(worst(a, b) < 1e-4 for a, b in zip(got, truth, strict=True))
+
+
+def test_saved_tensors_may_come_back_in_other_strides():
+    """Hooks that keep them elsewhere, such as save_on_cpu, give them back contiguous."""
+    q, k, v, dO = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 4, 2, 8, 12, 16))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    want = run(attention, *inputs, dO)
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda x: x):
+        got = run(attention, *inputs, dO)
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
 
 
 @pytest.mark.parametrize(

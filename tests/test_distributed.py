@@ -347,6 +347,7 @@ def test_alone_it_is_attention(alone):
         (dict(mesh=3), TypeError, "mesh: got 3; it takes a 1-D DeviceMesh, a ProcessGroup"),
         (dict(causal=1), TypeError, "causal: got 1; it takes True or False"),
         (dict(scale="1"), TypeError, "scale: got '1'"),
+        (dict(scale=-1e39), ValueError, "scale: got -1e\\+39; it takes at most 1e38"),
         (
             dict(k=torch.zeros(1, 2, 4, 8), v=torch.zeros(1, 2, 4, 8)),
             ValueError,

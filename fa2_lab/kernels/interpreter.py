@@ -24,15 +24,17 @@ def decide(gpu: bool | None = None) -> None:
 
 @cache
 def quicken() -> None:
-    """Have the interpreter leave out what changes nothing, which is more than half of what it does.
+    """Have the interpreter leave out two things that change no result, which makes it almost three times as fast.
 
-    A launch puts the interpreter's functions in the place of triton.language's, and does so again for each function
-    that a kernel calls. Sums of integers are computed twice, to see whether they overflow, and with `debug` off nobody
-    looks.
+    To run a kernel it puts its own functions in the place of triton.language's, takes them away again at the end, and
+    does both anew for every function that the kernel calls. They are in place already then, so once is enough. And it
+    computes each sum of integers twice, to see whether it overflows; with `debug` off it does not look.
+
+    A Triton that is another inside is left as it is, and so is one whose interpreter is off.
     """
     if os.environ.get("TRITON_INTERPRET") != "1":
         return
-    with suppress(AttributeError, ImportError):  # this Triton is another inside: it takes its time
+    with suppress(AttributeError, ImportError):
         from triton import language
         from triton.runtime import interpreter as inside
 
@@ -41,9 +43,10 @@ def quicken() -> None:
 
         @wraps(replace_all)
         def replace_once(function):
+            """What undoes the replacements when `function` ends: nothing, where its caller has made them."""
             seen = [room for room in rooms if any(x is room for x in function.__globals__.values())]
-            fresh = not seen or any(is_builtin(room.load) for room in seen)
-            return replace_all(function) if fresh else nothing()
+            first = not seen or any(is_builtin(room.load) for room in seen)  # Triton's own `load` is there still
+            return replace_all(function) if first else nothing()
 
         if not builder.options.debug:
             builder.options = replace(builder.options, sanitize_overflow=False)
