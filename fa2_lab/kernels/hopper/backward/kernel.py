@@ -14,8 +14,19 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa2_lab.kernels.constants import LN2
 from fa2_lab.kernels.hopper.backward.products import HELD, start_dk, start_dp, start_dq, start_dv, start_scores
-from fa2_lab.kernels.hopper.backward.rows import COLS, CONSUMERS, NEXT, Rows, first_rows, new_rows
+from fa2_lab.kernels.hopper.backward.rows import (
+    COLS,
+    CONSUMERS,
+    NEXT,
+    NEXT_IN_TURN,
+    TOLD,
+    TOLD_IN_TURN,
+    Rows,
+    first_rows,
+    new_rows,
+)
 from fa2_lab.kernels.hopper.backward.sums import add_tile
+from fa2_lab.kernels.hopper.backward.turns import Turns
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -33,6 +44,7 @@ class Pipes:
     ds_filled: gl.shared_memory_descriptor
     dq: gl.shared_memory_descriptor  # (2, …): where each consumer's part of dQ waits to be added
     mailbox: Mailbox
+    turns: Turns
     sizes: gl.constexpr
 
 
@@ -43,13 +55,17 @@ class Pipes:
 def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     """Announce every column block and start every copy as early as its stage is free.
 
-    For the scheduler each part of a K/V head is a head of its own: it has as many column blocks.
+    For the scheduler each part of a K/V head is a head of its own: it has as many column blocks. Where all add in
+    turn, the last column block comes first; turns.py says why.
     """
+    row_blocks = Q.shape[0] * Q.shape[1] * T_r
     n = 0  # row blocks so far
     r = 0  # column blocks so far
     t = scheduler.first()
     while scheduler.more(t):
         block, head_part = scheduler.place(t)
+        if pipes.turns.USED:
+            block = scheduler.blocks - 1 - block
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
         batch, head = bh // H_kv, bh % H_kv
@@ -62,18 +78,21 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
         if begin < end:
             full, seen_from = geometry.unmasked_from(col, length), geometry.seen_from(col)
             number = bh * scheduler.blocks + block
-            pipes.mailbox.send(r, (end - begin, batch, head, col, full, seen_from, length, number))
+            turn = gl.minimum(part, begin)  # each part before this one that is not empty adds to the same dK and dV
+            place = row_blocks + number  # its counter, behind those of all row blocks
+            pipes.mailbox.send(r, (end - begin, batch, head, col, full, seen_from, length, number, turn, place))
             pipes.k.fill(r, K, batch, head, col)  # FA2.A2.L6
             pipes.v.fill(r, V, batch, head, col)  # FA2.A2.L6
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
                 i = first + m % seen
                 number = (batch * geometry.H + q_head) * T_r + i
-                pipes.rows.fill(n, r & 1, Q, dO, starts, batch, q_head, i, number)  # FA2.A2.L9
+                turn = geometry.last_column_block(i, length) - block
+                pipes.rows.fill(n, r & 1, Q, dO, starts, batch, q_head, i, number, turn)  # FA2.A2.L9
                 n += 1
             r += 1
         t = scheduler.next()  # not sooner
-    pipes.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0))
+    pipes.mailbox.send(r, (0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
     scheduler.leave()
 
 
@@ -105,7 +124,7 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
         add_dq(c, n - 1, dq, sums, pipes)
-        finish(c, r, dk, dv, dK, dV, pipes, scale)
+        finish(c, r, n - 1, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = receive(r, pipes.mailbox)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -175,6 +194,8 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen_from, full, sums, pipes, scal
         dk = start_dk(n, dk, ds, pipes)
         dv, p_half, dk, ds = warpgroup_mma_wait(0, deps=[dv, p_half, dk, ds])
         pipes.rows.release(n)
+    if not FIRST:
+        pass_on(c, n - 1, pipes, later=0)
     return dk, dv, ds
 
 
@@ -197,22 +218,42 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 @gluon.jit
 def add_dq(c: gl.constexpr, n, dq, sums, pipes):
     """Have this consumer's part of dQ added to HBM."""
-    at = (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.sizes.W)
-    add_tile(dq, sums, at, pipes.dq.index(c))  # FA2.A2.L15
+    place = pipes.rows.number(n) * CONSUMERS + c
+    if pipes.turns.USED:
+        pipes.turns.wait(place, pipes.rows.turn(n))
+    add_tile(dq, sums, place * (2 * pipes.sizes.W), pipes.dq.index(c))  # FA2.A2.L15
 
 
 @gluon.jit
-def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV; if other programs have parts of the same columns, have them added instead."""
+def pass_on(c: gl.constexpr, n, pipes, later: gl.constexpr):
+    """Let the next column block add to the same part of dQ; `later` is what the copy engine was given since."""
+    if pipes.turns.USED:
+        pipes.turns.pass_on(pipes.rows.number(n) * CONSUMERS + c, later)
+
+
+@gluon.jit
+def finish(c: gl.constexpr, r, n, dk, dv, dK, dV, pipes, scale):
+    """Write dK and dV; if other programs have parts of the same columns, have them added instead.
+
+    n is the last row block, whose turn is passed on here.
+    """
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
-    at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
-    pipes.mailbox.release(r)
     if dK.dtype == gl.float32:
+        at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
+        pass_on(c, n, pipes, later=0)
+        if pipes.turns.USED:
+            place = pipes.mailbox.read(r, "place") * CONSUMERS + c
+            pipes.turns.wait(place, pipes.mailbox.read(r, "turn"))
+        pipes.mailbox.release(r)
         add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
+        if pipes.turns.USED:
+            pipes.turns.pass_on(place, later=0)
     else:
+        pipes.mailbox.release(r)
         store(c, dv, dV, batch, head, col, pipes)  # FA2.A2.L18
         store(c, dk * (scale * LN2), dK, batch, head, col, pipes)  # FA2.A2.L18
+        pass_on(c, n, pipes, later=2)
 
 
 @gluon.jit
@@ -230,25 +271,30 @@ def store(c: gl.constexpr, x, X, batch, head, col, pipes):
 
 
 @gluon.jit(do_not_specialize=["key_lengths", "group", "T_r", "heads", "parts", "at_once", "scale"])
-def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, group, T_r, heads, parts, at_once, scale,
-                    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, turns, group, T_r, heads, parts, at_once,
+                    scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
 
-    Whole numbers come one by one: those in a tuple Triton would specialise, and compile the kernel anew for many.
+    `turns` are the counters of turns.py, or None, and then all add in any order. Whole numbers come one by one: those
+    in a tuple Triton would specialise, and compile the kernel anew for many.
     """
     KEYS: gl.constexpr = key_lengths is not None
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     N_q, N_k = Q.shape[2], K.shape[2]
     key_lengths = key_lengths if KEYS else counter
     geometry = Geometry(N_q, N_k, Q.shape[1], group, key_lengths, KEYS, RAGGED, CAUSAL, SIZES.B_r, COLUMNS)
-    scheduler = Scheduler(counter, gl.cdiv(N_k, COLUMNS), heads, at_once)
+    IN_TURN: gl.constexpr = turns is not None
+    scheduler = Scheduler(counter, gl.cdiv(N_k, COLUMNS), heads, at_once, IN_TURN)
+    turns = Turns(turns if IN_TURN else counter, IN_TURN)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
     part: gl.constexpr = [CONSUMERS, sums.block_shape[0], sums.block_shape[1]]
     dq = gl.allocate_shared_memory(gl.float32, part, sums.layout)
     k, v = new_ring(K, 2, CONSUMERS), new_ring(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
-    pipes = Pipes(k, v, new_rows(Q, dO, starts), ds, ds_filled, dq, new_mailbox(NEXT, CONSUMERS), SIZES)
+    rows = new_rows(Q, dO, starts, TOLD_IN_TURN if IN_TURN else TOLD)
+    mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN else NEXT, CONSUMERS)
+    pipes = Pipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
     gl.warp_specialize(
         [

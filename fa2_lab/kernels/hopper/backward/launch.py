@@ -14,27 +14,29 @@ from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.prepared import Options
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None):
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, same_bits=False):
     """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None.
 
-    None for tensors that the copy engine cannot have. Sums are not the same bit by bit each time: see sums.py.
+    None for tensors that the copy engine cannot have. Sums are the same bit by bit each time if `same_bits` asks for
+    it: see turns.py.
     """
-    call = prepare(dO, Q, K, V, O, options, key_lengths)
+    call = prepare(dO, Q, K, V, O, options, key_lengths, same_bits)
     return call and call(dO, Q, K, V, O, L, dL, key_lengths)
 
 
-def prepare(dO, Q, K, V, O, options: Options, key_lengths=None):
+def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False):
     """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); None for a kind not taken."""
     if Q.shape[3] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
         return None
     if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
-    chosen, parts = choose(Q, K, options.causal, key_lengths)
-    starts, dQ_sums, dK_sums = shapes(Q, K, chosen)
+    chosen, parts = choose(Q, K, options.causal, key_lengths, same_bits)
+    starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
-    all_sums = dQ_sums[0] + 2 * dK_sums[0] * divided, 32
+    lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
+    all_sums = lines_of_sums + counters[0] * same_bits, 32  # all are cleared together
     before = prepare_before(dO, Q, O, options, chosen, all_sums)
-    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts)
+    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, same_bits)
     after = prepare_after(Q, K, V, options, chosen, divided)
 
     def call(dO, Q, K, V, O, L, dL, key_lengths):
@@ -43,30 +45,35 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None):
         dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
         start, sums = (torch.empty(shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
+        turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
             before(O, dO, L, dL, start, sums)
-            main((Q, K, V, dO, start, sums, *columns), (host.counter_for(Q), key_lengths))
+            main((Q, K, V, dO, start, sums, *columns), (host.counter_for(Q), key_lengths, turns))
             after(sums, dQ, *((dK, dV) if divided else (None, None)))
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
 
 
-def choose(Q, K, causal: bool, key_lengths) -> tuple[sizes.Sizes, int]:
+def choose(Q, K, causal: bool, key_lengths, same_bits: bool) -> tuple[sizes.Sizes, int]:
     """The sizes, and into how many parts each column block is divided."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    chosen = sizes.choose(d, N_q, causal, key_lengths is not None or N_k % 128 != 0)
+    chosen = sizes.choose(d, N_q, causal, key_lengths is not None or N_k % 128 != 0, same_bits)
     column_blocks, steps = -(-N_k // 128) * batch * H_kv, H // H_kv * -(-N_q // chosen.B_r)
     return chosen, sizes.parts_for(column_blocks, steps, host.multiprocessors(Q.device), causal)
 
 
 def shapes(Q, K, chosen: sizes.Sizes) -> tuple[tuple[int, int], ...]:
-    """Of what S and dP start from, a line for each row block, and of the sums of dQ and of dK, in lines of 32."""
+    """Of what S and dP start from, a line for each row block; and of the sums of dQ, of dK, and turns, in lines of 32.
+
+    All are whole tiles of 64 rows of sums.
+    """
     (batch, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
     row_blocks, column_blocks = -(-N_q // chosen.B_r) * batch * H, -(-N_k // 128) * batch * H_kv
     lines_of_32 = chosen.d_pad // 32
     dQ_sums, dK_sums = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
-    return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32)
+    counters = -(-2 * (row_blocks + column_blocks) // (64 * chosen.d_pad)) * 2 * chosen.d_pad
+    return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
 def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[int, int]) -> Launch:
@@ -80,11 +87,11 @@ def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[
     )
 
 
-def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen: sizes.Sizes, parts: int) -> host.Launch:
-    """dK, dV and the sums of dQ: one program for each SM."""
+def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool) -> host.Launch:
+    """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
     causal, scale = options.causal, options.scale
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    starts, dQ_sums, dK_sums = shapes(Q, K, chosen)
+    starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     if parts > 1:
         columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
@@ -92,12 +99,15 @@ def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen: sizes.Sizes
         columns = tuple(describe(torch.empty_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
+    at_once = sizes.at_once(N_q, d, causal)
+    if same_bits:
+        at_once = -(-at_once // parts) * parts
     return host.Launch(
         backward_kernel,
         min(host.multiprocessors(Q.device), -(-N_k // 128) * heads),
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=-(-N_q // chosen.B_r), heads=heads, parts=parts),
-        **dict(at_once=min(heads, sizes.at_once(N_q, d, causal)), scale=base_2(scale)),
+        **dict(at_once=min(heads, at_once), scale=base_2(scale)),
         **dict(CAUSAL=causal, RAGGED=key_lengths is not None or N_k % 128 != 0, SIZES=chosen),
     )
 

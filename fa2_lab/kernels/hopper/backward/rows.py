@@ -20,6 +20,8 @@ NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that ther
     ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
 )
 TOLD = gl.constexpr(("row", "number", "k_stage"))  # of a row block
+NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where all add in turn: see turns.py
+TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))
 
 
 @gluon.jit
@@ -49,12 +51,12 @@ class Rows:
     B_r: gl.constexpr
 
     @gluon.jit
-    def fill(self, n, k_stage, Q, dO, starts, batch, head, i, number):
+    def fill(self, n, k_stage, Q, dO, starts, batch, head, i, number, turn):
         """Producer: start the copies of row block i, the n-th of all, once its stage is empty."""
         stage = n & 1
         filled = self.filled.index(stage)
         mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
-        self.told.write(n, (i * self.B_r, number, k_stage))
+        self.told.write(n, (i * self.B_r, number, k_stage, turn))
         all_threads()
         mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + starts.block_type.nbytes)
         tma.async_copy_global_to_shared(Q, [batch, head, i * self.B_r, 0], filled, self.q.index(stage))
@@ -89,6 +91,11 @@ class Rows:
         return self.told.read(n, "number")
 
     @gluon.jit
+    def turn(self, n):
+        """Consumer: how many others add to this row block of dQ before."""
+        return self.told.read(n, "turn")
+
+    @gluon.jit
     def k_stage(self, n):
         """Consumer: in which stage K is. K's addresses, if they were kept instead, would take 14 registers."""
         return self.told.read(n, "k_stage")
@@ -100,11 +107,11 @@ class Rows:
 
 
 @gluon.jit
-def new_rows(Q, dO, starts):
+def new_rows(Q, dO, starts, told: gl.constexpr):
     """Two empty stages for tiles as the descriptors say."""
     B_r: gl.constexpr = Q.block_shape[2]
     shape: gl.constexpr = [2, 1, 1, B_r, Q.block_shape[3]]
     q = gl.allocate_shared_memory(Q.dtype, shape, Q.layout)
     do = gl.allocate_shared_memory(Q.dtype, shape, dO.layout)
     start = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], starts.layout)
-    return Rows(q, do, start, new_numbers(TOLD, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)
+    return Rows(q, do, start, new_numbers(told, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

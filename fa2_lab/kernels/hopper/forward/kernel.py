@@ -225,7 +225,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, group, at_once, scales, 
     batch, H, N_q = Q.shape[0], Q.shape[1], Q.shape[2]
     key_lengths = key_lengths if KEYS else L
     geometry = Geometry(N_q, K.shape[2], H, group, key_lengths, KEYS, RAGGED, CAUSAL, SIZES.rows, SIZES.B_c)
-    scheduler = Scheduler(counter, gl.cdiv(N_q, SIZES.rows), batch * H, at_once)
+    scheduler = Scheduler(counter, gl.cdiv(N_q, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:
         o = gl.allocate_shared_memory(O.dtype, [CONSUMERS, 1, 1, ROWS, O.block_shape[3]], O.layout)

@@ -8,7 +8,8 @@ def aggregate(cls):
     """Give a class of annotated fields a constructor that takes them in their order; Triton 3.8 would do so itself."""
     fields = cls.__annotations__
 
-    def __init__(self, *values):
+    def __init__(self, *values, **named):
+        values = *values, *(named[name] for name in list(fields)[len(values) :])
         for (name, annotation), value in zip(fields.items(), values, strict=True):
             setattr(self, name, gl.constexpr(value) if annotation is gl.constexpr else value)
 

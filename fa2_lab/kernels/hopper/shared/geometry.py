@@ -25,11 +25,12 @@ class Scheduler:
     blocks: gl.tensor  # of one head
     heads: gl.tensor  # of the whole batch
     at_once: gl.tensor  # heads that run side by side: see block_of()
+    DRAWN: gl.constexpr  # whether the first block is drawn, too: so nobody has a number whose program does not run yet
 
     @gluon.jit
     def first(self):
         """This program's first block, by its number among all."""
-        return gl.program_id(0)
+        return draw(self.counter) if self.DRAWN else gl.program_id(0)
 
     @gluon.jit
     def more(self, t):
@@ -47,7 +48,7 @@ class Scheduler:
 
         Ask as late as possible: a program that takes its next block too early gets the same fixed share as before.
         """
-        return gl.num_programs(0) + draw(self.counter)
+        return draw(self.counter) if self.DRAWN else gl.num_programs(0) + draw(self.counter)
 
     @gluon.jit
     def leave(self):
@@ -118,6 +119,13 @@ class Geometry:
         if self.KEYS:
             i = gl.where(col >= length, gl.cdiv(self.N_q, self.B_r) - 1, i)
         return i
+
+    @gluon.jit
+    def last_column_block(self, i, length):
+        """The last column block that visits row block i; the last row block is visited by all."""
+        if self.KEYS:
+            length = gl.where((i + 1) * self.B_r >= self.N_q, self.N_k, length)
+        return gl.cdiv(self.seen((i + 1) * self.B_r - 1, length), self.B_c) - 1
 
     @gluon.jit
     def unmasked_from(self, col, length):
