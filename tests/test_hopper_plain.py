@@ -1,62 +1,70 @@
-"""What Hopper's kernels do with whole numbers, run by Python: who adds when."""
+"""The Hopper kernels' own functions, run by Python on NumPy tiles: who sees whom, and who adds when."""
 
 import random
 from itertools import product
-from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 pytest.importorskip("triton")
 
-from hopper_plain import Whole, language, plain
+from hopper_plain import by_python, in_turn, run_backward, run_forward
 
-from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.shared import geometry
-from fa2_lab.kernels.portable import tile
-
-
-@pytest.fixture
-def by_python(monkeypatch):
-    """The kernels' functions called from here, or from one another."""
-    for module in (tile, geometry, backward):
-        for name, function in plain(module).items():
-            monkeypatch.setattr(module, name, function)
-        for name in ("tl", "gl"):
-            if hasattr(module, name):
-                monkeypatch.setattr(module, name, language())
+NAN = float("nan")
+WINDOWS = [(None, None), (None, 0), (0, 0), (7, 0), (100, 0), (70, 30), (None, 40), (64, None), (128, 127)]
 
 
-def made(cls, **fields):
-    """One of a kernel's aggregates."""
-    return type(cls.__name__, (), plain(cls))() if not fields else fill(made(cls), fields)
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    by_python(monkeypatch)
 
 
-def fill(x, fields):
-    vars(x).update({name: Whole(v) if type(v) is int else v for name, v in fields.items()})
-    return x
+# Who sees whom ------------------------------------------------------------------------------------------------
+
+
+def dense(Q, K, V, dO, window, lengths):
+    """O, L, dK, dV and D in float64, and K and V with NaN where no row of their batch entry sees them."""
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    left, right = window
+    r, col = np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
+    sees = (col >= r - (left if left is not None else np.inf)) & (col <= r + (right if right is not None else np.inf))
+    real = np.full(batch, N_k) if lengths is None else np.minimum(lengths, N_k)
+    sees = sees & (col < real[:, None, None])  # (batch, N_q, N_k)
+    k, v = (np.repeat(X, H // H_kv, 1) for X in (K, V))
+    s = np.where(sees[:, None], d**-0.5 * Q @ k.transpose(0, 1, 3, 2), -np.inf)
+    L = np.logaddexp.reduce(s, 3)
+    p = np.exp(s - np.where(L == -np.inf, 0, L)[..., None])
+    O = p @ v
+    D = (dO * O).sum(3)
+    ds = p * (dO @ v.transpose(0, 1, 3, 2) - D[..., None])
+    group = (batch, H_kv, H // H_kv, N_k, d)
+    dK = d**-0.5 * (ds.transpose(0, 1, 3, 2) @ Q).reshape(group).sum(2)
+    dV = (p.transpose(0, 1, 3, 2) @ dO).reshape(group).sum(2)
+    before = max(0, N_k - N_q - left) if left is not None else 0
+    unseen = (col[0] < before) | (col[0] >= real[:, None])  # (batch, N_k)
+    return (O, L, dK, dV, D), [np.where(unseen[:, None, :, None], NAN, X) for X in (K, V)]
+
+
+CASES = [(n, *shape) for n, shape in enumerate([(1, 239), (200, 333), (333, 200), (70, 300), (300, 300)])]
+
+
+@pytest.mark.parametrize("n, N_q, N_k", CASES)
+def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
+    draw = np.random.default_rng(N_q)
+    for w, window in enumerate(WINDOWS):
+        lengths = (None, [N_k // 3, N_k], [0, 130])[(n + w) % 3]
+        Q, dO = draw.standard_normal((2, 2, 2, N_q, 4))
+        K, V = draw.standard_normal((2, 2, 1, N_k, 4))
+        want, (K, V) = dense(Q, K, V, dO, window, lengths)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[(n + w) % 4]
+            got = run_forward(Q, K, V, window, lengths, B_c, consumers)
+            got += run_backward(Q, K, V, dO, want[1], want[4], window, lengths, B_r=(64, 128)[w % 2])
+        for name, x, y in zip(("O", "L", "dK", "dV"), got, want, strict=False):
+            np.testing.assert_allclose(x, y, atol=1e-9, err_msg=f"{name} {window} {lengths}")
 
 
 # The order of additions ---------------------------------------------------------------------------------------
-
-
-def handed_out(N_q, N_k, causal, lengths=None, group=1, parts=1, B_r=64, at_once=1):
-    """What the producer has added for every number at the scheduler: [(place, turn), …], as the consumers do it."""
-    heads, batch, T_r = 2, len(lengths or [N_k]), Whole(-(-N_q // B_r))
-    options = dict(KEYS=lengths is not None, RAGGED=True, CAUSAL=causal, B_r=B_r, B_c=128)
-    place = made(geometry.Geometry, N_q=N_q, N_k=N_k, H=heads * group, group=group, key_lengths=None, **options)
-    place.length = lambda entry: Whole(min(lengths[entry], N_k) if lengths else N_k)
-    scheduler = made(geometry.Scheduler, counter=None, blocks=-(-N_k // 128), heads=batch * heads * parts)
-    scheduler.at_once, scheduler.first, scheduler.next = Whole(at_once * parts), lambda: Whole(now), lambda: None
-    scheduler.more, scheduler.leave = lambda t: t is not None, lambda: None
-    Q = SimpleNamespace(shape=(batch, heads * group))
-    for now in range(scheduler.blocks * scheduler.heads):
-        added, last = [], []
-        pipes = SimpleNamespace(k=SimpleNamespace(fill=lambda *_: None), turns=SimpleNamespace(USED=True))
-        pipes.mailbox = SimpleNamespace(send=lambda r, told: last.append((told[9], told[8])) if told[0] else None)
-        pipes.rows = SimpleNamespace(fill=lambda *told: added.append(told[-2:]))
-        pipes.v = pipes.k
-        backward.producer(Q, None, None, None, None, pipes, scheduler, place, T_r, parts)
-        yield added + last * (parts > 1)
 
 
 def in_any_order(items, programs, chance):
@@ -77,16 +85,13 @@ def in_any_order(items, programs, chance):
     return order
 
 
-SHAPES = [(64, 128), (200, 700), (700, 200), (500, 500), (1, 900), (900, 1), (640, 640)]
-
-
-@pytest.mark.parametrize("N_q, N_k", SHAPES)
-def test_all_add_in_one_order_and_nobody_waits_for_ever(N_q, N_k, by_python):
+@pytest.mark.parametrize("n, N_q, N_k", [*CASES, (5, 64, 700), (6, 700, 64)])
+def test_all_add_in_one_order_and_nobody_waits_for_ever(n, N_q, N_k):
     chance = random.Random(N_q)
-    lengths = (None, [N_k, 0], [N_k // 3, 129])
-    for causal, real, (group, parts), B_r in product((False, True), lengths, ((1, 1), (2, 3), (3, 7)), (64, 128)):
-        options = dict(causal=causal, lengths=real, group=group, parts=parts, B_r=B_r, at_once=chance.choice((1, 2)))
-        items = list(handed_out(N_q, N_k, **options))
+    for w, (window, (group, parts)) in enumerate(product(WINDOWS, ((1, 1), (2, 3), (3, 7)))):
+        lengths = (None, [N_k, 0], [N_k // 3, 129])[(n + w) % 3]
+        options = dict(window=window, lengths=lengths, group=group, parts=parts, B_r=(64, 128)[w % 2], at_once=1 + w % 2)
+        items = list(in_turn(N_q, N_k, **options))
         orders = [in_any_order(items, programs, chance) for programs in (1, 2, 5, 200)]
         assert all(order == orders[0] for order in orders), options
         assert sum(map(len, items)) == sum(map(len, orders[0].values())), options

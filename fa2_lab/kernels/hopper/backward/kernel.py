@@ -22,7 +22,7 @@ from fa2_lab.kernels.hopper.backward.rows import (
     TOLD,
     TOLD_IN_TURN,
     Rows,
-    first_rows,
+    interval,
     new_rows,
 )
 from fa2_lab.kernels.hopper.backward.sums import add_tile
@@ -72,7 +72,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
         col = block * geometry.B_c
         length = geometry.length(batch)
         first = geometry.first_row_block(col, length)
-        seen = T_r - first  # row blocks of each query head
+        seen = geometry.end_of_row_blocks(col, length, T_r) - first  # row blocks of each query head
         steps = geometry.group * seen
         begin, end = steps * part // parts, steps * (part + 1) // parts
         if begin < end:
@@ -102,21 +102,19 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
 @gluon.jit
 def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
     """Consumer c: its 64 columns of every column block that this program gets."""
-    MASKED: gl.constexpr = geometry.CAUSAL or geometry.RAGGED
     d: gl.constexpr = pipes.sizes.d_pad
     n = 0  # row blocks so far, as the producer counts them
     r = 0
     steps = receive(r, pipes.mailbox)
     while steps > 0:
-        full = pipes.mailbox.read(r, "unmasked_from")
-        seen_from = first_rows(c, r, pipes.mailbox, geometry)
+        seen = interval(c, r, pipes.mailbox, geometry)
         v = take(c, r, pipes, geometry)
         held = hold(v, pipes)
         dk = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
         dv = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dk, dv, ds = step(c, n, dk, dv, v, held, seen_from, full, sums, pipes, scale, ds=None, MASKED=MASKED)
+        dk, dv, ds = step(c, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, dk, dv, v, held, seen_from, full, sums, pipes, scale, ds, MASKED)
+            dk, dv, ds = step(c, m, dk, dv, v, held, seen, sums, pipes, scale, ds)
         n += steps
         pipes.v.release(r)
         if pipes.sizes.dk_late:
@@ -146,6 +144,10 @@ def take(c: gl.constexpr, r, pipes, geometry):
         real = pipes.mailbox.read(r, "length") - pipes.mailbox.read(r, "col") - c * COLS
         wipe(k, real)
         wipe(v, real)
+    if geometry.left is not None:  # no row sees a key before the first row's first
+        unseen = geometry.begin(0) - pipes.mailbox.read(r, "col") - c * COLS
+        wipe(k, unseen, BEFORE=True)
+        wipe(v, unseen, BEFORE=True)
     return v
 
 
@@ -158,14 +160,14 @@ def hold(v, pipes):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, dk, dv, v, held, seen_from, full, sums, pipes, scale, ds, MASKED: gl.constexpr):
+def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
     """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds."""
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
     if pipes.sizes.dk_late and not FIRST:
         dk = start_dk(n - 1, dk, ds, pipes)
-    s = start_scores(c, n, q, seen_from, full, pipes, MASKED)
+    s = start_scores(c, n, q, seen, pipes)
     if FIRST:
         s = warpgroup_mma_wait(0, deps=[s])
     else:
@@ -177,7 +179,7 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen_from, full, sums, pipes, scal
     if not pipes.sizes.dv_late:
         dv, p_half = start_dv(dv, p, do)
     if not FIRST:
-        if pipes.sizes.dv_late and not MASKED:  # with P here the compiler moves less of it behind: 1% faster
+        if pipes.sizes.dv_late and not seen.CUT:  # with P here the compiler moves less of it behind: 1% faster
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's product, the last, may go on
@@ -270,19 +272,23 @@ def store(c: gl.constexpr, x, X, batch, head, col, pipes):
 # The kernel -------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["key_lengths", "group", "T_r", "heads", "parts", "at_once", "scale"])
+@gluon.jit(do_not_specialize=["key_lengths", "group", "T_r", "heads", "parts", "at_once", "left", "right", "scale"])
 def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, turns, group, T_r, heads, parts, at_once,
-                    scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+                    left, right, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
 
-    `turns` are the counters of turns.py, or None, and then all add in any order. Whole numbers come one by one: those
-    in a tuple Triton would specialise, and compile the kernel anew for many.
+    `turns` are the counters of turns.py, or None, and then all add in any order. left and right are a window's, or
+    None; CAUSAL stands for right = 0. Whole numbers come one by one: those in a tuple Triton would specialise, and
+    compile the kernel anew for many.
     """
     KEYS: gl.constexpr = key_lengths is not None
     COLUMNS: gl.constexpr = CONSUMERS * COLS
     N_q, N_k = Q.shape[2], K.shape[2]
     key_lengths = key_lengths if KEYS else counter
-    geometry = Geometry(N_q, N_k, Q.shape[1], group, key_lengths, KEYS, RAGGED, CAUSAL, SIZES.B_r, COLUMNS)
+    BOUNDED: gl.constexpr = CAUSAL or right is not None
+    right = 0 if right is None else right
+    heads_q = Q.shape[1]
+    geometry = Geometry(N_q, N_k, heads_q, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS)
     IN_TURN: gl.constexpr = turns is not None
     scheduler = Scheduler(counter, gl.cdiv(N_k, COLUMNS), heads, at_once, IN_TURN)
     turns = Turns(turns if IN_TURN else counter, IN_TURN)

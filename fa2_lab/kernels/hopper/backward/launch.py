@@ -30,7 +30,7 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False)
         return None
     if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
-    chosen, parts = choose(Q, K, options.causal, key_lengths, same_bits)
+    chosen, parts = choose(Q, K, options, key_lengths, same_bits)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
@@ -55,8 +55,9 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False)
     return call
 
 
-def choose(Q, K, causal: bool, key_lengths, same_bits: bool) -> tuple[sizes.Sizes, int]:
-    """The sizes, and into how many parts each column block is divided."""
+def choose(Q, K, options: Options, key_lengths, same_bits: bool) -> tuple[sizes.Sizes, int]:
+    """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows."""
+    causal = options.window != (None, None)
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     chosen = sizes.choose(d, N_q, causal, key_lengths is not None or N_k % 128 != 0, same_bits)
     column_blocks, steps = -(-N_k // 128) * batch * H_kv, H // H_kv * -(-N_q // chosen.B_r)
@@ -89,7 +90,7 @@ def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[
 
 def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool) -> host.Launch:
     """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
-    causal, scale = options.causal, options.scale
+    causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen)
     describe = functools.partial(descriptor, d=chosen.d_pad)
@@ -107,8 +108,8 @@ def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int,
         min(host.multiprocessors(Q.device), -(-N_k // 128) * heads),
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=-(-N_q // chosen.B_r), heads=heads, parts=parts),
-        **dict(at_once=min(heads, at_once), scale=base_2(scale)),
-        **dict(CAUSAL=causal, RAGGED=key_lengths is not None or N_k % 128 != 0, SIZES=chosen),
+        **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
+        **dict(CAUSAL=options.causal, RAGGED=key_lengths is not None or N_k % 128 != 0, SIZES=chosen),
     )
 
 

@@ -12,15 +12,21 @@ HELD = gl.constexpr(64)  # of d columns of V in registers, with hold_v
 
 
 @gluon.jit
-def start_scores(c: gl.constexpr, n, q, seen_from, full, pipes, MASKED: gl.constexpr):
+def start_scores(c: gl.constexpr, n, q, seen, pipes):
     """Start K Qᵀ − L/scale; a masked tile starts from −∞ where a row does not see a column."""  # (64, B_r)
     B_r: gl.constexpr = pipes.sizes.B_r
     start = spread(pipes.rows.start(n, 0))
-    if MASKED:
+    if seen.CUT:
         first = pipes.rows.first(n)
-        if first < full:
+        cut = first < seen.full
+        if seen.end is not None:
+            cut |= first + B_r > seen.end
+        if cut:
             row = gl.arange(0, B_r, gl.SliceLayout(0, accumulator(B_r)))[None, :]
-            start = gl.where((row & ~6) >= (seen_from - first)[:, None] - (row & 6), start, NEG_INF)
+            start = gl.where((row & ~6) >= (seen.begin - first)[:, None] - (row & 6), start, NEG_INF)
+            if seen.end is not None:
+                end = seen.end + c * COLS + gl.arange(0, COLS, gl.SliceLayout(1, accumulator(B_r)))
+                start = gl.where((row & ~6) < (end - first)[:, None] - (row & 6), start, NEG_INF)
     k = matrix(pipes.k.tiles.index(pipes.rows.k_stage(n))).slice(c * COLS, COLS, 0)
     return warpgroup_mma(k, q.permute((1, 0)), start, is_async=True)  # FA2.A2.L10
 

@@ -24,6 +24,28 @@ NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where all add in 
 TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))
 
 
+@aggregate
+class Interval:
+    """The rows that see a consumer's 64 columns, and which of them see all."""
+
+    begin: gl.tensor  # (64,), for each column the first row that sees it
+    full: gl.tensor  # the first row that sees all columns of the column block
+    end: gl.tensor | gl.constexpr  # the first row that does not see its first column any more; None: there is none
+    CUT: gl.constexpr  # whether some tiles are masked
+
+
+@gluon.jit
+def interval(c: gl.constexpr, r, mailbox, geometry):
+    """Consumer c: who sees the columns of the r-th column block."""
+    CUT: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
+    full = mailbox.read(r, "unmasked_from")
+    begin = first_rows(c, r, mailbox, geometry)
+    if geometry.left is None:
+        return Interval(begin, full, None, CUT)
+    else:
+        return Interval(begin, full, geometry.unseen_from(mailbox.read(r, "col")), CUT)
+
+
 @gluon.jit
 def first_rows(c: gl.constexpr, r, mailbox, geometry):
     """Consumer c, the r-th column block: for each of its columns the first row that sees it."""  # (64,)

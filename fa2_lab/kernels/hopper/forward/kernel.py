@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from fa2_lab.kernels.constants import LN2
-from fa2_lab.kernels.hopper.forward.softmax import Scales, first_state, mask, rounded, shrunk, softmax_step
+from fa2_lab.kernels.hopper.forward.softmax import Interval, Scales, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -63,17 +63,19 @@ def producer(Q, K, V, pipes, scheduler, geometry):
         batch, head = bh // geometry.H, bh % geometry.H
         kv_head = head // geometry.group
         pipes.mailbox.send(r, (row, batch, head))
-        T_c = geometry.tiles(row, geometry.B_r, geometry.length(batch))
-        pipes.k.fill(n, K, batch, kv_head, (T_c - 1) * geometry.B_c)  # FA2.A1.L7
+        end = geometry.tiles(row, geometry.B_r, geometry.length(batch))
+        first = geometry.first_tile(row, end)
+        T_c = end - first
+        pipes.k.fill(n, K, batch, kv_head, (end - 1) * geometry.B_c)  # FA2.A1.L7
         for c in gl.static_range(pipes.consumers):
             pipes.q.fill(r * pipes.consumers + c, Q, batch, head, row + c * ROWS)  # FA2.A1.L4
         for j in range(1, T_c):
-            pipes.k.fill(n + j, K, batch, kv_head, (T_c - 1 - j) * geometry.B_c)  # FA2.A1.L7
-            pipes.v.fill(n + j - 1, V, batch, kv_head, (T_c - j) * geometry.B_c)  # FA2.A1.L7
+            pipes.k.fill(n + j, K, batch, kv_head, (end - 1 - j) * geometry.B_c)  # FA2.A1.L7
+            pipes.v.fill(n + j - 1, V, batch, kv_head, (end - j) * geometry.B_c)  # FA2.A1.L7
         n += T_c
         t = scheduler.next()  # not sooner; and here the rings are full, so that its way to HBM costs no time
         pipes.k.wait_for_room(n)
-        pipes.v.fill(n - 1, V, batch, kv_head, 0)  # FA2.A1.L7
+        pipes.v.fill(n - 1, V, batch, kv_head, first * geometry.B_c)  # FA2.A1.L7
         r += 1
     pipes.mailbox.send(r, (-1, 0, 0))
     scheduler.leave()
@@ -90,20 +92,25 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scales):
     row, batch, head = receive(r, pipes.mailbox)
     while row >= 0:
         length = geometry.length(batch)
-        all_tiles = geometry.tiles(row, geometry.B_r, length)  # that any consumer visits
+        last = geometry.tiles(row, geometry.B_r, length)  # the end of the tiles that any consumer visits,
+        begin = geometry.first_tile(row, last)  # and the first
         row += c * ROWS
-        T_c = gl.where(row < geometry.N_q, geometry.tiles(row, ROWS, length), 0)  # and that this one does
+        end, first = gl.where(row < geometry.N_q, geometry.tiles(row, ROWS, length), begin), begin  # of this one's
+        if geometry.left is not None:
+            first = gl.where(row < geometry.N_q, geometry.first_tile(row, end), begin)
         q_tile = r * pipes.consumers + c
         q = pipes.q.take(q_tile)
-        for j in range(all_tiles - T_c):  # tiles that only lower rows see, or all where these rows lie below the last
+        for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
             skip(c, n + j, pipes)
-        if T_c > 0:
-            o, m, l = visit(c, n + all_tiles - T_c, q, q_tile, row, T_c, length, pipes, geometry, scales)
+        if end > first:
+            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, geometry, scales)
+            for j in range(last - first, last - begin):  # tiles that only upper rows see
+                skip(c, n + j, pipes)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, row, geometry, scales)
-        if T_c == 0 or not pipes.O_APART:
+        if end == first or not pipes.O_APART:
             tma.store_wait(0)
             pipes.q.release(q_tile)
-        n += all_tiles
+        n += last - begin
         r += 1
         row, batch, head = receive(r, pipes.mailbox)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -129,39 +136,53 @@ def skip(c: gl.constexpr, n, pipes):
 
 
 @gluon.jit
-def visit(c: gl.constexpr, n, q, q_tile, row, T_c, length, pipes, geometry, scales):
+def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scales):
     """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
-    ROW: gl.constexpr = gl.SliceLayout(1, accumulator(B_c))
-    MASKED: gl.constexpr = geometry.CAUSAL or geometry.RAGGED
-    seen = geometry.seen(row + gl.arange(0, ROWS, ROW), length)  # (64,)
+    MASKED: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
+    sees = interval(row, length, geometry)
     o = gl.zeros([ROWS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A1.L5
-    full = geometry.seen(row, length) // B_c  # tiles further left are FULL
 
     if geometry.KEYS:
-        wipe(pipes.v.take(n), length - (T_c - 1) * B_c)
+        wipe(pipes.v.take(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, pipes)
     pipes.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(0, deps=[s])
     pipes.k.release(n)
     if MASKED:
-        s = mask(s, seen - (T_c - 1) * B_c)
+        s = mask(s, sees, (end - 1) * B_c)
     m, l = first_state(s, scales)  # FA2.A1.L5
     p, m, l, _ = softmax_step(s, m, l, scales, MASKED)
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
 
+    T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
-        o, m, l, p = step(c, n + j, o, m, l, p, q, seen, T_c - 1 - j, full, pipes, geometry, scales)
+        o, m, l, p = step(c, n + j, o, m, l, p, q, sees, end - 1 - j, pipes, geometry, scales)
     if pipes.O_APART:  # the next row block's Q may come
         pipes.q.release(q_tile)
 
-    o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
+    v = pipes.v.take(n + T_c - 1)
+    if geometry.left is not None:  # no row sees a key before the first row's first
+        wipe(v, geometry.begin(0) - first * B_c, BEFORE=True)
+    o = warpgroup_mma(p, v, o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     return o, m, l
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, geometry, scales):
+def interval(row, length, geometry):
+    """What rows from this one on see."""
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
+    full_end = geometry.seen(row, length) // geometry.B_c
+    if geometry.left is None:
+        return Interval(geometry.seen(rows, length), full_end, None, None)
+    else:
+        full = gl.cdiv(gl.maximum(geometry.begin(row + ROWS - 1), 0), geometry.B_c)
+        return Interval(geometry.seen(rows, length), full_end, geometry.begin(rows), full)
+
+
+@gluon.jit
+def step(c: gl.constexpr, n, o, m, l, p, q, sees, j, pipes, geometry, scales):
     """Start Q Kᵀ of the n-th tile and P V of the one before together; m of the former is found under the latter.
 
     The exponentials could run under P V, too, but Triton's ptxas waits for it before they begin. They run under the
@@ -171,10 +192,11 @@ def step(c: gl.constexpr, n, o, m, l, p, q, seen, j, full, pipes, geometry, scal
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     pipes.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(1, deps=[s])
-    if geometry.CAUSAL:
-        if j >= full:
-            s = mask(s, seen - j * geometry.B_c)
-    p_next, m, l, alpha = softmax_step(s, m, l, scales, geometry.CAUSAL)
+    MASKED: gl.constexpr = geometry.CAUSAL or geometry.left is not None
+    if MASKED:
+        if sees.cuts(j):
+            s = mask(s, sees, j * geometry.B_c)
+    p_next, m, l, alpha = softmax_step(s, m, l, scales, MASKED)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
     # Forced to wait only here, after the exponentials, ptxas makes everything 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
@@ -216,15 +238,20 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry, scales):
 # The kernel -------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["key_lengths", "group", "at_once"])
-def forward_kernel(Q, K, V, O, L, counter, key_lengths, group, at_once, scales, CAUSAL: gl.constexpr,
+@gluon.jit(do_not_specialize=["key_lengths", "left", "right", "group", "at_once"])
+def forward_kernel(Q, K, V, O, L, counter, key_lengths, left, right, group, at_once, scales, CAUSAL: gl.constexpr,
                    RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
-    """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes."""
+    """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
+
+    left and right are a window's, or None; CAUSAL stands for right = 0.
+    """
     KEYS: gl.constexpr = key_lengths is not None
     CONSUMERS: gl.constexpr = SIZES.consumers
     batch, H, N_q = Q.shape[0], Q.shape[1], Q.shape[2]
     key_lengths = key_lengths if KEYS else L
-    geometry = Geometry(N_q, K.shape[2], H, group, key_lengths, KEYS, RAGGED, CAUSAL, SIZES.rows, SIZES.B_c)
+    BOUNDED: gl.constexpr = CAUSAL or right is not None
+    right = 0 if right is None else right
+    geometry = Geometry(N_q, K.shape[2], H, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c)
     scheduler = Scheduler(counter, gl.cdiv(N_q, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:

@@ -43,7 +43,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None):
 
 def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
     """One program for each SM; `lengths`: whether there are key_lengths."""
-    causal, scale = options.causal, options.scale
+    causal, scale = options.window != (None, None), options.scale  # what is chosen for the causal mask suits windows
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     chosen = sizes.choose(d, N_q, batch * H, SMs, causal, lengths)
@@ -53,9 +53,9 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
         forward_kernel,
         min(SMs, -(-N_q // chosen.rows) * batch * H),
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
-        **dict(group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)),
+        **dict(left=options.left, right=options.right, group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)),
         **dict(scales=(fine, coarse, huge, min(8.0 / fine, 2.0**126))),
-        **dict(CAUSAL=causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
+        **dict(CAUSAL=options.causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 
 

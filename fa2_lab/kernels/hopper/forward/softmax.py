@@ -163,11 +163,32 @@ def shrunk(o, alpha):
 # Masks and rounding ------------------------------------------------------------------------------------------
 
 
+@aggregate
+class Interval:
+    """The columns that 64 rows see, and which tiles all of them see."""
+
+    end: gl.tensor  # (64,), of each row
+    full_end: gl.tensor  # of the tiles that end before every row's interval
+    begin: gl.tensor | gl.constexpr  # (64,), or None, and all begin with the first column
+    full: gl.tensor | gl.constexpr  # the first tile that begins after every row's interval
+
+    @gluon.jit
+    def cuts(self, j):
+        """Whether some row does not see all of tile j."""
+        if self.begin is None:
+            return j >= self.full_end
+        else:
+            return (j >= self.full_end) | (j < self.full)
+
+
 @gluon.jit
-def mask(s, seen):
-    """Scores, −inf from each row's `seen` on, which is counted from the tile's left edge."""
+def mask(s, sees, first):
+    """Scores, −inf outside of each row's interval; `first` is the tile's first column."""
     col = gl.arange(0, s.shape[1], gl.SliceLayout(0, accumulator(s.shape[1])))[None, :]
-    return gl.where((col & ~6) < seen[:, None] - (col & 6), s, NEG_INF)
+    s = gl.where((col & ~6) < (sees.end - first)[:, None] - (col & 6), s, NEG_INF)
+    if sees.begin is not None:
+        s = gl.where((col & ~6) >= (sees.begin - first)[:, None] - (col & 6), s, NEG_INF)
+    return s
 
 
 @gluon.jit

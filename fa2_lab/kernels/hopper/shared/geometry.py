@@ -66,7 +66,7 @@ def draw(counter):
 
 @aggregate
 class Geometry:
-    """The lengths of one call, its heads, and which keys a row sees: the first so many of them."""
+    """The lengths of one call, its heads, and which keys a row sees: an interval, bounded by its diagonal or not."""
 
     N_q: gl.tensor
     N_k: gl.tensor
@@ -75,7 +75,9 @@ class Geometry:
     key_lengths: gl.tensor  # pointer to (batch,) integers; without KEYS nobody reads it
     KEYS: gl.constexpr  # whether there are key_lengths
     RAGGED: gl.constexpr  # whether a block of keys may reach past the last key
-    CAUSAL: gl.constexpr
+    CAUSAL: gl.constexpr  # whether the interval ends `right` keys after the diagonal, else with the last key
+    right: gl.tensor | gl.constexpr
+    left: gl.tensor | gl.constexpr  # it begins so many keys before the diagonal; None: with the first key
     B_r: gl.constexpr
     B_c: gl.constexpr
 
@@ -96,19 +98,37 @@ class Geometry:
 
     @gluon.jit
     def seen(self, row, length):
-        """How many keys a row sees, counted from the left."""
-        return keys_seen(row, self.N_q, self.N_k, length, self.CAUSAL)
+        """Where a row's interval ends: how many keys lie before its end."""
+        return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
+
+    @gluon.jit
+    def begin(self, row):
+        """Where a row's interval begins, if it is bounded on the left; perhaps before the first key."""
+        return row + self.N_k - self.N_q - self.left
 
     @gluon.jit
     def tiles(self, row, rows: gl.constexpr, length):
-        """How many tiles these rows visit; at least one, which gives a row that sees no key its O = 0 and L = −inf."""
+        """Where the tiles of these rows end; they have at least one, for O = 0 and L = −inf if they see no key."""
         last = gl.minimum(row + rows, self.N_q) - 1
         return gl.maximum(gl.cdiv(self.seen(last, length), self.B_c), 1)
 
     @gluon.jit
+    def first_tile(self, row, end):
+        """The first tile of rows from this one on, whose tiles end before `end`."""
+        if self.left is None:
+            return 0
+        else:
+            return gl.minimum(gl.maximum(self.begin(row), 0) // self.B_c, end - 1)
+
+    @gluon.jit
     def seen_from(self, col):
         """The first row that sees a real key; it may lie before row 0."""
-        return col + self.N_q - self.N_k if self.CAUSAL else 0
+        return col + self.N_q - self.N_k - self.right if self.CAUSAL else 0
+
+    @gluon.jit
+    def unseen_from(self, col):
+        """The first row that no longer sees a key, if rows are bounded on the left; it may lie before row 0."""
+        return col + self.N_q - self.N_k + self.left + 1
 
     @gluon.jit
     def first_row_block(self, col, length):
@@ -119,6 +139,17 @@ class Geometry:
         if self.KEYS:
             i = gl.where(col >= length, gl.cdiv(self.N_q, self.B_r) - 1, i)
         return i
+
+    @gluon.jit
+    def end_of_row_blocks(self, col, length, T_r):
+        """Where those of T_r row blocks end that see the column block at `col`; if none does, one visits it."""
+        end = T_r
+        if self.left is not None:
+            row = gl.minimum(gl.maximum(self.unseen_from(col + self.B_c - 1), 1), self.N_q)
+            end = gl.cdiv(row, self.B_r)
+            if self.KEYS:
+                end = gl.where(col >= length, T_r, end)
+        return end
 
     @gluon.jit
     def last_column_block(self, i, length):

@@ -122,8 +122,8 @@ def matrix(tile):
 
 
 @gluon.jit
-def wipe(tile, real):
-    """Zero a tile's rows from `real` on: p is 0 there, but 0 times what an unused key may hold need not be.
+def wipe(tile, real, BEFORE: gl.constexpr = False):
+    """Zero a tile's rows from `real` on, or before: p is 0 there, but 0 times what an unused key may hold need not be.
 
     Every consumer writes the same bits, so it does not matter that they do so side by side. compute-sanitizer's
     racecheck names it all the same.
@@ -131,10 +131,11 @@ def wipe(tile, real):
     ROWS: gl.constexpr = tile.shape[0]
     PART: gl.constexpr = 16
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
-    if real < ROWS:
+    if real > 0 if BEFORE else real < ROWS:
         for at in gl.static_range(0, ROWS, PART):
             part = tile.slice(at, PART, 0)
-            keep = at + gl.arange(0, PART, gl.SliceLayout(1, LAYOUT)) < real
+            row = at + gl.arange(0, PART, gl.SliceLayout(1, LAYOUT))
+            keep = row >= real if BEFORE else row < real
             x = part.load(LAYOUT)
             part.store(gl.where(keep[:, None], x, gl.zeros_like(x)))
         fence_async_shared()
