@@ -14,8 +14,11 @@ KERNELS = ("before_kernel", "backward_kernel", "after_kernel")
 SIZES = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
 SIZES += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 SIZES += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
-ALL = [*product(SIZES, (1, 3))]  # in one part, and in three that share dK and dV
-FEW = [(SIZES[n], parts) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
+NEAR, IN_TURN = dict(left=100), dict(same_bits=True)  # a window; and additions in a fixed order
+MORE = [(SIZES[0], 3, IN_TURN), (SIZES[7], 1, IN_TURN), (SIZES[7], 1, NEAR), (SIZES[2], 3, NEAR)]
+ALL = [*product(SIZES, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
+FEW = [(SIZES[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
+FEW += MORE
 
 
 def pretend() -> None:
@@ -41,11 +44,12 @@ def compile_one(job) -> list[str]:
     from fa2_lab.kernels.prepared import Options
     from fa2_lab.studio import offline
 
-    (d, N, causal, keys), parts = job
+    (d, N, causal, keys), parts, asked = job
     launch.sizes.parts_for = lambda *_: parts
     Q, L = torch.empty(2, 4, N, d, dtype=torch.bfloat16), torch.empty(2, 4, N)
     lengths = torch.ones(2, dtype=torch.int64) if keys else None
-    launch.backward(Q, Q, Q, Q, Q, L, Options(causal, d**-0.5), L if causal else None, lengths)
+    options = Options(causal, d**-0.5, left=asked.get("left"))
+    launch.backward(Q, Q, Q, Q, Q, L, options, L if causal else None, lengths, same_bits="same_bits" in asked)
     lines = []
     for name in KERNELS:
         made = getattr(launch, name).made

@@ -1,7 +1,7 @@
 """Runs the Hopper kernels' own functions by Python, on NumPy tiles: one warp after the other, nothing at the same time.
 
 Who is where, who sees whom, what is masked or wiped, and whose turn it is are computed by the very lines that a GPU
-runs. Layouts, barriers and registers mean nothing here; the softmax and what is written in assembly have plain stand-ins.
+runs. Layouts, barriers and registers mean nothing here; the softmax and what is assembly have plain stand-ins.
 """
 
 from types import SimpleNamespace
@@ -87,7 +87,7 @@ def made(cls, fields: dict):
 
 def maker(cls, *names):
     """What stands in for an aggregate's constructor."""
-    return lambda *values: made(cls, dict(zip(names, values, strict=True)))
+    return lambda *values, **named: made(cls, dict(zip(names, values, strict=False)) | named)
 
 
 def multiply(a, b, to, use_acc=True, is_async=True):
@@ -204,7 +204,7 @@ def scheduler(blocks: int, heads: int, at_once: int, only=None):
 
 def described(Q, K, lengths, window, B_r, B_c):
     """The geometry of a call."""
-    (batch, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
+    (_, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
     left, right = window
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
     flags = dict(KEYS=lengths is not None, RAGGED=True, CAUSAL=right is not None)
@@ -219,7 +219,9 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2):
     place = described(Q, K, lengths, window, 64 * consumers, B_c)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[:3], np.nan)
     mailbox = Mailbox(forward.NEXT.value)
-    pipes = SimpleNamespace(q=Ring(64), k=Ring(B_c), v=Ring(B_c), mailbox=mailbox, consumers=consumers, O_APART=True, d=d)
+    pipes = SimpleNamespace(
+        q=Ring(64), k=Ring(B_c), v=Ring(B_c), mailbox=mailbox, consumers=consumers, O_APART=True, d=d
+    )
     pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
     pipes.o, turns = SimpleNamespace(index=lambda c: None), []
     forward.producer(Q, K, V, pipes, scheduler(-(-N_q // place.B_r), batch * H, 1), place)
@@ -239,7 +241,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1)
     for number in range(T_c * shape[0] * 2 * parts):
         added, mailbox, nothing = [], Mailbox(rows.NEXT_IN_TURN.value), SimpleNamespace(fill=lambda *_: None)
         pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, turns=SimpleNamespace(USED=True))
-        pipes.rows = SimpleNamespace(fill=lambda *told: added.append(told[-2:]))
+        pipes.rows = SimpleNamespace(fill=lambda *told, added=added: added.append(told[-2:]))
         blocks = scheduler(T_c, shape[0] * 2 * parts, at_once * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
         if parts > 1 and added:
@@ -249,7 +251,7 @@ def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1)
 
 def run_backward(Q, K, V, dO, L, D, window, lengths=None, B_r=64):
     """dK and dV, NaN where nobody wrote. dQ is made of the same tiles."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    (batch, _, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     place, T_r, told = described(Q, K, lengths, window, B_r, 128), Whole(-(-N_q // B_r)), []
     starts = np.stack([np.where(L == -np.inf, -np.inf, -L / d**-0.5), np.where(L == -np.inf, 0.0, -D)], -1)
 

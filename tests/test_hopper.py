@@ -146,7 +146,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, monkeypatch):
     seed, sinks = (torch.ones(1) if asked == name else None for name in ("dropout", "sinks"))
     options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
     portable = SimpleNamespace(
-        prepare=lambda *given: lambda *tensors: ("portable", given[3:], tensors),
+        prepare=lambda *given, sequences: lambda *tensors: ("portable", given[3:], tensors[:6]),
         forward=lambda *given: ("portable", given[3:], (Q, Q, Q, lengths, seed, sinks)),
     )
     hopper = SimpleNamespace(enough_work=lambda *_: enough)

@@ -24,7 +24,7 @@ PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (10
 
 @compiled_by("hopper_backward_worker.py")
 def test_fits_and_spills_nothing(rows, jobs):
-    assert len(rows) == (84 if jobs == "all" else 24)
+    assert len(rows) == (96 if jobs == "all" else 36)
     for name in ("causal", "keys", "parts"):
         assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
     for row in rows:
@@ -117,6 +117,8 @@ ASKED = dict(plain={}, dropout=dict(dropout_p=0.1), left=dict(left=3), right=dic
     (True, True, True, True, "plain", False, "hopper"),
     (True, True, True, False, "plain", False, "portable"),
     (True, True, True, True, "plain", True, "portable"),
+    (True, True, True, True, "plain", "allowed", "hopper"),
+    (True, True, True, True, "left", "allowed", "hopper"),
     *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "left", "right", "softcap", "sinks")],
     (True, True, False, True, "plain", False, "portable"),
     (True, False, True, True, "plain", False, "portable"),
@@ -131,12 +133,13 @@ def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monk
     options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
     tensors = dO, Q, K, V, O, L, dL, lengths, seed, sinks
     portable = SimpleNamespace(
-        prepare=lambda *given: lambda *all_ten: ("portable", given[5], all_ten),
+        prepare=lambda *given, sequences: lambda *all_ten: ("portable", given[5], all_ten[:10]),
         backward=lambda *given: ("portable", given[6], (*given[:6], *given[7:], seed, sinks)),
     )
     hopper = SimpleNamespace(enough_work=lambda *_: enough)
     made = lambda *given: ("hopper", options, (*given, seed, sinks)) if aligned else None  # noqa: E731
-    hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths) else None
+    hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths, same_bits) else None
+    monkeypatch.setattr(choice, "HOPPER_ALSO", {"windows", "same bits"} if same_bits == "allowed" else set())
     monkeypatch.setattr(choice, "portable_backward", portable)
     monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)

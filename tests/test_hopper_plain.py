@@ -90,7 +90,9 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n, N_q, N_k):
     chance = random.Random(N_q)
     for w, (window, (group, parts)) in enumerate(product(WINDOWS, ((1, 1), (2, 3), (3, 7)))):
         lengths = (None, [N_k, 0], [N_k // 3, 129])[(n + w) % 3]
-        options = dict(window=window, lengths=lengths, group=group, parts=parts, B_r=(64, 128)[w % 2], at_once=1 + w % 2)
+        options = dict(
+            window=window, lengths=lengths, group=group, parts=parts, B_r=(64, 128)[w % 2], at_once=1 + w % 2
+        )
         items = list(in_turn(N_q, N_k, **options))
         orders = [in_any_order(items, programs, chance) for programs in (1, 2, 5, 200)]
         assert all(order == orders[0] for order in orders), options

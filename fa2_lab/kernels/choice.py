@@ -7,6 +7,10 @@ from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
+# What else Hopper's kernels can do, "windows" and "same bits", and are given by this table: nothing, until a GPU has
+# found it right by tests/test_hopper_masks.py, and faster than the portable kernels.
+HOPPER_ALSO: frozenset[str] = frozenset()
+
 
 def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
@@ -17,7 +21,8 @@ def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, 
 
 def for_hopper(options: Options, sinks) -> bool:
     """Whether Hopper's own kernels compute such calls: those without dropout, window, softcap and sinks."""
-    return not options.dropout_p and options.left is options.right is options.softcap is sinks is None
+    plain = options.left is options.right is None or "windows" in HOPPER_ALSO
+    return plain and not options.dropout_p and options.softcap is sinks is None
 
 
 def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
@@ -48,12 +53,12 @@ def backward(dO, Q, K, V, O, L, options, dL=None, key_lengths=None, seed=None, s
 def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q=None):
     """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, …).
 
-    Hopper's own adds up in any order, and so does not serve where torch is asked for the same bits each time.
+    Where torch is asked for the same bits each time, Hopper's own would have to add up in a fixed order.
     """
-    may = cu_q is None and for_hopper(options, sinks) and not same_bits
+    may = cu_q is None and for_hopper(options, sinks) and (not same_bits or "same bits" in HOPPER_ALSO)
     hopper = hopper_backward(Q.device) if may else None
     takes = hopper is not None and hopper.enough_work(Q, K)
-    own = hopper.prepare(dO, Q, K, V, O, options, key_lengths) if takes else None
+    own = hopper.prepare(dO, Q, K, V, O, options, key_lengths, same_bits) if takes else None
     if own is not None:
 
         def call(dO, Q, K, V, O, L, dL, key_lengths, *_):

@@ -16,7 +16,7 @@ from fa2_lab.tiles import Tiling
 
 @dataclass(frozen=True)
 class Item:
-    """A column block of a head, with the row blocks that it adds to, in its order."""
+    """A column block of a head, and the row blocks that it adds to, in this order."""
 
     head: int
     block: int
@@ -24,7 +24,7 @@ class Item:
 
 
 def handed_out(tiling: Tiling, heads: int, at_once: int, last_first: bool = True) -> Iterator[Item]:
-    """All column blocks in the order of the tile scheduler: of so many heads side by side first one block, then one."""
+    """All column blocks in the order of the tile scheduler, which has so many heads side by side."""
     blocks = range(tiling.T_c)[:: -1 if last_first else 1]
     for begin in range(0, heads, at_once):
         for block in blocks:
@@ -33,10 +33,10 @@ def handed_out(tiling: Tiling, heads: int, at_once: int, last_first: bool = True
 
 
 def time(items: Iterator[Item], SMs: int, in_turn: bool, handover: float = 1.5, ends: float = 3.0) -> float:
-    """Steps until all is done. An addition may begin `handover` steps after the one before it at the same place.
+    """Steps until all is done. At one place an addition ends `handover` steps after the one before it, or later.
 
-    `ends` is what a column block takes besides its steps. Whoever is waited for was handed out before, so items may be
-    timed one after the other; one that waited for a later one would raise a KeyError in added().
+    `ends` is what a column block takes besides its steps. Whoever is waited for was handed out before, so column blocks
+    are timed one after the other.
     """
     free, ended = [0.0] * SMs, {}
     for item in items:

@@ -38,7 +38,7 @@ FAULTS = [
     (DECODE, "since = None if since is None else since - first + row", "since = None", PAGES),
     (PLAN, "(Q, K, V, key_lengths, table, sinks)", "(Q, K, V, key_lengths, table)",
      "tests/test_decode.py::test_what_is_prepared_serves_no_other_kind_of_call"),
-    (CHOICE, "options.right is options.softcap is sinks is None", "options.right is options.softcap is None",
+    (CHOICE, "and options.softcap is sinks is None", "and options.softcap is None",
      "tests/test_hopper.py::test_choice"),
     (CHECKS, "left >= N_k - 1:", "left >= N_k - 2:", TESTS + "test_a_window_as_wide_as_the_keys_is_none"),
     (CHECKS, "options.scale < SMALLEST_SCALE:", "options.scale < 0:", TESTS + "test_a_sink_is_not_scaled"),

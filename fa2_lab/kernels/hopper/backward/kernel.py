@@ -299,7 +299,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     k, v = new_ring(K, 2, CONSUMERS), new_ring(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
     rows = new_rows(Q, dO, starts, TOLD_IN_TURN if IN_TURN else TOLD)
-    mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN else NEXT, CONSUMERS)
+    mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, CONSUMERS)
     pipes = Pipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
     gl.warp_specialize(

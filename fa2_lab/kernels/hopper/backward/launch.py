@@ -30,6 +30,8 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False)
         return None
     if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
+    if same_bits and (options.left is not None or options.right is not None):
+        return None  # a window and turns together take more registers than there are
     chosen, parts = choose(Q, K, options, key_lengths, same_bits)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ

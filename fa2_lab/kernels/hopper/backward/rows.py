@@ -20,8 +20,8 @@ NEXT = gl.constexpr(  # of a column block, in the mailbox; 0 steps say that ther
     ("steps", "batch", "head", "col", "unmasked_from", "seen_from", "length", "number")
 )
 TOLD = gl.constexpr(("row", "number", "k_stage"))  # of a row block
-NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where all add in turn: see turns.py
-TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))
+NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where dK and dV are added in turn: see turns.py
+TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))  # and where dQ is
 
 
 @aggregate
@@ -41,9 +41,9 @@ def interval(c: gl.constexpr, r, mailbox, geometry):
     full = mailbox.read(r, "unmasked_from")
     begin = first_rows(c, r, mailbox, geometry)
     if geometry.left is None:
-        return Interval(begin, full, None, CUT)
+        return Interval(begin, full, end=None, CUT=CUT)
     else:
-        return Interval(begin, full, geometry.unseen_from(mailbox.read(r, "col")), CUT)
+        return Interval(begin, full, end=geometry.unseen_from(mailbox.read(r, "col")), CUT=CUT)
 
 
 @gluon.jit

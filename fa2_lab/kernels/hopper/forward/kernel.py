@@ -104,8 +104,9 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scales):
             skip(c, n + j, pipes)
         if end > first:
             o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, geometry, scales)
-            for j in range(last - first, last - begin):  # tiles that only upper rows see
-                skip(c, n + j, pipes)
+            if geometry.left is not None:
+                for j in range(last - first, last - begin):  # tiles that only upper rows see
+                    skip(c, n + j, pipes)
             store(O, L, o, m, l, pipes.o.index(c), batch, head, row, geometry, scales)
         if end == first or not pipes.O_APART:
             tma.store_wait(0)
@@ -173,12 +174,13 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 def interval(row, length, geometry):
     """What rows from this one on see."""
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
+    end = geometry.seen(rows, length)
     full_end = geometry.seen(row, length) // geometry.B_c
     if geometry.left is None:
-        return Interval(geometry.seen(rows, length), full_end, None, None)
+        return Interval(end, full_end, begin=None, full=None)
     else:
         full = gl.cdiv(gl.maximum(geometry.begin(row + ROWS - 1), 0), geometry.B_c)
-        return Interval(geometry.seen(rows, length), full_end, geometry.begin(rows), full)
+        return Interval(end, full_end, geometry.begin(rows), full)
 
 
 @gluon.jit
@@ -251,7 +253,9 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, left, right, group, at_o
     key_lengths = key_lengths if KEYS else L
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
-    geometry = Geometry(N_q, K.shape[2], H, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c)
+    geometry = Geometry(
+        N_q, K.shape[2], H, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c
+    )
     scheduler = Scheduler(counter, gl.cdiv(N_q, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:

@@ -53,7 +53,9 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
         forward_kernel,
         min(SMs, -(-N_q // chosen.rows) * batch * H),
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
-        **dict(left=options.left, right=options.right, group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)),
+        **dict(
+            left=options.left, right=options.right, group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)
+        ),
         **dict(scales=(fine, coarse, huge, min(8.0 / fine, 2.0**126))),
         **dict(CAUSAL=options.causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
     )
