@@ -206,7 +206,7 @@ def test_behind_the_public_call(monkeypatch):
 @gpu
 @pytest.mark.gpu
 def test_what_they_cost():
-    """Times, printed with -s: in turn over in any order at most 1.15, and a window of 1,024 far below the causal mask."""
+    """In turn takes less than two passes, whose best is 1.34 of any order; a window less than all. -s prints it."""
     from fa2_lab.kernels.hopper.backward.launch import prepare
     from fa2_lab.kernels.hopper.forward import launch as forward
 
@@ -220,10 +220,10 @@ def test_what_they_cost():
         torch.cuda.synchronize()
         return begin.elapsed_time(end) / 20
 
-    for d, N, causal in product((64, 128), (1024, 4096, 8192, 16384), (False, True)):
+    for d, N, causal in product((64, 128), (4096, 8192, 16384), (False, True)):
         Q, K, V, dO = (draw(16384 // N, 2048 // d, N, d, torch.bfloat16, seed) for seed in range(4))
         options = Options(causal, d**-0.5)
-        near = options._replace(left=1023) if causal and N > 2048 else options
+        near = options._replace(left=1023) if causal else options
         O, L = forward.forward(Q, K, V, options)
         columns = [prepare(dO, Q, K, V, O, *kind) for kind in ((options, None, False), (options, None, True), (near,))]
         fast, in_turn, back = (time(partial(call, dO, Q, K, V, O, L, None, None)) for call in columns)
@@ -232,5 +232,6 @@ def test_what_they_cost():
             f"\nd {d}, N {N}, {'causal' if causal else 'full'}: backward {fast:.3f} ms, in turn {in_turn / fast:.3f}",
             end="",
         )
-        if near is not options:
+        if causal:
             print(f"; 1,024 keys instead of all: forward {ahead / all_keys:.2f}, backward {back / fast:.2f}", end="")
+        assert in_turn < 1.34 * fast and (not causal or max(ahead / all_keys, back / fast) < 1)

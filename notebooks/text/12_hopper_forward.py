@@ -1167,8 +1167,10 @@ read("hopper/shared/geometry.py", "NO_ROW", "Scheduler", "draw", "Geometry")
 # blocks in rung 10's order: a few heads side by side, so that their K and V stay in the L2 cache, and the heaviest
 # block of each first.
 #
-# `Geometry` answers questions about rows and keys. The forward asks `first_row`, `length`, `seen` and `tiles`; the last three
-# methods are for the backward (chapter 13). `keys_seen` is chapter 08's: a row sees the first so many keys.
+# `Geometry` answers questions about rows and keys. A row sees an interval of keys. `begin` is where it begins, `seen` where it
+# ends; `keys_seen` is chapter 08's. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a
+# window left is `None`, so that the compiler leaves out every line about it. The forward asks `first_row`, `length`, `tiles` and
+# `first_tile`; the methods from `seen_from` on are for the backward (chapter 13).
 
 # %% [markdown]
 # The way to the counter and back takes about as long as a tile, and the producer's warp stands still meanwhile. So why not draw
@@ -1354,9 +1356,9 @@ for careful in (False, True):
 read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 
 # %% [markdown]
-# `all_tiles` is how many tiles the producer copies for this row block, `T_c` how many of them these 64 rows see. They see the ones
-# further left, and tiles run from right to left, so a consumer first skips `all_tiles - T_c`. Rows below the last one
-# see none (`T_c` = 0), and this consumer skips them all.
+# The producer copies the tiles from `begin` up to `last` for this row block, and these 64 rows see those from `first` up to `end`.
+# Tiles run from right to left, so a consumer first skips `last - end` of them. With a window, lower rows begin further right than
+# upper ones, so it may have to skip some at the left, too. Rows below the last one see none, and this consumer skips them all.
 #
 # `n` counts tiles as the producer counts them, and `r` counts row blocks: a consumer and the producer agree on every stage and
 # every phase without a word.
@@ -1375,7 +1377,7 @@ read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 # ## One row block, tile by tile
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "visit", "step", "start_scores")
+read("hopper/forward/kernel.py", "visit", "interval", "step", "start_scores")
 read("hopper/shared/pipeline.py", "accumulator", "as_operand")
 
 # %% [markdown]
@@ -1383,13 +1385,14 @@ read("hopper/shared/pipeline.py", "accumulator", "as_operand")
 # is the loop's body, and you can name every line now. `accumulator` is the layout of the first table, `as_operand` that of a
 # left factor.
 #
-# `wipe` is for key lengths only; it comes at the end of this part. `pipes.ping_pong` comes next.
+# `interval` writes down where each of 64 rows begins and ends to see, and which tiles all of them see. `wipe` is for keys that
+# nobody sees; it comes at the end of this part. `pipes.ping_pong` comes next.
 #
 # Two comments speak of the last wait, which the assembler moves before the exponentials: you met it at rung 15.
 
 # %% [markdown]
-# **Predict.** `visit` masks the first tile if the call is causal *or* ragged. `step` masks only causal calls. Is a ragged end
-# forgotten there?
+# **Predict.** `visit` masks the first tile also if only the end is ragged. `step` masks only if rows follow the diagonal. Is a
+# ragged end forgotten there?
 #
 # <details><summary>Answer</summary>
 #
@@ -1469,12 +1472,12 @@ read("hopper/forward/softmax.py", "RAISED", "raised", "multiply_unless_one", "in
 # row. A thread holds 64 such columns, so this is 64 comparisons with numbers that differ from lane to lane.
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/softmax.py", "mask")
+read("hopper/forward/softmax.py", "Interval", "mask")
 
 # %% [markdown]
 # `&` compares two numbers bit by bit, and `~6` has all bits but those of 6, which is 110 in binary. So `col & 6` keeps bits 1 and 2 of
-# the column, `col & ~6` the others, and together they are col. The line says
-# `col - (col & 6) < seen - (col & 6)`.
+# the column, `col & ~6` the others, and together they are col. With `seen` for `sees.end - first`, the line says
+# `col - (col & 6) < seen - (col & 6)`. A window's left edge is the same test the other way round.
 #
 # **Predict.** Lane 5 holds columns 2, 3, 10, 11, 18, 19, … of its rows. What are `col & 6` and `col & ~6` for these?
 
@@ -1526,7 +1529,8 @@ read("hopper/forward/kernel.py", "store")
 read("hopper/shared/pipeline.py", "wipe")
 
 # %% [markdown]
-# With key lengths, a tile of V may hold rows that belong to no key. Their p is 0. But what lies there may be anything, and
+# With key lengths, a tile of V may hold rows that belong to no key; with a window, rows of keys that come before those of the
+# first row. Their p is 0. But what lies there may be anything, and
 # 0 · ∞ is not a number. So `wipe` puts zeros there, 16 rows at a time, and a fence so that the tensor cores, which read shared memory
 # by the copy engine's way, see them. Every consumer writes the same zeros, so it does not matter who is first.
 #

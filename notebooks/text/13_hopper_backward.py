@@ -39,7 +39,7 @@ from fa2_lab.kernels.hopper.backward import launch
 from fa2_lab.kernels.hopper.backward.sizes import parts_for
 from fa2_lab.kernels.hopper.forward.launch import forward
 from fa2_lab.kernels.prepared import Options
-from fa2_lab.machine import chips, grid
+from fa2_lab.machine import chips, grid, turns
 from fa2_lab.machine import hopper_backward as model
 from fa2_lab.machine.asynchrony import IN_ORDER, SIDE_BY_SIDE, Barrier, Block, Deadlock, Wait
 from fa2_lab.plots import backward_pipes, backward_step, ideas
@@ -440,14 +440,15 @@ show(backward_pipes.draw(**backward_pipes.data()))
 # %% [markdown]
 # ## The kernel, from first to last
 #
-# Now the code. It stands in four files of `fa2_lab/kernels/hopper/backward`: `kernel.py` is the whole, `rows.py`
-# holds what consumers are given, `products.py` starts the five products, `sums.py` adds. We read in the order in
+# Now the code. It stands in five files of `fa2_lab/kernels/hopper/backward`: `kernel.py` is the whole, `rows.py`
+# holds what consumers are given, `products.py` starts the five products, `sums.py` adds, and `turns.py` can have it add
+# in a fixed order, which comes at the end of this chapter: until then skip the lines that speak of turns. We read in the order in
 # which a column block meets it. `source` prints parts of a file, and the checks at the end make sure that nothing was
 # left out.
 
 # %%
 FOLDER = Path(launch.__file__).parent
-shown = {name: set() for name in ("kernel", "rows", "products", "sums")}
+shown = {name: set() for name in ("kernel", "rows", "products", "sums", "turns")}
 
 
 def source(file, *names):
@@ -469,7 +470,7 @@ def source(file, *names):
 
 # %% tags=["nbval-ignore-output"]
 source("kernel", "Pipes")
-source("rows", "CONSUMERS", "COLS", "NEXT", "TOLD")
+source("rows", "CONSUMERS", "COLS", "NEXT", "TOLD", "NEXT_IN_TURN", "TOLD_IN_TURN")
 
 # %% [markdown]
 # `NEXT` are the names of the numbers in the mailbox, for each column block: how many steps it has, where it lies,
@@ -511,7 +512,8 @@ source("kernel", "producer")
 # </details>
 
 # %% [markdown]
-# - Under the causal mask `first` is the first row block that sees these columns. In each query head of the group,
+# - Under the causal mask `first` is the first row block that sees these columns, and with a window
+#   `end_of_row_blocks` comes before the last one. In each query head of the group
 #   `seen` row blocks follow. So step m belongs to query head `m // seen` of the group, and to row block `first + m %
 #   seen`.
 # - The message goes out before the tiles. `k.fill` and `v.fill` wait for a free stage. K has two, so K of the next
@@ -535,18 +537,19 @@ source("kernel", "consumer", "receive", "take", "hold")
 
 # %% [markdown]
 # - `take` waits for K and V and cuts out this consumer's 64 keys. With key lengths, `wipe` sets rows past the last
-#   real key to zero: their p is 0, but 0 times NaN would be NaN.
+#   real key to zero: their p is 0, but 0 times NaN would be NaN. With a window it does so with keys before everybody's.
 # - `hold` may load half of V into registers, as left operand of product 3. An operand in shared memory is read by
 #   every product anew, and V is the same for all row blocks.
 # - `store_wait(0)` at the end: shared memory must live until the copy engine has read from it.
 
 # %% tags=["nbval-ignore-output"]
-source("rows", "first_rows")
+source("rows", "Interval", "interval", "first_rows")
 
 # %% [markdown]
-# For the mask a consumer needs one number a key: the first row that sees it. Under the causal mask that is
+# A key is seen by an interval of rows. For the mask a consumer needs one number a key: the first row that sees it. Under the causal mask that is
 # `seen_from` plus the key's place in the block. A key that does not exist is seen by no row, so it gets `NO_ROW`,
-# more rows than there can be.
+# more rows than there can be. With a window each key is seen one row longer than the one before it, so `end`, for the
+# first key, is enough.
 
 # %% [markdown]
 # ### The step
@@ -589,9 +592,9 @@ source("products", "HELD", "start_scores", "spread", "start_dp")
 # With `hold_v`, product 3 is done in two halves: the first from registers, the second from shared memory, into the
 # same accumulator.
 #
-# `full` is the first row that sees the whole column block: from there on tiles need no mask. Before it, the mask is a
-# comparison of rows with `seen_from`, written in an odd way: `(row & ~6) >= … - (row & 6)`. It means
-# `row >= seen_from - first`, with rows counted from the tile's first. The next cell shows why the bits are taken
+# `seen.full` is the first row that sees the whole column block: from there on tiles need no mask. Before it, the mask is a
+# comparison of rows with `seen.begin`, written in an odd way: `(row & ~6) >= … - (row & 6)`. It means
+# `row >= seen.begin - first`, with rows counted from the tile's first. The next cell shows why the bits are taken
 # apart.
 
 # %%
@@ -617,7 +620,7 @@ source("products", "start_dv", "start_dk", "start_dq")
 # ### Handing over dS and dQ
 
 # %% tags=["nbval-ignore-output"]
-source("kernel", "exchange", "finish_dk", "add_dq")
+source("kernel", "exchange", "finish_dk", "add_dq", "pass_on")
 
 # %% [markdown]
 # `fence_async_shared` stands wherever threads write shared memory and a unit reads it. Tensor cores and copy engine
@@ -715,7 +718,7 @@ source("sizes", "Sizes", "choose")
 # the outputs and runs the three launches, one after the other in one stream. The grid has one program for each SM, or
 # fewer if there is less to do.
 #
-# You have now read every line of the four files. What they call besides, rings, mailbox and scheduler, is chapter 12's.
+# You have now read four of the five files. What they call besides, rings, mailbox and scheduler, is chapter 12's.
 #
 # **Takeaway.** Read a pipelined kernel by its waits, and ask of each whom it is for.
 
@@ -873,9 +876,56 @@ print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ra
 # </details>
 #
 # Measured it is 1.29 to 1.60. There is a cheaper way, which FlashAttention-3 takes: one pass, and column blocks add
-# to each row block in a fixed order, each waiting for its turn. The last exercise builds it.
+# to each row block in a fixed order, each waiting for its turn. It comes next, and the last exercise builds it.
 #
 # **Takeaway.** The same bits cost a factor of about 1.4 here, and one line of code.
+
+# %% [markdown]
+# ## Or one after the other
+#
+# The kernel that you have read can add in a fixed order, too. For each part of dQ there is a counter in HBM. Before a
+# consumer hands over its part of a row block, it waits until the counter says that all before it have added. When the
+# copy engine has added its part, it counts.
+
+# %% tags=["nbval-ignore-output"]
+source("turns", "UNTIL", "Turns", "in_memory")
+
+# %% [markdown]
+# - `wait` reads the counter until it is high enough. It is written in assembly, because Gluon has no such loop.
+# - `pass_on` waits until what the copy engine was given is in memory, not only read from shared memory as in
+#   `store_wait`. Then one thread counts. `release` says that nobody may see the count before the sums.
+# - In a step `add_dq` calls the first, and the end of the step the second, half a step later: by then the addition has
+#   most likely ended.
+#
+# Who waits, and can all wait for one another? The producer hands out the last column block of each head first, and at
+# each row block the turn goes from the last column block to the first. So whoever is waited for was handed out earlier,
+# to a program that runs. That is why the first number is drawn here as well.
+#
+# **Predict.** Under the causal mask, is it better to begin with the last column block or with the first, which has the
+# most rows? Remember that a column block begins with the row block on its diagonal.
+
+# %%
+print("time in steps, with turns over without, on 132 SMs: a model; 64 rows a step, 64 heads, N = 4,096")
+for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
+    tiling = Tiling(4096, 4096, 64, 128, mask)
+    free = turns.time(turns.handed_out(tiling, 64, 16, last_first=False), 132, in_turn=False)
+    orders = {"last first": True, "first first": False}
+    took = {order: turns.time(turns.handed_out(tiling, 64, 16, x), 132, in_turn=True) / free for order, x in orders.items()}
+    print(f"{name:7}" + "".join(f"  {order} {x:.3f}" for order, x in took.items()))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **With the last.** The rows that it begins with are seen by no column block further right, so nobody is before it. The
+# next one to the left begins two row blocks higher, and comes to these rows when the turn does. The other way round
+# everybody waits at its first row until all column blocks before it have passed.
+# </details>
+#
+# The price of the good order is an end with heavy column blocks. This way has been compiled, and its order was tried with
+# the kernel's own lines run by Python. It has not been timed on a GPU yet, and until it has, `attention()` takes the two
+# passes.
+#
+# **Takeaway.** A fixed order costs little if everybody comes to a place when its turn comes.
 
 # %% [markdown]
 # ## What was reached?
@@ -1102,7 +1152,7 @@ else:
 # is called.
 
 # %%
-for name in ("kernel", "rows", "products", "sums"):
+for name in ("kernel", "rows", "products", "sums", "turns"):
     body = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8")).body
     code = [node.lineno for node in body if not isinstance(node, ast.Import | ast.ImportFrom | ast.Expr)]
     verdict(f"{name}.py: nothing was left out", set(code) == shown[name])
