@@ -162,10 +162,9 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     if pipes.O_APART:  # the next row block's Q may come
         pipes.q.release(q_tile)
 
-    v = pipes.v.take(n + T_c - 1)
     if geometry.left is not None:  # no row sees a key before the first row's first
-        wipe(v, geometry.begin(0) - first * B_c, BEFORE=True)
-    o = warpgroup_mma(p, v, o, is_async=True)  # (64, d)  FA2.A1.L10
+        wipe(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
+    o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     return o, m, l
 
