@@ -40,10 +40,6 @@ IN_TORCH = """    s = (q.float() @ k.float().mT) * q.shape[-1] ** -0.5
 """
 SIZES = "    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]\n"
 EMPTY = "    empty = l == 0.0\n    l = tl"
-IDLE = """    for j in range(0, N_q - N_k, B_c):
-        k, v = rows_of(K, j, N_k, B_c, d, False), rows_of(V, j, N_k, B_c, d, False)
-        o += tl.dot(tl.dot(q, k.T).to(q.dtype), v)
-"""
 LAUNCH = """    climbed[grid](q, k, v, O, L, N_q, N_k, tau_log2, CAUSAL=causal, d=d, B_r=64, B_c=64, num_warps=4, \
 num_stages=3)
 """
@@ -184,7 +180,6 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     (EIGHTH, '"(col < N_k)[None, :]")', '"(col < N_k - 1)[None, :]")', {"wrong": 4.0}, ["came a wrong answer"]),
     (EIGHTH, "hides=dict(N_q=40, N_k=48)", "hides=dict(N_q=40, N_k=47)", {"wrong": 4.0},
      ["with {'heads': 2, 'N_q': 40"]),
-    (NINTH, EMPTY, IDLE + EMPTY, {"compiled": 0.0}, ["came 6 in the machine code, 4 that do"]),
     (NINTH, "num_stages=3", "num_stages=1", {"compiled": 3.75}, ["came none: every load is waited for"]),
     (NINTH, "sees(i, N_q, N_k, CAUSAL) // B_c * B_c,", "0 * i,", {"meter": 3.0},
      ["at most 76,800 entries under a mask", "(Rung 07)"]),

@@ -184,20 +184,20 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch):
     runs = []
     real = grade.run_tasks
     monkeypatch.setattr(grade, "run_tasks", lambda t, j, d: (runs.append([x.student for x in t]), real(t, j, d)))
+    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)  # it has tests of its own
 
-    def go(**more):
+    def go(**more) -> None:
         grade.grade_folder(folder, out, [FIRST], grade.Grading(PATIENT, about=about, **more))
-        return runs[1:].pop() if len(runs) > 1 else None
 
     go()
-    assert runs.pop() == ["ada", "ben"] and runs.pop() == [""]
+    assert runs.pop() == ["ada", "ben"]
     rows = {r["student"]: r for r in rows_of(out / "scores.csv")}
     assert [(r["score"], r["late"]) for r in rows.values()] == [("12", ""), ("6", "2 days late, × 0.5"), ("0", "")]
     assert rows["cy"]["remarks"] == "nothing handed in"
     wide = rows_of(out / "scores_wide.csv")
     assert [r["total"] for r in wide] == ["12", "6", "0"] and wide[0]["1_online_softmax"] == "12"
     go()
-    assert runs.pop() == [] and runs.pop() == [""], "what has a record is not graded again"
+    assert runs.pop() == [], "what has a record is not graded again"
     go(again=("ben",))
     assert runs.pop() == ["ben"]
     hostile.hand_in(hostile.Hostile(answers={"merge": "def merge(a, b): return a"}), tmp_path / "new")
@@ -210,7 +210,7 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch):
 @pytest.mark.skipif(sys.platform != "linux", reason="parents' deaths are told on Linux alone")
 def test_a_grader_that_is_killed_loses_nothing(tmp_path):
     slow = "import time; time.sleep(1.5)"
-    for student in "abcd":
+    for student in "abc":
         hostile.hand_in(hostile.Hostile((slow,)), tmp_path / "in" / student)
     command_line = [sys.executable, "-m", "fa2_lab", "course", "grade", str(tmp_path / "in"), "--only", "1"]
     command_line += ["--out", str(tmp_path / "out"), "--cell-seconds", "600"]
@@ -223,10 +223,10 @@ def test_a_grader_that_is_killed_loses_nothing(tmp_path):
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     records = {p: p.read_bytes() for p in (tmp_path / "out" / "records").rglob("*.json")}
-    assert 1 <= len(records) < 4
+    assert 1 <= len(records) < 3
     assert subprocess.run(command_line, capture_output=True).returncode == 0
     assert {p: p.read_bytes() for p in records} == records, "finished work was graded again"
-    assert [(r["student"], r["score"]) for r in rows_of(tmp_path / "out" / "scores.csv")] == [(s, "12") for s in "abcd"]
+    assert [(r["student"], r["score"]) for r in rows_of(tmp_path / "out" / "scores.csv")] == [(s, "12") for s in "abc"]
 
 
 def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch):
@@ -238,38 +238,29 @@ def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch):
         os._exit(9) if task.student == "ada" else real(task, answer)
 
     monkeypatch.setattr(grade, "run_task", lost)
+    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)
     graded = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], grade.Grading(PATIENT))
     assert [(g.student, g.score) for g in graded] == [("ada", 0), ("ben", 12)]
     assert "did not come to an end" in graded[0].sentences[0]
 
 
 def test_the_file_that_counts_and_the_others_are_named(tmp_path):
-    for name in (
-        "1_online_softmax.ipynb",
-        "1_online_softmax_final.ipynb",
-        "1_online_softmax-Copy1.ipynb",
-        "2_forward_x.ipynb",
-    ):
-        (tmp_path / "ada").mkdir(exist_ok=True)
-        (tmp_path / "ada" / name).write_text("{}")
+    (tmp_path / "ada").mkdir()
+    for name in ("1_online_softmax", "1_online_softmax_final", "1_online_softmax-Copy1", "2_forward_x"):
+        (tmp_path / "ada" / f"{name}.ipynb").write_text("{}")
     first, second = grade.submissions(tmp_path, [FIRST, ASSIGNMENTS["2_forward"]])
     assert first.path.name == "1_online_softmax.ipynb" and "_final" in first.remarks[0] and "Copy1" in first.remarks[0]
     assert second.path.name == "2_forward_x.ipynb" and not second.remarks
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("duee: {}", "duee"),
-        ("due: {1_softmax: 2026-01-01}", "1_softmax"),
-        ("due: {1_online_softmax: soon}", "it takes a date"),
-        ("late: {per_day: -1}", "at least 0"),
-        ("students: ada", "it takes a list"),
-        ("late: 3", "names with values"),
-        ("{", "class.yaml"),
-        ("- 1", "it takes secret"),
-    ],
-)
+NO_CLASS = {
+    "duee: {}": "duee", "due: {1_softmax: 2026-01-01}": "1_softmax", "due: {1_online_softmax: soon}": "it takes a date",
+    "late: {per_day: -1}": "at least 0", "students: ada": "it takes a list", "late: 3": "names with values",
+    "{": "class.yaml", "- 1": "it takes secret",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "said"), NO_CLASS.items())
 def test_a_class_file_that_makes_no_sense_is_an_error_that_names_it(text, said, tmp_path):
     (tmp_path / "class.yaml").write_text(text)
     with pytest.raises(ValueError, match=re.escape(said)):
@@ -318,9 +309,7 @@ def graded_at_once(tmp_path, submissions: dict[str, tuple[str, list]], follow: b
 SLIPS = {  # one slip costs once: {steps that lose points}, and the points that are left of 12 or 16
     "update": ("1_online_softmax", [("alpha * l + p.sum(axis=1)", "l + p.sum(axis=1)")], {"test_update"}),
     "tau": ("2_forward", [("s = tau * (q_i @ k_j.T)", "s = q_i @ k_j.T")], {"test_row_block"}),
-    "kind": ("2_forward", [("col_end - 1 <= row + offset", "col_end <= row + offset")], {"test_kind"}),
     "dk": ("3_backward", [("tau * (ds.T @ q_i)", "ds.T @ q_i")], {"test_tile_gradients"}),
-    "D": ("3_backward", [("(dO * O).sum(axis=1)", "(dO * O).sum(axis=1) + 1")], {"test_row_dots"}),
 }
 
 
@@ -476,14 +465,8 @@ def test_check_alone_as_a_student_runs_it(tmp_path):
         [sys.executable, "-m", "fa2_lab", "course", "check", str(path)], capture_output=True, text=True
     )
     assert done.returncode == 1, done.stderr
-    for part in (
-        "expected m[0] = ",
-        "first at row 0",
-        "hint Each side",
-        "update: 4 of 4",
-        "note: the cell test_finalize was deleted",
-    ):
-        assert part in re.sub(" +", " ", done.stdout), done.stdout
+    said = ("expected m[0] = ", "first at row 0", "hint Each side", "update: 4 of 4", "test_finalize was deleted")
+    assert not [part for part in said if part not in re.sub(" +", " ", done.stdout)], done.stdout
     assert re.search(r"^[\d.]+ of 12 points by the checks that you can see$", done.stdout, re.MULTILINE)
 
 

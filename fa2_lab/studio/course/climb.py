@@ -159,8 +159,8 @@ def costs(function) -> tuple[float, int, int]:
     from fa2_lab.studio.course import probes_ladder
 
     text = listed(function, SCORED, (1, 1))
-    kernels = guard.apart(probes_ladder.compiled, function, text, CHIP, SCORED.d, SCORED.N_q)
     counted = call(function, SCORED, heads=1, text=text)
+    kernels = guard.apart(probes_ladder.compiled, function, text, CHIP, SCORED.d, SCORED.N_q)
     check_shares(counted, sorted(list(place) for _, _, lines in kernels for place in lines))
     found = [(*main_loop(loops(str(sass)), lines, counted["products"]), numbers) for numbers, sass, lines in kernels]
     if not (found := [one for one in found if one[0]]):

@@ -11,7 +11,8 @@ What an assignment keeps to, so that its checks can run in another process than 
    an object whose methods are called, such as a kernel under test: the student's code then calls back into the check.
 4. What has to run beside the student's code, such as launching or compiling a kernel, is a function `probe(theirs,
    *arguments)` of `probes.py` (or of another module whose name begins with probes). It imports nothing that holds an
-   answer and returns plain values. A check runs it by `guard.beside(probe, function, *arguments)`.
+   answer and returns plain values. A check runs it by `guard.beside(probe, function, *arguments)`; or, where even the
+   probe must be out of the student's reach, by `guard.apart(probe, function, *arguments)` in a process of its own.
 5. Right values are computed in the checking module alone, from seeds that the test cell gives.
 """
 
