@@ -18,6 +18,7 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
     """One row block's state after each key block, and α; of o and O the first component."""
     rng = np.random.default_rng(seed)
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
+    V = np.abs(V)  # so that o falls only where it is rescaled
     tiling = Tiling(B_r, T_c * B_c, B_r, B_c)
     state, seen = SoftmaxState.reset(B_r, d), dict(s=[], m=[], l=[], o=[], alpha=[])
     for j in range(T_c):
