@@ -134,7 +134,7 @@ TERMS = (
     Term("PTX", "NVIDIA's portable assembly language, which Triton writes", "并行线程执行汇编", "11"),
     Term("SASS", "the machine code that an NVIDIA GPU executes", "机器汇编", "11"),
     Term("occupancy", "the share of an SM's places for warps that are taken", "占用率", "11"),
-    Term("roofline", "what memory and arithmetic units allow at most, by FLOPs per byte", "屋顶线模型", "11"),
+    Term("roofline", "what memory and arithmetic units allow at most, by FLOPs per byte", "屋顶线模型", "10"),
     Term("stall", "a warp cannot issue its next instruction; the hardware counts for which reason", "停顿", "11"),
     Term("deadlock", "a closed chain of workers, each of which waits for the next", "死锁", "11"),
     Term("autotuner", "a program that times many launches and keeps the fastest", "自动调优器", "11"),

@@ -442,14 +442,16 @@ def test_every_write_of_dq_is_drawn_when_its_last_product_ends():
     for name, ax in (("atomic", one_pass), ("own", two_passes)):
         for p in ax.findobj(style.Rectangle):
             if (p.get_gid() or "").startswith("write"):
-                _, i, kind, n = p.get_gid().split()
-                assert p.label_text.get_text() == n and p.get_y() == pytest.approx(T + 0.42 + int(i))
-                right_edges.setdefault((name, int(i)), []).append((kind, int(n), p.get_x() + p.get_width()))
+                _, i, who = re.fullmatch(r"(write) (\d) by (.*)", p.get_gid()).groups()
+                assert p.get_y() == pytest.approx(T + 0.42 + int(i)) and (name, int(i)) not in right_edges
+                shown = f"× {T}" if name == "atomic" else i
+                assert p.label_text.get_text() == shown
+                right_edges[name, int(i)] = who.split(","), p.get_x() + p.get_width()
     for i in range(T):
-        atomic, own = sorted(right_edges["atomic", i]), right_edges["own", i]
-        assert [(kind, j) for kind, j, _ in atomic] == [("column", j) for j in range(T)]
-        assert max(x for *_, x in atomic) == pytest.approx(5 * (i + 1))  # all at once, after five products a tile
-        assert own == [("row", i, pytest.approx(T * (4 + 3)))]
+        atomic, own = right_edges["atomic", i], right_edges["own", i]
+        assert sorted(atomic[0]) == [f"column {j}" for j in range(T)]
+        assert atomic[1] == pytest.approx(5 * (i + 1))  # all at once, after five products a tile
+        assert own == ([f"row {i}"], pytest.approx(T * (4 + 3)))
     assert "16 writes of a block, up to 4 at once" in alt and "28 products long, 4 writes" in alt
 
 

@@ -90,7 +90,7 @@ def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
     axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")
     figure.supxlabel(
         "A box: one tile, and the block of dQ that it adds to, in memory (+) or on chip. A mark:\na write of dQ,"
-        " with its writer's number. Marks that touch: at the same time.",
+        " with its writer's number. × 4: four programs write at the same time.",
         fontsize=style.SMALL,
     )  # fmt: skip
     alt = (
@@ -117,13 +117,13 @@ def _work(ax: Axes, visits: Sequence[Visit]) -> None:
 
 
 def _writes(ax: Axes, writes: Sequence[tuple[int, float, str]], SMs: int) -> None:
-    """A mark for every write; those at the same time touch, and the last of them ends at that time."""
+    """A mark for every time at which a block is written: its writer's number, or how many write at that time."""
     at: dict[tuple[int, float], list[str]] = {}
     for i, time, worker in writes:
         at.setdefault((i, time), []).append(worker)
     for (i, time), workers in at.items():
-        for k, worker in enumerate(workers):
-            n = int(worker.split()[1])
-            x = time - 0.36 - 0.72 * (len(workers) - 1 - k)
-            look = dict(edgecolor=style.hue("dQ"), linewidth=1.2, gid=f"write {i} {worker}")
-            style.box(ax, x - 0.36, SMs + 0.42 + i, 0.72, 0.76, str(n), style.worker(n), **look)
+        n, several = int(workers[0].split()[1]), len(workers) > 1
+        fill = style.tint(style.hue("dQ"), 0.3) if several else style.worker(n)
+        look = dict(edgecolor=style.hue("dQ"), linewidth=1.2, gid=f"write {i} by {','.join(workers)}")
+        label, width = (f"× {len(workers)}", 1.2) if several else (str(n), 0.72)
+        style.box(ax, time - width, SMs + 0.42 + i, width, 0.76, label, fill, **look)

@@ -36,7 +36,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     for k in range(rows[-1] // B_r + 1):
         here = k == i
         style.box(
-            ax, -2.2, k * B_r + 0.1, 1.6, B_r - 0.2, f"i = {k}", style.worker(3) if here else style.PAPER, linewidth=0.8
+            ax, -2.2, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if here else style.PAPER, linewidth=0.8
         )
     ax.text(-1.4, -0.35, "program", ha="center", va="bottom", weight="bold")
     top = (len(every) - B_r) / 2
@@ -45,7 +45,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     for x in (d + 0.4, 2 * d + 4.2):
         ax.annotate("", (x + 0.9, top + B_r / 2), (x, top + B_r / 2), arrowprops=dict(arrowstyle="->", color=style.INK))
     words = (
-        f"row = i · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
+        f"row = {i} · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
         f"mask = row < N, with N = {N}"
     )
     ax.text(d + 2.6, top + B_r + 0.8, words, va="top", fontsize=style.SMALL)

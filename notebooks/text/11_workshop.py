@@ -16,9 +16,10 @@
 # - find a hang, a race and a wrong answer, each with the tool that shows it,
 # - say what a search for the fastest launch may get wrong.
 #
-# *Time: 90 minutes with the questions. Hardware: any laptop with Linux; most of the chapter is compiled for an H200 that
+# *Time: 60 minutes with the questions. Hardware: any laptop with Linux; most of the chapter is compiled for an H200 that
 # need not be here. Cells that need a GPU or one of NVIDIA's tools say so in one sentence where they are missing. Before
-# this: [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder, measured](10_ladder.ipynb).*
+# this: [07 · Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
+# measured](10_ladder.ipynb).*
 
 # %%
 import io
@@ -37,8 +38,6 @@ import torch
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
-from fa2_lab.plots import timeline
-from fa2_lab.plots.show import show
 from fa2_lab.studio import ladder as climbed
 from fa2_lab.studio.bench import counters
 from fa2_lab.studio.bench.ladder import MAIN, programs_on_an_sm
@@ -66,7 +65,7 @@ print("kernels of this notebook:", "interpreted, line by line" if interpreted el
 # | `maxnreg` | at most so many registers for each thread |
 #
 # Rung 07 is the plain kernel: tiles of 64 × 64, d = 128, 4 warps, one stage. `xray_launches` compiles it for an H200 with
-# other options. It runs nothing, so no GPU is needed. On the command line that is `fa2-lab xray 07 --num_stages 3`.
+# other options. It runs nothing, so no GPU is needed. (In the shell: `fa2-lab xray 07 --num_stages 3`.)
 #
 # **Predict.** Shared memory holds the tile of Q once, and a tile of K and one of V for each stage. Each tile has
 # 64 · 128 numbers of two bytes. How many KiB is that with one stage? With three?
@@ -82,13 +81,12 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **48 and 112.** A tile has 16 KiB. One stage: Q, K and V, 3 · 16 = 48. Three stages: 16 + 3 · 32 = 112. The pipeline costs shared memory
-# and, with copies to be started early, some instructions. It takes no more registers, because the copies go straight to
-# shared memory.
-#
-# With 8 warps twice as many threads share the same tile, so each needs fewer registers. With `maxnreg=128` the four warps
-# must do with less than they want. What has no room goes to memory and back: those are the *spills*.
+# **48 and 112.** A tile has 16 KiB. One stage: Q, K and V, 3 · 16 = 48. Three stages: 16 + 3 · 32 = 112.
 # </details>
+#
+# The pipeline takes no more registers, because the copies go straight to shared memory. With 8 warps twice as many threads
+# share a tile, so each needs fewer registers. With `maxnreg=128` the four warps must do with less than they want. What has
+# no room goes to memory and back: those are the *spills*.
 #
 # **Takeaway.** More stages cost shared memory. More warps spread the registers over more threads. A limit on registers
 # costs spills.
@@ -100,29 +98,33 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # into all three. The share of the 64 places that are taken is called *occupancy*. While one program waits, another can
 # work.
 #
-# **Predict.** Rung 07 as it is: 4 warps of 32 threads, a little under 180 registers each, 48 KiB. How many programs fit,
-# and which of the three limits them? With three stages?
+# **Predict.** Rung 07 as it is: 4 warps of 32 threads, 177 registers for each thread, 48 KiB. How many programs fit, and
+# which of the three limits them?
 
 # %% tags=["nbval-ignore-output"]
 def fits(n):  # programs by registers, by shared memory, by warps
     a_warp = 32 * (-(-n["registers"] // 8) * 8)  # registers are given out eight at a time
-    return 65_536 // (a_warp * n["warps"]), 228 * 1024 // (n["shared"] + 1024), 64 // n["warps"]
+    a_program = n["shared"] + 1024  # the system takes 1 KiB of each program's shared memory
+    return 65_536 // (a_warp * n["warps"]), 228 * 1024 // a_program, 64 // n["warps"]
 
 
 for launch, kernel in zip(LAUNCHES, kernels, strict=True):
+    asked = ", ".join(f"{k}={v}" for k, v in launch.items()) or "as it is"
     registers, shared, warps = fits(kernel.numbers)
     programs = min(registers, shared, warps)
-    occupancy = programs * kernel.numbers["warps"] / 64
-    print(f"{launch!s:36} by registers {registers}, by shared memory {shared}, by warps {warps}: {occupancy:.0%}")
+    occupancy = programs * kernel.numbers["warps"] / 64  # places for warps that are taken
+    print(f"{asked:26} by registers {registers}, by shared memory {shared}, by warps {warps}: {occupancy:.0%}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Two, and two**, with the compiler of Triton 3.8. 180 registers are rounded up to 184. 184 · 128 threads are 23,552 registers, so two programs fit. By shared memory four
-# would. With three stages shared memory decides, and it has room for two as well: the pipeline costs no program. In the
-# last line `maxnreg` makes room for four by registers. It buys nothing, because shared memory still has room for two.
-# Eight warps double the occupancy, with the same two programs.
+# **Two, by registers.** 177 registers are rounded up to 184. 184 · 128 threads are 23,552 registers, so two programs fit. By
+# shared memory four would.
 # </details>
+#
+# With three stages shared memory decides, and has room for two as well. In the last line `maxnreg` makes room for four by
+# registers, and buys nothing. (These are the numbers of Triton 3.8. The record of chapter 10 was made with Triton 3.6,
+# which takes 180 registers.)
 #
 # With high occupancy, one program computes while another waits. A pipeline inside one program serves the same purpose.
 # The fastest kernels of the ladder run *one* program on an SM.
@@ -136,12 +138,13 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # need not exist. *SASS* is what the chip executes. `fa2-lab where FA2.A1.L8 --sass` prints the machine code of a line of
 # the paper. Here are two lines of rung 07, in the kernel that we have just compiled.
 #
-# One tensor-core instruction of Hopper, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64 and adds.
+# One tensor-core instruction of Hopper, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64 and adds. All four warps start it
+# together.
 #
-# **Predict.** The tile of line 8 is a product of 64 × 128 by 128 × 64. How many `HGMMA` does it take? The kernel has two
-# loops. How many exponential instructions, `MUFU.EX2`, does line 9 need for a thread, and why not 64?
+# **Predict.** The tile of line 8 is a product of 64 × 128 by 128 × 64, and the kernel has two loops. How many `HGMMA` does
+# line 8 become?
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 def sass_of_line(kernel, text):  # the instructions of the line of `visit` that begins like this
     source, first = getsourcelines(ladder.load("r07_two_loops").visit.fn)
     (line,) = (first + n for n, code in enumerate(source) if code.strip().startswith(text))
@@ -159,75 +162,46 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Sixteen and sixty-four.** 128 / 16 = 8 for each loop, so 16. The tile has 64 · 64 = 4,096 scores, and 128 threads share them: 32 for each thread and
-# loop, 64 in all. `FFMA` beside them is a multiplication and an addition in one: the scale and the maximum. The letter R
-# in SASS is a register, and the names with U are shared by a whole warp.
-#
-# In line 8 there is more than products. `STS` puts the tile of K into shared memory, and `BAR.SYNC` waits until all warps
-# have done so. With three stages the copies go to shared memory by themselves, and the `STS` are gone: look at
-# `kernels[1]` in place of `kernels[0]`.
+# **Sixteen.** 128 / 16 = 8 for each loop.
 # </details>
 #
-# Three things are worth a look in SASS. Are there tensor-core instructions at all? Are there `LDL` and `STL`, which are
-# spills? Does something stand in the loop that you did not write?
+# Line 9 becomes 64 exponentials, `MUFU.EX2`: a tile has 4,096 scores, so each of 128 threads has 32 in each of the two loops.
+# `FFMA` beside them is a multiplication and an addition in one: the scale and the maximum. (`BF16` is the other type of 16
+# bits, for which we compiled.)
+#
+# In line 8 there is more than products. `STS` puts the tile of K into shared memory, and `BAR.SYNC` waits until all warps
+# have done so. With three stages they are gone. Look in SASS for what you did not write, and for `LDL` and `STL`, which
+# are spills.
 #
 # **Takeaway.** Count the instructions that must be there. The others are the compiler's, and often they are the reason
 # why a kernel is slow.
 
 # %% [markdown]
-# ## Where does it stand under the roofline?
-#
-# The *roofline* of chapter 10 needs three numbers. FLOPs: $4 N^2 d$ a head. Bytes: counted by the hardware.
-# Milliseconds: measured. The record of the ladder has all of them, and two ceilings of the same machine: the fastest
-# matrix product and the fastest copy.
-#
-# **Predict.** The machine does 789 TFLOP/s and copies 4.3 TB/s. From how many FLOPs per byte on is the DRAM no longer
-# the limit? Rung 07 does $5.5 \cdot 10^{11}$ FLOPs and moves $2.6 \cdot 10^8$ bytes. On which side is it?
-
-# %%
-record = climbed.record()
-timed, counted = climbed.rows(record, "forward")[False], climbed.rows(record, "counters")
-top, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
-print(f"{record.machine['gpu']}: the ridge is at {top / copy:.0f} FLOPs per byte")
-for rung in ("r07_two_loops", "r08_pipelined", "r14_two_consumers"):
-    seen = counted[rung].values
-    dram = seen["DRAM bytes read"][0] + seen["DRAM bytes written"][0]
-    by_dram, by_L2 = (timed.flops / moved for moved in (dram, seen["L2 bytes"][0]))
-    print(f"{rung:18} {timed.rate(rung):4.0f} TFLOP/s of {top:.0f};", end=" ")
-    print(f"FLOPs per byte: DRAM {by_dram:5,.0f}, L2 {by_L2:3.0f}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **Far to the right.** 789 / 4.27 = 185. Rung 07 does about 2,100 FLOPs for each byte of DRAM, so DRAM is idle most of the time. Still it reaches
-# less than half of what the tensor cores can do. The roofline says what is *not* the reason. It does not say what is.
-# </details>
-#
-# **Takeaway.** If a point lies under the roof and far right of the ridge, DRAM is not the reason. Then ask what the
-# warps wait for.
-
-# %% [markdown]
 # ## What are the warps waiting for?
 #
-# NVIDIA's profiler *Nsight Compute*, `ncu`, reads counters that the hardware keeps. It can read hundreds. Five are enough
-# for a first look:
+# By the roofline of chapter 10, DRAM is not what limits rung 07: its point lies far right of the ridge. Still it reaches
+# less than half of what the tensor cores can do. The roofline says what is *not* the reason. It does not say what is.
+#
+# NVIDIA's profiler *Nsight Compute*, `ncu`, reads counters that the hardware keeps. Five are enough for a first look:
 #
 # | counter | what it says |
 # | --- | --- |
 # | tensor cores at work | share of the cycles; the goal |
-# | issue slots used | share of the cycles in which some warp had an instruction ready |
+# | issue slots used | share of the cycles in which some warp started an instruction |
 # | stall: long_scoreboard | warps that wait for numbers from L2 or DRAM |
 # | stall: barrier | warps that wait for other warps of their program |
 # | stall: wait | warps that wait for their own last instruction, a fixed few cycles |
 #
-# A *stall* is counted as waiting warps on average, each time that an instruction is issued.
+# A *stall* of 2.76 means: whenever an instruction starts, 2.76 warps on average are waiting for this.
 
 # %% [markdown]
 # Rung 07 copies a tile, then computes with it, then copies the next one. Rung 08 is the same code with `num_stages=3`.
 #
-# **Predict.** Which of the five change most? Does the number of bytes from DRAM change?
+# **Predict.** Which of the five counters falls most? Does the number of bytes from DRAM fall, too?
 
-# %%
+# %% tags=["hide-input"]
+record = climbed.record()
+timed, counted = climbed.rows(record, "forward")[False], climbed.rows(record, "counters")
 FIVE = ("tensor cores at work, %", "issue slots used, %", "stall: long_scoreboard", "stall: barrier", "stall: wait")
 
 
@@ -244,22 +218,17 @@ compare("r07_two_loops", "r08_pipelined", (*FIVE, "DRAM bytes read"))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **The waits for memory fall; the bytes do not change.** In rung 07 nearly three warps wait for memory whenever one issues. With the copies ahead, it is less than one in two.
-# The tensor cores work 56% of the time instead of 34%, and the kernel is 1.6 times as fast. Not one byte less was read:
-# it was read earlier.
-#
-# What is left is *barrier* and *wait*. More stages will not help them. Chapter 12 goes after them with warps that have
-# different jobs.
+# **The waits for memory. The bytes stay.** In rung 07 nearly three warps wait for memory whenever an instruction starts. With
+# the copies ahead, it is less than one in two.
 # </details>
 #
-# **Takeaway.** Name the largest stall, change the one thing that it names, and look again.
+# The tensor cores work 56% of the time instead of 34%, and the kernel is 1.6 times as fast. Not one byte less was read: it
+# was read earlier. More issue slots are used, because warps wait less. (A change that needs fewer instructions lowers this
+# counter. So it is neither good nor bad by itself.) What is left is *barrier* and *wait*: chapter 12 goes after them.
+#
+# The exact command is printed below. On a machine with a GPU and `ncu` the cell also runs it.
 
-# %% [markdown]
-# The exact command is built below from the package's list of counters. `--clock-control none` leaves the clock as it is in
-# real use; otherwise `ncu` fixes it at a lower rate. `--profile-from-start off` skips everything before the program says
-# "start". On a machine with a GPU and `ncu` the cell also runs it.
-
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 sizes = [MAIN.batch, MAIN.heads, MAIN.N_q, MAIN.d, int(MAIN.causal)]
 room = "fa2_lab.studio.bench.ladder"
 print("ncu --clock-control none --profile-from-start off --metrics \\")
@@ -275,41 +244,7 @@ else:
     print("not run here: it needs an NVIDIA GPU and ncu, which comes with the CUDA toolkit")
 
 # %% [markdown]
-# ## What happens inside the kernel, and when?
-#
-# A counter has one number for a whole kernel. A timeline has a box for each piece of work. Triton's profiler *Proton* can
-# take one: the kernel names a stretch with `enter_scope` and `exit_scope`, and each warp writes down its clock there.
-# `fa2_lab/studio/inside.py` does it for a loop of copies and products.
-#
-# **Predict.** The kernel copies, then multiplies, four times, without a pipeline. Do stretches called *copies* and
-# *products* of one warp overlap?
-
-# %% tags=["nbval-ignore-output"]
-if device == "cuda":
-    command = [sys.executable, "-m", "fa2_lab.studio.inside"]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"})
-    reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
-    print(done.stdout if done.returncode == 0 else f"Proton cannot do it here: {reason}")
-else:
-    print("no GPU here: on one, this cell prints when each warp began its copies and products, in clocks")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **Not within a warp.** A warp goes through its program in order, and it wrote down its clock at both ends of each stretch. What can overlap is the
-# work of *different* warps, and copies that were only *started* in the stretch. Reading the clock takes time too, and the
-# compiler may move code across the marks. Trust such a timeline for its order, less for its last digits.
-# </details>
-#
-# The model of chapter 12 draws the same kind of picture without a GPU. Each row of boxes is a unit of one SM. In the first
-# panel two groups of warps multiply together and then wait together; in the last they take turns, and the tensor cores
-# are hardly ever idle.
-
-# %% tags=["nbval-ignore-output"]
-show(timeline.draw(**timeline.data()))
-
-# %% [markdown]
-# **Takeaway.** Counters say how much time is lost. A timeline says where.
+# **Takeaway.** Name the largest stall, change the one thing that it names, and look again.
 
 # %% [markdown]
 # ## How do you look inside a running kernel?
@@ -318,8 +253,7 @@ show(timeline.draw(**timeline.data()))
 # get the interpreter on any machine if the variable `TRITON_INTERPRET=1` is set before Triton is imported. The kernel
 # below computes $L = \log \sum_j e^{s_j}$ of each row, as at the end of Algorithm 1.
 #
-# Normally you would type at the prompt. Here three commands are typed for you: `p s` prints `s`, the second prints `m`
-# as an array, `c` continues.
+# Below it is what the debugger shows: `p s` prints `s`, and the second command prints `m` as an array.
 #
 # **Predict.** Rows have 10 numbers, and the block has 16 places. What stands in the last six places of `s`?
 
@@ -333,7 +267,7 @@ def log_sum_kernel(S, L, N, B: tl.constexpr, STOP: tl.constexpr):
         breakpoint()  # in the interpreter only: a compiled kernel has no debugger to stop in
     tl.store(L + row, m + tl.log(tl.sum(tl.exp(s - m), 0)))
 
-
+# %% tags=["nbval-ignore-output", "hide-input"]
 def typed(commands, heard):  # a debugger whose keyboard is a text
     debugger = pdb.Pdb(stdin=io.StringIO(commands), stdout=heard, nosigint=True)
     return lambda: debugger.set_trace(sys._getframe(1))
@@ -344,8 +278,6 @@ heard, commands = io.StringIO(), ("p s", "p m.handle.data", "c")
 sys.breakpointhook = typed("\n".join(commands) + "\n", heard)
 log_sum_kernel[(1,)](S, L, 10, B=16, STOP=bool(interpreted))
 sys.breakpointhook = sys.__breakpointhook__
-
-# %% tags=["nbval-ignore-output"]
 answers = re.split(r"(?:\(Pdb\)|ipdb>) ", heard.getvalue())[1:]  # the debugger's prompt, here and in Jupyter
 for command, answer in zip(commands[:2], answers, strict=False):
     print(f"(Pdb) {command}\n{answer.rstrip()}")
@@ -359,11 +291,18 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 # **−∞.** The mask keeps the load away from them, and `other` puts −∞ there. So their exponential is 0.
 # </details>
 #
-# On a GPU there is no debugger for Triton, but a kernel can print. `tl.device_print` writes a value with the number of its
-# program before it, in the interpreter and compiled. A compiled kernel prints once for *each thread*, and to the terminal
-# from which Jupyter was started, so print from one program only.
+# A compiled kernel cannot be stopped like this. These tools work on a GPU:
+#
+# | tool | what it does | what to know |
+# | --- | --- | --- |
+# | `tl.device_print` | prints a value, with the number of its program | compiled, once for *each thread*: let one program print |
+# | `compute-sanitizer` | reports every access outside an allocation | PyTorch takes memory in large pieces: set `PYTORCH_NO_CUDA_MEMORY_CACHING=1` |
+# | Proton | writes down a warp's clock where you put `enter_scope` and `exit_scope` | reading the clock takes time: trust the order, not the last digits |
+#
+# The three cells below use them, the last two only where there is a GPU. `fa2_lab/studio/inside.py` has a kernel with
+# Proton's marks.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 @triton.jit
 def telling_kernel(S, N, B: tl.constexpr):
     column = tl.arange(0, B)
@@ -374,12 +313,7 @@ def telling_kernel(S, N, B: tl.constexpr):
 
 telling_kernel[(4,)](torch.arange(40.0, device=device), 10, B=16)
 
-# %% [markdown]
-# The third tool watches memory. NVIDIA's `compute-sanitizer` runs a program and reports every access that lies outside an
-# allocation. PyTorch takes memory in large pieces, so a stray store mostly lands inside one, and nobody notices. With
-# `PYTORCH_NO_CUDA_MEMORY_CACHING=1` each tensor is an allocation of its own.
-
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 STRAY = """import torch, triton, triton.language as tl
 @triton.jit
 def stray(X): tl.store(X + tl.arange(0, 4096), 0.0)
@@ -397,6 +331,15 @@ if device == "cuda" and shutil.which("compute-sanitizer"):
 else:
     print("not run here: it needs an NVIDIA GPU and compute-sanitizer, which comes with the CUDA toolkit")
 
+# %% tags=["nbval-ignore-output", "hide-input"]
+if device == "cuda":
+    command = [sys.executable, "-m", "fa2_lab.studio.inside"]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"})
+    reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
+    print(done.stdout if done.returncode == 0 else f"Proton cannot do it here: {reason}")
+else:
+    print("no GPU here: on one, Proton prints when each warp began its copies and products, in clocks")
+
 # %% [markdown]
 # **Takeaway.** Stop in the interpreter first. Print on the GPU if only the GPU shows it. Let the sanitizer watch the
 # memory.
@@ -406,30 +349,24 @@ else:
 #
 # **Symptom.** The kernel never ends. The GPU is at 100%, and there is no message.
 #
-# The suspect copies K one tile ahead of V. Each has a ring of stages. A *barrier* for each stage says "filled", another
-# says "emptied" (chapter 07 has barriers; chapter 12 builds such rings). The author tried it with two stages, and it
-# ran. Then somebody set `stages=1` to save memory.
+# The suspect has two actors. A *producer* copies tiles of K and V into stages in shared memory. A *consumer* computes with
+# them. The producer copies K one tile ahead of V. With two stages for each it ran. Then somebody set `stages=1` to save
+# memory. Tile by tile the two do this:
 #
-# The **tool** is a model: the actors as Python generators, which yield what they wait for. If everybody waits and no
-# work is left, that is a *deadlock*, and the model can say who waits for what. A GPU cannot.
-
-# %% [markdown]
-# Here a barrier has a *phase*: 0, 1, 0, 1, … It changes when somebody arrives. Tile n uses stage n mod `stages`.
-#
-# | code | what it means |
+# | producer | consumer |
 # | --- | --- |
-# | `barrier.arrive(who)` | filled, or emptied: the phase ends |
-# | `yield barrier.over(p)` | wait until phase p has ended |
-# | `block.start(unit, clocks, name, then)` | a unit begins work and does `then` at its end; the actor goes on |
-# | `yield job.done()` | wait for the end of that work |
+# | wait until a stage for K is empty, copy K 0 | wait until K 0 is filled, compute $QK^\top$ |
+# | wait until a stage for K is empty, copy K 1 | wait until V 0 is filled, compute $PV$ |
+# | wait until a stage for V is empty, copy V 0 | call the stages of K 0 and V 0 empty |
+# | … the same with K 2 and V 1 | … the same with K 1 and V 1 |
 #
-# You may skip the bits, and read `over` as "wait until filled" or "wait until emptied". (Each use of a stage changes
-# its phases once. So the consumer of tile n waits for the end of phase `n // stages & 1`. The producer names the other
-# phase, so that it need not wait the first time.)
+# The **tool** is a model: both actors as Python generators, which yield what they wait for. If everybody waits and no work is
+# left, that is a *deadlock*, and the model says who waits for what. (Chapter 12 explains such models; here the code is
+# folded.)
 #
-# **Predict.** One stage. The producer fills K 0, then wants to fill K 1. The consumer needs V 0. Who waits for whom?
+# **Predict.** One stage. The producer has filled K 0. Who waits for whom?
 
-# %%
+# %% tags=["hide-input"]
 def attend(stages, early, T=4):
     block = Block()
     filled, emptied = ({X: [Barrier(f"{X} {what}", 1) for _ in range(stages)] for X in "KV"}
@@ -454,7 +391,7 @@ def attend(stages, early, T=4):
 
     return block.run(dict(producer=producer(), consumer=consumer())).clock
 
-# %%
+# %% tags=["hide-input"]
 def outcome(stages, early):
     try:
         return f"{attend(stages, early):,.0f} clocks"
@@ -469,13 +406,14 @@ for early in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Each waits for the other.** The producer waits until K 0 is emptied, and does not come to V 0. The consumer waits for V 0, and gives K 0 back only
-# after it. **Cause:** K is held longer than it is needed. It is free as soon as $QK^\top$ is done. Give it back there, and
-# one stage is enough.
-#
-# On a GPU you would find it with the same question. Let each actor print, or store, the number of the wait that it has
-# reached. The last numbers say who waits for what.
+# **Each waits for the other.** The producer waits until the stage of K 0 is empty, and does not come to V 0. The consumer
+# waits for V 0, and calls the stage of K 0 empty only after it.
 # </details>
+#
+# **Cause:** K is held longer than it is needed. It is free as soon as $QK^\top$ is done. In the mended version the consumer
+# says so there. Then one stage is enough to run, though not to be fast: 4,792 clocks instead of 2,736.
+#
+# On a GPU, let each actor store the number of the wait that it has reached. The last numbers say who waits for what.
 #
 # **Takeaway.** Write down who waits for whom. If that chain closes into a circle, the kernel hangs.
 
@@ -515,16 +453,16 @@ for wait in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **With 600, the next block's answer.** With 400 the copy has ended before the place is used again, and all is right. With 600 the copy reads what the next block
-# has put there. **Cause:** nobody waits until the copy has read. That is a *race*: the answer depends on who is first.
+# **With 400, each block's own number. With 600, the next block's.** With 400 the copy has ended before the place is used
+# again. With 600 the copy reads what the next block has put there.
+# </details>
+#
+# **Cause:** nobody waits until the copy has read. That is a *race*: the answer depends on who is first. The mended kernel
+# waits as late as it can, so it costs nothing where the copy is quick.
 #
 # The **tool** is to change the speeds. In the model that is an argument. On a GPU, run the call a thousand times and
-# compare the bits; run it beside another kernel; put a long wait into one actor. `compute-sanitizer --tool racecheck`
-# finds races between the threads of a block. It does not follow the barriers between warps with different jobs, which
-# chapter 12 has.
-#
-# The mended kernel waits as late as it can, so it costs nothing where the copy is quick.
-# </details>
+# compare the bits, or run it beside another kernel. `compute-sanitizer --tool racecheck` finds races between the threads of
+# a block, but does not follow warps with different jobs (chapter 12).
 #
 # **Takeaway.** If a result depends on the speed of something, there is a race, even if the result is right today.
 # Change the speeds to see it.
@@ -547,7 +485,7 @@ def suspect_kernel(S, L, rows, N, stride, B: tl.constexpr):
     m = tl.max(s, 0)
     tl.store(L + tl.program_id(0), m + tl.log(tl.sum(tl.exp(s - m), 0)))
 
-
+# %% tags=["hide-input"]
 def errors(kernel, S, N):
     L = torch.full((len(S),), torch.nan, device=device)
     kernel[(len(S),)](S, L, len(S), N, S.stride(0), B=16)
@@ -556,9 +494,8 @@ def errors(kernel, S, N):
 
 draw = np.random.default_rng(0).standard_normal
 for N in (16, 10):
-    exact = errors(suspect_kernel, torch.tensor(draw((3, N)), dtype=torch.float32, device=device), N)
-    print(f"{N} columns, rows one after the other: last row's error below 1e-5: {float(exact[-1]) < 1e-5},", end=" ")
-    print("rows that are off by more than 0.1:", sum(float(e) > 0.1 for e in exact))
+    wrong = [float(x) > 0.1 for x in errors(suspect_kernel, torch.tensor(draw((3, N)), dtype=torch.float32, device=device), N)]
+    print(f"{N} columns: " + ", ".join(f"row {row} {'wrong' if off else 'right'}" for row, off in enumerate(wrong)))
 
 # %% [markdown]
 # The **tool** is a fence. Put the rows further apart and fill the gaps with NaN. A kernel that reads only its own rows
@@ -579,12 +516,11 @@ for width in (10, 13, 16):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Behind the last row there is nothing. Cause:** the mask asks whether a place lies in the *tensor*. Behind a row lies the next one, and its first six numbers
-# join the sum. Only behind the last row there is nothing. The mask must ask about the row: `tl.arange(0, B) < N`.
-#
-# With 16 columns both masks say the same. That is why a test needs a ragged size, and why equal sizes are the worst choice
-# for a first test.
+# **Behind the last row there is nothing.** Behind another row lies the next one, and its first six numbers join the sum.
 # </details>
+#
+# **Cause:** the mask asks whether a place lies in the *tensor*. It must ask about the row: `tl.arange(0, B) < N`. With 16
+# columns both masks say the same. That is why a test needs a ragged size.
 #
 # **Takeaway.** Test at ragged sizes, with NaN behind every end. A wrong number may look healthy; NaN does not.
 
@@ -604,37 +540,24 @@ for repeats in (1, 7, 49):
     timings = rng.normal(1.0, 0.01, size=(2000, 20, repeats))  # 2,000 searches among 20 equal launches
     best = np.median(timings, axis=2).min(axis=1)
     print(f"median of {repeats:2}: the winner seems {1 - best.mean():.1%} faster than it is")
-spread = [(high - low) / median / 2 for median, low, high in timed.values.values()]
-print(f"recorded: half the middle half of a rung's 20 timings is {np.median(spread):.1%} of it")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # **Nearly 2%.** The best of twenty equal launches is only the luckiest one. Medians of repeated timings make the error
-# smaller, but do not remove it. Two launches whose middle halves overlap have not been told apart: then take the
-# simpler one.
+# smaller, but do not remove it.
 # </details>
 #
-# The clock is the second trap. A GPU lowers it when it draws much power; this is called *throttling*. The launch that is
-# tried while the chip is cold has an advantage. The record has traces of it: cycles counted by `ncu`, divided by the
-# milliseconds of the timed run.
-
-# %%
-for rung in ("r03_row_blocks", "r07_two_loops", "r08_pipelined", "r13_ring", "r15_overlap", "r19_lagging"):
-    clock = counted[rung].values["SM cycles"][0] / timed.values[rung][0] / 1e6
-    busy = counted[rung].values["tensor cores at work, %"][0]
-    print(f"{rung:16} tensor cores at work {busy:3.0f}%, clock {clock:.2f} GHz")
-
-# %% [markdown]
-# The clock is worked out from two runs, not measured in one, so a percent or two may be noise. The direction is plain:
-# who keeps more of the chip busy runs at a slower clock.
+# Two launches are told apart only if one is faster by more than this noise. Otherwise take the simpler one. Three more traps:
 #
-# The third trap is the shape. A search at one shape finds what is best *there*.
-#
-# **Predict.** For each of ten shapes take the fastest of rungs 12 to 15. Use it at the other nine. How much slower than the
-# best of the four can it be?
+# - The clock. A GPU lowers it when it draws much power; this is called *throttling*. The launch that is tried while the
+#   chip is cold has an advantage.
+# - The shape. A search at one shape finds what is best *there*. The cell below takes the winner of each recorded shape
+#   among rungs 12 to 15, and looks where it does worst.
+# - The result. A launch that skips tiles is fast. A kernel that *adds* to its output adds in every trial (`reset_to_zero` is
+#   for that). `fa2-lab tune` compares each candidate's result with the default's before it times it.
 
-# %%
+# %% tags=["hide-input"]
 shapes = [row for row in record.rows if row.direction == "forward"]
 loss = {}  # {winner of a shape: how much slower than the best it is where it is worst}
 for row in shapes:
@@ -645,15 +568,7 @@ for winner in sorted(loss):
     print(f"{winner:18} wins somewhere; where it does worst it is {loss[winner]:.0%} slower than the best")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **It depends on the winner.** One is only a few percent slower at its worst shape. The other is good at its own shapes
-# and much slower at others. The search that found it would have told you nothing about that.
-# </details>
-#
-# An autotuner can be wrong in two more ways. It calls the kernel many times, so a kernel that *adds* to its output adds many
-# times (`reset_to_zero` is for that). And it does not look at the results: a launch that skips tiles is fast.
-# `fa2-lab tune` compares each candidate's result with the default's before it times it.
+# One winner is safe elsewhere, the other is not. The search that found it would have told you nothing about that.
 #
 # **Takeaway.** Check, take turns, use medians, and try the winner at another shape. If it wins by less than the noise,
 # keep the simpler one.
@@ -669,21 +584,8 @@ for winner in sorted(loss):
 # %% [markdown]
 # ## Exercises
 #
-# **1. Predict, then look.** From rung 13 to rung 14 a second consumer shares each tile of K and V. Which should fall
-# most: bytes from DRAM, bytes from L2, or the stall *barrier*? Write your guess, then run the cell.
-#
-# <details><summary>Answer</summary>
-#
-# Bytes from L2 fall to little more than half: each tile that is fetched now serves 128 rows. DRAM had its floor already. The stall
-# *barrier* falls as well, but it stays the largest. Rung 15 goes after it.
-# </details>
-
-# %%
-compare("r13_ring", "r14_two_consumers", (*FIVE, "DRAM bytes read", "L2 bytes"))
-
-# %% [markdown]
-# **2. Complete.** How many stages of rung 07's tiles fit if one program may use the whole 227 KiB that a block can ask for?
-# Q takes 16 KiB, each stage 32. Replace the `...`.
+# **1. Complete.** How many stages of rung 07's tiles fit if one program may use all of an SM's shared memory? An SM has 228
+# KiB, of which the system takes 1. Q takes 16 KiB, each stage 32. Replace the `...`.
 #
 # <details><summary>Hint</summary>
 #
@@ -705,7 +607,7 @@ else:
     print("right" if 16 + 32 * stages <= 227 < 16 + 32 * (stages + 1) else "not yet")
 
 # %% [markdown]
-# **3. Break and fix.** Mend the kernel of case 3. Change one line below, and run the cell until no row is NaN.
+# **2. Break and fix.** Mend the kernel of case 3. Change one line below, and run the cell until no row is NaN.
 #
 # <details><summary>Hint</summary>
 #
@@ -728,15 +630,6 @@ def my_kernel(S, L, rows, N, stride, B: tl.constexpr):
 
 
 print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
-
-# %% [markdown]
-# **4. Measure.** With a GPU: run `fa2-lab tune --d 128 --kernel forward --n 1024`, then the same with `--n 16384`. Do the
-# two agree? Without one: `fa2-lab xray 08 --num_warps 8` and say which of the three limits decides now.
-#
-# <details><summary>Answer for the second</summary>
-#
-# Shared memory, 112 KiB, allows two programs of 8 warps: 25% occupancy. By registers it is two as well.
-# </details>
 
 # %% [markdown]
 # ## Ten questions on part III
@@ -762,7 +655,7 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 # <details><summary>5. Why does a causal kernel have two loops over the key tiles?</summary>
 #
 # One for tiles that need no mask, one for those on the diagonal. Most tiles then skip the mask's work. The price is
-# registers, as rung 07 shows.
+# registers, as rung 07 shows in chapter 10.
 # </details>
 # <details><summary>6. Q, K and V have 16 bits. Why are o and ℓ kept in 32?</summary>
 #
@@ -774,8 +667,8 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 # </details>
 # <details><summary>8. dQ by atomic additions or in a second pass: what does each cost?</summary>
 #
-# With atomic additions the order is open, so the last bits change. The second pass takes seven products instead of
-# five.
+# Atomic additions come in no fixed order, so the last bits change from run to run, and their dQ takes fp32 memory of its own.
+# With a second pass there are seven products instead of five.
 # </details>
 # <details><summary>9. A kernel stands far right of the ridge and far under the roof. What do you read next?</summary>
 #
@@ -791,7 +684,7 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 #
 # What was compiled against what must come out, the models against the answers, and the text against the record.
 
-# %%
+# %% tags=["hide-input"]
 plain, staged, wide, narrow = (kernel.numbers for kernel in kernels)
 verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
 verdict("maxnreg is kept, and paid in spills", narrow["registers"] <= 128 and narrow["spills"] > staged["spills"] == 0)
@@ -804,7 +697,7 @@ stores = [sum("STS" in code for code in sass_of_line(k, "s_ij = tl.dot")) for k 
 verdict("rung 07 puts K into shared memory itself; with three stages it does not", stores[0] > 0 == stores[1])
 verdict("64 exponentials in line 9", sum("MUFU.EX2" in code for code in powers) == 64)
 
-# %%
+# %% tags=["hide-input"]
 verdict("the kernel in the debugger = torch", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
 verdict("the suspect hangs with one stage only", "hangs" in outcome(1, False) and "clocks" in outcome(2, False))
 verdict("the mended ring does not", all("clocks" in outcome(n, True) for n in (1, 2, 3)))
