@@ -47,7 +47,7 @@ MEANING = {
 @style.picture
 def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> tuple[Figure, str]:
     """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
-    title = "Every mask is an interval: a row sees the keys from first up to last"
+    title = "Six masks, each an interval in every row: the keys from first up to last"
     figure, axes = style.new_figure(5.9, title, nrows=3, ncols=3, height_ratios=[1, 1, 0.12])
     for ax, (name, parts) in zip(axes[:2].flat, masks.items(), strict=True):
         visited = _tiles(ax, parts)

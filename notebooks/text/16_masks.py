@@ -6,17 +6,17 @@
 #
 # **Windows, documents, sinks: what changes in the loop?**
 #
-# Models rarely use plain causal attention. Some look back only 1,024 tokens. Training packs many short documents into
+# Models rarely use plain causal attention. Some look back only 1,024 keys. Training packs many short documents into
 # one long row. Some cap their scores, some add a score that belongs to no key. None of this needs a new algorithm: the
 # loop of chapter 04 stays, and only its two ends move, or its first state, or one line about the score.
 #
 # After this notebook you can
 #
-# - write any of these masks as one interval of keys for each row, and say which tiles it visits,
+# - write such a mask as one interval of keys for each row, and say which tiles it visits,
 # - add a sink and a softcap to the forward and the backward pass, with their gradients,
 # - say which masks are not intervals, and what FlexAttention does for those.
 #
-# *Time: 45 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 50 minutes with the questions, of which 8 go to the ten at the end. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
@@ -106,19 +106,19 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 show(intervals.draw(**intervals.data()))
 
 # %% [markdown]
-# **Takeaway.** The loop runs from the top row's `first` to the bottom row's `last`. Four numbers a row block decide every
-# tile.
+# **Takeaway.** The loop runs from the top row's `first` to the bottom row's `last`. Four numbers for each row block decide every
+# tile: two more than in chapter 08, because the left end moves, too.
 
 # %% [markdown]
 # ## What does a window save?
 #
 # Under a causal mask the loop begins at key 0. With a window its start follows its end.
 #
-# **Predict.** The sequence gets twice as long. How many times as many tiles are visited with a causal window of 1,024
-# keys?
+# **Predict.** The sequence gets twice as long. How many times as many tiles are visited with a causal window of 1,024 keys
+# back?
 
-# %%
-print("     N    causal    window of 1,024    tiles of 128 × 128")
+# %% tags=["hide-input"]
+print("     N    causal    1,024 keys back    tiles of 128 × 128")
 for N in (4096, 8192, 16384, 32768):
     tilings = [Tiling(N, N, 128, 128, mask) for mask in (CAUSAL, Mask(window=(1024, 0)))]
     causal, window = (int(tiles_per_row(tiling).sum()) for tiling in tilings)
@@ -133,11 +133,8 @@ print(f"at N = 8,192: {counts[Tile.FULL]} are FULL, {counts[Tile.DIAGONAL]} DIAG
 # as much.
 # </details>
 #
-# The window has two edges, so in each row block two tiles need a mask instead of one. A wide window hardly
-# notices that. If the window is no wider than a tile, every tile needs a mask.
-#
-# A layer with a window cannot look further back. A second layer can: its keys have themselves seen 1,024 tokens more.
-# [Mistral 7B](https://arxiv.org/abs/2310.06825) relies on this.
+# The window has two edges. So with square tiles, two in each row block need a mask instead of one. A wide window hardly notices
+# that. If the window is no wider than a tile, every tile needs a mask.
 #
 # **Takeaway.** With a window, time and memory traffic grow with $N$ instead of $N^2$.
 
@@ -157,7 +154,7 @@ def packed(Q, K, V, starts, mask):
         O[rows], _ = fa2.forward(Q[rows], K[rows], V[rows], B_r=16, B_c=16, mask=mask)
     return O
 
-
+# %% tags=["hide-input"]
 lengths = [100, 30, 70]
 starts = np.cumsum([0, *lengths])  # 0, 100, 130, 200
 Q, K, V = np.random.default_rng(0).standard_normal((3, sum(lengths), 8))
@@ -215,9 +212,6 @@ for s in (0.5, 5.0, 50.0):
     print(f"s = {s:4}: capped {t:.4f}, slope by the formula {1 - (t / c) ** 2:.6f}, by differences {numeric:.6f}")
 
 # %% [markdown]
-# In `fa2.py` that is one call in one line of each pass: `tiling.hide(cap(s_ij, softcap), i, j)`, and backward also
-# `cap_backward(ds_ij, s_ij, softcap)` after line 14.
-#
 # **Takeaway.** A softcap is one function of the score, before the mask. Its slope needs only the capped score.
 
 # %% [markdown]
@@ -239,7 +233,7 @@ def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
         m, l, o = m_new, alpha * l + p.sum(), alpha * o + p @ v_j
     return o / l, m + np.log(l)
 
-
+# %% tags=["hide-input"]
 rng = np.random.default_rng(1)
 s, values, sink = rng.standard_normal(10), rng.standard_normal((10, 3)), 1.5
 o, L = one_row(s, values, m=sink, l=1.0, o=np.zeros(3))
@@ -256,8 +250,8 @@ for sink in (-5.0, 1.5, 5.0):
 # **$m$ = sink, $\ell = 1$, $o = 0$.** The maximum so far is the sink. The sum is $e^{sink - m} = 1$. There is no value to add.
 # </details>
 #
-# Without a sink the loop starts at $m = -\infty$, $\ell = 0$. That is the whole change: no tile, no load and no mask. If
-# the keys are split among workers (chapter 14), the sink enters once, where their parts are merged.
+# Without a sink the loop starts at $m = -\infty$, $\ell = 0$. That is the whole change: no tile, no load and no mask. A layer with
+# 32 query heads has 32 sinks, because each row of each query head has its own softmax.
 #
 # **Takeaway.** A sink changes the initial state of a row, and nothing else. $L$ includes it.
 
@@ -269,7 +263,7 @@ for sink in (-5.0, 1.5, 5.0):
 #
 # **Predict.** What is left of $P\,(dP - D)$ for the sink?
 
-# %%
+# %% tags=["hide-input"]
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
 options = dict(B_r=4, B_c=4, mask=Mask(window=(5, 0)), softcap=3.0)
 sink = 0.7
@@ -294,42 +288,12 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # **Takeaway.** $dsink = -\sum_r P_{r,sink} D_r$. The loop of the backward pass does not even know that there is a sink.
 
 # %% [markdown]
-# ## All of it in one call
-#
-# `attention` takes all of this, in any combination, on every GPU. `attention_packed` takes documents by their starts.
-# Below they get the numbers of this chapter in fp32, and torch computes the gradients.
-#
-# **Predict.** A layer has 32 query heads and 8 key heads. How many sinks does it have?
-
-# %%
-q, k, v = (torch.tensor(X[None, None], dtype=torch.float32, requires_grad=True) for X in (Q, K, V))
-sinks = torch.tensor([0.7], requires_grad=True)  # one head here
-O_call = attention(q, k, v, window=(5, 0), softcap=3.0, sinks=sinks)
-O_call.backward(torch.tensor(dO[None, None], dtype=torch.float32))
-cu = torch.tensor([0, 5, 12], dtype=torch.int32)  # two documents
-rows = [x.detach()[0].transpose(0, 1) for x in (q, k, v)]  # (tokens, heads, d)
-O_packed = attention_packed(*rows, cu, cu, causal=True)
-found = dict(O=O_call, dQ=q.grad, dK=k.grad, dV=v.grad, dsink=sinks.grad, packed=O_packed)
-wanted = (O, dQ, dK, dV, dsink, packed(Q, K, V, [0, 5, 12], CAUSAL))
-for (name, got), want in zip(found.items(), wanted, strict=True):
-    difference = np.abs(got.detach().numpy().squeeze() - want).max()
-    print(f"{name:6} largest difference from float64: {difference:.5f} of {np.abs(want).max():.2f}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **32.** Each row of each query head has its own softmax.
-# </details>
-#
-# **Takeaway.** Intervals, caps and sinks are arguments of one call, and all have gradients.
-
-# %% [markdown]
 # ## When is one interval not enough?
 #
 # **Predict.** In which of these masks does every row see a single interval? (a) prefix: everybody sees the first 40 keys,
 # otherwise causal; (b) every 16th key of the past; (c) a window of 32, and always the first 4 keys.
 
-# %%
+# %% tags=["hide-input"]
 N, B = 256, 16
 row, col = np.arange(N)[:, None], np.arange(N)
 causal = col <= row
@@ -354,18 +318,12 @@ for name, allowed in masks.items():
 #
 # Two numbers no longer say which tiles to visit. A list does: for each row block the numbers of its column blocks.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works so. You write a function `mask_mod(b, h, q, kv)`. It is
-# evaluated once for all pairs, and gives two lists for each row block: FULL blocks and blocks to be masked. A kernel
-# generated for this mask walks both lists, and calls the function again inside the second kind.
-
-# %% [markdown]
-# What does such a list cost?
+# evaluated once for all $N^2$ pairs, and gives two lists for each row block: FULL blocks, and blocks that need a mask. A
+# generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
 #
-# - Building it means looking at all $N^2$ pairs, and again whenever the mask changes.
-# - It lies in memory. The kernel must read the number of a block before it knows which keys to load.
-# - Inside a masked block the function is evaluated for every score.
-#
-# An interval needs none of this. It is computed from the row's number, and lengths may change with every call. A bias
-# like ALiBi hides no key. It changes the score, as softcap does. FlexAttention takes those as `score_mod`.
+# An interval needs no list. It is computed from the row's number, and lengths may change with every call.
+# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes all intervals of this chapter, and `attention_packed` takes
+# documents by their starts.
 #
 # **Takeaway.** An interval is two numbers that the kernel computes. Any other mask needs a list of tiles in memory.
 
@@ -383,6 +341,16 @@ for name, allowed in masks.items():
 #
 # **1. Complete.** The backward pass walks down a column block, so it asks the other way round: which rows see key `col`?
 # Write `rows_of` for a window (left, right). The last line counts the pairs on which it disagrees with `interval`.
+#
+# <details><summary>Hint</summary>
+#
+# Row $r$ sees the key if $col - right \le r + N_k - N_q \le col + left$. Solve for $r$.
+# </details>
+# <details><summary>Solution</summary>
+#
+# `at = col - (N_k - N_q)`, then `return max(at - right, 0), max(min(at + left + 1, N_q), 0)`. A column of $S$ is an interval
+# too, with left and right exchanged.
+# </details>
 
 # %%
 def rows_of(col, N_q, N_k, left, right):
@@ -397,29 +365,9 @@ def disagree(answer, N_q=6, N_k=9, left=3, right=1):
 print("pairs that disagree:", disagree(rows_of))
 
 # %% [markdown]
-# <details><summary>Hint</summary>
-#
-# Row $r$ sees the key if $col - right \le r + N_k - N_q \le col + left$. Solve for $r$.
-# </details>
-# <details><summary>Solution</summary>
-#
-# `at = col - (N_k - N_q)`, then `return max(at - right, 0), max(min(at + left + 1, N_q), 0)`. A column of $S$ is an interval
-# too, with left and right exchanged.
-# </details>
-#
 # **2. Complete.** Two workers each take half of the keys. Both start from the sink, so it is counted twice. Change
 # one of the two states so that the second line prints what the first one does.
-
-# %%
-sink = 1.5
-halves = [(sink, 1.0), (sink, 1.0)]  # (m, l) with which each worker starts: change one pair
-together = one_row(s := np.linspace(-1, 1, 8), np.eye(8), sink, 1.0, np.zeros(8))
-parts = [one_row(s[w], np.eye(8)[w], *halves[n], np.zeros(8)) for n, w in enumerate((slice(0, 4), slice(4, 8)))]
-L_merged = np.logaddexp(parts[0][1], parts[1][1])
-print(f"weight left for the keys: {together[0].sum():.4f}")
-print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L in parts):.4f}")
-
-# %% [markdown]
+#
 # <details><summary>Hint</summary>
 #
 # What is the state of a row that has seen nothing?
@@ -428,6 +376,15 @@ print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L i
 #
 # `halves = [(sink, 1.0), (-np.inf, 0.0)]`, or the other way round: one worker alone has the sink.
 # </details>
+
+# %%
+sink, s = 1.5, np.linspace(-1, 1, 8)
+halves = [(sink, 1.0), (sink, 1.0)]  # (m, l) with which each worker starts: change one pair
+together = one_row(s, np.eye(8), sink, 1.0, np.zeros(8))
+parts = [one_row(s[w], np.eye(8)[w], *halves[n], np.zeros(8)) for n, w in enumerate((slice(0, 4), slice(4, 8)))]
+L_merged = np.logaddexp(parts[0][1], parts[1][1])
+print(f"weight left for the keys: {together[0].sum():.4f}")
+print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L in parts):.4f}")
 
 # %% [markdown]
 # ## Ten questions on part V
@@ -438,7 +395,7 @@ print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L i
 #
 # The bytes of K and V. Each is read once, for about one FLOP per byte.
 # </details>
-# <details><summary>2. Four query heads share one key head. How do they share one read of the keys?</summary>
+# <details><summary>2. Four query heads share one K/V head. How do they share one read of the keys?</summary>
 #
 # They become rows of one tile.
 # </details>
@@ -462,7 +419,7 @@ print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L i
 #
 # A piece from the front and one from the back, so that every rank has equal work in every step.
 # </details>
-# <details><summary>8. A window of 1,024 keys: how does the work grow with N?</summary>
+# <details><summary>8. A window of 1,024 keys back: how does the work grow with N?</summary>
 #
 # In proportion. The loop of each row block has the same length.
 # </details>
@@ -481,7 +438,7 @@ print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L i
 # The small functions of this notebook against the package, and the package against definitions: every window at many
 # sizes, rows that see nothing, sinks and caps, forward and backward.
 
-# %%
+# %% tags=["hide-input"]
 sizes = [(9, 9), (5, 12), (12, 5), (1, 7)]
 windows = [(None, None), (None, 0), (0, 0), (2, 0), (3, 1), (None, 2), (4, None), (99, 99)]
 for N_q, N_k in sizes:
@@ -497,7 +454,7 @@ for N_q, N_k in sizes:
             tiles_same &= kinds(i, 4, 3, N_q, N_k, left=left, right=right) == want
     verdict(f"interval = Mask.interval and kinds = Tiling.kind, {N_q} queries, {N_k} keys", same and tiles_same)
 
-# %%
+# %% tags=["hide-input"]
 def defined(Q, K, V, seen, softcap, sink):  # softmax over the keys and one more column
     S = np.where(seen, cap(Q @ K.T / np.sqrt(Q.shape[1]), softcap), -np.inf)
     P = naive.safe_softmax(np.column_stack([S, np.full(len(Q), sink)]))[:, : len(K)]
@@ -519,7 +476,18 @@ for N_q, N_k, left, right, softcap, sink in cases:
     want = naive.backward(Q_r, K_r, V_r, P_r, dO_r, softcap=softcap)
     verdict("and its gradients = those of standard attention", all(map(close, found, want)))
 
-# %%
+# %% tags=["hide-input"]
+q, k, v = (torch.tensor(X[None, None], dtype=torch.float64, requires_grad=True) for X in (Q, K, V))
+sinks = torch.tensor([0.7], dtype=torch.float64, requires_grad=True)  # one for each query head: one head here
+of_call = dict(window=(5, 0), softcap=3.0, sinks=sinks, backend="reference")
+attention(q, k, v, **of_call).backward(torch.tensor(dO[None, None]))
+found = [x.grad.numpy().squeeze() for x in (q, k, v, sinks)]
+verdict("attention() has these gradients, too", all(map(close, found, (dQ, dK, dV, dsink))))
+cu, rows = torch.tensor([0, 5, 12], dtype=torch.int32), [x.detach()[0].transpose(0, 1) for x in (q, k, v)]
+by_starts = attention_packed(*rows, cu, cu, causal=True, backend="reference").squeeze().numpy()
+verdict("attention_packed() = documents one by one", close(by_starts, packed(Q, K, V, [0, 5, 12], CAUSAL)))
+
+# %% tags=["hide-input"]
 verdict("dsink of this notebook = scores.sink_backward = differences", close(dsink, sink_backward(0.7, O, L, dO)))
 belongs = np.repeat(range(3), (5, 1, 6))
 large = Mask(causal=True, allowed=belongs[:, None] == belongs, window=(3, None))

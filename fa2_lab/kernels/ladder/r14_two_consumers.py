@@ -1,4 +1,4 @@
-"""Rung 14, two consumers: 128 rows share each tile of K and V (192 at d = 64), which for that may have 128 keys.
+"""Rung 14, two consumers: 128 rows share each tile of K and V (192 at d = 64), and a tile may have 128 keys.
 
 A ring has a few stages, each with room for one tile and two barriers: one says "filled", the other "emptied". A barrier
 flips its phase, 0 or 1, when all whom it expects have arrived; who waits names the phase whose end it waits for.
