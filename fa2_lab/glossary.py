@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Term:
-    """A symbol or a word: what it means in English and Chinese, where it is explained, its shape, where it lives."""
+    """A symbol or a word: its meaning in English and Chinese, where it is explained, shape, place, and a picture."""
 
     name: str
     english: str
@@ -15,6 +15,7 @@ class Term:
     explained: str  # a chapter, as "02", or a rung of the ladder, as "rung 16"; empty: not in the book
     shape: str = ""
     lives: str = ""
+    picture: str = ""  # that shows it: figures/NAME.svg
 
 
 def symbol(name: str, explained: str, shape: str, lives: str, english: str, chinese: str) -> Term:
@@ -87,7 +88,13 @@ TERMS = (
         "00",
     ),
     Term("register", "storage of one thread, the fastest there is", "寄存器", "00"),
-    Term("register spill", "values that no longer fit in registers go to slow memory and back", "寄存器溢出", "A"),
+    Term(
+        "register spill",
+        "values that no longer fit in registers go to slow memory and back",
+        "寄存器溢出",
+        "A",
+        picture="block_budget",
+    ),
     Term("on chip", "in the registers or the shared memory of an SM, or on the way between them", "片上", "00"),
     Term("SM", "streaming multiprocessor: one of the chip's processors; runs thread blocks", "流式多处理器", "00"),
     Term("tensor core", "the unit of an SM that multiplies small matrices", "张量核心", "00"),
@@ -105,10 +112,22 @@ TERMS = (
         "program", "Triton's word for a thread block: one run of the kernel, with a number of its own", "程序实例", "08"
     ),
     Term("warp", "32 threads that issue instructions together; a thread block has several", "线程束", "00"),
-    Term("warpgroup", "four warps in a row that start matrix products together, from Hopper on", "线程束组", "12"),
+    Term(
+        "warpgroup",
+        "four warps in a row that start matrix products together, from Hopper on",
+        "线程束组",
+        "12",
+        picture="wgmma",
+    ),
     Term("thread", "one lane of a warp", "线程", "00"),
-    Term("lane", "the number of a thread in its warp, 0 to 31", "线程束通道", "A"),
-    Term("wave", "as many thread blocks as the chip runs at once; the last one is often not full", "波次", "06"),
+    Term("lane", "the number of a thread in its warp, 0 to 31", "线程束通道", "A", picture="row_reduction"),
+    Term(
+        "wave",
+        "as many thread blocks as the chip runs at once; the last one is often not full",
+        "波次",
+        "06",
+        picture="waves",
+    ),
     Term("wave quantization", "time lost because the last wave is not full", "波次量化", "06"),
     Term("barrier", "a point where a block's warps wait for each other", "同步屏障", "07"),
     Term("atomic add", "read, add and write as one step that no other thread can interrupt", "原子加", "05"),
@@ -118,9 +137,14 @@ TERMS = (
         "threads of a warp that want different words of one bank of shared memory, one after the other",
         "存储体冲突",
         "A",
+        picture="swizzled_keys",
     ),
     Term(
-        "swizzle", "to store each row of a tile in another order, so that columns meet different banks", "地址交错", "A"
+        "swizzle",
+        "to store each row of a tile in another order, so that columns meet different banks",
+        "地址交错",
+        "A",
+        picture="swizzle_xor",
     ),
     # Quantities
     Term("FLOP", "one floating-point operation", "浮点运算", "00"),
@@ -134,7 +158,13 @@ TERMS = (
     Term("PTX", "NVIDIA's portable assembly language, which Triton writes", "并行线程执行汇编", "11"),
     Term("SASS", "the machine code that an NVIDIA GPU executes", "机器汇编", "11"),
     Term("occupancy", "the share of an SM's places for warps that are taken", "占用率", "11"),
-    Term("roofline", "what memory and arithmetic units allow at most, by FLOPs per byte", "屋顶线模型", "10"),
+    Term(
+        "roofline",
+        "what memory and arithmetic units allow at most, by FLOPs per byte",
+        "屋顶线模型",
+        "10",
+        picture="roofline",
+    ),
     Term("stall", "a warp cannot issue its next instruction; the hardware counts for which reason", "停顿", "11"),
     Term("deadlock", "a closed chain of workers, each of which waits for the next", "死锁", "11"),
     Term("autotuner", "a program that times many launches and keeps the fastest", "自动调优器", "11"),
@@ -167,24 +197,57 @@ TERMS = (
         "05",
     ),
     Term("KV cache", "keys and values kept from earlier tokens", "键值缓存", "05"),
-    Term("decode", "making one token at a time: one query row, many keys", "逐词解码", "14"),
-    Term("split-K", "the keys are divided among workers, which must merge their answers", "按键切分", "07"),
-    Term("split-Q", "the queries are divided among workers, which need nothing from each other", "按查询切分", "07"),
+    Term("decode", "making one token at a time: one query row, many keys", "逐词解码", "14", picture="programs"),
+    Term(
+        "split-K",
+        "the keys are divided among workers, which must merge their answers",
+        "按键切分",
+        "07",
+        picture="warp_split",
+    ),
+    Term(
+        "split-Q",
+        "the queries are divided among workers, which need nothing from each other",
+        "按查询切分",
+        "07",
+        picture="warp_split",
+    ),
     # The ladder
     Term("base 2", "2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ", "以二为底", "rung 05"),
     Term("pipelining", "the next tiles are being copied while this one is computed", "软件流水", "rung 08"),
-    Term("stage", "one of the places of a ring or of a pipeline; it has room for one tile", "流水级", "12"),
+    Term(
+        "stage",
+        "one of the places of a ring or of a pipeline; it has room for one tile",
+        "流水级",
+        "12",
+        picture="pipes",
+    ),
     Term("sweep", "to measure many sizes of tiles, warps and stages, and keep the fastest", "参数扫描", "rung 09"),
     Term(
         "bulk copy",
         "a copy of a whole tile that one thread starts and the copy engine carries out",
         "批量拷贝",
         "rung 11",
+        picture="bulk_copy",
     ),
-    Term("TMA", "tensor memory accelerator: Hopper's copy engine", "张量内存加速器", "12"),
-    Term("descriptor", "where a tensor lies and how, written down once for the copy engine", "张量描述符", "12"),
-    Term("wgmma", "Hopper's instruction for the matrix product of a warpgroup", "线程束组矩阵乘", "12"),
-    Term("layout", "which thread holds which number of a tile, or where in shared memory it lies", "布局", "12"),
+    Term("TMA", "tensor memory accelerator: Hopper's copy engine", "张量内存加速器", "12", picture="bulk_copy"),
+    Term(
+        "descriptor",
+        "where a tensor lies and how, written down once for the copy engine",
+        "张量描述符",
+        "12",
+        picture="bulk_copy",
+    ),
+    Term(
+        "wgmma", "Hopper's instruction for the matrix product of a warpgroup", "线程束组矩阵乘", "12", picture="wgmma"
+    ),
+    Term(
+        "layout",
+        "which thread holds which number of a tile, or where in shared memory it lies",
+        "布局",
+        "12",
+        picture="accumulators",
+    ),
     Term("phase", "what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round", "相位", "12"),
     Term("fence", "what threads wrote before it is seen by the copy engine after it", "内存栅栏", "12"),
     Term(
@@ -192,44 +255,103 @@ TERMS = (
         "warps of one program have different jobs: one copies, others compute",
         "线程束特化",
         "12",
+        picture="pipes",
     ),
     Term("aggregate", "several values of a Gluon kernel under one name, with methods", "聚合", "12"),
     Term("inline assembly", "machine instructions written out inside a kernel", "内联汇编", "12"),
-    Term("ring", "stages in shared memory that are filled and emptied in turn", "环形缓冲区", "12"),
-    Term("producer", "the warp that copies tiles ahead", "生产者", "12"),
-    Term("consumer", "a warpgroup that computes with the tiles that the producer copied", "消费者", "12"),
-    Term("overlap", "two units work at the same time", "计算重叠", "rung 15"),
+    Term("ring", "stages in shared memory that are filled and emptied in turn", "环形缓冲区", "12", picture="pipes"),
+    Term("producer", "the warp that copies tiles ahead", "生产者", "12", picture="pipes"),
+    Term(
+        "consumer", "a warpgroup that computes with the tiles that the producer copied", "消费者", "12", picture="pipes"
+    ),
+    Term("overlap", "two units work at the same time", "计算重叠", "rung 15", picture="timeline"),
     Term(
         "ping-pong",
         "two consumers take turns: one computes products while the other is at its softmax",
         "乒乓调度",
         "12",
+        picture="timeline",
     ),
-    Term("persistent", "of a program: it stays on its SM and takes one row block after the other", "常驻", "rung 16"),
-    Term("tile scheduler", "what tells a persistent program which row block comes next", "分块调度器", "rung 16"),
+    Term(
+        "persistent",
+        "of a program: it stays on its SM and takes one row block after the other",
+        "常驻",
+        "rung 16",
+        picture="tickets",
+    ),
+    Term(
+        "tile scheduler",
+        "what tells a persistent program which row block comes next",
+        "分块调度器",
+        "rung 16",
+        picture="tickets",
+    ),
     Term("mailbox", "a place in shared memory where one warp leaves numbers for others", "信箱", "12"),
     Term("prologue", "what a pipelined loop does before its first whole step", "流水序段", "13"),
     Term("epilogue", "what is left for a pipelined loop to do after its last step", "流水尾段", "13"),
-    Term("bulk reduction", "the copy engine adds a tile of shared memory to HBM", "批量归约", "13"),
+    Term(
+        "bulk reduction",
+        "the copy engine adds a tile of shared memory to HBM",
+        "批量归约",
+        "13",
+        picture="backward_pipes",
+    ),
     Term("lagging", "of m: it follows the row's maximum only when a score lies far above it", "滞后最大值", "rung 19"),
-    Term("split-KV", "the keys of one row block are divided among programs, which merge at the end", "键值切分", "14"),
-    Term("stream-K", "split-KV in equal shares: all tiles laid end to end and cut into equal pieces", "等份切分", "14"),
-    Term("rank", "one process with its GPU, of several that work together", "进程编号", "15"),
-    Term("shard", "the part of a sequence that one rank keeps", "分片", "15"),
+    Term(
+        "split-KV",
+        "the keys of one row block are divided among programs, which merge at the end",
+        "键值切分",
+        "14",
+        picture="programs",
+    ),
+    Term(
+        "part",
+        "the state o, m and l that a program leaves when it has read some of a row's keys",
+        "部分状态",
+        "14",
+        picture="shares",
+    ),
+    Term("page", "a piece of a KV cache with room for a fixed number of keys", "缓存页", "14"),
+    Term("block table", "says for each sequence which page holds its first keys, its next keys, …", "块表", "14"),
+    Term("K/V head", "a head of keys and values, which a group of query heads may share", "键值头", "14"),
+    Term(
+        "stream-K",
+        "split-KV in equal shares: all tiles laid end to end and cut into equal pieces",
+        "等份切分",
+        "14",
+        picture="shares",
+    ),
+    Term("rank", "one process with its GPU, of several that work together", "进程编号", "15", picture="ring_schedule"),
+    Term("shard", "the part of a sequence that one rank keeps", "分片", "15", picture="zigzag"),
     Term(
         "ring attention",
         "keys and values travel around a ring of GPUs, and each GPU keeps its queries",
         "环形注意力",
         "15",
+        picture="ring_schedule",
     ),
     Term("all-to-all", "an exchange in which every rank has a parcel for every rank", "全交换", "15"),
-    Term("zigzag", "each rank keeps a piece from the front and one from the back", "之字形切分", "15"),
+    Term(
+        "zigzag", "each rank keeps a piece from the front and one from the back", "之字形切分", "15", picture="zigzag"
+    ),
     # Masks
-    Term("interval", "the keys from first up to last that one row sees", "区间", "16"),
-    Term("window", "how many keys before and after its own place a row sees: (left, right)", "滑动窗口", "16"),
-    Term("packed", "sequences of different lengths one after the other, without padding", "变长拼接", "16"),
+    Term("interval", "the keys from first up to last that one row sees", "区间", "16", picture="intervals"),
+    Term(
+        "window",
+        "how many keys before and after its own place a row sees: (left, right)",
+        "滑动窗口",
+        "16",
+        picture="intervals",
+    ),
+    Term(
+        "packed",
+        "sequences of different lengths one after the other, without padding",
+        "变长拼接",
+        "16",
+        picture="intervals",
+    ),
     Term("softcap", "scores bounded by c: c · tanh(s / c)", "分数软上限", "16"),
-    Term("sink", "one more score for each head that has no value", "注意力汇", "16"),
+    Term("sink", "one more score for each head that has no value", "注意力汇", "16", picture="intervals"),
 )
 
 GLOSSARY: dict[str, Term] = {term.name: term for term in TERMS}

@@ -189,8 +189,8 @@ def test_glossary(capsys):
         "    → chapter 00",
     ]
     for name, place in {
-        "persistent": "rung 16 of the ladder: fa2-lab ladder 16",
-        "lane": "appendix A",
+        "persistent": "rung 16 of the ladder: fa2-lab ladder 16, figures/tickets.svg",
+        "lane": "appendix A, figures/row_reduction.svg",
     }.items():
         assert command.main(["glossary", name]) == 0
         assert capsys.readouterr().out.endswith(f"    → {place}\n")

@@ -51,6 +51,15 @@ def test_the_glossary_knows_the_words_of_the_map_and_of_the_ladder():
     assert set(words.split(", ")) <= set(GLOSSARY)
 
 
+def test_words_of_the_later_chapters_name_the_picture_that_shows_them():
+    shown = {term.name: term.picture for term in TERMS if term.picture}
+    figures = PACKAGE.parent / "figures"
+    assert all((figures / f"{picture}.svg").is_file() for picture in shown.values()), shown
+    words = "roofline, bulk copy, wgmma, ring, producer, consumer, overlap, persistent, tile scheduler, ping-pong, part"
+    words += ", stream-K, rank, shard, zigzag, interval, window, packed, sink, lane, swizzle, bank conflict"
+    assert set(words.split(", ")) <= set(shown)
+
+
 def test_what_the_glossary_says_of_a_symbol_holds():
     """Shapes and formulas, on a small attention computed here."""
     draw = np.random.default_rng(3).standard_normal

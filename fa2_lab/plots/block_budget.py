@@ -70,7 +70,7 @@ def draw(
         _square(ax, sizes, table, limits, (compiled or {}).get(d, {}))
         ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
     room = ", ".join(f"{chip} {size // 1024}" for chip, size in limits.items())
-    setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 spill); regs per thread; KiB at most: {room}"
+    setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit); regs per thread; KiB at most: {room}"
     seen = f"\nSeen: spill instructions in the kernel as compiled for {list(limits)[-1]}" if compiled else ""
     figure.supxlabel(setting + seen, fontsize=style.SMALL)
     told = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())

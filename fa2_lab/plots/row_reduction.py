@@ -53,7 +53,7 @@ def draw(owners: Owners, row: int, scores: np.ndarray, known: Sequence[np.ndarra
     _reduction(ax, 3.8, row, lanes, known, each)
     ax.set(xlim=(0, 7.4), ylim=(5.12, -0.28), xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
-    ax.set_xlabel(f"{OBSERVED}: {made}. The scores are made up.", fontsize=style.SMALL)
+    ax.set_xlabel(f"{OBSERVED}: {made}. The numbers are made up.", fontsize=style.SMALL)
     steps = "; ".join(", ".join(map(str, numbers)) for numbers in known)
     alt = (
         f"{OBSERVED}. An accumulator of {rows} by {cols} in strips of {rows // 4} rows, a warp each. Lane {lanes[0]} of"
@@ -94,10 +94,10 @@ def _whole(ax: Axes, owners: Owners, row: int, lane: int) -> None:
 
 
 def _row(ax: Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
-    """The first and the last columns of the row: score, lane and register of each."""
+    """The first and the last columns of the row: number, lane and register of each."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
     ax.text(LEFT, y - 0.42, f"Row {row}, column by column", weight="bold", va="center")
-    for k, name in enumerate(("column", "score", "lane", "register")):
+    for k, name in enumerate(("column", "number", "lane", "register")):
         ax.text(LEFT - 0.08, y - 0.14 + 0.27 * k, name, ha="right", va="center", fontsize=style.SMALL)
     first, last = SHOWN
     for n, c in enumerate([*range(first), *range(cols - last, cols)]):
@@ -113,7 +113,7 @@ def _row(ax: Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> No
 def _reduction(ax: Axes, y: float, row: int, lanes: np.ndarray, known: Sequence[np.ndarray], each: int) -> None:
     """What every lane knows, a line for each step; two strokes come from the lanes that were compared."""
     ax.text(LEFT, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold", va="center")
-    told = [f"of its own {each} scores", "after shuffle with lane XOR 1", "after shuffle with lane XOR 2"]
+    told = [f"of its own {each} numbers", "after shuffle with lane XOR 1", "after shuffle with lane XOR 2"]
     left = LEFT + np.arange(len(lanes))
     for step, numbers in enumerate(known):
         top = y + 0.1 + 0.42 * step

@@ -161,7 +161,7 @@ def show_glossary(arguments: argparse.Namespace) -> int:
             print(f"{term.name}  {term.chinese}" + (f"  [{place}]" if place else ""))
             print(indent(fill(term.english, 74), "    "))
             if term.explained:
-                print(f"    → {explained_in(term)}")
+                print(f"    → {explained_in(term)}" + (f", figures/{term.picture}.svg" if term.picture else ""))
     return 0
 
 

@@ -668,7 +668,7 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 # <details><summary>8. dQ by atomic additions or in a second pass: what does each cost?</summary>
 #
 # Atomic additions come in no fixed order, so the last bits change from run to run, and their dQ takes fp32 memory of its own.
-# With a second pass there are seven products instead of five.
+# The second pass takes seven products instead of five.
 # </details>
 # <details><summary>9. A kernel stands far right of the ridge and far under the roof. What do you read next?</summary>
 #

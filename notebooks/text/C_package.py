@@ -17,13 +17,12 @@
 # - switch a model over to it,
 # - name the command for each task.
 #
-# *Time: 40 minutes with the questions and exercises. Hardware: any laptop; two cells need torch and say so if it is
+# *Time: 35 minutes with the questions and exercises. Hardware: any laptop; two cells need torch and say so if it is
 # missing. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
 import re
 import sys
-from contextlib import redirect_stderr
 from importlib.util import find_spec
 
 import numpy as np
@@ -32,7 +31,7 @@ from IPython.display import Markdown
 from fa2_lab.machine import io
 from fa2_lab.paper import ALGORITHMS, LINES, PACKAGE, where
 from fa2_lab.reference import fa2, naive
-from fa2_lab.studio import command, steps
+from fa2_lab.studio import command
 from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tiling
 from fa2_lab.trace import Trace
@@ -50,22 +49,21 @@ from fa2_lab.trace import Trace
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `studio/` | pictures; book, course, bench and commands |
 #
-# A file may import from the rooms above its own in this table, with one exception: kernels import nothing from the
+# A file may import from the folders above its own in this table, with one exception: kernels import nothing from the
 # reference.
 #
 # **Predict.** Suppose a kernel and the reference shared a function, and the function were wrong. Would their comparison
 # show it?
 
-
-# %%
-def users(room, other):
+# %% tags=["hide-input"]
+def users(folder, other):
     imports = re.compile(rf"^\s*(from|import) fa2_lab[. ].*\b{other}\b", flags=re.MULTILINE)
-    files = (PACKAGE / room).rglob("*.py")
+    files = (PACKAGE / folder).rglob("*.py")
     return sum(bool(imports.search(file.read_text(encoding="utf-8"))) for file in files)
 
 
-for room, other in (("machine", "reference"), ("kernels", "reference"), ("reference", "kernels")):
-    print(f"does {room} import from {other}?", "yes" if users(room, other) else "no: 0 files")
+for folder, other in (("machine", "reference"), ("kernels", "reference"), ("reference", "kernels")):
+    print(f"does {folder} import from {other}?", "yes" if users(folder, other) else "no: 0 files")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -87,7 +85,7 @@ for room, other in (("machine", "reference"), ("kernels", "reference"), ("refere
 # %% tags=["nbval-ignore-output"]
 print(where("FA2.A1.L10"))
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 for name, algorithm in ALGORITHMS.items():
     tags = [tag for tag, (of, line) in LINES.items() if of is algorithm and line.computes]
     print(f"{name}: {len(algorithm.lines):2} lines, {len(tags):2} compute,", end=" ")
@@ -115,8 +113,7 @@ for name, algorithm in ALGORITHMS.items():
 #
 # **Predict.** A Linux laptop has torch and Triton, and no GPU. Can it run the kernels of chapter 08?
 
-
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 def kernels_here():
     missing = [module for module in ("torch", "triton") if find_spec(module) is None]
     if missing:
@@ -148,7 +145,8 @@ print("Kernels run", kernels_here())
 # ## How do I call it?
 #
 # `fa2_lab.attention(q, k, v, causal=True)` takes torch tensors of shape (batch, heads, N, d) and does what torch's
-# `scaled_dot_product_attention` does. On a GPU it runs the fastest kernel that serves the call, without one the interpreter.
+# `scaled_dot_product_attention` does. On a GPU it runs the fastest kernel that can serve the call.
+# Without a GPU it runs the interpreter.
 #
 # **Predict.** With fewer queries than keys, the causal mask is aligned to the bottom right. Which keys does the *last*
 # query see?
@@ -194,7 +192,7 @@ else:
 #
 # Such a model describes its mask by a function of a row and a column. It is read once for all layers, as an interval of
 # columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, sinks, softcap and a cache work
-# too. A mask that is no interval is refused by its name.
+# too. For any other mask there is an error that names it.
 #
 # `python -m fa2_lab.studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
 # same batches. Only the attention differs.
@@ -214,9 +212,12 @@ print(models.table(models.recorded()["curves"]))
 # digit, and 30 steps let the change grow a little.
 # </details>
 #
+# `eager` and `sdpa` are the names that `transformers` has for plain PyTorch and for torch's own attention. Each step sees
+# another batch, so a loss may rise from one line to the next. Compare along a line.
+#
 # The curves are recorded. With `transformers` installed, the next cell trains three steps here.
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 if find_spec("torch") and find_spec("triton") and find_spec("transformers"):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     for name in ("eager", "fa2_lab"):
@@ -237,7 +238,6 @@ else:
 # The algorithm below computes the mean of all rows. It loads blocks of 4 rows and keeps one sum on chip.
 #
 # **Predict.** X has 10 rows and 3 columns. How many elements are loaded?
-
 
 # %%
 def row_mean(X, mean, B, trace):
@@ -271,7 +271,7 @@ for event in meter.events:
 # A kernel in 16 bits cannot agree with float64 to the last digit. The tests ask for less: its error may be at most twice
 # the error that torch makes in the same precision (three times for gradients).
 #
-# **Predict.** A 16-bit float (fp16) keeps 11 binary digits of a number. How many decimal digits are that?
+# **Predict.** A 16-bit float (fp16) has 11 binary digits. How many decimal digits are that?
 
 # %% tags=["nbval-ignore-output"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 64, 16))
@@ -295,56 +295,19 @@ for dtype in (np.float64, np.float32, np.float16):
 # **Takeaway.** Compare with float64, and know how large the rounding should be.
 
 # %% [markdown]
-# ## What does one rung change?
-#
-# `kernels/ladder/` has one kernel per file, and each differs from the one before by one change. `fa2-lab ladder` shows the
-# table with what each change brought, and `fa2-lab ladder 04` shows one step.
-#
-# **Predict.** Rung 03 has FA1's step, with the factors α and β. Rung 04 divides by $\ell$ once per row block instead of once
-# per tile. Which of the two factors disappears?
-
-# %% tags=["nbval-ignore-output"]
-print("lines that differ:", steps.changed("03", "04"))
-print(steps.diff("03", "04"))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **β.** Exponentials now refer to the row's new maximum from the start. α stays, because the maximum may still move.
-# </details>
-#
-# Lines with − are rung 03, lines with + are rung 04. They are the two steps of chapter 04, in Triton.
-#
-# **Takeaway.** To see what an idea is, read the difference of two neighbouring rungs.
-
-# %% [markdown]
 # ## Which command does what?
 #
-# Everything a reader does in a terminal is a command: `fa2-lab NAME`, or `python -m fa2_lab NAME`. A command ends with
-# status 0 if all is well, 1 if a check failed, and 2 if the call makes no sense.
-#
-# **Predict.** You ask the glossary for "wrap" and mean "warp". With which status does `fa2-lab glossary wrap` end?
+# Everything a reader does in a terminal is a command: `fa2-lab NAME`, or `python -m fa2_lab NAME`. Three to try first:
+# `fa2-lab glossary warp`, `fa2-lab ladder 04`, which shows one step of the ladder as a difference of two files, and `fa2-lab
+# book --blank mine`. The last writes the chapters into a folder with nothing executed, for readers who answer before they look.
 
-# %%
+# %% tags=["hide-input"]
 helps = {name: words for name, words in re.findall(r"^    (\w+) +(.+)$", command.parser().format_help(), flags=re.M)}
 Markdown(
     "\n".join(["| command | what it does |", "|---|---|", *(f"| `fa2-lab {n}` | {w} |" for n, w in helps.items())])
 )
 
-# %%
-with redirect_stderr(sys.stdout):
-    status = command.main(["glossary", "wrap"])
-print("status:", status)
-
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **Status 2.** It also guesses what you meant.
-# </details>
-#
-# Three to try first: `fa2-lab glossary warp`, `fa2-lab errata fa2-scale`, and `fa2-lab book --blank mine`, which writes the
-# chapters into a folder with nothing executed, for readers who answer before they look.
-#
 # **Takeaway.** `fa2-lab --help` lists them all.
 
 # %% [markdown]
@@ -371,12 +334,11 @@ print("status:", status)
 # `return 3 * N, 2 * N`
 # </details>
 
-
 # %%
 def loaded(N):
     return ...  # of the three passes, of the two passes
 
-
+# %% tags=["hide-input"]
 def passes(x, y, B, online):
     blocks, m, l = range(0, len(y), B), -np.inf, 0.0
     for i in () if online else blocks:
@@ -426,7 +388,7 @@ else:
 #
 # The counts of this notebook against formulas, the package against plain attention, and the tags.
 
-# %%
+# %% tags=["hide-input"]
 verdict("row_mean loads every element once", (meter.loads("X"), meter.stores("mean")) == (30, 3))
 mean = np.empty(3)
 row_mean(X, mean, B=4, trace=Trace())
