@@ -2,7 +2,9 @@
 
 A ring has a few stages, each with room for one tile and two barriers: one says "filled", the other "emptied". A barrier
 flips its phase, 0 or 1, when all whom it expects have arrived; who waits names the phase whose end it waits for.
-This file is longer than 200 lines because the first tile stands before the loop: no product can run beside its scores.
+The softmax waits for Q Kᵀ alone. But in the binary the exponentials wait for P V, too: the row maxima run under it, and
+the exponentials under the other consumer's products. With Triton 3.6 it spills at d = 64 under the causal mask. This
+file is longer than 200 lines because the first tile stands before the loop: no product can run beside its scores.
 """
 
 import math
