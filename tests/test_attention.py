@@ -51,15 +51,15 @@ def test_whole_product(d, causal, dtype, kernels):  # noqa: F811
 SLICE = [
     (16, (1, 1), (6, 6), False, torch.float32),
     (32, (1, 128), (2, 1), True, torch.float16),
-    (40, (113, 203), (2, 1), True, torch.bfloat16),
+    (40, (70, 140), (2, 1), True, torch.bfloat16),
     (64, (127, 127), (2, 2), True, torch.float16),
     (96, (70, 130), (1, 1), False, torch.float32),
-    (111, (130, 70), (2, 1), True, torch.float32),
+    (111, (100, 66), (2, 1), True, torch.float32),
     (128, (128, 128), (1, 1), False, torch.bfloat16),
     (192, (65, 66), (1, 1), True, torch.float16),
     (256, (33, 65), (1, 1), False, torch.float32),
     (1, (40, 70), (3, 1), True, torch.float32),
-    (13, (200, 129), (1, 1), False, torch.bfloat16),
+    (13, (100, 66), (1, 1), False, torch.bfloat16),
 ]
 
 
@@ -73,7 +73,7 @@ def test_slice_of_the_product(case):
 @pytest.mark.parametrize("two_passes", (True, False))
 @pytest.mark.parametrize("causal", (True, False))
 def test_both_backwards(causal, two_passes):
-    q, k, v, dO = tensors(2, 4, 2, 75, 140, 24)
+    q, k, v, dO = tensors(1, 4, 2, 75, 100, 24)
     O, L = attention(q, k, v, causal=causal, return_lse=True)
     saved = [x.detach() for x in (q, k, v, O, L)]
     got = backward_room.backward(dO, *saved, Options(causal, 24**-0.5), two_passes=two_passes)
@@ -97,7 +97,7 @@ def test_any_block_sizes(sizes, monkeypatch):
 @pytest.mark.parametrize("causal, dtype", shared_out((False, True), (torch.int32, torch.int64, torch.uint8)), ids=str)
 def test_key_lengths(causal, dtype):
     lengths = torch.tensor([0, 1, 64, 99, 100], dtype=dtype, device=DEVICE)
-    q, k, v, dO = tensors(5, 2, 1, 70, 100, 16)
+    q, k, v, dO = tensors(5, 1, 1, 70, 100, 16)
     with torch.no_grad():  # what lies behind a length must not matter, whatever it is
         for b, n in enumerate(lengths.tolist()):
             k[b, :, n:] = v[b, :, n:] = 0
@@ -145,7 +145,7 @@ def test_dropout_drops_what_the_reference_drops(seed):
 
 @pytest.mark.parametrize("causal", (False, True))
 def test_dropout_and_its_gradients(causal):
-    check(*tensors(2, 4, 2, 70, 100, 24), causal=causal, p=0.4, seed=3)
+    check(*tensors(2, 2, 1, 70, 100, 24), causal=causal, p=0.4, seed=3)
     check(*tensors(1, 1, 1, 33, 65, 16, torch.float16), p=0.1, seed=11, lengths=torch.tensor([50], device=DEVICE))
 
 

@@ -1,6 +1,7 @@
 """Planted faults: the checks of the ladder must fail for each of them, or they prove nothing."""
 
 import contextlib
+import functools
 import importlib
 import importlib.machinery
 import sys
@@ -71,6 +72,12 @@ FAULTS = [  # (module, right, wrong)
 ]
 
 
+@functools.cache
+def compiled(source: str, path: str):
+    """What has no fault is compiled once."""
+    return compile(source, path, "exec", dont_inherit=True)
+
+
 @contextlib.contextmanager
 def package_with(module: str | None, right: str = "", wrong: str = ""):
     """The package freshly imported, with one line of one module changed; the old one is put back at the end."""
@@ -82,7 +89,7 @@ def package_with(module: str | None, right: str = "", wrong: str = ""):
                 if right not in source:
                     raise LookupError(f"{module} has no {right!r} any more: plant the fault elsewhere")
                 source = source.replace(right, wrong)
-            return compile(source, self.path, "exec", dont_inherit=True)
+            return compiled(source, self.path)
 
     class Finder(importlib.machinery.PathFinder):
         @classmethod
