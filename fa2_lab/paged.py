@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fa2_lab import operators
-from fa2_lab.attention import attention
+from fa2_lab.attention import attention, recall
 from fa2_lab.checks import (
     check_cache,
     check_entries,
@@ -22,12 +22,13 @@ from fa2_lab.checks import (
     check_no_gradient,
     check_numbers,
     check_q,
+    check_range,
     check_table,
     for_kernels,
     runs_on_triton,
     traced,
 )
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, keep
 
 
 def attention_paged(
@@ -53,16 +54,21 @@ def attention_paged(
                 a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
     softcap, sinks, scale, return_lse, backend: as in attention()
     """
-    check_q(q)
-    check_cache(q, k_pages, v_pages)
-    check_table(block_table, q)
-    count, size = k_pages.shape[:2]
-    N_k = block_table.shape[1] * size  # the most keys that a sequence can have
-    check_lengths(key_lengths, q, N_k)
-    scale = check_numbers(causal, scale, q.shape[3], return_lse)
-    options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))._replace(scale=scale)
+    tensors = q, k_pages, v_pages, block_table, key_lengths, sinks
+    kind, options = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
+    if options is None:  # the first of its kind
+        check_q(q)
+        check_cache(q, k_pages, v_pages)
+        check_table(block_table, q)
+        N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
+        check_lengths(key_lengths, q, N_k)
+        scale = check_numbers(causal, scale, q.shape[3], return_lse)
+        options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))._replace(scale=scale)
+        if kind is not None:
+            keep(kind, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
-    check_entries(block_table, key_lengths, (count, size), q.shape[2], options.left)
+    check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
+    check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
     if runs_on_triton(backend, q.device.type):
         q, options = for_kernels(q, sinks, options)
         run = torch.ops.fa2_lab.paged if traced(q, k_pages, v_pages) else paged

@@ -147,8 +147,9 @@ BAD = [
 
 @pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
 def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
-    monkeypatch.setattr(plan, "decode", None)
     arguments, _ = serving()
+    fa2_lab.attention_paged(**arguments)  # a good call before must not open the door
+    monkeypatch.setattr(plan, "decode", None)
     with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
         fa2_lab.attention_paged(**arguments | change(arguments))
 

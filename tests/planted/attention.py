@@ -46,6 +46,12 @@ FAULTS = [
     (CHECKS, "device=block_table.device) * size", "device=block_table.device) * 16", TABLE),
     (CHECKS, "if low < 0 or high >= count:", "if low < 0 or high > count:", TABLE),
     (
+        OPERATORS,
+        "forward_ad._current_level >= 0:",
+        "False:",
+        "tests/test_attention_call.py::test_a_tangent_is_refused_and_not_lost",
+    ),
+    (
         PAGED,
         "masks = dict(causal=causal,",
         "masks = dict(causal=True,",
