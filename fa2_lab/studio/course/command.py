@@ -127,7 +127,7 @@ def run_grade(options) -> int:
         print(f"fa2-lab course: {fault}", file=sys.stderr)
         return 1
     for g in graded:
-        said = results.printable(" | ".join(g.sentences))[:100]
+        said = results.printable(" | ".join(filter(None, [g.late, *g.sentences])))[:100]
         print(f"{results.printable(g.student):20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {said}")
     print(f"{options.out / 'scores.csv'}, {options.out / 'scores_wide.csv'} and {options.out / 'feedback'}")
     return 0
