@@ -50,7 +50,7 @@ from fa2_lab.trace import Trace
 # FA1 takes the tile's exponentials relative to the tile's own maximum. So two factors bring both parts to the new
 # maximum: $\alpha = e^{m - m_{new}}$ for the row so far, and $\beta = e^{m_{tile} - m_{new}}$ for the tile.
 #
-# **Predict.** Here $\alpha = e^{\log 3 - \log 8} = 3/8$ and $\beta = e^0 = 1$. What is the new $\ell$?
+# This is the step in code:
 
 
 # %%
@@ -65,6 +65,10 @@ def fa1_step(o, l, m, s, v):  # (B_r, d), (B_r,), (B_r,), (B_r, B_c), (B_c, d)
     return o_new / l_new[:, None], l_new, m_new
 
 
+# %% [markdown]
+# **Predict.** Here $\alpha = e^{\log 3 - \log 8} = 3/8$ and $\beta = e^0 = 1$. What is the new $\ell$?
+
+# %% tags=["hide-input"]
 s, v = np.log([[4.0, 8.0]]), np.array([[4.0], [2.0]])
 o, l, m = fa1_step(np.array([[2.0]]), np.array([4 / 3]), np.log([3.0]), s, v)
 print("l =", round(l.item(), 9), " o =", round(o.item(), 9), " m = log", round(np.exp(m).item(), 9))
@@ -72,9 +76,9 @@ print("l =", round(l.item(), 9), " o =", round(o.item(), 9), " m = log", round(n
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **2.** $\ell = \alpha \cdot \frac{4}{3} + \beta \cdot \frac{3}{2} = \frac{3}{8} \cdot \frac{4}{3} + 1 \cdot \frac{3}{2} = 2$. For $o$, first undo the old division by multiplying
-# with the old $\ell$: $\frac{3}{8} \cdot \frac{4}{3} \cdot 2 = 1$. Add the new part, 4, and divide by the new $\ell$:
-# $o = 5/2$. That is the answer of chapter 02.
+# **2.** $\ell = \alpha \cdot \frac{4}{3} + \beta \cdot \frac{3}{2} = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$.
+# For $o$, first undo the old division by multiplying with the old $\ell$: $\frac{3}{8} \cdot \frac{4}{3} \cdot 2 = 1$. Add
+# the new part, 4, and divide by the new $\ell$: $o = 5/2$. That is the answer of chapter 02.
 # </details>
 #
 # Compare with `update` of chapter 02. There $o$ was a *raw sum*, not yet divided. Here it is divided at the end of
