@@ -28,7 +28,9 @@ def every() -> list[tuple]:
 
 
 def few() -> list[tuple]:
-    """All sizes once, each with the mask and the length that were met least so far."""
+    """All sizes once, each with the mask and the length that were met least so far; and two windows."""
+    from fa2_lab.kernels.hopper.forward.sizes import WINDOW
+
     jobs, met = [], Counter()
     for d in (64, 128, 256):
         for sizes in dict.fromkeys(sizes for sizes, *_ in kinds(d)):
@@ -36,7 +38,7 @@ def few() -> list[tuple]:
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
-    return jobs
+    return jobs + [(d, 511 + keys, WINDOW[d], True, keys, 100) for d, keys in ((64, True), (128, False))]
 
 
 def pretend() -> None:
@@ -61,10 +63,11 @@ def compile_one(job) -> str:
     from fa2_lab.kernels.prepared import Options
     from fa2_lab.studio import offline
 
-    d, N, sizes, causal, keys = job
+    d, N, sizes, causal, keys, *left = job
     launch.sizes.choose = lambda *_: sizes
     Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
-    launch.forward(Q, Q, Q, Options(causal, d**-0.5), torch.ones(2, dtype=torch.int32) if keys else None)
+    options = Options(causal, d**-0.5, left=left[0] if left else None)
+    launch.forward(Q, Q, Q, options, torch.ones(2, dtype=torch.int32) if keys else None)
     made = launch.forward_kernel.made
     unasked = overwrites(made.asm["ttgir"])
     found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)

@@ -1076,7 +1076,7 @@ show(pipes.draw(**pipes.data()))
 # ## From torch to the launch
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/launch.py", "forward", "prepare", "prepare_launch")
+read("hopper/forward/launch.py", "forward", "prepare", "windowed", "prepare_launch")
 read("hopper/shared/descriptors.py", "descriptor")
 
 # %% [markdown]

@@ -26,6 +26,8 @@ def prepare(Q, K, V, options: Options, key_lengths=None):
     """forward() for calls of one kind, given (Q, K, V, key_lengths); None for a kind not taken."""
     if Q.shape[3] not in sizes.USUAL or not host.fits(Q, K, V, key_lengths):
         return None
+    if windowed(options) and Q.shape[3] not in sizes.WINDOW:
+        return None
     (batch, H, N_q, _), device = Q.shape, Q.device
     launch = prepare_launch(Q, K, V, options, key_lengths is not None)
 
@@ -41,23 +43,27 @@ def prepare(Q, K, V, options: Options, key_lengths=None):
     return call
 
 
+def windowed(options: Options) -> bool:
+    """Whether rows are bounded by more than the causal mask."""
+    return options.left is not None or options.right is not None
+
+
 def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
     """One program for each SM; `lengths`: whether there are key_lengths."""
-    causal, scale = options.window != (None, None), options.scale  # what is chosen for the causal mask suits windows
+    causal, scale = options.causal, options.scale
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
-    chosen = sizes.choose(d, N_q, batch * H, SMs, causal, lengths)
+    chosen = sizes.WINDOW[d] if windowed(options) else sizes.choose(d, N_q, batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     fine, coarse, huge, _ = scales(scale)
     return host.Launch(
         forward_kernel,
         min(SMs, -(-N_q // chosen.rows) * batch * H),
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
-        **dict(
-            left=options.left, right=options.right, group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)
-        ),
+        **dict(left=options.left, right=options.right),
+        **dict(group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)),
         **dict(scales=(fine, coarse, huge, min(8.0 / fine, 2.0**126))),
-        **dict(CAUSAL=options.causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
+        **dict(CAUSAL=causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 
 

@@ -46,6 +46,8 @@ USUAL = {
 ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles.
 HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
+# With a window: rows are short, too, and the mask of two edges takes registers, which are not there beyond d 128.
+WINDOW = {**HALF, 96: HALF[128]}
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, lag=False)
 SHORT_IN_TURN = replace(SHORT, ping_pong=True)
