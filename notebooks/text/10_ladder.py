@@ -27,11 +27,13 @@ import statistics
 from itertools import pairwise
 
 import torch
+from IPython.display import Markdown
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid, io
 from fa2_lab.plots import climb, roofline, speed
 from fa2_lab.plots.show import show
+from fa2_lab.studio import ladder as climbed
 from fa2_lab.studio import steps
 from fa2_lab.studio.bench import contest, page, problem
 from fa2_lab.studio.bench.results import load
@@ -170,6 +172,9 @@ for name, attention in (("lazy", lazy), ("honest", torch.nn.functional.scaled_do
 
 # %%
 show(climb.draw(**climb.data()))
+
+# %% tags=["hide-input"]
+Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
