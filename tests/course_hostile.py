@@ -205,7 +205,7 @@ GAIN = {
         "get_ipython().events.register('pre_run_cell', lambda *_: globals().update(check=C()))"
     ),
     "check = its own": gain("check = type('C', (), dict(update=lambda *a, **k: 4.0))"),
-    "right values from the call stack": gain(STACK, quick=True),
+    "right values from the call stack": gain(STACK),
     "the solution from this disk": gain(SEARCH, quick=True),
     "the package's own solution imported": gain(
         "from fa2_lab.reference.online_softmax import SoftmaxState", remark="off limits in this assignment", quick=True
@@ -409,7 +409,7 @@ HARM = {
     "nbgrader is a list": Hostile(change=with_metadata({"nbgrader": [1]})),
     "a name that is a list": Hostile(change=with_metadata({"nbgrader": {"grade_id": ["merge"], "solution": True}})),
     "metadata is a list": Hostile(change=with_metadata(["x"])),
-    "letters that are none": Hostile(change=surrogates, quick=True),
+    "letters that are none": Hostile(change=surrogates),
     "not text": Hostile(
         write=lambda h: (h / FILE).write_bytes(b"\xff\xfe\x00{"), score=0, remark="not a notebook that can be read"
     ),
@@ -447,7 +447,7 @@ HARM = {
     "deaf to the alarm": Hostile((DEAF,), remark="could not be interrupted"),
     "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
     "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="of memory"),
-    "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8, quick=True),
+    "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8),
     "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 6 s"),
     "os._exit": Hostile(
         answers={"merge": "import os\ndef merge(a, b): os._exit(0)"}, score=9, remark="the process ended"
@@ -463,12 +463,12 @@ HARM = {
     "a gigabyte for an answer": Hostile(
         answers={"merge": "def merge(a, b): return np.zeros(2**26), a[1], a[2]"}, score=9
     ),
-    "a flood of answers": Hostile((FLOOD,), score=0, most=12, quick=True),
+    "a flood of answers": Hostile((FLOOD,), score=0, most=12),
     "memory that is nobody's": Hostile((NOBODYS,), remark="Operation not permitted", quick=True),
     "gigabytes to every stream": Hostile((STREAMS,)),
-    "a daemon that edits what comes later": Hostile((LATER,), quick=True),
+    "a daemon that edits what comes later": Hostile((LATER,)),
     "a process that stops itself": Hostile(("import os; os.kill(os.getpid(), 19)",)),
-    "a date that is a pipe": Hostile(write=besides(lambda home: os.mkfifo(home / "timestamp.txt")), quick=True),
+    "a date that is a pipe": Hostile(write=besides(lambda home: os.mkfifo(home / "timestamp.txt"))),
     "a date that is a device": Hostile(write=besides(lambda home: (home / "timestamp.txt").symlink_to("/dev/zero"))),
     "a date that no calendar has": Hostile(write=besides(lambda home: os.utime(home / FILE, (2**38, 2**38)))),
     "a link to nowhere": gain(write=lambda home: (home / FILE).symlink_to("nowhere"), remark="a link", quick=True),
