@@ -308,14 +308,6 @@ def test_what_is_called_gone_is_the_difference_between_the_two_loops():
     assert small.get_width() == pytest.approx(saved - lost.get_width())
 
 
-def test_the_table_says_what_the_sample_in_the_text_says():
-    _, _, data = drawn("deferred_normalisation")
-    per_tile = {name: tuple(numbers) for name, numbers in data["counts"].items()}
-    assert per_tile["multiply o by a factor"] == (16_384, 16_384, 16_384)
-    assert per_tile["multiply p v by a factor"] == (16_384, 0, 0)
-    assert per_tile["divide by l"] == (128, 0, 128)
-
-
 def test_the_two_loops_are_as_long_as_their_clocks_and_end_together_with_the_outlines():
     figure, _, data = drawn("deferred_normalisation")
     rows = {0: data["loops"]["FA1"], 1: data["loops"]["FA2"], 2: data["end"]}

@@ -292,7 +292,6 @@ def test_the_swizzle_is_xor_and_its_conflicts_are_counted():
 
 def test_the_budget_shows_what_was_seen():
     figure, alt, _ = drawn("block_budget")
-    said = Counter(text.get_text().split("\n")[-1] for text in style.texts(figure))
-    for spills, n in Counter(row["spills"] for row in records.recorded("compiled")["forward"]).items():
-        assert said[f"seen: {spills}"] == n
-    assert "Spills as compiled" in alt and "compiled for H100" in figure.get_supxlabel()
+    rows = records.recorded("compiled")["forward"]
+    assert len(tagged(figure, "spilled")) == sum(row["spills"] > 0 for row in rows) > 0
+    assert "compiled kernel spills" in alt and "compiled for H100" in figure.get_supxlabel()

@@ -275,20 +275,25 @@ def test_needs_and_verdicts_by_hand():
     assert data["limits"] == {"RTX 4090": 99 * 1024, "A100": 163 * 1024, "H100": 227 * 1024}
 
 
-def test_every_cell_says_what_it_needs_and_where_it_fits():
+def test_every_cell_shows_what_it_needs_and_where_it_fits():
     data = drawn("block_budget")[2]
     figure, alt = block_budget.draw(**data | dict(compiled=None))
     for ax, (d, table) in zip(figure.axes, data["cells"].items(), strict=True):
-        boxes = [p for p in ax.patches if hasattr(p, "label_text")]
-        assert len(boxes) == 16 and f"d = {d}" in ax.get_title(loc="left")
-        for patch in boxes:
-            blocks = data["sizes"][int(patch.get_y())], data["sizes"][int(patch.get_x())]
-            cell, said = table[blocks], patch.label_text.get_text().split("\n")
-            assert said[:2] == [f"{cell['shared'] / 1024:.0f} KiB", f"{cell['registers']} regs"]
-            assert said[2] == block_budget.verdict(cell, data["limits"])
+        assert f"d = {d}" in ax.get_title(loc="left")
+        names = ("registers", "shared")
+        bars = {name: {(int(b.get_y()), int(b.get_x())): b for b in tagged(ax, name)} for name in names}
+        for (B_r, B_c), cell in table.items():
+            at = data["sizes"].index(B_r), data["sizes"].index(B_c)
+            for name, needs, most in (("registers", cell["registers"], 255), ("shared", cell["shared"] / 1024, 227)):
+                assert bars[name][at].get_width() == pytest.approx(0.4 * min(needs / most, 1.25))
+            words = {t.get_text() for t in ax.texts if (int(t.get_position()[1]), int(t.get_position()[0])) == at}
+            verdict = block_budget.verdict(cell, data["limits"])
+            assert words - {verdict} == {f"{cell['shared'] // 1024}", f"{cell['registers']}"}
+            assert (verdict in words) == (verdict != "all chips")
+            (box,) = [p for p in ax.patches if (p.get_y(), p.get_x()) == at and p.get_width() == 1]
             missing = len(data["limits"]) - len(cell["fits_on"])
-            strength = 0.5 if missing == len(data["limits"]) else 0.16 * missing
-            assert style.colors.same_color(patch.get_facecolor(), style.tint(style.INK, strength))
+            strength = 0.32 if missing == len(data["limits"]) else 0.14 * missing
+            assert style.colors.same_color(box.get_facecolor(), style.tint(style.INK, strength))
     assert "no compilation is recorded yet" in alt
 
 
@@ -300,10 +305,11 @@ def test_verdicts_in_words():
     assert block_budget.verdict(dict(fits_on=(), limit="shared memory"), limits) == "too large"
 
 
-def test_compiled_spills_are_printed_when_they_are_known():
-    figure, alt = block_budget.draw(**drawn("block_budget")[2] | dict(compiled={128: {(256, 64): 1200}}))
-    (said,) = [text for text in words(figure) if "seen" in text]
-    assert said == "128 KiB\n264 regs\nspills\nseen: 1200" and "as compiled" in alt
+def test_what_spilled_when_it_was_compiled_is_crossed():
+    figure, alt = block_budget.draw(**drawn("block_budget")[2] | dict(compiled={128: {(256, 64): 1200, (32, 32): 0}}))
+    (cross,) = tagged(figure, "spilled")
+    assert cross.axes is figure.axes[1] and [int(cross.get_ydata()[0]), int(cross.get_xdata()[0])] == [3, 1]
+    assert "compiled kernel spills" in alt
 
 
 # Backward ---------------------------------------------------------------------------------------------------

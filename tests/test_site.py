@@ -1,5 +1,6 @@
 """The book's site: every link and anchor leads somewhere, nothing is asked of another machine, answers wait."""
 
+import functools
 import json
 import re
 import shutil
@@ -60,6 +61,11 @@ def outside(address):
     return re.match(r"([a-z][a-z0-9+.-]*:)?//", address)
 
 
+@functools.cache
+def notebook(chapter):
+    return nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
+
+
 def html(folder, number):
     (chapter,) = [c for c in written() if c.number == number]
     return (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
@@ -97,16 +103,15 @@ def test_nothing_is_fetched_from_another_machine(folder, pages):
         assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
 
 
-def test_pictures_have_alternative_texts_and_open_at_full_size(folder):
+def test_pictures_have_alternative_texts_and_open_at_full_size(folder, pages):
     for chapter in written():
-        notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
-        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        outputs = [output for cell in notebook(chapter).cells for output in cell.get("outputs", [])]
         drawn = [o.data["text/html"] for o in outputs if "<img" in o.get("data", {}).get("text/html", "")]
         alive = [shown for shown in drawn if "<picture>" in shown]  # what moves lies in the page itself, with its text
         texts = [unescape(re.search(r'alt="([^"]*)"', shown)[1]) for shown in drawn]
         for shown, alt in zip(drawn, texts, strict=True):
             assert shown not in alive or f"<desc>{escape(alt)}</desc>" in html(folder, chapter.number)
-        page = Page(folder / f"{chapter.name}.html")
+        page = pages[folder / f"{chapter.name}.html"]
         still = [alt for shown, alt in zip(drawn, texts, strict=True) if shown not in alive]
         explored = chapter.number == "04"  # whose explorer is alive, too
         assert len(page.images) == len(still) - explored and {image["alt"] for image in page.images} <= set(still)
@@ -128,15 +133,16 @@ def test_questions_and_takeaways_are_callouts(folder):
 
 def test_answers_and_imports_are_folded_and_nothing_else(folder):
     for chapter in written():
-        notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
         page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
-        answers = [c for c in notebook.cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs]
+        answers = [
+            c for c in notebook(chapter).cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs
+        ]
         folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
         assert folds.count("The answer") == len(answers) > 0, chapter.name
-        hidden = [c for c in notebook.cells if c.metadata.get("jupyter", {}) == {"source_hidden": True}]
+        hidden = [c for c in cells if c.metadata.get("jupyter", {}) == {"source_hidden": True}]
         assert folds.count("The code") == len(hidden), chapter.name
         assert set(folds) <= {"The answer", "The code", "Imports"}, chapter.name
-        first = next(c for c in notebook.cells if c.cell_type == "code")
+        first = next(c for c in cells if c.cell_type == "code")
         assert ("Imports" in folds) == (not first.outputs), chapter.name
 
 

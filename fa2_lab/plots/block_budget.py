@@ -48,6 +48,7 @@ def compiled_spills() -> dict[int, dict[tuple[int, int], int]] | None:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
+CUT = 1.25  # bars that are longer end there
 VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too large"}
 
 
@@ -69,15 +70,17 @@ def draw(
     for ax, (d, table) in zip(axes, cells.items(), strict=True):
         _square(ax, sizes, table, limits, (compiled or {}).get(d, {}))
         ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
-    room = ", ".join(f"{chip} {size // 1024}" for chip, size in limits.items())
-    setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit); regs per thread; KiB at most: {room}"
-    seen = f"\nSeen: spill instructions in the kernel as compiled for {list(limits)[-1]}" if compiled else ""
-    figure.supxlabel(setting + seen, fontsize=style.SMALL)
+    room = ", ".join(f"{size // 1024} on {chip}" for chip, size in limits.items())
+    setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
+    seen = f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
+    bars = f"Upper bar: registers a thread, at most 255. Lower bar: KiB of shared memory, at most {room}."
+    figure.supxlabel(f"{setting}{seen} Bars end at {CUT} times the last mark.\n{bars}", fontsize=style.SMALL)
     told = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())
-    source = "Spills as compiled stand in the cells" if compiled else "By the model: no compilation is recorded yet"
+    source = "A cross where the compiled kernel spills" if compiled else "By the model: no compilation is recorded yet"
     alt = (
-        f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; each cell"
-        f" gives shared memory, registers per thread and the chips where it fits. {told}. {source}."
+        f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
+        f" cell two bars, registers per thread and shared memory, beside marks for what there is: the greyer the"
+        f" cell, the fewer chips have room. {told}. {source}."
     )
     return figure, alt
 
@@ -98,11 +101,16 @@ def _summary(table: Mapping[tuple[int, int], Mapping], limits: Mapping[str, int]
 
 def _square(ax: Axes, sizes: Sequence[int], table: Mapping, limits: Mapping[str, int], compiled: Mapping) -> None:
     for (B_r, B_c), cell in table.items():
-        i, j = sizes.index(B_r), sizes.index(B_c)
-        lines = [f"{cell['shared'] / 1024:.0f} KiB", f"{cell['registers']} regs", verdict(cell, limits)]
-        if (B_r, B_c) in compiled:
-            lines.append(f"seen: {compiled[B_r, B_c]}")
-        style.box(ax, j, i, 1, 1, "\n".join(lines), **_look(cell, limits))
+        y, x, look = sizes.index(B_r), sizes.index(B_c), _look(cell, limits)
+        style.box(ax, x, y, 1, 1, **look)
+        ink = style.ink_on(look["fill"])
+        _bar(ax, x, y + 0.1, "registers", cell["registers"], [255], ink)
+        _bar(ax, x, y + 0.38, "shared", cell["shared"] // 1024, [size // 1024 for size in limits.values()], ink)
+        if cell["fits_on"] != tuple(limits):
+            words = verdict(cell, limits)
+            ax.text(x + 0.5, y + 0.8, words, ha="center", va="center", color=ink, fontsize=style.SMALL)
+        if compiled.get((B_r, B_c)):
+            ax.plot(x + 0.93, y + 0.2, "x", color=ink, markersize=4.5, gid="spilled")
     ticks = [n + 0.5 for n in range(len(sizes))]
     ax.set(xlim=(-0.03, len(sizes) + 0.03), ylim=(len(sizes) + 0.03, -0.03), aspect="equal")
     ax.set(xticks=ticks, xticklabels=sizes, yticks=ticks, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")
@@ -110,9 +118,18 @@ def _square(ax: Axes, sizes: Sequence[int], table: Mapping, limits: Mapping[str,
     ax.spines[:].set_visible(False)
 
 
+def _bar(ax: Axes, x: float, y: float, name: str, needs: int, most: Sequence[int], ink: str) -> None:
+    """A number and its bar, with a mark for each limit."""
+    ax.text(x + 0.3, y + 0.1, f"{needs}", ha="right", va="center", color=ink, fontsize=style.SMALL)
+    unit = 0.4 / most[-1]
+    style.box(ax, x + 0.34, y, unit * min(needs, CUT * most[-1]), 0.2, fill=style.worker(1), linewidth=0, gid=name)
+    for limit in most:
+        ax.plot([x + 0.34 + unit * limit] * 2, [y - 0.03, y + 0.23], color=ink, linewidth=0.8)
+
+
 def _look(cell: Mapping, limits: Mapping[str, int]) -> dict:
     """The fewer chips can run it, the greyer; darkest where none can."""
     missing = len(limits) - len(cell["fits_on"])
     if missing == len(limits):
-        return dict(fill=style.tint(style.INK, 0.5), gid="fits nowhere")
-    return dict(fill=style.tint(style.INK, 0.16 * missing), gid=f"fits on {len(cell['fits_on'])}")
+        return dict(fill=style.tint(style.INK, 0.32), gid="fits nowhere")
+    return dict(fill=style.tint(style.INK, 0.14 * missing), gid=f"fits on {len(cell['fits_on'])}")

@@ -25,13 +25,8 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     """The arithmetic of one tile of FA1 and FA2, and of FA2's end of a row block, in order and in clocks of one SM."""
     logs = [operations(stage, B_r, B_c, d, j) for stage, j in ((fa1, 1), (fa2, 1), (fa2, None))]
     tile_1, tile_2, end = ([step(*named, chip) for named in log if named[0] not in FREE] for log in logs)
-    counts = {
-        "multiply o by a factor": [sum(o.operations for name, _, o in log if name == "scale o") for log in logs],
-        "multiply p v by a factor": [sum(o.operations for name, _, o in log if name == ONLY_FA1) for log in logs],
-        "divide by l": [sum(o.operations for _, _, o in log if o.kind == "divide") for log in logs],
-    }
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
-    return dict(loops={"FA1": tile_1, "FA2": tile_2}, end=end, counts=counts, setting=setting)
+    return dict(loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
 
 
 def operations(stage, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
@@ -79,16 +74,13 @@ class Step(NamedTuple):
 
 
 @style.picture
-def draw(
-    loops: dict[str, Sequence[Step]], end: Sequence[Step], counts: dict[str, tuple[int, int, str]], setting: str
-) -> tuple[Figure, str]:
+def draw(loops: dict[str, Sequence[Step]], end: Sequence[Step], setting: str) -> tuple[Figure, str]:
     """Two rows of boxes on one time axis; what FA2 left out stands outlined at its end, what it does once beneath.
 
-    loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile;
-    counts: {operation: (per tile in FA1, per tile in FA2, once per row block in FA2)}.
+    loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile.
     """
     title = "One division per row instead of one per tile, and one scaling of o instead of two"
-    figure, (ax, table) = style.new_figure(4.3, title, nrows=2, height_ratios=[1.7, 1])
+    figure, ax = style.new_figure(2.9, title)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
     for y, (name, steps) in enumerate(loops.items()):
@@ -99,7 +91,6 @@ def draw(
     _boxes(ax, 0, 2, end)
     ax.text(-20, 2.3, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right", va="center")
     _axes(ax, total["FA1"], setting)
-    _table(table, counts)
     saved = 1 - total["FA2"] / total["FA1"]
     alt = (
         f"Two rows of boxes on one time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
@@ -152,16 +143,3 @@ def _axes(ax: Axes, longest: float, setting: str) -> None:
     ax.spines["left"].set_visible(False)
     ax.spines["bottom"].set_bounds(0, longest)
     ax.set_xlabel(f"clocks if every operation waits for the one before. {setting}", fontsize=style.SMALL)
-
-
-def _table(ax: Axes, counts: dict) -> None:
-    """Counts of the operations that tweak 1 is about, one line each."""
-    columns = (0.05, 0.52, 0.7, 0.97)
-    lines = [("operations, as the meter counts them", "FA1, per tile", "FA2, per tile", "FA2, once per row block")]
-    lines += [(name, *(f"{n:,}" for n in numbers)) for name, numbers in counts.items()]
-    for y, line in enumerate(lines):
-        for x, text in zip(columns, line, strict=True):
-            weight = dict(color=style.QUIET, fontsize=style.SMALL) if y == 0 else {}
-            ax.text(x, y, text, ha="left" if x == columns[0] else "right", va="center", **weight)
-    ax.set(xlim=(0, 1), ylim=(len(lines) - 0.4, -0.6), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
