@@ -118,6 +118,11 @@ def test_pictures_have_alternative_texts_and_open_at_full_size(folder, pages):
         assert [link for link in page.links if link.startswith("_images/")] == [image["src"] for image in page.images]
 
 
+def test_a_picture_that_is_only_linked_comes_along(folder):
+    for number, sheet in (("04", "poster_forward"), ("05", "poster_backward"), ("08", "poster_forward")):
+        assert re.search(rf'href="figures/{sheet}\.(svg|pdf)"', html(folder, number)), number
+
+
 def test_the_explorer_is_alive(folder):
     assert explorer.page() in html(folder, "04")
 
@@ -134,9 +139,8 @@ def test_questions_and_takeaways_are_callouts(folder):
 def test_answers_and_imports_are_folded_and_nothing_else(folder):
     for chapter in written():
         page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
-        answers = [
-            c for c in notebook(chapter).cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs
-        ]
+        cells = notebook(chapter).cells
+        answers = [c for c in cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs]
         folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
         assert folds.count("The answer") == len(answers) > 0, chapter.name
         hidden = [c for c in cells if c.metadata.get("jupyter", {}) == {"source_hidden": True}]

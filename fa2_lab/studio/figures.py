@@ -24,7 +24,7 @@ from fa2_lab.studio import compiled, files
 
 @dataclass(frozen=True)
 class Picture:
-    """One picture: fa2_lab/plots/NAME.py, its message in a sentence, and the chapter that shows it."""
+    """One picture: fa2_lab/plots/NAME.py, its message in a sentence, and the chapter that shows it, or README."""
 
     name: str
     sentence: str
@@ -67,7 +67,7 @@ PICTURES = [
     Picture(
         "ladder",
         "What each chapter changes in attention, and what becomes smaller by it; the result stays the same.",
-        "00_start",
+        "README",
     ),
     Picture(
         "quadratic_memory",
@@ -347,9 +347,10 @@ def gallery_page() -> str:
     ]
     for p in PICTURES:
         alt = p.sentence.replace('"', "'")
+        chapter = f"Chapter: [{p.chapter}](../notebooks/{p.chapter}.ipynb)."
         parts.append(
             f"## {p.name.replace('_', ' ')}\n\n{p.sentence}\n\n![{alt}]({p.name}.svg)\n\n"
-            f"Chapter: [{p.chapter}](../notebooks/{p.chapter}.ipynb)."
+            + (chapter if p.chapter != "README" else "Shown in the [README](../README.md).")
             + (f" Standing still, for print: [{p.still}]({p.still})." if p.still != f"{p.name}.svg" else "")
             + f" Drawn by [plots/{p.name}.py](../fa2_lab/plots/{p.name}.py).\n"
         )

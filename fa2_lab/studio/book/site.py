@@ -71,6 +71,7 @@ def render(folder: Path) -> Path:
             )
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
+    shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
     return folder / "index.html"
 
 
@@ -157,7 +158,7 @@ def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
 
 
 def with_links(text: str, at: Path) -> str:
-    """Links of a file in folder `at`, as its page has them: to pages, to the repository on GitHub, or mere words."""
+    """Links of a file in folder `at`, as its page has them: to pages, pictures, the repository on GitHub, or mere words."""
 
     def link(found: re.Match) -> str:
         words, target, anchor = found.groups(default="")
@@ -165,6 +166,8 @@ def with_links(text: str, at: Path) -> str:
         if not file.exists():
             return found[0]
         place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
+        if file.parent == FIGURES and file.suffix in (".svg", ".pdf"):
+            return f'<a href="{"../" * (at == NOTEBOOKS / "assignments")}{place.as_posix()}">{words}</a>'
         if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in DOORS:
             return f"[{words}]({'../' * (at == NOTEBOOKS / 'assignments')}{place.as_posix()}{anchor})"
         if reach.origin() is None:
