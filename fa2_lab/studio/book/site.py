@@ -111,7 +111,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 tags, look = [*tags, "hide-input"], {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
             elif "hide-input" in tags:
                 look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
-            if cell.metadata.get("jupyter", {}).get("outputs_hidden"):
+            if cell.metadata.get("jupyter", {}).get("outputs_hidden") and cell.outputs:
                 tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
                 look = {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"}
             look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
@@ -158,18 +158,19 @@ def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
 
 
 def with_links(text: str, at: Path) -> str:
-    """Links of a file in folder `at`, as its page has them: to pages, pictures, the repository on GitHub, or mere words."""
+    """Links of a file in folder `at`, as its page has them: to pages, pictures, GitHub, or mere words."""
 
     def link(found: re.Match) -> str:
         words, target, anchor = found.groups(default="")
         file = Path(os.path.normpath(at / target))
         if not file.exists():
             return found[0]
+        up = "../" * (at == NOTEBOOKS / "assignments")
         place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
         if file.parent == FIGURES and file.suffix in (".svg", ".pdf"):
             return f'<a href="{"../" * (at == NOTEBOOKS / "assignments")}{place.as_posix()}">{words}</a>'
         if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in DOORS:
-            return f"[{words}]({'../' * (at == NOTEBOOKS / 'assignments')}{place.as_posix()}{anchor})"
+            return f"[{words}]({up}{place.as_posix()}{anchor})"
         if reach.origin() is None:
             return words
         repository, commit = reach.origin()
