@@ -154,7 +154,7 @@ for n in (3, 6, 9, 12):
 # </details>
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
-# softmax of chapter 01.
+# softmax of chapter 01 ([picture](../figures/three_softmaxes.svg)).
 #
 # In the picture ten blocks stream past four rows. Follow row 2. At the border between two blocks, l and o shrink if a
 # larger score has come; in the middle of a block its terms are added. Where m does not step up, $\alpha$ is 1. If the
