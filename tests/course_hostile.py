@@ -348,7 +348,7 @@ HUNGRY = """def merge(a, b):
         kept.append(np.empty(10**7))"""
 FAMILY = """import os, time
 come, go = os.pipe()
-for _ in range(12):
+for _ in range(8):
     if not os.fork():
         kept = b"x" * (300 * 2**20)
         os.write(go, b"x")
@@ -446,7 +446,7 @@ HARM = {
     ),
     "deaf to the alarm": Hostile((DEAF,), remark="could not be interrupted"),
     "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
-    "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="of memory"),
+    "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="a cell of your own"),
     "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8),
     "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 6 s"),
     "os._exit": Hostile(
