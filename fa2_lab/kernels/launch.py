@@ -51,14 +51,8 @@ class Blocks:
         return Tile(*map(triton.language.constexpr, numbers))
 
 
-SIZES = [
-    "H",
-    "group",
-    "N_k",
-    "heads",
-    "heads_at_once",
-    "sequences",
-]  # Triton compiles one kernel for all values of these
+# Triton compiles one kernel for all values of these.
+SIZES = ["H", "group", "N_k", "heads", "heads_at_once", "sequences"]
 
 SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)  # their ptxas need more registers
 
