@@ -15,7 +15,7 @@ SIZES = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, ca
 SIZES += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 SIZES += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
 NEAR, IN_TURN = dict(left=100), dict(same_bits=True)  # a window; and additions in a fixed order
-MORE = [(SIZES[0], 3, IN_TURN), (SIZES[7], 1, IN_TURN), (SIZES[7], 1, NEAR), (SIZES[2], 3, NEAR)]
+MORE = [(SIZES[0], 3, IN_TURN), (SIZES[7], 1, IN_TURN), (SIZES[6], 1, NEAR), (SIZES[2], 3, NEAR)]
 ALL = [*product(SIZES, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
 FEW = [(SIZES[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
 FEW += MORE
