@@ -20,8 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {  # whose tests take seconds: what is changed, and who should see it
     "core": (["tiles.py", "trace.py", "paper.py"], ["tiles", "trace", "paper", "reference"]),
-    "reference": (["reference/*"], ["reference", "masks", "packed"]),
-    "machine": (["machine/*"], ["machine_*", "plots_machine"]),
+    "reference": (["reference/*"], ["reference", "masks", "packed", "machine_ring"]),
+    "machine": (["machine/*"], ["machine_*", "layouts", "plots_machine"]),
     "errata": (["errata/*"], ["errata"]),
     "plots": (["plots/*"], ["plots_algorithm", "plots_machine", "plots_hopper", "plots_measured", "plots_ring"]),
     "bench": (["studio/bench/*"], ["bench*"]),
