@@ -44,7 +44,7 @@ from fa2_lab.trace import Trace
 #
 # - *standard*: as the definition says, one step after the other,
 # - *FA1* and *FA2*: FlashAttention of 2022 and FlashAttention-2 of 2023,
-# - *ours*: the last kernel of this book.
+# - *ours*: the last kernel (GPU program) of this book.
 #
 # The left picture has always 16,384 tokens in all: many short texts, or one long text.
 #
@@ -62,9 +62,10 @@ show(time_and_memory.draw(**time_and_memory.data()))
 # 132 processors, so most of them are idle (chapter 06).
 # </details>
 #
-# On the left, lower is faster. At N = 16,384 our kernel is 5.6 times as fast as standard attention. On the right is the
-# memory that a program holds beyond its inputs, for one text. Standard's grows fourfold with each doubling of N, until
-# the GPU is full. FA2's and ours double. (bf16 is a number of two bytes. FA2, and standard on the right, are PyTorch's.)
+# On the left, lower is faster. At N = 16,384 our kernel is 5.6 times as fast as standard attention. On the right is
+# the memory that a program holds beyond its inputs, for one text. Standard's grows fourfold with each doubling of N,
+# until the GPU is full. FA2's and ours double. (bf16 is a number of two bytes, *causal* a word of chapter 04. FA2, and
+# standard on the right, are PyTorch's; the others are kernels of this book.)
 #
 # **Takeaway.** The same answer can be had several times faster, and in memory that grows with N instead of N².
 
@@ -127,8 +128,7 @@ print("output of the first query:", attention(Q, K, V)[0].tolist())
 #
 # %% [markdown]
 # *On chip* means in this book: inside an SM, in registers or shared memory. An SM also has units that compute. *Tensor
-# cores* multiply small matrices. *FP32 units* add and multiply float32 numbers. *Special function units* take
-# exponentials.
+# cores* multiply small matrices. *FP32 units* add and multiply float32 numbers. *Special function units* compute exponentials.
 #
 # **Predict.** Do the 256 MiB of S fit into the shared memory of all 132 SMs together? And does a piece of S, 128 × 128
 # scores of four bytes, fit into that of one SM?

@@ -33,8 +33,8 @@ from fa2_lab.trace import UNWATCHED, Trace
 # %% [markdown]
 # ## Three queries, three keys
 #
-# Take the four lines of chapter 00 in numbers, because the backward pass below needs them. The numbers are chosen so that
-# all exponentials are 1, 2 or 3, and there is no scale yet.
+# We go through the four lines of chapter 00 with small numbers. The backward pass at the end of this chapter uses the
+# same numbers. The numbers are chosen so that all exponentials are 1, 2 or 3, and there is no scale yet.
 #
 # **Predict.** Query 0 is (1, 0), so its scores are 0, log 2 and 0. The values are (8, 0), (2, 0) and (0, 20). What is its
 # output? No calculator is needed: $e^{\log 2} = 2$.
@@ -162,7 +162,7 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # | code | what it means |
 # | --- | --- |
 # | `meter = Trace()` | a new meter |
-# | `Q = meter.hbm(Q=Q)` | Q lives in HBM, and the meter watches it; several tensors at once will do |
+# | `Q = meter.hbm(Q=Q)` | Q lives in HBM, and the meter watches it; several tensors may be given at once |
 # | `q = Q[:]` | a *load*: the elements in the brackets come on chip |
 # | `O[:] = o` | a *store*: they go back to HBM |
 #
@@ -269,10 +269,11 @@ print("dP, first row:   ", np.round(dP[0], 9).tolist())
 # %% [markdown]
 # ## Backwards through softmax
 #
-# Raise one score of a row. Its weight grows and all others shrink, because they share one sum: $p_j = e^{s_j} / \Sigma$
-# with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ and its part in that of $\Sigma$ are $e^{s_j}$, so the
-# quotient rule gives $\partial p_j / \partial s_j = e^{s_j}/\Sigma - (e^{s_j}/\Sigma)^2 = p_j - p_j^2$. For two different
-# keys it gives $\partial p_j / \partial s_k = -p_j p_k$. As a matrix this is $\mathrm{diag}(p) - p p^\top$.
+# Raise one score of a row. Its weight grows and all others shrink, because they share one sum: $p_j = e^{s_j} /
+# \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is $e^{s_j}$, and so is
+# that of $\Sigma$, because only one of its terms contains $s_j$. So the quotient rule gives $\partial p_j / \partial
+# s_j = e^{s_j}/\Sigma - (e^{s_j}/\Sigma)^2 = p_j - p_j^2$. For two different keys it gives $\partial p_j / \partial
+# s_k = -p_j p_k$. As a matrix this is $\mathrm{diag}(p) - p p^\top$.
 #
 # **Predict.** Adding the same number to all scores changes no weight. So what must the entries of ds add up to?
 
@@ -387,7 +388,7 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 
 
 # %% [markdown]
-# **Predict.** N = 512 and d = 64. Standard attention moves about $4N^2$ elements. How many N² does this move, if it loads
+# **Predict.** N = 512 and d = 64. Standard attention moves about $4N^2$ elements. How many times N² elements does this move, if it loads
 # 3Nd elements for each of N queries?
 
 # %% tags=["hide-input"]
@@ -408,8 +409,9 @@ print(f"by rows moves {meters[1].hbm_elements / 512**2:.0f} N², {ratio:.0f} tim
 #
 # The memory problem is solved: 1,024 numbers instead of half a million. But far more is moved than before.
 #
-# What if a whole block of queries shared each trip of the keys? Then a row of S would arrive in pieces. The next chapter
-# asks whether softmax can take that.
+# What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on chip. So
+# the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
+# softmax can take that.
 #
 # **Takeaway.** Memory held and elements moved are two costs. One can fall while the other rises.
 

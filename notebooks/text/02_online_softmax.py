@@ -169,8 +169,8 @@ show(state_stream.draw(**state_stream.data()))
 # %% [markdown]
 # ## A row that has seen no key
 #
-# Chapter 04 hides keys from some rows, for example those of later words (a *mask*). A hidden key has the score $-\infty$,
-# since $e^{-\infty} = 0$. Sometimes all keys of a block are hidden from a row.
+# Chapter 04 hides keys from some rows, for example from each word the keys of later words (a *mask*). A hidden key has
+# the score $-\infty$, since $e^{-\infty} = 0$. Sometimes all keys of a block are hidden from a row.
 #
 # **Predict.** A row's m is still $-\infty$, and a block arrives whose scores are all $-\infty$. `update` computes
 # $e^{s - m_{new}}$. What is $-\infty - (-\infty)$?
@@ -321,8 +321,7 @@ else:
     print("right" if close(m_all + np.log(l_all), logsumexp(scores.ravel())) else "not yet: some pair does not shrink")
 
 # %% [markdown]
-# **2. Find the bug.** The step below forgets $\alpha$ in one place. Is its result wrong in every row? Write your answer in
-# place of the first `...`:
+# **2. Find the bug.** The step below forgets $\alpha$ in one place. Is its result wrong in every row? Write your letter with quotation marks, for example `"A"`, in place of the `...`:
 #
 # - `A`: in every row,
 # - `B`: in every row but those whose largest score is in the first block,

@@ -207,9 +207,9 @@ for N in (1024, 8192):
 # So what the chip requests still grows with $N^2$. What grows with N alone is the extra memory: l and m, and nothing of
 # the size of S.
 #
-# Fewer column blocks mean fewer requests, so $B_c$ should be as large as fits. Let M be the number of elements that fit
-# into the shared memory of one thread block. The paper's rule is $B_c = \lceil M / 4d \rceil$, and as many rows (but at
-# most d). Then the four blocks q, k, v and o together fill M.
+# Fewer column blocks mean fewer requests, so $B_c$ should be as large as fits. Let M be the number of elements that
+# fit into the shared memory of one thread block. The paper's rule is $B_c = \lceil M / 4d \rceil$, and as many rows
+# (but at most d). If there are as many rows, the four blocks q, k, v and o together fill M.
 #
 # **Predict.** Put $T_c = N / B_c = 4Nd / M$ into the leading term $3Nd \cdot T_c$. What comes out?
 
@@ -265,20 +265,20 @@ print(f"with an A100's shared memory, {room:,} elements, B_c = {by_rule}: {less:
 # **50.** $(3d + 4) / B_c < 4$ if $B_c > 49$.
 # </details>
 #
-# (The A100 is the GPU of the FlashAttention papers.) In the picture, the lines count what the chip requests. On the left
-# they are parallel: tiling saves a factor. On the right, N is fixed and M grows. Standard attention moves the same. FA1
-# moves less, but with too little room it moves *more* than standard attention, since a row block's state travels with
-# every tile.
+# (The A100 is the GPU of the FlashAttention papers.) In the picture, the three upper lines count what the chip
+# requests. On the left they are parallel: tiling saves a factor. On the right, N is fixed and M grows. Standard
+# attention moves the same. FA1 moves less, but with too little room it moves *more* than standard attention, since a
+# row block's state travels with every tile.
 #
 # The two crosses were counted on an H200 during an FA2 kernel with row blocks of 64. What passed through L2 is 34.2M
-# elements. FA2's formula gives 34.1M for these blocks, and 17.3M for the blocks of 128 that the line has. What crossed to
-# DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.
+# elements. FA2 (next chapter) loads K and V once for each row block: 34.1M for row blocks of 64. The line has row
+# blocks of 128: 17.3M. What crossed to DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.
 
 # %% tags=["nbval-ignore-output"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# **Takeaway.** With 50 keys in a block, FA1 requests less than standard attention. Shared memory has room for several
+# **Takeaway.** With 50 keys in a block and d = 64, FA1 requests less than standard attention. Shared memory has room for several
 # times as many. And most requests are answered by L2.
 
 # %% [markdown]
@@ -303,9 +303,8 @@ print(f"this tile of P, from s, m and l: largest difference from P {np.abs(p - P
 # the final probability at once. The rest is chapter 01, tile by tile.
 # </details>
 #
-# It costs one product more than standard attention, $QK^\top$ again: 10 $N^2 d$ FLOPs instead of 8. In return nothing of
-# size $N^2$ is stored. On the H200 of chapter 00, making one score again takes 128 FLOPs. Sending it to HBM and fetching
-# it back takes as long as 1,650.
+# This backward pass has one product more than standard attention's, $QK^\top$ again: five products instead of four, 10 $N^2 d$ FLOPs instead of 8. In return nothing of size $N^2$ is stored. On the H200 of chapter
+# 00, making one score again takes 128 FLOPs. Sending it to HBM and fetching it back takes as long as 1,650.
 #
 # **Takeaway.** Two numbers for each row, $\ell$ and $m$, bring back any tile of P. Computing it again is cheaper than
 # storing it.
@@ -348,8 +347,7 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 #
 # *Dropout* sets entries of P to 0 by chance. The backward pass must drop the same entries. Storing $N^2$ bits would take
 # the memory that we have just saved, so FA1 draws the random numbers again. A generator that hands them out in the order of
-# the tiles works only if both passes visit tiles in the same order. FA2's passes do not: of 16 tiles, 12 would get other
-# numbers ([picture](../figures/dropout_orders.svg)). The way out: compute each random number from its row and column
+# the tiles works only if both passes visit tiles in the same order. FA2's passes do not: its forward pass has the rows outside, its backward pass the columns. Of 16 tiles, 12 would get other numbers ([picture](../figures/dropout_orders.svg)). The way out: compute each random number from its row and column
 # (and a seed). Then the order of the loops does not matter.
 # </details>
 

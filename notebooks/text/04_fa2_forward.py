@@ -34,9 +34,10 @@ from fa2_lab.trace import UNWATCHED, Trace
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
 #
-# Here are FA1's two loops. The step inside them is `fa1_step` of chapter 03; its code is folded below. `tiling.rows(i)`
-# and `tiling.cols(j)` say which rows and columns belong to a block. `trace.serial` is a loop whose passes run one after
-# the other, and `trace.parallel` one whose passes may run at the same time. The meter notes which is which.
+# Here are FA1's two loops. The step inside them does the same as `fa1_step` of chapter 03. Its code is folded below;
+# here it is called `divided_step`. `tiling.rows(i)` and `tiling.cols(j)` say which rows and columns belong to a block.
+# `trace.serial` is a loop whose passes run one after the other, and `trace.parallel` one whose passes may run at the
+# same time. The meter notes which is which.
 
 # %%
 def keys_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):  # FA1
@@ -153,7 +154,7 @@ recorded = motion.data()
 show(motion.draw(**recorded), motion.moving(**recorded))
 
 # %% [markdown]
-# **Takeaway.** The swap saves a third of the requests. They still grow with $N^2$.
+# **Takeaway.** With square tiles the swap saves a third of the requests. They still grow with $N^2$.
 
 # %% [markdown]
 # ## Who has to wait for whom?
@@ -206,7 +207,7 @@ print(f"divided once, at the end: largest difference from plain attention {error
 # <details><summary>Answer</summary>
 #
 # **It shrinks**, by $\alpha = e^{m - m_{new}}$, and so does $\ell$, because both are sums of $e^{s - m}$ and m has
-# changed. Open the code: `raw_step` is five lines. FA1's β is gone too, because p is taken relative to the new
+# changed. Open the code: `raw_step` is four lines. FA1's β is gone too, because p is taken relative to the new
 # maximum from the start.
 # </details>
 #
@@ -226,9 +227,9 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # %% [markdown]
 # ## What is that worth?
 #
-# Tweak 1 removes 17,280 of the 4.3 million operations of this tile: 0.4%. But they are expensive ones. The matrix
-# products run on the tensor cores, all else on much slower units. This is FA1's tile on one SM of the A100, the chip of
-# the FA2 paper:
+# Tweak 1 removes 17,280 of the 4.3 million operations of this tile, 16,384 of them one scaling of the tile: 0.4%. But
+# they are expensive ones. The matrix products run on the tensor cores, all else on much slower units. This is FA1's
+# tile on one SM of the A100, the chip of the FA2 paper:
 #
 # | operations of one tile | number | done per clock |
 # | --- | ---: | ---: |
@@ -386,7 +387,7 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # %% [markdown]
 # ## Recap
 #
-# - Queries outside: q, o, $\ell$ and m stay on the chip, k and v come by. The chip requests a third less, and row blocks
+# - Queries outside: q, o, $\ell$ and m stay on the chip, k and v come by. With square tiles the chip requests a third less, and row blocks
 #   need nothing from each other.
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
 # - Tweak 2: $L = m + \log \ell$ is all that the backward pass needs.
@@ -436,7 +437,7 @@ else:
 
 # %% [markdown]
 # **2. Find the bug.** Three rules for a causal mask. One is right. Each of the other two lets some query see the future.
-# Which is right? Write its name in place of the `...`.
+# Which is right? Write its letter with quotation marks, for example `"A"`, in place of the `...`.
 #
 # - `A`: skip tile (i, j) if `j * B_c > (i + 1) * B_r`, and mask only the tiles with i = j.
 # - `B`: skip if `j * B_c >= (i + 1) * B_r`, and set hidden scores to 0 before the softmax.

@@ -78,8 +78,8 @@ print("p (dp - D), in sixteenths:           ", np.round(16 * p * (dp - D), 4), "
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | from rows of P and dP | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# So FA2 changed two things: one number per row instead of two, and D. FA1 must load O for every column block to compute D.
-# FA2 loads it once.
+# So of what is kept and made again, FA2 changed two things: one number per row instead of two, and D. FA1 must load O
+# for every column block to compute D. FA2 loads it once.
 #
 # **Predict.** Standard attention's backward pass has four matrix products: dV, dP, dQ and dK. FA2 must also get S back.
 # How many products has FA2's backward pass?
@@ -297,8 +297,8 @@ print("two passes:", both, "products,", without_dQ + second.hbm_elements, "eleme
 # The requests are about as many as before. In return every result has one owner, and the same input gives the same bits.
 # Which way is faster depends on the chip. Chapter 09 has both as kernels.
 #
-# The picture shows one tile, from left to right: what is white is made again, boxes with dashed edges are gradients, and
-# the circled numbers are the five products in their order. Its lower half shows the two ways to sum dQ.
+# The picture shows one tile, from left to right: what is white is made again, boxes with dashed edges are gradients,
+# and the circled numbers count the five products. Its lower half shows the two ways to sum dQ.
 
 # %%
 show(backward_graph.draw(**backward_graph.data()))

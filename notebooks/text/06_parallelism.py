@@ -147,7 +147,7 @@ for stage in ("fa1", "fa2"):
 # **Twelve.** Each head has $T_r = 2$ row blocks, so there are twice as many workers, and each has half of the work.
 # </details>
 #
-# The last column shows that the work as a whole is the same, to the operation.
+# The last number of each line shows that the matmul FLOPs as a whole are the same.
 #
 # **Takeaway.** FA1 launches batch · heads thread blocks. FA2 launches batch · heads · $T_r$.
 
@@ -255,15 +255,14 @@ for B_r in (128, 64, 32, 16):
 # At $B_r = 64$ the chip is as busy as it gets, for twice the requests. Below that, requests double again and nothing is
 # gained. (L2 answers many of these requests. The numbers still have to come from L2 to each SM.)
 #
-# **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest that keep the SMs
-# busy.
+# **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest row blocks that keep the SMs busy.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
 #
-# Under the causal mask, row block i of a square has i + 1 tiles. Take two heads of 4 row blocks on three SMs. In the
-# order of the rows, head by head, they have 1, 2, 3, 4, 1, 2, 3, 4 tiles. These are 20 tiles on three SMs, so no order can
-# end before 7.
+# Under the causal mask, with as many queries as keys and square tiles, row block i has i + 1 tiles. Take two heads of
+# 4 row blocks on three SMs. In the order of the rows, head by head, they have 1, 2, 3, 4, 1, 2, 3, 4 tiles. These are
+# 20 tiles on three SMs, so no order can end before 7.
 #
 # **Predict.** In which order would you launch them?
 
@@ -285,9 +284,10 @@ show(waves.draw(**waves.data()))
 # </details>
 #
 # The picture shows batch 1, 32 heads and 2,048 tokens, in blocks of 128, on 132 SMs. Each line is one SM, and the grey
-# changes where a new thread block starts. Compare the ends of the two upper panels: FA1 takes four times as long as FA2
-# (16 · 16 tiles in each thread block). Row by row, the third panel launches the row blocks of one head from first to last,
-# head by head. In the fourth, the longest of all heads start first, and the ragged edge becomes nearly straight.
+# changes where a new thread block starts. Compare the ends of the two upper panels: FA1 takes four times as long as
+# FA2 (16 · 16 tiles in each thread block). The two lower panels have the causal mask. In the third, the row blocks of
+# each head start from first to last, head by head. In the fourth, the longest of all heads start first, and the ragged
+# edge becomes nearly straight.
 #
 # **Takeaway.** If thread blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.
 
@@ -314,11 +314,12 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
         print(f"  worker {j}:", *("  . " if i < 0 else f"dQ_{i}" for i in row))
 
 # %% [markdown]
-# Without a mask, all four workers add to the same block of dQ in the same step. So the additions must be atomic, or a
-# second pass computes dQ (chapter 05).
+# Without a mask, all four workers add to the same block of dQ in the same step. Under the causal mask they do not meet
+# in this table, but real workers do not keep step, so they can meet there as well. So the additions must be atomic, or
+# a second pass computes dQ (chapter 05).
 #
-# The picture is the paper's figure 2 and counts workers from 1. Compare the small squares on the right: one writer for each
-# block of O, several for each block of dQ.
+# The picture is the paper's figure 2 and counts workers from 1. Compare the small squares on the right: one writer for
+# each block of O, up to four for each block of dQ.
 
 # %%
 show(workers.draw(**workers.data()))
@@ -358,7 +359,7 @@ for splits in (1, 4, 5, 8):
 # </details>
 #
 # 8 parts take two short waves and end together with 4. The parts meet through HBM: each writes its O (already divided by
-# $\ell$) and its L, and a second small kernel merges them. The last column shows how little that is. Chapter 14 builds it.
+# $\ell$) and its L, and a second small kernel merges them. The last number of each line shows how little that is. Chapter 14 builds it.
 #
 # **Takeaway.** With too few rows, split the keys and merge, as in chapter 02, but among thread blocks. This is called
 # *split-KV*.
@@ -369,7 +370,7 @@ for splits in (1, 4, 5, 8):
 # - A thread block is a worker that can rely on no other. The iterations of a loop may run at the same time if they write to
 #   different places, and none reads what another writes.
 # - FA1 has batch · heads workers. FA2 has $T_r$ times as many forward (rows), and $T_c$ times as many backward (columns).
-# - Equal thread blocks take ⌈thread blocks / SMs⌉ waves. In the last wave SMs are idle.
+# - Equal thread blocks take ⌈thread blocks / SMs⌉ waves. In the last wave some SMs are often idle.
 # - Unequal thread blocks: launch the longest first.
 # - Backward workers meet on dQ: atomic additions, or a second pass.
 # - Few rows and many keys: split the keys, merge the parts.
@@ -377,7 +378,7 @@ for splits in (1, 4, 5, 8):
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** One thread block shall take *two* row blocks of a causal head, so that all thread blocks are equally
+# **1. Complete.** One thread block should take *two* row blocks of a causal head, so that all thread blocks are equally
 # long. Which row block goes with row block i? Write it in place of the `...`.
 #
 # <details><summary>Hint</summary>

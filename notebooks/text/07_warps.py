@@ -74,9 +74,9 @@ print(f"queries cut among 4 warps: error of o {np.abs(split_q_tile(q, k, v, 4) -
 # %% [markdown]
 # ## The other way: cut the keys
 #
-# FA1 cuts the keys. Each warp takes two keys and all queries. So it has finished scores, but only two of eight columns of
-# S. The paper calls this *split-K*. (Here K means the keys. In libraries for matrix products, split-K means something
-# else: a cut through the dimension that is summed over.)
+# In FA1, the warps cut the keys. Each warp takes two keys and all queries. So it has finished scores, but only two of
+# eight columns of S. The paper calls this *split-K*. (Here K means the keys. In libraries for matrix products, split-K
+# means something else: a cut through the dimension that is summed over.)
 #
 # Two columns are not enough for a softmax. Follow it step by step: maximum, exponentials, sum, $PV$. Three of the results
 # need all four warps: the maxima, the sums, and the parts of $PV$. To publish a result, a warp writes it into shared
@@ -116,8 +116,9 @@ for name, of_warps in published.items():
 # %% [markdown]
 # ## Count what passes through shared memory
 #
-# `fa2_lab.machine.warps` runs a thread block warp by warp, on a shared memory that counts. K and V are copied from HBM
-# into shared memory, and each warp reads from there what it needs.
+# `fa2_lab.machine.warps` runs a thread block warp by warp, on a shared memory that counts. Q, K and V are copied from
+# HBM into shared memory, and each warp reads from there what it needs. Q is copied once for all tiles of its row
+# block, so the count of one tile has only Q's reads.
 #
 # **Predict.** For our tile of 8 × 8 with d = 4 and four warps: how many elements of K does one warp read under split-Q?
 
@@ -258,9 +259,9 @@ for B_r, d in ((64, 64), (128, 64), (128, 128)):
 # %% [markdown]
 # ## What is it worth?
 #
-# Saved bytes save time only if somebody waited for them. Take the model of chapter 04 and add one unit to it: the A100's
-# shared memory moves 128 bytes per clock. For this tile the tensor cores need 2,048 clocks, the FP32 units 644, and the
-# exponentials 520.
+# Saved bytes save time only if somebody waited for them. Take the model of chapter 04 and add one unit to it: the
+# shared memory of one SM of the A100 moves 128 bytes per clock. For this tile the tensor cores need 2,048 clocks, the
+# FP32 units 644, and the exponentials 520.
 #
 # **Predict.** Split-K moves 718 KiB through shared memory, and split-Q 192 KiB. Which unit is busiest under each of them?
 
@@ -318,7 +319,7 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 # </details>
 #
 # **Takeaway.** If a product sums over what the warps own, their parts must be added. Forward, owning queries avoids
-# that. Backward, nothing avoids it in all five products.
+# that. Backward, neither queries nor keys avoid it in all five products.
 
 # %% [markdown]
 # ## Recap
@@ -343,7 +344,7 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 # ```python
 # return 2 * (2 * B_c * d * (1 + W) + B_r * d)
 # ```
-# Eight warps instead of four nearly double it. That pays if $B_r$ doubles as well: more warps want more rows.
+# Eight warps instead of four make it 1.7 times as much: 320 KiB instead of 192. That pays if $B_r$ doubles as well: more warps want more rows.
 # </details>
 
 
@@ -372,7 +373,7 @@ else:
 # </details>
 # <details><summary>Solution</summary>
 #
-# `return np.exp(m_w - m)`. The maxima can now travel together with the sums, so one barrier less is needed. The parts of
+# `return np.exp(m_w - m)`. The maxima can now travel together with the sums, so one barrier fewer is needed. The parts of
 # $PV$ still cross, and they are what costs.
 # </details>
 
@@ -415,7 +416,7 @@ else:
 #
 # 2 · 16 · 32 = 1,024. FA1 launches 32.
 # </details>
-# <details><summary>3. How many waves are that on the 108 SMs of an A100, one block on each?</summary>
+# <details><summary>3. How many waves is that on the 108 SMs of an A100, one block on each?</summary>
 #
 # ⌈1,024 / 108⌉ = 10, and 95% of the SMs' time is used.
 # </details>

@@ -6,10 +6,11 @@
 #
 # **How do these lines become a GPU kernel?**
 #
-# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
-# such a worker runs. The language is *Triton*: Python with blocks of numbers in place of single numbers. You say what one
-# thread block does, and the compiler shares the work among its warps (chapter 07). We build the kernel line by line. The
-# chapter ends when all of its lines are together: it is rung 07 of the ladder that chapter 10 climbs.
+# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program
+# that such a worker runs. The language is *Triton*: Python with blocks of numbers in place of single numbers. You say
+# what one thread block does, and the compiler shares the work among its warps (chapter 07). We build the kernel line
+# by line. The chapter ends when all lines of the kernel are together. The book has twenty such kernels, each one
+# change away from the one before: the *ladder*, which chapter 10 climbs. This one is its rung 07.
 #
 # After this notebook you can
 #
@@ -140,9 +141,9 @@ for name, q in (("the view", view), ("its copy", view.contiguous())):
 # The number of places from one row to the next is the *stride*. There are two cures. Rung 07 copies the view
 # (`contiguous()`). The package hands the stride to the kernel.
 #
-# The picture shows the way from a program's number to its tile, for d = 4. The mask keeps out rows that the head does not
-# have. In the kernels of this book `i` is the first *row* of a row block, and `j` the first *key* of a column block. In
-# the paper they are the blocks' numbers.
+# The picture shows the way from a program's number to its tile, for d = 4. The mask keeps out rows that the head does
+# not have. In the picture and in the paper, i is the number of a row block. In the kernels of this book `i` is its
+# first *row*, and `j` the first *key* of a column block.
 
 # %%
 show(ragged_edge.draw(**ragged_edge.data()))
@@ -484,11 +485,11 @@ for causal in (False, True):
 # ## Exercises
 #
 # **1. Complete.** A kernel for L alone, from Q and K. It is Algorithm 1 without V and $o$. Replace the body of the loop: load,
-# multiply, mask, then chapter 02's two sums.
+# multiply, mask, then chapter 02's maximum and its sum ℓ.
 #
 # <details><summary>Hint</summary>
 #
-# Five lines of `loop_kernel` are needed, and the one that sets `m_i`. 70 keys in blocks of 16: what is behind the end?
+# You need all lines of `loop_kernel`'s loop that do not belong to `v_j` or `o_i`. 70 keys in blocks of 16: what is behind the end?
 # </details>
 # <details><summary>Solution</summary>
 #

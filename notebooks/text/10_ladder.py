@@ -283,11 +283,11 @@ for heads in (64, 8):
 # </details>
 #
 # They now run at the same time. So the first one to ask brings a tile into the L2 cache, and the others find it there.
+# In rung 02 all 64 heads are at work at once, and their K and V, 128 MiB, do not fit in the 60 MiB of L2.
 #
-# So the change works twice. What the row blocks ask for comes from L2 instead of DRAM. And it fills the GPU: with 8 heads, 8
-# busy SMs become 132. The rest of the measured factor, 1.5 to 2, is likely the second program on each SM. Both kernels leave
-# *room* for two. But rung 02 launches 64 programs for 132 SMs, so only rung 03 uses the second place: one
-# waits while the other computes.
+# So the change works twice. What the row blocks ask for comes from L2 instead of DRAM. And it fills the GPU: with 8
+# heads, 8 busy SMs become 132. The rest of the measured factor, 1.5 to 2, is likely the second program on each SM.
+# Both kernels leave *room* for two, but rung 02 launches 64 programs for 132 SMs.
 #
 # **Takeaway.** A program for each row block fills the GPU, and lets the L2 cache carry the loop over the keys.
 
@@ -314,15 +314,14 @@ show(roofline.draw(**roofline.data()))
 #
 # The picture is called a *roofline*. Left of the ridge bytes set the limit. Rung 00 is near it. Rungs 01 and 02 are far below
 # it, because half of the SMs have no program. From rung 03 on all are far to the right. They do not wait for DRAM's
-# *bandwidth* any more, and saving more bytes of DRAM gains nothing. (From rung 10 on, programs come in another order, which
-# reads more from DRAM. It does no harm.)
+# *bandwidth* any more, and saving more bytes of DRAM gains nothing.
 #
 # **Takeaway.** Left of the ridge, save bytes. Right of it, find out what the tensor cores wait for.
 
 # %% [markdown]
 # ## Fewer operations, or fewer registers?
 #
-# Rung 04 defers the division to the end: FA2's first tweak. Chapter 04's model allows it 5% at most, because the division was
+# Rung 04 defers the division to the end: FA2's first tweak. Chapter 04's model allows it 8% at most, because the division was
 # little work.
 #
 # **Predict.** Without a mask it gains 23%. Which number of the compiler's report could explain more than the work saved?
@@ -366,8 +365,8 @@ print("   skipping at N = 16,384, causal:", f"{timed[16, 16384, 128, True].ratio
 #
 # Skipping gives what it promises: nearly 2 where half of the tiles are skipped, 1.00 where none are.
 #
-# Rung 07 *loses*. Its second loop needs 12 more registers, and one program fewer fits on an SM. We keep it all the same:
-# it is Algorithm 1 as one would write it down, and the next rung removes what it suffers from.
+# Rung 07 *loses* here. Its second loop needs 12 more registers, and one program fewer fits on an SM. We keep it all
+# the same: it is Algorithm 1 as one would write it down, and the next rung removes what it suffers from.
 #
 # **Takeaway.** A right idea can lose if it comes too early.
 
@@ -399,9 +398,9 @@ step("08", "stall: long_scoreboard", "shared", "tensor cores at work, %")
 # %% [markdown]
 # ## From here on, Hopper
 #
-# The other rungs use what only Hopper has, the H200's family of chips. [Chapter 12](12_hopper_forward.ipynb) builds them.
-# Rungs 09 to 13 are preparations. Together they gain nothing without a mask, and 9% with one. Then come three changes that
-# gain more, 14 to 16, and three small ones.
+# From rung 11 on, the rungs use what Hopper has, the H200's family of chips. [Chapter 12](12_hopper_forward.ipynb)
+# builds them. Rungs 09 to 13 are preparations. Together they gain nothing without a mask, and 9% with one. Then come
+# three changes that gain more, 14 to 16, and three small ones.
 #
 # **Predict.** In rung 14, 128 rows share each tile of K and V, where it was 64. What happens to the bytes through L2?
 
@@ -499,7 +498,7 @@ show(speed.draw(**speed.data()))
 #
 # - Events, warm-up, medians, turns, a flushed cache and a check before: each keeps one kind of wrong number out.
 # - A program per row block is worth most: it fills the GPU, and L2 carries K and V.
-# - Copies that run ahead come second. Under a causal mask, skipping comes before them.
+# - The swapped loops come second: a factor of 2. Copies that run ahead come third. Under a causal mask, skipping comes before the copies.
 # - The tweaks of the arithmetic are worth what registers and instructions allow.
 # - On Hopper the last third is order: what runs while the softmax runs.
 

@@ -179,8 +179,9 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # %% [markdown]
 # ## What are the warps waiting for?
 #
-# By the roofline of chapter 10, DRAM is not what limits rung 07: its point lies far right of the ridge. Still it reaches
-# less than half of what the tensor cores can do. The roofline says what is *not* the reason. It does not say what is.
+# By the roofline of chapter 10, DRAM is not what limits rung 07: like all rungs from 03 on, it lies far right of the
+# ridge. Still it reaches less than half of what the tensor cores can do. The roofline says what is *not* the reason.
+# It does not say what is.
 #
 # NVIDIA's profiler *Nsight Compute*, `ncu`, reads counters that the hardware keeps. Five are enough for a first look:
 #

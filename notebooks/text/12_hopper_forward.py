@@ -6,9 +6,10 @@
 #
 # **What does an H100 want beyond FlashAttention-2?**
 #
-# FA2 was written for the A100. An H100 or H200, NVIDIA's *Hopper* generation, can do more: it multiplies while the program
-# goes on, one thread copies whole tiles, and warps can hand registers to each other. Plain Triton uses a part of that.
-# The last rung written in Triton reaches three quarters of the speed of FlashAttention-3 (FA3; Shah and others, 2024).
+# FA2 was written for the A100. An H100 or H200, NVIDIA's *Hopper* generation, can do more: it multiplies while the
+# program goes on, one thread copies whole tiles, and warps can hand registers to each other. Plain Triton uses a part
+# of that. The last rung written in Triton reaches three quarters of the speed of FlashAttention-3 (FA3; Shah and
+# others, 2024) at d = 128, and 84 to 88% at d = 64.
 #
 # In this chapter you build the rest. It has three parts.
 #
@@ -23,10 +24,10 @@
 # - read the fastest forward kernel of this package line by line,
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: five hours with the questions, in three sittings: the machine 1½, the rungs 2, the kernel 1½. You need a Triton
-# kernel that you have read ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes, layouts and banks
-# ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any laptop with Linux. Measured numbers were recorded on an NVIDIA
-# H200 in bf16 and are read from `figures/data`.*
+# *Time: nearly six hours with the questions and exercises, in seven sittings of about 50 minutes: four for the machine
+# and the rungs, three for the kernel. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
+# [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any
+# laptop with Linux. Measured numbers were recorded on an NVIDIA H200 in bf16 and are read from `figures/data`.*
 
 # %%
 import ast
@@ -109,8 +110,8 @@ for chip in (chips.A100, chips.H100):
 # ## Who holds which number?
 #
 # In Triton the compiler decides which thread holds which number of a tile. In **Gluon** you decide. Gluon is the floor
-# beneath Triton: Python again, the same compiler, but a tensor has a *layout* in its type. Four layouts occur in this
-# chapter.
+# beneath Triton: Python again, the same compiler, but a tensor has a *layout* in its type. Four layouts carry the
+# computation.
 #
 # | layout | what lies like that | in words |
 # | --- | --- | --- |
@@ -231,10 +232,10 @@ for d in (64, 128):
 # %% [markdown]
 # ## Who brings the tiles?
 #
-# In chapter 08 every thread worked out addresses and masks for its share of a tile. Hopper has a copy engine, called TMA
-# (*tensor memory accelerator*). One thread names a *descriptor*, a place and a barrier, and goes on. The descriptor was made
-# on the host. It says where the tensor lies, its shape and strides, how large a tile is, and how to swizzle it. What lies
-# outside of the tensor arrives as zeros.
+# In chapter 08 every thread worked out addresses and masks for its share of a tile. Hopper has a copy engine, called
+# TMA (*tensor memory accelerator*). One thread names a *descriptor*, the first row, a place in shared memory and a
+# barrier, and goes on. The descriptor was made on the host. It says where the tensor lies, its shape and strides, how
+# large a tile is, and how to swizzle it. What lies outside of the tensor arrives as zeros.
 
 # %%
 show(bulk_copy.draw(**bulk_copy.data()))
@@ -431,7 +432,7 @@ read("ladder/r12_wgmma.py", "forward")
 step("12", "registers", "programs on an SM")
 
 # %% [markdown]
-# It is a little slower than Triton's own rung 11, which copies ahead. All that overlaps here are the four programs that share
+# It is slower than Triton's own rung 11, which copies ahead. All that overlaps here are the four programs that share
 # an SM: while one waits, another works.
 #
 # **Takeaway.** Nothing is hidden any more: every tile has a place, every thread a part of it, every wait a line.
@@ -591,14 +592,13 @@ change("12", "13")
 # %% [markdown]
 # - `Ring` only bundles three things, so that a function takes one argument instead of three.
 # - `room` and `ring` make the shared memory and its barriers. `static_range` is a loop that the compiler writes out.
-# - The producer's loop has no arithmetic: it waits for an empty stage and starts the next copy.
+# - The producer's loop multiplies no tiles: it waits for an empty stage and starts the next copy.
 # - The consumer releases K as soon as S is there, and V when P V is there. Not before: `hasty` above did that.
 # - `gl.warp_specialize` starts both. It takes a list of (function, arguments). The first runs on the program's own 4 warps
 #   (`num_warps=4`). For the others the two lists say how many warps and how many registers for a thread: `[1]`, `[24]`.
 
 # %% [markdown]
-# **Predict.** A program starts with 128 registers for each thread of 8 warps. Four warps are the consumer. Four are
-# set aside for the producer, although it needs one. At the start the producer's threads keep 24 registers each and
+# **Predict.** A program starts with 128 registers for each thread of 8 warps. Four warps are the consumer. Four are set aside for the producer, although it needs one: registers change hands only by whole warpgroups. At the start the producer's threads keep 24 registers each and
 # give the rest to the consumer. How many can a consumer's thread have then?
 
 # %%
@@ -725,7 +725,8 @@ for d in (64, 128):
 # %% [markdown]
 # ## Rung 15: start the next scores before you need them
 #
-# This is `look_ahead` from above: S of tile n and P V of tile n − 1 start together, and the softmax of tile n runs under P V.
+# This is `look_ahead` from above: S of tile n and P V of tile n − 1 start together. The source lets the whole softmax
+# of tile n run under P V; the assembler lets only its maxima do so (see the end of this section).
 
 # %%
 change("14", "15")
@@ -759,9 +760,9 @@ step("15", "tensor cores at work, %", "stall: barrier")
 # ## Shared out, or drawn?
 #
 # So far each row block had a program of its own. A program begins with nothing to multiply, and ends with nothing to
-# multiply. A **persistent kernel** starts one program for each SM. The program stays and takes one row block after the other, so
-# the end of one (store O) hides under the start of the next. Who gets which? Under the causal mask, row blocks differ in
-# weight by up to N / 128.
+# multiply. A **persistent kernel** starts one program for each SM. The program stays and takes one row block after the
+# other, so the end of one (store O) hides under the start of the next. Who gets which? Under the causal mask, row
+# blocks differ in weight by up to N / 128.
 #
 # Either program p gets blocks p, p + 132, p + 264 …, or a program draws the next number from a counter whenever it is free.
 # The second is called a *tile scheduler*.
@@ -1099,8 +1100,8 @@ read("hopper/shared/descriptors.py", "descriptor")
 read("hopper/forward/sizes.py", "Sizes", "USUAL", "choose", "heads_at_once")
 
 # %% [markdown]
-# The tables `FULL` and `CAUSAL` hold which sizes were fastest where; they were fitted to times on an H200. A consumer has 240
-# registers, or 160 if there are three, as you worked out above. At d = 256 tiles are half as long.
+# The tables `FULL` and `CAUSAL` hold which sizes were fastest where; they were fitted to times on an H200. A consumer
+# has 240 registers, or 160 if there are three, as you worked out above. At d = 192 and 256 tiles have 64 keys.
 #
 # **Predict.** d = 128, two consumers: Q has two stages for each, O has a place apart, K and V have two stages of 128 keys. How many
 # KiB is that, of 227?
@@ -1120,8 +1121,8 @@ print("Q", 2 * 2 * one, "+ O", 2 * one, "+ K and V", 2 * 2 * 2 * one, "=", (4 + 
 # %% [markdown]
 # ## The kernel itself
 #
-# An **aggregate** is Gluon's way to give several values one name and methods, like `Ring` as a `NamedTuple` in the rungs. Fields
-# are tensors, places in shared memory, or constants (`gl.constexpr`).
+# An **aggregate** is Gluon's way to give several values one name and methods, like the `namedtuple` `Ring` of the
+# rungs. Fields are tensors, places in shared memory, or constants (`gl.constexpr`).
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/aggregate.py", "aggregate")
@@ -1162,14 +1163,13 @@ read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix")
 read("hopper/shared/geometry.py", "NO_ROW", "Scheduler", "draw", "Geometry")
 
 # %% [markdown]
-# The scheduler is rung 16's. The first block is the program's own number, every other is drawn. `leave` puts the
-# counter back to zero, so that the next launch finds it so: the last program to leave does it. `block_of` puts the
-# blocks in rung 10's order: a few heads side by side, so that their K and V stay in the L2 cache, and the heaviest
-# block of each first.
+# The scheduler is rung 16's. The first block is the program's own number, every other is drawn. The last program to
+# `leave` puts the counter back to zero for the next launch. `block_of` puts the blocks in rung 10's order: a few heads
+# side by side, so that their K and V stay in the L2 cache, and the heaviest block of each first.
 #
-# `Geometry` answers questions about rows and keys. A row sees an interval of keys. `begin` is where it begins, `seen` where it
-# ends; `keys_seen` is chapter 08's. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a
-# window left is `None`, so that the compiler leaves out every line about it. The forward asks `first_row`, `length`, `tiles` and
+# `Geometry` answers questions about rows and keys. A row sees the keys from `begin` to `seen`; `keys_seen` is chapter
+# 08's. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a window left is
+# `None`, so that the compiler leaves out every line about it. The forward asks `first_row`, `length`, `tiles` and
 # `first_tile`; the methods from `seen_from` on are for the backward (chapter 13).
 
 # %% [markdown]
@@ -1448,7 +1448,7 @@ read("hopper/forward/softmax.py", "Scales", "first_state", "softmax_step", "by_l
 # <details><summary>Answer</summary>
 #
 # **Not a number.** Its scores are −∞ and its m is −∞, and −∞ − (−∞) is NaN. With 0 in the place of m, p is 2 to the −∞, which
-# is 0: right. The rungs avoid the case by a start that is very small and finite.
+# is 0: right. The rungs avoid the case by a start that is very negative, but finite.
 # </details>
 #
 # **Takeaway.** The same step, and two rare cases that a public call must survive.
@@ -1468,8 +1468,9 @@ read("hopper/forward/softmax.py", "RAISED", "raised", "multiply_unless_one", "in
 # %% [markdown]
 # ## A mask as a test of bits
 #
-# The causal mask hides column col of a tile if col ≥ seen, where `seen` is counted from the tile's left edge and differs from row to
-# row. A thread holds 64 such columns, so this is 64 comparisons with numbers that differ from lane to lane.
+# The causal mask hides column col of a tile if col ≥ seen, where `seen` is counted from the tile's left edge and
+# differs from row to row. A thread holds 32 columns in each of two rows, so this is 64 comparisons with numbers that
+# differ from lane to lane.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "Interval", "mask")
@@ -1596,11 +1597,10 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # there is little left to hide.
 # </details>
 #
-# `fa2_lab portable` is the kernel of chapter 08. FlashAttention-3 is behind at d = 64, by 2 to 27%, and at d = 128
-# without a mask, by 2 to 4%. At d = 128 under a causal mask it is ahead by 1 to 2% from N = 2,048 on.
+# `fa2_lab portable` is the kernel of chapter 08. We are ahead of FlashAttention-3 by 2 to 27% at d = 64, and by 2 to
+# 4% at d = 128 without a mask. At d = 128 under a causal mask we are 1 to 2% behind from N = 2,048 on.
 #
-# **Takeaway.** The same algorithm on the same chip went from 19% of FlashAttention-3's speed (rung 00) to the same
-# speed. What changed is where numbers lie, and who waits for whom.
+# **Takeaway.** The same function on the same chip went from 19% of FlashAttention-3's speed (rung 00, standard attention) to the same speed. What changed is where numbers lie, and who waits for whom.
 
 # %% [markdown]
 # ## What did each idea buy?
@@ -1618,8 +1618,7 @@ show(forward_ideas.draw(**forward_ideas.data()))
 # <details><summary>Answer</summary>
 #
 # **Programs that stay, on short sequences.** What everybody shares matters most: programs that stay, so that one block ends while the next begins, and a scheduler, so that
-# nobody waits for the unluckiest. Three consumers matter where exponentials are the bottleneck, as the model said. An m that
-# lags, or fewer instructions for p, are worth some percent each.
+# nobody waits for the unluckiest. Three consumers matter where exponentials are the bottleneck, as the model said. An m that lags is worth 2 to 15%, fewer instructions for p 1 to 9%.
 # </details>
 #
 # The table of all ideas is folded below. In italics: where the kernel does without it.
@@ -1628,7 +1627,7 @@ show(forward_ideas.draw(**forward_ideas.data()))
 Markdown(ideas.folded("All of them, problem by problem (N: factor)", ideas.ideas_table("forward", "host")))
 
 # %% [markdown]
-# **Takeaway.** Most ideas are worth a few percent or nothing. Those that matter removed a wait that everybody shared.
+# **Takeaway.** Most ideas are worth a few percent or nothing. The large ones removed a wait, or work that every tile had to do.
 
 # %% [markdown]
 # ## Recap
@@ -1689,7 +1688,7 @@ for fills in (["K0", "V0", "K1", "V1", "K2", "V2"], needed):
 # of need, one stage is enough. The kernel gives K and V rings of their own, each taken in the order in which it is filled.
 # </details>
 #
-# **2. Complete.** A copy takes `copy` clocks, a tile keeps the consumer busy for `work` clocks: a quarter each for S and P V,
+# **2. Complete.** A copy takes `copy` clocks, and any number of copies can be on their way side by side. A tile keeps the consumer busy for `work` clocks: a quarter each for S and P V,
 # half for the exponentials. How few stages keep it from ever waiting? Replace the `...`.
 #
 # <details><summary>Hint</summary>

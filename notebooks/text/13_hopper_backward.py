@@ -20,7 +20,7 @@
 # - read all of `fa2_lab/kernels/hopper/backward`,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: three hours with the questions, best in two sittings. Hardware: any laptop with Triton; on a Hopper GPU the
+# *Time: three and a half hours with the questions, best in four sittings. Hardware: any laptop with Triton; on a Hopper GPU the
 # checks run the real kernel. Measured numbers were recorded on an NVIDIA H200 in bf16. Before this: [05 · The
 # backward pass](05_backward.ipynb), [09 · The Triton backward kernels](09_triton_backward.ipynb) and [12 · Hopper,
 # forward](12_hopper_forward.ipynb), from which producers, consumers, rings and barriers are taken as known.*
@@ -313,9 +313,9 @@ for way in (one_by_one, kernel_order):
 show(backward_step.draw(**backward_step.data()))
 
 # %% [markdown]
-# Follow the boxes with strong edges: S, P, dV, dP, dK of step 3, and its dQ more than a thousand clocks later, beside
-# P of step 4. The two consumers fill each other's gaps. In the third lane of each, dQ is being added while both go
-# on.
+# Follow the boxes with strong edges: S, P, dV, dP, dK of step 3, and its dQ only in the next step, nearly 1,300 clocks
+# after dP, beside P of step 4. The two consumers fill each other's gaps. In the third lane of each, dQ is being added
+# while both go on.
 #
 # **Takeaway.** A product whose result nobody needs soon may run in the next step, where it hides something else.
 
@@ -332,7 +332,7 @@ for add in (0, 600, 2500, 5000):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **About as long as a step.** With 2,500 nobody waits. With 5,000 the additions set the pace.
+# **About as long as a step.** With 2,500 hardly anybody waits. With 5,000 the additions set the pace.
 # </details>
 #
 # **Takeaway.** What is handed over once a step may take a whole step.
@@ -554,9 +554,9 @@ source("rows", "Interval", "interval", "first_rows")
 # %% [markdown]
 # ### The step
 #
-# Here it is. Compare it with `kernel_order` above: the order is the same, line by line. Two choices are made when the
-# kernel is compiled. `dv_late`: product 2 starts after dS instead of before dQ leaves. `dk_late`: product 4 starts in
-# the next step.
+# Here it is. Compare it with `kernel_order` above: with `dv_late` and `dk_late` off the order is the same, line by
+# line. Two choices are made when the kernel is compiled. `dv_late`: product 2 starts after dS instead of before dQ
+# leaves. `dk_late`: product 4 starts in the next step.
 #
 # `warpgroup_mma_wait(1, …)` waits until at most one product of this consumer is still running. They end in the order in
 # which they were started.
@@ -755,12 +755,12 @@ for causal in (False, True):
 # **Slower**, by 30% and more. The registers do not suffice, and numbers are spilled to memory.
 # </details>
 #
-# dQ in the next step is a gain of 6 to 16%; in the model above it was 14%. dK in the next step helps under the causal
-# mask, where long sequences gain most, and not without one. Half of V in registers helps without a mask and costs
-# dearly with one, where the mask needs the registers. So `choose` decides by d, mask and length. All ideas that were
-# measured are in [RESULTS.md](../RESULTS.md).
+# dQ in the next step is a gain of 6 to 16%. In the model above the whole order, of which this is a part, gained 14%.
+# dK in the next step helps under the causal mask, where long sequences gain most, and not without one. Half of V in
+# registers helps without a mask and costs dearly with one, where the mask needs the registers. So `choose` decides by
+# d, mask and length. All ideas that were measured are in [RESULTS.md](../RESULTS.md).
 #
-# **Takeaway.** In a kernel that is full to the last register, what frees some is worth more than what overlaps more.
+# **Takeaway.** In a kernel that is full to the last register, an overlap that needs more of them loses.
 
 # %% [markdown]
 # ## Too few column blocks
@@ -875,10 +875,11 @@ print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ra
 # **1.4**: seven products instead of five.
 # </details>
 #
-# Measured it is 1.29 to 1.60. There is a cheaper way, which FlashAttention-3 takes: one pass, and column blocks add
-# to each row block in a fixed order, each waiting for its turn. It comes next, and the last exercise builds it.
+# Measured it is 1.29 to 1.60. There is a way that should be cheaper, which FlashAttention-3 takes: one pass, and
+# column blocks add to each row block in a fixed order, each waiting for its turn. It comes next, and the last exercise
+# builds it.
 #
-# **Takeaway.** The same bits cost a factor of about 1.4 here, and one line of code.
+# **Takeaway.** The same bits cost a factor of about 1.4 here, and one line of code. Not all of it is the second pass: the portable kernels are also without producers and rings.
 
 # %% [markdown]
 # ## Or one after the other
@@ -891,18 +892,15 @@ print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ra
 source("turns", "UNTIL", "Turns", "in_memory")
 
 # %% [markdown]
-# - `wait` reads the counter until it is high enough. It is written in assembly, because Gluon has no such loop.
-# - `pass_on` waits until what the copy engine was given is in memory, not only read from shared memory as in
-#   `store_wait`. Then one thread counts. `release` says that nobody may see the count before the sums.
-# - In a step `add_dq` calls the first, and the end of the step the second, half a step later: by then the addition has
-#   most likely ended.
+# - `wait` reads the counter until it is high enough, in assembly, because Gluon has no such loop.
+# - `pass_on` waits until the sums are in memory. Then one thread counts, and `release` says that nobody may see the
+#   count before the sums.
 #
-# Who waits, and can all wait for one another? The producer hands out the last column block of each head first, and at
-# each row block the turn goes from the last column block to the first. So whoever is waited for was handed out earlier,
-# to a program that runs. That is why the first number is drawn here as well.
+# Can all wait for one another? The last column block of each head is handed out first, and at each row block the turn
+# goes from the last to the first. So whoever is waited for was handed out earlier, to a program that runs.
 #
 # **Predict.** Under the causal mask, is it better to begin with the last column block or with the first, which has the
-# most rows? Remember that a column block begins with the row block on its diagonal.
+# most rows? A column block begins with the row block on its diagonal.
 
 # %%
 print("time in steps, with turns over without, on 132 SMs: a model; 64 rows a step, 64 heads, N = 4,096")
@@ -925,7 +923,7 @@ for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
 # the kernel's own lines run by Python. It has not been timed on a GPU yet, and until it has, `attention()` takes the two
 # passes.
 #
-# **Takeaway.** A fixed order costs little if everybody comes to a place when its turn comes.
+# **Takeaway.** In the model a fixed order costs 1 to 5%, if everybody comes to a place when its turn comes.
 
 # %% [markdown]
 # ## What was reached?

@@ -429,7 +429,7 @@ show(ends.draw(**ends.data()))
 # - Splits fill the SMs. Each leaves a part (o, m, ℓ), and a second kernel merges the parts.
 # - Pages and a block table change where a row lies, and nothing else.
 # - If lengths differ, lay all work end to end and cut it into equal shares.
-# - A program's speed is its bytes on their way over the time they take. About 123 programs fill an H200's memory.
+# - A program's speed is its bytes on their way over the time they take. About 123 programs use all of an H200's bandwidth.
 
 # %% [markdown]
 # ## Exercises

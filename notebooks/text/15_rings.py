@@ -288,7 +288,7 @@ for name, found in (("L of all keys", right), ("L of the block", wrong)):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Too large,** by a factor of nearly 4. A row has a weight of 1 to spend on all keys. By the L of each block it spends 1 on
+# **Too large,** by a factor between 3 and 4. A row has a weight of 1 to spend on all keys. By the L of each block it spends 1 on
 # every block, 4 in all. (The parts do not all point the same way, so the length of their sum is less than 4 times.)
 # </details>
 #
@@ -449,7 +449,7 @@ show(ring_speed.draw(**recorded))
 # ## Recap
 #
 # - Cut the sequence. Queries stay, keys and values go round, and the parts (O, L) of the blocks are merged.
-# - Under a causal mask contiguous shards leave ranks idle for nearly half of the time. Zigzag makes the work even.
+# - Under a causal mask contiguous shards leave a rank idle for more than 40% of the time, on average. Zigzag makes the work even.
 # - A transfer is hidden from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d and the heads are.
 # - Backward, the final L makes each block's gradients exact. dK and dV travel with their keys, in fp32.
 
@@ -468,7 +468,7 @@ show(ring_speed.draw(**recorded))
 # ```python
 # d_kv = [d_kv[rank - 1] for rank in range(ranks)]
 # ```
-# They are handed on four times and K and V only need three: the last hop brings the gradients home.
+# Here the gradients start at home, so they are handed on four times, and K and V only need three: the last hop brings the gradients home. (The package keeps a rank's own part at home, and sends the gradients three times.)
 # </details>
 
 # %%

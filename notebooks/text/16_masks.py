@@ -7,8 +7,8 @@
 # **Windows, documents, sinks: what changes in the loop?**
 #
 # Models rarely use plain causal attention. Some look back only 1,024 keys. Training packs many short documents into
-# one long row. Some cap their scores, some add a score that belongs to no key. None of this needs a new algorithm: the
-# loop of chapter 04 stays, and only its two ends move, or its first state, or one line about the score.
+# one long sequence. Some cap their scores, some add a score that belongs to no key. None of this needs a new
+# algorithm: the loop of chapter 04 stays, and only its two ends move, or its first state, or one line about the score.
 #
 # After this notebook you can
 #
@@ -322,8 +322,8 @@ for name, allowed in masks.items():
 # generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
 #
 # An interval needs no list. It is computed from the row's number, and lengths may change with every call.
-# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes all intervals of this chapter, and `attention_packed` takes
-# documents by their starts.
+# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
+# `attention_packed` takes documents by their starts.
 #
 # **Takeaway.** An interval is two numbers that the kernel computes. Any other mask needs a list of tiles in memory.
 
