@@ -1823,11 +1823,13 @@ def model_of_gluon(coming):  # the words that your function may use; `coming` ho
             if not coming:
                 raise RuntimeError(f"it waits for ever: no copy is on its way that could end phase {phase}")
             X, row, arrived, tile = coming.pop(0)
+            if vars(arrived).pop("bytes", 0) != X.block_type.nbytes:
+                raise RuntimeError("the barrier was not told how many bytes to expect")
             tile[:] = X.rows[row : row + 64]
             arrived.arrive()
 
     return dict(all_threads=lambda: None, tma=SimpleNamespace(async_copy_global_to_shared=start_copy),
-                mbarrier=SimpleNamespace(expect=lambda barrier, nbytes: None, wait=wait),
+                mbarrier=SimpleNamespace(expect=lambda barrier, nbytes: setattr(barrier, "bytes", nbytes), wait=wait),
                 gl=SimpleNamespace(max=np.max, maximum=np.maximum),
                 warpgroup_mma=lambda a, b, c, **_: SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b)),
                 warpgroup_mma_wait=lambda left, deps: deps[0].when_waited_for())  # fmt: skip
@@ -1978,6 +1980,7 @@ def solved(body):
 
 WRONG = {  # a change of the solution, and what must be said of it
     ("tma.async_copy_global_to_shared(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
+    ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
     ("(j + 1) & 1", "j & 1"): "a tile was read while its copy was on its way",
     ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, and its maxima are wrong",
     ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: ",
