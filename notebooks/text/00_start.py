@@ -15,7 +15,7 @@
 # - name the places where a GPU keeps numbers, with their sizes, and say what is cheap there and what is expensive,
 # - keep three quantities apart: the extra memory, what the chip requests, and what crosses to DRAM.
 #
-# *Time: 30 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: matrix products,
+# *Time: 40 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: matrix products,
 # and NumPy's arrays. No GPU.*
 #
 # How to read: answer each question marked **Predict** in your head, then open the folded answer. A wrong guess teaches

@@ -16,7 +16,7 @@
 # - read the meter, and say why standard attention cannot use more than a part of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [00 · The
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [00 · The
 # map](00_start.ipynb), and the chain rule.*
 
 # %%

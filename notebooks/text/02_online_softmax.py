@@ -16,7 +16,7 @@
 # - say by which factor old sums must shrink when a larger score arrives, and why one factor is enough,
 # - join two half-finished results, in any order.
 #
-# *Time: 35 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
+# *Time: 40 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
 
 # %%

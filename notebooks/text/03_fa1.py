@@ -17,7 +17,7 @@
 # - count every element that it loads and stores, and say how the size of the chip's memory decides the count,
 # - explain how the backward pass gets P back from two numbers per row.
 #
-# *Time: 40 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [02 · Online
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb).*
 
 # %%

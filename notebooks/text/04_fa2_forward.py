@@ -16,7 +16,7 @@
 # - say for each change what it saves, and what it does not save,
 # - sort the tiles of a causal mask into three kinds by looking at their corners.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [03 ·
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [03 ·
 # FlashAttention](03_fa1.ipynb).*
 
 # %%

@@ -15,7 +15,7 @@
 # - write FA2's backward pass, and say what it keeps and what it makes again,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
+# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
 # FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%

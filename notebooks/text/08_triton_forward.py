@@ -18,7 +18,7 @@
 # - turn Algorithm 1 into Triton, and say why some lines do not look like the paper's,
 # - recognise six mistakes by the numbers that they print.
 #
-# *Time: 50 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
+# *Time: 60 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
 # kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [06 ·
 # Parallelism](06_parallelism.ipynb).*
 

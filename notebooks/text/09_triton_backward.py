@@ -17,7 +17,7 @@
 # - find the line where programs disturb each other, and name two cures and their price,
 # - follow a gradient through shared heads of K and V, and through L.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
+# *Time: 55 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 · The Triton
 # forward kernel](08_triton_forward.ipynb).*
 

@@ -17,7 +17,7 @@
 # - name the changes that made attention fast, what each is worth, and where it is worth nothing,
 # - look at a counter and say what a kernel waits for.
 #
-# *Time: 55 minutes with the questions and exercises. Hardware: any laptop; every measured number here was recorded on
+# *Time: 70 minutes with the questions and exercises. Hardware: any laptop; every measured number here was recorded on
 # an NVIDIA H200 and is read from `figures/data`. Before this: [03](03_fa1.ipynb), [04](04_fa2_forward.ipynb) and
 # [06](06_parallelism.ipynb), whose counts are put to the test, and [08 · The Triton forward
 # kernel](08_triton_forward.ipynb).*

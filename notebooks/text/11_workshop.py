@@ -16,7 +16,7 @@
 # - find a hang, a race and a wrong answer, each with the tool that shows it,
 # - say what a search for the fastest launch may get wrong.
 #
-# *Time: 60 minutes with the questions. Hardware: any laptop with Linux; most of the chapter is compiled for an H200 that
+# *Time: 75 minutes with the questions. Hardware: any laptop with Linux; most of the chapter is compiled for an H200 that
 # need not be here. Cells that need a GPU or one of NVIDIA's tools say so in one sentence where they are missing. Before
 # this: [07 · Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*

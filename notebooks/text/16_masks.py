@@ -16,7 +16,7 @@
 # - add a sink and a softcap to the forward and the backward pass, with their gradients,
 # - say which masks are not intervals, and what FlexAttention does for those.
 #
-# *Time: 50 minutes with the questions, of which 8 go to the ten at the end. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 55 minutes with the questions, of which 8 go to the ten at the end. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
