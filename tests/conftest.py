@@ -10,8 +10,9 @@ import os
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -44,37 +45,37 @@ def pytest_runtest_setup(item):
         table.forget()
 
 
-class Worker:
-    """A program in a process of its own, without Triton's interpreter, that gives way to everybody else."""
+def lines_of(name: str, *arguments: str) -> list[dict]:
+    """What a program of this folder prints, without Triton's interpreter."""
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parent)}
+    command = [sys.executable, str(HERE / name), *arguments]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
-    def __init__(self, name, *arguments):
-        self.command, self.process = [sys.executable, HERE / name, *arguments], None
 
-    def run(self) -> list[dict]:
-        """What it prints."""
-        env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parent)}
-        pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        self.process = subprocess.Popen(["nice", "-n", "19", *self.command], env=env, start_new_session=True, **pipes)
-        out, errors = self.process.communicate(timeout=900)
-        assert self.process.returncode == 0, errors[-4000:]
-        return [json.loads(line) for line in out.splitlines()]
-
-    def stop(self) -> None:
-        """It and the processes that it has started."""
-        if self.process and self.process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+def give_way() -> None:
+    """To everybody else; and be a group that can be ended as a whole."""
+    os.setsid()
+    os.nice(19)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def found_by(request):
-    """{command: what will be found}, for the tests that were selected; one worker after the other."""
-    workers = {command: Worker(*command) for item in request.session.items if (command := command_of(item))}
-    with ThreadPoolExecutor(1) as one_at_a_time:
-        yield {command: one_at_a_time.submit(worker.run) for command, worker in workers.items()}
+    """{command: what will be found}, for the tests that were selected; one worker after the other.
+
+    They begin below one process that is there from the first test on: a test that ends strays ends no worker.
+    """
+    commands = dict.fromkeys(command for item in request.session.items if (command := command_of(item)))
+    if not commands:
+        yield {}
+        return
+    with ProcessPoolExecutor(1, get_context("fork"), give_way) as one_at_a_time:
+        group = one_at_a_time.submit(os.getpid).result()
+        yield {command: one_at_a_time.submit(lines_of, *command) for command in commands}
         one_at_a_time.shutdown(wait=False, cancel_futures=True)
-        for worker in workers.values():
-            worker.stop()
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
 
 
 @pytest.fixture
