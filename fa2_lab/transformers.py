@@ -37,9 +37,7 @@ class Interval(NamedTuple):
     keys: int  # of those that a cache has room for, so many are filled
     first: list[int] | None = None  # the first key of each batch entry, where there is padding on the left
     lengths: Tensor | None = None  # and how many it has from there on, where there is padding on the right
-    starts: Tensor | None = (
-        None  # where sequences begin among the rows of all batch entries, as attention_packed() has it
-    )
+    starts: Tensor | None = None  # where sequences begin among the rows of all entries, as attention_packed() has it
 
 
 def register() -> None:
