@@ -5,23 +5,16 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from test_machine_hopper import SHAPES
 
 from fa2_lab.machine import chips
 from fa2_lab.machine import hopper_backward as model
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED, Deadlock
 from fa2_lab.machine.hopper import Ring
 from fa2_lab.reference import naive
-from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
+from fa2_lab.tiles import NO_MASK, Tiling
 
 LATE = [model.Late(*late) for late in product((False, True), repeat=2)]
-SHAPES = [
-    (16, 32, NO_MASK),
-    (20, 30, CAUSAL),
-    (30, 20, CAUSAL),
-    (7, 9, CAUSAL),
-    (13, 13, Mask(True, 5)),
-    (15, 17, Mask(window=(4, 2))),
-]
 
 
 def draw(N_q, N_k, mask=NO_MASK, d=4):
