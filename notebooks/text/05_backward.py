@@ -15,7 +15,7 @@
 # - write FA2's backward pass, and say what it keeps and what it makes again,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
 # FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
@@ -55,10 +55,8 @@ print("p (dp - D), in sixteenths:           ", np.round(16 * p * (dp - D), 4), "
 # **Down.** The key gains weight at the cost of all others, and its value, 2, is below the mean, 2.5.
 # </details>
 #
-# The keys with the values 8 and 4 lie above the mean, so their gradients are positive.
-#
-# D is that mean: the weighted mean of the row's dP. It is also $do \cdot o = 1 \cdot 2.5$. So it can be computed from the
-# output, before the first tile.
+# The keys with the values 8 and 4 lie above the mean, so their gradients are positive. D is that mean: the weighted mean
+# of the row's dP. It is also $do \cdot o = 1 \cdot 2.5$. So it can be computed from the output, before the first tile.
 #
 # **Takeaway.** $dS = P \circ (dP - D)$. If a score rises, the loss grows when its key's dP is above the row's mean D, and
 # falls when it is below.
@@ -78,8 +76,7 @@ print("p (dp - D), in sixteenths:           ", np.round(16 * p * (dp - D), 4), "
 # | P | loaded | $e^{S - m} / \ell$ | $e^{S - L}$ |
 # | D | from rows of P and dP | $do \cdot o$, in every tile | $do \cdot o$, once before the loops |
 #
-# So of what is kept and made again, FA2 changed two things: one number per row instead of two, and D. FA1 must load O
-# for every column block to compute D. FA2 loads it once.
+# FA2 keeps one number per row instead of two. To compute D it loads O once. FA1 loads O for every column block.
 #
 # **Predict.** Standard attention's backward pass has four matrix products: dV, dP, dQ and dK. FA2 must also get S back.
 # How many products has FA2's backward pass?
@@ -88,13 +85,12 @@ print("p (dp - D), in sixteenths:           ", np.round(16 * p * (dp - D), 4), "
 Q, K, V, dO = np.random.default_rng(0).standard_normal((4, 8, 4))
 tau = 1 / np.sqrt(4)
 S = tau * (Q @ K.T)
-P = safe_softmax(S)
-O, L = P @ V, naive.logsumexp(S)
-dQ, dK, dV = naive.backward(Q, K, V, P, dO)  # chapter 01's gradients, to compare with
-meters = {"standard": Trace(), "FA2": Trace()}
-naive.backward(Q, K, V, P, dO, trace=meters["standard"])
-fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=2, trace=meters["FA2"])
-print("products of 8 × 8 × 4:", {name: meter.matmul_flops // (2 * 8 * 8 * 4) for name, meter in meters.items()})
+P, L = safe_softmax(S), naive.logsumexp(S)
+O = P @ V
+standard, fa2s, product = Trace(), Trace(), 2 * 8 * 8 * 4  # FLOPs of one product
+dQ, dK, dV = naive.backward(Q, K, V, P, dO, trace=standard)  # chapter 01's gradients, to compare with
+fa2.backward(Q, K, V, O, L, dO, B_r=4, B_c=2, trace=fa2s)
+print("products: standard", standard.matmul_flops // product, " FA2", fa2s.matmul_flops // product)
 print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, None])[0, :3].round(6))
 
 # %% [markdown]
@@ -110,29 +106,21 @@ print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, N
 # **Takeaway.** One product more, and no matrix of N × N in memory. FA2 keeps O and one number per row, L.
 
 # %% [markdown]
-# ## Columns outside, or rows?
-#
-# A tile (i, j) adds something to three results: to $dQ_i$, and to $dK_j$ and $dV_j$. So $dK_j$ and $dV_j$ are sums over
-# row blocks i. $dQ_i$ is a sum over column blocks j. What belongs to the outer loop can stay on chip, as in chapter 04.
-# Everything else is loaded and stored for each tile.
-#
-# **Predict.** Put the column blocks outside. Which of the three sums is loaded and stored for each tile?
-#
-# <details><summary>Answer</summary>
-#
-# **Only dQ.** $dK_j$ and $dV_j$ belong to the column block, so they stay.
-# </details>
-
-# %% [markdown]
-# With columns outside, each tile loads q and do, and loads and stores dq: 4 blocks. With rows outside it would load k and
-# v, and load and store dk and dv: 6 blocks. So here the columns stay outside, in FA1 and in FA2. The forward pass
-# swapped its loops; the backward pass does not.
-#
-# **Takeaway.** One of the sums must come and go. With columns outside it is dQ alone.
-
-# %% [markdown]
 # ## The whole of Algorithm 2
 #
+# A tile (i, j) adds something to three results: to $dQ_i$, and to $dK_j$ and $dV_j$. So $dK_j$ and $dV_j$ are sums over
+# row blocks i, and $dQ_i$ is a sum over column blocks j. What belongs to the outer loop stays on chip, as in chapter 04.
+# Everything else is loaded for each tile, and a sum is stored again.
+#
+# | outer loop | stays | loaded for each tile | stored for each tile |
+# | --- | --- | --- | --- |
+# | columns j | dk, dv | q, do, dq | dq |
+# | rows i | dq | k, v, dk, dv | dk, dv |
+#
+# That is 4 blocks against 6. So the columns stay outside, in FA1 and in FA2. The forward pass swapped its loops. The
+# backward pass does not.
+
+# %% [markdown]
 # First what happens to a tile of scores, then the loops. `tiling.hide` puts $-\infty$ where a mask hides, and
 # `visited_rows(j)` leaves out the tiles that nobody sees. ([The poster](../figures/poster_backward.pdf) has all lines on
 # one sheet.)
@@ -187,10 +175,9 @@ for name, ours, dense in zip(("dQ", "dK", "dV"), result, (dQ, dK, dV), strict=Tr
 # stored.
 # </details>
 #
-# K, V, dK and dV move once. Q, dO and dQ move for each column block. (dO is loaded 32 elements more than Q: once for D,
-# before the loops.)
+# K, V, dK and dV move once. Q, dO and dQ move for each column block, and dO once more for D.
 #
-# **Takeaway.** In FA2's backward pass a column block keeps k, v, dk and dv on chip, and all queries come by.
+# **Takeaway.** A column block keeps k, v, dk and dv on chip, and all queries come by. Only the sum dQ comes and goes.
 
 # %% [markdown]
 # ## Who adds into dQ?
@@ -204,10 +191,9 @@ for name, ours, dense in zip(("dQ", "dK", "dV"), result, (dQ, dK, dV), strict=Tr
 # %% tags=["hide-input"]
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])  # all tiles at once
 parts = [tau * (dS[:, tiling.cols(j)] @ K[tiling.cols(j)]) for j in range(tiling.T_c)]
-loaded = np.zeros((8, 4))  # what all four have read before any of them stores
 for part in parts:
-    stored = loaded + part  # one after the other, into the same place
-print("the four parts, first number:", [round(float(part[0, 0]), 6) for part in parts])
+    stored = np.zeros((8, 4)) + part  # all have loaded the zeros, and store one after the other
+print("the four parts, first number:", [f"{part[0, 0]:.6f}" for part in parts])
 print(f"after the race {stored[0, 0]:.6f}, the sum of the parts {sum(parts)[0, 0]:.6f}, right is {dQ[0, 0]:.6f}")
 
 # %% [markdown]
@@ -216,10 +202,9 @@ print(f"after the race {stored[0, 0]:.6f}, the sum of the parts {sum(parts)[0, 0
 # **One part.** That of the worker that stores last. The others are lost.
 # </details>
 #
-# This is called a *race*.
+# This is called a *race*. Load, add, store are three steps, and another worker can come between them.
 #
-# **Takeaway.** Load, add, store are three steps, and another worker can come between them. Either the three become one
-# step, or each sum gets a single worker.
+# **Takeaway.** Either the three steps become one, or each sum gets a single worker.
 
 # %% [markdown]
 # ## First way out: atomic adds
@@ -249,7 +234,7 @@ print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different res
 # </details>
 #
 # In another order the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are as good
-# as float32 allows. But if you train twice, the bits of the results differ.
+# as float32 allows.
 #
 # **Takeaway.** Atomic adds lose nothing. Their order is not fixed, so the last bits change from run to run.
 
@@ -281,7 +266,6 @@ def dq_pass(Q, K, V, L, D, dO, tiling, trace=UNWATCHED):
 # %% tags=["hide-input"]
 D, second = (dO * O).sum(axis=1), Trace()
 dQ_alone = dq_pass(Q, K, V, L, D, dO, tiling, second)
-product = 2 * 8 * 8 * 4  # FLOPs of one
 without_dQ = one_pass.hbm_elements - one_pass.loads("dQ") - one_pass.stores("dQ")
 print(f"dQ, first number: {dQ_alone[0, 0]:.6f}, right is {dQ[0, 0]:.6f}")
 print("one pass:  ", one_pass.matmul_flops // product, "products,", one_pass.hbm_elements, "elements requested")
@@ -294,8 +278,8 @@ print("two passes:", both, "products,", without_dQ + second.hbm_elements, "eleme
 # **Seven.** S, dP, dV and dK in the first pass; S, dP and dQ in the second.
 # </details>
 #
-# The requests are about as many as before. In return every result has one owner, and the same input gives the same bits.
-# Which way is faster depends on the chip. Chapter 09 has both as kernels.
+# The requests are about as many as before. Every result has one owner, so the same input gives the same bits. Which way
+# is faster depends on the chip. Chapter 09 has both as kernels.
 #
 # The picture shows one tile, from left to right: what is white is made again, boxes with dashed edges are gradients,
 # and the circled numbers count the five products. Its lower half shows the two ways to sum dQ.
@@ -320,8 +304,7 @@ show(backward_graph.draw(**backward_graph.data()))
 # In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all
 # of them do). A model that writes a text keeps the keys and values of all tokens so far, its *KV cache*, and fewer key
 # heads make it smaller (chapter 14). In the backward pass all heads of a group add to the same dK and dV
-# ([picture](../figures/grouped_heads.svg)). If many read a block in the forward pass, many add to its gradient in the
-# backward pass.
+# ([picture](../figures/grouped_heads.svg)).
 # </details>
 
 # %% [markdown]
@@ -453,8 +436,7 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook against the package, and the package against plain attention and against differences:
-# ragged blocks, masks, huge scores, rows without keys, grouped heads.
+# The functions of this notebook against the package, and the package against plain attention and finite differences.
 
 # %% tags=["hide-input"]
 for mask in (NO_MASK, CAUSAL):
