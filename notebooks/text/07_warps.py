@@ -16,11 +16,12 @@
 # - count the bytes that a tile moves through shared memory,
 # - say what each barrier protects, and what happens without it.
 #
-# *Time: 50 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [06 ·
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [06 ·
 # Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
 # [appendix A](A_lanes.ipynb).*
 
 # %%
+from collections import Counter
 from functools import reduce
 from unittest.mock import patch
 
@@ -28,6 +29,7 @@ import numpy as np
 
 from fa2_lab.machine import chips, time, warps
 from fa2_lab.plots import warp_split
+from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
@@ -75,8 +77,7 @@ print(f"queries cut among 4 warps: error of o {np.abs(split_q_tile(q, k, v, 4) -
 # ## The other way: cut the keys
 #
 # In FA1, the warps cut the keys. Each warp takes two keys and all queries. So it has finished scores, but only two of
-# eight columns of S. The paper calls this *split-K*. (Here K means the keys. In libraries for matrix products, split-K
-# means something else: a cut through the dimension that is summed over.)
+# eight columns of S. The paper calls this *split-K*, where K means the keys.
 #
 # Two columns are not enough for a softmax. Follow it step by step: maximum, exponentials, sum, $PV$. Three of the results
 # need all four warps: the maxima, the sums, and the parts of $PV$. To publish a result, a warp writes it into shared
@@ -120,37 +121,17 @@ for name, of_warps in published.items():
 # HBM into shared memory, and each warp reads from there what it needs. Q is copied once for all tiles of its row
 # block, so the count of one tile has only Q's reads.
 #
-# **Predict.** For our tile of 8 × 8 with d = 4 and four warps: how many elements of K does one warp read under split-Q?
-
-# %% tags=["hide-input"]
-one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
-for name, scheme in warps.SCHEMES.items():
-    shared = scheme(q, k, v, one_tile, i=0, W=4).shared
-    for op in ("read", "write"):
-        counts = {tensor: shared.elements(op, 2, tensor) for tensor in warps.BYTES}  # of warp 2
-        print(f"{name}, warp 2 {op}s:", {tensor: n for tensor, n in counts.items() if n} or "nothing")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
+# Take the tile of chapter 04: 128 × 64 with d = 128. Q, K and V have 2 bytes per element, maxima, sums and $PV$ have 4.
 #
-# **32.** All 8 keys with 4 numbers each. Under split-K it reads two keys: 8 elements.
-# </details>
-#
-# Compare the two lines that begin with "reads". Under split-K a warp needs the maxima of all 8 rows from 4 warps: 32. Of
-# sums and $PV$ it adds up only its own two rows: 2 sums from 4 warps are 8, and 2 rows of 4 numbers from 4 warps are 32.
-#
-# Now take the tile of chapter 04: 128 × 64 with d = 128. Q, K and V have 2 bytes per element, maxima, sums and $PV$ have 4.
-#
-# **Predict.** Split-Q reads K and V four times instead of once. Does it move more bytes than split-K in all, or fewer?
+# **Predict.** With four warps, split-Q reads K and V four times instead of once. Does it move more bytes than split-K in
+# all, or fewer?
 
 # %% tags=["hide-input"]
 for name in warps.SCHEMES:
-    per_tile = warps.tile_accesses(name, 128, 64, 128, W=4)
-    sizes = {tensor: 0 for tensor in warps.BYTES}
-    for (_, tensor), n in per_tile.items():
-        sizes[tensor] += n * warps.BYTES[tensor] / 1024
-    parts = ", ".join(f"{tensor} {size:.0f}" for tensor, size in sizes.items() if size)
-    print(f"{name}: {sum(sizes.values()):.0f} KiB, of which {parts}")
+    sizes = Counter()
+    for (_, tensor), n in warps.tile_accesses(name, 128, 64, 128, W=4).items():
+        sizes[tensor] += n * warps.BYTES[tensor] // 1024
+    print(f"{name}: {sum(sizes.values())} KiB, of which", ", ".join(f"{x} {size}" for x, size in sizes.items()))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -160,8 +141,7 @@ for name in warps.SCHEMES:
 # </details>
 #
 # The picture is the paper's figure 3, with the bytes of one tile beneath. Compare the bars at the bottom: under split-Q
-# those of K and V are longer, and the partial results are gone. Split-Q needs no more *room* for K and V: under either
-# scheme, their tile lies in shared memory once.
+# those of K and V are longer, and the partial results are gone.
 
 # %%
 show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
@@ -203,8 +183,9 @@ def without(scheme, reason):
             return str(race)
 
 
-waits = {name: list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits) for name, scheme in warps.SCHEMES.items()}
+one_tile, waits = Tiling(N_q=8, N_k=8, B_r=8, B_c=8), {}
 for name, scheme in warps.SCHEMES.items():
+    waits[name] = list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits)
     for reason in waits[name]:
         print(f"{name} without {reason!r}:\n    {without(scheme, reason)}")
 
@@ -223,9 +204,8 @@ for name, scheme in warps.SCHEMES.items():
 # %% [markdown]
 # ## Could split-K merge once, at the end?
 #
-# There is a way out for split-K. Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and the four
-# states could be merged after the last one, as in chapter 02. Then nothing crosses inside the loop, and the result is
-# right.
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and the four states could be merged after the
+# last one, as in chapter 02. Then nothing crosses inside the loop, and the result is right.
 #
 # But now each warp holds an $o$ of full size in its registers. A warp has 32 threads, and a thread has at most 255
 # registers, with one fp32 number in each.
@@ -244,8 +224,7 @@ def merge_at_the_end(q, k, v, W, B_c):
 
 print(f"merged once: error of o {np.abs(merge_at_the_end(q, k, v, W=2, B_c=4) - dense).max():.3f}")
 for B_r, d in ((64, 64), (128, 64), (128, 128)):
-    whole, rows = B_r * d // 32, B_r * d // (32 * 4)
-    print(f"o of {B_r:3} × {d:3}: registers per thread, split-K {whole:3}, split-Q with 4 warps {rows:3}")
+    print(f"o of {B_r:3} × {d:3}: registers per thread, split-K {B_r * d // 32}, split-Q {B_r * d // (32 * 4)}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -272,6 +251,10 @@ for name, tile in (("split-K", change.before), ("split-Q", change.after)):
     units = f"tensor {tile.tensor:5.0f}, exp {tile.exp:4.0f}, fp32 {tile.fp32:4.0f}, shared {tile.shared:5.0f}"
     print(f"  {name}: {units}; busiest: {tile.busiest}")
 print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {change.overlapped:.1f} if all work at once")
+record = measured("first_ladder")
+took = record["rows"][0]["values"]  # milliseconds: the median comes first
+ratio = took["split-K"][0] / took["split-Q"][0]
+print(f"measured on an {record['machine']['gpu']}, d = {record['rows'][0]['problem']['d']}: {ratio:.1f} times as fast")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -280,46 +263,28 @@ print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {chang
 # under split-Q:** shared memory needs 192 · 1,024 / 128 = 1,536.
 # </details>
 #
-# This is a model of one tile, without the time spent at barriers. Chapter 10 has the measurement.
+# The model leaves out the time spent at barriers. The last line is measured, with two small Triton kernels, one for each
+# split. Part of its factor belongs to these kernels: their reductions across warps are slow (chapter 10).
 #
 # **Takeaway.** Under split-K, shared memory is the busiest unit. Under split-Q it is the tensor cores, as it should be.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
 #
-# The backward pass has five products (chapter 05). If the warps own queries (letter r), each can finish a product alone if
-# r is an index of the result. If r is summed over, each warp has a part, and the parts must be added. The same holds for
-# keys (letter k). Below, products are written as for `np.einsum`: the indices of both factors, an arrow, those of the
-# result.
-
-# %%
-FORWARD = {"S = Q Kᵀ": "rd,kd->rk", "O = P V": "rk,kd->rd"}
-BACKWARD = {"S = Q Kᵀ": "rd,kd->rk", "dP = dO Vᵀ": "rd,kd->rk", "dV = Pᵀ dO": "rk,rd->kd"}
-BACKWARD |= {"dQ = dS K": "rk,kd->rd", "dK = dSᵀ Q": "rk,rd->kd"}
-
-# %% [markdown]
-# **Predict.** For $O = PV$, owning queries is enough. Is there an owner that needs no addition in any of the five backward
-# products?
-
-
-# %% tags=["hide-input"]
-def fate(product, owner):
-    return "its own" if owner in product.split("->")[1] else "to be added"
-
-
-for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
-    print(f"{direction:12} warps own queries   warps own keys")
-    for name, product in products.items():
-        print(f"  {name:10} {fate(product, 'r'):17}   {fate(product, 'k')}")
-
-# %% [markdown]
+# If the warps own rows or columns of a product's result, each finishes its own alone. If they own what the product sums
+# over, each has a part, and the parts must be added. In $O = PV$ the queries are rows of the result, and the keys are
+# summed over.
+#
+# **Predict.** The backward pass has five products: $S = QK^\top$, $dP = dO\,V^\top$, $dV = P^\top dO$, $dQ = dS\,K$ and
+# $dK = dS^\top Q$ (without $\tau$). Let warps own queries, or let them own keys. Does one of the two avoid all additions?
+#
 # <details><summary>Answer</summary>
 #
-# **No.** Owning queries leaves dV and dK to be added. Owning keys leaves dQ, as for the thread blocks of chapter 06.
+# **No.** dV and dK sum over the queries, and dQ over the keys. It is the same for the thread blocks of chapter 06.
 # </details>
 #
-# **Takeaway.** If a product sums over what the warps own, their parts must be added. Forward, owning queries avoids
-# that. Backward, neither queries nor keys avoid it in all five products.
+# **Takeaway.** Forward, owning queries avoids additions. Backward, neither queries nor keys avoid them in all five
+# products.
 
 # %% [markdown]
 # ## Recap
@@ -344,7 +309,7 @@ for direction, products in (("forward", FORWARD), ("backward", BACKWARD)):
 # ```python
 # return 2 * (2 * B_c * d * (1 + W) + B_r * d)
 # ```
-# Eight warps instead of four make it 1.7 times as much: 320 KiB instead of 192. That pays if $B_r$ doubles as well: more warps want more rows.
+# Eight warps instead of four make it 320 KiB instead of 192.
 # </details>
 
 
@@ -453,8 +418,7 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, the package against dense attention (ragged blocks, a causal
-# mask, an odd number of warps), and numbers of the text.
+# The small functions of this notebook against the package, the package against dense attention, and numbers of the text.
 
 # %% tags=["hide-input"]
 rng = np.random.default_rng(2)
@@ -474,26 +438,6 @@ for name, run in warps.SCHEMES.items():
     verdict(f"{name}: no barrier may be left out", all(without(run, reason) for reason in waits[name]))
 kib = [warps.tile_bytes(name, 128, 64, 128, 4) / 1024 for name in ("split_q", "split_k")]
 verdict("192 KiB against 718", [round(x) for x in kib] == [192, 718])
-
-
-# %% tags=["hide-input"]
-def cut(x, term, owner):
-    return np.split(x, 2, axis=term.index(owner)) if owner in term else [x, x]
-
-
-length = dict(r=6, k=8, d=4)
-for owner in "rk":
-    right = []
-    for product in (FORWARD | BACKWARD).values():
-        inputs, result = product.split("->")
-        first, second = inputs.split(",")
-        a, b = (rng.standard_normal([length[letter] for letter in term]) for term in (first, second))
-        halves = zip(cut(a, first, owner), cut(b, second, owner), strict=True)
-        parts = [np.einsum(product, *half) for half in halves]
-        own = fate(product, owner) == "its own"
-        joined = np.concatenate(parts, axis=result.index(owner)) if own else sum(parts)
-        right.append(close(joined, np.einsum(product, a, b)))
-    verdict(f"all seven products, cut by {owner}, are put together as the table says", all(right))
 
 # %% [markdown] tags=["navigation"]
 # [← Parallelism](06_parallelism.ipynb) · [The map](00_start.ipynb) · [The Triton forward kernel →](08_triton_forward.ipynb)
