@@ -7,18 +7,17 @@
 # **How do these lines become a GPU kernel?**
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program
-# that such a worker runs. The language is *Triton*: Python with blocks of numbers in place of single numbers. You say
-# what one thread block does, and the compiler shares the work among its warps (chapter 07). We build the kernel line
-# by line. The chapter ends when all lines of the kernel are together. The book has twenty such kernels, each one
-# change away from the one before: the *ladder*, which chapter 10 climbs. This one is its rung 07.
+# that such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the
+# compiler shares the work among its warps (chapter 07). The book has twenty such kernels, each one change away from
+# the one before: the *ladder*, which chapter 10 climbs. This chapter ends with all lines of its rung 07.
 #
 # After this notebook you can
 #
-# - write a Triton kernel: which program am I, which addresses are mine, which of them exist,
-# - turn Algorithm 1 into Triton, and say why some lines do not look like the paper's,
+# - write Algorithm 1 as a Triton kernel: which program am I, which addresses are mine, which of them exist,
+# - say why some of its lines do not look like the paper's,
 # - recognise six mistakes by the numbers that they print.
 #
-# *Time: 60 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
+# *Time: 45 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
 # kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [06 ·
 # Parallelism](06_parallelism.ipynb).*
 
@@ -34,15 +33,15 @@ from fa2_lab.attention import attention
 from fa2_lab.kernels.ladder import load
 from fa2_lab.plots import ragged_edge
 from fa2_lab.plots.show import show
-from fa2_lab.reference import fa2, heads
+from fa2_lab.reference import heads
 from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
 # %% [markdown]
-# Without a GPU the package sets `TRITON_INTERPRET=1` before Triton is loaded, so it is imported first. Then every line of
-# a kernel runs as NumPy, one program after the other. In a script of your own, set the variable yourself.
+# Without a GPU the package sets `TRITON_INTERPRET=1`, and every line of a kernel runs as NumPy, one program after the
+# other. In a script of your own, set the variable yourself before you import Triton.
 
 # %% tags=["nbval-ignore-output"]
 import triton
@@ -58,7 +57,7 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # run of it is called a *program*; it is chapter 06's thread block. All programs run the same lines and differ in one
 # number, `program_id`.
 #
-# `X + at` is a block of addresses, and `tl.load` fetches them all at once. The size of a block is a power of two, known
+# `X + at` is a block of addresses, and `tl.load` fetches what stands there. The size of a block is a power of two, known
 # when the kernel is compiled (`tl.constexpr`). A *mask* says which of the addresses exist.
 #
 # **Predict.** Ten numbers in blocks of 4 take three programs. What does the last one write behind the end, if `tl.store`
@@ -87,8 +86,8 @@ for careful in (True, False):
 # **Two zeros.** They land in memory that belongs to somebody else, and no error is raised.
 # </details>
 #
-# The masked load does not touch what lies behind the end, and returns `other` for it. The compiler decides `if CAREFUL`,
-# because it is a `constexpr`: the compiled kernel has only one of the two stores.
+# The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a `constexpr`, so the
+# compiled kernel has only one of the two stores.
 #
 # **Takeaway.** A program works out its addresses from `program_id`, and a mask says which of them exist.
 
@@ -96,13 +95,11 @@ for careful in (True, False):
 # ## Where does the next row begin?
 #
 # In memory a tensor is one long line. `load_rows` assumes that the rows of a head lie one after the other, d numbers
-# each. So row r, column c is at r · d + c. `RAGGED` says whether some of the rows may not exist. (Triton computes with
-# integers of 32 bits, which end at 2³¹. So the offset of the first row is computed with 64 bits.)
+# each. So row r, column c is at r · d + c. (The offset of the first row has 64 bits, because 32 end at 2³¹.) `RAGGED` says
+# that some of the rows may not exist.
 #
-# Models, however, often make Q as (N, heads, d) and hand on a transposed view.
-#
-# **Predict.** 10 rows, 2 heads. Row r holds the number r in head 0, and 100 + r in head 1. Which rows does the kernel read
-# for head 0 of such a view?
+# The picture below shows the way from a program's number to its tile, for d = 4. The mask keeps out rows that the head does
+# not have.
 
 # %%
 @triton.jit
@@ -114,7 +111,16 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
     else:
         return tl.load(at)
 
+# %%
+show(ragged_edge.draw(**ragged_edge.data()))
 
+# %% [markdown]
+# Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d).
+#
+# **Predict.** 10 rows, 2 heads. Row r holds the number r in head 0, and 100 + r in head 1. Which rows does `load_rows` read
+# for head 0 of such a view?
+
+# %% tags=["hide-input"]
 @triton.jit
 def maxima_kernel(X, Y, N, B: tl.constexpr, d: tl.constexpr):
     first = tl.program_id(0) * B
@@ -122,7 +128,7 @@ def maxima_kernel(X, Y, N, B: tl.constexpr, d: tl.constexpr):
     x = load_rows(X, first, N, B, d, True)  # (B, d)
     tl.store(Y + row, tl.max(x, 1), mask=row < N)  # all numbers of a row are equal here: one says which row it is
 
-# %%
+
 made = torch.arange(10.0, device=device)[:, None, None] + torch.zeros(10, 2, 16, device=device)
 made[:, 1] += 100
 view = made.transpose(0, 1)  # (heads, N, d): nothing was copied
@@ -134,87 +140,32 @@ for name, q in (("the view", view), ("its copy", view.contiguous())):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **0, 100, 1, 101, …** Between two rows of head 0 lies one of head 1. The numbers look healthy, and a test with one head
-# passes.
+# **0, 100, 1, 101, …** Between two rows of head 0 lies one of head 1. A test with one head passes.
 # </details>
 #
-# The number of places from one row to the next is the *stride*. There are two cures. Rung 07 copies the view
-# (`contiguous()`). The package hands the stride to the kernel.
+# The number of places from one row to the next is the *stride*. Rung 07 copies such a view (`contiguous()`). The
+# package's own kernel is handed the stride.
 #
-# The picture shows the way from a program's number to its tile, for d = 4. The mask keeps out rows that the head does
-# not have. In the picture and in the paper, i is the number of a row block. In the kernels of this book `i` is its
-# first *row*, and `j` the first *key* of a column block.
-
-# %%
-show(ragged_edge.draw(**ragged_edge.data()))
-
-# %% [markdown]
 # **Takeaway.** Row r, column c lies at r · stride + c. Know the stride, or make it d.
-
-# %% [markdown]
-# ## Is a score of zero harmless?
-#
-# A tile of S is the product of a block of Q and a block of K. `tl.dot` computes it on the tensor cores, from numbers of 16
-# bits (fp16), and adds up in fp32. A block in `tl.dot` has at least 16 rows and 16 columns, so our tiles are 16 × 16.
-#
-# Suppose all keys fit one block. Then softmax needs no loop. 10 keys in a block of 16 leave six rows of K that do not
-# exist. They were loaded as zeros, so they make six columns of S that are zero.
-#
-# **Predict.** Q = 0, so all scores are equal. Every value is 1, so the output must be 1. What comes out if the six columns
-# keep their score of zero?
-
-# %%
-@triton.jit
-def one_block_kernel(Q, K, V, O, N_k, hidden, d: tl.constexpr, B: tl.constexpr):
-    q, k, v = load_rows(Q, 0, B, B, d, False), load_rows(K, 0, N_k, B, d, True), load_rows(V, 0, N_k, B, d, True)
-    s = tl.where((tl.arange(0, B) < N_k)[None, :], tl.dot(q, k.T), hidden)  # (B, B)
-    p = tl.exp(s - tl.max(s, 1)[:, None])
-    o = tl.dot(p.to(v.dtype), v) / tl.sum(p, 1)[:, None]  # (B, d)
-    at = tl.arange(0, B)[:, None] * d + tl.arange(0, d)[None, :]
-    tl.store(O + at, o)
-
-
-def normal(*shape, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device, torch.float16)
-
-
-q, k, v = torch.zeros_like(normal(16, 16)), normal(10, 16), torch.ones_like(normal(10, 16))
-for hidden in (0.0, -torch.inf):
-    O = torch.full((16, 16), torch.nan, device=device)  # poisoned: a place that nobody writes stays NaN
-    one_block_kernel[(1,)](q, k, v, O, 10, hidden, d=16, B=16)
-    print(f"score where there is no key: {hidden:4}   output: {O[0, 0].item()}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **0.625.** exp(0) = 1, so each of the six has a vote. They vote for values that were loaded as zeros: 10 / 16.
-# </details>
-#
-# The output is too small, by a factor that depends on how far $N_k$ is from a multiple of the block. A test with $N_k = 128$
-# does not see it. There is a second trap: a missing row of V must be loaded as zero and not as what lies there. Its p is
-# 0, but 0 · NaN is NaN.
-#
-# **Takeaway.** Fill with what the next operation ignores: 0 before a sum, −∞ before a softmax.
 
 # %% [markdown]
 # ## How does Algorithm 1 look now?
 #
-# Everything is there. First the lines of chapter 04, as the package has them in NumPy. Then the kernel, with the same lines
-# marked. (`finite` puts 0 in place of an infinite maximum.) [The poster](../figures/poster_forward.pdf) has both on one
-# sheet.
-
-# %% tags=["nbval-ignore-output"]
-print("\n".join(line for line in getsource(fa2.forward).splitlines() if "# FA2." in line))
-
-# %% [markdown]
-# **Predict.** One loop of the NumPy version is not in the kernel. Which, and where has it gone?
+# Here is all of it, with the paper's numbers. [The poster](../figures/poster_forward.pdf) has the NumPy lines beside it.
+# `i` is the first *row* of a row block here, not the block's number, and `j` the first *key* of a column block.
+#
+# `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (fp16) go in, sums in fp32 come out. It wants
+# at least 16 rows and columns, so our tiles are 16 × 16. `o_i`, `l_i` and `m_i` stay in the warps' registers.
+#
+# **Predict.** Q = 0, so all scores are equal. 10 keys have the value 1, so the output must be 1. In a block of 16 six rows
+# of K and V are loaded as zeros. What comes out if their scores stay 0 (`hidden` = 0)?
 
 # %%
 NEG_INF = tl.constexpr(float("-inf"))
 
 
 @triton.jit
-def loop_kernel(Q, K, V, O, L, N_q, N_k, tau, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
+def loop_kernel(Q, K, V, O, L, N_q, N_k, tau, hidden, d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
     i = tl.program_id(0) * B_r  # FA2.A1.L3
     q_i = load_rows(Q, i, N_q, B_r, d, True)  # (B_r, d)  FA2.A1.L4
     o_i, l_i = tl.zeros((B_r, d), tl.float32), tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
@@ -223,7 +174,7 @@ def loop_kernel(Q, K, V, O, L, N_q, N_k, tau, d: tl.constexpr, B_r: tl.constexpr
         k_j = load_rows(K, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
         v_j = load_rows(V, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
         s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
-        s_ij = tl.where((j + tl.arange(0, B_c) < N_k)[None, :], s_ij, NEG_INF)
+        s_ij = tl.where((j + tl.arange(0, B_c) < N_k)[None, :], s_ij, hidden)
         m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
         p_ij = tl.exp(s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
         alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L9
@@ -258,31 +209,42 @@ def compare(got, want):
         error = np.abs(a[real] - b[real]).max()  # L is −∞ where a row sees no key
         print(f"   {name}: last number {a.flat[-1]:6.2f}, right {b.flat[-1]:6.2f}; largest error {error:.2f}")
 
-# %%
+# %% tags=["hide-input"]
+def normal(*shape, seed=0):
+    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape)).to(device, torch.float16)
+
+
+zero, ten, one = torch.zeros_like(normal(16, 16)), normal(10, 16), torch.ones_like(normal(10, 16))
+for hidden in (0.0, -torch.inf):
+    O, _ = run(loop_kernel, zero, ten, one, 0.25, hidden)
+    print(f"score where there is no key: {hidden:4}   output: {O[0, 0].item()}")
 Q, K, V, tau = normal(45, 16), normal(70, 16, seed=1), normal(70, 16, seed=2), 0.25
-print("45 queries, 70 keys, tiles of 16 × 16")
-compare(run(loop_kernel, Q, K, V, tau), truth(Q, K, V))
+print("45 queries, 70 keys, tiles of 16 × 16, hidden = -inf")
+compare(run(loop_kernel, Q, K, V, tau, -torch.inf), truth(Q, K, V))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **The loop over row blocks**, i. Its passes need nothing from each other, so each is a program: the loop is now the
-# number of programs in the launch.
+# **0.625.** exp(0) = 1, so each of the six has a vote. They vote for values that were loaded as zeros: 10 / 16.
 # </details>
 #
-# The loop over keys stays. `o_i`, `l_i` and `m_i` live in the registers of the program's warps, and go to HBM once. `p_ij`
-# becomes 16 bits wide for the second product.
+# With `hidden` = −∞ the kernel is right, as the last lines show. A missing row of V is still loaded as zero, because 0 ·
+# NaN would be NaN.
 #
-# **Takeaway.** Algorithm 1's outer loop is the launch. Its inner loop is the kernel.
+# The loop over row blocks is gone. Each of its passes is a program now, and the launch says how many there are.
+#
+# **Takeaway.** Algorithm 1's outer loop is the launch, and its inner loop is the kernel. A missing key's score is −∞.
 
 # %% [markdown]
 # ## Which exponential does a GPU have?
 #
-# Its special units compute $2^x$. An exp is a multiplication by $\log_2 e$ and then $2^x$. But every score is multiplied by
-# $\tau$ already. So we multiply by $\tau \log_2 e$ instead, and take `exp2`. Then m, too, is in units of $\log_2$. Since
-# the factor is positive, the largest score stays the largest, and only this one is multiplied for $m_{new}$.
+# Its special units compute $2^x$, and $e^x = 2^{x \log_2 e}$. Every score is multiplied by $\tau$ already. So we multiply
+# by $\tau \log_2 e$ (`tau_log2`) instead, and take `exp2`. Then m, too, is in units of $\log_2$. The factor is positive,
+# so the largest score stays the largest.
 #
 # The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile.
+#
+# **Predict.** Change exp to exp2 and log to log2 everywhere, with this scale. Of O and L, one comes out wrong. Which?
 
 # %%
 LOWEST, LN2 = tl.constexpr(-1.0e30), tl.constexpr(math.log(2))
@@ -300,10 +262,7 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
     o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
     return o_i, l_i, m_new
 
-# %% [markdown]
-# **Predict.** Change exp to exp2 and log to log2 everywhere, with this scale. Of O and L, one comes out wrong. Which?
-
-# %%
+# %% tags=["hide-input"]
 scores, values = np.zeros(8), np.arange(8.0)  # eight equal scores: O is the mean of the values
 for name, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(np.log2(np.e) * scores), np.log2)):
     print(f"base {name}: O = {p @ values / p.sum()}, L = {log(p.sum()):.4f}")
@@ -311,22 +270,22 @@ for name, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(np.log2(np.e) 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **L.** p, α, ℓ and o are what they were, because $2^{x \log_2 e} = e^x$. L comes out as a logarithm to base 2, so it
-# must be multiplied by ln 2. Eight equal keys have L = ln 8 = 2.0794, not 3.
+# **L.** p, α, ℓ and o are what they were. L comes out as a logarithm to base 2, so it must be multiplied by ln 2. Eight
+# equal keys have L = ln 8 = 2.0794, not 3.
 # </details>
 #
-# A test of O does not show this mistake. The backward pass shows it: its $P = e^{S-L}$ no longer sums to 1. A merge of two
-# parts by their L gives them wrong weights.
+# A test of O does not show this mistake. The backward pass does: its $P = e^{S-L}$ no longer sums to 1.
 #
 # **Takeaway.** Fold $\log_2 e$ into the scale and use exp2. L leaves the kernel as a natural logarithm.
 
 # %% [markdown]
 # ## What about a row that sees nothing?
 #
-# Under a causal mask with $N_q \neq N_k$ the diagonal ends in the bottom right corner: the last row sees all keys. Row r
-# sees the first $r + 1 + N_k - N_q$ keys, or none if that is negative. `keys_seen` computes it.
+# Under a causal mask with $N_q \neq N_k$ the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or none
+# if that is negative. `keys_seen` computes it.
 #
-# `one_loop_kernel` (folded) is `loop_kernel` with `visit` in its loop. The paper starts m at −∞. Rung 07 starts at $-10^{30}$, lower than any score.
+# The folded kernel is `loop_kernel` with `visit` in its loop. The paper starts m at −∞. Rung 07 starts at $-10^{30}$,
+# lower than any score.
 #
 # **Predict.** 20 queries and 12 keys, causal. For how many rows does a start at −∞ give NaN?
 
@@ -353,7 +312,7 @@ def one_loop_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, lowest, CAUSAL: tl.conste
     tl.store(O + row[:, None] * d + column[None, :], o_i / l_i[:, None], mask=row[:, None] < N_q)
     tl.store(L + row, tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2), mask=row < N_q)
 
-# %%
+# %% tags=["hide-input"]
 few, tau_log2 = (normal(20, 16), normal(12, 16, seed=1), normal(12, 16, seed=2)), tau / math.log(2)
 for lowest in (-torch.inf, -1e30):
     O, L = run(one_loop_kernel, *few, tau_log2, lowest, CAUSAL=True)
@@ -375,9 +334,8 @@ compare((O, L), truth(*few, causal=True))
 # %% [markdown]
 # ## Which tiles need the mask?
 #
-# `one_loop_kernel` visits every tile, and tests every score against the mask. Chapter 04 sorted the tiles: FULL ones
-# come first in a row block, then DIAGONAL ones, then those to skip. Two borders are enough. Up to `full` every row
-# sees every key. From `last` on no row sees any.
+# So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones, then
+# those to skip. Two borders are enough. Up to `full` every row sees every key. From `last` on no row sees any.
 #
 # **Predict.** A row block begins at row i and has $B_r$ rows. Which of its rows decides `full`, and which `last`?
 
@@ -410,63 +368,49 @@ print(f"8,192 queries and keys, 128 × 64: {share:.1%} of the visited tiles are 
 # **The first row decides `full`,** because it sees least. **The last row decides `last`,** because it sees most.
 # </details>
 #
-# Each row block has two masked tiles here, wherever it lies: its 64 rows end at 64 different keys, and a tile has 32. In a
-# long sequence that is little. Without a causal mask, only a ragged last tile is masked.
-#
-# So the kernel gets two loops. One calls `visit` with `MASKED`, the other without. The compiler makes two versions of it. The
-# second compares nothing, and its rows are loaded without a mask.
+# Two tiles of each row block are masked here; in a long sequence that is little. So the kernel gets two loops. One calls
+# `visit` with `MASKED`, the other without, and loads its rows without a mask.
 #
 # **Takeaway.** Two numbers for each row block replace a test of each score.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
-# Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But `o_i` and `l_i` are kept in fp32. In fp16 they
-# would take half the registers. The largest number of fp16 is 65,504.
-#
-# **Predict.** Q = 0, and 2,048 keys whose values are all 40. The output should be 40. What comes out if `o_i` is kept
-# in fp16?
+# Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But `o_i` and `l_i` stay in fp32. $o$ is divided
+# only at the end, so over 2,048 keys whose values are 40 it grows to 81,920. The largest number of fp16 is 65,504: in fp16
+# `o_i` becomes ∞.
 
-# %%
-for value in (40.0, 0.2):
-    for type_ in (torch.float32, torch.float16):
-        o, l = torch.zeros((), dtype=type_), 0.0
-        for _ in range(2048 // 64):  # column blocks of 64 keys, whose p are all 1
-            o, l = (o.float() + 64 * value).to(type_), l + 64
-        print(f"values {value:4}, o kept in {type_}: o = {o.item()}, output {o.item() / l:.4f}")
+# %% tags=["hide-input"]
+for type_ in (torch.float32, torch.float16):
+    o, l = torch.zeros((), dtype=type_), 0.0
+    for _ in range(2048 // 64):  # column blocks of 64 keys, whose p are all 1
+        o, l = (o.float() + 64 * 40).to(type_), l + 64
+    print(f"o kept in {type_}: o = {o.item()}, output {o.item() / l}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **∞.** $o$ is divided only at the end, so it grows to 2,048 · 40 = 81,920.
-# </details>
-#
-# With values of 0.2 nothing overflows. But the sum grows to 410, where the numbers of fp16 are 0.25 apart, and it is rounded
-# to one of them after each of the 32 tiles. Each p is rounded once. The sum is rounded again and again.
-#
 # **Takeaway.** Factors may have 16 bits. Sums need 32.
 
 # %% [markdown]
 # ## All lines together
 #
-# This is the kernel of rung 07, and the line that launches it. New is `head`, the program's second number. A launch has
-# $T_r$ programs for each head of each sequence. Find the two loops, the two borders, and the start of m. (The masked loop
-# stands first because NVIDIA's compiler makes better code of this order. By chapter 02 the result is the same.)
+# This is the kernel of rung 07, and the line that launches it. New is `head`, the program's second number: a launch has
+# $T_r$ programs for each head of each sequence. Find the two loops, the two borders, and the start of m. The masked loop
+# stands first because NVIDIA's compiler makes better code of this order.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("07")
 print(getsource(rung.forward_kernel.fn))
-print("\n".join(getsource(rung.forward).splitlines()[-5:]))
+print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 
-# %%
+# %% tags=["hide-input"]
 q, k, v = normal(1, 4, 100, 16), normal(1, 4, 130, 16, seed=1), normal(1, 4, 130, 16, seed=2)
 for causal in (False, True):
     print("rung 07, 4 heads, 100 queries, 130 keys,", "causal" if causal else "no mask")
     compare(rung.forward(q, k, v, causal), heads.forward(*map(host, (q, k, v)), stage="naive", causal=causal))
 
 # %% [markdown]
-# `load_rows`, `keys_seen` and `visit` are yours from above, line for line. The package's own kernel has the same algorithm and
-# takes more kinds of calls: other strides, any d up to 256, fp32, windows, dropout.
+# `load_rows`, `keys_seen` and `visit` are yours from above, line for line. The package's own kernel takes more kinds of
+# calls: other strides, any d up to 256, fp32, windows, dropout.
 #
 # **Takeaway.** You have written FlashAttention-2.
 
@@ -474,7 +418,6 @@ for causal in (False, True):
 # ## Recap
 #
 # - A program is a thread block. It knows its number; addresses and masks are up to you.
-# - Fill with what the next operation ignores: 0 before a sum, −∞ before a softmax.
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
 # - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
 # - Two borders for each row block: `full` and `last`.
@@ -484,12 +427,11 @@ for causal in (False, True):
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** A kernel for L alone, from Q and K. It is Algorithm 1 without V and $o$. Replace the body of the loop: load,
-# multiply, mask, then chapter 02's maximum and its sum ℓ.
+# **1. Complete.** A kernel for L alone, from Q and K: Algorithm 1 without V and $o$. Replace the body of the loop.
 #
 # <details><summary>Hint</summary>
 #
-# You need all lines of `loop_kernel`'s loop that do not belong to `v_j` or `o_i`. 70 keys in blocks of 16: what is behind the end?
+# You need all lines of `loop_kernel`'s loop that do not belong to `v_j` or `o_i`. Its `hidden` is −∞ here.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -530,8 +472,8 @@ else:
     print("right")
 
 # %% [markdown]
-# **2. Complete.** Grouped heads (chapter 05). Q has 4 heads, K and V have 2. Heads are counted through the batch, so with a
-# batch of 2 `head` goes from 0 to 7. Which head of K and V belongs to it? Replace the line.
+# **2. Complete.** Grouped heads (chapter 05): Q has 4, K and V have 2. Heads are counted through the batch, so with two
+# sequences `head` goes from 0 to 7. Which head of K and V belongs to it? Replace the line.
 #
 # <details><summary>Hint</summary>
 #
@@ -542,8 +484,7 @@ else:
 # ```python
 # return head // (heads // kv_heads)
 # ```
-# One division, also across the batch: (b · 4 + h) // 2 = b · 2 + h // 2. In rung 07 the line for K and V becomes
-# `K + head // group * N_k * d`. Nothing else changes.
+# In rung 07 K then begins at `K + head // group * N_k * d`, and V likewise. Nothing else changes.
 # </details>
 
 # %%
@@ -551,7 +492,7 @@ else:
 def kv_head_of(head, heads, kv_heads):
     return head  # your line
 
-
+# %% tags=["hide-input"]
 @triton.jit
 def pairs_kernel(Pairs, heads, kv_heads):
     head = tl.program_id(0)
@@ -571,8 +512,8 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are rung 07's, line for line. The kernels agree with `attention()`, and `attention()` with the
-# dense result in float64: ragged lengths, grouped heads, rows without keys, huge scores.
+# The functions of this notebook are rung 07's. The kernels agree with `attention()`, and this with the dense result in
+# float64.
 
 # %% tags=["hide-input"]
 def lines(function):  # without docstring, comments and spaces
