@@ -246,7 +246,7 @@ TERMS = (
         "which thread holds which number of a tile, or where in shared memory it lies",
         "布局",
         "12",
-        picture="accumulators",
+        picture="row_reduction",
     ),
     Term("phase", "what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round", "相位", "12"),
     Term("fence", "what threads wrote before it is seen by the copy engine after it", "内存栅栏", "12"),

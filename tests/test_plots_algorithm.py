@@ -203,8 +203,8 @@ def test_every_rescaling_is_coloured_and_marked():
 
 def test_l_and_o_first_shrink_and_then_grow():
     figure, _, data = drawn("state_stream")
-    for name in "lo":
-        (steps,) = [p for p in titled(figure, f"{name} =").patches if isinstance(p, StepPatch)]
+    for name, letter in dict(l="ℓ", o="o").items():
+        (steps,) = [p for p in titled(figure, f"{letter} =").patches if isinstance(p, StepPatch)]
         after, total = steps.get_data().values.reshape(-1, 2).T, data[name][:, data["row"]]
         assert np.array_equal(after[1], total)
         assert np.allclose(after[0][1:], data["alpha"][1:, data["row"]] * total[:-1]) and after[0][0] == 0
@@ -250,14 +250,14 @@ def test_every_merge_has_its_box_two_arrows_and_one_of_three_equal_results():
         assert ax.get_title(loc="left").startswith(name)
         states, n = boxes(ax, style.tint(style.hue("l"))), len(data["leaves"])
         assert [label(b) for b in states] == [
-            f"m {node.m:.3f}\nl {node.l:.3f}\no {node.o:.3f}".replace("-", "−") for node in data["orders"][name.lower()]
+            f"m {node.m:.3f}\nℓ {node.l:.3f}\no {node.o:.3f}".replace("-", "−") for node in data["orders"][name.lower()]
         ]
         assert len(boxes(ax)) == n + len(states) + 1
         arrows = [t for t in ax.texts if isinstance(t, Annotation)]
         assert len(arrows) == 2 * len(states) + 1
         results += [label(b) for b in boxes(ax, style.tint(style.hue("O")))]
     end = data["orders"]["loop"][-1]
-    assert results == [f"o / l = {end.o / end.l:.4f}\nL = {data['L']['loop']:.4f}".replace("-", "−")] * 3
+    assert results == [f"o / ℓ = {end.o / end.l:.4f}\nL = {data['L']['loop']:.4f}".replace("-", "−")] * 3
 
 
 # Deferred normalisation ---------------------------------------------------------------------------------------

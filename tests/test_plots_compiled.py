@@ -178,35 +178,7 @@ def test_the_strips_are_those_of_the_warps_and_one_instruction_is_framed():
         assert style.colors.same_color(strip.get_facecolor(), style.worker(w))
     frames = Counter((f.get_height(), f.get_width()) for f in tagged(figure, "instruction"))
     assert frames == {(16, 8): 4, (64, 64): 3, (64, 128): 1}
-    assert alt.startswith("Observed (read from the compiled kernel)") and "lanes 20, 21, 22, 23 of warp 0" in alt
-
-
-def test_the_corner_shows_every_lane_and_register():
-    figure, _, data = drawn("accumulators")
-    assert list(data["corner"]) == ["sm_80 and sm_90"]
-    (owners,) = data["corner"].values()
-    lanes, registers = [ax for ax in figure.axes if tagged(ax, "row")]
-    for ax, numbers in ((lanes, owners.lane), (registers, owners.register)):
-        boxes = [p for lane in range(32) for p in tagged(ax, f"lane {lane}")]
-        assert len(boxes) == 256
-        for box in boxes:
-            i, j = int(box.get_y()), int(box.get_x())
-            assert box.label_text.get_text() == str(numbers[i, j])
-            dark = owners.lane[i, j] == owners.lane[data["row"], 0]
-            assert style.contrast(box.get_facecolor(), style.PAPER) > 4 if dark else True
-    assert len(tagged(lanes, "lane 20")) == 8
-
-
-def test_targets_that_differ_get_corners_of_their_own(monkeypatch):
-    record = json.loads(json.dumps(records.recorded("layouts")))
-    for kernel in record["layouts"]:
-        if kernel["target"] == "sm_80":
-            kernel["S"]["layout"] = kernel["S"]["layout"].replace("[4, 1]", "[2, 2]")
-    monkeypatch.setattr(accumulators, "layouts_record", lambda: record)
-    data = accumulators.data()
-    assert list(data["corner"]) == ["sm_80", "sm_90"]
-    figure, _ = accumulators.draw(**data)
-    assert len([ax for ax in figure.axes if tagged(ax, "row")]) == 4
+    assert alt.startswith("Observed (read from the compiled kernel)")
 
 
 def test_a_row_s_maximum_is_found_by_its_four_lanes():
@@ -256,14 +228,14 @@ def test_every_chunk_is_drawn_where_it_lies():
         name, d = ax.get_title(loc="left").split(", d = ")
         address = data["panels"][name, int(d)]
         lines = [int(t.get_text()) for t in ax.get_yticklabels()]
-        boxes = [*tagged(ax, "marked"), *tagged(ax, "chunk")]
-        assert len(boxes) == address.size
-        for box in boxes:
-            row, chunk = map(int, box.label_text.get_text().split(","))
-            assert address[row, chunk] == 128 * lines[int(box.get_y())] + 16 * box.get_x()
-        groups = {box.get_x() for box in tagged(ax, "marked")}
+        for (row, chunk), byte in np.ndenumerate(address):
+            (box,) = tagged(ax, f"{row},{chunk}")
+            assert byte == 128 * lines[int(box.get_y())] + 16 * box.get_x()
+            marked = style.colors.same_color(box.get_facecolor(), style.hue("K"))
+            assert marked == (chunk == data["chunk"]) and (not marked or box.label_text.get_text() == str(row))
+        groups = {tagged(ax, f"{row},{data['chunk']}")[0].get_x() for row in range(8)}
         plain = name.startswith("Row-major")
-        assert len(tagged(ax, "marked")) == 8 and len(groups) == (1 if plain else 8)
+        assert len(groups) == (1 if plain else 8)
         assert ax.get_xlabel() == f"the 8 marked: {'8' if plain else 'no two'} in the same banks"
     assert alt.startswith("Observed")
 

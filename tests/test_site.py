@@ -142,10 +142,10 @@ def test_answers_and_imports_are_folded_and_nothing_else(folder):
         cells = notebook(chapter).cells
         answers = [c for c in cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs]
         folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
-        assert folds.count("The answer") == len(answers) > 0, chapter.name
+        assert folds.count("The output") == len(answers) > 0, chapter.name
         hidden = [c for c in cells if c.metadata.get("jupyter", {}).get("source_hidden") and c not in answers]
         assert folds.count("The code") == len(hidden), chapter.name
-        assert set(folds) <= {"The answer", "The code", "Imports"}, chapter.name
+        assert set(folds) <= {"The output", "The code", "Imports"}, chapter.name
         first = next(c for c in cells if c.cell_type == "code")
         assert ("Imports" in folds) == (not first.outputs), chapter.name
 

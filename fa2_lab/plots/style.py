@@ -67,17 +67,24 @@ RC = {
 
 
 def picture(draw: Callable) -> Callable:
-    """Mark a figure function: it draws in this style, and its layout is settled once and for all."""
+    """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all."""
 
     @wraps(draw)
     def drawn(*args, **kwargs) -> tuple[Figure, str]:
         with matplotlib.rc_context(RC):
             figure, alt = draw(*args, **kwargs)
+            for text in figure.findobj(Text):
+                text.set_text(ell(text.get_text()))
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
-        return figure, alt
+        return figure, ell(alt)
 
     return drawn
+
+
+def ell(words: str) -> str:
+    """The letter that the code writes l, as the papers write it."""
+    return re.sub(r"(?<!\w)l(?!\w)", "ℓ", words)
 
 
 def hue(tensor: str) -> str:

@@ -50,12 +50,12 @@ def draw(panels: Mapping[tuple[str, int], np.ndarray], chunk: int, made: str) ->
         ax.set_xlabel(_said(clashes[name, d], len(address)), fontsize=style.SMALL)
     for line in axes:
         line[0].set_ylabel("128-byte line of memory")
-    what = "A box: 16 bytes, as row, chunk of K; across: 8 groups of 4 banks"
+    what = f"A box: 16 bytes; across: 8 groups of 4 banks. Dark, with its row: chunk {chunk} of K's rows 0 to 7"
     figure.supxlabel(f"{what}\nAll but row-major: {OBSERVED.lower()}: {made}", fontsize=style.SMALL)
     said = "; ".join(f"{name}, d = {d}: {_said(n, 8)}" for (name, d), n in clashes.items())
     alt = (
         f"{OBSERVED}, but for the row-major panels. The first eight rows of K in shared memory, 128 bytes a line, in"
-        f" pieces of 16 bytes labelled with row and chunk; chunk {chunk} of each row is marked. {said}."
+        f" pieces of 16 bytes; chunk {chunk} of each row is marked. {said}."
     )
     return figure, alt
 
@@ -75,8 +75,8 @@ def _memory(ax: Axes, address: np.ndarray, chunk: int) -> None:
     for (row, c), byte in np.ndenumerate(address):
         line, group = lines.index(byte // LINE_BYTES), byte % LINE_BYTES // CHUNK_BYTES
         fill = style.tint(style.hue("K"), 1.0 if c == chunk else 0.15)
-        gid = "marked" if c == chunk else "chunk"
-        style.box(ax, group, line, 1, 1, f"{row},{c}", fill, edgecolor=style.PAPER, linewidth=0.8, gid=gid)
+        label = str(row) if c == chunk else ""
+        style.box(ax, group, line, 1, 1, label, fill, edgecolor=style.PAPER, linewidth=0.8, gid=f"{row},{c}")
     groups = LINE_BYTES // CHUNK_BYTES
     ax.set(xlim=(0, groups), ylim=(len(lines), 0))
     ax.set_xticks(np.arange(groups) + 0.5, range(groups))

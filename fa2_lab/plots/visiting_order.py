@@ -81,7 +81,11 @@ def _timeline(ax: Axes, log: Sequence[Event], longest: int) -> None:
         total = sum(e.elements for e in log if e.tensor == tensor)
         ax.text(longest + 1, lane, f"{total:,}", va="center", fontsize=style.SMALL)
     ax.set(
-        xlim=(-1, longest + 9), ylim=(len(lanes) - 0.4, -0.9), yticks=range(len(lanes)), yticklabels=lanes, xticks=[]
+        xlim=(-1, longest + 9),
+        ylim=(len(lanes) - 0.4, -0.9),
+        yticks=range(len(lanes)),
+        yticklabels=[style.ell(t) for t in lanes],
+        xticks=[],
     )
     ax.spines["bottom"].set_visible(False)
     ax.text(longest + 1, -0.75, "elements", va="center", fontsize=style.SMALL, color=style.QUIET)

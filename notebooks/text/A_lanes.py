@@ -129,9 +129,8 @@ show(accumulators.draw(**accumulators.data()))
 # **Split-Q.** The rows are cut among four warps, and every warp has all keys of the tile.
 # </details>
 #
-# In the upper half of the picture, find a row of S: it lies in one warp, and so does the same row of O. (The tile has 128 rows,
-# and four warps do 64 at a time. So each warp is there twice.) Below on the left, find row 5: lanes 20 to 23. On the right is
-# in which of its registers a lane keeps the number.
+# Find a row of S in the picture: it lies in one warp, and so does the same row of O. (The tile has 128 rows,
+# and four warps do 64 at a time. So each warp is there twice.)
 #
 # **Takeaway.** The compiled kernel is split-Q, and it can be read in one line of its code.
 

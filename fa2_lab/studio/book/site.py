@@ -113,7 +113,7 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
             if cell.metadata.get("jupyter", {}).get("outputs_hidden") and cell.outputs:
                 tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
-                look = {"code_prompt_show": "The answer", "code_prompt_hide": "The answer"}
+                look = {"code_prompt_show": "The output", "code_prompt_hide": "The output"}
             look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
             if cell.source.startswith("explore()"):
                 cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
