@@ -8,8 +8,8 @@
 #
 # Chapter 05 wrote Algorithm 2 in NumPy and ended with two ways to sum up dQ: atomic additions, or a second pass. On a
 # GPU thousands of programs run in no particular order. There the choice decides whether a training run can be
-# repeated bit for bit. Here both ways become kernels, with the tools of chapter 08. At the end you know every line of
-# the two backward kernels in the ladder's folder: rung `b00`, with atomics, and rung `b01`, with two passes.
+# repeated bit for bit. Here both ways become kernels: rung `b00` of the ladder, with atomics, and rung `b01`, with
+# two passes.
 #
 # After this notebook you can
 #
@@ -17,7 +17,7 @@
 # - find the line where programs disturb each other, and name two cures and their price,
 # - follow a gradient through shared heads of K and V, and through L.
 #
-# *Time: 55 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
+# *Time: 45 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
 # kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 · The Triton
 # forward kernel](08_triton_forward.ipynb).*
 
@@ -33,7 +33,6 @@ from fa2_lab.attention import attention
 from fa2_lab.kernels.ladder import load
 from fa2_lab.kernels.portable import backward as packaged
 from fa2_lab.kernels.prepared import Options
-from fa2_lab.paper import FA2_A2
 from fa2_lab.plots import dq_over_time
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
@@ -65,15 +64,10 @@ def compare(names, got, want):
 # %% [markdown]
 # ## What is the same in all tiles of a row?
 #
-# This chapter speaks of the lines of Algorithm 2 by their numbers. Here they are, in our words.
-
-# %%
-print(FA2_A2)
-
-# %% [markdown]
-# The forward pass left L. The number $D_i = do_i \cdot o_i$ (line 4) is missing, and every tile of the row subtracts it
-# (line 14). The smallest of our kernels computes it, once. `load_rows` is that of chapter 08, always with its mask.
-# `store_rows` stores such a block, and `of_rows` loads one number for each row.
+# The numbers of lines are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
+# forward pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14).
+# The smallest of our kernels computes it once. `load_rows` is that of chapter 08, always with its mask. `store_rows`
+# stores such a block, and `of_rows` loads one number for each row.
 #
 # **Predict.** Suppose there were no such kernel, and each tile computed D for its rows. Which tensor would every tile have
 # to load in addition?
@@ -108,7 +102,7 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
     row = i + tl.arange(0, B_r)
     tl.store(D + head * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
 
-
+# %% tags=["hide-input"]
 N_q, N_k, d = 40, 56, 16
 tau, B = d**-0.5, 16
 Q, K, V, dO = normal(N_q, d), normal(N_k, d, seed=1), normal(N_k, d, seed=2), normal(N_q, d, seed=3)
@@ -125,8 +119,8 @@ print("row sums of P ∘ (dO Vᵀ):", *(f"{x:5.2f}" for x in (P * (host(dO) @ ho
 # **O.** And each $D_i$ would be computed $T_c$ times, as in FA1.
 # </details>
 #
-# The two rows agree: D is what the keys of a row are worth on average (chapter 05). The product is taken in fp32, because D
-# is subtracted from every dP of its row. A rounding error in D is an error of the whole row.
+# The two rows agree: D is what the keys of a row are worth on average (chapter 05). The product is taken in fp32, because
+# a rounding error in D is an error of the whole row.
 #
 # **Takeaway.** What belongs to a row and is needed by every tile gets a small kernel of its own.
 
@@ -136,57 +130,16 @@ print("row sums of P ∘ (dO Vᵀ):", *(f"{x:5.2f}" for x in (P * (host(dO) @ ho
 # P comes back in one step, $e^{S - L}$. L is at least as large as every score of its row, so the exponent is never positive
 # and nothing overflows. That holds for scores of real keys.
 #
-# **Predict.** 10 keys in a block of 16, and all scores are −200. So L is about −198. A missing key was loaded as zeros and
-# has the score 0. What is its P in fp32?
+# `tile` does all the work on one tile: S, P, dP, dS, in this order. `seen` asks three things: is there such a row, is there
+# such a key, and under a causal mask, does the row see the key?
+#
+# **Predict.** All scores are −200, so L is about −198. A missing key was loaded as zeros and has the score 0. What would
+# its P be in fp32, if nobody asked whether the key exists?
 
 # %%
 NEG_INF, LOG2E = tl.constexpr(float("-inf")), tl.constexpr(1 / math.log(2))
 
 
-@triton.jit
-def P_kernel(Q, K, L, P, N_k, MASKED: tl.constexpr, d: tl.constexpr, B: tl.constexpr):
-    q, k, L_i = load_rows(Q, 0, B, B, d), load_rows(K, 0, N_k, B, d), of_rows(L, 0, B, B)
-    power = (0.25 * tl.dot(q, k.T) - L_i) * LOG2E
-    if MASKED:
-        power = tl.where(tl.arange(0, B)[None, :] < N_k, power, NEG_INF)
-    tl.store(P + tl.arange(0, B)[:, None] * B + tl.arange(0, B)[None, :], tl.exp2(power))
-
-
-ones, keys = torch.ones_like(normal(16, 16)), -50 * torch.ones_like(normal(10, 16))
-L_16 = torch.logsumexp(0.25 * ones.float() @ keys.float().T, dim=1)
-for masked in (False, True):
-    P_16 = torch.full((16, 16), torch.nan, device=device)
-    with np.errstate(over="ignore"):  # the interpreter warns, a GPU does not
-        P_kernel[(1,)](ones, keys, L_16, P_16, 10, MASKED=masked, d=16, B=16)
-    at_a_key, elsewhere = P_16[0, 0].item(), P_16[0, 10].item()
-    print(f"masked = {masked!s:5}  P of a key {at_a_key:.2f}, of none {elsewhere}; what it adds to dQ: {elsewhere * 0}")
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$.
-# </details>
-#
-# A missing key was loaded as zeros. As long as its P is a finite number, it only ever meets these zeros, and does no harm. If
-# it is ∞, then ∞ · 0 is NaN, and the whole row of dQ is lost. Our kernels round dS to fp16, whose numbers end at 65,504,
-# so there the trouble begins earlier. An early FlashAttention-2 had such NaNs: [flash-attention
-# #334](https://github.com/Dao-AILab/flash-attention/issues/334).
-#
-# **Takeaway.** $e^{S - L}$ needs no maximum where there is a key, and needs the mask where there is none.
-
-# %% [markdown]
-# ## What does a column block keep on chip?
-#
-# All work on one tile is in `tile`: S, P, dP, dS, in this order. `seen` asks three things: is there such a row, is there such
-# a key, and under a causal mask, does the row see the key? Three products follow, and they say who needs what. dV and
-# dK of the column block gain $p^\top do$ and $ds^\top q$. dQ of the row block gains $ds\, k$, and that comes later.
-#
-# `columns_kernel` is a program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the row
-# blocks.
-#
-# **Predict.** 64 queries and keys, causal, blocks of 16. With which row does the program of keys 32 to 47 begin?
-
-# %%
 @triton.jit
 def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexpr):
     row, col = i + tl.arange(0, q_i.shape[0])[:, None], j + tl.arange(0, k_j.shape[0])[None, :]
@@ -197,6 +150,45 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
     dp_ij = tl.dot(do_i, v_j.T)  # (B_r, B_c)  FA2.A2.L13
     ds_ij = p_ij * (dp_ij - D_i)  # (B_r, B_c)  FA2.A2.L14
     return p_ij.to(q_i.dtype), ds_ij.to(q_i.dtype)
+
+# %% tags=["hide-input"]
+@triton.jit
+def P_kernel(Q, K, L, P, there, N_k, d: tl.constexpr, B: tl.constexpr):  # loads the keys that are there, asks for N_k
+    q, k, L_i = load_rows(Q, 0, B, B, d), load_rows(K, 0, there, B, d), of_rows(L, 0, B, B)
+    p, _ = tile(q, k, k, q, L_i, L_i, 0, 0, B, N_k, 0.25, False)
+    tl.store(P + tl.arange(0, B)[:, None] * B + tl.arange(0, B)[None, :], p.to(tl.float32))
+
+
+ones, keys = torch.ones_like(normal(16, 16)), -50 * torch.ones_like(normal(10, 16))  # 10 keys in a block of 16
+L_16 = torch.logsumexp(0.25 * ones.float() @ keys.float().T, dim=1)
+for asked, believed in (("asked", 10), ("not asked", 16)):
+    P_16 = torch.full((16, 16), torch.nan, device=device)
+    with np.errstate(all="ignore"):  # the interpreter warns, a GPU does not
+        P_kernel[(1,)](ones, keys, L_16, P_16, 10, believed, d=16, B=16)
+    at_a_key, elsewhere = P_16[0, 0].item(), P_16[0, 10].item()
+    print(f"{asked:9}  P of a key {at_a_key:.2f}, of none {elsewhere}; what it adds to dQ: {elsewhere * 0}")
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$.
+# </details>
+#
+# A finite P of a missing key would only meet zeros, and do no harm. But ∞ · 0 is NaN, and the whole row of dQ is lost. An
+# early FlashAttention-2 had such NaNs: [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
+#
+# **Takeaway.** $e^{S - L}$ needs no maximum where there is a key, and needs the mask where there is none.
+
+# %% [markdown]
+# ## What does a column block keep on chip?
+#
+# Three products follow `tile`, and they say who needs what. dV and dK of the column block gain $p^\top do$ and
+# $ds^\top q$. dQ of the row block gains $ds\, k$, and that comes later.
+#
+# `columns_kernel` is a program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the row
+# blocks. `tl.dot(a, b, acc)` adds the product to a block that is there.
+#
+# **Predict.** 64 queries and keys, causal, blocks of 16. With which row does the program of keys 32 to 47 begin?
 
 # %%
 @triton.jit
@@ -234,15 +226,13 @@ def truth(Q, K, V, O, L, dO, causal=False):  # float64, with all of P
     return [x[0, 0] for x in heads.backward(*five, stage="naive", causal=causal)]
 
 
-
-# %%
 dQ, dK, dV = truth(Q, K, V, O, L, dO)
 seen = [x[0, 0] for x in attention(Q[None, None], K[None, None], V[None, None], causal=True, return_lse=True)]
 D_causal = (dO.float() * seen[0].float()).sum(1)
+print(f"{N_q} queries, {N_k} keys, tiles of {B} × {B}:")
 compare("dK dV", by_columns(Q, K, V, dO, L, D), (dK, dV))
 print("causal:")
-_, dK_causal, dV_causal = truth(Q, K, V, *seen, dO, causal=True)
-compare("dK dV", by_columns(Q, K, V, dO, seen[1], D_causal, causal=True), (dK_causal, dV_causal))
+compare("dK dV", by_columns(Q, K, V, dO, seen[1], D_causal, causal=True), truth(Q, K, V, *seen, dO, causal=True)[1:])
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -250,9 +240,7 @@ compare("dK dV", by_columns(Q, K, V, dO, seen[1], D_causal, causal=True), (dK_ca
 # **Row 32.** Rows before it do not see these keys. `first` skips them, and the causal gradients stay right.
 # </details>
 #
-# `tl.dot(a, b, acc)` adds the product to a block that is there. The scale τ of dK waits until the end of the loop: one
-# multiplication for each number, not for each tile. The poster has [all lines on one
-# sheet](../figures/poster_backward.pdf).
+# The scale τ of dK waits until the end of the loop: one multiplication for each number, not for each tile.
 #
 # **Takeaway.** A column program keeps k, v, dk and dv on chip, and has them to itself.
 
@@ -260,8 +248,8 @@ compare("dK dV", by_columns(Q, K, V, dO, seen[1], D_causal, causal=True), (dK_ca
 # ## What happens if line 15 is a plain addition?
 #
 # Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. To see this line alone, we give each
-# program its part ready-made: `parts[j]`. `add_rows` is Triton's atomic addition: load, add and
-# store as one step that nobody can interrupt.
+# program its part ready-made: `parts[j]`. `add_rows` is Triton's atomic addition: load, add and store as one step that
+# nobody can interrupt.
 #
 # **Predict.** 16 programs add into the same rows: load, add, store. In the interpreter one program runs after the other. Is
 # the sum right there?
@@ -285,16 +273,16 @@ def line_15_kernel(dQ, parts, N, ATOMIC: tl.constexpr, d: tl.constexpr, B: tl.co
             store_rows(dQ, load_rows(dQ, i, N, B, d) + dq_i, i, N, B, d)
 
 
+# %% tags=["hide-input"]
 parts = normal(16, 32, 16, seed=4).float()  # of 16 column blocks, for 32 rows, d = 16
 
 
-# %% tags=["hide-input"]
 def line_15(atomic):
     dQ = torch.zeros(32, 16, device=device)  # FA2.A2.L3
     line_15_kernel[(16,)](dQ, parts, 32, ATOMIC=atomic, d=16, B=16)
     return host(dQ)
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["hide-input", "nbval-ignore-output"]
 print(torch.cuda.get_device_name() if device == "cuda" else "interpreter: one program after the other")
 for atomic in (False, True):
     runs, right = [line_15(atomic) for _ in range(5)], host(parts).sum(0)
@@ -309,10 +297,9 @@ for atomic in (False, True):
 #
 # That proves nothing about a GPU. There all programs start at the same rows, and when two additions meet, one is lost.
 # Atomic additions lose none. But they arrive in another order in each run, and a sum in fp32 depends on the order in its
-# last bits. So do not look for a race with the interpreter. Look at the code: which address do two programs write?
+# last bits. So look for a race in the code and not in the interpreter: which address do two programs write?
 #
-# With atomics in line 15, the column kernel is rung b00. It computes line 15 beside ours, and hands it to
-# `add_rows(dQ, …)`. All its results are right here, too:
+# Rung b00 is our column kernel with line 15 in its loop: `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Its results:
 
 # %% tags=["hide-input"]
 b00, b01 = load("b00"), load("b01")
@@ -325,7 +312,7 @@ compare("dQ dK dV", (x[0, 0] for x in b00.backward(*(x[None, None] for x in (Q, 
 # ## Who could own dQ?
 #
 # $dQ_i$ is a sum over keys. So give it to a program that owns row block i, as in chapter 08. `rows_kernel` is this
-# second pass. It loads $q_i$, $do_i$, $L_i$ and $D_i$ once, and then goes through the column blocks.
+# second pass.
 #
 # **Predict.** In chapter 08 a larger score could turn up late, and then all of `o_i` was multiplied by α. Which line of
 # `rows_kernel` does the same for `dq_i`?
@@ -357,7 +344,7 @@ def by_rows(Q, K, V, dO, L, D, causal=False):
     rows_kernel[(triton.cdiv(len(Q), B), 1)](Q, K, V, dO, L, D, dQ, len(Q), len(K), Q.shape[1] ** -0.5, **sizes)
     return dQ
 
-# %%
+# %% tags=["hide-input"]
 runs = [by_rows(Q, K, V, dO, L, D) for _ in range(5)]
 compare("dQ", runs[:1], [dQ])
 print("five runs, different results:", len({host(x).tobytes() for x in runs}))
@@ -381,8 +368,8 @@ show(dq_over_time.draw(**dq_over_time.data()))
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# Chapter 05 counted products: seven instead of five. But atomic additions are not free. Their dQ is in fp32, whatever the
-# inputs are. It must be set to zero before and converted after.
+# Chapter 05 counted products: seven instead of five. But atomic additions are not free. Their dQ is in fp32, and must be
+# set to zero before and converted after.
 #
 # **Predict.** N = 8,192, d = 128, column blocks of 64, one head. dQ in fp32 takes 4 MiB. How many MiB are added to it in
 # all?
@@ -398,9 +385,9 @@ print(f"two passes: 7 products a tile; {numbers * 2 // MiB} MiB of dQ written, i
 # **512.** Each of the 128 column blocks adds to all of dQ.
 # </details>
 #
-# These additions meet in the L2 cache, which keeps much of them away from HBM. Two passes have another advantage: each of
-# their two kernels is smaller, and needs fewer registers. Which way is faster depends on the chip. The package's Triton
-# kernels can do both, and take two passes by default. Its kernel for Hopper takes one (chapter 13 times both).
+# The L2 cache keeps much of this away from HBM. With two passes each kernel is smaller, and needs fewer registers. Which
+# way is faster depends on the chip: the package's Triton kernels take two passes by default, and its kernel for Hopper
+# takes one (chapter 13).
 #
 # **Takeaway.** Two products more buy repeatable bits, no extra memory, and kernels that are easier to fit.
 
@@ -408,7 +395,7 @@ print(f"two passes: 7 products a tile; {numbers * 2 // MiB} MiB of dQ written, i
 # ## Who owns dK if query heads share keys?
 #
 # Grouped query heads share one head of K and V, for short a *K/V head*. Its dK is a sum over all query heads of its group
-# (chapter 05). So programs would share a sum again, and again we want one owner for each number.
+# (chapter 05). Again we want one owner for each number.
 #
 # **Predict.** 4 query heads, 2 K/V heads, 4 column blocks in each K/V head. How many column programs, if no two may write
 # the same dK?
@@ -430,11 +417,8 @@ for g in range(2):  # query heads 2g and 2g + 1, one below the other: 120 rows
 # **Eight.** One for each column block of each K/V head.
 # </details>
 #
-# Each goes through the rows of the first query head, then of the second, and keeps dk and dv all the while. Without a mask a
-# key does not care which head a row comes from: two heads of 60 rows are one of 120. With a mask the row numbers start anew
-# with each head; the package's kernel counts that way.
-#
-# The price is fewer and longer programs. Chapter 06 says when that leaves SMs idle.
+# Each goes through the rows of the first query head, then of the second, and keeps dk and dv all the while. The price is
+# fewer and longer programs. Chapter 06 says when that leaves SMs idle.
 #
 # **Takeaway.** Give each block of the output one program. Then a shared sum needs no atomic additions.
 
@@ -443,9 +427,7 @@ for g in range(2):  # query heads 2g and 2g + 1, one below the other: 120 rows
 #
 # `attention(…, return_lse=True)` returns L, and a program may compute with it, for instance to merge the outputs of two
 # calls (chapter 14). Then the loss has a gradient with respect to L, too: dL. It adds one term: dS becomes
-# $P \circ (dP - D + dL)$.
-#
-# **Predict.** Which of the three kernels has to change?
+# $P \circ (dP - D + dL)$. As $dP - D + dL = dP - (D - dL)$, the two large kernels are handed D − dL and stay as they are.
 
 # %% tags=["hide-input"]
 dL = normal(N_q, seed=5).float()
@@ -459,12 +441,7 @@ for name, given in (("D", D), ("D − dL", D - dL)):
             [host(x.grad) for x in (Q64, K64, V64)])  # fmt: skip
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **The one for D.** $dP - D + dL = dP - (D - dL)$: the two large kernels are handed D − dL and stay as they are.
-# </details>
-#
-# Without dL the output is right and dV is right, so this mistake is easily overlooked. dQ and dK are wrong.
+# Without dL dV is right, and dQ and dK are wrong.
 #
 # **Takeaway.** A gradient of L costs one subtraction, in the smallest kernel.
 
@@ -493,9 +470,8 @@ for name, given in (("D", D), ("D − dL", D - dL)):
 # ```python
 # dq_i += load_rows(parts + j * N * d, i, N, B, d)
 # ```
-# One writer and one order: the same bits in every run, and no product is computed twice. The price is memory. With N = 8,192,
-# d = 128 and column blocks of 128 there are 64 parts of 4 MiB for each head, and their number grows with N: the quadratic
-# memory is back.
+# The same bits in every run, and no product is computed twice. The price is memory. With N = 8,192, d = 128 and column
+# blocks of 128 there are 64 parts of 4 MiB for each head, and their number grows with N: the quadratic memory is back.
 # </details>
 
 # %%
@@ -507,7 +483,7 @@ def sum_kernel(dQ, parts, N, T_c, d: tl.constexpr, B: tl.constexpr):
         dq_i += 0.0 * j  # your line
     store_rows(dQ, dq_i, i, N, B, d)
 
-
+# %% tags=["hide-input"]
 summed = torch.full((32, 16), torch.nan, device=device)
 sum_kernel[(2,)](summed, parts, 32, 16, d=16, B=16)
 error = np.abs(host(summed) - host(parts).sum(0)).max(axis=1)  # of each row
@@ -539,6 +515,8 @@ else:
 zeros = torch.zeros_like(D)
 compare("dQ dK dV", (by_rows(Q, K, V, dO, L, zeros), *by_columns(Q, K, V, dO, L, zeros)), (dQ, dK, dV))
 repaired = ...
+
+# %% tags=["hide-input"]
 if repaired is ...:
     print("not written yet")
 elif repaired.shape != D.shape:
@@ -550,8 +528,8 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are those of rungs b00 and b01, line for line. The rungs and the package agree with the dense
-# result in float64, and the package gives the same bits twice.
+# The functions of this notebook are those of rungs b00 and b01. The rungs and the package agree with the dense result in
+# float64, and the package gives the same bits twice.
 
 # %% tags=["hide-input"]
 def code(function):  # without docstring, comments and spaces
