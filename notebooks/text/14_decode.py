@@ -8,9 +8,9 @@
 #
 # A model that writes a text makes one token at a time. Its query attends to the keys of everything so far, the *KV
 # cache*. Chapter 06 met this case: one row block, a few heads, a hundred idle SMs. The remedy is to split the keys
-# and merge. Here we write that kernel in Triton: split, then merge, then pages. Then we look at the one limit that
-# counts. None of the ideas is new: Flash-Decoding splits keys, Lean Attention makes equal shares, PagedAttention cuts
-# the cache into pages.
+# and merge. Here we write that kernel in Triton: split, then merge, then pages. Then we look at what the package adds,
+# and how near it comes to the limit. The ideas are those of Flash-Decoding (splits), PagedAttention (pages) and Lean
+# Attention (equal shares).
 #
 # After this notebook you can
 #
@@ -18,7 +18,7 @@
 # - write a decode kernel whose programs share a head, and the kernel that merges what they leave,
 # - read a cache through a block table, and name what a kernel must not touch.
 #
-# *Time: 60 minutes with the questions and exercises. Hardware: any machine with Linux; without a GPU the kernels run
+# *Time: 45 minutes with the questions and exercises. Hardware: any machine with Linux; without a GPU the kernels run
 # in Triton's interpreter. Measured numbers were recorded on an NVIDIA H200. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [08 · The Triton forward
 # kernel](08_triton_forward.ipynb).*
@@ -52,8 +52,8 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # ## What does one token cost?
 #
 # Take one layer of a large model: 32 query heads with d = 128, and 8 K/V heads, each shared by a group of four query heads.
-# The text has 65,536 tokens so far, so each K/V head has as many keys and values, in numbers of two bytes. Each is read once
-# for this token.
+# The text has 65,536 tokens so far. Each K/V head has as many keys and values, in numbers of two bytes, and all are read
+# once for this token.
 #
 # **Predict.** By its data sheet an H200 does $989 \cdot 10^{12}$ FLOPs and reads $4.8 \cdot 10^{12}$ bytes in a second. What takes
 # longer here, reading or computing?
@@ -73,20 +73,19 @@ print(f"FLOPs per byte: {flops // read}; in the time of one byte the chip does {
 # **Reading,** by a factor of 50.
 # </details>
 #
-# A key and its value are 512 bytes here, and each of the four queries spends 512 FLOPs on them. So there is one FLOP for
-# each byte and query, whatever the length and d. In training thousands of queries share a key. Here the GPU is a machine for
-# reading. (A copy reaches less than the data sheet says, 4.27 TB/s, so the measured times below are longer.)
+# A key and its value are 512 bytes here, and each of the four queries spends 512 FLOPs on them: one FLOP for each byte and
+# query, whatever the length and d. In training thousands of queries share a key. Here the GPU is a machine for reading.
+# (A copy reaches 4.27 TB/s, less than the data sheet says, so the measured times below are longer.)
 #
 # **Takeaway.** A token costs the bytes of its keys and values, once. All else must hide behind that.
 
 # %% [markdown]
 # ## How often is a key read?
 #
-# For one query, rung 07 has a program for each query head. In a group of four, these four want the same keys. But the four
-# queries could also be four rows of *one* tile. In memory they lie one below the other.
-#
-# **Predict.** `tl.dot` takes 16 rows at least (chapter 08). Four are ours, and twelve are zeros. What do the twelve cost:
-# bytes, FLOPs, or both?
+# For one query, rung 07 has a program for each query head. In a group of four, these four want the same keys, and would
+# read them four times. But in memory the four queries lie one below the other, so they can be four rows of *one* tile.
+# `tl.dot` takes 16 rows at least (chapter 08). The other twelve are zeros. No address is read for them, and their FLOPs
+# hide behind the reading:
 
 # %% tags=["hide-input"]
 for rows, what in ((4, "four queries"), (16, "with twelve rows of zeros")):
@@ -94,13 +93,6 @@ for rows, what in ((4, "four queries"), (16, "with twelve rows of zeros")):
     print(f"{what:26} {read / 1e6:.0f} MB, {1e6 * computed / H200.tensor_flops:3.1f} µs on the tensor cores")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **FLOPs.** No address is read for them.
-# </details>
-#
-# Those FLOPs hide behind the 56 µs of reading.
-#
 # **Takeaway.** The queries of a group are rows of one tile. A key is read once, whoever wants it.
 
 # %% [markdown]
@@ -108,11 +100,11 @@ for rows, what in ((4, "four queries"), (16, "with twelve rows of zeros")):
 #
 # Now there are 8 programs, one for each K/V head, and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head
 # into *splits*, with a program for each split (split-KV). Time is counted in *units of work*: one for each tile, and one to
-# begin. We count one program on an SM. Two would fit, but they share its path to the memory.
+# begin. We count one program on an SM.
 #
 # **Predict.** With 16 splits for each head there are 128 programs. With 17 there are 136. Which ends first?
 
-# %%
+# %% tags=["hide-input"]
 cache = splits.Cache((65536,), kv_heads=8, d=128, rows=4, B_c=64)
 for n in (1, 16, 17, 33):
     ran = grid.schedule(splits.same_splits(cache.tiles, n), 132)
@@ -133,10 +125,8 @@ for n in (1, 16, 17, 33):
 # ## What does a split leave behind?
 #
 # Split w of a head reads the keys from w · share to (w + 1) · share. It goes through them with `load_rows` and `visit`, which
-# you wrote in chapter 08. At the end it cannot divide, because it has seen some of the keys only. It leaves its state: $o$, m
-# and ℓ. We call that a *part*.
-#
-# **Predict.** d = 128. How many numbers has a part, for one row?
+# you wrote in chapter 08. At the end it cannot divide, because it has seen some of the keys only. So it leaves its state:
+# $o$, m and ℓ, which are d + 2 numbers for each row. We call that a *part*.
 
 # %%
 @triton.jit
@@ -189,12 +179,8 @@ for w in range(5):
     print(f"head 0, row 0, split {w}: m {parts[0, w, 0, 16].item():5.2f}, ℓ {parts[0, w, 0, 17].item():5.2f}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **130.** 128 for o, one for m, one for ℓ.
-# </details>
-#
-# A part takes a few kilobytes, beside megabytes of keys. Note that every split has a maximum of its own.
+# Five programs share a head of 200 keys here, and each has a maximum of its own. A part is small: four rows with d = 128 are
+# 2 KiB in fp32, beside megabytes of keys.
 #
 # **Takeaway.** A split has seen some of the keys only, so it leaves a state and not a result.
 
@@ -202,7 +188,7 @@ for w in range(5):
 # ## How do parts become one row?
 #
 # By the merge of chapter 02, for several states at once: the largest m of all, a factor β for each part, and two sums. As in
-# chapter 08, m is in units of $\log_2$. The kernel has a program for each row of each head.
+# chapter 08, m is in units of $\log_2$. There is a program for each row of each head.
 #
 # **Predict.** 200 keys are 13 tiles of 16. With 40 splits most get no tile. Such a part has m = $-10^{30}$ and ℓ = 0. What is
 # its factor β?
@@ -254,10 +240,9 @@ for n in (1, 2, 5, 40):
 # %% [markdown]
 # ## Where is key 20?
 #
-# Nobody knows how long a text will get. If every sequence had a tensor of the largest length, most of the memory would hold
-# nothing. So programs that serve a model cut the cache into *pages* of, say, 16 keys, and hand them out as texts
-# grow. A *block table* says for
-# each sequence which page has its first 16 keys, which the next 16, and so on.
+# Nobody knows how long a text will get. If every sequence had room for the largest length, most of the memory would hold
+# nothing. So programs that serve a model cut the cache into *pages* of, say, 16 keys, and hand them out as texts grow. A
+# *block table* says for each sequence which page has its first 16 keys, which the next 16, and so on.
 
 # %%
 @triton.jit
@@ -267,7 +252,22 @@ def load_keys(X, table, first, last, kv_head, H_kv, page: tl.constexpr, d: tl.co
     row = (number * page + key % page) * H_kv + kv_head  # pages are (number, row, K/V head, d)
     return tl.load(X + row[:, None] * d + tl.arange(0, d)[None, :], mask=(key < last)[:, None], other=0.0)
 
+# %% [markdown]
+# `paged_kernel` (folded) is `split_kernel` with this load, the row of the table that belongs to its sequence, and the
+# sequence's own length:
+#
+# ```python
+# table += head // H_kv * width
+# last = tl.minimum((w + 1) * share, tl.load(lengths + head // H_kv))
+# k_j = load_keys(K, table, j, last, head % H_kv, H_kv, page, d, B_c)
+# ```
+#
+# In the run below three sequences have 37, 0 and 48 keys. All that no sequence owns is NaN, and unused entries of the
+# table are −1.
+#
+# **Predict.** The table of a sequence says 4, 0, 5. In which page, and in which row of it, is key 20?
 
+# %% tags=["hide-input"]
 @triton.jit
 def paged_kernel(Q, K, V, parts, table, lengths, width, share, tau_log2, group, H_kv,
                  page: tl.constexpr, d: tl.constexpr, B_c: tl.constexpr):
@@ -282,12 +282,6 @@ def paged_kernel(Q, K, V, parts, table, lengths, width, share, tau_log2, group, 
         v_j = load_keys(V, table, j, last, head % H_kv, H_kv, page, d, B_c)
         o, l, m = visit(o, l, m, q, k_j, v_j, seen - j, tau_log2, True)
     leave_part(parts, head * tl.num_programs(0) + w, o, l, m, group, d)
-
-# %% [markdown]
-# New are `load_keys`, the table and the length. Everything after the load is `split_kernel`. In the run below three sequences
-# have 37, 0 and 48 keys. All that no sequence owns is NaN, and unused entries of the table are −1.
-#
-# **Predict.** The table of a sequence says 4, 0, 5. In which page, and in which row of it, is key 20?
 
 # %% tags=["hide-input"]
 def decode_paged(q, k_pages, v_pages, table, lengths, splits):
@@ -320,8 +314,8 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # **Page 0, row 4.** 20 // 16 = 1, and entry 1 of the table is 0. 20 % 16 = 4.
 # </details>
 #
-# A kernel must not load first and mask afterwards: even with a weight of zero, 0 · NaN is NaN. And it must not follow −1 to an
-# address. So all loads carry a mask, the table's as well.
+# A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an address. So all loads
+# carry a mask, the table's as well.
 #
 # That is a whole decode kernel: split, merged, paged, and shorter than a hundred lines with its launches.
 #
@@ -331,8 +325,8 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # ## What if lengths differ?
 #
 # In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that have
-# nothing to do. *Equal shares* (*stream-K*) avoid that. Lay the work of all heads end to end, and cut it into equal pieces. A
-# program may end one head and begin the next.
+# nothing to do. So the package's kernel deals *equal shares* (*stream-K*). Lay the work of all heads end to end, and cut
+# it into equal pieces. A program may end one head and begin the next.
 #
 # **Predict.** Five heads have 10, 3, 0, 12 and 2 tiles. A head also has one unit of work to begin, so there are 32 units for
 # four programs. Which heads are read by two programs?
@@ -361,20 +355,17 @@ show(shares.draw(**shares.data()))
 # **Heads 0 and 3.** These two are merged.
 # </details>
 #
-# In the picture a tile bears the number of its program. Head 2 has no key. Its one unit gives it O = 0 and L = −∞.
-#
-# Where does program w leave its part of a head? In place w + head. From one part to the next, either the program grows by one
-# or the head does, so no two parts share a place, and nobody needs a list. A head that one program has read alone is
-# finished by it and needs no part, so its place stays empty.
+# In the picture a tile bears the number of its program. Program w leaves its part of a head in place w + head, so no two
+# parts share a place. A head that one program has read alone is finished by it and needs no part.
 #
 # **Takeaway.** Because there is a merge, cuts may fall anywhere. So make all shares equal.
 
 # %% [markdown]
 # ## How near is the limit?
 #
-# In the package's kernel a program has four stages: one tile is in use, and three are on their way. A tile is K and V of 64
-# keys, 32 KiB. From asking for a tile to being done with it about 2.5 µs pass, measured with eight programs. So one program
-# reads at most 96 KiB in 2.5 µs. This is *Little's law*: speed = bytes on their way / time.
+# In the package's kernel a program has four tiles of K and V, 32 KiB each: one is in use, and three are on their way. From
+# asking for a tile to being done with it about 2.5 µs pass, measured with eight programs. So one program reads at most 96
+# KiB in 2.5 µs. This is *Little's law*: speed = bytes on their way / time.
 #
 # **Predict.** That is 39 GB/s. About how many programs does it take to draw all of the 4,800 GB/s?
 
@@ -408,11 +399,11 @@ near = [µs[alone] / µs["fa2_lab"] for p, µs in rows if p["bytes"] > 200e6]
 print(f"from 268 MB on: {min(near):.0%} to {max(near):.0%} of the speed of reading alone")
 
 # %% [markdown]
-# 34 MB are read in 8 µs, and the call takes 17. To launch a kernel takes some microseconds, and every program waits once for
-# its first tile. That does not depend on the length, so it weighs more when the cache is short.
+# 34 MB are read in 8 µs, and the call takes 17: a launch takes some microseconds, and every program waits once for its
+# first tile. When the cache is short, that weighs more.
 #
 # Long calls lose a little at the end. In the picture below 256 programs start at once, and each reads one whole head. The
-# last one ends 15% later than the first, though all read the same bytes: some SMs have a slower path to the memory.
+# last one ends 15% later than the first: some SMs have a slower path to the memory.
 
 # %% tags=["hide-input"]
 SM, ended = (np.array(load("ends").curves[name]) for name in ("SM", "ended"))
@@ -429,18 +420,16 @@ show(ends.draw(**ends.data()))
 # - Splits fill the SMs. Each leaves a part (o, m, ℓ), and a second kernel merges the parts.
 # - Pages and a block table change where a row lies, and nothing else.
 # - If lengths differ, lay all work end to end and cut it into equal shares.
-# - A program's speed is its bytes on their way over the time they take. About 123 programs use all of an H200's bandwidth.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** Sometimes only finished parts are left: for each part the divided output $O_w$ and its $L_w$. The kernel
-# below takes their mean. Replace the line: which weight has part w?
+# **1. Complete.** Sometimes only finished parts are left: for each the divided output $O_w$ and its $L_w$. The kernel below
+# takes their mean. Replace the line: which weight has part w?
 #
 # <details><summary>Hint</summary>
 #
-# $L_w$ is the logarithm of the sum of exponentials that part w has seen (chapter 04). Subtract the largest before you take
-# exponentials.
+# $L_w$ is the logarithm of the sum of exponentials that part w has seen. Subtract the largest before you take exponentials.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -474,11 +463,9 @@ else:
     print("right")
 
 # %% [markdown]
-# **2. Write a part of the kernel.** Several new tokens come at once when a small model guesses them and the large one
-# checks (speculative decoding). The group now has group · $N_q$ rows. The $N_q$ queries of a head lie one below the other, so
-# row r is query r % $N_q$ of its head. They are the last tokens of the text, under a causal mask: the last query sees all
-# $N_k$ keys, the one before sees one less. `few_kernel` is `split_kernel` with `seen_by`. At present every row sees
-# everything. Write `seen_by`.
+# **2. Write a part of the kernel.** Several new tokens come at once when a small model guesses them and the large one checks
+# (speculative decoding). A group then has group · $N_q$ rows: row r is query r % $N_q$ of its head. The mask is causal: the
+# last query sees all $N_k$ keys, the one before sees one less. At present every row sees everything. Write `seen_by`.
 #
 # <details><summary>Hint</summary>
 #
@@ -489,8 +476,7 @@ else:
 # ```python
 # return N_k - N_q + row % N_q + 1
 # ```
-# A row's keys may end before its split begins. Then `seen - j` is negative, all its scores are −∞, and it leaves m =
-# $-10^{30}$ and ℓ = 0.
+# A row's keys may end before its split begins. Then all its scores are −∞, and it leaves m = $-10^{30}$ and ℓ = 0.
 # </details>
 
 # %%
@@ -532,8 +518,8 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The kernels of this notebook against `attention()` and `attention_paged()`, these against the dense result in float64, and
-# `deal` against the model of equal shares.
+# The kernels of this notebook against the package's, these against the dense result in float64, and `deal` against the
+# model of equal shares.
 
 # %% tags=["hide-input"]
 for n in (1, 3):
