@@ -8,15 +8,15 @@
 #
 # Models rarely use plain causal attention. Some look back only 1,024 keys. Training packs many short documents into
 # one long sequence. Some cap their scores, some add a score that belongs to no key. None of this needs a new
-# algorithm: the loop of chapter 04 stays, and only its two ends move, or its first state, or one line about the score.
+# algorithm: the loop of chapter 04 stays. Only its two ends move, or its first state, or one line about the score.
 #
 # After this notebook you can
 #
 # - write such a mask as one interval of keys for each row, and say which tiles it visits,
 # - add a sink and a softcap to the forward and the backward pass, with their gradients,
-# - say which masks are not intervals, and what FlexAttention does for those.
+# - say which masks are not intervals, what FlexAttention does for those, and how a model gets the others.
 #
-# *Time: 55 minutes with the questions, of which 8 go to the ten at the end. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
@@ -52,7 +52,7 @@ def interval(row, N_q, N_k, left=None, right=None):  # None: no limit on that si
     last = N_k if right is None else min(max(diagonal + right + 1, 0), N_k)
     return first, last
 
-
+# %% tags=["hide-input"]
 for name, window in {"causal": (None, 0), "window (1, 0)": (1, 0), "window (1, 1)": (1, 1)}.items():
     for row in range(3):
         first, last = interval(row, 3, 5, *window)
@@ -133,18 +133,16 @@ print(f"at N = 8,192: {counts[Tile.FULL]} are FULL, {counts[Tile.DIAGONAL]} DIAG
 # as much.
 # </details>
 #
-# The window has two edges. So with square tiles, two in each row block need a mask instead of one. A wide window hardly notices
-# that. If the window is no wider than a tile, every tile needs a mask.
+# The window has two edges. So with square tiles, two in each row block need a mask instead of one.
 #
 # **Takeaway.** With a window, time and memory traffic grow with $N$ instead of $N^2$.
 
 # %% [markdown]
 # ## Many documents in one row
 #
-# Documents have different lengths. A batch pads all of them to the longest. *Packed* sequences stand one after the
-# other instead, with a list of where each starts, and no token may look into another document.
-#
-# **Predict.** Three documents of 100, 30 and 70 tokens. Which share of the padded batch is padding?
+# Documents have different lengths. A batch pads all of them to the longest: with 100, 30 and 70 tokens, a third of it is
+# padding. *Packed* sequences stand one after the other instead, with a list of where each starts, and no token may look
+# into another document.
 
 # %%
 def packed(Q, K, V, starts, mask):
@@ -155,23 +153,16 @@ def packed(Q, K, V, starts, mask):
     return O
 
 # %% tags=["hide-input"]
-lengths = [100, 30, 70]
-starts = np.cumsum([0, *lengths])  # 0, 100, 130, 200
+lengths, starts = [100, 30, 70], [0, 100, 130, 200]
 Q, K, V = np.random.default_rng(0).standard_normal((3, sum(lengths), 8))
 document = np.repeat(range(3), lengths)
 dense, _ = naive.forward(Q, K, V, mask=Mask(causal=True, allowed=document[:, None] == document))
 print(f"largest difference from one large mask: {np.abs(packed(Q, K, V, starts, CAUSAL) - dense).max():.6f}")
-print(f"rows: padded {3 * max(lengths)}, packed {sum(lengths)}")
 tiles = [sum(int(tiles_per_row(Tiling(n, n, 16, 16, CAUSAL)).sum()) for n in of) for of in ([100] * 3, lengths)]
 print(f"tiles: padded {tiles[0]}, packed {tiles[1]}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **A third**: 100 of 300 rows. Those rows are stored, loaded and passed through every layer of the model.
-# </details>
-#
-# In the picture, packed documents are triangles along the diagonal. Each is a small problem with intervals and tiles of its
+# In the picture above, packed documents are triangles along the diagonal. Each is a small problem with intervals and tiles of its
 # own. Only addresses change: row $r$ of a document lies at `start + r`.
 #
 # **Takeaway.** Packing is addressing. Inside a document nothing is new.
@@ -189,7 +180,7 @@ print(f"tiles: padded {tiles[0]}, packed {tiles[1]}")
 def cap(s, c):
     return c * np.tanh(s / c)
 
-
+# %% tags=["hide-input"]
 s, seen = np.array([1.0, 2.0, 3.0, 4.0]), np.array([True, True, False, False])
 right, wrong = np.where(seen, cap(s, 5.0), -np.inf), cap(np.where(seen, s, -np.inf), 5.0)
 for name, scores in (("cap, then mask", right), ("mask, then cap", wrong)):
@@ -202,16 +193,8 @@ for name, scores in (("cap, then mask", right), ("mask, then cap", wrong)):
 # </details>
 #
 # Backward, the chain rule adds one factor. With $t = c \tanh(s/c)$ the slope is $1 - (t/c)^2$, and $t$ is the score that
-# the backward pass recomputes anyway:
-
-# %%
-c, h = 5.0, 1e-6
-for s in (0.5, 5.0, 50.0):
-    t = cap(s, c)
-    numeric = (cap(s + h, c) - cap(s - h, c)) / (2 * h)
-    print(f"s = {s:4}: capped {t:.4f}, slope by the formula {1 - (t / c) ** 2:.6f}, by differences {numeric:.6f}")
-
-# %% [markdown]
+# the backward pass recomputes anyway.
+#
 # **Takeaway.** A softcap is one function of the score, before the mask. Its slope needs only the capped score.
 
 # %% [markdown]
@@ -250,42 +233,30 @@ for sink in (-5.0, 1.5, 5.0):
 # **$m$ = sink, $\ell = 1$, $o = 0$.** The maximum so far is the sink. The sum is $e^{sink - m} = 1$. There is no value to add.
 # </details>
 #
-# Without a sink the loop starts at $m = -\infty$, $\ell = 0$. That is the whole change: no tile, no load and no mask. A layer with
-# 32 query heads has 32 sinks, because each row of each query head has its own softmax.
+# Without a sink the loop starts at $m = -\infty$, $\ell = 0$. That is the whole change: no tile, no load and no mask. $L$
+# includes the sink.
 #
-# **Takeaway.** A sink changes the initial state of a row, and nothing else. $L$ includes it.
-
-# %% [markdown]
-# ## The gradient of the sink
-#
-# Chapter 05 found $dS = P \circ (dP - D)$, where $D = \mathrm{rowsum}(dO \circ O)$. It holds for every score of a row, so for the
-# sink's too. For a key, $dP$ is $dO \cdot v$. The sink has no value.
-#
-# **Predict.** What is left of $P\,(dP - D)$ for the sink?
+# Its gradient follows from chapter 05: $dS = P \circ (dP - D)$, where $D = \mathrm{rowsum}(dO \circ O)$. This holds for every
+# score of a row, so for the sink's too. For a key, $dP$ is $dO \cdot v$. The sink has no value, so its $dP$ is 0, and
+# $-P_{sink} D$ is left. All rows of a head share its sink, so its gradient is the sum over the rows.
 
 # %% tags=["hide-input"]
 Q, K, V, dO = np.random.default_rng(3).standard_normal((4, 12, 8))
 options = dict(B_r=4, B_c=4, mask=Mask(window=(5, 0)), softcap=3.0)
 sink = 0.7
 O, L = fa2.forward(Q, K, V, sink=sink, **options)
-D = (dO * O).sum(axis=1)
-P_sink = np.exp(sink - L)  # as for any score: exp(s − L)
+D, P_sink = (dO * O).sum(axis=1), np.exp(sink - L)  # as for any score: exp(s − L)
 dsink = -(P_sink * D).sum()
-print(f"dsink by the formula     {dsink:.6f}")
 ends = [(fa2.forward(Q, K, V, sink=x, **options)[0] * dO).sum() for x in (sink - 1e-5, sink + 1e-5)]
-print(f"dsink by differences     {(ends[1] - ends[0]) / 2e-5:.6f}")
+print(f"dsink: {dsink:.6f} by the formula, {(ends[1] - ends[0]) / 2e-5:.6f} by differences")
 dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argument
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **$-P_{sink} D$**, because $dP_{sink} = 0$. All rows of a head share its sink, so the sum over the rows is its gradient.
-# </details>
-#
 # And dQ, dK and dV? They need $P = e^{S - L}$ and $D$. The sink is already in $L$ and in $O$, so `fa2.backward` is called
 # as before.
 #
-# **Takeaway.** $dsink = -\sum_r P_{r,sink} D_r$. The loop of the backward pass does not even know that there is a sink.
+# **Takeaway.** A sink changes the initial state of a row. $dsink = -\sum_r P_{r,sink} D_r$, and the backward loop stays as it
+# is.
 
 # %% [markdown]
 # ## When is one interval not enough?
@@ -322,10 +293,26 @@ for name, allowed in masks.items():
 # generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
 #
 # An interval needs no list. It is computed from the row's number, and lengths may change with every call.
-# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
-# `attention_packed` takes documents by their starts.
 #
 # **Takeaway.** An interval is two numbers that the kernel computes. Any other mask needs a list of tiles in memory.
+
+# %% [markdown]
+# ## How does a model get all this?
+#
+# `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
+# `attention_packed` takes documents by their starts. Models of Hugging Face's transformers need two lines:
+#
+# ```python
+# import fa2_lab.transformers  # adds the name "fa2_lab"
+#
+# model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
+# ```
+#
+# Such a model describes its mask by a function of a row and a column, too. `fa2_lab.transformers` reads it once for all
+# layers, as an interval. If it is none, there is an error that names the mask. [Appendix C](C_package.ipynb) trains a
+# model so.
+#
+# **Takeaway.** One name switches a model over, and its windows, documents, sinks and caps come along.
 
 # %% [markdown]
 # ## Recap
@@ -340,7 +327,7 @@ for name, allowed in masks.items():
 # ## Exercises
 #
 # **1. Complete.** The backward pass walks down a column block, so it asks the other way round: which rows see key `col`?
-# Write `rows_of` for a window (left, right). The last line counts the pairs on which it disagrees with `interval`.
+# Write `rows_of` for a window (left, right). The cell below counts the pairs on which it disagrees with `interval`.
 #
 # <details><summary>Hint</summary>
 #
@@ -356,7 +343,7 @@ for name, allowed in masks.items():
 def rows_of(col, N_q, N_k, left, right):
     return 0, N_q  # replace this line: the first row that sees the key, and the one after the last
 
-
+# %% tags=["hide-input"]
 def disagree(answer, N_q=6, N_k=9, left=3, right=1):
     by_rows = {(r, c) for r in range(N_q) for c in range(*interval(r, N_q, N_k, left, right))}
     return len(by_rows ^ {(r, c) for c in range(N_k) for r in range(*answer(c, N_q, N_k, left, right))})
@@ -380,6 +367,8 @@ print("pairs that disagree:", disagree(rows_of))
 # %%
 sink, s = 1.5, np.linspace(-1, 1, 8)
 halves = [(sink, 1.0), (sink, 1.0)]  # (m, l) with which each worker starts: change one pair
+
+# %% tags=["hide-input"]
 together = one_row(s, np.eye(8), sink, 1.0, np.zeros(8))
 parts = [one_row(s[w], np.eye(8)[w], *halves[n], np.zeros(8)) for n, w in enumerate((slice(0, 4), slice(4, 8)))]
 L_merged = np.logaddexp(parts[0][1], parts[1][1])
@@ -435,8 +424,7 @@ print(f"by two workers:           {sum(np.exp(L - L_merged) * o.sum() for o, L i
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, and the package against definitions: every window at many
-# sizes, rows that see nothing, sinks and caps, forward and backward.
+# The small functions of this notebook against the package, and the package against definitions.
 
 # %% tags=["hide-input"]
 sizes = [(9, 9), (5, 12), (12, 5), (1, 7)]
@@ -488,6 +476,9 @@ by_starts = attention_packed(*rows, cu, cu, causal=True, backend="reference").sq
 verdict("attention_packed() = documents one by one", close(by_starts, packed(Q, K, V, [0, 5, 12], CAUSAL), 1e-4))
 
 # %% tags=["hide-input"]
+x, c, h = np.array([0.5, 5.0, 50.0]), 5.0, 1e-6
+slope = (cap(x + h, c) - cap(x - h, c)) / (2 * h)
+verdict("the slope of a softcap = differences", close(1 - (cap(x, c) / c) ** 2, slope, 1e-7))
 verdict("dsink of this notebook = scores.sink_backward = differences", close(dsink, sink_backward(0.7, O, L, dO)))
 belongs = np.repeat(range(3), (5, 1, 6))
 large = Mask(causal=True, allowed=belongs[:, None] == belongs, window=(3, None))
