@@ -104,12 +104,6 @@ AGREED = {  # quantity: how the chapters say it, with a group for each number, a
     "price of an exponential": {
         r"About (\d+) times on an A100, (\d+) times on an H100": (A100.flops_per_exp, H100.flops_per_exp),
         r"one exponential (\d+)": (H100.flops_per_exp,),
-        r"H100 SXM: [^:]*: \d+ for an FP32 FLOP, (\d+) for an exp": (H100.flops_per_exp,),
-    },
-    "price of an FP32 FLOP": {
-        r"multiplication on an FP32 unit (\d+)": (H100.flops_per_fp32,),
-        r"H100 SXM: [^:]*: (\d+) for an FP32 FLOP": (H100.flops_per_fp32,),
-        r"2,048 / 128 = (\d+)": (A100.flops_per_fp32,),
     },
     "causal tiles": {
         r"(\d+) of 16 tiles computed, (\d+) of them masked": (visited, masked),
