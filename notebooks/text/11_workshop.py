@@ -21,11 +21,9 @@
 # Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*
 
-# %% tags=["nbval-ignore-output"]
+# %%
 import numpy as np
 import torch
-import triton
-import triton.language as tl
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
@@ -33,24 +31,13 @@ from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.studio.xray import xray_launches
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
+
+# %% tags=["nbval-ignore-output"]
+import triton
+import triton.language as tl
+
 interpreted = triton.knobs.runtime.interpret
 print("kernels of this notebook:", "interpreted, line by line" if interpreted else "compiled for the GPU here")
-
-# %% tags=["hide-input"]
-import io
-import os
-import pdb
-import re
-import shutil
-import subprocess
-import sys
-from collections import Counter
-from inspect import getsourcelines
-from tempfile import NamedTemporaryFile
-
-from fa2_lab.studio import ladder as climbed
-from fa2_lab.studio.bench import counters
-from fa2_lab.studio.bench.ladder import MAIN, ON_AN_SM, programs_on_an_sm
 
 # %% [markdown]
 # ## What does the compiler make of a launch option?
@@ -120,6 +107,11 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # line 8 become?
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+import re
+from collections import Counter
+from inspect import getsourcelines
+
+
 def sass_of_line(kernel, text):  # the instructions of the line of `visit` that begins like this
     source, first = getsourcelines(ladder.load("r07_two_loops").visit.fn)
     (line,) = (first + n for n, code in enumerate(source) if code.strip().startswith(text))
@@ -171,6 +163,8 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # **Predict.** The waits for data fall to a sixth. Do the issue slots used rise or fall?
 
 # %% tags=["hide-input"]
+from fa2_lab.studio import ladder as climbed
+
 record = climbed.record()
 timed, counted = climbed.rows(record, "forward")[False], climbed.rows(record, "counters")
 FIVE = ("tensor cores at work, %", "issue slots used, %", "stall: long_scoreboard", "stall: barrier", "stall: wait")
@@ -193,6 +187,11 @@ for name in FIVE:
 # Now *wait* and *barrier* are the largest stalls. Chapter 12 goes after them. This is the command:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+import shutil
+
+from fa2_lab.studio.bench import counters
+from fa2_lab.studio.bench.ladder import MAIN
+
 sizes = [MAIN.batch, MAIN.heads, MAIN.N_q, MAIN.d, int(MAIN.causal)]
 room = "fa2_lab.studio.bench.ladder"
 print("ncu --clock-control none --profile-from-start off --metrics \\")
@@ -239,6 +238,10 @@ print("the model")
 timeline([({"copy": "copies", "tensor": "products"}[job.unit], job.begun, job.ended - job.begun) for job in block.jobs])
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+import os
+import subprocess
+import sys
+
 LINE = re.compile(r"(copies|products) +from +(\S+) for +(\S+)(.*)")  # what inside.py prints
 if device == "cuda":
     command = [sys.executable, "-m", "fa2_lab.studio.inside"]
@@ -277,6 +280,10 @@ def log_sum_kernel(S, L, N, B: tl.constexpr, STOP: tl.constexpr):
     tl.store(L + row, m + tl.log(tl.sum(tl.exp(s - m), 0)))
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+import io
+import pdb
+
+
 def typed(commands, heard):  # a debugger whose keyboard is a text
     debugger = pdb.Pdb(stdin=io.StringIO(commands), stdout=heard, nosigint=True)
     return lambda: debugger.set_trace(sys._getframe(1))
@@ -318,6 +325,8 @@ telling_kernel[(4,)](torch.arange(40.0, device=device), 10, B=16)
 
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+from tempfile import NamedTemporaryFile
+
 STRAY = """import torch, triton, triton.language as tl
 @triton.jit
 def stray(X): tl.store(X + tl.arange(0, 4096), 0.0)
@@ -675,6 +684,8 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 # What was compiled against what must come out, the models against the answers, and the text against the record.
 
 # %% tags=["hide-input"]
+from fa2_lab.studio.bench.ladder import ON_AN_SM, programs_on_an_sm
+
 plain, staged, wide, narrow = (kernel.numbers for kernel in kernels)
 verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
 verdict("maxnreg is kept, and paid in spills", narrow["registers"] <= 128 and narrow["spills"] > staged["spills"] == 0)
