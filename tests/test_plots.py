@@ -138,12 +138,14 @@ def test_a_picture_that_is_interrupted_leaves_the_earlier_one_whole(tmp_path, mo
 
 
 def test_two_runs_at_once_lose_nothing(tmp_path):
-    command = [sys.executable, "-m", "fa2_lab", "figures", "--folder", str(tmp_path)]
+    alone, together = tmp_path / "alone", tmp_path / "together"
+    main(["workers", "zigzag", "--folder", str(alone)])
+    command = [sys.executable, "-m", "fa2_lab", "figures", "--folder", str(together)]
     runs = [subprocess.Popen([*command, *names], cwd=files.ROOT) for names in (["workers"], ["zigzag", "workers"])]
     assert [run.wait(timeout=120) for run in runs] == [0, 0]
     for name in ("workers.svg", "zigzag.svg", "README.md"):
-        assert (tmp_path / name).read_bytes() == (FOLDER / name).read_bytes()
-    assert len([*tmp_path.iterdir()]) == 3
+        assert (together / name).read_bytes() == (alone / name).read_bytes()
+    assert len([*together.iterdir()]) == 3
 
 
 def test_where_nothing_can_be_kept_nothing_is_drawn(tmp_path, monkeypatch):

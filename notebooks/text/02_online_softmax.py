@@ -60,7 +60,7 @@ print(f"output: {weights @ v:.6g}")
 # Suppose that only the first two scores are known, log 1 and log 3. We do everything that softmax does, as if these were
 # all. First the maximum, $m = \log 3$. Relative to it the exponentials are $e^{\log 1 - \log 3} = 1/3$ and 3/3. Then
 #
-# - $\ell$ is the sum of these exponentials (in code and pictures it is written l),
+# - $\ell$ is the sum of these exponentials (in code it is written `l`),
 # - $o$ is the sum of the values, each multiplied by its exponential.
 #
 # **Predict.** What are $\ell$ and $o$ for the values 8 and 0?
@@ -156,7 +156,7 @@ for n in (3, 6, 9, 12):
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
 # softmax of chapter 01 ([picture](../figures/three_softmaxes.svg)).
 #
-# In the picture ten blocks stream past four rows. Follow row 2. At the border between two blocks, l and o shrink if a
+# In the picture ten blocks stream past four rows. Follow row 2. At the border between two blocks, ℓ and o shrink if a
 # larger score has come; in the middle of a block its terms are added. Where m does not step up, $\alpha$ is 1. If the
 # largest score of a row comes first, $\alpha$ is 1 in every later step.
 

@@ -124,11 +124,11 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **In HBM.** O, l and m have a row for each query, and the chip has room for one block of rows. So after each tile the
+# **In HBM.** O, ℓ and m have a row for each query, and the chip has room for one block of rows. So after each tile the
 # block's $o$, $\ell$ and $m$ are stored, and before the next tile of the same rows they are loaded again.
 # </details>
 #
-# Open the code and find the two lines: the one that loads O, l and m, and the one that stores them. The printed errors are
+# Open the code and find the two lines: the one that loads O, ℓ and m, and the one that stores them. The printed errors are
 # rounding: O is a right answer after every column block.
 #
 # **Takeaway.** No entry of S or P reaches HBM. But every row's unfinished answer travels there, once for each column
@@ -158,7 +158,7 @@ print("together:", meter.hbm_elements)
 # </details>
 #
 # In the picture, the tiles on the left are numbered in the order of their visits: down the first column, then down the
-# next. On the right time runs, with a line for each tensor. K and V appear once for each column block. Q, O, l and m
+# next. On the right time runs, with a line for each tensor. K and V appear once for each column block. Q, O, ℓ and m
 # appear at every tile.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -167,7 +167,7 @@ fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau, trace=watch)
 show(visiting_order.draw(2, 4, {"FA1": watch.events}))
 
 # %% [markdown]
-# **Takeaway.** Each block of K and V is loaded once. Q is loaded once for each column block. O, l and m are loaded and
+# **Takeaway.** Each block of K and V is loaded once. Q is loaded once for each column block. O, ℓ and m are loaded and
 # stored once for each column block.
 
 # %% [markdown]
@@ -176,9 +176,9 @@ show(visiting_order.draw(2, 4, {"FA1": watch.events}))
 # Call the number of column blocks $T_c = \lceil N / B_c \rceil$ (the brackets mean: rounded up), and that of row blocks
 # $T_r$. Then FA1's forward moves
 #
-# - $Nd + 2N$ elements to set O, l and m at the start,
+# - $Nd + 2N$ elements to set O, ℓ and m at the start,
 # - $2Nd$ elements to load K and V once,
-# - $3Nd + 4N$ elements for each column block: Q, O, l and m in, O, l and m out.
+# - $3Nd + 4N$ elements for each column block: Q, O, ℓ and m in, O, ℓ and m out.
 
 
 # %%
@@ -204,7 +204,7 @@ for N in (1024, 8192):
 # grows.
 # </details>
 #
-# So what the chip requests still grows with $N^2$. What grows with N alone is the extra memory: l and m, and nothing of
+# So what the chip requests still grows with $N^2$. What grows with N alone is the extra memory: ℓ and m, and nothing of
 # the size of S.
 #
 # Fewer column blocks mean fewer requests, so $B_c$ should be as large as fits. Let M be the number of elements that
@@ -228,14 +228,14 @@ print(f"on the chip at once, for M = 24,576 and d = 128: {on_chip.peak_on_chip:,
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **$12\,N^2 d^2 / M$.** $3Nd \cdot 4Nd / M = 12\,N^2 d^2 / M$. The 4N for l and m add a little: $12\,(1 + \frac{4}{3d}) =
+# **$12\,N^2 d^2 / M$.** $3Nd \cdot 4Nd / M = 12\,N^2 d^2 / M$. The 4N for ℓ and m add a little: $12\,(1 + \frac{4}{3d}) =
 # 12.25$.
 # </details>
 #
 # The paper states this *IO complexity* as $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor.
 #
 # The last printed line shows what the rule leaves out. Besides four blocks of 48 × 128, the chip must hold the tile of
-# scores, 48 × 48, and l and m: 26,976 elements, and M is 24,576. So real code uses smaller blocks.
+# scores, 48 × 48, and ℓ and m: 26,976 elements, and M is 24,576. So real code uses smaller blocks.
 #
 # **Takeaway.** The chip requests about $12\,N^2 d^2 / M$ elements: still $N^2$, but divided by the room on the chip.
 
@@ -284,7 +284,7 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # %% [markdown]
 # ## How does the backward pass get P back?
 #
-# The gradients need P, and P was thrown away. But l and m were kept, and after the forward pass they are final.
+# The gradients need P, and P was thrown away. But ℓ and m were kept, and after the forward pass they are final.
 #
 # **Predict.** A tile's scores can be computed again from q and k. How do you turn them into probabilities: do you need
 # the online softmax a second time?
@@ -314,7 +314,7 @@ print(f"this tile of P, from s, m and l: largest difference from P {np.abs(p - P
 #
 # S and P no longer travel. Look at what is left.
 #
-# **Predict.** Of everything that FA1's forward moves, for large N and d = 64: what share is O, l and m going out and
+# **Predict.** Of everything that FA1's forward moves, for large N and d = 64: what share is O, ℓ and m going out and
 # coming back?
 
 # %% tags=["hide-input"]
@@ -326,7 +326,7 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Two thirds.** For each column block, $2d + 4$ of $3d + 4$ elements per row are O, l and m. Nobody reads O between two
+# **Two thirds.** For each column block, $2d + 4$ of $3d + 4$ elements per row are O, ℓ and m. Nobody reads O between two
 # column blocks. It leaves the chip only to make room for other rows.
 # </details>
 #
@@ -339,7 +339,7 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 # ## Recap
 #
 # - FA1 computes one tile of S at a time, uses it and throws it away. Nothing of size $N^2$ reaches HBM.
-# - Keys outside, queries inside. O, divided by $\ell$ at every step, travels with l and m for each column block.
+# - Keys outside, queries inside. O, divided by $\ell$ at every step, travels with ℓ and m for each column block.
 # - The chip requests about $12\,N^2 d^2 / M$ elements. The extra memory grows with N alone.
 # - Backward: $p = e^{s - m} / \ell$, tile by tile; one product more, far fewer elements moved.
 #
@@ -355,7 +355,7 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 # ## Exercises
 #
 # **1. Complete.** FA1's backward clears dQ, dK and dV at the start. It loads K and V once and stores dK and dV once. For
-# each column block it loads Q, O, dO, dQ, l and m, and stores dQ. Write its number of elements in place of the `...`.
+# each column block it loads Q, O, dO, dQ, ℓ and m, and stores dQ. Write its number of elements in place of the `...`.
 # The check compares with the meter.
 #
 # <details><summary>Hint</summary>

@@ -1,4 +1,4 @@
-"""Rung 01, fa1: tiles; S and P stay on chip, and O, l and m come from HBM and go back to it at every tile.
+"""Rung 01, fa1: tiles; S and P stay on chip, and O, ℓ and m come from HBM and go back to it at every tile.
 
 This is the FA1 paper's Algorithm 2. Its outer loop runs over keys, so a row block's state changes at every pass of it,
 and one program has to do a whole head.

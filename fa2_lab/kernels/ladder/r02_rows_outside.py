@@ -1,4 +1,4 @@
-"""Rung 02, rows outside: the two loops change places, so o, l and m stay on chip until a row block is done."""
+"""Rung 02, rows outside: the two loops change places, so o, ℓ and m stay on chip until a row block is done."""
 
 import torch
 import triton

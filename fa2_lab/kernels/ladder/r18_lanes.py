@@ -1,4 +1,4 @@
-"""Rung 18, lanes: each of the 4 lanes that share a row sums its own part of l, and they meet after the last tile.
+"""Rung 18, lanes: each of the 4 lanes that share a row sums its own part of ℓ, and they meet after the last tile.
 
 This file is longer than 200 lines because of rung 16's tile scheduler.
 """
