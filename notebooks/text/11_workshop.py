@@ -86,8 +86,8 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 
 # %% [markdown]
 # The last columns: an SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on
-# it as fit into all three. The share of the 64 places that are taken is called *occupancy*. Registers limit rung 07;
-# with three stages shared memory does. There `maxnreg` makes room by registers, and buys nothing.
+# it as fit into all three. The share of the 64 places that are taken is called *occupancy*. Rung 07 is limited by
+# registers. With three stages the limit is shared memory. There `maxnreg` makes room by registers, and buys nothing.
 #
 # With high occupancy, one program computes while another waits. A pipeline inside one program serves the same purpose.
 # The fastest kernels of the ladder run *one* program on an SM.
@@ -122,7 +122,8 @@ for text in ("s_ij = tl.dot", "p_ij = tl.exp2"):
     became = sass_of_line(kernels[0], text)
     counts = Counter(re.sub(r"^@!?U?P\w+ ", "", code).split()[0] for code in became)
     told = {name: n for name, n in counts.most_common() if name.split(".")[0] in ("HGMMA", "STS", "BAR", "FFMA", "MUFU")}
-    told["others"] = len(became) - sum(told.values())
+    rest = len(became) - sum(told.values())
+    told |= {"others": rest} if rest else {}
     print(f"{text} …: " + ", ".join(f"{n} {name}" for name, n in told.items()))
 ptx = [line.strip() for line in kernels[0].stages["ptx"].splitlines() if "wgmma.mma_async" in line]
 print("one product in PTX: ", ptx[0].split("{")[0])
@@ -158,7 +159,8 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # | stall: barrier | warps that wait for other warps of their program |
 # | stall: wait | warps that wait a fixed few cycles for their own last instruction |
 #
-# Take a step that you know: rung 08 is rung 07 with `num_stages=3`. It executes nearly the same instructions.
+# A *stall* is read whenever some warp starts an instruction: how many others wait for this? Take a step that you know:
+# rung 08 is rung 07 with `num_stages=3`. It executes nearly the same instructions.
 #
 # **Predict.** The waits for data fall to a sixth. Do the issue slots used rise or fall?
 
