@@ -22,7 +22,7 @@
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
 # *Time: nearly five hours, in eight sittings of at most 45 minutes: four for the machine and the rungs, three for the
-# kernel, and a short one with two exercises. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
+# kernel, and one for what it reached, with two exercises. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
 # [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any
 # laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16 and are read from `figures/data`.*
 
@@ -311,7 +311,7 @@ def read(file, *names, before=None):  # `before`: the method from which on a cla
         for part in name.split("."):  # a function, a class, a method, or a constant
             called = {getattr(node, "name", getattr(getattr(node, "targets", [None])[0], "id", "")): node for node in nodes}
             node, nodes = called[part], getattr(called[part], "body", [])
-        first = node.lineno - 1
+        first = min([node.lineno, *(x.lineno for x in getattr(node, "decorator_list", []))]) - 1
         while lines[first - 1].startswith("# "):  # what is said above it
             first -= 1
         found += ["", *(line[node.col_offset :] for line in lines[first : node.end_lineno])]
@@ -914,7 +914,8 @@ change("18", "19")
 # - `shfl.sync.bfly.b32 x, $4, 1, 31, -1`: x is the `$4` of lane XOR 1, then XOR 2: appendix A's two exchanges.
 
 # %% [markdown]
-# The other piece shrinks o. The compiler takes `multiply_unless_one(n)` as text. For n = 4 it reads:
+# The other piece shrinks o. A `constexpr_function` runs while the kernel is compiled: `multiply_unless_one(n)` is text. For
+# n = 4 it reads:
 
 # %% tags=["hide-input"]
 def multiply_unless_one(n):
@@ -951,7 +952,7 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 
 # %% [markdown]
 # At d = 128 without a mask rungs 14 and 15 gained most: each took away a wait that everybody had, for L2 and for the
-# softmax. Why the kernel is ahead of rung 19, sitting 7 asks.
+# softmax. Why the kernel is ahead of rung 19, sitting 8 asks.
 
 # %% [markdown]
 # ## The kernel, from the first copy to the last
@@ -966,7 +967,8 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 # | groups of heads, key lengths, windows | what the public call promises |
 #
 # The whole protocol, from a run of the model in `machine/hopper.py`. An arrow is a barrier at which somebody waited. (The
-# model gives V releases of its own.)
+# model gives V releases of its own.) Windows have been compiled only: until a GPU has tried them, `attention()` takes the
+# portable kernel for them.
 
 # %%
 show(pipes.draw(**pipes.data()))
@@ -1022,7 +1024,7 @@ read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once"
 read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 
 # %% [markdown]
-# `PORTABLE` is for `enough_work`, which `attention()` asks before anything else.
+# `PORTABLE` is for `enough_work`, by which `attention()` chooses between this kernel and the portable one.
 #
 # At d = 128 with two consumers Q takes 64 KiB, O 32, and K and V 128: 224 of 227. The rest holds barriers and the
 # mailbox.
@@ -1042,7 +1044,8 @@ read("hopper/forward/kernel.py", "ROWS", "NEXT", "Pipes", "forward_kernel")
 # %% [markdown]
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and
 # the number of heads come from the descriptor. `key_lengths`, if there are any, say how many keys of each batch entry are
-# real. If O has no place apart, it waits in Q's: then Q has one stage.
+# real. `do_not_specialize` names numbers that may change without compiling anew. If O has no place apart, it waits in
+# Q's: then Q has one stage.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix")
@@ -1263,7 +1266,7 @@ read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 # without a message.
 
 # %% [markdown]
-# ## Sitting 7 · The kernel: tiles, softmax, the end, and what was reached
+# ## Sitting 7 · The kernel: tiles, softmax and the last copy
 #
 # ## One row block, tile by tile
 
@@ -1310,7 +1313,7 @@ read("hopper/forward/softmax.py", "Scales", "first_state", "softmax_step", "by_l
 # - m starts at −∞ here, not at `LOWEST`. In a row that has seen no key yet `m_ref` puts 0 in its place, and p is 2 to the
 #   −∞, which is 0.
 #
-# **Takeaway.** The same step, and two rare cases that a public call must survive.
+# **Takeaway.** The same step, and what a public call must survive: rows without a key, and huge scores.
 
 # %% [markdown]
 # ## The assembly, once more
@@ -1401,6 +1404,8 @@ for file in sorted(file for file in READ if file.startswith("hopper")):
     print(f"{file:32} {len(READ[file]):2} read, unread: {', '.join(sorted(unread(file))) or 'none'}")
 
 # %% [markdown]
+# ## Sitting 8 · What was reached, and two exercises
+#
 # ## What was reached?
 #
 # Recorded on the H200: 16,384 tokens, hidden size 2,048, all contestants in one run. Ratios are our speed over theirs.
@@ -1536,8 +1541,6 @@ print("\nall of it, the kernel over rung 19: " + ", ".join(f"{row.ratio('fa2_lab
 # **Takeaway.** The difference of two kernels is measured. Its causes are not, until each has been tried alone.
 
 # %% [markdown]
-# ## Sitting 8 · What to keep, and two exercises
-#
 # ## Recap
 #
 # - A layout says which thread holds which number. It costs something only where a number moves.
