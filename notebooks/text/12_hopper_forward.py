@@ -22,8 +22,8 @@
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
 # *Time: nearly five hours, in eight sittings of at most 45 minutes: four for the machine and the rungs, three for the
-# kernel, and one for what it reached, with two exercises. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)),
-# [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any
+# kernel, and one for what it reached, with two exercises. You need a Triton kernel that you have read
+# ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any
 # laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16 and are read from `figures/data`.*
 
 # %%
@@ -142,8 +142,8 @@ show(row_reduction.draw(**row_reduction.data()))
 # Four lanes share a row, and each has 32 of its 128 numbers. `gl.max(s, 1)` finds the largest of its own in each lane
 # and then exchanges twice. Written `m[:, None]`, the vector becomes a column again, and nothing moves.
 #
-# Only tensors of equal layouts can be added; `gl.convert_layout` changes one. o has other columns than s, but a row lies
-# in the same lanes. So it costs nothing to bring α from the rows of s to those of o.
+# Only tensors of equal layouts can be added; `gl.convert_layout` changes one. A row of o lies in the same lanes as that of
+# s, so it costs nothing to bring α from one to the other.
 #
 # **Takeaway.** A layout says which thread holds which number. It costs something only where a number has to move.
 
@@ -294,10 +294,9 @@ for arrival in range(5):
 # %% [markdown]
 # ## A first kernel in Gluon
 #
-# Now we build rungs 12 to 19. `read` shows functions of `fa2_lab/kernels`, without their decorator `@gluon.jit`. `change`
-# shows two rungs' difference. `step` prints what the record says of a rung and the one before it: TFLOP/s for 16,384
-# tokens, N = 4,096, with the share of FlashAttention-3 in the same run, and counters at d = 128 without a mask. Triton
-# ended here:
+# Now we build rungs 12 to 19. `read` shows functions of `fa2_lab/kernels`, `change` two rungs' difference. `step` prints
+# what the record says of a rung and the one before it: TFLOP/s for 16,384 tokens, N = 4,096, with the share of
+# FlashAttention-3 in the same run, and counters at d = 128 without a mask. Triton ended here:
 
 # %% tags=["hide-input"]
 READ = {}  # file: what has been read of it
@@ -669,8 +668,6 @@ step("14", "L2 bytes", "tensor cores at work, %", "programs on an SM")
 # %% [markdown]
 # What comes through L2 falls to little more than half. Only one program fits on an SM now, and it is faster than two
 # were. At d = 64 under the causal mask the gain is small: blocks of 192 rows waste more work on the diagonal.
-#
-# **Takeaway.** Sharing a tile among more rows is the same idea as a larger tile, one level up.
 
 # %% [markdown]
 # ## Two warpgroups: who hides under whom?
@@ -829,8 +826,6 @@ step("17")
 
 # %% [markdown]
 # It helps at d = 64, where the swaps were. At d = 128 there were none, and the rung loses a little.
-#
-# **Takeaway.** Inline assembly is for one instruction that the compiler will not give you, with a reason beside it.
 
 # %% [markdown]
 # ## Rung 18: must the lanes meet at every tile?
@@ -854,8 +849,8 @@ step("18", "tensor cores at work, %")
 # %% [markdown]
 # ## Must m be the maximum?
 #
-# Exponentials need the maximum at every tile, so it cannot wait like the sum. And when m grows, o has to shrink. But m
-# cancels out of O and L. All it has to do is to keep the exponentials from overflowing.
+# Exponentials need the maximum at every tile, and when it grows, o has to shrink. But m cancels out of O and L. All it has
+# to do is to keep the exponentials from overflowing.
 #
 # **Predict.** 16 rows of normal scores, those of a warp, and 128 tiles of 128 keys. In how many of the tiles after the first
 # does the maximum of at least one row grow by more than 8, in powers of 2?
@@ -957,18 +952,11 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 # %% [markdown]
 # ## The kernel, from the first copy to the last
 #
-# `fa2_lab/kernels/hopper/forward` is made of the rungs. This is new:
-#
-# | what | why |
-# | --- | --- |
-# | K's copies run ahead of V's, and one release serves a tile of each | a barrier less |
-# | the mailbox has two places, with row, batch entry and head | the consumers divide nothing |
-# | sizes for each kind of call | short calls, other d |
-# | groups of heads, key lengths, windows | what the public call promises |
+# `fa2_lab/kernels/hopper/forward` is made of the rungs. Beyond them it takes groups of heads, key lengths and windows.
+# (Windows have been compiled only: until a GPU has tried them, `attention()` takes the portable kernel for them.)
 #
 # The whole protocol, from a run of the model in `machine/hopper.py`. An arrow is a barrier at which somebody waited. (The
-# model gives V releases of its own.) Windows have been compiled only: until a GPU has tried them, `attention()` takes the
-# portable kernel for them.
+# model gives V releases of its own.)
 
 # %%
 show(pipes.draw(**pipes.data()))
@@ -1028,8 +1016,6 @@ read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 #
 # At d = 128 with two consumers Q takes 64 KiB, O 32, and K and V 128: 224 of 227. The rest holds barriers and the
 # mailbox.
-#
-# **Takeaway.** The host prepares once and chooses sizes from a table. The kernel gets descriptors, a counter and scales.
 
 # %% [markdown]
 # ## The kernel itself
@@ -1056,8 +1042,6 @@ read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix")
 # `barriers` makes none that are not `USED`. An earlier kernel made some that not every call waited for, and the compiler
 # gave their memory to the mailbox. Every test passed, until several processes took turns on one GPU: in one of about a
 # hundred launches a program read a barrier's bits for its row block's number.
-#
-# **Takeaway.** Room, barriers, roles. The rest is what each role does.
 
 # %% [markdown]
 # ## Sitting 6 · The kernel: blocks, messages and copies
@@ -1126,10 +1110,7 @@ read("hopper/shared/mailbox.py", "all_threads", "Numbers", "new_numbers", "width
 # %% [markdown]
 # It is rung 16's mailbox with two places and three numbers in each, `NEXT`. `one` is the layout that puts the same number
 # into every thread. `width` rounds three up to four, so that a place is found by shifting. `all_threads()`: all lanes of
-# the producer's warp have written, or all 128 threads have read. The n-th letter lies in place n & 1, so its phase is
-# `n >> 1 & 1`.
-#
-# **Takeaway.** A mailbox is a ring whose tiles are numbers.
+# the producer's warp have written, or all 128 threads have read.
 
 # %% [markdown]
 # ## What does the producer do first?
@@ -1323,8 +1304,6 @@ read("hopper/forward/softmax.py", "RAISED", "raised", "multiply_unless_one", "in
 
 # %% [markdown]
 # You know it from rungs 17 and 19. Without `LAG` α comes as (64,), and `shrunk` is an ordinary product.
-#
-# **Takeaway.** Three pieces of assembly in the whole kernel: round a pair, raise m, shrink o.
 
 # %% [markdown]
 # ## A mask as a test of bits
@@ -1373,8 +1352,6 @@ read("hopper/forward/kernel.py", "store")
 # `tma.store_wait(0)` waits until the copy of the row block *before* has left O's place. Then O goes to shared memory, a
 # fence, and a copy that nobody waits for. All four lanes of a row know L; `writes` picks one of them, and rows that
 # exist. The head's place is found in 64 bits, because a tensor may have more than 2³¹ elements.
-#
-# **Takeaway.** The copy of O runs while the next row block computes.
 
 # %% [markdown]
 # ## Keys that are not there
@@ -1456,8 +1433,8 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # %% [markdown]
 # ## What did each idea buy?
 #
-# Each idea was taken out of a copy of the kernel, or put in where the kernel does without it, and both were timed in turn.
-# Above 1 the idea makes the kernel faster. (*Tickets* are numbers drawn from the tile scheduler, *turns* are ping-pong.)
+# Each idea was taken out of a copy of the kernel, or put in where the kernel does without it. Above 1 it makes the kernel
+# faster. (*Tickets* are numbers drawn from the tile scheduler, *turns* are ping-pong.)
 #
 # **Predict.** Which is worth more: programs that stay on their SM, or an m that lags?
 
@@ -1537,8 +1514,6 @@ print("\nall of it, the kernel over rung 19: " + ", ".join(f"{row.ratio('fa2_lab
 # %% [markdown]
 # The last line has the four columns of the table above. What was measured singly does not add up to it. Nobody has put
 # these things into rung 19 one at a time, so we cannot say which of the others it was.
-#
-# **Takeaway.** The difference of two kernels is measured. Its causes are not, until each has been tried alone.
 
 # %% [markdown]
 # ## Recap

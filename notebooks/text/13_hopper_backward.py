@@ -182,10 +182,10 @@ for d, B_r in ((64, 64), (64, 128), (128, 64), (128, 128)):
 # **128.** More than half of all.
 # </details>
 #
-# The next columns add what a step needs beside them: first S and dQ, then P and dP, then everything at once. At d = 128
-# row blocks of 128 rows are too many, so they have 64. At d = 64 they have 128. Even then everything at once takes 224 of
-# 240, and addresses, $-L/\tau$, $-D$ and copies of P and dS in 16 bits need room, too. So a step has an order: $S$ stands
-# beside dQ of the row block before, dQ leaves, and only then $dP$ begins.
+# The next columns add what a step needs beside them. At d = 128 row blocks of 128 rows are too many, so they have 64; at
+# d = 64 they have 128. Even then everything at once takes 224 of 240, and addresses, $-L/\tau$, $-D$ and copies of P and dS
+# in 16 bits need room, too. So a step has an order: $S$ stands beside dQ of the row block before, dQ leaves, and only
+# then $dP$ begins.
 #
 # **Takeaway.** Registers decide the order of a step: what is finished leaves before the next product begins.
 
@@ -288,8 +288,6 @@ for add in (0, 600, 2500, 5000):
 #
 # **About as long as a step.** With 2,500 hardly anybody waits. With 5,000 the additions set the pace.
 # </details>
-#
-# **Takeaway.** What is handed over once a step may take a whole step.
 
 # %% [markdown]
 # ## Where do two consumers meet?
@@ -430,8 +428,7 @@ source("rows", "CONSUMERS", "COLS", "NEXT", "TOLD", "NEXT_IN_TURN", "TOLD_IN_TUR
 # %% [markdown]
 # `NEXT` are the numbers in the mailbox, for each column block: how many steps it has, where it lies, from which row on no
 # mask is needed (`unmasked_from`), the first row that sees its first key (`seen_from`), how many keys are real
-# (`length`), and its number among all. `TOLD` are three numbers for each row block: its first row, its number among
-# all, and in which stage K lies.
+# (`length`), and its number among all. `TOLD` are those of each row block.
 
 # %% tags=["nbval-ignore-output"]
 source("rows", "Rows", "new_rows")
@@ -460,7 +457,8 @@ source("kernel", "producer")
 # Where K/V heads are few, a column block is divided among several programs (sitting 4). `begin` and `end` say which steps
 # are this part's: of 8 steps in 4 parts, 2 and 3 are those of part 1. To the tile scheduler each part of a K/V head is a
 # head of its own.
-#
+
+# %% [markdown]
 # - `first` is the first row block that sees these columns, and in each query head of the group `seen` row blocks follow.
 #   So step m belongs to query head `m // seen` of the group, and to row block `first + m % seen`.
 # - The message goes out before the tiles. K has two stages, so K of the next column block can be on its way early.
@@ -476,8 +474,8 @@ source("kernel", "producer")
 source("kernel", "consumer", "receive", "take", "hold")
 
 # %% [markdown]
-# The first step stands before the loop, with `ds=None`: there is no row block before it, so no dQ to multiply. After the
-# loop comes dQ of the last row block. V is released before it and K after it, because dQ = dS K needs K.
+# The first step stands before the loop, with `ds=None`: there is no row block before it, so no dQ to multiply. It is the
+# *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because dQ = dS K needs K.
 #
 # - `take` waits for K and V and cuts out this consumer's 64 keys. `wipe` zeroes rows that are no keys: their p is 0, but 0
 #   times NaN would be NaN.
@@ -530,8 +528,6 @@ source("products", "start_dv", "start_dk", "start_dq")
 # - `start_dv` and `start_dk` add to the accumulators that stay: `warpgroup_mma(left, right, accumulator)`.
 # - `start_dq` waits for both consumers' dS. The two share the work: with 64 rows each takes half of the d columns, with 128
 #   rows 64 of the rows. Either way it is 64 × W.
-#
-# **Takeaway.** Two products wait in the next step for what hides them. The others follow each other.
 
 # %% [markdown]
 # ## Sitting 3 · The kernel: sums, the end, and the launch
@@ -851,9 +847,9 @@ far = [row.ratio("fa2_lab", "FlashAttention-4") for row in load("long").rows if 
 print(f"over FlashAttention-4 from N = 32,768 on: {min(far):.3f} to {max(far):.3f}")
 
 # %% [markdown]
-# The lead over cuDNN is larger at d = 64, where exponentials weigh most. At d = 128 without a mask products are nearly all
-# there is. FlashAttention-3 is a little behind nearly everywhere. FlashAttention-4, of the same authors, is about as fast
-# as we are: a little behind on short sequences, ahead by up to 5% on long ones.
+# The lead over cuDNN is larger at d = 64, where exponentials weigh most. FlashAttention-3 is a little behind nearly
+# everywhere. FlashAttention-4, of the same authors, is a little behind on short sequences, and ahead by up to 5% on long
+# ones.
 #
 # **Takeaway.** One pass saves two products of seven. That turns into speed as long as nobody waits for the additions.
 
