@@ -18,13 +18,12 @@
 #
 # - say who waits for whom in a Hopper kernel, and what happens if one wait or one release is forgotten,
 # - work out how many warpgroups, rows and stages fit on an SM,
-# - read the fastest forward kernel of this package line by line,
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
 # *Time: nearly five hours, in eight sittings of at most 45 minutes: four for the machine and the rungs, three for the
 # kernel, and one for what it reached, with two exercises. You need a Triton kernel that you have read
-# ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any
-# laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16 and are read from `figures/data`.*
+# ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix
+# A](A_lanes.ipynb)). No CUDA. Hardware: any laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%
 import ast
@@ -161,8 +160,6 @@ show(wgmma.draw(**wgmma.data()))
 # Attention has both. For $S = QK^\top$ both factors are tiles in shared memory. For $PV$ the left factor P is already in
 # registers, in the right lanes (appendix A compared the layouts). So P never goes through shared memory. With d = 128
 # and 128 keys a tile takes 8 `wgmma` for S, along d, and 8 for P V, along the keys. (Chapter 11 met them as `HGMMA`.)
-#
-# **Takeaway.** A product reads shared memory and registers, and leaves its result in registers: 64 rows for four warps.
 
 # %% [markdown]
 # ## Start now, wait later
@@ -364,10 +361,10 @@ read("ladder/r12_wgmma.py", "NEG_INF", "LOWEST", "LN2", "all_threads", "fetch", 
 #   no number. `LN2` turns base 2 into base e for L.
 # - `all_threads()` waits until all 128 threads are here: nobody reads the old tile any more, so one thread may start the
 #   copy. The barrier expects `nbytes`, the size of a tile.
-# - A tile has the shape (1, rows, d), because the descriptor's tensor is (heads, N, d). `rows_of` sees it as (rows, d),
-#   and `permute((1, 0))` as its transpose. Nothing moves.
+# - The descriptor's tensor is (heads, N, d), so a tile is (1, rows, d). `rows_of` sees it as (rows, d), and `permute` as its
+#   transpose. Nothing moves.
 # - `gl.zeros(…, layout)` makes registers. With `use_acc=False` nobody reads them.
-# - `mask` and `softmax` are lines 8 and 9 of Algorithm 1 as in chapter 08, with `gl` for `tl`.
+# - `mask` and `softmax` are chapter 08's, with `gl` for `tl`.
 
 # %%
 read("ladder/r12_wgmma.py", "keys_seen", "place", "forward_kernel")
@@ -560,7 +557,6 @@ change("12", "13")
 # %% [markdown]
 # - `Ring` bundles three things into one argument. `room` and `ring` make the shared memory and its barriers.
 #   `static_range` is a loop that the compiler writes out.
-# - The consumer releases K as soon as S is there, and V when P V is there.
 # - `gl.warp_specialize` takes a list of (function, arguments). The first runs on the launch's own 4 warps. For the others
 #   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`.
 # - `maxnreg` is how many registers a thread has at launch.
@@ -586,9 +582,8 @@ step("13", "programs on an SM", "stall: long_scoreboard", "tensor cores at work,
 # **232**: 128 and 104 more. Copying takes hardly any registers, computing takes many.
 # </details>
 #
-# Half as many programs share the SM now, and still it is not slower: the copies hide inside one program. A *stall*
-# counts the warps that wait for something whenever an instruction starts; `long_scoreboard` is the wait for data from L2
-# or HBM.
+# Half as many programs share the SM now, and still it is not slower: the copies hide inside one program. (A *stall*
+# counts the warps that wait for something whenever an instruction starts; `long_scoreboard` is the wait for L2 or HBM.)
 #
 # **Takeaway.** The producer waits for empty stages, the consumer for full ones, and nobody waits for a copy that was
 # started early enough.
@@ -707,18 +702,18 @@ for d in (64, 128):
 change("14", "15")
 
 # %% [markdown]
-# `warpgroup_mma_wait(1)`: one warpgroup's products end in the order in which they were started, so the one that may still
-# run is P V. The second wait has a 0: now P V is there as well, V's tile can be released, and o may shrink.
+# One warpgroup's products end in the order in which they were started. So at `warpgroup_mma_wait(1)` the one that may
+# still run is P V. At the second wait, with 0, P V is there as well, V's tile can be released, and o may shrink.
 #
 # The first tile stands before the loop, because there is no P V yet beside its S. The last P V stands behind it. p is a
-# *left factor in registers* of a running product, so the next p must go to other registers: `p_next`.
+# *left factor in registers* of a running product, so the next p goes to other registers: `p_next`.
 
 # %%
 step("15", "tensor cores at work, %", "stall: barrier")
 
 # %% [markdown]
-# At d = 128 this is the second large step. (`stall: barrier` is the wait for other warps of the program.) At d = 64 it
-# loses a few percent: three consumers run under each other there already.
+# At d = 128 this is the second large step. (`stall: barrier` is the wait for other warps of the program.) At d = 64 three
+# consumers run under each other already.
 #
 # One thing the source does not show. The assembler places the second wait *before* nearly all exponentials. So only the
 # maxima run under one's own P V, and the exponentials run under the products of the other consumer.
@@ -728,8 +723,8 @@ step("15", "tensor cores at work, %", "stall: barrier")
 # %% [markdown]
 # ## Shared out, or drawn?
 #
-# So far each row block had a program of its own. A **persistent kernel** starts one program for each SM. The program
-# stays and takes one row block after the other, so the end of one (store O) hides under the start of the next.
+# So far each row block had a program of its own. A **persistent kernel** starts one program for each SM, which takes one
+# row block after the other. So the end of one (store O) hides under the start of the next.
 #
 # Either program p gets blocks p, p + 132, p + 264 …, or a program draws the next number from a counter whenever it is
 # free. The second is called a *tile scheduler*.
@@ -767,8 +762,7 @@ show(tickets.draw(**tickets.data()))
 # the same programs get heavy blocks again and again.
 # </details>
 #
-# The kernels run several heads at once, as many as have their K and V in the L2 cache. That evens out most of it, and
-# drawing evens out the rest.
+# Several heads at once, as many as have their K and V in the L2 cache, even out most of it, and drawing the rest.
 #
 # **Takeaway.** If blocks differ in weight, hand them out when a program is free, not beforehand.
 
@@ -797,16 +791,12 @@ step("16", "SM cycles", "tensor cores at work, %")
 
 # %% [markdown]
 # The gain is larger under the causal mask, where drawing also levels out what is unequal.
-#
-# **Takeaway.** A persistent kernel hides the start and the end of each row block. The tile scheduler evens out
-# unequal work.
 
 # %% [markdown]
 # ## Rung 17: what are the letters in quotes?
 #
 # p is rounded to 16 bits before the second product. One instruction of Hopper rounds two numbers and packs them into one
-# register. Left alone, the compiler sometimes packs a pair the wrong way round and swaps the halves afterwards. So the
-# rung writes the instruction out.
+# register. Left alone, the compiler sometimes packs a pair the wrong way round and swaps the halves afterwards.
 
 # %%
 change("16", "17")
@@ -834,8 +824,7 @@ step("17")
 # columns, and the four are added once, after the last tile. So ℓ becomes (64, 4).
 #
 # `by_lanes` looks at 64 × 128 numbers as (64, 16, 4, 2): of each 8 columns each of the 4 lanes holds 2. A sum over the
-# second and the fourth dimension stays inside a lane. The reshape moves nothing: it is another name for the same
-# registers.
+# second and the fourth dimension stays inside a lane. The reshape moves nothing.
 
 # %%
 change("17", "18")
@@ -887,12 +876,9 @@ for lag in (0, 8):
 # %% [markdown]
 # ## Rung 19: talk only if somebody must
 #
-# m is kept lane by lane now, (64, 4), with the same number in all four lanes of a row. Each lane compares its own largest
-# score with m + 8. If *any* lane of the warp is above, all four lanes of each row find their common maximum, and m becomes
-# the larger of the two. Otherwise nobody talks, α is 1, and o need not be multiplied.
-#
-# A warp has to jump over what it need not do. Gluon's `if` is for all warps together. So two pieces are written in
-# PTX.
+# m is kept lane by lane now, (64, 4). Each lane compares its own largest score with m + 8. If *any* lane of the warp is
+# above, the four lanes of each row find their maximum, and m becomes the larger of the two. Otherwise nobody talks, α is
+# 1, and o is left as it is. Gluon's `if` is for all warps together, so a jump of one warp is written in PTX.
 
 # %%
 change("18", "19")
@@ -904,8 +890,7 @@ change("18", "19")
 #   read, so it must not share their register. The last argument, 2: two elements at a time, a thread's two rows.
 # - `.reg .pred p, some`: two truth values. `setp.gt.f32 p, $4, $6`: p is true if `$4` is above `$6`. `setp.gt.or … p`: or
 #   if p was true already.
-# - `vote.sync.any.pred some, p, -1`: is p true in any lane? −1: all 32 lanes vote. `@!some bra.uni DONE`: if in none, all
-#   jump.
+# - `vote.sync.any.pred some, p, -1`: is p true in any of all lanes (−1)? `@!some bra.uni DONE`: if not, all jump.
 # - `shfl.sync.bfly.b32 x, $4, 1, 31, -1`: x is the `$4` of lane XOR 1, then XOR 2: appendix A's two exchanges.
 
 # %% [markdown]
@@ -962,8 +947,7 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 show(pipes.draw(**pipes.data()))
 
 # %% [markdown]
-# Find the four kinds of arrows: a copy fills a stage, a consumer takes it, a consumer releases it, the producer waits for
-# that. *Ping-pong* comes in sitting 7.
+# Find the four kinds of arrows: fill, take, release, and the producer's wait for that. *Ping-pong* comes in sitting 7.
 
 # %% [markdown]
 # ## From torch to the launch
@@ -974,9 +958,7 @@ read("hopper/shared/descriptors.py", "HALVES", "descriptor", "of", "copyable")
 
 # %% [markdown]
 # `prepare` is called once for each kind of call, `call` every time. What comes with each call is pointers.
-#
-# A descriptor is made of shape, strides, the block that one copy brings, and its layout in shared memory;
-# `get_default_for` chooses the swizzle. `copyable` refuses strides that are no multiple of 16 bytes.
+# `get_default_for` chooses a descriptor's swizzle.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors", "fits", "aligned")
@@ -985,11 +967,10 @@ read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors
 # - `Launch` keeps all arguments that do not change. The first call goes through Triton, which compiles. Later ones go past
 #   Triton's Python (`again`) and only hand over addresses.
 # - `counter_for`: two zeros for the tile scheduler. The kernel leaves zeros, so no launch has to clear them.
-# - `multiprocessors` is 0 on any chip but Hopper. Then `fits` refuses, `prepare` returns `None`, and `attention()` takes
-#   the portable kernel.
+# - `multiprocessors` is 0 on any chip but Hopper. Then `fits` refuses, and `attention()` takes the portable kernel.
 #
-# The other names (`on_device_of`, `current_stream`, `addresses`, `prepared`) ask torch for a device, a stream or a
-# pointer, or keep what was made. The scales are the portable kernel's:
+# The other names ask torch for a device, a stream or a pointer, or keep what was made. The scales are the portable
+# kernel's:
 
 # %%
 read("portable/softmax.py", "base_2", "scales")
@@ -997,8 +978,7 @@ read("portable/softmax.py", "base_2", "scales")
 # %% [markdown]
 # `fine` is rung 05's factor. From |m| = `huge` on, where m times it passes $2^{28}$, the kernel multiplies by `coarse`
 # instead, a power of two: such a product has no rounding error. `inner` is for a softcap, which this kernel does not
-# take. In its place `prepare_launch` says how far a score may lie above m, 8 in powers of two: `8 / fine` in raw
-# scores.
+# take. In its place stands how far a score may lie above m: 8 in powers of two, `8 / fine` in raw scores.
 
 # %% tags=["nbval-ignore-output"]
 SETS = "USUAL", "ALONE", "HALF", "WINDOW", "SHORT", "SHORT_IN_TURN", "IN_TURN", "WIDE"
@@ -1039,9 +1019,9 @@ read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix")
 # %% [markdown]
 # V's ring has no *emptied* barriers, so `RELEASED` is off there; sitting 6 says why.
 #
-# `barriers` makes none that are not `USED`. An earlier kernel made some that not every call waited for, and the compiler
-# gave their memory to the mailbox. Every test passed, until several processes took turns on one GPU: in one of about a
-# hundred launches a program read a barrier's bits for its row block's number.
+# `barriers` makes none that are not `USED`: the compiler would give the memory of a barrier that nobody waits for to the
+# mailbox. An earlier kernel had such barriers. In one of about a hundred launches beside other processes it read a
+# barrier's bits for a row block's number.
 
 # %% [markdown]
 # ## Sitting 6 · The kernel: blocks, messages and copies
@@ -1056,12 +1036,11 @@ read("portable/tile.py", "block_of", "keys_seen", "length_of")
 # %% [markdown]
 # A program's first block has its own number, every other is drawn. (`DRAWN` is for the backward.) The last program to
 # `leave` puts the counter back to zero. `block_of` puts the blocks in rung 10's order: of `at_once` heads that run side
-# by side block 0 of each, then block 1 of each. So their K and V stay in the L2 cache.
+# by side block 0 of each, then block 1 of each.
 #
-# A row sees the keys from `begin` to `seen`; `keys_seen` is rung 12's, with a length, and `length_of` keeps a wrong length
-# inside the tensor. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a window
-# left is `None`, so that the compiler leaves out every line about it. The rest of `Geometry` is for the backward:
-# chapter 13 prints it.
+# A row sees the keys from `begin` to `seen`; `keys_seen` is rung 12's, with a length, which `length_of` keeps inside the
+# tensor. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a window left is
+# `None`, so that the compiler leaves out every line about it. The rest of `Geometry` is for the backward.
 
 # %% [markdown]
 # The way to the counter and back takes about as long as a tile, and the producer's warp stands still meanwhile. Why not
@@ -1119,8 +1098,8 @@ read("hopper/shared/mailbox.py", "all_threads", "Numbers", "new_numbers", "width
 read("hopper/forward/kernel.py", "producer")
 
 # %% [markdown]
-# Per row block: a letter, the first tile of K, Q, then K one tile ahead of V. Tiles run from right to left, so that those
-# under the causal mask come first. `head // group` is the head of K and V that this head shares with others.
+# Per row block: a letter, the first tile of K, Q, then K one tile ahead of V, from right to left, so that tiles under the
+# causal mask come first. `head // group` is the head of K and V that this head shares with others.
 #
 # If the producer waits for a stage, whatever stands behind it waits as well. A consumer starts S of tile j + 1 together
 # with P V of tile j, so the producer asks for K₁ before V₀.
@@ -1233,7 +1212,7 @@ read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 # %% [markdown]
 # The producer copies the tiles from `begin` up to `last`, and these 64 rows see those from `first` up to `end`. Tiles run
 # from right to left, so a consumer first skips `last - end` of them. With a window it may have to skip some at the left,
-# too. Rows below the last one see none.
+# too.
 #
 # **Predict.** `skip` does not release V's tile. Why does it take it at all?
 #
@@ -1315,9 +1294,8 @@ read("hopper/forward/softmax.py", "RAISED", "raised", "multiply_unless_one", "in
 read("hopper/forward/softmax.py", "Interval", "mask")
 
 # %% [markdown]
-# `&` compares two numbers bit by bit, and `~6` has all bits but those of 6, 110 in binary. So `col & 6` keeps bits 1 and 2
-# of the column, `col & ~6` the others, and together they are col. With `seen` for `sees.end - first`, the line says
-# `col - (col & 6) < seen - (col & 6)`. A window's left edge is the same test the other way round.
+# `~6` has all bits but those of 6, 110 in binary. So `col & 6` keeps bits 1 and 2 of the column, `col & ~6` the others, and
+# together they are col. With `seen` for `sees.end - first`, the line says `col - (col & 6) < seen - (col & 6)`.
 #
 # **Predict.** Lane 5 holds columns 2, 3, 10, 11, 18, 19, … of its rows. What are `col & 6` and `col & ~6` for these?
 
@@ -1350,8 +1328,7 @@ read("hopper/forward/kernel.py", "store")
 # is 0, and L is m + log 1 = −∞, right for an empty sum.
 #
 # `tma.store_wait(0)` waits until the copy of the row block *before* has left O's place. Then O goes to shared memory, a
-# fence, and a copy that nobody waits for. All four lanes of a row know L; `writes` picks one of them, and rows that
-# exist. The head's place is found in 64 bits, because a tensor may have more than 2³¹ elements.
+# fence, and a copy that nobody waits for. All four lanes of a row know L; `writes` picks one of them.
 
 # %% [markdown]
 # ## Keys that are not there
@@ -1434,7 +1411,8 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # ## What did each idea buy?
 #
 # Each idea was taken out of a copy of the kernel, or put in where the kernel does without it. Above 1 it makes the kernel
-# faster. (*Tickets* are numbers drawn from the tile scheduler, *turns* are ping-pong.)
+# faster. (*Tickets* are numbers drawn from the tile scheduler, *turns* are
+# ping-pong, *slots* are stages.)
 #
 # **Predict.** Which is worth more: programs that stay on their SM, or an m that lags?
 
@@ -1523,8 +1501,7 @@ print("\nall of it, the kernel over rung 19: " + ", ".join(f"{row.ratio('fa2_lab
 # - A barrier counts arrivals and flips one bit. A stage has two: filled and emptied.
 # - A producer warp copies, consumer warpgroups compute, and registers go where they are needed.
 # - Exponentials hide under products, if warpgroups are out of step.
-# - Row blocks are drawn, not shared out, and not before they are needed.
-# - m need not be the maximum: it lags, and lanes seldom have to talk.
+# - Row blocks are drawn when they are needed. m may lag, and lanes seldom have to talk.
 
 # %% [markdown]
 # ## Exercises
@@ -1727,9 +1704,6 @@ def judge(source):
 
 
 print(judge(getsource(tile_maxima)))
-
-# %% [markdown]
-# If that was easy: add the row's sum of exponentials.
 
 # %% [markdown]
 # ## Checks

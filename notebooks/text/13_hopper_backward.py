@@ -192,7 +192,7 @@ for d, B_r in ((64, 64), (64, 128), (128, 64), (128, 128)):
 # %% [markdown]
 # ## The same step, with its waits
 #
-# Here is the step without the numbers and with its waits. A consumer is a Python generator: it yields what it waits for.
+# Here is the step without the numbers and with its waits, as a Python generator: it yields what it waits for.
 # `block.start` gives work to a unit and goes on. With d = 128 and 64 rows a product of one consumer takes 256 clocks, and
 # so do its exponentials. First everybody waits for everything:
 #
@@ -269,7 +269,7 @@ show(backward_step.draw(**backward_step.data()))
 
 # %% [markdown]
 # Follow the boxes with strong edges: S, P, dV, dP, dK of step 3, and its dQ only in the next step, beside P of step 4. The
-# two consumers fill each other's gaps. In the third lane of each, dQ is being added while both go on.
+# two consumers fill each other's gaps, while dQ is being added.
 #
 # **Takeaway.** A product whose result nobody needs soon may run in the next step, where it hides something else.
 
@@ -357,8 +357,8 @@ print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64
 # %% [markdown]
 # In b00 threads made these additions one by one, from registers that are needed for something else. Hopper's copy engine
 # can add, too. A **bulk reduction** is a bulk copy in the other direction that adds: one thread names a tile in shared
-# memory and a place in HBM, and goes on. (The additions happen in the L2 cache.) Each consumer has one place in shared
-# memory for its part of dQ, and waits only before it writes that place again.
+# memory and a place in HBM, and goes on. (The additions happen in the L2 cache.) A consumer waits only before it writes
+# its place in shared memory again.
 #
 # **Takeaway.** Additions that nobody has to see at once are best left to a unit that nobody waits for.
 
@@ -418,8 +418,7 @@ def source(file, *names):
 # %% [markdown]
 # ### What lies in shared memory
 #
-# `Pipes` is everything that the warps of a thread block share: rings for K, with two stages, and V, with one; two places
-# for dS, with one barrier; and each consumer's place for its part of dQ.
+# `Pipes` is everything that the warps of a thread block share.
 
 # %% tags=["nbval-ignore-output"]
 source("kernel", "Pipes")
@@ -438,8 +437,8 @@ source("rows", "Rows", "new_rows")
 #
 # - `told.write` puts numbers beside the tiles. `all_threads` makes sure that they are written before the copies, and thus
 #   the barrier's end, can come. dQ is added a step later and still needs `number`, so `told` keeps four sets.
-# - `start` reads $-L/\tau$ or $-D$: `_reinterpret` sees one line of $2 B_r$ numbers as two rows, and each thread loads
-#   those of the columns that it holds. `[None, :]` makes it a row.
+# - `start` reads $-L/\tau$ or $-D$: `_reinterpret` sees one line of $2 B_r$ numbers as two rows. Each thread loads those of
+#   the columns that it holds.
 
 # %% [markdown]
 # ### The producer
@@ -455,8 +454,7 @@ source("kernel", "producer")
 
 # %% [markdown]
 # Where K/V heads are few, a column block is divided among several programs (sitting 4). `begin` and `end` say which steps
-# are this part's: of 8 steps in 4 parts, 2 and 3 are those of part 1. To the tile scheduler each part of a K/V head is a
-# head of its own.
+# are this part's. To the tile scheduler each part of a K/V head is a head of its own.
 
 # %% [markdown]
 # - `first` is the first row block that sees these columns, and in each query head of the group `seen` row blocks follow.
@@ -475,7 +473,8 @@ source("kernel", "consumer", "receive", "take", "hold")
 
 # %% [markdown]
 # The first step stands before the loop, with `ds=None`: there is no row block before it, so no dQ to multiply. It is the
-# *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because dQ = dS K needs K.
+# *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because
+# dQ = dS K needs K.
 #
 # - `take` waits for K and V and cuts out this consumer's 64 keys. `wipe` zeroes rows that are no keys: their p is 0, but 0
 #   times NaN would be NaN.
@@ -518,8 +517,7 @@ source("products", "HELD", "start_scores", "spread", "start_dp")
 # product 3 is done in two halves into the same accumulator, the first from registers, the second from shared memory.
 #
 # From the row `seen.full` on tiles need no mask. The mask is chapter 12's test of bits, with the row in place of the
-# column: `(row & ~6) >= … - (row & 6)` means `row >= seen.begin - first`. In a lane `row & 6` is one number, and `row & ~6`
-# is the same list for every lane, so what is left for each score is one comparison with a constant.
+# column: it means `row >= seen.begin - first`.
 
 # %% tags=["nbval-ignore-output"]
 source("products", "start_dv", "start_dk", "start_dq")
@@ -538,9 +536,6 @@ source("products", "start_dv", "start_dk", "start_dq")
 source("kernel", "exchange", "finish_dk", "add_dq", "pass_on")
 
 # %% [markdown]
-# `fence_async_shared` stands wherever threads write shared memory and a unit reads it: tensor cores and copy engine reach
-# it by another way.
-#
 # `add_dq` works out where this part belongs: row blocks are numbered through all heads, each has a part for each
 # consumer, and a part is $2W$ lines of 32 numbers.
 
@@ -550,8 +545,7 @@ source("sums", "ADD", "add", "add_tile", "add_lines", "as_held")
 # %% [markdown]
 # - `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add. `add_tile` does it
 #   twice where the place has room for half of the tile only.
-# - `add` is one operation of Triton's compiler that Gluon has no function for before Triton 3.8. `@builtin` makes a
-#   function that speaks to the compiler itself.
+# - `add` is one operation of Triton's compiler. `@builtin` makes a function that speaks to the compiler itself.
 # - `as_held` renames the places of a tile, so that each thread's numbers lie together. Nobody else reads the sums, so
 #   they may lie in HBM in any order. Storing them row by row would cost shuffles, or conflicts of banks.
 #
@@ -580,11 +574,10 @@ source("kernel", "finish", "store")
 source("kernel", "backward_kernel")
 
 # %% [markdown]
-# - The first eight arguments are *tensor descriptors*. `do_not_specialize` names numbers that may change without
-#   compiling anew. `NVMMASharedLayout` is the swizzled layout that the tensor cores want for dS.
-# - `warp_specialize` starts the first function on the four warps of the launch, and the others on `[4, 1]` warps more:
-#   consumer 1, with `SIZES.registers` = 240 a thread, and the producer, with 24. Consumer 0 gets what is left, 240 as well
-#   (chapter 12, rung 14).
+# - The first eight arguments are *tensor descriptors*. `NVMMASharedLayout` is the swizzled layout that the tensor cores want
+#   for dS.
+# - `warp_specialize`: consumer 1 has `SIZES.registers` = 240 a thread, the producer 24, and consumer 0 gets what is left,
+#   240 as well (chapter 12, rung 14).
 
 # %% [markdown]
 # ### Before and after
@@ -597,8 +590,7 @@ source("sums", "before_kernel")
 # %% [markdown]
 # Before: set all sums to zero, compute $D = \mathrm{rowsum}(dO \circ O)$, and write $-L/\tau$ and $-D$ for each row
 # block. (`L_i * LOG2E / scale_log2` is $L/\tau$: the scale is in base 2.) A row that sees no key has $L = -\infty$. It
-# begins at $-\infty$, so its p is 0, and its dP begins at 0: $0 \cdot \infty$ would be NaN. If the loss uses L itself,
-# its gradient joins D.
+# begins at $-\infty$, so its p is 0, and its dP begins at 0: $0 \cdot \infty$ would be NaN.
 
 # %% tags=["nbval-ignore-output"]
 source("sums", "after_kernel", "finish", "in_order")
@@ -615,9 +607,8 @@ source("launch", "backward", "prepare", "choose", "shapes")
 source("launch", "prepare_before", "prepare_main", "prepare_after", "enough_work")
 
 # %% [markdown]
-# `prepare` returns `None` for a call that this kernel does not take; the portable kernels do it then. `call` makes
-# the outputs and runs the three launches, one after the other in one stream. The grid has one program for each SM, or
-# fewer if there is less to do. `lines` describes a matrix of fp32, as `descriptor` does a tensor.
+# `prepare` returns `None` for a call that this kernel does not take; the portable kernels do it then. `call` makes the
+# outputs and runs the three launches in one stream. `lines` describes a matrix of fp32, as `descriptor` does a tensor.
 #
 # The sizes, fitted to times on an H200:
 
@@ -776,10 +767,8 @@ for d, causal in ((64, False), (64, True), (128, False), (128, True)):
 print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ratio(rows, "fa2_lab portable")))
 
 # %% [markdown]
-# Not all of it is the second pass: the portable kernels are also without producers and rings.
-#
-# There is a way that should be cheaper, which FlashAttention-3 takes: one pass, and column blocks add to each row block
-# in a fixed order, each waiting for its turn.
+# Not all of it is the second pass: the portable kernels are also without producers and rings. There is a way that should be
+# cheaper, which FlashAttention-3 takes: one pass, and column blocks add to each row block in a fixed order.
 #
 # **Takeaway.** The same bits cost 1.29 to 1.60 times the time here, and one line of code.
 
@@ -795,15 +784,16 @@ source("turns", "UNTIL", "Turns", "in_memory")
 source("../shared/geometry", "Geometry.last_column_block")
 
 # %% [markdown]
-# - `wait` reads the counter until it is high enough, in assembly, because Gluon has no such loop. Its fence keeps the copy
-#   engine from adding before.
-# - `pass_on` waits until the sums are in memory. Then one thread counts, and `release` says that nobody may see the
-#   count before the sums.
+# - `wait`: `ld.acquire` reads the counter, `setp.lt` asks whether it is too low, and if it is so in any lane all go back to
+#   `AGAIN`. The fence keeps the copy engine from adding before.
+# - `pass_on` waits until the sums are in memory (`wait_group`). Then one thread counts, and `release` says that nobody may
+#   see the count before the sums.
+# - Where column blocks are divided, each part of dK and dV has a counter, too (`place`).
 
 # %% [markdown]
 # Can all wait for one another? The last column block of each head is handed out first, and at each row block the turn
-# goes from the last to the first (`last_column_block` minus one's own is how many come before). So whoever is waited for
-# was handed out earlier, to a program that runs.
+# goes from the last to the first: `last_column_block` minus one's own is how many come before. Here a program draws its
+# first number, too (`DRAWN`). So whoever is waited for was handed out earlier, to a program that runs.
 #
 # **Predict.** Under the causal mask, is it better to begin with the last column block or with the first, which has the
 # most rows? A column block begins with the row block on its diagonal.
@@ -1026,6 +1016,10 @@ in_turn = outcome(lambda j, i, added: len(added) == j)
 verdict("a fixed order gives one dQ and takes longer", anyhow[0] > 1 and in_turn[0] == 1 and in_turn[1] > anyhow[1])
 tiles = [sum(len(writers) for writers in grid.dq_writers(Tiling(16384, 16384, 64, 128, mask))) for mask in (NO_MASK, CAUSAL)]
 verdict("the causal mask halves the additions, but for the diagonal", 0.5 < tiles[1] / tiles[0] < 0.51)
+for causal, most in ((NO_MASK, 1.01), (CAUSAL, 1.055)):
+    tiling = Tiling(4096, 4096, 64, 128, causal)
+    ends = [turns.time(turns.handed_out(tiling, 64, 16, in_turn), 132, in_turn=in_turn) for in_turn in (True, False)]
+    verdict("turns in the model: 1 to 5%", 1.005 < ends[0] / ends[1] < most)
 
 
 # %%
