@@ -164,8 +164,8 @@ show(wgmma.draw(**wgmma.data()))
 # %% [markdown]
 # ## Start now, wait later
 #
-# On an A100 a warp that multiplies waits for the result. A Hopper product is *asynchronous*: the warpgroup starts it and
-# goes on. Later it says how many of its products may still be running, and waits for the others. In Gluon:
+# A Hopper product is *asynchronous*: the warpgroup starts it and goes on. Later it says how many of its products may
+# still be running, and waits for the others. In Gluon:
 #
 # ```python
 # s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)   # started; s is not there yet
@@ -437,8 +437,8 @@ class Ring:
         self.emptied[n % self.stages].arrive()
 
 # %% [markdown]
-# The consumers take each tile, multiply for a while, note what they have read, and release. `run` lets one actor after
-# the other go on, as chance picks among those that need not wait.
+# The consumers take each tile, multiply for a while, note what they have read, and release. `run` lets chance pick who
+# goes on.
 #
 # **Predict.** Two stages, three consumers. By how many tiles can the fastest be ahead of the slowest?
 
@@ -548,7 +548,7 @@ for stages in (2, 4, 6):
 # Rung 13 gives the copies to a warp of their own, the **producer**. The warpgroup that computes is the **consumer**.
 # This is called *warp specialisation*. They meet only at the ring's barriers.
 #
-# Lines with − go, lines with + come. You know `fill`, `take` and `release` from the model.
+# Lines with − go, lines with + come.
 
 # %%
 change("12", "13")
@@ -624,8 +624,7 @@ for d, *sizes in ((64, 1, 4), (64, 2, 4), (64, 3, 4), (128, 1, 2), (128, 2, 2), 
 # mask take some 24 more. Two fit. At d = 64 o is half as wide, and three fit.
 # </details>
 #
-# **Takeaway.** Registers decide how many rows fit on an SM. The more rows share a tile, the less often it has to be
-# fetched.
+# **Takeaway.** Registers decide how many rows share a tile. The more, the less often it has to be fetched.
 
 # %% [markdown]
 # ## Sitting 3 · The rungs: two warpgroups that hide each other's waits
@@ -667,9 +666,8 @@ step("14", "L2 bytes", "tensor cores at work, %", "programs on an SM")
 # %% [markdown]
 # ## Two warpgroups: who hides under whom?
 #
-# Two warpgroups share the tensor cores and the exponential units of an SM. How the hardware divides the tensor cores
-# between them is not documented. So the model takes two extremes: they share equally, or the first to come is served
-# first.
+# How the hardware divides the tensor cores between two warpgroups is not documented. So the model takes two extremes:
+# they share equally, or the first to come is served first.
 #
 # **Predict.** Both start at the same moment and share equally. Do they ever get out of step?
 
@@ -780,8 +778,8 @@ change("15", "16")
 # %% [markdown]
 # - `send` and `receive` are `fill` and `take` for one number. `gl.max(….load(…), 0)` makes a plain number of a tensor
 #   with one element.
-# - `gl.atomic_add(counter, 1, sem="relaxed")` draws: each program gets another number. *Relaxed* means that nothing else
-#   is handed over with it, so memory need not be put in order.
+# - `gl.atomic_add(counter, 1, sem="relaxed")` draws: each program gets another number. *Relaxed*: nothing else is handed
+#   over with it, so memory need not be put in order.
 # - `first` counts tiles over all row blocks, because the ring goes on from one block to the next.
 # - Q has two stages for each consumer, so that the next row block's Q comes early. O has room of its own, and
 #   `store_wait(0)` stands *before* the next store into it: the copy runs while the next block computes.
@@ -1272,8 +1270,7 @@ read("hopper/forward/softmax.py", "Scales", "first_state", "softmax_step", "by_l
 # - `largest` takes the maximum in two steps: four short chains of comparisons side by side instead of one long one.
 # - m starts at −∞ here, not at `LOWEST`. In a row that has seen no key yet `m_ref` puts 0 in its place, and p is 2 to the
 #   −∞, which is 0.
-#
-# **Takeaway.** The same step, and what a public call must survive: rows without a key, and huge scores.
+# - For huge scores `scale` is the coarse one.
 
 # %% [markdown]
 # ## The assembly, once more
@@ -1551,8 +1548,6 @@ print({copy: judged(copy) for copy in (500, 1500, 2500)})
 # without V. The kernel below goes through the tiles of K and calls `tile_maxima` for each. Write that function in place of the
 # `...`: fetch tile j of K, start the product, wait for it, and return the largest score of each row. N_k is a multiple of
 # 64, so no mask is needed. Your words are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
-#
-# The check runs your function on a model, compiles the kernel for an H100 that need not be here, and says what is wrong.
 #
 # <details><summary>Hint</summary>
 #

@@ -118,8 +118,7 @@ def step(q, do, L_i, D_i, k, v, dk, dv):  # (B_r, d) twice, (B_r,) twice, (B_c, 
 
 
 # %% [markdown]
-# The loop around it: `dk` and `dv` belong to the column block, `dq` is added to rows that belong to nobody. It is compared
-# with chapter 05.
+# The loop around it, compared with chapter 05:
 
 # %%
 rng = np.random.default_rng(0)
@@ -365,8 +364,7 @@ print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64
 # %% [markdown]
 # ## Who waits for whom?
 #
-# The whole thread block, with chapter 12's rings. The *mailbox* tells the consumers which column block comes next, and
-# how many row blocks see it.
+# The whole thread block, with chapter 12's rings and mailbox.
 #
 # **Predict.** Who might a consumer have to wait for? Name five things before you look at the arrows.
 
@@ -476,10 +474,8 @@ source("kernel", "consumer", "receive", "take", "hold")
 # *prologue*. The *epilogue* after the loop is dQ of the last row block. V is released before it and K after it, because
 # dQ = dS K needs K.
 #
-# - `take` waits for K and V and cuts out this consumer's 64 keys. `wipe` zeroes rows that are no keys: their p is 0, but 0
-#   times NaN would be NaN.
+# - `take` waits for K and V and cuts out this consumer's 64 keys. `wipe` zeroes rows that are no keys.
 # - `hold` may load half of V into registers, as left operand of product 3: V is the same for all row blocks.
-# - `store_wait(0)` at the end: shared memory must live until the copy engine has read from it.
 
 # %% tags=["nbval-ignore-output"]
 source("rows", "Interval", "interval", "first_rows")
@@ -500,8 +496,8 @@ source("kernel", "step")
 
 # %% [markdown]
 # - At the first `warpgroup_mma_wait(1, …)` dQ of the step before may still run. It was started after S, so S is done.
-# - `deps` names what is valid from here on. It holds `p_half`, too, the operand of dV, or the compiler might reuse the
-#   registers that a running product still reads.
+# - `deps` also holds `p_half`, the operand of dV, or the compiler might reuse the registers that a running product still
+#   reads.
 # - `ds` is used twice. `exchange` puts it into shared memory for both consumers. `as_operand` makes it the left
 #   operand of product 4, in the registers where it is.
 # - `rows.release(n)`: Q and dO have been read. dQ's product, still to come, reads only dS and K.
@@ -775,9 +771,8 @@ print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ra
 # %% [markdown]
 # ## Or one after the other
 #
-# The kernel that you have read can add in a fixed order, too. For each part of dQ there is a counter in HBM. Before a
-# consumer hands over its part of a row block, it waits until all before it have added. When the copy engine has added
-# its part, it counts.
+# The kernel that you have read can add in a fixed order, too. For each part of dQ there is a counter in HBM. A consumer
+# adds its part of a row block when the counter says that all before it have added, and then counts.
 
 # %% tags=["nbval-ignore-output"]
 source("turns", "UNTIL", "Turns", "in_memory")
