@@ -103,11 +103,11 @@ def run_check(options) -> int:
     from fa2_lab.studio.course.grade import check_alone
 
     graded = check_alone(options.notebook, limits(options))
+    for sentence in graded.sentences:
+        print(f"note: {sentence}")
     for _, code, said in graded.page:
         if said and not code:
             print(said)
-    for sentence in graded.sentences:
-        print(f"note: {sentence}")
     print(f"{graded.score:g} of {graded.full:g} points by the checks that you can see")
     return 0 if graded.score >= graded.full else 1
 

@@ -111,7 +111,7 @@ def backward(function, seed: int = 0) -> Report:
     """dQ, dK and dV of the whole backward, gradient by gradient."""
     report = Report("backward")
     for case in CASES:
-        case = Case(**{**vars(case), "seed": case.seed + seed})
+        case = truth.varied(case, seed)
         for name in ("dQ", "dK", "dV"):
             with report.check(f"{name}: {case}"):
                 check_gradient(run(function, case), case, name)

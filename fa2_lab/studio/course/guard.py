@@ -73,7 +73,7 @@ class Raised(Exception):
     """What a student's code raised in another process: the error's name, what it says, and the line."""
 
     def __init__(self, kind: str, text: str, where: str = ""):
-        super().__init__(f"{kind}: {text}")
+        super().__init__(f"{kind}: {text}" if text else kind)
         self.where = where
 
 

@@ -14,7 +14,7 @@ from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 
 from fa2_lab.studio.course.guard import Far, Raised, Stopped, raised
-from fa2_lab.studio.course.notebooks import Cell, grade_id, is_solution, steps
+from fa2_lab.studio.course.notebooks import CHECK, Cell, grade_id, is_solution, steps
 from fa2_lab.studio.course.sandbox import Died, Late, Limits, Room
 
 EXTRA = {"test_gpu": 2.0}  # steps whose points come on top
@@ -106,11 +106,18 @@ def used(source: str) -> set[str]:
     return {x.id for x in ast.walk(parsed(source)) if isinstance(x, ast.Name) and isinstance(x.ctx, ast.Load)}
 
 
+def asked(source: str) -> set[str]:
+    """The names that a test hands to the checks first: check.update(update) asks for update."""
+    calls = [x for x in ast.walk(parsed(source)) if isinstance(x, ast.Call) and isinstance(x.func, ast.Attribute)]
+    checks = [x for x in calls if isinstance(x.func.value, ast.Name) and x.func.value.id == CHECK]
+    return {x.args[0].id for x in checks if x.args and isinstance(x.args[0], ast.Name)}
+
+
 def tested(original) -> dict[str, list[str]]:
     """{test: the names of the student's that it is about}."""
-    answers = {name for cell in original.cells if is_solution(cell) for name in defined(cell.source)}
     tests = {grade_id(c): c.source for c in original.cells if grade_id(c) in steps(original)}
-    return {name: sorted(used(source) & answers) for name, source in tests.items()}
+    answers = {name for cell in original.cells if is_solution(cell) for name in defined(cell.source)}
+    return {name: sorted(used(source) & answers | asked(source)) for name, source in tests.items()}
 
 
 # Asking a student's process -------------------------------------------------------------------------------------------
@@ -302,11 +309,7 @@ def judged(part: Part, session: Session, space: dict, names: list[str]) -> tuple
 
 def follow_through(original, parts: list[Part], open_room, limits: Limits, graded: Graded) -> None:
     """Steps that lost points are tried again with right functions in the place of earlier ones that are wrong."""
-    todo = {
-        part.name: names
-        for part in parts
-        if part.kind == "test" and (names := replaceable(part, original, parts, graded))
-    }
+    todo = retried(original, parts, graded)
     if not todo:
         return
     session, space, scratch = Session(open_room, limits), {}, Graded("", "", graded.most)
@@ -327,6 +330,12 @@ def follow_through(original, parts: list[Part], open_room, limits: Limits, grade
         pass
     finally:
         session.close()
+
+
+def retried(original, parts: list[Part], graded: Graded) -> dict[str, list[str]]:
+    """{step: functions of earlier steps that are replaced when it is tried again}."""
+    tests = [part for part in parts if part.kind == "test"]
+    return {test.name: names for test in tests if (names := replaceable(test, original, parts, graded))}
 
 
 def replaceable(test: Part, original, parts: list[Part], graded: Graded) -> list[str]:

@@ -77,9 +77,7 @@ def launch(kernel, grid: tuple, arguments: list, options: dict) -> tuple[list, l
     import torch
 
     if not is_kernel(kernel):
-        raise NotAllowed(
-            f"a Triton kernel is asked for, a function under @triton.jit; this is a {type(kernel).__name__}"
-        )
+        raise NotAllowed(f"a Triton kernel is asked for: @triton.jit above a def. This is a {type(kernel).__name__}")
     if "raise NotImplementedError" in inspect.getsource(kernel.fn):
         raise NotImplementedError
     device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -24,7 +24,7 @@ class Report:
 
     def __init__(self, step: str):
         self.step, self.passed, self.total, self.refused = step, 0, 0, ""
-        self.unwritten = False
+        self.unwritten, self.last = False, []
         print(step)
 
     @contextmanager
@@ -43,11 +43,12 @@ class Report:
                 self._tell("NOT YET", f"{claim}: not written yet", [])
             self.unwritten = True
         except MemoryError:
-            self._fail(claim, Failed("a result", "MemoryError: all the memory was used"), hint)
+            self._fail(claim, Failed("a result", "MemoryError: all the memory was used"))
         except (Raised, Stopped) as told:
-            self._fail(claim, Failed("a result", str(told)[:300], getattr(told, "where", "")), hint)
+            self._fail(claim, Failed("a result", str(told)[:300], getattr(told, "where", "")))
         except (Exception, SystemExit) as error:
-            self._fail(claim, Failed("a result", f"{type(error).__name__}: {error}"[:300], line_of(error)), hint)
+            error = (error.__cause__ or error) if type(error).__name__ == "InterpreterError" else error
+            self._fail(claim, Failed("a result", f"{type(error).__name__}: {error}"[:300], line_of(error)))
         else:
             self.passed += 1
             self._tell("ok", claim, [])
@@ -65,10 +66,14 @@ class Report:
         self.refused = self.refused or other.refused
         return self
 
-    def _fail(self, claim: str, failed: Failed, hint: str) -> None:
+    def _fail(self, claim: str, failed: Failed, hint: str = "") -> None:
+        """Tell of a failed check; where the last one failed in the same way, that is all there is to tell."""
         lines = [("expected", failed.expected), ("came", failed.came)]
         lines += [("first at", failed.where)] if failed.where else []
-        hint = failed.hint or hint
+        if lines == self.last:
+            self._tell("NOT YET", f"{claim}: the same", [])
+            return
+        self.last, hint = lines, failed.hint or hint
         self._tell("NOT YET", claim, lines + ([("hint", hint)] if hint else []))
 
     def _tell(self, verdict: str, claim: str, lines: list[tuple[str, str]]) -> None:

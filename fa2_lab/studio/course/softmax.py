@@ -7,7 +7,7 @@ from random import SystemRandom
 import numpy as np
 
 from fa2_lab.studio.course.guard import Raised, Stopped, call, call_freely
-from fa2_lab.studio.course.report import Failed, Report, as_numbers, equal, parts
+from fa2_lab.studio.course.report import Failed, Report, as_numbers, equal, line_of, parts
 from fa2_lab.studio.course.truth import softmax_parts
 
 UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
@@ -39,10 +39,10 @@ def in_shape(state, rows: int, d: int) -> tuple:
     return tuple(as_numbers(name, x, shape, hint) for (name, shape), x in three)
 
 
-def same_state(got, want, hint: str = "") -> None:
+def same_state(got, want) -> None:
     """(m, l, o) against the true one, name by name."""
-    for name, a, b in zip("mlo", parts("(m, l, o)", got, 3), want, strict=True):
-        equal(name, a, b, hint=hint)
+    for name, a, b in zip("mlo", in_shape(got, *want[2].shape), want, strict=True):
+        equal(name, a, b)
 
 
 # The steps ------------------------------------------------------------------------------------------------------
@@ -192,7 +192,9 @@ def verdict_on(test, thing, alone: bool) -> str:
     except Stopped:
         return TOO_LATE
     except Raised as refusal:
-        return str(refusal)[:200]
+        said, where = str(refusal), refusal.where
     except Exception as refusal:
-        return f"{type(refusal).__name__}: {refusal}"[:200]
-    return ""
+        said, where = f"{type(refusal).__name__}: {refusal}".removesuffix(": "), line_of(refusal)
+    else:
+        return ""
+    return ", at ".join(filter(None, (said[:200], where)))

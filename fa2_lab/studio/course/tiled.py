@@ -68,7 +68,7 @@ def row_block(function, seed: int = 0) -> Report:
         ("large scores", HUGE, "Is the maximum subtracted before every exponential?"),
         ("very negative scores", LOW, "m starts at −∞, not at a number that a score may be below."),
     ]:
-        case = Case(**{**vars(case), "seed": case.seed + seed})
+        case = truth.varied(case, seed)
         with report.check(f"{claim}: {case}", hint):
             check_row_blocks(function, case)
     return report
@@ -113,7 +113,7 @@ def forward(function, seed: int = 0) -> Report:
     """O and L of the whole forward."""
     report = Report("forward")
     for case in (PLAIN, RAGGED, CAUSAL, CAUSAL_RAGGED, EMPTY_ROWS, HUGE, LOW):
-        case = Case(**{**vars(case), "seed": case.seed + seed})
+        case = truth.varied(case, seed)
         with report.check(str(case), "Does your row_block pass? Then look at which rows you load and where you store."):
             check_result(run(function, case), case)
     return report

@@ -174,8 +174,12 @@ def in_time(seconds: float, act) -> dict:
 
 def failure(error: BaseException) -> dict:
     """An error as plain text: its name, what it says, and the student's line."""
+    if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton's interpreter wraps what was raised
+        error = error.__cause__
     try:
         text = str(error)[:1000]
+        if isinstance(error, SyntaxError):  # its own words name a file that no student knows
+            text = f"{error.msg}, in line {error.lineno}: {(error.text or '').strip()}"[:1000]
     except BaseException:
         text = ""
     return {"error": [type(error).__name__[:60], text, line_of(error)]}

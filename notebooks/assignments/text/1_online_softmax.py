@@ -50,7 +50,7 @@ def update(m, l, o, s, v):  # (B_r,), (B_r,), (B_r, d), (B_r, B_c), (B_c, d)
 
 
 # %% test="update" points=4
-report = check.update(update)
+report = check.update(update, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.update(update, seed=101)
 ### END HIDDEN TESTS
@@ -74,7 +74,7 @@ def merge(a, b):  # two states (m, l, o)
 
 
 # %% test="merge" points=3
-report = check.merge(merge)
+report = check.merge(merge, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.merge(merge, seed=102)
 ### END HIDDEN TESTS
@@ -96,7 +96,7 @@ def finalize(m, l, o):
 
 
 # %% test="finalize" points=2
-report = check.finalize(finalize)
+report = check.finalize(finalize, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.finalize(finalize, seed=103)
 ### END HIDDEN TESTS

@@ -39,7 +39,7 @@ def row_dots(dO, O):
 
 
 # %% test="row_dots" points=1
-report = check.row_dots(row_dots)
+report = check.row_dots(row_dots, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.row_dots(row_dots, seed=301)
 ### END HIDDEN TESTS
@@ -69,7 +69,7 @@ def tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau):
 
 
 # %% test="tile_gradients" points=4
-report = check.tile(tile_gradients)
+report = check.tile(tile_gradients, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.tile(tile_gradients, seed=302)
 ### END HIDDEN TESTS
@@ -111,7 +111,7 @@ def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
 
 
 # %% test="backward" points=4
-report = check.backward(backward)
+report = check.backward(backward, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.backward(backward, seed=303)
 ### END HIDDEN TESTS
@@ -167,7 +167,7 @@ def grouped(q, k, v, O, L, dO, tau, causal):
 
 
 # %% test="grouped" points=3
-report = check.grouped(grouped)
+report = check.grouped(grouped, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.grouped(grouped, seed=304)
 ### END HIDDEN TESTS
@@ -193,7 +193,7 @@ def dropped(q_i, k_j, v_j, do_i, L_i, D_i, kept, p, tau):
 
 
 # %% test="dropped" points=2
-report = check.dropped(dropped)
+report = check.dropped(dropped, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.dropped(dropped, seed=305)
 ### END HIDDEN TESTS
