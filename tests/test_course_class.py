@@ -176,20 +176,22 @@ def test_the_leaderboard_ranks_what_the_checks_said_and_not_what_a_student_print
         home.mkdir(parents=True)
         (home / f"{kit.NINTH}.html").write_text("".join(parts), encoding="utf-8")
 
-    def card(x: float) -> str:
-        return f"<pre>  {climb.CARD} {x:.2f} instructions a score, 127 registers, 8 copies in a round</pre>"
+    def card(x: float, copies: int = 8) -> str:
+        return f"<pre>  {climb.CARD} {x:.2f} instructions a score, 127 registers, {copies} copies in a round</pre>"
 
     page("ada", "<h2>compiled: 5 of 5</h2>", card(9.25), "<h2>gpu: 0 of 0</h2><pre></pre>")
     page("bob", "<h2>compiled: 2 of 5</h2>", card(16.4), "<h2>gpu: 2 of 0</h2><pre>  yours 0.700 ms, rung 03 2.1</pre>")
     page("eve", card(0.1), "<h2>compiled: 0 of 5</h2><pre>NOT YET</pre>", card(0.1))
     page("fay", "<h2>compiled: 2.5 of 5</h2>", card(11.5))
-    assert [c.student for c in kit.cards(tmp_path)] == ["bob", "ada", "fay"]
+    page("gil", "<h2>compiled: 3.75 of 5</h2>", card(8.66, copies=0))
+    assert [c.student for c in kit.cards(tmp_path)] == ["bob", "ada", "fay", "gil"]
     assert command.main(["leaderboard", str(tmp_path)]) == 0 and "9.25 instructions" in capsys.readouterr().out
     rows = list(csv.DictReader((tmp_path / "leaderboard.csv").open(encoding="utf-8")))
     assert [(r["place"], r["student"], r["milliseconds"]) for r in rows] == [
         ("1", "bob", "0.7"),
         ("2", "ada", ""),
         ("3", "fay", ""),
+        ("4", "gil", ""),
     ]
     with pytest.raises(ValueError, match="folder: got "):
         kit.cards(tmp_path / "feedback")

@@ -470,6 +470,22 @@ def test_check_alone_as_a_student_runs_it(tmp_path):
     assert re.search(r"^[\d.]+ of 12 points by the checks that you can see$", done.stdout, re.MULTILINE)
 
 
+def test_check_tells_a_broken_cell_once_and_what_grading_does_about_it(tmp_path):
+    """A cell that is no Python: its line, one failure for all checks, and that a later step is not lost with it."""
+    slip = "def update(m, l, o, s, v):\n    return (m, l, o"
+    path = tmp_path / hostile.FILE
+    path.write_text(json.dumps(hostile.notebook({"update": slip})))
+    graded = grade.check_alone(path, PATIENT)
+    said = "\n".join(text for _, _, text in graded.page)
+    assert graded.got == {"test_update": 0, "test_merge": 3, "test_finalize": 2, "test_own": 0}
+    assert said.count("name 'update' is not defined\n") == 1 and said.count(": the same") == 5
+    assert "refused it: NameError: name 'update' is not defined, at line " in said
+    assert ": a, b, c = (update(*empty" in said
+    broken, again = graded.sentences
+    assert re.fullmatch("update: SyntaxError: .+, in line 2: return \\(m, l, o", broken)
+    assert again == "test_own uses your update: when it is graded, it is tried with a right one as well"
+
+
 def test_check_says_where_a_slower_machine_could_part_it_from_the_grade():
-    graded = judge.Graded("", "", seconds={"test_a": 25.0, "test_b": 2.0})
+    graded = judge.Graded("", "", seconds={"test_a": 25.0, "test_b": 2.0, "test_c": 60.1})
     assert grade.slow(graded, Limits(cell_seconds=60)) == ["test_a took 25 s here; when it is graded it has 60 s"]

@@ -40,37 +40,16 @@ from fa2_lab.studio.course import break_it as check
 # A kernel is wrong if it is wrong for any input that fits this description, on any call.
 
 # %% [markdown]
-# ## 1. Test the forward
+# ## An oracle
 #
-# `test_forward(kernel)` raises an `AssertionError` if `kernel.forward` is wrong, and returns quietly if it is right.
+# What do you hold a kernel to? Both tests can share what you write here. It is not checked on its own.
 
-# %% solution="forward"
-def test_forward(kernel):
-    """Raise an AssertionError if kernel.forward is wrong."""
+# %% solution="oracle"
+def oracle(q, k, v, causal, scale):
+    """O and L that you trust."""
     ### BEGIN SOLUTION
-    for number, (heads, key_heads, N_q, N_k, causal, scale, size, shift) in enumerate(SHAPES):
-        q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)
-        O, L = kernel.forward(q, k, v, causal=causal, scale=scale)
-        want_O, want_L = truth_of(q, k, v, causal, scale)
-        assert same(O, want_O), f"O of shape {number}"
-        assert same(L, want_L), f"L of shape {number}"
-
-
-SHAPES = [  # heads, key heads, N_q, N_k, causal, scale, size of q and k, added to q against k
-    (2, 2, 19, 23, False, None, 1.0, 0.0),
-    (4, 2, 17, 30, True, None, 1.0, 0.0),
-    (6, 3, 21, 9, True, 0.3, 2.0, 0.0),
-    (2, 1, 25, 25, True, 0.0, 1.0, 0.0),
-    (1, 1, 33, 31, False, None, 40.0, 0.0),
-    (1, 1, 16, 16, True, 1.0, 0.01, 350.0),
-]
-
-
-def tensors(heads, key_heads, N_q, N_k, seed, size=1.0, shift=0.0):
-    draw = np.random.default_rng(seed).standard_normal
-    q, k = size * draw((heads, N_q, 4)), size * draw((key_heads, N_k, 4))
-    v = draw((key_heads, 4, N_k)).transpose(0, 2, 1)
-    return q + shift, k - shift, v, draw((heads, 4, N_q)).transpose(0, 2, 1)
+    p, L = weights(q, k, causal, scale)
+    return p @ np.repeat(v, len(q) // len(v), axis=0), L
 
 
 def weights(q, k, causal, scale):
@@ -84,9 +63,39 @@ def weights(q, k, causal, scale):
     return e / np.where(total == 0, 1, total), (top + np.log(np.where(total == 0, 1, total)))[..., 0]
 
 
-def truth_of(q, k, v, causal, scale):
-    p, L = weights(q, k, causal, scale)
-    return p @ np.repeat(v, len(q) // len(v), axis=0), L
+def tensors(heads, key_heads, N_q, N_k, seed, size=1.0, shift=0.0):
+    draw = np.random.default_rng(seed).standard_normal
+    q, k = size * draw((heads, N_q, 4)), size * draw((key_heads, N_k, 4))
+    v = draw((key_heads, 4, N_k)).transpose(0, 2, 1)
+    return q + shift, k - shift, v, draw((heads, 4, N_q)).transpose(0, 2, 1)
+    ### END SOLUTION
+
+
+# %% [markdown]
+# ## 1. Test the forward
+#
+# `test_forward(kernel)` raises an `AssertionError` if `kernel.forward` is wrong, and returns quietly if it is right.
+
+# %% solution="forward"
+def test_forward(kernel):
+    """Raise an AssertionError if kernel.forward is wrong."""
+    ### BEGIN SOLUTION
+    for number, (heads, key_heads, N_q, N_k, causal, scale, size, shift) in enumerate(SHAPES):
+        q, k, v, _ = tensors(heads, key_heads, N_q, N_k, number, size, shift)
+        O, L = kernel.forward(q, k, v, causal=causal, scale=scale)
+        want_O, want_L = oracle(q, k, v, causal, scale)
+        assert same(O, want_O), f"O of shape {number}"
+        assert same(L, want_L), f"L of shape {number}"
+
+
+SHAPES = [  # heads, key heads, N_q, N_k, causal, scale, size of q and k, added to q against k
+    (2, 2, 19, 23, False, None, 1.0, 0.0),
+    (4, 2, 17, 30, True, None, 1.0, 0.0),
+    (6, 3, 21, 9, True, 0.3, 2.0, 0.0),
+    (2, 1, 25, 25, True, 0.0, 1.0, 0.0),
+    (1, 1, 33, 31, False, None, 40.0, 0.0),
+    (1, 1, 16, 16, True, 1.0, 0.01, 350.0),
+]
 
 
 def same(got, want):
