@@ -338,9 +338,9 @@ def runs_on_triton(backend: str, device: str) -> bool:
 runs_on_triton._dynamo_marked_constant = True
 
 
-def traced(*tensors: Tensor) -> bool:
+def traced(*tensors: Tensor | None) -> bool:
     """Whether torch is recording rather than computing, and must see an operator."""
     for x in tensors:
-        if type(x) not in PLAIN or x.is_meta:
+        if x is not None and (type(x) not in PLAIN or x.is_meta):
             return True
     return torch.compiler.is_compiling() or is_in_torch_dispatch_mode()

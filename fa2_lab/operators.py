@@ -6,7 +6,7 @@ cu_q, cu_k. Behind them, or as one Options, comes what is no tensor. The NumPy r
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
 from fa2_lab.checks import for_kernels, traced
-from fa2_lab.kernels.prepared import Options, keep
+from fa2_lab.kernels.prepared import Options, keep, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
 
@@ -28,28 +28,14 @@ def kernels():
 
 
 def forward(q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, *, options):
-    """(O, L) by the kernel that fits; tensors are copied only where their last dimension is not contiguous."""
-    q, k, v = map(rows_contiguous, (q, k, v))
-    key_lengths, sinks, cu_q, cu_k = map(contiguous, (key_lengths, sinks, cu_q, cu_k))
+    """(O, L) by the kernel that fits."""
     return kernels().forward(q, k, v, options, key_lengths, seed, sinks, cu_q, cu_k)
 
 
 def backward(dO, dL, q, k, v, O, L, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, *, options):
     """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks; either of dO and dL may be None."""
-    dO = torch.zeros_like(O) if dO is None else rows_contiguous(dO)
-    q, k, v = map(rows_contiguous, (q, k, v))
-    dL, key_lengths, sinks, cu_q, cu_k = map(contiguous, (dL, key_lengths, sinks, cu_q, cu_k))
+    dO = torch.zeros_like(O) if dO is None else dO
     return kernels().backward(dO, q, k, v, O, L, options, dL, key_lengths, seed, sinks, cu_q, cu_k)
-
-
-def contiguous(x: Tensor | None) -> Tensor | None:
-    """x, copied where it is not contiguous."""
-    return None if x is None else x.contiguous()
-
-
-def rows_contiguous(x: Tensor) -> Tensor:
-    """x, copied where its last dimension is not contiguous."""
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
 # Computed at once -----------------------------------------------------------------------------------------------
@@ -76,32 +62,29 @@ class Call:
 
     def __init__(self, options: Options, return_lse: bool, q, k, v, key_lengths, seed, sinks, cu_q, cu_k):
         self.options, self.return_lse = options, return_lse
-        dense = all(x is None or x.is_contiguous() for x in (key_lengths, sinks, cu_q, cu_k))
-        if dense and all(x.stride(-1) == 1 for x in (q, k, v)):
-            self.forward = kernels().prepare(q, k, v, options, key_lengths, sinks, cu_q)
-        else:
-            self.forward = partial(forward, options=options)
+        self.forward = kernels().prepare_any(q, k, v, options, key_lengths, sinks, cu_q, cu_k)
 
     def __call__(self, q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
-            return Attention.apply(q, k, v, key_lengths, seed, sinks, cu_q, cu_k, self)
+            return Attention.apply(q, k, v, sinks, (key_lengths, seed, cu_q, cu_k), self)
         O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if self.return_lse else O
 
 
 class Attention(torch.autograd.Function):
-    """A call with gradients. A Python function costs a third of an operator, and O alone less than O and L."""
+    """A call with gradients. A Python function costs a third of an operator, and each of its arguments counts."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_lengths, seed, sinks, cu_q, cu_k, call):
+    def forward(ctx, q, k, v, sinks, others, call):
+        key_lengths, seed, cu_q, cu_k = others
         O, L = call.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         save(ctx, call.options, q, k, v, O, L, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return *gradients(ctx, dO, dL), None
+        return *gradients(ctx, dO, dL), None, None
 
 
 def save(ctx, options: Options, *tensors) -> None:
@@ -112,15 +95,14 @@ def save(ctx, options: Options, *tensors) -> None:
 
 
 def gradients(ctx, dO, dL) -> tuple:
-    """Gradients of the eight tensors; as an operator where somebody records, to refuse a second derivative."""
+    """(dQ, dK, dV, dsinks); as an operator where somebody records, to refuse a second derivative."""
     if dO is None and dL is None:
-        return (None,) * 8
-    if torch.is_grad_enabled() or traced(*(x for x in (dO, dL) if x is not None)):
+        return (None,) * 4
+    if torch.is_grad_enabled() or traced(dO, dL):
         found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
     else:
         found = backward(dO, dL, *ctx.saved_tensors, options=ctx.options)
-    dQ, dK, dV, *dsinks = found
-    return dQ, dK, dV, None, None, dsinks[0] if dsinks else None, None, None
+    return found if len(found) == 4 else (*found, None)
 
 
 # Recorded -------------------------------------------------------------------------------------------------------
@@ -192,7 +174,8 @@ def save_operator(ctx, inputs, output) -> None:
 
 def operator_gradients(ctx, dO, dL) -> tuple:
     """Gradients of every input of the operator."""
-    return *gradients(ctx, dO, dL), *[None] * len(Options._fields)
+    dQ, dK, dV, dsinks = gradients(ctx, dO, dL)
+    return dQ, dK, dV, None, None, dsinks, None, None, *[None] * len(Options._fields)
 
 
 def no_second_derivative(ctx, *_):

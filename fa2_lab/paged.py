@@ -28,7 +28,7 @@ from fa2_lab.checks import (
     runs_on_triton,
     traced,
 )
-from fa2_lab.kernels.prepared import Options, keep
+from fa2_lab.kernels.prepared import Options, has_gaps, keep, rows_contiguous
 
 
 def attention_paged(
@@ -55,8 +55,9 @@ def attention_paged(
     softcap, sinks, scale, return_lse, backend: as in attention()
     """
     tensors = q, k_pages, v_pages, block_table, key_lengths, sinks
-    kind, options = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
-    if options is None:  # the first of its kind
+    kind, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
+    options, run = found or (None, None)
+    if run is None:  # the first of its kind
         check_q(q)
         check_cache(q, k_pages, v_pages)
         check_table(block_table, q)
@@ -64,18 +65,32 @@ def attention_paged(
         check_lengths(key_lengths, q, N_k)
         scale = check_numbers(causal, scale, q.shape[3], return_lse)
         options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))._replace(scale=scale)
-        if kind is not None:
-            keep(kind, options)
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
-    if runs_on_triton(backend, q.device.type):
-        q, options = for_kernels(q, sinks, options)
-        run = torch.ops.fa2_lab.paged if traced(q, k_pages, v_pages) else paged
-    else:
-        run = gathered
-    O, L = run(q, k_pages, v_pages, block_table, key_lengths, sinks, *options)
+    if run is None:
+        run = prepare(options, runs_on_triton(backend, q.device.type), *tensors)
+        if kind is not None:
+            keep(kind, (options, run))
+    O, L = run(*tensors)
     return (O, L) if return_lse else O
+
+
+def prepare(options: Options, on_triton: bool, q, k_pages, v_pages, block_table, key_lengths, sinks):
+    """What computes (O, L) for calls of one kind, given their six tensors."""
+    if not on_triton:
+        return lambda *tensors: gathered(*tensors, *options)
+    as_they_are = block_table.is_contiguous() and not any(map(has_gaps, (q, key_lengths, sinks)))
+    if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k_pages, v_pages):
+        decode = operators.kernels().decode.prepare(q, k_pages, v_pages, options, key_lengths, block_table)
+        return lambda q, k, v, table, lengths, sinks: decode(q, k, v, lengths, sinks=sinks, table=table)
+
+    def call(q, k, v, table, lengths, sinks):
+        run = torch.ops.fa2_lab.paged if traced(q, k, v) else paged
+        q, own = for_kernels(q, sinks, options)
+        return run(q, k, v, table, lengths, sinks, *own)
+
+    return call
 
 
 # The kernels, as torch sees them --------------------------------------------------------------------------------
@@ -83,9 +98,9 @@ def attention_paged(
 
 def paged(q, k_pages, v_pages, block_table, key_lengths, sinks, *options):
     """(O, L) by the Triton kernels, which find every page by themselves."""
-    lengths, table, sinks = map(operators.contiguous, (key_lengths, block_table, sinks))
-    q, decode = operators.rows_contiguous(q), operators.kernels().decode.decode
-    return decode(q, k_pages, v_pages, Options(*options), lengths, table, sinks=sinks)
+    q, lengths, sinks = map(rows_contiguous, (q, key_lengths, sinks))
+    decode = operators.kernels().decode.decode
+    return decode(q, k_pages, v_pages, Options(*options), lengths, block_table.contiguous(), sinks=sinks)
 
 
 @torch.library.custom_op("fa2_lab::paged", mutates_args=())
@@ -109,7 +124,7 @@ def paged_op(
 
 @paged_op.register_fake
 def paged_shapes(q, *rest):
-    return torch.empty_like(operators.rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+    return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 # The reference --------------------------------------------------------------------------------------------------

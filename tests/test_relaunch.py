@@ -1,6 +1,7 @@
 """A launch written down: the driver is handed the same as by Triton's own call, in the orders of Triton's versions."""
 
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
@@ -105,7 +106,12 @@ def gpu(monkeypatch):
     return found
 
 
-POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, (True, 64))  # the last is a tuple, as often
+class Sizes(NamedTuple):
+    B_r: int
+    strides: tuple
+
+
+POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, Sizes(64, Sizes(1, (2, 3))))  # tuples, as often
 
 
 @pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])
@@ -138,6 +144,7 @@ def test_no_tensor_is_kept_alive(gpu):
     again = relaunch.relaunch(made, (7, 1, 1), 11, arguments, 1, len(POINTERS))
     kept = [y for x in vars(again).values() for y in (x if isinstance(x, (list, tuple)) else [x])]
     assert again.compiled is made and not any(isinstance(x, (Tensor, Descriptor)) for x in kept)
+    assert type(again.rest[-1]) is type(again.rest[-1][1]) is tuple, "a named one takes the driver three times as long"
 
 
 class Other:

@@ -5,7 +5,7 @@ import torch
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, kind_of, prepared
+from fa2_lab.kernels.prepared import Options, has_gaps, kind_of, prepared, rows_contiguous
 
 # What else Hopper's kernels can do, "windows" and "same bits", and are given by this table: nothing, until a GPU has
 # found it right by tests/test_hopper_masks.py, and faster than the portable kernels.
@@ -14,9 +14,21 @@ HOPPER_ALSO: frozenset[str] = frozenset()
 
 def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths, sinks, cu_q))
-    call = prepared(key, prepare, Q, K, V, options, key_lengths, sinks, cu_q)
+    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths, sinks, cu_q, cu_k))
+    call = prepared(key, prepare_any, Q, K, V, options, key_lengths, sinks, cu_q, cu_k)
     return call(Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)
+
+
+def prepare_any(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None, cu_k=None):
+    """prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
+    if not any(map(has_gaps, (Q, K, V, key_lengths, sinks, cu_q, cu_k))):
+        return prepare(Q, K, V, options, key_lengths, sinks, cu_q)
+
+    def on_copies(*tensors):
+        Q, K, V, *others = map(rows_contiguous, tensors)
+        return forward(Q, K, V, options, *others)
+
+    return on_copies
 
 
 def for_hopper(options: Options, sinks) -> bool:
@@ -45,9 +57,22 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
 def backward(dO, Q, K, V, O, L, options, dL=None, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
     """(dQ, dK, dV) of one call, and dsinks where there are sinks."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    key = "backward", options, same_bits, dL is None, *map(kind_of, (dO, Q, K, V, O, key_lengths, sinks, cu_q))
-    call = prepared(key, prepare_backward, dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits, cu_q)
+    key = "backward", options, same_bits, *map(kind_of, (dO, Q, K, V, O, dL, key_lengths, sinks, cu_q, cu_k))
+    call = prepared(key, prepare_any_backward, dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits, cu_q, cu_k)
     return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
+
+
+def prepare_any_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q, cu_k):
+    """prepare_backward() for tensors in any strides."""
+    dense = dL is None or dL.is_contiguous()
+    if dense and not any(map(has_gaps, (dO, Q, K, V, O, key_lengths, sinks, cu_q, cu_k))):
+        return prepare_backward(dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits, cu_q)
+
+    def on_copies(dO, Q, K, V, O, L, dL, *others):
+        dO, Q, K, V, O, *others = map(rows_contiguous, (dO, Q, K, V, O, *others))
+        return backward(dO, Q, K, V, O, L, options, dL if dense else dL.contiguous(), *others)
+
+    return on_copies
 
 
 def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q=None):

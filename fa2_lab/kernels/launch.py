@@ -11,8 +11,6 @@ import math
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import reduce
-from operator import or_
 from pathlib import Path
 
 import torch
@@ -205,7 +203,7 @@ class Launch:
         Triton compiles another kernel where a pointer is no multiple of 16, so then it is asked each time.
         """
         at = addresses(pointers)
-        aligned = reduce(or_, at) % 16 == 0
+        aligned = math.gcd(16, *at) == 16
         if aligned and self.again:
             self.again(current_stream(pointers[0]), at)
             return
@@ -218,7 +216,7 @@ class Launch:
 
 def current_stream(X: torch.Tensor) -> int:
     """The stream that work on X goes to."""
-    return driver.active.get_current_stream(X.device.index)
+    return driver.active.get_current_stream(X.get_device())
 
 
 def addresses(tensors) -> list[int]:
@@ -275,7 +273,7 @@ def on_device_of(Q: torch.Tensor):
     """Triton launches on the current GPU: make it Q's for the time of a launch. The interpreter does one at a time."""
     if not Q.is_cuda:
         return interpreter.ONE_AT_A_TIME
-    if Q.device.index == torch.cuda.current_device():
+    if Q.get_device() == torch.accelerator.current_device_index():
         return HERE
     return torch.cuda.device(Q.device)
 

@@ -62,6 +62,16 @@ def kind_of(x: Tensor | None) -> tuple | None:
     return None if x is None else (x.dtype, x.device, x.shape, x.stride())
 
 
+def has_gaps(x: Tensor | None) -> bool:
+    """Whether the last dimension of a tensor is not contiguous."""
+    return x is not None and x.stride(-1) != 1 and x.shape[-1] > 1
+
+
+def rows_contiguous(x: Tensor | None) -> Tensor | None:
+    """x, copied where its last dimension is not contiguous."""
+    return x.contiguous() if has_gaps(x) else x
+
+
 # Values that were looked at -----------------------------------------------------------------------------------
 
 

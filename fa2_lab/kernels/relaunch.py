@@ -47,8 +47,7 @@ class Relaunch:
         self.hooks = [(at, x) for at, x in enumerate(base) if type(x).__name__ == "HookChain"]
         self.encode = [*map(encoder, own[:described], compiled.metadata.tensordesc_meta if described else ())]
         self.base = [None if type(x).__name__ == "HookChain" else x for x in base]
-        self.sizes = [(*x.shape, *x.strides) for x in own[:described]]
-        self.rest = own[described + pointers :]  # and no tensor is kept alive
+        self.rest = [*map(plain, own[described + pointers :])]  # and no tensor is kept alive
 
     def __call__(self, stream, addresses):
         base = self.base.copy()
@@ -57,9 +56,8 @@ class Relaunch:
             if hook.calls:  # a profiler's; to call none of them takes a microsecond
                 base[at] = hook
         own = []
-        for encode, sizes, address in zip(self.encode, self.sizes, addresses):  # noqa: B905  (strict costs time)
-            own.append(encode(address))
-            own += sizes
+        for encode, address in zip(self.encode, addresses):  # noqa: B905  (strict costs time)
+            own += encode(address)
         own += addresses[len(self.encode) :]
         own += self.rest
         if self.listed:
@@ -82,17 +80,23 @@ def as_given(handed, arguments) -> bool:
     return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
+def plain(x):
+    """A tuple of any kind, and those in it, as Python's own: it is taken apart three times as fast."""
+    return tuple(map(plain, x)) if isinstance(x, tuple) else x
+
+
 def innermost(launch, described: int):
     """The driver's function in C, which takes no descriptors."""
     return inspect.getclosurevars(launch).nonlocals["launcher"] if described else launch
 
 
 def encoder(described, meta):
-    """The function from an address to what the copy engine is told of such a tensor there; it keeps the last 64."""
+    """The function from an address to what `launch` puts in a descriptor's place; it keeps the last 64."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils
     encode = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor  # its name before 3.7
     fixed = meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["block_size"]
     fixed += described.shape, described.strides, 0
-    return functools.lru_cache(64)(lambda address: encode(address, *fixed))
+    sizes = *described.shape, *described.strides
+    return functools.lru_cache(64)(lambda address: (encode(address, *fixed), *sizes))

@@ -10,6 +10,8 @@ KIND = "tests/test_kernels.py::test_what_a_call_s_kind_is_made_of"
 CALLS = "tests/test_kernels.py::test_every_kind_of_call_is_prepared_for_itself"
 PLACES = "tests/test_kernels.py::test_programs_take_the_blocks_of_some_heads_in_turn"
 FAR = "tests/test_kernels.py::test_a_head_may_lie_behind_two_to_the_31_elements"
+GAPS = "tests/test_attention.py::test_only_one_tensor_in_another_layout"
+REPEATED = "tests/test_attention_call.py::test_gradients_of_O_and_L_that_repeat_themselves"
 HOPPER = "tests/test_kernels.py::test_hopper_s_kernels_are_for_hopper"
 SAME = "found[1] != (limits, x._version, x.data_ptr())"
 FEWER = "tests/test_attention_call.py::test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer"
@@ -35,7 +37,7 @@ FAULTS = [
     ),
     (
         LAUNCH,
-        "aligned = reduce(or_, at) % 16 == 0",
+        "aligned = math.gcd(16, *at) == 16",
         "aligned = True",
         "tests/test_kernels.py::test_a_launch_serves_again_only_where_triton_would_not_compile_anew",
     ),
@@ -55,9 +57,17 @@ FAULTS = [
     (CHOICE, "device) != (9, 0):", "device) < (9, 0):", HOPPER),
     (CHOICE, 'device.type != "cuda" or', 'device.type == "cpu" and', HOPPER),
     (CHOICE, 'key = "backward", options, same_bits,', 'key = "backward", options,', CALLS),
-    (CHOICE, "same_bits, dL is None,", "same_bits,", CALLS),
+    (CHOICE, "any(map(has_gaps, (Q, K, V,", "any(map(has_gaps, (Q, K,", GAPS),
+    (
+        CHOICE,
+        "any(map(has_gaps, (dO,",
+        "any(map(has_gaps, (",
+        "tests/test_attention.py::test_expanded_inputs_and_gradients",
+    ),
+    (CHOICE, "dL is None or dL.is_contiguous()", "True", REPEATED),
+    (CHOICE, "(dO, Q, K, V, O, dL, key_lengths", "(dO, Q, K, V, O, key_lengths", CALLS),
     (CHOICE, '"forward", options, *map', '"forward", *map', CALLS),
-    (CHOICE, "kind_of, (Q, K, V, key_lengths, sinks, cu_q)", "kind_of, (Q, K, V, sinks, cu_q)", CALLS),
+    (CHOICE, "kind_of, (Q, K, V, key_lengths, sinks", "kind_of, (Q, K, V, sinks", CALLS),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.shape, x.stride())", KIND),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.dtype, x.device, x.shape)", KIND),
     (PREPARED, "(x.dtype, x.device, x.shape, x.stride())", "(x.device, x.shape, x.stride())", KIND),

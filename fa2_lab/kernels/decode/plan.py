@@ -49,7 +49,7 @@ class Decode:
     def __call__(self, Q, K, V, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, table=None):
         """(O, L); there is never a seed, nor are sequences packed."""
         O = torch.empty_like(Q)
-        L = torch.empty(Q.shape[:3], dtype=torch.float32, device=Q.device)
+        L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
         scratch = torch.empty(self.scratch, dtype=torch.float32, device=Q.device)
         with launch.on_device_of(Q):
             if self.split_kv:
