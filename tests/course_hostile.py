@@ -31,14 +31,7 @@ def notebook(answers: dict | None = None, own: tuple = (), solved: bool = True) 
 
 def code(text: str, **marks) -> dict:
     metadata = {"nbgrader": marks} if marks else {}
-    return {
-        "cell_type": "code",
-        "id": "own",
-        "metadata": metadata,
-        "source": text,
-        "outputs": [],
-        "execution_count": None,
-    }
+    return dict(cell_type="code", id="own", metadata=metadata, source=text, outputs=[], execution_count=None)
 
 
 def marked(book: dict, name: str) -> dict:
@@ -63,6 +56,31 @@ class Hostile:
 def gain(*own: str, **more) -> Hostile:
     """An attempt to get points for nothing."""
     return Hostile(own, solved=False, score=0.0, **more)
+
+
+def merging(text: str, **more) -> Hostile:
+    """All answers but `merge` are right."""
+    return Hostile(answers={"merge": text}, **{"score": 9.0} | more)
+
+
+def testing(text: str, **more) -> Hostile:
+    """All answers but the student's own test are right."""
+    return Hostile(answers={"own": text}, **{"score": 9.0} | more)
+
+
+def instead(write, remark: str, **more) -> Hostile:
+    """Something else in the place of the notebook."""
+    return Hostile(write=write, score=0.0, remark=remark, **more)
+
+
+def besides(act) -> Hostile:
+    """The right notebook, and something beside it."""
+
+    def write(home):
+        (home / FILE).write_text(json.dumps(notebook()))
+        act(home)
+
+    return Hostile(write=write)
 
 
 def hand_in(one: Hostile, home: Path) -> None:
@@ -220,16 +238,12 @@ GAIN = {
     "a link to another's folder": gain(
         write=lambda home: (home / FIRST.name).symlink_to("../zoe"), remark="nothing handed in"
     ),
-    "a test that refuses everything": Hostile(
-        answers={"own": "def test_merge(merge): raise AssertionError"}, score=9.0
+    "a test that refuses everything": testing("def test_merge(merge): raise AssertionError"),
+    "a test that counts its calls": testing(
+        "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3", most=10.5
     ),
-    "a test that counts its calls": Hostile(
-        answers={"own": "n = 0\ndef test_merge(merge):\n    global n\n    n += 1\n    assert n <= 3"},
-        score=9.0,
-        most=10.5,
-    ),
-    "a test that ends its process": Hostile(
-        answers={"own": "def test_merge(merge):\n    import os\n    os._exit(1)"}, score=9.0, remark="the process ended"
+    "a test that ends its process": testing(
+        "def test_merge(merge):\n    import os\n    os._exit(1)", remark="the process ended"
     ),
     "numpy replaced": gain("import numpy as np\nnp.allclose = np.array_equal = lambda *a, **k: True\nnp.exp = np.log"),
     "an array that equals everything": gain(
@@ -242,17 +256,13 @@ GAIN = {
     "start-up files for the next process": gain(STARTUP, remark="the process ended", quick=True),
     "a set-up cell of its own": gain(change=own_setup),
     "not a number, everywhere": gain("update = merge = lambda *a: tuple(x * np.nan for x in a[:3])"),
-    "a test that looks at the clock": Hostile(answers={"own": CLOCKED}, score=9.0, most=10.5),
+    "a test that looks at the clock": testing(CLOCKED, most=10.5),
     "a result that runs code when it is read": gain(
         "class P:\n    def __reduce__(s): return (exec, ('1/0',))\nupdate = merge = lambda *a: (P(), P(), P())"
     ),
 }
 
 # Attempts to harm ---------------------------------------------------------------------------------------------------
-
-
-def nested(home):
-    (home / FILE).write_text("[" * 200_000)
 
 
 def with_metadata(metadata):
@@ -391,16 +401,7 @@ if not os.fork():
                         pass"""
 
 
-def besides(act):
-    """The right notebook, and something beside it."""
-
-    def write(home):
-        (home / FILE).write_text(json.dumps(notebook()))
-        act(home)
-
-    return write
-
-
+UNREADABLE = "not a notebook that can be read"
 GROWS = """def update(m, l, o, s, v):
     m_new = np.maximum(m[:, None], s.max(axis=1, keepdims=True))
     return m_new, l, o"""
@@ -410,48 +411,32 @@ HARM = {
     "a name that is a list": Hostile(change=with_metadata({"nbgrader": {"grade_id": ["merge"], "solution": True}})),
     "metadata is a list": Hostile(change=with_metadata(["x"])),
     "letters that are none": Hostile(change=surrogates),
-    "not text": Hostile(
-        write=lambda h: (h / FILE).write_bytes(b"\xff\xfe\x00{"), score=0, remark="not a notebook that can be read"
-    ),
-    "brackets without end": Hostile(write=nested, score=0, remark="not a notebook that can be read", quick=True),
+    "not text": instead(lambda h: (h / FILE).write_bytes(b"\xff\xfe\x00{"), UNREADABLE),
+    "brackets without end": instead(lambda h: (h / FILE).write_text("[" * 200_000), UNREADABLE, quick=True),
     "cells are no list": Hostile(change=nowhere, score=0, remark="no list of cells"),
     "cells that are no cells": Hostile(change=odd_cells),
     "three thousand cells": Hostile(change=many_cells, score=0, remark="at most 2,000 are read"),
-    "a huge file": Hostile(
-        write=lambda h: (h / FILE).write_bytes(b" " * 21 * 2**20), score=0, remark="it takes at most"
-    ),
-    "an empty file": Hostile(
-        write=lambda h: (h / FILE).write_text(""), score=0, remark="not a notebook that can be read"
-    ),
-    "a pipe": Hostile(write=lambda h: os.mkfifo(h / FILE), score=0, remark="a pipe or a device", quick=True),
-    "a folder": Hostile(write=lambda h: (h / FILE).mkdir(), score=0, remark="nothing handed in"),
-    "a PDF": Hostile(
-        write=lambda h: (h / "1_online_softmax.pdf").write_text("%PDF"), score=0, remark="does not end in .ipynb"
-    ),
-    "another name": Hostile(
-        write=lambda h: (h / "homework.docx").write_text("?"), score=0, remark="there is homework.docx"
-    ),
-    "nothing": Hostile(write=lambda h: None, score=0, remark="nothing handed in"),
+    "a huge file": instead(lambda h: (h / FILE).write_bytes(b" " * 21 * 2**20), "it takes at most"),
+    "an empty file": instead(lambda h: (h / FILE).write_text(""), UNREADABLE),
+    "a pipe": instead(lambda h: os.mkfifo(h / FILE), "a pipe or a device", quick=True),
+    "a folder": instead(lambda h: (h / FILE).mkdir(), "nothing handed in"),
+    "a PDF": instead(lambda h: (h / "1_online_softmax.pdf").write_text("%PDF"), "does not end in .ipynb"),
+    "another name": instead(lambda h: (h / "homework.docx").write_text("?"), "there is homework.docx"),
+    "nothing": instead(lambda h: None, "nothing handed in"),
     "twenty daemons": Hostile((DAEMONS,), quick=True),
     "a fork bomb": Hostile((BOMB,), remark="did not end within"),
     "killing everything": Hostile((KILLER,)),
     "no way out": Hostile((NETWORK,), remark="unreachable"),
     "a full disk": Hostile((FULL_DISK,)),
     "a cell without end": Hostile(("while True: pass",), remark="did not end within 6 s", quick=True),
-    "a function without end": Hostile(
-        answers={"merge": "def merge(a, b):\n    while True: pass"}, score=9, remark="did not end within 6 s"
-    ),
-    "a function that cannot be interrupted": Hostile(
-        answers={"merge": STUBBORN}, score=9, remark="could not be interrupted"
-    ),
+    "a function without end": merging("def merge(a, b):\n    while True: pass", remark="did not end within 6 s"),
+    "a function that cannot be interrupted": merging(STUBBORN, remark="could not be interrupted"),
     "deaf to the alarm": Hostile((DEAF,), remark="could not be interrupted"),
-    "all the memory": Hostile(answers={"merge": HUNGRY}, score=9, quick=True),
+    "all the memory": merging(HUNGRY, quick=True),
     "all the memory, in a family": Hostile((FAMILY,), score=9, most=12, remark="a cell of your own"),
     "shapes that grow with every key": Hostile(answers={"update": GROWS}, score=8),
     "output without end": Hostile(('while True: print("x" * 1000)',), remark="did not end within 6 s"),
-    "os._exit": Hostile(
-        answers={"merge": "import os\ndef merge(a, b): os._exit(0)"}, score=9, remark="the process ended"
-    ),
+    "os._exit": merging("import os\ndef merge(a, b): os._exit(0)", remark="the process ended"),
     "sys.exit": Hostile(("import sys; sys.exit(3)",), remark="SystemExit"),
     "a segmentation fault": Hostile(("import ctypes; ctypes.string_at(0)",), remark="the process ended"),
     "recursion": Hostile(("def f(): return f()\nf()",), remark="RecursionError"),
@@ -460,19 +445,17 @@ HARM = {
         ("import os\nfor n in range(64):\n    try: os.write(n, b'\\xff' * 4000)\n    except OSError: pass",),
         remark="the process ended",
     ),
-    "a gigabyte for an answer": Hostile(
-        answers={"merge": "def merge(a, b): return np.zeros(2**26), a[1], a[2]"}, score=9
-    ),
+    "a gigabyte for an answer": merging("def merge(a, b): return np.zeros(2**26), a[1], a[2]"),
     "a flood of answers": Hostile((FLOOD,), score=0, most=12),
     "memory that is nobody's": Hostile((NOBODYS,), remark="Operation not permitted", quick=True),
     "gigabytes to every stream": Hostile((STREAMS,)),
     "a daemon that edits what comes later": Hostile((LATER,)),
     "a process that stops itself": Hostile(("import os; os.kill(os.getpid(), 19)",)),
-    "a date that is a pipe": Hostile(write=besides(lambda home: os.mkfifo(home / "timestamp.txt"))),
-    "a date that is a device": Hostile(write=besides(lambda home: (home / "timestamp.txt").symlink_to("/dev/zero"))),
-    "a date that no calendar has": Hostile(write=besides(lambda home: os.utime(home / FILE, (2**38, 2**38)))),
+    "a date that is a pipe": besides(lambda home: os.mkfifo(home / "timestamp.txt")),
+    "a date that is a device": besides(lambda home: (home / "timestamp.txt").symlink_to("/dev/zero")),
+    "a date that no calendar has": besides(lambda home: os.utime(home / FILE, (2**38, 2**38))),
     "a link to nowhere": gain(write=lambda home: (home / FILE).symlink_to("nowhere"), remark="a link", quick=True),
-    "links in a circle": Hostile(write=besides(lambda home: (home / "more").symlink_to("."))),
+    "links in a circle": besides(lambda home: (home / "more").symlink_to(".")),
     "an error whose words never end": Hostile(
         ("class E(Exception):\n    def __str__(s): return 'x' * 10**10\nraise E",), remark="E: "
     ),
