@@ -1,4 +1,4 @@
-"""A class: seeds for each student, the bundle that students get, the leaderboard."""
+"""A class: seeds for each student, the bundle that students get, the leaderboard, tables and feedback pages."""
 
 import csv
 import re
@@ -10,7 +10,7 @@ pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install '
 import nbformat
 from course_play import played
 
-from fa2_lab.studio.course import climb, command, detective, kit, predict, seeds
+from fa2_lab.studio.course import climb, command, detective, judge, kit, predict, results, seeds
 from fa2_lab.studio.course.notebooks import FOLDER, grade_id, is_solution, source, written
 
 ASSIGNMENTS = {a.name: a for a in written()}
@@ -201,3 +201,50 @@ def test_the_card_that_a_check_prints_is_the_one_that_is_read(monkeypatch, capsy
     monkeypatch.setattr(climb, "costs", lambda function: (9.25, 127, 8))
     assert climb.compiled(None).passed == 4
     assert kit.CARD.search(capsys.readouterr().out).groups() == ("9.25", "127", "8")
+
+
+# Tables and pages -------------------------------------------------------------------------------------------------
+
+
+MARKUP = "<script>1 < 2 & 3</script>"
+
+
+def answered() -> judge.Graded:
+    """A graded notebook in which markup stands wherever a student can write."""
+    points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
+    page = [["", MARKUP, MARKUP], ["test_b: 3 of 3", "", MARKUP]]
+    return judge.Graded("ann & bo", "1_x", **points, sentences=[MARKUP, "second"], page=page)
+
+
+def test_feedback_shows_what_a_student_wrote(tmp_path):
+    results.keep(answered(), tmp_path)
+    page = (tmp_path / "feedback" / "ann & bo" / "1_x.html").read_text(encoding="utf-8")
+    assert "<script" not in page, "a student's markup is part of the page"
+    escaped = "&lt;script&gt;1 &lt; 2 &amp; 3&lt;/script&gt;"
+    assert page.count(escaped) == 4, "remark, answer, what it printed, and what the checks said"
+    assert "ann &amp; bo: 1_x" in page and "ann & bo" not in page
+    assert "3.5 of 7 points" in page and "b: 3 of 3" in page
+
+
+def test_scores_csv_says_who_got_what_of_how_much(tmp_path):
+    results.keep(answered(), tmp_path)
+    results.write_scores(tmp_path)
+    with open(tmp_path / "scores.csv", newline="", encoding="utf-8") as file:
+        header, row = csv.reader(file)
+    assert header == ["student", "assignment", "score", "max_score", "late", "steps", "remarks"]
+    assert row == ["ann & bo", "1_x", "3.5", "7", "", "a 0.5/4; b 3/3", f"{MARKUP} | second"]
+
+
+@pytest.mark.parametrize(
+    "name, shown", [("=1+1", "'=1+1"), ("@x", "'@x"), ("a\nb", "a?b"), ("\udcff", "?"), ("Łuk", "Łuk")]
+)
+def test_names_are_no_formulas_and_have_no_line_breaks(name, shown):
+    assert results.printable(name) == shown
+
+
+def test_a_record_that_was_cut_short_counts_as_none(tmp_path):
+    results.keep(answered(), tmp_path, "key")
+    path = results.record_path(tmp_path, "ann & bo", "1_x")
+    assert results.kept(path)[1] == "key" and results.kept(path)[0] == answered()
+    path.write_text(path.read_text()[:-9])
+    assert results.kept(path) == (judge.Graded("", ""), "")

@@ -22,13 +22,13 @@ import numpy as np
 from course_play import played
 from course_wrong import WRONG
 
-from fa2_lab.studio.course import channel, command, due, grade, judge, notebooks, results, rules
+from fa2_lab.studio.course import channel, command, due, grade, judge, notebooks, rules
 from fa2_lab.studio.course.notebooks import HIDDEN, SOLUTION, grade_id, source, student_version, written
 from fa2_lab.studio.course.sandbox import Limits
 
 ASSIGNMENTS = {a.name: a for a in written()}
 FIRST = ASSIGNMENTS["1_online_softmax"]
-QUICK = Limits(cell_seconds=6, notebook_seconds=120, memory_mb=2048)
+COURSE = [sys.executable, "-m", "fa2_lab", "course"]
 PATIENT = Limits(cell_seconds=600, notebook_seconds=3000)  # where nothing has to be stopped, however slow the machine
 
 
@@ -160,6 +160,19 @@ def test_a_message_has_a_largest_size():
 # A class ------------------------------------------------------------------------------------------------------------
 
 
+def handed_in(folder: Path, *students: str, own: tuple = ()) -> Path:
+    """A folder in which each student's work is right."""
+    for student in students:
+        hostile.hand_in(hostile.Hostile(own), folder / student)
+    return folder
+
+
+@pytest.fixture
+def unproven(monkeypatch):
+    """Grading begins at once: that the grader proves itself first has tests of its own."""
+    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)
+
+
 def rows_of(path: Path) -> list[dict]:
     with open(path, newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
@@ -173,10 +186,9 @@ extensions: {ada: {1_online_softmax: 2026-03-08}}
 """
 
 
-def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch):
-    folder, out = tmp_path / "in", tmp_path / "out"
+def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unproven):
+    folder, out = handed_in(tmp_path / "in", "ada", "ben"), tmp_path / "out"
     for student, days in (("ada", 6), ("ben", 2)):
-        hostile.hand_in(hostile.Hostile(), folder / student)
         moment = datetime(2026, 3, 1, 11).timestamp() + 86_400 * days
         os.utime(folder / student / hostile.FILE, (moment, moment))
     (tmp_path / "class.yaml").write_text(class_yaml)
@@ -184,7 +196,6 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch):
     runs = []
     real = grade.run_tasks
     monkeypatch.setattr(grade, "run_tasks", lambda t, j, d: (runs.append([x.student for x in t]), real(t, j, d)))
-    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)  # it has tests of its own
 
     def go(**more) -> None:
         grade.grade_folder(folder, out, [FIRST], grade.Grading(PATIENT, about=about, **more))
@@ -209,14 +220,20 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="parents' deaths are told on Linux alone")
 def test_a_grader_that_is_killed_loses_nothing(tmp_path):
-    slow = "import time; time.sleep(1.5)"
-    for student in "abc":
-        hostile.hand_in(hostile.Hostile((slow,)), tmp_path / "in" / student)
-    command_line = [sys.executable, "-m", "fa2_lab", "course", "grade", str(tmp_path / "in"), "--only", "1"]
-    command_line += ["--out", str(tmp_path / "out"), "--cell-seconds", "600"]
-    process = subprocess.Popen(
-        command_line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    folder = handed_in(tmp_path / "in", *"abc", own=("import time; time.sleep(1.5)",))
+    command_line = [
+        *COURSE,
+        "grade",
+        str(folder),
+        "--only",
+        "1",
+        "--out",
+        str(tmp_path / "out"),
+        "--cell-seconds",
+        "600",
+    ]
+    nowhere = dict(stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command_line, **nowhere, start_new_session=True)
     until = time.monotonic() + 300
     while time.monotonic() < until and len(list((tmp_path / "out").rglob("*.json"))) < 1:
         time.sleep(0.1)
@@ -229,17 +246,14 @@ def test_a_grader_that_is_killed_loses_nothing(tmp_path):
     assert [(r["student"], r["score"]) for r in rows_of(tmp_path / "out" / "scores.csv")] == [(s, "12") for s in "abc"]
 
 
-def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch):
-    for student in ("ada", "ben"):
-        hostile.hand_in(hostile.Hostile(), tmp_path / "in" / student)
-    real = grade.run_task
+def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch, unproven):
+    folder, real = handed_in(tmp_path / "in", "ada", "ben"), grade.run_task
 
     def lost(task, answer):
         os._exit(9) if task.student == "ada" else real(task, answer)
 
     monkeypatch.setattr(grade, "run_task", lost)
-    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)
-    graded = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], grade.Grading(PATIENT))
+    graded = grade.grade_folder(folder, tmp_path / "out", [FIRST], grade.Grading(PATIENT))
     assert [(g.student, g.score) for g in graded] == [("ada", 0), ("ben", 12)]
     assert "did not come to an end" in graded[0].sentences[0]
 
@@ -359,53 +373,6 @@ def test_right_versions_of_earlier_steps_bring_no_step_s_own_answer_along(tmp_pa
     assert graded.got["test_row_block"] == 0 and graded.got["test_forward"] == 2
 
 
-# What instructors and students read ---------------------------------------------------------------------------------
-
-
-MARKUP = "<script>1 < 2 & 3</script>"
-
-
-def answered() -> judge.Graded:
-    """A graded notebook in which markup stands wherever a student can write."""
-    points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
-    page = [["", MARKUP, MARKUP], ["test_b: 3 of 3", "", MARKUP]]
-    return judge.Graded("ann & bo", "1_x", **points, sentences=[MARKUP, "second"], page=page)
-
-
-def test_feedback_shows_what_a_student_wrote(tmp_path):
-    results.keep(answered(), tmp_path)
-    page = (tmp_path / "feedback" / "ann & bo" / "1_x.html").read_text(encoding="utf-8")
-    assert "<script" not in page, "a student's markup is part of the page"
-    escaped = "&lt;script&gt;1 &lt; 2 &amp; 3&lt;/script&gt;"
-    assert page.count(escaped) == 4, "remark, answer, what it printed, and what the checks said"
-    assert "ann &amp; bo: 1_x" in page and "ann & bo" not in page
-    assert "3.5 of 7 points" in page and "b: 3 of 3" in page
-
-
-def test_scores_csv_says_who_got_what_of_how_much(tmp_path):
-    results.keep(answered(), tmp_path)
-    results.write_scores(tmp_path)
-    with open(tmp_path / "scores.csv", newline="", encoding="utf-8") as file:
-        header, row = csv.reader(file)
-    assert header == ["student", "assignment", "score", "max_score", "late", "steps", "remarks"]
-    assert row == ["ann & bo", "1_x", "3.5", "7", "", "a 0.5/4; b 3/3", f"{MARKUP} | second"]
-
-
-@pytest.mark.parametrize(
-    "name, shown", [("=1+1", "'=1+1"), ("@x", "'@x"), ("a\nb", "a?b"), ("\udcff", "?"), ("Łuk", "Łuk")]
-)
-def test_names_are_no_formulas_and_have_no_line_breaks(name, shown):
-    assert results.printable(name) == shown
-
-
-def test_a_record_that_was_cut_short_counts_as_none(tmp_path):
-    results.keep(answered(), tmp_path, "key")
-    path = results.record_path(tmp_path, "ann & bo", "1_x")
-    assert results.kept(path)[1] == "key" and results.kept(path)[0] == answered()
-    path.write_text(path.read_text()[:-9])
-    assert results.kept(path) == (judge.Graded("", ""), "")
-
-
 def test_a_notebook_may_begin_with_a_byte_order_mark(tmp_path):
     path = tmp_path / hostile.FILE
     path.write_text(json.dumps(hostile.notebook()), encoding="utf-8-sig")
@@ -417,20 +384,18 @@ def test_a_notebook_may_begin_with_a_byte_order_mark(tmp_path):
 
 
 def test_a_missing_package_is_an_error_and_no_zero(tmp_path, monkeypatch, capsys):
-    hostile.hand_in(hostile.Hostile(), tmp_path / "in" / "ada")
-    real = importlib.util.find_spec
+    folder, real = handed_in(tmp_path / "in", "ada"), importlib.util.find_spec
     monkeypatch.setattr(grade, "find_spec", lambda name: None if name == "IPython" else real(name))
-    assert command.main(["grade", str(tmp_path / "in"), "--out", str(tmp_path / "out")]) == 1
+    assert command.main(["grade", str(folder), "--out", str(tmp_path / "out")]) == 1
     assert "IPython" in (said := capsys.readouterr().err) and "Nobody was graded" in said
     assert not (tmp_path / "out").exists()
 
 
 def test_a_grader_that_cannot_score_the_solution_grades_nobody(tmp_path, monkeypatch, capsys):
-    hostile.hand_in(hostile.Hostile(), tmp_path / "in" / "ada")
-    broken = source(FIRST)
+    folder, broken = handed_in(tmp_path / "in", "ada"), source(FIRST)
     broken.cells[-2].source += "\ntest_merge = None"
     monkeypatch.setattr(grade, "source", lambda assignment: broken)
-    assert command.main(["grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--only", "1"]) == 1
+    assert command.main(["grade", str(folder), "--out", str(tmp_path / "out"), "--only", "1"]) == 1
     said = capsys.readouterr().err
     assert "its own solution scores 9 of 12" in said
     assert not list((tmp_path / "out").rglob("*.json"))
@@ -444,16 +409,16 @@ def test_without_the_extra_the_commands_say_what_to_install(monkeypatch, capsys)
 
 
 def test_calls_that_make_no_sense(tmp_path):
-    with pytest.raises(ValueError, match="it takes one with a folder for each student"):
-        grade.grade_folder(tmp_path / "nowhere", tmp_path, written(), grade.Grading(QUICK))
-    with pytest.raises(ValueError, match="assignment: got '0'"):
-        command.main(["release", str(tmp_path), "--only", "0"])
-    with pytest.raises(ValueError, match="--cell-seconds: got 0"):
-        command.main(["grade", str(tmp_path), "--cell-seconds", "0"])
-    with pytest.raises(ValueError, match="--jobs: got 0"):
-        command.main(["grade", str(tmp_path), "--jobs", "0"])
-    with pytest.raises(ValueError, match="is not a notebook"):
-        command.main(["check", str(tmp_path / "none.ipynb")])
+    home, out = str(tmp_path), ["--out", str(tmp_path / "out")]
+    for said, arguments in {
+        "it takes one with a folder for each student": ["grade", f"{home}/nowhere", *out],
+        "assignment: got '0'": ["release", home, "--only", "0"],
+        "--cell-seconds: got 0": ["grade", home, "--cell-seconds", "0"],
+        "--jobs: got 0": ["grade", home, "--jobs", "0"],
+        "is not a notebook": ["check", f"{home}/none.ipynb"],
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            command.main(arguments)
 
 
 def test_check_alone_as_a_student_runs_it(tmp_path):
@@ -461,9 +426,7 @@ def test_check_alone_as_a_student_runs_it(tmp_path):
     book["cells"] = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") != "test_finalize"]
     path = tmp_path / hostile.FILE
     path.write_text(json.dumps(book))
-    done = subprocess.run(
-        [sys.executable, "-m", "fa2_lab", "course", "check", str(path)], capture_output=True, text=True
-    )
+    done = subprocess.run([*COURSE, "check", str(path)], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
     said = ("expected m[0] = ", "first at row 0", "hint Each side", "update: 4 of 4", "test_finalize was deleted")
     assert not [part for part in said if part not in re.sub(" +", " ", done.stdout)], done.stdout
