@@ -67,7 +67,7 @@ class Call:
     def __call__(self, q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
-            return Attention.apply(q, k, v, sinks, (key_lengths, seed, cu_q, cu_k), self)
+            return Attention.apply(q, k, v, sinks, (self, key_lengths, seed, cu_q, cu_k))
         O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if self.return_lse else O
 
@@ -76,15 +76,15 @@ class Attention(torch.autograd.Function):
     """A call with gradients. A Python function costs a third of an operator, and each of its arguments counts."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sinks, others, call):
-        key_lengths, seed, cu_q, cu_k = others
+    def forward(ctx, q, k, v, sinks, others):
+        call, key_lengths, seed, cu_q, cu_k = others
         O, L = call.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         save(ctx, call.options, q, k, v, O, L, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if call.return_lse else O
 
     @staticmethod
     def backward(ctx, dO, dL=None):
-        return *gradients(ctx, dO, dL), None, None
+        return *gradients(ctx, dO, dL), None
 
 
 def save(ctx, options: Options, *tensors) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fa2_lab import operators
 from fa2_lab.attention import attention, recall
-from fa2_lab.checks import check_masks, check_numbers, check_packed, check_starts, runs_on_triton
+from fa2_lab.checks import check_masks, check_numbers, check_order, check_packed, check_starts, runs_on_triton
 from fa2_lab.kernels.prepared import Options
 
 
@@ -49,7 +49,9 @@ def attention_packed(
     kind, call = recall(tensors.values(), window, asked)
     if call is None:
         check_packed(q, k, v)
-    check_starts(cu_q, cu_k, q, k)
+        check_starts(cu_q, cu_k, q)
+    check_order("cu_q", cu_q, q.shape[0])
+    check_order("cu_k", cu_k, k.shape[0])
     if call is not None:  # one of its kind has passed all other checks
         return call(**tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)

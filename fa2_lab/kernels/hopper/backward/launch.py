@@ -45,7 +45,7 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False)
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
-        start, sums = (torch.empty(shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
+        start, sums = (torch.empty(size=shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
