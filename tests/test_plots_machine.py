@@ -390,7 +390,7 @@ def test_boxes_arrows_and_what_is_white():
     assert len(boxes) == 12
     white = [box.label_text.get_text() for box in boxes if box.get_facecolor() == paper]
     assert white == ["S", "S", "S", "dP"]
-    assert data["T"] == 4 and any("all 4 workers (T = 4)" in text for text in words(ways))
+    assert data["T"] == 4 and any("all 4 workers (T_c = 4)" in text for text in words(ways))
 
 
 # All --------------------------------------------------------------------------------------------------------

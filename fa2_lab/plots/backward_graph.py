@@ -119,7 +119,7 @@ def _box(ax: Axes, x: float, y: float, w: float, tensor: str, label: str, again:
 def _ways(ax: Axes, T: int, passes: Mapping[str, Mapping[str, Sequence[str]]], dq_additions: int) -> None:
     """A row for each way: its products as boxes, pass by pass, and who writes dQ."""
     told = (
-        f"all {dq_additions // T} workers (T = {T}) add into each block of dQ:\natomics, in an order that is not fixed",
+        f"all {dq_additions // T} workers (T_c = {T}) add into each block of dQ:\natomics, in no fixed order",
         "one writer for each block of dQ:\nthe same bits in every run",
     )
     for n, ((name, loops), text) in enumerate(zip(passes.items(), told, strict=True)):

@@ -15,8 +15,8 @@
 # - write FA2's backward pass, and say what it keeps and what it makes again,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
-# FlashAttention-2, forward](04_fa2_forward.ipynb).*
+# *Time: 45 minutes with the questions and exercises, and 8 for the ten questions on part I at the end. Hardware: any
+# laptop, NumPy alone. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
 from itertools import permutations
@@ -99,9 +99,9 @@ print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, N
 # **Five.** $QK^\top$ is computed again.
 # </details>
 #
-# Computing something again instead of keeping it is called *recomputation*. It takes a quarter more FLOPs, and they run
-# on the tensor cores. In return P is not kept or loaded, and dP and dS never leave the chip. The forward pass has two
-# products, so people count a backward pass as 2.5 forward passes.
+# Computing something again instead of keeping it is called *recomputation*. Five products instead of four are a quarter
+# more FLOPs, and they run on the tensor cores. In return P is not kept or loaded, and dP and dS never leave the chip.
+# The forward pass has two products, so people count a backward pass as 2.5 forward passes.
 #
 # **Takeaway.** One product more, and no matrix of N × N in memory. FA2 keeps O and one number per row, L.
 
@@ -117,13 +117,13 @@ print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, N
 # | columns j | dk, dv | q, do, dq | dq |
 # | rows i | dq | k, v, dk, dv | dk, dv |
 #
-# That is 4 blocks against 6. So the columns stay outside, in FA1 and in FA2. The forward pass swapped its loops. The
-# backward pass does not.
+# With square tiles that is 4 blocks against 6; L and D are small. So the columns stay outside, in FA1 and in FA2. The
+# forward pass swapped its loops. The backward pass does not.
 
 # %% [markdown]
 # First what happens to a tile of scores, then the loops. `tiling.hide` puts $-\infty$ where a mask hides, and
-# `visited_rows(j)` leaves out the tiles that nobody sees. ([The poster](../figures/poster_backward.pdf) has all lines on
-# one sheet.)
+# `visited_rows(j)` leaves out the row blocks whose tile in column j is all hidden (SKIP). ([The
+# poster](../figures/poster_backward.pdf) has all lines on one sheet.)
 
 
 # %%
@@ -233,10 +233,10 @@ print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different res
 # **Zero.** $10^8 + 1$ is rounded to $10^8$.
 # </details>
 #
-# In another order the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are as good
-# as float32 allows.
+# In two of the six orders the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are
+# as good as float32 allows.
 #
-# **Takeaway.** Atomic adds lose nothing. Their order is not fixed, so the last bits change from run to run.
+# **Takeaway.** Atomic adds lose nothing. Their order is not fixed, so the last bits may change from run to run.
 
 # %% [markdown]
 # ## Second way out: a pass of its own
@@ -310,8 +310,8 @@ show(backward_graph.draw(**backward_graph.data()))
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** A model may use L as well as O, for example when it merges two calls by their L (chapter 09). Then the
-# loss has a gradient dL, one number for each row. Since $\partial L / \partial s_j = p_j$, dS becomes
+# **1. Complete.** A model may use L as well as O, for example when it merges two calls by their L (chapter 14). Then
+# the loss has a gradient dL, one number for each row. Since $\partial L / \partial s_j = p_j$, dS becomes
 # $P \circ (dP - D + dL)$. `dq_pass` stays as it is. Which D must it be given? Write it in place of the `...`.
 #
 # <details><summary>Hint</summary>
@@ -348,8 +348,8 @@ else:
 
 # %% [markdown]
 # **2. Find the bug.** The function below computes D from a single tile, as $\mathrm{rowsum}(p \circ dp)$. There are 8 keys.
-# With which of the block sizes 2, 4 and 8 is its dQ right? Write your answer first. Then mend the line of `local_D`, so
-# that it is right with all three.
+# With which one of the block sizes 2, 4 and 8 is its dQ right? Write this number in place of the `...`. Then mend the
+# line of `local_D`, so that dQ is right with all three.
 #
 # <details><summary>Hint</summary>
 #
@@ -365,7 +365,7 @@ else:
 # </details>
 
 # %%
-right_with = ...
+right_with = ...  # 2, 4 or 8
 
 
 def dq_with_local_D(B_c):
@@ -381,9 +381,10 @@ def dq_with_local_D(B_c):
 if right_with is ...:
     print("not answered yet")
 else:
-    print("right" if right_with == 8 else f"not yet: you say {right_with}")
-    for B_c in (2, 4, 8):
-        print(f"B_c = {B_c}: error of dQ {np.abs(dq_with_local_D(B_c) - dQ).max():.3f}")
+    print("your answer:", "right" if right_with == 8 else f"not yet: you say {right_with}")
+    off = {B_c: np.abs(dq_with_local_D(B_c) - dQ).max() for B_c in (2, 4, 8)}
+    print("error of dQ:", ", ".join(f"{error:.3f} with B_c = {B_c}" for B_c, error in off.items()))
+    print("the line of local_D:", "right" if max(off.values()) < 1e-9 else "not yet mended")
 
 # %% [markdown]
 # ## Ten questions on part I
