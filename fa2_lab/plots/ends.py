@@ -17,7 +17,7 @@ def data() -> dict:
     """The recorded clocks: when each of the programs that read a whole head has ended, and its SM."""
     record = measured("ends")
     SM, ended = ([*record["curves"][name]] for name in ("SM", "ended"))
-    setting = f"{made(record)}; 32 × 8,192 keys, 32 heads on 8, d = 128"
+    setting = f"{made(record)}; 32 × 8,192 keys, 32 query heads, 8 K/V heads, d = 128"
     return dict(SM=[int(x) for x in SM], ended=ended, setting=setting)
 
 

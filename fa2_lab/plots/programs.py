@@ -31,7 +31,8 @@ def data() -> dict:
     slots = int(curves["usual"][0])
     model = [(n, 1e6 * (BEGIN + seconds(cache, n, slots, speed))) for n, _ in curve]
     rivals = {name: values[0] for name, values in row["values"].items()}
-    setting = f"{made(record)}; 1 query, {p['heads']} heads on {p['kv_heads']}, {p['N_k']:,} keys, d = {p['d']}"
+    heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
+    setting = f"{made(record)}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
     return dict(curve=curve, model=model, floor=rivals.pop(ALONE), usual=slots, rivals=rivals, setting=setting)
 
 
