@@ -95,7 +95,7 @@ def _operands(ax: Axes, scheme: str, W: int) -> None:
     _matrix(ax, "V", "V", right, 0, d, W, "rows" if keys else "whole", W)
     _matrix(ax, "Q", "Q", 0, top, d, W, "whole" if keys else "rows", W)
     _matrix(ax, "S", "S, P", left, top, W, W, "columns" if keys else "rows", W)
-    _matrix(ax, "O", "O: four parts to add" if keys else "O", right, top, d, W, "layers" if keys else "rows", W)
+    _matrix(ax, "O", f"{W} parts of O" if keys else "O", right, top, d, W, "layers" if keys else "rows", W)
     ax.set(xlim=(-0.1, right + d + 1.5), ylim=(top + W + 1.0, -GAP), aspect="equal", xticks=[], yticks=[])
     ax.spines[:].set_visible(False)
     ax.set_title(NAMES[scheme])
@@ -142,18 +142,21 @@ def _bars(ax: Axes, moved: Mapping[str, Mapping[tuple[str, str], int]], waits: M
 
 def _bar(ax: Axes, lane: float, op: str, sizes: Mapping[str, float]) -> None:
     """One bar, a segment for each tensor; the narrow ones are named above it (writes) or beneath it (reads)."""
-    left, narrow = 0.0, []
+    left, narrow = 0.0, [[]]  # the narrow ones, neighbours together
     for tensor in ("K", "V", "Q", "max", "sum", "PV"):
         size = sizes.get(tensor, 0)
         if not size:
             continue
-        fits = size > 14
+        fits = size > 20
         label = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}" if fits else ""
         hue = HUE_OF.get(tensor, tensor)
         style.tensor_box(ax, left, lane - 0.4, size, 0.8, hue, label, linewidth=0.8, gid=f"{tensor} bytes")
+        if fits:
+            narrow.append([])
+        else:
+            narrow[-1].append((left + size / 2, f"{tensor} {size:.0f}"))
         left += size
-        narrow += [] if fits else [(left - size / 2, f"{tensor} {size:.0f}")]
-    if narrow:
-        x = sum(x for x, _ in narrow) / len(narrow)
+    for neighbours in filter(None, narrow):
+        x = sum(x for x, _ in neighbours) / len(neighbours)
         y, va = (lane - 0.45, "bottom") if op == "write" else (lane + 0.45, "top")
-        ax.text(x, y, ", ".join(n for _, n in narrow), ha="center", va=va, fontsize=style.SMALL)
+        ax.text(x, y, ", ".join(n for _, n in neighbours), ha="center", va=va, fontsize=style.SMALL)

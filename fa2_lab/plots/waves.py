@@ -1,4 +1,4 @@
-"""Thread blocks on SMs over time: one block per head (FA1) against one per row block (FA2), and the causal tail."""
+"""Thread blocks on SMs over time: one per head (FA1) against one per row block (FA2), and the causal tail."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     """FA1 and FA2 at batch 1 on an H100, one resident block to an SM: without a mask, then causal in both orders."""
     full, causal = Tiling(N, N, B, B), Tiling(N, N, B, B, Mask(causal=True))
     grids = {
-        "FA1, one block per head": grid.fa1_grid(heads, full),
+        "FA1, one thread block per head": grid.fa1_grid(heads, full),
         "FA2, one per row block": grid.fa2_grid(heads, full),
         "FA2 causal, launched row by row": grid.fa2_grid(heads, causal),
-        "FA2 causal, heaviest blocks first": grid.fa2_grid(heads, causal, order="heaviest first"),
+        "FA2 causal, heaviest first": grid.fa2_grid(heads, causal, order="heaviest first"),
     }
     return dict(heads=heads, ran={name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()})
 
@@ -36,7 +36,7 @@ def draw(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
 
     ran: {panel's name: Schedule}.
     """
-    title = "One block per head starves the GPU; one per row block fills it"
+    title = "One thread block per head starves the GPU; one per row block fills it"
     figure, axes = style.new_figure(1.6 * len(ran) + 0.6, title, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
     for ax, (name, schedule) in zip(axes, ran.items(), strict=True):
@@ -45,9 +45,11 @@ def draw(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
         ax.spines["left"].set_visible(False)
         _bars(ax, schedule)
         _end(ax, schedule)
-    axes[-1].set_xlabel("time in tiles (model) → (a line for each SM; a new grey begins with each of its blocks)")
+    axes[-1].set_xlabel(
+        "time in tiles (model) → (a line for each SM; a new grey begins with each of its thread blocks)"
+    )
     told = "; ".join(
-        f"{name}: {len(s.placed)} blocks on {s.SMs_used} SMs end at {s.makespan:g}, {s.utilisation:.0%} busy"
+        f"{name}: {len(s.placed)} thread blocks on {s.SMs_used} SMs end at {s.makespan:g}, {s.utilisation:.0%} busy"
         for name, s in ran.items()
     )
     alt = (
@@ -90,4 +92,4 @@ def _end(ax: Axes, schedule: Schedule) -> None:
     ax.annotate(words, (end, schedule.SMs / 2), (shift, 0), textcoords="offset points", va="center", ha=align)
     idle = schedule.SMs - schedule.SMs_used
     if idle:
-        ax.text(last / 2, schedule.SMs - idle / 2, f"{idle} SMs never get a block", ha="center", va="center")
+        ax.text(last / 2, schedule.SMs - idle / 2, f"{idle} SMs never get a thread block", ha="center", va="center")

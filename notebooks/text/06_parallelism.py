@@ -37,9 +37,9 @@ from fa2_lab.trace import Trace
 # %% [markdown]
 # ## May row blocks be computed in any order?
 #
-# Starting a kernel is called a **launch**. It runs as many thread blocks (chapter 00). A thread block is one worker. It gets
-# a place on one of the SMs (an H100 has 132), keeps its state there, and leaves when it is done. Thread blocks start in any
-# order, and none may rely on another one running.
+# Starting a kernel is called a *launch*. Then many thread blocks run (chapter 00). A thread block is one worker. It
+# gets a place on one of the SMs (an H100 has 132), keeps its state there, and leaves when it is done. The GPU promises
+# no order, so none may rely on another one running.
 #
 # Below is what chapter 04 does for row block i, as a function of its own. `SoftmaxState` holds $o$, $\ell$ and $m$.
 # `update` is the step of chapter 02, and `finalize` divides by $\ell$.
@@ -82,8 +82,8 @@ print("numbers of O that change:", int((O != reverse).sum()), "of", O.size)
 # %% [markdown]
 # ## And the outer loop of FA1?
 #
-# FA1 has the key blocks outside. One iteration loads O, $\ell$ and m of every row, adds its two keys, and stores them
-# again. Here is one iteration for all rows at once.
+# FA1 has the key blocks outside. One iteration takes two of the 8 keys. It loads O, $\ell$ and m of every row, adds
+# these keys, and stores O, $\ell$ and m again. Here is one iteration for all rows at once.
 #
 # **Predict.** We give each of the four iterations to a worker. All four read O before anyone has written. Worker 3 is the
 # last to write. How many keys does the final O know of?
@@ -129,11 +129,11 @@ for name, result in (("one after the other", state[0]), ("at the same time", tog
 # row blocks are independent as well. In the package's NumPy files such a loop is written `trace.parallel`. NumPy still
 # runs it one by one, but the meter notes which worker did what.
 #
-# **Predict.** Two sequences with three heads each; 8 queries, in row blocks of 4. FA1 has 2 · 3 = 6 workers. How many has
+# **Predict.** Two texts with three heads each; 8 queries, in row blocks of 4. FA1 has 2 · 3 = 6 workers. How many has
 # FA2?
 
 # %% tags=["hide-input"]
-q, k, v = np.random.default_rng(1).standard_normal((3, 2, 3, 8, 4))  # 2 sequences, 3 heads
+q, k, v = np.random.default_rng(1).standard_normal((3, 2, 3, 8, 4))  # 2 texts, 3 heads
 for stage in ("fa1", "fa2"):
     meter = Trace()
     heads.forward(q, k, v, stage=stage, B_r=4, B_c=2, trace=meter)
@@ -154,8 +154,9 @@ for stage in ("fa1", "fa2"):
 # %% [markdown]
 # ## Six processors, by hand
 #
-# What is gained by more workers? The rule of the GPU is simple: the thread blocks wait in a line, and the first SM that
-# is free takes the next one. We measure time in tiles.
+# What is gained by more workers? No order is promised, but in practice the thread blocks wait in a line by their
+# number, and the first SM that is free takes the next one. We may use that for speed, never for the result. We measure
+# time in tiles.
 #
 # Take four heads of 4 × 4 tiles and six SMs. FA1 has 4 thread blocks of 16 tiles, so it ends at time 16, and two SMs
 # get nothing.
@@ -253,7 +254,8 @@ for B_r in (128, 64, 32, 16):
 # </details>
 #
 # At $B_r = 64$ the chip is as busy as it gets, for twice the requests. Below that, requests double again and nothing is
-# gained. (L2 answers many of these requests. The numbers still have to come from L2 to each SM.)
+# gained: a thread block of half the rows takes half the time, so two waves last as long as one before. (L2 answers many
+# of these requests. The numbers still have to come from L2 to each SM.)
 #
 # **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest row blocks that keep the SMs busy.
 
@@ -273,9 +275,6 @@ for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reve
     print(f"{name}: the last thread block ends at {max(end for _, _, end in ran)}")
     timeline(ran, 3)
 
-# %%
-show(waves.draw(**waves.data()))
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
@@ -288,7 +287,11 @@ show(waves.draw(**waves.data()))
 # FA2 (16 · 16 tiles in each thread block). The two lower panels have the causal mask. In the third, the row blocks of
 # each head start from first to last, head by head. In the fourth, the longest of all heads start first, and the ragged
 # edge becomes nearly straight.
-#
+
+# %%
+show(waves.draw(**waves.data()))
+
+# %% [markdown]
 # **Takeaway.** If thread blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.
 
 # %% [markdown]
@@ -318,8 +321,8 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
 # in this table, but real workers do not keep step, so they can meet there as well. So the additions must be atomic, or
 # a second pass computes dQ (chapter 05).
 #
-# The picture is the paper's figure 2 and counts workers from 1. Compare the small squares on the right: one writer for
-# each block of O, up to four for each block of dQ.
+# The picture follows figure 2 of the FA2 paper and counts workers from 1. Compare the small squares on the right: one
+# writer for each block of O, up to four for each block of dQ.
 
 # %%
 show(workers.draw(**workers.data()))
@@ -358,8 +361,9 @@ for splits in (1, 4, 5, 8):
 # last 28 of them need a second wave.
 # </details>
 #
-# 8 parts take two short waves and end together with 4. The parts meet through HBM: each writes its O (already divided by
-# $\ell$) and its L, and a second small kernel merges them. The last number of each line shows how little that is. Chapter 14 builds it.
+# 8 parts take two short waves and end at the same time as 4 parts. The parts meet through HBM: each writes its O
+# (already divided by $\ell$) and its L, and a second small kernel merges them. The last number of each line shows how
+# little that is. Chapter 14 builds it.
 #
 # **Takeaway.** With too few rows, split the keys and merge, as in chapter 02, but among thread blocks. This is called
 # *split-KV*.
@@ -411,8 +415,8 @@ else:
         print("right" if len(set(tiles)) == 1 else "not yet: the pairs are not equally long")
 
 # %% [markdown]
-# **2. Complete.** Four backward workers without a mask start together. Worker j may visit the row blocks in an order of its
-# own. Find orders such that no two workers ever add to the same block of dQ in the same step.
+# **2. Complete.** There is no mask. Four backward workers start together. Worker j may visit the row blocks in an order
+# of its own. Find orders such that no two workers ever add to the same block of dQ in the same step.
 #
 # <details><summary>Hint</summary>
 #

@@ -7,7 +7,7 @@
 # **How do the warps of one block share a tile?**
 #
 # Chapter 06 gave row blocks to thread blocks that exchange nothing. Inside a thread block the same question comes back,
-# one level down. A thread block has four or eight **warps**: groups of 32 threads that execute their instructions
+# one level down. A thread block has four or eight *warps*: groups of 32 threads that execute their instructions
 # together. The warps of a block run on one SM and can exchange results. The question is what that costs.
 #
 # After this notebook you can
@@ -16,9 +16,9 @@
 # - count the bytes that a tile moves through shared memory,
 # - say what each barrier protects, and what happens without it.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [06 ·
-# Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is in
-# [appendix A](A_lanes.ipynb).*
+# *Time: 45 minutes with the questions and exercises, and 8 for the ten questions on part II at the end. Hardware: any
+# laptop, NumPy alone. Before this: [06 · Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile,
+# and how large a tile may be, is in [appendix A](A_lanes.ipynb).*
 
 # %%
 from collections import Counter
@@ -69,19 +69,21 @@ print(f"queries cut among 4 warps: error of o {np.abs(split_q_tile(q, k, v, 4) -
 # rows only.
 # </details>
 #
-# Softmax works row by row, and each row belongs to one warp from beginning to end. The FA2 paper calls this *split-Q*.
+# Softmax works row by row, and each row belongs to one warp from beginning to end. This is FA2's way. We call it
+# *split-Q*.
 #
 # **Takeaway.** With the queries cut, each warp runs FA2's forward pass on its own rows.
 
 # %% [markdown]
 # ## The other way: cut the keys
 #
-# In FA1, the warps cut the keys. Each warp takes two keys and all queries. So it has finished scores, but only two of
-# eight columns of S. The paper calls this *split-K*, where K means the keys.
+# In the FA1 kernel of 2022, the warps cut the keys of a tile. Each warp takes two keys and all queries. So it has
+# finished scores, but only two of eight columns of S. The FA2 paper calls this *split-K*, where K means the keys. (The
+# split-KV of chapter 06 is among thread blocks.)
 #
 # Two columns are not enough for a softmax. Follow it step by step: maximum, exponentials, sum, $PV$. Three of the results
 # need all four warps: the maxima, the sums, and the parts of $PV$. To publish a result, a warp writes it into shared
-# memory, and all wait until everybody has written. This waiting point is called a **barrier**.
+# memory, and all wait until everybody has written. This waiting point is called a *barrier*.
 #
 # **Predict.** Which of the three results is the largest?
 
@@ -140,8 +142,11 @@ for name in warps.SCHEMES:
 # numbers of 4 bytes, 64 KiB. It is written once and read once: 2 · 4 · 64.
 # </details>
 #
-# The picture is the paper's figure 3, with the bytes of one tile beneath. Compare the bars at the bottom: under split-Q
-# those of K and V are longer, and the partial results are gone.
+# Under split-K every warp reads all of Q: 4 · 32 KiB. Every warp reads all maxima: 2 KiB written, 4 · 2 read. A sum is
+# read once, by the warp that adds it up: 2 + 2.
+#
+# The picture is the paper's figure 3, with the bytes of one tile beneath. Compare the bars of what is read: under
+# split-Q those of K and V are longer, and the partial results are gone.
 
 # %%
 show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
@@ -152,7 +157,7 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 # %% [markdown]
 # ## What do the barriers protect?
 #
-# Split-Q exchanges no results. It still needs two barriers per tile, because all warps read the same tile of K and V.
+# Split-Q exchanges no results. It still needs two barriers per tile, because all warps read the same blocks of K and V.
 #
 # - "The tile is there": nobody reads before the copy is complete.
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
@@ -192,7 +197,8 @@ for name, scheme in warps.SCHEMES.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **The copy.** It overwrites keys that a slow warp has yet to read.
+# **The copy.** In this run the warps had read the keys already. But without a barrier nothing makes the copy wait. It
+# may overwrite keys that a slow warp has yet to read.
 # </details>
 #
 # Real kernels keep places for two or more tiles, called *stages*. The next copy goes to another place while this tile is
@@ -263,8 +269,9 @@ print(f"measured on an {record['machine']['gpu']}, d = {record['rows'][0]['probl
 # under split-Q:** shared memory needs 192 · 1,024 / 128 = 1,536.
 # </details>
 #
-# The model leaves out the time spent at barriers. The last line is measured, with two small Triton kernels, one for each
-# split. Part of its factor belongs to these kernels: their reductions across warps are slow (chapter 10).
+# The model leaves out the time spent at barriers. The last line is measured, on another chip and with another d. It
+# takes two small Triton kernels, one for each split. Part of its factor belongs to these kernels: their reductions
+# across warps are slow (chapter 10).
 #
 # **Takeaway.** Under split-K, shared memory is the busiest unit. Under split-Q it is the tensor cores, as it should be.
 
@@ -375,7 +382,7 @@ else:
 #
 # <details><summary>1. May thread blocks of one launch wait for each other?</summary>
 #
-# No. They start in any order, and one of them may not have started yet.
+# No. No order is promised, and one of them may not have started yet.
 # </details>
 # <details><summary>2. Batch 2, 16 heads, 4,096 tokens, row blocks of 128. How many thread blocks does FA2 launch?</summary>
 #
