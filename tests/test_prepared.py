@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from kernel_truth import DEVICE, tensors
+from kernel_truth import DEVICE, tensors, worst
 
 from fa2_lab.attention import attention
 from fa2_lab.kernels import choice, prepared
@@ -44,6 +44,20 @@ def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
     del q, k, v, dO, lengths, O
     gc.collect()
     assert not any(x() is not None for x in alive) and not prepared.SEEN
+
+
+@pytest.mark.parametrize("scale", (0.5, -0.5))
+def test_a_known_kind_of_pages_takes_other_tensors_and_keeps_none(scale):
+    for _ in range(2):
+        q, k, v, sinks = (torch.randn(shape, device=DEVICE) for shape in ((2, 4, 1, 16), *2 * ((6, 4, 2, 16),), (4,)))
+        table, lengths = torch.randint(6, (2, 3), device=DEVICE), torch.randint(1, 13, (2,), device=DEVICE)
+        given = q, k, v, table, lengths
+        O, truth = (attention_paged(*given, sinks=sinks, scale=scale, backend=b) for b in ("auto", "reference"))
+        assert worst(O, truth.double()) < 1e-5
+        alive = [weakref.ref(x) for x in (*given, sinks, O)]
+        del q, k, v, sinks, table, lengths, given, O, truth
+        gc.collect()
+        assert prepared.PREPARED and not any(x() is not None for x in alive)
 
 
 CHANGES = dict(
