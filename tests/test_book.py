@@ -6,6 +6,7 @@ from html import unescape
 import jupytext
 import nbformat
 import pytest
+from jupytext.config import load_jupytext_config
 
 from fa2_lab.studio.book.chapters import NOTEBOOKS, PARTS, TEXT, navigation, written
 from fa2_lab.studio.book.command import main
@@ -117,6 +118,11 @@ def test_answers_wait(chapter):
             folds = cell.metadata.get("jupyter", {})
             assert folds.get("outputs_hidden", False) == asked, cell.source
             assert folds.get("source_hidden", False) == ("hide-input" in tags(cell)), cell.source
+
+
+def test_jupyterlab_opens_the_notebook_as_it_is():
+    """Were it paired with its twin, what the twin does not hold would be lost: all folds."""
+    assert load_jupytext_config(str(NOTEBOOKS / f"{CHAPTERS[0].name}.ipynb")) is None
 
 
 def test_the_blank_copy_has_every_cell_and_no_answer(tmp_path, capsys):
