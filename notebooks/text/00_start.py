@@ -13,12 +13,13 @@
 #
 # - write attention down, and say which two of its matrices cause all the trouble,
 # - say where a GPU keeps numbers, what is cheap there, and what is expensive,
-# - keep extra memory, requests, and what crosses to DRAM apart.
+# - tell extra memory, requests, and what crosses to DRAM apart.
 #
 # *Time: 30 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: matrix products,
 # and NumPy's arrays.*
 #
-# Answer each question marked **Predict** in your head, then open the folded answer. Folded code need not be read.
+# Answer each question marked **Predict** in your head. Then open what is folded below it, first the output, then the
+# answer: the text goes on with both. Other folded code need not be read unless the text says so.
 
 # %%
 import numpy as np
@@ -36,10 +37,11 @@ from fa2_lab.tiles import Tiling
 # %% [markdown]
 # ## How much is there to win?
 #
-# A text is a row of N tokens: words, or pieces of words. Attention compares every token of a text with every other. Four
-# programs do it here on one GPU. *Standard* does one step after the other. *FA1* and *FA2* are FlashAttention of 2022 and
-# FlashAttention-2 of 2023. *Ours* is the last kernel of this book. On the left there are 16,384 tokens in all, in texts of
-# N. On the right is the memory that one text takes beyond the inputs.
+# A text is a row of N tokens: words, or pieces of words. Attention compares every token of a text with every other.
+# Four programs do it here on one GPU. *Standard* does one step after the other. *FA1* and *FA2* are FlashAttention of
+# 2022 and FlashAttention-2 of 2023. *Ours* is the last kernel of this book. On the left there are 16,384 tokens in all,
+# in texts of N. On the right is the memory that one text takes beyond the inputs: its output, and what is held on the
+# way.
 
 # %%
 show(time_and_memory.draw(**time_and_memory.data()))
@@ -94,19 +96,20 @@ print("output of the first query:", attention(np.zeros((1, 2)), K, V)[0].tolist(
 # %% [markdown]
 # ## Where can a number be on a GPU?
 #
-# A kernel runs as many *thread blocks*, the workers of this book. A *thread* executes instructions one by one. A *warp* is
-# 32 threads that execute the same instruction together. A thread block has several warps, and stays on one processor
-# until it is done. The processors are called *SMs*: this GPU has 132 SMs.
+# Many *thread blocks* run a kernel. They are the workers of this book. A *thread* executes instructions one by one. A
+# *warp* is 32 threads that execute the same instruction together. A thread block has several warps, and stays on one
+# processor until it is done. The processors are called *SMs*: this GPU has 132 SMs.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
 # | L2 | copies of what came from HBM lately, for all SMs (a *cache*) | 60 MiB |
-# | HBM | large, beside the chip, a kind of DRAM; tensors live here | 141 GiB |
+# | HBM | large, beside the chip, a kind of DRAM; tensors (arrays) live here | 141 GiB |
 #
-# In this book, *on chip* means in registers or shared memory. An SM also has units that compute: *tensor cores* multiply
-# small matrices, *FP32 units* add and multiply float32 numbers, *special function units* compute exponentials.
+# In this book, *on chip* means in registers or shared memory, not in L2, which all SMs share. An SM also has units that
+# compute: *tensor cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function
+# units* compute exponentials.
 #
 # **Predict.** Do the 256 MiB of S fit into the shared memory of all 132 SMs? And do 128 × 128 scores, of four bytes each,
 # fit into that of one SM?
@@ -122,8 +125,8 @@ print(f"128 × 128 scores: {128 * 128 * 4 // 1024} KiB of the {chip.shared_per_s
 # **No, and yes.** 132 · 228 KiB are 29 MiB. But the 128 × 128 scores take only 64 KiB.
 # </details>
 #
-# Below, areas are sizes: the three dots in the corner of HBM are L2, shared memory and registers. Bars are speeds (TB/s:
-# 10¹² bytes in a second).
+# Below, areas are sizes. The three dots, drawn on HBM only to compare, are registers, shared memory and L2. Bars are
+# speeds (TB/s: 10¹² bytes in a second). The link to other GPUs is for chapter 15.
 
 # %% tags=["hide-input"]
 show(gpu_map.draw(**gpu_map.data(["H200"])))
@@ -142,7 +145,7 @@ show(gpu_map.draw(**gpu_map.data(["H200"])))
 # %% tags=["hide-input"]
 prices = {
     "one byte from HBM": chip.flops_per_byte,
-    "one addition or multiplication on an FP32 unit": chip.flops_per_fp32,
+    "one addition or multiplication on an FP32 unit": chip.tensor_per_clock / chip.fp32_per_clock,
     "one exponential": chip.flops_per_exp,
     "one score to HBM and back": 2 * 4 * chip.flops_per_byte,  # four bytes out, and four bytes in
 }
@@ -157,7 +160,7 @@ print(f"FLOPs to compute a score again, for d = 64: {2 * 64}")  # 64 multiplicat
 # **About 200.** 989 / 4.8 = 206.
 # </details>
 #
-# Look at the last two lines: it is cheaper to compute a score again than to store it and fetch it back.
+# Look at the last two lines of the output: it is cheaper to compute a score again than to store it and fetch it back.
 #
 # **Takeaway.** Products of matrices (*matmuls*) are cheap. Moving numbers is expensive, and so are exponentials.
 
@@ -165,7 +168,8 @@ print(f"FLOPs to compute a score again, for d = 64: {2 * 64}")  # 64 multiplicat
 # ## Can it be done without S?
 #
 # It can. Cut S into *tiles*: a few queries against a few keys. FA1 and FA2 compute one tile, use it, and throw it away.
-# Chapters 02 and 03 show how. Here are 8 queries and 8 keys, by the four lines, standard, FA1 and FA2:
+# Chapters 02 and 03 show how. Here are 8 queries and 8 keys, by the four lines above, and by standard, FA1 and FA2 of
+# this book's package:
 
 # %% tags=["hide-input"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
@@ -190,8 +194,8 @@ print("the first number of O:", *(f"{O[0, 0]:.12f}" for O in ways))
 #
 # FA2 keeps a block of queries on chip and loads all keys and values. For the next block of queries it loads them again.
 #
-# **Predict.** K and V of one head have 2 MiB (N = 4,096, d = 128). When the chip requests them for the second time, where
-# are they found?
+# **Predict.** K and V of one head take 2 MiB (N = 4,096, d = 128). When the chip requests them for the second time,
+# where are they found?
 
 # %% tags=["hide-input"]
 counters = {r["problem"]["rung"]: r["values"] for r in measured("ladder")["rows"] if r["direction"] == "counters"}
@@ -213,10 +217,10 @@ for name, rung in (("standard", "r00_standard"), ("FA2", "r07_two_loops")):
 # </details>
 #
 # FA2's extra memory is one number for each row. Standard holds S (four bytes a number) and P (two). Only 3% of FA2's
-# requests cross to DRAM. Standard's nearly all cross: S and P of 64 heads do not fit in L2.
+# requests cross to DRAM: a few heads run at a time, and their K and V fit in L2. Standard's nearly all cross: S and P
+# do not fit.
 #
-# This book counts with a *meter*, and the meter counts requests. "Loaded", "stored" and "moved" always mean requests of the
-# chip.
+# The *meter* of this book counts requests. "Loaded", "stored" and "moved" always mean requests of the chip.
 #
 # **Takeaway.** FA2 requests much, but little of it crosses to DRAM.
 
@@ -312,7 +316,7 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# Code against the package, text against the record.
+# The code is compared with the package, the text with the recorded measurements.
 
 # %% tags=["hide-input"]
 rng = np.random.default_rng(1)
