@@ -6,8 +6,8 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# In this chapter we compute attention as it is defined, forward and backward, and count what it moves. Every later result
-# is compared with this one. Its cost is what every later chapter lowers.
+# In this chapter we compute attention as it is defined, forward and backward, and count what it moves. Every later
+# result is compared with this one. Later chapters lower its cost.
 #
 # After this notebook you can
 #
@@ -62,12 +62,13 @@ print("O =", np.round(O, 9).tolist())
 # %% [markdown]
 # ## How large may a score be?
 #
-# A score adds d products. If the entries of queries and keys are of size about 1, such a sum grows like $\sqrt{d}$. With
-# large scores one key gets nearly all the weight, and a small change of the scores changes almost nothing. A model cannot
-# learn from that. So the scores are multiplied by a scale $\tau$, usually $1 / \sqrt{d}$: $S = \tau QK^\top$.
+# A score adds d products. If queries and keys have entries of size about 1 and of either sign, the products partly
+# cancel, and the sum grows like $\sqrt{d}$. With large scores one key gets nearly all the weight, and a small change of
+# the scores changes almost nothing. A model cannot learn from that. So the scores are multiplied by a scale $\tau$,
+# usually $1 / \sqrt{d}$: $S = \tau QK^\top$.
 #
-# Single scores can still be large. There is a largest float32 number. From a score of about 88.7 on, the exponential lies
-# above it and becomes infinite.
+# Individual scores can still be large. There is a largest float32 number. From a score of about 88.7 on, the
+# exponential lies above it and becomes infinite.
 #
 # **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight, computed as the formula stands?
 
@@ -119,8 +120,8 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # **About 26,000.** Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
 # </details>
 #
-# On the left, S and P cross the memory of one GPU after another, and Q, K, V and O stay at the bottom. (Batch 1 means one
-# text. L comes at the end of this chapter.)
+# On the left of the picture, S and P cross the memory of one GPU after another, and Q, K, V and O stay at the bottom.
+# (Batch 1 means one text. L comes at the end of this chapter.)
 #
 # **Takeaway.** S and P decide how long a text may be.
 
@@ -201,8 +202,8 @@ for chip in (chips.A100, chips.H100, chips.H200):
 #
 # A larger N does not help: FLOPs and bytes both grow with $N^2$. Only moving less helps.
 #
-# **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte; the chips could do four to seven times
-# as many.
+# **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte. The GPUs A100, H100 and H200 could
+# do four to seven times as many.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -238,11 +239,14 @@ print("dP, first row:   ", np.round(dP[0], 9).tolist())
 # %% [markdown]
 # ## Backwards through softmax
 #
-# Raise one score of a row. Its weight grows and all others shrink, because they share one sum: $p_j = e^{s_j} /
-# \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is $e^{s_j}$, and so is
-# that of $\Sigma$, because only one of its terms contains $s_j$. So the quotient rule gives $\partial p_j / \partial
-# s_j = e^{s_j}/\Sigma - (e^{s_j}/\Sigma)^2 = p_j - p_j^2$. For two different keys it gives $\partial p_j / \partial
-# s_k = -p_j p_k$. As a matrix this is $\mathrm{diag}(p) - p p^\top$. Here it is multiplied with the dp of query 0:
+# Raise one score of a row. Its weight grows and all others shrink, because they share one sum: $p_j = e^{s_j} / \Sigma$
+# with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is $e^{s_j}$, and so is that of
+# $\Sigma$, because only one of its terms contains $s_j$. So the quotient rule gives $\partial p_j / \partial s_j =
+# e^{s_j}/\Sigma - (e^{s_j}/\Sigma)^2 = p_j - p_j^2$. For two different keys it gives $\partial p_j / \partial s_k =
+# -p_j p_k$. As a matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
+#
+# The score $s_k$ changes every weight. So by the chain rule its gradient is $ds_k = \sum_j dp_j\, \partial p_j /
+# \partial s_k$: ds is the Jacobian times dp. Here for query 0:
 
 # %% tags=["hide-input"]
 p, dp = P[0], dP[0]
@@ -339,8 +343,7 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 
 
 # %% [markdown]
-# **Predict.** Standard attention moves about $4N^2$ elements. How many times $N^2$ elements does this function move, for
-# N = 512 and d = 64?
+# **Predict.** How many times $N^2$ elements does this function move, for N = 512 and d = 64?
 
 # %% tags=["hide-input"]
 q, k, v = rng.standard_normal((3, 512, 64))
@@ -354,7 +357,7 @@ print(f"by rows moves {meters[1].hbm_elements / 512**2:.0f} N², {ratio:.0f} tim
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **192.** 3Nd = 192N for each of N queries. That is 48 times $4N^2$, and 43 times what standard moves with its $4Nd$.
+# **192.** 3d for each query and each key. That is 43 times what standard attention moves.
 # </details>
 #
 # It holds 1,024 numbers instead of half a million. But far more is moved than before.
@@ -455,7 +458,7 @@ verdict("dQ, dK, dV = finite differences of the loss", all(map(close, (dQ, dK, d
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
 verdict("the jacobian = naive.softmax_jacobian", close(jacobian, naive.softmax_jacobian(p)))
 verdict("the meter = the closed form", meters[0].hbm_elements == io.standard_forward(Tiling(512, 512, 1, 1), 64).total)
-verdict("by rows: 48 times 4N²", round(meters[1].hbm_elements / (4 * 512**2)) == 48)
+verdict("by rows: 192 N², 43 times standard", [round(meters[1].hbm_elements / 512**2), round(ratio)] == [192, 43])
 
 # %% [markdown] tags=["navigation"]
 # [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)
