@@ -384,8 +384,9 @@ show(programs.draw(**programs.data()))
 # </details>
 #
 # The dots are measured. The dashed line is this model with 8 µs to launch, a copy's 4.27 TB/s as the bandwidth, and waves
-# of 128 programs. Up to 64 programs it lies on the dots. Below is the record. *Reading alone* is a kernel that reads as many bytes and keeps nothing. *A copy*
-# also writes what it reads, so a kernel that only reads can be a little faster: 106%.
+# of 128 programs. Up to 64 programs it lies on the dots. Below is the record. *Reading alone* is a kernel that reads as
+# many bytes and keeps nothing. *A copy* also writes what it reads, so a kernel that only reads can be a little faster:
+# 106%.
 
 # %% tags=["hide-input"]
 record = load("decode")
