@@ -6,14 +6,15 @@
 #
 # **How do these lines become a GPU kernel?**
 #
-# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program
-# that such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the
-# compiler shares the work among its warps (chapter 07). The book has twenty such kernels, each one change away from
-# the one before: the *ladder*, which chapter 10 climbs. This chapter ends with all lines of its rung 07.
+# Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
+# such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
+# shares the work among its warps (chapter 07). The book has twenty kernels of this kind, most of them in Triton, each
+# one change away from the one before: the *ladder*, which chapter 10 climbs. One of them is a *rung*. This chapter ends
+# with all lines of rung 07.
 #
 # After this notebook you can
 #
-# - write Algorithm 1 as a Triton kernel: which program am I, which addresses are mine, which of them exist,
+# - write Algorithm 1 as a Triton kernel: which program am I, where are my numbers, and where do they end,
 # - say why some of its lines do not look like the paper's,
 # - recognise six mistakes by the numbers that they print.
 #
@@ -42,6 +43,9 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 # %% [markdown]
 # Without a GPU the package sets `TRITON_INTERPRET=1`, and every line of a kernel runs as NumPy, one program after the
 # other. In a script of your own, set the variable yourself before you import Triton.
+#
+# PyTorch's tensors behave like NumPy's arrays. `device` says where they live, and `.float()` makes float32. The
+# package's `attention` takes Q, K and V as (batch, heads, N, d).
 
 # %% tags=["nbval-ignore-output"]
 import triton
@@ -58,7 +62,8 @@ _ = attention(*torch.zeros(3, 1, 1, 2, 16, device=device))  # the package says o
 # number, `program_id`.
 #
 # `X + at` is a block of addresses, and `tl.load` fetches what stands there. The size of a block is a power of two, known
-# when the kernel is compiled (`tl.constexpr`). A *mask* says which of the addresses exist.
+# when the kernel is compiled (`tl.constexpr`). A kernel sees constants from outside only in this form. A *mask* (here not
+# the causal one) says which of the addresses are mine.
 #
 # **Predict.** Ten numbers in blocks of 4 take three programs. What does the last one write behind the end, if `tl.store`
 # forgets the mask?
@@ -89,17 +94,17 @@ for careful in (True, False):
 # The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a `constexpr`, so the
 # compiled kernel has only one of the two stores.
 #
-# **Takeaway.** A program works out its addresses from `program_id`, and a mask says which of them exist.
+# **Takeaway.** A program works out its addresses from `program_id`, and a mask says which of them are its own.
 
 # %% [markdown]
 # ## Where does the next row begin?
 #
 # In memory a tensor is one long line. `load_rows` assumes that the rows of a head lie one after the other, d numbers
 # each. So row r, column c is at r · d + c. (The offset of the first row has 64 bits, because 32 end at 2³¹.) `RAGGED` says
-# that some of the rows may not exist.
+# that the block may reach beyond the last row.
 #
-# The picture below shows the way from a program's number to its tile, for d = 4. The mask keeps out rows that the head does
-# not have.
+# The picture below shows the way from a program's number to its tile, for d = 4. Each place in memory holds its own
+# number there. The mask keeps out rows that the head does not have.
 
 # %%
 @triton.jit
@@ -157,8 +162,8 @@ for name, q in (("the view", view), ("its copy", view.contiguous())):
 # `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (fp16) go in, sums in fp32 come out. It wants
 # at least 16 rows and columns, so our tiles are 16 × 16. `o_i`, `l_i` and `m_i` stay in the warps' registers.
 #
-# **Predict.** Q = 0, so all scores are equal. 10 keys have the value 1, so the output must be 1. In a block of 16 six rows
-# of K and V are loaded as zeros. What comes out if their scores stay 0 (`hidden` = 0)?
+# **Predict.** Q = 0, so all scores are equal. 10 keys have the value 1, so the output must be 1. In a block of 16, six
+# rows of K and V are missing and come as zeros. What comes out if their scores stay 0 (`hidden` = 0)?
 
 # %%
 NEG_INF = tl.constexpr(float("-inf"))
@@ -228,8 +233,8 @@ compare(run(loop_kernel, Q, K, V, tau, -torch.inf), truth(Q, K, V))
 # **0.625.** exp(0) = 1, so each of the six has a vote. They vote for values that were loaded as zeros: 10 / 16.
 # </details>
 #
-# With `hidden` = −∞ the kernel is right, as the last lines show. A missing row of V is still loaded as zero, because 0 ·
-# NaN would be NaN.
+# With `hidden` = −∞ the kernel is right, as the last lines show. A missing row of V is still loaded as zero: what lies
+# behind the end may be NaN, and 0 · NaN is NaN.
 #
 # The loop over row blocks is gone. Each of its passes is a program now, and the launch says how many there are.
 #
@@ -238,9 +243,9 @@ compare(run(loop_kernel, Q, K, V, tau, -torch.inf), truth(Q, K, V))
 # %% [markdown]
 # ## Which exponential does a GPU have?
 #
-# Its special units compute $2^x$, and $e^x = 2^{x \log_2 e}$. Every score is multiplied by $\tau$ already. So we multiply
-# by $\tau \log_2 e$ (`tau_log2`) instead, and take `exp2`. Then m, too, is in units of $\log_2$. The factor is positive,
-# so the largest score stays the largest.
+# Its special units compute $2^x$, and $e^x = 2^{x \log_2 e}$. Every score is multiplied by $\tau$ already. So we
+# multiply by $\tau \log_2 e$ (`tau_log2`) instead, and take `exp2`. Then m, too, is $\log_2 e$ times as large as
+# before. The largest score stays the largest.
 #
 # The lines of one tile move into a function, `visit`. With `MASKED`, row r sees the first `seen[r]` keys of the tile.
 #
@@ -284,8 +289,9 @@ for name, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(np.log2(np.e) 
 # Under a causal mask with $N_q \neq N_k$ the last row sees all keys. Row r sees the first $r + 1 + N_k - N_q$ keys, or none
 # if that is negative. `keys_seen` computes it.
 #
-# The folded kernel is `loop_kernel` with `visit` in its loop. The paper starts m at −∞. Rung 07 starts at $-10^{30}$,
-# lower than any score.
+# The folded kernel is `loop_kernel` with `visit` in its loop. `keys_seen` counts from key 0, and `visit` from the
+# tile's first key, so `visit` is handed `seen - j`. The paper starts m at −∞. Rung 07 starts at $-10^{30}$, lower than
+# any score.
 #
 # **Predict.** 20 queries and 12 keys, causal. For how many rows does a start at −∞ give NaN?
 
@@ -334,8 +340,10 @@ compare((O, L), truth(*few, causal=True))
 # %% [markdown]
 # ## Which tiles need the mask?
 #
-# So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones, then
-# those to skip. Two borders are enough. Up to `full` every row sees every key. From `last` on no row sees any.
+# So far every tile is masked. Chapter 04 sorted the tiles of a row block: FULL ones come first, then DIAGONAL ones,
+# then those to skip. Two borders are enough. Up to `full` every row sees every key. From `last` on no row sees any.
+# `full` is rounded down to whole tiles. So without a causal mask at most one tile lies between them: the ragged one at
+# the end.
 #
 # **Predict.** A row block begins at row i and has $B_r$ rows. Which of its rows decides `full`, and which `last`?
 
@@ -368,17 +376,18 @@ print(f"8,192 queries and keys, 128 × 64: {share:.1%} of the visited tiles are 
 # **The first row decides `full`,** because it sees least. **The last row decides `last`,** because it sees most.
 # </details>
 #
-# Two tiles of each row block are masked here; in a long sequence that is little. So the kernel gets two loops. One calls
-# `visit` with `MASKED`, the other without, and loads its rows without a mask.
+# Two tiles of each row block are masked here; in a long sequence that is little. So the kernel gets two loops. One goes
+# from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`, and calls `visit` and loads its rows
+# without a mask.
 #
 # **Takeaway.** Two numbers for each row block replace a test of each score.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
-# Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But `o_i` and `l_i` stay in fp32. $o$ is divided
-# only at the end, so over 2,048 keys whose values are 40 it grows to 81,920. The largest number of fp16 is 65,504: in fp16
-# `o_i` becomes ∞.
+# Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But `o_i` and `l_i` stay in fp32. $o$ is
+# divided only at the end, so over 2,048 keys with equal scores, whose values are 40, it grows to 81,920. The largest
+# number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
 
 # %% tags=["hide-input"]
 for type_ in (torch.float32, torch.float16):
@@ -394,8 +403,9 @@ for type_ in (torch.float32, torch.float16):
 # ## All lines together
 #
 # This is the kernel of rung 07, and the line that launches it. New is `head`, the program's second number: a launch has
-# $T_r$ programs for each head of each sequence. Find the two loops, the two borders, and the start of m. The masked loop
-# stands first because NVIDIA's compiler makes better code of this order.
+# $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
+# two borders, and the start of m. The masked loop stands first because NVIDIA's compiler makes better code of this
+# order.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("07")
@@ -472,12 +482,13 @@ else:
     print("right")
 
 # %% [markdown]
-# **2. Complete.** Grouped heads (chapter 05): Q has 4, K and V have 2. Heads are counted through the batch, so with two
-# sequences `head` goes from 0 to 7. Which head of K and V belongs to it? Replace the line.
+# **2. Complete.** Grouped heads (chapter 05): Q has 6, K and V have 2. Heads are numbered through the whole batch. With
+# two texts there are query heads 0 to 11, and heads of K and V 0 to 3. Which head of K and V belongs to query head
+# `head`? Replace the line.
 #
 # <details><summary>Hint</summary>
 #
-# How many query heads share one? Write down the pairs for the first sequence, then for the second.
+# How many query heads share one? Write down the pairs for the first text, then for the second.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -499,15 +510,15 @@ def pairs_kernel(Pairs, heads, kv_heads):
     tl.store(Pairs + head, kv_head_of(head, heads, kv_heads))
 
 
-pairs = torch.full((8,), -1, dtype=torch.int32, device=device)
-pairs_kernel[(8,)](pairs, 4, 2)
-wanted = [b * 2 + h // 2 for b in range(2) for h in range(4)]
-wrong = [f"head {h % 4} of sequence {h // 4} reads {got}, should read {want}"
+pairs = torch.full((12,), -1, dtype=torch.int32, device=device)
+pairs_kernel[(12,)](pairs, 6, 2)
+wanted = [text * 2 + h // 3 for text in range(2) for h in range(6)]
+wrong = [f"query head {h} reads head {got}, should read {want}"
          for h, (got, want) in enumerate(zip(pairs.tolist(), wanted, strict=True)) if got != want]  # fmt: skip
-if pairs.tolist() == list(range(8)):
+if pairs.tolist() == list(range(12)):
     print("not written yet")
 else:
-    print("not yet: " + "; ".join(wrong) if wrong else "right")
+    print("not yet: " + "; ".join(wrong[:4]) if wrong else "right")
 
 # %% [markdown]
 # ## Checks

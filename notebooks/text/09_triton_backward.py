@@ -8,8 +8,8 @@
 #
 # Chapter 05 wrote Algorithm 2 in NumPy and ended with two ways to sum up dQ: atomic additions, or a second pass. On a
 # GPU thousands of programs run in no particular order. There the choice decides whether a training run can be
-# repeated bit for bit. Here both ways become kernels: rung `b00` of the ladder, with atomics, and rung `b01`, with
-# two passes.
+# repeated bit for bit. Here both ways become kernels: rung `b00`, with atomics, and rung `b01`, with two passes.
+# They stand beside the ladder of chapter 08 (b for backward).
 #
 # After this notebook you can
 #
@@ -25,6 +25,7 @@
 import ast
 import math
 from inspect import getsource
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -59,12 +60,12 @@ def host(x):  # to NumPy, for comparing
 def compare(names, got, want):
     for name, a, b in zip(names.split(), map(host, got), want, strict=True):
         error = np.abs(a - b).max()
-        print(f"   {name}: last number {a.flat[-1]:6.2f}, right {b.flat[-1]:6.2f}; largest error {error:.2f}")
+        print(f"   {name}: first number {a.flat[0]:6.2f}, right {b.flat[0]:6.2f}; largest error {error:.2f}")
 
 # %% [markdown]
 # ## What is the same in all tiles of a row?
 #
-# The numbers of lines are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
+# Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
 # forward pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14).
 # The smallest of our kernels computes it once. `load_rows` is that of chapter 08, always with its mask. `store_rows`
 # stores such a block, and `of_rows` loads one number for each row.
@@ -130,8 +131,9 @@ print("row sums of P ∘ (dO Vᵀ):", *(f"{x:5.2f}" for x in (P * (host(dO) @ ho
 # P comes back in one step, $e^{S - L}$. L is at least as large as every score of its row, so the exponent is never positive
 # and nothing overflows. That holds for scores of real keys.
 #
-# `tile` does all the work on one tile: S, P, dP, dS, in this order. `seen` asks three things: is there such a row, is there
-# such a key, and under a causal mask, does the row see the key?
+# `tile` does all the work on one tile: S, P, dP, dS, in this order. `seen` asks three things: is there such a row, is
+# there such a key, and under a causal mask, does the row see the key? τ is not multiplied by $\log_2 e$ as in chapter
+# 08, because L is a natural logarithm.
 #
 # **Predict.** All scores are −200, so L is about −198. A missing key was loaded as zeros and has the score 0. What would
 # its P be in fp32, if nobody asked whether the key exists?
@@ -174,8 +176,9 @@ for asked, believed in (("asked", 10), ("not asked", 16)):
 # **∞.** $e^{198}$ is more than fp32 can hold: its numbers end at $e^{88}$.
 # </details>
 #
-# A finite P of a missing key would only meet zeros, and do no harm. But ∞ · 0 is NaN, and the whole row of dQ is lost. An
-# early FlashAttention-2 had such NaNs: [flash-attention #334](https://github.com/Dao-AILab/flash-attention/issues/334).
+# A finite P of a missing key would do no harm: its k is zeros, and its dk and dv are not stored. But ∞ · 0 is NaN, and
+# the whole row of dQ is lost. An early FlashAttention-2 had such NaNs: [flash-attention
+# #334](https://github.com/Dao-AILab/flash-attention/issues/334).
 #
 # **Takeaway.** $e^{S - L}$ needs no maximum where there is a key, and needs the mask where there is none.
 
@@ -185,8 +188,8 @@ for asked, believed in (("asked", 10), ("not asked", 16)):
 # Three products follow `tile`, and they say who needs what. dV and dK of the column block gain $p^\top do$ and
 # $ds^\top q$. dQ of the row block gains $ds\, k$, and that comes later.
 #
-# `columns_kernel` is a program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the row
-# blocks. `tl.dot(a, b, acc)` adds the product to a block that is there.
+# `columns_kernel` runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
+# row blocks. `tl.dot(a, b, acc)` adds the product to the block `acc`.
 #
 # **Predict.** 64 queries and keys, causal, blocks of 16. With which row does the program of keys 32 to 47 begin?
 
@@ -247,21 +250,56 @@ compare("dK dV", by_columns(Q, K, V, dO, seen[1], D_causal, causal=True), truth(
 # %% [markdown]
 # ## What happens if line 15 is a plain addition?
 #
-# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. To see this line alone, we give each
-# program its part ready-made: `parts[j]`. `add_rows` is Triton's atomic addition: load, add and store as one step that
-# nobody can interrupt.
+# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. A plain addition has three steps: load,
+# add, store. On a GPU the steps of another program can come in between. Here two programs take turns in plain Python,
+# one step at each turn.
 #
-# **Predict.** 16 programs add into the same rows: load, add, store. In the interpreter one program runs after the other. Is
-# the sum right there?
+# **Predict.** dQ is 0. Program A adds 2, and program B adds 3. Their six steps can be mixed in 20 orders. In how many
+# of them is dQ = 5 at the end?
+
+
+# %%
+def dQ_after(turns):  # such as "ABBABA": whose step comes next
+    dQ = [0]
+
+    def line_15_of_a_program(part):
+        x = dQ[0]  # load
+        yield  # the end of a step
+        x = x + part  # add
+        yield
+        dQ[0] = x  # store
+        yield
+
+    programs = {"A": line_15_of_a_program(2), "B": line_15_of_a_program(3)}
+    for who in turns:
+        next(programs[who])
+    return dQ[0]
+
+
+# %% tags=["hide-input"]
+for turns in ("AAABBB", "ABABAB"):
+    print(f"{turns}: dQ = {dQ_after(turns)}")
+ends = [dQ_after(turns) for turns in set(permutations("AAABBB"))]
+print(f"{len(ends)} orders:", ", ".join(f"{ends.count(dQ)} times dQ = {dQ}" for dQ in (2, 3, 5)))
+
+# %% [markdown]
+# <details><summary>Answer</summary>
+#
+# **In two.** The sum is right only if one program stores before the other loads. In 18 orders one part is lost.
+# </details>
+#
+# `add_rows` is Triton's *atomic addition*: load, add and store as one step that nobody can interrupt. It loses nothing.
+# But the parts may arrive in another order in each run, and a sum in fp32 depends on the order in its last bits
+# (chapter 05).
 
 # %%
 @triton.jit
 def add_rows(X, x, first, N, B: tl.constexpr, d: tl.constexpr):
     row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
     at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
-    tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")  # nothing else waits for it
+    tl.atomic_add(at, x, mask=first + row < N, sem="relaxed")  # only the sum counts, not who sees which part first
 
-
+# %% tags=["hide-input"]
 @triton.jit
 def line_15_kernel(dQ, parts, N, ATOMIC: tl.constexpr, d: tl.constexpr, B: tl.constexpr):
     j = tl.program_id(0)
@@ -273,7 +311,6 @@ def line_15_kernel(dQ, parts, N, ATOMIC: tl.constexpr, d: tl.constexpr, B: tl.co
             store_rows(dQ, load_rows(dQ, i, N, B, d) + dq_i, i, N, B, d)
 
 
-# %% tags=["hide-input"]
 parts = normal(16, 32, 16, seed=4).float()  # of 16 column blocks, for 32 rows, d = 16
 
 
@@ -281,6 +318,11 @@ def line_15(atomic):
     dQ = torch.zeros(32, 16, device=device)  # FA2.A2.L3
     line_15_kernel[(16,)](dQ, parts, 32, ATOMIC=atomic, d=16, B=16)
     return host(dQ)
+
+# %% [markdown]
+# The next lines are from line 15 as a kernel, with 16 programs. In the interpreter one program ends before the next
+# begins, so nothing is lost there either way. That proves nothing about a GPU. So look for a race in the code: which
+# address do two programs write?
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 print(torch.cuda.get_device_name() if device == "cuda" else "interpreter: one program after the other")
@@ -290,15 +332,6 @@ for atomic in (False, True):
     print(f"atomic = {atomic!s:5}  errors of five runs {errors}, different results {len({x.tobytes() for x in runs})}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **Yes.** One program ends before the next begins, so nobody comes in between.
-# </details>
-#
-# That proves nothing about a GPU. There all programs start at the same rows, and when two additions meet, one is lost.
-# Atomic additions lose none. But they arrive in another order in each run, and a sum in fp32 depends on the order in its
-# last bits. So look for a race in the code and not in the interpreter: which address do two programs write?
-#
 # Rung b00 is our column kernel with line 15 in its loop: `add_rows(dQ, tau * tl.dot(ds_ij, k_j), …)`. Its results:
 
 # %% tags=["hide-input"]
@@ -376,8 +409,9 @@ show(dq_over_time.draw(**dq_over_time.data()))
 
 # %% tags=["hide-input"]
 MiB, numbers = 2**20, 8192 * 128
-print(f"one pass:   5 products a tile; {8192 // 64 * numbers * 4 // MiB} MiB added, {numbers * 4 // MiB} MiB more memory")
-print(f"two passes: 7 products a tile; {numbers * 2 // MiB} MiB of dQ written, in 16 bits")
+added, fp32, half = 8192 // 64 * numbers * 4 // MiB, numbers * 4 // MiB, numbers * 2 // MiB
+print(f"one pass:   5 products a tile; {added} MiB added, {half} MiB of dQ written in 16 bits, {fp32} MiB more memory")
+print(f"two passes: 7 products a tile; {half} MiB of dQ written in 16 bits")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
@@ -387,9 +421,9 @@ print(f"two passes: 7 products a tile; {numbers * 2 // MiB} MiB of dQ written, i
 #
 # The L2 cache keeps much of this away from HBM. With two passes each kernel is smaller, and needs fewer registers. Which
 # way is faster depends on the chip: the package's Triton kernels take two passes by default, and its kernel for Hopper
-# takes one (chapter 13).
+# (H100 and H200) takes one (chapter 13).
 #
-# **Takeaway.** Two products more buy repeatable bits, no extra memory, and kernels that are easier to fit.
+# **Takeaway.** Two products more buy repeatable bits, no dQ in fp32, and kernels that are easier to fit.
 
 # %% [markdown]
 # ## Who owns dK if query heads share keys?
@@ -441,9 +475,9 @@ for name, given in (("D", D), ("D − dL", D - dL)):
             [host(x.grad) for x in (Q64, K64, V64)])  # fmt: skip
 
 # %% [markdown]
-# Without dL dV is right, and dQ and dK are wrong.
+# Handed D alone, dV is right, but dQ and dK are wrong.
 #
-# **Takeaway.** A gradient of L costs one subtraction, in the smallest kernel.
+# **Takeaway.** A gradient of L costs one subtraction, D − dL. The smallest kernel can do it.
 
 # %% [markdown]
 # ## Recap
@@ -463,7 +497,7 @@ for name, given in (("D", D), ("D − dL", D - dL)):
 #
 # <details><summary>Hint</summary>
 #
-# `line_15_kernel` above loads rows i of part j.
+# The folded `line_15_kernel` loads rows i of part j.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -496,8 +530,8 @@ else:
     print(f"not yet: it is part {one[0]} alone" if one else f"not yet: rows {np.flatnonzero(error > 1e-3)} are wrong")
 
 # %% [markdown]
-# **2. Break and fix.** Somebody leaves out the kernel for D and passes zeros. Which of dQ, dK and dV stays right? Run the cell.
-# Then repair D with one line of PyTorch, in place of the `...`.
+# **2. Find the bug.** Somebody leaves out the kernel for D and passes zeros. Which of dQ, dK and dV stays right? Answer
+# before you look at the lines that the cell prints. Then repair D with one line of PyTorch, in place of the `...`.
 #
 # <details><summary>Hint</summary>
 #
