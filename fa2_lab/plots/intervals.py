@@ -51,7 +51,8 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
     figure, axes = style.new_figure(5.9, title, nrows=3, ncols=3, height_ratios=[1, 1, 0.12])
     for ax, (name, parts) in zip(axes[:2].flat, masks.items(), strict=True):
         visited = _tiles(ax, parts)
-        ax.set_title(f"{name}\n{visited} of {(N // B) ** 2} tiles" if len(parts) == 1 else f"{name}\n{visited} tiles")
+        tiles = f"of {(N // B) ** 2} tiles" if len(parts) == 1 else "tiles of their own"
+        ax.set_title(f"{name}\n{visited} {tiles}")
         ax.set(xlim=(SINK - 1.5, N + 1), ylim=(N + 1, -1), aspect="equal", xticks=[], yticks=[])
         ax.spines[:].set_visible(False)
         if "sink" in name:
@@ -66,7 +67,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
     told = "; ".join(f"{name}: {visited_tiles(parts)}" for name, parts in masks.items())
     alt = (
         f"Six score matrices of {N} queries and {N} keys in tiles of {B} × {B}, queries down, keys right. Tiles are"
-        f" FULL, DIAGONAL or SKIP. Two stepped lines show where each row's interval begins and ends. Visited: {told}."
+        f" FULL, DIAGONAL or SKIP. Two lines show where each row's interval begins and ends. Visited: {told}."
         f" Documents stand as triangles along the diagonal, each with tiles of its own. The sink is one more column"
         f" beside the keys, seen by every row. In each, row {row} is drawn as a bar with its first and last key."
     )

@@ -6,8 +6,8 @@
 #
 # **Windows, documents, sinks: what changes in the loop?**
 #
-# Models rarely use plain causal attention. Some look back only 1,024 keys. Training packs many short documents into
-# one long sequence. Some cap their scores, some add a score that belongs to no key. None of this needs a new
+# Models rarely use plain causal attention. Some look back only 1,024 keys. Some cap their scores, some add a score that
+# belongs to no key. Training packs many short documents into one long sequence. None of this needs a new
 # algorithm: the loop of chapter 04 stays. Only its two ends move, or its first state, or one line about the score.
 #
 # After this notebook you can
@@ -95,12 +95,12 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Blocks 0 to 3; 1 and 2 are FULL.** Row 8 sees [0, 13) and row 11 sees [3, 16). Some row sees each key of [0, 16):
-# those are four blocks. All rows see [3, 13): only blocks 1 and 2 lie inside.
+# **Blocks 0 to 3; 1 and 2 are FULL.** Row 8 sees [0, 13) and row 11 sees [3, 16). So each key of [0, 16) is seen by at
+# least one row: four blocks. Only the keys of [3, 13) are seen by all rows: blocks 1 and 2 lie inside.
 # </details>
 #
-# The picture has six masks, cut into tiles. The stepped lines are the ends of the intervals. A tile between the lines is
-# FULL, a tile on a line is DIAGONAL, and all others are never loaded.
+# The picture has six masks, cut into tiles. The thick lines are the ends of the intervals. A tile between the lines is
+# FULL, a tile that a line cuts is DIAGONAL, and all others are never loaded.
 
 # %%
 show(intervals.draw(**intervals.data()))
@@ -118,11 +118,12 @@ show(intervals.draw(**intervals.data()))
 # back?
 
 # %% tags=["hide-input"]
-print("     N    causal    1,024 keys back    tiles of 128 × 128")
+print("tiles of 128 × 128")
+print("     N    causal    1,024 keys back    causal / window")
 for N in (4096, 8192, 16384, 32768):
     tilings = [Tiling(N, N, 128, 128, mask) for mask in (CAUSAL, Mask(window=(1024, 0)))]
     causal, window = (int(tiles_per_row(tiling).sum()) for tiling in tilings)
-    print(f"{N:6,} {causal:9,} {window:18,}    {causal / window:.1f} times fewer")
+    print(f"{N:6,} {causal:9,} {window:18,} {causal / window:18.1f}")
 counts = Tiling(8192, 8192, 128, 128, Mask(window=(1024, 0))).counts()
 print(f"at N = 8,192: {counts[Tile.FULL]} are FULL, {counts[Tile.DIAGONAL]} DIAGONAL")
 
@@ -147,7 +148,7 @@ print(f"at N = 8,192: {counts[Tile.FULL]} are FULL, {counts[Tile.DIAGONAL]} DIAG
 # %%
 def packed(Q, K, V, starts, mask):
     O = np.empty_like(Q)
-    for begin, end in pairwise(starts):  # on a GPU, a program finds its document by its number
+    for begin, end in pairwise(starts):  # on a GPU, a program finds its document by program_id
         rows = slice(begin, end)
         O[rows], _ = fa2.forward(Q[rows], K[rows], V[rows], B_r=16, B_c=16, mask=mask)
     return O
@@ -170,8 +171,8 @@ print(f"tiles: padded {tiles[0]}, packed {tiles[1]}")
 # %% [markdown]
 # ## A cap on the scores
 #
-# A few huge scores can make training unstable. [Gemma 2](https://arxiv.org/abs/2408.00118) therefore bounds them. A
-# *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. That is nearly $s$ where $s$ is small, and
+# A few huge scores can make training unstable. The language model [Gemma 2](https://arxiv.org/abs/2408.00118) therefore
+# bounds them. A *softcap* of $c$ replaces a score $s$, after scaling, by $c \tanh(s / c)$. That is nearly $s$ where $s$ is small, and
 # never beyond $\pm c$.
 #
 # **Predict.** A mask sets hidden scores to $-\infty$. What happens if the cap comes after the mask?
@@ -202,8 +203,8 @@ for name, scores in (("cap, then mask", right), ("mask, then cap", wrong)):
 #
 # The weights of a row sum to 1, so a row must attend to something even if nothing fits. Models then put the weight on the
 # first tokens, called *attention sinks* by [Xiao and others](https://arxiv.org/abs/2309.17453). A window takes those
-# tokens away. gpt-oss gives each head a learned number instead, the *sink*: one more score in each row's softmax, with
-# no value.
+# tokens away. The model gpt-oss gives each head a learned number instead, the *sink*: one more score in each row's
+# softmax, with no value.
 #
 # **Predict.** Take the sink as the key that a row meets first. What are $m$, $\ell$ and $o$ after it?
 
@@ -233,8 +234,8 @@ for sink in (-5.0, 1.5, 5.0):
 # **$m$ = sink, $\ell = 1$, $o = 0$.** The maximum so far is the sink. The sum is $e^{sink - m} = 1$. There is no value to add.
 # </details>
 #
-# Without a sink the loop starts at $m = -\infty$, $\ell = 0$. That is the whole change: no tile, no load and no mask. $L$
-# includes the sink.
+# Without a sink the loop starts at $m = -\infty$, $\ell = 0$, with one at $m$ = sink, $\ell = 1$. That is the whole change:
+# no more tiles and no other mask. $L$ includes the sink.
 #
 # Its gradient follows from chapter 05: $dS = P \circ (dP - D)$, where $D = \mathrm{rowsum}(dO \circ O)$. This holds for every
 # score of a row, so for the sink's too. For a key, $dP$ is $dO \cdot v$. The sink has no value, so its $dP$ is 0, and
@@ -288,7 +289,7 @@ for name, allowed in masks.items():
 # </details>
 #
 # Two numbers no longer say which tiles to visit. A list does: for each row block the numbers of its column blocks.
-# [FlexAttention](https://pytorch.org/blog/flexattention/) works so. You write a function `mask_mod(b, h, q, kv)`. It is
+# [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It is
 # evaluated once for all $N^2$ pairs, and gives two lists for each row block: FULL blocks, and blocks that need a mask. A
 # generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
 #
@@ -300,7 +301,7 @@ for name, allowed in masks.items():
 # ## How does a model get all this?
 #
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
-# `attention_packed` takes documents by their starts. Models of Hugging Face's transformers need two lines:
+# `attention_packed` takes documents by their starts. Models of Hugging Face's Python library *transformers* need two lines:
 #
 # ```python
 # import fa2_lab.transformers  # adds the name "fa2_lab"
@@ -309,8 +310,8 @@ for name, allowed in masks.items():
 # ```
 #
 # Such a model describes its mask by a function of a row and a column, too. `fa2_lab.transformers` reads it once for all
-# layers, as an interval. If it is none, there is an error that names the mask. [Appendix C](C_package.ipynb) trains a
-# model so.
+# layers, as an interval. If it is not an interval, an error names the mask. [Appendix C](C_package.ipynb) trains a model
+# in this way.
 #
 # **Takeaway.** One name switches a model over, and its windows, documents, sinks and caps come along.
 
