@@ -259,24 +259,24 @@ compare("dK dV", by_columns(Q, K, V, dO, seen[1], D_causal, causal=True), truth(
 
 
 # %%
-def dQ_after(turns):  # such as "ABBABA": whose step comes next
+def plain_addition(dQ, part):
+    x = dQ[0]  # load
+    yield  # here the other program may take a step
+    x = x + part  # add
+    yield
+    dQ[0] = x  # store
+    yield
+
+
+# %% tags=["hide-input"]
+def dQ_after(turns):  # whose step comes next
     dQ = [0]
-
-    def line_15_of_a_program(part):
-        x = dQ[0]  # load
-        yield  # the end of a step
-        x = x + part  # add
-        yield
-        dQ[0] = x  # store
-        yield
-
-    programs = {"A": line_15_of_a_program(2), "B": line_15_of_a_program(3)}
+    programs = {"A": plain_addition(dQ, 2), "B": plain_addition(dQ, 3)}
     for who in turns:
         next(programs[who])
     return dQ[0]
 
 
-# %% tags=["hide-input"]
 for turns in ("AAABBB", "ABABAB"):
     print(f"{turns}: dQ = {dQ_after(turns)}")
 ends = [dQ_after(turns) for turns in set(permutations("AAABBB"))]
