@@ -1,4 +1,4 @@
-"""Rung 03, row blocks: each has a program of its own, because row blocks need nothing of each other."""
+"""Rung 03, row blocks: each row block has a program of its own, because it needs nothing of the others."""
 
 import torch
 import triton
