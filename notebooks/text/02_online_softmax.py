@@ -107,9 +107,10 @@ print(f"alpha = {alpha:.6g}   l = {l2:.6g}   o = {o2:.6g}   o / l = {o2 / l2:.6g
 # $o = \frac{3}{8} \cdot \frac{8}{3} + \frac{1}{2} \cdot 4 + 1 \cdot 2 = 5$.
 # </details>
 #
-# All terms of $\ell$ and of $o$ need the same factor, $\alpha = e^{m_{old} - m_{new}}$. So it can be applied to the sums,
-# and the single terms are not needed any more. The quotient is 2.5, as it should be. In the picture each box is the term
-# of one key. From the first bar to the second all boxes shrink alike; in the third the new keys' boxes are added.
+# All terms of $\ell$ and of $o$ need the same factor, $\alpha = e^{m_{old} - m_{new}}$. So it can be applied to the
+# sums, and the individual terms are not needed any more. With the new terms $\ell = 2$ and $o = 5$. The quotient is
+# 2.5, as it should be. In the picture each box is the term of one key. From the first bar to the second all boxes
+# shrink alike; in the third the new keys' boxes are added.
 
 # %%
 show(rescaling.draw(**rescaling.data()))
@@ -232,10 +233,12 @@ print("plain softmax:                     row 0", (safe_softmax(S) @ V)[0].round
 # **The one with the smaller m.** The other is multiplied by $e^0 = 1$. This is decided row by row.
 # </details>
 #
-# Open the code: `merge` is three lines. It takes a maximum and two sums, and their results do not depend on order or
-# grouping. In the picture a loop, a tree and
-# two separate workers join the same eight blocks. The numbers on the way differ, the results at the right do not. (Look at
-# the results only. The words in brackets name later chapters: 07 for warps, 06 and 14 for decoding.)
+# With $m = \max(m_a, m_b)$ the merge is $\ell = e^{m_a - m} \ell_a + e^{m_b - m} \ell_b$, and the same for $o$. A
+# maximum and sums come out the same in any order and grouping, so the merge does too.
+#
+# In the picture a loop, a tree and two separate workers join the same eight blocks. Look at the right: the results are
+# the same. (The words in brackets name later chapters: 07 for warps, 06 and 14 for decoding, that is writing a text
+# token by token.)
 #
 # A loop keeps one running state. A tree keeps one for each leaf. In return the leaves need nothing from each other, so
 # many workers can compute them at the same time.
@@ -250,8 +253,8 @@ show(merge_orders.draw(**merge_orders.data()))
 # %% [markdown]
 # ## Is (O, L) enough?
 #
-# A finished part has the output $O = o / \ell$ and the logsumexp of chapter 01, $L = m + \log \ell$. The single m and
-# $\ell$ are gone. Can two finished parts still be merged?
+# A finished part has the output $O = o / \ell$ and the logsumexp of chapter 01, $L = m + \log \ell$. Its m and $\ell$
+# are gone. Can two finished parts still be merged?
 #
 # **Predict.** Pretend that a finished part is a state with $m = L$ and $o = O$. What must its $\ell$ be, so that
 # $L = m + \log \ell$ holds?
@@ -321,11 +324,12 @@ else:
     print("right" if close(m_all + np.log(l_all), logsumexp(scores.ravel())) else "not yet: some pair does not shrink")
 
 # %% [markdown]
-# **2. Find the bug.** The step below forgets $\alpha$ in one place. Is its result wrong in every row? Write your letter with quotation marks, for example `"A"`, in place of the `...`:
+# **2. Find the bug.** The step below forgets $\alpha$ in one place. Is its result wrong in every row? Write the letter
+# of your answer with quotation marks, for example `"A"`, in place of the `...`:
 #
 # - `A`: in every row,
-# - `B`: in every row but those whose largest score is in the first block,
-# - `C`: in every row but those whose largest score is in the last block.
+# - `B`: in every row, except those whose largest score is in the first block,
+# - `C`: in every row, except those whose largest score is in the last block.
 #
 # Then mend the step and run both cells again.
 #
