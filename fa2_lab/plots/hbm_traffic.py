@@ -53,7 +53,7 @@ def counters(d: int) -> dict | None:
                 heads, width = p["batch"] * p["heads"], 2  # bytes of a bf16 element
                 moved = dict(L2=read["L2 bytes"][0], DRAM=sum(read[name][0] for name in DRAM))
                 points = {memory: (p["N_q"], round(x / heads / width)) for memory, x in moved.items()}
-                source = f"{record['machine']['gpu']}, FA2's rung {rung!r}, {heads} heads at once"
+                source = f"{record['machine']['gpu']}, FA2, {heads} heads at once"
                 return dict(source=source, points=points)
     return None
 
@@ -170,7 +170,7 @@ def _over_N(ax: Axes, M: int, curves: Mapping[str, Mapping[str, Points]]) -> Non
         ax.annotate(name, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=style.NORMAL)
     ax.set_xlim(lengths[0] / 1.2, lengths[-1] * 3.2)
     ax.set_xticks(lengths, [short(x) if x < 1024 else f"{x // 1024}k" for x in lengths])
-    ax.set(xlabel="sequence length N", title=f"M = {M * 2 // 1024} KiB (2 bytes an element)")
+    ax.set(xlabel="sequence length N", title=f"M = {M:,} elements of 2 bytes, {M * 2 // 1024} KiB")
 
 
 def _over_M(ax: Axes, N: int, curves: Mapping[str, Mapping[str, Points]], memories: Mapping[str, int]) -> None:
@@ -183,4 +183,4 @@ def _over_M(ax: Axes, N: int, curves: Mapping[str, Mapping[str, Points]], memori
         ax.annotate(chip, (size // 2, 0.97), (-3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
                     rotation=90, ha="right", va="top", fontsize=style.SMALL, color=style.QUIET)  # fmt: skip
     ax.set_xticks(sizes, [f"{2 * x // 1024}" for x in sizes])
-    ax.set(xlabel="on-chip memory M (KiB)", title=f"N = {N:,}: line = closed form, dot = meter")
+    ax.set(xlabel="room for M elements of 2 bytes, in KiB", title=f"N = {N:,}: line = closed form, dot = meter")

@@ -7,15 +7,14 @@
 # **What if the score matrix never leaves the chip?**
 #
 # Chapter 01 showed that standard attention is slow because S and P travel: each has $N^2$ numbers, and each is written
-# to HBM and read again. Chapter 02 showed that softmax can take its keys a block at a time. Put the two together. Compute
-# a small tile of S on the chip, use it at once, and throw it away. This is FlashAttention, in its first version of 2022.
-# We call it FA1.
+# to HBM and read again. Chapter 02 showed that softmax can take its keys a block at a time. Put the two together.
+# Compute a small tile of S on the chip, use it at once, and throw it away. This is FlashAttention of 2022, FA1.
 #
 # After this notebook you can
 #
 # - write FA1's forward pass with two loops and one small step,
 # - count every element that it loads and stores, and say how the size of the chip's memory decides the count,
-# - explain how the backward pass gets P back from two numbers per row.
+# - explain how FA1's backward pass gets P back from $\ell$ and m.
 #
 # *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb).*
@@ -50,7 +49,7 @@ from fa2_lab.trace import Trace
 # FA1 takes the tile's exponentials relative to the tile's own maximum. So two factors bring both parts to the new
 # maximum: $\alpha = e^{m - m_{new}}$ for the row so far, and $\beta = e^{m_{tile} - m_{new}}$ for the tile.
 #
-# This is the step in code:
+# In code:
 
 
 # %%
@@ -94,9 +93,17 @@ print("l =", round(l.item(), 9), " o =", round(o.item(), 9), " m = log", round(n
 #
 # **Predict.** When row block 0 is loaded for the second time, it needs its $o$, $\ell$ and $m$ from the first time.
 # Where have they been in between?
+#
+# <details><summary>Answer</summary>
+#
+# **In HBM.** O, ℓ and m have a row for each query, and the chip has room for one block of rows. So after each tile the
+# block's $o$, $\ell$ and $m$ are stored, and before the next tile of the same rows they are loaded again.
+# </details>
+#
+# Find the two lines: the one that loads O, ℓ and m, and the one that stores them.
 
 
-# %% tags=["nbval-ignore-output", "hide-input"]
+# %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
     O[:], l[:], m[:] = 0, 0, -np.inf  # FA1.A2.L3
     for j in range(0, len(K), B_c):  # FA1.A2.L6
@@ -109,6 +116,7 @@ def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
             O[rows], l[rows], m[rows] = fa1_step(o_i, l_i, m_i, s_ij, v_j)  # FA1.A2.L15 FA1.A2.L16: stored
 
 
+# %% tags=["nbval-ignore-output", "hide-input"]
 def empty_state(Q):  # O, l and m: places in HBM, not filled yet
     return np.empty(Q.shape), np.empty(len(Q)), np.empty(len(Q))
 
@@ -122,14 +130,7 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
     print(f"after {n} keys: O against the attention over these keys, error {np.abs(O - answer).max():.0e}")
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **In HBM.** O, ℓ and m have a row for each query, and the chip has room for one block of rows. So after each tile the
-# block's $o$, $\ell$ and $m$ are stored, and before the next tile of the same rows they are loaded again.
-# </details>
-#
-# Open the code and find the two lines: the one that loads O, ℓ and m, and the one that stores them. The printed errors are
-# rounding: O is a right answer after every column block.
+# O is a right answer after every column block: the errors in the output are rounding.
 #
 # **Takeaway.** No entry of S or P reaches HBM. But every row's unfinished answer travels there, once for each column
 # block.
@@ -204,12 +205,11 @@ for N in (1024, 8192):
 # grows.
 # </details>
 #
-# So what the chip requests still grows with $N^2$. What grows with N alone is the extra memory: ℓ and m, and nothing of
-# the size of S.
+# So what the chip requests still grows with $N^2$. What grows with N alone is the extra memory: ℓ and m.
 #
-# Fewer column blocks mean fewer requests, so $B_c$ should be as large as fits. Let M be the number of elements that
-# fit into the shared memory of one thread block. The paper's rule is $B_c = \lceil M / 4d \rceil$, and as many rows
-# (but at most d). If there are as many rows, the four blocks q, k, v and o together fill M.
+# Fewer column blocks mean fewer requests, so $B_c$ should be as large as fits. Let M be the number of elements, here of
+# two bytes, that fit into the shared memory of one thread block. The paper's rule is $B_c = \lceil M / 4d \rceil$, and
+# as many rows (but at most d). If there are as many rows, the four blocks q, k, v and o together fill M.
 #
 # **Predict.** Put $T_c = N / B_c = 4Nd / M$ into the leading term $3Nd \cdot T_c$. What comes out?
 
@@ -234,8 +234,9 @@ print(f"on the chip at once, for M = 24,576 and d = 128: {on_chip.peak_on_chip:,
 #
 # The paper states this *IO complexity* as $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor.
 #
-# The last printed line shows what the rule leaves out. Besides four blocks of 48 × 128, the chip must hold the tile of
-# scores, 48 × 48, and ℓ and m: 26,976 elements, and M is 24,576. So real code uses smaller blocks.
+# The rule leaves something out. Take M = 24,576 and d = 128: it gives $B_c = 48$. Besides four blocks of 48 × 128, the
+# chip must hold the tile of scores, 48 × 48, and ℓ and m: 26,976 elements, more than M. So real code uses smaller
+# blocks.
 #
 # **Takeaway.** The chip requests about $12\,N^2 d^2 / M$ elements: still $N^2$, but divided by the room on the chip.
 
@@ -244,7 +245,7 @@ print(f"on the chip at once, for M = 24,576 and d = 128: {on_chip.peak_on_chip:,
 #
 # Standard attention moves $4N^2 + 4Nd$ elements (chapter 01). FA1 moves about $N^2 (3d + 4) / B_c$.
 #
-# **Predict.** For d = 64, how many keys must a block have before FA1 moves less than standard attention?
+# **Predict.** For d = 64, about how many keys must a block have before FA1 moves less than standard attention?
 
 
 # %% tags=["hide-input"]
@@ -262,17 +263,16 @@ print(f"with an A100's shared memory, {room:,} elements, B_c = {by_rule}: {less:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **50.** $(3d + 4) / B_c < 4$ if $B_c > 49$.
+# **About 50.** $(3d + 4) / B_c < 4$ if $B_c > 49$.
 # </details>
 #
-# (The A100 is the GPU of the FlashAttention papers.) In the picture, the three upper lines count what the chip
-# requests. On the left they are parallel: tiling saves a factor. On the right, N is fixed and M grows. Standard
-# attention moves the same. FA1 moves less, but with too little room it moves *more* than standard attention, since a
-# row block's state travels with every tile.
+# In the picture, the three upper lines count what the chip requests. On the left they are parallel: tiling saves a
+# factor. On the right, N is fixed and M grows. With more room FA1 moves less. With too little it moves *more* than
+# standard attention, since a row block's state travels with every tile.
 #
-# The two crosses were counted on an H200 during an FA2 kernel with row blocks of 64. What passed through L2 is 34.2M
-# elements. FA2 (next chapter) loads K and V once for each row block: 34.1M for row blocks of 64. The line has row
-# blocks of 128: 17.3M. What crossed to DRAM lies on the floor, $4Nd$ elements: each of Q, K, V and O once.
+# The two crosses were counted on an H200 at N = 4,096. The kernel was FA2 (next chapter) with row blocks half as large
+# as those of its line. So it should request twice what the line says, 34.1M elements. 34.2M were counted. Only 1.0M
+# crossed to DRAM: a little less than $4Nd$, each of Q, K, V and O once, because some of O was still in L2.
 
 # %% tags=["nbval-ignore-output"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
@@ -284,7 +284,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # %% [markdown]
 # ## How does the backward pass get P back?
 #
-# The gradients need P, and P was thrown away. But ℓ and m were kept, and after the forward pass they are final.
+# The gradients need P, and P was thrown away. But ℓ and m were kept (chapter 04 keeps L instead), and after the forward
+# pass they are final.
 #
 # **Predict.** A tile's scores can be computed again from q and k. How do you turn them into probabilities: do you need
 # the online softmax a second time?
@@ -312,7 +313,7 @@ print(f"this tile of P, from s, m and l: largest difference from P {np.abs(p - P
 # %% [markdown]
 # ## What still travels?
 #
-# S and P no longer travel. Look at what is left.
+# S and P no longer travel. What is left?
 #
 # **Predict.** Of everything that FA1's forward moves, for large N and d = 64: what share is O, ℓ and m going out and
 # coming back?
@@ -332,8 +333,8 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 #
 # What would change if the queries stayed on the chip and the keys came by? That is the next chapter.
 #
-# **Takeaway.** Two thirds of what FA1 moves are unfinished answers on their way to HBM and back. The order of the loops
-# is the cause.
+# **Takeaway.** Two thirds of what FA1 moves is unfinished answers, to HBM and back. The order of the loops is the
+# cause.
 
 # %% [markdown]
 # ## Recap
@@ -341,14 +342,15 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 # - FA1 computes one tile of S at a time, uses it and throws it away. Nothing of size $N^2$ reaches HBM.
 # - Keys outside, queries inside. O, divided by $\ell$ at every step, travels with ℓ and m for each column block.
 # - The chip requests about $12\,N^2 d^2 / M$ elements. The extra memory grows with N alone.
-# - Backward: $p = e^{s - m} / \ell$, tile by tile; one product more, far fewer elements moved.
+# - Backward: $p = e^{s - m} / \ell$, tile by tile; one product more, but nothing of size $N^2$ stored.
 #
 # <details><summary>If you train with dropout: how is its mask not stored?</summary>
 #
-# *Dropout* sets entries of P to 0 by chance. The backward pass must drop the same entries. Storing $N^2$ bits would take
-# the memory that we have just saved, so FA1 draws the random numbers again. A generator that hands them out in the order of
-# the tiles works only if both passes visit tiles in the same order. FA2's passes do not: its forward pass has the rows outside, its backward pass the columns. Of 16 tiles, 12 would get other numbers ([picture](../figures/dropout_orders.svg)). The way out: compute each random number from its row and column
-# (and a seed). Then the order of the loops does not matter.
+# *Dropout* sets entries of P to 0 by chance. The backward pass must drop the same entries. Storing $N^2$ bits would
+# take the memory that we have just saved, so FA1 draws the random numbers again, in the order of the tiles. FA2's
+# passes differ in that order: its forward pass has the rows outside, its backward pass the columns. Of 16 tiles, 12
+# would get other numbers ([picture](../figures/dropout_orders.svg)). So each random number is computed from its row and
+# column (and a seed). Then the order of the loops does not matter.
 # </details>
 
 # %% [markdown]
@@ -376,6 +378,7 @@ def fa1_backward_elements(N_q, N_k, d, T_c):
     return ...
 
 
+# %% tags=["hide-input"]
 meter = Trace()
 fa1.backward(Q, K, V, O, l, m, dO, B_r=4, B_c=2, tau=tau, trace=meter)
 yours = fa1_backward_elements(N_q=8, N_k=8, d=4, T_c=4)
@@ -385,8 +388,9 @@ else:
     print(f"yours {yours}, the meter {meter.hbm_elements}:", "right" if yours == meter.hbm_elements else "not yet")
 
 # %% [markdown]
-# **2. Find the bug.** In the step below somebody forgot that $o$ arrives divided by $\ell$. Before you run it: after
-# how many column blocks is O wrong for the first time? Then mend the last line and run both cells again.
+# **2. Find the bug.** In the step below somebody forgot that $o$ arrives divided by $\ell$. After how many column
+# blocks is O wrong for the first time? Write the number in place of the `...`. Then mend the last line and run both
+# cells again.
 #
 # <details><summary>Hint</summary>
 #
@@ -394,12 +398,15 @@ else:
 # </details>
 # <details><summary>Solution</summary>
 #
-# After the second. The first starts from $o = 0$, where the missing factor does no harm, so a test with a single column
+# 2. The first column block starts from $o = 0$, where the missing factor does no harm, so a test with a single column
 # block passes. The right line begins with `((alpha * l)[:, None] * o`.
 # </details>
 
 
 # %%
+answer = ...
+
+
 def broken_step(o, l, m, s, v):
     m_tile, m_new = s.max(axis=1), np.maximum(m, s.max(axis=1))
     p = np.exp(s - m_tile[:, None])
@@ -409,11 +416,12 @@ def broken_step(o, l, m, s, v):
 
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+print({2: "right", ...: "not answered yet"}.get(answer, "not yet: look at the errors"))
 o, l_b, m_b = np.zeros((8, 4)), np.zeros(8), np.full(8, -np.inf)
-for n in (2, 4, 6, 8):
+for n in (2, 4, 6, 8) if answer is not ... else ():
     o, l_b, m_b = broken_step(o, l_b, m_b, tau * Q @ K[n - 2 : n].T, V[n - 2 : n])
-    answer = naive.safe_softmax(tau * Q @ K[:n].T) @ V[:n]
-    print(f"after {n} keys: error of O {np.abs(o - answer).max():.0e}")
+    exact = naive.safe_softmax(tau * Q @ K[:n].T) @ V[:n]
+    print(f"after {n // 2} column blocks: error of O {np.abs(o - exact).max():.0e}")
 
 # %% [markdown]
 # ## Checks
