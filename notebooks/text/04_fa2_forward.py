@@ -34,9 +34,9 @@ from fa2_lab.trace import UNWATCHED, Trace
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
 #
-# Here are FA1's two loops. The step inside them is `fa1_step` of chapter 03, here called `divided_step`, and folded below.
-# `tiling.rows(i)` and `tiling.cols(j)` are the rows and columns of a block. In a loop over `trace.serial` one pass runs
-# after the other. In one over `trace.parallel` they may run at the same time.
+# Here are FA1's two loops. The step inside them is `fa1_step` of chapter 03, here called `divided_step`, and folded
+# below. `tiling.rows(i)` and `tiling.cols(j)` are the rows and columns of a block. In a loop over `trace.serial` one
+# pass runs after the other. In a loop over `trace.parallel` they may run at the same time.
 
 # %%
 def keys_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):  # FA1
@@ -140,16 +140,20 @@ print(f"twice the N: {float(io.growth('fa2', 'forward', N=N, B=B, d=d)):.2f} tim
 # **Three to two:** $3Bd : 2Bd$.
 # </details>
 #
-# The next picture shows both in motion, beside standard attention. One step is the same number of requested bytes for each.
-# Look at o, $\ell$ and m: in FA1 they come and go, in FA2 they stay in registers. L2 answers many of the requests for k
-# and v, so fewer bytes cross to DRAM.
+# The next picture shows both in motion, beside standard attention. The clock counts requested bytes and is the same for
+# all three. A block counts when it has arrived, so the three numbers differ a little. Standard attention loads all of Q
+# and K before its first score: the last blocks lie on top.
+#
+# Look at o, $\ell$ and m: in FA1 they come and go, in FA2 they stay in registers. L2 answers most requests for k and v:
+# of FA2's 3,168 requested bytes 1,632 cross to DRAM.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 recorded = motion.data()
 show(motion.draw(**recorded), motion.moving(**recorded))
 
 # %% [markdown]
-# **Takeaway.** With square tiles the swap saves a third of the requests. They still grow with $N^2$.
+# **Takeaway.** With square tiles the swap saves a third of the requests. (With the tiles of 4 × 2 above it saved more.)
+# They still grow with $N^2$.
 
 # %% [markdown]
 # ## Who has to wait for whom?
@@ -170,8 +174,8 @@ print("8,192 queries in blocks of 128:", Tiling(8192, 8192, 128, 128).T_r)
 # **64**, one for each row block: 8,192 / 128. Before the swap there is one.
 # </details>
 #
-# A worker becomes a thread block on the GPU, and an H100 has 132 SMs to run them on. With few heads, FA1 leaves most of
-# them idle. Chapter 06 shows how much that costs.
+# A worker becomes a thread block on the GPU. Heads never wait for each other, so FA1 has one worker for each head. An
+# H200 has 132 SMs. With few heads, FA1 leaves most of them idle. Chapter 06 shows how much that costs.
 #
 # **Takeaway.** With queries outside, the row blocks are independent jobs. This is FA2's parallelism.
 
@@ -228,6 +232,9 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 # | instructions on FP32 units | 58,368 | 64 |
 # | exponentials, on special function units | 8,448 | 16 |
 #
+# (Each of 128 · 64 scores takes three instructions and an exponential. Each of FA1's two scalings takes 128 · 128
+# instructions. Each row takes eight more, and two exponentials.)
+#
 # **Predict.** About 2% of the operations are not in the products. If the units take turns, what share of the clocks do
 # these 2% take: about 2%, 10%, or 40%?
 
@@ -246,9 +253,9 @@ for chip in (chips.A100, chips.H100):
 # exponentials: (912 + 528) / 3,488 = 41%.
 # </details>
 #
-# Tweak 1 lowers 912 to 644, and 528 to 520. If the units take turns, the tile becomes 3,488 / 3,212 = 1.09 times as fast.
-# If they all work at the same time, the tensor cores are the last to finish, and the tile becomes no faster. A real
-# kernel lies between these ends ([picture](../figures/flop_costs.svg)). Chapter 10 measures where.
+# Tweak 1 lowers 912 clocks to 644, and 528 to 520. If the units take turns, the tile becomes 3,488 / 3,212 = 1.09 times
+# as fast. If they all work at the same time, the tensor cores are the last to finish, and the tile becomes no faster. A
+# real kernel lies between these ends ([picture](../figures/flop_costs.svg)). Chapter 10 measures where.
 #
 # **Takeaway.** Two percent of the operations can take two fifths of the time. Saving some of them helps only if something
 # was waiting for the unit that did them.
@@ -341,15 +348,15 @@ print(f"10 of 16 tiles computed, 4 of them masked: largest difference from plain
 # visible, all is visible: FULL. `visited_cols` leaves out the SKIP tiles. In DIAGONAL tiles `hide` sets hidden scores to
 # $-\infty$, since $e^{-\infty} = 0$.
 #
-# Of T × T tiles, T(T + 1)/2 are visited. In the bottom part of the picture this share falls to one half as N grows. (The
-# last grid has fewer queries than keys; chapter 14 needs it.)
+# Of T × T square tiles, T(T + 1)/2 are visited. In the bottom part of the picture this share falls to one half as N
+# grows. (In the last grid the queries are the last 256 of 512 tokens; chapter 14 needs it.)
 
 # %%
 show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
-# **Takeaway.** Whether a tile is skipped, masked, or computed without a mask is known before it is loaded. Skipping saves
-# up to half of the tiles.
+# **Takeaway.** Whether a tile is skipped, masked, or computed without a mask is known before it is loaded. Skipping
+# saves nearly half of them in a long text.
 
 # %% [markdown]
 # ## Recap
@@ -403,12 +410,12 @@ else:
     print("right" if not wrong else f"not yet: rows {wrong[0][0]}, columns {wrong[0][1]}, window {wrong[0][2]}")
 
 # %% [markdown]
-# **2. Find the bug.** Of these rules for a causal mask one is right. Each of the others lets some query see the future.
-# Write the letter of the right one, for example `"A"`, in place of the `...`.
+# **2. Choose.** Of these rules for a causal mask one is right. Each of the others lets some query see the future. Write
+# the letter of the right one, for example `"A"`, in place of the `...`.
 #
 # - `A`: skip tile (i, j) if `j * B_c > (i + 1) * B_r`, and mask only the tiles with i = j.
 # - `B`: skip if `j * B_c >= (i + 1) * B_r`, and set hidden scores to 0 before the softmax.
-# - `C`: skip if `j * B_c >= (i + 1) * B_r`, and set hidden scores on the diagonal to $-\infty$.
+# - `C`: skip if `j * B_c >= (i + 1) * B_r`, and set the hidden scores of DIAGONAL tiles to $-\infty$.
 #
 # <details><summary>Hint</summary>
 #
@@ -447,6 +454,8 @@ verdict("the corner tests = Tiling.kind, also for tiles that are not square", al
 chip, (old, new) = chips.A100, vars(time.tweak_1(chips.A100, 128, 64, 128)).values()
 removed = (old.fp32 - new.fp32) * chip.fp32_per_clock + (old.exp - new.exp) * chip.exp_per_clock
 verdict("tweak 1 removes 0.4% of 4.3 million operations", round(removed / 4.3e6, 3) == 0.004)
+FA2 = recorded["runs"]["FA2"]
+verdict("in motion: FA2 requests 3,168 bytes, and 1,632 cross", (FA2.total, FA2.crossed[-1]) == (3168, 1632))
 
 # %% [markdown] tags=["navigation"]
 # [← FlashAttention](03_fa1.ipynb) · [The map](00_start.ipynb) · [The backward pass →](05_backward.ipynb)
