@@ -424,7 +424,7 @@ HARM = {
     "another name": instead(lambda h: (h / "homework.docx").write_text("?"), "there is homework.docx"),
     "nothing": instead(lambda h: None, "nothing handed in"),
     "twenty daemons": Hostile((DAEMONS,), quick=True),
-    "a fork bomb": Hostile((BOMB,), remark="did not end within"),
+    "a fork bomb": Hostile((BOMB,), score=0, most=12, remark="did not end within"),  # its forks starve its own steps
     "killing everything": Hostile((KILLER,)),
     "no way out": Hostile((NETWORK,), remark="unreachable"),
     "a full disk": Hostile((FULL_DISK,)),
@@ -457,7 +457,7 @@ HARM = {
     "a link to nowhere": gain(write=lambda home: (home / FILE).symlink_to("nowhere"), remark="a link", quick=True),
     "links in a circle": besides(lambda home: (home / "more").symlink_to(".")),
     "an error whose words never end": Hostile(
-        ("class E(Exception):\n    def __str__(s): return 'x' * 10**10\nraise E",), remark="E: "
+        ("class E(Exception):\n    def __str__(s): return 'x' * 10**10\nraise E",), remark="a cell of your own: E"
     ),
     "\x1b[2Ja name\x07 that is none": Hostile(),
     "markup": Hostile(("raise ValueError('<script>alert(1)</script>')",), remark="<script>"),
