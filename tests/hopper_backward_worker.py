@@ -15,7 +15,9 @@ SIZES = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, ca
 SIZES += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
 SIZES += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
 NEAR, IN_TURN = dict(left=100), dict(same_bits=True)  # a window; and additions in a fixed order
+PACKED = dict(packed=3)  # so many sequences
 MORE = [(SIZES[0], 3, IN_TURN), (SIZES[7], 1, IN_TURN), (SIZES[6], 1, NEAR), (SIZES[2], 3, NEAR)]
+MORE += [(SIZES[2], 1, PACKED), (SIZES[4], 3, PACKED | IN_TURN)]
 ALL = [*product(SIZES, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
 FEW = [(SIZES[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
 FEW += MORE
@@ -39,17 +41,19 @@ def pretend() -> None:
 
 
 def compile_one(job) -> list[str]:
-    """One call of backward() as far as the launches."""
+    """One call of the backward as far as the launches."""
     from fa2_lab.kernels.hopper.backward import launch
     from fa2_lab.kernels.prepared import Options
     from fa2_lab.studio import offline
 
     (d, N, causal, keys), parts, asked = job
     launch.sizes.parts_for = lambda *_: parts
-    Q, L = torch.empty(2, 4, N, d, dtype=torch.bfloat16), torch.empty(2, 4, N)
+    many, options = asked.get("packed"), Options(causal, d**-0.5, left=asked.get("left"))
+    Q, L = torch.empty((2, 4, N, d) if many is None else (N, 4, d), dtype=torch.bfloat16), torch.empty(2, 4, N)
     lengths = torch.ones(2, dtype=torch.int64) if keys else None
-    options = Options(causal, d**-0.5, left=asked.get("left"))
-    launch.backward(Q, Q, Q, Q, Q, L, options, L if causal else None, lengths, same_bits="same_bits" in asked)
+    starts = () if many is None else 2 * (torch.zeros(many + 1, dtype=torch.int32),)
+    call = launch.prepare(Q, Q, Q, Q, Q, options, lengths, "same_bits" in asked, many)
+    call(Q, Q, Q, Q, Q, L, L if causal else None, lengths, *starts)
     lines = []
     for name in KERNELS:
         made = getattr(launch, name).made

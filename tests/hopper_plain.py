@@ -1,18 +1,20 @@
 """Runs the Hopper kernels' own functions by Python, on NumPy tiles: one warp after the other, nothing at the same time.
 
-Who is where, who sees whom, what is masked or wiped, and whose turn it is are computed by the very lines that a GPU
-runs. Layouts, barriers and registers mean nothing here; the softmax and what is assembly have plain stand-ins.
+Who is where, who sees whom, what is masked or wiped, where it is stored, and whose turn it is are computed by the very
+lines that a GPU runs. Layouts, barriers and registers mean nothing here; the softmax and what is assembly have plain
+stand-ins, and so has the copy engine, which is told what a GPU's is told.
 """
 
 from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 from fa2_lab.kernels.hopper.backward import kernel as backward
-from fa2_lab.kernels.hopper.backward import products, rows
+from fa2_lab.kernels.hopper.backward import products, rows, sizes, sums
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
-from fa2_lab.kernels.hopper.shared import geometry
+from fa2_lab.kernels.hopper.shared import descriptors, geometry
 from fa2_lab.kernels.portable import tile
 
 
@@ -24,6 +26,9 @@ class Whole(int):
 
     def __mod__(self, other):
         return Whole(self - self.__floordiv__(other) * other)
+
+    def to(self, dtype):
+        return self
 
 
 def closed(name):
@@ -41,6 +46,8 @@ for operator in ("add", "sub", "mul", "and", "radd", "rsub", "rmul"):
 class Tile(np.ndarray):
     """A matrix with the methods of one in shared memory, or in registers."""
 
+    type = SimpleNamespace(layout=None)
+
     def to(self, dtype):
         return self
 
@@ -49,6 +56,32 @@ class Tile(np.ndarray):
 
     def slice(self, begin, size, dim):
         return self[begin : begin + size] if dim == 0 else self[:, begin : begin + size]
+
+
+class Pointer:
+    """Into an array, at one place or at many."""
+
+    def __init__(self, numbers, at=0):
+        self.numbers, self.at = numbers, at
+
+    def __add__(self, more):
+        return Pointer(self.numbers, self.at + more)
+
+
+def load(pointer):
+    return Whole(pointer.numbers[pointer.at])
+
+
+def store(pointer, x, mask):
+    assert np.isnan(pointer.numbers[pointer.at[mask]]).all(), "written twice"
+    pointer.numbers[pointer.at[mask]] = x[mask]
+
+
+def broadcast(a, b):
+    if isinstance(a, Pointer):
+        at, b = np.broadcast_arrays(a.at, b)
+        return Pointer(a.numbers, at), b
+    return np.broadcast_arrays(a, b)
 
 
 def either(scalar, array):
@@ -64,8 +97,13 @@ LANGUAGE = SimpleNamespace(
     cast=lambda x, dtype: x,
     arange=lambda begin, end, layout: np.arange(begin, end),
     zeros=lambda shape, dtype, layout: np.zeros(shape),
-    broadcast=np.broadcast_arrays,
+    broadcast=broadcast,
     exp2=np.exp2,
+    log2=np.log2,
+    sum=np.sum,
+    load=load,
+    store=store,
+    convert_layout=lambda x, layout: x,
     SliceLayout=lambda *_: None,
     static_range=range,
     int64=None,
@@ -103,43 +141,97 @@ def wipe(tile, real, BEFORE=False):
     tile[max(0, real) :] = tile[max(0, real) :] if BEFORE else 0
 
 
+# The copy engine ------------------------------------------------------------------------------------------------
+
+
+class Described:
+    """An array, (batch, heads, N, d) or packed, of which tiles are fetched and stored as its descriptor says."""
+
+    dtype, block_type = "half", SimpleNamespace(nbytes=0)
+
+    def __init__(self, X, rows: int, d: int):
+        like = torch.empty(X.shape, dtype=torch.float16, device="meta")
+        vars(self).update(descriptors.descriptor(like, rows, d), numbers=X.reshape(-1), d=X.shape[-1])
+        assert X.flags.c_contiguous and self.numbers.base is not None
+
+    def rows(self, at):
+        """(row of the tile, its place in memory), of those that there are; an address has 64 bits, a number 2 bytes."""
+        for i in range(self.block_shape[-2]):
+            place = [int(n) for n in (*at[:-2], at[-2] + i, 0)]
+            if all(0 <= n < size for n, size in zip(place, self.shape, strict=True)):
+                assert max(place) < 2**31
+                start = 2 * sum(n * step for n, step in zip(place, self.strides, strict=True)) % 2**64 // 2
+                assert start + self.d <= self.numbers.size
+                yield i, slice(start, start + self.d)
+
+    def fetch(self, at):
+        found = np.zeros(self.block_shape[-2:]).view(Tile)
+        for i, place in self.rows(at):
+            found[i, : self.d] = self.numbers[place]
+        return found
+
+    def put(self, at, tile):
+        for i, place in self.rows(at):
+            assert np.isnan(self.numbers[place]).all(), "written twice"
+            self.numbers[place] = tile.held[i, : self.d]
+
+
+class Held:
+    """Where a tile waits in shared memory to be stored."""
+
+    def store(self, x):
+        self.held = x
+
+    def index(self, n):
+        return self
+
+    def _reinterpret(self, *_):
+        return self
+
+
 def by_python(monkeypatch) -> None:
     """From now on the kernels' functions are Python's."""
-    for module in (tile, geometry, forward, softmax, backward, rows, products):
+    far = Whole(2**30)
+    far.value = 2**30
+    for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products):
         stand_ins = plain(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
         stand_ins |= dict(NO_ROW=2**30, LN2=np.log(2), accumulator=lambda columns: None, wipe=wipe, matrix=lambda x: x)
         stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x)
-        stand_ins |= dict(tma=SimpleNamespace(store_wait=lambda n: None), **STAND_INS.get(module, {}))
+        stand_ins |= dict(several=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
+        stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, x)
+
+
+COPY_ENGINE = SimpleNamespace(
+    store_wait=lambda n: None,
+    async_copy_shared_to_global=lambda X, at, tile: X.put(at, tile),
+    async_copy_global_to_shared=lambda X, at, filled, stage: stage.append(X.fetch(at)),
+)
+NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None)
 
 
 # The forward's softmax, without assembly ------------------------------------------------------------------------
 
 
 def softmax_step(s, m, l, scales, MASKED):
-    """p, m, l and alpha; m is the exact maximum."""
-    top = np.maximum(m, s.max(1))
+    """p, m, l and alpha, of each row's four lanes; m is the exact maximum."""
+    top = np.maximum(m, s.max(1)[:, None])
     at = np.where(top == -np.inf, 0.0, top) if MASKED else top
-    p, alpha = np.exp2((s - at[:, None]) * scales.fine), np.exp2((m - at) * scales.fine)
-    return p, top, alpha * l + p.sum(1), alpha
+    p, alpha = np.exp2((s - at[:, :1]) * scales.fine), np.exp2((m - at) * scales.fine)
+    return p, top, alpha * l + p.sum(1)[:, None] / 4, alpha
 
 
-def store(O, L, o, m, l, o_tile, batch, head, row, geometry, scales):
-    """O and L of 64 rows, as far as there are so many."""
-    n = min(64, geometry.N_q - row)
-    O[batch, head, row : row + n] = (o / np.where(l == 0, 1, l)[:, None])[:n]
-    L[batch, head, row : row + n] = ((m * scales.fine + np.log2(np.where(l == 0, 1, l))) * np.log(2))[:n]
-
-
+GEOMETRY = geometry.Geometry
 STAND_INS = {
+    descriptors: dict(gl=descriptors.gl),
+    geometry: dict(Geometry=maker(GEOMETRY, *GEOMETRY.__annotations__)),
     forward: dict(
-        first_state=lambda s, scales: (np.full(len(s), -np.inf), np.zeros(len(s))),
+        first_state=lambda s, scales: (np.full((len(s), 4), -np.inf), np.zeros((len(s), 4)).view(Tile)),
         softmax_step=softmax_step,
-        shrunk=lambda o, alpha: o * alpha[:, None],
+        shrunk=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
-        store=store,
         Interval=maker(softmax.Interval, "end", "full_end", "begin", "full"),
     ),
     rows: dict(Interval=maker(rows.Interval, "begin", "full", "end", "CUT")),
@@ -152,16 +244,13 @@ STAND_INS = {
 class Ring:
     """Everything that was ever filled; and who has released it, which must be everybody in the order of the tiles."""
 
-    def __init__(self, rows: int):
-        self.rows, self.filled, self.released = rows, [], 0
+    def __init__(self):
+        self.filled, self.released = [], 0
         self.tiles = SimpleNamespace(dtype=None, index=lambda n: self.filled[n])
 
-    def fill(self, n, X, batch, head, row):
+    def fill(self, n, X, batch, head, row, N):
         assert n == len(self.filled)
-        found = np.zeros((self.rows, X.shape[3])).view(Tile)
-        part = X[batch, head, row : row + self.rows]
-        found[: len(part)] = part
-        self.filled.append(found)
+        self.filled.append(X.fetch(descriptors.tile_at(X, batch, head, row, N)))
 
     def wait_for_room(self, n):
         pass
@@ -193,6 +282,29 @@ class Mailbox:
         pass
 
 
+class Told(Mailbox):
+    """What is told of row blocks; K lies where it was filled last, and no stage is filled again."""
+
+    def __init__(self, names, k):
+        super().__init__(names)
+        self.k = k
+
+    def write(self, n, values):
+        row, number, _, _ = values
+        self.sent.append((row, number, len(self.k.filled) - 1))
+
+
+class Stages:
+    """A new one each time, and all are kept."""
+
+    def __init__(self):
+        self.kept = []
+
+    def index(self, n):
+        self.kept.append([])
+        return self.kept[-1]
+
+
 def scheduler(blocks: int, heads: int, at_once: int, only=None):
     """Hands out all blocks to one program, or only one."""
     numbers = iter(range(blocks * heads) if only is None else [only])
@@ -202,92 +314,130 @@ def scheduler(blocks: int, heads: int, at_once: int, only=None):
     return one
 
 
-def described(Q, K, lengths, window, B_r, B_c):
-    """The geometry of a call."""
-    (_, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
+def described(Q, K, lengths, window, B_r, B_c, starts=None):
+    """The geometry of a call whose tensors have these shapes; `starts` are cu_q and cu_k of packed sequences."""
+    (_, H, N_q, _), (_, H_kv, N_k, _) = ((1, Q[1], Q[0], 0), (1, K[1], K[0], 0)) if starts else (Q, K)
     left, right = window
     sizes = dict(N_q=N_q, N_k=N_k, H=H, group=H // H_kv, B_r=B_r, B_c=B_c, left=left, right=right or 0)
-    flags = dict(KEYS=lengths is not None, RAGGED=True, CAUSAL=right is not None)
-    one = made(geometry.Geometry, sizes | flags)
-    one.length = lambda entry: Whole(min(lengths[entry], N_k) if lengths else N_k)
+    flags = dict(KEYS=lengths is not None, RAGGED=True, CAUSAL=right is not None, key_lengths=None)
+    cu_q, cu_k = map(Pointer, starts) if starts else (None, None)
+    many = dict(cu_q=cu_q, cu_k=cu_k, sequences=len(starts[0]) - 1 if starts else None)
+    one = made(GEOMETRY, sizes | flags | many)
+    if not starts:
+        one.length = lambda entry: Whole(min(lengths[entry], N_k) if lengths else N_k)
     return one
 
 
-def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2):
-    """O and L (batch, heads, N_q), NaN where nobody wrote."""
-    batch, H, N_q, d = Q.shape
-    place = described(Q, K, lengths, window, 64 * consumers, B_c)
-    O, L = np.full(Q.shape, np.nan), np.full(Q.shape[:3], np.nan)
-    mailbox = Mailbox(forward.NEXT.value)
-    pipes = SimpleNamespace(
-        q=Ring(64), k=Ring(B_c), v=Ring(B_c), mailbox=mailbox, consumers=consumers, O_APART=True, d=d
-    )
+def blocks_of(n, geometry, B):
+    """How many blocks of B rows of a head the scheduler hands out."""
+    return tile.block_count(Whole(n), geometry.sequences, B)
+
+
+def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None):
+    """O like Q and L, NaN where nobody wrote; with `starts` of packed sequences."""
+    place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
+    O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
+    d, heads = Q.shape[-1], L.size // place.N_q
+    pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), consumers=consumers, O_APART=True, d=d)
+    pipes.mailbox = Mailbox((forward.NEXT_PACKED if starts else forward.NEXT).value)
     pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
-    pipes.o, turns = SimpleNamespace(index=lambda c: None), []
-    forward.producer(Q, K, V, pipes, scheduler(-(-N_q // place.B_r), batch * H, 1), place)
+    pipes.o, turns, blocks = SimpleNamespace(index=lambda c: Held()), [], blocks_of(place.N_q, place, place.B_r)
+    Q, K, V, O_told = (Described(X, rows, d) for X, rows in ((Q, 64), (K, B_c), (V, B_c), (O, 64)))
+    forward.producer(Q, K, V, pipes, scheduler(blocks, heads, 1), place)
     for c in range(consumers):
         pipes.k.released, pipes.q.release = 0, lambda n: None
         turns.clear()
-        forward.consumer(c, O, L, pipes, place, SimpleNamespace(fine=d**-0.5 / np.log(2)))
+        told = SimpleNamespace(fine=d**-0.5 / np.log(2), LAG=True)
+        forward.consumer(c, O_told, Pointer(L.reshape(-1)), pipes, place, told)
         assert turns == list(range(len(pipes.k.filled))) and pipes.k.released == len(turns) == len(pipes.v.filled)
     return O, L
 
 
-def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1):
+def in_turn(N_q, N_k, window, lengths=None, group=1, parts=1, B_r=64, at_once=1, starts=None):
     """What the backward's producer has added, for every number at the scheduler: [(place, turn), …] of a consumer."""
-    shape = len(lengths or [N_k]), 2, N_k, 8
-    Q, T_r, T_c = SimpleNamespace(shape=(shape[0], 2 * group, N_q, 8)), Whole(-(-N_q // B_r)), -(-N_k // 128)
-    place = described(Q, SimpleNamespace(shape=shape), lengths, window, B_r, 128)
-    for number in range(T_c * shape[0] * 2 * parts):
+    batch = len(lengths or [N_k])
+    Q, K = ((N_q, 2 * group, 8), (N_k, 2, 8)) if starts else ((batch, 2 * group, N_q, 8), (batch, 2, N_k, 8))
+    place = described(Q, K, lengths, window, B_r, 128, starts)
+    T_r, T_c = blocks_of(N_q, place, B_r), blocks_of(N_k, place, 128)
+    Q = SimpleNamespace(shape=(0, N_q, 2 * group) if starts else Q, block_shape=[1] * (5 if starts else 4))
+    for number in range(T_c * batch * 2 * parts):
         added, mailbox, nothing = [], Mailbox(rows.NEXT_IN_TURN.value), SimpleNamespace(fill=lambda *_: None)
         pipes = SimpleNamespace(mailbox=mailbox, k=nothing, v=nothing, turns=SimpleNamespace(USED=True))
         pipes.rows = SimpleNamespace(fill=lambda *told, added=added: added.append(told[-2:]))
-        blocks = scheduler(T_c, shape[0] * 2 * parts, at_once * parts, only=number)
+        blocks = scheduler(T_c, batch * 2 * parts, at_once * parts, only=number)
         backward.producer(Q, None, None, None, None, pipes, blocks, place, T_r, parts)
         if parts > 1 and added:
             added.append((mailbox.read(0, "place"), mailbox.read(0, "turn")))
         yield added
 
 
-def run_backward(Q, K, V, dO, L, D, window, lengths=None, B_r=64):
-    """dK and dV, NaN where nobody wrote. dQ is made of the same tiles."""
-    (batch, _, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    place, T_r, told = described(Q, K, lengths, window, B_r, 128), Whole(-(-N_q // B_r)), []
-    starts = np.stack([np.where(L == -np.inf, -np.inf, -L / d**-0.5), np.where(L == -np.inf, 0.0, -D)], -1)
-
-    def fill(n, k_stage, Q, dO, starts, batch, head, i, number, turn):
-        found = np.zeros((B_r, 2 * d + 2)).view(Tile)
-        found[:, -2] = -np.inf
-        joined = np.concatenate([X[batch, head, i * B_r : (i + 1) * B_r] for X in (Q, dO, starts)], 1)
-        found[: len(joined)] = joined
-        told.append((Whole(i * B_r), found, len(pipes.k.filled) - 1))
-
-    told_rows = SimpleNamespace(fill=fill, wait=lambda n: None, release=lambda n: None, first=lambda n: told[n][0])
-    told_rows.tiles, told_rows.k_stage = lambda n: (told[n][1][:, :d], told[n][1][:, d : 2 * d]), lambda n: told[n][2]
-    told_rows.start = lambda n, which: told[n][1][None, :, 2 * d + which]
-    sizes = SimpleNamespace(B_r=B_r, d_pad=d, dk_late=False, dv_late=False, hold_v=False)
-    pipes = SimpleNamespace(k=Ring(128), v=Ring(128), rows=told_rows, sizes=sizes, mailbox=Mailbox(rows.NEXT.value))
-    pipes.turns, dK, dV = SimpleNamespace(USED=False), np.full(K.shape, np.nan), np.full(V.shape, np.nan)
-    blocks = scheduler(-(-N_k // 128), batch * H_kv, 1)
-    backward.producer(Q, K, V, dO, starts, pipes, blocks, place, T_r, Whole(1))
-    for c in range(2):
-        pipes.k.released = pipes.v.released = 0
-        backward.consumer(c, dK, dV, None, pipes, place, d**-0.5 / np.log(2))
-    return dK, dV
+def starting(L, D, d: int, B_r: int):
+    """What S and dP start from, of every row block, as before_kernel writes it for (batch, heads, N)."""
+    blocks = -(-L.shape[2] // B_r)
+    found = np.zeros((2, *L.shape[:2], blocks * B_r))
+    found[0] = -np.inf
+    found[0, :, :, : L.shape[2]] = -L / d**-0.5
+    found[0][np.isposinf(found[0])] = -np.inf
+    found[1, :, :, : L.shape[2]] = np.where(L == -np.inf, 0.0, -D)
+    return found.reshape(2, -1, B_r).swapaxes(0, 1)
 
 
-def finish(c, r, n, dk, dv, dK, dV, pipes, scale):
-    """dK and dV of 64 columns, as far as there are so many."""
-    batch, head, col = (pipes.mailbox.read(r, name) for name in ("batch", "head", "col"))
-    at = batch, head, slice(col + 64 * c, col + 64 * c + 64)
-    size = len(dK[at])
-    dK[at], dV[at] = dk[:size] * (scale * np.log(2)), dv[:size]
+def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None, parts=1, starts=None):
+    """dK and dV like K, NaN where nobody wrote, and sums: of dQ, and with parts of dK and dV, as they lie in HBM.
+
+    `starting` is what S and dP start from, of every row block. The consumers, who exchange their dS, run twice: first
+    to show it, then to use what the other one has shown.
+    """
+    B_r, d = sizes.B_r, Q.shape[-1]
+    place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts)
+    T_r, T_c, heads = blocks_of(place.N_q, place, B_r), blocks_of(place.N_k, place, 128), K.size // d // place.N_k
+    dK, dV = np.full(K.shape, np.nan), np.full(V.shape, np.nan)
+    lines = [len(starting) * B_r * sizes.d_pad] + 2 * [T_c * heads * 128 * sizes.d_pad]
+    all_sums = [np.zeros(n) for n in lines]
+    Q, dO = Described(Q, B_r, sizes.d_pad), Described(dO, B_r, sizes.d_pad)
+    K, V, dK_told, dV_told = (Described(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
+
+    pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=Mailbox(rows.NEXT.value), ds_filled=None)
+    pipes.turns, pipes.dq, pipes.shown = SimpleNamespace(USED=False), Held(), {}
+    stages = {name: Stages() for name in ("q", "do", "starts", "filled", "emptied")}
+    pipes.rows = made(rows.Rows, dict(stages, told=Told(rows.TOLD.value, pipes.k), B_r=B_r))
+    pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
+    pipes.rows.start = lambda n, which: stages["starts"].kept[n][0][None, which]
+    pipes.rows.wait = pipes.rows.release = lambda n: None
+    if parts > 1:
+        dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
+    blocks = scheduler(T_c, heads * parts, parts)
+    starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
+    backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
+    for pipes.again in (False, True):
+        for x in (dK, dV):
+            x.fill(np.nan)
+        for x in all_sums:
+            x.fill(0)
+        for c in range(2):
+            pipes.k.released = pipes.v.released = 0
+            dQ_sums = SimpleNamespace(numbers=all_sums[0])
+            backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
+    return dK, dV, all_sums
 
 
-STAND_INS[backward] = dict(
-    finish=finish,
-    exchange=lambda *_: None,
-    start_dq=lambda *_: 0,
-    add_dq=lambda *_: None,
-    pass_on=lambda *_, later: None,
-)
+def start_dq(c, n, pipes):
+    """The product of what both have shown."""
+    if not pipes.again:
+        return 0
+    pipes.ds = SimpleNamespace(index=lambda _: np.concatenate([pipes.shown[n, 0], pipes.shown[n, 1]]).view(Tile))
+    return products.start_dq(c, n, pipes)
+
+
+def exchange(c, n, ds, pipes):
+    pipes.shown[n, c] = ds
+
+
+def add_tile(x, described, at, place):
+    """Added as the copy engine does it, from line `at` of 32 numbers on."""
+    if np.ndim(x):
+        held = sums.as_held.fn(torch.from_numpy(np.array(x))).numpy().reshape(-1)
+        described.numbers[32 * at : 32 * at + held.size] += held
+
+
+STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile, pass_on=lambda *_, later: None)

@@ -11,6 +11,7 @@ from multiprocessing import get_context
 import torch
 from compiling import Compiling, idle_barriers
 
+PACKED = dict(packed=3)  # so many sequences
 SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
 
 
@@ -23,13 +24,15 @@ def kinds(d: int) -> list[tuple]:
 
 
 def every() -> list[tuple]:
-    """All kinds of calls, with whole tiles and ragged ones."""
-    return [(d, N, *kind) for d in (64, 128, 256) for kind in kinds(d) for N in (512, 511)]  # 96 is as 128
+    """All kinds of calls, with whole tiles and ragged ones, and with packed sequences; 96 is as 128."""
+    all_kinds = [(d, kind) for d in (64, 128, 256) for kind in kinds(d)]
+    packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if keys]
+    return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed
 
 
 def few() -> list[tuple]:
-    """All sizes once, each with the mask and the length that were met least so far; and two windows."""
-    from fa2_lab.kernels.hopper.forward.sizes import WINDOW
+    """All sizes once, each with the mask and the length that were met least so far; and two more of each kind."""
+    from fa2_lab.kernels.hopper.forward.sizes import USUAL, WINDOW
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -38,7 +41,8 @@ def few() -> list[tuple]:
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
-    return jobs + [(d, 511 + keys, WINDOW[d], True, keys, 100) for d, keys in ((64, True), (128, False))]
+    jobs += [(d, 511 + keys, WINDOW[d], True, keys, dict(left=100)) for d, keys in ((64, True), (128, False))]
+    return jobs + [(d, 511, USUAL[d], d == 128, False, PACKED) for d in (64, 128)]
 
 
 def pretend() -> None:
@@ -58,16 +62,18 @@ def pretend() -> None:
 
 
 def compile_one(job) -> str:
-    """One call of forward() as far as the launch."""
+    """One call of the forward as far as the launch."""
     from fa2_lab.kernels.hopper.forward import launch
     from fa2_lab.kernels.prepared import Options
     from fa2_lab.studio import offline
 
-    d, N, sizes, causal, keys, *left = job
+    d, N, sizes, causal, keys, asked = (*job, {})[:6]
     launch.sizes.choose = lambda *_: sizes
-    Q = torch.empty(2, 4, N, d, dtype=torch.bfloat16)
-    options = Options(causal, d**-0.5, left=left[0] if left else None)
-    launch.forward(Q, Q, Q, options, torch.ones(2, dtype=torch.int32) if keys else None)
+    many, options = asked.get("packed"), Options(causal, d**-0.5, left=asked.get("left"))
+    Q = torch.empty((2, 4, N, d) if many is None else (N, 4, d), dtype=torch.bfloat16)
+    lengths = torch.ones(2, dtype=torch.int32) if keys else None
+    starts = () if many is None else 2 * (torch.zeros(many + 1, dtype=torch.int32),)
+    launch.prepare(Q, Q, Q, options, lengths, many)(Q, Q, Q, lengths, *starts)
     made = launch.forward_kernel.made
     unasked = overwrites(made.asm["ttgir"])
     found = offline.report(made) | dict(waits=offline.serialized(made), overwrites=unasked)

@@ -147,11 +147,10 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, monkeypatch):
     options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
     portable = SimpleNamespace(
         prepare=lambda *given, sequences: lambda *tensors: ("portable", given[3:], tensors[:6]),
-        forward=lambda *given: ("portable", given[3:], (Q, Q, Q, lengths, seed, sinks)),
     )
     hopper = SimpleNamespace(enough_work=lambda *_: enough)
-    made = lambda *tensors: ("hopper", (options, lengths), (*tensors, seed, sinks)) if aligned else None  # noqa: E731
-    hopper.prepare = lambda *given: made if kind and given[3:] == (options, lengths) else None
+    made = lambda *tensors: ("hopper", (options, lengths), (*tensors[:4], seed, sinks)) if aligned else None  # noqa: E731
+    hopper.prepare = lambda *given: made if kind and given[3:] == (options, lengths, None) else None
     monkeypatch.setattr(choice, "portable", portable)
     monkeypatch.setattr(choice, "hopper_forward", lambda device: hopper if on_hopper else None)
     name, got, tensors = choice.forward(Q, Q, Q, options, lengths, seed, sinks)

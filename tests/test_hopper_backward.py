@@ -24,7 +24,7 @@ PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (10
 
 @compiled_by("hopper_backward_worker.py")
 def test_fits_and_spills_nothing(rows, jobs):
-    assert len(rows) == (96 if jobs == "all" else 36)
+    assert len(rows) == (102 if jobs == "all" else 42)
     for name in ("causal", "keys", "parts"):
         assert len({(row["d"] > 64, row[name]) for row in rows}) == 4, name
     for row in rows:
@@ -134,11 +134,10 @@ def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monk
     tensors = dO, Q, K, V, O, L, dL, lengths, seed, sinks
     portable = SimpleNamespace(
         prepare=lambda *given, sequences: lambda *all_ten: ("portable", given[5], all_ten[:10]),
-        backward=lambda *given: ("portable", given[6], (*given[:6], *given[7:], seed, sinks)),
     )
     hopper = SimpleNamespace(enough_work=lambda *_: enough)
-    made = lambda *given: ("hopper", options, (*given, seed, sinks)) if aligned else None  # noqa: E731
-    hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths, same_bits) else None
+    made = lambda *given: ("hopper", options, (*given[:8], seed, sinks)) if aligned else None  # noqa: E731
+    hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths, same_bits, None) else None
     monkeypatch.setattr(choice, "HOPPER_ALSO", {"windows", "same bits"} if same_bits == "allowed" else set())
     monkeypatch.setattr(choice, "portable_backward", portable)
     monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)

@@ -8,7 +8,9 @@ import pytest
 
 pytest.importorskip("triton")
 
-from hopper_plain import by_python, in_turn, run_backward, run_forward
+from hopper_plain import by_python, in_turn, run_backward, run_forward, starting
+
+from fa2_lab.kernels.hopper.backward.sizes import choose
 
 NAN = float("nan")
 WINDOWS = [(None, None), (None, 0), (0, 0), (7, 0), (100, 0), (70, 30), (None, 40), (64, None), (128, 127)]
@@ -23,7 +25,7 @@ def plain(monkeypatch):
 
 
 def dense(Q, K, V, dO, window, lengths):
-    """O, L, dK, dV and D in float64, and K and V with NaN where no row of their batch entry sees them."""
+    """O, L, dK, dV, dQ and D in float64, and K and V with NaN where no row of their batch entry sees them."""
     (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
     left, right = window
     r, col = np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
@@ -42,7 +44,8 @@ def dense(Q, K, V, dO, window, lengths):
     dV = (p.transpose(0, 1, 3, 2) @ dO).reshape(group).sum(2)
     before = max(0, N_k - N_q - left) if left is not None else 0
     unseen = (col[0] < before) | (col[0] >= real[:, None])  # (batch, N_k)
-    return (O, L, dK, dV, D), [np.where(unseen[:, None, :, None], NAN, X) for X in (K, V)]
+    dQ = d**-0.5 * (ds @ k)
+    return (O, L, dK, dV, dQ, D), [np.where(unseen[:, None, :, None], NAN, X) for X in (K, V)]
 
 
 CASES = [(n, *shape) for n, shape in enumerate([(1, 239), (200, 333), (333, 200), (70, 300), (300, 300)])]
@@ -53,13 +56,15 @@ def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
     draw = np.random.default_rng(N_q)
     for w, window in enumerate(WINDOWS):
         lengths = (None, [N_k // 3, N_k], [0, 130])[(n + w) % 3]
-        Q, dO = draw.standard_normal((2, 2, 2, N_q, 4))
-        K, V = draw.standard_normal((2, 2, 1, N_k, 4))
+        Q, dO = draw.standard_normal((2, 2, 2, N_q, 8))
+        K, V = draw.standard_normal((2, 2, 1, N_k, 8))
         want, (K, V) = dense(Q, K, V, dO, window, lengths)
         with np.errstate(invalid="ignore", divide="ignore"):
             B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[(n + w) % 4]
             got = run_forward(Q, K, V, window, lengths, B_c, consumers)
-            got += run_backward(Q, K, V, dO, want[1], want[4], window, lengths, B_r=(64, 128)[w % 2])
+            sizes = choose((128, 64)[w % 2], N_q, window != (None, None), ragged=True)
+            given = starting(want[1], want[5], 8, sizes.B_r)
+            got += run_backward(Q, K, V, dO, given, window, sizes, lengths)[:2]
         for name, x, y in zip(("O", "L", "dK", "dV"), got, want, strict=False):
             np.testing.assert_allclose(x, y, atol=1e-9, err_msg=f"{name} {window} {lengths}")
 

@@ -340,7 +340,8 @@ EVERY_KERNEL = sorted((PROJECT / "fa2_lab" / "kernels").rglob("*.py"))
 KERNELS = [path for path in EVERY_KERNEL if path.parent.name != "ladder"]
 CALLS = ("attention", "checks", "operators", "packed", "paged", "transformers")
 HEART = [*KERNELS, *(PROJECT / "fa2_lab" / f"{name}.py" for name in CALLS)]
-TENSORS = "Q K V O L D dQ dK dV dO dL m l o key_lengths seed sinks cu_q cu_k table scratch sums starts counter".split()
+TENSORS = "Q K V O L D dQ dK dV dO dL m l o key_lengths seed sinks cu_q cu_k".split()
+TENSORS += "table scratch sums starts counter turns".split()
 
 
 def too_many(source: str) -> dict[str, int]:

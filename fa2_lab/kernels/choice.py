@@ -7,8 +7,8 @@ from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.prepared import Options, has_gaps, kind_of, prepared, rows_contiguous
 
-# What else Hopper's kernels can do, "windows" and "same bits", and are given by this table: nothing, until a GPU has
-# found it right by tests/test_hopper_masks.py, and faster than the portable kernels.
+# What else Hopper's kernels can do, "windows", "same bits" and "packed", and are given by this table: nothing, until a
+# GPU has found it right by tests/test_hopper_masks.py or test_hopper_packed.py, and faster than the portable kernels.
 HOPPER_ALSO: frozenset[str] = frozenset()
 
 
@@ -31,27 +31,30 @@ def prepare_any(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=No
     return on_copies
 
 
-def for_hopper(options: Options, sinks) -> bool:
-    """Whether Hopper's own kernels compute such calls: those without dropout, window, softcap and sinks."""
+def for_hopper(options: Options, sinks, cu_q) -> bool:
+    """Whether Hopper's own kernels compute such calls: dense, and without dropout, window, softcap and sinks."""
     plain = options.left is options.right is None or "windows" in HOPPER_ALSO
-    return plain and not options.dropout_p and options.softcap is sinks is None
+    dense = cu_q is None or "packed" in HOPPER_ALSO
+    return plain and dense and not options.dropout_p and options.softcap is sinks is None
 
 
 def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
     """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)."""
-    if cu_q is None and not options.dropout_p:
-        if decode.is_decode(Q, K):
-            return decode.prepare(Q, K, V, options, key_lengths)
-        hopper = hopper_forward(Q.device) if for_hopper(options, sinks) else None
-        takes = hopper is not None and hopper.enough_work(Q, K, options.causal)
-        own = hopper.prepare(Q, K, V, options, key_lengths) if takes else None
-        if own is not None:
+    many = sequences(cu_q)
+    if cu_q is None and not options.dropout_p and decode.is_decode(Q, K):
+        return decode.prepare(Q, K, V, options, key_lengths)
+    hopper = hopper_forward(Q.device) if for_hopper(options, sinks, cu_q) else None
+    takes = hopper is not None and hopper.enough_work(Q, K, options.causal)
+    own = hopper.prepare(Q, K, V, options, key_lengths, many) if takes else None
+    if own is None:
+        return portable.prepare(Q, K, V, options, key_lengths, sequences=many)
 
-            def call(Q, K, V, key_lengths, *_):
-                return own(Q, K, V, key_lengths) or portable.forward(Q, K, V, options, key_lengths)
+    def call(Q, K, V, key_lengths, seed, sinks, cu_q=None, cu_k=None):
+        found = own(Q, K, V, key_lengths, cu_q, cu_k)
+        rest = None if found else portable.prepare(Q, K, V, options, key_lengths, sequences=many)
+        return found or rest(Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)
 
-            return call
-    return portable.prepare(Q, K, V, options, key_lengths, sequences=sequences(cu_q))
+    return call
 
 
 def backward(dO, Q, K, V, O, L, options, dL=None, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
@@ -80,18 +83,20 @@ def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, s
 
     Where torch is asked for the same bits each time, Hopper's own would have to add up in a fixed order.
     """
-    may = cu_q is None and for_hopper(options, sinks) and (not same_bits or "same bits" in HOPPER_ALSO)
+    many = sequences(cu_q)
+    may = for_hopper(options, sinks, cu_q) and (not same_bits or "same bits" in HOPPER_ALSO)
     hopper = hopper_backward(Q.device) if may else None
     takes = hopper is not None and hopper.enough_work(Q, K)
-    own = hopper.prepare(dO, Q, K, V, O, options, key_lengths, same_bits) if takes else None
-    if own is not None:
+    own = hopper.prepare(dO, Q, K, V, O, options, key_lengths, same_bits, many) if takes else None
+    if own is None:
+        return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
 
-        def call(dO, Q, K, V, O, L, dL, key_lengths, *_):
-            found = own(dO, Q, K, V, O, L, dL, key_lengths)
-            return found or portable_backward.backward(dO, Q, K, V, O, L, options, dL, key_lengths)
+    def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q=None, cu_k=None):
+        found, prepare = own(dO, Q, K, V, O, L, dL, key_lengths, cu_q, cu_k), portable_backward.prepare
+        rest = None if found else prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
+        return found or rest(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
 
-        return call
-    return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=sequences(cu_q))
+    return call
 
 
 def sequences(cu_q) -> int | None:

@@ -28,9 +28,20 @@ from fa2_lab.kernels.hopper.backward.rows import (
 from fa2_lab.kernels.hopper.backward.sums import add_tile
 from fa2_lab.kernels.hopper.backward.turns import Turns
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
-from fa2_lab.kernels.hopper.shared.pipeline import Ring, accumulator, as_operand, barriers, matrix, new_ring, wipe
+from fa2_lab.kernels.hopper.shared.pipeline import (
+    Ring,
+    accumulator,
+    as_operand,
+    barriers,
+    matrix,
+    new_ring,
+    several,
+    wipe,
+)
+from fa2_lab.kernels.portable.tile import block_count
 
 
 @aggregate
@@ -58,7 +69,8 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     For the scheduler each part of a K/V head is a head of its own: it has as many column blocks. Where all add in
     turn, the last column block comes first; turns.py says why.
     """
-    row_blocks = Q.shape[0] * Q.shape[1] * T_r
+    entries, heads, _ = shape_of(Q)
+    row_blocks = entries * heads * T_r
     n = 0  # row blocks so far
     r = 0  # column blocks so far
     t = scheduler.first()
@@ -69,26 +81,28 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
         bh, part = head_part // parts, head_part % parts
         H_kv = geometry.H // geometry.group
         batch, head = bh // H_kv, bh % H_kv
-        col = block * geometry.B_c
-        length = geometry.length(batch)
-        first = geometry.first_row_block(col, length)
-        seen = geometry.end_of_row_blocks(col, length, T_r) - first  # row blocks of each query head
+        j, k_batch, q_batch, before, T, here = geometry.column_block(block, batch, T_r)
+        col = j * geometry.B_c
+        length = here.length(batch)
+        first = here.first_row_block(col, length)
+        seen = here.end_of_row_blocks(col, length, T) - first  # row blocks of each query head
         steps = geometry.group * seen
         begin, end = steps * part // parts, steps * (part + 1) // parts
         if begin < end:
-            full, seen_from = geometry.unmasked_from(col, length), geometry.seen_from(col)
+            full, seen_from = here.unmasked_from(col, length), here.seen_from(col)
             number = bh * scheduler.blocks + block
             turn = gl.minimum(part, begin)  # each part before this one that is not empty adds to the same dK and dV
             place = row_blocks + number  # its counter, behind those of all row blocks
-            pipes.mailbox.send(r, (end - begin, batch, head, col, full, seen_from, length, number, turn, place))
-            pipes.k.fill(r, K, batch, head, col)  # FA2.A2.L6
-            pipes.v.fill(r, V, batch, head, col)  # FA2.A2.L6
+            pipes.mailbox.send(r, (end - begin, k_batch, head, col, full, seen_from, length, number, turn, place))
+            keys = gl.where(here.N_q > 0, here.N_k, 0)  # what a packed sequence without rows has come as zeros
+            pipes.k.fill(r, K, k_batch, head, col, keys)  # FA2.A2.L6
+            pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
                 i = first + m % seen
-                number = (batch * geometry.H + q_head) * T_r + i
-                turn = geometry.last_column_block(i, length) - block
-                pipes.rows.fill(n, r & 1, Q, dO, starts, batch, q_head, i, number, turn)  # FA2.A2.L9
+                number = (batch * geometry.H + q_head) * T_r + before + i
+                turn = here.last_column_block(i, length) - j
+                pipes.rows.fill(n, r & 1, Q, dO, starts, q_batch, q_head, i, here.N_q, number, turn)  # FA2.A2.L9
                 n += 1
             r += 1
         t = scheduler.next()  # not sooner
@@ -252,45 +266,51 @@ def finish(c: gl.constexpr, r, n, dk, dv, dK, dV, pipes, scale):
         if pipes.turns.USED:
             pipes.turns.pass_on(place, later=0)
     else:
+        N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; else nobody asks
         pipes.mailbox.release(r)
-        store(c, dv, dV, batch, head, col, pipes)  # FA2.A2.L18
-        store(c, dk * (scale * LN2), dK, batch, head, col, pipes)  # FA2.A2.L18
+        store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
+        store(c, dk * (scale * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
         pass_on(c, n, pipes, later=2)
 
 
 @gluon.jit
-def store(c: gl.constexpr, x, X, batch, head, col, pipes):
+def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     """Write x (64, d) by a bulk copy, through the place where dQ waited."""
-    room: gl.constexpr = [pipes.sizes.B_r // 64, 1, 1, COLS, pipes.sizes.d_pad]
+    room: gl.constexpr = several(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c)._reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(X, [batch, head, col + c * COLS, 0], tile)
+    tma.async_copy_shared_to_global(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
 
 
 # The kernel -------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["key_lengths", "group", "T_r", "heads", "parts", "at_once", "left", "right", "scale"])
-def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, turns, group, T_r, heads, parts, at_once,
-                    left, right, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+@gluon.jit(do_not_specialize=["key_lengths", "cu_q", "cu_k", "sequences", "group", "T_r", "heads", "parts", "at_once",
+                              "left", "right", "scale"])  # fmt: skip
+def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, turns, cu_q, cu_k, sequences, group, T_r,
+                    heads, parts, at_once, left, right, scale, CAUSAL: gl.constexpr, RAGGED: gl.constexpr,
+                    SIZES: gl.constexpr):  # fmt: skip
     """Q to dV are tensor descriptors: of (batch, heads, N, d), or for starts and sums (dK, dV may be) see sums.py.
 
     `turns` are the counters of turns.py, or None, and then all add in any order. left and right are a window's, or
-    None; CAUSAL stands for right = 0. Whole numbers come one by one: those in a tuple Triton would specialise, and
-    compile the kernel anew for many.
+    None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None, cu_q and cu_k are their starts.
+    Whole numbers come one by one: those in a tuple Triton would specialise, and compile the kernel anew for many.
     """
     KEYS: gl.constexpr = key_lengths is not None
     COLUMNS: gl.constexpr = CONSUMERS * COLS
-    N_q, N_k = Q.shape[2], K.shape[2]
+    _, heads_q, N_q = shape_of(Q)
+    _, _, N_k = shape_of(K)
     key_lengths = key_lengths if KEYS else counter
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
-    heads_q = Q.shape[1]
-    geometry = Geometry(N_q, N_k, heads_q, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS)
+    geometry = Geometry(
+        N_q, N_k, heads_q, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.B_r, COLUMNS, cu_q, cu_k,
+        sequences
+    )  # fmt: skip
     IN_TURN: gl.constexpr = turns is not None
-    scheduler = Scheduler(counter, gl.cdiv(N_k, COLUMNS), heads, at_once, IN_TURN)
+    scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, at_once, IN_TURN)
     turns = Turns(turns if IN_TURN else counter, IN_TURN)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)

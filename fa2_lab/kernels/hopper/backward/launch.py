@@ -9,7 +9,7 @@ from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
-from fa2_lab.kernels.launch import Launch, on_device_of, strides
+from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape, strides
 from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.prepared import Options
 
@@ -24,24 +24,27 @@ def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, sam
     return call and call(dO, Q, K, V, O, L, dL, key_lengths)
 
 
-def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False):
-    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); None for a kind not taken."""
-    if Q.shape[3] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
+def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False, sequences=None):
+    """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); None for a kind not taken.
+
+    Where Q, K and V hold so many packed sequences, (tokens, heads, d), the starts follow, cu_q and cu_k.
+    """
+    if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
         return None
     if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
-    if same_bits and (options.left is not None or options.right is not None):
-        return None  # a window and turns together take more registers than there are
-    chosen, parts = choose(Q, K, options, key_lengths, same_bits)
-    starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen)
+    if (same_bits or sequences) and (options.left is not None or options.right is not None):
+        return None  # with turns a window takes too many registers; of a packed sequence consumers are told too little
+    chosen, parts = choose(Q, K, options, key_lengths, same_bits, sequences)
+    starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
     lines_of_sums = dQ_sums[0] + 2 * dK_sums[0] * divided
     all_sums = lines_of_sums + counters[0] * same_bits, 32  # all are cleared together
-    before = prepare_before(dO, Q, O, options, chosen, all_sums)
-    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, same_bits)
-    after = prepare_after(Q, K, V, options, chosen, divided)
+    before = prepare_before(dO, Q, O, options, chosen, all_sums, sequences)
+    main = prepare_main(dO, Q, K, V, options, key_lengths, chosen, parts, same_bits, sequences)
+    after = prepare_after(Q, K, V, options, chosen, divided, sequences)
 
-    def call(dO, Q, K, V, O, L, dL, key_lengths):
+    def call(dO, Q, K, V, O, L, dL, key_lengths, cu_q=None, cu_k=None):
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
@@ -49,52 +52,62 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False)
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
-            before(O, dO, L, dL, start, sums)
-            main((Q, K, V, dO, start, sums, *columns), (host.counter_for(Q), key_lengths, turns))
-            after(sums, dQ, *((dK, dV) if divided else (None, None)))
+            before(O, dO, L, dL, start, sums, cu_q)
+            main((Q, K, V, dO, start, sums, *columns), (host.counter_for(Q), key_lengths, turns, cu_q, cu_k))
+            after(sums, dQ, *((dK, dV) if divided else (None, None)), cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
     return call
 
 
-def choose(Q, K, options: Options, key_lengths, same_bits: bool) -> tuple[sizes.Sizes, int]:
-    """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows."""
+def choose(Q, K, options: Options, key_lengths, same_bits: bool, sequences) -> tuple[sizes.Sizes, int]:
+    """The sizes, and into how many parts each column block is divided; what suits the causal mask suits windows.
+
+    Packed sequences pass for equally long.
+    """
     causal = options.window != (None, None)
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    chosen = sizes.choose(d, N_q, causal, key_lengths is not None or N_k % 128 != 0, same_bits)
-    column_blocks, steps = -(-N_k // 128) * batch * H_kv, H // H_kv * -(-N_q // chosen.B_r)
+    (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
+    N_q = -(-N_q // (sequences or 1))
+    chosen = sizes.choose(d, N_q, causal, ragged(K, key_lengths, sequences), same_bits)
+    column_blocks, steps = programs(K, 128, sequences), H // H_kv * -(-N_q // chosen.B_r)
     return chosen, sizes.parts_for(column_blocks, steps, host.multiprocessors(Q.device), causal)
 
 
-def shapes(Q, K, chosen: sizes.Sizes) -> tuple[tuple[int, int], ...]:
+def ragged(K, key_lengths, sequences) -> bool:
+    """Whether a column block may reach past the last key."""
+    return key_lengths is not None or sequences is not None or shape(K)[2] % 128 != 0
+
+
+def shapes(Q, K, chosen: sizes.Sizes, sequences=None) -> tuple[tuple[int, int], ...]:
     """Of what S and dP start from, a line for each row block; and of the sums of dQ, of dK, and turns, in lines of 32.
 
     All are whole tiles of 64 rows of sums.
     """
-    (batch, H, N_q, _), (_, H_kv, N_k, _) = Q.shape, K.shape
-    row_blocks, column_blocks = -(-N_q // chosen.B_r) * batch * H, -(-N_k // 128) * batch * H_kv
+    row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
     dQ_sums, dK_sums = row_blocks * chosen.B_r * lines_of_32, column_blocks * 128 * lines_of_32
     counters = -(-2 * (row_blocks + column_blocks) // (64 * chosen.d_pad)) * 2 * chosen.d_pad
     return (row_blocks, 2 * chosen.B_r), (dQ_sums, 32), (dK_sums, 32), (counters, 32)
 
 
-def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[int, int]) -> Launch:
+def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[int, int], sequences) -> Launch:
     """Clear the sums, and make what S and dP start from: one program for each 64 rows."""
-    batch, H, N_q, d = Q.shape
-    programs = -(-N_q // chosen.B_r) * batch * H * chosen.B_r // 64
+    _, H, N_q, d = shape(Q)
     return Launch(
-        *(before_kernel, programs, dict(num_warps=4, num_stages=1)),
-        **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, tiles=sums[0] // (2 * chosen.d_pad)),
+        *(before_kernel, programs(Q, chosen.B_r, sequences) * chosen.B_r // 64, dict(num_warps=4, num_stages=1)),
+        **dict(O_strides=strides(O), dO_strides=strides(dO), H=H, N_q=N_q, sequences=sequences),
+        **dict(tiles=sums[0] // (2 * chosen.d_pad)),
         **dict(scale_log2=base_2(options.scale), d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )
 
 
-def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool) -> host.Launch:
+def prepare_main(
+    dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool, sequences
+) -> host.Launch:
     """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
     causal, scale = options.window != (None, None), options.scale
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen)
+    (batch, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
+    starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen, sequences)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     if parts > 1:
         columns = 2 * (lines(dK_sums, (128, 32), swizzle=128),)
@@ -102,32 +115,32 @@ def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int,
         columns = tuple(describe(torch.empty_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
-    at_once = sizes.at_once(N_q, d, causal)
+    at_once = sizes.at_once(-(-N_q // (sequences or 1)), d, causal)
     if same_bits:
         at_once = -(-at_once // parts) * parts
     return host.Launch(
         backward_kernel,
-        min(host.multiprocessors(Q.device), -(-N_k // 128) * heads),
+        min(host.multiprocessors(Q.device), programs(K, 128, sequences) * parts),
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
-        **dict(group=H // H_kv, T_r=-(-N_q // chosen.B_r), heads=heads, parts=parts),
+        **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
-        **dict(CAUSAL=options.causal, RAGGED=key_lengths is not None or N_k % 128 != 0, SIZES=chosen),
+        **dict(CAUSAL=options.causal, RAGGED=ragged(K, key_lengths, sequences), SIZES=chosen),
     )
 
 
-def prepare_after(Q, K, V, options: Options, chosen: sizes.Sizes, divided: bool) -> Launch:
+def prepare_after(Q, K, V, options: Options, chosen: sizes.Sizes, divided: bool, sequences) -> Launch:
     """dQ from its sums, and dK and dV if they are sums: one program for each consumer's part of a tile."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    row_blocks, column_blocks = -(-N_q // chosen.B_r) * batch * H, -(-N_k // 128) * batch * H_kv
-    dQ, dK, dV = (strides(torch.empty_like(X, device="meta")) for X in (Q, K, V))
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
+    row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
+    apart = tuple(strides(torch.empty_like(X, device="meta")) for X in (Q, K, V))
     return Launch(
         *(after_kernel, 2 * row_blocks + 4 * column_blocks * divided, dict(num_warps=4, num_stages=1)),
-        **dict(dQ_strides=dQ, dK_strides=dK, dV_strides=dV, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k),
+        **dict(strides=apart, batch=batch, H=H, H_kv=H_kv, N_q=N_q, N_k=N_k, sequences=sequences),
         **dict(scale=options.scale, d=d, d_pad=chosen.d_pad, B_r=chosen.B_r),
     )
 
 
 def enough_work(Q, K) -> bool:
     """Whether this kernel is the fastest for such a call."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     return sizes.enough_work(d, N_q, N_k, batch * H, H != H_kv, host.multiprocessors(Q.device))

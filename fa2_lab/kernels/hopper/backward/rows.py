@@ -10,9 +10,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
 from fa2_lab.kernels.hopper.shared.mailbox import Numbers, all_threads, new_numbers
-from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix
+from fa2_lab.kernels.hopper.shared.pipeline import accumulator, barriers, matrix, several
 
 CONSUMERS = gl.constexpr(2)
 COLS = gl.constexpr(64)  # of one consumer
@@ -64,7 +65,7 @@ class Rows:
     compute-sanitizer's racecheck names what is `told` here: it does not see that barriers in memory order anything.
     """
 
-    q: gl.shared_memory_descriptor  # (2, 1, 1, B_r, d)
+    q: gl.shared_memory_descriptor  # (2, …, B_r, d)
     do: gl.shared_memory_descriptor
     starts: gl.shared_memory_descriptor  # (2, 1, 2 · B_r)
     told: Numbers  # of the last four row blocks
@@ -73,17 +74,18 @@ class Rows:
     B_r: gl.constexpr
 
     @gluon.jit
-    def fill(self, n, k_stage, Q, dO, starts, batch, head, i, number, turn):
-        """Producer: start the copies of row block i, the n-th of all, once its stage is empty."""
+    def fill(self, n, k_stage, Q, dO, starts, batch, head, i, N_q, number, turn):
+        """Producer: start the copies of row block i of N_q rows, the n-th of all, once its stage is empty."""
         stage = n & 1
         filled = self.filled.index(stage)
         mbarrier.wait(self.emptied.index(stage), (n >> 1 & 1) ^ 1)
         self.told.write(n, (i * self.B_r, number, k_stage, turn))
         all_threads()
         mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + starts.block_type.nbytes)
-        tma.async_copy_global_to_shared(Q, [batch, head, i * self.B_r, 0], filled, self.q.index(stage))
+        at = tile_at(Q, batch, head, i * self.B_r, N_q)
+        tma.async_copy_global_to_shared(Q, at, filled, self.q.index(stage))
         tma.async_copy_global_to_shared(starts, [number, 0], filled, self.starts.index(stage))
-        tma.async_copy_global_to_shared(dO, [batch, head, i * self.B_r, 0], filled, self.do.index(stage))
+        tma.async_copy_global_to_shared(dO, at, filled, self.do.index(stage))
 
     @gluon.jit
     def wait(self, n):
@@ -131,9 +133,8 @@ class Rows:
 @gluon.jit
 def new_rows(Q, dO, starts, told: gl.constexpr):
     """Two empty stages for tiles as the descriptors say."""
-    B_r: gl.constexpr = Q.block_shape[2]
-    shape: gl.constexpr = [2, 1, 1, B_r, Q.block_shape[3]]
-    q = gl.allocate_shared_memory(Q.dtype, shape, Q.layout)
-    do = gl.allocate_shared_memory(Q.dtype, shape, dO.layout)
+    B_r: gl.constexpr = Q.block_shape[-2]
+    q = gl.allocate_shared_memory(Q.dtype, several(2, Q.block_shape), Q.layout)
+    do = gl.allocate_shared_memory(Q.dtype, several(2, Q.block_shape), dO.layout)
     start = gl.allocate_shared_memory(gl.float32, [2, 1, 2 * B_r], starts.layout)
     return Rows(q, do, start, new_numbers(told, 4), barriers(2, 1), barriers(2, CONSUMERS), B_r)

@@ -19,7 +19,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from fa2_lab.kernels.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.portable.tile import head_of, load_rows, store_rows
+from fa2_lab.kernels.portable.tile import block_count, head_of, load_rows, packed_block, store_rows
 
 ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
 
@@ -67,15 +67,15 @@ def in_order(x, W: tl.constexpr):
     return tl.reshape(tl.permute(x, [1, 4, 2, 0, 3, 5]), [64, W])
 
 
-@triton.jit(do_not_specialize=["H", "N_q", "tiles"])
-def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, tiles, scale_log2, d: tl.constexpr,
-                  d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["H", "N_q", "sequences", "tiles"])
+def before_kernel(O, dO, L, dL, starts, sums, cu_q, O_strides, dO_strides, H, N_q, sequences, tiles, scale_log2,
+                  d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """Zero all sums, in tiles of 64 rows, and for 64 rows write what the products start from: S −L/scale, dP −D.
 
     So the tensor cores subtract. A row that sees no key, or lies past the end, starts from −∞: its P is 0.
     """
     PARTS: tl.constexpr = B_r // 64
-    T_r = tl.cdiv(N_q, B_r)
+    T_r = block_count(N_q, sequences, B_r)
     number, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
     bh, i = number // T_r, number % T_r
     zeros = tl.zeros((64 * d_pad,), tl.float32)
@@ -83,13 +83,19 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, til
         at = tl.cast(tile, tl.int64) * (64 * d_pad) + tl.arange(0, 64 * d_pad)
         tl.store(sums + at, zeros)  # FA2.A2.L3 FA2.A2.L7
 
+    tokens = N_q
+    if cu_q is not None:  # a packed sequence is found by its first row, in place of the batch entry
+        i, begin, N_q, _, _ = packed_block(i, cu_q, N_q, cu_q, N_q, sequences, B_r)
     first = i * B_r + part * 64
-    O, dO = head_of(O, O_strides, bh // H, bh % H), head_of(dO, dO_strides, bh // H, bh % H)
+    batch = bh // H if cu_q is None else begin
+    O, dO = head_of(O, O_strides, batch, bh % H), head_of(dO, dO_strides, batch, bh % H)
     o_i = load_rows(O, first, O_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     do_i = load_rows(dO, first, dO_strides[2], N_q, 64, d, d_pad, RAGGED=True, UPCAST=True)
     D_i = tl.sum(do_i * o_i, 1)  # (64,)  FA2.A2.L4
     row = first + tl.arange(0, 64)  # (64,)
-    at = tl.cast(bh, tl.int64) * N_q + row
+    at = tl.cast(bh, tl.int64) * tokens + row
+    if cu_q is not None:
+        at += begin
     if dL is not None:  # where the loss also uses L, dS gains P ∘ dL
         D_i -= tl.load(dL + at, mask=row < N_q, other=0.0)
     L_i = tl.load(L + at, mask=row < N_q, other=NEG_INF)
@@ -99,33 +105,39 @@ def before_kernel(O, dO, L, dL, starts, sums, O_strides, dO_strides, H, N_q, til
     tl.store(at + B_r, tl.where(nobody, 0.0, -D_i))
 
 
-@triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k"])
-def after_kernel(sums, dQ, dK, dV, dQ_strides, dK_strides, dV_strides, batch, H, H_kv, N_q, N_k, scale,
-                 d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["batch", "H", "H_kv", "N_q", "N_k", "sequences"])
+def after_kernel(sums, dQ, dK, dV, cu_q, cu_k, strides, batch, H, H_kv, N_q, N_k, sequences, scale, d: tl.constexpr,
+                 d_pad: tl.constexpr, B_r: tl.constexpr):  # fmt: skip
     """One tile of dQ, or of dK and dV if they are given: its sum in order, scaled, in half precision."""
-    T_r, T_c = tl.cdiv(N_q, B_r), tl.cdiv(N_k, 128)
+    T_r, T_c = block_count(N_q, sequences, B_r), block_count(N_k, sequences, 128)
+    dQ_strides, dK_strides, dV_strides = strides
     row_tiles, column_tiles = 2 * T_r * batch * H, 2 * T_c * batch * H_kv
     n = tl.program_id(0)
     if n < row_tiles:
-        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, scale, d, d_pad, B_r)  # FA2.A2.L20
+        finish(sums, n, dQ, dQ_strides, H, N_q, T_r, cu_q, sequences, scale, d, d_pad, B_r)  # FA2.A2.L20
     elif dK is not None:
         n -= row_tiles
         sums += tl.cast(row_tiles, tl.int64) * (B_r * d_pad // 2)
         if n < column_tiles:
-            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, scale, d, d_pad, 128)  # FA2.A2.L18
+            finish(sums, n, dK, dK_strides, H_kv, N_k, T_c, cu_k, sequences, scale, d, d_pad, 128)  # FA2.A2.L18
         else:
             sums += tl.cast(column_tiles, tl.int64) * (64 * d_pad)
-            finish(sums, n - column_tiles, dV, dV_strides, H_kv, N_k, T_c, 1.0, d, d_pad, 128)  # FA2.A2.L18
+            tile = n - column_tiles
+            finish(sums, tile, dV, dV_strides, H_kv, N_k, T_c, cu_k, sequences, 1.0, d, d_pad, 128)  # FA2.A2.L18
 
 
 @triton.jit
-def finish(sums, n, X, strides, H, N, T, scale, d: tl.constexpr, d_pad: tl.constexpr, B: tl.constexpr):
+def finish(sums, n, X, strides, H, N, T, starts, sequences, scale, d: tl.constexpr, d_pad: tl.constexpr,
+           B: tl.constexpr):  # fmt: skip
     """Tile n, what one consumer after the other added, into X; B rows are the tiles of two consumers."""
     W: tl.constexpr = B * d_pad // 128
     number, c = n // 2, n % 2
     bh, i = number // T, number % T
+    if starts is not None:
+        i, begin, N, _, _ = packed_block(i, starts, N, starts, N, sequences, B)
     x = in_order(tl.load(sums + tl.cast(n, tl.int64) * (64 * W) + tl.arange(0, 64 * W)), W)
     row, col = i * B, c * W  # consumers share the columns of a tile of 64 rows,
     if B > 64:  # and the rows of a taller one
         row, col = i * B + c * 64, 0
-    store_rows(head_of(X, strides, bh // H, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)
+    batch = bh // H if starts is None else begin
+    store_rows(head_of(X, strides, batch, bh % H) + col, x * scale, row, strides[2], N, 64, d - col, W)

@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from fa2_lab.kernels.constants import LN2
 from fa2_lab.kernels.hopper.forward.softmax import Interval, Scales, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
 from fa2_lab.kernels.hopper.shared.pipeline import (
@@ -23,11 +24,14 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     matrix,
     new_ping_pong,
     new_ring,
+    several,
     wipe,
 )
+from fa2_lab.kernels.portable.tile import block_count
 
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
 NEXT = gl.constexpr(("row", "batch", "head"))  # of a row block, in the mailbox; a row below 0 says that there are none
+NEXT_PACKED = gl.constexpr((*NEXT.value, "N_q", "N_k"))
 
 
 @aggregate
@@ -37,7 +41,7 @@ class Pipes:
     q: Ring  # two stages for each consumer, so that the next row block's Q comes early; one where O waits in it
     k: Ring
     v: Ring
-    o: gl.shared_memory_descriptor  # (consumers, 1, 1, 64, d): where O waits for its copy to HBM
+    o: gl.shared_memory_descriptor  # (consumers, …, 64, d): where O waits for its copy to HBM
     ping_pong: PingPong
     mailbox: Mailbox
     consumers: gl.constexpr
@@ -59,25 +63,27 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     t = scheduler.first()
     while scheduler.more(t):
         block, bh = scheduler.place(t)
-        row = geometry.first_row(block)
-        batch, head = bh // geometry.H, bh % geometry.H
-        kv_head = head // geometry.group
-        pipes.mailbox.send(r, (row, batch, head))
-        end = geometry.tiles(row, geometry.B_r, geometry.length(batch))
-        first = geometry.first_tile(row, end)
-        T_c = end - first
-        pipes.k.fill(n, K, batch, kv_head, (end - 1) * geometry.B_c)  # FA2.A1.L7
-        for c in gl.static_range(pipes.consumers):
-            pipes.q.fill(r * pipes.consumers + c, Q, batch, head, row + c * ROWS)  # FA2.A1.L4
-        for j in range(1, T_c):
-            pipes.k.fill(n + j, K, batch, kv_head, (end - 1 - j) * geometry.B_c)  # FA2.A1.L7
-            pipes.v.fill(n + j - 1, V, batch, kv_head, (end - j) * geometry.B_c)  # FA2.A1.L7
-        n += T_c
-        t = scheduler.next()  # not sooner; and here the rings are full, so that its way to HBM costs no time
-        pipes.k.wait_for_room(n)
-        pipes.v.fill(n - 1, V, batch, kv_head, first * geometry.B_c)  # FA2.A1.L7
-        r += 1
-    pipes.mailbox.send(r, (-1, 0, 0))
+        row, batch, k_batch, head, here = geometry.row_block(block, bh)
+        if geometry.cu_q is None or (row >= 0 and row < here.N_q):
+            kv_head = head // geometry.group
+            pipes.mailbox.send(r, (row, batch, head, here.N_q, here.N_k))
+            end = here.tiles(row, here.B_r, here.length(batch))
+            first = here.first_tile(row, end)
+            T_c = end - first
+            pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * here.B_c, here.N_k)  # FA2.A1.L7
+            for c in gl.static_range(pipes.consumers):
+                pipes.q.fill(r * pipes.consumers + c, Q, batch, head, row + c * ROWS, here.N_q)  # FA2.A1.L4
+            for j in range(1, T_c):
+                pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * here.B_c, here.N_k)  # FA2.A1.L7
+                pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * here.B_c, here.N_k)  # FA2.A1.L7
+            n += T_c
+            t = scheduler.next()  # not sooner; and here the rings are full, so that its way to HBM costs no time
+            pipes.k.wait_for_room(n)
+            pipes.v.fill(n - 1, V, k_batch, kv_head, first * here.B_c, here.N_k)  # FA2.A1.L7
+            r += 1
+        else:
+            t = scheduler.next()
+    pipes.mailbox.send(r, (-1, 0, 0, 0, 0))
     scheduler.leave()
 
 
@@ -89,41 +95,45 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scales):
     """Consumer c: its 64 rows of every row block that this program gets."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
-    row, batch, head = receive(r, pipes.mailbox)
+    row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
     while row >= 0:
-        length = geometry.length(batch)
-        last = geometry.tiles(row, geometry.B_r, length)  # the end of the tiles that any consumer visits,
-        begin = geometry.first_tile(row, last)  # and the first
+        here = geometry.of_sequence(N_q, N_k)
+        length = here.length(batch)
+        last = here.tiles(row, here.B_r, length)  # the end of the tiles that any consumer visits,
+        begin = here.first_tile(row, last)  # and the first
         row += c * ROWS
-        end, first = gl.where(row < geometry.N_q, geometry.tiles(row, ROWS, length), begin), begin  # of this one's
-        if geometry.left is not None:
-            first = gl.where(row < geometry.N_q, geometry.first_tile(row, end), begin)
+        end, first = gl.where(row < here.N_q, here.tiles(row, ROWS, length), begin), begin  # of this one's
+        if here.left is not None:
+            first = gl.where(row < here.N_q, here.first_tile(row, end), begin)
         q_tile = r * pipes.consumers + c
         q = pipes.q.take(q_tile)
         for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
             skip(c, n + j, pipes)
         if end > first:
-            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, geometry, scales)
-            if geometry.left is not None:
+            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, scales)
+            if here.left is not None:
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
                     skip(c, n + j, pipes)
-            store(O, L, o, m, l, pipes.o.index(c), batch, head, row, geometry, scales)
+            store(O, L, o, m, l, pipes.o.index(c), batch, head, row, here, scales)
         if end == first or not pipes.O_APART:
             tma.store_wait(0)
             pipes.q.release(q_tile)
         n += last - begin
         r += 1
-        row, batch, head = receive(r, pipes.mailbox)
+        row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
     tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
-def receive(r, mailbox):
-    """Where the r-th row block of this program begins: its row, batch entry and head."""
+def receive(r, mailbox, geometry):
+    """Where the r-th row block of this program begins: its row, batch entry and head; and among how many rows."""
     mailbox.wait(r)
     row, batch, head = mailbox.read(r, "row"), mailbox.read(r, "batch"), mailbox.read(r, "head")
+    N_q, N_k = geometry.N_q, geometry.N_k
+    if geometry.cu_q is not None:
+        N_q, N_k = mailbox.read(r, "N_q"), mailbox.read(r, "N_k")
     mailbox.release(r)
-    return row, batch, head
+    return row, batch, head, N_q, N_k
 
 
 @gluon.jit
@@ -225,47 +235,50 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry, scales):
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(O, [batch, head, row, 0], o_tile)  # FA2.A1.L14
+    tma.async_copy_shared_to_global(O, tile_at(O, batch, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     if not scales.LAG:
         m = gl.convert_layout(m, gl.SliceLayout(1, LANES))[:, None]
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
     L_i = (m * scales.fine + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
     L_i, writes = gl.broadcast(L_i, writes)
-    at, writes = gl.broadcast(L + (batch * geometry.H + head).to(gl.int64) * geometry.N_q + rows, writes)
+    at, writes = gl.broadcast(L + geometry.first_of(batch, head, O) + rows, writes)
     gl.store(at, L_i, mask=writes)  # FA2.A1.L15
 
 
 # The kernel -------------------------------------------------------------------------------------------------
 
 
-@gluon.jit(do_not_specialize=["key_lengths", "left", "right", "group", "at_once"])
-def forward_kernel(Q, K, V, O, L, counter, key_lengths, left, right, group, at_once, scales, CAUSAL: gl.constexpr,
-                   RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
+@gluon.jit(do_not_specialize=["key_lengths", "cu_q", "cu_k", "sequences", "left", "right", "group", "at_once"])
+def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, left, right, group, at_once, scales,
+                   CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
 
-    left and right are a window's, or None; CAUSAL stands for right = 0.
+    left and right are a window's, or None; CAUSAL stands for right = 0. Where there are packed `sequences`, else None,
+    cu_q and cu_k are their starts.
     """
     KEYS: gl.constexpr = key_lengths is not None
     CONSUMERS: gl.constexpr = SIZES.consumers
-    batch, H, N_q = Q.shape[0], Q.shape[1], Q.shape[2]
+    batch, H, N_q = shape_of(Q)
+    _, _, N_k = shape_of(K)
     key_lengths = key_lengths if KEYS else L
     BOUNDED: gl.constexpr = CAUSAL or right is not None
     right = 0 if right is None else right
     geometry = Geometry(
-        N_q, K.shape[2], H, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c
-    )
-    scheduler = Scheduler(counter, gl.cdiv(N_q, SIZES.rows), batch * H, at_once, DRAWN=False)
+        N_q, N_k, H, group, key_lengths, KEYS, RAGGED, BOUNDED, right, left, SIZES.rows, SIZES.B_c, cu_q, cu_k,
+        sequences
+    )  # fmt: skip
+    scheduler = Scheduler(counter, block_count(N_q, sequences, SIZES.rows), batch * H, at_once, DRAWN=False)
     q = new_ring(Q, CONSUMERS * (2 if SIZES.O_apart else 1), 1)
     if SIZES.O_apart:
-        o = gl.allocate_shared_memory(O.dtype, [CONSUMERS, 1, 1, ROWS, O.block_shape[3]], O.layout)
+        o = gl.allocate_shared_memory(O.dtype, several(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
     k = new_ring(K, SIZES.stages, CONSUMERS)
     v = new_ring(V, SIZES.stages, CONSUMERS, RELEASED=False)  # K's releases tell of it
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
-    mailbox = new_mailbox(NEXT, CONSUMERS)
-    pipes = Pipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, K.block_shape[3])
+    mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
+    pipes = Pipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, K.block_shape[-1])
     fence_async_shared()  # the copy engine must see the barriers
     scales = Scales(*scales, SIZES.lag)
     copies = (Q, K, V, pipes, scheduler, geometry)

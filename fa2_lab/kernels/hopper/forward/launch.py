@@ -8,7 +8,7 @@ from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
-from fa2_lab.kernels.launch import on_device_of
+from fa2_lab.kernels.launch import on_device_of, programs, shape
 from fa2_lab.kernels.portable.softmax import scales
 from fa2_lab.kernels.prepared import Options
 
@@ -22,22 +22,26 @@ def forward(Q, K, V, options: Options, key_lengths=None):
     return call and call(Q, K, V, key_lengths)
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None):
-    """forward() for calls of one kind, given (Q, K, V, key_lengths); None for a kind not taken."""
-    if Q.shape[3] not in sizes.USUAL or not host.fits(Q, K, V, key_lengths):
-        return None
-    if windowed(options) and Q.shape[3] not in sizes.WINDOW:
-        return None
-    (batch, H, N_q, _), device = Q.shape, Q.device
-    launch = prepare_launch(Q, K, V, options, key_lengths is not None)
+def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
+    """forward() for calls of one kind, given (Q, K, V, key_lengths); None for a kind not taken.
 
-    def call(Q, K, V, key_lengths):
+    Where Q, K and V hold so many packed sequences, (tokens, heads, d), the starts follow, cu_q and cu_k.
+    """
+    if Q.shape[-1] not in sizes.USUAL or not host.fits(Q, K, V, key_lengths):
+        return None
+    if windowed(options) and (sequences or Q.shape[-1] not in sizes.WINDOW):
+        return None
+    (batch, H, N_q, _), device = shape(Q), Q.device
+    rows = (batch, H, N_q) if sequences is None else (H, N_q)
+    launch = prepare_launch(Q, K, V, options, key_lengths is not None, sequences)
+
+    def call(Q, K, V, key_lengths, cu_q=None, cu_k=None):
         if not host.aligned(Q, K, V):
             return None
         O = torch.empty_like(Q)
-        L = torch.empty(batch, H, N_q, dtype=torch.float32, device=device)
+        L = torch.empty(rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
-            launch((Q, K, V, O), (L, host.counter_for(Q), key_lengths))
+            launch((Q, K, V, O), (L, host.counter_for(Q), key_lengths, cu_q, cu_k))
         return O, L  # FA2.A1.L17
 
     return call
@@ -48,26 +52,30 @@ def windowed(options: Options) -> bool:
     return options.left is not None or options.right is not None
 
 
-def prepare_launch(Q, K, V, options: Options, lengths: bool) -> host.Launch:
-    """One program for each SM; `lengths`: whether there are key_lengths."""
-    causal, scale = options.causal, options.scale
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
+def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | None = None) -> host.Launch:
+    """One program for each SM; `lengths`: whether there are key_lengths. Packed sequences pass for equally long."""
+    causal, scale, many = options.causal, options.scale, sequences or 1
+    (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
-    chosen = sizes.WINDOW[d] if windowed(options) else sizes.choose(d, N_q, batch * H, SMs, causal, lengths)
+    ragged = lengths or sequences is not None
+    if windowed(options):
+        chosen = sizes.WINDOW[d]
+    else:
+        chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, ragged)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     fine, coarse, huge, _ = scales(scale)
     return host.Launch(
         forward_kernel,
-        min(SMs, -(-N_q // chosen.rows) * batch * H),
+        min(SMs, programs(Q, chosen.rows, sequences)),
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
-        **dict(left=options.left, right=options.right),
-        **dict(group=group, at_once=group * sizes.heads_at_once(N_k, d, causal)),
+        **dict(sequences=sequences, left=options.left, right=options.right),
+        **dict(group=group, at_once=group * sizes.heads_at_once(-(-N_k // many), d, causal)),
         **dict(scales=(fine, coarse, huge, min(8.0 / fine, 2.0**126))),
-        **dict(CAUSAL=causal, RAGGED=lengths or N_k % chosen.B_c != 0, SIZES=chosen),
+        **dict(CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 
 
 def enough_work(Q, K, causal: bool) -> bool:
     """Whether this kernel is the fastest for such a call."""
-    batch, H, N_q, d = Q.shape
-    return sizes.enough_work(d, N_q, K.shape[2], batch * H, host.multiprocessors(Q.device), causal)
+    (batch, H, N_q, d), (_, _, N_k, _) = shape(Q), shape(K)
+    return sizes.enough_work(d, N_q, N_k, batch * H, host.multiprocessors(Q.device), causal)

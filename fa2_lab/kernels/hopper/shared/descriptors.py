@@ -1,19 +1,51 @@
-"""Tensor descriptors: what the copy engine must know of a tensor to fetch, store or add a tile of it."""
+"""Tensor descriptors: what the copy engine must know of a tensor to fetch, store or add a tile of it.
+
+Past a tensor's last row the copy engine reads zeros and writes nothing. Of packed sequences it must do so past the last
+row of each. So their rows are counted in such a way that a sequence's last row is always the last one that there is: of
+N rows that end before row `end` of the tensor, row i has the coordinates (FAR, end − 1, FAR + 1 − N + i). Steps of
+2^34 − row, row and row elements lead from there to row end − N + i, as 64 bits of an address are counted round:
+FAR · 2^34 elements are nothing. Triton's own triton.tools.ragged_tma does the same.
+"""
 
 import torch
+from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from fa2_lab.kernels import launch
+
 HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
+FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
 def descriptor(X: torch.Tensor, rows: int, d: int) -> dict:
     """What a bulk copy must know to fetch or store `rows` rows of one head of X, except where X lies."""
-    block = [1, 1, rows, d]
+    shape = list(launch.shape(X))
+    strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
+    if X.dim() == 3:
+        (_, heads, tokens, _), (_, head, row), far = shape, strides, FAR.value
+        shape, strides = [far + 1, tokens, heads, far + 1, shape[3]], [2**34 - row, row, head, row]
+    block = [1] * (len(shape) - 2) + [rows, d]
     layout = gl.NVMMASharedLayout.get_default_for(block, HALVES[X.dtype])
-    strides = [stride if n > 1 else d for n, stride in zip(X.shape[:3], X.stride()[:3], strict=True)]
-    nothing = torch.empty(0, dtype=X.dtype)
-    return vars(TensorDescriptor(nothing, list(X.shape), [*strides, 1], block, layout))
+    return vars(TensorDescriptor(torch.empty(0, dtype=X.dtype), shape, [*strides, 1], block, layout))
+
+
+@gluon.jit
+def shape_of(X):
+    """Batch entries, heads and rows of a tensor, by its descriptor; all packed sequences are one entry."""
+    if len(X.block_shape) == 4:
+        return X.shape[0], X.shape[1], X.shape[2]
+    else:
+        return 1, X.shape[2], X.shape[1]
+
+
+@gluon.jit
+def tile_at(X, batch, head, row, N):
+    """Coordinates of a tile that begins at a row; for a packed sequence of N rows `batch` is where it ends."""
+    if len(X.block_shape) == 4:
+        return batch, head, row, 0
+    else:
+        return FAR, batch - 1, head, FAR + 1 - N + row, 0
 
 
 def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> dict:
@@ -31,5 +63,5 @@ def of(X: torch.Tensor, described: dict) -> TensorDescriptor:
 
 def copyable(shape, strides) -> bool:
     """Whether the copy engine can address such a tensor: in whole steps of 16 bytes, no dimension repeated."""
-    steps = all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in zip(shape[:3], strides[:3], strict=True))
-    return strides[3] == 1 and steps and min(shape) > 0
+    steps = all(n == 1 or (stride > 0 and stride % 8 == 0) for n, stride in zip(shape[:-1], strides[:-1], strict=True))
+    return strides[-1] == 1 and steps and min(shape) > 0

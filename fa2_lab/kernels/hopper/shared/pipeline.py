@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 
 @gluon.jit
@@ -32,21 +33,21 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 class Ring:
     """Tiles in shared memory, one to a stage. The producer fills the n-th tile; consumers take it, then release it."""
 
-    tiles: gl.shared_memory_descriptor  # (stages, 1, 1, rows, d)
+    tiles: gl.shared_memory_descriptor  # (stages, …, rows, d)
     filled: gl.shared_memory_descriptor  # one barrier a stage: consumers wait here for the producer's copy
     emptied: gl.shared_memory_descriptor  # one barrier a stage: the producer waits here for all consumers
     stages: gl.constexpr
     RELEASED: gl.constexpr  # whether consumers release its tiles; else another ring's releases tell of them, too
 
     @gluon.jit
-    def fill(self, n, source, batch, head, row):
-        """Producer: copy rows from `row` on into the n-th tile, once its stage is empty; past the end come zeros."""
+    def fill(self, n, source, batch, head, row, N):
+        """Producer: copy rows from `row` on, of N, into the n-th tile, once its stage is empty; then come zeros."""
         stage = n % self.stages
         if self.RELEASED:
             self.wait_for_room(n)
         mbarrier.expect(self.filled.index(stage), source.block_type.nbytes)
         tma.async_copy_global_to_shared(
-            source, [batch, head, row, 0], self.filled.index(stage), self.tiles.index(stage)
+            source, tile_at(source, batch, head, row, N), self.filled.index(stage), self.tiles.index(stage)
         )
 
     @gluon.jit
@@ -70,9 +71,7 @@ class Ring:
 @gluon.jit
 def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, RELEASED: gl.constexpr = True):
     """A ring of tiles as the descriptor `source` describes them, emptied by so many consumers."""
-    tiles = gl.allocate_shared_memory(
-        source.dtype, [stages, 1, 1, source.block_shape[2], source.block_shape[3]], source.layout
-    )
+    tiles = gl.allocate_shared_memory(source.dtype, several(stages, source.block_shape), source.layout)
     return Ring(tiles, barriers(stages, 1), barriers(stages, consumers, RELEASED), stages, RELEASED)
 
 
@@ -117,8 +116,14 @@ def new_ping_pong(consumers: gl.constexpr, USED: gl.constexpr):
 
 @gluon.jit
 def matrix(tile):
-    """A tile without its two leading dimensions of 1."""  # (rows, d)
-    return tile.reshape([tile.shape[2], tile.shape[3]])
+    """A tile without its leading dimensions of 1."""  # (rows, d)
+    return tile.reshape([tile.shape[-2], tile.shape[-1]])
+
+
+@gluon.constexpr_function
+def several(n, block):
+    """The shape of so many tiles."""
+    return [n, *block]
 
 
 @gluon.jit
