@@ -20,7 +20,7 @@
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: nearly five hours, in eight sittings of at most 45 minutes: four for the machine and the rungs, three for the
+# *Time: five hours, in eight sittings of at most 45 minutes: four for the machine and the rungs, three for the
 # kernel, and one for what it reached, with two exercises. You need a Triton kernel that you have read
 # ([08](08_triton_forward.ipynb)), [the ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix
 # A](A_lanes.ipynb)). No CUDA. Hardware: any laptop with Linux. Numbers were measured on an NVIDIA H200 in bf16.*
@@ -106,13 +106,13 @@ for chip in (chips.A100, chips.H100):
 # ## Who holds which number?
 #
 # In Triton the compiler decides which thread holds which number of a tile. In **Gluon** you decide. Gluon is the floor
-# beneath Triton: Python again, the same compiler, but a tensor has a *layout* in its type. Four layouts carry the
-# computation.
+# beneath Triton: Python again, the same compiler, but a tensor has a *layout* in its type. In code it is `gl` where
+# Triton is `tl`. Four layouts carry the computation.
 #
 # | layout | of what | in words |
 # | --- | --- | --- |
 # | `NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16])` | s, and o with d for B_c | as Hopper's tensor cores (3) leave a result: 4 warps, one below the other, 16 rows and B_c columns each, 16 deep |
-# | `SliceLayout(1, …)` of it | m, l | the same without its columns: one number for each row, in every thread that has a part of the row |
+# | `SliceLayout(1, …)` of it | m, ℓ | the same without its columns: one number for each row, in every thread that has a part of the row |
 # | `DotOperandLayout(0, …, 2)` of it | p | as the tensor cores want a left factor; 2 numbers of 16 bits to a register |
 # | `NVMMASharedLayout` | tiles of q, k, v | in shared memory, swizzled as in appendix A |
 #
@@ -135,7 +135,8 @@ show(row_reduction.draw(**row_reduction.data()))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **64**, in two rows: 64 · 128 / 128 = 64. In the picture the filled places are one lane's.
+# **64**, in two rows: 64 · 128 / 128 = 64. In the picture the filled places are one lane's. (It shows o at d = 128, as
+# read from a compiled kernel. S of 64 × 128 lies in the same way.)
 # </details>
 #
 # Four lanes share a row, and each has 32 of its 128 numbers. `gl.max(s, 1)` finds the largest of its own in each lane
@@ -350,8 +351,8 @@ speeds(("r11_bulk_copies", "FlashAttention-3", "cuDNN"))
 # %% [markdown]
 # ## Rung 12: can you write it all down yourself?
 #
-# Rung 12 is rung 11 in another language. We read the whole file once; after it only differences are shown. First what
-# fetches a tile, and what starts a product.
+# Rung 12 has rung 11's tiles in another language, and nothing copies ahead. We read the whole file once; after it only
+# differences are shown. First what fetches a tile, and what starts a product.
 
 # %%
 read("ladder/r12_wgmma.py", "NEG_INF", "LOWEST", "LN2", "all_threads", "fetch", "rows_of", "scores", "mask", "softmax")
@@ -371,6 +372,9 @@ read("ladder/r12_wgmma.py", "keys_seen", "place", "forward_kernel")
 
 # %% [markdown]
 # Four paragraphs: where this program's rows lie; room and a barrier; the loop over tiles; the end.
+#
+# `place` has `at_once` heads run side by side (rung 10): first the last row block of each, then the last but one of
+# each, and so on. In the last section there may be fewer heads: `width`.
 #
 # Threads and the copy engine reach shared memory by different ways. `fence_async_shared()` says: what the threads have
 # written must be seen by the engine. Once that is the new barrier, once the tile of O.
@@ -395,7 +399,7 @@ read("ladder/r12_wgmma.py", "forward")
 step("12", "registers", "programs on an SM")
 
 # %% [markdown]
-# It is slower than rung 11, which copies ahead. All that overlaps here are the four programs that share an SM.
+# It is slower than rung 11, which copied ahead. All that overlaps here are the four programs that share an SM.
 #
 # **Takeaway.** Nothing is hidden any more: every tile has a place, every thread a part of it, every wait a line.
 
@@ -498,8 +502,8 @@ print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles i
 # released. So at every barrier all are within one phase of each other.
 # </details>
 #
-# **Takeaway.** Two barriers a stage. *Filled* keeps the reader from coming too early, *emptied* keeps the writer from
-# it.
+# **Takeaway.** Two barriers a stage. *Filled* keeps the reader from reading too early, *emptied* keeps the writer from
+# writing too early.
 
 # %% [markdown]
 # ## Forget a release, or hurry it
@@ -507,7 +511,7 @@ print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles i
 # Two mistakes, each a line. `forgetful` does not release tile 2. `hasty` releases a tile as soon as it has started its
 # product, because "it has been used now".
 #
-# **Predict.** Which of the two gives right results most of the time?
+# **Predict.** Which of the two could slip through a test?
 
 # %%
 def forgetful(ring, T, c, seen):
@@ -536,8 +540,9 @@ for stages in (2, 4, 6):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **The hasty one.** `forgetful` hangs, in every order. `hasty` always ends. With enough stages it is never wrong here:
-# the bug waits for a longer sequence. So tests of such kernels repeat a call a thousand times and compare every bit.
+# **The hasty one.** `forgetful` hangs, in every order. `hasty` always ends. With two stages it is mostly wrong, with
+# six never here: the bug waits for a longer sequence. So tests of such kernels repeat a call a thousand times and
+# compare every bit.
 # </details>
 #
 # **Takeaway.** A release too few is a deadlock, a release too early is a race. Tests must look for the second.
@@ -548,7 +553,7 @@ for stages in (2, 4, 6):
 # Rung 13 gives the copies to a warp of their own, the **producer**. The warpgroup that computes is the **consumer**.
 # This is called *warp specialisation*. They meet only at the ring's barriers.
 #
-# Lines with − go, lines with + come.
+# Lines with − go, lines with + come. A line that only moves to the right counts as the same.
 
 # %%
 change("12", "13")
@@ -560,6 +565,8 @@ change("12", "13")
 # - `gl.warp_specialize` takes a list of (function, arguments). The first runs on the launch's own 4 warps. For the others
 #   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`.
 # - `maxnreg` is how many registers a thread has at launch.
+# - `arrive(…, count=1)` in `release` is one arrival, by one thread. It speaks for the whole warpgroup, because before
+#   it the compiler has all 128 threads wait for each other (`bar.sync` in PTX).
 
 # %% [markdown]
 # **Predict.** At d = 128 a program starts with 8 warps of 128 registers a thread. Four warps are the consumer. Four are
@@ -623,6 +630,9 @@ for d, *sizes in ((64, 1, 4), (64, 2, 4), (64, 3, 4), (128, 1, 2), (128, 2, 2), 
 # **The registers.** 160 for o, s and p alone, where three consumers can have 160 in all, and m, ℓ, addresses and the
 # mask take some 24 more. Two fit. At d = 64 o is half as wide, and three fit.
 # </details>
+#
+# For comparison with the last column: the L2 cache of an A100 delivers 47 bytes a clock to each of its 108 SMs (5,120
+# in all, says NVIDIA's white paper). For Hopper we know of no such number.
 #
 # **Takeaway.** Registers decide how many rows share a tile. The more, the less often it has to be fetched.
 
@@ -705,6 +715,9 @@ change("14", "15")
 #
 # The first tile stands before the loop, because there is no P V yet beside its S. The last P V stands behind it. p is a
 # *left factor in registers* of a running product, so the next p goes to other registers: `p_next`.
+#
+# Why does the loop mask only `if CAUSAL`? The rightmost tile comes first, before the loop, and no other can reach past
+# the last key.
 
 # %%
 step("15", "tensor cores at work, %", "stall: barrier")
@@ -713,8 +726,9 @@ step("15", "tensor cores at work, %", "stall: barrier")
 # At d = 128 this is the second large step. (`stall: barrier` is the wait for other warps of the program.) At d = 64 three
 # consumers run under each other already.
 #
-# One thing the source does not show. The assembler places the second wait *before* nearly all exponentials. So only the
-# maxima run under one's own P V, and the exponentials run under the products of the other consumer.
+# One thing the source does not show. NVIDIA's assembler, `ptxas`, which makes SASS of PTX, places the second wait
+# *before* nearly all exponentials. So only the maxima run under one's own P V, and the exponentials run under the
+# products of the other consumer.
 #
 # **Takeaway.** Start early, wait late, and keep in place what is still being read.
 
@@ -728,7 +742,7 @@ step("15", "tensor cores at work, %", "stall: barrier")
 # free. The second is called a *tile scheduler*.
 #
 # **Predict.** 16 heads, N = 16,384, d = 128, causal, heavy blocks first in each head. How much longer does the first way
-# take?
+# take: more than a tenth, or more than half?
 
 # %%
 def deal(costs, SMs):  # when the last program ends
@@ -776,11 +790,12 @@ show(tickets.draw(**tickets.data()))
 change("15", "16")
 
 # %% [markdown]
-# - `send` and `receive` are `fill` and `take` for one number. `gl.max(….load(…), 0)` makes a plain number of a tensor
-#   with one element.
-# - `gl.atomic_add(counter, 1, sem="relaxed")` draws: each program gets another number. *Relaxed*: nothing else is handed
-#   over with it, so memory need not be put in order.
-# - `first` counts tiles over all row blocks, because the ring goes on from one block to the next.
+# - `send` and `receive` are `fill` and `take` for one number. `gl.max(….load(…), 0)` makes a plain number of it.
+# - `BlockedLayout([1], [32], [1], [0])`: numbers of a thread, threads of a warp, warps, the fastest dimension. A single
+#   number is held by every thread. `SwizzledSharedLayout(1, 1, 1, [0])`: not swizzled.
+# - `gl.atomic_add(counter, 1, sem="relaxed")` draws the next number. *Relaxed*: nothing else is handed over, so memory
+#   need not be put in order. Program p begins with block p, so drawn numbers count from `gl.num_programs(0)` on.
+# - `first` counts tiles over all row blocks, because the ring goes on.
 # - Q has two stages for each consumer, so that the next row block's Q comes early. O has room of its own, and
 #   `store_wait(0)` stands *before* the next store into it: the copy runs while the next block computes.
 
@@ -866,8 +881,8 @@ for lag in (0, 8):
 # **In none.** One of 16 rows has a new maximum often enough, but nothing ever lies more than 8 above the first tile's.
 # </details>
 #
-# So m may *lag*, by the same 8 as in FlashAttention-4. p is 256 at most. The relative rounding error of a floating-point
-# number does not depend on its size, so p is as exact there as below 1.
+# So m may *lag*, by the same 8 as in FlashAttention-4, for the chips after Hopper. p is 256 at most. The relative
+# rounding error of a floating-point number does not depend on its size, so p is as exact there as below 1.
 #
 # **Takeaway.** What cancels out need not be exact, only bounded.
 
@@ -888,8 +903,10 @@ change("18", "19")
 #   read, so it must not share their register. The last argument, 2: two elements at a time, a thread's two rows.
 # - `.reg .pred p, some`: two truth values. `setp.gt.f32 p, $4, $6`: p is true if `$4` is above `$6`. `setp.gt.or … p`: or
 #   if p was true already.
-# - `vote.sync.any.pred some, p, -1`: is p true in any of all lanes (−1)? `@!some bra.uni DONE`: if not, all jump.
-# - `shfl.sync.bfly.b32 x, $4, 1, 31, -1`: x is the `$4` of lane XOR 1, then XOR 2: appendix A's two exchanges.
+# - `vote.sync.any.pred some, p, -1`: is p true in any lane (−1: all 32 take part)? `@!some bra.uni DONE`: if not, all
+#   jump.
+# - `shfl.sync.bfly.b32 x, $4, 1, 31, -1`: x is the `$4` of lane XOR 1, then XOR 2: appendix A's two exchanges
+#   (31: among all 32 lanes).
 
 # %% [markdown]
 # The other piece shrinks o. A `constexpr_function` runs while the kernel is compiled: `multiply_unless_one(n)` is text. For
@@ -914,7 +931,8 @@ print(multiply_unless_one(4))
 step("19", "tensor cores at work, %", "issue slots used, %")
 
 # %% [markdown]
-# The price: O's rounding error is 3 to 4% larger than with the exact maximum.
+# The price, measured on an H200: O's rounding error is 3 to 4% larger than with the exact maximum. A single p is as
+# exact as before. Where the rest comes from has not been traced.
 #
 # **Takeaway.** Test cheaply, in every lane for itself, and talk only if somebody must.
 
@@ -955,8 +973,11 @@ read("hopper/forward/launch.py", "forward", "prepare", "windowed", "prepare_laun
 read("hopper/shared/descriptors.py", "HALVES", "descriptor", "of", "copyable")
 
 # %% [markdown]
-# `prepare` is called once for each kind of call, `call` every time. What comes with each call is pointers.
-# `get_default_for` chooses a descriptor's swizzle.
+# `prepare` is called once for each kind of call, `call` every time. What comes with each call is pointers. `Options`
+# are what a call asks for besides: mask, scale, window. A tensor with `device="meta"` has a shape and no memory.
+#
+# In `descriptor`, `get_default_for` chooses the swizzle. Where a dimension is 1, torch allows any stride and the copy
+# engine does not, so d takes its place.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors", "fits", "aligned")
@@ -964,8 +985,10 @@ read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors
 # %% [markdown]
 # - `Launch` keeps all arguments that do not change. The first call goes through Triton, which compiles. Later ones go past
 #   Triton's Python (`again`) and only hand over addresses.
-# - `counter_for`: two zeros for the tile scheduler. The kernel leaves zeros, so no launch has to clear them.
-# - `multiprocessors` is 0 on any chip but Hopper. Then `fits` refuses, and `attention()` takes the portable kernel.
+# - `counter_for`: two zeros for the tile scheduler. The kernel leaves zeros, so no launch has to clear them. A *stream*
+#   is a queue of launches. A *CUDA graph* is a row of launches that is recorded once (`capturing`) and replayed later.
+# - `multiprocessors` is 0 on any chip but Hopper (`torch.version.hip` is set for AMD's). Then `fits` refuses, and
+#   `attention()` takes the portable kernel.
 #
 # The other names ask torch for a device, a stream or a pointer, or keep what was made. The scales are the portable
 # kernel's:
@@ -974,15 +997,24 @@ read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors
 read("portable/softmax.py", "base_2", "scales")
 
 # %% [markdown]
-# `fine` is rung 05's factor. From |m| = `huge` on, where m times it passes $2^{28}$, the kernel multiplies by `coarse`
-# instead, a power of two: such a product has no rounding error. `inner` is for a softcap, which this kernel does not
-# take. In its place stands how far a score may lie above m: 8 in powers of two, `8 / fine` in raw scores.
+# `fine` is rung 05's factor, and m · `fine` is rounded. From |m| = `huge` on, where |m| · `fine` passes $2^{28}$, this
+# rounding alone can make p wrong by a factor of $2^8$ and more. There the kernel takes `coarse`, the power of two
+# below, whose products are exact.
+#
+# May it? Two different scores of that size lie at least 16 powers of two apart even with `coarse`. So the largest has
+# nearly all the weight with either factor.
+#
+# `inner` and `LARGEST` are for a softcap, which bounds scores and which this kernel does not take. In `inner`'s place
+# stands how far a score may lie above m: 8 in powers of two, `8 / fine` in raw scores. `SMALLEST` stands for a scale of
+# 0, and the bound $2^{126}$ keeps the quotient finite then.
 
 # %% tags=["nbval-ignore-output"]
 SETS = "USUAL", "ALONE", "HALF", "WINDOW", "SHORT", "SHORT_IN_TURN", "IN_TURN", "WIDE"
 read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once")
 
 # %% [markdown]
+# `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros.
+#
 # `choose` looks into two tables. All numbers there were fitted to times on an H200; `per_SM` counts blocks of 64 rows, in
 # all heads, for each SM.
 
@@ -1085,9 +1117,12 @@ for name, costs in (("1 head, N = 32,768", one_head), ("16 heads, N = 16,384", 4
 read("hopper/shared/mailbox.py", "all_threads", "Numbers", "new_numbers", "width", "position", "one", "Mailbox", "new_mailbox")
 
 # %% [markdown]
-# It is rung 16's mailbox with two places and three numbers in each, `NEXT`. `one` is the layout that puts the same number
-# into every thread. `width` rounds three up to four, so that a place is found by shifting. `all_threads()`: all lanes of
-# the producer's warp have written, or all 128 threads have read.
+# It is rung 16's mailbox with two places and three numbers in each, `NEXT`. With two places `n & 1` is `n % 2`, and
+# `n >> 1 & 1` the phase, `n // 2 & 1`. `one` is the layout that puts the same number into every thread. `width` rounds
+# three up to four, so that a place is found by shifting.
+#
+# `all_threads()`: all lanes of the producer's warp have written, or all 128 threads have read. `Ring.release` goes
+# without it: the compiler puts one before every arrival (rung 13). The mailbox spells it out.
 
 # %% [markdown]
 # ## What does the producer do first?
@@ -1096,8 +1131,9 @@ read("hopper/shared/mailbox.py", "all_threads", "Numbers", "new_numbers", "width
 read("hopper/forward/kernel.py", "producer")
 
 # %% [markdown]
-# Per row block: a letter, the first tile of K, Q, then K one tile ahead of V, from right to left, so that tiles under the
-# causal mask come first. `head // group` is the head of K and V that this head shares with others.
+# Per row block: a letter (the three numbers in the mailbox), the first tile of K, Q, then K one tile ahead of V, from
+# right to left, so that tiles under the causal mask come first. `head // group` is the head of K and V that this head
+# shares with others.
 #
 # If the producer waits for a stage, whatever stands behind it waits as well. A consumer starts S of tile j + 1 together
 # with P V of tile j, so the producer asks for K₁ before V₀.
@@ -1194,8 +1230,8 @@ for careful in (False, True):
 # <details><summary>Answer</summary>
 #
 # **Nearly.** Before V's last tile of a row block there is no copy of K. What it needs is what K's next copy would wait
-# for, the first of the next row block. So the producer asks for that stage, `pipes.k.wait_for_room(n)`, a line before it
-# is due.
+# for, the first of the next row block. So the producer asks for that stage, `pipes.k.wait_for_room(n)`, one line sooner
+# than it would anyway.
 # </details>
 #
 # **Takeaway.** If one wait implies another, the other can go. Check the last tile of a row block: there it may not
@@ -1209,8 +1245,11 @@ read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 
 # %% [markdown]
 # The producer copies the tiles from `begin` up to `last`, and these 64 rows see those from `first` up to `end`. Tiles run
-# from right to left, so a consumer first skips `last - end` of them. With a window it may have to skip some at the left,
-# too.
+# from right to left, so a consumer first skips `last - end` of them. With a window it may skip some at the left, too. If
+# its rows lie past the last row, `end` is `first`: it skips all.
+#
+# Q is released once: by `visit` after the last S if O has a place of its own, else when the copy of O has read it. A
+# consumer without rows releases Q unread.
 #
 # **Predict.** `skip` does not release V's tile. Why does it take it at all?
 #
@@ -1234,7 +1273,7 @@ read("hopper/shared/pipeline.py", "accumulator", "as_operand")
 
 # %% [markdown]
 # It is rung 15. `visit` holds the first tile and the last P V, `step` is the loop's body. `accumulator` is the layout of
-# the first table, `as_operand` that of a left factor. `interval` writes down where each of 64 rows begins and ends to
+# sitting 1's table, `as_operand` that of a left factor. `interval` writes down where each of 64 rows begins and ends to
 # see, and which tiles all of them see.
 #
 # `visit` masks the first tile also if only the end is ragged, `step` does not. That is enough: the rightmost tile comes
@@ -1251,7 +1290,7 @@ read("hopper/shared/pipeline.py", "PingPong", "new_ping_pong")
 # %% [markdown]
 # The timeline of sitting 3 had two extremes. **Ping-pong** forces the good one: consumer 1 may start its products only
 # after consumer 0 has started its own, and so on round the circle. Consumer 0's barrier gets an arrival in advance, or
-# nobody could begin. Who skips a tile must still say "your turn".
+# nobody could begin. Whoever skips a tile must still say "your turn".
 #
 # **Takeaway.** Ping-pong costs a wait for each tile. It pays only where the consumers would otherwise stay in step.
 
@@ -1270,7 +1309,7 @@ read("hopper/forward/softmax.py", "Scales", "first_state", "softmax_step", "by_l
 # - `largest` takes the maximum in two steps: four short chains of comparisons side by side instead of one long one.
 # - m starts at −∞ here, not at `LOWEST`. In a row that has seen no key yet `m_ref` puts 0 in its place, and p is 2 to the
 #   −∞, which is 0.
-# - For huge scores `scale` is the coarse one.
+# - For huge scores `scale` is the coarse one (sitting 5).
 
 # %% [markdown]
 # ## The assembly, once more
@@ -1334,9 +1373,12 @@ read("hopper/forward/kernel.py", "store")
 read("hopper/shared/pipeline.py", "wipe")
 
 # %% [markdown]
-# With key lengths, a tile of V may hold rows that belong to no key; with a window, keys before the first row's. Their p is
-# 0. But what lies there may be anything, and 0 · ∞ is not a number. So `wipe` puts zeros there, and a fence, because the
-# tensor cores read shared memory by the copy engine's way.
+# With key lengths, a tile of V may hold rows that belong to no key; with a window, keys that lie before all that row 0
+# sees. Their p is 0. But what lies there may be anything, and 0 · ∞ is not a number. So `wipe` puts zeros there, and a
+# fence, because the tensor cores read shared memory by the copy engine's way.
+#
+# `tile.slice(at, PART, 0)` is PART rows from `at` on (0: of the first dimension). In `BlockedLayout([1, 8], [4, 8], [4,
+# 1], [1, 0])` a thread holds 1 × 8 neighbours, a warp has 4 × 8 threads, there are 4 × 1 warps, and columns go fastest.
 #
 # That was the last line. Is any function, class or constant unread?
 
@@ -1398,8 +1440,9 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # **At d = 64 without a mask.** There exponentials weigh most. The lead is smallest on a short sequence.
 # </details>
 #
-# `fa2_lab portable` is the kernel of chapter 08. We are ahead of FlashAttention-3 by 2 to 27% at d = 64, and by 2 to
-# 4% at d = 128 without a mask. At d = 128 under a causal mask we are 1 to 2% behind from N = 2,048 on.
+# `fa2_lab portable` is the package's Triton kernel, chapter 08's with better sizes. We are ahead of FlashAttention-3 by
+# 2 to 27% at d = 64, and by 2 to 4% at d = 128 without a mask. At d = 128 under a causal mask we are 1 to 2% behind
+# from N = 2,048 on.
 #
 # **Takeaway.** The same function on the same chip went from 19% of FlashAttention-3's speed (rung 00) to the same speed.
 # What changed is where numbers lie, and who waits for whom.
@@ -1428,6 +1471,9 @@ show(forward_ideas.draw(**forward_ideas.data()))
 Markdown(ideas.folded("All of them, problem by problem (N: factor)", ideas.ideas_table("forward", "host")))
 
 # %% [markdown]
+# *Launches written down*: later launches go past Triton's Python. *One row block for an SM*: no SM gets a second one.
+# *Two tiles in one pass*: the loop's body is written twice.
+#
 # **Takeaway.** Most ideas are worth a few percent or nothing. The large ones removed a wait, or work that every tile had
 # to do.
 #
@@ -1706,7 +1752,7 @@ print(judge(getsource(tile_maxima)))
 # The small functions of this notebook against the package, its model against the reference, the exercise's solution, and
 # `attention()` against float64. On a Hopper GPU the kernel of this notebook is called in its place.
 
-# %%
+# %% tags=["hide-input"]
 chance, here, theirs = random.Random(1), Barrier(3), asynchrony.Barrier("x", 3)
 same = []
 for _ in range(100):
@@ -1731,7 +1777,7 @@ verdict("drawn early = shared out, where nobody draws a third", draw_early(one_h
 verdict("wgmmas of rung 15: 2 consumers, in and around the loop", compiled["r15_overlap"].values["tensor"][0] == 4 * (8 + 8))
 verdict("every function, class and constant of the forward was read", not any(unread(file) for file in READ if file.startswith("hopper")))
 
-# %%
+# %% tags=["hide-input"]
 for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
     Q, (K, V) = rng.standard_normal((N_q, 4)), rng.standard_normal((2, N_k, 4))
     want, tiling = naive.forward_linear_memory(Q, K, V, mask=mask), Tiling(N_q, N_k, 4, 4, mask)
@@ -1741,7 +1787,7 @@ for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
         ran = hopper.forward(Q, K, V, tiling, consumers, ping_pong=turns)
         verdict(f"the model = dense: {name}, {consumers} consumers", close(ran.O, want[0]) and close(ran.L, want[1]))
 
-# %%
+# %% tags=["hide-input"]
 exact = np.log2(np.exp2(s16).sum(axis=(0, 2)))
 for lag in (0, 8):
     verdict(f"in_tiles = log₂ of the sums, lag {lag}", close(in_tiles(s16, lag)[0], exact))
@@ -1750,7 +1796,7 @@ verdict("a bulk copy is the tile and zeros", close(last[:2], K[16:]) and not las
 verdict("a mask as a test of bits = col < seen", bool(same_test.all()))
 verdict("the assembly here = rung 19's", getsource(multiply_unless_one).split("\n", 1)[1] in steps.source("19"))
 
-# %%
+# %% tags=["hide-input"]
 def faulty(**methods):  # what the model says with some methods of its Ring replaced
     with patch.multiple(hopper.Ring, **methods):
         try:
@@ -1773,7 +1819,7 @@ verdict("a release before the product: wrong", not close(faulty(take=eager, rele
 # %% [markdown]
 # The exercise's check must say what is wrong with a kernel.
 
-# %%
+# %% tags=["hide-input"]
 SOLUTION = """all_threads()
 mbarrier.expect(arrived, K.block_type.nbytes)
 tma.async_copy_global_to_shared(K, [64 * j, 0], arrived, k)
@@ -1799,7 +1845,7 @@ for (right, wrong), said in WRONG.items():
     verdict(f"the exercise, {wrong} for {right.split('(K')[0]}: {said}", judge(solved(SOLUTION.replace(right, wrong))).startswith(said))
 verdict("the solution is right", judge(solved(SOLUTION)).startswith("right"))
 
-# %%
+# %% tags=["hide-input"]
 def computed(q, k, v, causal):
     if not on_hopper:
         return attention(q, k, v, causal=causal, return_lse=True)
@@ -1823,7 +1869,7 @@ for d in (64, 128):
 # %% [markdown]
 # And what the text says of the records.
 
-# %%
+# %% tags=["hide-input"]
 def factor(number, d, causal):
     new = ladder.find(number)
     return SHAPES[d, causal].ratio(new, ladder.RUNGS[ladder.RUNGS.index(new) - 1])
@@ -1848,7 +1894,7 @@ verdict("rung 17 gains at d = 64, not at d = 128", all(factor("17", d, False) > 
 verdict("rungs 14 and 15 gained most", set(sorted(gain, key=gain.get)[-2:]) == {"r14_two_consumers", "r15_overlap"})
 verdict("and within 3% of FlashAttention-3 or ahead", all(share("fa2_lab", *shape) > 0.97 for shape in EVERY))
 
-# %%
+# %% tags=["hide-input"]
 slots = [counted[rung].values["issue slots used, %"][0] for rung in ladder.RUNGS[18:20]]
 verdict("rung 19: fewer issue slots, and next to no gain", slots[1] < slots[0] - 3 and all(0.98 < factor("19", *shape) < 1.02 for shape in EVERY))
 lag = taken_out(ONCE["19"])
@@ -1857,7 +1903,7 @@ singly = np.prod([max(taken_out(idea).values()) for idea in DIFFER.values() if i
 verdict("what was measured singly does not add up", singly < max(row.ratio("fa2_lab", "r19_lagging") for row in SHAPES.values()))
 verdict("O, Q, K and V at d = 128: 224 KiB of 227", (4 + 2 + 8) * 64 * 128 * 2 == 224 * 1024 <= chips.H200.shared_per_block - 3 * 1024)
 
-# %%
+# %% tags=["hide-input"]
 mean, low, _ = mean_ratio(rows, "cuDNN")
 verdict("over 1.1 times cuDNN in the mean, ahead everywhere", mean > 1.1 and low > 1)
 over = {(d, causal): [row.ratio("fa2_lab", "FlashAttention-3") for row in line(d, causal)] for d in (64, 128) for causal in (False, True)}
@@ -1872,7 +1918,7 @@ least = min(rows, key=lambda row: row.ratio("fa2_lab", "cuDNN")).problem
 verdict("and least on a short sequence", least["N_q"] <= 2048)
 verdict("best: 90 to 100% of a large product", 0.9 < best / gemm < 1)
 
-# %%
+# %% tags=["hide-input"]
 tried = [row for row in ideas.worths() if row["part"] == "forward"]
 
 
