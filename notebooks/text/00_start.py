@@ -98,7 +98,7 @@ print("output of the first query:", attention(np.zeros((1, 2)), K, V)[0].tolist(
 #
 # Many *thread blocks* run a kernel. They are the workers of this book. A *thread* executes instructions one by one. A
 # *warp* is 32 threads that execute the same instruction together. A thread block has several warps, and stays on one
-# processor until it is done. The processors are called *SMs*: this GPU has 132 SMs.
+# processor until it is done. The processors are *SMs*: this GPU has 132 SMs.
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -107,8 +107,8 @@ print("output of the first query:", attention(np.zeros((1, 2)), K, V)[0].tolist(
 # | L2 | copies of what came from HBM lately, for all SMs (a *cache*) | 60 MiB |
 # | HBM | large, beside the chip, a kind of DRAM; tensors (arrays) live here | 141 GiB |
 #
-# In this book, *on chip* means in registers or shared memory, not in L2, which all SMs share. An SM also has units that
-# compute: *tensor cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function
+# In this book, *on chip* means in registers or shared memory, though L2 is on the same silicon. An SM also has units
+# that compute: *tensor cores* multiply small matrices, *FP32 units* add and multiply float32 numbers, *special function
 # units* compute exponentials.
 #
 # **Predict.** Do the 256 MiB of S fit into the shared memory of all 132 SMs? And do 128 × 128 scores, of four bytes each,
