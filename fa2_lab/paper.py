@@ -177,7 +177,7 @@ FA2_A1 = Algorithm(
             10,
             2,
             "o_i ← e^(m_i − m_new) o_i + p_ij v_j, not divided by anything; then l_i ← l_new and m_i ← m_new.",
-            ("fa2-tweak1",),
+            ("fa2-tweak1", "fa2-inverse"),
         ),
         end(11, 1),
         Line(12, 1, "Divide once: o_i ← o_i / l_i, row by row."),

@@ -96,7 +96,7 @@ def scaled(words: str) -> tuple:
     return each(words, Q=CASE.Q, K=CASE.K, dS=by_torch(CASE)["dS"], tau=CASE.tau)
 
 
-def of_notes(words: str) -> np.ndarray:
+def unscaled_gradient(words: str) -> np.ndarray:
     case = Case(N=5, d=5, tau=1.0)
     return read(words, Q=case.Q, dS=by_torch(case)["dS"])
 
@@ -227,6 +227,14 @@ INVERSE = (
 )
 
 AGAIN = {
+    "fa2-dK": Again("dK = Q dSᵀ", unscaled_gradient("dK = Q dSᵀ"), "dK = dSᵀ Q", unscaled_gradient("dK = dSᵀ Q")),
+    "fa2-dO": Again(
+        "dO is the gradient of O with respect to the loss: ∂O/∂φ",
+        CASE.dO**-1,
+        "dO is the gradient of the loss with respect to O",
+        CASE.dO,
+    ),
+    "fa2-second-block": Again(SECOND[0], read(SECOND[0], **two_blocks()), SECOND[1], read(SECOND[1], **two_blocks())),
     "fa2-tweak1": Again(TWEAK_1[0], unscaled(TWEAK_1[0]), TWEAK_1[1], unscaled(TWEAK_1[1])),
     "fa2-two-terms": Again(
         TWO_TERMS[0], read(TWO_TERMS[0], **two_blocks()), TWO_TERMS[1], read(TWO_TERMS[1], **two_blocks())
@@ -240,6 +248,7 @@ AGAIN = {
         causal(lambda r, c: c <= r),
     ),
     "fa2-causal-speedup": Again("about 1.7 to 1.8 times", (1.7 + 1.8) / 2, "2T / (T + 1), here for T = 64", 128 / 65),
+    "fa2-inverse": Again(INVERSE[0], unscaled(INVERSE[0]), INVERSE[1], unscaled(INVERSE[1])),
     "fa2-block-index": Again("blocks O_i, …, O_{T_r}", 12 - 3, "O_1, …, O_{T_r}", 12),
     "fa2-D-shape": Again(
         "a vector of R^d", gradients_with_column_sums(), "D ∈ R^N", (by_torch(SQUARE)["dQ"], by_torch(SQUARE)["dK"])
@@ -298,15 +307,7 @@ AGAIN = {
         "one can be had without the other",
         1.0,
     ),
-    "notes-dK": Again("dK = Q dSᵀ", of_notes("dK = Q dSᵀ"), "dK = dSᵀ Q", of_notes("dK = dSᵀ Q")),
-    "notes-second-block": Again(SECOND[0], read(SECOND[0], **two_blocks()), SECOND[1], read(SECOND[1], **two_blocks())),
     "notes-every-loop": Again("at the end of every loop", four_blocks(True), "after its last tile", four_blocks(False)),
-    "notes-dO": Again(
-        "dO is the gradient of O with respect to the loss: ∂O/∂φ",
-        CASE.dO**-1,
-        "dO is the gradient of the loss with respect to O",
-        CASE.dO,
-    ),
     "notes-warps": Again("warps in a thread communicate", 1 / 32, "warps in a thread block", 128 / 32),
     "article-traffic": Again("traffic is O(N)", 2, "Θ(N² d² / M)", loops("fa2", 256, 16) / loops("fa2", 128, 16)),
     "article-same-io": Again("is identical", 1, "about 3/2 times", loops("fa1", 128, 16) / loops("fa2", 128, 16)),
@@ -349,7 +350,6 @@ AGAIN = {
         "masked to zero before the softmax", zero_votes(), "set to −∞ before the softmax", causal(lambda r, c: c <= r)
     ),
     "article-one-diagonal": Again("N / B_q in all", 512 // 128, "N / B_kv in all", 512 // 64),
-    "bilingual-inverse": Again(INVERSE[0], unscaled(INVERSE[0]), INVERSE[1], unscaled(INVERSE[1])),
     "bilingual-writes": Again("after the loops", 2, "last four steps of each pass of loop i", 8),
     "bilingual-warp": Again("翘曲", "翘曲", "线程束", "线程束"),
 }

@@ -13,7 +13,7 @@ ERRATA: dict[str, Erratum] = {
 
 SOURCES = {  # what an erratum's source begins with, and what that is
     "FA1 paper": "Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022), arXiv:2205.14135",
-    "FA2 paper": "Dao: FlashAttention-2 (2023), arXiv:2307.08691",
+    "FA2 paper": "Dao: FlashAttention-2, arXiv:2307.08691 (2023). Marked (arXiv): not in the version of ICLR 2024",
     "lecture notes on FA2": "an outline of the FA2 paper, heading by heading; author unknown",
     "article on FA2": "an article, FlashAttention II: better work partitioning; author unknown",
     "bilingual notes on FA2": "notes on the FA2 paper in English and Chinese; author unknown",

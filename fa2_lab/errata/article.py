@@ -175,7 +175,8 @@ def scores_of_warps(join) -> np.ndarray:
 SPLIT_K = Erratum(
     id="article-split-K",
     source="article on FA2, change 3",
-    claim="Split-K cuts the contraction dimension of Q Kᵀ, so the warps' partial scores are summed before the softmax.",
+    claim="Split-K cuts the contraction dimension of Q Kᵀ, the d that is summed over, so the warps' partial scores are "
+    "summed before the softmax.",
     why="K means the keys here. Each warp has finished scores for its own columns; a sum mixes different keys.",
     instead="The slices of S stand side by side. Row maxima cross warps before the exponentials; row sums and the "
     "products P_w V_w cross after them and are summed.",
@@ -268,7 +269,7 @@ OBLONG = Tiling(N_q=512, N_k=512, B_r=128, B_c=64, mask=CAUSAL)
 ONE_DIAGONAL = Erratum(
     id="article-one-diagonal",
     source="article on FA2, change 4",
-    claim="Each query block has one diagonal key block, N / B_q in all, also where B_q and B_kv are two numbers.",
+    claim="Each query block has one diagonal key block, N / B_q in all, also where B_q ≠ B_kv.",
     why="The diagonal of a 128 × 64 tiling crosses two tiles of each query block; masking one lets the other leak.",
     instead="With B_q a multiple of B_kv, B_q / B_kv diagonal tiles for each query block, N / B_kv in all.",
     wrong=lambda: OBLONG.N_q // OBLONG.B_r,

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, TwoBlocks, distance
+from fa2_lab.errata.cases import Case
 from fa2_lab.errata.erratum import Erratum
 from fa2_lab.glossary import GLOSSARY
 
 CASE = Case(N=8, d=4)
-TWO = TwoBlocks(CASE, cut=3)
-
-
-def second_tile(alpha) -> np.ndarray:
-    """Algorithm 1, line 10, on the second of two tiles, then line 12."""
-    return (alpha * (TWO.e1 @ TWO.V1) + TWO.e2 @ TWO.V2) / TWO.l2
-
-
-INVERSE = Erratum(
-    id="bilingual-inverse",
-    source="bilingual notes on FA2, Algorithm 1 (forward), line 10, in both languages",
-    claim="O^(j) = diag(exp(m^(j−1) − m^(j)))⁻¹ O^(j−1) + P V_j.",
-    why="The accumulator must shrink when the maximum grows; the inverse makes it grow, and at the first tile, where "
-    "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile).",
-    instead="No inverse: O^(j) = diag(exp(m^(j−1) − m^(j))) O^(j−1) + P V_j.",
-    wrong=lambda: second_tile(1 / np.exp(TWO.m1 - TWO.m2)),
-    right=lambda: second_tile(np.exp(TWO.m1 - TWO.m2)),
-    error=lambda O: distance(O, TWO.O),
-)
 
 
 def rows_written(inside_the_loop: bool) -> int:
@@ -63,4 +44,4 @@ WARP = Erratum(
     error=lambda word: float(word != GLOSSARY["warp"].chinese),  # a word can only be held against the glossary
 )
 
-ERRATA = (INVERSE, WRITES, WARP)
+ERRATA = (WRITES, WARP)

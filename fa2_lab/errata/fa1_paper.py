@@ -114,7 +114,7 @@ DROPOUT_ORDER = Erratum(
     claim="Saving the random generator's state is enough to draw the same dropout mask again in the backward pass.",
     why="One sequential generator repeats itself only if both passes visit the tiles in the same order. FA2's forward "
     "runs rows outside, its backward columns outside: about half the entries of the mask differ at p = 0.5.",
-    instead="Key the generator by (seed, batch, head, row, column); then no order matters.",
+    instead="Derive each random number from its place, by (seed, batch, head, row, column); then no order matters.",
     wrong=lambda: (sequential_mask(GRID, 0.5, 0, "fa2"), sequential_mask(GRID, 0.5, 0, "fa1")),
     right=lambda: (keyed_mask("fa2"), keyed_mask("fa1")),
     error=lambda masks: float((masks[0] != masks[1]).mean()),

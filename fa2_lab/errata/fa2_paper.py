@@ -1,17 +1,69 @@
-"""Slips in the FlashAttention-2 paper, section 3."""
+"""Slips in the FlashAttention-2 paper, sections 2 and 3. "(arXiv)": the ICLR version does not have it."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, TwoBlocks, distance
+from fa2_lab.errata.cases import Case, TwoBlocks, central_differences, distance
 from fa2_lab.errata.erratum import Erratum
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
 CASE = Case(N=8, d=4)
 SQUARE = Case(N=5, d=5)  # N = d, so that a vector of the wrong length still broadcasts
 MASKED = Case(N=8, d=4, causal=True)
+UNSCALED = Case(N=5, d=5, tau=1.0)  # N = d, so that Q dSᵀ exists at all; the paper leaves the scale out
 TWO = TwoBlocks(CASE, cut=3)
+
+
+# 2.2 and 2.3.1: the background ----------------------------------------------------------------------------------
+
+DK = Erratum(
+    id="fa2-dK",
+    source="FA2 paper, section 2.2 (arXiv); lecture notes on FA2, standard attention",
+    claim="dK = Q dSᵀ.",
+    why="The shapes only fit when N = d, and even then the numbers are others: dK_j sums dS_ij q_i over the queries i. "
+    "The ICLR version has dSᵀ Q.",
+    instead="dK = dSᵀ Q.",
+    wrong=lambda: UNSCALED.Q @ UNSCALED.dS.T,
+    right=lambda: UNSCALED.dS.T @ UNSCALED.Q,
+    error=lambda dK: distance(dK, UNSCALED.dK),
+    tolerance=1e-7,
+)
+
+
+def loss(O: np.ndarray) -> float:
+    """Any scalar loss of the output will do."""
+    return float((CASE.dO * O).sum())
+
+
+DO = Erratum(
+    id="fa2-dO",
+    source="FA2 paper, section 2.2; lecture notes on FA2, standard attention",
+    claim="dO is the gradient of O with respect to the loss: ∂O/∂φ.",
+    why="It says how the loss answers to O, not O to the loss. Central differences of the loss give ∂φ/∂O.",
+    instead="dO is the gradient of the loss with respect to O.",
+    wrong=lambda: 1 / CASE.dO,  # what ∂O/∂φ would be, entry by entry
+    right=lambda: CASE.dO,
+    error=lambda dO: distance(dO, central_differences(loss, CASE.O)),
+    tolerance=1e-7,
+)
+
+
+def both_blocks(second_factor) -> np.ndarray:
+    """diag(ℓ)⁻¹ e^(S¹ − m) V¹ plus the second block times a factor."""
+    return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
+
+
+SECOND_BLOCK = Erratum(
+    id="fa2-second-block",
+    source="FA2 paper, section 2.3.1; lecture notes on FA2, online softmax",
+    claim="O = diag(ℓ)⁻¹ e^(S¹ − m) V¹ + e^(S² − m) V².",
+    why="P = diag(ℓ)⁻¹ [e^(S¹ − m), e^(S² − m)]: both halves are divided by ℓ.",
+    instead="O = diag(ℓ)⁻¹ (e^(S¹ − m) V¹ + e^(S² − m) V²).",
+    wrong=lambda: both_blocks(1.0),
+    right=lambda: both_blocks(1 / TWO.l2),
+    error=lambda O: distance(O, TWO.O),
+)
 
 
 # 3.1.1: the first tweak and the two-block example -------------------------------------------------------------
@@ -41,9 +93,10 @@ def divided_in_every_step(factor) -> np.ndarray:
 
 TWO_TERMS = Erratum(
     id="fa2-two-terms",
-    source="FA2 paper, section 3.1.1",
+    source="FA2 paper, section 3.1.1 (arXiv)",
     claim="Scaled output after the second block: O² = diag(ℓ¹ / ℓ²)⁻¹ O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
-    why="The ratio is upside down, and the step from the old maximum to the new one is missing.",
+    why="The ratio is upside down, and the step from the old maximum to the new one is missing. The ICLR version "
+    "turns the ratio round; the step is missing there too.",
     instead="O² = diag((ℓ¹ / ℓ²) e^(m¹ − m²)) O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
     wrong=lambda: divided_in_every_step(TWO.l2 / TWO.l1),
     right=lambda: divided_in_every_step(TWO.l1 / TWO.l2 * np.exp(TWO.m1 - TWO.m2)),
@@ -77,7 +130,7 @@ def from_scores(s1: np.ndarray, s2: np.ndarray) -> np.ndarray:
 
 SMALL_S = Erratum(
     id="fa2-small-s",
-    source="FA2 paper, section 3.1.1; lecture notes on FA2, online softmax",
+    source="FA2 paper, section 3.1.1 (arXiv); lecture notes on FA2, online softmax",
     claim="Õ² = e^(s¹ − m) V¹ + e^(s² − m) V², with a small s.",
     why="A small letter is a row in these papers (q_i, k_j); one row of scores cannot stand for the whole block.",
     instead="Õ² = e^(S¹ − m) V¹ + e^(S² − m) V².",
@@ -134,6 +187,25 @@ CAUSAL_SPEEDUP = Erratum(
 
 
 # 3.1.1 and 3.1.2: the algorithms ------------------------------------------------------------------------------
+
+
+def second_tile(alpha) -> np.ndarray:
+    """Algorithm 1, line 10, on the second of two tiles, then line 12."""
+    return (alpha * (TWO.e1 @ TWO.V1) + TWO.e2 @ TWO.V2) / TWO.l2
+
+
+INVERSE = Erratum(
+    id="fa2-inverse",
+    source="FA2 paper, section 3.1.1, Algorithm 1, line 10 (arXiv); "
+    "bilingual notes on FA2, Algorithm 1 (forward), line 10, in both languages",
+    claim="O^(j) = diag(exp(m^(j−1) − m^(j)))⁻¹ O^(j−1) + P V_j.",
+    why="The accumulator must shrink when the maximum grows; the inverse makes it grow, and at the first tile, where "
+    "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile). The ICLR version has no inverse.",
+    instead="No inverse: O^(j) = diag(exp(m^(j−1) − m^(j))) O^(j−1) + P V_j.",
+    wrong=lambda: second_tile(1 / np.exp(TWO.m1 - TWO.m2)),
+    right=lambda: second_tile(np.exp(TWO.m1 - TWO.m2)),
+    error=lambda O: distance(O, TWO.O),
+)
 
 
 def rows_covered(first: int, N: int = 12, B_r: int = 3) -> int:
@@ -197,9 +269,9 @@ LOADS = Erratum(
     id="fa2-loads",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 9",
     claim="Each inner step loads Q_i, O_i, dO_i, dQ_i, L_i and D_i.",
-    why="O_i was needed for D alone, which line 4 has computed; dQ_i is loaded by line 15, when it is needed. "
+    why="O_i was needed for D alone, which line 4 has computed, and dQ_i only in line 15. "
     "With NaN in their place the results do not change.",
-    instead="Load Q_i, dO_i, L_i and D_i: 2d + 2 elements for each row instead of 4d + 2.",
+    instead="Load Q_i, dO_i, L_i and D_i: 2d + 2 elements for each row instead of 4d + 2. (Line 15 loads dQ_i itself.)",
     wrong=lambda: sum(ROW_ELEMENTS.values()),
     right=lambda: sum(ROW_ELEMENTS[name] for name in ("Q", "dO", "L", "D")),
     error=lambda elements: abs(elements - used_elements()),
@@ -219,8 +291,9 @@ def dQ_of_parallel_columns(atomic: bool) -> np.ndarray:
 DQ_RACE = Erratum(
     id="fa2-dQ-race",
     source="FA2 paper, section 3.1.2, Algorithm 2, line 15",
-    claim="Load dQ_i, add to it and write it back; column blocks run in parallel.",
-    why="Blocks that load the same old dQ_i overwrite each other, and the last one wins. Section 3.2 says it: atomics.",
+    claim="Algorithm 2 alone: load dQ_i, add to it and write it back, while column blocks run in parallel.",
+    why="Blocks that load the same old dQ_i overwrite each other, and the last one wins. The paper knows it: its "
+    "section 3.2 uses atomic adds. The algorithm does not say so.",
     instead="Add atomically, or compute dQ in a pass of its own with rows outside.",
     wrong=lambda: dQ_of_parallel_columns(atomic=False),
     right=lambda: dQ_of_parallel_columns(atomic=True),
@@ -231,8 +304,9 @@ DQ_RACE = Erratum(
 SCALE = Erratum(
     id="fa2-scale",
     source="FA2 paper, sections 3.1.1 and 3.1.2, Algorithms 1 and 2",
-    claim="S = Q Kᵀ, dQ = dS K and dK = dSᵀ Q, with no softmax scale anywhere.",
-    why="Attention is computed with S = τ Q Kᵀ, τ usually 1/√d; by the chain rule dQ and dK then carry τ.",
+    claim="The algorithms alone: S = Q Kᵀ, dQ = dS K and dK = dSᵀ Q, without the softmax scale.",
+    why="The paper leaves the scale out on purpose and says so in section 2.2. With S = τ Q Kᵀ, τ usually 1/√d, the "
+    "chain rule gives dQ and dK a factor τ, too.",
     instead="S = τ Q Kᵀ, dQ = τ dS K, dK = τ dSᵀ Q.",
     wrong=lambda: (CASE.Q @ CASE.K.T, CASE.dS @ CASE.K, CASE.dS.T @ CASE.Q),
     right=lambda: (CASE.tau * CASE.Q @ CASE.K.T, CASE.tau * CASE.dS @ CASE.K, CASE.tau * CASE.dS.T @ CASE.Q),
@@ -280,6 +354,6 @@ EIGHTY_HEADS = Erratum(
 )
 
 ERRATA = (
-    *(TWEAK_1, TWO_TERMS, P_TILDE, SMALL_S, MASK_BLOCKS, CAUSAL_SPEEDUP),
-    *(BLOCK_INDEX, D_SHAPE, LOADS, DQ_RACE, SCALE, S_INDEX, EIGHTY_HEADS),
+    *(DK, DO, SECOND_BLOCK, TWEAK_1, TWO_TERMS, P_TILDE, SMALL_S, MASK_BLOCKS, CAUSAL_SPEEDUP),
+    *(INVERSE, BLOCK_INDEX, D_SHAPE, LOADS, DQ_RACE, SCALE, S_INDEX, EIGHTY_HEADS),
 )

@@ -17,7 +17,8 @@
 # - recognise the slips of this subject, and find the lines of the papers they sit in.
 #
 # *Time: 40 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [04 ·
-# FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward pass](05_backward.ipynb).*
+# FlashAttention-2, forward](04_fa2_forward.ipynb), [05 · The backward pass](05_backward.ipynb) and [07 ·
+# Warps](07_warps.ipynb).*
 
 # %%
 from dataclasses import replace
@@ -43,11 +44,12 @@ from fa2_lab.trace import Trace
 # How does the output of one block of keys become part of the output of two? Take the row of chapter 02, with exponentials 1,
 # 3, 4, 8 and values 8, 0, 4, 2, cut in the middle. After block 1, $\ell_1 = 4/3$, the raw sum is $o_1 = 8/3$, and the
 # finished output $O_1 = o_1 / \ell_1 = 2$. The factor to the new maximum is $\alpha = 3/8$. Block 2 adds $b_2 = 4$, and
-# $\ell_2 = 2$. The right answer is 5/2. Six formulas can be found in print:
+# $\ell_2 = 2$. The right answer is 5/2. The first of these formulas is Algorithm 1, lines 10 and 12, as printed at ICLR
+# 2024. The last is what the [arXiv version](https://arxiv.org/abs/2307.08691) prints there.
 #
 # | name | formula |
 # | --- | --- |
-# | Algorithm 1, line 10 | $(\alpha\, o_1 + b_2) / \ell_2$ |
+# | lines 10 and 12 | $(\alpha\, o_1 + b_2) / \ell_2$ |
 # | divided again | $(O_1 / \ell_1 + b_2) / \ell_2$ |
 # | upside down | $O_1 / (\ell_1 / \ell_2) + b_2 / \ell_2$ |
 # | half divided twice | $(\alpha\, o_1 + b_2 / \ell_2) / \ell_2$ |
@@ -76,7 +78,7 @@ def row_of(E, v, cut):  # exponentials, values, and where the second block begin
 
 # %% tags=["hide-input"]
 VERSIONS = {
-    "Algorithm 1, line 10": lambda r: (r.alpha * r.o1 + r.b2) / r.l2,
+    "lines 10 and 12": lambda r: (r.alpha * r.o1 + r.b2) / r.l2,
     "divided again": lambda r: (r.O1 / r.l1 + r.b2) / r.l2,
     "upside down": lambda r: r.O1 / (r.l1 / r.l2) + r.b2 / r.l2,
     "half divided twice": lambda r: (r.alpha * r.o1 + r.b2 / r.l2) / r.l2,
@@ -95,7 +97,7 @@ for name, version in VERSIONS.items():
 # **50/9.** $(8/3 \cdot 8/3 + 4) / 2 = 50/9$. The old part grows where it should shrink.
 # </details>
 #
-# Only line 10 of Algorithm 1 is right. The others divide one part more often than the other, or move it to the wrong maximum.
+# Only the first is right. The others divide one part more often than the other, or multiply it by a wrong factor.
 #
 # **Takeaway.** Old and new parts can be added when both refer to the same maximum and have been divided equally often.
 
@@ -125,16 +127,17 @@ for name, version in VERSIONS.items():
 # **Yes.** 1 and 1/1 are the same number.
 # </details>
 #
-# On the third row, three wrong versions are right. Such rows are common: it is enough that the largest score comes first, in a
-# block of its own.
+# On the third row, three wrong versions are right. Rows like the second are common: of random rows, one in T has its largest
+# score in the first of T blocks. Rows like the third come from a test with blocks of one key.
 #
 # **Takeaway.** A wrong factor is invisible wherever it happens to be 1. Test on rows whose maximum comes late.
 
 # %% [markdown]
 # ## Which tests does a wrong gradient survive?
 #
-# Three slips of the backward pass. The FA2 paper has no softmax scale, so its dQ lacks a $\tau$. Lecture notes have $dK =
-# Q\,dS^\top$ for $dS^\top Q$. And in the paper's Algorithm 2, line 4, D is a vector of $d$ numbers, one per *column*.
+# Three ways to get the backward pass wrong with the FA2 paper in hand. It leaves the softmax scale out, on purpose: a dQ copied
+# from it lacks a $\tau$. On arXiv, section 2.2 has $dK = Q\,dS^\top$ for $dS^\top Q$ (below with $\tau$). And in Algorithm 2,
+# line 4, D is a vector of $d$ numbers, so we subtract one per *column*.
 #
 # Three tests look at them: one compares shapes, with N = d. One compares numbers, with $\tau = 1$. The last compares
 # numbers, with N, d and $\tau$ all different. The true gradients come from small differences of the forward pass and use
@@ -200,7 +203,8 @@ print(f"mixed up: exp(S − L of FA1) = {np.exp(s[3] - L_fa1):.1e}")
 # %% [markdown]
 # ## One character: > or >=
 #
-# An article skips a tile if `j * B_kv > (i + 1) * B_q`, and masks the tiles with i = j. Below are 4 × 4 tiles of 2 × 2
+# An article skips a tile if `j * B_kv > (i + 1) * B_q`, and masks the tiles with i = j. (Its B_q and B_kv are our $B_r$ and
+# $B_c$.) Below are 4 × 4 tiles of 2 × 2
 # scores: `.` is skipped, `D` computed and masked, `F` computed without a mask, and `!` computed without a mask although no
 # entry may be seen.
 #
@@ -257,13 +261,16 @@ print(f"traffic, N from 4,096 to 8,192: {large / small:.2f} times as much; O(N) 
 # %% [markdown]
 # ## The collection
 #
-# The package keeps every slip with three computations: the wrong version, the right one, and a distance from a truth that uses
-# neither. A slip is listed only if this distance refuses the wrong version and accepts the right one. (A check that has
-# never failed says nothing.) The tables below open when you click them. Their last column says by how much the wrong version
-# is off; `inf` means that even the shape is wrong. `fa2-lab errata` has all of them.
+# The package keeps every slip with the wrong version, the right one, and a distance from a truth that uses neither. This
+# distance has to refuse the wrong version and accept the right one. The tables below open when you click them. Nobody
+# reads them all: pick two rows. `fa2-lab errata` has more.
 #
-# **Predict.** One row is about the causal mask. Blocks "whose row indices are all smaller than their column indices" need
-# no mask, says the FA2 paper. What must be done with these blocks?
+# The mark (arXiv): the version of ICLR 2024 does not have it. O¹ is the finished answer of block 1, Õ a raw sum, and diag(x)
+# multiplies each row by its x. "Off by" is in the slip's own unit: a count, KiB, a ratio, or the largest error of a matrix,
+# relative to its largest entry. `inf`: the shape is wrong.
+#
+# **Predict.** Take `fa2-mask-blocks`. The FA2 paper says that blocks whose row indices are all smaller than their column
+# indices need no mask. What must be done with these blocks?
 
 # %% tags=["hide-input"]
 LINKS = {"FA1 paper": "https://arxiv.org/abs/2205.14135", "FA2 paper": "https://arxiv.org/abs/2307.08691"}
@@ -273,10 +280,9 @@ def off(error):
     return "NaN" if np.isnan(error) else f"{error:.2g}" if error < 100 else f"{error:,.0f}"
 
 
-def linked(source):
-    for paper, address in LINKS.items():
-        source = source.replace(paper, f"[{paper}]({address})")
-    return source
+def linked(source):  # the first place that is cited
+    paper, _, place = source.split(";")[0].partition(", ")
+    return f"[{place}]({LINKS[paper]})" if paper in LINKS else place
 
 
 def table(summary, start, names):
@@ -290,11 +296,10 @@ def table(summary, start, names):
 # %% tags=["hide-input"]
 shown = []
 tables = [
-    table("Of the FA2 paper", "fa2", "tweak1 two-terms P-tilde mask-blocks scale D-shape loads dQ-race eighty-heads"),
-    table("Of the FA1 paper", "fa1", "L dropout-order empty-rows block-size memory"),
-    table("Of notes", "notes", "dK second-block every-loop dO"),
-    table("Of an article", "article", "traffic same-io fa1-snippet rescales exp-cost parallel-keys split-K smem 228 skip"
-          " mask-zero one-diagonal"),
+    table("Of the FA2 paper", "fa2", "inverse two-terms tweak1 second-block dK D-shape mask-blocks"),
+    table("Of the FA1 paper", "fa1", "L dropout-order empty-rows"),
+    table("Of an article, FlashAttention II: better work partitioning", "article",
+          "traffic same-io rescales exp-cost split-K smem 228 skip"),
 ]  # fmt: skip
 Markdown("\n".join(tables))
 
@@ -305,8 +310,8 @@ Markdown("\n".join(tables))
 # the diagonal, where the largest column is at most the smallest row.
 # </details>
 #
-# Two rows of the second table are right for FA1 and wrong only for FA2: the letter L, and the stored state of the random
-# generator. The row with NaN is a case that neither paper decides: a mask hides a row's whole first tile (chapter 08).
+# `fa1-L` and `fa1-dropout-order` are right for FA1 and wrong only for FA2. The row with NaN is a case that neither paper decides:
+# a mask hides a row's whole first tile (chapter 08).
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it says so.
 
@@ -389,8 +394,8 @@ else:
 state = SoftmaxState.reset(1, 1)
 for part in (slice(0, 2), slice(2, 4)):
     state = state.update(s[None, part], v[part, None])
-line_10 = VERSIONS["Algorithm 1, line 10"](row_of(E, v, 2))
-verdict("line 10 by hand = SoftmaxState.update, twice", close(state.finalize()[0], [[float(line_10)]]))
+by_lines = VERSIONS["lines 10 and 12"](row_of(E, v, 2))
+verdict("lines 10 and 12 by hand = SoftmaxState.update, twice", close(state.finalize()[0], [[float(by_lines)]]))
 verdict("FA2's L = logsumexp", close(L_fa2, np.log(L_fa1)))
 meter = Trace()
 X = np.random.default_rng(4).standard_normal((3, 64, 8))
@@ -410,7 +415,7 @@ verdict("no check accepts the wrong version in the right one's place", not any(s
 two = TwoBlocks(Case(N=8, d=4), cut=3)  # the collection's own numbers
 factors = two.l1, two.e1 @ two.V1, two.O1, np.exp(two.m1 - two.m2), two.e2 @ two.V2, two.l2
 ids = {"divided again": "fa2-tweak1", "upside down": "fa2-two-terms", "half divided twice": "fa2-P-tilde"}
-for name, slip in (ids | {"inverse": "bilingual-inverse"}).items():
+for name, slip in (ids | {"inverse": "fa2-inverse"}).items():
     by_hand = VERSIONS[name](Row(*factors))
     verdict(f"{name} by hand = the collection's {slip}", close(by_hand, ERRATA[slip].wrong()))
 

@@ -117,7 +117,7 @@ more = [
     C("hidden means 0", "tau * (q_i @ k_j.T), -np.inf)", "tau * (q_i @ k_j.T), 0.0)", "erratum article-mask-zero"),
     C("only i = j is masked", "if causal else visible", "if causal and row[0] <= j <= row[-1] else visible", "erratum article-one-diagonal"),
     C("no maximum is subtracted", "finite(m_new)", "0 * finite(m_new)", "chapter 02"),
-    C("alpha upside down", "alpha = np.exp(m - finite(m_new))", "alpha = np.exp(np.where(np.isneginf(m), m, m_new - m))", "erratum bilingual-inverse"),
+    C("alpha upside down", "alpha = np.exp(m - finite(m_new))", "alpha = np.exp(np.where(np.isneginf(m), m, m_new - m))", "erratum fa2-inverse"),
     C("heads are shared round robin", "k[h // group], v[h // group]", "k[h % len(k)], v[h % len(k)]", "flash-linear-attention 1029"),
     C("o is kept in half precision", "o = alpha[:, None] * o + p @ v_j", "o = np.float16(alpha[:, None] * o + p @ v_j)", "accumulators"),
     C("o is not rescaled", "alpha[:, None] * o + p", "o + p", "chapter 02"),
