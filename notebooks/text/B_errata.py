@@ -262,12 +262,12 @@ print(f"traffic, N from 4,096 to 8,192: {large / small:.2f} times as much; O(N) 
 # ## The collection
 #
 # The package keeps every slip with the wrong version, the right one, and a distance from a truth that uses neither. This
-# distance has to refuse the wrong version and accept the right one. The tables below open when you click them. Nobody
-# reads them all: pick two rows. `fa2-lab errata` has more.
+# distance has to refuse the wrong version and accept the right one. The tables below open when you click them. Pick two
+# rows. `fa2-lab errata` has more.
 #
 # The mark (arXiv): the version of ICLR 2024 does not have it. O¹ is the finished answer of block 1, Õ a raw sum, and diag(x)
-# multiplies each row by its x. "Off by" is in the slip's own unit: a count, KiB, a ratio, or the largest error of a matrix,
-# relative to its largest entry. `inf`: the shape is wrong.
+# multiplies each row by its x. "Off by" is in the slip's own unit: a count, KiB, a ratio, or a matrix's largest error relative
+# to its largest entry. `inf`: the shape is wrong.
 #
 # **Predict.** Take `fa2-mask-blocks`. The FA2 paper says that blocks whose row indices are all smaller than their column
 # indices need no mask. What must be done with these blocks?
