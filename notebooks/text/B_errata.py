@@ -262,7 +262,7 @@ print(f"traffic, N from 4,096 to 8,192: {large / small:.2f} times as much; O(N) 
 # ## The collection
 #
 # The package keeps every slip with the wrong version, the right one, and a distance from a truth that uses neither. This
-# distance has to refuse the wrong version and accept the right one. The tables below open when you click them. Pick two
+# distance must refuse the wrong version and accept the right one. The tables below open when you click them. Pick two
 # rows. `fa2-lab errata` has more.
 #
 # The mark (arXiv): the version of ICLR 2024 does not have it. O¹ is the finished answer of block 1, Õ a raw sum, and diag(x)
