@@ -954,7 +954,11 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 # ## The kernel, from the first copy to the last
 #
 # `fa2_lab/kernels/hopper/forward` is made of the rungs. Beyond them it takes groups of heads, key lengths and windows.
-# (Windows have been compiled only: until a GPU has tried them, `attention()` takes the portable kernel for them.)
+# (Windows and packed sequences have been compiled only: until a GPU has tried them, `attention()` takes the portable
+# kernel for them.)
+#
+# Skip what speaks of `cu_q`, `cu_k`, `sequences` or `FAR`: it is for packed sequences, which lie one behind the other
+# in one tensor (chapter 16). Without them `sequences` is `None`, `k_batch` is `batch`, and `here` is `geometry`.
 #
 # The whole protocol, from a run of the model in `machine/hopper.py`. An arrow is a barrier at which somebody waited. (The
 # model gives V releases of its own.)
@@ -970,7 +974,7 @@ show(pipes.draw(**pipes.data()))
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/launch.py", "forward", "prepare", "windowed", "prepare_launch", "enough_work")
-read("hopper/shared/descriptors.py", "HALVES", "descriptor", "of", "copyable")
+read("hopper/shared/descriptors.py", "HALVES", "FAR", "descriptor", "shape_of", "tile_at", "of", "copyable")
 
 # %% [markdown]
 # `prepare` is called once for each kind of call, `call` every time. What comes with each call is pointers. `Options`
@@ -1035,7 +1039,7 @@ read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/aggregate.py", "aggregate")
-read("hopper/forward/kernel.py", "ROWS", "NEXT", "Pipes", "forward_kernel")
+read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "Pipes", "forward_kernel")
 
 # %% [markdown]
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and
@@ -1044,7 +1048,7 @@ read("hopper/forward/kernel.py", "ROWS", "NEXT", "Pipes", "forward_kernel")
 # Q's: then Q has one stage.
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix")
+read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix", "several")
 
 # %% [markdown]
 # V's ring has no *emptied* barriers, so `RELEASED` is off there; sitting 6 says why.
@@ -1060,17 +1064,22 @@ read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix")
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/geometry.py", "Scheduler", "draw")
-read("hopper/shared/geometry.py", "Geometry", before="seen_from")
+SHOWN = "first_row", "length", "seen", "begin", "tiles", "first_tile"
+read("hopper/shared/geometry.py", "Geometry", before="of_sequence")
+read("hopper/shared/geometry.py", *(f"Geometry.{method}" for method in SHOWN))
 read("portable/tile.py", "block_of", "keys_seen", "length_of")
 
 # %% [markdown]
 # A program's first block has its own number, every other is drawn. (`DRAWN` is for the backward.) The last program to
-# `leave` puts the counter back to zero. `block_of` puts the blocks in rung 10's order: of `at_once` heads that run side
-# by side block 0 of each, then block 1 of each.
+# `leave` puts the counter back to zero. `block_of` has heads run side by side, as `place` did in
+# rung 12.
 #
 # A row sees the keys from `begin` to `seen`; `keys_seen` is rung 12's, with a length, which `length_of` keeps inside the
 # tensor. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a window left is
-# `None`, so that the compiler leaves out every line about it. The rest of `Geometry` is for the backward.
+# `None`, so that the compiler leaves out every line about it.
+#
+# Two more that the kernel uses: `row_block` gives a block's first row, its batch entry (in Q, in K), head and `here`;
+# `first_of` gives where a head's L begins.
 
 # %% [markdown]
 # The way to the counter and back takes about as long as a tile, and the producer's warp stands still meanwhile. Why not
