@@ -17,10 +17,11 @@
 # - read all of `fa2_lab/kernels/hopper/backward`,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: two and a half hours with the questions, in four sittings of at most 45 minutes. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel. Numbers were measured
-# on an NVIDIA H200 in bf16. Before this: [05 · The backward pass](05_backward.ipynb), [09 · The Triton backward
-# kernels](09_triton_backward.ipynb) and [12 · Hopper, forward](12_hopper_forward.ipynb), from which producers,
-# consumers, rings and barriers are taken as known.*
+# *Time: a good two and a half hours with the questions, in four sittings of at most 45 minutes. Hardware: any laptop
+# with Triton; on a Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in bf16. Before
+# this: [05 · The backward pass](05_backward.ipynb), [09 · The Triton backward kernels](09_triton_backward.ipynb) and
+# [12 · Hopper, forward](12_hopper_forward.ipynb), from which producers, consumers, rings and barriers are taken as
+# known.*
 
 # %%
 import ast
@@ -70,7 +71,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says 
 # | b02 one pass, `hopper/backward` | one | five | the copy engine, tile by tile |
 #
 # One pass takes five products and one exponential for each score. Seven products instead of five: the second pass
-# computes $S$ and $dP$ once more, and the exponentials. The tensor cores of one SM do 4,096 FLOPs in a clock, so a product of 128 × 128 with d = 128 takes 1,024.
+# computes $S$ and $dP$ once more, and the exponentials. The tensor cores of one SM do 4,096 FLOPs in a clock, so a
+# product of 128 × 128 with d = 128 takes 1,024.
 
 # %%
 H200 = chips.H200
@@ -333,9 +335,9 @@ for places in (1, 2):
 # **No.** With one place the quick consumer writes its next dS while the slow one still multiplies the last.
 # </details>
 #
-# Why are two enough? To overwrite a place too early, a consumer would have to be two steps ahead. But before it shows its
-# dS of step n + 1 it has waited for both dS of step n. The other one shows that only after its own dQ of step n − 1 is
-# done. So that place is free.
+# Why are two enough? Steps n + 1 and n − 1 share a place. Before a consumer writes its dS of step n + 1, it has waited
+# until both have written that of step n. The other one wrote its dS of step n only after its own dQ of step n − 1 was
+# done. So nobody reads that place any more.
 #
 # **Takeaway.** A wait that another wait implies can be left out. It takes a second place, and an argument.
 
@@ -366,7 +368,7 @@ print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64
 #
 # The whole thread block, with chapter 12's rings and mailbox.
 #
-# **Predict.** Who might a consumer have to wait for? Name five things before you look at the arrows.
+# **Predict.** What might a consumer have to wait for? Name what you can before you look at the arrows.
 
 # %%
 show(backward_pipes.draw(**backward_pipes.data()))
@@ -374,8 +376,8 @@ show(backward_pipes.draw(**backward_pipes.data()))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# The mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), and the other consumer's dS. A sixth wait has
-# no arrow: before a consumer writes its place for dQ again, the copy engine must have read it.
+# Six things: the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), the other consumer's dS, and one that
+# has no arrow: before a consumer writes its place for dQ again, the copy engine must have read it.
 # </details>
 #
 # **Takeaway.** Every wait has an owner: the producer, the other consumer, the copy engine, or one's own products.
@@ -385,7 +387,8 @@ show(backward_pipes.draw(**backward_pipes.data()))
 #
 # Now the code, seven files in `fa2_lab/kernels/hopper/backward`. `kernel.py` is the whole, `rows.py` holds what consumers
 # are given, `products.py` starts the five products, `sums.py` adds, `turns.py` can have it add in a fixed order, and
-# `launch.py` and `sizes.py` run on the host. Until sitting 4 skip the lines that speak of turns.
+# `launch.py` and `sizes.py` run on the host. Until sitting 4 skip the lines that speak of turns. Skip those for
+# packed sequences, too (`cu_q`, `cu_k`, `sequences`, `before`; chapter 12 says why).
 
 # %% tags=["hide-input"]
 FOLDER, READ = Path(launch.__file__).parent, {}  # file: what has been read of it
@@ -441,7 +444,8 @@ source("rows", "Rows", "new_rows")
 # %% [markdown]
 # ### The producer
 #
-# One warp. It announces column blocks and starts copies. What it asks of `Geometry` (chapter 12) comes first.
+# One warp. It announces column blocks and starts copies. What it asks of `Geometry` (chapter 12) comes first. Of
+# `column_block` only this: where nothing is packed, `j` is `block`, both batch entries are `batch`, and `T` is `T_r`.
 
 # %% tags=["nbval-ignore-output"]
 METHODS = "seen_from", "unseen_from", "first_row_block", "end_of_row_blocks", "unmasked_from"
@@ -455,6 +459,7 @@ source("kernel", "producer")
 # are this part's. To the tile scheduler each part of a K/V head is a head of its own.
 
 # %% [markdown]
+# - Where nobody sees a column block, one row block visits it all the same, so that its dK and dV are written, as zeros.
 # - `first` is the first row block that sees these columns, and in each query head of the group `seen` row blocks follow.
 #   So step m belongs to query head `m // seen` of the group, and to row block `first + m % seen`.
 # - The message goes out before the tiles. K has two stages, so K of the next column block can be on its way early.
@@ -483,13 +488,15 @@ source("rows", "Interval", "interval", "first_rows")
 # %% [markdown]
 # For the mask a consumer needs one number a key: the first row that sees it. Under the causal mask that is `seen_from` plus
 # the key's place in the block. A key that does not exist gets `NO_ROW`, more rows than there can be. With a window each
-# key is seen one row longer than the one before it, so `end`, for the first key, is enough.
+# key is seen one row longer than the one before it, so `end`, for the column block's first key, is
+# enough.
 
 # %% [markdown]
 # ### The step
 #
 # Compare it with `kernel_order`: with `dv_late` and `dk_late` off the order is the same, line by line. `dv_late`: product 2
-# starts after dS instead of before dQ leaves. `dk_late`: product 4 starts in the next step.
+# starts after dS instead of before dQ leaves. `dk_late`: product 4 starts in the next step. (`add_dq`, `exchange`,
+# `finish_dk` and `pass_on` come in sitting 3.)
 
 # %% tags=["nbval-ignore-output"]
 source("kernel", "step")
@@ -542,8 +549,9 @@ source("sums", "ADD", "add", "add_tile", "add_lines", "as_held")
 # - `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add. `add_tile` does it
 #   twice where the place has room for half of the tile only.
 # - `add` is one operation of Triton's compiler. `@builtin` makes a function that speaks to the compiler itself.
-# - `as_held` renames the places of a tile, so that each thread's numbers lie together. Nobody else reads the sums, so
-#   they may lie in HBM in any order. Storing them row by row would cost shuffles, or conflicts of banks.
+# - `as_held` renames the places of a tile, so that each thread's numbers lie together. Only `after_kernel` reads the
+#   sums, and it knows their order (`in_order`). So they may lie in HBM in any order. Storing them row by row would cost
+#   shuffles, or conflicts of banks.
 #
 # Number the places row · 100 + column: a lane's four are two neighbours in its row, and the same two eight rows below.
 
@@ -561,7 +569,8 @@ source("kernel", "finish", "store")
 
 # %% [markdown]
 # Normally `store` writes dK and dV in 16 bits, by a bulk copy, through the place where dQ waited. `_reinterpret` sees the
-# same bytes as other numbers. `dk * (scale * LN2)` is $\tau\,dK$: the scale had a $\log_2 e$ in it. Where the column block
+# same bytes as other numbers: `room` is as many tiles of 16 bits as that place can hold, one or two, and `index(0)` the
+# first. `dk * (scale * LN2)` is $\tau\,dK$: the scale had a $\log_2 e$ in it. Where the column block
 # was divided among programs, dK and dV are fp32 sums as well, and are added like dQ.
 #
 # ### The kernel itself
@@ -578,7 +587,8 @@ source("kernel", "backward_kernel")
 # %% [markdown]
 # ### Before and after
 #
-# Two small Triton kernels stand around it.
+# Two small Triton kernels stand around it. `head_of`, `load_rows` and `store_rows` are the portable kernels'.
+# `UPCAST=True` makes what was loaded fp32.
 
 # %% tags=["nbval-ignore-output"]
 source("sums", "before_kernel")
@@ -599,14 +609,24 @@ source("sums", "after_kernel", "finish", "in_order")
 # ### Who launches it
 
 # %% tags=["nbval-ignore-output"]
-source("launch", "backward", "prepare", "choose", "shapes")
+source("launch", "backward", "prepare", "choose", "ragged", "shapes")
 source("launch", "prepare_before", "prepare_main", "prepare_after", "enough_work")
 
 # %% [markdown]
 # `prepare` returns `None` for a call that this kernel does not take; the portable kernels do it then. `call` makes the
-# outputs and runs the three launches in one stream. `lines` describes a matrix of fp32, as `descriptor` does a tensor.
+# outputs and runs the three launches one after the other. `host.Launch` is chapter 12's. `Launch` is the same for plain
+# Triton kernels, without descriptors.
 #
-# The sizes, fitted to times on an H200:
+# All sums lie in one tensor, in lines of 32 numbers. So `before_kernel` clears them together. In their order:
+#
+# 1. dQ's,
+# 2. if column blocks are divided, dK's and then dV's (`columns`),
+# 3. the counters of turns, two for each row block and column block, whose bits are read as int32.
+#
+# `shapes` counts the lines of each, rounded up to whole tiles of 64 rows.
+#
+# The sizes, fitted to times on an H200, and `lines`, which describes a matrix of fp32 as `descriptor` does a tensor
+# (`swizzle` in bytes, `element_bitwidth` in bits):
 
 # %% tags=["nbval-ignore-output"]
 source("sizes", "DIMENSIONS", "SMALLEST_SCALE", "Sizes", "choose", "PORTABLE", "enough_work")
@@ -684,7 +704,8 @@ for kv_heads in (4, 1):
 # </details>
 #
 # So a column block is *divided*: several programs take a part of its row blocks each. Then dK and dV have no single
-# owner either, and the copy engine adds them up as well.
+# owner either, and the copy engine adds them up as well. With 4 K/V heads all SMs have work, 256 column blocks for 132,
+# and yet it pays: shorter parts leave less idle at the end.
 #
 # **Takeaway.** If there are too few owners, share the work and let the sums meet.
 
@@ -779,10 +800,11 @@ source("turns", "UNTIL", "Turns", "in_memory")
 source("../shared/geometry", "Geometry.last_column_block")
 
 # %% [markdown]
-# - `wait`: `ld.acquire` reads the counter, `setp.lt` asks whether it is too low, and if it is so in any lane all go back to
-#   `AGAIN`. The fence keeps the copy engine from adding before.
-# - `pass_on` waits until the sums are in memory (`wait_group`). Then one thread counts, and `release` says that nobody may
-#   see the count before the sums.
+# - `wait`: `ld.acquire` reads the counter, before all that follows in the code. `setp.lt` asks whether it is too low,
+#   and if it is so in any lane all go back to `AGAIN`. The fence keeps the copy engine from adding before.
+# - `"=r,l,r"`: `l` is an address, of 64 bits. `is_pure=False`: it has effects, so the compiler must keep it.
+# - `pass_on` waits until the sums are in memory (`wait_group`). `tma.store_wait` returns sooner, when the engine has
+#   read shared memory. Then one thread counts, and `release` says that nobody may see the count before the sums.
 # - Where column blocks are divided, each part of dK and dV has a counter, too (`place`).
 
 # %% [markdown]
@@ -805,14 +827,15 @@ for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **With the last.** The rows that it begins with are seen by no column block further right, so nobody is before it. The
-# next one to the left begins two row blocks higher, and comes to these rows when the turn does.
+# **With the last.** The rows that it begins with see no key of a column block further right, so nobody is before it.
+# The next one to the left begins two row blocks higher, and comes to these rows when the turn does.
 # </details>
 #
 # This way has been compiled, and its order was tried with the kernel's own lines run by Python, but it has not been timed
 # on a GPU: until then `attention()` takes the two passes.
 #
-# **Takeaway.** In the model a fixed order costs 1 to 5%, if everybody comes to a place when its turn comes.
+# **Takeaway.** In the model a fixed order costs less than 1% without a mask and 5% under the causal one, if everybody
+# comes to a place when its turn comes.
 
 # %% [markdown]
 # ## What was reached?
@@ -994,7 +1017,7 @@ else:
 # The small functions of this notebook against the package, its model against the dense gradients, with and without its
 # waits, and the gradients of `attention()` against float64. On a Hopper GPU the kernel of this notebook is called.
 
-# %%
+# %% tags=["hide-input"]
 files = sorted(file for file in FOLDER.glob("*.py") if file.stem != "__init__")
 verdict("seven files", len(files) == 7)
 for file in files:
@@ -1014,10 +1037,10 @@ verdict("the causal mask halves the additions, but for the diagonal", 0.5 < tile
 for causal, most in ((NO_MASK, 1.01), (CAUSAL, 1.055)):
     tiling = Tiling(4096, 4096, 64, 128, causal)
     ends = [turns.time(turns.handed_out(tiling, 64, 16, in_turn), 132, in_turn=in_turn) for in_turn in (True, False)]
-    verdict("turns in the model: 1 to 5%", 1.005 < ends[0] / ends[1] < most)
+    verdict(f"turns in the model: at most {most - 1:.1%} longer", 1.005 < ends[0] / ends[1] < most)
 
 
-# %%
+# %% tags=["hide-input"]
 def gradients(N_q, N_k, mask):  # tensors for the model, and the dense gradients
     Q, dO, K, V = *rng.standard_normal((2, N_q, 4)), *rng.standard_normal((2, N_k, 4))
     O, L = naive.forward_linear_memory(Q, K, V, mask=mask)
@@ -1032,7 +1055,7 @@ for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
         right = [close(x, y) for x, y in zip((ran.dQ, ran.dK, ran.dV), want, strict=True)]
         verdict(f"the model = dense: {name}, add {price.add:,.0f}, slow {price.slow:.0f}", all(right))
 
-# %%
+# %% tags=["hide-input"]
 tensors, want = gradients(24, 32, NO_MASK)
 
 
@@ -1059,7 +1082,7 @@ nobody = faulty(model.Exchange, "share", lambda self, c, n, ds: None)
 verdict("a dS that is not shown: a deadlock", "waits for dS filled" in nobody)
 
 
-# %%
+# %% tags=["hide-input"]
 def computed(q, k, v, do, causal):
     if not on_hopper:
         q, k, v = (x.requires_grad_() for x in (q, k, v))
@@ -1084,7 +1107,7 @@ for d in (64, 128):
 # %% [markdown]
 # And what the text says of the records.
 
-# %%
+# %% tags=["hide-input"]
 mean, low, _ = mean_ratio(rows, "cuDNN")
 verdict("over 1.15 times cuDNN in the mean, over 1.05 everywhere", mean > 1.15 and low > 1.05)
 mean, low, high = mean_ratio(rows, "fa2_lab portable")
