@@ -222,6 +222,10 @@ for name, rung in (("standard", "r00_standard"), ("FA2", "r07_two_loops")):
 #
 # The *meter* of this book counts requests. "Loaded", "stored" and "moved" always mean requests of the chip.
 #
+# Both counters run in this picture, on a small example with a small L2. Follow S and P: only standard sends them to HBM.
+#
+# ![Standard attention, FA1 and FA2 on one clock: blocks travel between HBM, L2, shared memory and registers](../figures/motion.svg)
+#
 # **Takeaway.** FA2 requests much, but little of it crosses to DRAM.
 
 # %% [markdown]

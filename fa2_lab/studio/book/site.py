@@ -87,7 +87,7 @@ def write_sources(folder: Path) -> None:
     for name in DOORS:
         text = (files.ROOT / name).read_text(encoding="utf-8")
         (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
-    shutil.copy(picture(), folder / "picture.svg")
+    shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
     (folder / "index.md").write_text(index(), encoding="utf-8")
 
 
@@ -176,6 +176,7 @@ def with_links(text: str, at: Path) -> str:
         repository, commit = reach.origin()
         return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
 
+    text = re.sub(r"(!\[[^\]]*\]\()\.\./figures/", r"\1figures/", text)
     return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
 
 
@@ -195,7 +196,8 @@ def index() -> str:
     shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
     toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
     toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in DOORS])]
-    parts = [WELCOME, f"![{alt}](picture.svg)", *shown, "## What runs where", reach.table(), LADDER, rungs(), *toc]
+    moving = f"![{alt}](figures/{picture().name})"
+    parts = [WELCOME, moving, *shown, "## What runs where", reach.table(), LADDER, rungs(), *toc]
     return "\n\n".join(parts) + "\n"
 
 
