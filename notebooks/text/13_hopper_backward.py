@@ -802,7 +802,8 @@ source("../shared/geometry", "Geometry.last_column_block")
 # %% [markdown]
 # - `wait`: `ld.acquire` reads the counter, before all that follows in the code. `setp.lt` asks whether it is too low,
 #   and if it is so in any lane all go back to `AGAIN`. The fence keeps the copy engine from adding before.
-# - `"=r,l,r"`: `l` is an address, of 64 bits. `is_pure=False`: it has effects, so the compiler must keep it.
+# - `"=r,l,r"`: `l` is an address, of 64 bits. `is_pure=False`: it has effects, so the compiler must keep it. `pack=1`:
+#   one element at a time.
 # - `pass_on` waits until the sums are in memory (`wait_group`). `tma.store_wait` returns sooner, when the engine has
 #   read shared memory. Then one thread counts, and `release` says that nobody may see the count before the sums.
 # - Where column blocks are divided, each part of dK and dV has a counter, too (`place`).
