@@ -17,7 +17,7 @@
 # - switch a model over to it,
 # - name the command for each task.
 #
-# *Time: 35 minutes with the questions and exercises. Hardware: any laptop; two cells need torch and say so if it is
+# *Time: 40 minutes with the questions and exercises. Hardware: any laptop; two cells need torch and say so if it is
 # missing. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
@@ -44,12 +44,12 @@ from fa2_lab.trace import Trace
 # | `tiles.py`, `trace.py` | geometry of tiles; the meter |
 # | `paper.py`, `glossary.py` | the papers' algorithms and the words, as data |
 # | `reference/` | NumPy in float64, a file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
-# | `kernels/` | Triton and Gluon: `ladder/` to be read, `portable/`, `decode/` and `hopper/` to be called |
-# | `attention.py`, `paged.py`, `distributed/` | the public calls |
+# | `kernels/` | Triton and Gluon (Triton's lower floor, chapter 12): `ladder/` to be read, the others to be called |
+# | `attention.py`, `packed.py`, `paged.py`, `transformers.py`, `distributed/` | the public calls (`checks.py` and `operators.py` serve them) |
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `studio/` | pictures; book, course, bench and commands |
 #
-# A file may import from the folders above its own in this table, with one exception: kernels import nothing from the
+# A file may import from the rows above its own in this table, with one exception: kernels import nothing from the
 # reference.
 #
 # **Predict.** Suppose a kernel and the reference shared a function, and the function were wrong. Would their comparison
@@ -100,8 +100,9 @@ for name, algorithm in ALGORITHMS.items():
 # the algorithm.
 # </details>
 #
-# In the table, every line that computes has its NumPy line. FA1's backward was never written in Triton here, because FA2's
-# replaces it.
+# Every line that computes has its NumPy line. Five lines of FA1.A2, FA1's forward pass, have no Triton line: they cut matrices
+# into blocks or belong to dropout. FA1.A3 and FA1.A4 are backward passes, of standard attention and of FA1. They were never
+# written in Triton here, because FA2's replaces them.
 #
 # **Takeaway.** A tag leads from a line of a paper to the code, and from the code back to the paper.
 
@@ -145,11 +146,11 @@ print("Kernels run", kernels_here())
 # ## How do I call it?
 #
 # `fa2_lab.attention(q, k, v, causal=True)` takes torch tensors of shape (batch, heads, N, d) and does what torch's
-# `scaled_dot_product_attention` does. On a GPU it runs the fastest kernel that can serve the call.
-# Without a GPU it runs the interpreter.
+# `scaled_dot_product_attention` does, with one difference to know: where N_q ≠ N_k, our causal mask is aligned to the bottom
+# right, torch's `is_causal` to the top left. On a GPU the call runs the fastest kernel that can serve it. Without a GPU it
+# runs the interpreter.
 #
-# **Predict.** With fewer queries than keys, the causal mask is aligned to the bottom right. Which keys does the *last*
-# query see?
+# **Predict.** With fewer queries than keys, which keys does the *last* query see in ours?
 
 # %% tags=["nbval-ignore-output"]
 if find_spec("torch") and find_spec("triton"):
@@ -173,11 +174,11 @@ else:
 # ones.
 # </details>
 #
-# `L` is the logsumexp of each row (chapter 04). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the differences from
+# `L` is the logsumexp of each row (chapter 04). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other differences from
 # torch. `attention_packed` takes sequences of different lengths without padding, `attention_paged` reads a cache in pages
 # (chapter 14), and `fa2_lab.distributed` has attention over several GPUs (chapter 15).
 #
-# **Takeaway.** One call, torch's conventions, and `L` on request.
+# **Takeaway.** One call, nearly torch's conventions, and `L` on request.
 
 # %% [markdown]
 # ## How do I switch a model over?
@@ -191,14 +192,14 @@ else:
 # ```
 #
 # Such a model describes its mask by a function of a row and a column. It is read once for all layers, as an interval of
-# columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, sinks, softcap and a cache work
-# too. For any other mask there is an error that names it.
+# columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, a cache, sinks and softcap
+# (chapter 16) work too. For any other mask there is an error that names it.
 #
 # `python -m fa2_lab.studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
 # same batches. Only the attention differs.
 #
-# **Predict.** One attention writes the N × N matrix of scores, another does not. How far apart are their losses in 30
-# steps, at most: 0.1, 0.001 or 0.00001?
+# **Predict.** One attention writes the N × N matrix of scores, another does not. How far apart are their losses
+# in any of 31 steps, at most: about 0.1, 0.001 or 0.00001?
 
 # %%
 from fa2_lab.studio import models
@@ -212,10 +213,11 @@ print(models.table(models.recorded()["curves"]))
 # digit, and 30 steps let the change grow a little.
 # </details>
 #
-# `eager` and `sdpa` are the names that `transformers` has for plain PyTorch and for torch's own attention. Each step sees
+# The last column is the largest difference from `eager` in any of the 31 steps. `eager` and `sdpa` are the names that `transformers` has for plain PyTorch and for torch's own attention. Each step sees
 # another batch, so a loss may rise from one line to the next. Compare along a line.
 #
-# The curves are recorded. With `transformers` installed, the next cell trains three steps here.
+# The curves are recorded. With `transformers` installed, the next cell trains three steps here. The model reads the package's own
+# source code, which has changed since. So these losses differ from the recorded ones: compare the two lines.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 if find_spec("torch") and find_spec("triton") and find_spec("transformers"):
@@ -233,7 +235,7 @@ else:
 #
 # Write it in NumPy, with slices. `meter.hbm(X=X)` returns a tensor that lives in HBM: reading a slice is a load, writing
 # one is a store. What was loaded is on chip, and operations on it are counted by kind. `trace.serial` and `trace.parallel`
-# name the loops. `Tiling` knows the blocks.
+# name the loops. (For blocks of a matrix there is `Tiling`.)
 #
 # The algorithm below computes the mean of all rows. It loads blocks of 4 rows and keeps one sum on chip.
 #
@@ -271,7 +273,8 @@ for event in meter.events:
 # A kernel in 16 bits cannot agree with float64 to the last digit. The tests ask for less: its error may be at most twice
 # the error that torch makes in the same precision (three times for gradients).
 #
-# **Predict.** A 16-bit float (fp16) has 11 binary digits. How many decimal digits are that?
+# **Predict.** The 16 bits of a number in fp16 are a sign, 5 for the exponent, and 10 for the digits behind a leading 1 that is
+# not stored: 11 binary digits. How many decimal digits are that?
 
 # %% tags=["nbval-ignore-output"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 64, 16))
@@ -289,7 +292,7 @@ for dtype in (np.float64, np.float32, np.float16):
 # **About three.** $2^{11} = 2048$, a little more than three digits.
 # </details>
 #
-# The three errors are rounding, and nothing else. A slip in a formula is usually larger by a factor of a hundred or more,
+# The errors are rounding, and nothing else. A slip in a formula is usually larger by a factor of a hundred or more,
 # so the two can be told apart.
 #
 # **Takeaway.** Compare with float64, and know how large the rounding should be.
@@ -297,7 +300,7 @@ for dtype in (np.float64, np.float32, np.float16):
 # %% [markdown]
 # ## Which command does what?
 #
-# Everything a reader does in a terminal is a command: `fa2-lab NAME`, or `python -m fa2_lab NAME`. Three to try first:
+# Nearly everything a reader does in a terminal is a command: `fa2-lab NAME`, or `python -m fa2_lab NAME`. Three to try first:
 # `fa2-lab glossary warp`, `fa2-lab ladder 04`, which shows one step of the ladder as a difference of two files, and `fa2-lab
 # book --blank mine`. The last writes the chapters into a folder with nothing executed, for readers who answer before they look.
 
@@ -316,7 +319,7 @@ Markdown(
 # - The heart: tiles, meter, papers, reference, kernels, calls. Around it: models, errata, pictures, studio.
 # - A tag such as FA2.A1.L10 leads from the paper to NumPy and Triton.
 # - `Trace` counts any algorithm that is written with slices.
-# - `fa2_lab.attention` follows torch, and gives L on request.
+# - `fa2_lab.attention` follows torch, but for the corner of the causal mask, and gives L on request.
 
 # %% [markdown]
 # ## Exercises
@@ -327,7 +330,7 @@ Markdown(
 #
 # <details><summary>Hint</summary>
 #
-# Every pass loads each element once. The last pass loads it again.
+# Every pass loads each element once, the last one too.
 # </details>
 # <details><summary>Solution</summary>
 #
