@@ -192,8 +192,8 @@ else:
 # ```
 #
 # Such a model describes its mask by a function of a row and a column. It is read once for all layers, as an interval of
-# columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, a cache, sinks and softcap
-# (chapter 16) work too. For any other mask there is an error that names it.
+# columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, a cache, and
+# that chapter's sinks and softcap work too. For any other mask there is an error that names it.
 #
 # `python -m fa2_lab.studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
 # same batches. Only the attention differs.
