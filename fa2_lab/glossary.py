@@ -248,6 +248,12 @@ TERMS = (
         "12",
         picture="row_reduction",
     ),
+    Term(
+        "Gluon",
+        "Triton's lower dialect: layouts, copies and barriers are written out",
+        "Gluon（Triton 的底层语言）",
+        "12",
+    ),
     Term("phase", "what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round", "相位", "12"),
     Term("fence", "what threads wrote before it is seen by the copy engine after it", "内存栅栏", "12"),
     Term(

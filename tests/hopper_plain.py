@@ -5,6 +5,8 @@ lines that a GPU runs. Layouts, barriers and registers mean nothing here; the so
 stand-ins, and so has the copy engine, which is told what a GPU's is told.
 """
 
+import ast
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -128,6 +130,12 @@ def maker(cls, *names):
     return lambda *values, **named: made(cls, dict(zip(names, values, strict=False)) | named)
 
 
+def fields(module, name: str) -> list[str]:
+    """The fields of an aggregate by its text: Triton 3.6 keeps no annotations."""
+    (body,) = (x.body for x in ast.parse(inspect.getsource(module)).body if getattr(x, "name", "") == name)
+    return [x.target.id for x in body if isinstance(x, ast.AnnAssign)]
+
+
 def multiply(a, b, to, use_acc=True, is_async=True):
     return ((to if use_acc else 0) + np.asarray(a) @ np.asarray(b)).view(Tile)
 
@@ -226,7 +234,7 @@ def softmax_step(s, m, l, scales, MASKED):
 GEOMETRY = geometry.Geometry
 STAND_INS = {
     descriptors: dict(gl=descriptors.gl),
-    geometry: dict(Geometry=maker(GEOMETRY, *GEOMETRY.__annotations__)),
+    geometry: dict(Geometry=maker(GEOMETRY, *fields(geometry, "Geometry"))),
     forward: dict(
         first_state=lambda s, scales: (np.full((len(s), 4), -np.inf), np.zeros((len(s), 4)).view(Tile)),
         softmax_step=softmax_step,

@@ -253,8 +253,8 @@ steps(("05", "issue slots used, %"), ("06",), ("07", "registers", "programs on a
 # ## What if the copies run ahead?
 #
 # Rung 08 changes a single argument, `num_stages=3`: the copies of two tiles are under way while a third is computed. The
-# hardware counts what warps wait for. A *stall* of 2 means: whenever an instruction starts, two warps on average wait for
-# this. `long_scoreboard` is the wait for data from L2 or HBM.
+# hardware counts what warps wait for. A *stall* of 2 means: for each instruction that is started, warps spend two cycles in
+# all waiting for this. `long_scoreboard` is the wait for data from L2 or HBM.
 #
 # **Predict.** No byte less is copied. Which gets better, the waiting for data or the number of programs on an SM?
 
