@@ -6,49 +6,38 @@
 #
 # **What does a GPU programmer do all day?**
 #
-# A kernel is slower than expected, or it hangs, or its result is slightly wrong. Here are the tools for those hours. In
-# the first half we look at kernels that work. In the second half we find bugs.
+# A kernel is slower than expected, or it hangs, or its result is slightly wrong. Here are the tools: first for
+# kernels that work, then for bugs.
 #
 # After this notebook you can
 #
-# - read what the compiler made of a kernel: registers, shared memory, and the machine code of one line,
+# - read what the compiler made of a kernel,
 # - read five hardware counters, and say what a kernel waits for,
 # - find a hang, a race and a wrong answer, each with the tool that shows it,
 # - say what a search for the fastest launch may get wrong.
 #
-# *Time: 50 minutes with the questions and exercises, and 8 for the ten questions on part III at the end. Hardware: any
-# laptop with Linux. Cells that need a GPU or one of NVIDIA's tools say so where these are missing. Before this: [07 ·
-# Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
-# measured](10_ladder.ipynb).*
+# *Time: 45 minutes with the questions and exercises, and 8 for the ten questions on part III at the end. Hardware: any
+# laptop with Linux. Cells that need a GPU or one of NVIDIA's tools say so. Before this: [07 · Warps](07_warps.ipynb),
+# [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder, measured](10_ladder.ipynb).*
 
 # %%
 import numpy as np
 import torch
 
-from fa2_lab.kernels import ladder
-from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.studio.xray import xray_launches
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
-# %% tags=["nbval-ignore-output"]
+# %%
 import triton
 import triton.language as tl
-
-interpreted = triton.knobs.runtime.interpret
-print("kernels of this notebook:", "interpreted, line by line" if interpreted else "compiled for the GPU here")
 
 # %% [markdown]
 # ## What does the compiler make of a launch option?
 #
-# A Triton launch takes *launch options* beside the kernel's own arguments:
-#
-# | option | what it asks for |
-# | --- | --- |
-# | `num_warps` | how many warps share the program's tiles |
-# | `num_stages` | into how many stages the tiles of a loop are copied ahead (pipelining, rung 08) |
-# | `maxnreg` | at most so many registers for each thread |
+# A Triton launch takes *launch options* beside the kernel's own arguments. `num_warps` warps share the program's tiles. The
+# tiles of a loop are copied ahead into `num_stages` stages (pipelining, rung 08). `maxnreg` is the most registers that a
+# thread may have.
 #
 # Rung 07 is the plain kernel: tiles of 64 × 64, d = 128, 4 warps, one stage. Here it is compiled for an H200, which need
 # not be here. (In the shell: `fa2-lab xray 07 --num_stages 3`.)
@@ -80,17 +69,16 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # **48 and 112.** A tile has 16 KiB. One stage: Q, K and V, 3 · 16 = 48. Three stages: 16 + 3 · 32 = 112.
 # </details>
 #
-# More stages take no more registers: the copies go straight to shared memory. With 8 warps each thread needs fewer
-# registers. With `maxnreg=128` four warps get less than they want. The registers of a thread that have no room live in
-# memory: those are the *spills*.
+# More stages take no more registers: the copies go straight to shared memory. With 8 warps each thread needs fewer. With
+# `maxnreg=128` some of a thread's values find no register. They live in memory: those are the *spills*.
 
 # %% [markdown]
 # The last columns: an SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on
 # it as fit into all three. The share of the 64 places that are taken is called *occupancy*. Rung 07 is limited by
 # registers. With three stages the limit is shared memory. There `maxnreg` makes room by registers, and buys nothing.
 #
-# With high occupancy, one program computes while another waits. A pipeline inside one program serves the same purpose.
-# The fastest kernels of the ladder run *one* program on an SM.
+# With high occupancy, one program computes while another waits. A pipeline inside one program serves the same purpose: the
+# fastest kernels of the ladder run *one* program on an SM.
 #
 # **Takeaway.** Work out all three limits. Only a change of the smallest one lets more programs run.
 
@@ -100,16 +88,16 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # Between Triton and the GPU there are two assembly languages. *PTX* is NVIDIA's portable one. *SASS* is what the chip
 # executes. (`fa2-lab where FA2.A1.L8 --sass` prints it for a line of the paper.) Here are two lines of rung 07.
 #
-# One tensor-core instruction of Hopper, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64 and adds. All four warps start it
-# together.
-#
-# **Predict.** Line 8 of Algorithm 1 is `s_ij = tl.dot(…)`, a product of 64 × 128 by 128 × 64. The kernel has it in two loops.
-# How many `HGMMA` does it become?
+# Line 8 of Algorithm 1, `s_ij = tl.dot(…)`, is a product of 64 × 128 by 128 × 64. The kernel has it in two loops. One
+# tensor-core instruction of Hopper, `HGMMA.64x64x16`, multiplies 64 × 16 by 16 × 64 and adds. So each loop needs
+# 128 / 16 = 8 of them.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 import re
 from collections import Counter
 from inspect import getsourcelines
+
+from fa2_lab.kernels import ladder
 
 
 def sass_of_line(kernel, text):  # the instructions of the line of `visit` that begins like this
@@ -130,21 +118,15 @@ print("one product in PTX: ", ptx[0].split("{")[0])
 print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_ij = tl.dot") if "HGMMA" in code))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **Sixteen.** 128 / 16 = 8 for each loop.
-# </details>
-#
 # The last line names the first register of the result, then where the factors lie in shared memory. The line of p becomes 64
-# exponentials, `MUFU.EX2`, each with a multiply-add, `FFMA`: a tile has 4,096 scores, so each of 128 threads has 32 in
-# each of the two loops.
+# exponentials, `MUFU.EX2`, each with a multiply-add, `FFMA`: a tile has 4,096 scores, 32 for each of 128 threads, in each
+# of the two loops.
 #
-# In line 8 there is more than products. `STS` puts the tile of K into shared memory. The two `BAR.SYNC` of each loop are the
-# barriers of chapter 07: the place is free, the tile is there. With three stages all these are gone from this line: the
-# copies then go straight to shared memory (`LDGSTS`). `LDL` and `STL` would be spills.
+# Line 8 has more than its 16 `HGMMA`. `STS` puts the tile of K into shared memory. The two `BAR.SYNC` of each loop are the
+# barriers of chapter 07: the place is free, the tile is there. With three stages these are gone from this line: the
+# copies go straight to shared memory (`LDGSTS`). `LDL` and `STL` would be spills.
 #
-# **Takeaway.** Count the instructions that must be there. The others are the compiler's, and often the reason why a
-# kernel is slow.
+# **Takeaway.** Count the instructions that must be there. The others are often the reason why a kernel is slow.
 
 # %% [markdown]
 # ## What are the warps waiting for?
@@ -160,10 +142,8 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # | stall: barrier | warps wait for other warps of their program |
 # | stall: wait | warps wait a fixed few cycles for their own last instruction |
 #
-# A *stall* of 2 means: for each instruction that is started, warps spend two cycles in all waiting for this. Take a step that
-# you know: rung 08 is rung 07 with `num_stages=3`. It executes nearly the same instructions.
-#
-# **Predict.** The waits for data fall to a sixth. Do the issue slots used rise or fall?
+# A *stall* of 2 means: for each instruction that is started, warps spend two cycles in all waiting for this. As an example,
+# rung 08 is rung 07 with `num_stages=3`. It executes nearly the same instructions.
 
 # %% tags=["hide-input"]
 from fa2_lab.studio import ladder as climbed
@@ -181,13 +161,8 @@ for name in FIVE:
     print(f"{name:27}" + "".join(f"{counted[rung].values[name][0]:9.2f}" for rung in PAIR))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **They rise**, by as much as the kernel gets faster: the same instructions in less time. (A change that needs fewer
-# instructions lowers this counter. So it is neither good nor bad by itself.)
-# </details>
-#
-# Now *wait* and *barrier* are the largest stalls. Chapter 12 goes after them. This is the command:
+# The waits for data fall to a sixth. The issue slots used rise by as much as the kernel gets faster. Now *wait* and
+# *barrier* are the largest stalls. Chapter 12 goes after them. This is the command:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 import shutil
@@ -215,12 +190,15 @@ else:
 # %% [markdown]
 # ## When do they wait?
 #
-# A counter is a sum. A *timeline* shows the moments. Here is one of a model: a program copies a tile (600 clocks),
-# multiplies (256), and begins again. On a GPU, Triton's profiler *Proton* draws the same loop below it. It writes down a warp's
-# clock wherever the code says `enter_scope` and `exit_scope` (`fa2_lab/studio/inside.py`). Reading the clock takes time,
-# too: trust the order, not the lengths.
+# A *timeline* shows it. Here is one of a model: a program copies a tile (600 clocks), multiplies (256), and begins again. On
+# a GPU, Triton's profiler *Proton* draws the same loop below it. It writes down a warp's clock wherever the code says
+# `enter_scope` and `exit_scope` (`fa2_lab/studio/inside.py`). Reading the clock takes time, too: trust the order, not the
+# lengths.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
+from fa2_lab.machine.asynchrony import Barrier, Block, Deadlock
+
+
 def timeline(stretches, width=72):  # of (name, begin, length): a line for each name
     begin, end = min(t for _, t, _ in stretches), max(t + n for _, t, n in stretches)
     for lane in dict.fromkeys(name for name, *_ in stretches):
@@ -263,7 +241,7 @@ else:
 #
 # **Takeaway.** The counter says how much is waited for, the timeline says when.
 #
-# *This is the middle of the chapter, and a good place for a break.*
+# *This is the middle, and a good place for a break.*
 
 # %% [markdown]
 # ## How do you look inside a running kernel?
@@ -293,6 +271,7 @@ def typed(commands, heard):  # a debugger whose keyboard is a text
 
 
 S, L = torch.arange(10.0, device=device)[None], torch.full((1,), torch.nan, device=device)
+interpreted = triton.knobs.runtime.interpret
 heard, commands = io.StringIO(), ("p s", "p m.handle.data", "c")
 sys.breakpointhook = typed("\n".join(commands) + "\n", heard)
 log_sum_kernel[(1,)](S, L, 10, B=16, STOP=bool(interpreted))
@@ -306,14 +285,11 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 
 
 # %% [markdown]
-# `p s` prints `s`, and `m.handle.data` is the array behind `m`. The mask keeps the load away from the last six places, and `other` puts −∞ there.
+# `m.handle.data` is the array behind `m`. The mask keeps the load away from the last six places: they hold −∞.
 #
-# A compiled kernel cannot be stopped like this. Two tools work on a GPU; the cells below use them.
-#
-# | tool | what it does | what to know |
-# | --- | --- | --- |
-# | `tl.device_print` | prints a value, with the number of its program | on a GPU once for *each thread*: let one program print |
-# | `compute-sanitizer` | reports every access outside an allocation | PyTorch takes memory in large pieces: set `PYTORCH_NO_CUDA_MEMORY_CACHING=1` |
+# A compiled kernel cannot be stopped like this. Two tools work on a GPU. `tl.device_print` prints a value with the number
+# of its program, once for *each thread*: let one program print. `compute-sanitizer` reports every access outside an
+# allocation. PyTorch takes memory in large pieces, unless you set the variable that begins the command below.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 @triton.jit
@@ -349,8 +325,7 @@ else:
 
 
 # %% [markdown]
-# **Takeaway.** Stop in the interpreter first. Print on the GPU if only the GPU shows it. Let the sanitizer watch the
-# memory.
+# **Takeaway.** Stop in the interpreter first. Print on the GPU if only the GPU shows it.
 
 # %% [markdown]
 # ## Case 1: it hangs
@@ -359,7 +334,7 @@ else:
 #
 # The suspect has two actors. A *producer* copies tiles of K and V into stages in shared memory, K one tile ahead of V. A
 # *consumer* computes with them. With two stages for each it ran. Then somebody set `stages=1`. At the start all stages are
-# empty. Each actor goes down its own column, at its own speed:
+# empty. Each actor goes down its own column:
 #
 # | producer | consumer |
 # | --- | --- |
@@ -369,7 +344,7 @@ else:
 # | … the same with K 2 and V 1 | … the same with K 1 and V 1 |
 #
 # The **tool** is a model: both actors as Python generators, which yield what they wait for. If everybody waits and no work is
-# left, that is a *deadlock*, and the model says who waits for what. (Chapter 12 explains the folded code.)
+# left, the model says who waits for what: a *deadlock*. (Chapter 12 explains the folded code.)
 #
 # **Predict.** One stage. The producer has filled K 0. Who waits for whom?
 
@@ -420,7 +395,7 @@ for early in (False, True):
 # </details>
 #
 # **Cause:** K is held longer than it is needed. It is free as soon as $QK^\top$ is done. In the mended version the consumer
-# says so there. Then one stage is enough to run, though not to be fast. With two stages the mended kernel is faster, too.
+# says so there. Then one stage is enough to run, and two are faster.
 #
 # On a GPU, let each actor write the number of its current wait into *pinned host memory*: the CPU can read it while the
 # kernel hangs.
@@ -432,11 +407,13 @@ for early in (False, True):
 #
 # **Symptom.** The same call gives different answers. On one machine it is always right.
 #
-# The suspect computes one row block after the other. It puts $o$ into shared memory, *starts* a copy to HBM, and goes on
-# with the next row block. In this model a block's right answer is its own number, and computing it takes 500 clocks. A copy
-# reads its place when it *ends*, and copies do not wait for each other. (The suspect has `wait=False`.)
+# The suspect computes one row block after the other (500 clocks). It puts $o$ into its one place in shared memory, *starts*
+# a copy to HBM, and goes on with the next row block. A copy reads the place when it *ends*. In this model a block's right
+# answer is its own number: 0, 1, 2, 3.
+#
+# **Predict.** What is stored if the copy takes 400 clocks? And if it takes 600?
 
-# %%
+# %% tags=["hide-input"]
 def store_blocks(copy, wait, T=4):
     block, stage = Block(), np.zeros(1)  # one place in shared memory
     O = np.full(T, np.nan)  # poisoned: whoever forgets a block leaves NaN
@@ -454,9 +431,6 @@ def store_blocks(copy, wait, T=4):
     return O, block.clock
 
 
-# %% [markdown]
-# **Predict.** What is stored if the copy takes 400 clocks? And if it takes 600?
-
 # %% tags=["hide-input"]
 for wait in (False, True):
     for copy in (400, 600):
@@ -466,26 +440,24 @@ for wait in (False, True):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **With 400, each block's own number. With 600, the next block's**, but for the last, which nothing follows. With 400 the copy
-# has ended before the place is used again. With 600 it reads what the next block has put there.
+# **With 400, each block's own number.** The copy has ended before the place is used again. **With 600, the next block's**:
+# the copy reads what the next block has put there. Only the last is right.
 # </details>
 #
 # **Cause:** nobody waits until the copy has read. That is a *race*: the answer depends on who is first. The mended kernel
 # waits as late as it can, so it costs nothing where the copy is quick.
 #
-# The **tool** is to change the speeds. In the model that is an argument. On a GPU, run the call a thousand times and
-# compare the bits. (`compute-sanitizer --tool racecheck` finds races between threads, but does not follow warps with
-# different jobs, as in chapter 12.)
+# The **tool** is to change the speeds. On a GPU, run the call a thousand times and compare the bits. (`compute-sanitizer
+# --tool racecheck` finds races between threads, but not between warps with different jobs, as in chapter 12.)
 #
 # **Takeaway.** If a result depends on a speed, there is a race, even if the result is right today.
 
 # %% [markdown]
 # ## Case 3: it is wrong by a little
 #
-# **Symptom.** With 16 columns the kernel is right. With 10 columns it is off in the first digits, and the numbers look healthy.
+# **Symptom.** With 16 columns the kernel is right. With 10 columns it is off in the first digits.
 #
-# The suspect computes $L$, too, and was written by somebody else. Rows of S lie one after the other in memory. The mask
-# says which places exist.
+# The suspect computes $L$, too. Rows of S lie one after the other in memory. The mask says which places exist.
 
 # %%
 @triton.jit
@@ -527,10 +499,9 @@ for gap in (0, 3):
 # </details>
 #
 # **Cause:** the mask asks whether a place lies in the *tensor*. It must ask about the row. With 16 columns both say the
-# same. That is why a test needs a ragged size.
+# same.
 #
-# The **tool** is a fence: put the rows further apart, and fill the gaps with NaN. A kernel that reads one number too
-# many gives NaN.
+# The **tool** is a fence: put the rows further apart, and fill the gaps with NaN. Now every row that reads too far is NaN.
 #
 # **Takeaway.** Test at ragged sizes, with NaN behind every end. A wrong number may look healthy; NaN does not.
 
@@ -562,37 +533,35 @@ for winner in sorted(loss):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Nearly 2%.** The best of twenty equal launches is only the luckiest one. Medians make the error smaller.
+# **Nearly 2%.** The best of twenty equal launches is only the luckiest one.
 # </details>
 #
-# If the winner is ahead by less than this noise, take the simpler launch. Three more traps:
+# Medians make the error smaller. If the winner is ahead by less than it, take the simpler launch. Three more traps:
 #
-# - The clock. A GPU lowers it when it draws much power (*throttling*). Whoever is tried on a cool chip has an advantage. So
-#   time the launches in turns.
+# - The clock. A GPU lowers it when it draws much power (*throttling*). So time the launches in turns.
 # - The shape. The last lines show a winner that is safe in other shapes, and one that is not.
-# - The result. A launch that wrongly skips tiles is fast. So compare results. A kernel that *adds* to its output adds in every
-#   trial (the autotuner's option `reset_to_zero` is for that).
+# - The result. A launch that wrongly skips tiles is fast. A kernel that *adds* to its output adds in every trial (the
+#   autotuner's option `reset_to_zero` is for that). So compare results.
 #
 # **Takeaway.** Check the result, take turns, use medians, and try the winner at another shape.
 
 # %% [markdown]
 # ## Recap
 #
-# - Launch options cost registers, shared memory and spills. `fa2-lab xray` shows how much, without a GPU.
+# - Launch options cost registers, shared memory and spills. `fa2-lab xray` shows how much.
 # - The roofline says whether DRAM is the limit. Stalls say what the warps wait for, a timeline when.
 # - A hang is a closed chain of waits. A race shows when speeds change. NaN behind every row shows a read too far.
-# - A search measures. It needs the same care as a benchmark.
+# - A search needs the same care as a benchmark.
 
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** How many programs fit on an SM? It has 65,536 registers, 228 KiB of shared memory and places for 64 warps.
-# `registers` are those of one thread, already rounded up, and `shared` is in bytes, with what the system takes. Replace
-# the `...`.
+# **1. Complete.** How many programs fit on an SM? `registers` are those of one thread, already rounded up, and `shared` is
+# in bytes, with what the system takes. Replace the `...`.
 #
 # <details><summary>Hint</summary>
 #
-# A warp has 32 threads. Work out the three limits. The smallest counts.
+# A warp has 32 threads. An SM has 65,536 registers, 228 KiB and 64 places. The smallest limit counts.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -691,6 +660,7 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 
 # %% tags=["hide-input"]
 from fa2_lab.studio.bench.ladder import ON_AN_SM, programs_on_an_sm
+from fa2_lab.studio.book.verdicts import close, verdict
 
 plain, staged, wide, narrow = (kernel.numbers for kernel in kernels)
 verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])
