@@ -6,10 +6,9 @@
 #
 # **What did each change buy on a real GPU?**
 #
-# So far the chapters counted. Now we measure time. The package holds the same attention twenty times, as a *ladder*:
-# rung 00 is standard attention, and two neighbours differ by one change. Every rung was timed on one GPU, and watched by
-# the counters that the hardware keeps. Of each change we ask which counter moved, and why the kernel became faster, or
-# did not.
+# So far the chapters counted. Now we measure. The package holds the same attention twenty times, as a *ladder*: rung 00
+# is standard attention, and each rung changes one thing in the rung before. All were timed on one GPU, and its counters
+# were read. Of each change we ask which counter moved, and why the kernel became faster, or did not.
 #
 # After this notebook you can
 #
@@ -17,10 +16,9 @@
 # - name the changes that made attention fast, what each is worth, and where it is worth nothing,
 # - look at a counter and say what a kernel waits for.
 #
-# *Time: 50 minutes with the questions and exercises. Hardware: any laptop; every measured number here was recorded on
-# an NVIDIA H200 and is read from `figures/data`. Before this: [03](03_fa1.ipynb), [04](04_fa2_forward.ipynb) and
-# [06](06_parallelism.ipynb), whose counts are put to the test, and [08 · The Triton forward
-# kernel](08_triton_forward.ipynb).*
+# *Time: 45 minutes with the questions and exercises. Hardware: any laptop; every measured number was recorded on an
+# NVIDIA H200. Before this: [03](03_fa1.ipynb), [04](04_fa2_forward.ipynb), [06](06_parallelism.ipynb) and [08 · The Triton
+# forward kernel](08_triton_forward.ipynb).*
 
 # %%
 import statistics
@@ -34,43 +32,41 @@ from fa2_lab.machine import chips, grid, io, time
 from fa2_lab.plots import climb, roofline, speed
 from fa2_lab.plots.show import show
 from fa2_lab.studio import ladder as climbed
-from fa2_lab.studio.bench import contest, page, problem
-from fa2_lab.studio.bench.results import load
+from fa2_lab.studio.bench import contest, page, problem, results
 from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
 
 # %% [markdown]
 # ## How do we time a kernel?
 #
-# The computer that gives the orders, the *host*, does not run a kernel. It puts the kernel into a queue and goes on. A
-# stopwatch around the call times the queue. So the GPU stamps the time itself, at two *events* in the queue, one before
-# the call and one behind it. The other rules each keep a wrong number out:
+# The *host*, the computer that gives the orders, puts a kernel into a queue and goes on. A stopwatch around the call
+# times the queue. So the GPU itself stamps the time, at two *events* in the queue, before and after the call. Each of the
+# other rules keeps a wrong number out:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
 # | check the answer in float64 first | a kernel that skips a tile is faster |
 # | warm up | the first call compiles the kernel |
-# | take turns, A B B A | a GPU that gets warm lowers its clock: of two equal kernels the later one loses |
+# | take turns, A B B A | a warm GPU lowers its clock, so the later kernel loses |
 # | take the median | one disturbed call moves a mean |
-# | overwrite the L2 cache before each call | the second call finds its inputs there |
-# | count the FLOPs that the answer needs: $4N^2d$ a head, half if causal | a kernel that also computes masked tiles seems faster |
+# | overwrite the L2 cache before each call | the second call finds its inputs in it |
 #
-# **Takeaway.** Check first. Then time with events, and let the kernels take turns.
+# **Takeaway.** Check first, time with events, take turns.
 
 # %% [markdown]
 # ## The whole climb
 #
-# Here is the record: TFLOP/s of every rung, forward, 16 heads at batch 4 (64 in all), N = 4,096, d = 128. The vertical
-# lines are FlashAttention-3, made for GPUs of this family, in the same session.
+# The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the
+# answer needs: $4N^2d$ a head, half if causal. The vertical lines are FlashAttention-3, made for this family of GPUs.
 #
-# **Predict.** One change is worth more than any other. Is it the tiles of FA1 (rung 01), a program for each row block
-# (03), copies that run ahead (08), or the softmax at the same time as the products (15)?
+# **Predict.** Which change is worth most: the tiles of FA1 (rung 01), a program for each row block (03), copies that run
+# ahead (08), or the softmax during the products (15)?
 
 # %%
 show(climb.draw(**climb.data()))
 
 # %% tags=["hide-input"]
-recorded = {suite: load(suite) for suite in ("ladder", "paper")}
+recorded = {suite: results.load(suite) for suite in ("ladder", "paper")}
 Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 
 # %% [markdown]
@@ -79,11 +75,9 @@ Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 # **A program for each row block**, rung 03: a factor of four.
 # </details>
 #
-# It is FlashAttention-2's parallelism of chapter 06. The pale bars are changes that lose in this shape. The table that
-# opens above has every rung with its one change. Chapter 12 explains rungs 11 to 19.
+# It is the parallelism of chapter 06. Pale bars are changes that lose in this shape. The fold above names each change.
 #
-# In the next sections, tables show a rung's factor over the rung before, and what became of a counter, read without a
-# mask.
+# The next tables show a rung's factor over the rung before, and what became of a counter, read without a mask.
 
 # %% tags=["hide-input"]
 timed, counts = {}, {}
@@ -121,8 +115,8 @@ def steps(*lines):
 # Rung 01 is FA1's algorithm as printed, one program per head. S and P never touch HBM. Yet it reaches a quarter of the
 # speed of standard attention.
 #
-# **Predict.** O, $\ell$ and m travel at every tile. By chapter 03, standard attention moves about $4N^2$ elements, and FA1
-# about $N^2 (3d + 4) / B_c$. Here d = 128 and $B_c$ = 64. Does rung 01 move more elements than rung 00, or fewer?
+# **Predict.** O, $\ell$ and m travel at every tile. By chapter 03, rung 00 moves about $4N^2$ elements, and rung 01 about
+# $N^2 (3d + 4) / B_c$. Here d = 128 and $B_c$ = 64. Which moves more?
 
 # %% tags=["hide-input"]
 tiling = Tiling(4096, 4096, 64, 64)
@@ -150,21 +144,19 @@ for rung, form in forms.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **More.** (3 · 128 + 4) / 64 = 6, and standard attention has 4. A block needs more than (3 · 128 + 4) / 4 = 97 keys before
-# FA1 moves fewer elements.
+# **Rung 01.** (3 · 128 + 4) / 64 = 6, and rung 00 has 4.
 # </details>
 #
-# In three lines the count and the GPU's own counter agree within 2%. (S, L, and FA1's O, $\ell$ and m, have four bytes
-# a number, all else two.) Rung 02 swaps the loops, so that o, $\ell$ and m stay on the chip: 40% of the bytes, twice the
-# speed. Then look at the last line.
+# In three lines the count and the GPU's counter agree within 2%. (S, L, and FA1's O, $\ell$ and m, have four bytes a
+# number, all else two.) Rung 02 swaps the loops, so that o, $\ell$ and m stay on the chip: 40% of the bytes, twice the
+# speed. Now look at the last line.
 #
 # **Takeaway.** In this shape, DRAM moves just what rungs 00 to 02 ask for.
 
 # %% [markdown]
 # ## Where did 8 GB go?
 #
-# Rung 03 asks for as many bytes as rung 02, but DRAM moves only a thirty-third of them. The only change is that row
-# blocks have programs of their own.
+# DRAM moves only a thirty-third of what rung 03 asks for. Its one change: row blocks have programs of their own.
 #
 # **Predict.** What do the 64 row blocks of one head have in common, and who can keep it for them?
 
@@ -179,40 +171,38 @@ steps(("03", "DRAM bytes read", "tensor cores at work, %"))
 # **K and V, and the L2 cache.** All row blocks of a head read the same K and V, 2 MB in this shape.
 # </details>
 #
-# They now run at the same time. The first one to ask brings a tile into the L2 cache, and the others find it there. In
-# rung 02 all 64 heads are at work at once, and their K and V, 128 MiB, do not fit in the 60 MiB of L2.
+# They now run at the same time. The first to ask brings a tile into L2, and the others find it there. In rung 02 all 64
+# heads run at once. Their K and V, 128 MiB, do not fit in L2's 60 MiB.
 #
 # And 4,096 programs fill the 132 SMs, where there were 64: a factor of 2 by the model. The rest of the measured 4 is
-# likely the second program on each SM, for which both kernels leave room.
+# likely the second program on each SM.
 #
-# **Takeaway.** A program for each row block fills the GPU, and lets the L2 cache carry the loop over the keys.
+# **Takeaway.** A program for each row block fills the GPU, and lets L2 carry the loop over the keys.
 
 # %% [markdown]
 # ## Is DRAM still the limit?
 #
 # A kernel that does f FLOPs for each byte of DRAM traffic can be no faster than f times the bytes per second of DRAM
-# (its *bandwidth*), and no faster than the tensor cores. Here both limits were measured, by a large copy and a large
-# matrix product (GEMM). Drawn over f they are called a *roofline*. They meet at the *ridge*.
+# (its *bandwidth*), and no faster than the tensor cores. Both limits were measured, by a large copy and a large matrix
+# product (GEMM). Drawn over f they are a *roofline*. They meet at the *ridge*.
 
 # %%
 show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
-# The ridge lies at 185 FLOPs per byte. Left of it bytes set the limit. Rung 00 reaches three quarters of that limit.
-# Rungs 01 and 02 are far below, partly because half of the SMs have no program. From rung 03 on, all are far to the
-# right: saving more bytes of DRAM gains nothing.
+# The ridge lies at 185 FLOPs per byte. Left of it bytes set the limit, and rung 00 reaches three quarters of it. Rungs
+# 01 and 02 are far below, partly because half of the SMs have no program. From rung 03 on, all are far to the right.
 #
-# **Takeaway.** Left of the ridge, save bytes. Right of it, find out what the tensor cores wait for.
+# **Takeaway.** Left of the ridge, save bytes of DRAM. Right of it, ask what the tensor cores wait for.
 
 # %% [markdown]
 # ## What did deferring the division buy?
 #
-# Rung 04 divides once, at the end: FA2's first tweak. The division was little work. Chapter 04's model, with this tile
-# and this chip, allows 8% at most.
+# Rung 04 divides once, at the end: FA2's first tweak. Chapter 04's model, with this tile and this chip, allows 8% at
+# most.
 #
-# The compiler reports how many registers a thread gets, and how much shared memory a program takes.
-#
-# **Predict.** Without a mask it gains 23%. Which of the two numbers could explain more than the work saved?
+# **Predict.** Without a mask it gains 23%. Which could explain more than the saved work: fewer registers for each thread, or
+# less shared memory for each program?
 
 # %% tags=["hide-input"]
 before, after = ([c.tensor, c.fp32, c.exp] for c in vars(time.tweak_1(chips.H200, 64, 64, 128)).values())
@@ -224,10 +214,10 @@ steps(("04", "registers", "programs on an SM"))
 # <details><summary>Answer</summary>
 #
 # **The registers.** With 217 of them, the 128 threads of a program take 128 · 217 · 4 bytes = 108.5 KiB, with 168 they
-# take 84 KiB. An SM has 256 KiB. So a third program fits, and fills waiting time of the other two.
+# take 84 KiB. An SM has 256 KiB, so a third program fits.
 # </details>
 #
-# The tweak wins for a reason that a count of operations does not show. Under the causal mask it gains nothing.
+# A count of operations does not show this. Under the causal mask the tweak gains nothing.
 #
 # **Takeaway.** Fewer registers let more programs run, and one computes while another waits.
 
@@ -241,67 +231,59 @@ steps(("04", "registers", "programs on an SM"))
 steps(("05", "issue slots used, %"), ("06",), ("07", "registers", "programs on an SM"))
 
 # %% [markdown]
-# - 05 has fewer instructions. *Issue slots used* is the share of its clocks in which an SM starts one. Why that helps
-#   the causal kernel so much more, these counters do not say.
-# - 06 gives what it promises: nearly 2 where half of the tiles are skipped, 1.00 where none are.
-# - 07 *loses*. Its second loop needs 180 registers, 90 KiB a program, and three no longer fit. We keep it: it is
-#   Algorithm 1 as one would write it down.
+# - 05 has fewer instructions. *Issue slots used* is the share of its clocks in which an SM starts one. Why the causal
+#   kernel gains so much more, these counters do not say.
+# - 06 gives nearly 2 where half of the tiles are skipped, 1.00 where none are.
+# - 07 *loses*. Its second loop needs 180 registers, 90 KiB a program, and three no longer fit.
 #
 # **Takeaway.** If a change that saves work loses, look at the registers.
 
 # %% [markdown]
 # ## What if the copies run ahead?
 #
-# Rung 08 changes a single argument, `num_stages=3`: the copies of two tiles are under way while a third is computed. The
+# Rung 08 changes one argument, `num_stages=3`: the copies of two tiles are under way while a third is computed. The
 # hardware counts what warps wait for. A *stall* of 2 means: for each instruction that is started, warps spend two cycles in
-# all waiting for this. `long_scoreboard` is the wait for data from L2 or HBM.
+# all on this wait. `long_scoreboard` is the wait for L2 or HBM.
 #
-# **Predict.** No byte less is copied. Which gets better, the waiting for data or the number of programs on an SM?
+# **Predict.** No byte less is copied. What gets better?
 
 # %% tags=["hide-input"]
-steps(("08", "stall: long_scoreboard", "programs on an SM", "tensor cores at work, %"))
+steps(("08", "stall: long_scoreboard", "tensor cores at work, %"))
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **The waiting.** It falls to a sixth.
+# **The wait for data.** It falls to a sixth.
 # </details>
 #
-# The tensor cores now work more than half of the time instead of a third. The price is shared memory: three tiles of K and V
-# instead of one.
+# The tensor cores now work more than half of the time instead of a third. The price is shared memory for three tiles of
+# K and V.
 #
-# **Takeaway.** Copies that run ahead gain a factor of 1.4 to 1.7 in all ten recorded shapes (heads, N, d, mask).
+# **Takeaway.** Copies that run ahead gain a factor of 1.4 to 1.7 in all ten recorded shapes.
 
 # %% [markdown]
 # ## From here on, Hopper
 #
-# Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. From rung 11 on, the rungs use what Hopper has, the
-# H200's family of chips. [Chapter 12](12_hopper_forward.ipynb) builds them. Here is what they are worth: preparations,
-# three large steps, and three small ones.
-#
-# **Predict.** In rung 14, 128 rows share each tile of K and V, where it was 64. What happens to the bytes through L2?
+# Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 19 use what Hopper has, the H200's
+# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds them. Here is what they are worth.
 
 # %% tags=["hide-input"]
 steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17-19",))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
+# - 14: twice as many rows share each tile of K and V, so the bytes through L2 nearly halve.
+# - 15: the softmax of one tile runs during the products of another, so warps wait less at barriers.
+# - 16 is a *persistent kernel*: programs stay on their SMs and take one row block after the other.
 #
-# **They halve**, nearly: each tile is fetched half as often.
-# </details>
+# The package's kernel, with a few more changes and sizes fitted to each shape, is 4 to 16% faster than rung 19.
 #
-# 15 lets the softmax of one tile run during the products of another, so warps wait less at barriers. 16 is a *persistent
-# kernel*: programs stay on their SMs and take one row block after the other, so that fewer SMs are idle at the end. The
-# package's kernel is rung 19 with a few more changes, and with sizes fitted to each shape. It is 4 to 16% faster.
-#
-# **Takeaway.** After the memory, the next limit is the order of work: keep the tensor cores busy while the softmax
-# runs.
+# **Takeaway.** After the memory, the next limit is the order of work: keep the tensor cores busy during the softmax.
 
 # %% [markdown]
 # ## Do the changes multiply?
 #
-# Along the ladder they do: each factor is taken over the rung before, so together they are the whole climb. But may you
-# carry a factor to another shape?
+# Along the ladder they do: each factor is taken over the rung before, so their product is the whole climb. But does a
+# factor hold in another shape?
 #
 # **Predict.** With 64 heads rung 03 is worth a factor of 4. With 8 heads: about the same, less, or more?
 
@@ -311,7 +293,7 @@ for name, row in (("64 heads", full), (" 8 heads", timed[8, 4096, 128, False])):
     print(f"{name}: {', '.join(told[:8])} … all together × {row.ratio(ladder.RUNGS[-1], ladder.RUNGS[0]):.1f}")
 row, (split_K, split_Q) = timed[128, 4096, 64, False], ladder.SIDE
 if split_Q not in row.values:  # a record from before these two
-    row, split_K, split_Q = load("first_ladder").rows[0], "split-K", "split-Q"
+    row, split_K, split_Q = results.load("first_ladder").rows[0], "split-K", "split-Q"
 print(f"split-Q over split-K, d = {row.problem['d']}: × {row.ratio(split_Q, split_K):.1f}")
 
 # %% [markdown]
@@ -323,25 +305,25 @@ print(f"split-Q over split-K, d = {row.problem['d']}: × {row.ratio(split_Q, spl
 # Rung 04 gains in one shape and loses in the other. (Why it loses there, we do not know.) A factor belongs to a change
 # *and* to what the kernel was waiting for.
 #
-# The last line is chapter 07's change. Triton decides how warps share a tile, and it chose split-Q from rung 00 on. Two
-# kernels beside the ladder force the choice (`fa2-lab ladder s00 s01`). Part of the factor belongs to these small
-# kernels, where the compiler's reductions across warps are slow, and not to the idea.
+# The last line is chapter 07's change. Triton chose split-Q from rung 00 on, so two kernels beside the ladder force
+# each choice (`fa2-lab ladder s00 s01`). Part of the factor belongs to these small kernels, where the compiler's reductions
+# across warps are slow.
 #
 # **Takeaway.** Never quote a factor without its shape.
 
 # %% [markdown]
 # ## Where do we stand?
 #
-# These are the FA2 paper's shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*), N from 512 to 16,384. `torch
-# flash` is the FlashAttention-2 inside torch, `cuDNN` NVIDIA's own kernel, FlexAttention PyTorch's compiled attention.
-# `fa2_lab portable` is our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one.
+# These are the FA2 paper's shapes: 16,384 tokens, heads · d = 2,048 (the *hidden size*). `torch flash` is
+# FlashAttention-2 inside torch, `cuDNN` NVIDIA's kernel, FlexAttention PyTorch's compiled attention. `fa2_lab portable` is
+# our plain Triton, for every GPU, and `fa2_lab` what `attention()` chooses on this one.
 
 # %%
 show(speed.draw(**speed.data()))
 
 # %% [markdown]
-# Plain Triton is ahead of torch's FlashAttention-2, which was written for the A100, in every shape. The distance between
-# our two lines is what chapters 12 and 13 gain, where the kernel itself says how Hopper should overlap its work.
+# Plain Triton is ahead of torch's FlashAttention-2, written for the A100, in every shape. The distance between our two
+# lines is what chapters 12 and 13 gain.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
 
@@ -356,9 +338,9 @@ show(speed.draw(**speed.data()))
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** A cache throws out what was used longest ago. A call reads `pieces` of 1 MiB, always in the same order.
-# Write the line that puts a piece into the cache, in place of the `...`: `held` lists what is in the cache, the latest
-# last. If 60 pieces fit, how many does a second call read from DRAM, with 12 pieces and with 96?
+# **1. Complete.** A full cache throws out what was used longest ago. `held` lists what is in it, the latest last. In
+# place of the `...`, write the line that puts a piece in. A call reads its pieces always in the same order. If 60 fit, how
+# many does a second call read from DRAM, with 12 pieces and with 96?
 #
 # <details><summary>Hint</summary>
 #
@@ -369,8 +351,8 @@ show(speed.draw(**speed.data()))
 # ```python
 # return [*(p for p in held if p != piece), piece][-cache:]
 # ```
-# With 12 pieces the second call reads none: it measures the cache. With 96 it reads all 96, because each piece is thrown
-# out just before its turn.
+# With 12 pieces the second call reads none: it measures the cache. With 96 it reads all, because each piece is thrown out
+# just before its turn.
 # </details>
 
 # %%
@@ -379,21 +361,19 @@ def put(held, piece, cache):
 
 
 def dram_reads(pieces, cache, calls=2):  # misses of each call
-    held, misses = [], []
-    for _ in range(calls):
-        misses.append(0)
+    held, misses = [], calls * [0]
+    for call in range(calls):
         for piece in range(pieces):
-            misses[-1] += piece not in held
+            misses[call] += piece not in held
             held = put(held, piece, cache)
     return misses
 
 
 if put([], 0, 60) is ...:
     print("not written yet")
-elif dram_reads(12, 60) != [12, 0]:
-    print(f"not yet: 12 pieces fit into 60, so the second call reads nothing; yours read {dram_reads(12, 60)}")
 else:
-    print("right" if dram_reads(96, 60) == [96, 96] else f"not yet: 96 pieces gave {dram_reads(96, 60)}")
+    got = [dram_reads(pieces, cache=60) for pieces in (12, 96)]
+    print("right" if got == [[12, 0], [96, 96]] else f"not yet: 12 and 96 pieces gave {got}")
 
 # %% [markdown]
 # **2. Find the bugs.** This benchmark says that A takes 1.67 times as long as B. They are equal. Three rules are broken.
@@ -401,7 +381,7 @@ else:
 #
 # <details><summary>Hint</summary>
 #
-# Warm up. Let A and B take turns, and change the order of the turns. Take the median.
+# Warm up, take turns A B B A, take the median.
 # </details>
 # <details><summary>Solution</summary>
 #
@@ -412,8 +392,8 @@ else:
 #     times[name].append(clock(state))
 # return statistics.median(times["A"]) / statistics.median(times["B"])
 # ```
-# The compilation, 20 ms, was spread over A's 20 calls. The other two worked the other way: B was measured later, on a
-# slower machine, and one of its calls was disturbed.
+# Compiling, 20 ms, was spread over A's calls. The other two made B slower: it ran later, on a slower machine, and one of
+# its calls was disturbed.
 # </details>
 
 # %%
