@@ -275,7 +275,7 @@ def describe(tiling: Tiling, events: dict[str, Sequence[Event]], t: int) -> str:
         done = until(log, t)
         blocks = ", ".join(f"{tensor} {k}" for tensor, k in on_chip(name, log, t).items() if tensor != "S") or "nothing"
         said.append(f"{name}: {moved(done):,} of {moved(log):,} moved, {now(done, log)}; on the chip: {blocks}.")
-    return " ".join(said)
+    return style.ell(" ".join(said))
 
 
 @style.picture
@@ -312,7 +312,7 @@ def element(shape: Box | Text) -> str:
         return f'<rect class="{what}" {place} fill="{fill}" stroke="{edge}" stroke-width="{line}"/>'
     words, x, y, size, anchor, bold, color = shape
     look = f'font-size="{size}" text-anchor="{anchor}" fill="{color}"' + (' font-weight="bold"' if bold else "")
-    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(words)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" {look}>{escape(style.ell(words))}</text>'
 
 
 # In a notebook, and on a page ------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ def picture(draw: Callable) -> Callable:
 
 def ell(words: str) -> str:
     """The letter that the code writes l, as the papers write it."""
-    return re.sub(r"(?<!\w)l(?!\w)", "ℓ", words)
+    return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
 
 
 def hue(tensor: str) -> str:
