@@ -133,7 +133,7 @@ def test_the_block_that_moves_is_marked_in_its_matrix(name):
             whole = tiling.N_k if event.tensor in "KV" else tiling.N_q
             assert along * whole * explorer.D == pytest.approx(event.elements)
             assert (block.fill == style.PAPER) == (event.op == "store")
-        assert re.search(rf"{name}: [^.]* now: {event.op} {event.tensor},", explorer.describe(**now))
+        assert re.search(rf"{name}: [^.]* now: {event.op} {style.ell(event.tensor)},", explorer.describe(**now))
 
 
 @moments
@@ -154,7 +154,7 @@ def test_the_svg_shows_what_the_figure_shows(settings):
     data = explorer.data(**settings)
     root = ElementTree.fromstring("".join(explorer.svg_parts(**data)))
     space = "{http://www.w3.org/2000/svg}"
-    assert [t.text for t in root.iter(f"{space}text")] == words(data)
+    assert [t.text for t in root.iter(f"{space}text")] == [*map(style.ell, words(data))]
     assert len(list(root.iter(f"{space}rect"))) == sum(isinstance(s, Box) for s in explorer.shapes(**data))
     assert root.find(f"{space}desc").text == explorer.describe(**data) and root.find(f"{space}title").text
 
