@@ -10,7 +10,7 @@ from itertools import product
 
 import pytest
 import torch
-from kernel_truth import worst  # before Triton
+from kernel_truth import milliseconds, worst  # before Triton
 from slices import once
 
 pytest.importorskip("triton")
@@ -202,24 +202,14 @@ def test_what_they_cost():
     from fa2_lab.kernels.hopper.backward.launch import prepare
     from fa2_lab.kernels.hopper.forward import launch as forward
 
-    def time(call) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for n in range(30):
-            if n == 10:
-                begin.record()
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 20
-
     for d, N, causal in product((64, 128), (4096, 8192, 16384), (False, True)):
         Q, K, V, dO = (draw(16384 // N, 2048 // d, N, d, torch.bfloat16, seed) for seed in range(4))
         options = Options(causal, d**-0.5)
         near = options._replace(left=1023) if causal else options
         O, L = forward.forward(Q, K, V, options)
         columns = [prepare(dO, Q, K, V, O, *kind) for kind in ((options, None, False), (options, None, True), (near,))]
-        fast, in_turn, back = (time(partial(call, dO, Q, K, V, O, L, None, None)) for call in columns)
-        all_keys, ahead = (time(partial(forward.prepare(Q, K, V, o), Q, K, V, None)) for o in (options, near))
+        fast, in_turn, back = (milliseconds(partial(call, dO, Q, K, V, O, L, None, None)) for call in columns)
+        all_keys, ahead = (milliseconds(partial(forward.prepare(Q, K, V, o), Q, K, V, None)) for o in (options, near))
         print(
             f"\nd {d}, N {N}, {'causal' if causal else 'full'}: backward {fast:.3f} ms, in turn {in_turn / fast:.3f}",
             end="",

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from kernel_truth import DEVICE, dense, judge, worst  # before Triton
+from kernel_truth import DEVICE, dense, judge, milliseconds, worst  # before Triton
 from slices import once
 
 pytest.importorskip("triton")
@@ -371,16 +371,6 @@ def test_what_it_costs():
     from fa2_lab.kernels.portable import backward as portable_backward
     from fa2_lab.kernels.portable import forward as portable
 
-    def time(call) -> float:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        for n in range(30):
-            if n == 10:
-                begin.record()
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / 20
-
     for d, causal, (kind, n) in product(
         (64, 128), (False, True), [("equal", [1024] * 16), ("short", [128] * 128), ("mixed", [8192, *[512] * 16])]
     ):
@@ -389,12 +379,15 @@ def test_what_it_costs():
         rooms = forward.prepare(q, k, v, options, None, many), portable.prepare(q, k, v, options, sequences=many)
         (own, theirs) = rooms
         O, L = own(q, k, v, None, *cu)
-        ahead = [time(partial(own, q, k, v, None, *cu)), time(partial(theirs, q, k, v, None, None, None, *cu))]
+        ahead = [
+            milliseconds(partial(own, q, k, v, None, *cu)),
+            milliseconds(partial(theirs, q, k, v, None, None, None, *cu)),
+        ]
         own = backward.prepare(dO, q, k, v, O, options, None, False, many)
         theirs = portable_backward.prepare(dO, q, k, v, O, options, sequences=many)
         back = [
-            time(partial(own, dO, q, k, v, O, L, None, None, *cu)),
-            time(partial(theirs, dO, q, k, v, O, L, None, None, None, None, *cu)),
+            milliseconds(partial(own, dO, q, k, v, O, L, None, None, *cu)),
+            milliseconds(partial(theirs, dO, q, k, v, O, L, None, None, None, None, *cu)),
         ]
         print(f"\nd {d}, {kind}, {'causal' if causal else 'full'}: forward {ahead[0]:.3f} ms, portable {ahead[1]:.3f};"
               f" backward {back[0]:.3f} ms, portable {back[1]:.3f}", end="")  # fmt: skip
