@@ -2,6 +2,7 @@
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -90,7 +91,8 @@ def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, 
         folder = tmp_path / f"{name}-{version}.dist-info"
         folder.mkdir()
         (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    monkeypatch.setattr("sys.path", [str(tmp_path), *(folder for folder in sys.path if "site-packages" not in folder)])
+    others = [folder for folder in sys.path if not any(Path(folder).glob("*.dist-info"))]
+    monkeypatch.setattr("sys.path", [str(tmp_path), *others])
     machine = results.machine()
     assert machine["peers"] == found
     kept = Results("paper", machine, "by hand")

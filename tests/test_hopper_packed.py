@@ -185,6 +185,18 @@ def test_choice(allowed, fine, chosen, monkeypatch):
     assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
 
 
+@pytest.mark.parametrize("d, plan", ((64, "USUAL"), (64, "IN_TURN"), (128, "WIDE"), (128, "USUAL")))
+def test_two_consumers_at_most_and_all_of_d(d, plan, monkeypatch):
+    from fa2_lab.kernels.hopper.forward import launch, sizes
+
+    found = getattr(sizes, plan)
+    monkeypatch.setattr(sizes, "choose", lambda *_: found if isinstance(found, sizes.Sizes) else found[d])
+    monkeypatch.setattr(launch.host, "multiprocessors", lambda device: 132)
+    q = torch.empty(80, 2, d, dtype=torch.float16, device="meta")
+    chosen = launch.prepare_launch(q, q, q, Options(False, 0.1), False, 2).arguments["SIZES"]
+    assert chosen.consumers <= 2 and chosen.d_pad == d
+
+
 def test_windows_over_packed_sequences_go_elsewhere(monkeypatch):
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward

@@ -9,7 +9,7 @@ from fa2_lab.kernels.prepared import Options, has_gaps, kind_of, prepared, rows_
 
 # What else Hopper's kernels can do, "windows", "same bits" and "packed", and are given by this table: nothing, until a
 # GPU has found it right by tests/test_hopper_masks.py or test_hopper_packed.py, and faster than the portable kernels.
-HOPPER_ALSO: frozenset[str] = frozenset()
+HOPPER_ALSO = frozenset({"windows", "same bits", "packed"})
 
 
 def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
@@ -92,8 +92,8 @@ def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, s
         return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
 
     def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q=None, cu_k=None):
-        found, prepare = own(dO, Q, K, V, O, L, dL, key_lengths, cu_q, cu_k), portable_backward.prepare
-        rest = None if found else prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
+        found = own(dO, Q, K, V, O, L, dL, key_lengths, cu_q, cu_k)
+        rest = None if found else portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
         return found or rest(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
 
     return call

@@ -62,8 +62,8 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
         chosen = sizes.WINDOW[d]
     else:
         chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, ragged)
-        if sequences and chosen.consumers == 3:  # which leave the producer too few registers to search with
-            chosen = sizes.SHORT
+        if sequences and chosen.consumers == 3:
+            chosen = sizes.PACKED[d]
     describe = functools.partial(descriptor, d=chosen.d_pad)
     fine, coarse, huge, _ = scales(scale)
     return host.Launch(

@@ -51,6 +51,8 @@ WINDOW = {**HALF, 96: HALF[128]}
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, lag=False)
 SHORT_IN_TURN = replace(SHORT, ping_pong=True)
+# Instead of three consumers, which leave the producer too few registers to search for a packed sequence.
+PACKED = {64: SHORT, 128: USUAL[128]}
 # For d 64, long and causal.
 IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 128: K and V are read once for 192 rows.
