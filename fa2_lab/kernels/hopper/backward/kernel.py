@@ -26,11 +26,11 @@ from fa2_lab.kernels.hopper.backward.rows import (
     new_rows,
 )
 from fa2_lab.kernels.hopper.backward.sums import add_tile
-from fa2_lab.kernels.hopper.backward.turns import Turns
+from fa2_lab.kernels.hopper.backward.turns import Turns, in_memory
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
-from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
+from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, all_threads, new_mailbox
 from fa2_lab.kernels.hopper.shared.pipeline import (
     Ring,
     accumulator,
@@ -126,16 +126,17 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         held = hold(v, pipes)
         dk = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
         dv = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dk, dv, ds = step(c, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
+        dk, dv, ds = step(c, n, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, dk, dv, v, held, seen, sums, pipes, scale, ds)
-        n += steps
+            dk, dv, ds = step(c, m, n, dk, dv, v, held, seen, sums, pipes, scale, ds)
+        first, n = n, n + steps
         pipes.v.release(r)
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes, others=0)
-        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
+        dq, count = start_dq(c, n - 1, pipes), look(c, n - 1, pipes)
+        dq = warpgroup_mma_wait(0, deps=[dq])
         pipes.k.release(r)
-        add_dq(c, n - 1, dq, sums, pipes)
+        add_dq(c, n - 1, first, dq, count, sums, pipes)
         finish(c, r, n - 1, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = receive(r, pipes.mailbox)
@@ -174,8 +175,11 @@ def hold(v, pipes):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds."""
+def step(c: gl.constexpr, n, first, dk, dv, v, held, seen, sums, pipes, scale, ds):
+    """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds.
+
+    `first` is the first one that sees this column block.
+    """
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
@@ -186,6 +190,7 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
         s = warpgroup_mma_wait(0, deps=[s])
     else:
         dq = start_dq(c, n - 1, pipes)
+        count = look(c, n - 1, pipes)
         s = warpgroup_mma_wait(1, deps=[s])
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, dk, ds, pipes, others=1)
@@ -197,7 +202,7 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's product, the last, may go on
-        add_dq(c, n - 1, dq, sums, pipes)
+        add_dq(c, n - 1, first, dq, count, sums, pipes)
     dp = warpgroup_mma_wait(0, deps=[start_dp(n, v, held, do, pipes)])
     ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
     exchange(c, n, ds, pipes)
@@ -210,8 +215,6 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
         dk = start_dk(n, dk, ds, pipes)
         dv, p_half, dk, ds = warpgroup_mma_wait(0, deps=[dv, p_half, dk, ds])
         pipes.rows.release(n)
-    if not FIRST:
-        pass_on(c, n - 1, pipes, later=0)
     return dk, dv, ds
 
 
@@ -232,19 +235,36 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 
 @gluon.jit
-def add_dq(c: gl.constexpr, n, dq, sums, pipes):
-    """Have this consumer's part of dQ added to HBM."""
-    place = pipes.rows.number(n) * CONSUMERS + c
-    if pipes.turns.USED:
-        pipes.turns.wait(place, pipes.rows.turn(n))
-    add_tile(dq, sums, place * (2 * pipes.sizes.W), pipes.dq.index(c))  # FA2.A2.L15
+def place_of(c: gl.constexpr, n, pipes):
+    """The number of this consumer's part of the n-th row block of dQ."""
+    return pipes.rows.number(n) * CONSUMERS + c
 
 
 @gluon.jit
-def pass_on(c: gl.constexpr, n, pipes, later: gl.constexpr):
-    """Let the next column block add to the same part of dQ; `later` is what the copy engine was given since."""
+def look(c: gl.constexpr, n, pipes):
+    """How many have added to this part so far, where all add in turn."""
+    return pipes.turns.look(place_of(c, n, pipes)) if pipes.turns.USED else None
+
+
+@gluon.jit
+def add_dq(c: gl.constexpr, n, first, dq, count, sums, pipes):
+    """Have this consumer's part of dQ added to HBM. In turn: what was added a step ago, after the `first`, is there."""
+    place = place_of(c, n, pipes)
     if pipes.turns.USED:
-        pipes.turns.pass_on(pipes.rows.number(n) * CONSUMERS + c, later)
+        pipes.turns.wait(place, pipes.rows.turn(n), count)
+        in_memory(later=0)
+    add_tile(dq, sums, place * (2 * pipes.sizes.W), pipes.dq.index(c))  # FA2.A2.L15
+    if pipes.turns.USED:
+        pipes.turns.pass_on(place_of(c, n - 1, pipes), when=n > first)
+
+
+@gluon.jit
+def pass_on(place, pipes, later: gl.constexpr):
+    """Let the next column block add to the same place; `later` is what the copy engine was given since."""
+    if pipes.turns.USED:
+        in_memory(later)
+        all_threads()
+        pipes.turns.pass_on(place)
 
 
 @gluon.jit
@@ -256,21 +276,21 @@ def finish(c: gl.constexpr, r, n, dk, dv, dK, dV, pipes, scale):
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
-        pass_on(c, n, pipes, later=0)
+        pass_on(place_of(c, n, pipes), pipes, later=0)
         if pipes.turns.USED:
             place = pipes.mailbox.read(r, "place") * CONSUMERS + c
-            pipes.turns.wait(place, pipes.mailbox.read(r, "turn"))
+            pipes.turns.wait(place, pipes.mailbox.read(r, "turn"), count=0)
         pipes.mailbox.release(r)
         add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
         if pipes.turns.USED:
-            pipes.turns.pass_on(place, later=0)
+            pass_on(place, pipes, later=0)
     else:
         N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; else nobody asks
         pipes.mailbox.release(r)
         store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
         store(c, dk * (scale * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
-        pass_on(c, n, pipes, later=2)
+        pass_on(place_of(c, n, pipes), pipes, later=2)
 
 
 @gluon.jit
