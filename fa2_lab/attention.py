@@ -75,7 +75,7 @@ def attention(
     return_lse   (O, L) with L (batch, heads, N_q), the logarithm of each row's sum of exponentials with its sink
     backend      "triton"; "reference", the NumPy ladder in float64; "auto", the first that can run on these tensors
 
-    On Hopper, calls with a window, a softcap, sinks or dropout run on the portable kernels, the others on its own.
+    On Hopper, calls with a softcap, sinks or dropout run on the portable kernels, the others on its own.
     """
     asked = causal, softcap, scale, dropout_p, return_lse, backend
     kind, call = recall((q, k, v, key_lengths, sinks), window, asked)

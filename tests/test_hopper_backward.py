@@ -111,15 +111,13 @@ def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
 
 
 ASKED = dict(plain={}, dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
+TAKEN = product(("plain", "left", "right"), (False, True))  # by whoever prepares; it may still leave it to the others
 
 
 @pytest.mark.parametrize("on_hopper, kind, aligned, enough, asked, same_bits, chosen", [
-    (True, True, True, True, "plain", False, "hopper"),
+    *[(True, True, True, True, asked, same_bits, "hopper") for asked, same_bits in TAKEN],
+    *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "softcap", "sinks")],
     (True, True, True, False, "plain", False, "portable"),
-    (True, True, True, True, "plain", True, "portable"),
-    (True, True, True, True, "plain", "allowed", "hopper"),
-    (True, True, True, True, "left", "allowed", "hopper"),
-    *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "left", "right", "softcap", "sinks")],
     (True, True, False, True, "plain", False, "portable"),
     (True, False, True, True, "plain", False, "portable"),
     (False, True, True, True, "plain", False, "portable"),
@@ -138,7 +136,6 @@ def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monk
     hopper = SimpleNamespace(enough_work=lambda *_: enough)
     made = lambda *given: ("hopper", options, (*given[:8], seed, sinks)) if aligned else None  # noqa: E731
     hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths, same_bits, None) else None
-    monkeypatch.setattr(choice, "HOPPER_ALSO", {"windows", "same bits"} if same_bits == "allowed" else set())
     monkeypatch.setattr(choice, "portable_backward", portable)
     monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)

@@ -1,9 +1,4 @@
-"""Windows, and gradients with the same bits, by Hopper's own kernels: right on such a GPU, and what they cost there.
-
-    python -m pytest -m "gpu or not gpu" tests/test_hopper_masks.py
-
-is all that has to pass before HOPPER_ALSO in kernels/choice.py may name them.
-"""
+"""Windows, and gradients with the same bits, by Hopper's own kernels: right on such a GPU, and what they cost there."""
 
 from functools import partial
 from itertools import product
@@ -176,10 +171,9 @@ def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
 @gpu
 @pytest.mark.gpu
 def test_behind_the_public_call(monkeypatch):
-    """With both in the table, attention() has Hopper's own kernels do it."""
+    """attention() has Hopper's own kernels do it."""
     from fa2_lab.kernels import choice
 
-    monkeypatch.setattr(choice, "HOPPER_ALSO", frozenset({"windows", "same bits"}))
     monkeypatch.setattr(choice, "portable_backward", None)
     q, k, v, dO = cases(128, torch.bfloat16, (None, 0), (1100, 1100), padded=False)[:4]
     for window, same_bits in (((200, 0), False), ((None, 0), True)):

@@ -1,9 +1,4 @@
-"""Packed sequences by Hopper's own kernels: by Python against float64, and on such a GPU.
-
-    python -m pytest -m "gpu or not gpu" tests/test_hopper_packed.py
-
-is all that has to pass before HOPPER_ALSO in kernels/choice.py may name them.
-"""
+"""Packed sequences by Hopper's own kernels: by Python against float64, and on such a GPU."""
 
 import random
 from functools import partial
@@ -155,14 +150,9 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
 # The choice ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("allowed, fine, chosen", [
-    ((), True, "portable"),
-    (("windows", "same bits"), True, "portable"),
-    (("packed",), True, "hopper"),
-    (("packed",), False, "portable"),
-])  # fmt: skip
-def test_choice(allowed, fine, chosen, monkeypatch):
-    """With the word in the table, and tensors that the copy engine can have, Hopper's own; all are given the starts."""
+@pytest.mark.parametrize("fine, chosen", ((True, "hopper"), (False, "portable")))
+def test_choice(fine, chosen, monkeypatch):
+    """Hopper's own for tensors that the copy engine can have; all are given the starts."""
     from fa2_lab.kernels import choice
 
     q, cu_q, cu_k = torch.empty(80, 1, 64), *torch.tensor([[0, 30, 80], [0, 50, 80]], dtype=torch.int32)
@@ -175,7 +165,6 @@ def test_choice(allowed, fine, chosen, monkeypatch):
 
         return SimpleNamespace(prepare=prepare, enough_work=lambda *_: True)
 
-    monkeypatch.setattr(choice, "HOPPER_ALSO", set(allowed))
     for name in ("forward", "backward"):
         monkeypatch.setattr(choice, f"hopper_{name}", lambda device: room("hopper"))
         monkeypatch.setattr(choice, "portable" if name == "forward" else "portable_backward", room("portable"))
@@ -357,11 +346,10 @@ def test_starts_that_are_wrong_write_nothing_wild(wild):
 @pytest.mark.gpu
 @pytest.mark.parametrize("d", (64, 128))
 def test_behind_the_public_call(d, monkeypatch):
-    """With the word in the table attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
+    """attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
     from fa2_lab.kernels import choice
     from fa2_lab.kernels.hopper.forward import launch
 
-    monkeypatch.setattr(choice, "HOPPER_ALSO", frozenset({"packed"}))
     for name in ("portable", "portable_backward"):
         monkeypatch.setattr(choice, name, None)
     monkeypatch.setattr(launch, "enough_work", lambda *_: True)

@@ -7,10 +7,6 @@ from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
 from fa2_lab.kernels.prepared import Options, has_gaps, kind_of, prepared, rows_contiguous
 
-# What else Hopper's kernels can do, "windows", "same bits" and "packed", and are given by this table: nothing, until a
-# GPU has found it right by tests/test_hopper_masks.py or test_hopper_packed.py, and faster than the portable kernels.
-HOPPER_ALSO = frozenset({"windows", "same bits", "packed"})
-
 
 def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
@@ -31,11 +27,9 @@ def prepare_any(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=No
     return on_copies
 
 
-def for_hopper(options: Options, sinks, cu_q) -> bool:
-    """Whether Hopper's own kernels compute such calls: dense, and without dropout, window, softcap and sinks."""
-    plain = options.left is options.right is None or "windows" in HOPPER_ALSO
-    dense = cu_q is None or "packed" in HOPPER_ALSO
-    return plain and dense and not options.dropout_p and options.softcap is sinks is None
+def for_hopper(options: Options, sinks) -> bool:
+    """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks."""
+    return not options.dropout_p and options.softcap is sinks is None
 
 
 def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
@@ -43,7 +37,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
     many = sequences(cu_q)
     if cu_q is None and not options.dropout_p and decode.is_decode(Q, K):
         return decode.prepare(Q, K, V, options, key_lengths)
-    hopper = hopper_forward(Q.device) if for_hopper(options, sinks, cu_q) else None
+    hopper = hopper_forward(Q.device) if for_hopper(options, sinks) else None
     takes = hopper is not None and hopper.enough_work(Q, K, options.causal)
     own = hopper.prepare(Q, K, V, options, key_lengths, many) if takes else None
     if own is None:
@@ -79,13 +73,9 @@ def prepare_any_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sink
 
 
 def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q=None):
-    """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, …).
-
-    Where torch is asked for the same bits each time, Hopper's own would have to add up in a fixed order.
-    """
+    """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, …)."""
     many = sequences(cu_q)
-    may = for_hopper(options, sinks, cu_q) and (not same_bits or "same bits" in HOPPER_ALSO)
-    hopper = hopper_backward(Q.device) if may else None
+    hopper = hopper_backward(Q.device) if for_hopper(options, sinks) else None
     takes = hopper is not None and hopper.enough_work(Q, K)
     own = hopper.prepare(dO, Q, K, V, O, options, key_lengths, same_bits, many) if takes else None
     if own is None:
