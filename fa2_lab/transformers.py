@@ -8,12 +8,15 @@ interval of columns that a row sees: causal, sliding windows, padding on either 
 position_ids tell them apart. Grouped heads, sinks, softcap and a cache need nothing more. What is no such interval is
 refused by its name. Where padding lies and sequences begin is looked up once for each call of the model, which waits
 for the GPU.
+
+With a static cache `generate` makes the mask before it calls the model, and on a GPU it compiles the model: there one
+row sees the whole cache, and how much of it is filled is a tensor, so that no step compiles anew.
 """
 
 from __future__ import annotations
 
 import inspect
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -28,9 +31,11 @@ TAKES = "it takes causal and bidirectional masks, sliding windows and padding on
 REFUSED = ("position_bias", "head_mask", "output_attentions")  # what `eager` heeds and this cannot
 
 
-class Interval(NamedTuple):
-    """What the rows of a call see."""
+@dataclass(eq=False)
+class Interval(masking_utils.BlockMask):
+    """What the rows of a call see. transformers takes back only tensors and BlockMasks of four dimensions."""
 
+    size: tuple[int, int, int, int]  # batch, 1, rows, columns
     causal: bool
     left: int | None  # columns before the diagonal, as in attention(window=…); None is all
     right: int | None
@@ -38,6 +43,22 @@ class Interval(NamedTuple):
     first: list[int] | None = None  # the first key of each batch entry, where there is padding on the left
     lengths: Tensor | None = None  # and how many it has from there on, where there is padding on the right
     starts: Tensor | None = None  # where sequences begin among the rows of all entries, as attention_packed() has it
+
+    __str__ = object.__str__
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """As that of a tensor."""
+        return self.size
+
+    def contiguous(self) -> Interval:
+        """Itself; `generate` asks for it."""
+        return self
+
+    def to(self, device, **_) -> Interval:
+        """The same with its tensors on a device, as layers on several devices need it."""
+        moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
+        return replace(self, **moved)
 
 
 def register() -> None:
@@ -57,6 +78,7 @@ def interval(
     kv_offset: int | Tensor = 0,
     mask_function=masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
+    device: torch.device | None = None,
     **_,
 ) -> Interval:
     """A mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
@@ -70,14 +92,29 @@ def interval(
             left = part[1] - 1
         else:
             left = right = part[1]
-    keys, kv_offset = kv_length, int(kv_offset)
+    keys, kv_offset, size = kv_length, int(kv_offset), (batch_size, 1, q_length, kv_length)
     if causal or left is not None:  # the diagonal of the last row is its last key
         keys = int(q_offset) + q_length - kv_offset
         if not 1 <= keys <= kv_length or (keys < kv_length and not causal):
             raise ValueError(
                 f"mask: got {q_length} rows from {int(q_offset)}, {kv_length} columns from {kv_offset}; {TAKES}"
             )
-    return Interval(causal, left, None if causal else right, keys, *padding(attention_mask, kv_offset, keys), starts)
+    room = keys < kv_length or isinstance(q_offset, Tensor)  # a static cache
+    if room and q_length == 1 and (left is None or left >= keys - 1):
+        return row_of_a_cache(size, keys, kv_offset, attention_mask, device)
+    seen = padding(attention_mask, kv_offset, keys)
+    return Interval(size, causal, left, None if causal else right, keys, *seen, starts)
+
+
+def row_of_a_cache(size, keys: int, kv_offset: int, attention_mask: Tensor | None, device) -> Interval:
+    """One row that sees all filled keys of a static cache: its length is a tensor also where nothing is padding."""
+    batch, *_, room = size
+    if attention_mask is None:
+        attention_mask = torch.ones(batch, kv_offset + keys, device=device)
+    first, lengths = padding(attention_mask[:, : kv_offset + keys], kv_offset, room)
+    if lengths is None:
+        lengths = torch.tensor([room - b for b in first or [0] * batch], dtype=torch.int32, device=device)
+    return Interval(size, causal=False, left=None, right=None, keys=room, first=first, lengths=lengths)
 
 
 def parts_of(mask_function) -> list:
@@ -150,7 +187,7 @@ def attend(
     seen = attention_mask
     if seen is None:
         causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-        seen = without_mask(bool(causal), sliding_window, query.shape[2], key.shape[2])
+        seen = without_mask(bool(causal), sliding_window, (len(query), 1, query.shape[2], key.shape[2]))
     elif not isinstance(seen, Interval):
         what = described(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
@@ -176,12 +213,13 @@ def attend(
     return O.transpose(1, 2).contiguous(), None
 
 
-def without_mask(causal: bool, sliding_window: int | None, N_q: int, N_k: int) -> Interval:
+def without_mask(causal: bool, sliding_window: int | None, size: tuple[int, int, int, int]) -> Interval:
     """What a model means that hands over no mask."""
+    *_, N_q, N_k = size
     if causal and N_q not in (1, N_k):
         raise ValueError(f"attention_mask: got None for {N_q} causal rows and {N_k} columns; {TAKES}")
     left = None if sliding_window is None else sliding_window - 1
-    return Interval(causal, left, None if causal else left, N_k)
+    return Interval(size, causal, left, None if causal else left, N_k)
 
 
 register()

@@ -39,9 +39,9 @@ FAMILIES = dict(
 PADDING = dict(none=None, left=[[0] * 3 + [1] * 6, [1] * 9], right=[[1] * 9, [1] * 5 + [0] * 4])
 
 
-def model_of(family, dtype=torch.float32):
+def model_of(family, dtype=torch.float32, seed=0):
     """A small random model, in eager."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     config = getattr(transformers, f"{family}Config")(**COMMON | FAMILIES[family])
     config._attn_implementation = "eager"
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(DEVICE, dtype)
@@ -77,15 +77,23 @@ def step(model, implementation, padding=None):
 
 
 def judge(family, dtype, padding):
-    """Ours is as near to float64 as eager in the same dtype, three times over."""
-    truth = step(model_of(family, torch.float64), "eager", padding)
-    eager, mine = (step(model_of(family, dtype), name, padding) for name in ("eager", "fa2_lab"))
-    assert mine[1].keys() == eager[1].keys() and len(mine[1]) > 10
-    pairs = [("loss", *(x[0] for x in (truth, eager, mine)))]
-    pairs += [(name, *(x[1][name] for x in (truth, eager, mine))) for name in mine[1]]
-    for name, t, theirs, got in pairs:
-        size = t.abs().max().item()
-        assert worst(got, t) <= 3 * worst(theirs, t) + (1e-5 if dtype == torch.float32 else 1e-2) * size, name
+    """Ours is as near to float64 as eager in the same dtype, three times over, by the norm of each tensor's error.
+
+    In bf16 each tensor may miss that in two models of five. One model tells nothing: attention computed in float64 and
+    rounded once misses it in 9 of 288, with up to 37 times eager's error, because a small model enlarges how O rounds.
+    """
+    missed, (floor, seeds) = {}, (1e-5, 1) if dtype == torch.float32 else (1e-2, 5)
+    for seed in range(seeds):
+        truth = step(model_of(family, torch.float64, seed), "eager", padding)
+        eager, mine = (step(model_of(family, dtype, seed), name, padding) for name in ("eager", "fa2_lab"))
+        assert mine[1].keys() == eager[1].keys() and len(mine[1]) > 10
+        for loss, gradients in (truth, eager, mine):
+            gradients["loss"] = loss
+        for name in mine[1]:
+            t, theirs, got = (gradients[name].double() for _, gradients in (truth, eager, mine))
+            kept = (got - t).norm() <= 3 * (theirs - t).norm() + floor * t.norm()
+            missed[name] = missed.get(name, 0) + (not kept)
+    assert max(missed.values()) <= seeds // 2, missed
 
 
 @pytest.mark.parametrize("family, padding", list(zip(FAMILIES, ("left", "none", "right", "none"), strict=True)))
@@ -101,7 +109,7 @@ def test_every_family_and_padding(family, dtype, padding):
     judge(family, dtype, PADDING[padding])
 
 
-@pytest.mark.parametrize("cache", ("dynamic", pytest.param("static", marks=gpu)))
+@pytest.mark.parametrize("cache", ("dynamic", "static"))
 @pytest.mark.parametrize("family", FAMILIES)
 def test_greedy_tokens_are_eager_s(family, cache):
     """Past the window, with a cache; the batch is padded on the left, as generation wants it."""
@@ -115,6 +123,22 @@ def test_greedy_tokens_are_eager_s(family, cache):
             more["cache_implementation"] = cache
         found.append(model.generate(ids, attention_mask=mask, **more).tolist())
     assert found[0] == found[1] and len(found[0][0]) == 7
+
+
+@pytest.mark.parametrize("family, graphs", [("Llama", 1), ("Gemma2", 2)])  # once its window is full, it is another
+def test_generation_is_compiled_once(family, graphs):
+    """As `generate` compiles a model with a static cache on a GPU: as one graph, which serves all steps."""
+    compiled = dict() if DEVICE == "cuda" else dict(backend="eager", mode=None)
+    config = transformers.CompileConfig(fullgraph=True, **compiled)
+    config._compile_all_devices = True
+    model, (ids, mask, _) = model_of(family), tokens(PADDING["left"])
+    given = dict(attention_mask=mask[:, 2:6], do_sample=False, max_new_tokens=6, use_cache=True)
+    want = model.generate(ids[:, 2:6], disable_compile=True, **given).tolist()
+    model.set_attn_implementation("fa2_lab")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    assert model.generate(ids[:, 2:6], cache_implementation="static", compile_config=config, **given).tolist() == want
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
 
 
 def test_one_training_step():
@@ -156,6 +180,9 @@ CALLS = [  # rows, columns, the first row and the first column
     (1, 6, 5, 0),  # a step of generation
     (2, 6, 4, 0),
     (2, 9, 4, 0),  # a cache with room for 9
+    (1, 9, 5, 0),
+    (1, 9, torch.tensor(5), 0),  # as a static cache says it
+    (1, 6, torch.tensor(5), 0),
     (1, 4, 7, 4),  # a cache that has forgotten 4
 ]
 FUNCTIONS = dict(
@@ -174,12 +201,21 @@ def test_an_interval_is_the_mask_that_transformers_would_make(name, real):
         real_ = None if real is None else torch.tensor(real, dtype=torch.bool)
         given = dict(q_offset=row, kv_offset=column, mask_function=FUNCTIONS[name], attention_mask=real_)
         if name == "around" and N_k > row + N_q:
-            with pytest.raises(ValueError, match=r"^mask: got 2 rows from 4, 9 columns from 0"):
+            with pytest.raises(ValueError, match=r"^mask: got [12] rows from [45], 9 columns from 0"):
                 ours.interval(2, N_q, N_k, **given)
             continue
         want = masking_utils.sdpa_mask(2, N_q, N_k, allow_is_causal_skip=False, **given)
         got = visible(ours.interval(2, N_q, N_k, **given), 2, N_q, N_k)
         assert torch.equal(got, want[:, 0]), (N_q, N_k, row, column)
+
+
+def test_a_mask_is_taken_back_and_moved():
+    """What transformers and accelerate do with it, besides handing it on; lengths go where the layer is."""
+    seen = ours.interval(2, 1, 9, torch.tensor(5))
+    assert isinstance(seen, masking_utils.BlockMask) and seen.shape == (2, 1, 1, 9) and seen.contiguous() is seen
+    moved = seen.to("meta", non_blocking=True)
+    assert (moved.lengths.device.type, moved.keys, seen.lengths.tolist()) == ("meta", 9, [6, 6])
+    assert str(moved).startswith("Interval(size=(2, 1, 1, 9), causal=False")
 
 
 def test_sequences_one_after_the_other():
