@@ -26,11 +26,11 @@ from fa2_lab.kernels.hopper.backward.rows import (
     new_rows,
 )
 from fa2_lab.kernels.hopper.backward.sums import add_tile
-from fa2_lab.kernels.hopper.backward.turns import Turns, in_memory
+from fa2_lab.kernels.hopper.backward.turns import Turns
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
-from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, all_threads, new_mailbox
+from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
 from fa2_lab.kernels.hopper.shared.pipeline import (
     Ring,
     accumulator,
@@ -129,14 +129,14 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         dk, dv, ds = step(c, n, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
             dk, dv, ds = step(c, m, n, dk, dv, v, held, seen, sums, pipes, scale, ds)
-        first, n = n, n + steps
+        n += steps
         pipes.v.release(r)
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes, others=0)
-        dq, count = start_dq(c, n - 1, pipes), look(c, n - 1, pipes)
-        dq = warpgroup_mma_wait(0, deps=[dq])
+        dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
-        add_dq(c, n - 1, first, dq, count, sums, pipes)
+        pass_on(c, n - 2, pipes, later=0, when=steps > 1)
+        add_dq(c, n - 1, dq, 0, sums, pipes)
         finish(c, r, n - 1, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = receive(r, pipes.mailbox)
@@ -202,8 +202,11 @@ def step(c: gl.constexpr, n, first, dk, dv, v, held, seen, sums, pipes, scale, d
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's product, the last, may go on
-        add_dq(c, n - 1, first, dq, count, sums, pipes)
-    dp = warpgroup_mma_wait(0, deps=[start_dp(n, v, held, do, pipes)])
+        add_dq(c, n - 1, dq, count, sums, pipes)
+    dp = start_dp(n, v, held, do, pipes)
+    if not FIRST:
+        pass_on(c, n - 2, pipes, later=1, when=n - 2 >= first)
+    dp = warpgroup_mma_wait(0, deps=[dp])
     ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
     exchange(c, n, ds, pipes)
     if pipes.sizes.dv_late:
@@ -243,28 +246,26 @@ def place_of(c: gl.constexpr, n, pipes):
 @gluon.jit
 def look(c: gl.constexpr, n, pipes):
     """How many have added to this part so far, where all add in turn."""
-    return pipes.turns.look(place_of(c, n, pipes)) if pipes.turns.USED else None
+    if pipes.turns.USED:
+        return pipes.turns.look(place_of(c, n, pipes))
+    else:
+        return 0
 
 
 @gluon.jit
-def add_dq(c: gl.constexpr, n, first, dq, count, sums, pipes):
-    """Have this consumer's part of dQ added to HBM. In turn: what was added a step ago, after the `first`, is there."""
+def add_dq(c: gl.constexpr, n, dq, count, sums, pipes):
+    """Have this consumer's part of dQ added to HBM; `count` is what it saw when it looked."""
     place = place_of(c, n, pipes)
     if pipes.turns.USED:
         pipes.turns.wait(place, pipes.rows.turn(n), count)
-        in_memory(later=0)
     add_tile(dq, sums, place * (2 * pipes.sizes.W), pipes.dq.index(c))  # FA2.A2.L15
-    if pipes.turns.USED:
-        pipes.turns.pass_on(place_of(c, n - 1, pipes), when=n > first)
 
 
 @gluon.jit
-def pass_on(place, pipes, later: gl.constexpr):
-    """Let the next column block add to the same place; `later` is what the copy engine was given since."""
+def pass_on(c: gl.constexpr, n, pipes, later: gl.constexpr, when=None):
+    """Let the next column block add to the same part of dQ; `later` is what the copy engine was given since."""
     if pipes.turns.USED:
-        in_memory(later)
-        all_threads()
-        pipes.turns.pass_on(place)
+        pipes.turns.pass_on(place_of(c, n, pipes), later, when)
 
 
 @gluon.jit
@@ -276,7 +277,7 @@ def finish(c: gl.constexpr, r, n, dk, dv, dK, dV, pipes, scale):
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
-        pass_on(place_of(c, n, pipes), pipes, later=0)
+        pass_on(c, n, pipes, later=0)
         if pipes.turns.USED:
             place = pipes.mailbox.read(r, "place") * CONSUMERS + c
             pipes.turns.wait(place, pipes.mailbox.read(r, "turn"), count=0)
@@ -284,13 +285,13 @@ def finish(c: gl.constexpr, r, n, dk, dv, dK, dV, pipes, scale):
         add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
         if pipes.turns.USED:
-            pass_on(place, pipes, later=0)
+            pipes.turns.pass_on(place, later=0)
     else:
         N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; else nobody asks
         pipes.mailbox.release(r)
         store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
         store(c, dk * (scale * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
-        pass_on(place_of(c, n, pipes), pipes, later=2)
+        pass_on(c, n, pipes, later=2)
 
 
 @gluon.jit
