@@ -298,8 +298,30 @@ class Told(Mailbox):
         self.k = k
 
     def write(self, n, values):
-        row, number, _, _ = values
-        self.sent.append((row, number, len(self.k.filled) - 1))
+        row, number, _, turn = values
+        self.sent.append((row, number, len(self.k.filled) - 1, turn))
+
+
+class Passed:
+    """Turns of one consumer: what it has waited for and not passed on yet, oldest first. Each wait is an addition."""
+
+    USED = True
+
+    def __init__(self):
+        self.owed = []
+
+    def look(self, place):
+        return 0
+
+    def wait(self, place, turn, count):
+        assert place not in self.owed
+        self.owed.append(place)
+
+    def pass_on(self, place, later, when=None):
+        """`later` is what was added since, and at the end of a column block dK and dV, too."""
+        if when is None or when:
+            assert self.owed[0] == place and later in (len(self.owed) - 1, len(self.owed) + 1)
+            self.owed.pop(0)
 
 
 class Stages:
@@ -390,11 +412,11 @@ def starting(L, D, d: int, B_r: int):
     return found.reshape(2, -1, B_r).swapaxes(0, 1)
 
 
-def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None, parts=1, starts=None):
+def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None, parts=1, starts=None, turns=False):
     """dK and dV like K, NaN where nobody wrote, and sums: of dQ, and with parts of dK and dV, as they lie in HBM.
 
     `starting` is what S and dP start from, of every row block. The consumers, who exchange their dS, run twice: first
-    to show it, then to use what the other one has shown.
+    to show it, then to use what the other one has shown. With `turns` they add in turn, and must pass on every turn.
     """
     B_r, d = sizes.B_r, Q.shape[-1]
     place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts)
@@ -405,10 +427,10 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
     Q, dO = Described(Q, B_r, sizes.d_pad), Described(dO, B_r, sizes.d_pad)
     K, V, dK_told, dV_told = (Described(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
-    pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=Mailbox(rows.NEXT.value), ds_filled=None)
-    pipes.turns, pipes.dq, pipes.shown = SimpleNamespace(USED=False), Held(), {}
+    pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=Mailbox(rows.NEXT_IN_TURN.value), ds_filled=None)
+    pipes.turns, pipes.dq, pipes.shown = SimpleNamespace(USED=turns), Held(), {}
     stages = {name: Stages() for name in ("q", "do", "starts", "filled", "emptied")}
-    pipes.rows = made(rows.Rows, dict(stages, told=Told(rows.TOLD.value, pipes.k), B_r=B_r))
+    pipes.rows = made(rows.Rows, dict(stages, told=Told(rows.TOLD_IN_TURN.value, pipes.k), B_r=B_r))
     pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
     pipes.rows.start = lambda n, which: stages["starts"].kept[n][0][None, which]
     pipes.rows.wait = pipes.rows.release = lambda n: None
@@ -425,7 +447,9 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
         for c in range(2):
             pipes.k.released = pipes.v.released = 0
             dQ_sums = SimpleNamespace(numbers=all_sums[0])
+            pipes.turns = Passed() if turns else pipes.turns
             backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
+            assert not turns or not pipes.turns.owed
     return dK, dV, all_sums
 
 
@@ -448,4 +472,4 @@ def add_tile(x, described, at, place):
         described.numbers[32 * at : 32 * at + held.size] += held
 
 
-STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile, pass_on=lambda *_, later: None)
+STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile)

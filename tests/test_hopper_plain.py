@@ -102,3 +102,18 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n, N_q, N_k):
         orders = [in_any_order(items, programs, chance) for programs in (1, 2, 5, 200)]
         assert all(order == orders[0] for order in orders), options
         assert sum(map(len, items)) == sum(map(len, orders[0].values())), options
+
+
+@pytest.mark.parametrize("parts", (1, 3))
+@pytest.mark.parametrize("N_q, N_k, causal", ((300, 300, True), (70, 300, False), (333, 200, True)))
+def test_every_turn_is_passed_on_once_it_has_ended(N_q, N_k, causal, parts):
+    """And dQ, dK and dV are as without turns."""
+    draw = np.random.default_rng(N_q)
+    Q, dO, K, V = (draw.standard_normal((1, 2, N, 8)) for N in (N_q, N_q, N_k, N_k))
+    window = (None, 0 if causal else None)
+    want, _ = dense(Q, K, V, dO, window, None)
+    sizes = choose(64, N_q, causal, ragged=True, same_bits=True)
+    given = (Q, K, V, dO, starting(want[1], want[5], 8, sizes.B_r), window, sizes, None, parts)
+    (dK, dV, sums), (dK_, dV_, sums_) = (run_backward(*given, turns=turns) for turns in (True, False))
+    for x, y in zip((dK, dV, *sums), (dK_, dV_, *sums_), strict=True):
+        np.testing.assert_allclose(x, y, atol=1e-9)

@@ -136,7 +136,7 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
         pass_on(c, n - 2, pipes, later=0, when=steps > 1)
-        add_dq(c, n - 1, dq, 0, sums, pipes)
+        add_dq(c, n - 1, dq, count=0, sums=sums, pipes=pipes)
         finish(c, r, n - 1, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = receive(r, pipes.mailbox)
