@@ -75,7 +75,9 @@ def attention(
     return_lse   (O, L) with L (batch, heads, N_q), the logarithm of each row's sum of exponentials with its sink
     backend      "triton"; "reference", the NumPy ladder in float64; "auto", the first that can run on these tensors
 
-    On Hopper, calls with a softcap, sinks or dropout run on the portable kernels, the others on its own.
+    On Hopper, fp16 and bf16 with d 64, 96 or 128 have kernels of their own, with d 192 or 256 forward only. They leave
+    to the portable kernels what is small, a softcap, sinks and dropout, a window with d above 128, and the gradients
+    under a window where torch.use_deterministic_algorithms(True) is called.
     """
     asked = causal, softcap, scale, dropout_p, return_lse, backend
     kind, call = recall((q, k, v, key_lengths, sinks), window, asked)

@@ -43,6 +43,8 @@ def attention_packed(
     causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
     return_lse      (O, L) with L (heads, total_q) in fp32
     softcap, sinks, scale, backend: as in attention()
+
+    On Hopper the kernels are those of attention(), but windows are left to the portable ones.
     """
     tensors = dict(q=q, k=k, v=v, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
     asked = causal, softcap, scale, return_lse, backend
