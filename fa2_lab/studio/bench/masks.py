@@ -71,9 +71,9 @@ def ours(problem: Problem, mask: Mask, sinks: torch.Tensor | None) -> peers.Atte
 
 
 def portable(problem: Problem, mask: Mask, sinks: torch.Tensor | None) -> peers.Attention:
-    """The kernels that compute masks, without any."""
+    """The portable kernels, which compute softcap and sinks everywhere, and windows where there is no Hopper."""
     if mask != Mask():
-        raise peers.Missing("the same as fa2_lab")
+        raise peers.Missing("timed under the causal mask alone")
     return peers.portable(problem)
 
 
