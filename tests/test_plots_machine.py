@@ -402,7 +402,7 @@ def test_what_nobody_has_measured_is_none_and_what_is_broken_is_not_hidden(tmp_p
     rows = [dict(d=64, B_r=128, B_c=64, spills=3), dict(d=128, B_r=64, B_c=64, spills=0)]
     (tmp_path / "compiled.json").write_text(f'{{"forward": {str(rows).replace(chr(39), chr(34))}}}', encoding="utf-8")
     assert block_budget.compiled_spills() == {64: {(128, 64): 3}, 128: {(64, 64): 0}}
-    (tmp_path / "bench_first_ladder.json").write_text("{", encoding="utf-8")
+    (tmp_path / "bench_ladder.json").write_text("{", encoding="utf-8")
     with pytest.raises(ValueError):
         hbm_traffic.counters(64)
 

@@ -20,7 +20,7 @@ from fa2_lab.trace import Trace
 
 # Data -----------------------------------------------------------------------------------------------------------
 
-FA2 = (("ladder", "r07_two_loops"), ("first_ladder", "tuned"))  # suite and rung: the first that was counted is shown
+FA2 = "r07_two_loops"  # the rung of the ladder whose counters are shown
 
 
 def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
@@ -45,16 +45,15 @@ def counters(d: int) -> dict | None:
 
     Only FA2's rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
     """
-    for suite, rung in FA2:
-        record = recorded(f"bench_{suite}") or dict(rows=[])
-        for row in record["rows"]:
-            p, read = row["problem"], row["values"]
-            if row["direction"] == "counters" and (p["d"], p["rung"]) == (d, rung) and {"L2 bytes", *DRAM} <= set(read):
-                heads, width = p["batch"] * p["heads"], 2  # bytes of a bf16 element
-                moved = dict(L2=read["L2 bytes"][0], DRAM=sum(read[name][0] for name in DRAM))
-                points = {memory: (p["N_q"], round(x / heads / width)) for memory, x in moved.items()}
-                source = f"{record['machine']['gpu']}, FA2, {heads} heads at once"
-                return dict(source=source, points=points)
+    record = recorded("bench_ladder") or dict(rows=[])
+    for row in record["rows"]:
+        p, read = row["problem"], row["values"]
+        if row["direction"] == "counters" and (p["d"], p["rung"]) == (d, FA2) and {"L2 bytes", *DRAM} <= set(read):
+            heads, width = p["batch"] * p["heads"], 2  # bytes of a bf16 element
+            moved = dict(L2=read["L2 bytes"][0], DRAM=sum(read[name][0] for name in DRAM))
+            points = {memory: (p["N_q"], round(x / heads / width)) for memory, x in moved.items()}
+            source = f"{record['machine']['gpu']}, FA2, {heads} heads at once"
+            return dict(source=source, points=points)
     return None
 
 

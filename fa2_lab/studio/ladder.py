@@ -11,6 +11,7 @@ from fa2_lab.studio import steps
 from fa2_lab.studio.bench.results import Results, Row, load
 
 SUITE, N, D = "ladder", 4096, 128
+NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # of a file that was timed by `bench ladder --beside`
 
 
 def main(argv: list[str]) -> int:
@@ -62,11 +63,11 @@ def cells(results: Results) -> list[tuple[str, list[str], str]]:
     timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
     peer, found = peer_of(timed[False]), []
     for name in (*ladder.RUNGS, *(name for name in timed[False].values if name not in ladder.RUNGS)):
-        short_name, sentence = ladder.change(name) if name in ladder.RUNGS else (name, "")
+        short_name, sentence = ladder.change(name) if name in ladder.RUNGS else (NAMES.get(name, name), "")
         read = compiled[name].values if name in compiled else {}
         numbers = [speed(timed[False], name), speed(timed[True], name), share(timed[False], name, peer)]
         numbers += [one(read, "registers"), one(read, "programs on an SM"), percent(counted, name)]
-        found.append((f"{name[1:3]} {short_name}" if sentence else name, numbers, sentence))
+        found.append((f"{name[1:3]} {short_name}" if sentence else short_name, numbers, sentence))
     return found
 
 
@@ -79,7 +80,9 @@ def setting(results: Results) -> str:
     """What the table's numbers are of."""
     peer = peer_of(rows(results, "forward")[False])
     where = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask"
-    return f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
+    told = f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
+    beside = "triton_tutorial" in rows(results, "forward")[False].values
+    return told + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
 
 
 def table(results: Results) -> str:

@@ -94,7 +94,8 @@ def folded(run: Results, rows: list[Row], unit: str) -> list[str]:
 def rows_table(rows: list[Row], unit: str) -> list[str]:
     """One line for each row, one column for each contestant."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))
-    lines = [f"| {unit} | N | batch | heads | d | mask | {' | '.join(names)} |", "|" + " --- |" * (6 + len(names))]
+    heads = " | ".join(ladder.NAMES.get(name, name) for name in names)
+    lines = [f"| {unit} | N | batch | heads | d | mask | {heads} |", "|" + " --- |" * (6 + len(names))]
     for row in rows:
         cells = [*where(row), *(cell(row, name) for name in names)]
         lines.append(f"| {' | '.join(cells)} |")
@@ -286,15 +287,6 @@ def memory_told(results: Results) -> str:
     )
 
 
-def ladder_told(results: Results) -> str:
-    """The speed of each rung on the problem with the most heads, no mask, the largest d."""
-    rows = [row for row in results.rows if row.direction == "forward" and not row.problem["causal"]]
-    row = max(rows, key=lambda r: (r.problem["batch"] * r.problem["heads"], r.problem["d"]))
-    p, rungs = row.problem, [name for name in row.values if not name.startswith("split")]
-    speeds = ", ".join(f"{name} {row.rate(name):.0f}" for name in rungs)
-    return f"forward, batch {p['batch']}, {p['heads']} heads, d {p['d']}, full, in TFLOP/s: {speeds}"
-
-
 def train_told(results: Results) -> str:
     """Tokens per second, and how far the loss curves are apart."""
     time = next(row for row in results.rows if row.direction == "time")
@@ -362,7 +354,6 @@ TOLD: dict[str, Callable[[Results], str]] = dict(
     sweep=sweep_told,
     small=small_told,
     memory=memory_told,
-    first_ladder=ladder_told,
     ideas=ideas_told,
     train=train_told,
     ring=ring_told,

@@ -46,5 +46,4 @@ SUITES = {
 RETIRED = {
     "earlier_paper": "the paper's grid beside FlashAttention-4, measured on an earlier version of the same kernels",
     "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
-    "first_ladder": "the first ladder, whose rungs changed several things at once",
 }
