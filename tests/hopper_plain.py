@@ -318,9 +318,10 @@ class Passed:
         self.owed.append(place)
 
     def pass_on(self, place, later, when=None):
-        """`later` is what was added since, and at the end of a column block dK and dV, too."""
+        """`later` is what was added since, and where a column block ends (no `when`) perhaps dK and dV, too."""
         if when is None or when:
-            assert self.owed[0] == place and later in (len(self.owed) - 1, len(self.owed) + 1)
+            assert self.owed[0] == place
+            assert later - len(self.owed) + 1 in ((0, 2) if when is None else (0,))
             self.owed.pop(0)
 
 

@@ -8,8 +8,8 @@ Nobody waits for ever: whoever is waited for has a lower number at the tile sche
 program's first, is drawn by a program that runs. And under the causal mask nobody waits long: the first rows that a
 column block visits are seen by no column block further right.
 
-Counters are relaxed: counters and sums meet in L2, and what the copy engine says is in memory has ended there. With
-`release` a thread would wait for all that it has written elsewhere, too, which took a tenth of the whole time.
+Counters are relaxed: counters and sums meet in L2, and what the copy engine says is in memory has ended there. By the
+letter of PTX's rules `release` would be asked for; with it a thread waits for all that it has written elsewhere, too.
 """
 
 from triton.experimental import gluon
