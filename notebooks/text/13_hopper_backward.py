@@ -882,7 +882,7 @@ for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
 # FlashAttention-3 pays for its turns, too. Its own deterministic mode over its fast one, from another run:
 
 # %%
-theirs = [row for row in load("deterministic").rows if row.direction == "backward"]
+theirs = [row for row in load("earlier_deterministic").rows if row.direction == "backward"]
 for row in theirs:
     mask = "causal" if row.problem["causal"] else "full"
     price = row.ratio("FlashAttention-3", "FlashAttention-3 deterministic")

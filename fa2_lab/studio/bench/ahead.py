@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+from functools import cache, partial
 from multiprocessing import get_context
 
 import torch
@@ -27,11 +27,11 @@ def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> 
 
 
 def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
-    """Call a function in other processes, once with the arguments of each job."""
+    """Call a function in other processes, once with the arguments of each job. What fails there, fails again later."""
     if pool() is None:
         return
     try:
-        done = pool().map(call, *zip(*jobs, strict=True))
+        done = pool().map(partial(tried, call), *zip(*jobs, strict=True))
         list(tqdm(done, total=len(jobs), desc="compile", unit="kernel", disable=None, leave=False))
     except BrokenProcessPool:  # one has died; what it could not do is compiled when it is measured
         return
@@ -53,18 +53,23 @@ def ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
+def tried(call: Callable[..., None], *job) -> None:
+    """The call, until the GPU is done with it; the run that measures meets its failure again, and names it."""
+    try:
+        call(*job)
+        torch.cuda.synchronize()
+    except Exception:
+        return
+    finally:
+        torch.cuda.empty_cache()
+
+
 def call_once(problem: Problem, name: str) -> None:
     """One forward without gradients and one with, then a backward."""
     from fa2_lab.studio.bench import peers
 
-    try:
-        attention = peers.PEERS[name](problem)
-        q, k, v, dO = problem.tensors(grad=True)
-        with torch.no_grad():
-            attention(q, k, v)
-        torch.autograd.grad(attention(q, k, v), (q, k, v), dO)
-        torch.cuda.synchronize()
-    except Exception:  # the run that measures meets it again, and names it
-        return
-    finally:
-        torch.cuda.empty_cache()
+    attention = peers.PEERS[name](problem)
+    q, k, v, dO = problem.tensors(grad=True)
+    with torch.no_grad():
+        attention(q, k, v)
+    torch.autograd.grad(attention(q, k, v), (q, k, v), dO)
