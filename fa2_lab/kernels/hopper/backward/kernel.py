@@ -26,7 +26,7 @@ from fa2_lab.kernels.hopper.backward.rows import (
     new_rows,
 )
 from fa2_lab.kernels.hopper.backward.sums import add_tile
-from fa2_lab.kernels.hopper.backward.turns import Turns
+from fa2_lab.kernels.hopper.backward.turns import Turns, new_turns
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
@@ -126,18 +126,19 @@ def consumer(c: gl.constexpr, dK, dV, sums, pipes, geometry, scale):
         held = hold(v, pipes)
         dk = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
         dv = gl.zeros([COLS, d], gl.float32, accumulator(d))  # FA2.A2.L7
-        dk, dv, ds = step(c, n, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
+        dk, dv, ds = step(c, n, dk, dv, v, held, seen, sums, pipes, scale, ds=None)
         for m in range(n + 1, n + steps):  # FA2.A2.L8
-            dk, dv, ds = step(c, m, n, dk, dv, v, held, seen, sums, pipes, scale, ds)
+            dk, dv, ds = step(c, m, dk, dv, v, held, seen, sums, pipes, scale, ds)
         n += steps
         pipes.v.release(r)
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, start_dk(n - 1, dk, ds, pipes), ds, pipes, others=0)
         dq = warpgroup_mma_wait(0, deps=[start_dq(c, n - 1, pipes)])
         pipes.k.release(r)
-        pass_on(c, n - 2, pipes, later=0, when=steps > 1)
-        add_dq(c, n - 1, dq, count=0, sums=sums, pipes=pipes)
-        finish(c, r, n - 1, dk, dv, dK, dV, pipes, scale)
+        pipes.turns.wait_for_room(c, n - 1)
+        add_dq(c, n - 1, dq, sums, pipes)
+        pipes.turns.wait_for_room(c, n)
+        finish(c, r, dk, dv, dK, dV, pipes, scale)
         r += 1
         steps = receive(r, pipes.mailbox)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -175,11 +176,8 @@ def hold(v, pipes):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, first, dk, dv, v, held, seen, sums, pipes, scale, ds):
-    """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds.
-
-    `first` is the first one that sees this column block.
-    """
+def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
+    """The n-th row block: add to dk and dv (64, d); of the one before multiply dQ, and with dk_late dK, from its ds."""
     FIRST: gl.constexpr = ds is None
     pipes.rows.wait(n)
     q, do = pipes.rows.tiles(n)  # (B_r, d)
@@ -190,7 +188,7 @@ def step(c: gl.constexpr, n, first, dk, dv, v, held, seen, sums, pipes, scale, d
         s = warpgroup_mma_wait(0, deps=[s])
     else:
         dq = start_dq(c, n - 1, pipes)
-        count = look(c, n - 1, pipes)
+        pipes.turns.wait_for_room(c, n - 1)
         s = warpgroup_mma_wait(1, deps=[s])
         if pipes.sizes.dk_late:
             dk = finish_dk(n - 1, dk, ds, pipes, others=1)
@@ -202,10 +200,8 @@ def step(c: gl.constexpr, n, first, dk, dv, v, held, seen, sums, pipes, scale, d
             dq, p = warpgroup_mma_wait(0, deps=[dq, p])
         else:
             dq = warpgroup_mma_wait(0 if pipes.sizes.dv_late else 1, deps=[dq])  # dV's product, the last, may go on
-        add_dq(c, n - 1, dq, count, sums, pipes)
+        add_dq(c, n - 1, dq, sums, pipes)
     dp = start_dp(n, v, held, do, pipes)
-    if not FIRST:
-        pass_on(c, n - 2, pipes, later=1, when=n - 2 >= first)
     dp = warpgroup_mma_wait(0, deps=[dp])
     ds = (p * dp).to(q.dtype)  # (64, B_r)  FA2.A2.L14
     exchange(c, n, ds, pipes)
@@ -238,60 +234,34 @@ def finish_dk(n, dk, ds, pipes, others: gl.constexpr):
 
 
 @gluon.jit
-def place_of(c: gl.constexpr, n, pipes):
-    """The number of this consumer's part of the n-th row block of dQ."""
-    return pipes.rows.number(n) * CONSUMERS + c
-
-
-@gluon.jit
-def look(c: gl.constexpr, n, pipes):
-    """How many have added to this part so far, where all add in turn."""
+def add_dq(c: gl.constexpr, n, dq, sums, pipes):
+    """Have this consumer's part of the n-th row block of dQ added to HBM; where all add in turn, by its writer."""
+    place = pipes.dq.index(c)
     if pipes.turns.USED:
-        return pipes.turns.look(place_of(c, n, pipes))
+        pipes.turns.leave(c, dq, place)
     else:
-        return 0
+        add_tile(dq, sums, (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.sizes.W), place)  # FA2.A2.L15
 
 
 @gluon.jit
-def add_dq(c: gl.constexpr, n, dq, count, sums, pipes):
-    """Have this consumer's part of dQ added to HBM; `count` is what it saw when it looked."""
-    place = place_of(c, n, pipes)
-    if pipes.turns.USED:
-        pipes.turns.wait(place, pipes.rows.turn(n), count)
-    add_tile(dq, sums, place * (2 * pipes.sizes.W), pipes.dq.index(c))  # FA2.A2.L15
-
-
-@gluon.jit
-def pass_on(c: gl.constexpr, n, pipes, later: gl.constexpr, when=None):
-    """Let the next column block add to the same part of dQ; `later` is what the copy engine was given since."""
-    if pipes.turns.USED:
-        pipes.turns.pass_on(place_of(c, n, pipes), later, when)
-
-
-@gluon.jit
-def finish(c: gl.constexpr, r, n, dk, dv, dK, dV, pipes, scale):
-    """Write dK and dV; if other programs have parts of the same columns, have them added instead.
-
-    n is the last row block, whose turn is passed on here.
-    """
+def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
+    """Write dK and dV; if other programs have parts of the same columns, have them added instead."""
     batch, head, col = pipes.mailbox.read(r, "batch"), pipes.mailbox.read(r, "head"), pipes.mailbox.read(r, "col")
     if dK.dtype == gl.float32:
         at = (pipes.mailbox.read(r, "number") * CONSUMERS + c) * (2 * pipes.sizes.d_pad)
-        pass_on(c, n, pipes, later=0)
         if pipes.turns.USED:
             place = pipes.mailbox.read(r, "place") * CONSUMERS + c
-            pipes.turns.wait(place, pipes.mailbox.read(r, "turn"), count=0)
+            pipes.turns.wait(place, pipes.mailbox.read(r, "turn"))
         pipes.mailbox.release(r)
         add_tile(dv, dV, at, pipes.dq.index(c))  # FA2.A2.L18
         add_tile(dk, dK, at, pipes.dq.index(c))  # FA2.A2.L18
         if pipes.turns.USED:
-            pipes.turns.pass_on(place, later=0)
+            pipes.turns.pass_on(place)
     else:
         N_k = pipes.mailbox.read(r, "length")  # of a packed sequence; else nobody asks
         pipes.mailbox.release(r)
         store(c, dv, dV, batch, head, col, N_k, pipes)  # FA2.A2.L18
         store(c, dk * (scale * LN2), dK, batch, head, col, N_k, pipes)  # FA2.A2.L18
-        pass_on(c, n, pipes, later=2)
 
 
 @gluon.jit
@@ -303,6 +273,24 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     matrix(tile).store(x.to(X.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
+
+
+# A writer warp, where all add in turn ------------------------------------------------------------------------
+
+
+@gluon.jit
+def writer(c: gl.constexpr, sums, pipes):
+    """Add consumer c's parts of dQ one after the other, each at its turn."""
+    n = 0
+    r = 0
+    steps = receive(r, pipes.mailbox)
+    while steps > 0:
+        pipes.mailbox.release(r)
+        for m in range(n, n + steps):
+            pipes.turns.add(c, m, pipes.rows, sums, pipes.dq.index(c), CONSUMERS)
+        n += steps
+        r += 1
+        steps = receive(r, pipes.mailbox)
 
 
 # The kernel -------------------------------------------------------------------------------------------------
@@ -332,7 +320,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     )  # fmt: skip
     IN_TURN: gl.constexpr = turns is not None
     scheduler = Scheduler(counter, block_count(N_k, sequences, COLUMNS), heads, at_once, IN_TURN)
-    turns = Turns(turns if IN_TURN else counter, IN_TURN)
+    turns = new_turns(turns if IN_TURN else counter, CONSUMERS, IN_TURN)
     DS: gl.constexpr = gl.NVMMASharedLayout.get_default_for([COLUMNS, SIZES.B_r], Q.dtype)
     ds = gl.allocate_shared_memory(Q.dtype, [2, COLUMNS, SIZES.B_r], DS)
     part: gl.constexpr = [CONSUMERS, sums.block_shape[0], sums.block_shape[1]]
@@ -340,15 +328,30 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     k, v = new_ring(K, 2, CONSUMERS), new_ring(V, 1, CONSUMERS)
     ds_filled = barriers(1, CONSUMERS).index(0)
     rows = new_rows(Q, dO, starts, TOLD_IN_TURN if IN_TURN else TOLD)
-    mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, CONSUMERS)
+    READERS: gl.constexpr = 2 * CONSUMERS if IN_TURN else CONSUMERS
+    mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
     pipes = Pipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
-    gl.warp_specialize(
-        [
-            (consumer, (gl.constexpr(0), dK, dV, sums, pipes, geometry, scale)),
-            (consumer, (gl.constexpr(1), dK, dV, sums, pipes, geometry, scale)),
-            (producer, (Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts)),
-        ],
-        [4, 1],
-        [SIZES.registers, 24],
-    )
+    copies = Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts
+    if IN_TURN:
+        gl.warp_specialize(
+            [
+                (consumer, (gl.constexpr(0), dK, dV, sums, pipes, geometry, scale)),
+                (consumer, (gl.constexpr(1), dK, dV, sums, pipes, geometry, scale)),
+                (producer, copies),
+                (writer, (gl.constexpr(0), sums, pipes)),
+                (writer, (gl.constexpr(1), sums, pipes)),
+            ],
+            [4, 1, 1, 1],
+            [SIZES.registers, 24, 24, 24],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consumer, (gl.constexpr(0), dK, dV, sums, pipes, geometry, scale)),
+                (consumer, (gl.constexpr(1), dK, dV, sums, pipes, geometry, scale)),
+                (producer, copies),
+            ],
+            [4, 1],
+            [SIZES.registers, 24],
+        )

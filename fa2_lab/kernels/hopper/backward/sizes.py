@@ -33,12 +33,11 @@ class Sizes:
 def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> Sizes:
     """The fastest sizes.
 
-    dk_late is 2 to 7% faster under the causal mask, at d 128 in long sequences only, and 1 to 4% slower without it;
-    at d 64 it needs fewer registers, which is why it serves where all add in turn.
+    dk_late is 2 to 7% faster under the causal mask, at d 128 in long sequences only, and 1 to 4% slower without it.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
     """
     if d == 64:
-        return Sizes(128, 64, dv_late=True, dk_late=causal or same_bits, hold_v=False)
+        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False)
     return Sizes(64, 128, dv_late=False, dk_late=causal and N_q >= 4096, hold_v=not (causal or ragged or same_bits))
 
 
