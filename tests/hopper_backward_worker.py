@@ -17,7 +17,7 @@ SIZES += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for d
 NEAR, IN_TURN = dict(left=100), dict(same_bits=True)  # a window; and additions in a fixed order
 PACKED = dict(packed=3)  # so many sequences
 MORE = [(SIZES[0], 3, IN_TURN), (SIZES[7], 1, IN_TURN), (SIZES[6], 1, NEAR), (SIZES[2], 3, NEAR)]
-MORE += [(SIZES[2], 1, PACKED), (SIZES[4], 3, PACKED | IN_TURN)]
+MORE += [(SIZES[2], 1, NEAR | IN_TURN), (SIZES[2], 1, PACKED), (SIZES[4], 3, PACKED | IN_TURN)]
 ALL = [*product(SIZES, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
 FEW = [(SIZES[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
 FEW += MORE
@@ -69,11 +69,12 @@ def too_early(ttgir: str) -> list[str]:
     """Lines that give up, or write over, shared memory which a product or the copy engine may still be reading.
 
     While products run, a barrier may be arrived at only if what the producer writes, once it need not wait there, is
-    none of what they read. A tile that the copy engine is to read is stored when it has read all it had to before, and
-    no warp ends earlier.
+    none of what they read. A tile that the copy engine is to read is stored when it has read all it had to before, or a
+    consumer has said so at a barrier, and no warp ends earlier.
     """
-    rewritten, found, products, all_read, free = written_after_waits(ttgir), [], [], None, False
+    rewritten, found, products, all_read, free, met = written_after_waits(ttgir), [], [], None, False, set()
     for name, given, line in operations(ttgir):
+        met.add(name)
         pending = int(re.findall(r"pendings = (\d+)", line + "pendings = 0")[0])
         if name == "ttng.warp_group_dot":
             products.append({*given[:2]})
@@ -83,6 +84,8 @@ def too_early(ttgir: str) -> list[str]:
             all_read = pending == 0
         elif name == "ttg.local_store":
             free = all_read
+        elif name == "ttng.wait_barrier" and "ttg.local_store" not in met:  # a writer: what it adds, others store
+            free = all_read is not False
         elif name in ("ttng.async_tma_reduce", "ttng.async_tma_copy_local_to_global"):
             found += [] if free else [line]
             all_read = False
@@ -91,17 +94,18 @@ def too_early(ttgir: str) -> list[str]:
             found += [] if harmless else [line]
         elif name.startswith("partition"):
             found += [line] if products or all_read is False else []
-            all_read, products = None, []
+            all_read, products, met = None, [], set()
     return found
 
 
 def written_after_waits(ttgir: str) -> dict[str, set]:
-    """For each barrier what the producer, the last of all parts, writes or has copied before it waits at another."""
+    """For each barrier what the producer, or a writer, writes or has copied before it waits at another."""
     written, barrier, part = {}, None, ""
     for name, given, _ in operations(ttgir):
         part = name if name.startswith("partition") else part
-        if name == "ttng.wait_barrier" and part == "partition1":
+        if name == "ttng.wait_barrier" and part not in ("", "partition0"):
             barrier = given[0]
+            written.setdefault(barrier, set())
         elif name in ("ttg.local_store", "ttng.async_tma_copy_global_to_local") and barrier:
             written.setdefault(barrier, set()).update(given)
     return written

@@ -14,6 +14,7 @@ import torch
 
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import products, rows, sizes, sums
+from fa2_lab.kernels.hopper.backward import turns as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry
@@ -201,7 +202,7 @@ def by_python(monkeypatch) -> None:
     """From now on the kernels' functions are Python's."""
     far = Whole(2**30)
     far.value = 2**30
-    for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products):
+    for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
         stand_ins = plain(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
         stand_ins |= dict(NO_ROW=2**30, LN2=np.log(2), accumulator=lambda columns: None, wipe=wipe, matrix=lambda x: x)
         stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x)
@@ -217,7 +218,7 @@ COPY_ENGINE = SimpleNamespace(
     async_copy_shared_to_global=lambda X, at, tile: X.put(at, tile),
     async_copy_global_to_shared=lambda X, at, filled, stage: stage.append(X.fetch(at)),
 )
-NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None)
+NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=lambda *_, count: None)
 
 
 # The forward's softmax, without assembly ------------------------------------------------------------------------
@@ -302,27 +303,38 @@ class Told(Mailbox):
         self.sent.append((row, number, len(self.k.filled) - 1, turn))
 
 
-class Passed:
-    """Turns of one consumer: what it has waited for and not passed on yet, oldest first. Each wait is an addition."""
+class Left:
+    """One consumer's parts of dQ, as it leaves them for its writer; and its turns where it adds dK and dV itself."""
 
     USED = True
 
-    def __init__(self):
-        self.owed = []
+    def __init__(self, lines: int):
+        self.parts, self.owed, self.room, self.shape = [], [], True, (lines, 32)
 
-    def look(self, place):
-        return 0
+    def wait_for_room(self, c, n):
+        assert n == len(self.parts)
+        self.room = True
 
-    def wait(self, place, turn, count):
-        assert place not in self.owed
-        self.owed.append(place)
+    def leave(self, c, dq, place):
+        assert self.room
+        self.room = False
+        self.parts.append(dq)
 
-    def pass_on(self, place, later, when=None):
-        """`later` is what was added since, and where a column block ends (no `when`) perhaps dK and dV, too."""
-        if when is None or when:
-            assert self.owed[0] == place
-            assert later - len(self.owed) + 1 in ((0, 2) if when is None else (0,))
-            self.owed.pop(0)
+    def wait(self, number, turn):
+        assert self.room
+        self.owed.append(number)
+
+    def pass_on(self, number):
+        assert self.owed.pop() == number
+
+    def written(self, c, sums, pipes):
+        """The writer adds them, each at its turn, which it passes on."""
+        turns = made(in_order.Turns, dict(left=Held(), USED=True))
+        turns.wait, turns.pass_on = self.wait, self.pass_on
+        backward.writer(
+            c, sums, SimpleNamespace(**vars(pipes) | dict(turns=turns, dq=SimpleNamespace(index=lambda c: self)))
+        )
+        assert self.room and not self.owed and not self.parts
 
 
 class Stages:
@@ -417,7 +429,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
     """dK and dV like K, NaN where nobody wrote, and sums: of dQ, and with parts of dK and dV, as they lie in HBM.
 
     `starting` is what S and dP start from, of every row block. The consumers, who exchange their dS, run twice: first
-    to show it, then to use what the other one has shown. With `turns` they add in turn, and must pass on every turn.
+    to show it, then to use what the other one has shown. With `turns` their writers add in turn.
     """
     B_r, d = sizes.B_r, Q.shape[-1]
     place = described(Q.shape, K.shape, lengths, window, B_r, 128, starts)
@@ -429,7 +441,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
     K, V, dK_told, dV_told = (Described(X, n, sizes.d_pad) for X, n in ((K, 128), (V, 128), (dK, 64), (dV, 64)))
 
     pipes = SimpleNamespace(k=Ring(), v=Ring(), sizes=sizes, mailbox=Mailbox(rows.NEXT_IN_TURN.value), ds_filled=None)
-    pipes.turns, pipes.dq, pipes.shown = SimpleNamespace(USED=turns), Held(), {}
+    pipes.dq, pipes.shown = Held(), {}
     stages = {name: Stages() for name in ("q", "do", "starts", "filled", "emptied")}
     pipes.rows = made(rows.Rows, dict(stages, told=Told(rows.TOLD_IN_TURN.value, pipes.k), B_r=B_r))
     pipes.rows.tiles = lambda n: (stages["q"].kept[n][0], stages["do"].kept[n][0])
@@ -438,6 +450,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
+    pipes.turns = at_any_time = SimpleNamespace(USED=False, wait_for_room=lambda c, n: None)
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
     for pipes.again in (False, True):
@@ -448,9 +461,10 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
         for c in range(2):
             pipes.k.released = pipes.v.released = 0
             dQ_sums = SimpleNamespace(numbers=all_sums[0])
-            pipes.turns = Passed() if turns else pipes.turns
+            pipes.turns = Left(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
-            assert not turns or not pipes.turns.owed
+            if turns:
+                pipes.turns.written(c, dQ_sums, pipes)
     return dK, dV, all_sums
 
 
@@ -474,3 +488,4 @@ def add_tile(x, described, at, place):
 
 
 STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile)
+STAND_INS[in_order] = dict(add=lambda sums, at, place: add_tile(place.parts.pop(0), sums, at[0], place))

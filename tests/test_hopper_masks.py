@@ -133,7 +133,7 @@ def test_windows_over_long_rows_and_column_blocks_in_parts(d, monkeypatch):
 def test_gradients_in_turn_are_right(d, monkeypatch):
     from fa2_lab.kernels.hopper.backward import sizes
 
-    masks = ((None, None), (None, 0))
+    masks = ((None, None), (None, 0), (130, 127), (200, 0))
     for pair, dtype, window, padded, parts in once(PAIRS, DTYPES, masks, (False, True), (1, 1, 3, 100)):
         monkeypatch.setattr(sizes, "parts_for", lambda *_, parts=parts: parts)
         check(*cases(d, dtype, window, pair, padded), same_bits=True)
@@ -176,7 +176,7 @@ def test_behind_the_public_call(monkeypatch):
 
     monkeypatch.setattr(choice, "portable_backward", None)
     q, k, v, dO = cases(128, torch.bfloat16, (None, 0), (1100, 1100), padded=False)[:4]
-    for window, same_bits in (((200, 0), False), ((None, 0), True)):
+    for window, same_bits in (((200, 0), False), ((None, 0), True), ((200, 0), True)):
         torch.use_deterministic_algorithms(same_bits)
         try:
             given = [x.clone().requires_grad_() for x in (q, k, v)]

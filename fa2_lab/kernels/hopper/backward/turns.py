@@ -40,7 +40,9 @@ class Turns:
     """
 
     counters: gl.tensor  # pointer
-    left: gl.shared_memory_descriptor  # two barriers a consumer: its writer waits for a part of dQ, it until that is read
+    left: (
+        gl.shared_memory_descriptor
+    )  # two barriers a consumer: its writer waits for a part of dQ, it until that is read
     USED: gl.constexpr
 
     @gluon.jit
