@@ -115,7 +115,7 @@ def prepare_main(
         columns = tuple(describe(torch.empty_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
-    at_once = sizes.at_once(-(-N_q // (sequences or 1)), d, causal)
+    at_once = sizes.at_once(-(-N_q // (sequences or 1)), d, causal and not same_bits)
     if same_bits:
         at_once = -(-at_once // parts) * parts
     return host.Launch(
