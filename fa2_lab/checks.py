@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.prepared import Options, remember_seen, was_seen
 
-BACKENDS = ("auto", "triton", "reference")
+BACKENDS = ("auto", "triton", "portable", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTEGERS = (torch.int32, torch.int64, torch.int16, torch.int8, torch.uint8)
 PLAIN = (Tensor, torch.nn.Parameter)
@@ -323,7 +323,7 @@ def runs_on_triton(backend: str, device: str) -> bool:
         raise ValueError(f"backend: got {backend!r}; it takes one of {', '.join(BACKENDS)}")
     if backend == "reference" or (device in ("cuda", "meta") and interpreter.installed()):
         return backend != "reference"
-    must = backend == "triton"
+    must = backend in ("triton", "portable")
     if not interpreter.installed():
         why = "Triton is not installed here (it exists for Linux only)"
     elif device != "cpu" or (torch.cuda.is_available() and not interpreter.switched_on()):

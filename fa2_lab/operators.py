@@ -124,8 +124,9 @@ def forward_op(
     left: int | None = None,
     right: int | None = None,
     softcap: float | None = None,
+    portable: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    options = Options(causal, scale, dropout_p, left, right, softcap)
+    options = Options(causal, scale, dropout_p, left, right, softcap, portable)
     return forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k, options=options)
 
 
@@ -155,8 +156,9 @@ def backward_op(
     left: int | None = None,
     right: int | None = None,
     softcap: float | None = None,
+    portable: bool = False,
 ) -> list[Tensor]:
-    options = Options(causal, scale, dropout_p, left, right, softcap)
+    options = Options(causal, scale, dropout_p, left, right, softcap, portable)
     return list(backward(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, cu_q, cu_k, options=options))
 
 

@@ -58,7 +58,7 @@ def attention_packed(
         return call(**tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
-    options = options._replace(scale=scale)
+    options = options._replace(scale=scale, portable=backend == "portable")
     if runs_on_triton(backend, q.device.type):
         return operators.compute(kind, options, return_lse, **tensors)
     O, L = by_sequence(q, k, v, cu_q, cu_k, sinks, options)

@@ -117,8 +117,9 @@ def paged_op(
     left: int | None = None,
     right: int | None = None,
     softcap: float | None = None,
+    portable: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    options = causal, scale, dropout_p, left, right, softcap
+    options = causal, scale, dropout_p, left, right, softcap, portable
     return paged(q, k_pages, v_pages, block_table, key_lengths, sinks, *options)
 
 
@@ -132,7 +133,7 @@ def paged_shapes(q, *rest):
 
 def gathered(q, k_pages, v_pages, block_table, key_lengths, sinks, *options):
     """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
-    causal, scale, _, left, right, softcap = options
+    causal, scale, _, left, right, softcap, _ = options
     O, L = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
     if sinks is not None:
         L += sinks[:, None]

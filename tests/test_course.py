@@ -221,3 +221,12 @@ def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):
 
     assert np.isneginf(guard.call(careless, x)).all() and (x == 0).all()
     assert capsys.readouterr().out == ""
+
+
+def test_an_error_is_told_by_its_public_name():
+    """Python 3.13 has a SyntaxError of a private kind."""
+    from fa2_lab.studio.course.worker import failure
+
+    private = type("_IncompleteInputError", (SyntaxError,), {})
+    assert failure(private("incomplete input"))["error"][0] == "SyntaxError"
+    assert failure(KeyError("x"))["error"][:2] == ["KeyError", "'x'"]

@@ -129,11 +129,12 @@ def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
 
 
 ASKED = dict(plain={}, dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
+ASKED |= dict(portable=dict(portable=True))
 
 
 @pytest.mark.parametrize("on_hopper, kind, aligned, enough, asked, chosen", [
     *[(True, True, True, True, asked, "hopper") for asked in ("plain", "left", "right")],
-    *[(True, True, True, True, asked, "portable") for asked in ("dropout", "softcap", "sinks")],
+    *[(True, True, True, True, asked, "portable") for asked in ("dropout", "softcap", "sinks", "portable")],
     (True, True, True, False, "plain", "portable"),
     (True, True, False, True, "plain", "portable"),
     (True, False, True, True, "plain", "portable"),

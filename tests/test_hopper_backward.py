@@ -111,12 +111,13 @@ def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
 
 
 ASKED = dict(plain={}, dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
+ASKED |= dict(portable=dict(portable=True))
 TAKEN = product(("plain", "left", "right"), (False, True))  # by whoever prepares; it may still leave it to the others
 
 
 @pytest.mark.parametrize("on_hopper, kind, aligned, enough, asked, same_bits, chosen", [
     *[(True, True, True, True, asked, same_bits, "hopper") for asked, same_bits in TAKEN],
-    *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "softcap", "sinks")],
+    *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "softcap", "sinks", "portable")],
     (True, True, True, False, "plain", False, "portable"),
     (True, True, False, True, "plain", False, "portable"),
     (True, False, True, True, "plain", False, "portable"),

@@ -181,3 +181,17 @@ def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
     table[0, 0] = 6
     with pytest.raises(ValueError, match="block_table: got pages from 0 to 6"):
         paged_call(table=table, lengths=lengths)
+
+
+def test_the_portable_kernels_can_be_asked_for(monkeypatch):
+    """Whoever chooses the kernels is told so, forward and backward, in recorded calls, too."""
+    asked = []
+    monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.portable))
+    for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
+        given = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+        attention(*given, backend=backend).sum().backward()
+        assert asked == [portable, portable]
+        prepared.forget()
+        torch.compile(attention, backend="eager")(*given, backend=backend)
+        assert asked == 3 * [portable]
+        asked.clear()

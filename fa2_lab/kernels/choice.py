@@ -28,8 +28,8 @@ def prepare_any(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=No
 
 
 def for_hopper(options: Options, sinks) -> bool:
-    """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks."""
-    return not options.dropout_p and options.softcap is sinks is None
+    """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks, if not asked otherwise."""
+    return not (options.dropout_p or options.portable) and options.softcap is sinks is None
 
 
 def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):

@@ -28,6 +28,7 @@ class Options(NamedTuple):
     left: int | None = None  # columns that a row sees before its diagonal; None: all
     right: int | None = None  # and after it, where the mask is not causal
     softcap: float | None = None
+    portable: bool = False  # by the portable kernels on Hopper, too
 
     @property
     def window(self) -> tuple[int | None, int | None]:

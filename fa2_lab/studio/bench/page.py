@@ -349,7 +349,6 @@ def deterministic_told(results: Results) -> str:
 
 TOLD: dict[str, Callable[[Results], str]] = dict(
     deterministic=deterministic_told,
-    earlier_deterministic=deterministic_told,
     sweep=sweep_told,
     small=small_told,
     memory=memory_told,

@@ -45,6 +45,5 @@ SUITES = {
 }
 RETIRED = {
     "earlier_paper": "the paper's grid beside FlashAttention-4, measured on an earlier version of the same kernels",
-    "earlier_deterministic": "gradients with the same bits, when fa2_lab's deterministic calls still took two passes",
     "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
 }

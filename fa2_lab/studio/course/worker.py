@@ -173,7 +173,7 @@ def in_time(seconds: float, act) -> dict:
 
 
 def failure(error: BaseException) -> dict:
-    """An error as plain text: its name, what it says, and the student's line."""
+    """An error as plain text: its name, what it says, and the student's line; a private name is its base's."""
     if type(error).__name__ == "InterpreterError" and error.__cause__:  # Triton's interpreter wraps what was raised
         error = error.__cause__
     try:
@@ -182,7 +182,8 @@ def failure(error: BaseException) -> dict:
             text = f"{error.msg}, in line {error.lineno}: {(error.text or '').strip()}"[:1000]
     except BaseException:
         text = ""
-    return {"error": [type(error).__name__[:60], text, line_of(error)]}
+    name = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
+    return {"error": [name[:60], text, line_of(error)]}
 
 
 def line_of(error: BaseException) -> str:

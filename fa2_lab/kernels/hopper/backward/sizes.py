@@ -78,8 +78,8 @@ def at_once(N_q: int, d: int, causal: bool) -> int:
     """How many parts of a K/V head to run at a time, each with Q and dO of one query head: 8 MiB of L2.
 
     Where N is small, 8 MiB is faster than 16. Causal parts take different times, and more of them side by side level
-    that out: 16 MiB, or 32 where they are long. But where all add in turn, additions are waited for, and take 7 to 25%
-    longer once sums do not stay in L2: call it without `causal`.
+    that out: 16 MiB, or 32 where they are long. Not so where all add in turn: additions are waited for, and slow once
+    the sums of dQ do not stay in L2, too.
     """
     one = 4 * N_q * d
     if not causal:

@@ -40,14 +40,12 @@ class Turns:
     """
 
     counters: gl.tensor  # pointer
-    left: (
-        gl.shared_memory_descriptor
-    )  # two barriers a consumer: its writer waits for a part of dQ, it until that is read
+    left: gl.shared_memory_descriptor  # two barriers a consumer: a part of dQ lies there, and it has been read
     USED: gl.constexpr
 
     @gluon.jit
     def leave(self, c: gl.constexpr, dq, place):
-        """Consumer c: leave its part of row block n for its writer; there must be room."""
+        """Consumer c: leave its part of a row block for its writer, once there is room."""
         tma.store_wait(0)  # dK and dV go through the same place
         place.store(as_held(dq))
         fence_async_shared()
@@ -55,13 +53,13 @@ class Turns:
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
-        """Consumer c: until all parts before that of row block n have been read."""
+        """Consumer c: until its parts of all row blocks before the n-th have been read."""
         if self.USED:
             mbarrier.wait(self.left.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, rows, sums, place, CONSUMERS: gl.constexpr):
-        """Writer: have consumer c's part of row block n added when it is its turn."""
+        """Writer: have consumer c's part of the n-th row block added when it is its turn."""
         mbarrier.wait(self.left.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)
