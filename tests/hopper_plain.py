@@ -7,6 +7,7 @@ stand-ins, and so has the copy engine, which is told what a GPU's is told.
 
 import ast
 import inspect
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -309,7 +310,7 @@ class Left:
     USED = True
 
     def __init__(self, lines: int):
-        self.parts, self.owed, self.room, self.shape = [], [], True, (lines, 32)
+        self.parts, self.owed, self.added, self.room, self.shape = [], [], Counter(), True, (lines, 32)
 
     def wait_for_room(self, c, n):
         assert n == len(self.parts)
@@ -321,11 +322,12 @@ class Left:
         self.parts.append(dq)
 
     def wait(self, number, turn):
-        assert self.room
+        assert self.room and self.added[number] == turn
         self.owed.append(number)
 
     def pass_on(self, number):
         assert self.owed.pop() == number
+        self.added[number] += 1
 
     def written(self, c, sums, pipes):
         """The writer adds them, each at its turn, which it passes on."""

@@ -76,7 +76,7 @@ SHAPES = {
     "FA2.A2.L12": r"^dv_j = (add_product\(dv_j, kept_ji.*, do_i|dot\(p_(ji|ij\.T).*, do_i, dv_j|dv_j \+ p_ij\.T @ do_i)|warpgroup_mma\(p(_ji)?, do(_i)?, dv|^dv = dv \+ p @ do",
     "FA2.A2.L13": r"^dp = v @ do\.T - D_i|^dp_(ij|ji) = (dot\((do_i, v_j|v_j, do_i)\.T|do_i @ v_j\.T)|warpgroup_mma\((held|v|v_j), do(_i)?\.",
     "FA2.A2.L14": r"^(ds(_ij|_ji)? = |return )\(?p(_ij|_ji)? \* \(?dp",
-    "FA2.A2.L15": r"^dq = tau \* \(ds\.T @ k\)|^dq_i = .*\bds_(ij|ji)\b.*k_j|^atomic_add\(.*\bdQ|^add_tile\(dq, sums|warpgroup_mma\(ds, k, zero|warpgroup_mma\(ds_ji\.permute.*, k_j, dq_i|^dQ\[rows\] = |^add(_rows)?\(dQ",
+    "FA2.A2.L15": r"^dq = tau \* \(ds\.T @ k\)|^dq_i = .*\bds_(ij|ji)\b.*k_j|^atomic_add\(.*\bdQ|^add_tile\(dq, sums|^add\(sums, \[number|warpgroup_mma\(ds, k, zero|warpgroup_mma\(ds_ji\.permute.*, k_j, dq_i|^dQ\[rows\] = |^add(_rows)?\(dQ",
     "FA2.A2.L16": r"^dk = dk \+ tau \* \(ds @ q\)|^dk_j = .*\bds_(ij|ji)\b.*q_i|warpgroup_mma\(ds, q, dk",
     "FA2.A2.L18": r"^(store(_rows)?|add_tile|finish)\(.*\bd[KV],|^dK\[cols\], dV\[cols\] = ",
     "FA2.A2.L20": r"^return dQ.*, dK, dV|^finish\(sums, n, dQ,",
