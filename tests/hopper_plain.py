@@ -452,7 +452,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
     if parts > 1:
         dK_told, dV_told = (SimpleNamespace(dtype=None, numbers=x) for x in all_sums[1:])
     blocks = scheduler(T_c, heads * parts, parts)
-    pipes.turns = at_any_time = SimpleNamespace(USED=False, wait_for_room=lambda c, n: None)
+    pipes.turns = at_any_time = SimpleNamespace(USED=turns, wait_for_room=lambda c, n: None)
     starting = SimpleNamespace(block_type=Described.block_type, fetch=lambda at, x=starting: x[at[0]])
     backward.producer(Q, K, V, dO, starting, pipes, blocks, place, T_r, Whole(parts))
     for pipes.again in (False, True):
