@@ -10,7 +10,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
 from pictures import drawn, tagged, words
 
-from fa2_lab.plots import flop_costs, gpu_map, ladder, style, visiting_order
+from fa2_lab.plots import flop_costs, gpu_map, ladder, style, three_softmaxes, visiting_order
 
 
 def rectangles(ax):
@@ -268,6 +268,43 @@ def test_whoever_empties_a_ring_is_counted_in_words():
     said = Counter(line for text in words(figure) for line in re.findall(r"empty: after \d+ releases?", text))
     wanted = Counter(data["barriers"][f"{ring} emptied"]["expected"] for ring in data["stages"])
     assert said == {f"empty: after {n} release" + "s" * (n > 1): times for n, times in wanted.items()}
+
+
+def test_every_query_head_is_numbered_over_its_place_and_sums_are_told():
+    figure, _, data = drawn("grouped_heads")
+    told = {8: "one term each", 2: "each a sum of 4 terms", 1: "each a sum of 8 terms"}
+    for column, layout in enumerate(data["layouts"].values()):
+        width = 8 / layout["key_heads"]
+        for ax, names in zip(figure.axes[column::3], (("K", "V"), ("dK", "dV")), strict=True):
+            middles = {(label(box), round(box.get_x() + box.get_width() / 2, 6)) for box in rectangles(ax)}
+            keys = {(name, (g + 0.5) * width) for g in range(layout["key_heads"]) for name in names}
+            assert middles == keys | {(str(h), h + 0.5) for h in range(8)}
+        assert figure.axes[3 + column].get_xlabel() == told[layout["key_heads"]]
+
+
+def test_a_factor_is_written_where_a_maximum_is_new():
+    figure, _, data = drawn("state_stream")
+    ax, alpha = figure.axes[0], data["alpha"]
+    for box in rectangles(ax):
+        j, i = int(box.get_x()), int(box.get_y())
+        new = f"× {alpha[j, i]:.2g}" if alpha[j, i] < 1 else "1"
+        assert label(box) == ("start" if j == 0 else new)
+        assert (box.get_linewidth() > 1) == (i == data["row"])
+    columns = {tick.label1.get_text(): tick.get_loc() for tick in ax.xaxis.get_major_ticks()}
+    assert columns == {str(j + 1): j + 0.5 for j in range(len(alpha))}
+
+
+def test_numbers_of_a_row_are_written_short_and_their_sums_stand_beside_them():
+    figure, _, data = drawn("three_softmaxes")
+    said = {0.0: "0", 0.01: "0.01", 999.0: "999", 1000.0: "1,000", 65504.0: "65,504", 0.00012: "1e−4", 2e-12: "2e−12"}
+    assert {x: three_softmaxes._number(x) for x in said} == said
+    row, ax = data["row"], figure.axes[[ax.get_title(loc="left")[:7] for ax in figure.axes].index("One row")]
+    N = len(row["s"])
+    sums = {box.get_y(): label(box) for box in rectangles(ax) if box.get_x() == N + 0.3}
+    wanted = [row["sums"]["unsafe"], row["sums"]["safe"], row["l"][-1]]
+    assert sums == dict(zip((1.4, 3.8, 6.2), map(three_softmaxes._number, wanted), strict=True))
+    blocks = [label(box) for box in rectangles(ax) if box.get_y() == 6.2 and box.get_x() < N]
+    assert len(blocks) == len(row["m"]) and blocks[-1].endswith(f"ℓ = {three_softmaxes._number(row['l'][-1])}")
 
 
 # The ring -----------------------------------------------------------------------------------------------------
