@@ -10,7 +10,16 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Annotation
 from pictures import drawn, tagged, words
 
-from fa2_lab.plots import flop_costs, gpu_map, ladder, style, three_softmaxes, visiting_order
+from fa2_lab.plots import (
+    backward_graph,
+    block_budget,
+    flop_costs,
+    gpu_map,
+    ladder,
+    style,
+    three_softmaxes,
+    visiting_order,
+)
 
 
 def rectangles(ax):
@@ -306,6 +315,57 @@ def test_numbers_of_a_row_are_written_short_and_their_sums_stand_beside_them():
     blocks = [label(box) for box in rectangles(ax) if box.get_y() == 6.2 and box.get_x() < N]
     assert len(blocks) == len(row["m"]) and blocks[-1].endswith(f"ℓ = {three_softmaxes._number(row['l'][-1])}")
 
+
+def test_a_stage_says_who_fills_it_and_a_place_whose_part_it_holds():
+    for name in ("pipes", "backward_pipes"):
+        figure, _, data = drawn(name)
+        for ring in data["stages"]:
+            boxes = tagged(figure, f"{ring} stage")
+            left, right = boxes[0].get_x(), boxes[-1].get_x() + boxes[-1].get_width()
+            (beneath,) = [t for t in figure.axes[0].texts if t.get_text().startswith("full: ")
+                          and 0 < t.get_position()[1] - boxes[0].get_y() < 0.6]  # fmt: skip
+            filled = "copied" if data["barriers"][f"{ring} filled"]["arrives"] == ["copy engine"] else "written"
+            needed = data["barriers"][f"{ring} emptied"]["expected"]
+            assert beneath.get_text() == f"full: {filled}; empty: after {needed} release" + "s" * (needed > 1)
+            assert left < beneath.get_position()[0] < right and "mailbox" in (ring, *data["stages"])
+            assert filled == ("written" if ring == "mailbox" else "copied")
+    for who in ("consumer 0", "consumer 1"):
+        assert [label(box) for box in tagged(figure, f"dQ place {who}")] == [f"dQ of {who[-1]}"]
+
+
+def test_limits_of_a_block_size_are_marked_on_its_bars_and_sizes_stand_at_their_squares():
+    data = drawn("block_budget")[2]
+    figure, alt = block_budget.draw(**data | dict(compiled=None))
+    limits = [255 / 255, *(size / data["limits"]["H100"] for size in data["limits"].values())]
+    for ax, (_, table) in zip(figure.axes, data["cells"].items(), strict=True):
+        marks = [(line.get_xdata()[0], line.get_ydata()[0]) for line in ax.lines]
+        for y in range(4):
+            for x in range(4):
+                here = [(at - x, height - y) for at, height in marks if int(at) == x and int(height) == y]
+                wanted = [(0.34 + 0.4 * limit, 0.07 if n == 0 else 0.35) for n, limit in enumerate(limits)]
+                assert here == [(pytest.approx(a, abs=2e-3), pytest.approx(b)) for a, b in wanted]
+        for axis in (ax.xaxis, ax.yaxis):
+            ticks = {tick.label1.get_text(): tick.get_loc() for tick in axis.get_major_ticks()}
+            assert ticks == {str(size): n + 0.5 for n, size in enumerate(data["sizes"])}
+        verdicts = Counter(block_budget.verdict(cell, data["limits"]) for cell in table.values())
+        assert all(re.search(rf"\b{n} {verdict}", alt) for verdict, n in verdicts.items())
+
+
+def test_an_arrow_out_of_hbm_has_its_tensor_s_colour():
+    figure, _, _ = drawn("backward_graph")
+    ax = figure.axes[0]
+    arrows = [t.arrow_patch for t in ax.texts if getattr(t, "arrow_patch", None) is not None]
+    loaded = [style.colors.to_hex(arrow.get_edgecolor()).upper() for arrow in arrows]
+    hues = Counter(style.hue(edge.split()[0]) for edge in backward_graph.EDGES.split(", ") if edge.split()[0] in NAMED)
+    assert Counter(color for color in loaded if color != style.QUIET) == hues and loaded.count(style.QUIET) == 6
+    columns = {text: at(ax, text)[0] for text in ("loaded from HBM", "stored")}
+    assert all(
+        abs(columns["loaded from HBM"] - (box.get_x() + box.get_width() / 2)) < 0.01 for box in tagged(ax, "loaded")
+    )
+    assert all(abs(columns["stored"] - (box.get_x() + box.get_width() / 2)) < 0.01 for box in tagged(ax, "result"))
+
+
+NAMED = ("Q", "K", "L", "D", "dO", "V")  # what the backward loads
 
 # The ring -----------------------------------------------------------------------------------------------------
 
