@@ -1,5 +1,7 @@
 """What the bench calls, and with what: peers, the ladder's contestants, decode's curve, and what compiles ahead."""
 
+import hashlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -7,9 +9,19 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 
-from fa2_lab.studio.bench import ahead, decode, ladder, masks, peers, problem, protocol  # noqa: E402
+from fa2_lab.studio.bench import (  # noqa: E402
+    ahead,
+    decode,
+    ladder,
+    masks,
+    peers,
+    problem,
+    protocol,
+    results,
+    suites,
+)
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
-from fa2_lab.studio.bench.results import Row  # noqa: E402
+from fa2_lab.studio.bench.results import Row, load  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WHERE = Problem(1, 4, 2, 40, 40, 16, True, "float32")
@@ -62,9 +74,13 @@ def judged(here, monkeypatch):
 
         return SimpleNamespace(forward=forward, backward=backward)
 
+    def attention(q, k, v, causal, return_lse):
+        assert causal and return_lse and (q.shape[1], k.shape[1], v.shape[1]) == (4, 2, 2)
+        return "O", "L"
+
     last = (ladder.ladder.RUNGS[-1], ladder.ladder.BACKWARD[-1])
     monkeypatch.setattr(ladder.ladder, "load", lambda name: rung(1.5 if name in last else 1.0))
-    monkeypatch.setattr(ladder, "attention", lambda q, k, v, causal, return_lse: ("O", "L") if causal else None)
+    monkeypatch.setattr(ladder, "attention", attention)
     for name in ("fa2_lab", "fa2_lab portable", "cuDNN"):
         monkeypatch.setitem(peers.PEERS, name, peers.PEERS["torch"])
 
@@ -108,6 +124,52 @@ def test_what_compiles_ahead_is_a_call_of_the_rung(here, monkeypatch):
     ladder.call_once(down, WHERE)
     q, k = (1, 4, 40, 16), (1, 2, 40, 16)
     assert asked == [(up, [q, k, k, True], False), (down, [q, k, k, q, (1, 4, 40), q, True], False)]
+
+
+@pytest.mark.parametrize("read, reason", [({"s": {"L2 bytes": 5.0}}, ""), ({}, "ncu is not installed")])
+def test_counters_of_a_rung_are_counts_or_a_reason(read, reason, monkeypatch):
+    monkeypatch.setattr(ladder, "counted", lambda problem: (read, reason))
+    row = ladder.count(WHERE, "s")
+    assert (row.direction, row.unit, row.problem["rung"]) == ("counters", "count", "s")
+    assert row.values == ({} if reason else {"L2 bytes": [5.0]}) and row.failed == ({"ncu": reason} if reason else {})
+    assert ladder.count(WHERE, "nobody").values == {}
+
+
+def test_what_was_compiled_has_these_counts(monkeypatch):
+    import fa2_lab.studio.xray as room
+
+    small = dict(registers=32, spills=0, shared=0, tensor=1, exponential=2, warps=8)
+    large = dict(registers=129, spills=3, shared=1024, tensor=4, exponential=5, warps=4)
+    monkeypatch.setattr(room, "xray", lambda *_, **__: [SimpleNamespace(numbers=n) for n in (small, large)])
+    row = ladder.compiled("s", WHERE)
+    assert row.values == {name: [n] for name, n in large.items()} | {"programs on an SM": [3]}
+    assert (row.direction, row.unit) == ("compiled", "count")
+
+
+# Grids and records ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suite", ["paper", "heads", "memory", "small"])
+def test_the_record_is_of_the_grid_s_problems(suite):
+    grid = suites.CONTESTS[suite].grid if suite in suites.CONTESTS else getattr(suites, f"{suite}_grid")
+    measured = [row.problem for row in load(suite).rows]
+    assert all(p.as_dict() in measured for p in grid()) and all(Problem(**p) in grid() for p in measured)
+
+
+def test_the_fingerprint_is_that_of_every_file_of_the_package():
+    package = Path(results.__file__).resolve().parents[2]
+    files = sorted(path for path in package.rglob("*") if path.suffix == ".py")
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+    assert len(files) > 100 and results.sources() == f"sources {digest[:12]}"
+
+
+def test_flex_gets_a_mask_of_both_lengths_where_it_is_causal(monkeypatch):
+    asked = []
+    monkeypatch.setattr(peers, "compiled_flex", lambda: lambda q, k, v, **options: asked.append((q, k, v, options)))
+    monkeypatch.setattr(peers, "flex_mask", lambda *lengths: ("mask", *lengths))
+    for causal, mask in ((True, ("mask", 30, 50)), (False, None)):
+        peers.PEERS["FlexAttention"](Problem(1, 4, 2, 30, 50, 16, causal))("q", "k", "v")
+        assert asked[-1] == ("q", "k", "v", dict(block_mask=mask, enable_gqa=True))
 
 
 # Ahead and decode ---------------------------------------------------------------------------------------------

@@ -152,7 +152,7 @@ def test_what_is_measured_in_a_world_is_checked_before(four, monkeypatch):
     where, checked = Problem(1, 2, 2, 40, 40, 16, True, "float32"), []
     usual, right = Problem.tensors, peers.PEERS["torch"](where)
     monkeypatch.setattr(Problem, "tensors", lambda self, grad: usual(self, grad=grad, device="cpu"))
-    monkeypatch.setattr(ring, "shard", lambda x, group, layout: x.clone())
+    monkeypatch.setattr(ring, "shard", lambda x, group, layout: x.clone() if layout == "zigzag" else None)
 
     def attention(q, k, v, group, causal, layout, **how):
         assert (group, causal, layout) == ("a group", True, "zigzag")
@@ -170,7 +170,7 @@ def test_what_is_measured_in_a_world_is_checked_before(four, monkeypatch):
     monkeypatch.setattr(ring, "ring_attention", attention)
     monkeypatch.setattr(ring, "check", check)
     monkeypatch.setattr(ring, "peak_mebibytes", lambda call, group: 7.0 * len(call()))
-    monkeypatch.setattr(ring, "once_round", lambda problem, k, v, group: (problem, k, v))
+    monkeypatch.setattr(ring, "once_round", lambda problem, k, v, group: problem == where and (problem, k, v))
     monkeypatch.setattr(ring, "slowest", lambda call, group: protocol.Timing(tensors(call()), 0.0, 0.0))
 
     found = ring.measured(where, "a group", "zigzag")
@@ -179,3 +179,32 @@ def test_what_is_measured_in_a_world_is_checked_before(four, monkeypatch):
     assert times == {"forward": 1, "backward": 3, "both": 3, "peak memory": 21.0, "K V once round": 3}
     monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 1)
     assert "K V once round" not in ring.measured(where, "a group", "zigzag")
+
+
+def test_once_round_sends_every_head_of_k_and_v_over_the_ring(monkeypatch):
+    where, sent, made = Problem(1, 4, 4, 64, 64, 8, True), [], {}
+    k, v = torch.zeros(1, 4, 16, 8), torch.ones(1, 4, 16, 8)
+    names = ("group", "rank", "lengths", "layout", "causal")
+
+    def the_ring(*given, timeout, call, on_triton):
+        made.update(zip(names, given[:5], strict=True), timeout=timeout, call=call, on_triton=on_triton)
+        return "a ring"
+
+    def turns(ring, q, also):
+        assert ring == "a ring" and q is also is k
+        return [(None, slice(0, 2)), (None, slice(2, 4))]
+
+    def once_round(ring, block):
+        sent.append(block)
+        return iter([(block, 0)])
+
+    monkeypatch.setattr(ring.dist, "get_rank", lambda group: 2)
+    monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 4)
+    monkeypatch.setattr(ring.rings, "Ring", the_ring)
+    monkeypatch.setattr(ring.rings, "turns", turns)
+    monkeypatch.setattr(ring.rings, "once_round", once_round)
+    ring.once_round(where, k, v, "a group")
+    assert [block.shape for block in sent] == [(2, 1, 2, 16, 8)] * 2, "K above V, two heads at a time"
+    assert all((block[0] == 0).all() and (block[1] == 1).all() for block in sent)
+    whole = dict(group="a group", rank=2, lengths=(16,) * 4, layout="zigzag", causal=True)
+    assert made == whole | dict(timeout=60.0, call=0, on_triton=True)

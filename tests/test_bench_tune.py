@@ -56,6 +56,30 @@ def test_a_search_runs_the_kernel_that_it_names(kernel, wanted, causal):
     assert tune.works(make(blocks), found)
 
 
+@pytest.mark.parametrize(
+    "kernel, prepare", [("forward", "prepare"), ("rows", "prepare_rows"), ("columns", "prepare_columns")]
+)
+def test_a_candidate_s_own_sizes_are_run(kernel, prepare, monkeypatch):
+    from fa2_lab.kernels.portable import backward, forward
+
+    room = forward if kernel == "forward" else backward
+    usual, seen = getattr(room, prepare), []
+
+    def watching(*given, **named):
+        seen.extend(x for x in (*given, *named.values()) if isinstance(x, launch.Blocks))
+        return usual(*given, **named)
+
+    monkeypatch.setattr(room, prepare, watching)
+    tensors = Problem(1, 2, 2, 40, 40, 16, True, "float32").tensors(
+        device="cuda" if torch.cuda.is_available() else "cpu"
+    )
+    blocks = launch.blocks(kernel, tensors[0], True)
+    make = tune.caller(kernel, [*tensors, tensors[0]], True)
+    seen.clear()
+    make(blocks)
+    assert seen == [blocks]
+
+
 def test_the_fastest_right_candidate_is_found(monkeypatch):
     asked = {}
     names = ["so far", "fast", "wrong", "fails", "fastest", "does not run"]
