@@ -182,6 +182,7 @@ def test_a_contestant_compiles_forward_with_and_without_gradients_and_backward(h
         @staticmethod
         def forward(ctx, q, k, v):
             asked.append(("forward", ctx.needs_input_grad == (True, True, True)))
+            assert [x.shape[1] for x in (q, k, v)] == [4, 2, 2]
             return q.clone()
 
         @staticmethod
@@ -190,6 +191,7 @@ def test_a_contestant_compiles_forward_with_and_without_gradients_and_backward(h
             return dO, torch.zeros(1, 2, 40, 16, device=dO.device), torch.zeros(1, 2, 40, 16, device=dO.device)
 
     def asking(problem):
+        assert problem == WHERE
         return lambda q, k, v: asked.append(torch.is_grad_enabled()) or Asking.apply(q, k, v)
 
     monkeypatch.setitem(peers.PEERS, "asking", asking)

@@ -572,5 +572,5 @@ def test_shares_of_cycles_are_weighted_by_cycles():
 
 def test_without_ncu_the_reason_is_given(monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(RuntimeError, match="ncu is not installed"):
+    with pytest.raises(RuntimeError, match=r"^ncu is not installed$"):
         counters.read("fa2_lab.studio.bench.ladder", Problem(1, 1, 1, 64, 64, 64, False), ["fa1"])

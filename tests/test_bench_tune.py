@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="Triton is not installed here (it exists fo
 
 from fa2_lab.kernels import launch  # noqa: E402
 from fa2_lab.machine import budget  # noqa: E402
-from fa2_lab.studio.bench import counters, peers, problem, protocol, results, tune  # noqa: E402
+from fa2_lab.studio.bench import counters, peers, power, problem, protocol, results, tune  # noqa: E402
 from fa2_lab.studio.bench.problem import Problem  # noqa: E402
 
 BEFORE = launch.Blocks(16, 16, 4, 1, registers=128, d_pad=64)
@@ -123,6 +123,26 @@ def test_sizes_that_no_kernel_takes_are_refused(words, monkeypatch):
     assert tune.main(["--d", "1", "256", "--n", "1"]) == ([1, 256], 1, torch.bfloat16, list(tune.KERNELS))
 
 
+@pytest.mark.parametrize("N, batch", [(1000, 16), (4096, 4), (30000, 1)])
+def test_a_search_is_on_16_384_tokens_of_hidden_size_2_048(N, batch, monkeypatch, tmp_path):
+    searched, usual = [], torch.randn
+
+    def search(kernel, tensors, causal):
+        searched.append((kernel, causal, {tuple(x.shape) for x in tensors}, len(tensors)))
+        return BEFORE, BEFORE, {BEFORE: 1.0}
+
+    def randn(*shape, device, dtype):
+        assert device == "cuda" and dtype == torch.float16
+        return usual(1, dtype=dtype).expand(shape)
+
+    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
+    monkeypatch.setattr(torch, "randn", randn)
+    monkeypatch.setattr(tune, "search", search)
+    assert tune.tune([64, 256], N, torch.float16, ("forward", "rows")) == 0
+    ways = [(d, causal, kernel) for d in (64, 256) for causal in (False, True) for kernel in ("forward", "rows")]
+    assert searched == [(kernel, causal, {(batch, 2048 // d, N, d)}, 4) for d, causal, kernel in ways]
+
+
 # Counters -----------------------------------------------------------------------------------------------------
 
 WHERE = Problem(2, 3, 3, 64, 64, 16, True)
@@ -191,6 +211,14 @@ def test_the_watched_process_marks_each_second_call(monkeypatch):
     counters.main(["some.room", "2", "3", "64", "16", "1", "b", "fails"])
     assert asked == [(WHERE, "q, k, v")]
     assert log == ["b", "fails", "start", "marker", "b", "marker", "stop"]
+
+
+def test_nvidia_smi_is_asked_for_clock_and_power_of_this_gpu(monkeypatch):
+    properties = SimpleNamespace(uuid="12-34")
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    begun = ["nvidia-smi", "-i", "GPU-12-34", "--query-gpu=clocks.sm,power.draw.instant"]
+    assert power.smi() == [*begun, "--format=csv,noheader,nounits", "-lms", "100"]
 
 
 # The machine --------------------------------------------------------------------------------------------------
