@@ -120,6 +120,21 @@ def test_a_block_bears_its_letter_and_number_and_what_moves_is_strong(name, comp
     assert f"on the chip: {blocks}." in explorer.describe(**data)
 
 
+@moments
+def test_each_tensor_that_moves_has_a_bar_as_long_as_what_has_moved(settings):
+    data = explorer.data(**settings)
+    for side, log in enumerate(data["events"].values()):
+        for tensor in {e.tensor for e in log}:
+            (whole,), (part,) = (boxes(data, f"{what} {tensor}")[side] for what in ("all", "moved"))
+            done = [e.elements for e in explorer.until(log, data["t"]) if e.tensor == tensor]
+            assert part.w / whole.w == pytest.approx(sum(done) / sum(e.elements for e in log if e.tensor == tensor))
+            assert (part.x, part.y) == (whole.x, whole.y) and f"{sum(done):,}" in words(data)
+    (fa1, _), (_, fa2) = boxes(data, "FA1 total"), boxes(data, "FA2 total")
+    longest = max(sum(e.elements for e in log) for log in data["events"].values())
+    for (bar,), log in zip((fa1, fa2), data["events"].values(), strict=True):
+        assert bar.w == pytest.approx(explorer.COLUMN * sum(e.elements for e in log) / longest)
+
+
 def test_before_anything_moves_it_says_so():
     data = explorer.data(t=0)
     assert words(data).count("nothing has moved yet") == 2

@@ -367,6 +367,20 @@ def test_an_arrow_out_of_hbm_has_its_tensor_s_colour():
 
 NAMED = ("Q", "K", "L", "D", "dO", "V")  # what the backward loads
 
+NAMES = {
+    "three_softmaxes": {"safe": 3, "online": 3},
+    "hbm_traffic": {"floor: 4 N d": 2, "standard": 2, "FA1": 2, "FA2": 2},
+    "warp_split": {"Kᵀ": 2, "V": 2, "Q": 2},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_curve_and_matrix_is_named_in_every_panel(name):
+    said = Counter(words(drawn(name)[0]))
+    assert all(said[word] >= count for word, count in NAMES[name].items()), said
+    assert name != "three_softmaxes" or sum(text.startswith("unsafe: not finite") for text in said.elements()) == 3
+
+
 # The ring -----------------------------------------------------------------------------------------------------
 
 
