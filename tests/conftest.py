@@ -43,6 +43,15 @@ def pytest_runtest_setup(item):
     """What calls have found out with other kernels in place is nothing for this test."""
     if table := sys.modules.get("fa2_lab.kernels.prepared"):
         table.forget()
+    if "MUTANT_UNDER_TEST" in os.environ:
+        forget_what_was_kept()
+
+
+def forget_what_was_kept() -> None:
+    """Empty every cache of the package and the tests: what was kept before a change would be judged in its place."""
+    ours = [module for module in sys.modules.values() if str(HERE.parent) in (getattr(module, "__file__", "") or "")]
+    for kept in (kept for module in ours for kept in vars(module).values() if hasattr(kept, "cache_clear")):
+        kept.cache_clear()
 
 
 def lines_of(name: str, *arguments: str) -> list[dict]:

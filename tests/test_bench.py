@@ -60,7 +60,9 @@ def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, 
     assert command.main(["paper", "long", "heads", "--folder", str(tmp_path)]) == 130
     assert ran == ["paper", "long"]
     assert results.load("long", tmp_path).missing == ["the rest"]
-    assert "not measured: the rest" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "not measured: the rest" in told
+    assert all(f"s, kept in {tmp_path / f'bench_{name}.json'}" in told for name in ("paper", "long"))
 
 
 def test_other_processes_compile_and_an_interrupt_is_not_theirs(monkeypatch):

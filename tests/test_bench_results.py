@@ -266,6 +266,7 @@ def test_the_sweep_is_told_by_what_is_behind():
         f"0.80 ({shape} full), 0.85 ({shape} causal), 0.90 ({shape} full); "
         "backward behind cuDNN on 1 of 1 shapes, 100.0%, the worst 0.75 (N 4096 b 4 h 16 d 64 full)"
     )
+    assert page.TOLD["sweep"](suite(both(cuDNN=2.0))) == "forward behind cuDNN on 0 of 1 shapes, 0.0%", "as fast"
     assert page.TOLD["sweep"](suite(both(cuDNN=3.0))) == "forward behind cuDNN on 0 of 1 shapes, 0.0%"
 
 

@@ -163,8 +163,9 @@ def on_the_cpu(monkeypatch, *names: str) -> list:
 
 
 def test_the_product_has_the_flops_that_torch_counts(monkeypatch):
-    on_the_cpu(monkeypatch, "randn")
+    made = on_the_cpu(monkeypatch, "randn")
     call, flops = peers.gemm_call(24)
+    assert made[0].dtype == torch.bfloat16
     with FlopCounterMode(display=False) as counted:
         call()
     assert counted.get_total_flops() == flops == 2 * 24**3

@@ -100,6 +100,53 @@ def test_the_chip_is_the_largest_thing_and_shows_each_block_with_its_number(sett
             assert frame.y < box.y and box.y + box.h < frame.y + frame.h
 
 
+@pytest.mark.parametrize("name, complete", [case for case in BY_HAND if BY_HAND[case]])
+def test_a_block_bears_its_letter_and_number_and_what_moves_is_strong(name, complete):
+    data = explorer.data(N_q=8, N_k=8)
+    log, side = data["events"][name], list(explorer.STAGES).index(name)
+    data["t"] = sum(e.elements for e in log[:complete])
+    moving, chip = log[complete - 1], BY_HAND[name, complete]
+    texts = [(shape.x, shape.y, shape.words) for shape in explorer.shapes(**data) if isinstance(shape, Text)]
+    for tensor, k in chip.items():
+        (box,) = boxes(data, f"chip {tensor}")[side]
+        number = f"{chip['Q']}{chip['K']}" if tensor == "S" else f"{k}"
+        letter = "L" if tensor == "L" else tensor.lower()
+        middle = (pytest.approx(box.x + box.w / 2), pytest.approx(box.y + box.h / 2))
+        said = [words for x, y, words in texts if (x, y) == middle]
+        assert said == [letter + number.translate(explorer.SUBSCRIPTS)]
+        assert (box.line > 2) == (tensor == moving.tensor), tensor
+        assert (box.fill == style.PAPER) == (tensor == moving.tensor and moving.op == "store"), tensor
+    blocks = ", ".join(f"{style.ell(tensor)} {k}" for tensor, k in chip.items() if tensor != "S")
+    assert f"on the chip: {blocks}." in explorer.describe(**data)
+
+
+@moments
+def test_each_tensor_that_moves_has_a_bar_as_long_as_what_has_moved(settings):
+    data = explorer.data(**settings)
+    for side, log in enumerate(data["events"].values()):
+        for tensor in {e.tensor for e in log}:
+            (whole,), (part,) = (boxes(data, f"{what} {tensor}")[side] for what in ("all", "moved"))
+            done = [e.elements for e in explorer.until(log, data["t"]) if e.tensor == tensor]
+            assert part.w / whole.w == pytest.approx(sum(done) / sum(e.elements for e in log if e.tensor == tensor))
+            assert (part.x, part.y) == (whole.x, whole.y) and f"{sum(done):,}" in words(data)
+    (fa1, _), (_, fa2) = boxes(data, "FA1 total"), boxes(data, "FA2 total")
+    longest = max(sum(e.elements for e in log) for log in data["events"].values())
+    for (bar,), log in zip((fa1, fa2), data["events"].values(), strict=True):
+        assert bar.w == pytest.approx(explorer.COLUMN * sum(e.elements for e in log) / longest)
+
+
+def test_before_anything_moves_it_says_so():
+    data = explorer.data(t=0)
+    assert words(data).count("nothing has moved yet") == 2
+    assert explorer.describe(**data).count("nothing has moved yet; on the chip: nothing.") == 2
+
+
+def test_what_moves_is_named_with_its_blocks():
+    log = explorer.data(N_q=8, N_k=8)["events"]["FA2"]
+    assert explorer.now(log[:3], log) == "now: load V, row block 0 and column block 0"
+    assert explorer.now(log[:1], log) == "now: load Q, row block 0"
+
+
 @moments
 def test_tiles_are_numbered_from_0_in_the_order_of_their_visits(settings):
     data = explorer.data(**settings)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fa2_lab.plots import hbm_traffic, records, roofline, speed, style, time_and_memory
+from fa2_lab.plots import climb, hbm_traffic, records, roofline, speed, style, time_and_memory
 from fa2_lab.plots.speed import apart, short
 from fa2_lab.studio.bench.results import Results, Row, load
 
@@ -98,6 +98,63 @@ def test_labels_are_pushed_apart_and_keep_their_order():
     assert sum(crowded[:3]) == pytest.approx(3.3)
 
 
+def test_labels_stand_at_the_roofs_and_lines_lead_to_the_labels_of_crowded_rungs():
+    figure, _ = roofline.draw(**roofline.data(d=64))
+    ax = figure.axes[0]
+    notes = {note.get_text(): note.xy for note in ax.texts if hasattr(note, "xy")}
+    assert notes["GEMM in the same run, 800"] == (200, 800)
+    assert notes["copy in the same run,\n4.00 TB/s"] == (100, 400)
+    assert notes["datasheet: 989 TFLOP/s, 4.8 TB/s"][1] == pytest.approx(989.4, abs=0.1)
+    plain = {text.get_text(): text.get_position() for text in ax.texts if not hasattr(text, "xy")}
+    leads = [line.get_xydata() for line in ax.lines if line.get_label().startswith("_")]
+    assert len(leads) == len(plain) == 2 and "08 pipelined, 800" in plain
+    for (start, end), (x, y) in zip(leads, plain.values(), strict=True):
+        assert tuple(start) in roofline.data(d=64)["points"].values() and (end[1], x > end[0]) == (y, True)
+
+
+# Climb --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def climbed(folder):
+    """The rungs at d = 64, twice as fast without a mask as with one, beside a peer at 1,000 and 500 TFLOP/s."""
+    record = ladder()
+    for row in record.rows:
+        if row.direction == "forward":
+            row.values["cuDNN"] = [0.8]
+            row.flops /= 1 + row.problem["causal"]
+    record.save(folder)
+    return climb.data(d=64)
+
+
+def test_a_rung_s_speed_is_the_recorded_one_of_the_shape_that_fills_the_gpu(climbed):
+    names = [(rung.number, rung.name, rung.full, rung.causal) for rung in climbed["rungs"]]
+    speeds = [("00", "standard", 200), ("01", "fa1", 50), ("03", "row blocks", 400), ("04", "deferred", 400)]
+    wanted = [*speeds, ("08", "pipelined", 800)]
+    assert names == [(number, name, pytest.approx(x), pytest.approx(x / 2)) for number, name, x in wanted]
+    assert climbed["peer"] == ("cuDNN", pytest.approx(1000), pytest.approx(500))
+    assert "N = 4,096, d = 64, 32 heads" in climbed["setting"] and "NVIDIA H200" in climbed["setting"]
+
+
+def test_the_climb_is_drawn_as_it_was_measured_and_what_loses_is_pale(climbed):
+    figure, alt = climb.draw(**climbed)
+    assert figure.get_suptitle() == "From 20% to 80% of cuDNN in 4 changes"
+    ax = figure.axes[0]
+    names = {tick.label1.get_text(): tick.get_loc() for tick in ax.yaxis.get_major_ticks()}
+    (dots,) = (line for line in ax.lines if line.get_gid() == "causal")
+    for y, rung in enumerate(climbed["rungs"]):
+        (bar,) = ax.findobj(lambda part, gid=f"rung {rung.number}": part.get_gid() == gid)
+        assert (bar.get_x(), bar.get_width(), names[f"{rung.number}  {rung.name}"]) == (0, rung.full, y)
+        assert bar.get_y() + bar.get_height() / 2 == pytest.approx(y)
+        pale = style.tint(style.INK, 0.12 if rung.number in ("01", "04") else 0.32)
+        assert style.colors.same_color(bar.get_facecolor(), pale)
+        assert tuple(dots.get_xydata()[y]) == (rung.causal, y)
+        assert [t.get_text() for t in ax.texts if t.get_position()[1] == y] == [f"{rung.full:.0f}"]
+    peer = {line.get_linestyle(): line.get_xdata()[0] for line in ax.lines if line is not dots}
+    assert peer == pytest.approx({"-": 1000, "--": 500})
+    assert ax.get_xlabel().startswith("TFLOP/s") and "00 standard 200 and 100; 01 fa1 50 and 25" in alt
+
+
 # Speed --------------------------------------------------------------------------------------------------------
 
 
@@ -185,6 +242,26 @@ def test_time_and_memory_takes_16384_tokens_without_a_mask_for_time_and_any_row_
         row["problem"]["causal"] = True
     assert time_and_memory.points(record, "x", whole=True) == []
     assert [N for N, _ in time_and_memory.points(record, "x", whole=False)] == [4096, 8192]
+
+
+def test_time_and_memory_takes_each_curve_from_its_record(folder):
+    """FA2 is torch's; the standard one is a rung where time is measured, and torch's where memory is."""
+
+    def memory(N):
+        values = {"torch math": [9.0 * N], "torch flash": [2.0 * N], "fa2_lab": [1.0 * N]}
+        return Row(problem(N, d=128, causal=True, batch=1), "forward", values, unit="MiB")
+
+    Results("memory", MACHINE, "by hand", rows=[memory(N) for N in (1024, 2048)]).save(folder)
+    whole = paper()
+    values = {"fa2_lab": [3.0], "torch flash": [5.0]}
+    whole.rows.append(Row(problem(2048, d=128, batch=8), "forward", values, flops=1e12))
+    whole.save(folder)
+    data = time_and_memory.data()
+    assert data["time"] == dict(standard=[(4096, 4.0)], FA1=[(4096, 16.0)], FA2=[(2048, 5.0)], ours=[(2048, 3.0)])
+    assert data["memory"] == {
+        name: [(N, factor * N) for N in (1024, 2048)] for name, factor in (("standard", 9), ("FA2", 2), ("ours", 1))
+    }
+    assert "NVIDIA H200" in data["setting"] and "16,384 tokens" in data["setting"]
 
 
 def test_time_and_memory_draws_every_curve_and_says_the_factor_at_the_longest_text():

@@ -109,3 +109,48 @@ def test_a_missing_record_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "RECORDED", tmp_path)
     with pytest.raises(ValueError, match="`python -m fa2_lab bench ring` measures it"):
         ring_speed.data()
+
+
+def test_a_speed_stands_over_its_length_and_a_bar_over_its_name():
+    figure, _ = ring_speed.draw(
+        {2: [(1024, 1.5), (2048, 1.75)], 4: [(1024, 2.0), (2048, 3.5)]}, (4, 2048, 1.2), {1: 4096, 2: 3072}, "made up"
+    )
+    left, right = figure.axes
+    lines = {line.get_label(): line for line in left.lines}
+    assert [*map(tuple, lines["2"].get_xydata())] == [(1024, 1.5), (2048, 1.75)]
+    assert [*map(tuple, lines["4"].get_xydata())] == [(1024, 2.0), (2048, 3.5)]
+    assert [*map(tuple, lines["contiguous"].get_xydata())] == [(2048, 1.2)]
+    assert len({lines[name].get_marker() for name in ("2", "4", "contiguous")} - {"None", ""}) == 3
+    linear = [line for line in left.lines if line.get_linestyle() == "--"]
+    assert [[*map(tuple, line.get_xydata())] for line in linear] == [[(1024, n), (2048, n)] for n in (2, 4)]
+    ends = {t.get_text(): t.get_position() for t in left.texts}
+    assert ends["2 GPUs\n1.75"] == (pytest.approx(1.12 * 2048), 1.75) and ends["4 GPUs, contiguous, 1.20"][0] < 2048
+    named = {tick.label1.get_text(): tick.get_loc() for tick in right.xaxis.get_major_ticks()}
+    for n, name in ((1, "1 GPU"), (2, "2 GPUs")):
+        (bar,) = tagged(right, f"{n} GPUs")
+        assert bar.get_x() + bar.get_width() / 2 == pytest.approx(named[name])
+        gib = {t.get_position(): t.get_text() for t in right.texts}
+        assert gib[named[name], bar.get_height()] == f"{bar.get_height():.1f}"
+    assert left.get_xlabel() == "tokens in all"
+
+
+def test_model_and_measured_are_told_apart():
+    ax = drawn("ring_schedule")[0].axes[3]
+    looks = {line.get_label(): (line.get_color(), line.get_linestyle()) for line in ax.lines}
+    assert looks == {"model": (style.QUIET, "--"), "measured": (style.INK, "-")}
+    points = {line.get_label(): [*map(tuple, line.get_xydata())] for line in ax.lines}
+    assert {note.get_text(): note.xy for note in ax.texts} == {name: curve[1] for name, curve in points.items()}
+    assert ax.get_xscale() == ax.get_yscale() == "log"
+
+
+def test_each_rank_s_bar_and_pieces_are_its_own():
+    figure, _, data = drawn("zigzag")
+    most = max(n for counts in data["tiles"].values() for n in counts)
+    for rank in range(len(data["tiles"]["zigzag"])):
+        bars = tagged(figure, f"tiles of {rank}")
+        assert [bar.get_width() for bar in bars] == [counts[rank] / most for counts in data["tiles"].values()]
+        assert [bar.get_y() for bar in bars] == [pytest.approx(rank + 0.1)] * 2
+        for way, owner in data["owners"].items():
+            (ax,) = (ax for ax in figure.axes if ax.get_title(loc="left") == way)
+            pieces = {(p.get_y(), p.get_x(), p.get_height()) for p in tagged(ax, f"rank {rank}")}
+            assert pieces == {(i, j, 1) for i, j in np.argwhere(owner == rank).tolist()}
