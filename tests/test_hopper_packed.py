@@ -175,15 +175,16 @@ def test_choice(fine, chosen, monkeypatch):
 
 
 @pytest.mark.parametrize("d, plan", ((64, "USUAL"), (64, "IN_TURN"), (128, "WIDE"), (128, "USUAL")))
-def test_two_consumers_at_most_and_all_of_d(d, plan, monkeypatch):
+def test_the_producer_has_registers_to_search_with_and_all_of_d_is_there(d, plan, monkeypatch):
     from fa2_lab.kernels.hopper.forward import launch, sizes
 
     found = getattr(sizes, plan)
     monkeypatch.setattr(sizes, "choose", lambda *_: found if isinstance(found, sizes.Sizes) else found[d])
     monkeypatch.setattr(launch.host, "multiprocessors", lambda device: 132)
     q = torch.empty(80, 2, d, dtype=torch.float16, device="meta")
-    chosen = launch.prepare_launch(q, q, q, Options(False, 0.1), False, 2).arguments["SIZES"]
-    assert chosen.consumers <= 2 and chosen.d_pad == d
+    for causal in (False, True):
+        chosen = launch.prepare_launch(q, q, q, Options(causal, 0.1), False, 2).arguments["SIZES"]
+        assert (chosen.consumers <= 2 or chosen.producer >= 48) and chosen.d_pad == d
 
 
 def test_windows_over_packed_sequences_go_elsewhere(monkeypatch):

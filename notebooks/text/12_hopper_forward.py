@@ -1062,8 +1062,9 @@ read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once"
 # `choose` looks into two tables. All numbers there were fitted to times on an H200; `per_SM` counts blocks of 64 rows, in
 # all heads, for each SM.
 #
-# Where `choose` says three consumers and sequences are packed, `prepare_launch` takes `PACKED`, with two. The producer
-# must search for the sequence of each row block, and beside three consumers it has too few registers for that.
+# Where `choose` says three consumers and sequences are packed, `prepare_launch` takes `PACKED`. The producer must search
+# for the sequence of each row block, and with 24 registers beside three consumers it cannot. So there are two consumers,
+# or three with smaller tiles, which leave it 48.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")

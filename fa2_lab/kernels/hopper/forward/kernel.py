@@ -286,12 +286,14 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     second = (1, O, L, pipes, geometry, scales)
     third = (2, O, L, pipes, geometry, scales)
     if CONSUMERS == 1:
-        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [24])
+        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [SIZES.producer])
     elif CONSUMERS == 2:
-        gl.warp_specialize([(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, 24])
+        gl.warp_specialize(
+            [(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, SIZES.producer]
+        )
     else:
         gl.warp_specialize(
             [(consumer, first), (consumer, second), (consumer, third), (producer, copies)],
             [4, 4, 1],
-            [SIZES.registers, SIZES.registers, 24],
+            [SIZES.registers, SIZES.registers, SIZES.producer],
         )

@@ -63,7 +63,7 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     else:
         chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, ragged)
         if sequences and chosen.consumers == 3:
-            chosen = sizes.PACKED[d]
+            chosen = sizes.PACKED[d, causal]
     describe = functools.partial(descriptor, d=chosen.d_pad)
     fine, coarse, huge, _ = scales(scale)
     return host.Launch(
