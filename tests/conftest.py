@@ -1,8 +1,9 @@
-"""What all tests share: a clean start, and programs that run beside them, on a core that they leave idle.
+"""What all tests share: a clean start, many processes where there is a GPU, and programs that run beside them.
 
 What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
 test is marked `beside(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON.
-All workers begin with the first test, one after the other, and are asked for what they found after the last.
+All workers begin with the first test, one after the other, on a core that the tests leave idle, and are asked for what
+they found after the last. Where processes share the tests, one of them takes all of those, first of all.
 """
 
 import json
@@ -16,6 +17,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
+import torch
 
 import fa2_lab  # noqa: F401 — before a test file imports Triton: it switches the interpreter on where there is no GPU
 
@@ -29,14 +31,45 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "beside(worker, *arguments): needs the rows that this program prints")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """On a GPU every case compiles kernels, so many processes share the whole run: one alone takes half an hour."""
+    whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
+    if whole and getattr(config.option, "numprocesses", 0) is None and torch.cuda.is_available():
+        room = torch.cuda.get_device_properties(0).total_memory // (8 * 2**30)
+        config.option.numprocesses, config.option.dist = min(os.cpu_count() - 2, room, 12), "loadgroup"
+
+
+def shared() -> bool:
+    """Whether this process has a part of the tests."""
+    return "PYTEST_XDIST_WORKER" in os.environ
+
+
 def command_of(item) -> tuple[str, ...]:
     """The worker that a test needs, and its arguments; nothing for most tests."""
     marker = item.get_closest_marker("beside")
     return marker.args if marker else ()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: bool(command_of(item)))
+    items.sort(key=lambda item: bool(command_of(item)) != shared())
+    for item in items:
+        if shared() and command_of(item):
+            item.add_marker(pytest.mark.xdist_group("beside"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """One process takes all cells of a notebook: they go on where others stopped."""
+    from xdist.scheduler import LoadGroupScheduling
+
+    class ByNotebooks(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            file, cell, _ = nodeid.partition(".ipynb::")
+            return file if cell else super()._split_scope(nodeid)
+
+    return ByNotebooks(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_runtest_setup(item):
@@ -69,7 +102,7 @@ def give_way() -> None:
     os.nice(19)
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="session")
 def found_by(request):
     """{command: what will be found}, for the tests that were selected; one worker after the other.
 
@@ -85,6 +118,13 @@ def found_by(request):
         one_at_a_time.shutdown(wait=False, cancel_futures=True)
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def from_the_first_test_on(request):
+    """The workers begin now, unless it may be another process that needs them."""
+    if not shared():
+        request.getfixturevalue("found_by")
 
 
 @pytest.fixture

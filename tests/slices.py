@@ -1,5 +1,6 @@
 """A few cases out of a product of many, chosen in the same way every time."""
 
+import os
 from datetime import date
 from itertools import product
 
@@ -29,6 +30,9 @@ def in_turn(values: list, days: int) -> list:
     """All as parameters of a test, of which a part belongs to the default run: each of them once in so many days."""
     today = values[date.today().toordinal() % days :: days]
     return [x if x in today else pytest.param(x, marks=pytest.mark.exhaustive) for x in values]
+
+
+alone = pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times are taken alone: name this file")
 
 
 def many_kernels(test):

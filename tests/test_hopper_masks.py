@@ -6,7 +6,7 @@ from itertools import product
 import pytest
 import torch
 from kernel_truth import milliseconds, worst  # before Triton
-from slices import once
+from slices import alone, once
 
 pytest.importorskip("triton")
 
@@ -189,10 +189,11 @@ def test_behind_the_public_call(monkeypatch):
             assert worst(x, y) <= 3 * worst(z, y) + 1e-5
 
 
+@alone
 @gpu
 @pytest.mark.gpu
 def test_what_they_cost():
-    """In turn takes less than two passes, whose best is 1.34 of any order; a window less than all. -s prints it."""
+    """In turn takes at most a fifth more than in any order; a window less than all. -s prints it."""
     from fa2_lab.kernels.hopper.backward.launch import prepare
     from fa2_lab.kernels.hopper.forward import launch as forward
 
@@ -210,4 +211,4 @@ def test_what_they_cost():
         )
         if causal:
             print(f"; 1,024 keys instead of all: forward {ahead / all_keys:.2f}, backward {back / fast:.2f}", end="")
-        assert in_turn < 1.34 * fast and (not causal or max(ahead / all_keys, back / fast) < 1)
+        assert in_turn < 1.2 * fast and (not causal or max(ahead / all_keys, back / fast) < 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from kernel_truth import DEVICE, dense, judge, milliseconds, worst  # before Triton
-from slices import once
+from slices import alone, once
 
 pytest.importorskip("triton")
 
@@ -363,6 +363,7 @@ def test_behind_the_public_call(d, monkeypatch):
         judge(got, want, theirs, f"{n_q} {n_k}")
 
 
+@alone
 @gpu
 @pytest.mark.gpu
 def test_what_it_costs():
