@@ -812,6 +812,7 @@ source("../shared/geometry", "Geometry.last_column_block")
 # - `leave` is `add_lines` without the addition: store, fence, and a word to the writer, at the consumer's first barrier.
 # - The writer answers at the second one, once the copy engine has read the part. Only then is there room for the next
 #   one. `step` asks for room while products run, so that the wait costs little.
+# - `consumer` asks for room once more before `finish`: dK and dV leave through the same place.
 # - n goes on from one column block to the next. So `wait_for_room` knows by n alone which phase to wait for.
 
 # %% [markdown]
@@ -834,35 +835,40 @@ source("../shared/geometry", "Geometry.last_column_block")
 # %% [markdown]
 # Can all wait for one another? The last column block of each head is handed out first, and at each row block the turn
 # goes from the last to the first: `last_column_block` minus one's own is how many come before. Here a program draws its
-# first number, too (`DRAWN`). So whoever is waited for was handed out earlier, to a program that runs.
+# first number, too (`DRAWN`): a program with a number of its own might not have begun, because other work fills its SM.
+# So whoever is waited for was handed out earlier, to a program that runs. The lowest number that is not done waits for
+# nobody and gets done, then the next.
 #
-# **Predict.** Under the causal mask, is it better to begin with the last column block or with the first, which has the
-# most rows? A column block begins with the row block on its diagonal.
+# **Predict.** Under the causal mask, is it better to begin with the last column block, or with the first, which has the
+# most rows? (Turns would go from first to last then.) A column block begins with the row block on its diagonal.
 
 # %%
-print("time in steps, with turns over without, on 132 SMs: a model; 64 rows a step, 64 heads, N = 4,096")
+print("a model: 64 rows a step, 64 heads, four of them at a time, N = 4,096, 132 SMs")
+print("time over that of the fast kernel's order, without turns   last first: without turns  with turns   first first: with turns")
 for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
     tiling = Tiling(4096, 4096, 64, 128, mask)
-    free = turns.time(turns.handed_out(tiling, 64, 16, last_first=False), 132, in_turn=False)
-    orders = {"last first": True, "first first": False}
-    took = {order: turns.time(turns.handed_out(tiling, 64, 4, x), 132, in_turn=True) / free for order, x in orders.items()}
-    print(f"{name:7}" + "".join(f"  {order} {x:.3f}" for order, x in took.items()))
+    fast = turns.time(turns.handed_out(tiling, 64, 16, last_first=False), 132, in_turn=False)
+    kinds = ((True, False), (True, True), (False, True))  # the last first, in turn
+    times = [turns.time(turns.handed_out(tiling, 64, 4, first), 132, in_turn=x) / fast for first, x in kinds]
+    print(f"{name:59} {times[0]:25.2f} {times[1]:11.2f} {times[2]:25.2f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # **With the last.** The rows that it begins with see no key of a column block further right, so nobody is before it.
-# The next one to the left begins two row blocks higher, and comes to these rows when the turn does.
+# The next one to the left begins higher up, and comes to these rows when the turn does. Were the first one first, all
+# others would wait where they begin, until it has come down to them.
 # </details>
 #
-# **Takeaway.** In the model waiting for one's turn costs 2% without a mask and 6% under the causal one, if everybody comes
-# to a place when its turn comes.
+# Under the causal mask nobody waits, but the shortest column blocks are handed out first. At the end some SMs are left
+# alone with a long one.
+#
+# **Takeaway.** In the model turns cost 2% without a mask, by waiting, and 6% under the causal one, by the order.
 
 # %% [markdown]
 # ## What do turns cost on a GPU?
 #
-# **Predict.** The model counts how long parts wait for each other, and nothing else. Does the kernel pay more than the
-# model says, or less?
+# **Predict.** The model counts waiting and uneven ends, and nothing else. Does the kernel pay more than it says, or less?
 
 # %%
 repeated = [row for row in load("deterministic").rows if row.direction == "backward"]
@@ -875,13 +881,15 @@ for row in repeated:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **More, everywhere.** A part waits in shared memory until its writer has read it, and there is only one place for it.
-# And `choose` may not hold half of V: the registers do not suffice (`same_bits`).
+# **More, everywhere.** A consumer cannot leave a part before the copy engine has read the one before. And without a
+# mask at d = 128 `choose` gives up half of V in registers (`same_bits`). How much each of them costs was not measured.
 # </details>
 #
-# `prepare_main` does one more thing. Under the causal mask the fast kernel has many heads side by side, because its
-# programs differ. Their Q, dO and sums are more than L2 holds. That does no harm: nobody waits for an addition. In turn
-# somebody does. So fewer heads run side by side then (`at_once`).
+# FlashAttention-3's own turns cost less than ours at d = 64 under the causal mask, and more everywhere else.
+#
+# `prepare_main` does one more thing. Under the causal mask the fast kernel has many heads side by side, because column
+# blocks take different times. In long sequences their Q, dO and sums are more than L2 holds. That does no harm as long as
+# nobody waits for an addition. With turns the next one waits for each. So fewer heads run side by side then (`at_once`).
 #
 # **Takeaway.** In turn the same bits cost 7 to 15%, by a second pass 29% and more.
 
@@ -1082,10 +1090,12 @@ in_turn = outcome(lambda j, i, added: len(added) == j)
 verdict("a fixed order gives one dQ and takes longer", anyhow[0] > 1 and in_turn[0] == 1 and in_turn[1] > anyhow[1])
 tiles = [sum(len(writers) for writers in grid.dq_writers(Tiling(16384, 16384, 64, 128, mask))) for mask in (NO_MASK, CAUSAL)]
 verdict("the causal mask halves the additions, but for the diagonal", 0.5 < tiles[1] / tiles[0] < 0.51)
-for causal, price in ((NO_MASK, 0.02), (CAUSAL, 0.06)):
-    tiling = Tiling(4096, 4096, 64, 128, causal)
-    ends = [turns.time(turns.handed_out(tiling, 64, *kind), 132, in_turn=kind[1]) for kind in ((4, True), (16, False))]
-    verdict(f"turns in the model: {price:.0%} longer", round(ends[0] / ends[1] - 1, 2) == price)
+for mask, price, waits in ((NO_MASK, 0.02, 0.02), (CAUSAL, 0.06, 0)):
+    tiling = Tiling(4096, 4096, 64, 128, mask)
+    kinds = ((4, True, True), (4, True, False), (16, False, False))  # heads at a time, the last first, in turn
+    with_turns, order, fast = (turns.time(turns.handed_out(tiling, *(64, n, first)), 132, in_turn=x) for n, first, x in kinds)
+    verdict(f"turns in the model: {price:.0%} longer, by waiting {waits:.0%}",
+            (round(with_turns / fast - 1, 2), round(with_turns / order - 1, 2)) == (price, waits))
 
 
 # %% tags=["hide-input"]
@@ -1163,6 +1173,10 @@ verdict("two passes: 1.29 to 1.60 times the time", [round(low, 2), round(high, 2
 lead = {(d, causal): mean_ratio(line(d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
 prices = [row.ratio("fa2_lab", "fa2_lab deterministic") for row in repeated]
 verdict("turns cost 7 to 15%", [f"{f(prices):.2f}" for f in (min, max)] == ["1.07", "1.15"])
+theirs = {row.problem["d"] == 64 and row.problem["causal"]: [] for row in repeated}
+for price, row in zip(prices, repeated, strict=True):
+    theirs[row.problem["d"] == 64 and row.problem["causal"]].append(row.ratio("FlashAttention-3", "FlashAttention-3 deterministic") < price)
+verdict("FlashAttention-3's cost less at d = 64, causal, only", all(theirs[True]) and not any(theirs[False]))
 verdict("more than in the model, everywhere", all(price > 1 + (0.06 if row.problem["causal"] else 0.02)
                                                   for price, row in zip(prices, repeated, strict=True)))
 verdict("the lead over cuDNN is larger at d = 64", min(lead[64, True], lead[64, False]) > lead[128, True])
