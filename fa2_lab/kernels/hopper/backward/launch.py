@@ -34,7 +34,7 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False,
     if not host.fits(Q, K, V, key_lengths) or not copyable(dO.shape, dO.stride()):
         return None
     if sequences and (options.left is not None or options.right is not None):
-        return None  # with turns a window takes too many registers; of a packed sequence consumers are told too little
+        return None  # of a packed sequence consumers are told too little for a window
     chosen, parts = choose(Q, K, options, key_lengths, same_bits, sequences)
     starts, dQ_sums, dK_sums, counters = shapes(Q, K, chosen, sequences)
     divided = parts > 1  # then dK and dV are sums, too, and lie behind those of dQ
