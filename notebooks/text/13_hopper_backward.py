@@ -844,13 +844,14 @@ source("../shared/geometry", "Geometry.last_column_block")
 
 # %%
 print("a model: 64 rows a step, 64 heads, four of them at a time, N = 4,096, 132 SMs")
-print("time over that of the fast kernel's order, without turns   last first: without turns  with turns   first first: with turns")
+print("time over that of the first first, without turns")
+print("         last first, without turns   with turns   first first, with turns")
 for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
     tiling = Tiling(4096, 4096, 64, 128, mask)
     fast = turns.time(turns.handed_out(tiling, 64, 16, last_first=False), 132, in_turn=False)
     kinds = ((True, False), (True, True), (False, True))  # the last first, in turn
     times = [turns.time(turns.handed_out(tiling, 64, 4, first), 132, in_turn=x) / fast for first, x in kinds]
-    print(f"{name:59} {times[0]:25.2f} {times[1]:11.2f} {times[2]:25.2f}")
+    print(f"{name:9}{times[0]:25.2f} {times[1]:12.2f} {times[2]:25.2f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
