@@ -33,7 +33,7 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """On a GPU every case compiles kernels, so many processes share the whole run: one alone takes half an hour."""
+    """On a GPU every case compiles kernels, so many processes share the whole run; one alone takes long."""
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
     if whole and getattr(config.option, "numprocesses", 0) is None and torch.cuda.is_available():
         room = torch.cuda.get_device_properties(0).total_memory // (8 * 2**30)

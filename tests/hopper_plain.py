@@ -5,13 +5,12 @@ lines that a GPU runs. Layouts, barriers and registers mean nothing here; the so
 stand-ins, and so has the copy engine, which is told what a GPU's is told.
 """
 
-import ast
-import inspect
 from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import torch
+from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, wipe
 
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import products, rows, sizes, sums
@@ -20,136 +19,6 @@ from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry
 from fa2_lab.kernels.portable import tile
-
-
-class Whole(int):
-    """A whole number that divides as a GPU does: towards zero."""
-
-    def __floordiv__(self, other):
-        return Whole(abs(self) // abs(other) * (1 if (self < 0) == (other < 0) else -1))
-
-    def __mod__(self, other):
-        return Whole(self - self.__floordiv__(other) * other)
-
-    def to(self, dtype):
-        return self
-
-
-def closed(name):
-    def operation(self, other):
-        found = getattr(int, name)(self, other)
-        return found if found is NotImplemented else Whole(found)
-
-    return operation
-
-
-for operator in ("add", "sub", "mul", "and", "radd", "rsub", "rmul"):
-    setattr(Whole, f"__{operator}__", closed(f"__{operator}__"))
-
-
-class Tile(np.ndarray):
-    """A matrix with the methods of one in shared memory, or in registers."""
-
-    type = SimpleNamespace(layout=None)
-
-    def to(self, dtype):
-        return self
-
-    def permute(self, order):
-        return self.transpose(order)
-
-    def slice(self, begin, size, dim):
-        return self[begin : begin + size] if dim == 0 else self[:, begin : begin + size]
-
-
-class Pointer:
-    """Into an array, at one place or at many."""
-
-    def __init__(self, numbers, at=0):
-        self.numbers, self.at = numbers, at
-
-    def __add__(self, more):
-        return Pointer(self.numbers, self.at + more)
-
-
-def load(pointer):
-    return Whole(pointer.numbers[pointer.at])
-
-
-def store(pointer, x, mask):
-    assert np.isnan(pointer.numbers[pointer.at[mask]]).all(), "written twice"
-    pointer.numbers[pointer.at[mask]] = x[mask]
-
-
-def broadcast(a, b):
-    if isinstance(a, Pointer):
-        at, b = np.broadcast_arrays(a.at, b)
-        return Pointer(a.numbers, at), b
-    return np.broadcast_arrays(a, b)
-
-
-def either(scalar, array):
-    """One function for whole numbers and for arrays."""
-    return lambda *x: array(*x) if any(isinstance(y, np.ndarray) for y in x) else Whole(scalar(*x))
-
-
-LANGUAGE = SimpleNamespace(
-    minimum=either(min, np.minimum),
-    maximum=either(max, np.maximum),
-    where=either(lambda condition, a, b: a if condition else b, np.where),
-    cdiv=lambda a, b: Whole(-(-a // b)),
-    cast=lambda x, dtype: x,
-    arange=lambda begin, end, layout: np.arange(begin, end),
-    zeros=lambda shape, dtype, layout: np.zeros(shape),
-    broadcast=broadcast,
-    exp2=np.exp2,
-    log2=np.log2,
-    sum=np.sum,
-    load=load,
-    store=store,
-    convert_layout=lambda x, layout: x,
-    SliceLayout=lambda *_: None,
-    static_range=range,
-    int64=None,
-    float32=None,
-)
-
-
-def plain(owner) -> dict:
-    """The functions of a module or the methods of a class that are written for a GPU, as Python's own."""
-    return {name: x.fn for name, x in vars(owner).items() if hasattr(x, "fn") and hasattr(x, "arg_names")}
-
-
-def made(cls, fields: dict):
-    """One of the kernels' aggregates."""
-    one = type(cls.__name__, (), plain(cls))()
-    vars(one).update({name: Whole(x) if type(x) is int else x for name, x in fields.items()})
-    return one
-
-
-def maker(cls, *names):
-    """What stands in for an aggregate's constructor."""
-    return lambda *values, **named: made(cls, dict(zip(names, values, strict=False)) | named)
-
-
-def fields(module, name: str) -> list[str]:
-    """The fields of an aggregate by its text: Triton 3.6 keeps no annotations."""
-    (body,) = (x.body for x in ast.parse(inspect.getsource(module)).body if getattr(x, "name", "") == name)
-    return [x.target.id for x in body if isinstance(x, ast.AnnAssign)]
-
-
-def multiply(a, b, to, use_acc=True, is_async=True):
-    return ((to if use_acc else 0) + np.asarray(a) @ np.asarray(b)).view(Tile)
-
-
-def wait(running, deps):
-    return deps[0] if len(deps) == 1 else deps
-
-
-def wipe(tile, real, BEFORE=False):
-    tile[: max(0, real)] = 0 if BEFORE else tile[: max(0, real)]
-    tile[max(0, real) :] = tile[max(0, real) :] if BEFORE else 0
-
 
 # The copy engine ------------------------------------------------------------------------------------------------
 
@@ -187,9 +56,10 @@ class Described:
 
 
 class Held:
-    """Where a tile waits in shared memory to be stored."""
+    """Where a tile waits in shared memory to be stored; what was there must have been read."""
 
     def store(self, x):
+        assert not COPY_ENGINE.reading
         self.held = x
 
     def index(self, n):
@@ -214,11 +84,23 @@ def by_python(monkeypatch) -> None:
                 monkeypatch.setattr(module, name, x)
 
 
-COPY_ENGINE = SimpleNamespace(
-    store_wait=lambda n: None,
-    async_copy_shared_to_global=lambda X, at, tile: X.put(at, tile),
-    async_copy_global_to_shared=lambda X, at, filled, stage: stage.append(X.fetch(at)),
-)
+class CopyEngine:
+    """It copies at once, but reads shared memory until somebody has waited for that."""
+
+    reading = False
+
+    def store_wait(self, n):
+        self.reading = False
+
+    def async_copy_shared_to_global(self, X, at, tile):
+        X.put(at, tile)
+        self.reading = True
+
+    def async_copy_global_to_shared(self, X, at, filled, stage):
+        stage.append(X.fetch(at))
+
+
+COPY_ENGINE = CopyEngine()
 NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=lambda *_, count: None)
 
 
@@ -304,7 +186,7 @@ class Told(Mailbox):
         self.sent.append((row, number, len(self.k.filled) - 1, turn))
 
 
-class Left:
+class Handed:
     """One consumer's parts of dQ, as it leaves them for its writer; and its turns where it adds dK and dV itself."""
 
     USED = True
@@ -316,10 +198,11 @@ class Left:
         assert n == len(self.parts)
         self.room = True
 
-    def leave(self, c, dq, place):
+    def hand_over(self, c, dq, place):
         assert self.room
         self.room = False
-        self.parts.append(dq)
+        plain(in_order.Turns)["hand_over"](SimpleNamespace(handed=Held()), c, dq, place)
+        self.parts.append(place.held)
 
     def wait(self, number, turn):
         assert self.room and self.added[number] == turn
@@ -331,7 +214,7 @@ class Left:
 
     def written(self, c, sums, pipes):
         """The writer adds them, each at its turn, which it passes on."""
-        turns = made(in_order.Turns, dict(left=Held(), USED=True))
+        turns = made(in_order.Turns, dict(handed=Held(), USED=True))
         turns.wait, turns.pass_on = self.wait, self.pass_on
         backward.writer(
             c, sums, SimpleNamespace(**vars(pipes) | dict(turns=turns, dq=SimpleNamespace(index=lambda c: self)))
@@ -463,7 +346,7 @@ def run_backward(Q, K, V, dO, starting, window, sizes: sizes.Sizes, lengths=None
         for c in range(2):
             pipes.k.released = pipes.v.released = 0
             dQ_sums = SimpleNamespace(numbers=all_sums[0])
-            pipes.turns = Left(2 * sizes.W) if turns else at_any_time
+            pipes.turns = Handed(2 * sizes.W) if turns else at_any_time
             backward.consumer(c, dK_told, dV_told, dQ_sums, pipes, place, d**-0.5 / np.log(2))
             if turns:
                 pipes.turns.written(c, dQ_sums, pipes)
@@ -490,4 +373,6 @@ def add_tile(x, described, at, place):
 
 
 STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile)
-STAND_INS[in_order] = dict(add=lambda sums, at, place: add_tile(place.parts.pop(0), sums, at[0], place))
+STAND_INS[in_order] = dict(
+    as_held=lambda x: x, add=lambda sums, at, place: add_tile(place.parts.pop(0), sums, at[0], place)
+)

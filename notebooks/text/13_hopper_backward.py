@@ -809,7 +809,7 @@ source("../shared/geometry", "Geometry.last_column_block")
 # %% [markdown]
 # **What does the consumer do?** It leaves its part and goes on.
 #
-# - `leave` is `add_lines` without the addition: store, fence, and a word to the writer, at the consumer's first barrier.
+# - `hand_over` is `add_lines` without the addition: store, fence, and a word to the writer, at the consumer's first barrier.
 # - The writer answers at the second one, once the copy engine has read the part. Only then is there room for the next
 #   one. `step` asks for room while products run, so that the wait costs little.
 # - `consumer` asks for room once more before `finish`: dK and dV leave through the same place.

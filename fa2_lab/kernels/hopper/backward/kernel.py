@@ -238,7 +238,7 @@ def add_dq(c: gl.constexpr, n, dq, sums, pipes):
     """Have this consumer's part of the n-th row block of dQ added to HBM; where all add in turn, by its writer."""
     place = pipes.dq.index(c)
     if pipes.turns.USED:
-        pipes.turns.leave(c, dq, place)
+        pipes.turns.hand_over(c, dq, place)
     else:
         add_tile(dq, sums, (pipes.rows.number(n) * CONSUMERS + c) * (2 * pipes.sizes.W), place)  # FA2.A2.L15
 

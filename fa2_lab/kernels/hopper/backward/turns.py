@@ -40,33 +40,33 @@ class Turns:
     """
 
     counters: gl.tensor  # pointer
-    left: gl.shared_memory_descriptor  # two barriers a consumer: a part of dQ lies there, and it has been read
+    handed: gl.shared_memory_descriptor  # two barriers a consumer: a part of dQ lies there, and it has been read
     USED: gl.constexpr
 
     @gluon.jit
-    def leave(self, c: gl.constexpr, dq, place):
+    def hand_over(self, c: gl.constexpr, dq, place):
         """Consumer c: leave its part of a row block for its writer, once there is room."""
         tma.store_wait(0)  # dK and dV go through the same place
         place.store(as_held(dq))
         fence_async_shared()
-        mbarrier.arrive(self.left.index(2 * c), count=1)
+        mbarrier.arrive(self.handed.index(2 * c), count=1)
 
     @gluon.jit
     def wait_for_room(self, c: gl.constexpr, n):
         """Consumer c: until its parts of all row blocks before the n-th have been read."""
         if self.USED:
-            mbarrier.wait(self.left.index(2 * c + 1), (n & 1) ^ 1)
+            mbarrier.wait(self.handed.index(2 * c + 1), (n & 1) ^ 1)
 
     @gluon.jit
     def add(self, c: gl.constexpr, n, rows, sums, place, CONSUMERS: gl.constexpr):
         """Writer: have consumer c's part of the n-th row block added when it is its turn."""
-        mbarrier.wait(self.left.index(2 * c), n & 1)
+        mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)
         add(sums, [number * place.shape[0], 0], place)  # FA2.A2.L15
         tma.store_wait(0)
         all_threads()
-        mbarrier.arrive(self.left.index(2 * c + 1), count=1)
+        mbarrier.arrive(self.handed.index(2 * c + 1), count=1)
         self.pass_on(number)
 
     @gluon.jit

@@ -1,0 +1,136 @@
+"""Python's stand-ins for Gluon's language: whole numbers, tiles and pointers, and the functions that kernels call."""
+
+import ast
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+
+
+class Whole(int):
+    """A whole number that divides as a GPU does: towards zero."""
+
+    def __floordiv__(self, other):
+        return Whole(abs(self) // abs(other) * (1 if (self < 0) == (other < 0) else -1))
+
+    def __mod__(self, other):
+        return Whole(self - self.__floordiv__(other) * other)
+
+    def to(self, dtype):
+        return self
+
+
+def closed(name):
+    def operation(self, other):
+        found = getattr(int, name)(self, other)
+        return found if found is NotImplemented else Whole(found)
+
+    return operation
+
+
+for operator in ("add", "sub", "mul", "and", "radd", "rsub", "rmul"):
+    setattr(Whole, f"__{operator}__", closed(f"__{operator}__"))
+
+
+class Tile(np.ndarray):
+    """A matrix with the methods of one in shared memory, or in registers."""
+
+    type = SimpleNamespace(layout=None)
+
+    def to(self, dtype):
+        return self
+
+    def permute(self, order):
+        return self.transpose(order)
+
+    def slice(self, begin, size, dim):
+        return self[begin : begin + size] if dim == 0 else self[:, begin : begin + size]
+
+
+class Pointer:
+    """Into an array, at one place or at many."""
+
+    def __init__(self, numbers, at=0):
+        self.numbers, self.at = numbers, at
+
+    def __add__(self, more):
+        return Pointer(self.numbers, self.at + more)
+
+
+def load(pointer):
+    return Whole(pointer.numbers[pointer.at])
+
+
+def store(pointer, x, mask):
+    assert np.isnan(pointer.numbers[pointer.at[mask]]).all(), "written twice"
+    pointer.numbers[pointer.at[mask]] = x[mask]
+
+
+def broadcast(a, b):
+    if isinstance(a, Pointer):
+        at, b = np.broadcast_arrays(a.at, b)
+        return Pointer(a.numbers, at), b
+    return np.broadcast_arrays(a, b)
+
+
+def either(scalar, array):
+    """One function for whole numbers and for arrays."""
+    return lambda *x: array(*x) if any(isinstance(y, np.ndarray) for y in x) else Whole(scalar(*x))
+
+
+LANGUAGE = SimpleNamespace(
+    minimum=either(min, np.minimum),
+    maximum=either(max, np.maximum),
+    where=either(lambda condition, a, b: a if condition else b, np.where),
+    cdiv=lambda a, b: Whole(-(-a // b)),
+    cast=lambda x, dtype: x,
+    arange=lambda begin, end, layout: np.arange(begin, end),
+    zeros=lambda shape, dtype, layout: np.zeros(shape),
+    broadcast=broadcast,
+    exp2=np.exp2,
+    log2=np.log2,
+    sum=np.sum,
+    load=load,
+    store=store,
+    convert_layout=lambda x, layout: x,
+    SliceLayout=lambda *_: None,
+    static_range=range,
+    int64=None,
+    float32=None,
+)
+
+
+def plain(owner) -> dict:
+    """The functions of a module or the methods of a class that are written for a GPU, as Python's own."""
+    return {name: x.fn for name, x in vars(owner).items() if hasattr(x, "fn") and hasattr(x, "arg_names")}
+
+
+def made(cls, fields: dict):
+    """One of the kernels' aggregates."""
+    one = type(cls.__name__, (), plain(cls))()
+    vars(one).update({name: Whole(x) if type(x) is int else x for name, x in fields.items()})
+    return one
+
+
+def maker(cls, *names):
+    """What stands in for an aggregate's constructor."""
+    return lambda *values, **named: made(cls, dict(zip(names, values, strict=False)) | named)
+
+
+def fields(module, name: str) -> list[str]:
+    """The fields of an aggregate by its text: Triton 3.6 keeps no annotations."""
+    (body,) = (x.body for x in ast.parse(inspect.getsource(module)).body if getattr(x, "name", "") == name)
+    return [x.target.id for x in body if isinstance(x, ast.AnnAssign)]
+
+
+def multiply(a, b, to, use_acc=True, is_async=True):
+    return ((to if use_acc else 0) + np.asarray(a) @ np.asarray(b)).view(Tile)
+
+
+def wait(running, deps):
+    return deps[0] if len(deps) == 1 else deps
+
+
+def wipe(tile, real, BEFORE=False):
+    tile[: max(0, real)] = 0 if BEFORE else tile[: max(0, real)]
+    tile[max(0, real) :] = tile[max(0, real) :] if BEFORE else 0
