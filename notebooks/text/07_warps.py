@@ -261,7 +261,7 @@ record, (split_k, split_q) = measured("ladder"), ("s00_split_keys", "s01_split_q
 row = next(row for row in record["rows"] if split_k in row["values"])  # milliseconds: the median comes first
 ratio, d = row["values"][split_k][0] / row["values"][split_q][0], row["problem"]["d"]
 small = time.split(chips.H200, 32, 32, d, W=2)  # the tile of these two kernels
-said = f"{ratio:.1f} times as fast; by the model {small.serial:.1f} to {small.overlapped:.1f}"
+said = f"{ratio:.1f} times as fast; by the model of it {small.serial:.1f} to {small.overlapped:.1f}"
 print(f"measured on an {record['machine']['gpu']}, two warps on a tile of 32 × 32, d = {d}: {said}")
 read = {r["problem"]["rung"]: r["values"] for r in record["rows"] if r["direction"] == "counters"}
 passes = [read[name]["shared-memory wavefronts"][0] for name in (split_k, split_q)]
@@ -277,9 +277,10 @@ print(f"bytes by the model {modelled[0] / modelled[1]:.0f}")
 # </details>
 #
 # The last lines are measured, on two small Triton kernels, one for each split (`fa2-lab ladder s00 s01`). The factor, 6.3,
-# is far above the model's. The model has neither barriers nor bank conflicts, and no exchange that the compiler adds. The
-# counter of passes has the last two: split-K has 11 times as many, where the model sees twice the bytes. So part of the
-# factor belongs to these kernels.
+# is far above the model's. The model has no barriers, no bank conflicts (lanes of a warp that must wait for each other at
+# shared memory), and no exchange that the compiler adds. A *pass* is what shared memory serves at once, so conflicts and
+# exchanges are counted, barriers are not: split-K has 11 times as many passes, where the model sees twice the bytes. So
+# part of the factor belongs to these kernels.
 #
 # **Takeaway.** Under split-K, shared memory is the busiest unit. Under split-Q it is the tensor cores, as it should be.
 
