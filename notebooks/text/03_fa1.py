@@ -275,9 +275,9 @@ print(f"with an A100's shared memory, {room:,} elements, B_c = {by_rule}: {less:
 # factor. On the right, N is fixed and M grows. With more room FA1 moves less. With too little it moves *more* than
 # standard attention, since a row block's state travels with every tile.
 #
-# The two crosses were counted on an H200 at N = 4,096. The kernel was FA2 (next chapter; rung 07 of chapter 10) with row
-# blocks half as large as those of its line. So it should request twice what the line says, 34.1M elements a head. 26.0M
-# reached L2. The rest never got there: perhaps each SM's own cache answered it. Only 1.0M crossed to DRAM: a little less than $4Nd$,
+# The two crosses were counted on an H200 at N = 4,096. The kernel was FA2 (next chapter) with row blocks half as large
+# as those of its line. So it should request twice what the line says, 34.1M elements a head. 26.0M reached L2. Perhaps
+# each SM's own cache answered the rest. Only 1.0M crossed to DRAM: a little less than $4Nd$,
 # each of Q, K, V and O once, because some of O was still in L2.
 
 # %% tags=["nbval-ignore-output"]
