@@ -299,8 +299,8 @@ steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor c
 # - 14: twice as many rows share each tile of K and V, so the bytes through L2 nearly halve.
 # - 15: the softmax of one tile runs during the products of another, so warps wait less at barriers.
 # - 16 is a *persistent kernel*: programs stay on their SMs and take one row block after the other.
-# - 17 and 18 gain 4% at most, and lose in some shapes. 19 gains 5 to 13% in all ten: m is raised only when a
-#   score lies more than 8 above it, so o is seldom rescaled.
+# - 17 and 18 gain 4% at most, and lose in some shapes. 19 gains 5 to 13% in all ten: m seldom moves, so o is
+#   seldom rescaled.
 #
 # The package's kernel, with sizes fitted to each shape, is ahead of rung 19 in six shapes of ten. It lies between 3%
 # behind and 5% ahead.
