@@ -3,7 +3,7 @@
 What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
 test is marked `beside(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON.
 All workers begin with the first test, one after the other, on a core that the tests leave idle, and are asked for what
-they found after the last. Where processes share the tests, one of them takes all of those, first of all.
+they found after the last. Where processes share the tests, each takes whole files and begins their workers itself.
 """
 
 import json
@@ -13,6 +13,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
+from functools import cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -37,7 +38,7 @@ def pytest_cmdline_main(config):
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
     if whole and getattr(config.option, "numprocesses", 0) is None and torch.cuda.is_available():
         room = torch.cuda.get_device_properties(0).total_memory // (8 * 2**30)
-        config.option.numprocesses, config.option.dist = min(os.cpu_count() - 2, room, 12), "loadgroup"
+        config.option.numprocesses, config.option.dist = min(os.cpu_count() - 2, room, 12), "loadfile"
 
 
 def shared() -> bool:
@@ -51,25 +52,8 @@ def command_of(item) -> tuple[str, ...]:
     return marker.args if marker else ()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    items.sort(key=lambda item: bool(command_of(item)) != shared())
-    for item in items:
-        if shared() and command_of(item):
-            item.add_marker(pytest.mark.xdist_group("beside"))
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config, log):
-    """One process takes all cells of a notebook: they go on where others stopped."""
-    from xdist.scheduler import LoadGroupScheduling
-
-    class ByNotebooks(LoadGroupScheduling):
-        def _split_scope(self, nodeid):
-            file, cell, _ = nodeid.partition(".ipynb::")
-            return file if cell else super()._split_scope(nodeid)
-
-    return ByNotebooks(config, log) if config.getvalue("dist") == "loadgroup" else None
+    items.sort(key=lambda item: bool(command_of(item)) and not shared())
 
 
 def pytest_runtest_setup(item):
@@ -103,31 +87,30 @@ def give_way() -> None:
 
 
 @pytest.fixture(scope="session")
-def found_by(request):
-    """{command: what will be found}, for the tests that were selected; one worker after the other.
+def begin():
+    """Has a worker begin, and gives what it will have found: begin(*command).result(). One works after the other.
 
-    They begin below one process that is there from the first test on: a test that ends strays ends no worker.
+    They begin below one process that is there from the first on: a test that ends strays ends no worker.
     """
-    commands = dict.fromkeys(command for item in request.session.items if (command := command_of(item)))
-    if not commands:
-        yield {}
-        return
     with ProcessPoolExecutor(1, get_context("fork"), give_way) as one_at_a_time:
         group = one_at_a_time.submit(os.getpid).result()
-        yield {command: one_at_a_time.submit(lines_of, *command) for command in commands}
+        yield cache(partial(one_at_a_time.submit, lines_of))
         one_at_a_time.shutdown(wait=False, cancel_futures=True)
         with suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def from_the_first_test_on(request):
-    """The workers begin now, unless it may be another process that needs them."""
-    if not shared():
-        request.getfixturevalue("found_by")
+def all_begin(request):
+    """With the first test; where processes share the tests, each worker when a test of its file asks for it."""
+    commands = dict.fromkeys(command for item in request.session.items if (command := command_of(item)))
+    if commands and not shared():
+        begin = request.getfixturevalue("begin")
+        for command in commands:
+            begin(*command)
 
 
 @pytest.fixture
-def rows(request, found_by) -> list[dict]:
+def rows(request, begin) -> list[dict]:
     """What the worker has found that the test is marked with."""
-    return found_by[command_of(request.node)].result()
+    return begin(*command_of(request.node)).result()

@@ -167,7 +167,8 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
         row = i + gl.arange(0, 64, ROWS)  # (64,)
         seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
         full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
-        mine = gl.maximum(gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 1)  # tiles, at least one
+        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
+        mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
         begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
 
         q_i = take(q, q_n)  # FA2.A1.L4
