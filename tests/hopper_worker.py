@@ -26,13 +26,13 @@ def kinds(d: int) -> list[tuple]:
 def every() -> list[tuple]:
     """All kinds of calls, with whole tiles and ragged ones, and with packed sequences; 96 is as 128."""
     all_kinds = [(d, kind) for d in (64, 128, 256) for kind in kinds(d)]
-    packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if keys]
+    packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
     return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed
 
 
 def few() -> list[tuple]:
     """All sizes once, each with the mask and the length that were met least so far; and two more of each kind."""
-    from fa2_lab.kernels.hopper.forward.sizes import USUAL, WINDOW
+    from fa2_lab.kernels.hopper.forward.sizes import IN_TURN, USUAL, WIDE, WINDOW
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -42,7 +42,8 @@ def few() -> list[tuple]:
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
     jobs += [(d, 511 + keys, WINDOW[d], True, keys, dict(left=100)) for d, keys in ((64, True), (128, False))]
-    return jobs + [(d, 511, USUAL[d], causal, False, PACKED) for d, causal in ((64, False), (64, True), (128, True))]
+    packed = ((64, USUAL[64], False), (64, IN_TURN, True), (128, WIDE, False), (128, USUAL[128], True))
+    return jobs + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 
 def pretend() -> None:

@@ -1060,7 +1060,7 @@ read("portable/softmax.py", "base_2", "scales")
 # 0, and the bound $2^{126}$ keeps the quotient finite then.
 
 # %% tags=["nbval-ignore-output"]
-SETS = "USUAL", "ALONE", "HALF", "WINDOW", "SHORT", "SHORT_IN_TURN", "PACKED", "IN_TURN", "WIDE"
+SETS = "USUAL", "ALONE", "HALF", "WINDOW", "SHORT", "SHORT_IN_TURN", "IN_TURN", "WIDE"
 read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once")
 
 # %% [markdown]
@@ -1068,10 +1068,6 @@ read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once"
 #
 # `choose` looks into two tables. All numbers there were fitted to times on an H200; `per_SM` counts blocks of 64 rows, in
 # all heads, for each SM.
-#
-# Where `choose` says three consumers and sequences are packed, `prepare_launch` takes `PACKED`. The producer must search
-# for the sequence of each row block, and for three consumers' tiles it has too few registers. Without a mask at d = 64
-# it gets 48 instead of 24, and three consumers with tiles of 64 keys 152 each instead of 160. Otherwise there are two.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
@@ -1096,7 +1092,8 @@ read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "Pipes", "forwar
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and
 # the number of heads come from the descriptor. `key_lengths`, if there are any, say how many keys of each batch entry are
 # real. `do_not_specialize` names numbers that may change without compiling anew. If O has no place apart, it waits in
-# Q's: then Q has one stage.
+# Q's: then Q has one stage. A thread of the producer has 24 registers, as in the rungs, and 32 where sequences are
+# packed: it has to find the sequence of each row block.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix", "several")

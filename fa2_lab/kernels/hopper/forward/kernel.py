@@ -61,44 +61,30 @@ def producer(Q, K, V, pipes, scheduler, geometry):
     n = 0  # tiles of K, and of V, so far
     r = 0  # row blocks so far
     t = scheduler.first()
-    row, batch, k_batch, head, N_q, N_k = find(t, scheduler, geometry)
     while scheduler.more(t):
-        if geometry.cu_q is None or (row >= 0 and row < N_q):
-            here = geometry.of_sequence(N_q, N_k)
+        block, bh = scheduler.place(t)
+        row, batch, k_batch, head, here = geometry.row_block(block, bh)
+        if geometry.cu_q is None or (row >= 0 and row < here.N_q):
             kv_head = head // geometry.group
-            pipes.mailbox.send(r, (row, batch, head, N_q, N_k))
+            pipes.mailbox.send(r, (row, batch, head, here.N_q, here.N_k))
             end = here.tiles(row, here.B_r, here.length(batch))
             first = here.first_tile(row, end)
             T_c = end - first
-            pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * here.B_c, N_k)  # FA2.A1.L7
+            pipes.k.fill(n, K, k_batch, kv_head, (end - 1) * here.B_c, here.N_k)  # FA2.A1.L7
             for c in gl.static_range(pipes.consumers):
-                pipes.q.fill(r * pipes.consumers + c, Q, batch, head, row + c * ROWS, N_q)  # FA2.A1.L4
+                pipes.q.fill(r * pipes.consumers + c, Q, batch, head, row + c * ROWS, here.N_q)  # FA2.A1.L4
             for j in range(1, T_c):
-                pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * here.B_c, N_k)  # FA2.A1.L7
-                pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * here.B_c, N_k)  # FA2.A1.L7
+                pipes.k.fill(n + j, K, k_batch, kv_head, (end - 1 - j) * here.B_c, here.N_k)  # FA2.A1.L7
+                pipes.v.fill(n + j - 1, V, k_batch, kv_head, (end - j) * here.B_c, here.N_k)  # FA2.A1.L7
             n += T_c
             t = scheduler.next()  # not sooner; and here the rings are full, so that its way to HBM costs no time
-            after = find(t, scheduler, geometry)  # nor does the search for it
             pipes.k.wait_for_room(n)
-            pipes.v.fill(n - 1, V, k_batch, kv_head, first * here.B_c, N_k)  # FA2.A1.L7
-            row, batch, k_batch, head, N_q, N_k = after
+            pipes.v.fill(n - 1, V, k_batch, kv_head, first * here.B_c, here.N_k)  # FA2.A1.L7
             r += 1
         else:
             t = scheduler.next()
-            row, batch, k_batch, head, N_q, N_k = find(t, scheduler, geometry)
     pipes.mailbox.send(r, (-1, 0, 0, 0, 0))
     scheduler.leave()
-
-
-@gluon.jit
-def find(t, scheduler, geometry):
-    """The t-th row block: its first row, its batch entry in Q and in K, its head, and its sequence's rows and keys.
-
-    Where there is no such block, those of the last one.
-    """
-    block, bh = scheduler.place(gl.minimum(t, scheduler.blocks * scheduler.heads - 1))
-    row, batch, k_batch, head, here = geometry.row_block(block, bh)
-    return row, batch, k_batch, head, here.N_q, here.N_k
 
 
 # A consumer warpgroup ---------------------------------------------------------------------------------------
@@ -273,6 +259,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     """
     KEYS: gl.constexpr = key_lengths is not None
     CONSUMERS: gl.constexpr = SIZES.consumers
+    PRODUCER: gl.constexpr = 24 if sequences is None else 32  # its registers: to search for a sequence takes more
     batch, H, N_q = shape_of(Q)
     _, _, N_k = shape_of(K)
     key_lengths = key_lengths if KEYS else L
@@ -300,14 +287,14 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     second = (1, O, L, pipes, geometry, scales)
     third = (2, O, L, pipes, geometry, scales)
     if CONSUMERS == 1:
-        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [SIZES.producer])
+        gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER])
     elif CONSUMERS == 2:
         gl.warp_specialize(
-            [(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, SIZES.producer]
+            [(consumer, first), (consumer, second), (producer, copies)], [4, 1], [SIZES.registers, PRODUCER]
         )
     else:
         gl.warp_specialize(
             [(consumer, first), (consumer, second), (consumer, third), (producer, copies)],
             [4, 4, 1],
-            [SIZES.registers, SIZES.registers, SIZES.producer],
+            [SIZES.registers, SIZES.registers, PRODUCER],
         )

@@ -61,9 +61,7 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     if windowed(options):
         chosen = sizes.WINDOW[d]
     else:
-        chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, ragged)
-        if sequences and chosen.consumers == 3:
-            chosen = sizes.PACKED[d, causal]
+        chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     fine, coarse, huge, _ = scales(scale)
     return host.Launch(

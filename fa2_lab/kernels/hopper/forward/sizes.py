@@ -23,7 +23,6 @@ class Sizes:
     ping_pong: bool = False  # consumers start their products in turn
     O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
     lag: bool = True  # m may lag behind the maximum; in short loops it seldom does, and exact maxima are faster
-    producer: int = 24  # registers of a thread of the producer
 
     @property
     def rows(self) -> int:
@@ -32,8 +31,8 @@ class Sizes:
 
     @property
     def registers(self) -> int:
-        """Of a consumer thread: they share what the producer leaves, by eights."""
-        return min(240, (512 - self.producer) // self.consumers // 8 * 8)
+        """Of a consumer thread: they share all but the producer's, which are 32 at most."""
+        return min(240, (512 - 32) // self.consumers)
 
 
 # Sizes by d. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
@@ -52,13 +51,6 @@ WINDOW = {**HALF, 96: HALF[128]}
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, lag=False)
 SHORT_IN_TURN = replace(SHORT, ping_pong=True)
-# Instead of three consumers, which leave the producer too few registers to search for a packed sequence.
-PACKED = {  # (d, causal)
-    (64, True): SHORT_IN_TURN,
-    (64, False): replace(HALF[64], producer=48),
-    (128, True): USUAL[128],
-    (128, False): USUAL[128],
-}
 # For d 64, long and causal.
 IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 128: K and V are read once for 192 rows.
