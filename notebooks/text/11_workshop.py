@@ -234,9 +234,9 @@ if device == "cuda":
         whose, printed = "on this GPU", done.stdout
     else:
         print("Proton cannot do it here:", (done.stderr.strip().splitlines() or ["no reason was given"])[-1])
-found = LINE.findall(printed)
+clocked = LINE.findall(printed)
 print("Proton, one warp,", whose)
-timeline([(name, float(t), float(n)) for name, t, n, warp in found if warp == found[0][3]])
+timeline([(name, float(t), float(n)) for name, t, n, warp in clocked if warp == clocked[0][3]])
 
 # %% [markdown]
 # The tensor cores stand still during each copy. Rung 08 copies ahead, so its gaps are smaller.
@@ -684,7 +684,7 @@ verdict("64 exponentials in line 9", sum("MUFU.EX2" in code for code in powers) 
 
 # %% tags=["hide-input"]
 verdict("the model's timeline: the tensor cores wait for each copy", block.clock == 4 * (600 + 256))
-stretches = Counter(name for name, *_ in found)
+stretches = Counter(name for name, *_ in clocked)
 verdict("Proton's lines: four copies and four products of each of four warps", stretches == {"copies": 16, "products": 16})
 verdict("the kernel in the debugger = torch", close(L.cpu(), [np.log(np.exp(np.arange(10.0)).sum())], 1e-6))
 verdict("the suspect hangs with one stage only", "hangs" in outcome(1, False) and "clocks" in outcome(2, False))
