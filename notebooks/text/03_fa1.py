@@ -276,7 +276,7 @@ print(f"with an A100's shared memory, {room:,} elements, B_c = {by_rule}: {less:
 # standard attention, since a row block's state travels with every tile.
 #
 # The two crosses were counted on an H200 at N = 4,096. The kernel was FA2 (next chapter) with row blocks half as large
-# as those of its line. So it should request twice what the line says, 34.1M elements a head. 26.0M reached L2. Perhaps
+# as those of its line. So it should request twice what the line says, 34.1M elements a head. About 26M reached L2. Perhaps
 # each SM's own cache answered the rest. Only 1.0M crossed to DRAM: a little less than $4Nd$,
 # each of Q, K, V and O once, because some of O was still in L2.
 
@@ -455,7 +455,7 @@ for size in (1.0, 30.0):
     agree = [close(a, b, 1e-10) for a, b in zip(got, dense, strict=True)]
     verdict(f"scores of size {size:g}: fa1.backward = dense", all(agree))
 found, formula = hbm_traffic.data()["counters"]["points"], io.fa2_forward(Tiling(4096, 4096, 64, 64), 64).total
-verdict("FA2's formula for blocks of 64: 34.1M; at L2 26.0M", [f"{n / 1e6:.1f}" for n in (formula, found["L2"][1])] == ["34.1", "26.0"])
+verdict("FA2's formula for blocks of 64: 34.1M; at L2 about 26M", [round(n / 1e6, x) for n, x in ((formula, 1), (found["L2"][1], 0))] == [34.1, 26])
 verdict("at DRAM: a little less than 4 N d", 0.95 < found["DRAM"][1] / (4 * 4096 * 64) < 1)
 
 # %% [markdown] tags=["navigation"]

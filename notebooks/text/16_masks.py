@@ -169,8 +169,8 @@ print(f"tiles: padded {tiles[0]}, packed {tiles[1]}")
 # own. Only addresses change: row $r$ of a document lies at `start + r`.
 #
 # What is it worth? Sixteen causal sequences of 100 to 4,000 tokens on an H200. Padded to the longest they are 64,000
-# tokens, packed 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is what torch brings for packed
-# sequences:
+# tokens, packed 32,800. There are 32 heads at d = 64 and 16 at d = 128. `torch varlen_attn` is what torch
+# has for packed sequences:
 
 # %%
 timed = load("packed").rows
