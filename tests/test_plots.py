@@ -121,6 +121,35 @@ def test_no_text_lies_across_the_edge_of_a_box(picture):
 
 
 @by_name
+def test_boxes_lie_in_each_other_or_side_by_side(picture):
+    """A box that lies half on another would hide a part of it, and stand in two places. (A frame hides nothing.)"""
+    figure, _, _, renderer = drawn(picture.name)
+    over = ("row", "O part")  # a row of the intervals goes over tiles; partial sums of O lie on each other
+    for ax in figure.axes if picture.name != "motion" else ():  # there they are on their way
+        boxes = [box for box in ax.findobj(Rectangle) if box is not ax.patch and box.get_fill()]
+        boxes = [box for box in boxes if box.get_gid() not in over]
+        corners = np.array([box.get_window_extent(renderer).extents for box in boxes]).reshape(-1, 4)
+        for k, mine in enumerate(corners):
+            low, high = corners[:k, :2], corners[:k, 2:]
+            meets = ((low < mine[2:] - 1) & (high > mine[:2] + 1)).all(axis=1)
+            within = ((low <= mine[:2] + 1) & (high >= mine[2:] - 1)).all(axis=1)
+            around = ((low >= mine[:2] - 1) & (high <= mine[2:] + 1)).all(axis=1)
+            assert not (meets & (within == around)).any(), boxes[k].get_gid()
+
+
+@by_name
+def test_no_line_goes_through_a_text(picture):
+    figure, _, _, renderer = drawn(picture.name)
+    passes = dict(hbm_traffic=["L2"], programs=["taken by the package: 128"]).get(picture.name, [])  # at a curve's foot
+    lines = [line for ax in figure.axes for line in ax.lines if line.get_linestyle() != "None"]
+    for text in (t for t in style.texts(figure) if t.get_text() not in passes):
+        extent = text.get_window_extent(renderer).padded(-1)
+        for line in lines:
+            path = line.get_transform().transform_path(line.get_path())
+            assert not path.intersects_bbox(extent, filled=False), text.get_text()
+
+
+@by_name
 def test_rows_run_down_where_boxes_are_drawn(picture):
     """Queries run down, and so do lanes and rungs; upwards run charts of amounts alone, and areas."""
     upwards = dict(state_stream=3, ring_speed=1, gpu_map=1, intervals=3)  # axes: three charts; bars; areas; the legend
@@ -141,7 +170,7 @@ def test_nothing_has_the_colour_that_matplotlib_takes_where_none_is_named(pictur
 SEEN = """axes black buffers chart colour component contrast curve datasheet exponentiate fate flat frame framed
     greyer grid halfway hatched highest included keyed Ki lens linear link logarithmic major maker memories Mi
     millisecond observed offset operator outlined parabola pink point schematic sequential shelves solid stacked
-    starves statistic strip SXM tail tall thin TiB timeline towards triangle trim unsafe"""  # what one says of drawings, and units
+    starves statistic strip SXM tail tall thin TiB timeline towards triangle trim unsafe"""  # said of drawings, and units
 
 
 @by_name
