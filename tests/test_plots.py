@@ -170,7 +170,7 @@ def test_nothing_has_the_colour_that_matplotlib_takes_where_none_is_named(pictur
 SEEN = """axes black buffers chart colour component contrast curve datasheet exponentiate fate flat frame framed
     greyer grid halfway hatched highest included keyed Ki lens linear link logarithmic major maker memories Mi
     millisecond observed offset operator outlined parabola pink point schematic sequential shelves solid stacked
-    starves statistic strip SXM tail tall thin TiB timeline towards triangle trim unsafe"""  # said of drawings, and units
+    starves statistic strip SXM tail tall thin TiB timeline towards triangle trim unsafe"""  # of drawings; units
 
 
 @by_name
