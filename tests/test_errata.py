@@ -178,6 +178,23 @@ def test_the_truth_itself_is_true():
     assert cases.distance(np.ones(3), np.ones(4)) == np.inf
 
 
+def test_the_two_blocks_hold_the_statistics_after_each_half():
+    blocks, want = cases.TwoBlocks(errata_again.CASE, errata_again.CUT), errata_again.two_blocks()
+    rows = dict(m1=want["m1"], m2=want["m2"], l1=want["l1"], l2=want["l2"])  # a number for each row, as a column
+    blocks_of = dict(S1=want["S1"], S2=want["S2"], V1=want["V1"], V2=want["V2"], e2=want["P"], O1=want["O1"])
+    blocks_of |= dict(e1=np.exp(want["S1"] - want["m1"][:, None]), O=errata_again.by_torch(errata_again.CASE)["O"])
+    for name, truth in (blocks_of | {name: column[:, None] for name, column in rows.items()}).items():
+        assert same(getattr(blocks, name), truth), name
+
+
+def test_the_step_whose_loads_are_counted_gives_the_gradients():
+    found, case = errata_again.by_torch(errata_again.CASE), errata_again.CASE
+    L = np.log(np.exp(found["S"]).sum(axis=1, keepdims=True))
+    D = (case.dO * found["O"]).sum(axis=1, keepdims=True)
+    step = errata.fa2_paper.inner_step(Q=case.Q, O=found["O"], dO=case.dO, dQ=np.zeros((8, 4)), L=L, D=D)
+    assert all(map(same, step, (found["dV"], found["dQ"], found["dK"])))
+
+
 def test_numbers_that_the_texts_mention():
     assert article.full_scalings("fa1", 64) == 128 and article.full_scalings("fa2", 64) == 65
     assert article.metered(article.fa1, 128) == article.fa1_traffic(128)

@@ -12,9 +12,13 @@ from xml.etree import ElementTree
 import numpy as np
 import pictures
 import pytest
+from matplotlib import colors
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
 from slices import in_turn
 
+from fa2_lab.glossary import GLOSSARY
 from fa2_lab.plots import style
 from fa2_lab.studio import files
 from fa2_lab.studio.figures import PICTURES, SHEETS, gallery_page, main
@@ -76,6 +80,122 @@ def test_labels_stay_in_their_boxes(picture):
     for patch in figure.findobj(lambda artist: hasattr(artist, "label_text")):
         inner, outer = patch.label_text.get_window_extent(renderer), patch.get_window_extent(renderer).padded(1)
         assert outer.contains(inner.x0, inner.y0) and outer.contains(inner.x1, inner.y1), patch.label_text.get_text()
+
+
+def places(artist, ax):
+    """Where in an axes something is drawn, in pixels: its points, or the two corners around it."""
+    if isinstance(artist, Line2D):
+        found = artist.get_transform().transform(artist.get_xydata())
+        return found[np.isfinite(found).all(axis=1)]
+    path = artist.get_transform().transform_path(artist.get_path())
+    return path.get_extents().get_points() if len(path.vertices) else []
+
+
+@by_name
+def test_nothing_is_drawn_beyond_the_ends_of_its_axes(picture):
+    """Or it would be cut off: a mark that is missing says something else."""
+    figure, _, _, _ = drawn(picture.name)
+    leaves = picture.name == "quadratic_memory"  # its parabola goes on where no GPU follows
+    for ax in figure.axes:
+        room = ax.bbox.padded(1.5)
+        for mark in (*ax.patches, *(line for line in ax.lines if line.get_clip_on() and not leaves)):
+            if mark.get_transform().contains_branch(ax.transData):
+                assert all(room.contains(x, y) for x, y in places(mark, ax)), (ax.get_title(loc="left"), mark)
+
+
+@by_name
+def test_no_text_lies_across_the_edge_of_a_box(picture):
+    """A text is in a box or beside it: then it is clear what it belongs to."""
+    figure, _, _, renderer = drawn(picture.name)
+    if picture.name in ("causal_tiles", "motion"):
+        return  # there a name lies on all tiles of its kind, and numbers on their way pass each other
+    boxes = [patch for patch in figure.findobj(Rectangle) if patch.axes and patch is not patch.axes.patch]
+    outer = [(box, box.get_window_extent(renderer)) for box in boxes]
+    for text in style.texts(figure):
+        inner = text.get_window_extent(renderer).padded(-1)
+        for box, extent in outer:
+            wide = extent.width >= inner.width and extent.height >= inner.height
+            if wide and extent.overlaps(inner) and getattr(box, "label_text", None) is not text:
+                around = extent.padded(2)
+                assert around.contains(*inner.min) and around.contains(*inner.max), text.get_text()
+
+
+@by_name
+def test_boxes_lie_in_each_other_or_side_by_side(picture):
+    """A box that lies half on another would hide a part of it, and stand in two places. (A frame hides nothing.)"""
+    figure, _, _, renderer = drawn(picture.name)
+    over = ("row", "O part")  # a row of the intervals goes over tiles; partial sums of O lie on each other
+    for ax in figure.axes if picture.name != "motion" else ():  # there they are on their way
+        boxes = [box for box in ax.findobj(Rectangle) if box is not ax.patch and box.get_fill()]
+        boxes = [box for box in boxes if box.get_gid() not in over]
+        corners = np.array([box.get_window_extent(renderer).extents for box in boxes]).reshape(-1, 4)
+        for k, mine in enumerate(corners):
+            low, high = corners[:k, :2], corners[:k, 2:]
+            meets = ((low < mine[2:] - 1) & (high > mine[:2] + 1)).all(axis=1)
+            within = ((low <= mine[:2] + 1) & (high >= mine[2:] - 1)).all(axis=1)
+            around = ((low >= mine[:2] - 1) & (high <= mine[2:] + 1)).all(axis=1)
+            assert not (meets & (within == around)).any(), boxes[k].get_gid()
+
+
+@by_name
+def test_no_line_goes_through_a_text(picture):
+    figure, _, _, renderer = drawn(picture.name)
+    passes = dict(hbm_traffic=["L2"], programs=["taken by the package: 128"]).get(picture.name, [])  # at a curve's foot
+    lines = [line for ax in figure.axes for line in ax.lines if line.get_linestyle() != "None"]
+    for text in (t for t in style.texts(figure) if t.get_text() not in passes):
+        extent = text.get_window_extent(renderer).padded(-1)
+        for line in lines:
+            path = line.get_transform().transform_path(line.get_path())
+            assert not path.intersects_bbox(extent, filled=False), text.get_text()
+
+
+@by_name
+def test_rows_run_down_where_boxes_are_drawn(picture):
+    """Queries run down, and so do lanes and rungs; upwards run charts of amounts alone, and areas."""
+    upwards = dict(state_stream=3, ring_speed=1, gpu_map=1, intervals=3)  # axes: three charts; bars; areas; the legend
+    figure, _, _, _ = drawn(picture.name)
+    up = [ax for ax in figure.axes if ax.patches and not ax.yaxis_inverted()]
+    assert len(up) == upwards.get(picture.name, 0)
+
+
+@by_name
+def test_nothing_has_the_colour_that_matplotlib_takes_where_none_is_named(picture):
+    figure, _, _, _ = drawn(picture.name)
+    filled = figure.findobj(lambda part: isinstance(part, Patch) and part.get_fill())
+    lines = figure.findobj(Line2D)
+    used = [part.get_facecolor() for part in filled] + [line.get_color() for line in lines]
+    assert not any(colors.same_color(colors.to_rgb(colour), blue) for colour in used for blue in ("C0", "b"))
+
+
+SEEN = """axes black buffers chart colour component contrast curve datasheet exponentiate fate flat frame framed
+    greyer grid halfway hatched highest included keyed Ki lens linear link logarithmic major maker memories Mi
+    millisecond observed offset operator outlined parabola pink point schematic sequential shelves solid stacked
+    starves statistic strip SXM tail tall thin TiB timeline towards triangle trim unsafe"""  # of drawings; units
+
+
+@by_name
+def test_its_words_are_those_of_the_book(picture):
+    """As the book writes them, HBM and dQ too; a word that no chapter has is strange, or badly spelled."""
+    figure, alt, _, _ = drawn(picture.name)
+    said = {word for text in (alt, *(t.get_text() for t in style.texts(figure))) for word in WORD.findall(text)}
+    known = book() | set(SEEN.split())
+    for word in said:
+        small = word[0].lower() + word[1:]
+        assert {word, small, word.capitalize(), small.removesuffix("s")} & known, word
+
+
+WORD = re.compile(r"[A-Za-z]{2,}")
+
+
+@functools.cache
+def book():
+    """Every word of the chapters' text, of the README, the results and the glossary; code is left out."""
+    chapters = sorted((FOLDER.parent / "notebooks" / "text").glob("*.py"))
+    lines = [line for file in chapters for line in file.read_text(encoding="utf-8").split("\n")]
+    prose = [line for line in lines if line.startswith("# ")]
+    prose += [(FOLDER.parent / name).read_text(encoding="utf-8") for name in ("README.md", "RESULTS.md")]
+    prose += [f"{term} {entry}" for term, entry in GLOSSARY.items()]
+    return set(WORD.findall(re.sub(r"`[^`\n]*`", "", "\n".join(prose))))
 
 
 @by_name

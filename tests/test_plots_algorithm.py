@@ -69,6 +69,7 @@ def test_memory_names_every_chip_once_and_the_last_N_that_fits():
         assert 32 * last**2 * 4 <= size < 32 * (last + 1) ** 2 * 4
     dots = [line.get_xydata()[0] for line in lines(titled(figure, "To scale")) if line.get_marker() == "o"]
     assert np.allclose(dots, [(last, size / 2**30) for _, size, last in data["chips"]])
+    assert titled(figure, "To scale").get_ylabel() == "GiB"
     shown = {t.get_text() for t in figure.axes[0].texts}
     assert {f"N = {last:,}" for _, _, last in data["chips"]} <= shown
 

@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from matplotlib.colors import same_color
 from pictures import drawn, tagged
 
 from fa2_lab.machine.layouts import Mma, Shared, parse
@@ -208,6 +209,59 @@ def test_one_lane_s_registers_are_drawn_where_they_lie():
     assert frame.get_y() == pytest.approx(21 * high)
 
 
+def where(ax, words):
+    """Where a text stands, which stands there once."""
+    (found,) = (text for text in ax.texts if text.get_text() == words)
+    return found.get_position()
+
+
+def test_a_strip_is_named_at_its_middle_and_has_its_rows():
+    ax = drawn("row_reduction")[0].axes[0]
+    (frame,) = tagged(ax, "row")
+    high = frame.get_height()
+    for w in range(4):
+        (strip,) = tagged(ax, f"warp {w}")
+        assert strip.get_height() == pytest.approx(16 * high) and strip.get_y() == pytest.approx(16 * w * high)
+        x, y = where(ax, f"warp {w}: {16 * w}–{16 * w + 15}")
+        assert x < strip.get_x() and y == pytest.approx(strip.get_y() + strip.get_height() / 2)
+        assert same_color(strip.get_facecolor(), style.tint(style.INK, 0.12))
+    (arrow,) = (text for text in ax.texts if text.get_text() == "row 21")
+    assert arrow.xy == pytest.approx((frame.get_x() + frame.get_width(), 21.5 * high))
+    assert arrow.get_position()[0] > arrow.xy[0] and arrow.arrow_patch is not None
+
+
+def test_columns_lanes_and_steps_are_named_beside_their_boxes():
+    ax = drawn("row_reduction")[0].axes[0]
+    rows = {name: tagged(ax, f"{name} 0")[0] for name in ("score", "lane", "register")}
+    for box, name in zip(rows.values(), ("number", "lane", "register"), strict=True):
+        x, y = where(ax, name)
+        assert x < box.get_x() and y == pytest.approx(box.get_y() + box.get_height() / 2, abs=0.02)
+    for c in (0, 11, 120, 127):
+        (box,) = tagged(ax, f"score {c}")
+        heads = [text.get_position()[0] for text in ax.texts if text.get_text() == str(c)
+                 and 0 < box.get_y() - text.get_position()[1] < 0.27]  # fmt: skip
+        assert heads == [pytest.approx(box.get_x() + box.get_width() / 2)]
+    tones = {}
+    for c in range(12):
+        tones.setdefault(c % 8 // 2, set()).update(tagged(ax, f"{name} {c}")[0].get_facecolor() for name in rows)
+    assert all(len(found) == 1 for found in tones.values()) and len(set.union(*tones.values())) == 4
+    steps = ("of its own 32 numbers", "after shuffle with lane XOR 1", "after shuffle with lane XOR 2")
+    for step, words in enumerate(steps):
+        boxes = [tagged(ax, f"known {step} {lane}")[0] for lane in (20, 21, 22, 23)]
+        x, y = where(ax, words)
+        assert boxes[-1].get_x() + boxes[-1].get_width() < x < boxes[-1].get_x() + 1
+        assert y == pytest.approx(boxes[0].get_y() + boxes[0].get_height() / 2)
+        for k, (lane, box) in enumerate(zip((20, 21, 22, 23), boxes, strict=True)):
+            assert [box.get_facecolor()] == [*tones[k]], "a lane has one tone"
+            x, y = where(ax, f"lane {lane}")
+            assert x == pytest.approx(box.get_x() + box.get_width() / 2) and (step or 0 < box.get_y() - y < 0.25)
+    strokes = {(tuple(line.get_xdata()), line.get_ydata()[1]) for line in ax.lines}
+    left = [tagged(ax, f"known 0 {lane}")[0].get_x() + 0.3 for lane in (20, 21, 22, 23)]
+    tops = [tagged(ax, f"known {step} 20")[0].get_y() for step in (1, 2)]
+    want = {((left[k ^ x], left[k]), top) for step, top in enumerate(tops, 1) for k in range(4) for x in (0, step)}
+    assert np.allclose(sorted((*x, y) for x, y in strokes), sorted((*x, y) for x, y in want))
+
+
 # Shared memory ------------------------------------------------------------------------------------------------
 
 
@@ -257,6 +311,28 @@ def test_the_swizzle_is_xor_and_its_conflicts_are_counted():
         reads = sorted(tagged(figure, f"reads {place}"), key=lambda p: p.get_x())
         assert [p.label_text.get_text() for p in reads] == ["8" if place == chunk else "0", "1"]
     assert "8 steps for any chunk" in alt and "1 step for any chunk" in alt
+
+
+def test_places_are_numbered_over_their_columns_and_bits_stand_in_theirs():
+    figure, _, _ = drawn("swizzle_xor")
+    ax = figure.axes[0]
+    for place in range(8):
+        numbers = [text.get_position() for text in ax.texts if text.get_text() == str(place) and not text.get_gid()]
+        heads = sorted(x for x, y in numbers if -1 < y < 0)
+        reads = sorted(box.get_x() + box.get_width() / 2 for box in tagged(ax, f"reads {place}"))
+        assert heads == pytest.approx(reads)
+        strengths = {"8": 1.0, "1": 0.4, "0": 0.0}
+        for box in tagged(ax, f"reads {place}"):
+            fill = style.tint(style.hue("K"), strengths[box.label_text.get_text()])
+            assert same_color(box.get_facecolor(), fill), place
+    heads = {name: where(ax, name)[0] for name in ("row", "chunk", "place")}
+    for row in range(8):
+        for name, x in heads.items():
+            assert tagged(ax, f"{name} of {row}")[0].get_position() == (x, row + 0.5)
+    signs = {sign: {t.get_position()[0] for t in ax.texts if t.get_text() == sign} for sign in "⊕→"}
+    ((xor,), (arrow,)) = signs.values()
+    assert heads["row"] < xor < heads["chunk"] < arrow < heads["place"]
+    assert all(where(ax, name)[1] == where(ax, "row")[1] > -1 for name in heads)
 
 
 # Block sizes --------------------------------------------------------------------------------------------------

@@ -26,6 +26,27 @@ def test_each_tile_bears_the_number_of_its_program():
     assert "head 2: 0 tiles, finished by program 1" in alt and "head 3: 12 tiles, merged from parts 5, 6" in alt
 
 
+def test_a_head_s_tiles_parts_and_result_stand_in_its_row_and_a_merge_leads_from_parts_to_result():
+    figure, _ = shares.draw(shares.data()["cut"])
+    ax = figure.axes[0]
+    rows = {}
+    for box in ax.findobj(lambda part: hasattr(part, "label_text")):
+        assert box.get_height() < 1
+        rows.setdefault(round(box.get_y() + box.get_height() / 2, 6), []).append(box)
+    said = {text.get_text(): text.get_position() for text in ax.texts}
+    assert sorted(rows) == [said[f"head {head}"][1] for head in range(5)] == [0, 1, 2, 3, 4]
+    merges = {text.get_position()[1]: text for text in ax.texts if text.get_text() == "merge"}
+    for head, boxes in rows.items():
+        (result,) = (box for box in boxes if box.label_text.get_text().startswith("O"))
+        assert result.label_text.get_text() == f"O, L of {head:.0f}"
+        parts = [box for box in boxes if box.label_text.get_text().startswith("part")]
+        assert bool(parts) == (head in merges)
+        if parts:
+            arrow, end = merges[head], max(box.get_x() + box.get_width() for box in parts)
+            assert end < arrow.get_position()[0] < arrow.xy[0] < result.get_x() and arrow.xy[1] == head
+            assert arrow.arrow_patch is not None
+
+
 def test_other_shares_give_another_picture():
     figure, alt = shares.draw(Shares((6, 6), 1))
     assert labelled(figure)["0"] == 12 and not labelled(figure, "part") and "merged" not in alt

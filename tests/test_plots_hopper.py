@@ -272,3 +272,126 @@ def test_what_cannot_be_repeated_says_so_itself():
 def test_spans_are_written_short():
     assert ideas.span(dict(low=1.0, high=1.07)) == "× 1.00 to 1.07"
     assert ideas.span(dict(low=0.972, high=0.968)) == "× 0.97"
+
+
+# What stands beside what ----------------------------------------------------------------------------------------
+
+
+def where(ax, text):
+    """Where a text stands, which stands there once."""
+    (found,) = (t for t in ax.texts if t.get_text() == text)
+    return found.get_position()
+
+
+def test_a_lane_of_the_timeline_is_named_at_its_jobs():
+    figure, _, _ = drawn("timeline")
+    lanes = {"copies of K, V": ("copy",)} | {f"tensor cores, {c}": ("S", "PV") for c in (0, 1)}
+    lanes |= {f"exponentials, {c}": ("P",) for c in (0, 1)}
+    for ax in figure.axes:
+        heights = [where(ax, name)[1] for name in lanes]
+        assert heights == sorted(heights) and np.diff(heights) == pytest.approx(1)
+        for name, kinds in lanes.items():
+            (x, y), boxes = where(ax, name), [box for kind in kinds for box in tagged(ax, kind)]
+            assert x < 0 and any(box.get_y() < y + 0.5 and y - 0.5 < box.get_y() for box in boxes), name
+            strange = [box for kind in {"copy", "S", "PV", "P"} - {*kinds} for box in tagged(ax, kind)]
+            assert not any(abs(box.get_y() + box.get_height() / 2 - y) < 0.4 for box in strange), name
+
+
+def test_bars_of_clocks_have_chip_and_tweak_before_them_and_their_sum_behind():
+    figure, _, data = drawn("flop_costs")
+    right = figure.axes[1]
+    bars = {kind: tagged(right, kind) for kind in next(iter(data["clocks"].values()))}
+    for n, ((chip, when), parts) in enumerate(data["clocks"].items()):
+        row = [boxes[n] for boxes in bars.values()]
+        y, end = row[0].get_y() + row[0].get_height() / 2, row[-1].get_x() + row[-1].get_width()
+        assert (where(right, f"{chip}\n{when}")[0] < 0, where(right, f"{chip}\n{when}")[1]) == (True, y)
+        sums = [t.get_position() for t in right.texts if t.get_text() == f"{sum(parts.values()):,.0f}"]
+        assert any(x > end and height == y for x, height in sums)
+
+
+def test_a_split_s_bars_are_named_and_cut_where_they_say():
+    figure, _, data = drawn("warp_split")
+    bars = figure.axes[-1]
+    segments = [
+        (tensor, box) for tensor in ("K", "V", "Q", "max", "sum", "PV") for box in tagged(bars, f"{tensor} bytes")
+    ]
+    for scheme, moved in data["moved"].items():
+        name = scheme.replace("_k", "-K").replace("_q", "-Q")
+        for op in ("write", "read"):
+            x, y = where(bars, f"{name} {op}s")
+            row = {tensor: box for tensor, box in segments if box.get_y() < y < box.get_y() + box.get_height()}
+            sizes = {tensor: n / 1024 for (o, tensor), n in moved.items() if o == op and n}
+            assert x < 0 and {tensor: box.get_width() for tensor, box in row.items()} == sizes
+            for tensor, box in row.items():
+                wanted = f"{'partial P V' if tensor == 'PV' else tensor} {sizes[tensor]:.0f}"
+                near = [t for t in bars.texts if abs(t.get_position()[1] - y) < 0.5 and wanted in t.get_text()]
+                inside = box.label_text.get_text() == wanted if hasattr(box, "label_text") else len(near) == 1
+                assert inside, (name, op, wanted)
+    assert bars.get_xlabel() == "KiB" and all(tick % 50 == 0 for tick in bars.get_xticks())
+
+
+def test_a_warp_s_number_stands_in_its_own_part_and_parts_of_O_are_shifted_a_little():
+    figure, _, _ = drawn("warp_split")
+    for ax, tensors in zip(figure.axes[:2], ("KVSO", "QSO"), strict=True):
+        chips, parts = tagged(ax, "warp"), [box for t in "KVQSO" if t in tensors for box in tagged(ax, f"{t} part")]
+        assert len(chips) == len(parts)
+        for chip, part in zip(chips, parts, strict=True):
+            x, y = chip.get_x() + chip.get_width() / 2, chip.get_y() + chip.get_height() / 2
+            assert part.get_x() < x < part.get_x() + part.get_width(), part.get_gid()
+            assert part.get_y() < y < part.get_y() + part.get_height(), part.get_gid()
+            assert chip.get_width() == chip.get_height() == 0.5
+    layers = tagged(figure.axes[0], "O part")
+    assert all(0 < b.get_x() - a.get_x() < a.get_width() / 2 for a, b in itertools.pairwise(layers))
+    assert all(0 < b.get_y() - a.get_y() < a.get_height() / 2 for a, b in itertools.pairwise(layers))
+
+
+def test_memories_under_the_lens_are_named_at_their_squares():
+    figure, _, data = drawn("gpu_map")
+    ax = figure.axes[0]
+    for name, (places, _) in data["chips"].items():
+        (whole,) = tagged(ax, f"{name} HBM")
+        for place in places[:-1]:
+            (tiny,), (large,) = tagged(ax, f"{name} {place.name}"), tagged(ax, f"{name} {place.name} large")
+            assert whole.get_y() < tiny.get_y() < tiny.get_y() + tiny.get_height() < whole.get_y() + whole.get_height()
+            assert whole.get_x() < tiny.get_x() and large.get_x() > whole.get_x() + whole.get_width()
+            beside = [t for t in ax.texts if t.get_text().startswith(f"{place.name} ")]
+            middle = large.get_y() + large.get_height() / 2
+            near = [t.get_position()[0] - large.get_x() - large.get_width() for t in beside
+                    if t.get_position()[1] == pytest.approx(middle)]  # fmt: skip
+            assert any(0 < gap < 80 for gap in near), (name, place.name)
+
+
+@pytest.mark.parametrize("name, label", [("hbm_traffic", "meter"), ("time_and_memory", ""), ("ring_speed", "2")])
+def test_what_was_counted_or_measured_is_a_dot(name, label):
+    """And a cross where an overflow ends a curve."""
+    lines = [line for ax in drawn(name)[0].axes for line in ax.lines if line.get_label().endswith(label)]
+    assert lines and all(line.get_marker() not in ("None", "", None) for line in lines if len(line.get_xdata()) > 2)
+    ends = [line for ax in drawn("three_softmaxes")[0].axes for line in ax.lines if len(line.get_xdata()) == 1]
+    assert [line.get_marker() for line in ends] == ["x"] * 3
+
+
+def test_numbers_of_the_three_softmaxes_have_their_tensor_s_fill_and_their_name_before_them():
+    figure, _, data = drawn("three_softmaxes")
+    (ax,) = (ax for ax in figure.axes if ax.get_title(loc="left").startswith("One row"))
+    fills = {"scores s": "S", "unsafe: exp(s)": "P", "safe: exp(s − m)": "P"}
+    for name, tensor in fills.items():
+        x, y = where(ax, name)
+        row = [box for box in ax.patches if box.get_y() < y < box.get_y() + box.get_height()]
+        found = {style.colors.to_hex(box.get_facecolor()) for box in row if box.get_x() < len(data["row"]["s"])}
+        assert x < 0 and style.colors.to_hex(style.fill(tensor)) in found, name
+        assert found <= {style.colors.to_hex(c) for c in (style.fill(tensor), style.INK)}, name
+
+
+def test_the_edge_of_a_causal_mask_leads_from_corner_to_corner():
+    figure, _, data = drawn("causal_tiles")
+    for ax, tiling in zip(figure.axes, data["tilings"].values(), strict=False):
+        (edge,) = ax.lines
+        first, last = tiling.N_k - tiling.N_q, tiling.N_k
+        assert tuple(edge.get_xydata()[0]) == (first, 0) and tuple(edge.get_xydata()[-1]) == (last, tiling.N_q)
+        for text in ax.texts:
+            kind, number = text.get_text().split("\n")
+            tiles = [(tiling.rows(i), tiling.cols(j)) for i in range(tiling.T_r) for j in range(tiling.T_c)
+                     if tiling.kind(i, j).name == kind]  # fmt: skip
+            middle = [np.mean([(side[k].start + side[k].stop) / 2 for side in tiles]) for k in (1, 0)]
+            assert int(number) == len(tiles) and text.get_position() == pytest.approx(middle)
+    assert list(figure.axes[-1].get_yticks()) == [0.5, 0.75, 1.0]
