@@ -18,7 +18,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 from slices import in_turn
 
-from fa2_lab.glossary import GLOSSARY
 from fa2_lab.plots import style
 from fa2_lab.studio import files
 from fa2_lab.studio.figures import PICTURES, SHEETS, gallery_page, main
@@ -150,52 +149,12 @@ def test_no_line_goes_through_a_text(picture):
 
 
 @by_name
-def test_rows_run_down_where_boxes_are_drawn(picture):
-    """Queries run down, and so do lanes and rungs; upwards run charts of amounts alone, and areas."""
-    upwards = dict(state_stream=3, ring_speed=1, gpu_map=1, intervals=3)  # axes: three charts; bars; areas; the legend
-    figure, _, _, _ = drawn(picture.name)
-    up = [ax for ax in figure.axes if ax.patches and not ax.yaxis_inverted()]
-    assert len(up) == upwards.get(picture.name, 0)
-
-
-@by_name
 def test_nothing_has_the_colour_that_matplotlib_takes_where_none_is_named(picture):
     figure, _, _, _ = drawn(picture.name)
     filled = figure.findobj(lambda part: isinstance(part, Patch) and part.get_fill())
     lines = figure.findobj(Line2D)
     used = [part.get_facecolor() for part in filled] + [line.get_color() for line in lines]
     assert not any(colors.same_color(colors.to_rgb(colour), blue) for colour in used for blue in ("C0", "b"))
-
-
-SEEN = """axes black buffers chart colour component contrast curve datasheet exponentiate fate flat frame framed
-    greyer grid halfway hatched highest included keyed Ki lens linear link logarithmic major maker memories Mi
-    millisecond observed offset operator outlined parabola pink point schematic sequential shelves solid stacked
-    starves statistic strip SXM tail tall thin TiB timeline towards triangle trim unsafe"""  # of drawings; units
-
-
-@by_name
-def test_its_words_are_those_of_the_book(picture):
-    """As the book writes them, HBM and dQ too; a word that no chapter has is strange, or badly spelled."""
-    figure, alt, _, _ = drawn(picture.name)
-    said = {word for text in (alt, *(t.get_text() for t in style.texts(figure))) for word in WORD.findall(text)}
-    known = book() | set(SEEN.split())
-    for word in said:
-        small = word[0].lower() + word[1:]
-        assert {word, small, word.capitalize(), small.removesuffix("s")} & known, word
-
-
-WORD = re.compile(r"[A-Za-z]{2,}")
-
-
-@functools.cache
-def book():
-    """Every word of the chapters' text, of the README, the results and the glossary; code is left out."""
-    chapters = sorted((FOLDER.parent / "notebooks" / "text").glob("*.py"))
-    lines = [line for file in chapters for line in file.read_text(encoding="utf-8").split("\n")]
-    prose = [line for line in lines if line.startswith("# ")]
-    prose += [(FOLDER.parent / name).read_text(encoding="utf-8") for name in ("README.md", "RESULTS.md")]
-    prose += [f"{term} {entry}" for term, entry in GLOSSARY.items()]
-    return set(WORD.findall(re.sub(r"`[^`\n]*`", "", "\n".join(prose))))
 
 
 @by_name
