@@ -14,7 +14,7 @@ from ladder_checks import CORNERS, Case, check_heads, check_merge, check_one_hea
 
 from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax, scores, shards
 from fa2_lab.reference.dropout import Dropout, keep_mask, philox, sequential_mask
-from fa2_lab.tiles import CAUSAL, Mask, Tiling
+from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 from fa2_lab.trace import Trace
 
 SIDES = st.none() | st.integers(0, 16)
@@ -268,6 +268,7 @@ def test_a_mask_is_keyed_by_column_row_head_and_batch():
 def test_a_sequential_generator_replays_only_in_its_own_order():
     tiling = Tiling(12, 12, 4, 3)
     masks = {order: sequential_mask(tiling, 0.5, 3, order) for order in ("fa1", "fa2")}
+    assert all(mask.dtype == bool for mask in masks.values())
     assert np.array_equal(masks["fa1"], sequential_mask(tiling, 0.5, 3, "fa1"))
     assert 0.3 < (masks["fa1"] == masks["fa2"]).mean() < 0.75
     assert abs(sequential_mask(Tiling(99, 99, 9, 9), 0.2, 3, "fa2").mean() - 0.8) < 0.02  # dropped with probability p
@@ -283,6 +284,45 @@ def test_the_meter_sees_the_split_workers():
     assert trace.stores("O_part") == trace.loads("O_part") == 2 * 8 * 4
     shares = trace.by_worker()
     assert shares[0, 0]["load"] == shares[0, 1]["load"] == 8 * 4 + 2 * 4 * 4  # q, and half of K and of V
+
+
+@pytest.mark.parametrize(
+    ("length", "causal", "want"),
+    [
+        (5, True, [(slice(0, 3), slice(0, 3), Tile.DIAGONAL), (slice(3, 5), slice(0, 5), Tile.DIAGONAL)]),
+        (4, False, [(slice(0, 2), slice(0, 4), Tile.FULL), (slice(2, 4), slice(0, 4), Tile.FULL)]),
+        (1, True, [(slice(0, 1), slice(0, 1), Tile.DIAGONAL), (slice(1, 1), slice(0, 1), Tile.SKIP)]),
+        (0, False, [(slice(0, 0), slice(0, 0), Tile.SKIP), (slice(0, 0), slice(0, 0), Tile.SKIP)]),
+    ],
+)
+def test_a_rank_s_own_meeting_in_two_calls(length, causal, want):
+    assert shards.halves(length, causal) == want
+
+
+@pytest.mark.parametrize(
+    ("layout", "rank", "source", "causal", "want"),
+    [
+        ("zigzag", 1, 0, True, (slice(0, 4), slice(0, 3), Tile.FULL)),  # the front piece of an earlier rank
+        ("zigzag", 0, 1, True, (slice(3, 5), slice(0, 4), Tile.FULL)),  # by the back piece, all of a later rank
+        ("zigzag", 1, 1, True, (slice(0, 4), slice(0, 4), Tile.DIAGONAL)),
+        ("zigzag", 1, 0, False, (slice(0, 4), slice(0, 5), Tile.FULL)),
+        ("zigzag", 2, 0, True, (slice(0, 1), slice(0, 3), Tile.FULL)),
+        ("zigzag", 2, 3, True, (slice(1, 1), slice(0, 0), Tile.SKIP)),
+        ("contiguous", 1, 0, True, (slice(0, 4), slice(0, 5), Tile.FULL)),
+        ("contiguous", 0, 1, True, (slice(5, 5), slice(0, 4), Tile.SKIP)),
+        ("contiguous", 3, 3, True, (slice(0, 0), slice(0, 0), Tile.SKIP)),
+    ],
+)
+def test_what_a_rank_sees_of_another(layout, rank, source, causal, want):
+    """Four ranks hold 5, 4, 1 and no rows."""
+    assert shards.meeting([5, 4, 1, 0], rank, source, layout, causal) == want
+
+
+def test_where_pieces_lie():
+    assert shards.even_lengths(11, 3) == [4, 4, 3]
+    assert shards.pieces([4, 4, 3], "contiguous") == [[slice(0, 4)], [slice(4, 8)], [slice(8, 11)]]
+    zigzag = [[slice(0, 2), slice(9, 11)], [slice(2, 4), slice(7, 9)], [slice(4, 6), slice(6, 7)]]
+    assert shards.pieces([4, 4, 3], "zigzag") == zigzag
 
 
 ONE = np.ones((4, 3))
