@@ -244,7 +244,8 @@ def test_where_in_a_checkout_of_all_three(tmp_path, monkeypatch):
         "more     5 places: fa2-lab where FA2.A1.L9 --all; fa2-lab errata fa2-P-tilde; fa2-lab errata fa1-empty-rows",
     ]
     full = found.full()
-    assert len(full.splitlines()[1]) <= 98 < len(" ".join(full.splitlines()[1:3])), "the words fill 98 columns"
+    first, second = full.splitlines()[1:3]
+    assert len(first) <= 98 < len(f"{first} {second.split()[0]}"), "the words fill 98 columns"
     assert [row[:9].strip() for row in full.splitlines() if ".py:" in row] == ["NumPy"] * 2 + ["Triton"] * 4 + [
         "notebook"
     ]
