@@ -244,6 +244,11 @@ def test_where_in_a_checkout_of_all_three(tmp_path, monkeypatch):
         "more     5 places: fa2-lab where FA2.A1.L9 --all; fa2-lab errata fa2-P-tilde; fa2-lab errata fa1-empty-rows",
     ]
     full = found.full()
+    first, second = full.splitlines()[1:3]
+    assert len(first) <= 98 < len(f"{first} {second.split()[0]}"), "the words fill 98 columns"
+    assert [row[:9].strip() for row in full.splitlines() if ".py:" in row] == ["NumPy"] * 2 + ["Triton"] * 4 + [
+        "notebook"
+    ]
     assert all(f"{file}:" in full for file in files) and "notebook notebooks/text/04.py:2\n    m = 1" in full
     (tmp_path / "fa2_lab/kernels/ladder").mkdir()
     (tmp_path / "fa2_lab/kernels/ladder/r07_two_loops.py").write_text("r = 7  # FA2.A1.L9\n")
@@ -316,11 +321,21 @@ def test_where_says_so_when_nothing_carries_the_tag():
 
 @pytest.mark.parametrize(
     "tag, hint",
-    [("FA2.A1.L99", "lines 1 to 17"), ("FA2.A3.L9", "FA2.A1.L9"), ("", "algorithms are"), ("?", "algorithms are")],
+    [
+        ("FA2.A1.L99", "FA2.A1.L99 does not exist; FA2.A1 has lines 1 to 17"),
+        ("FA2.A3.L9", "FA2.A1.L9"),
+        ("", "an empty tag does not exist; the algorithms are FA1.A2, FA1.A3, FA1.A4, FA2.A1, FA2.A2"),
+        ("?", "? does not exist; the algorithms are"),
+    ],
 )
 def test_unknown_tags_are_refused_with_a_hint(tag, hint):
     with pytest.raises(ValueError, match=f"tag: .*{re.escape(hint)}"):
         where(tag)
+
+
+def test_a_near_miss_is_told_the_nearest_tags():
+    with pytest.raises(ValueError, match=r"did you mean (FA\d\.A\d\.L\d+, ){3}FA\d\.A\d\.L\d+\?$"):  # four
+        where("FA2.A3.L9")
 
 
 def test_a_tag_is_a_string():

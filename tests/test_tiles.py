@@ -14,6 +14,12 @@ def test_cdiv_rounds_up():
     assert [cdiv(a, 4) for a in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
 
 
+def test_the_column_blocks_that_a_row_block_meets():
+    """A window of three keys, of which only the first three are no padding: the last rows see nothing."""
+    tiling = Tiling(8, 8, 2, 2, Mask(window=(1, 1), key_length=3))
+    assert [tuple(tiling.blocks(i)) for i in range(4)] == [(0, 2), (0, 2), (1, 1), (1, 1)]
+
+
 def test_blocks_cover_every_row_and_column_once():
     tiling = Tiling(10, 7, 4, 3)
     assert [tiling.rows(i) for i in range(tiling.T_r)] == [slice(0, 4), slice(4, 8), slice(8, 10)]

@@ -40,6 +40,31 @@ def test_reductions_masks_and_in_place_work():
     assert (trace.loads("X"), trace.stores("X")) == (12 + 4, 4)
 
 
+def test_work_in_place_stays_in_its_array():
+    x = Trace().hbm(x=np.ones(3))[:]
+    same, other = x, np.zeros(3)
+    x += 1
+    np.add(x, 1, out=other)
+    assert list(same) == [2, 2, 2] and list(other) == [3, 3, 3]
+
+
+def test_a_new_meter_has_seen_nothing():
+    trace = Trace()
+    assert (trace.events, trace.steps, trace.flops, trace.hbm_elements) == ([], [], {}, 0)
+    assert (trace.peak_on_chip, trace.largest_on_chip, trace.by_tile(), trace.by_worker()) == (0, 0, {}, {})
+
+
+def test_a_tile_that_moves_nothing_is_counted_too():
+    trace = Trace()
+    x = trace.hbm(x=np.ones(3))[:]
+    for _ in trace.parallel("i", [4]):
+        x + 1
+        x + 1
+        x.sum()
+    assert trace.by_tile() == {(None, None): {"load": 3}, (4, None): {"add": 3 + 3 + 2}}
+    assert trace.by_worker() == {(): {"load": 3}, (4,): {"add": 8}}
+
+
 def test_the_state_loads_as_a_copy():
     data = np.zeros(3)
     x = Trace().hbm(x=data)[:]
