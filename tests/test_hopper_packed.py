@@ -178,6 +178,17 @@ def test_choice(fine, chosen, monkeypatch):
     assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
 
 
+@pytest.mark.parametrize("d, causal, plan", ((64, True, "IN_TURN"), (64, False, "USUAL"), (128, True, "USUAL")))
+def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, monkeypatch):
+    """Sixteen of 3,000 rows; and all of d is there."""
+    from fa2_lab.kernels.hopper.forward import launch, sizes
+
+    monkeypatch.setattr(launch.host, "multiprocessors", lambda device: 132)
+    q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
+    chosen = launch.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
+    assert chosen == (sizes.IN_TURN if plan == "IN_TURN" else sizes.USUAL[d]) and chosen.d_pad == d
+
+
 def test_windows_over_packed_sequences_go_elsewhere(monkeypatch):
     from fa2_lab.kernels.hopper.backward import launch as backward
     from fa2_lab.kernels.hopper.forward import launch as forward
