@@ -649,6 +649,9 @@ for d, *sizes in ((64, 1, 4), (64, 2, 4), (64, 3, 4), (128, 1, 2), (128, 2, 2), 
 # **It must release them all the same.** *Emptied* now expects an arrival from every consumer, and the producer would
 # wait for ever. So a consumer takes and releases tiles that only others see: the new loop over `range(begin)`.
 # </details>
+#
+# The last row block may end before a consumer's 64 rows begin (`i < N_q` is false). Then `begin` is `T_c`: it computes
+# nothing.
 
 # %%
 change("13", "14")
