@@ -49,5 +49,6 @@ def record(T: int = 4, B: int = 64) -> list[dict]:
 
 
 if __name__ == "__main__":
+    print(f"{torch.cuda.get_device_name()}, Triton {triton.__version__}")
     for event in record():
         print(f"{event['name']:10} from {event['ts']:>10} for {event.get('dur', 0):>8}  {event.get('tid', '')}")
