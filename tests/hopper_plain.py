@@ -107,12 +107,17 @@ NOTHING = SimpleNamespace(wait=lambda *_: None, expect=lambda *_: None, arrive=l
 # The forward's softmax, without assembly ------------------------------------------------------------------------
 
 
-def softmax_step(s, m, l, scales, MASKED):
-    """p, m, l and alpha, of each row's four lanes; m is the exact maximum."""
-    top = np.maximum(m, s.max(1)[:, None])
-    at = np.where(top == -np.inf, 0.0, top) if MASKED else top
-    p, alpha = np.exp2((s - at[:, :1]) * scales.fine), np.exp2((m - at) * scales.fine)
-    return p, top, alpha * l + p.sum(1)[:, None] / 4, alpha
+def first_state(s, factor):
+    """m, its scale and l of each row's four lanes; m is kept at half the factor, as rows of huge scores keep theirs."""
+    m, scale, l = (np.full((len(s), 4), x).view(Tile) for x in (softmax.LOWEST.value, factor / 2, 0.0))
+    return m, scale, l
+
+
+def softmax_step(s, m, scale, l, factor):
+    """p, m, its scale, l and alpha, of each row's four lanes; m is the exact maximum."""
+    top = np.maximum(m, scale * s.max(1)[:, None])
+    p, alpha = np.exp2((scale[:, :1] * s - top[:, :1]) * 2), np.exp2((m - top) * 2)
+    return p, top, scale, alpha * l + p.sum(1)[:, None] / 4, alpha
 
 
 GEOMETRY = geometry.Geometry
@@ -120,7 +125,7 @@ STAND_INS = {
     descriptors: dict(gl=descriptors.gl),
     geometry: dict(Geometry=maker(GEOMETRY, *fields(geometry, "Geometry"))),
     forward: dict(
-        first_state=lambda s, scales: (np.full((len(s), 4), -np.inf), np.zeros((len(s), 4)).view(Tile)),
+        first_state=first_state,
         softmax_step=softmax_step,
         shrunk=lambda o, alpha: o * alpha[:, :1],
         rounded=lambda p, dtype: p,
@@ -275,8 +280,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     for c in range(consumers):
         pipes.k.released, pipes.q.release = 0, lambda n: None
         turns.clear()
-        told = SimpleNamespace(fine=d**-0.5 / np.log(2), LAG=True)
-        forward.consumer(c, O_told, Pointer(L.reshape(-1)), pipes, place, told)
+        forward.consumer(c, O_told, Pointer(L.reshape(-1)), pipes, place, d**-0.5 / np.log(2))
         assert turns == list(range(len(pipes.k.filled))) and pipes.k.released == len(turns) == len(pipes.v.filled)
     return O, L
 

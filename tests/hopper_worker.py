@@ -31,7 +31,7 @@ def every() -> list[tuple]:
 
 
 def few() -> list[tuple]:
-    """All sizes once, each with the mask and the length that were met least so far; and two more of each kind."""
+    """All sizes once, each with the mask and the length that were met least so far; and a few more of each kind."""
     from fa2_lab.kernels.hopper.forward.sizes import IN_TURN, USUAL, WIDE, WINDOW
 
     jobs, met = [], Counter()
@@ -41,8 +41,9 @@ def few() -> list[tuple]:
             mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
             met[mask, N] += 1
             jobs.append((d, N, sizes, *mask))
+    jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
     jobs += [(d, 511 + keys, WINDOW[d], True, keys, dict(left=100)) for d, keys in ((64, True), (128, False))]
-    packed = ((64, USUAL[64], False), (64, IN_TURN, True), (128, WIDE, False), (128, USUAL[128], True))
+    packed = ((64, USUAL[64], False), (64, IN_TURN, True), (128, WIDE, True), (128, USUAL[128], True))
     return jobs + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 

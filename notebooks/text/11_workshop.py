@@ -306,27 +306,26 @@ telling_kernel[(4,)](torch.arange(40.0, device=device), 10, B=16)
 
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-from tempfile import NamedTemporaryFile
+from inspect import getsource
 
-STRAY = """import torch, triton, triton.language as tl
-@triton.jit
-def stray(X): tl.store(X + tl.arange(0, 4096), 0.0)
-stray[(1,)](torch.zeros(1000, device="cuda"))
-torch.cuda.synchronize()
-"""
-print("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python stray.py")
+from fa2_lab.studio import stray
+
+print(getsource(stray.stray_kernel.fn))
+whose, told = "recorded on an H200", (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
 if device == "cuda" and shutil.which("compute-sanitizer"):
-    with NamedTemporaryFile("w", suffix=".py") as script:
-        print(STRAY, file=script, flush=True)
-        command = ["compute-sanitizer", "--tool", "memcheck", sys.executable, script.name]
-        given = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
-        told = subprocess.run(command, capture_output=True, text=True, env=given).stdout
-    print("\n".join([line for line in told.splitlines() if "Invalid" in line or "ERROR SUMMARY" in line][:3]))
-else:
-    print("not run here: it needs an NVIDIA GPU and compute-sanitizer, which comes with the CUDA toolkit")
+    options = "--tool memcheck --print-limit 1 --show-backtrace no".split()
+    command = ["compute-sanitizer", *options, sys.executable, "-m", "fa2_lab.studio.stray"]
+    given = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_INTERPRET": "0"}
+    whose, told = "on this GPU", subprocess.run(command, capture_output=True, text=True, env=given).stdout
+print("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m fa2_lab.studio.stray")
+print("compute-sanitizer,", whose)
+print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*)", told)))
 
 
 # %% [markdown]
+# The tensor has 1,000 places, the kernel writes 4,096. The tool names the line of the store, the thread, and how far behind
+# the tensor it wrote.
+#
 # **Takeaway.** Stop in the interpreter first. Print on the GPU if only the GPU shows it.
 
 # %% [markdown]

@@ -10,8 +10,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
-from fa2_lab.kernels.constants import LN2
-from fa2_lab.kernels.hopper.forward.softmax import Interval, Scales, first_state, mask, rounded, shrunk, softmax_step
+from fa2_lab.kernels.constants import LN2, NEG_INF
+from fa2_lab.kernels.hopper.forward.softmax import Interval, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
@@ -91,7 +91,7 @@ def producer(Q, K, V, pipes, scheduler, geometry):
 
 
 @gluon.jit
-def consumer(c: gl.constexpr, O, L, pipes, geometry, scales):
+def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
     """Consumer c: its 64 rows of every row block that this program gets."""
     n = 0  # tiles so far, as the producer counts them
     r = 0
@@ -110,11 +110,11 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, scales):
         for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
             skip(c, n + j, pipes)
         if end > first:
-            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, scales)
+            o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, factor)
             if here.left is not None:
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
                     skip(c, n + j, pipes)
-            store(O, L, o, m, l, pipes.o.index(c), batch, head, row, here, scales)
+            store(O, L, o, m, l, pipes.o.index(c), batch, head, row, here)
         if end == first or not pipes.O_APART:
             tma.store_wait(0)
             pipes.q.release(q_tile)
@@ -147,10 +147,9 @@ def skip(c: gl.constexpr, n, pipes):
 
 
 @gluon.jit
-def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, scales):
+def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometry, factor):
     """All tiles of 64 rows, from right to left: o (64, d), m and l (64, 4)."""
     B_c: gl.constexpr = geometry.B_c
-    MASKED: gl.constexpr = geometry.CAUSAL or geometry.RAGGED or geometry.left is not None
     sees = interval(row, length, geometry)
     o = gl.zeros([ROWS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A1.L5
 
@@ -160,15 +159,15 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     pipes.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(0, deps=[s])
     pipes.k.release(n)
-    if MASKED:
+    if geometry.CAUSAL or geometry.RAGGED or geometry.left is not None:
         s = mask(s, sees, (end - 1) * B_c)
-    m, l = first_state(s, scales)  # FA2.A1.L5
-    p, m, l, _ = softmax_step(s, m, l, scales, MASKED)
+    m, scale, l = first_state(s, factor)  # FA2.A1.L5
+    p, m, scale, l, _ = softmax_step(s, m, scale, l, factor)
     p = as_operand(rounded(p, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
 
     T_c = end - first
     for j in range(1, T_c):  # FA2.A1.L6
-        o, m, l, p = step(c, n + j, o, m, l, p, q, sees, end - 1 - j, pipes, geometry, scales)
+        o, m, scale, l, p = step(c, n + j, o, m, scale, l, p, q, sees, end - 1 - j, pipes, geometry, factor)
     if pipes.O_APART:  # the next row block's Q may come
         pipes.q.release(q_tile)
 
@@ -176,7 +175,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
         wipe(pipes.v.take(n + T_c - 1), geometry.begin(0) - first * B_c, BEFORE=True)
     o = warpgroup_mma(p, pipes.v.take(n + T_c - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     o, p = warpgroup_mma_wait(0, deps=[o, p])
-    return o, m, l
+    return o, m * (factor / scale), l
 
 
 @gluon.jit
@@ -193,26 +192,24 @@ def interval(row, length, geometry):
 
 
 @gluon.jit
-def step(c: gl.constexpr, n, o, m, l, p, q, sees, j, pipes, geometry, scales):
+def step(c: gl.constexpr, n, o, m, scale, l, p, q, sees, j, pipes, geometry, factor):
     """Start Q Kᵀ of the n-th tile and P V of the one before together; m of the former is found under the latter.
 
-    The exponentials could run under P V, too, but Triton's ptxas waits for it before they begin. They run under the
-    products of the other consumers.
+    Of the exponentials the compiler puts a few under P V. The others run under the products of the other consumers.
     """
     s = start_scores(c, n, q, pipes)
     o = warpgroup_mma(p, pipes.v.take(n - 1), o, is_async=True)  # (64, d)  FA2.A1.L10
     pipes.ping_pong.pass_on(c)
     s = warpgroup_mma_wait(1, deps=[s])
-    MASKED: gl.constexpr = geometry.CAUSAL or geometry.left is not None
-    if MASKED:
+    if geometry.CAUSAL or geometry.left is not None:
         if sees.cuts(j):
             s = mask(s, sees, j * geometry.B_c)
-    p_next, m, l, alpha = softmax_step(s, m, l, scales, MASKED)
+    p_next, m, scale, l, alpha = softmax_step(s, m, scale, l, factor)
     p_next = as_operand(rounded(p_next, pipes.q.tiles.dtype), pipes.q.tiles.dtype, pipes.d)
     # Forced to wait only here, after the exponentials, ptxas makes everything 1 to 3% slower.
     o, p = warpgroup_mma_wait(0, deps=[o, p])
     pipes.k.release(n)  # and V's tile n - 1
-    return shrunk(o, alpha), m, l, p_next  # FA2.A1.L10
+    return shrunk(o, alpha), m, scale, l, p_next  # FA2.A1.L10
 
 
 @gluon.jit
@@ -226,21 +223,22 @@ def start_scores(c: gl.constexpr, n, q, pipes):
 
 
 @gluon.jit
-def store(O, L, o, m, l, o_tile, batch, head, row, geometry, scales):
+def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
     """Divide by l, write O by a bulk copy that ends while the next row block is under way, and write L."""
     LANES: gl.constexpr = l.type.layout
     l = gl.sum(l, 1)  # (64,)
-    l = gl.where(l == 0.0, 1.0, l)  # a row that sees no key: O = 0 and L = −inf
+    empty = l == 0.0  # a row that sees no key: O = 0 and L = −inf
+    l = gl.where(empty, 1.0, l)
     o = o * gl.convert_layout(1.0 / l, gl.SliceLayout(1, accumulator(o.shape[1])))[:, None]  # (64, d)  FA2.A1.L12
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
     tma.async_copy_shared_to_global(O, tile_at(O, batch, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
-    if not scales.LAG:
-        m = gl.convert_layout(m, gl.SliceLayout(1, LANES))[:, None]
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
-    L_i = (m * scales.fine + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
+    L_i = gl.where(
+        empty[:, None], NEG_INF, (m + gl.log2(l)[:, None]) * LN2
+    )  # (64, 4): one of four writes it  FA2.A1.L13
     L_i, writes = gl.broadcast(L_i, writes)
     at, writes = gl.broadcast(L + geometry.first_of(batch, head, O) + rows, writes)
     gl.store(at, L_i, mask=writes)  # FA2.A1.L15
@@ -250,7 +248,7 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry, scales):
 
 
 @gluon.jit(do_not_specialize=["key_lengths", "cu_q", "cu_k", "sequences", "left", "right", "group", "at_once"])
-def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, left, right, group, at_once, scales,
+def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, left, right, group, at_once, factor,
                    CAUSAL: gl.constexpr, RAGGED: gl.constexpr, SIZES: gl.constexpr):  # fmt: skip
     """Q, K, V and O are tensor descriptors of (batch, heads, N, d); lengths and heads are read from their shapes.
 
@@ -281,11 +279,10 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
     pipes = Pipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, K.block_shape[-1])
     fence_async_shared()  # the copy engine must see the barriers
-    scales = Scales(*scales, SIZES.lag)
     copies = (Q, K, V, pipes, scheduler, geometry)
-    first = (0, O, L, pipes, geometry, scales)
-    second = (1, O, L, pipes, geometry, scales)
-    third = (2, O, L, pipes, geometry, scales)
+    first = (0, O, L, pipes, geometry, factor)
+    second = (1, O, L, pipes, geometry, factor)
+    third = (2, O, L, pipes, geometry, factor)
     if CONSUMERS == 1:
         gl.warp_specialize([(consumer, first), (producer, copies)], [1], [PRODUCER])
     elif CONSUMERS == 2:

@@ -9,7 +9,7 @@ from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
 from fa2_lab.kernels.launch import on_device_of, programs, shape
-from fa2_lab.kernels.portable.softmax import scales
+from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.prepared import Options
 
 
@@ -63,15 +63,13 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     else:
         chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)
-    fine, coarse, huge, _ = scales(scale)
     return host.Launch(
         forward_kernel,
         min(SMs, programs(Q, chosen.rows, sequences)),
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
         **dict(group=group, at_once=group * sizes.heads_at_once(-(-N_k // many), d, causal)),
-        **dict(scales=(fine, coarse, huge, min(8.0 / fine, 2.0**126))),
-        **dict(CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
+        **dict(factor=base_2(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 
 

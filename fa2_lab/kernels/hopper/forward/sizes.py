@@ -22,7 +22,6 @@ class Sizes:
     d_pad: int = 128
     ping_pong: bool = False  # consumers start their products in turn
     O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
-    lag: bool = True  # m may lag behind the maximum; in short loops it seldom does, and exact maxima are faster
 
     @property
     def rows(self) -> int:
@@ -49,18 +48,17 @@ HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers
 # With a window: rows are short, too, and the mask of two edges takes registers, which are not there beyond d 128.
 WINDOW = {**HALF, 96: HALF[128]}
 # For d 64, where blocks of 192 rows fit badly.
-SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, lag=False)
-SHORT_IN_TURN = replace(SHORT, ping_pong=True)
-# For d 64, long and causal.
+SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
+# For d 64, where rows are long.
 IN_TURN = replace(USUAL[64], ping_pong=True)
-# For d 128: K and V are read once for 192 rows.
+# For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
 
 # Without a mask all row blocks take the same time, tile · N / 128 + start, and run in rounds, one block to an SM. The
 # unit is 128 keys with two consumers. It was fitted where N_q = N_k, and N stands for both.
 FULL = {  # d: (sizes, tile, start)
-    64: [(USUAL[64], 1.2, 0.6), (ALONE[64], 0.75, 0.0), (SHORT_IN_TURN, 1.0, 0.0)],
-    96: [(USUAL[96], 1.0, 1.0), (ALONE[96], 0.75, 0.45)],
+    64: [(USUAL[64], 1.2, 0.6), (ALONE[64], 0.75, 0.0), (SHORT, 1.0, 0.0), (IN_TURN, 1.175, 0.75)],
+    96: [(USUAL[96], 1.0, 1.0), (ALONE[96], 0.75, 0.45), (WIDE, 1.41, 2.8)],
     128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (WIDE, 1.41, 2.8)],
     192: [(USUAL[192], 1.0, 1.0), (ALONE[192], 0.75, 0.45)],
     256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
@@ -82,7 +80,9 @@ CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
         (2.3, ANY, None, ALONE[128]),
         (8, ANY, None, USUAL[128]),
         (ANY, 512, False, HALF[128]),
-        (ANY, ANY, None, USUAL[128]),
+        (ANY, 2047, None, USUAL[128]),
+        (ANY, ANY, True, USUAL[128]),
+        (ANY, ANY, None, WIDE),
     ],
     192: [(1.5, ANY, None, ALONE[192]), (ANY, ANY, None, USUAL[192])],
     256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],

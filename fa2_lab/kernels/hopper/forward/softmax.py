@@ -4,10 +4,16 @@ The tensor cores leave a tile like this: 16 rows to a warp, a row in the hands o
 each lane, as (64, 4). m is the same in all four lanes. l is a lane's own sum; the four are added after the last tile.
 
 m need not be the maximum. Whatever stands in its place cancels out of O and L; it only has to keep p from overflowing.
-So m lags: it moves when some score in a warp's rows lies more than 8 above it, in powers of two. Until then p is at
+So m lags: it follows when some score in a warp's rows lies more than 8 above it, in powers of two. Until then p is at
 most 256, and o need not be rescaled. The price, by `fa2-lab bench accuracy` on an H200 in bf16: beside kernels with the
 exact maximum the error of O is 3 to 4% larger, and 10 to 14% where one number in a thousand is an outlier. For with the
 exact maximum a row's largest p is 1, which is not rounded.
+
+p = 2^(factor · s − m) is one multiply-add and one exponential. Nothing else stands between m and the multiply-adds, so
+they begin while the tensor cores still work. m is itself a product with the factor, and rounded. That cancels, too; but
+from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two below the factor as its
+`scale`. Its products are exact, and with scores so large a row of P is one number all the same. Where a row's scale
+changes, its old and new m lie at least 16 apart, so what came before counts for next to nothing: alpha = 0.
 """
 
 from triton.experimental import gluon
@@ -17,53 +23,27 @@ from fa2_lab.kernels.constants import NEG_INF
 from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator
 
-
-@aggregate
-class Scales:
-    """The factor of scores before exp2, and what to do with scores so large that m times this factor rounds too much.
-
-    p is one fused multiply-add and an exp2, and only as exact as the product m · scale.
-    """
-
-    fine: gl.tensor  # the factor
-    coarse: gl.tensor  # the power of two below it, whose products are exact
-    huge: gl.tensor  # the |m| from which on the coarse one is used
-    slack: gl.tensor  # how far a score may lie above m
-    LAG: gl.constexpr  # whether it may; else m is the exact maximum
+LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 
 
 @gluon.jit
-def first_state(s, scales):
-    """m and l, (64, 4), before the first tile s. Without LAG m is (64,)."""
+def first_state(s, factor):
+    """m, scale and l, all (64, 4), before the first tile s."""
     STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s).type.layout))
+    m = gl.full([s.shape[0], 4], LOWEST, gl.float32, STATE)  # FA2.A1.L5
+    scale = gl.full([s.shape[0], 4], factor, gl.float32, STATE)
     l = gl.zeros([s.shape[0], 4], gl.float32, STATE)  # FA2.A1.L5
-    if scales.LAG:
-        m = gl.full([s.shape[0], 4], NEG_INF, gl.float32, STATE)  # FA2.A1.L5
-    else:
-        m = gl.full([s.shape[0]], NEG_INF, gl.float32, gl.SliceLayout(1, s.type.layout))  # FA2.A1.L5
-    return m, l
+    return m, scale, l
 
 
 @gluon.jit
-def softmax_step(s, m, l, scales, MASKED: gl.constexpr):
-    """One tile of scores s (64, B_c) into m and l: p, and alpha, by which what came before shrinks."""
-    if scales.LAG:
-        s = by_lanes(s)
-        m_new = raised(m, largest(s), m + scales.slack)  # (64, 4)  FA2.A1.L9
-    else:
-        m_new = gl.maximum(m, gl.max(s, 1))  # (64,)  FA2.A1.L9
-    m_ref = m_new
-    if MASKED:  # a row that has seen no key yet has m = −inf, and −inf − (−inf) is NaN
-        m_ref = gl.where(m_new == NEG_INF, 0.0, m_new)
-    scale = gl.where(gl.abs(m_ref) < scales.huge, scales.fine, scales.coarse)
-    p = gl.exp2(s * along(scale, s) - along(m_ref * scale, s))  # FA2.A1.L9
-    alpha = gl.exp2((m - m_ref) * scale)  # FA2.A1.L9
-    if scales.LAG:
-        l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
-        return as_tile(p), m_new, l, alpha
-    else:
-        l = along(alpha, l) * l + gl.sum(gl.sum(by_lanes(p), 3), 1)  # (64, 4)  FA2.A1.L9
-        return p, m_new, l, alpha
+def softmax_step(s, m, scale, l, factor):
+    """One tile of scores s (64, B_c) into m, its scale and l: p, and alpha, by which what came before shrinks."""
+    x = by_lanes(s)
+    m, scale, alpha = raised(m, scale, largest(x), factor)  # (64, 4)  FA2.A1.L9
+    p = gl.exp2(along(scale, x) * x - along(m, x))  # (64, B_c / 8, 4, 2)  FA2.A1.L9
+    l = alpha * l + gl.sum(gl.sum(p, 3), 1)  # (64, 4)  FA2.A1.L9
+    return as_tile(p), m, scale, l, alpha
 
 
 # Four lanes to a row -----------------------------------------------------------------------------------------
@@ -83,55 +63,56 @@ def as_tile(x):
 
 @gluon.jit
 def along(state, x):
-    """What rows (64,) or their lanes (64, 4) hold once, beside all their columns of x."""
-    if len(state.shape) == 1:
-        ROWS: gl.constexpr = gl.SliceLayout(1, x.type.layout)
-        return gl.convert_layout(state, ROWS)[:, None]
-    else:
-        LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
-        return gl.convert_layout(state, LANES)[:, None, :, None]
+    """What a row's lanes hold once, (64, 4), beside all that they hold of x, a tile by lanes."""
+    return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
 
 
 @gluon.jit
-def largest(s):
+def largest(x):
     """Each lane's largest score of a row, (64, 4), as a tree: in a chain each maximum would wait for the one before."""
-    STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, s.type.layout))
-    pairs = gl.max(s, 3)
-    fours = pairs.reshape([s.shape[0], 4, s.shape[1] // 4, 4])
+    STATE: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout))
+    pairs = gl.max(x, 3)
+    fours = pairs.reshape([x.shape[0], 4, x.shape[1] // 4, 4])
     return gl.convert_layout(gl.max(gl.max(fours, 1), 1), STATE)
 
 
 # What most often has not to be done: a warp jumps over it -----------------------------------------------------
 
-RAISED = gl.constexpr("""{
-.reg .pred p, some;
-.reg .f32 a, b, x, y;
-mov.f32 $0, $2;
-mov.f32 $1, $3;
-setp.gt.f32 p, $4, $6;
-setp.gt.or.f32 p, $5, $7, p;
-vote.sync.any.pred some, p, -1;
-@!some bra.uni DONE;
-mov.f32 a, $4;
-mov.f32 b, $5;
-shfl.sync.bfly.b32 x, a, 1, 31, -1;
-shfl.sync.bfly.b32 y, b, 1, 31, -1;
-max.f32 a, a, x;
-max.f32 b, b, y;
-shfl.sync.bfly.b32 x, a, 2, 31, -1;
-shfl.sync.bfly.b32 y, b, 2, 31, -1;
-max.f32 a, a, x;
-max.f32 b, b, y;
-max.f32 $0, $0, a;
-max.f32 $1, $1, b;
-DONE:
-}""")  # $0, $1: the new m of a thread's two rows; from $2 on m, from $4 on the largest score, from $6 on the limit
+# A row's new m, scale and alpha, where `old_m`, `old` and `top` are its m, its scale and this lane's largest score.
+# 0f4D800000 is 2²⁸; 0x7f800000 leaves of a number the power of two below it.
+FOLLOW = """
+shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
+shfl.sync.bfly.b32 x, all, 2, 31, -1; max.f32 all, all, x;
+mul.f32 x, all, {old}; setp.gt.f32 higher, x, {old_m};
+mul.f32 x, all, $12; abs.f32 x, x; setp.lt.f32 fine, x, 0f4D800000;
+and.b32 coarse, $12, 0x7f800000; selp.f32 x, $12, coarse, fine;
+@higher mov.f32 {scale}, x; @higher mul.f32 {m}, all, x;
+sub.f32 x, {old_m}, {m}; ex2.approx.f32 x, x;
+setp.eq.f32 same, {scale}, {old}; selp.f32 {alpha}, x, 0.0, same;
+"""
+# A thread holds two rows: $0 and $1 are their m, $2 and $3 their scales, $4 and $5 alpha; $6 to $9 what they were, $10
+# and $11 the largest scores, $12 the factor.
+RAISED = """{
+.reg .pred some, higher, fine, same;
+.reg .f32 x, all, coarse;
+mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, $8; mov.f32 $3, $9; mov.f32 $4, 1.0; mov.f32 $5, 1.0;
+neg.f32 x, $6; fma.rn.f32 x, $10, $8, x; setp.gt.f32 some, x, 8.0;
+neg.f32 x, $7; fma.rn.f32 x, $11, $9, x; setp.gt.or.f32 some, x, 8.0, some;
+vote.sync.any.pred some, some, -1;
+@!some bra.uni DONE;"""
+for i in (0, 1):
+    RAISED += FOLLOW.format(
+        m=f"${i}", scale=f"${2 + i}", alpha=f"${4 + i}", old_m=f"${6 + i}", old=f"${8 + i}", top=f"${10 + i}"
+    )
+RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 
 @gluon.jit
-def raised(m, top, limit):
-    """m, (64, 4); if any `top` of a warp's rows is above its limit, the larger of m and the four lanes' tops."""
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m, top, limit], gl.float32, True, 2)
+def raised(m, scale, top, factor):
+    """m, its scale and alpha, all (64, 4). If some `top` of a warp's rows lies 8 above its m, all its rows follow."""
+    factor = gl.full([m.shape[0], m.shape[1]], factor, gl.float32, m.type.layout)
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [m, scale, top, factor],
+                                     (gl.float32, gl.float32, gl.float32), True, 2)  # fmt: skip
 
 
 @gluon.constexpr_function
@@ -151,14 +132,11 @@ def in_place(n):
 
 @gluon.jit
 def shrunk(o, alpha):
-    """o (64, d) times alpha, of rows or of their lanes."""
-    if len(alpha.shape) == 1:
-        return o * along(alpha, o)
-    else:
-        N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
-        x = by_lanes(o)
-        x, a = gl.broadcast(x, along(alpha, x))
-        return as_tile(gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N))
+    """o (64, d) times its rows' alpha."""
+    N: gl.constexpr = o.shape[1] // 2  # numbers of o in a thread
+    x = by_lanes(o)
+    x, a = gl.broadcast(x, along(alpha, x))
+    return as_tile(gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N))
 
 
 # Masks and rounding ------------------------------------------------------------------------------------------

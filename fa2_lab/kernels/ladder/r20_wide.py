@@ -1,0 +1,329 @@
+"""Rung 20, wide: at d = 128, too, 192 rows share each tile of K and V, because O waits in the place that Q leaves.
+
+A third consumer's Q, and a place for its O, would not fit beside K and V. With O in Q's place the next Q comes late,
+and 192 rows suit no short work, so few row blocks are computed as before. This file is longer than 200 lines because of
+rung 16's tile scheduler and of what is written in PTX.
+"""
+
+import math
+from collections import namedtuple
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+NEG_INF = gl.constexpr(float("-inf"))
+LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LN2 = gl.constexpr(math.log(2))
+SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys of a tile, stages; if O lies apart
+FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # where an SM has fewer than 4 blocks of 192 rows
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
+
+
+@gluon.jit
+def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
+    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
+
+
+@gluon.jit
+def place(t, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr, B_r: gl.constexpr, B_c: gl.constexpr):
+    """The t-th row block: its first row, its head, and how many tiles it visits. `at_once` heads run side by side."""
+    T_r = gl.cdiv(N_q, B_r)
+    section, within = t // (at_once * T_r), t % (at_once * T_r)
+    width = gl.minimum(at_once, heads - section * at_once)
+    i = (T_r - 1 - within // width) * B_r  # the row blocks that see most keys first
+    T_c = gl.maximum(gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), B_c), 1)  # at least one
+    return i, section * at_once + within % width, T_c
+
+
+@gluon.jit
+def room(X, STAGES: gl.constexpr):
+    """Shared memory for so many tiles as X describes them."""
+    return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
+
+
+@gluon.jit
+def ring(tiles, CONSUMERS: gl.constexpr):
+    """A ring of these tiles, empty."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(filled.index(stage), count=1)
+        mbarrier.init(emptied.index(stage), count=CONSUMERS)
+    return Ring(tiles, filled, emptied)
+
+
+@gluon.jit
+def fill(ring, n, X, head, row):
+    """Producer: start to copy rows of one head into the n-th tile, as soon as its stage is empty."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
+    mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
+    tma.async_copy_global_to_shared(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+
+
+@gluon.jit
+def take(ring, n):
+    """Consumer: the n-th tile, (rows, d), as soon as it is there."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
+    return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
+
+
+@gluon.jit
+def release(ring, n):
+    """Consumer: the n-th tile is no longer needed."""
+    mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
+
+
+@gluon.jit
+def send(mailbox, r, t):
+    """Producer: the r-th row block of this program is number t of all; −1 says that there are no more."""
+    mbarrier.wait(mailbox.emptied.index(0), (r & 1) ^ 1)
+    mailbox.tiles.index(0).store(gl.full([1], t, gl.int32, gl.BlockedLayout([1], [32], [1], [0])))
+    mbarrier.arrive(mailbox.filled.index(0), count=1)
+
+
+@gluon.jit
+def receive(mailbox, r):
+    """Consumer: the number of this program's r-th row block."""
+    mbarrier.wait(mailbox.filled.index(0), r & 1)
+    t = gl.max(mailbox.tiles.index(0).load(gl.BlockedLayout([1], [32], [4], [0])), 0)
+    mbarrier.arrive(mailbox.emptied.index(0), count=1)
+    return t
+
+
+@gluon.jit
+def scores(q_i, k_j):
+    """Start q_i k_jᵀ, both in shared memory. Of 64 rows each warp will hold 16, and 4 of its threads share a row."""
+    B_c: gl.constexpr = k_j.shape[0]
+    zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
+    return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
+
+
+@gluon.jit
+def mask(s_ij, j, seen):
+    """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
+    col = j + gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))
+    return gl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)  # (64, B_c)
+
+
+@gluon.jit
+def by_lanes(x):
+    """A tile (64, columns) as (64, columns / 8, 4, 2): of each 8 columns of a row, each of its 4 lanes holds 2."""
+    return x.reshape([64, x.shape[1] // 8, 4, 2])
+
+
+@gluon.jit
+def along(state, x):
+    """What each lane holds once, (64, 4), beside all that it holds of x, a tile by lanes."""
+    return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
+
+
+RAISED = gl.constexpr("""{
+.reg .pred p, some;
+.reg .f32 a, b, x, y;
+mov.f32 $0, $2; mov.f32 $1, $3;
+setp.gt.f32 p, $4, $6; setp.gt.or.f32 p, $5, $7, p;
+vote.sync.any.pred some, p, -1;
+@!some bra.uni DONE;
+shfl.sync.bfly.b32 x, $4, 1, 31, -1; shfl.sync.bfly.b32 y, $5, 1, 31, -1;
+max.f32 a, $4, x; max.f32 b, $5, y;
+shfl.sync.bfly.b32 x, a, 2, 31, -1; shfl.sync.bfly.b32 y, b, 2, 31, -1;
+max.f32 a, a, x; max.f32 b, b, y;
+max.f32 $0, $0, a; max.f32 $1, $1, b;
+DONE:
+}""")  # $0, $1: the new m of a thread's two rows; $2, $3: the old; $4, $5: its largest scores; $6, $7: their limits
+
+
+@gluon.jit
+def raised(m_i, top, limit):
+    """m (64, 4). If some `top` of a warp's rows is above its limit, the warp raises m to the largest of the row."""
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, True, 2)
+
+
+@gluon.jit
+def softmax(s_ij, l_i, m_i, tau_log2):
+    """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
+    x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
+    top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
+    m_new = raised(m_i, top, m_i + 8.0)  # (64, 4)  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2⁸  FA2.A1.L9
+    alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
+    l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
+    return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new
+
+
+@gluon.jit
+def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    if dtype == gl.bfloat16:
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+    else:
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+    return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.constexpr_function
+def multiply_unless_one(n):
+    """PTX for a warp: n numbers of o times their row's alpha, unless it is 1 in all its rows."""
+    test = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
+    jump = ["vote.sync.all.pred all, p, -1;", "@all bra.uni DONE;"]
+    products = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
+    return "\n".join(["{", ".reg .pred p, all;", *test, *jump, *products, "DONE:", "}"])
+
+
+@gluon.constexpr_function
+def in_place(n):
+    """n outputs, n inputs in the same registers, n more inputs."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def shrunk(o_i, alpha):
+    """alpha o_i, row by row; most often there is nothing to do."""
+    N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
+    x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
+    x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N)
+    return gl.convert_layout(x.reshape([64, 2 * N]), o_i.type.layout)
+
+
+@gluon.jit
+def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr):
+    """One warp: draw row blocks while there are any, and start every copy as early as its stage is free."""
+    B_c: gl.constexpr = K.block_shape[1]
+    CONSUMERS: gl.constexpr = o.shape[0]
+    r, first, t = 0, 0, gl.program_id(0)
+    while t < gl.cdiv(N_q, 64 * CONSUMERS) * heads:
+        send(mailbox, r, t)
+        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        for c in gl.static_range(CONSUMERS):
+            fill(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
+        for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
+            fill(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+            fill(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+        r, first = r + 1, first + T_c
+        t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
+    send(mailbox, r, -1)
+
+
+@gluon.jit
+def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr):
+    """One warpgroup: its 64 rows of every row block that this program gets."""
+    CONSUMERS: gl.constexpr = o.shape[0]
+    APART: gl.constexpr = q.tiles.shape[0] > CONSUMERS  # O does not lie where Q lay
+    B_c: gl.constexpr = k.tiles.shape[2]
+    d: gl.constexpr = k.tiles.shape[3]
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
+    r, first, t = 0, 0, receive(mailbox, 0)
+    while t >= 0:
+        i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
+        q_n = CONSUMERS * r + c  # its tile of Q; those of K and V are counted from `first` on
+        i = i + 64 * c
+        row = i + gl.arange(0, 64, ROWS)  # (64,)
+        seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
+        full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+        used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
+        mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
+        begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
+
+        q_i = take(q, q_n)  # FA2.A1.L4
+        o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
+        for n in range(first, begin):
+            take(k, n)
+            release(k, n)
+            take(v, n)
+            release(v, n)
+        s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
+        s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
+        release(k, begin)
+        if mine > full:
+            s_ij = mask(s_ij, (mine - 1) * B_c, seen)
+        LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s_ij).type.layout))
+        l_i = gl.zeros([64, 4], gl.float32, LANES)  # FA2.A1.L5
+        m_i = gl.full([64, 4], LOWEST, gl.float32, LANES)  # FA2.A1.L5
+        p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+        p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
+        for n in range(begin + 1, end):  # FA2.A1.L6
+            j = end - 1 - n
+            s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
+            o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+            s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
+            release(k, n)
+            if CAUSAL:
+                if j >= full:
+                    s_ij = mask(s_ij, j * B_c, seen)
+            p_next, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+            p_next = rounded(p_next, O.dtype, O_LAYOUT)
+            o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
+            release(v, n - 1)
+            o_i = shrunk(o_i, alpha)
+            p_ij = p_next
+        if APART:
+            release(q, q_n)
+        o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
+        release(v, end - 1)
+
+        l_i, m_i = gl.convert_layout(gl.sum(l_i, 1), ROWS), gl.convert_layout(gl.max(m_i, 1), ROWS)  # (64,)
+        empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
+        l_i = gl.where(empty, 1.0, l_i)
+        o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
+        L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
+        tma.store_wait(0)  # the row block before has left o
+        o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
+        hopper.fence_async_shared()
+        tma.async_copy_shared_to_global(O, [head, i, 0], o.index(c))  # FA2.A1.L14
+        gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+        if not APART:
+            tma.store_wait(0)  # O has left, and Q may come
+            release(q, q_n)
+        r, first = r + 1, first + T_c
+        t = receive(mailbox, r)
+    tma.store_wait(0)  # shared memory must outlive the last copy
+
+
+@gluon.jit
+def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr,
+                   CONSUMERS: gl.constexpr, STAGES: gl.constexpr, APART: gl.constexpr):  # fmt: skip
+    """A program stays on its SM and computes one row block after the other. Q, K, V and O are descriptors."""
+    q = ring(room(Q, 2 * CONSUMERS if APART else CONSUMERS), 1)
+    o = room(O, CONSUMERS) if APART else q.tiles
+    k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
+    mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
+    hopper.fence_async_shared()  # the copy engine sees the barriers
+    first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
+    second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
+    third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
+    copy = (Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, at_once, CAUSAL)
+    if CONSUMERS == 2:
+        gl.warp_specialize([(consumer, first), (consumer, second), (producer, copy)], [4, 1], [240, 24])
+    else:
+        gl.warp_specialize([(consumer, first), (consumer, second), (consumer, third), (producer, copy)],
+                           [4, 4, 1], [160, 160, 24])  # fmt: skip
+
+
+def forward(q, k, v, causal):
+    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
+    SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    few = triton.cdiv(N_q, 192) * batch * heads < 4 * SMs
+    consumers, B_c, stages, apart = (FEW if few else SIZES)[d]
+    grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
+    counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # of row blocks that were drawn
+    layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
+    blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
+    tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
+    forward_kernel[grid](*tiles, L, counter, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
+                         CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4)  # fmt: skip
+    return O, L  # FA2.A1.L17

@@ -1,0 +1,201 @@
+"""The Hopper forward's softmax step by Python, its PTX included, as the four warps of 64 rows carry it out."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("triton")
+
+from hopper_language import LANGUAGE, Tile
+from hopper_plain import by_python
+
+from fa2_lab.kernels.hopper.forward import softmax
+
+LOWEST, V = np.float32(softmax.LOWEST.value), np.random.default_rng(0).standard_normal((64, 16))
+
+# PTX by Python ------------------------------------------------------------------------------------------------
+
+OPERATIONS = {
+    "mov.f32": lambda a: a,
+    "abs.f32": np.abs,
+    "neg.f32": np.negative,
+    "ex2.approx.f32": np.exp2,
+    "mul.f32": np.multiply,
+    "sub.f32": np.subtract,
+    "max.f32": np.fmax,  # of a number and NaN the number
+    "fma.rn.f32": lambda a, b, c: (a.astype(float) * b + c).astype(np.float32),  # the product is exact, the sum nearly
+    "and.b32": lambda a, b: (a.view(np.uint32) & b.view(np.uint32)).view(np.float32),
+    "selp.f32": lambda a, b, p: np.where(p, a, b),
+    "setp.gt.f32": np.greater,
+    "setp.lt.f32": np.less,
+    "setp.eq.f32": np.equal,
+    "setp.gt.or.f32": lambda a, b, p: (a > b) | p,
+    "setp.eq.and.f32": lambda a, b, p: (a == b) & p,
+    "shfl.sync.bfly.b32": lambda x, lane, last, members: x[np.arange(32) ^ lane.astype(int)],
+    "vote.sync.any.pred": lambda p, members: np.full(32, p.any()),
+    "vote.sync.all.pred": lambda p, members: np.full(32, p.all()),
+}
+
+
+def constant(text: str):
+    """A number as PTX writes it."""
+    return np.uint32(int(text[2:], 16)).view(np.float32) if text[:2] in ("0f", "0x") else np.float32(text)
+
+
+def execute(text: str, registers: dict) -> dict:
+    """What registers, of 32 numbers each, hold when the 32 threads of a warp have carried out the text."""
+    for line in re.split(r"[;\n]\s*", text):
+        if not line or line[0] in "{}." or line == "DONE:":
+            continue
+        no, condition, name, operands = re.fullmatch(r"(?:@(!?)(\w+) )?(\S+) (.*)", line).groups()
+        takes = registers[condition] ^ bool(no) if condition else np.full(32, True)
+        if name == "bra.uni":
+            assert operands == "DONE" and len(set(takes)) == 1, "some threads jump and others do not"
+            if takes[0]:
+                break
+            continue
+        assert name in OPERATIONS, f"{name} is not known here"
+        assert ".sync" not in name or operands.endswith("31, -1" if "shfl" in name else "-1"), "threads are left out"
+        to, *given = operands.split(", ")
+        with np.errstate(over="ignore"):
+            found = OPERATIONS[name](*(registers[x] if x in registers else np.full(32, constant(x)) for x in given))
+        registers[to] = found if takes.all() else np.where(takes, found, registers[to])
+    return registers
+
+
+def inline_asm_elementwise(text, constraints, tiles, dtype, is_pure, pack):
+    """Gluon's, for tiles (64, 4) and by lanes (64, J, 4, 2).
+
+    Thread 4 g + lane holds rows g and g + 8 of its warp's 16: of every 8 columns 2 of the one, then 2 of the other.
+    """
+    J, E = (tiles[0].shape[1], 2) if tiles[0].ndim == 4 else (1, 1)
+    held = np.array([np.float32(x).reshape(4, 2, 8, J, 4, E).transpose(0, 3, 1, 5, 2, 4) for x in tiles])
+    held = held.swapaxes(0, 1).reshape(4, -1, 32)  # (warps, numbers of a thread, threads)
+    outputs = constraints.count("&") or pack  # written before the last input is read, or else in the inputs' places
+    found = []
+    for inputs in held:
+        registers = {f"${outputs + i}": x for i, x in enumerate(inputs)}
+        registers |= {} if "&" in constraints else {f"${i}": inputs[i] for i in range(outputs)}
+        registers = execute(getattr(text, "value", text), registers)
+        found.append([registers[f"${i}"] for i in range(outputs)])
+    found = np.array(found).reshape(4, -1, J, 2, E, 8, 4).transpose(1, 0, 3, 5, 2, 6, 4)
+    found = [x.reshape(tiles[0].shape).view(Tile) for x in found]
+    assert pack == 2 * J * E and len(found) == (len(dtype) if isinstance(dtype, tuple) else 1)
+    return found if isinstance(dtype, tuple) else found[0]
+
+
+@pytest.fixture(autouse=True)
+def plain(monkeypatch):
+    by_python(monkeypatch)
+    monkeypatch.setattr(softmax, "LOWEST", LOWEST)
+    more = dict(max=np.max, inline_asm_elementwise=inline_asm_elementwise)
+    more |= dict(full=lambda shape, x, dtype, layout: np.full(shape, np.float32(x)).view(Tile))
+    monkeypatch.setattr(softmax, "gl", SimpleNamespace(**vars(LANGUAGE) | more))
+
+
+# Streams of tiles ---------------------------------------------------------------------------------------------
+
+
+def stream(tiles, factor):
+    """After tiles (64, 64) of scores: O, L in powers of two and l; and of each step p and the rows' m, scale, alpha."""
+    tiles, factor = np.float32(tiles).astype(float).view(Tile), np.float32(factor)  # in float64 p is rounded once
+    m, scale, l = softmax.first_state(tiles[0], factor)
+    o, steps = np.zeros((64, 16)).view(Tile), []
+    for s in tiles:
+        p, m, scale, l, alpha = softmax.softmax_step(s, m, scale, l, factor)
+        o = softmax.shrunk(o, alpha) + p @ V
+        assert all((x == x[:, :1]).all() for x in (m, scale, alpha)), "the four lanes of a row differ"
+        steps.append(SimpleNamespace(p=np.array(p), m=m[:, 0], scale=scale[:, 0], alpha=alpha[:, 0]))
+    l = np.array(l.sum(1))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return o / l[:, None], m[:, 0].astype(float) * (factor / scale[:, 0]) + np.log2(l), l, steps
+
+
+def check(tiles, factor, rows=slice(None)):
+    """O and L are right, as float64 knows them; returns the steps."""
+    O, L, _, steps = stream(tiles, factor)
+    s = np.concatenate(np.float32(tiles), 1)[rows].astype(float) * np.float32(factor)
+    p = np.exp2(s - s.max(1)[:, None])
+    np.testing.assert_allclose(O[rows], p @ np.tile(V, (len(tiles), 1)) / p.sum(1)[:, None], atol=2e-6)
+    np.testing.assert_allclose(L[rows], s.max(1) + np.log2(p.sum(1)), rtol=2e-7, atol=2e-6)
+    return steps
+
+
+def drawn(size, tiles=6):
+    return size * np.random.default_rng(0).standard_normal((tiles, 64, 64))
+
+
+some_factors = pytest.mark.parametrize("factor", (2.0**-20, 1.3 * 2.0**-20, 0.1275, 1.0, 1.999, 700.0, 2.0**10))
+SOME = np.arange(64) % 3 == 0  # row g or row g + 8 of a thread, both or neither
+
+
+@some_factors
+@pytest.mark.parametrize("size", (0.0, 1.0, 4.0, 30.0))
+def test_ordinary_scores(size, factor):
+    assert max(step.p.max() for step in check(drawn(size / factor), factor)) <= 2**8.001
+
+
+@some_factors
+def test_a_warp_follows_when_one_of_its_rows_lies_more_than_8_above(factor):
+    """And then all its rows do, each to its own maximum, by as much as alpha says."""
+    tiles, moved = drawn(1.0 / factor, tiles=20) * np.linspace(1, 6, 20)[:, None, None], []
+    m = np.full(64, float(LOWEST))
+    for s, step in zip(np.float32(tiles), check(tiles, factor), strict=True):
+        top = s.max(1).astype(float) * np.float32(factor)
+        moved.append((top - m > 8).reshape(4, 16).any(1).repeat(16))
+        want = np.where(moved[-1], np.maximum(m, np.float32(top)), m)
+        assert (step.m == want).all() and (step.alpha[want == m] == 1).all()
+        np.testing.assert_allclose(step.alpha, np.exp2(m - want), rtol=1e-6)
+        m = want
+    assert 0.1 < np.mean(moved[1:]) < 0.9
+
+
+@pytest.mark.parametrize("row, column", ((0, 0), (7, 3), (8, 63), (15, 4), (37, 6), (60, 1)))
+@pytest.mark.parametrize("others", (0.0, 0.5))
+def test_no_row_and_no_lane_is_overlooked(row, column, others):
+    """At 8 above nothing moves; a little more, and all 16 rows of one warp follow."""
+    for above, moves in ((8.0, False), (8.001, True)):
+        tiles = np.zeros((2, 64, 64))
+        tiles[1], tiles[1, row, column] = others, above
+        want = np.where(np.arange(64) // 16 == row // 16, others * moves, 0.0)
+        want[row] = np.float32(above * moves)
+        assert (check(tiles, 1.0)[1].m == want).all()
+
+
+@some_factors
+@pytest.mark.parametrize("sign, power", ((1, 28), (1, 40), (1, 99), (-1, 28), (-1, 31), (-1, 99)))
+def test_huge_scores(sign, power, factor):
+    """The largest p is 1. Rows become huge, or ordinary, and no others change their scale; what came before is gone."""
+    coarse, equal = 2.0 ** np.floor(np.log2(factor)), np.full((3, 64, 64), sign * 2.0**power * 1.01 / factor)
+    huge = equal * (1 + drawn(1.0, tiles=3) ** 2)
+    for tiles in (equal, huge):
+        assert all((step.scale == coarse).all() for step in check(tiles, factor))
+        assert (stream(tiles, factor)[3][0].p.max(1) == 1).all()
+    assert (stream(equal, factor)[2] == 3 * 64).all()
+    tiles, changed = drawn(3 / factor), slice(3, 6) if sign > 0 else slice(3)
+    tiles[changed, SOME] = huge[:, SOME]
+    steps = check(tiles, factor)
+    assert (steps[3].alpha[SOME] == 0).all() and (steps[3].alpha[~SOME] > 0).all()
+    for step, scale in zip(steps, np.repeat((factor, coarse)[::sign], 3), strict=True):
+        assert (step.scale == np.float32(np.where(SOME, scale, factor))).all()
+
+
+@pytest.mark.parametrize("sign", (1, -1))
+@pytest.mark.parametrize("power", range(18, 36))
+def test_fp16_holds_every_p_of_scores_that_a_product_rounds(power, sign):
+    """Neighbours among float32's numbers, each the largest so far: m is rounded by as much as they may differ by."""
+    for factor in (0.1275, *np.linspace(1, 1.999, 12)):
+        first = np.float32(sign * 2.0**power / factor * np.linspace(1, 1.99, 64)[:, None]).view(np.int32)
+        for step in check([(first + sign * n).view(np.float32).repeat(64, 1) for n in range(-2, 2)], factor):
+            assert 2**-14 <= step.p.min() <= step.p.max() < 65504
+
+
+@some_factors
+def test_a_row_that_sees_nothing_keeps_what_it_has(factor):
+    tiles = drawn(3.0 / factor) + np.repeat((0, 50 / factor), 3)[:, None, None]
+    tiles[:2, SOME] = tiles[3, SOME] = tiles[:, :16] = -np.inf
+    for step in check(tiles, factor, slice(16, None))[:2]:
+        assert (step.m[SOME] == LOWEST).all() and (step.alpha[SOME] == 1).all() and (step.p[SOME] == 0).all()
+    assert (stream(tiles, factor)[2][:16] == 0).all(), "store() knows a row that never sees a key by l = 0"
