@@ -20,9 +20,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {  # whose tests take seconds: what is changed, and who should see it
-    "core": (["tiles.py", "trace.py", "paper.py"], ["tiles", "trace", "paper", "reference"]),
-    "reference": (["reference/*"], ["reference", "masks", "packed", "machine_ring"]),
-    "machine": (["machine/*"], ["machine_*", "layouts", "plots_machine"]),
+    "core": (["tiles.py", "trace.py", "paper.py"], ["tiles", "trace", "paper", "reference*"]),
+    "reference": (["reference/*"], ["reference*", "masks", "packed", "machine_ring"]),
+    "machine": (["machine/*"], ["machine_*", "layouts", "plots_machine", "plots_prices"]),
     "errata": (["errata/*"], ["errata"]),
     "plots": (["plots/*"], ["plots_*", "explorer", "poster"]),
     "bench": (["studio/bench/*"], ["bench*"]),

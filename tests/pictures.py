@@ -4,6 +4,9 @@ import functools
 from importlib import import_module
 
 import matplotlib
+from matplotlib.colors import same_color
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
 
 from fa2_lab.plots import style
 
@@ -26,3 +29,25 @@ def tagged(artist, gid):
 def words(artist):
     """Every text in a figure or in an axes."""
     return [text.get_text() for text in artist.findobj(style.Text) if text.get_text()]
+
+
+# Parts of an axes -----------------------------------------------------------------------------------------------
+
+
+def boxes(ax, fill=None):
+    """The rectangles of an axes, without its background; of one fill only, if given."""
+    found = [p for p in ax.patches if isinstance(p, Rectangle)]
+    return [p for p in found if fill is None or same_color(p.get_facecolor()[:3], fill)]
+
+
+def label(patch):
+    return patch.label_text.get_text() if hasattr(patch, "label_text") else ""
+
+
+def lines(ax):
+    return [line for line in ax.lines if isinstance(line, Line2D)]
+
+
+def titled(figure, start):
+    """The axes whose title starts so."""
+    return next(ax for ax in figure.axes if ax.get_title(loc="left").startswith(start))
