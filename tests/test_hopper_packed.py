@@ -178,7 +178,9 @@ def test_choice(fine, chosen, monkeypatch):
     assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
 
 
-@pytest.mark.parametrize("d, causal, plan", ((64, True, "IN_TURN"), (64, False, "USUAL"), (128, True, "USUAL")))
+@pytest.mark.parametrize("d, causal, plan", (
+    (64, True, "IN_TURN"), (64, False, "IN_TURN"), (128, True, "WIDE"), (128, False, "WIDE"), (256, True, "USUAL"),
+))  # fmt: skip
 def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, monkeypatch):
     """Sixteen of 3,000 rows; and all of d is there."""
     from fa2_lab.kernels.hopper.forward import launch, sizes
@@ -186,7 +188,7 @@ def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, mon
     monkeypatch.setattr(launch.host, "multiprocessors", lambda device: 132)
     q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
     chosen = launch.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
-    assert chosen == (sizes.IN_TURN if plan == "IN_TURN" else sizes.USUAL[d]) and chosen.d_pad == d
+    assert chosen == (sizes.USUAL[d] if plan == "USUAL" else getattr(sizes, plan)) and chosen.d_pad == d
 
 
 def test_windows_over_packed_sequences_go_elsewhere(monkeypatch):

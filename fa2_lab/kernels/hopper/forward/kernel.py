@@ -110,11 +110,14 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
         for j in range(last - end):  # tiles that only lower rows see, or all where these rows lie below the last
             skip(c, n + j, pipes)
         if end > first:
+            at, there = row, here
+            if geometry.cu_q is not None:  # store() needs how far both lie apart, which is one register less
+                at, there = row - N_q, geometry.of_sequence(0 * N_q, 0 * N_k)
             o, m, l = visit(c, n + last - end, q, q_tile, row, first, end, length, pipes, here, factor)
             if here.left is not None:
                 for j in range(last - first, last - begin):  # tiles that only upper rows see
                     skip(c, n + j, pipes)
-            store(O, L, o, m, l, pipes.o.index(c), batch, head, row, here)
+            store(O, L, o, m, l, pipes.o.index(c), batch, head, at, there)
         if end == first or not pipes.O_APART:
             tma.store_wait(0)
             pipes.q.release(q_tile)
@@ -236,9 +239,8 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
     tma.async_copy_shared_to_global(O, tile_at(O, batch, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
-    L_i = gl.where(
-        empty[:, None], NEG_INF, (m + gl.log2(l)[:, None]) * LN2
-    )  # (64, 4): one of four writes it  FA2.A1.L13
+    L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13
+    L_i = gl.where(empty[:, None], NEG_INF, L_i)
     L_i, writes = gl.broadcast(L_i, writes)
     at, writes = gl.broadcast(L + geometry.first_of(batch, head, O) + rows, writes)
     gl.store(at, L_i, mask=writes)  # FA2.A1.L15

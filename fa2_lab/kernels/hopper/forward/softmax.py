@@ -78,32 +78,29 @@ def largest(x):
 
 # What most often has not to be done: a warp jumps over it -----------------------------------------------------
 
-# A row's new m, scale and alpha, where `old_m`, `old` and `top` are its m, its scale and this lane's largest score.
-# 0f4D800000 is 2²⁸; 0x7f800000 leaves of a number the power of two below it.
+# One row: m, scale and alpha, changed where they stand; `top` is this lane's largest score, $12 the factor.
+# 0f4D800000 is 2²⁸, and 0x7f800000 leaves of a number the power of two below it.
 FOLLOW = """
 shfl.sync.bfly.b32 x, {top}, 1, 31, -1; max.f32 all, {top}, x;
 shfl.sync.bfly.b32 x, all, 2, 31, -1; max.f32 all, all, x;
-mul.f32 x, all, {old}; setp.gt.f32 higher, x, {old_m};
+mul.f32 x, all, {scale}; setp.gt.f32 higher, x, {m};
 mul.f32 x, all, $12; abs.f32 x, x; setp.lt.f32 fine, x, 0f4D800000;
-and.b32 coarse, $12, 0x7f800000; selp.f32 x, $12, coarse, fine;
-@higher mov.f32 {scale}, x; @higher mul.f32 {m}, all, x;
-sub.f32 x, {old_m}, {m}; ex2.approx.f32 x, x;
-setp.eq.f32 same, {scale}, {old}; selp.f32 {alpha}, x, 0.0, same;
+and.b32 x, $12, 0x7f800000; selp.f32 x, $12, x, fine;
+setp.eq.f32 same, x, {scale};
+mul.rn.f32 all, all, x; sub.rn.f32 y, {m}, all; ex2.approx.f32 y, y; selp.f32 y, y, 0.0, same;
+@higher mov.f32 {m}, all; @higher mov.f32 {scale}, x; @higher mov.f32 {alpha}, y;
 """
-# A thread holds two rows: $0 and $1 are their m, $2 and $3 their scales, $4 and $5 alpha; $6 to $9 what they were, $10
-# and $11 the largest scores, $12 the factor.
+# A thread holds two rows: $0 and $1 are their m, $2 and $3 scale, $4 and $5 alpha, $10 and $11 the largest scores.
 RAISED = """{
 .reg .pred some, higher, fine, same;
-.reg .f32 x, all, coarse;
-mov.f32 $0, $6; mov.f32 $1, $7; mov.f32 $2, $8; mov.f32 $3, $9; mov.f32 $4, 1.0; mov.f32 $5, 1.0;
-neg.f32 x, $6; fma.rn.f32 x, $10, $8, x; setp.gt.f32 some, x, 8.0;
-neg.f32 x, $7; fma.rn.f32 x, $11, $9, x; setp.gt.or.f32 some, x, 8.0, some;
+.reg .f32 x, y, all;
+mov.f32 $4, 1.0; mov.f32 $5, 1.0;
+neg.f32 x, $0; fma.rn.f32 x, $10, $2, x; setp.gt.f32 some, x, 8.0;
+neg.f32 x, $1; fma.rn.f32 x, $11, $3, x; setp.gt.or.f32 some, x, 8.0, some;
 vote.sync.any.pred some, some, -1;
 @!some bra.uni DONE;"""
 for i in (0, 1):
-    RAISED += FOLLOW.format(
-        m=f"${i}", scale=f"${2 + i}", alpha=f"${4 + i}", old_m=f"${6 + i}", old=f"${8 + i}", top=f"${10 + i}"
-    )
+    RAISED += FOLLOW.format(m=f"${i}", scale=f"${2 + i}", alpha=f"${4 + i}", top=f"${10 + i}")
 RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 
@@ -111,7 +108,7 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 def raised(m, scale, top, factor):
     """m, its scale and alpha, all (64, 4). If some `top` of a warp's rows lies 8 above its m, all its rows follow."""
     factor = gl.full([m.shape[0], m.shape[1]], factor, gl.float32, m.type.layout)
-    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f", [m, scale, top, factor],
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, factor],
                                      (gl.float32, gl.float32, gl.float32), True, 2)  # fmt: skip
 
 
