@@ -204,6 +204,15 @@ def test_the_sentence_counts_rows_and_takes_the_geometric_mean():
     )
 
 
+def test_the_sentence_says_where_we_are_slower():
+    assert "slower" not in page.sentence(suite(both(cuDNN=2.0), both(causal=True, cuDNN=3.0))), "as fast is not slower"
+    run = suite(both(cuDNN=3.0), both(causal=True, cuDNN=1.0), both(d=64, causal=True, cuDNN=1.5))
+    run.rows[2].direction = "backward"
+    where = "backward and forward, bf16, batch 4, heads 16, d 64 to 128, N 4,096, causal"
+    said = f" It is slower than cuDNN on 2 of 3 rows (at worst × 0.50), all of them in {where}. [RESULTS.md]"
+    assert said in page.sentence(run)
+
+
 def test_the_sentence_counts_the_worse_of_two_protocols():
     run = suite(both(cuDNN=1.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0))
     run.sustained = [both(cuDNN=4.0), both(causal=True, cuDNN=4.0)]

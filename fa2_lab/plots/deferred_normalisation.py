@@ -132,10 +132,13 @@ def _vanished(ax: Axes, x: float, y: float, gone: Step, small: float) -> None:
 
 def _rows_note(ax: Axes, steps: Sequence[Step]) -> None:
     """What the unnamed steps between the named ones are, pointed at where they are widest: before o is scaled."""
-    first = next(k for k, step in enumerate(steps) if not step.name)
-    x = sum(step.clocks for step in steps[:first])
+    names = [step.name for step in steps]
+    last = names.index("scale o")  # before it lies the widest run of unnamed steps
+    first = max(k for k in range(last) if names[k]) + 1
+    begin, end = (sum(step.clocks for step in steps[:k]) for k in (first, last))
+    x = (begin + end) / 2
     where, arrow = dict(ha="left", va="center", fontsize=style.SMALL), dict(arrowstyle="-")
-    ax.annotate("m, l and factors, one per row; ÷ l", (x + 15, 0), (x + 60, -0.27), arrowprops=arrow, **where)
+    ax.annotate("m, l and factors, one per row; ÷ l", (x, 0), (x + 45, -0.27), arrowprops=arrow, **where)
 
 
 def _axes(ax: Axes, longest: float, setting: str) -> None:

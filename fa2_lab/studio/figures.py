@@ -186,7 +186,7 @@ PICTURES = [
     ),
     Picture(
         "climb",
-        "The ladder as measured on an H200: the speed of every rung, one change a rung, beside its peer.",
+        "The ladder as measured on an H200: the speed of its rungs, one change a rung, beside its peer.",
         "10_ladder",
     ),
     Picture(

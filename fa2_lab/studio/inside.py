@@ -1,8 +1,8 @@
 """What a warp does, clock by clock: `python -m fa2_lab.studio.inside` runs a small kernel under Triton's Proton.
 
-It needs an NVIDIA GPU. It runs in a process of its own, because Proton changes how kernels are compiled. Prints a line
-for each stretch that the kernel names: when it began and how long it took, in microseconds. figures/data/inside.txt is
-what it printed on an H200.
+It needs an NVIDIA GPU. It runs in a process of its own, because Proton changes how kernels are compiled. Prints the GPU
+and Triton's version, then a line for each stretch that the kernel names: when it began and how long it took, in
+microseconds. figures/data/inside.txt is what it printed on an H200.
 """
 
 from __future__ import annotations

@@ -78,10 +78,13 @@ def peer_of(row: Row) -> str:
 
 def setting(results: Results) -> str:
     """What the table's numbers are of."""
-    peer = peer_of(rows(results, "forward")[False])
+    timed = rows(results, "forward")[False]
+    peer = peer_of(timed)
     where = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask"
     told = f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
-    beside = "triton_tutorial" in rows(results, "forward")[False].values
+    if newer := [name[1:3] for name in ladder.RUNGS if name not in timed.values and name not in timed.failed]:
+        told += f" Measured before rung {' and '.join(newer)} was added, with fa2_lab as it was then."
+    beside = "triton_tutorial" in timed.values
     return told + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
 
 

@@ -8,7 +8,7 @@
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
-# shares the work among its warps (chapter 07). The book has twenty kernels of this kind, most of them in Triton, each
+# shares the work among its warps (chapter 07). The book has 21 kernels of this kind, most of them in Triton, each
 # one change away from the one before: the *ladder*, which chapter 10 climbs. One of them is a *rung*. This chapter ends
 # with all lines of rung 07.
 #

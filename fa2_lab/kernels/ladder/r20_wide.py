@@ -1,8 +1,8 @@
 """Rung 20, wide: at d = 128, too, 192 rows share each tile of K and V, because O waits in the place that Q leaves.
 
-A third consumer's Q, and a place for its O, would not fit beside K and V. With O in Q's place the next Q comes late,
-and 192 rows suit no short work, so few row blocks are computed as before. This file is longer than 200 lines because of
-rung 16's tile scheduler and of what is written in PTX.
+With a place for a third O, too, only two small stages of K and V would be left. With O in Q's place the next Q comes
+late, and 192 rows suit no short work: few row blocks are computed as before. This file is longer than 200 lines because
+of rung 16's tile scheduler and of what is written in PTX.
 """
 
 import math

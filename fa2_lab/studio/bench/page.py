@@ -24,6 +24,7 @@ Written by `python -m fa2_lab bench --results` from the records in [figures/data
 A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less where memory is measured.
 In the tables of the suites it stands in brackets behind each other contestant's number."""
 CHIP = "MHz, W"
+FASTEST = PEERS[:3]  # told in a line where they are faster than we are
 NO_RATIO = ("nats", "count")
 NO_CONTEST = (*RETIRED, "memory", "train", "accuracy", "deterministic")
 FEW = 12  # rows that are shown without a fold
@@ -34,7 +35,8 @@ def results_page(folder: Path = FOLDER) -> str:
     runs = recorded(folder)
     contests = [view for run in runs if run.suite not in NO_CONTEST for view in named_views(run)]
     contests = [with_sums(run) if run.suite == "paper" else run for run in contests if peers_in(run.rows)]
-    lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests), "", behind(contests, PEERS[0])]
+    lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests)]
+    lines += [line for peer in FASTEST for line in ("", behind(contests, peer))]
     return "\n".join([*lines, *(line for run in runs for line in section(run))]) + "\n"
 
 
@@ -228,10 +230,24 @@ def sentence(run: Results) -> str:
     gpu = run.machine["gpu"].removeprefix("NVIDIA ")
     both = "each row counts under the worse of two protocols, with pauses and without; " if run.sustained else ""
     mean = f"{both}in brackets the geometric mean of all ratios."
-    return (
+    told = [
         f"On an {gpu}, `fa2_lab.attention` is faster than {listed(parts)} of the FlashAttention-2 paper's grid, "
-        f"forward and backward; {mean} [RESULTS.md](RESULTS.md) has every row."
-    )
+        f"forward and backward; {mean}",
+        *filter(None, (slower(run, peer) for peer in SAID)),
+        "[RESULTS.md](RESULTS.md) has every row.",
+    ]
+    return " ".join(told)
+
+
+def slower(run: Results, peer: str) -> str:
+    """On how many rows we are behind a peer, by how much at worst, and within which shapes; nothing if on none."""
+    measured = [row for row in run.rows + run.sustained if {"fa2_lab", peer} <= row.values.keys()]
+    rows = [row for row in measured if row.ratio("fa2_lab", peer) < 1]
+    if not rows:
+        return ""
+    found, where = worse(run, peer), f"{listed(sorted({row.direction for row in rows}))}, {shapes(rows)}"
+    count = f"{sum(x < 1 for x in found)} of {len(found)} rows (at worst × {min(found):.2f})"
+    return f"It is slower than {SAID[peer]} on {count}, all of them in {where}."
 
 
 def listed(parts: list[str]) -> str:
