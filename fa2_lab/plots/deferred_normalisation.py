@@ -137,7 +137,7 @@ def _rows_note(ax: Axes, steps: Sequence[Step]) -> None:
     first = max(k for k in range(last) if names[k]) + 1
     begin, end = (sum(step.clocks for step in steps[:k]) for k in (first, last))
     x = (begin + end) / 2
-    where, arrow = dict(ha="left", va="center", fontsize=style.SMALL), dict(arrowstyle="-")
+    where, arrow = dict(ha="left", va="center", fontsize=style.SMALL), dict(arrowstyle="-", shrinkB=0)
     ax.annotate("m, l and factors, one per row; ÷ l", (x, 0), (x + 45, -0.27), arrowprops=arrow, **where)
 
 
