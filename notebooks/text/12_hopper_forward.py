@@ -8,7 +8,7 @@
 #
 # FA2 was written for the A100. NVIDIA's *Hopper* chips, the H100 and the H200, multiply while the program goes on, one
 # thread copies whole tiles, and warps can hand registers to each other. Plain Triton uses a part of that. Its last rung
-# reaches three quarters of the speed of FlashAttention-3 (FA3; Shah and others, 2024) at d = 128, and 84 to 88% at
+# reaches three quarters of the speed of FlashAttention-3 (FA3; Shah and others, 2024) at d = 128, and 85 to 88% at
 # d = 64.
 #
 # Here you build the rest: the **machine**, as models that run here; the **rungs** 12 to 20, each as the lines that change
@@ -911,8 +911,8 @@ change("18", "19")
 #   if p was true already.
 # - `vote.sync.any.pred some, p, -1`: is p true in any lane (−1: all 32 take part)? `@!some bra.uni DONE`: if not, all
 #   jump.
-# - `shfl.sync.bfly.b32 x, $4, 1, 31, -1`: x is the `$4` of lane XOR 1, then XOR 2: appendix A's two exchanges
-#   (31: among all 32 lanes).
+# - `shfl.sync.bfly.b32 x, $4, 1, 31, -1`: x is the `$4` of lane XOR 1, and a the larger of the two. The second exchange fetches
+#   the a of lane XOR 2. These are appendix A's two exchanges (31: among all 32 lanes).
 
 # %% [markdown]
 # The other piece shrinks o. A `constexpr_function` runs while the kernel is compiled: `multiply_unless_one(n)` is text. For
@@ -949,8 +949,8 @@ for row in load("accuracy").rows:
 
 # %% [markdown]
 # Normal numbers cost 3 to 4%. Where one number in a thousand is an outlier, 10 to 14%. If each query is nearly one of the
-# keys (`peaked`), nothing. (d = 64 without a mask pays nothing, because the kernel of this record kept exact maxima there.
-# Today m lags there, too.)
+# keys (`peaked`), nothing. (d = 64 without a mask pays nothing. For 8 heads of 2,048 rows, as in this record, the
+# kernel of that day kept exact maxima there. Today m lags there, too.)
 #
 # **Predict.** A p of 100 is rounded no worse than a p of 1/2: bf16 has 8 binary digits for both. Let m be the exact maximum
 # instead of a lagging one. Which p of a row gains?
@@ -998,8 +998,8 @@ for kind, (q, k, v) in (("normal", x), ("outliers", far)):
 # memory?
 #
 # **Predict.** 64 rows of Q, K, V or O take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. Each consumer has
-# two of Q, so that the next one comes early, and one of O. How many stages of K and V are left for three consumers? And
-# which tile could lie in another's place?
+# two of Q, so that the next one comes early, and one of O. How many stages are left for three consumers, if a stage is one
+# tile of K and one of V? And which tile could lie in another's place?
 
 # %%
 PLACES = 227 // 16  # for 64 × 128 numbers of 16 bits
@@ -1017,7 +1017,7 @@ print(f"bytes from L2 a clock: {l2_bytes(128, 2):.1f} with two consumers, {l2_by
 # <details><summary>Answer</summary>
 #
 # **Two stages, and O could lie in Q's place.** Q and O take 9 of the 14 places. The 5 others hold two stages of 64
-# keys, half of what rung 19 has on its way. But O is stored when the last S of the row block has read Q. So O can wait in
+# keys, half of what rung 19 has on its way. But O is stored only after the last S of the row block has read Q. So O can wait in
 # Q's place. With one tile of Q for each consumer 11 places are left: five stages, 320 keys. And L2 has to deliver a third
 # less, as the last line shows.
 # </details>
@@ -1045,7 +1045,7 @@ for row in ideas.worths():
         print(f"{'causal' if row['causal'] else 'full':6} N = {row['N_q']:6,}: {row['worth']:.2f} times as fast with 192 rows")
 
 # %% [markdown]
-# Without a mask it is worth 3% on long sequences and loses 6% on short ones. Everything else is within 1%.
+# Without a mask it is worth 3% at N = 16,384 and loses 6% at 1,024. Everything else is within 1%.
 #
 # **Takeaway.** With 192 rows to a tile of K and V instead of 128, each row needs a third fewer bytes from L2.
 
@@ -1427,7 +1427,8 @@ read("hopper/shared/pipeline.py", "PingPong", "new_ping_pong")
 # %% [markdown]
 # ## The softmax step
 #
-# It is rung 19's `softmax`. New is `scale`: what this row's scores are multiplied by. Nearly always it is `factor`.
+# It is rung 19's `softmax` with two new things: `largest`, and `scale`, what this row's scores are multiplied by. Nearly
+# always it is `factor`.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "LOWEST", "first_state", "softmax_step", "by_lanes", "as_tile", "along", "largest")
@@ -1436,19 +1437,20 @@ read("hopper/forward/softmax.py", "LOWEST", "first_state", "softmax_step", "by_l
 # - m is kept in powers of 2, as in rung 19: it is multiplied by `scale` already. So p = 2^(`scale` · s − m) is one
 #   multiply-add and one exponential.
 # - `along` puts a number that each lane of a row holds once beside all that the lane holds.
-# - `largest` takes the maximum in two steps: four short chains of comparisons side by side instead of one long one.
-# - m starts at `LOWEST`, which is finite. In a row that has seen no key all scores are −∞, so m stays, and p is 2 to the
+# - `largest` takes the larger of each pair, then goes down short chains of four side by side, then takes the largest of
+#   their ends. In one long chain each comparison would wait for the one before.
+# - m starts at `LOWEST`, near the lowest number of fp32, so that every score lies above it. In a row that has seen no key all scores are −∞, so m stays, and p is 2 to the
 #   −∞, which is 0. No such row needs a special case.
 
 # %% [markdown]
 # **Predict.** This kernel once kept m in raw scores. At every tile it compared |m| with a bound, chose a scale, and
-# computed m · `scale`. Those are three instructions for a row, a few clocks. P V of the tile before takes 512. Why did it
-# matter?
+# computed m · `scale`. Those are three instructions for a row, a few clocks. P V of the tile before takes 512 at
+# d = 128. Say the compiler puts the wait for P V before these three. What else must wait then?
 #
 # <details><summary>Answer</summary>
 #
-# **Because of what stood behind them.** The multiply-adds need m · `scale`, so they come after the three. `ptxas` put the
-# wait for P V before these three, and so all multiply-adds came after P V instead of under it.
+# **All multiply-adds and exponentials of the tile.** They need m · `scale`, so they come after the three. And so it was:
+# `ptxas` put the wait before the three, and all that follows ran after P V instead of under it.
 # </details>
 
 # %% [markdown]
@@ -1457,14 +1459,14 @@ read("hopper/forward/softmax.py", "LOWEST", "first_state", "softmax_step", "by_l
 # on an H200, in one run that is in no record, this made the kernel 1.02 to 1.04 times as fast at d = 128, and at d = 64
 # between 0.97 and 1.02 times.
 #
-# **Takeaway.** Even a short chain costs much if much waits behind it.
+# **Takeaway.** A short chain costs as much as what waits behind it.
 
 # %% [markdown]
 # ## What if scores are huge?
 #
-# m is a product with the factor, and fp32 rounds it to 24 binary digits. The scores themselves are not rounded: a
-# multiply-add rounds only its result. So p is off by a factor of 2 to the error of m. That cancels out of O and L, as long
-# as p does not overflow.
+# m is a product with the factor, and fp32 rounds it to 24 binary digits. In `scale` · s − m the product is not rounded
+# before m is subtracted. So if m is off by e, every p of the row is off by the same factor, $2^e$. That cancels out of O
+# and L, as long as p does not overflow.
 #
 # **Predict.** How far apart are the fp32 numbers just below $2^{28}$? So how large can p become by the rounding of m alone?
 
@@ -1481,7 +1483,8 @@ print(f"two scores with |m| at 2^28 lie at least {apart:g} apart in powers of 2,
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **16 apart, so m is off by 8 at most, and p is at most $2^8$.** That is what a lagging m allows anyway. From $2^{28}$ on
+# **16 apart, so m is off by 8 at most, and p is at most $2^8$.** That is what a lagging m allows anyway. The two do not
+# add up, because the test for the lag compares with m as it was rounded. From $2^{28}$ on
 # m can be off by 16, and p could reach $2^{16}$, more than fp16 can hold.
 # </details>
 #
@@ -1489,8 +1492,8 @@ print(f"two scores with |m| at 2^28 lie at least {apart:g} apart in powers of 2,
 # Two different scores of that size lie at least 16 powers of two apart even so. The largest has nearly all the weight with
 # either scale.
 #
-# Where a row's scale changes, its old and its new m lie at least 16 apart for the same reason. So what came before counts
-# for next to nothing, and α is set to 0.
+# Where a row's scale changes, its old and its new largest score lie at least 16 powers of two apart, for the same reason.
+# So what came before counts for next to nothing, and α is set to 0.
 
 # %% [markdown]
 # ## The assembly, once more
@@ -1503,18 +1506,18 @@ read("hopper/forward/softmax.py", "FOLLOW", "RAISED", "raised")
 # %% [markdown]
 # `FOLLOW` is a text with names in braces. Python fills it in twice, once for each row of a thread.
 #
-# - First the test. `fma.rn.f32 x, $10, $2, x` is the lane's largest score times `scale`, minus m. If it lies above 8 in any
+# - First the test. `neg` puts −m into x, and `fma` adds the lane's largest score times `scale`. If it lies above 8 in any
 #   lane and any row of the warp, `some` is true. Otherwise the warp jumps, with α = 1.
-# - Two exchanges, as in rung 19: `all` is the row's largest score. `higher`: does it lie above m?
+# - Two exchanges, as in rung 19: `all` is the row's largest score of this tile. `higher`: is it, times `scale`, above m?
 
 # %% [markdown]
-# - `fine`: is |`all` · factor| below $2^{28}$? (`0f4D800000` is $2^{28}$, written as its bits.) Of the factor `and.b32` with
-#   `0x7f800000` keeps the exponent alone, and that is the power of two below it. `selp` takes the first number if the
-#   truth value holds, else the second.
+# - `fine`: is |`all` · factor| below $2^{28}$? (`0f4D800000` is $2^{28}$, written as its bits.) `and.b32` with `0x7f800000`
+#   keeps only the exponent of the factor, and that is the power of two below it. `selp` takes the first number if the truth
+#   value holds, else the second.
 # - `same`: is the new scale the old one? Then α is 2^(old m − new m), else 0. (`.rn`: the product is rounded before the
 #   difference is taken, as m is.) With `@higher` an instruction is carried out only where `higher` holds.
-# - The constraints begin with six outputs: m, scale and α of two rows. `0,1,2,3`: m and scale are changed in place. The
-#   last four inputs are the two largest scores and the factor, twice.
+# - The constraints begin with six outputs: m, scale and α of two rows. `0,1,2,3`: `$6` to `$9` are `$0` to `$3` again, so
+#   m and scale are changed in place. `$10` and `$11` are the rows' largest scores, `$12` and `$13` the factor.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "multiply_unless_one", "in_place", "shrunk", "rounded")

@@ -13,7 +13,7 @@ p = 2^(factor · s − m) is one multiply-add and one exponential. Nothing else 
 they begin while the tensor cores still work. m is itself a product with the factor, and rounded. That cancels, too; but
 from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes the power of two below the factor as its
 `scale`. Its products are exact, and with scores so large a row of P is one number all the same. Where a row's scale
-changes, its old and new m lie at least 16 apart, so what came before counts for next to nothing: alpha = 0.
+changes, its old and new largest score lie 16 or more apart, so what came before counts for next to nothing: alpha = 0.
 """
 
 from triton.experimental import gluon
