@@ -1,8 +1,7 @@
 """Rung 20, wide: at d = 128, too, 192 rows share each tile of K and V, because O waits in the place that Q leaves.
 
-With a place for a third O, too, only two small stages of K and V would be left. With O in Q's place the next Q comes
-late, and 192 rows suit no short work: few row blocks are computed as before. This file is longer than 200 lines because
-of rung 16's tile scheduler and of what is written in PTX.
+With a place for a third O, too, two small stages of K and V would be left. In Q's place O makes the next Q late, so few
+row blocks go as before. This file is longer than 200 lines because of rung 16's tile scheduler and of PTX.
 """
 
 import math
@@ -233,7 +232,6 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
         mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
         begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
-
         q_i = take(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
         for n in range(first, begin):
@@ -271,7 +269,6 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
         o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
         release(v, end - 1)
-
         l_i, m_i = gl.convert_layout(gl.sum(l_i, 1), ROWS), gl.convert_layout(gl.max(m_i, 1), ROWS)  # (64,)
         empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
         l_i = gl.where(empty, 1.0, l_i)
@@ -317,8 +314,7 @@ def forward(q, k, v, causal):
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
-    few = triton.cdiv(N_q, 192) * batch * heads < 4 * SMs
-    consumers, B_c, stages, apart = (FEW if few else SIZES)[d]
+    consumers, B_c, stages, apart = (FEW if triton.cdiv(N_q, 192) * batch * heads < 4 * SMs else SIZES)[d]
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
     counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # of row blocks that were drawn
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
