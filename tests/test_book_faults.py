@@ -55,7 +55,7 @@ def test_a_notebook_fails_when_the_package_is_wrong(chapter, tmp_path):
     run = subprocess.run(
         [sys.executable, TEXT / f"{chapter.name}.py"],
         cwd=NOTEBOOKS,
-        env=os.environ | {"PYTHONPATH": str(tmp_path), "MPLBACKEND": "agg"},
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
     )

@@ -85,11 +85,10 @@ def check_masks(n_q, n_k, sink=False, backend="auto", **options):
         assert worst(x, whole) < 2e-5 * max(1.0, whole.nan_to_num(0, 0, 0).abs().max().item()), name
 
 
-def check(n_q, n_k=None, dL=None, causal=True, scale=None, backend="auto", **more):
+def check(n_q, n_k=None, dL=False, causal=True, scale=None, backend="auto", **more):
     """Run the call and judge it."""
     q, k, v, dO, cu_q, cu_k = drawn(n_q, n_q if n_k is None else n_k, **more)
-    if dL:
-        dL = torch.randn(q.shape[1], q.shape[0], generator=torch.Generator().manual_seed(9)).to(DEVICE)
+    dL = torch.randn(q.shape[1], q.shape[0], generator=torch.Generator().manual_seed(9)).to(DEVICE) if dL else None
     options = dict(causal=causal, scale=scale)
     got = run(attention_packed, q, k, v, dO, dL, cu_q=cu_q, cu_k=cu_k, backend=backend, **options)
     assert [x.dtype for x in got] == [q.dtype, torch.float32, q.dtype, q.dtype, q.dtype]

@@ -33,7 +33,7 @@ FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
 HOME_BYTES = 256 * 2**20  # of all files together, where the home is in memory
 PROCESSES = 64  # threads count
 GRACE = 3.0  # seconds after its time is up before a process is ended
-START = 60.0  # seconds that a process may take to be ready
+START = 180.0  # seconds that a process may take to be ready: the first import on a busy machine takes a minute
 GPU = os.path.exists("/dev/nvidiactl")
 NAMESPACES = {"processes": 0x20000000, "network": 0x40000000, "files": 0x00020000, "ipc": 0x08000000}
 NEW_USER = 0x10000000
@@ -90,7 +90,8 @@ class Room:
         except (Died, Late, KeyError, TypeError) as failure:
             said = self._last_words()
             self.close()
-            raise Died(f"the box could not be started: {said or failure}") from failure
+            late = f"it was not ready after {START:.0f} s" if isinstance(failure, Late) else failure
+            raise Died(f"the box could not be started: {said or late}") from failure
 
     def ask(self, request: dict, seconds: float) -> dict:
         """The reply to a request. The student's code may ask back in between, as often as it likes."""
