@@ -188,7 +188,7 @@ FA2_A1 = Algorithm(
         Line(17, 0, "Return O and L."),
     ),
     numpy="fa2_lab/reference/fa2.py",
-    triton=("fa2_lab/kernels/ladder/r07_two_loops.py", "fa2_lab/kernels/portable/forward.py"),
+    triton=("fa2_lab/kernels/ladder/r08_pipelined.py", "fa2_lab/kernels/portable/forward.py"),
 )
 
 FA2_A2 = Algorithm(

@@ -52,10 +52,11 @@ def test_a_notebook_fails_when_the_package_is_wrong(chapter, tmp_path):
     source = (copy / file).read_text(encoding="utf-8")
     assert right in source, f"{file} has no {right!r} any more: plant the fault elsewhere"
     (copy / file).write_text(source.replace(right, wrong), encoding="utf-8")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     run = subprocess.run(
         [sys.executable, TEXT / f"{chapter.name}.py"],
         cwd=NOTEBOOKS,
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}", "MPLBACKEND": "agg"},
+        env=os.environ | {"PYTHONPATH": path, "MPLBACKEND": "agg"},
         capture_output=True,
         text=True,
     )

@@ -158,7 +158,7 @@ def test_a_rung_stands_alone(rung):
     tree = ast.parse(steps.source(rung))
     names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections"}
+    assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections", "functools"}
     number, name = rung[:3].removeprefix("r"), rung[4:].replace("_", " ")
     assert steps.sentence(rung).removeprefix("Side r").removeprefix("R").startswith(
         f"ung {number}, {name}: "

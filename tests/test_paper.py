@@ -251,7 +251,7 @@ def test_where_in_a_checkout_of_all_three(tmp_path, monkeypatch):
     ]
     assert all(f"{file}:" in full for file in files) and "notebook notebooks/text/04.py:2\n    m = 1" in full
     (tmp_path / "fa2_lab/kernels/ladder").mkdir()
-    (tmp_path / "fa2_lab/kernels/ladder/r07_two_loops.py").write_text("r = 7  # FA2.A1.L9\n")
+    (tmp_path / "fa2_lab/kernels/ladder/r08_pipelined.py").write_text("r = 7  # FA2.A1.L9\n")
     assert [place.text[:5] for place in where("FA2.A1.L9").first_triton] == ["r = 7"]
 
 

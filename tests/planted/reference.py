@@ -5,7 +5,7 @@ Each row is a file, an exact text of it, what is put in its place, and the test 
 
 R, E, P, G = "fa2_lab/reference/", "fa2_lab/errata/", "fa2_lab/paper.py", "fa2_lab/glossary.py"
 TRACE, TILES, COMMAND = "fa2_lab/trace.py", "fa2_lab/tiles.py", "fa2_lab/studio/command.py"
-R07, LADDER_FA1 = "fa2_lab/kernels/ladder/r07_two_loops.py", "fa2_lab/kernels/ladder/r01_fa1.py"
+R08, LADDER_FA1 = "fa2_lab/kernels/ladder/r08_pipelined.py", "fa2_lab/kernels/ladder/r01_fa1.py"
 
 CORNERS = "tests/test_reference.py::test_corner_cases"
 HEADS = "tests/test_reference.py::test_heads_and_groups"
@@ -197,9 +197,9 @@ FAULTS = [
     (R + "naive.py", "(dS[:] @ K[:])  # FA1.A3.L4", "(dS[:] @ K[:])  # FA1.A3.L5", WORDS),
     (R + "fa1.py", "m[rows]  # FA1.A2.L9", "m[rows]", WORDS),
     # Tags in Triton and in the notebooks
-    (R07, "alpha = tl.exp2(m_i - m_new)  # (B_r,)  FA2.A1.L9", "alpha = tl.exp2(m_i - m_new)  # (B_r,)", MISSING),
-    (R07, "# (B_r, d)  FA2.A1.L10", "# (B_r, d)  FA2.A1.L9", SHAPES),
-    (R07, "# FA2.A1.L14\n", "# FA2.A1.L15\n", SHAPES),
+    (R08, "alpha = tl.exp2(m_i - m_new)  # (B_r,)  FA2.A1.L9", "alpha = tl.exp2(m_i - m_new)  # (B_r,)", MISSING),
+    (R08, "# (B_r, d)  FA2.A1.L10", "# (B_r, d)  FA2.A1.L9", SHAPES),
+    (R08, "# FA2.A1.L14\n", "# FA2.A1.L15\n", SHAPES),
     (LADDER_FA1, "m_ij)  # (B_r,)  FA1.A2.L13", "m_ij)  # (B_r,)  FA1.A2.L12", SHAPES),
     ("fa2_lab/kernels/portable/forward.py", "FA2.A1.L12", "FA2.A1.L13", SHAPES),
     ("fa2_lab/kernels/portable/backward.py", "# (B_r, B_c)  FA2.A2.L13", "# (B_r, B_c)  FA2.A2.L12", SHAPES),

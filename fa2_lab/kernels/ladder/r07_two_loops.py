@@ -1,7 +1,7 @@
 """Rung 07, two loops: the mask is applied to the tiles that it cuts through, and to no other.
 
-This is the canonical Triton kernel: FlashAttention-2's Algorithm 1 as one would write it down. The masked tiles come
-first. In the other order NVIDIA's compiler makes every product wait for the one before, which costs 15% on Hopper.
+The masked tiles come first. In the other order NVIDIA's compiler makes every product wait for the one before, which
+costs 15% on Hopper.
 """
 
 import math

@@ -1,4 +1,7 @@
-"""Rung 08, pipelined: the copies of two tiles are under way while a third one is computed (num_stages=3)."""
+"""Rung 08, pipelined: the copies of two tiles are under way while a third one is computed (num_stages=3).
+
+This is the canonical Triton kernel: FlashAttention-2's Algorithm 1 as one would write it down.
+"""
 
 import math
 

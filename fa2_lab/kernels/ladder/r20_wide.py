@@ -6,6 +6,7 @@ row blocks go as before. This file is longer than 200 lines because of rung 16's
 
 import math
 from collections import namedtuple
+from functools import cache
 
 import torch
 import triton
@@ -20,6 +21,7 @@ LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys w
 LN2 = gl.constexpr(math.log(2))
 SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys of a tile, stages; if O lies apart
 FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # where an SM has fewer than 4 blocks of 192 rows
+counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
@@ -126,16 +128,12 @@ def along(state, x):
 
 
 RAISED = gl.constexpr("""{
-.reg .pred p, some;
-.reg .f32 a, b, x, y;
+.reg .pred p, some; .reg .f32 a, b, x, y;
 mov.f32 $0, $2; mov.f32 $1, $3;
 setp.gt.f32 p, $4, $6; setp.gt.or.f32 p, $5, $7, p;
-vote.sync.any.pred some, p, -1;
-@!some bra.uni DONE;
-shfl.sync.bfly.b32 x, $4, 1, 31, -1; shfl.sync.bfly.b32 y, $5, 1, 31, -1;
-max.f32 a, $4, x; max.f32 b, $5, y;
-shfl.sync.bfly.b32 x, a, 2, 31, -1; shfl.sync.bfly.b32 y, b, 2, 31, -1;
-max.f32 a, a, x; max.f32 b, b, y;
+vote.sync.any.pred some, p, -1; @!some bra.uni DONE;
+shfl.sync.bfly.b32 x, $4, 1, 31, -1; max.f32 a, $4, x; shfl.sync.bfly.b32 y, $5, 1, 31, -1; max.f32 b, $5, y;
+shfl.sync.bfly.b32 x, a, 2, 31, -1; max.f32 a, a, x; shfl.sync.bfly.b32 y, b, 2, 31, -1; max.f32 b, b, y;
 max.f32 $0, $0, a; max.f32 $1, $1, b;
 DONE:
 }""")  # $0, $1: the new m of a thread's two rows; $2, $3: the old; $4, $5: its largest scores; $6, $7: their limits
@@ -172,10 +170,9 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
 @gluon.constexpr_function
 def multiply_unless_one(n):
     """PTX for a warp: n numbers of o times their row's alpha, unless it is 1 in all its rows."""
-    test = [f"setp.eq.f32 p, ${2 * n}, 1.0;", f"setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p;"]
-    jump = ["vote.sync.all.pred all, p, -1;", "@all bra.uni DONE;"]
+    test = f"setp.eq.f32 p, ${2 * n}, 1.0; setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p; vote.sync.all.pred all, p, -1;"
     products = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
-    return "\n".join(["{", ".reg .pred p, all;", *test, *jump, *products, "DONE:", "}"])
+    return "\n".join(["{ .reg .pred p, all;", test, "@all bra.uni DONE;", *products, "DONE: }"])
 
 
 @gluon.constexpr_function
@@ -199,17 +196,21 @@ def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, at_once, CA
     B_c: gl.constexpr = K.block_shape[1]
     CONSUMERS: gl.constexpr = o.shape[0]
     r, first, t = 0, 0, gl.program_id(0)
-    while t < gl.cdiv(N_q, 64 * CONSUMERS) * heads:
+    blocks = gl.cdiv(N_q, 64 * CONSUMERS) * heads
+    while t < blocks:
         send(mailbox, r, t)
         i, head, T_c = place(t, N_q, N_k, heads, at_once, CAUSAL, 64 * CONSUMERS, B_c)
         for c in gl.static_range(CONSUMERS):
             fill(q, CONSUMERS * r + c, Q, head, i + 64 * c)  # FA2.A1.L4
         for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
             fill(k, first + n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+            if n == T_c - 1:  # asked for before the last copy, the answer is there after it
+                t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
             fill(v, first + n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
         r, first = r + 1, first + T_c
-        t = gl.num_programs(0) + gl.atomic_add(counter, 1, sem="relaxed")
     send(mailbox, r, -1)
+    if t == gl.num_programs(0) + blocks - 1:  # the last to draw makes the counter ready for the next launch
+        gl.store(counter, 0)
 
 
 @gluon.jit
@@ -316,10 +317,9 @@ def forward(q, k, v, causal):
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     consumers, B_c, stages, apart = (FEW if triton.cdiv(N_q, 192) * batch * heads < 4 * SMs else SIZES)[d]
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
-    counter = torch.zeros(1, dtype=torch.int32, device=q.device)  # of row blocks that were drawn
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
-    forward_kernel[grid](*tiles, L, counter, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
+    forward_kernel[grid](*tiles, L, counter_on(q.device), N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
                          CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4)  # fmt: skip
     return O, L  # FA2.A1.L17

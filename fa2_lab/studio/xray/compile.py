@@ -65,7 +65,8 @@ def xray_launches(
             raise ValueError(f"launches: got {option}={value!r}; it takes numbers from 1 on for {', '.join(OPTIONS)}")
     sizes = dict(d=128, N=4096, causal=True, dtype="bfloat16") | sizes
     job = dict(name=full_name(name), chip=chip, launches=[dict(launch) for launch in launches], **sizes)
-    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(PACKAGE.parent)}
+    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     command = [sys.executable, "-m", "fa2_lab.studio.xray.worker", json.dumps(job)]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     if done.returncode:
