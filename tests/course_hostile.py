@@ -49,7 +49,7 @@ class Hostile:
     change: object = None  # change(notebook) before it is written
     score: float = 12.0
     most: float = 0.0  # where chance has a say: the score is between the two
-    remark: str = ""
+    remark: str = ""  # or one of several: "this|that"
     quick: bool = False  # is part of every test run
 
 
@@ -424,7 +424,7 @@ HARM = {
     "another name": instead(lambda h: (h / "homework.docx").write_text("?"), "there is homework.docx"),
     "nothing": instead(lambda h: None, "nothing handed in"),
     "twenty daemons": Hostile((DAEMONS,), quick=True),
-    "a fork bomb": Hostile((BOMB,), score=0, most=12, remark="did not end within"),  # its forks starve its own steps
+    "a fork bomb": Hostile((BOMB,), score=0, most=12, remark="did not end within|used more than"),  # or memory ends
     "killing everything": Hostile((KILLER,)),
     "no way out": Hostile((NETWORK,), remark="unreachable"),
     "a full disk": Hostile((FULL_DISK,)),

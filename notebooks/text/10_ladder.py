@@ -76,7 +76,6 @@ Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 # </details>
 #
 # It is the parallelism of chapter 06. Pale bars are changes that lose in this shape. The fold above names each change.
-# Rung 20 was added after this record was made, so it has no number here.
 #
 # The next tables show a rung's factor over the rung before, and what became of a counter, read without a mask.
 
@@ -191,7 +190,7 @@ steps(("03", "DRAM bytes read", "tensor cores at work, %"))
 show(roofline.draw(**roofline.data()))
 
 # %% [markdown]
-# The ridge lies at 189 FLOPs per byte. Left of it bytes set the limit, and rung 00 reaches three quarters of it. Rungs
+# The ridge lies at 190 FLOPs per byte. Left of it bytes set the limit, and rung 00 reaches three quarters of it. Rungs
 # 01 and 02 are far below, partly because half of the SMs have no program. From rung 03 on, all are far to the right.
 #
 # **Takeaway.** Left of the ridge, save bytes of DRAM. Right of it, ask what the tensor cores wait for.
@@ -280,10 +279,10 @@ for n, found in over.items():
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **08.** It is ahead by 15%. The tutorial's copies run ahead, too.
+# **08.** It is ahead by 7%. The tutorial's copies run ahead, too.
 # </details>
 #
-# Rung 07 has 0.70 of its speed, rung 08 is ahead of it in all ten shapes.
+# Rung 07 has 0.64 of its speed. Rung 08 is ahead of it in all ten shapes, by 2 to 17%.
 #
 # **Takeaway.** With one argument more, the plain kernel is ahead of the tutorial's.
 
@@ -291,21 +290,23 @@ for n, found in over.items():
 # ## From here on, Hopper
 #
 # Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 20 use what Hopper has, the H200's
-# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds them. Here is what they are worth, up to rung 19.
+# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds them. Here is what they are worth.
 
 # %% tags=["hide-input"]
-steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17-18",), ("19", "tensor cores at work, %"))
+steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17",), ("18",), ("19", "tensor cores at work, %"), ("20", "L2 bytes"))
 
 # %% [markdown]
 # - 14: twice as many rows share each tile of K and V, so the bytes through L2 nearly halve.
 # - 15: the softmax of one tile runs during the products of another, so warps wait less at barriers.
 # - 16 is a *persistent kernel*: programs stay on their SMs and take one row block after the other.
-# - 17 and 18 gain 4% at most, and lose in some shapes. 19 gains 5 to 13% in all ten: m seldom moves, so o is
-#   seldom rescaled.
+# - 17 gains 12% and more at d = 64 without a mask, and 2% at most in the other shapes. 18 lies between 3% slower and 1%
+#   faster.
+# - 19 gains 5 to 8% in all ten: m seldom moves, so o is seldom rescaled.
+# - 20 shares each tile of K and V among more rows, at d = 128 only. It gains 2% at most.
 
 # %% [markdown]
-# The package's kernel, as it was then, is ahead of rung 19 in six shapes of ten. It lies between 3% behind and 5% ahead.
-# The last picture shows it as it is now.
+# The package's kernel is within 2% of rung 20 in all ten shapes. It has what rung 20 has, and all that a call may ask for
+# besides: windows, key lengths, packed sequences, other d.
 #
 # **Takeaway.** After the memory, the next limit is the order of work: keep the tensor cores busy during the softmax.
 
@@ -328,7 +329,7 @@ print(f"split-Q over split-K, 128 heads, d = 64: × {timed[128, 4096, 64, False]
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **More: 24.** With 8 heads rung 02 keeps 8 of 132 SMs busy.
+# **More: 23.** With 8 heads rung 02 keeps 8 of 132 SMs busy.
 # </details>
 #
 # Rung 04 gains in one shape and loses in the other. (Why it loses there, we do not know.) A factor belongs to a change
@@ -377,7 +378,7 @@ show(speed.draw(**speed.data()))
 
 # %% [markdown]
 # Forward, we are ahead of FlashAttention-3 in all 24 shapes. Backward, we are ahead in 21 of 24. In the other three we lose:
-# d = 64, causal, with N = 4,096, 8,192 and 16,384 we have 0.995, 0.96 and 0.94 of its speed.
+# d = 64, causal, with N = 4,096, 8,192 and 16,384 we have 0.99, 0.96 and 0.94 of its speed.
 #
 # Plain Triton is ahead of torch's FlashAttention-2, written for the A100, in every shape. The distance between our two
 # lines is what chapters 12 and 13 gain.
@@ -390,7 +391,7 @@ show(speed.draw(**speed.data()))
 # - A program per row block is worth most: it fills the GPU, and L2 carries K and V.
 # - The swapped loops come second, copies that run ahead third. Under a causal mask, skipping comes before the copies.
 # - The tweaks of the arithmetic are worth what registers and instructions allow.
-# - On Hopper, without a mask, rungs 14 to 19 gain another 39%, the first three of them 34%.
+# - On Hopper, without a mask, rungs 14 to 20 gain another 42%, the first three of them 33%.
 
 # %% [markdown]
 # ## Exercises
@@ -488,7 +489,7 @@ points = roofline.data()["points"]
 verdict("FLOPs per byte here = the roofline's", all(close(x, full.flops / 1e9 / dram(rung[1:3])) for rung, (x, _) in points.items() if rung != "fa2_lab"))
 ceiling = recorded["ladder"].ceilings
 ridge = ceiling["GEMM TFLOP/s"] / ceiling["copy TB/s"]
-verdict("the ridge lies at 189 FLOPs per byte", round(ridge) == 189)
+verdict("the ridge lies at 190 FLOPs per byte", round(ridge) == 190)
 verdict("rungs 00 to 02 stand left of it, 03 to the right",
         [points[ladder.find(n)][0] < ridge for n in ("00", "01", "02", "03")] == [True, True, True, False])
 reached = points[ladder.find("00")][1] / (points[ladder.find("00")][0] * ceiling["copy TB/s"])
@@ -505,13 +506,13 @@ def factor(number, row):
 
 few = timed[8, 4096, 128, False]
 ranked = sorted(climbing[1:], key=lambda rung: -factor(rung[1:3], full))
-verdict("21 rungs, all but the last were timed", len(ladder.RUNGS) == 21 and climbing == list(ladder.RUNGS[:20]))
+verdict("21 rungs, all were timed", len(ladder.RUNGS) == 21 and climbing == list(ladder.RUNGS))
 verdict("03 is worth most, then 02, then 08", [r[1:3] for r in ranked[:3]] == ["03", "02", "08"])
 verdict("rung 01 has a quarter of the speed of rung 00", 0.24 < factor("01", full) < 0.26)
 verdict("rung 02 is twice as fast as rung 01, and moves 40%", 2 < factor("02", full) < 2.2 and 0.38 < forms["02"] / forms["01"] < 0.42)
-verdict("rung 03: 4 with 64 heads, 24 with 8; the model gives 2", [round(factor("03", row)) for row in (full, few)] == [4, 24] and 1.9 < busy[1] / busy[0] < 2.1)
-verdict("rung 04 gains 23%, nothing causal, and loses 8% with 8 heads",
-        [round(factor("04", row), 2) for row in (full, causal, few)] == [1.23, 1.0, 0.92])
+verdict("rung 03: 4 with 64 heads, 23 with 8; the model gives 2", [round(factor("03", row)) for row in (full, few)] == [4, 23] and 1.9 < busy[1] / busy[0] < 2.1)
+verdict("rung 04 gains 23%, loses 1% causal, and 7% with 8 heads",
+        [round(factor("04", row), 2) for row in (full, causal, few)] == [1.23, 0.99, 0.93])
 verdict("chapter 04's model allows it 8%", round(allowed, 2) == 1.08)
 held = [[counts[ladder.find(n)][name] for name in ("registers", "programs on an SM")] for n in ("03", "04", "06", "07")]
 verdict("rung 04: 217 registers become 168, and a third program fits", held[:2] == [[217, 2], [168, 3]])
@@ -536,14 +537,18 @@ verdict("tensor cores: from a third to more than half", 0.33 < counts["r07_two_l
 verdict("under a causal mask skipping gains more", all(factor("06", row) > factor("08", row) for key, row in timed.items() if key[3]))
 verdict("rung 14 halves the bytes through L2", 0.5 < moved("14", "L2 bytes") < 0.6)
 verdict("rung 15: fewer waits at barriers", moved("15", "stall: barrier") < 0.7)
-verdict("14 to 19 gain 39% without a mask, 14 to 16 alone 34%", [round(factor(n, full), 2) for n in ("14-19", "14-16")] == [1.39, 1.34])
-gains = {n: [factor(n, row) for row in timed.values()] for n in ("17", "18", "19")}
-verdict("17 and 18 gain 4% at most, and lose in some shapes", all(min(gains[n]) < 0.99 and max(gains[n]) < 1.045 for n in ("17", "18")))
-verdict("19 gains 5 to 13% in all ten shapes", 1.05 < min(gains["19"]) < max(gains["19"]) < 1.135)
-ahead = [row.ratio("fa2_lab", "r19_lagging") for row in timed.values()]
-verdict("the package: ahead of rung 19 in six shapes, from 3% behind to 5% ahead",
-        sum(x > 1 for x in ahead) == 6 and (round(min(ahead), 2), round(max(ahead), 2)) == (0.97, 1.05))
-verdict("Triton's tutorial: rung 07 has 0.70 of it, rung 08 1.15", [round(found[0], 2) for found in over.values()] == [0.7, 1.15])
+verdict("14 to 20 gain 42% without a mask, 14 to 16 alone 33%", [round(factor(n, full), 2) for n in ("14-20", "14-16")] == [1.42, 1.33])
+gains = {n: [factor(n, row) for row in timed.values()] for n in ("17", "18", "19", "20")}
+open_64 = [n for n, key in zip(gains["17"], timed, strict=True) if key[2:] == (64, False)]
+verdict("17 gains 12% at d = 64 without a mask, 2% at most elsewhere",
+        min(open_64) > 1.115 and max(set(gains["17"]) - set(open_64)) < 1.025)
+verdict("18: from 3% slower to 1% faster", [round(f(gains["18"]), 2) for f in (min, max)] == [0.97, 1.01])
+verdict("19 gains 5 to 8% in all ten shapes", 1.05 < min(gains["19"]) < max(gains["19"]) < 1.085)
+verdict("20 gains 2% at most, and loses 1% at most", 0.99 < min(gains["20"]) < max(gains["20"]) < 1.02)
+ahead = [row.ratio("fa2_lab", "r20_wide") for row in timed.values()]
+verdict("the package is within 2% of rung 20 in all ten shapes", 0.98 < min(ahead) < max(ahead) < 1.02)
+verdict("Triton's tutorial: rung 07 has 0.64 of it, rung 08 1.07", [round(found[0], 2) for found in over.values()] == [0.64, 1.07])
+verdict("in all ten shapes rung 08 is ahead of it by 2 to 17%", [round(f(over["08"]), 2) for f in (min, max)] == [1.02, 1.17])
 verdict("rung 07 is behind it and rung 08 ahead in all ten shapes", max(over["07"]) < 1 < min(over["08"]))
 verdict("backward: five products count, b01 is 1.6 times b00, b02 1.7 times b01",
         down[False].flops == 2.5 * full.flops
@@ -553,8 +558,8 @@ verdict("backward: five products count, b01 is 1.6 times b00, b02 1.7 times b01"
 beside = {(r.direction, *map(r.problem.get, ("d", "causal", "N_q"))): r.ratio("fa2_lab", "FlashAttention-3") for r in recorded["paper"].rows}
 lost = {key: round(x, 3) for key, x in beside.items() if x <= 1}
 verdict("FlashAttention-3: 24 of 24 forward, 21 of 24 backward", len(beside) == 48 and [key[0] for key in lost] == 3 * ["backward"])
-verdict("and we lose at d 64, causal, by 0.995, 0.96 and 0.94",
-        [key[1:] for key in lost] == [(64, True, N) for N in (4096, 8192, 16384)] and list(lost.values()) == [0.995, 0.962, 0.936])
+verdict("and we lose at d 64, causal, by 0.99, 0.96 and 0.94",
+        [key[1:] for key in lost] == [(64, True, N) for N in (4096, 8192, 16384)] and [round(x, 2) for x in lost.values()] == [0.99, 0.96, 0.94])
 verdict("plain Triton is ahead of torch flash everywhere", min(page.ratios(recorded["paper"].rows, "fa2_lab portable", "torch flash")) > 1)
 
 # %% [markdown] tags=["navigation"]
