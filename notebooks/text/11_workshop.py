@@ -39,7 +39,7 @@ import triton.language as tl
 # tiles of a loop are copied ahead into `num_stages` stages (pipelining, rung 08). `maxnreg` is the most registers that a
 # thread may have.
 #
-# Rung 07 is the plain kernel: tiles of 64 × 64, d = 128, 4 warps, one stage. Here it is compiled for an H200, which need
+# Rung 07 is chapter 08's kernel with one stage: tiles of 64 × 64, d = 128, 4 warps. Here it is compiled for an H200, which need
 # not be here. (In the shell: `fa2-lab xray 07 --num_stages 3`.)
 
 # %%

@@ -460,11 +460,13 @@ source("kernel", "producer")
 
 # %% [markdown]
 # - Where nobody sees a column block, one row block visits it all the same, so that its dK and dV are written, as zeros.
-# - `first` is the first row block that sees these columns, and in each query head of the group `seen` row blocks follow.
-#   So step m belongs to query head `m // seen` of the group, and to its row block `m % seen`, counted from the last one
-#   back. Under the causal mask all column blocks of a head see the last rows, so all start with the same tiles of Q and
-#   dO. From its diagonal on, each would start with others: measured on an H200 by hand, that took 2% longer at d = 64, and
-#   as long at d = 128. Where all add in turn (`USED`, sitting 4) the diagonal comes first.
+# - `first` is the first row block that sees these columns. In each query head of the group there are `seen` of them,
+#   `first` included. So step m belongs to query head `m // seen` of the group, and to its row block `m % seen`, counted
+#   from the last one back.
+# - Under the causal mask every column block of a head sees the last rows, so all begin with the same tiles of Q and dO.
+#   Beginning at its diagonal, each would begin with other tiles. Measured by hand on an H200, that took 2% longer at
+#   d = 64, and as long at d = 128. Why was not measured; L2 may be the reason. Where all add in turn (`USED`, sitting 4)
+#   the diagonal comes first.
 # - The message goes out before the tiles. K has two stages, so K of the next column block can be on its way early.
 # - The next column block is drawn late, when the last copy of this one has been started. At the end a message with 0
 #   steps says "no more".
@@ -915,9 +917,12 @@ far = [row.ratio("fa2_lab", "FlashAttention-4") for row in load("long").rows if 
 print(f"over FlashAttention-4 from N = 32,768 on: {min(far):.3f} to {max(far):.3f}")
 
 # %% [markdown]
-# The lead over cuDNN is larger at d = 64, where exponentials weigh most. FlashAttention-3 is behind by 1 to 11%, except
+# The lead over cuDNN is larger at d = 64, where exponentials weigh most. From N = 1,024 on FlashAttention-3 is behind by 1 to 11%, except
 # at d = 64 under the causal mask from N = 4,096 on: there it is ahead by up to 6%. FlashAttention-4, of the same authors,
 # is a little behind on short sequences, and ahead by up to 5% on long ones.
+#
+# These records are older than the present order of row blocks (sitting 2), which is faster at d = 64 under the causal mask,
+# just where we lose.
 #
 # **Takeaway.** One pass saves two products of seven. That turns into speed as long as nobody waits for the additions.
 
