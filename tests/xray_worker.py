@@ -18,7 +18,7 @@ if __name__ == "__main__":
             ("launches", "portable.forward", LAUNCHES, "sm_90", dict(d=64, N=1024)),
             ("gfx942", "portable.forward", PLAIN, "gfx942", dict(d=64, N=1024)),
             ("too wide", "portable.forward", PLAIN, "sm_90", dict(d=100_000)),
-            ("r07_two_loops, sm_90", "r07", PLAIN, "sm_90", {}),
+            ("r08_pipelined, sm_90", "r08", PLAIN, "sm_90", {}),
             ("mine.py", str(mine), PLAIN, "sm_90", dict(d=64)),
         ]:
             try:

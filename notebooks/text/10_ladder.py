@@ -300,6 +300,8 @@ steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor c
 # - 09 to 13 together gain nothing without a mask, and 10% under it. Rung 12, which copies nothing ahead, loses.
 # - 14: twice as many rows share each tile of K and V, so the bytes through L2 nearly halve.
 # - 15: the softmax of one tile runs during the products of another, so warps wait less at barriers.
+
+# %% [markdown]
 # - 16 is a *persistent kernel*: programs stay on their SMs and take one row block after the other.
 # - 17 gains 12% and more at d = 64 without a mask, and 2% at most in the other shapes. 18 lies between 3% slower and 1%
 #   faster.

@@ -797,11 +797,15 @@ change("15", "16")
 # - `send` and `receive` are `fill` and `take` for one number. `gl.max(….load(…), 0)` makes a plain number of it.
 # - `BlockedLayout([1], [32], [1], [0])`: numbers of a thread, threads of a warp, warps, the fastest dimension. A single
 #   number is held by every thread. `SwizzledSharedLayout(1, 1, 1, [0])`: not swizzled.
+
+# %% [markdown]
 # - `gl.atomic_add(counter, 1, sem="relaxed")` draws the next number. *Relaxed*: nothing else is handed over, so memory
 #   need not be put in order. Program p begins with block p, so drawn numbers count from `gl.num_programs(0)` on. The
 #   producer draws before the last copy of a row block, so that the answer is there when it is needed.
 # - There is one draw for each row block, so the last answer of all is `blocks` − 1. The program that gets it sets the
 #   counter back to 0 for the next launch.
+
+# %% [markdown]
 # - `first` counts tiles over all row blocks, because the ring goes on.
 # - Q has two stages for each consumer, so that the next row block's Q comes early. O has room of its own, and
 #   `store_wait(0)` stands *before* the next store into it: the copy runs while the next block computes.

@@ -463,6 +463,8 @@ source("kernel", "producer")
 # - `first` is the first row block that sees these columns. In each query head of the group there are `seen` of them,
 #   `first` included. So step m belongs to query head `m // seen` of the group, and to its row block `m % seen`, counted
 #   from the last one back.
+
+# %% [markdown]
 # - Under the causal mask every column block of a head sees the last rows, so all begin with the same tiles of Q and dO.
 #   Beginning at its diagonal, each would begin with other tiles. Measured by hand on an H200, that took 2% longer at
 #   d = 64, and as long at d = 128. Why was not measured; L2 may be the reason. Where all add in turn (`USED`, sitting 4)
