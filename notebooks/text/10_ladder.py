@@ -522,6 +522,8 @@ verdict("rung 03: 4 with 64 heads, 23 with 8; the model gives 2", [round(factor(
 verdict("rung 04 gains 23%, loses 1% causal, and 7% with 8 heads",
         [round(factor("04", row), 2) for row in (full, causal, few)] == [1.23, 0.99, 0.93])
 verdict("chapter 04's model allows it 8%", round(allowed, 2) == 1.08)
+
+# %% tags=["hide-input"]
 held = [[counts[ladder.find(n)][name] for name in ("registers", "programs on an SM")] for n in ("03", "04", "06", "07")]
 verdict("rung 04: 217 registers become 168, and a third program fits", held[:2] == [[217, 2], [168, 3]])
 verdict("rung 07: more registers, and the third program is gone", held[3][0] > held[2][0] and [n for _, n in held[2:]] == [3, 2])
@@ -551,6 +553,8 @@ verdict("rung 14 halves the bytes through L2", 0.5 < moved("14", "L2 bytes") < 0
 verdict("rung 15: fewer waits at barriers", moved("15", "stall: barrier") < 0.7)
 verdict("14 to 20 gain 42% without a mask, 14 to 16 alone 33%", [round(factor(n, full), 2) for n in ("14-20", "14-16")] == [1.42, 1.33])
 verdict("and 30% and 11% at d = 64", [round(factor(n, timed[128, 4096, 64, False]), 2) for n in ("14-20", "14-16")] == [1.3, 1.11])
+
+# %% tags=["hide-input"]
 gains = {n: [factor(n, row) for row in timed.values()] for n in ("17", "18", "19", "20")}
 open_64 = [n for n, key in zip(gains["17"], timed, strict=True) if key[2:] == (64, False)]
 verdict("17 gains 12% at d = 64 without a mask, 2% at most elsewhere",

@@ -2159,6 +2159,8 @@ verdict("rung 19: fewer issue slots, and a gain everywhere", slots[1] < slots[0]
 overlap = {shape: (factor("15", *shape), worth) for shape, worth in taken_out(ONCE["15"]).items() if shape[0] == 64}
 verdict("rung 15 at d = 64: 3 to 4% slower as a rung, 8 to 10% faster in the kernel",
         all(round(rung, 2) in (0.96, 0.97) and 1.075 < worth < 1.105 for rung, worth in overlap.values()))
+
+# %% tags=["hide-input"]
 over_19 = {shape: row.ratio("fa2_lab", "r19_lagging") for shape, row in SHAPES.items()}
 verdict("at d = 64 the single ideas promise 3 and 6%, and the whole is 1% ahead",
         [round(together[64, causal], 2) for causal in (False, True)] == [1.03, 1.06]
