@@ -56,6 +56,18 @@ def test_its_words_are_text_that_can_be_read_at_the_width_of_a_page(picture):
 
 
 @by_name
+def test_no_mark_is_cut_off_by_its_axes(picture):
+    figure, _, _, renderer = drawn(picture.name)
+    for ax in figure.axes:
+        lines = () if picture.name == "quadratic_memory" else ax.lines  # there a curve leaves through the top
+        for mark in (*ax.patches, *ax.collections, *lines):
+            extent = mark.get_window_extent(renderer)
+            if mark.get_visible() and mark.get_clip_on() and np.isfinite(extent.extents).all():
+                assert ax.bbox.padded(3).containsx(extent.x0) and ax.bbox.padded(3).containsx(extent.x1), mark
+                assert ax.bbox.padded(3).containsy(extent.y0) and ax.bbox.padded(3).containsy(extent.y1), mark
+
+
+@by_name
 def test_text_is_not_cut_off(picture):
     figure, _, _, renderer = drawn(picture.name)
     assert figure.get_figwidth() <= style.WIDTH
