@@ -31,14 +31,14 @@ TILE, TOP, CHUNK = 4.75, 1.72, 0.3
 def draw(N: int, first: int, places: np.ndarray, bytes: int) -> tuple[Figure, str]:
     """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk lies."""
     figure, ax = style.new_figure(3.7, "One thread starts the copy; rows that do not exist arrive as zeros")
-    rows = len(places)
+    rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
     _tensor(ax, N, first, rows)
     _tile(ax, N - first, places)
-    end = (LEFT + WIDE, (first + rows / 2) * ROW)
+    end = (LEFT + WIDE + 0.06, (first + 0.3 + rows / 2) * ROW)  # the middle of the frame's right side
     ax.annotate("", (TILE - 0.08, TOP + rows * ROW / 2), end,
                 arrowprops=dict(arrowstyle="-|>", color=style.INK, linewidth=1.2))  # fmt: skip
     ax.text(2.45, 0.0, "What the one thread names", weight="bold", va="center")
-    for k, words in enumerate((f"the descriptor of K: where, {N} × 64, tiles of {rows}", f"row {first}",
+    for k, words in enumerate((f"the descriptor of K: where, {N} × {d}, tiles of {rows}", f"row {first}",
                                "the place in shared memory", "the barrier")):  # fmt: skip
         ax.text(2.45, 0.27 + 0.23 * k, f"{k + 1}. {words}", va="center")
     below = TOP + rows * ROW + 0.3

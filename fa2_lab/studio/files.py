@@ -32,7 +32,7 @@ def check_writable(folder: Path, what: str) -> None:
     """Find out before the work whether its results can be kept in a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write(folder / f".{what}", "").unlink()
+        write(folder / f".{what}", "").unlink(missing_ok=True)  # another run may have been here
     except OSError as failure:
         raise ValueError(f"{what}: cannot write into {folder} ({failure.strerror}); nothing was done") from failure
 
