@@ -151,7 +151,11 @@ def dies_before(rank, world):
 
 
 def dies_before_first(rank, world):
+    store = dist.distributed_c10d._get_default_store()
+    store.add("joined", 1)
     if rank == 2:
+        while store.add("joined", 0) < world:  # who is still joining would not even come to the call
+            time.sleep(0.01)
         os._exit(1)
     return told(lambda: call(timeout=3.0))
 
