@@ -22,7 +22,7 @@ NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
 SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys of a tile, stages; what fits in one SM
-counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches
+counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 

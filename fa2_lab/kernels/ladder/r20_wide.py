@@ -21,7 +21,7 @@ LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys w
 LN2 = gl.constexpr(math.log(2))
 SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys of a tile, stages; if O lies apart
 FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # where an SM has fewer than 4 blocks of 192 rows
-counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches
+counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
