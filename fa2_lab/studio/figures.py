@@ -21,6 +21,8 @@ from tqdm import tqdm
 from fa2_lab.plots import style
 from fa2_lab.studio import compiled, files
 
+DRAWN_BY = f"matplotlib {matplotlib.__version__}"
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -289,7 +291,7 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     for picture in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         data = picture.file.data()
         figure, alt = picture.file.draw(**data)
-        files.write(folder / picture.still, style.svg(figure, alt, picture.digest(data)))
+        files.write(folder / picture.still, style.svg(figure, alt, f"{picture.digest(data)}, {DRAWN_BY}"))
         if hasattr(picture.file, "moving"):
             files.write(folder / f"{picture.name}.svg", picture.file.moving(**data))
     files.write(folder / "README.md", gallery_page())
@@ -300,7 +302,7 @@ def build_posters(folder: Path) -> None:
     for name, tag in SHEETS.items():
         data = POSTER.file.data(tag)
         (figure, alt), digest = POSTER.file.draw(**data), POSTER.digest(data)
-        files.write(folder / f"{name}.svg", style.svg(figure, alt, digest))
+        files.write(folder / f"{name}.svg", style.svg(figure, alt, f"{digest}, {DRAWN_BY}"))
         files.write(folder / f"{name}.pdf", pdf(figure, digest))
 
 
