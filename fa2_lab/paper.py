@@ -224,7 +224,7 @@ FA2_A2 = Algorithm(
         Line(20, 0, "Return dQ, dK and dV."),
     ),
     numpy="fa2_lab/reference/fa2.py",
-    triton=("fa2_lab/kernels/portable/backward.py",),
+    triton=("fa2_lab/kernels/ladder/b00_atomics.py", "fa2_lab/kernels/portable/backward.py"),
 )
 
 ALGORITHMS: dict[str, Algorithm] = {a.tag: a for a in (FA1_A2, FA1_A3, FA1_A4, FA2_A1, FA2_A2)}

@@ -20,7 +20,7 @@ def kernels(request, monkeypatch):
     """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
     if request.param == "portable":
         monkeypatch.setattr(choice, "prepare", lambda *given: forward_room.prepare(*given[:5]))
-        monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:8]))
+        monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:6]))
     else:
         for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
             monkeypatch.setattr(

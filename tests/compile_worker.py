@@ -38,7 +38,6 @@ def compile_for(target: str) -> list[dict]:
     made = {name: Compiling(getattr(rooms[name], kernel)) for name, kernel in KERNELS.items()}
     for name, kernel in KERNELS.items():
         setattr(rooms[name], kernel, made[name])
-    backward.D_kernel = Compiling(backward.D_kernel)
     rows = []
     for d, dtype, causal in asked(target) if sys.argv[1] == "all" else FEW[target]:
         Q = torch.empty(2, 16, 8192, d, dtype=getattr(torch, dtype), device="meta")

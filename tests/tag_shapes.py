@@ -62,8 +62,8 @@ SHAPES = {
     "FA2.A1.L15": r"^store\((rows\.)?L \+|^store\(at, L_i,|\bL\[rows\] = ",
     "FA2.A1.L17": r"^return O, L$",
     # FA2, backward
-    "FA2.A2.L1": r"(cdiv\(|block_count\()N_q, (sequences, )?B_r\)|(cdiv\(|block_count\()N_k, (sequences, )?B_c\)",
-    "FA2.A2.L2": r"(cdiv\(|block_count\()N_q, (sequences, )?B_r\)",
+    "FA2.A2.L1": r"(cdiv\(|block_count\()N_[qk], (sequences, )?(B_[rc]|64)\)",
+    "FA2.A2.L2": r"(cdiv\(|block_count\()N_q, (sequences, )?(B_r|64)\)",
     "FA2.A2.L3": r"^dQ = (\w+ = )?zeros|^dQ\[:\] = 0|^store\(sums \+ at, zeros\)",
     "FA2.A2.L4": r"^D_i = sum\(do_i \* o_i, 1\)|^store\(D \+|^D\[:\] = \(dO\[:\] \* O\[:\]\)\.sum",
     "FA2.A2.L5": FOR_J + r"|^j(, \w+)? = (program_id|place)\(",

@@ -246,8 +246,9 @@ def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing
 @pytest.mark.skipif(GPU, reason="stands in for a GPU")
 @pytest.mark.parametrize("odd", ("O", "dO", "L", "dL", None))
 def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_in):
-    kernel = standing_in(backward, "D_kernel")
+    kernel = standing_in(backward, "rows_kernel")
     shapes = dict(O=(1, 2, 8, 16), dO=(1, 2, 8, 16), L=(1, 2, 8), dL=(1, 2, 8))
+    Q = torch.zeros(1, 2, 8, 16)
     store = {name: torch.zeros(512) for name in shapes}
 
     def tensors(odd):
@@ -255,10 +256,11 @@ def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_i
         return [store[n][starts[n] :][: math.prod(shapes[n])].view(shapes[n]) for n in shapes]
 
     O, dO, L, dL = tensors(None)
-    products = backward.prepare_D(O, dO, O, Options(causal=False, scale=1.0))
-    assert kernel.counts(products, O, dO, L, dL, torch.empty_like(L)) == (1, 0)
+    rows = backward.prepare_rows(dO, Q, Q, Q, O, Options(causal=False, scale=1.0))
+    written = torch.empty(1, 2, 8), torch.empty_like(Q), *[None] * 4
+    assert kernel.counts(rows, Q, Q, Q, O, dO, L, dL, *written) == (1, 0)
     O, dO, L, dL = tensors(odd)
-    assert kernel.counts(products, O, dO, L, dL, torch.empty_like(L)) == ((0, 1) if odd is None else (1, 0))
+    assert kernel.counts(rows, Q, Q, Q, O, dO, L, dL, *written) == ((0, 1) if odd is None else (1, 0))
 
 
 @pytest.mark.skipif(GPU, reason="stands in for a GPU")

@@ -123,7 +123,7 @@ def test_words_that_say_something_else_are_noticed(tag, right, wrong):
 
 KERNELS = sorted((paper.PACKAGE / "kernels").rglob("*.py"))
 TWINS = sorted((paper.PACKAGE.parent / "notebooks" / "text").rglob("*.py"))
-REPEATED = {"D_kernel", "visit_columns", "rows_kernel"}  # the second pass of the backward: lines again, without tags
+REPEATED = {"D_kernel"}  # of the backward: before the loop it loads what line 9 loads
 
 
 def reference_tags(text: str, algorithm: str) -> set[str]:

@@ -63,7 +63,7 @@ def prepare_any_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sink
     """prepare_backward() for tensors in any strides."""
     dense = dL is None or dL.is_contiguous()
     if dense and not any(map(has_gaps, (dO, Q, K, V, O, key_lengths, sinks, cu_q, cu_k))):
-        return prepare_backward(dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits, cu_q)
+        return prepare_backward(dO, Q, K, V, O, options, key_lengths, sinks, same_bits, cu_q)
 
     def on_copies(dO, Q, K, V, O, L, dL, *others):
         dO, Q, K, V, O, *others = map(rows_contiguous, (dO, Q, K, V, O, *others))
@@ -72,18 +72,18 @@ def prepare_any_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sink
     return on_copies
 
 
-def prepare_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q=None):
+def prepare_backward(dO, Q, K, V, O, options: Options, key_lengths, sinks, same_bits, cu_q=None):
     """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, …)."""
     many = sequences(cu_q)
     hopper = hopper_backward(Q.device) if for_hopper(options, sinks) else None
     takes = hopper is not None and hopper.enough_work(Q, K)
     own = hopper.prepare(dO, Q, K, V, O, options, key_lengths, same_bits, many) if takes else None
     if own is None:
-        return portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
+        return portable_backward.prepare(dO, Q, K, V, O, options, sequences=many)
 
     def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q=None, cu_k=None):
         found = own(dO, Q, K, V, O, L, dL, key_lengths, cu_q, cu_k)
-        rest = None if found else portable_backward.prepare(dO, Q, K, V, O, options, dL, key_lengths, sequences=many)
+        rest = None if found else portable_backward.prepare(dO, Q, K, V, O, options, sequences=many)
         return found or rest(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
 
     return call

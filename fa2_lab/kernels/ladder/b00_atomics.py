@@ -73,7 +73,7 @@ def D_kernel(O, dO, D, N_q, d: tl.constexpr, B_r: tl.constexpr):
 def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr,
                    B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
     """One program keeps dK and dV of one column block on chip, and visits the rows that see it."""
-    j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)
+    j, head = tl.program_id(0) * B_c, tl.program_id(1).to(tl.int64)  # FA2.A2.L5
     Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
     dQ += head * N_q * d
     K, V, dK, dV = K + head * N_k * d, V + head * N_k * d, dK + head * N_k * d, dV + head * N_k * d
@@ -89,7 +89,7 @@ def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, tau, CAUSAL: tl.cons
         D_i = of_rows(D, i, N_q, B_r)  # (B_r, 1)  FA2.A2.L9
         p_ij, ds_ij = tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL)
         dv_j = tl.dot(p_ij.T, do_i, dv_j)  # (B_c, d)  FA2.A2.L12
-        dq_i = tau * tl.dot(ds_ij, k_j)  # (B_r, d)
+        dq_i = tau * tl.dot(ds_ij, k_j)  # (B_r, d)  FA2.A2.L15
         add_rows(dQ, dq_i, i, N_q, B_r, d)  # FA2.A2.L15
         dk_j = tl.dot(ds_ij.T, q_i, dk_j)  # (B_c, d)  FA2.A2.L16
     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
@@ -104,7 +104,8 @@ def backward(q, k, v, O, L, dO, causal):
     L, D = L.contiguous(), torch.empty_like(L, memory_format=torch.contiguous_format)
     dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
-    rows, columns, sizes = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64), dict(d=d, B_r=64, num_warps=4)
+    rows, columns = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64)  # FA2.A2.L1 FA2.A2.L2
+    sizes = dict(d=d, B_r=64, num_warps=4)
     D_kernel[rows, batch * heads](O, dO, D, N_q, **sizes)
     columns_kernel[columns, batch * heads](Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
-    return dQ.to(q.dtype), dK, dV
+    return dQ.to(q.dtype), dK, dV  # FA2.A2.L20

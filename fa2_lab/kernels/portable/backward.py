@@ -1,8 +1,8 @@
-"""FlashAttention-2, backward: Algorithm 2 of the paper, in its own way and in the deterministic one.
+"""FlashAttention-2, backward: Algorithm 2 of the paper in two passes, so that every sum has one fixed order.
 
-The paper's way: one program per column block keeps dK_j and dV_j on chip and adds its part of dQ to HBM by atomic
-adds, in whatever order the programs come. Two passes, the default: the same columns without line 15, then one program
-per row block that keeps dQ_i on chip. That recomputes S and dP once more, and every sum has one fixed order.
+First the rows: one program per row block computes D_i, which the second pass reads, and keeps dQ_i on chip. Then the
+columns: one program per column block keeps dK_j and dV_j on chip. S and dP are computed in both. (The paper's own way,
+one pass that adds to dQ by atomic adds, is rung b00 of the ladder.)
 """
 
 from typing import NamedTuple
@@ -23,12 +23,10 @@ from fa2_lab.kernels.portable.tile import (
     drop,
     head_of,
     length_of,
-    load_rows,
     load_tile,
     one_head,
     packed_block,
     place,
-    row_pointers,
     rows_of,
     rows_seeing,
     seen_by,
@@ -36,8 +34,6 @@ from fa2_lab.kernels.portable.tile import (
     store_rows,
 )
 from fa2_lab.kernels.prepared import Options
-
-D_ROWS = 64  # of a program that computes D
 
 
 class Rows(NamedTuple):
@@ -47,9 +43,8 @@ class Rows(NamedTuple):
     dO: tl.tensor
     L: tl.tensor
     D: tl.tensor
-    dQ: tl.tensor  # in fp32, to be added to, or None
     N: tl.tensor  # rows of a head, or of one packed sequence
-    apart: tl.tensor  # how far apart heads lie in L, D and dQ
+    apart: tl.tensor  # how far apart heads lie in L and D
     Q_strides: tuple
     dO_strides: tuple
 
@@ -69,22 +64,6 @@ def of_rows(X, bh, apart, row, N_q, RAGGED: tl.constexpr):
     at = X + tl.cast(bh, tl.int64) * apart + row
     x = tl.load(at, mask=row < N_q, other=0.0) if RAGGED else tl.load(at)
     return tl.sum(x[:, None], 1)  # over one term; otherwise every thread would load all that it needs itself
-
-
-@triton.jit(do_not_specialize=["H", "heads"])
-def D_kernel(O, dO, L, dL, D, strides, H, N_q, heads, d: tl.constexpr, d_pad: tl.constexpr, B_r: tl.constexpr):
-    """D_i = rowsum(dO_i ∘ O_i). Where the loss also uses L, dS gains P ∘ dL, so dL is taken off here, once for all."""
-    i, bh = place(tl.cdiv(N_q, B_r), heads, heads_at_once=1)
-    O_strides, dO_strides = strides
-    O, dO = head_of(O, O_strides, bh // H, bh % H), head_of(dO, dO_strides, bh // H, bh % H)
-    o_i = load_rows(O, i * B_r, O_strides[2], N_q, B_r, d, d_pad, RAGGED=True, UPCAST=True)
-    do_i = load_rows(dO, i * B_r, dO_strides[2], N_q, B_r, d, d_pad, RAGGED=True, UPCAST=True)
-    D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
-    row = i * B_r + tl.arange(0, B_r)  # (B_r,)
-    if dL is not None:
-        empty = of_rows(L, bh, N_q, row, N_q, RAGGED=True) == NEG_INF
-        D_i = tl.where(empty, 0.0, D_i - of_rows(dL, bh, N_q, row, N_q, RAGGED=True))
-    tl.store(D + tl.cast(bh, tl.int64) * N_q + row, D_i, mask=row < N_q)  # FA2.A2.L4
 
 
 @triton.jit
@@ -118,7 +97,7 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
     """Add to dk_j and dv_j (B_c, d) what rows first … last, and tail … end, of every head of the group give."""
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
-    scale, scales, rule = factors
+    _, scales, rule = factors
     N_q = rows.N
     first, last, tail, stop = span
     tiles = tl.cdiv(last - first, B_r) + (tl.cdiv(stop - tail, B_r) if MASKED else 0)
@@ -145,12 +124,6 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
         dv_j = add_product(dv_j, kept_ji.to(do_i.dtype), do_i)  # (B_c, d)  FA2.A2.L12
         ds_ji = ds_ji.to(q_i.dtype)
         dk_j = add_product(dk_j, ds_ji, q_i)  # (B_c, d)  FA2.A2.L16
-        if rows.dQ is not None:
-            dq_i = tl.dot(ds_ji.T, k_j, input_precision="ieee") * scale  # (B_r, d)  FA2.A2.L15
-            real = (row < N_q)[:, None] & (tl.arange(0, tile.d_pad) < tile.d)[None, :]
-            dQ_h = rows.dQ + tl.cast(bh, tl.int64) * rows.apart * tile.d
-            dQ_i = row_pointers(dQ_h, i, tile.d, B_r, tile.d_pad)
-            tl.atomic_add(dQ_i, dq_i, mask=real, sem="relaxed")  # FA2.A2.L15
         i += B_r  # the next tile: down to `last`, then the ragged end at `tail`, then on to the next head
         if MASKED:
             i = tl.where(i < last, i, tl.maximum(i, tail))
@@ -161,9 +134,9 @@ def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, ti
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
+def columns_kernel(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
                    heads_at_once, sequences, window, factors, tile, GROUPED: tl.constexpr):  # fmt: skip
-    """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it. dQ only if given."""
+    """Column block j of one K/V head: dK_j and dV_j, summed over the query heads that share it."""
     B_c: tl.constexpr = tile.B_c
     j, b_kv = place(block_count(N_k, sequences, B_c), heads, heads_at_once)  # FA2.A2.L1 FA2.A2.L5
     batch, head_kv = b_kv // (H // group), b_kv % (H // group)
@@ -184,7 +157,7 @@ def columns_kernel(Q, K, V, dO, L, D, dQ, dK, dV, key_lengths, seed, cu_q, cu_k,
     dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     columns = k_j, v_j, col, begin, end
-    rows = Rows(Q, dO, L, D, dQ, N_q, apart, Q_strides, dO_strides)
+    rows = Rows(Q, dO, L, D, N_q, apart, Q_strides, dO_strides)
     shared_by = Group(q_at, before, head_kv * group if GROUPED else head_kv, group)
     dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, seed, tile,
                             GROUPED, MASKED=True)  # fmt: skip
@@ -216,20 +189,20 @@ def visit_columns(dq_i, q_i, do_i, per_row, K, V, columns, keys, window, scales,
 
 
 @triton.jit(do_not_specialize=launch.SIZES)
-def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads, heads_at_once,
-                sequences, window, factors, tile):  # fmt: skip
-    """Row block i of one query head: dQ_i, the second pass, laid out like the forward."""
+def rows_kernel(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H, group, N_q, N_k, heads,
+                heads_at_once, sequences, window, factors, tile):  # fmt: skip
+    """Row block i of one query head: D_i and dQ_i, laid out like the forward."""
     B_r: tl.constexpr = tile.B_r
     T_r = block_count(N_q, sequences, B_r)  # FA2.A2.L1 FA2.A2.L2
     i, bh = place(T_r, heads, heads_at_once)
     if window[1] is not None:
         i = T_r - 1 - i  # the heaviest row blocks first
     batch, head = bh // H, bh % H
-    Q_strides, K_strides, V_strides, dO_strides, dQ_strides = strides
+    Q_strides, K_strides, V_strides, O_strides, dO_strides, dQ_strides = strides
     q_at, k_at, apart = batch, batch, N_q
     if cu_q is not None:
         i, q_at, N_q, k_at, N_k = packed_block(i, cu_q, N_q, cu_k, N_k, sequences, B_r)
-        L, D = L + q_at, D + q_at
+        L, D, dL = L + q_at, D + q_at, None if dL is None else dL + q_at
     K, V = one_head(K, K_strides, k_at, head // group), one_head(V, V_strides, k_at, head // group)
     row = i * B_r + tl.arange(0, B_r)  # (B_r,)
     length = length_of(key_lengths, batch, N_k)
@@ -237,10 +210,16 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H
     edges, middle = columns_of(i, N_q, N_k, length, window, tile)
     keys = columns_seen(i * B_r, N_q, N_k, length, window)[0], length
 
-    Q, dO = one_head(Q, Q_strides, q_at, head), one_head(dO, dO_strides, q_at, head)
+    Q, O = one_head(Q, Q_strides, q_at, head), one_head(O, O_strides, q_at, head)
+    dO = one_head(dO, dO_strides, q_at, head)
     q_i = load_tile(Q, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
     do_i = load_tile(dO, i * B_r, N_q, tile, B_r, RAGGED=True)  # (B_r, d)
-    L_i, D_i = of_rows(L, bh, apart, row, N_q, RAGGED=True), of_rows(D, bh, apart, row, N_q, RAGGED=True)  # (B_r,)
+    L_i = of_rows(L, bh, apart, row, N_q, RAGGED=True)  # (B_r,)
+    o_i = load_tile(O, i * B_r, N_q, tile, B_r, RAGGED=True).to(tl.float32)  # (B_r, d)
+    D_i = tl.sum(do_i * o_i, 1)  # (B_r,)  FA2.A2.L4
+    if dL is not None:  # where the loss also uses L, dS gains P ∘ dL: it is taken off D, once for all
+        D_i = tl.where(L_i == NEG_INF, 0.0, D_i - of_rows(dL, bh, apart, row, N_q, RAGGED=True))
+    tl.store(D + tl.cast(bh, tl.int64) * apart + row, D_i, mask=row < N_q)  # FA2.A2.L4
     scale, scales, rule = factors
     dropout = None if seed is None else Dropout(seed, rule, head, batch)
     per_row = L_i, D_i, row, begin, end
@@ -252,29 +231,23 @@ def rows_kernel(Q, K, V, dO, L, D, dQ, key_lengths, seed, cu_q, cu_k, strides, H
     store_rows(dQ, dq_i * scale, i * B_r, dQ_strides[2], N_q, B_r, tile.d, tile.d_pad)
 
 
-def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, sinks=None, two_passes=True):
+def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, seed=None, sinks=None):
     """dQ, dK and dV, and dsinks where there are sinks, each like its tensor; dL, the gradient of L, may be None."""
-    call = prepare(dO, Q, K, V, O, options, dL, key_lengths, two_passes)
+    call = prepare(dO, Q, K, V, O, options)
     return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks)
 
 
-def prepare(dO, Q, K, V, O, options: Options, dL=None, key_lengths=None, two_passes=True, sequences=None):
+def prepare(dO, Q, K, V, O, options: Options, sequences=None):
     """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, and starts)."""
-    products = prepare_D(O, dO, Q, options)
-    rows = prepare_rows(dO, Q, K, V, options, sequences=sequences)
+    rows = prepare_rows(dO, Q, K, V, O, options, sequences=sequences)
     columns = prepare_columns(dO, Q, K, V, options, sequences=sequences)
 
     def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks=None, cu_q=None, cu_k=None):
-        D, dK, dV = torch.empty_like(L), torch.empty_like(K), torch.empty_like(V)
+        D, dQ, dK, dV = torch.empty_like(L), torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
         with launch.on_device_of(Q):
-            products(O, dO, L, dL, D)
-            if two_passes:
-                dQ, summed = torch.empty_like(Q), None
-                rows(Q, K, V, dO, L, D, dQ, key_lengths, seed, cu_q, cu_k)
-            else:
-                dQ = summed = torch.zeros(Q.shape, dtype=torch.float32, device=Q.device)  # FA2.A2.L3
-            columns(Q, K, V, dO, L, D, summed, dK, dV, key_lengths, seed, cu_q, cu_k)
-        return dQ.to(Q.dtype), dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
+            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)
+            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k)
+        return dQ, dK, dV, *(() if sinks is None else [sink_gradients(sinks, L, D)])  # FA2.A2.L20
 
     return call
 
@@ -285,31 +258,19 @@ def sink_gradients(sinks, L, D):
     return -(p * D).sum(-1).view(-1, len(sinks)).sum(0).to(sinks.dtype)
 
 
-def prepare_D(O, dO, Q, options: Options) -> launch.Launch:
-    """D from dO and O, and dL: one program for each 64 rows of a query head."""
-    blocks = launch.blocks("rows", Q, options.causal)
-    batch, H, N_q, d = launch.shape(Q)
-    heads = batch * H
-    return launch.Launch(
-        *(D_kernel, triton.cdiv(N_q, D_ROWS) * heads, blocks.compiler_options()),
-        strides=(launch.strides(O), launch.strides(dO)),
-        **dict(H=H, N_q=N_q, heads=heads, d=d, d_pad=blocks.d_pad, B_r=D_ROWS),
-    )
-
-
-def prepare_rows(dO, Q, K, V, options: Options, blocks=None, sequences=None) -> launch.Launch:
-    """dQ: one program for each row block of a query head."""
+def prepare_rows(dO, Q, K, V, O, options: Options, blocks=None, sequences=None) -> launch.Launch:
+    """D and dQ: one program for each row block of a query head."""
     blocks = blocks or launch.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
-        strides=tuple(map(launch.strides, (Q, K, V, dO, torch.empty_like(Q, device="meta")))),
+        strides=tuple(map(launch.strides, (Q, K, V, O, dO, torch.empty_like(Q, device="meta")))),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
         **dict(tile=blocks.tile(Q), **numbers(options)),
     )
 
 
 def prepare_columns(dO, Q, K, V, options: Options, blocks=None, sequences=None) -> launch.Launch:
-    """dK and dV, and dQ in fp32 if it is given: one program for each column block of a K/V head."""
+    """dK and dV: one program for each column block of a K/V head."""
     blocks = blocks or launch.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),

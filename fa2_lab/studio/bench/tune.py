@@ -102,8 +102,8 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     Q, K, V, dO = tensors
     options = Options(causal, Q.shape[3] ** -0.5)
     O, L = forward.forward(Q, K, V, options)
-    D = torch.empty_like(L)
-    backward.prepare_D(O, dO, Q, options)(O, dO, L, None, D)
+    D, dQ = torch.empty_like(L), torch.empty_like(Q)
+    backward.prepare_rows(dO, Q, K, V, O, options)(Q, K, V, O, dO, L, None, D, dQ, None, None, None, None)
 
     def make(blocks):
         dQ, dK, dV = map(torch.empty_like, (Q, K, V))
@@ -111,10 +111,10 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
             run = forward.prepare(Q, K, V, options, blocks=blocks)
             return lambda: run(Q, K, V, None, None)[:1]
         if kernel == "rows":
-            run = backward.prepare_rows(dO, Q, K, V, options, blocks)
-            return lambda: run(Q, K, V, dO, L, D, dQ, None, None, None, None) or (dQ,)
+            run = backward.prepare_rows(dO, Q, K, V, O, options, blocks)
+            return lambda: run(Q, K, V, O, dO, L, None, D, dQ, None, None, None, None) or (dQ,)
         run = backward.prepare_columns(dO, Q, K, V, options, blocks)
-        return lambda: run(Q, K, V, dO, L, D, None, dK, dV, None, None, None, None) or (dK, dV)
+        return lambda: run(Q, K, V, dO, L, D, dK, dV, None, None, None, None) or (dK, dV)
 
     return make
 
