@@ -1,6 +1,8 @@
 """Where things stand in a picture: what tests of places ask of its artists."""
 
 import re
+from importlib import import_module
+from itertools import pairwise
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -69,3 +71,41 @@ def runs_through(arrow, box):
     way = np.linspace(arrow.xyann, arrow.xy, 101)[3:-3]
     low = np.array(box.get_xy()) + 0.01
     return bool(((way > low) & (way < low - 0.02 + [box.get_width(), box.get_height()])).all(axis=1).any())
+
+
+def ticks(axis):
+    """{what a tick says: where it stands}, of the ticks that are seen."""
+    low, high = sorted(axis.get_view_interval())
+    near = 1e-9 * (high - low)
+    seen = [tick for tick in axis.get_major_ticks() if low - near <= tick.get_loc() <= high + near]
+    return {tick.label1.get_text(): tick.get_loc() for tick in seen if tick.label1.get_text()}
+
+
+def assert_level(text, *parts, near=6):
+    """A text stands at the height of the middle of its parts."""
+    apart = (sum(around(text).intervaly) - sum(around(*parts).intervaly)) / 2
+    assert abs(apart) <= near, f"{text.get_text()!r} stands {apart:.0f} pixels too high"
+
+
+def nearest(text, curves):
+    """The curve that passes a text most closely."""
+    box = around(text)
+
+    def away(curve):
+        ends = curve.get_transform().transform(curve.get_xydata())
+        ends = ends[np.isfinite(ends).all(axis=1)]
+        way = np.concatenate([np.linspace(a, b, 60) for a, b in pairwise(ends)] or [ends])
+        return np.linalg.norm(way - np.clip(way, box.min, box.max), axis=1).min()
+
+    return min(curves, key=away)
+
+
+def points(line):
+    return [tuple(map(float, xy)) for xy in line.get_xydata()]
+
+
+def redrawn(name, data=(), **changes):
+    """(figure, alternative text, data) of a picture whose data were made with other arguments, or changed, or both."""
+    picture = import_module(f"fa2_lab.plots.{name}")
+    shown = picture.data(**dict(data)) | changes
+    return *picture.draw(**shown), shown

@@ -88,11 +88,13 @@ def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
         said.append(f"{name}: {end:g} products long, {count}")
     last = max(v.end for way in ways.values() for v in way["visits"])
     axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")
+    together = max(_most_at_once(way["writes"]) for way in ways.values())
+    number = {2: "two", 3: "three", 4: "four"}.get(together, str(together))
     figure.supxlabel(
         "A box: one tile, and the block of dQ that it adds to, in memory (+) or on chip. A mark:\na write of dQ,"
-        " with its writer's number. × 4: four programs write at the same time.",
+        " with its writer's number." + f" × {together}: {number} programs write at the same time." * (together > 1),
         fontsize=style.SMALL,
-    )  # fmt: skip
+    )
     alt = (
         f"{SMs} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(said)}. With atomic adds all column"
         f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"

@@ -71,17 +71,17 @@ def _to_scale(ax: Axes, N: np.ndarray, sizes: dict, chips: Sequence) -> None:
     ax.set_xlabel("sequence length N")
     ax.set_title("To scale, with the memory of GPUs")
     ax.text(0.97 * right, 0.03 * top, "Q, K, V, O", ha="right", va="bottom", fontsize=style.SMALL)
-    ax.text(0.86 * right, 0.66 * top, "S and P", fontsize=style.SMALL)
+    ax.text(0.76 * right, 0.5 * top, "S and P", fontsize=style.SMALL)
 
 
 def _slopes(ax: Axes, N: np.ndarray, sizes: dict) -> None:
-    labels = {"S and P": ("×4 when N doubles", -10, 6), "Q, K, V, O": ("×2", 6, -9), "L": ("×2", 6, -9)}
+    labels = {"S and P": ("\n×4 when N doubles", -10, 6), "Q, K, V, O": (": ×2", 5, -5), "L": (": ×2", 5, -5)}
     for name, bytes_ in sizes.items():
         ax.loglog(N, bytes_, color=COLORS[name], base=2)
         growth, right, up = labels[name]
         where = len(N) * (5 if right < 0 else 4) // 8
         align = dict(ha="right" if right < 0 else "left", va="center", fontsize=style.SMALL)
-        text, at = f"{name}\n{growth}", (N[where], bytes_[where])
+        text, at = f"{name}{growth}", (N[where], bytes_[where])
         ax.annotate(text, at, xytext=(right, up), textcoords="offset points", **align)
     ax.set_xticks([2**7, 2**10, 2**15, 2**20], ["128", "1 Ki", "32 Ki", "1 Mi"])
     ax.set_yticks([2**20, GiB, 2**40], ["1 MiB", "1 GiB", "1 TiB"])

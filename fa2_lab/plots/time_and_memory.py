@@ -71,14 +71,15 @@ def draw(time: Mapping[str, Points], memory: Mapping[str, Points], setting: str)
         _name(left, name, curve[-1])
     _name(right, "standard", memory["standard"][-1], "standard: the next\nis out of memory")
     _name(right, "FA2", memory["FA2"][-1], "FA2, ours")
-    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
+    figure.supxlabel(setting.replace(". ", ".\n", 1), fontsize=style.SMALL, color=style.QUIET)
     return figure, _alt(time, memory, setting)
 
 
 def _axes(ax: Axes, curves: Mapping[str, Points]) -> None:
     lengths = sorted({N for curve in curves.values() for N, _ in curve})
     ax.set(xscale="log", yscale="log", xlim=(lengths[0] / 1.2, lengths[-1] * 4.5), xlabel="N, tokens in a text")
-    ax.set_xticks(lengths[::2], [f"{N:,}" for N in lengths[::2]])
+    named = lengths[::-2]  # from the longest on, of which the title speaks
+    ax.set_xticks(named, [f"{N:,}" for N in named])
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))

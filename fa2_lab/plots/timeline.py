@@ -40,7 +40,7 @@ def owner(job) -> int | None:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-HUE = {"S": "S", "PV": "O", "P": "P", "K": "K", "V": "V"}
+HUE = {"S": "S", "PV": "O", "P": "P"}
 LANES = (("copy", None), ("tensor", 0), ("tensor", 1), ("exp", 0), ("exp", 1))
 NAMES = {"copy": "copies of K, V", "tensor": "tensor cores", "exp": "exponentials"}
 

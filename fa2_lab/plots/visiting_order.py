@@ -79,14 +79,14 @@ def _timeline(ax: Axes, log: Sequence[Event], longest: int) -> None:
         ax.add_patch(style.Rectangle((time, lane - 0.38), 1, 0.76, facecolor=fill, edgecolor=color, linewidth=0.7))
     for lane, tensor in enumerate(lanes):
         total = sum(e.elements for e in log if e.tensor == tensor)
-        ax.text(longest + 1, lane, f"{total:,}", va="center", fontsize=style.SMALL)
+        ax.text(1.03 * longest, lane, f"{total:,}", va="center", fontsize=style.SMALL)
     ax.set(
-        xlim=(-1, longest + 9),
+        xlim=(-1, 1.12 * longest),
         ylim=(len(lanes) - 0.4, -0.9),
         yticks=range(len(lanes)),
         yticklabels=[style.ell(t) for t in lanes],
         xticks=[],
     )
     ax.spines["bottom"].set_visible(False)
-    ax.text(longest + 1, -0.75, "elements", va="center", fontsize=style.SMALL, color=style.QUIET)
+    ax.text(1.03 * longest, -0.75, "elements", va="center", fontsize=style.SMALL, color=style.QUIET)
     ax.set_xlabel(f"time → ({sum(e.elements for e in log):,} elements; filled: load, open: store)")

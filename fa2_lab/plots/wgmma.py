@@ -43,11 +43,12 @@ def draw(products: Sequence[Sequence[tuple]], deep: int, warps: Sequence[int]) -
         told.append(f"{c} = {a} {b}: {a} lies in {place}, {shape[1] // deep} instructions")
     ax.set(xlim=(-0.15, 7.3), ylim=(2 * HIGH - 0.1, -0.25), xticks=[], yticks=[], aspect="equal")
     ax.spines[:].set_visible(False)
-    ax.set_xlabel(f"Framed: what one wgmma multiplies, 64 rows and {deep} deep.", fontsize=style.SMALL)
+    ax.set_xlabel(f"Framed: what one wgmma multiplies, {len(warps)} rows and {deep} deep.", fontsize=style.SMALL)
     alt = (
         f"Two products of a warpgroup, drawn as left factor times right factor = result. {'; '.join(told)}. The right"
-        f" factor lies in shared memory both times, the result in registers, {warps.count(0)} rows to each of 4 warps."
-        f" A frame marks {deep} columns of the left factor and {deep} rows of the right one: one wgmma."
+        f" factor lies in shared memory both times, the result in registers, {warps.count(0)} rows to each of"
+        f" {len(set(warps))} warps. A frame marks {deep} columns of the left factor and {deep} rows of the right one:"
+        " one wgmma."
     )
     return figure, alt
 
