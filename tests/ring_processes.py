@@ -135,12 +135,46 @@ def told(attempt):
     return "nothing", str(value), time.monotonic() - start
 
 
+def watched():
+    """What this rank does from now on, in a list that grows: it computes, waits for headers, begins a transfer."""
+    seen = []
+
+    def watch(owner, name, what):
+        real = getattr(owner, name)
+
+        def watching(*arguments):
+            seen.append(what)
+            return real(*arguments)
+
+        setattr(owner, name, watching)
+
+    watch(ring, "partial_forward", "kernel")
+    watch(ring.ranks.Exchange, "wait", "wait")
+    watch(ring.Ring, "pass_on", "transfer")
+    return seen
+
+
 def disagreements(rank, world):
-    """Each fault in turn on rank 1; in the end a call that everybody makes alike."""
-    found = {name: told(lambda c=change: call(**(c if rank == 1 else {}))) for name, (change, _) in FAULTS.items()}
-    found["unshard"] = told(lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0))
-    found["afterwards"] = told(lambda: tuple(call(rows=5 + rank).shape))
-    return found
+    """Each fault in turn on rank 1, then a kernel that fails on all; in the end a call that everybody makes alike."""
+    seen, did = watched(), {}
+    tasks = {name: lambda c=change: call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
+    tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
+    tasks["kernel"] = kernel_fails
+    tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)
+    found = {}
+    for name, task in tasks.items():
+        seen.clear()
+        found[name], did[name] = told(task), seen.copy()
+    return found | dict(did=did)
+
+
+def kernel_fails():
+    """A call whose first kernel fails, on every rank."""
+    kept, ring.partial_forward = ring.partial_forward, lambda *_: 1 / 0
+    try:
+        call(rows=9)
+    finally:
+        ring.partial_forward = kept
 
 
 def dies_before(rank, world):
@@ -169,7 +203,7 @@ def dies_between(rank, world):
 
 def dies_within(rank, world):
     if rank == 2:
-        ring.partial_forward = lambda *_: os._exit(1)
+        ring.Ring.pass_on = lambda *_: os._exit(1)
     return told(call)
 
 

@@ -82,7 +82,7 @@ def attention(q, k, v, dO, dL, lengths, layout, causal, scale, on_triton):
         ring = ring_of(rank, links, lengths, layout, causal, scale, on_triton)
         mine = (x if x is None else torch.cat([x[:, :, p] for p in places[rank]], 2) for x in (q, k, v, dO, dL))
         q_, k_, v_, dO_, dL_ = mine
-        O, L = rings.all_heads_forward(ring, q_, k_, v_)
+        O, L = rings.all_heads_forward(ring, q_, k_, v_, rings.first_half(ring, q_, k_, v_))
         return O, L, *rings.all_heads_backward(ring, dO_, dL_, q_, k_, v_, O, L)
 
     return [whole(parts, lengths, layout) for parts in zip(*run(len(lengths), work), strict=True)]

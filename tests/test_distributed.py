@@ -122,6 +122,21 @@ def test_every_rank_is_told_at_once(fault, told):
         assert message in text and seconds < 5
 
 
+def test_a_rank_computes_before_it_waits_and_transfers_nothing_in_vain(told):
+    for rank in range(3):
+        did = told[rank]["did"]
+        assert did["afterwards"] == ["kernel", "wait", *["transfer", "kernel"] * 2, "kernel"]
+        for fault in processes.FAULTS:
+            refuses = fault == "refused" and rank == 1
+            assert did[fault] == (["wait"] if refuses else ["kernel", "wait"]), (rank, fault)
+
+
+def test_a_kernel_that_fails_early_leaves_no_headers_for_the_next_call(told):
+    for rank in range(3):
+        assert told[rank]["kernel"][0] == "ZeroDivisionError"
+        assert told[rank]["afterwards"][:2] == ("nothing", f"(1, 4, {5 + rank}, 8)")
+
+
 def test_unshard_looks_too_and_the_next_call_is_as_if_nothing_had_been(told):
     for rank in range(3):
         kind, text, _ = told[rank]["unshard"]
@@ -299,22 +314,38 @@ def test_state_is_the_ladder_s(on_triton, device):
     draw = np.random.default_rng(0)
     q = torch.empty(2, 3, 41, 20, device=device)
     state, want = State(q, on_triton), [[SoftmaxState.reset(41, 20) for _ in range(3)] for _ in range(2)]
-    for rows in (slice(0, 41), slice(20, 41), slice(0, 41), slice(40, 40)):
+    parts = []
+    for rows in (slice(0, 20), slice(20, 41), slice(20, 41), slice(0, 41), slice(40, 40), slice(0, 23)):
         n = rows.stop - rows.start
         O, L = draw.standard_normal((2, 3, n, 20)), 30 * draw.standard_normal((2, 3, n))
         O[:, :, :1], L[:, :, :1] = 0, -np.inf  # a row that saw no key of this block
         O_, L_ = (torch.tensor(x, dtype=torch.float32, device=device) for x in (O, L))
-        state.merge(rows, O_.mT.contiguous().mT, L_)
+        parts.append((rows, O_.mT.contiguous().mT, L_))
         for b, h in np.ndindex(2, 3):
             part = SoftmaxState.reset(41, 20)
             part.m[rows], part.l[rows], part.o[rows] = L[b, h], np.isfinite(L[b, h]), O[b, h]
             want[b][h] = want[b][h].merge(part)
     O, L = (torch.full(shape, torch.nan, device=device) for shape in ((2, 5, 41, 20), (2, 5, 41)))
-    state.finalize(O[:, 1:4], L[:, 1:4])
+    for part in parts[:-1]:
+        state.merge(*part)
+    state.finalize(parts[-1], O[:, 1:4], L[:, 1:4])
     for b, h in np.ndindex(2, 3):
         o, l = want[b][h].finalize()
         assert worst(O[b, h + 1].cpu(), torch.tensor(o)) < 1e-5 and worst(L[b, h + 1].cpu(), torch.tensor(l)) < 1e-4
     assert O[:, [0, 4]].isnan().all() and L[:, [0, 4]].isnan().all(), "wrote beyond its heads"
+
+
+def test_merges_of_one_kind_are_prepared_once(monkeypatch):
+    from fa2_lab.kernels.portable import merge
+
+    prepare, kinds = merge.prepare, []
+    monkeypatch.setattr(merge, "prepare", lambda *arguments: kinds.append(arguments[:2]) or prepare(*arguments))
+    state = State(torch.empty(1, 1, 37, 16, device=DEVICE), on_triton=True)
+    O, L = torch.ones(1, 1, 9, 16, device=DEVICE), torch.zeros(1, 1, 9, device=DEVICE)
+    for start in (0, 9, 9, 0):
+        state.merge(slice(start, start + 9), O, L)
+    assert kinds == [(37, 0), (37, 9)]
+    assert state.l.flatten().tolist()[:18] == [2.0] * 18
 
 
 # The call -------------------------------------------------------------------------------------------------------------

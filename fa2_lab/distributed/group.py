@@ -1,17 +1,20 @@
 """Who takes part, and how the ranks make sure that they agree before anything large moves.
 
-Before its transfers every call gathers one small header from each rank: what is called, shapes, dtype, options. It goes
-over a gloo group of its own, through the CPUs, so it waits for no GPU: some 0.2 ms of host time on one machine. It
-brings the length of every shard, and it is where a rank that disagrees, has died or never comes is found out, on every
-rank and within `timeout` seconds. Nothing is kept from call to call: a rank that trusted an earlier agreement would
-start a transfer that nobody answers. Once the ranks agree, a transfer's own time limit is that of the user's group.
+Before its transfers every call sends one small header to each rank and gets theirs: what is called, shapes, dtype,
+options. They go over a gloo group of its own, through the CPUs, so they wait for no GPU: some 0.1 ms on one machine,
+while a forward already computes. They bring the length of every shard, and here a rank that disagrees, has died or
+never comes is found out, on every rank and within `timeout` seconds. (Where three or more take part and one comes just
+as another gives up, a third may have heard from both.) Nothing is kept from call to call: a rank that trusted an
+earlier agreement would start a transfer that nobody answers. Once a rank has heard that all agree, a transfer's own
+time limit is that of the user's group.
 """
 
 from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from numbers import Real
 
@@ -60,18 +63,40 @@ SIDE: dict[tuple, dist.ProcessGroupGloo | None] = {}  # (group, seconds) -> the 
 AGREED: dict[dist.ProcessGroup, int] = defaultdict(int)  # how often; the same number on every rank
 
 
-def agree(group: dist.ProcessGroup, header: dict, timeout: float) -> list[dict]:
-    """Every rank's header, once all say the same; otherwise an error here and on every other rank."""
-    headers = exchange(group, header, timeout)
-    refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
-    if refusals:
-        raise Disagreement(f"ring_attention: refused on {'; '.join(refusals)}")
-    for name in dict.fromkeys(name for h in headers for name in h if name not in OWN):
-        said = [h.get(name) for h in headers]
-        if any(x != said[0] for x in said):
-            raise Disagreement(f"ring_attention: the ranks do not agree on {name}: {listed(said)}")
-    AGREED[group] += 1
-    return headers
+class Exchange:
+    """Headers under way: this rank's to each other rank, and theirs to this one. Whoever begins one waits for it,
+    whatever happens meanwhile, or the next call would take old headers for new ones."""
+
+    def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float):
+        self.group, self.timeout = group, timeout
+        rank, mine = dist.get_rank(group), encoded(header)
+        self.every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+        self.every[rank] = mine
+        others = [other for other in range(len(self.every)) if other != rank]
+        with losing(group, timeout):
+            side = side_group(group, timeout)
+            self.works = [side.recv([self.every[other]], other, 0) for other in others]
+            self.works += [side.send([mine], other, 0) for other in others]
+
+    def wait(self) -> list[dict]:
+        """The headers of all ranks, in order of rank."""
+        with losing(self.group, self.timeout):
+            for work in self.works:
+                work.wait()
+        return [json.loads(x.numpy().tobytes()) for x in self.every]
+
+    def agree(self) -> list[dict]:
+        """The same, once all say the same; otherwise an error here and on every other rank."""
+        headers = self.wait()
+        refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
+        if refusals:
+            raise Disagreement(f"ring_attention: refused on {'; '.join(refusals)}")
+        for name in dict.fromkeys(name for h in headers for name in h if name not in OWN):
+            said = [h.get(name) for h in headers]
+            if any(x != said[0] for x in said):
+                raise Disagreement(f"ring_attention: the ranks do not agree on {name}: {listed(said)}")
+        AGREED[self.group] += 1
+        return headers
 
 
 def listed(said: Sequence) -> str:
@@ -80,22 +105,25 @@ def listed(said: Sequence) -> str:
     return "; ".join(f"rank {', '.join(str(r) for r, y in enumerate(said) if y == x)}: {x!r}" for x in values)
 
 
-def exchange(group: dist.ProcessGroup, header: dict, timeout: float) -> list[dict]:
-    """The headers of all ranks, in order of rank."""
+def encoded(header: dict) -> torch.Tensor:
+    """A header as it travels, always as long."""
     text = json.dumps(header).encode()
     if len(text) > HEADER:
         text = json.dumps(dict(refused=str(header.get("refused"))[: HEADER // 8])).encode()
-    mine = torch.frombuffer(bytearray(text.ljust(HEADER)), dtype=torch.uint8)
-    every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
+    return torch.frombuffer(bytearray(text.ljust(HEADER)), dtype=torch.uint8)
+
+
+@contextmanager
+def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
+    """Say in words what gloo's error means, for a time limit as for a closed connection; the group stays lost."""
     try:
-        side_group(group, timeout).allgather([every], [mine]).wait()
-    except RuntimeError as failure:  # gloo's, for a time limit as for a closed connection
+        yield
+    except RuntimeError as failure:
         SIDE[group, timeout] = None
         raise RuntimeError(
-            f"ring_attention: rank {dist.get_rank(group)} of {len(every)} did not hear from all others within "
-            f"{timeout:g} s: one of them has died, is late, or calls with another group or timeout"
+            f"ring_attention: rank {dist.get_rank(group)} of {dist.get_world_size(group)} did not hear from all others "
+            f"within {timeout:g} s: one of them has died, is late, or calls with another group or timeout"
         ) from failure
-    return [json.loads(x.numpy().tobytes()) for x in every]
 
 
 def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGloo:

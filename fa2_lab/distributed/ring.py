@@ -1,9 +1,10 @@
 """Ring attention: queries stay, keys and values go round, and (O, L) of each block are merged as on one GPU.
 
 Forward, at each of n steps: hand the block of K and V that is here to the right, and while it travels (and the next
-comes from the left) let the queries look at it. Backward, the blocks go round again; a block's dK and dV follow it one
-step behind, in fp32, and each rank adds its part. A rank's own block comes first and last, in two halves: while the
-first block is on its way, and while its own gradients come home.
+comes from the left) let the queries look at it. A rank's own block needs no other rank: the first half of its queries
+look at it while the ranks agree, the second half while it travels. Backward, the blocks go round again; a block's dK
+and dV follow it one step behind, in fp32, and each rank adds its part. A rank's own block comes first and last, in two
+halves: while the first block is on its way, and while its own gradients come home.
 
 A transfer starts when what it sends is computed, runs beside the kernels (NCCL on a stream of its own, gloo in threads)
 and is waited for before its block is needed. What is sent or received stays referenced until that wait, which orders
@@ -15,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import pairwise
 
@@ -78,26 +79,25 @@ def ring_attention(
         header = signature(q, k, v, causal, scale, layout, return_lse, backend)
     except (TypeError, ValueError, RuntimeError) as refusal:
         with suppress(RuntimeError):  # what is wrong here matters more than who has not heard of it
-            ranks.exchange(group, dict(refused=str(refusal)), timeout)
+            ranks.Exchange(group, dict(refused=str(refusal)), timeout).wait()
         raise
     if dist.get_world_size(group) == 1:
         return attention(q, k, v, causal=causal, scale=scale, return_lse=return_lse, backend=backend)
-    headers = ranks.agree(group, header, timeout)
     if header["scale"] < 0:  # the kernels find the largest score before they scale it
         q = -q
     ring = Ring(
         group=group,
         rank=dist.get_rank(group),
-        lengths=tuple(h["length"] for h in headers),
+        lengths=(),  # not known yet
         layout=layout,
         causal=causal,
         scale=abs(header["scale"]),
         timeout=timeout,
-        call=ranks.AGREED[group],
+        call=0,
         on_triton=runs_on_triton(backend, q.device.type),
     )
     with torch.cuda.device(q.device if q.is_cuda else -1):
-        O, L = RingAttention.apply(q, k, v, ring)
+        O, L = RingAttention.apply(q, k, v, ring, header)
     return (O, L) if return_lse else O
 
 
@@ -128,7 +128,7 @@ def at_least_one_row(x):
 
 @dataclass(frozen=True)
 class Ring:
-    """One call, as its ranks have agreed on it."""
+    """One call, as its ranks have agreed on it; before that, without `lengths` and `call`."""
 
     group: dist.ProcessGroup
     rank: int
@@ -202,22 +202,26 @@ def once_round(ring: Ring, kv: Tensor) -> Iterator[tuple[int, Tensor]]:
             kv = coming.wait()
 
 
-def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor) -> None:
-    """Write O and L of this rank's queries over all keys.
+def first_half(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[slice, Tensor, Tensor] | None:
+    """What the first half of this rank's queries gets from its own keys, in all heads: no other rank is needed."""
+    return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
+
+
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part) -> None:
+    """Write O and L of this rank's queries over all keys; `part` is first_half() of these heads.
 
     A part is merged when the next transfer has begun: the small kernels between two large ones are when a transfer gets
     its SMs. (Begun right before a kernel that takes all SMs, a transfer often waited for its end.)
     """
-    blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
-    state, part = None, None
-    for source, kv in blocks:
+    state, last_half = None, shards.halves(q.shape[2], ring.causal)[1]
+    for source, kv in once_round(ring, torch.stack((k, v))):  # of (2, batch, kv heads, N, d)
         state = state or State(q, ring.on_triton)
-        if part:
+        seen = last_half if source == ring.rank else ring.meeting(source)
+        if seen.kind is not Tile.SKIP:
             state.merge(*part)
-        part = partial_forward(ring, ring.meeting(source), q, *kv)
-    if part:
-        state.merge(*part)
-    state.finalize(O, L)
+            part = partial_forward(ring, seen, q, *kv)
+    if part:  # a rank without rows has none
+        state.finalize(part, O, L)
 
 
 def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, Tensor] | None:
@@ -283,11 +287,17 @@ def reference_backward(dO, dL, q, k, v, O, L, options: Options):
 
 
 class RingAttention(torch.autograd.Function):
-    """Forward and backward, once both are known to all ranks."""
+    """Forward and backward: whatever needs other ranks begins when all have agreed on it."""
 
     @staticmethod
-    def forward(ctx, q, k, v, ring: Ring):
-        O, L = all_heads_forward(ring, q, k, v)
+    def forward(ctx, q, k, v, ring: Ring, header: dict):
+        asked = ranks.Exchange(ring.group, header, ring.timeout)
+        try:
+            begun = first_half(ring, q, k, v)
+        finally:  # also where a kernel has failed
+            headers = asked.agree()
+        ring = replace(ring, lengths=tuple(h["length"] for h in headers), call=ranks.AGREED[ring.group])
+        O, L = all_heads_forward(ring, q, k, v, begun)
         ctx.save_for_backward(q, k, v, O, L)
         ctx.set_materialize_grads(False)
         ctx.ring = ring
@@ -296,15 +306,16 @@ class RingAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, dO, dL):
-        ranks.agree(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call}"), ctx.ring.timeout)
-        return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None
+        ranks.Exchange(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call}"), ctx.ring.timeout).agree()
+        return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 
-def all_heads_forward(ring: Ring, q, k, v) -> tuple[Tensor, Tensor]:
-    """(O, L), heads taking turns."""
+def all_heads_forward(ring: Ring, q, k, v, begun) -> tuple[Tensor, Tensor]:
+    """(O, L), heads taking turns; `begun` is the first_half() of all."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
-        forward(ring, q[:, heads], k[:, kv_heads], v[:, kv_heads], O[:, heads], L[:, heads])
+        part = begun and (begun[0], begun[1][:, heads], begun[2][:, heads])
+        forward(ring, q[:, heads], k[:, kv_heads], v[:, kv_heads], O[:, heads], L[:, heads], part)
     return O, L
 
 

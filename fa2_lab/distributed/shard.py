@@ -29,7 +29,7 @@ def unshard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag", timeo
     shards.check_layout(layout)
     rest = [n for at, n in enumerate(x.shape) if at != dim]
     header = dict(call="unshard", dtype=str(x.dtype), other_dimensions=rest, dim=dim, layout=layout)
-    headers = ranks.agree(group, header | dict(length=x.shape[dim]), ranks.check_timeout(timeout))
+    headers = ranks.Exchange(group, header | dict(length=x.shape[dim]), ranks.check_timeout(timeout)).agree()
     lengths = [h["length"] for h in headers]
     mine = x.new_zeros((max(lengths), *rest))
     mine[: x.shape[dim]] = x.movedim(dim, 0)

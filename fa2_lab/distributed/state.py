@@ -11,9 +11,9 @@ class State:
 
     def __init__(self, q: Tensor, on_triton: bool):
         options = dict(dtype=torch.float32, device=q.device)
+        blank = torch.empty if on_triton else torch.zeros  # the kernel reads neither l nor o where m is −∞
         self.m = torch.full(q.shape[:3], -torch.inf, **options)
-        self.l = torch.zeros(q.shape[:3], **options)
-        self.o = torch.zeros(q.shape, **options)
+        self.l, self.o = blank(q.shape[:3], **options), blank(q.shape, **options)
         self.on_triton = on_triton
 
     def merge(self, rows: slice, O: Tensor, L: Tensor) -> None:
@@ -32,13 +32,15 @@ class State:
         o.mul_(alpha[..., None]).addcmul_(O, beta[..., None])
         m.copy_(m_new)
 
-    def finalize(self, O: Tensor, L: Tensor) -> None:
-        """Write O = o / l and L = m + log l: one division, one logarithm, one rounding to the dtype of O."""
+    def finalize(self, part: tuple[slice, Tensor, Tensor], O: Tensor, L: Tensor) -> None:
+        """Merge the last part and write O = o / l and L = m + log l of all rows: one division, one logarithm, one
+        rounding to the dtype of O."""
         if self.on_triton:
             from fa2_lab.kernels.portable import merge
 
-            merge.finalize(self.m, self.l, self.o, O, L)
+            merge.merge(self.m, self.l, self.o, *part, O, L)
             return
+        self.merge(*part)
         l = torch.where(self.l == 0, 1.0, self.l)
         O.copy_(self.o / l[..., None])
         L.copy_(self.m + torch.log(l))
