@@ -145,8 +145,8 @@ def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monk
     assert all(a is b for a, b in zip(found, tensors, strict=True))
 
 
-SMALL = [(64, 4, 128, 264), (64, 4, 129, 132), (64, 4, 256, 132)]
-LARGE = [(64, 4, 257, 0), (64, 2, 128, 0), (96, 4, 128, 0), (128, 4, 512, 0)]
+SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132)]
+LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 257, 0), (128, 4, 257, 0), (128, 2, 256, 0)]
 
 
 @pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])

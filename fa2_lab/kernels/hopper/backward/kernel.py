@@ -67,8 +67,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
     """Announce every column block and start every copy as early as its stage is free.
 
     For the scheduler each part of a K/V head is a head of its own: it has as many column blocks. Where all add in
-    turn, the last column block comes first; turns.py says why. Else row blocks are visited from the last one, which
-    all column blocks see under the causal mask, too: 2% faster at d 64 than each from its diagonal on.
+    turn, the last column block comes first; turns.py says why.
     """
     entries, heads, _ = shape_of(Q)
     row_blocks = entries * heads * T_r
@@ -100,7 +99,7 @@ def producer(Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts):
             pipes.v.fill(r, V, k_batch, head, col, keys)  # FA2.A2.L6
             for m in range(begin, end):
                 q_head = head * geometry.group + m // seen
-                i = first + (m % seen if pipes.turns.USED else seen - 1 - m % seen)
+                i = first + (seen - 1 - m % seen if pipes.sizes.last_first else m % seen)
                 number = (batch * geometry.H + q_head) * T_r + before + i
                 turn = here.last_column_block(i, length) - j
                 pipes.rows.fill(n, r & 1, Q, dO, starts, q_batch, q_head, i, here.N_q, number, turn)  # FA2.A2.L9

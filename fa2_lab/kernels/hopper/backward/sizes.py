@@ -22,6 +22,7 @@ class Sizes:
     dv_late: bool  # dV's product starts once dS is shown, not before dQ is handed over: fewer registers
     dk_late: bool  # dK's product starts in the next step, not at the end of its own
     hold_v: bool  # half of V stays in registers
+    last_first: bool  # row blocks from the last one back, which all column blocks of a head see under the causal mask
     registers: int = 240  # of a consumer thread
 
     @property
@@ -35,14 +36,18 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 
     dk_late is 2 to 7% faster under the causal mask, at d 128 in long sequences only, and 1 to 4% slower without it.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
+    last_first is 1 to 5% faster at d 64, and up to 6% slower at d 128; where all add in turn the diagonal comes first.
     """
     if d == 64:
-        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False)
-    return Sizes(64, 128, dv_late=False, dk_late=causal and N_q >= 4096, hold_v=not (causal or ragged or same_bits))
+        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits)
+    hold_v = not (causal or ragged or same_bits)
+    return Sizes(64, 128, dv_late=False, dk_late=causal and N_q >= 4096, hold_v=hold_v, last_first=False)
 
 
-# Where the portable kernels are faster, because they start sooner. Grouped heads are not for them.
-PORTABLE = {64: [(128, 2), (256, 1)]}  # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
+# Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
+# At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. Grouped heads are not for them.
+# d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
+PORTABLE = {64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:
