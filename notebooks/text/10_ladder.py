@@ -381,13 +381,12 @@ for name in (*ladder.BACKWARD, "fa2_lab portable", "fa2_lab"):
 show(speed.draw(**speed.data()))
 
 # %% [markdown]
-# Forward, we are ahead of FlashAttention-3 in all 24 shapes. Backward, we are ahead in 21 of 24. In the other three we lose:
-# d = 64, causal, with N = 4,096, 8,192 and 16,384 we have 0.99, 0.96 and 0.94 of its speed. (Since then the backward visits
-# row blocks in another order, by hand 2% faster there: chapter 13.)
+# We are ahead of FlashAttention-3 in all 24 shapes, forward and backward. The lead is smallest backward at d = 64 under the
+# causal mask: 0.7% at N = 8,192 and 16,384.
 #
 # Plain Triton is ahead of torch's FlashAttention-2, written for the A100, in every shape. The distance between our two
-# lines is what chapters 12 and 13 gain. The line marked GEMM is a large matrix product, 805 TFLOP/s. Our best forward
-# reaches 98% of it.
+# lines is what chapters 12 and 13 gain. The line marked GEMM is a large matrix product, 798 TFLOP/s. Our best forward
+# is as fast.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
 
@@ -573,12 +572,12 @@ verdict("backward: five products count, b01 is 1.6 times b00, b02 1.7 times b01"
 
 # %% tags=["hide-input"]
 beside = {(r.direction, *map(r.problem.get, ("d", "causal", "N_q"))): r.ratio("fa2_lab", "FlashAttention-3") for r in recorded["paper"].rows}
-lost = {key: round(x, 3) for key, x in beside.items() if x <= 1}
-verdict("FlashAttention-3: 24 of 24 forward, 21 of 24 backward", len(beside) == 48 and [key[0] for key in lost] == 3 * ["backward"])
-verdict("and we lose at d 64, causal, by 0.99, 0.96 and 0.94",
-        [key[1:] for key in lost] == [(64, True, N) for N in (4096, 8192, 16384)] and [round(x, 2) for x in lost.values()] == [0.99, 0.96, 0.94])
+verdict("ahead of FlashAttention-3 in 24 of 24 shapes, forward and backward", len(beside) == 48 and min(beside.values()) > 1)
+least = sorted(beside, key=beside.get)[:2]
+verdict("the least, 0.7%, backward at d 64, causal, N 8,192 and 16,384",
+        sorted(least) == [("backward", 64, True, N) for N in (8192, 16384)] and [round(beside[x], 3) for x in least] == 2 * [1.007])
 best = max(r.rate("fa2_lab") for r in recorded["paper"].rows if r.direction == "forward")
-verdict("the best forward: 98% of a product of 805 TFLOP/s", (round(100 * best / recorded["paper"].ceilings["GEMM TFLOP/s"]), round(recorded["paper"].ceilings["GEMM TFLOP/s"])) == (98, 805))
+verdict("the best forward: 100% of a product of 798 TFLOP/s", (round(100 * best / recorded["paper"].ceilings["GEMM TFLOP/s"]), round(recorded["paper"].ceilings["GEMM TFLOP/s"])) == (100, 798))
 verdict("plain Triton is ahead of torch flash everywhere", min(page.ratios(recorded["paper"].rows, "fa2_lab portable", "torch flash")) > 1)
 
 # %% [markdown] tags=["navigation"]

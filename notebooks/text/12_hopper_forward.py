@@ -1661,7 +1661,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # </details>
 #
 # `fa2_lab portable` is the package's Triton kernel, chapter 08's with better sizes. From N = 1,024 on we are ahead of
-# FlashAttention-3 everywhere: by 4 to 26% at d = 64, at d = 128 by 5 to 6% without a mask and by 1 to 5% under the causal mask.
+# FlashAttention-3 everywhere: by 4 to 25% at d = 64, at d = 128 by 5 to 6% without a mask and by 1 to 5% under the causal mask.
 #
 # **Takeaway.** The same function on the same chip went from 19% of FlashAttention-3's speed (rung 00) to a little more
 # than all of it. What changed is where numbers lie, and who waits for whom.
@@ -2189,15 +2189,15 @@ verdict("over 1.1 times cuDNN in the mean, ahead everywhere", mean > 1.1 and low
 over = {(d, causal): [row.ratio("fa2_lab", "FlashAttention-3") for row in line(d, causal)] for d in (64, 128) for causal in (False, True)}
 percent = {name: [round(100 * end(x for shape in shapes for x in over[shape]) - 100) for end in (min, max)]
            for name, shapes in {"64": ((64, False), (64, True)), "128": ((128, False),), "128, causal": ((128, True),)}.items()}
-verdict("ahead of FlashAttention-3 by 4 to 26% at d = 64, by 5 to 6% at d = 128 without a mask, by 1 to 5% under it",
-        percent == {"64": [4, 26], "128": [5, 6], "128, causal": [1, 5]})
+verdict("ahead of FlashAttention-3 by 4 to 25% at d = 64, by 5 to 6% at d = 128 without a mask, by 1 to 5% under it",
+        percent == {"64": [4, 25], "128": [5, 6], "128, causal": [1, 5]})
 mean, low, _ = mean_ratio(rows, "fa2_lab portable")
 verdict("ahead of the portable kernel, by over 20% in the mean", mean > 1.2 and low > 1)
 lead = {(d, causal): mean_ratio(line(d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
 verdict("leads most at d = 64 without a mask", max(lead, key=lead.get) == (64, False))
 least = min(rows, key=lambda row: row.ratio("fa2_lab", "cuDNN")).problem
 verdict("and least on a short sequence", least["N_q"] <= 2048)
-verdict("best: 90 to 100% of a large product", 0.9 < best / gemm < 1)
+verdict("best: as fast as a large product", round(best / gemm, 2) == 1)
 
 # %% tags=["hide-input"]
 tried = [row for row in ideas.worths() if row["part"] == "forward"]

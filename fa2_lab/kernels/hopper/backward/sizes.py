@@ -36,7 +36,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 
     dk_late is 2 to 7% faster under the causal mask, at d 128 in long sequences only, and 1 to 4% slower without it.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
-    last_first is 1 to 5% faster at d 64, and up to 6% slower at d 128; where all add in turn the diagonal comes first.
+    last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
     """
     if d == 64:
         return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits)
