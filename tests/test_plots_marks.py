@@ -417,7 +417,7 @@ def low(patch):
 
 def test_a_rank_s_kernels_take_the_keys_in_the_order_in_which_they_come():
     figure, _, data = drawn("ring_schedule")
-    orders = dict(forward=["1", "0", "3", "2"], backward=["1", "0", "3", "2", "1"])
+    orders = dict(forward=["1", "1", "0", "3", "2"], backward=["1", "0", "3", "2", "1"])
     for ax, (direction, order) in zip(figure.axes[1:3], orders.items(), strict=True):
         kernels = sorted(tagged(ax, "kernels"), key=Rectangle.get_x)
         assert [label(box) for box in kernels] == order

@@ -2,6 +2,7 @@
 
 group   who takes part, and how the ranks make sure that they agree before anything large moves
 ring    ring_attention: K and V go round, (O, L) are merged; backward, dK and dV travel with them
+state   what is known of a rank's rows so far: m, l and o
 shard   cutting a tensor among the ranks, and joining it again
 """
 

@@ -1,10 +1,10 @@
 """Ring attention: queries stay, keys and values go round, and (O, L) of each block are merged as on one GPU.
 
-Forward, at each of n steps: hand the block of K and V that is here to the right, and while it travels (and the next
-comes from the left) let the queries look at it. A rank's own block needs no other rank: the first half of its queries
-look at it while the ranks agree, the second half while it travels. Backward, the blocks go round again; a block's dK
-and dV follow it one step behind, in fp32, and each rank adds its part. A rank's own block comes first and last, in two
-halves: while the first block is on its way, and while its own gradients come home.
+Forward, n steps. At each but the last the block of K and V that is here goes to the right, and while it travels (and
+the next comes from the left) the queries look at it. A rank's own block needs no other rank: the first half of its
+queries look at it while the ranks agree, the second half while it travels. Backward, the blocks go round again; a
+block's dK and dV follow it one step behind, in fp32, and each rank adds its part. A rank's own block comes first and
+last, in two halves: while the first block is on its way, and while its own gradients come home.
 
 A transfer starts when what it sends is computed, runs beside the kernels (NCCL on a stream of its own, gloo in threads)
 and is waited for before its block is needed. What is sent or received stays referenced until that wait, which orders

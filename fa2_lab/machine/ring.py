@@ -210,6 +210,6 @@ def smallest_shard(direction: str, *, flops: float, link: float, **sizes) -> int
 
 
 def ring_seconds(ranks: int, rows: int, direction: str, **sizes) -> float:
-    """All steps of the ring: the last one sends nothing (forward), or its gradients under half of the own block."""
+    """All steps of the ring: the last one sends nothing (forward), or its gradients under the rest of the own block."""
     one = step(rows, direction, **sizes)
     return (ranks - 1) * one.overlapped + one.compute

@@ -23,9 +23,9 @@ class Item:
     rows: list[int]
 
 
-def handed_out(tiling: Tiling, heads: int, at_once: int, last_first: bool = True) -> Iterator[Item]:
+def handed_out(tiling: Tiling, heads: int, at_once: int, last_column_first: bool = True) -> Iterator[Item]:
     """All column blocks in the order of the tile scheduler, which has so many heads side by side."""
-    blocks = range(tiling.T_c)[:: -1 if last_first else 1]
+    blocks = range(tiling.T_c)[:: -1 if last_column_first else 1]
     for begin in range(0, heads, at_once):
         for block in blocks:
             for head in range(begin, min(begin + at_once, heads)):

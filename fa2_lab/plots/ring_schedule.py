@@ -71,13 +71,15 @@ def spans(direction: str, ranks: int, rows: int, rank: int, rates: dict) -> list
     step = ring.step(rows, direction, **rates)
     compute, kv = 1e3 * step.compute, 1e3 * ring.step(rows, "forward", **rates).transfer
     gradients = 1e3 * step.transfer - kv
-    own = [1.0] if direction == "forward" else [0.25, 0.75]  # of the own triangle, its first and second half of rows
-    parts = [(rank, own[0])] + [((rank - n) % ranks, 1.0) for n in range(1, ranks)] + [(rank, x) for x in own[1:]]
+    early, late = (rank, 0.25), (rank, 0.75)  # of the own triangle, its first and second half of rows
+    others = [((rank - n) % ranks, 1.0) for n in range(1, ranks)]
+    forward = direction == "forward"  # there the first half is over when the ranks have agreed and transfers start
+    parts = [early, late, *others] if forward else [early, *others, late]
     found, start = [], 0.0
     for n, (source, share) in enumerate(parts):
         end = start + share * compute
         found.append(("kernels", start, end, str(source), source))
-        if n < ranks - 1:
+        if forward <= n < ranks - 1 + forward:
             found.append(("K V", start, start + kv, "K V", None))
         if direction == "backward" and n > 1:
             found.append(("dK dV", start, start + gradients, "dK dV", None))

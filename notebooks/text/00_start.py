@@ -125,7 +125,7 @@ print(f"128 × 128 scores: {128 * 128 * 4 // 1024} KiB of the {chip.shared_per_s
 # **No, and yes.** 132 · 228 KiB are 29 MiB. But the 128 × 128 scores take only 64 KiB.
 # </details>
 #
-# Below, areas are sizes. The three dots, drawn on HBM only to compare, are registers, shared memory and L2. Bars are
+# Below, areas are sizes. The three dots on HBM are registers, shared memory and L2, drawn there to compare. Bars are
 # speeds (TB/s: 10¹² bytes in a second). The link to other GPUs is for chapter 15.
 
 # %% tags=["hide-input"]

@@ -67,11 +67,10 @@ def compare(names, got, want):
 #
 # Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
 # forward pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14).
-# The smallest of our kernels computes it once. `load_rows` is that of chapter 08, always with its mask. `store_rows`
+# The smallest kernel of this chapter computes it once. `load_rows` is that of chapter 08, always with its mask. `store_rows`
 # stores such a block, and `of_rows` loads one number for each row.
 #
-# **Predict.** Suppose there were no such kernel, and each tile computed D for its rows. Which tensor would every tile have
-# to load in addition?
+# **Predict.** Suppose each tile computed D for its rows. Which tensor would every tile have to load in addition?
 
 # %% tags=["hide-input"]
 @triton.jit
@@ -123,7 +122,7 @@ print("row sums of P ∘ (dO Vᵀ):", *(f"{x:5.2f}" for x in (P * (host(dO) @ ho
 # The two rows agree: D is what the keys of a row are worth on average (chapter 05). The product is taken in fp32, because
 # a rounding error in D is an error of the whole row.
 #
-# **Takeaway.** What belongs to a row and is needed by every tile gets a small kernel of its own.
+# **Takeaway.** What belongs to a row and is needed by every tile is computed once, before the tiles.
 
 # %% [markdown]
 # ## Does P still need a maximum?
@@ -477,13 +476,13 @@ for name, given in (("D", D), ("D − dL", D - dL)):
 # %% [markdown]
 # Handed D alone, dV is right, but dQ and dK are wrong.
 #
-# **Takeaway.** A gradient of L costs one subtraction, D − dL. The smallest kernel can do it.
+# **Takeaway.** A gradient of L costs one subtraction for each row, D − dL, where D is computed.
 
 # %% [markdown]
 # ## Recap
 #
-# - Three kernels: D by rows, dK and dV by columns, dQ by rows. (The package starts with the rows of dQ, and computes D on
-#   the way: a launch less.)
+# - Three kernels: D by rows, dK and dV by columns, dQ by rows. (The package has two. Its rows kernel runs first: it
+#   computes D and dQ, and stores D for the columns kernel.)
 # - $P = e^{S-L}$ is final at once. It needs the mask where no key is.
 # - Line 15 as a plain addition loses parts. Atomic additions lose the order. A second pass loses neither, and costs two
 #   products.

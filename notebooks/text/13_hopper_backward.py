@@ -344,14 +344,14 @@ for places in (1, 2):
 # %% [markdown]
 # ## Who makes four billion additions?
 #
-# Each column block of 128 keys adds $N \times d$ numbers to dQ. Take N = 16,384, d = 128 and 16 heads, and 650 TFLOP/s,
-# about what the kernel reaches.
+# Each column block of 128 keys adds $N \times d$ numbers to dQ. Take N = 16,384, d = 128 and 16 heads, and 680 TFLOP/s,
+# about what the kernel reaches there.
 
 # %%
 N, d, n_heads = 16384, 128, 16
 added = n_heads * (N // 128) * N * d * 4
 flops = 2.5 * 4 * N * N * d * n_heads
-print(f"added: {added / 1e9:.1f} GB; at 650 TFLOP/s that is {added / (flops / 650e12) / 1e12:.1f} TB/s.", end=" ")
+print(f"added: {added / 1e9:.1f} GB; at 680 TFLOP/s that is {added / (flops / 680e12) / 1e12:.1f} TB/s.", end=" ")
 print(f"(HBM has {H200.hbm_per_second / 1e12:.1f} TB/s.)")
 print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64: {added / (64 * 64 * 4e3):,.0f} thousand")
 
@@ -466,9 +466,9 @@ source("kernel", "producer")
 
 # %% [markdown]
 # - Under the causal mask every column block of a head sees the last rows. With `last_first` all of them begin there, with
-#   the same tiles of Q and dO. Else each begins at its diagonal, with tiles of its own. Measured by hand on an H200, the
-#   last first saves 1 to 2% at d = 64 from N = 4,096 on. At d = 128 it costs 6% at N = 512 and saves nothing from 2,048
-#   on. So `choose` sets it at d = 64 alone, and not where all add in turn (sitting 4). Why it is so was not measured.
+#   the same tiles of Q and dO. Without it each begins at its own diagonal. Measured by hand on an H200, `last_first` saves
+#   1 to 2% at d = 64 from N = 4,096 on. At d = 128 it costs 6% at N = 512, and saves nothing from N = 2,048 on. So
+#   `choose` sets it at d = 64 alone; with turns it is off (sitting 4). Why d = 64 and 128 differ was not measured.
 # - The message goes out before the tiles. K has two stages, so K of the next column block can be on its way early.
 # - The next column block is drawn late, when the last copy of this one has been started. At the end a message with 0
 #   steps says "no more".
@@ -712,8 +712,8 @@ for kv_heads in (4, 1):
 # </details>
 #
 # So a column block is *divided*: several programs take a part of its row blocks each. Then dK and dV have no single
-# owner either, and the copy engine adds them up as well. With 4 K/V heads all SMs have work, 256 column blocks for 132,
-# and yet it pays: shorter parts leave less idle at the end.
+# owner either, and the copy engine adds them up as well. With 4 K/V heads all SMs have work, 256 column blocks for 132.
+# Under the causal mask it pays all the same: shorter parts leave less idle at the end.
 #
 # **Takeaway.** If there are too few owners, share the work and let the sums meet.
 
@@ -767,7 +767,7 @@ else:
 #
 # If you have to repeat a training run bit by bit, call `torch.use_deterministic_algorithms(True)`. There are two ways to
 # have the same bits. The first is b01's: two passes, with one owner and one order for every number. The portable kernels
-# always do so (b01 with better sizes). If products were all that counts, two passes would cost 7 / 5 = 1.4. Measured:
+# always do so (they compute D with the rows, and need one launch less than b01). If products were all that counts, two passes would cost 7 / 5 = 1.4. Measured:
 
 # %%
 record = load("paper")
@@ -796,7 +796,7 @@ print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ra
 # FlashAttention-3's: one pass, and column blocks add to each row block in a fixed order. On Hopper `attention()` goes this
 # way, too.
 #
-# **Takeaway.** With two passes the same bits cost 1.24 to 1.61 times the time.
+# **Takeaway.** From N = 1,024 on, the same bits cost 1.24 to 1.61 times the time with two passes.
 
 # %% [markdown]
 # ## Or one after the other
@@ -805,8 +805,8 @@ print("in the mean {:.2f}, from {:.2f} to {:.2f} times the time".format(*mean_ra
 # how many have added so far. A part is added when the counter says that all before it have added. Once its own sum is in
 # memory, it counts.
 #
-# Whoever waits for a turn does nothing else. A consumer has better things to do. So each consumer has a *writer*, a warp
-# that waits, adds and counts for it.
+# A warp that waits for a turn can do nothing else. So each consumer has a *writer*, a warp of its own that waits, adds and
+# counts for it.
 
 # %% tags=["nbval-ignore-output"]
 source("kernel", "writer")
@@ -851,22 +851,25 @@ source("../shared/geometry", "Geometry.last_column_block")
 
 # %%
 print("a model: 64 rows a step, 64 heads, four of them at a time, N = 4,096, 132 SMs")
-print("time over that of the first first, without turns")
-print("         last first, without turns   with turns   first first, with turns")
+print("time; 1.00 is: the first column block handed out first, no turns")
+print("          last first, no turns   last first, turns   first first, turns")
 for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
     tiling = Tiling(4096, 4096, 64, 128, mask)
-    fast = turns.time(turns.handed_out(tiling, 64, 16, last_first=False), 132, in_turn=False)
+    fast = turns.time(turns.handed_out(tiling, 64, 16, last_column_first=False), 132, in_turn=False)
     kinds = ((True, False), (True, True), (False, True))  # the last first, in turn
     times = [turns.time(turns.handed_out(tiling, 64, 4, first), 132, in_turn=x) / fast for first, x in kinds]
-    print(f"{name:9}{times[0]:25.2f} {times[1]:12.2f} {times[2]:25.2f}")
+    print(f"{name:9}{times[0]:21.2f} {times[1]:19.2f} {times[2]:20.2f}")
 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **With the last.** The rows that it begins with see no key of a column block further right, so nobody is before it.
+# **With the last.** Each column block begins at its diagonal. Those rows see no key further right, so nobody is before it.
 # The next one to the left begins higher up, and comes to these rows when the turn does. Were the first one first, all
 # others would wait where they begin, until it has come down to them.
 # </details>
+#
+# So each column block has to begin at its own diagonal. With `last_first` all would begin at the same row block and wait for
+# each other there. That is why `choose` leaves it off where all add in turn.
 #
 # Under the causal mask nobody waits, but the shortest column blocks are handed out first. At the end some SMs are left
 # alone with a long one.
@@ -889,22 +892,25 @@ for row in repeated:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **More, everywhere.** A consumer cannot leave a part before the copy engine has read the one before. And without a
-# mask at d = 128 `choose` gives up half of V in registers (`same_bits`). How much each of them costs was not measured.
+# **More, everywhere.** Each part goes through a writer, with two barriers and a counter in HBM. The model has none of them.
+# And `choose` gives something up (`same_bits`): at d = 64 the order `last_first`, at d = 128 without a mask half of V in
+# registers. How much each of them costs was not measured.
 # </details>
 #
-# FlashAttention-3's own turns cost less than ours at d = 64 under the causal mask, and more everywhere else.
+# FlashAttention-3's own turns cost less than ours at d = 64 under the causal mask, and more everywhere else. So where all
+# add in turn it is ahead in that one case, by 1% at N = 2,048 and 11% at N = 8,192.
 #
 # `prepare_main` does one more thing. Under the causal mask the fast kernel has many heads side by side, because column
 # blocks take different times. In long sequences their Q, dO and sums are more than L2 holds. That does no harm as long as
 # nobody waits for an addition. With turns the next one waits for each. So fewer heads run side by side then (`at_once`).
 #
-# **Takeaway.** In turn the same bits cost 8 to 17%, by a second pass 24% and more.
+# **Takeaway.** At N = 2,048 and 8,192 the same bits cost 8 to 17% in turn, and 32 to 55% by a second pass.
 
 # %% [markdown]
 # ## What was reached?
 #
-# The FA2 paper's grid: 16,384 tokens, hidden size 2,048, all contestants in one run. Ratios are our speed over theirs.
+# The FA2 paper's grid: 16,384 tokens, hidden size 2,048, all but FlashAttention-4 in one run. Ratios are our speed over
+# theirs.
 
 # %%
 for peer in (name for name in rows[0].values if name not in ("fa2_lab", "fa2_lab portable")):
@@ -919,9 +925,9 @@ far = [row.ratio("fa2_lab", "FlashAttention-4") for row in load("long").rows if 
 print(f"over FlashAttention-4 from N = 32,768 on: {min(far):.3f} to {max(far):.3f}")
 
 # %% [markdown]
-# The lead over cuDNN is larger at d = 64, where exponentials weigh most. From N = 1,024 on FlashAttention-3 is behind by 1 to 12%, least at
-# d = 64 under the causal mask in long sequences. FlashAttention-4, of the same authors, is a little behind on short
-# sequences, and ahead by up to 5% on long ones; it was measured beside an earlier version of our kernel.
+# The lead over cuDNN is larger at d = 64, where exponentials weigh most. From N = 1,024 on FlashAttention-3 is behind by 1
+# to 12%, least at d = 64 under the causal mask in long sequences. FlashAttention-4, of the same authors, was measured
+# beside an earlier version of our kernel: a little behind on most of the grid, ahead by up to 5% from N = 32,768 on.
 #
 # **Takeaway.** One pass saves two products of seven. That turns into speed as long as nobody waits for the additions.
 

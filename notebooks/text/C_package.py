@@ -186,7 +186,7 @@ else:
 # Models of Hugging Face's `transformers` take their attention by name. One import adds ours:
 #
 # ```python
-# import fa2_lab.transformers  # pip install 'fa2-lab[transformers]'
+# import fa2_lab.transformers  # pip install -e '.[transformers]'
 #
 # model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 # ```

@@ -3,7 +3,10 @@
 LAUNCH, CHOICE, PREPARED, RELAUNCH = (
     f"fa2_lab/kernels/{name}.py" for name in ("launch", "choice", "prepared", "relaunch")
 )
-TILE, SOFTMAX = (f"fa2_lab/kernels/portable/{name}.py" for name in ("tile", "softmax"))
+TILE, SOFTMAX, BACKWARD, MERGE = (
+    f"fa2_lab/kernels/portable/{name}.py" for name in ("tile", "softmax", "backward", "merge")
+)
+SIZES = "fa2_lab/kernels/hopper/backward/sizes.py"
 NAME = "tests/test_kernels.py::test_a_find_is_for_one_chip_kernel_d_dtype_and_mask"
 SCALES = "tests/test_attention.py::test_scales"
 KIND = "tests/test_kernels.py::test_what_a_call_s_kind_is_made_of"
@@ -18,8 +21,25 @@ FEWER = "tests/test_attention_call.py::test_lengths_that_were_right_for_many_key
 CHANGED = "tests/test_attention_call.py::test_lengths_are_looked_at_again_after_a_change"
 TABLE = "tests/test_decode_paged.py::test_the_table_is_looked_at_again_after_a_change"
 AGAIN = "tests/test_relaunch.py::test_the_driver_is_handed_the_same_as_by_tritons_own_call"
+OTHER_KEYS = "tests/test_packed.py::test_queries_and_keys_of_different_numbers"
+OF_L = "tests/test_attention.py::test_gradient_of_L"
+ALONE = "tests/test_attention.py::test_the_backward_by_itself"
+ENOUGH = "tests/test_hopper_backward.py::test_where_there_is_enough_work"
+STATE = "tests/test_distributed.py::test_state_is_the_ladder_s"
+ROWS = "            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)\n"
+COLUMNS = "            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k)\n"
 
 FAULTS = [
+    (BACKWARD, "0.0, D_i - of_rows(dL", "0.0, D_i + of_rows(dL", OF_L),
+    (BACKWARD, "D_i = tl.where(L_i == NEG_INF, 0.0, D_i", "D_i = tl.where(L_i > NEG_INF, 0.0, D_i", OF_L),
+    (BACKWARD, ROWS + COLUMNS, COLUMNS + ROWS, ALONE),
+    (BACKWARD, "* apart + row, D_i, mask", "* N_q + row, D_i, mask", OTHER_KEYS),
+    (BACKWARD, "None if dL is None else dL + q_at", "dL", OTHER_KEYS),
+    (SIZES, "128: [(256, 1)]", "128: [(512, 1)]", ENOUGH),
+    (SIZES, "64: [(512, 2)]", "64: [(512, 1)]", ENOUGH),
+    (MERGE, "m_new + tl.log(l_i)", "m_i + tl.log(l_i)", STATE),
+    (MERGE, "known = m_i != NEG_INF", "known = m_i == m_i", STATE),
+    (MERGE, "begin, end = 0, N", "begin, end = first, N", "tests/test_distributed.py::test_as_on_one_device"),
     (LAUNCH, '{dtype}, {mask}"', '{dtype}"', NAME),
     (LAUNCH, 'return f"{chip}, {kernel}', 'return f"{kernel}', NAME),
     (LAUNCH, "d {padded(Q.shape[-1])}, {dtype}", "d, {dtype}", NAME),

@@ -83,7 +83,7 @@ def probabilities(q_i, k_j, L_i, visible, scales, MASKED: tl.constexpr):
 
 @triton.jit
 def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
-    """dS of one tile, behind τ: through the softcap, where there is one."""
+    """dS of one tile: the gradient of the scores after τ and, where there is one, before the softcap."""
     dp_ij = tl.dot(do_i, v_j.T, input_precision="ieee")  # (B_r, B_c)  FA2.A2.L13
     if dropout is not None:
         dp_ij = drop(dp_ij, row, col, dropout)
@@ -94,7 +94,7 @@ def score_gradients(p_ij, s_ij, do_i, v_j, D_i, row, col, scales, dropout):
 @triton.jit
 def visit_rows(dk_j, dv_j, columns, rows, span, group, window, factors, seed, tile,
                GROUPED: tl.constexpr, MASKED: tl.constexpr):  # fmt: skip
-    """Add to dk_j and dv_j (B_c, d) what rows first … last, and tail … end, of every head of the group give."""
+    """Add to dk_j and dv_j (B_c, d) what rows first … last, and tail … stop, of every head of the group give."""
     B_r: tl.constexpr = tile.B_r
     k_j, v_j, col, begin, end = columns
     _, scales, rule = factors

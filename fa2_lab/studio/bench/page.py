@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, median
 
 from fa2_lab.studio import files, ladder
 from fa2_lab.studio.bench.registry import RETIRED, SUITES
@@ -26,7 +26,7 @@ In the tables of the suites it stands in brackets behind each other contestant's
 CHIP = "MHz, W"
 FASTEST = PEERS[:3]  # told in a line where they are faster than we are
 NO_RATIO = ("nats", "count")
-NO_CONTEST = (*RETIRED, "memory", "train", "accuracy", "deterministic")
+NO_CONTEST = ("ideas", "memory", "train", "accuracy", "deterministic")
 FEW = 12  # rows that are shown without a fold
 
 
@@ -228,8 +228,8 @@ def sentence(run: Results) -> str:
         if found := worse(run, peer):
             parts.append(f"{said} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})")
     gpu = run.machine["gpu"].removeprefix("NVIDIA ")
-    both = "each row counts under the worse of two protocols, with pauses and without; " if run.sustained else ""
-    mean = f"{both}in brackets the geometric mean of all ratios."
+    both = "each row counts under the worse of the protocols it was measured in, with pauses and without; "
+    mean = f"{both if run.sustained else ''}in brackets the geometric mean of these ratios."
     told = [
         f"On an {gpu}, `fa2_lab.attention` is faster than {listed(parts)} of the FlashAttention-2 paper's grid, "
         f"forward and backward; {mean}",
@@ -282,9 +282,9 @@ def small_told(results: Results) -> str:
         ("both", "of forward with gradients and backward"),
     ):
         rows = [row for row in results.rows if row.direction == direction]
-        middle = {name: sorted(row.values[name][0] for row in rows if name in row.values) for name in (*OURS, *PEERS)}
+        every = {name: [row.values[name][0] for row in rows if name in row.values] for name in (*OURS, *PEERS)}
         if rows:
-            told.append(f"{what}, " + ", ".join(f"{n} {x[len(x) // 2]:.0f} µs" for n, x in middle.items() if x))
+            told.append(f"{what}, " + ", ".join(f"{n} {median(x):.0f} µs" for n, x in every.items() if x))
     return "; ".join(told)
 
 

@@ -22,7 +22,7 @@ class Sizes:
     dv_late: bool  # dV's product starts once dS is shown, not before dQ is handed over: fewer registers
     dk_late: bool  # dK's product starts in the next step, not at the end of its own
     hold_v: bool  # half of V stays in registers
-    last_first: bool  # row blocks from the last one back, which all column blocks of a head see under the causal mask
+    last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
     registers: int = 240  # of a consumer thread
 
     @property
