@@ -469,6 +469,8 @@ source("kernel", "producer")
 #   the same tiles of Q and dO. Without it each begins at its own diagonal. Measured by hand on an H200, `last_first` saves
 #   1 to 2% at d = 64 from N = 4,096 on. At d = 128 it costs 6% at N = 512, and saves nothing from N = 2,048 on. So
 #   `choose` sets it at d = 64 alone; with turns it is off (sitting 4). Why d = 64 and 128 differ was not measured.
+
+# %% [markdown]
 # - The message goes out before the tiles. K has two stages, so K of the next column block can be on its way early.
 # - The next column block is drawn late, when the last copy of this one has been started. At the end a message with 0
 #   steps says "no more".

@@ -270,11 +270,12 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # Above: whose keys each rank has at each step. In the middle: one rank's time by the model, with these measured speeds. K and V
 # travel during the kernels. The rank begins with a quarter of its own block. Forward, transfers start after it. Backward,
 # the first one runs beside it, and the rest of the own block comes last, while the rank's dK and dV come home.
-#
+
+# %% [markdown]
 # The open bars are measured at 131,072 tokens: 10% slower than the model forward, 15% backward. (All that is measured in
-# this chapter comes from an earlier ring, which computed only when the ranks had agreed.) Below, by length: a short ring takes several
-# times what the model says, because starting a step takes time whatever its size. (Why 8k tokens take longer than 16k, we
-# do not know.)
+# this chapter comes from an earlier ring, which computed only when the ranks had agreed.) Below, by length: a short ring
+# takes several times what the model says, because starting a step takes time whatever its size. (Why 8k tokens take longer
+# than 16k, we do not know.)
 #
 # **Takeaway.** Work grows with the square of the shard, traffic with the shard. Long sequences hide their transfers.
 
@@ -290,10 +291,10 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # whole = unshard(O)  # the rows of all ranks, where somebody needs them
 # ```
 #
-# A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends
-# all others a *header*, 2 KiB that say what it was called with. While headers travel, the first half of its queries looks
-# at its own keys. If the ranks do not agree, all stop with the same message. The checks below run it in four processes,
-# right and wrong.
+# A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
+# others a *header*, 2 KiB that say what it was called with. While headers travel, the first half of its queries looks at
+# its own keys. If the ranks do not agree, all stop with the same message. The checks below run it in four processes, right
+# and wrong.
 
 # %% [markdown]
 # Four H200 in one machine: bf16, causal, 16 heads of 128, forward and backward. One GPU running `attention` is the
