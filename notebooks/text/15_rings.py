@@ -234,8 +234,8 @@ show(zigzag.draw(**zigzag.data()))
 # %% [markdown]
 # ## Do the cables keep up?
 #
-# A rank starts to send a block before it computes with it. (With its own block it begins while the ranks make sure that
-# they agree: the first half of its queries, a quarter of the work.) If the transfer ends before the computation, it has cost
+# A rank starts to send a block before it computes with it. (Forward, a quarter of its own block comes even earlier,
+# while the ranks compare what they were called with.) If the transfer ends before the computation, it has cost
 # no time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$ FLOPs (half of a square)
 # and sends $4nd$ bytes (K and V, 2 bytes a number).
 #
@@ -260,20 +260,21 @@ for name, (flops, link) in speeds.items():
 # (bytes/s). Neither d nor the number of heads is in it.
 # </details>
 #
-# The first three lines take half of the peak FLOP/s and the data sheet's *link*, the cable from GPU to GPU. The last line is
-# measured: the kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than a third of the data sheet's 450.
+# The first three lines take half of the peak FLOP/s and the data sheets' *link* from GPU to GPU in one direction: NVLink, on
+# the RTX 4090 PCIe. The last line is measured: the kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than
+# a third of the nominal 450.
 
 # %%
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# Above: whose keys each rank has at each step. In the middle: one rank's time by the model, with these measured speeds. K and V
+# Above: whose keys each rank has at each step. In the middle: one rank's time by the model, with measured speeds. K and V
 # travel during the kernels. The rank begins with a quarter of its own block. Forward, transfers start after it. Backward,
 # the first one runs beside it, and the rest of the own block comes last, while the rank's dK and dV come home.
 
 # %% [markdown]
-# The open bars are measured at 131,072 tokens: 10% slower than the model forward, 15% backward. (All that is measured in
-# this chapter comes from an earlier ring, which computed only when the ranks had agreed.) Below, by length: a short ring
+# The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (All rings in this chapter
+# were measured before they began to compute while the ranks agree.) Below, by length: a short ring
 # takes several times what the model says, because starting a step takes time whatever its size. (Why 8k tokens take longer
 # than 16k, we do not know.)
 #
@@ -292,9 +293,9 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # ```
 #
 # A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
-# others a *header*, 2 KiB that say what it was called with. While headers travel, the first half of its queries looks at
-# its own keys. If the ranks do not agree, all stop with the same message. The checks below run it in four processes, right
-# and wrong.
+# others a *header*, 2 KiB with its number of rows and its options. Meanwhile, forward, it computes the first half of its
+# queries with its own keys. If options differ, all stop with the same message. The checks below run it in four processes,
+# right and wrong.
 
 # %% [markdown]
 # Four H200 in one machine: bf16, causal, 16 heads of 128, forward and backward. One GPU running `attention` is the
@@ -320,8 +321,8 @@ show(ring_speed.draw(**recorded))
 # as fast, because transfers occupy some SMs, and merges take time. The cross is four GPUs with
 # contiguous shards.
 #
-# At 131,072 tokens memory falls, but not to a quarter. Besides its shard a rank holds two blocks of K and V, and their
-# gradients. With few tokens that is more than one GPU alone needs.
+# Memory falls, but not to a quarter. Besides its shard a rank holds two blocks of K and V, of the heads on their way, and
+# their gradients. With two GPUs and up to 32,768 tokens each needs more than one alone.
 #
 # **Takeaway.** A ring pays when a step takes much longer than starting it.
 
@@ -330,7 +331,7 @@ show(ring_speed.draw(**recorded))
 #
 # - Cut the sequence. Queries stay, keys and values go round, and the parts (O, L) of the blocks are merged.
 # - Under a causal mask contiguous shards leave ranks idle for more than 40% of the time. Zigzag makes the work even.
-# - Forward, a transfer is hidden from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
+# - Forward, a whole step hides a transfer from $2 \cdot$ FLOP/s $/$ (bytes/s) rows on, whatever d is.
 # - Backward, the final L makes each block's gradients exact. dK and dV travel with their keys, in fp32.
 
 # %% [markdown]
