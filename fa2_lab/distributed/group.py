@@ -1,13 +1,12 @@
 """Who takes part, and how the ranks make sure that they agree before anything large moves.
 
 Before its transfers every call sends one small header to each rank and gets theirs: what is called, shapes, dtype,
-options. They go over a gloo group of its own, through the CPUs, so they wait for no GPU: some 0.1 ms on one machine,
-while a forward already computes. They bring the length of every shard, and here a rank that disagrees, has died or
-never comes is found out, on every rank and within `timeout` seconds. (Of three ranks or more, one that comes at the
-last moment may find that some have given up and others have not. And where a kernel fails while headers travel, the
-others wait in the first transfer.) Nothing is kept from call to call: a rank that trusted an earlier agreement would
-start a transfer that nobody answers. Once a rank has heard that all agree, a transfer's own time limit is that of the
-user's group.
+options. They go over a gloo group of its own, through the CPUs, so they wait for no GPU: 0.1 to 0.3 ms, while a forward
+already computes. They bring the length of every shard, and here a rank that disagrees, has died or never comes is found
+out, on every rank and within `timeout` seconds. (Of three ranks or more, one that comes at the last moment may find
+that some have given up and others have not. And where a kernel fails while headers travel, the others wait in the first
+transfer.) Nothing is kept from call to call: a rank that trusted an earlier agreement would start a transfer that
+nobody answers. Once a rank has heard that all agree, a transfer's own time limit is that of the user's group.
 """
 
 from __future__ import annotations

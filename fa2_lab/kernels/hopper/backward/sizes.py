@@ -1,7 +1,7 @@
 """The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
 
-Every number here was fitted to times on an H200: those of `fa2-lab bench paper` and `fa2-lab bench heads`, and where
-there is little work those of `fa2-lab bench small`.
+Every number here was fitted to times on an H200: those of `fa2-lab bench paper` and `fa2-lab bench heads`, and those in
+PORTABLE to times taken by hand.
 """
 
 import math
@@ -45,7 +45,8 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
-# At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. Grouped heads are not for them.
+# At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. Grouped heads are not for them. (Timed with 128 to 1,024
+# keys and 4 to 32 heads: the GPU from CUDA graphs, the host by its clock.)
 # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
 PORTABLE = {64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
 
