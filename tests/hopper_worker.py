@@ -20,7 +20,7 @@ def kinds(d: int) -> list[tuple]:
     from fa2_lab.kernels.hopper.forward.sizes import choose
 
     masks = product((False, True), (False, True))
-    return list(dict.fromkeys((choose(d, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
+    return list(dict.fromkeys((choose(d, N, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
 
 
 def every() -> list[tuple]:

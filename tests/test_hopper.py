@@ -159,9 +159,10 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, monkeypatch):
     assert all(a is b for a, b in zip(tensors, (Q, Q, Q, lengths, seed, sinks), strict=True))
 
 
-ENOUGH = [(64, 511, 512, True, 528), (64, 512, 511, False, 528), (64, 192, 192, False, 4224), (64, 192, 192, True, 528)]
-ENOUGH += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 512, True, 0)]
-ENOUGH += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 0), (256, 64, 1, False, 0)]
+ENOUGH = [(64, 511, 513, True, 528), (64, 512, 512, False, 528), (64, 192, 192, False, 4224), (64, 192, 192, True, 528)]
+ENOUGH += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 513, True, 0)]
+ENOUGH += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 66), (128, 512, 512, False, 66)]
+ENOUGH += [(96, 64, 384, True, 132), (96, 64, 385, True, 0), (128, 64, 513, True, 0), (256, 64, 1, False, 0)]
 ENOUGH += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0)]
 
 
@@ -175,9 +176,9 @@ def test_where_there_is_enough_work(d, N_q, N_k, causal, most, some_hopper):
 
 
 def test_little_work_is_enough_at_d_64_where_there_are_many_keys(some_hopper):
-    Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 512)))
+    Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 513)))
     assert some_hopper.enough_work(Q, K, False) and not some_hopper.enough_work(more, K, False)
-    assert not some_hopper.enough_work(Q, K[:, :, :511], False)
+    assert not some_hopper.enough_work(Q, K[:, :, :512], False)
 
 
 @pytest.mark.parametrize("d, N_q, heads, causal, lengths, consumers, B_c", [
@@ -219,8 +220,29 @@ def test_little_work_is_enough_at_d_64_where_there_are_many_keys(some_hopper):
 def test_sizes(d, N_q, heads, causal, lengths, consumers, B_c):
     from fa2_lab.kernels.hopper.forward.sizes import choose
 
-    found = choose(d, N_q, heads, 132, causal, lengths)
+    found = choose(d, N_q, N_q, heads, 132, causal, lengths)
     assert (found.consumers, found.B_c) == (consumers, B_c)
+
+
+@pytest.mark.parametrize("d, N_q, N_k, heads, consumers", [
+    (128, 8080, 20275, 2, 2),  # 128 blocks of 128 rows: one round
+    (128, 500, 8000, 16, 1),  # 128 blocks of 64 rows
+    (64, 748, 2240, 32, 3),  # 128 blocks of 192 rows
+    (64, 2000, 8000, 16, 2),  # 176 blocks of 192 rows, 256 of 128: two rounds each
+])  # fmt: skip
+def test_causal_rows_of_nearly_the_same_length_run_in_rounds(d, N_q, N_k, heads, consumers):
+    from fa2_lab.kernels.hopper.forward.sizes import choose
+
+    assert choose(d, N_q, N_k, heads, 132, True, False).consumers == consumers
+
+
+@pytest.mark.parametrize(
+    "heads, least, at_once", [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1)]
+)
+def test_no_few_heads_are_left_over(heads, least, at_once):
+    from fa2_lab.kernels.hopper.shared.host import evenly
+
+    assert evenly(heads, least) == at_once
 
 
 def test_no_hopper_here():

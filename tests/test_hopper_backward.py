@@ -162,10 +162,33 @@ def test_parts():
     from fa2_lab.kernels.hopper.backward.sizes import parts_for
 
     for causal in (False, True):
-        assert parts_for(2048, 64, 132, causal) == 1
-        assert parts_for(32, 2048, 132, causal) * 32 >= 0.9 * 132
+        assert parts_for(2048, 64, 132, causal, 1, 128) == 1
+        assert parts_for(32, 2048, 132, causal, 1, 128) * 32 >= 0.9 * 132
         for column_blocks, steps in product((1, 10, 100, 1000), (1, 2, 30, 4000)):
-            assert parts_for(column_blocks, steps, 132, causal) <= steps
+            assert parts_for(column_blocks, steps, 132, causal, 8, 128) <= steps
+    for group, parts in ((4, 1), (8, 2)):  # 64 K/V heads of 3,584 keys: enough for all SMs, but causal parts drift
+        assert parts_for(64 * 28, group * 56, 132, True, group, 128) == parts
+        assert parts_for(64 * 28, group * 56, 132, False, group, 128) == 1
+    for d, parts in ((64, 2), (128, 1)):  # short: the sums of dK and dV cost more, or at d 64 less, than is saved
+        assert parts_for(12 * 14, 2 * 14, 132, False, 2, d) == parts
+
+
+@pytest.mark.parametrize("blocks, heads, causal, most", [
+    (32, 64, False, 1), (32, 64, True, 4), (16, 128, True, 8), (64, 64, True, 4), (11, 32, True, 16), (25, 16, True, 8),
+    (27, 16, True, 4)
+])  # fmt: skip
+def test_heads_at_once(blocks, heads, causal, most):
+    """Causal: as many as fill 132 SMs once, at least four, and no few left over."""
+    from fa2_lab.kernels.hopper.backward.sizes import at_once
+
+    assert at_once(blocks, heads, 132, causal) == most
+
+
+def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
+    """As many as 8 MiB hold, with Q and dO of all their query heads."""
+    from fa2_lab.kernels.hopper.backward.sizes import at_once_in_turn
+
+    assert [at_once_in_turn(2048, 128, group) for group in (1, 4, 8, 64)] == [8, 2, 1, 1]
 
 
 # Right on a GPU -----------------------------------------------------------------------------------------------

@@ -1135,6 +1135,7 @@ read("portable/softmax.py", "SMALLEST", "base_2")
 # %% tags=["nbval-ignore-output"]
 SETS = "USUAL", "ALONE", "HALF", "WINDOW", "SHORT", "IN_TURN", "WIDE"
 read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once")
+read("hopper/shared/host.py", "evenly")
 
 # %% [markdown]
 # `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros.
@@ -1995,7 +1996,7 @@ def chosen():
     from fa2_lab.kernels.hopper.forward import sizes
 
     def name(d, N, causal):
-        found = sizes.choose(d, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
+        found = sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
         sets = {name: getattr(sizes, name) for name in SETS}
         return next(name for name, one in sets.items() if found == (one.get(d) if isinstance(one, dict) else one))
 

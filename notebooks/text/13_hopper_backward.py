@@ -635,12 +635,12 @@ source("launch", "prepare_before", "prepare_main", "prepare_after", "enough_work
 #
 # `shapes` counts the lines of each, rounded up to whole tiles of 64 rows.
 #
-# The sizes, fitted to times on an H200, and `lines`, which describes a matrix of fp32 as `descriptor` does a tensor
+# The sizes, fitted to times on an H200 and an H100, and `lines`, which describes a matrix of fp32 as `descriptor` does a tensor
 # (`swizzle` in bytes, `element_bitwidth` in bits):
 
 # %% tags=["nbval-ignore-output"]
 source("sizes", "DIMENSIONS", "SMALLEST_SCALE", "Sizes", "choose", "PORTABLE", "enough_work")
-source("sizes", "ENDS", "SUMS", "UNEVEN", "parts_for", "at_once")
+source("sizes", "ENDS", "SUMS", "UNEVEN", "DRIFT", "parts_for", "at_once", "at_once_in_turn")
 source("../shared/descriptors", "lines")
 
 # %% [markdown]
@@ -700,8 +700,9 @@ for causal in (False, True):
 # %%
 print("K/V heads  column blocks  steps each  parts of each  SMs with work")
 for kv_heads in (32, 8, 4, 1):
-    column_blocks, of_each = 2 * kv_heads * (4096 // 128), 32 // kv_heads * (4096 // 64)
-    n = parts_for(column_blocks, of_each, H200.SMs, causal=True)
+    column_blocks, group = 2 * kv_heads * (4096 // 128), 32 // kv_heads
+    of_each = group * (4096 // 64)
+    n = parts_for(column_blocks, of_each, H200.SMs, True, group, 128)
     print(f"{kv_heads:9} {column_blocks:14} {of_each:11,} {n:14} {min(H200.SMs, n * column_blocks):14}")
 for kv_heads in (4, 1):
     low, high = reach("column blocks divided among programs", kv_heads=kv_heads)
@@ -715,7 +716,8 @@ for kv_heads in (4, 1):
 #
 # So a column block is *divided*: several programs take a part of its row blocks each. Then dK and dV have no single
 # owner either, and the copy engine adds them up as well. With 4 K/V heads all SMs have work, 256 column blocks for 132.
-# Under the causal mask it pays all the same: shorter parts leave less idle at the end.
+# Under the causal mask it pays all the same: shorter parts leave less idle at the end. And programs that go through many
+# query heads drift apart, until no two of them read the same Q (`DRIFT`).
 #
 # **Takeaway.** If there are too few owners, share the work and let the sums meet.
 
@@ -902,9 +904,10 @@ for row in repeated:
 # FlashAttention-3's own turns cost less than ours at d = 64 under the causal mask, and more everywhere else. So where all
 # add in turn it is ahead in that one case, by 1% at N = 2,048 and 11% at N = 8,192.
 #
-# `prepare_main` does one more thing. Under the causal mask the fast kernel has many heads side by side, because column
-# blocks take different times. In long sequences their Q, dO and sums are more than L2 holds. That does no harm as long as
-# nobody waits for an addition. With turns the next one waits for each. So fewer heads run side by side then (`at_once`).
+# `prepare_main` does one more thing. The fast kernel has few heads side by side, so that Q, dO and sums stay in L2: one
+# without a mask, and about as many as fill the SMs under the causal mask, whose column blocks take different times
+# (`at_once`). With turns the next one waits for each addition. More heads hide that, as long as L2 holds their Q and dO
+# (`at_once_in_turn`).
 #
 # **Takeaway.** At N = 2,048 and 8,192 the same bits cost 8 to 17% in turn, and 32 to 55% by a second pass.
 

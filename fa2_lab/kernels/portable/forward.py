@@ -117,7 +117,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=
 
     def call(Q, K, V, key_lengths, seed, sinks=None, cu_q=None, cu_k=None):
         O = torch.empty_like(Q)
-        L = torch.empty(size=rows, dtype=torch.float32, device=device)
+        L = torch.empty(*rows, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):
             run(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k)
         return O, L  # FA2.A1.L17

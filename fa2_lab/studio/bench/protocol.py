@@ -5,6 +5,7 @@ Both begin with a warm-up, and in both the contestants take turns, so that drift
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -17,14 +18,15 @@ import torch
 from fa2_lab.studio.bench.power import Meter
 
 REPEATS, WARM_UP = 20, 3
-HEAD_START = 1_000_000  # clock cycles that the host has to launch a call: about half a millisecond
+HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about 1.5 ms
 
 
 def rested(repeats: int) -> str:
     """The protocol of `measure`, in words."""
     return (
         f"CUDA events, median of {repeats} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
-        "repetition; the L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in "
+        "repetition, in an order drawn anew, so that nobody always comes after the same one; the "
+        "L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in "
         "its queue, so that the host's time does not count; each result is checked before it is timed"
     )
 
@@ -67,13 +69,16 @@ def reading() -> Callable[[], object]:
 def measure(
     calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = overwriting
 ) -> dict[str, Timing | str]:
-    """A Timing for each call, or the reason why there is none. The order of the turns rotates."""
+    """A Timing for each call, or the reason why there is none.
+
+    The order of the turns is drawn anew for each repetition: after somebody who takes little power the clock is higher.
+    """
     failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
     names = [name for name in calls if name not in failed]
     flush = flushing()
     events = {name: [] for name in names}
     for turn in range(repeats):
-        for name in names[turn % max(1, len(names)) :] + names[: turn % max(1, len(names))]:
+        for name in random.Random(turn).sample(names, len(names)):
             flush()
             torch.cuda._sleep(HEAD_START)
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

@@ -48,7 +48,7 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False,
         if not host.aligned(dO, Q, K, V, O, L, dL):
             return None
         dQ, dK, dV = torch.empty_like(Q), torch.empty_like(K), torch.empty_like(V)
-        start, sums = (torch.empty(size=shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
+        start, sums = (torch.empty(*shape, dtype=torch.float32, device=Q.device) for shape in (starts, all_sums))
         columns = (sums[dQ_sums[0] :], sums[dQ_sums[0] + dK_sums[0] :]) if divided else (dK, dV)
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
@@ -69,8 +69,9 @@ def choose(Q, K, options: Options, key_lengths, same_bits: bool, sequences) -> t
     (_, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
     N_q = -(-N_q // (sequences or 1))
     chosen = sizes.choose(d, N_q, causal, ragged(K, key_lengths, sequences), same_bits)
-    column_blocks, steps = programs(K, 128, sequences), H // H_kv * -(-N_q // chosen.B_r)
-    return chosen, sizes.parts_for(column_blocks, steps, host.multiprocessors(Q.device), causal)
+    column_blocks, group = programs(K, 128, sequences), H // H_kv
+    steps, SMs = group * -(-N_q // chosen.B_r), host.multiprocessors(Q.device)
+    return chosen, sizes.parts_for(column_blocks, steps, SMs, causal, group, chosen.d_pad)
 
 
 def ragged(K, key_lengths, sequences) -> bool:
@@ -106,7 +107,7 @@ def prepare_main(
 ) -> host.Launch:
     """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
     causal, scale = options.window != (None, None), options.scale
-    (batch, H, N_q, d), (_, H_kv, _, _) = shape(Q), shape(K)
+    (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
     starts, dQ_sums, dK_sums, _ = shapes(Q, K, chosen, sequences)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     if parts > 1:
@@ -115,12 +116,15 @@ def prepare_main(
         columns = tuple(describe(torch.empty_like(X, device="meta"), 64) for X in (K, V))
     sums = lines(starts, (1, 2 * chosen.B_r)), lines(dQ_sums, (chosen.B_r * chosen.d_pad // 64, 32), swizzle=128)
     heads = batch * H_kv * parts  # to the scheduler each part of a K/V head is a head
-    at_once = sizes.at_once(-(-N_q // (sequences or 1)), d, causal and not same_bits)
+    SMs, column_blocks = host.multiprocessors(Q.device), programs(K, 128, sequences)
+    many = sequences or 1
     if same_bits:
-        at_once = -(-at_once // parts) * parts
+        at_once = -(-sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv) // parts) * parts
+    else:
+        at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal)
     return host.Launch(
         backward_kernel,
-        min(host.multiprocessors(Q.device), programs(K, 128, sequences) * parts),
+        min(SMs, column_blocks * parts),
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),

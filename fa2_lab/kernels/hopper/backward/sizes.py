@@ -1,12 +1,13 @@
 """The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
 
-Every number here was fitted to times on an H200: those of `fa2-lab bench paper` and `fa2-lab bench heads`, and those in
-PORTABLE to times taken by hand.
+Every number here was fitted to times on an H200, those of `fa2-lab bench paper` and `fa2-lab bench heads`, or on an
+H100, of some shapes of `fa2-lab bench sweep` with other sizes; those in PORTABLE to times taken by hand.
 """
 
 import math
 from dataclasses import dataclass
 
+from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
 DIMENSIONS = (64, 96, 128)
@@ -34,14 +35,14 @@ class Sizes:
 def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> Sizes:
     """The fastest sizes.
 
-    dk_late is 2 to 7% faster under the causal mask, at d 128 in long sequences only, and 1 to 4% slower without it.
+    dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 1 to 4% slower without it.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
     last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
     """
     if d == 64:
         return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits)
     hold_v = not (causal or ragged or same_bits)
-    return Sizes(64, 128, dv_late=False, dk_late=causal and N_q >= 4096, hold_v=hold_v, last_first=False)
+    return Sizes(64, 128, dv_late=False, dk_late=causal and N_q > 2048, hold_v=hold_v, last_first=False)
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
@@ -59,11 +60,12 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
 # Column blocks divided among programs: what it costs, in the time of one step, which is one row block.
 ENDS = 3  # to begin a part and to end it
-SUMS, SUMS_PER_BLOCK = 2, 1 / 50  # to add up dK and dV in HBM, and for each column block
+SUMS, SUMS_PER_COLUMN = 2, 1 / 2048  # to add up dK and dV in HBM, and for each column of each column block
 UNEVEN = 1 / 10  # of the longest part is lost at the end under the causal mask, where parts differ
+DRIFT = 1.09  # causal parts drift apart, and with more than four query heads in a part no two read the same one
 
 
-def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool) -> int:
+def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
     """Into how many parts to divide each column block, of so many steps, so that all is done first.
 
     Parts of the same length run in rounds, one part to an SM. Causal ones have half the steps on average, and the
@@ -72,22 +74,26 @@ def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool) -> int:
 
     def time(parts: int) -> float:
         rounds, longest = column_blocks * parts / SMs, steps / parts
-        sums = SUMS + column_blocks * SUMS_PER_BLOCK if parts > 1 else 0
+        sums = SUMS + column_blocks * d_pad * SUMS_PER_COLUMN if parts > 1 else 0
         if causal:
-            return max(rounds * (longest / 2 + ENDS) + longest * UNEVEN, longest + ENDS) + sums
+            drift = DRIFT if group > 4 * parts else 1
+            return max(rounds * (longest / 2 + ENDS) + longest * UNEVEN, longest + ENDS) * drift + sums
         return math.ceil(rounds) * (longest + ENDS) + sums
 
     return min((2**n for n in range(9) if 2**n <= steps), key=time)
 
 
-def at_once(N_q: int, d: int, causal: bool) -> int:
-    """How many parts of a K/V head to run at a time, each with Q and dO of one query head: 8 MiB of L2.
+def at_once(blocks: int, heads: int, SMs: int, causal: bool) -> int:
+    """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
 
-    Where N is small, 8 MiB is faster than 16. Causal parts take different times, and more of them side by side level
-    that out: 16 MiB, or 32 where they are long. Not so where all add in turn: additions are waited for, and slow once
-    the sums of dQ do not stay in L2, too.
+    Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
+    take different times, and heads that fill the SMs about once, four at least, level that out; with twice as many, Q,
+    dO and the sums do not stay in L2: up to 10% slower, and up to 40% with a few times as many.
     """
-    one = 4 * N_q * d
-    if not causal:
-        return max(1, 8 * MiB // one)
-    return max(1, (32 if one > MiB else 16) * MiB // one)
+    return evenly(heads, max(4, math.ceil(0.8 * SMs / blocks))) if causal else 1
+
+
+def at_once_in_turn(N_q: int, d: int, group: int) -> int:
+    """How many where all add in turn: additions are waited for, and more heads hide that as long as 8 MiB of L2 hold Q
+    and dO."""
+    return max(1, 8 * MiB // (4 * N_q * d * group))

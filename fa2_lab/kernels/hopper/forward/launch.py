@@ -39,7 +39,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
         if not host.aligned(Q, K, V):
             return None
         O = torch.empty_like(Q)
-        L = torch.empty(rows, dtype=torch.float32, device=device)
+        L = torch.empty(*rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
             launch((Q, K, V, O), (L, host.counter_for(Q), key_lengths, cu_q, cu_k))
         return O, L  # FA2.A1.L17
@@ -61,14 +61,14 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     if windowed(options):
         chosen = sizes.WINDOW[d]
     else:
-        chosen = sizes.choose(d, -(-N_q // many), many * batch * H, SMs, causal, lengths)
+        chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)
     return host.Launch(
         forward_kernel,
         min(SMs, programs(Q, chosen.rows, sequences)),
         (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
-        **dict(group=group, at_once=group * sizes.heads_at_once(-(-N_k // many), d, causal)),
+        **dict(group=group, at_once=group * sizes.heads_at_once(-(-N_k // many), d, batch * H_kv, causal)),
         **dict(factor=base_2(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),
     )
 

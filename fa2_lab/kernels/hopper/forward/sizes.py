@@ -7,6 +7,7 @@ all heads, for each SM.
 
 from dataclasses import dataclass, replace
 
+from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
 ANY = float("inf")
@@ -54,8 +55,8 @@ IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
 
-# Without a mask all row blocks take the same time, tile · N / 128 + start, and run in rounds, one block to an SM. The
-# unit is 128 keys with two consumers. It was fitted where N_q = N_k, and N stands for both.
+# Without a mask all row blocks take the same time, tile · N_k / 128 + start, and run in rounds, one block to an SM. The
+# unit is 128 keys with two consumers.
 FULL = {  # d: (sizes, tile, start)
     64: [(USUAL[64], 1.2, 0.6), (ALONE[64], 0.75, 0.0), (SHORT, 1.0, 0.0), (IN_TURN, 1.175, 0.75)],
     96: [(USUAL[96], 1.0, 1.0), (ALONE[96], 0.75, 0.45), (WIDE, 1.41, 2.8)],
@@ -64,7 +65,8 @@ FULL = {  # d: (sizes, tile, start)
     256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
 }
 
-# Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken.
+# Under the causal mask row blocks differ, and there are no rounds to count, unless there are twice as many keys as
+# queries. The first line that fits is taken.
 CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
@@ -88,26 +90,26 @@ CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
 }
 
-# Where the portable kernel is faster, because it starts sooner.
+# Where the portable kernel is faster, because it starts sooner. (Timed by hand: the GPU from CUDA graphs.)
 PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
     64: [
-        (1, ANY, 511, 0, 4, None),
+        (1, ANY, 512, 0, 4, None),
         (1, 511, ANY, 1, 4, None),
         (1, 64, 511, 0, 32, None),
         (1, 64, ANY, 1, 32, None),
         (129, 192, 511, 0, 32, False),
         (129, 192, ANY, 1, 32, False),
     ],
-    96: [(1, ANY, 255, 0, 2, None)],
-    128: [(1, ANY, 255, 0, 2, None)],
+    96: [(1, ANY, 255, 0, 2, None), (1, ANY, 384, 0, 1, None)],
+    128: [(1, ANY, 255, 0, 2, None), (1, ANY, 512, 0, 0.5, None)],
     192: [],
     256: [],
 }
 
 
-def choose(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
+def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
-    if causal:
+    if causal and N_k < 2 * N_q:
         per_SM = -(-N_q // 64) * heads / SMs
         return next(
             sizes
@@ -118,7 +120,7 @@ def choose(d: int, N_q: int, heads: int, SMs: int, causal: bool, lengths: bool) 
     def time(candidate) -> float:
         sizes, tile, start = candidate
         rounds = -(-(-(-N_q // sizes.rows) * heads) // SMs)
-        return rounds * (tile * N_q / 128 + start)
+        return rounds * (tile * N_k / 128 + start)
 
     return min((row for row in FULL[d] if not (lengths and row[0] == WIDE)), key=time)[0]
 
@@ -132,8 +134,8 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool) 
     )
 
 
-def heads_at_once(N_k: int, d: int, causal: bool) -> int:
-    """How many heads of K and V to have in use at a time.
+def heads_at_once(N_k: int, d: int, heads: int, causal: bool) -> int:
+    """How many of all heads of K and V to have in use at a time.
 
     Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which
     more heads level out: as many as 16 MiB of L2 hold, or 32 MiB where rows are long.
@@ -141,4 +143,4 @@ def heads_at_once(N_k: int, d: int, causal: bool) -> int:
     if not causal:
         return 1
     one = 4 * N_k * d
-    return max(1, (32 if one >= MiB else 16) * MiB // one)
+    return evenly(heads, max(1, (32 if one >= MiB else 16) * MiB // one))
