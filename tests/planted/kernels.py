@@ -7,6 +7,8 @@ TILE, SOFTMAX, BACKWARD, MERGE = (
     f"fa2_lab/kernels/portable/{name}.py" for name in ("tile", "softmax", "backward", "merge")
 )
 SIZES = "fa2_lab/kernels/hopper/backward/sizes.py"
+FORWARD_SIZES = "fa2_lab/kernels/hopper/forward/sizes.py"
+HOST = "fa2_lab/kernels/hopper/shared/host.py"
 NAME = "tests/test_kernels.py::test_a_find_is_for_one_chip_kernel_d_dtype_and_mask"
 SCALES = "tests/test_attention.py::test_scales"
 KIND = "tests/test_kernels.py::test_what_a_call_s_kind_is_made_of"
@@ -25,6 +27,9 @@ OTHER_KEYS = "tests/test_packed.py::test_queries_and_keys_of_different_numbers"
 OF_L = "tests/test_attention.py::test_gradient_of_L"
 ALONE = "tests/test_attention.py::test_the_backward_by_itself"
 ENOUGH = "tests/test_hopper_backward.py::test_where_there_is_enough_work"
+PARTS = "tests/test_hopper_backward.py::test_parts"
+AT_ONCE = "tests/test_hopper_backward.py::test_heads_at_once"
+IN_TURN = "tests/test_hopper_backward.py::test_in_turn_fewer_heads_of_large_groups_run_at_a_time"
 STATE = "tests/test_distributed.py::test_state_is_the_ladder_s"
 ROWS = "            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)\n"
 COLUMNS = "            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k)\n"
@@ -37,6 +42,24 @@ FAULTS = [
     (BACKWARD, "None if dL is None else dL + q_at", "dL", OTHER_KEYS),
     (SIZES, "128: [(256, 1)]", "128: [(512, 1)]", ENOUGH),
     (SIZES, "64: [(512, 2)]", "64: [(512, 1)]", ENOUGH),
+    (SIZES, "DRIFT if group > 4 * parts", "DRIFT if group > 8 * parts", PARTS),
+    (SIZES, "d_pad * SUMS_PER_COLUMN", "128 * SUMS_PER_COLUMN", PARTS),
+    (SIZES, "0.8 * SMs / blocks", "1.6 * SMs / blocks", AT_ONCE),
+    (SIZES, "if causal else 1\n\n\ndef at_once_in_turn", "\n\n\ndef at_once_in_turn", AT_ONCE),
+    (SIZES, "(4 * N_q * d * group)", "(4 * N_q * d)", IN_TURN),
+    (HOST, "-heads % n", "heads % n", "tests/test_hopper.py::test_no_few_heads_are_left_over"),
+    (
+        FORWARD_SIZES,
+        "if causal and N_k < 2 * N_q:",
+        "if causal:",
+        "tests/test_hopper.py::test_causal_rows_of_nearly_the_same_length_run_in_rounds",
+    ),
+    (
+        FORWARD_SIZES,
+        "tile * N_k / 128",
+        "tile * N_q / 128",
+        "tests/test_hopper.py::test_causal_rows_of_nearly_the_same_length_run_in_rounds",
+    ),
     (MERGE, "m_new + tl.log(l_i)", "m_i + tl.log(l_i)", STATE),
     (MERGE, "known = m_i != NEG_INF", "known = m_i == m_i", STATE),
     (MERGE, "begin, end = 0, N", "begin, end = first, N", "tests/test_distributed.py::test_as_on_one_device"),

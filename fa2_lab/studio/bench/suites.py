@@ -69,8 +69,11 @@ def same_bits_grid() -> list[Problem]:
     return [Problem.square(N, d, causal) for d in (64, 128) for causal in (False, True) for N in (2048, 8192)]
 
 
-def random_grid(count: int = 200, seed: int = 2307) -> list[Problem]:
-    """Shapes drawn once and for all, which no size was chosen for: batch, heads, groups, N with tails, d, mask."""
+def random_grid(count: int = 200, seed: int = 2603) -> list[Problem]:
+    """Shapes that no size was chosen for: batch, heads, groups, N with tails, d, mask.
+
+    They are drawn once and for all. (Sizes were chosen by some of those of seed 2307.)
+    """
     draw, found = random.Random(seed), []
 
     def pick(*kinds: int) -> int:
