@@ -237,7 +237,8 @@ def test_causal_rows_of_nearly_the_same_length_run_in_rounds(d, N_q, N_k, heads,
 
 
 @pytest.mark.parametrize(
-    "heads, least, at_once", [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1)]
+    "heads, least, at_once",
+    [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1), (3, 9, 3)],
 )
 def test_no_few_heads_are_left_over(heads, least, at_once):
     from fa2_lab.kernels.hopper.shared.host import evenly

@@ -90,11 +90,11 @@ class Exchange:
         headers = self.wait()
         refusals = [f"rank {rank}: {h['refused']}" for rank, h in enumerate(headers) if "refused" in h]
         if refusals:
-            raise Disagreement(f"ring_attention: refused on {'; '.join(refusals)}")
+            raise Disagreement(f"fa2_lab.distributed: refused on {'; '.join(refusals)}")
         for name in dict.fromkeys(name for h in headers for name in h if name not in OWN):
             said = [h.get(name) for h in headers]
             if any(x != said[0] for x in said):
-                raise Disagreement(f"ring_attention: the ranks do not agree on {name}: {listed(said)}")
+                raise Disagreement(f"fa2_lab.distributed: the ranks do not agree on {name}: {listed(said)}")
         AGREED[self.group] += 1
         return headers
 
@@ -121,8 +121,8 @@ def losing(group: dist.ProcessGroup, timeout: float) -> Iterator[None]:
     except RuntimeError as failure:
         SIDE[group, timeout] = None
         raise RuntimeError(
-            f"ring_attention: rank {dist.get_rank(group)} of {dist.get_world_size(group)} did not hear from all others "
-            f"within {timeout:g} s: one of them has died, is late, or calls with another group or timeout"
+            f"fa2_lab.distributed: rank {dist.get_rank(group)} of {dist.get_world_size(group)} did not hear from all "
+            f"others within {timeout:g} s: one of them has died, is late, or calls with another group or timeout"
         ) from failure
 
 

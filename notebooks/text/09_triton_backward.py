@@ -422,7 +422,7 @@ print(f"two passes: 7 products a tile; {half} MiB of dQ written in 16 bits")
 # way is faster depends on the chip: the package's Triton kernels take two passes, and its kernel for Hopper
 # (H100 and H200) takes one (chapter 13).
 #
-# **Takeaway.** Two products more buy repeatable bits, no dQ in fp32, and kernels that are easier to fit.
+# **Takeaway.** Two products more buy repeatable bits, no dQ in fp32, and kernels with fewer registers.
 
 # %% [markdown]
 # ## Who owns dK if query heads share keys?

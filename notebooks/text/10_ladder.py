@@ -17,8 +17,8 @@
 # - look at a counter and say what a kernel waits for.
 #
 # *Time: 45 minutes with the questions and exercises. Hardware: any laptop; every measured number was recorded on an
-# NVIDIA H200. Before this: [03](03_fa1.ipynb), [04](04_fa2_forward.ipynb), [06](06_parallelism.ipynb) and [08 · The Triton
-# forward kernel](08_triton_forward.ipynb).*
+# NVIDIA H200. Before this: [03](03_fa1.ipynb), [04](04_fa2_forward.ipynb), [06](06_parallelism.ipynb),
+# [08](08_triton_forward.ipynb) and [09 · The Triton backward kernels](09_triton_backward.ipynb).*
 
 # %%
 import statistics
@@ -47,7 +47,7 @@ from fa2_lab.tiles import Tiling
 # | --- | --- |
 # | check the answer in float64 first | a kernel that skips a tile is faster |
 # | warm up | the first call compiles the kernel |
-# | take turns, A B B A | a warm GPU lowers its clock, so the later kernel loses |
+# | take turns (of two: A B B A) | a warm GPU lowers its clock, so the later kernel loses |
 # | take the median | one disturbed call moves a mean |
 # | overwrite the L2 cache before each call | the second call finds its inputs in it |
 #
@@ -291,7 +291,7 @@ for n, found in over.items():
 # ## From here on, Hopper
 #
 # Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 20 use what Hopper has, the H200's
-# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds them. Here is what they are worth.
+# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds 12 to 20. Here is what they are worth.
 
 # %% tags=["hide-input"]
 steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17",), ("18",), ("19", "tensor cores at work, %"), ("20", "L2 bytes"))
@@ -309,8 +309,8 @@ steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor c
 # - 20 shares each tile of K and V among more rows, at d = 128 only. Its factor lies between 0.99 and 1.02.
 
 # %% [markdown]
-# The package's kernel is within 2% of rung 20 in all ten shapes. It has what rung 20 has, and all that a call may ask for
-# besides: windows, key lengths, packed sequences, other d.
+# The package's kernel is within 2% of rung 20 in all ten shapes. It has what rung 20 has, and takes more kinds of calls:
+# windows, key lengths, packed sequences, other d.
 #
 # **Takeaway.** After the memory, the next limit is the order of work: keep the tensor cores busy during the softmax.
 

@@ -590,8 +590,8 @@ step("13", "programs on an SM", "stall: long_scoreboard", "tensor cores at work,
 # **232**: 128 and 104 more. Copying takes hardly any registers, computing takes many.
 # </details>
 #
-# Half as many programs share the SM now, and still it is not slower: the copies hide inside one program. (A *stall*
-# counts the warps that wait for something whenever an instruction starts; `long_scoreboard` is the wait for L2 or HBM.)
+# Half as many programs share the SM now, and still it is not slower: the copies hide inside one program.
+# (`long_scoreboard`: cycles that warps wait for L2 or HBM, for each instruction started; chapter 10.)
 #
 # **Takeaway.** The producer waits for empty stages, the consumer for full ones, and nobody waits for a copy that was
 # started early enough.
@@ -628,8 +628,8 @@ for d, *sizes in ((64, 1, 4), (64, 2, 4), (64, 3, 4), (128, 1, 2), (128, 2, 2), 
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **The registers.** 160 for o, s and p alone, where three consumers can have 160 in all, and m, ℓ, addresses and the
-# mask take some 24 more. Two fit. At d = 64 o is half as wide, and three fit.
+# **The registers.** 160 a thread for o, s and p alone, where three consumers leave a thread 160 in all, and m, ℓ,
+# addresses and the mask take some 24 more. Two fit. At d = 64 o is half as wide, and three fit.
 # </details>
 #
 # For comparison with the last column: the L2 cache of an A100 delivers 47 bytes a clock to each of its 108 SMs (5,120
@@ -700,8 +700,9 @@ for d in (64, 128):
 # serve one after the other, the warpgroups move apart.
 # </details>
 #
-# Compare the first panel with the last. In the first, both wait for exponentials at the same time. In the last, somebody
-# always multiplies.
+# In *Neither* and *Within* they share equally, in *Between* and *Both* the first to come is served; *Within* and *Both*
+# look ahead. Compare the first panel with the last. In the first, both wait for exponentials at the same time. In the
+# last, somebody always multiplies.
 #
 # **Takeaway.** Overlap needs two parties that are out of step.
 
@@ -778,7 +779,7 @@ show(tickets.draw(**tickets.data()))
 # the same programs get heavy blocks again and again.
 # </details>
 #
-# Several heads at once, as many as have their K and V in the L2 cache, even out most of it, and drawing the rest.
+# Four heads at once, whose K and V fit in the L2 cache, even out most of it, and drawing the rest.
 #
 # **Takeaway.** If blocks differ in weight, hand them out when a program is free, not beforehand.
 
@@ -895,7 +896,7 @@ for lag in (0, 8):
 # **In none.** One of 16 rows has a new maximum often enough, but nothing ever lies more than 8 above the first tile's.
 # </details>
 #
-# So m may *lag*, by the same 8 as in FlashAttention-4, for the chips after Hopper. p is 256 at most. The relative
+# So m may *lag* by 8. (FlashAttention-4, made for the chips after Hopper, takes the same 8.) p is 256 at most. The relative
 # rounding error of a floating-point number does not depend on its size, so p is about as exact there as below 1.
 #
 # **Takeaway.** What cancels out need not be exact, only bounded.
@@ -1034,7 +1035,7 @@ change("19", "20")
 
 # %% [markdown]
 # - `SIZES` now says, too, whether O lies apart. Where it does not, `o` *is* `q.tiles`, and Q has one tile for each
-#   consumer instead of two. From that the kernel knows: `APART`.
+#   consumer instead of two. From the number of Q's tiles the kernel sees which it is: `APART`.
 # - Where O lies apart, Q is released after the last S, as before. Else Q's place is free only when the copy of O has read
 #   it: `store_wait(0)`, then `release`.
 
@@ -1140,8 +1141,9 @@ read("hopper/shared/host.py", "evenly")
 # %% [markdown]
 # `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros.
 #
-# `choose` looks into two tables. All numbers there were fitted to times on an H200; `per_SM` counts blocks of 64 rows, in
-# all heads, for each SM.
+# `evenly` takes a few heads more if the last round is fuller then. `choose` looks into `CAUSAL` under the causal mask if
+# N_k < 2 N_q, else into `FULL`. The numbers were fitted to times on an H200 and an H100; `per_SM` counts blocks of 64
+# rows, in all heads, for each SM.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
@@ -1158,7 +1160,8 @@ read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 # | 128 | none | `USUAL` | `USUAL` | `USUAL` | `WIDE` |
 # | 128 | causal | `HALF` | `USUAL` | `WIDE` | `WIDE` |
 #
-# `WIDE` is rung 20's. It may be taken at d = 96, too, without a mask. With key lengths it is never taken.
+# `WIDE` is rung 20's. It may be taken at d = 96, too, without a mask or with N_k ≥ 2 N_q. With key lengths it is never
+# taken.
 #
 # At d = 128 with two consumers Q takes 64 KiB, O 32, and K and V 128: 224 of 227. The rest holds barriers and the
 # mailbox.
@@ -1177,8 +1180,8 @@ read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "Pipes", "forwar
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and
 # the number of heads come from the descriptor. `key_lengths`, if there are any, say how many keys of each batch entry are
 # real. `do_not_specialize` names numbers that may change without compiling anew. If O has no place apart, it waits in
-# Q's: then Q has one stage. A thread of the producer has 24 registers, as in the rungs, and 32 where sequences are
-# packed: it has to find the sequence of each row block.
+# Q's: then Q has one stage for each consumer. A thread of the producer has 24 registers, as in the rungs, and 32 where
+# sequences are packed: it has to find the sequence of each row block.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix", "several")
@@ -1415,8 +1418,8 @@ read("hopper/shared/pipeline.py", "accumulator", "as_operand")
 
 # %% [markdown]
 # It is rung 15. `visit` holds the first tile and the last P V, `step` is the loop's body. `accumulator` is the layout of
-# sitting 1's table, `as_operand` that of a left factor. `interval` writes down where each of 64 rows begins and ends to
-# see, and which tiles all of them see.
+# sitting 1's table, `as_operand` that of a left factor. `interval` writes down from which key to which each of 64 rows
+# sees, and which tiles all of them see.
 #
 # `visit` masks the first tile also if only the end is ragged, `step` does not. That is enough: the rightmost tile comes
 # first, and no other can reach past the last key.
@@ -1452,7 +1455,7 @@ read("hopper/forward/softmax.py", "LOWEST", "first_state", "softmax_step", "by_l
 # %% [markdown]
 # - m is kept in powers of 2, as in rung 19: it is multiplied by `scale` already. So p = 2^(`scale` · s − m) is one
 #   multiply-add and one exponential.
-# - `along` puts a number that each lane of a row holds once beside all that the lane holds.
+# - `along` lays the one number that a lane holds for a row, such as m, beside each of its scores.
 # - `largest` takes the larger of each pair, then goes down short chains of four side by side, then takes the largest of
 #   their ends. In one long chain each comparison would wait for the one before.
 # - m starts at `LOWEST`, near the lowest number of fp32, so that every score lies above it. In a row that has seen no key all scores are −∞, so m stays, and p is 2 to the
@@ -1658,7 +1661,8 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **At d = 64 without a mask.** There exponentials weigh most. The lead is smallest on a short sequence.
+# **At d = 64 without a mask**: 1.22 in the mean, just before d = 128 causal with 1.21. The lead is smallest on a short
+# sequence.
 # </details>
 #
 # `fa2_lab portable` is the package's Triton kernel, chapter 08's with better sizes. From N = 1,024 on we are ahead of
@@ -1748,6 +1752,7 @@ DIFFER = {  # what the kernel has and rung 20 has not: the record's name for it
     "maxima in four short chains": "maxima as a tree, not as a chain",
     "the causal mask as a test of bits": "the causal mask as a test of bits",
     "without a mask one head after the other": "without a mask one head after the other",
+    "causal heads at once: 16 or 32 MiB, no few left over": None,
     "ping-pong (d = 64)": "turns on the tensor cores",
     "a scale of its own for a row of huge scores": None,
     "a second counter, of programs that have left": None,

@@ -693,12 +693,12 @@ for causal in (False, True):
 # ## Too few column blocks
 #
 # With grouped heads, a column block belongs to a K/V head and goes through the rows of all query heads that share it.
-# Take batch 2, 32 query heads, N = 4,096.
+# Take batch 2, 32 query heads, N = 4,096, d = 128.
 #
 # **Predict.** With one K/V head, how many column blocks of 128 keys are there, for 132 SMs?
 
 # %%
-print("K/V heads  column blocks  steps each  parts of each  SMs with work")
+print("causal\nK/V heads  column blocks  steps each  parts of each  SMs with work")
 for kv_heads in (32, 8, 4, 1):
     column_blocks, group = 2 * kv_heads * (4096 // 128), 32 // kv_heads
     of_each = group * (4096 // 64)
@@ -716,8 +716,8 @@ for kv_heads in (4, 1):
 #
 # So a column block is *divided*: several programs take a part of its row blocks each. Then dK and dV have no single
 # owner either, and the copy engine adds them up as well. With 4 K/V heads all SMs have work, 256 column blocks for 132.
-# Under the causal mask it pays all the same: shorter parts leave less idle at the end. And programs that go through many
-# query heads drift apart, until no two of them read the same Q (`DRIFT`).
+# Under the causal mask it pays all the same: shorter parts leave less idle at the end. (Without a mask they are not
+# divided: 1.00.) And programs that go through many query heads drift apart, until no two read the same Q (`DRIFT`).
 #
 # **Takeaway.** If there are too few owners, share the work and let the sums meet.
 
@@ -859,7 +859,7 @@ print("time; 1.00 is: the first column block handed out first, no turns")
 print("          last first, no turns   last first, turns   first first, turns")
 for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
     tiling = Tiling(4096, 4096, 64, 128, mask)
-    fast = turns.time(turns.handed_out(tiling, 64, 16, last_column_first=False), 132, in_turn=False)
+    fast = turns.time(turns.handed_out(tiling, 64, 4, last_column_first=False), 132, in_turn=False)
     kinds = ((True, False), (True, True), (False, True))  # the last first, in turn
     times = [turns.time(turns.handed_out(tiling, 64, 4, first), 132, in_turn=x) / fast for first, x in kinds]
     print(f"{name:9}{times[0]:21.2f} {times[1]:19.2f} {times[2]:20.2f}")
@@ -878,7 +878,7 @@ for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
 # Under the causal mask nobody waits, but the shortest column blocks are handed out first. At the end some SMs are left
 # alone with a long one.
 #
-# **Takeaway.** In the model turns cost 2% without a mask, by waiting, and 6% under the causal one, by the order.
+# **Takeaway.** In the model turns cost 2% without a mask, by waiting, and 7% under the causal one, by the order.
 
 # %% [markdown]
 # ## What do turns cost on a GPU?
@@ -904,10 +904,11 @@ for row in repeated:
 # FlashAttention-3's own turns cost less than ours at d = 64 under the causal mask, and more everywhere else. So where all
 # add in turn it is ahead in that one case, by 1% at N = 2,048 and 11% at N = 8,192.
 #
-# `prepare_main` does one more thing. The fast kernel has few heads side by side, so that Q, dO and sums stay in L2: one
-# without a mask, and about as many as fill the SMs under the causal mask, whose column blocks take different times
-# (`at_once`). With turns the next one waits for each addition. More heads hide that, as long as L2 holds their Q and dO
-# (`at_once_in_turn`).
+# `prepare_main` does one more thing. Without a mask the fast kernel has one head at a time, so that Q, dO and sums stay in
+# L2. Under the causal mask column blocks take different times, so it has about as many heads as fill the SMs, four at
+# least (`at_once`). With turns the next one waits for each addition. More heads hide that, but only as many as have Q and
+# dO in 8 MiB of L2: at d = 128 eight of 2,048 rows, one of 16,384 (`at_once_in_turn`). The record above is older than
+# `at_once`. With it an H100 needs 10 to 16% more in turn (timed by hand).
 #
 # **Takeaway.** At N = 2,048 and 8,192 the same bits cost 8 to 17% in turn, and 32 to 55% by a second pass.
 
@@ -1109,9 +1110,9 @@ in_turn = outcome(lambda j, i, added: len(added) == j)
 verdict("a fixed order gives one dQ and takes longer", anyhow[0] > 1 and in_turn[0] == 1 and in_turn[1] > anyhow[1])
 tiles = [sum(len(writers) for writers in grid.dq_writers(Tiling(16384, 16384, 64, 128, mask))) for mask in (NO_MASK, CAUSAL)]
 verdict("the causal mask halves the additions, but for the diagonal", 0.5 < tiles[1] / tiles[0] < 0.51)
-for mask, price, waits in ((NO_MASK, 0.02, 0.02), (CAUSAL, 0.06, 0)):
+for mask, price, waits in ((NO_MASK, 0.02, 0.02), (CAUSAL, 0.07, 0)):
     tiling = Tiling(4096, 4096, 64, 128, mask)
-    kinds = ((4, True, True), (4, True, False), (16, False, False))  # heads at a time, the last first, in turn
+    kinds = ((4, True, True), (4, True, False), (4, False, False))  # heads at a time, the last first, in turn
     with_turns, order, fast = (turns.time(turns.handed_out(tiling, *(64, n, first)), 132, in_turn=x) for n, first, x in kinds)
     verdict(f"turns in the model: {price:.0%} longer, by waiting {waits:.0%}",
             (round(with_turns / fast - 1, 2), round(with_turns / order - 1, 2)) == (price, waits))
@@ -1196,7 +1197,7 @@ theirs = {row.problem["d"] == 64 and row.problem["causal"]: [] for row in repeat
 for price, row in zip(prices, repeated, strict=True):
     theirs[row.problem["d"] == 64 and row.problem["causal"]].append(row.ratio("FlashAttention-3", "FlashAttention-3 deterministic") < price)
 verdict("FlashAttention-3's cost less at d = 64, causal, only", all(theirs[True]) and not any(theirs[False]))
-verdict("more than in the model, everywhere", all(price > 1 + (0.06 if row.problem["causal"] else 0.02)
+verdict("more than in the model, everywhere", all(price > 1 + (0.07 if row.problem["causal"] else 0.02)
                                                   for price, row in zip(prices, repeated, strict=True)))
 behind = {tuple(map(row.problem.get, ("d", "causal", "N_q"))): row.ratio("fa2_lab", "FlashAttention-3") for row in rows}
 verdict("FlashAttention-3: 1 to 12% behind", [round(f(behind.values()), 2) for f in (min, max)] == [1.01, 1.12])

@@ -6,7 +6,7 @@
 #
 # **Windows, documents, sinks: what changes in the loop?**
 #
-# Models rarely use plain causal attention. Some look back only 1,024 keys. Some cap their scores, some add a score that
+# Not every model uses plain causal attention. Some look back only 1,024 keys. Some cap their scores, some add a score that
 # belongs to no key. Training packs many short documents into one long sequence. None of this needs a new
 # algorithm: the loop of chapter 04 stays. Only its two ends move, or its first state, or one line about the score.
 #

@@ -102,7 +102,7 @@ def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None):
 def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=None):
     """forward() for calls of one kind, given (Q, K, V, key_lengths, seed, sinks): a program for each row block.
 
-    Where Q, K and V hold so many packed sequences, (tokens, heads, d), the starts follow, cu_q and cu_k.
+    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
     blocks = blocks or launch.blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device

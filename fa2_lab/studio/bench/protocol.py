@@ -1,6 +1,7 @@
 """How things are timed by CUDA events: rested, with pauses and an empty L2, or sustained, a second without a pause.
 
-Both begin with a warm-up, and in both the contestants take turns, so that drift hits them alike.
+Both begin with a warm-up. Rested, the contestants take turns in each repetition, so that drift hits them alike;
+sustained, one follows the other.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, sam
 def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False, sequences=None):
     """backward() for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths); None for a kind not taken.
 
-    Where Q, K and V hold so many packed sequences, (tokens, heads, d), the starts follow, cu_q and cu_k.
+    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
     if Q.shape[-1] not in sizes.DIMENSIONS or options.scale < sizes.SMALLEST_SCALE:
         return None
@@ -80,9 +80,9 @@ def ragged(K, key_lengths, sequences) -> bool:
 
 
 def shapes(Q, K, chosen: sizes.Sizes, sequences=None) -> tuple[tuple[int, int], ...]:
-    """Of what S and dP start from, a line for each row block; and of the sums of dQ, of dK, and turns, in lines of 32.
+    """(lines, numbers in each) of what S and dP start from, of the sums of dQ, of those of dK, and of turns.
 
-    All are whole tiles of 64 rows of sums.
+    The last three are whole tiles of 64 rows.
     """
     row_blocks, column_blocks = programs(Q, chosen.B_r, sequences), programs(K, 128, sequences)
     lines_of_32 = chosen.d_pad // 32
@@ -119,7 +119,7 @@ def prepare_main(
     SMs, column_blocks = host.multiprocessors(Q.device), programs(K, 128, sequences)
     many = sequences or 1
     if same_bits:
-        at_once = -(-sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv) // parts) * parts
+        at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
     else:
         at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal)
     return host.Launch(

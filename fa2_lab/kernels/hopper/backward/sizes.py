@@ -1,7 +1,7 @@
 """The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
 
-Every number here was fitted to times on an H200, those of `fa2-lab bench paper` and `fa2-lab bench heads`, or on an
-H100, of some shapes of `fa2-lab bench sweep` with other sizes; those in PORTABLE to times taken by hand.
+Every number here was fitted to times: on an H200 to those of `fa2-lab bench paper` and `heads`, on an H100 to those of
+some random shapes (`bench sweep` with its earlier seed, 2307), and in PORTABLE to times taken by hand.
 """
 
 import math
@@ -16,7 +16,7 @@ SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 @dataclass(frozen=True)
 class Sizes:
-    """Sizes of one launch, which fit the registers and, to the last KiB, the shared memory of an SM; a step's order."""
+    """Sizes of one launch and the order of a step. They fit the registers and the shared memory of an SM."""
 
     B_r: int  # rows of a row block; a column block has 128 keys
     d_pad: int
@@ -60,9 +60,9 @@ def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int)
 
 # Column blocks divided among programs: what it costs, in the time of one step, which is one row block.
 ENDS = 3  # to begin a part and to end it
-SUMS, SUMS_PER_COLUMN = 2, 1 / 2048  # to add up dK and dV in HBM, and for each column of each column block
+SUMS, SUMS_PER_COLUMN = 2, 1 / 2048  # to add up dK and dV in HBM, and for each column block and each of d_pad
 UNEVEN = 1 / 10  # of the longest part is lost at the end under the causal mask, where parts differ
-DRIFT = 1.09  # causal parts drift apart, and with more than four query heads in a part no two read the same one
+DRIFT = 1.09  # times as long, where causal parts of more than four query heads drift apart: no two read the same Q
 
 
 def parts_for(column_blocks: int, steps: int, SMs: int, causal: bool, group: int, d_pad: int) -> int:
@@ -87,13 +87,12 @@ def at_once(blocks: int, heads: int, SMs: int, causal: bool) -> int:
     """How many of all `heads` to run at a time, each with so many column blocks; a part of a K/V head counts as a head.
 
     Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
-    take different times, and heads that fill the SMs about once, four at least, level that out; with twice as many, Q,
-    dO and the sums do not stay in L2: up to 10% slower, and up to 40% with a few times as many.
+    take different times, and heads that fill the SMs about once, four at least, level that out. evenly() may take up to
+    twice as many; from there on Q, dO and the sums do not stay in L2: up to 10% slower, and up to 40% with more.
     """
     return evenly(heads, max(4, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
 
 def at_once_in_turn(N_q: int, d: int, group: int) -> int:
-    """How many where all add in turn: additions are waited for, and more heads hide that as long as 8 MiB of L2 hold Q
-    and dO."""
+    """How many K/V heads where all add in turn: more hide the waiting, as long as 8 MiB of L2 hold their Q and dO."""
     return max(1, 8 * MiB // (4 * N_q * d * group))

@@ -25,7 +25,7 @@ def forward(Q, K, V, options: Options, key_lengths=None):
 def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
     """forward() for calls of one kind, given (Q, K, V, key_lengths); None for a kind not taken.
 
-    Where Q, K and V hold so many packed sequences, (tokens, heads, d), the starts follow, cu_q and cu_k.
+    `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
     if Q.shape[-1] not in sizes.USUAL or not host.fits(Q, K, V, key_lengths):
         return None

@@ -1,8 +1,8 @@
 """The sizes of one launch of the Hopper forward, which are fastest where, and where to leave a call to other kernels.
 
-Every number in these tables was fitted to times on an H200: those of `fa2-lab bench paper` and `fa2-lab bench heads`,
-and where there is little work those of `fa2-lab bench small`. `per_SM` is always the number of blocks of 64 rows, in
-all heads, for each SM.
+The numbers in these tables were fitted to times: on an H200 to those of `fa2-lab bench paper` and `heads`, on an H100
+to those of some random shapes, and in PORTABLE to times taken by hand. `per_SM` is always the number of blocks of 64
+rows, in all heads, for each SM.
 """
 
 from dataclasses import dataclass, replace
@@ -65,8 +65,8 @@ FULL = {  # d: (sizes, tile, start)
     256: [(USUAL[256], 1.0, 1.0), (ALONE[256], 0.75, 0.45)],
 }
 
-# Under the causal mask row blocks differ, and there are no rounds to count, unless there are twice as many keys as
-# queries. The first line that fits is taken.
+# Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
+# N_k = 2 N_q on they differ little, and FULL is used.
 CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
@@ -138,7 +138,8 @@ def heads_at_once(N_k: int, d: int, heads: int, causal: bool) -> int:
     """How many of all heads of K and V to have in use at a time.
 
     Without a mask one: then programs side by side read the same K and V. Causal row blocks take different times, which
-    more heads level out: as many as 16 MiB of L2 hold, or 32 MiB where rows are long.
+    more heads level out: as many as 16 MiB of L2 hold, 32 MiB where rows are long, and up to twice that by
+    evenly().
     """
     if not causal:
         return 1
