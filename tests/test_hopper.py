@@ -236,6 +236,12 @@ def test_causal_rows_of_nearly_the_same_length_run_in_rounds(d, N_q, N_k, heads,
     assert choose(d, N_q, N_k, heads, 132, True, False).consumers == consumers
 
 
+def test_where_keys_are_few_it_counts_how_soon_a_block_starts():
+    from fa2_lab.kernels.hopper.forward.sizes import choose
+
+    assert [choose(128, 2048, N_k, 24, 132, False, False).consumers for N_k in (128, 2048)] == [2, 3]
+
+
 @pytest.mark.parametrize(
     "heads, least, at_once",
     [(32, 29, 32), (32, 11, 16), (128, 20, 32), (16, 4, 4), (24, 5, 6), (113, 5, 6), (7, 1, 1), (3, 9, 3)],
