@@ -903,12 +903,13 @@ for row in repeated:
 #
 # FlashAttention-3's own turns cost less than ours at d = 64 under the causal mask, and more everywhere else. So where all
 # add in turn it is ahead in that one case, by 1% at N = 2,048 and 11% at N = 8,192.
-#
+
+# %% [markdown]
 # `prepare_main` does one more thing. Without a mask the fast kernel has one head at a time, so that Q, dO and sums stay in
 # L2. Under the causal mask column blocks take different times, so it has about as many heads as fill the SMs, four at
 # least (`at_once`). With turns the next one waits for each addition. More heads hide that, but only as many as have Q and
-# dO in 8 MiB of L2: at d = 128 eight of 2,048 rows, one of 16,384 (`at_once_in_turn`). The record above is older than
-# `at_once`. With it an H100 needs 10 to 16% more in turn (timed by hand).
+# dO in 8 MiB of L2 (`at_once_in_turn`). The record above is older than `at_once`. With it an H100 needs 10 to 16% more in
+# turn (timed by hand).
 #
 # **Takeaway.** At N = 2,048 and 8,192 the same bits cost 8 to 17% in turn, and 32 to 55% by a second pass.
 
