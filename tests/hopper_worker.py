@@ -20,7 +20,8 @@ def kinds(d: int) -> list[tuple]:
     from fa2_lab.kernels.hopper.forward.sizes import choose
 
     masks = product((False, True), (False, True))
-    return list(dict.fromkeys((choose(d, N, N, H, 132, *mask), *mask) for mask in masks for N in SIZES for H in HEADS))
+    shapes = product(masks, SIZES, (1, 2), HEADS)
+    return list(dict.fromkeys((choose(d, N, n * N, H, 132, *mask), *mask) for mask, N, n, H in shapes))
 
 
 def every() -> list[tuple]:

@@ -234,6 +234,7 @@ def test_causal_rows_of_nearly_the_same_length_run_in_rounds(d, N_q, N_k, heads,
     from fa2_lab.kernels.hopper.forward.sizes import choose
 
     assert choose(d, N_q, N_k, heads, 132, True, False).consumers == consumers
+    assert choose(d, N_q, N_k, heads, 132, True, True) == choose(d, N_q, N_q, heads, 132, True, True)  # of any length
 
 
 def test_where_keys_are_few_it_counts_how_soon_a_block_starts():

@@ -1141,9 +1141,10 @@ read("hopper/shared/host.py", "evenly")
 # %% [markdown]
 # `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros.
 #
-# `evenly` takes a few heads more if the last round is fuller then. `choose` looks into `CAUSAL` under the causal mask if
-# N_k < 2 N_q, else into `FULL`. The numbers were fitted to times on an H200 and an H100; `per_SM` counts blocks of 64
-# rows, in all heads, for each SM.
+# `evenly` takes a few heads more if the last round is fuller then.
+#
+# `choose` looks into `CAUSAL` under the causal mask, unless N_k ≥ 2 N_q without key lengths, else into `FULL`. The numbers
+# were fitted to times on an H200 and an H100; `per_SM` counts blocks of 64 rows, in all heads, for each SM.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")

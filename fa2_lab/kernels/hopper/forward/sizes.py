@@ -66,7 +66,7 @@ FULL = {  # d: (sizes, tile, start)
 }
 
 # Under the causal mask row blocks differ, and there are no rounds to count. The first line that fits is taken. From
-# N_k = 2 N_q on they differ little, and FULL is used.
+# N_k = 2 N_q on, without key_lengths, they differ little, and FULL is used.
 CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     64: [
         (2.5, ANY, None, ALONE[64]),
@@ -109,7 +109,7 @@ PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
-    if causal and N_k < 2 * N_q:
+    if causal and (lengths or N_k < 2 * N_q):
         per_SM = -(-N_q // 64) * heads / SMs
         return next(
             sizes
