@@ -62,6 +62,7 @@ def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clock
     turns = "".join(order[3 * protocol.WARM_UP :])
     rounds = [turns[n : n + 3] for n in range(0, len(turns), 3)]
     assert len(rounds) == 12 and all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert {each[0] for each in rounds} == {"a", "b", "c"}
     assert {turns[n : n + 2] for n in range(len(turns) - 1)} >= {"ab", "ac", "ba", "bc", "ca", "cb"}
 
 

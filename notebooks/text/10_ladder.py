@@ -291,7 +291,7 @@ for n, found in over.items():
 # ## From here on, Hopper
 #
 # Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 20 use what Hopper has, the H200's
-# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds 12 to 20. Here is what they are worth.
+# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds rungs 12 to 20. Here is what they are worth.
 
 # %% tags=["hide-input"]
 steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17",), ("18",), ("19", "tensor cores at work, %"), ("20", "L2 bytes"))
