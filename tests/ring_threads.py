@@ -18,20 +18,20 @@ class Threaded(rings.Ring):
 
     def pass_on(self, block, what, source):
         self.group[(self.rank + 1) % self.size, what].put(block)
-        incoming = (*block.shape[:3], self.lengths[source], block.shape[4])
+        incoming = [(*x.shape[:2], self.lengths[source], x.shape[3]) for x in block]
         return Arriving(self.group[self.rank, what], incoming)
 
 
 class Arriving:
     """The block at the other end of a link."""
 
-    def __init__(self, link, shape):
-        self.link, self.shape = link, shape
+    def __init__(self, link, shapes):
+        self.link, self.shapes = link, shapes
 
     def wait(self):
         block = self.link.get(timeout=20)
-        assert block is not None and block.shape == self.shape
-        return block.clone()
+        assert block is not None and [x.shape for x in block] == self.shapes
+        return [x.clone() for x in block]
 
 
 def run(size, work):

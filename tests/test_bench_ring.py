@@ -194,9 +194,9 @@ def test_once_round_sends_every_head_of_k_and_v_over_the_ring(monkeypatch):
         assert ring == "a ring" and q is also is k
         return [(None, slice(0, 2)), (None, slice(2, 4))]
 
-    def once_round(ring, block):
+    def once_round(ring, *block):
         sent.append(block)
-        return iter([(block, 0)])
+        return iter([(0, block)])
 
     monkeypatch.setattr(ring.dist, "get_rank", lambda group: 2)
     monkeypatch.setattr(ring.dist, "get_world_size", lambda group: 4)
@@ -204,7 +204,7 @@ def test_once_round_sends_every_head_of_k_and_v_over_the_ring(monkeypatch):
     monkeypatch.setattr(ring.rings, "turns", turns)
     monkeypatch.setattr(ring.rings, "once_round", once_round)
     ring.once_round(where, k, v, "a group")
-    assert [block.shape for block in sent] == [(2, 1, 2, 16, 8)] * 2, "K above V, two heads at a time"
-    assert all((block[0] == 0).all() and (block[1] == 1).all() for block in sent)
+    assert [[x.shape for x in block] for block in sent] == [[(1, 2, 16, 8)] * 2] * 2, "K and V, two heads at a time"
+    assert all((k == 0).all() and (v == 1).all() for k, v in sent)
     whole = dict(group="a group", rank=2, lengths=(16,) * 4, layout="zigzag", causal=True)
     assert made == whole | dict(timeout=60.0, call=0, on_triton=True)

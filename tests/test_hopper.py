@@ -21,7 +21,7 @@ from fa2_lab.kernels.prepared import Options
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-D, DTYPES, LENGTHS = (64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
+D, DTYPES, LENGTHS = (32, 64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
 PAIRS = [
     (1, 239),
     (113, 203),
@@ -93,7 +93,8 @@ def some_hopper(monkeypatch):
         (dict(d=96), True),
         (dict(d=256), True),
         (dict(d=80), False),
-        (dict(d=32), False),
+        (dict(d=32), True),
+        (dict(d=48), False),
         (dict(device="cpu"), False),
         (dict(dtype=torch.float32), False),
         (dict(V_dtype=torch.bfloat16), False),

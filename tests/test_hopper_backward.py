@@ -14,7 +14,7 @@ from fa2_lab.kernels.prepared import PREPARED, Options
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
-D, DTYPES, LENGTHS = (64, 96, 128), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
+D, DTYPES, LENGTHS = (32, 64, 96, 128), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
 KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart
 PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
 

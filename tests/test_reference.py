@@ -288,7 +288,7 @@ def test_the_meter_sees_the_split_workers():
 @pytest.mark.parametrize(
     ("length", "causal", "want"),
     [
-        (5, True, [(slice(0, 3), slice(0, 3), Tile.DIAGONAL), (slice(3, 5), slice(0, 5), Tile.DIAGONAL)]),
+        (9, True, [(slice(0, 7), slice(0, 7), Tile.DIAGONAL), (slice(7, 9), slice(0, 9), Tile.DIAGONAL)]),
         (4, False, [(slice(0, 2), slice(0, 4), Tile.FULL), (slice(2, 4), slice(0, 4), Tile.FULL)]),
         (1, True, [(slice(0, 1), slice(0, 1), Tile.DIAGONAL), (slice(1, 1), slice(0, 1), Tile.SKIP)]),
         (0, False, [(slice(0, 0), slice(0, 0), Tile.SKIP), (slice(0, 0), slice(0, 0), Tile.SKIP)]),

@@ -1,10 +1,11 @@
 """Ring attention: queries stay, keys and values go round, and (O, L) of each block are merged as on one GPU.
 
 Forward, n steps. At each but the last the block of K and V that is here goes to the right, and while it travels (and
-the next comes from the left) the queries look at it. A rank's own block needs no other rank: the first half of its
-queries look at it while the ranks agree, the second half while it travels. Backward, the blocks go round again; a
-block's dK and dV follow it one step behind, in fp32, and each rank adds its part. A rank's own block comes first and
-last, in two halves: while the first block is on its way, and while its own gradients come home.
+the next comes from the left) the queries look at it. A rank's own block needs no other rank: its upper queries look
+at it while the ranks agree, the lower ones while it travels; each is about half of that work. Backward, the blocks go
+round again; a block's dK and dV follow it one step behind, in fp32, and each rank adds its part. A rank's own block
+comes first and last, in the same two halves: while the first block is on its way, and while its own gradients come
+home.
 
 A transfer starts when what it sends is computed, runs beside the kernels (NCCL on a stream of its own, gloo in threads)
 and is waited for before its block is needed. What is sent or received stays referenced until that wait, which orders
@@ -151,14 +152,14 @@ class Ring:
     def meeting(self, source: int) -> Meeting:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
-    def pass_on(self, block: Tensor, what: str, source: int) -> Passing:
-        """Start sending a block to the right; the block of `source`, shaped alike, comes from the left."""
-        incoming = block.new_empty((*block.shape[:3], self.lengths[source], block.shape[4]))
+    def pass_on(self, block: list[Tensor], what: str, source: int) -> Passing:
+        """Start sending a block's tensors to the right; those of `source`, shaped alike, come from the left."""
+        incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size
-        plan = [(dist.isend, block, right), (dist.irecv, incoming, left)]
+        plan = [(dist.isend, x, right) for x in block] + [(dist.irecv, x, left) for x in incoming]
         operations = [dist.P2POp(f, x, group=self.group, group_peer=peer) for f, x, peer in plan if x.numel()]
         for count in COUNTERS:
-            count[what] += block.numel() * block.element_size()
+            count[what] += sum(x.numel() * x.element_size() for x in block)
         return Passing(incoming, block, dist.batch_isend_irecv(operations) if operations else [])
 
 
@@ -166,11 +167,11 @@ class Ring:
 class Passing:
     """A transfer under way: it keeps what is sent and what is received until both are done."""
 
-    incoming: Tensor
-    outgoing: Tensor
+    incoming: list[Tensor]
+    outgoing: list[Tensor]
     works: list
 
-    def wait(self) -> Tensor:
+    def wait(self) -> list[Tensor]:
         """What came from the left; on a GPU it is the current stream that waits, not the host."""
         for work in self.works:
             work.wait()
@@ -193,8 +194,9 @@ def counting() -> Iterator[Counter]:
 # Forward ------------------------------------------------------------------------------------------------------
 
 
-def once_round(ring: Ring, kv: Tensor) -> Iterator[tuple[int, Tensor]]:
+def once_round(ring: Ring, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
     """(rank, its K and V), this rank's own first; when a block is handed out, the next is on its way."""
+    kv = [k.contiguous(), v.contiguous()]
     for step in range(ring.size):
         coming = ring.pass_on(kv, "K V", ring.source(step + 1)) if step + 1 < ring.size else None
         yield ring.source(step), kv
@@ -203,7 +205,7 @@ def once_round(ring: Ring, kv: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def first_half(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[slice, Tensor, Tensor] | None:
-    """What the first half of this rank's queries gets from its own keys, in all heads: no other rank is needed."""
+    """What this rank's upper queries get from its own keys, in all heads: no other rank is needed."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
@@ -214,7 +216,7 @@ def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, p
     its SMs. (Begun right before a kernel that takes all SMs, a transfer often waited for its end.)
     """
     state, last_half = None, shards.halves(q.shape[2], ring.causal)[1]
-    for source, kv in once_round(ring, torch.stack((k, v))):  # of (2, batch, kv heads, N, d)
+    for source, kv in once_round(ring, k, v):
         state = state or State(q, ring.on_triton)
         seen = last_half if source == ring.rank else ring.meeting(source)
         if seen.kind is not Tile.SKIP:
@@ -241,24 +243,25 @@ def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, 
 def backward(ring: Ring, dO, dL, q, k, v, O, L) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact, because
     L and O are those of all keys."""
-    blocks = once_round(ring, torch.stack((k, v)))  # of (2, batch, kv heads, N, d)
+    blocks = once_round(ring, k, v)
     own, own_kv = next(blocks)
-    dQ, home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, own_kv))
+    dQ, *home = (torch.zeros_like(x, dtype=torch.float32) for x in (q, *own_kv))
     part_of = partial(partial_backward, ring, dO, dL, q, O, L)
     first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
-    add(first_half, part_of(first_half, own_kv), dQ, home)
+    add(first_half, part_of(first_half, own_kv), dQ, *home)
     following = None
     for source, kv in blocks:
         seen = ring.meeting(source)
         part = part_of(seen, kv)  # its kernels run while the block's gradients so far are still on their way
-        gradients = following.wait() if following else torch.zeros_like(kv, dtype=torch.float32)
-        add(seen, part, dQ, gradients)
+        gradients = following.wait() if following else [torch.zeros_like(x, dtype=torch.float32) for x in kv]
+        add(seen, part, dQ, *gradients)
         following = ring.pass_on(gradients, "dK dV", (source - 1) % ring.size)
-    add(last_half, part_of(last_half, own_kv), dQ, home)
-    return dQ, *home.add_(following.wait())
+    add(last_half, part_of(last_half, own_kv), dQ, *home)
+    dK, dV = (mine.add_(others) for mine, others in zip(home, following.wait(), strict=True))
+    return dQ, dK, dV
 
 
-def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv) -> tuple[Tensor, Tensor, Tensor] | None:
     """What those queries and those keys give to their dQ, dK and dV; None if there is nothing."""
     if seen.kind is Tile.SKIP:
         return None
@@ -266,15 +269,14 @@ def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv: Tensor) -> 
     dL = None if dL is None else dL[:, :, seen.queries]
     run = operators.backward if ring.on_triton else reference_backward
     options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
-    return run(dO, dL, q, *kv[:, :, :, seen.keys], O, L.contiguous(), options=options)
+    return run(dO, dL, q, *(x[:, :, seen.keys] for x in kv), O, L.contiguous(), options=options)
 
 
-def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dKV: Tensor) -> None:
+def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
     """Add a part to dQ and to the block's dK and dV."""
     if part:
-        dQ[:, :, seen.queries] += part[0]
-        dKV[0, :, :, seen.keys] += part[1]
-        dKV[1, :, :, seen.keys] += part[2]
+        for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
+            X[:, :, rows] += more
 
 
 def reference_backward(dO, dL, q, k, v, O, L, options: Options):

@@ -71,7 +71,7 @@ def spans(direction: str, ranks: int, rows: int, rank: int, rates: dict) -> list
     step = ring.step(rows, direction, **rates)
     compute, kv = 1e3 * step.compute, 1e3 * ring.step(rows, "forward", **rates).transfer
     gradients = 1e3 * step.transfer - kv
-    early, late = (rank, 0.25), (rank, 0.75)  # of the own triangle, its first and second half of rows
+    early, late = (rank, 9 / 16), (rank, 7 / 16)  # of the own triangle, three quarters of its rows and the last one
     others = [((rank - n) % ranks, 1.0) for n in range(1, ranks)]
     forward = direction == "forward"  # there the first half is over when the ranks have agreed and transfers start
     parts = [early, late, *others] if forward else [early, *others, late]

@@ -293,9 +293,9 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # ```
 #
 # A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
-# others a *header*, 2 KiB with its number of rows and its options. Meanwhile, forward, it computes the first half of its
-# queries with its own keys. If options differ, all stop with the same message. The checks below run it in four processes,
-# right and wrong.
+# others a *header*, 2 KiB with its number of rows and its options. Meanwhile, forward, it computes about half of what its
+# queries see of its own keys. If options differ, all stop with the same message. The checks below run it in four
+# processes, right and wrong.
 
 # %% [markdown]
 # Four H200 in one machine: bf16, causal, 16 heads of 128, forward and backward. One GPU running `attention` is the

@@ -15,8 +15,8 @@ FAULTS = [
         "for other in range(1, len(self.every))",
         ONE_DEVICE,
     ),
-    (RING, "dQ, home = (torch.zeros_like(x, dtype=torch.float32) for", "dQ, home = (torch.zeros_like(x) for", FP32),
-    (RING, "else torch.zeros_like(kv, dtype=torch.float32)", "else torch.zeros_like(kv)", FP32),
+    (RING, "dQ, *home = (torch.zeros_like(x, dtype=torch.float32) for", "dQ, *home = (torch.zeros_like(x) for", FP32),
+    (RING, "else [torch.zeros_like(x, dtype=torch.float32)", "else [torch.zeros_like(x)", FP32),
     (
         RING,
         "dO = torch.zeros_like(O) if dO is None else dO",
@@ -27,8 +27,8 @@ FAULTS = [
     (RING, "        q = -q\n", "        pass\n", HERE + "test_as_on_one_device[negative scale]"),
     (
         RING,
-        "count[what] += block.numel() * block.element_size()",
-        "count[what] += block.numel()",
+        "x.numel() * x.element_size() for x in block",
+        "x.numel() for x in block",
         HERE + "test_every_rank_sends_what_the_model_says",
     ),
     (GROUP, 'OWN = ("length",)', 'OWN = ("length", "layout")', HERE + "test_every_rank_is_told_at_once"),

@@ -160,5 +160,5 @@ def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.P
     lengths = tuple(even_lengths(problem.N_k, size))
     ring = rings.Ring(group, rank, lengths, "zigzag", True, 1.0, timeout=60.0, call=0, on_triton=True)
     for _, kv_heads in rings.turns(ring, k, k):
-        for _ in rings.once_round(ring, torch.stack((k[:, kv_heads], v[:, kv_heads]))):
+        for _ in rings.once_round(ring, k[:, kv_heads], v[:, kv_heads]):
             pass

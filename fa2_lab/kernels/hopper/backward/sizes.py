@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
-DIMENSIONS = (64, 96, 128)
+DIMENSIONS = (32, 64, 96, 128)  # 32 is filled up with zeros to 64
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
 
@@ -39,7 +39,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
     last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
     """
-    if d == 64:
+    if d <= 64:
         return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits)
     hold_v = not (causal or ragged or same_bits)
     return Sizes(64, 128, dv_late=False, dk_late=causal and N_q > 2048, hold_v=hold_v, last_first=False)
@@ -49,7 +49,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 # At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. Grouped heads are not for them. (Timed with 128 to 1,024
 # keys and 4 to 32 heads: the GPU from CUDA graphs, the host by its clock.)
 # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
-PORTABLE = {64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
+PORTABLE = {32: [(512, 2)], 64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:

@@ -106,6 +106,9 @@ PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
     256: [],
 }
 
+for table in (USUAL, ALONE, HALF, WINDOW, FULL, CAUSAL, PORTABLE):
+    table[32] = table[64]  # filled up with zeros
+
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
