@@ -3,7 +3,7 @@
 What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
 test is marked `beside(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON.
 All workers begin with the first test, one after the other, on a core that the tests leave idle, and are asked for what
-they found after the last. Where processes share the tests, each takes whole files and begins their workers itself.
+they found after the last. Where processes share the tests, each begins the workers that its own tests need.
 """
 
 import json
@@ -34,11 +34,16 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """On a GPU every case compiles kernels, so many processes share the whole run; one alone takes long."""
+    """On a GPU every case compiles kernels, so many processes share the whole run; one alone takes long.
+
+    Each takes whole files, as a notebook's cells follow one another. What is exhaustive are no notebooks but a few
+    files with many long tests: those it takes one by one.
+    """
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
     if whole and getattr(config.option, "numprocesses", 0) is None and torch.cuda.is_available():
         room = torch.cuda.get_device_properties(0).total_memory // (8 * 2**30)
-        config.option.numprocesses, config.option.dist = min(os.cpu_count() - 2, room, 12), "loadfile"
+        config.option.numprocesses = min(os.cpu_count() - 2, room, 12)
+        config.option.dist = "loadgroup" if config.option.markexpr == "exhaustive" else "loadfile"
 
 
 def shared() -> bool:
@@ -53,7 +58,11 @@ def command_of(item) -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(items):
+    """Tests that ask a worker come last, when it has had time; or together in one of several processes."""
     items.sort(key=lambda item: bool(command_of(item)) and not shared())
+    for item in items if shared() else ():
+        if command := command_of(item):
+            item.add_marker(pytest.mark.xdist_group(" ".join(map(str, command))))
 
 
 def pytest_runtest_setup(item):

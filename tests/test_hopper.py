@@ -164,7 +164,7 @@ ENOUGH = [(64, 511, 513, True, 528), (64, 512, 512, False, 528), (64, 192, 192, 
 ENOUGH += [(64, 64, 64, True, 4224), (64, 256, 64, False, 528), (64, 2048, 128, False, 528), (64, 512, 513, True, 0)]
 ENOUGH += [(96, 64, 255, False, 264), (128, 64, 255, True, 264), (128, 64, 256, True, 66), (128, 512, 512, False, 66)]
 ENOUGH += [(96, 64, 384, True, 132), (96, 64, 385, True, 0), (128, 64, 513, True, 0), (256, 64, 1, False, 0)]
-ENOUGH += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0)]
+ENOUGH += [(64, 1024, 1024, False, 0), (64, 2048, 2048, True, 0), (32, 2048, 2049, False, 0)]
 
 
 @pytest.mark.parametrize("d, N_q, N_k, causal, most", ENOUGH)
@@ -180,6 +180,12 @@ def test_little_work_is_enough_at_d_64_where_there_are_many_keys(some_hopper):
     Q, more, K = (torch.empty(1, H, N, 64, device="meta") for H, N in ((132, 64), (133, 64), (1, 513)))
     assert some_hopper.enough_work(Q, K, False) and not some_hopper.enough_work(more, K, False)
     assert not some_hopper.enough_work(Q, K[:, :, :512], False)
+
+
+def test_at_d_32_much_work_is_enough_where_there_is_no_mask(some_hopper):
+    Q, K = torch.empty(16, 16, 4096, 32, device="meta"), torch.empty(16, 16, 2048, 32, device="meta")
+    assert some_hopper.enough_work(Q, Q, False)
+    assert not some_hopper.enough_work(Q, Q, True) and not some_hopper.enough_work(Q, K, False)
 
 
 @pytest.mark.parametrize("d, N_q, heads, causal, lengths, consumers, B_c", [
@@ -217,6 +223,10 @@ def test_little_work_is_enough_at_d_64_where_there_are_many_keys(some_hopper):
     (64, 2048, 42, True, False, 3, 64),
     (64, 4096, 128, True, False, 3, 128),
     (64, 60, 512, False, False, 1, 128),
+    (64, 192, 2048, False, False, 3, 64),  # three tiles of 64 keys, not two of 128
+    (64, 384, 512, False, False, 3, 128),  # three of 128, not six of 64
+    (128, 138, 512, False, False, 3, 64),
+    (32, 4096, 10, True, False, 3, 128),  # as at d 64
 ])  # fmt: skip
 def test_sizes(d, N_q, heads, causal, lengths, consumers, B_c):
     from fa2_lab.kernels.hopper.forward.sizes import choose

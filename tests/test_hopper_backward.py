@@ -145,8 +145,8 @@ def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monk
     assert all(a is b for a, b in zip(found, tensors, strict=True))
 
 
-SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132)]
-LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 257, 0), (128, 4, 257, 0), (128, 2, 256, 0)]
+SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132), (32, 4, 2049, 792)]
+LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 257, 0), (128, 4, 257, 0), (128, 2, 256, 0), (32, 1, 128, 0)]
 
 
 @pytest.mark.parametrize("d, kv_heads, N_k, most", [*SMALL, *LARGE])
@@ -155,6 +155,11 @@ def test_where_there_is_enough_work(d, kv_heads, N_k, most, some_hopper):
     K = torch.empty(1, kv_heads, N_k, d, device="meta")
     assert some_hopper.enough_work(torch.empty(1, 4, 64 * (most // 4) + 1, d, device="meta"), K)
     assert not most or not some_hopper.enough_work(torch.empty(1, 4, 16 * most, d, device="meta"), K)
+
+
+def test_at_d_32_there_is_never_enough_where_keys_are_few(some_hopper):
+    Q, K = torch.empty(16, 16, 4096, 32, device="meta"), torch.empty(16, 16, 2048, 32, device="meta")
+    assert some_hopper.enough_work(Q, Q) and not some_hopper.enough_work(Q, K)
 
 
 def test_parts():

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
+ANY = math.inf
 DIMENSIONS = (32, 64, 96, 128)  # 32 is filled up with zeros to 64
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
@@ -46,10 +47,11 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
-# At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. Grouped heads are not for them. (Timed with 128 to 1,024
-# keys and 4 to 32 heads: the GPU from CUDA graphs, the host by its clock.)
+# At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers.
+# Grouped heads are not for them. (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads:
+# the GPU from CUDA graphs, the host by its clock.)
 # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
-PORTABLE = {32: [(512, 2)], 64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
+PORTABLE = {32: [(2048, ANY), (ANY, 6)], 64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:

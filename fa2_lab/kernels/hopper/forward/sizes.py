@@ -44,7 +44,8 @@ USUAL = {
     256: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False),
 }
 ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
-# Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles.
+# Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
+# without a mask that fill whole tiles badly.
 HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
 # With a window: rows are short, too, and the mask of two edges takes registers, which are not there beyond d 128.
 WINDOW = {**HALF, 96: HALF[128]}
@@ -55,10 +56,16 @@ IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
 
-# Without a mask all row blocks take the same time, tile · N_k / 128 + start, and run in rounds, one block to an SM. The
-# unit is 128 keys with two consumers.
+# Without a mask all row blocks take the same time, tile · keys / 128 + start, with the keys of whole tiles, and run in
+# rounds, one block to an SM. The unit is 128 keys with two consumers.
 FULL = {  # d: (sizes, tile, start)
-    64: [(USUAL[64], 1.2, 0.6), (ALONE[64], 0.75, 0.0), (SHORT, 1.0, 0.0), (IN_TURN, 1.175, 0.75)],
+    64: [
+        (USUAL[64], 1.2, 0.6),
+        (ALONE[64], 0.75, 0.0),
+        (HALF[64], 1.25, 0.55),
+        (SHORT, 1.0, 0.0),
+        (IN_TURN, 1.175, 0.75),
+    ],
     96: [(USUAL[96], 1.0, 1.0), (ALONE[96], 0.75, 0.45), (WIDE, 1.41, 2.8)],
     128: [(USUAL[128], 1.0, 1.0), (ALONE[128], 0.75, 0.45), (WIDE, 1.41, 2.8)],
     192: [(USUAL[192], 1.0, 1.0), (ALONE[192], 0.75, 0.45)],
@@ -106,8 +113,9 @@ PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
     256: [],
 }
 
-for table in (USUAL, ALONE, HALF, WINDOW, FULL, CAUSAL, PORTABLE):
-    table[32] = table[64]  # filled up with zeros
+for table in (USUAL, ALONE, HALF, WINDOW, FULL, CAUSAL):
+    table[32] = table[64]  # filled up with zeros, so that half of the work is for nothing
+PORTABLE[32] = [(1, ANY, 2048, 0, ANY, None), (1, ANY, ANY, 0, ANY, True)]
 
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
@@ -122,8 +130,8 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
 
     def time(candidate) -> float:
         sizes, tile, start = candidate
-        rounds = -(-(-(-N_q // sizes.rows) * heads) // SMs)
-        return rounds * (tile * N_k / 128 + start)
+        rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
+        return rounds * (tile * keys / 128 + start)
 
     return min((row for row in FULL[d] if not (lengths and row[0] == WIDE)), key=time)[0]
 
