@@ -42,7 +42,7 @@ def test_everything_once(kernels):  # noqa: F811
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d", D)
 def test_whole_product(d, causal, dtype, kernels):  # noqa: F811
-    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.sizes.USUAL):
+    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.sizes.DIMENSIONS):
         pytest.skip("the portable ones again")
     for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
         check(*tensors(1, heads, kv_heads, N_q, N_k, d, dtype), causal=causal)

@@ -13,7 +13,7 @@ from bench_records import MACHINE, contest, suite
 from fa2_lab.studio import files, ladder
 from fa2_lab.studio.bench import page, peers, results
 from fa2_lab.studio.bench.problem import Problem
-from fa2_lab.studio.bench.registry import RETIRED, SUITES
+from fa2_lab.studio.bench.registry import OTHERS, SUITES
 from fa2_lab.studio.bench.results import Results, Row
 
 # Results ------------------------------------------------------------------------------------------------------
@@ -134,10 +134,10 @@ def test_both_of_us_stand_beside_every_peer():
     rows = [both(cuDNN=3.0), both(causal=True, cuDNN=1.0, portable=None), both(d=64, FlexAttention=5.0)]
     ring = Results("ring", MACHINE, "by hand", rows=[Row(contest().problem, "forward", {"1 GPU": [1.0]})])
     assert page.standings([suite(*rows), ring]) == [
-        "| suite | direction | | over cuDNN | over FlexAttention |",
-        "| --- | --- | --- | --- | --- |",
-        "| paper | forward | fa2_lab | ahead on 1 of 2, 0.50 to 1.50 | ahead on 1 of 1, 2.50 to 2.50 |",
-        "| paper | forward | fa2_lab portable | ahead on 0 of 1, 0.75 to 0.75 | ahead on 1 of 1, 1.25 to 1.25 |",
+        "| suite | GPU | direction | | over cuDNN | over FlexAttention |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| paper | H200 | forward | fa2_lab | ahead on 1 of 2, 0.50 to 1.50 | ahead on 1 of 1, 2.50 to 2.50 |",
+        "| paper | H200 | forward | fa2_lab portable | ahead on 0 of 1, 0.75 to 0.75 | ahead on 1 of 1, 1.25 to 1.25 |",
     ]
 
 
@@ -294,7 +294,7 @@ def test_the_page_is_that_of_the_recorded_runs():
     assert (files.ROOT / "RESULTS.md").read_text(encoding="utf-8") == page.results_page(), (
         "run `fa2-lab bench --results`"
     )
-    assert {run.suite for run in page.recorded(results.FOLDER)} <= {*SUITES, *RETIRED}
+    assert {run.suite for run in page.recorded(results.FOLDER)} <= {*SUITES, *OTHERS}
 
 
 def test_every_changed_number_in_a_record_changes_the_page(tmp_path):

@@ -281,7 +281,7 @@ MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2
 
 @gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("d", (64, 96, 128, 256))
+@pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
 def test_packed(d):
     for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
         check(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)

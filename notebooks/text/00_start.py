@@ -115,7 +115,7 @@ print("output of the first query:", attention(np.zeros((1, 2)), K, V)[0].tolist(
 # fit into that of one SM?
 
 # %% tags=["hide-input"]
-chip = chips.H200  # the GPU of all measurements in this book
+chip = chips.H200  # the GPU of the measurements in this book, where nothing else is said
 print(f"shared memory of all SMs: {chip.SMs * chip.shared_per_sm / 2**20:.0f} MiB")
 print(f"128 × 128 scores: {128 * 128 * 4 // 1024} KiB of the {chip.shared_per_sm // 1024} KiB of one SM")
 

@@ -1135,11 +1135,12 @@ read("portable/softmax.py", "SMALLEST", "base_2")
 
 # %% tags=["nbval-ignore-output"]
 SETS = "USUAL", "ALONE", "HALF", "WINDOW", "SHORT", "IN_TURN", "WIDE"
-read("hopper/forward/sizes.py", "ANY", "Sizes", *SETS, "choose", "heads_at_once")
+read("hopper/forward/sizes.py", "ANY", "DIMENSIONS", "Sizes", *SETS, "choose", "heads_at_once")
 read("hopper/shared/host.py", "evenly")
 
 # %% [markdown]
-# `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros.
+# `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros, with
+# d = 32 the second half.
 #
 # `evenly` takes a few heads more if the last round is fuller then.
 #

@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 
 from fa2_lab.studio import files, ladder
-from fa2_lab.studio.bench.registry import RETIRED, SUITES
+from fa2_lab.studio.bench.registry import OTHERS, SUITES
 from fa2_lab.studio.bench.results import FOLDER, Results, Row, label, load, spread, unit_of, views
 
 WRITTEN = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
@@ -42,13 +42,13 @@ def results_page(folder: Path = FOLDER) -> str:
 
 def recorded(folder: Path) -> list[Results]:
     """The runs that have a record with rows, in the order of the registry; smoke compares nothing."""
-    names = [name for name in (*SUITES, *RETIRED) if name != "smoke" and (folder / f"bench_{name}.json").exists()]
+    names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and (folder / f"bench_{name}.json").exists()]
     return [run for name in names if (run := load(name, folder)).rows or run.sustained]
 
 
 def section(run: Results) -> list[str]:
     """One suite: what it is, what it found, and for each protocol how it was measured, with its tables."""
-    what = SUITES[run.suite].what if run.suite in SUITES else RETIRED[run.suite]
+    what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
     lines = ["", f"## {run.suite}", "", f"{what[0].upper()}{what[1:]}. {shapes(rows)}.", ""]
     lines += [f"In short: {TOLD[run.suite](run)}.", ""] if run.suite in TOLD else []
@@ -145,15 +145,20 @@ def with_sums(results: Results) -> Results:
 def standings(runs: list[Results]) -> list[str]:
     """A table: suite, direction, which of us; for each peer on how many rows we are faster, and the range."""
     peers = peers_in([row for run in runs for row in run.rows])
-    lines = ["| suite | direction | | " + " | ".join(f"over {peer}" for peer in peers) + " |"]
-    lines += ["| --- | --- | --- |" + " --- |" * len(peers)]
+    lines = ["| suite | GPU | direction | | " + " | ".join(f"over {peer}" for peer in peers) + " |"]
+    lines += ["| --- | --- | --- | --- |" + " --- |" * len(peers)]
     for run in runs:
         for direction in dict.fromkeys(row.direction for row in run.rows):
             rows = [row for row in run.rows if row.direction == direction]
             for us in ours_in(rows) if peers_in(rows) else []:
                 cells = " | ".join(standing(rows, us, peer) for peer in peers)
-                lines.append(f"| {run.suite} | {direction} | {us} | {cells} |")
+                lines.append(f"| {run.suite} | {gpu_of(run)} | {direction} | {us} | {cells} |")
     return lines
+
+
+def gpu_of(run: Results) -> str:
+    """H100, H200, …"""
+    return run.machine["gpu"].removeprefix("NVIDIA ").split()[0]
 
 
 def standing(rows: list[Row], us: str, peer: str) -> str:
@@ -227,12 +232,11 @@ def sentence(run: Results) -> str:
     for peer, said in SAID.items():
         if found := worse(run, peer):
             parts.append(f"{said} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})")
-    gpu = run.machine["gpu"].removeprefix("NVIDIA ")
     both = "each row counts under the worse of the protocols it was measured in, with pauses and without; "
     mean = f"{both if run.sustained else ''}in brackets the geometric mean of these ratios."
     told = [
-        f"On an {gpu}, `fa2_lab.attention` is faster than {listed(parts)} of the FlashAttention-2 paper's grid, "
-        f"forward and backward; {mean}",
+        f"On an {gpu_of(run)}, `fa2_lab.attention` is faster than {listed(parts)} of the FlashAttention-2 "
+        f"paper's grid, forward and backward; {mean}",
         *filter(None, (slower(run, peer) for peer in SAID)),
         "[RESULTS.md](RESULTS.md) has every row.",
     ]

@@ -43,7 +43,7 @@ SUITES = {
         "ring:run", "1 GPU", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"
     ),
 }
-RETIRED = {
-    "earlier_paper": "the paper's grid beside FlashAttention-4, measured on an earlier version of the same kernels",
+OTHERS = {  # records that were made once, and what is in them
+    "h100": "the paper's grid on an H100, beside FlashAttention-4",
     "ideas": "ideas for the Hopper kernels and decode, each with and without it, measured on an earlier version",
 }

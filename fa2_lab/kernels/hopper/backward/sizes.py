@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
-ANY = math.inf
 DIMENSIONS = (32, 64, 96, 128)  # 32 is filled up with zeros to 64
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
 
@@ -51,7 +50,7 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 # Grouped heads are not for them. (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads:
 # the GPU from CUDA graphs, the host by its clock.)
 # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
-PORTABLE = {32: [(2048, ANY), (ANY, 6)], 64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
+PORTABLE = {32: [(2048, math.inf), (math.inf, 6)], 64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, grouped: bool, SMs: int) -> bool:

@@ -27,9 +27,9 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
 
     `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
-    if Q.shape[-1] not in sizes.USUAL or not host.fits(Q, K, V, key_lengths):
+    if Q.shape[-1] not in sizes.DIMENSIONS or not host.fits(Q, K, V, key_lengths):
         return None
-    if windowed(options) and (sequences or Q.shape[-1] not in sizes.WINDOW):
+    if windowed(options) and (sequences or Q.shape[-1] > 128):
         return None
     (batch, H, N_q, _), device = shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
@@ -59,7 +59,7 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     SMs, group, O = host.multiprocessors(Q.device), H // H_kv, torch.empty_like(Q, device="meta")
     ragged = lengths or sequences is not None
     if windowed(options):
-        chosen = sizes.WINDOW[d]
+        chosen = sizes.WINDOW[max(d, 64)]
     else:
         chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)

@@ -11,6 +11,7 @@ from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
 ANY = float("inf")
+DIMENSIONS = (32, 64, 96, 128, 192, 256)  # 32 is filled up with zeros, and has the sizes of 64
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,10 @@ CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
     256: [(2.3, ANY, None, ALONE[256]), (ANY, ANY, None, USUAL[256])],
 }
 
-# Where the portable kernel is faster, because it starts sooner. (Timed by hand: the GPU from CUDA graphs.)
+# Where the portable kernel is faster, because it starts sooner, or at d 32 does without zeros. (Timed by hand: the GPU
+# from CUDA graphs.)
 PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
+    32: [(1, ANY, 2048, 0, ANY, None), (1, ANY, ANY, 0, ANY, True)],
     64: [
         (1, ANY, 512, 0, 4, None),
         (1, 511, ANY, 1, 4, None),
@@ -113,13 +116,10 @@ PORTABLE = {  # d: (N_q from, to, N_k up to, per_SM above, up to, causal or not)
     256: [],
 }
 
-for table in (USUAL, ALONE, HALF, WINDOW, FULL, CAUSAL):
-    table[32] = table[64]  # filled up with zeros, so that half of the work is for nothing
-PORTABLE[32] = [(1, ANY, 2048, 0, ANY, None), (1, ANY, ANY, 0, ANY, True)]
-
 
 def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengths: bool) -> Sizes:
     """The sizes for one kind of call; `heads` of all batch entries; `lengths`: whether there are key_lengths."""
+    d = max(d, 64)
     if causal and (lengths or N_k < 2 * N_q):
         per_SM = -(-N_q // 64) * heads / SMs
         return next(
