@@ -36,14 +36,27 @@ def pytest_configure(config):
 def pytest_cmdline_main(config):
     """On a GPU every case compiles kernels, so many processes share the whole run; one alone takes long.
 
-    Each takes whole files, as a notebook's cells follow one another. What is exhaustive are no notebooks but a few
-    files with many long tests: those it takes one by one.
+    Each takes whole files, as a notebook's cells follow one another.
     """
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
     if whole and getattr(config.option, "numprocesses", 0) is None and torch.cuda.is_available():
         room = torch.cuda.get_device_properties(0).total_memory // (8 * 2**30)
-        config.option.numprocesses = min(os.cpu_count() - 2, room, 12)
-        config.option.dist = "loadgroup" if config.option.markexpr == "exhaustive" else "loadfile"
+        config.option.numprocesses, config.option.dist = min(os.cpu_count() - 2, room, 12), "loadfile"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """What is exhaustive are a few files with many long tests: those go one by one, but for what is compiled together.
+
+    None leaves the choice to the option `dist`.
+    """
+    if config.option.markexpr != "exhaustive":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = lambda test: test.split("::")[0] if "test_compile.py" in test else test
+    return scheduler
 
 
 def shared() -> bool:
@@ -58,11 +71,7 @@ def command_of(item) -> tuple[str, ...]:
 
 
 def pytest_collection_modifyitems(items):
-    """Tests that ask a worker come last, when it has had time; or together in one of several processes."""
     items.sort(key=lambda item: bool(command_of(item)) and not shared())
-    for item in items if shared() else ():
-        if command := command_of(item):
-            item.add_marker(pytest.mark.xdist_group(" ".join(map(str, command))))
 
 
 def pytest_runtest_setup(item):

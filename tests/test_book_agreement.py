@@ -119,7 +119,7 @@ AGREED = {  # quantity: how the chapters say it, with a group for each number, a
     },
     "products of a backward pass in two passes": {
         r"second pass takes (\w+) products instead of (\w+)": (five + 2, five),
-        r"(Seven) products instead of (\w+)": (five + 2, five),
+        r"two passes take (seven) products instead of (\w+)": (five + 2, five),
         r"second pass \((\w+) products": (five + 2,),
         r"[Tt]wo products of (seven)": (five + 2,),
     },

@@ -2,10 +2,10 @@
 
 Forward, n steps. At each but the last the block of K and V that is here goes to the right, and while it travels (and
 the next comes from the left) the queries look at it. A rank's own block needs no other rank: its upper queries look
-at it while the ranks agree, the lower ones while it travels; each is about half of that work. Backward, the blocks go
-round again; a block's dK and dV follow it one step behind, in fp32, and each rank adds its part. A rank's own block
-comes first and last, in the same two halves: while the first block is on its way, and while its own gradients come
-home.
+at it while the ranks compare what they were called with, the lower ones while it travels; each is about half of that
+work. Backward, the blocks go round again; a block's dK and dV follow it one step behind, in fp32, and each rank adds
+its part. A rank's own block comes first and last, in the same two halves: while the first block is on its way, and
+while its own gradients come home.
 
 A transfer starts when what it sends is computed, runs beside the kernels (NCCL on a stream of its own, gloo in threads)
 and is waited for before its block is needed. What is sent or received stays referenced until that wait, which orders
@@ -212,8 +212,8 @@ def first_half(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[slice, Tens
 def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part) -> None:
     """Write O and L of this rank's queries over all keys; `part` is first_half() of these heads.
 
-    A part is merged when the next transfer has begun: the small kernels between two large ones are when a transfer gets
-    its SMs. (Begun right before a kernel that takes all SMs, a transfer often waited for its end.)
+    A part is merged when the next transfer has begun, which gets its SMs while such small kernels run between two large
+    ones. (Begun right before a kernel that takes all SMs, it often waited for that one's end.)
     """
     state, last_half = None, shards.halves(q.shape[2], ring.causal)[1]
     for source, kv in once_round(ring, k, v):
@@ -334,7 +334,7 @@ def all_heads_backward(ring: Ring, dO, dL, q, k, v, O, L) -> list[Tensor]:
 
 
 def turns(ring: Ring, q: Tensor, k: Tensor) -> list[tuple[slice, slice]]:
-    """Heads of q and of k, v that go round together: as many as a message holds, the same on every rank."""
+    """Heads of q, and those of k and v that travel for them: as many as a message holds, the same on every rank."""
     batch, kv_heads, _, d = k.shape
     bytes_per_head = 2 * batch * max(ring.lengths) * d * k.element_size()
     count = -(-kv_heads // max(1, MESSAGE // max(1, bytes_per_head)))

@@ -287,8 +287,8 @@ print(f"{len(ends)} orders:", ", ".join(f"{ends.count(dQ)} times dQ = {dQ}" for 
 # **In two.** The sum is right only if one program stores before the other loads. In 18 orders one part is lost.
 # </details>
 #
-# `add_rows` is Triton's *atomic addition*: load, add and store as one step that nobody can interrupt. It loses nothing.
-# But the parts may arrive in another order in each run, and a sum in fp32 depends on the order in its last bits
+# `add_rows` below uses Triton's *atomic addition*, `tl.atomic_add`: for each number, load, add and store are one step that
+# nobody can interrupt. It loses nothing. But the parts may arrive in another order in each run, and a sum in fp32 depends on the order in its last bits
 # (chapter 05).
 
 # %%
@@ -319,9 +319,9 @@ def line_15(atomic):
     return host(dQ)
 
 # %% [markdown]
-# The next lines are from line 15 as a kernel, with 16 programs. In the interpreter one program ends before the next
-# begins, so nothing is lost there either way. That proves nothing about a GPU. So look for a race in the code: which
-# address do two programs write?
+# The next output comes from a kernel that is line 15 alone, run by 16 programs. In the interpreter one program ends before
+# the next begins, so nothing is lost there either way. That proves nothing about a GPU. So look for a race in the code:
+# here all 16 programs write to the same rows of dQ.
 
 # %% tags=["hide-input", "nbval-ignore-output"]
 print(torch.cuda.get_device_name() if device == "cuda" else "interpreter: one program after the other")
@@ -418,11 +418,11 @@ print(f"two passes: 7 products a tile; {half} MiB of dQ written in 16 bits")
 # **512.** Each of the 128 column blocks adds to all of dQ.
 # </details>
 #
-# The L2 cache keeps much of this away from HBM. With two passes each kernel is smaller, and needs fewer registers. Which
+# The L2 cache keeps much of this away from HBM. With two passes no kernel has to keep dK and dV and also add to dQ. Which
 # way is faster depends on the chip: the package's Triton kernels take two passes, and its kernel for Hopper
 # (H100 and H200) takes one (chapter 13).
 #
-# **Takeaway.** Two products more buy repeatable bits, no dQ in fp32, and kernels with fewer registers.
+# **Takeaway.** Two more products buy repeatable bits, and no dQ in fp32.
 
 # %% [markdown]
 # ## Who owns dK if query heads share keys?

@@ -57,7 +57,8 @@ from fa2_lab.tiles import Tiling
 # ## The whole climb
 #
 # The bars are TFLOP/s, forward, with 16 heads at batch 4 (64 in all), N = 4,096, d = 128. We count only FLOPs that the
-# answer needs: $4N^2d$ a head, half if causal. The vertical lines are FlashAttention-3, made for this family of GPUs.
+# answer needs: $4N^2d$ a head, half if causal. The vertical lines are FlashAttention-3, made for
+# Hopper, the family of the H100 and H200.
 #
 # **Predict.** Which change is worth most: the tiles of FA1 (rung 01), a program for each row block (03), copies that run
 # ahead (08), or the softmax during the products (15)?
@@ -75,7 +76,8 @@ Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 # **A program for each row block**, rung 03: a factor of four.
 # </details>
 #
-# It is the parallelism of chapter 06. Pale bars are changes that lose in this shape. The fold above names each change.
+# It is the parallelism of chapter 06. Pale bars are slower than the bar before, some by less than 1%. The dots are the
+# same rungs under the causal mask, where some of them gain. The fold above names each change.
 #
 # The next tables show a rung's factor over the rung before, and what became of a counter, read without a mask.
 
@@ -172,7 +174,8 @@ steps(("03", "DRAM bytes read", "tensor cores at work, %"))
 # </details>
 #
 # They now run at the same time. The first to ask brings a tile into L2, and the others find it there. In rung 02 all 64
-# heads run at once. Their K and V, 128 MiB, do not fit in L2's 60 MiB.
+# heads run at once. Their K and V, 128 MiB, do not fit in L2's 60 MiB. In rung 03 the 264 programs that run at once belong
+# to about four heads: 8 MiB.
 #
 # And 4,096 programs fill the 132 SMs, where there were 64: a factor of 2 by the model. The rest of the measured 4 is
 # likely the second program on each SM.
@@ -233,7 +236,7 @@ steps(("05", "issue slots used, %"), ("06",), ("07", "registers", "programs on a
 # %% [markdown]
 # - 05 has fewer instructions. *Issue slots used* is the share of its clocks in which an SM starts one. Why the causal
 #   kernel gains so much more, these counters do not say.
-# - 06 gives nearly 2 where half of the tiles are skipped, 1.00 where none are.
+# - 06 gains a factor of 1.6 to 2 under the causal mask in our five shapes, and nothing without one.
 # - 07 *loses* here: its second loop needs 180 registers, 90 KiB a program, and three no longer fit. At d = 64 under the
 #   causal mask it gains 10 to 14%.
 #
@@ -290,8 +293,8 @@ for n, found in over.items():
 # %% [markdown]
 # ## From here on, Hopper
 #
-# Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 20 use what Hopper has, the H200's
-# family of chips. [Chapter 12](12_hopper_forward.ipynb) builds rungs 12 to 20. Here is what they are worth.
+# Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 20 use what only Hopper
+# chips have. [Chapter 12](12_hopper_forward.ipynb) builds rungs 12 to 20. Here is what they are worth.
 
 # %% tags=["hide-input"]
 steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17",), ("18",), ("19", "tensor cores at work, %"), ("20", "L2 bytes"))
@@ -299,12 +302,13 @@ steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor c
 # %% [markdown]
 # - 09 to 13 together gain nothing without a mask, and 10% under it. Rung 12, which copies nothing ahead, loses.
 # - 14: twice as many rows share each tile of K and V, so the bytes through L2 nearly halve.
-# - 15: the softmax of one tile runs during the products of another, so warps wait less at barriers.
+# - 15: the softmax of one tile runs during the products of another, so warps wait less at barriers. At d = 128 that gains
+#   9 to 14%, at d = 64 it loses 2 to 4%.
 
 # %% [markdown]
 # - 16 is a *persistent kernel*: programs stay on their SMs and take one row block after the other.
-# - 17 gains 12% and more at d = 64 without a mask, and 2% at most in the other shapes. 18 lies between 3% slower and 1%
-#   faster.
+# - 17 rounds two numbers of p by one instruction: 12% and more at d = 64 without a mask, 2% at most in the other shapes.
+# - 18 adds up ℓ across threads only at the end: from 3% slower to 1% faster.
 # - 19 gains 5 to 8% in all ten: m seldom moves, so o is seldom rescaled.
 # - 20 shares each tile of K and V among more rows, at d = 128 only. Its factor lies between 0.99 and 1.02.
 
@@ -312,7 +316,8 @@ steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor c
 # The package's kernel is within 2% of rung 20 in all ten shapes. It has what rung 20 has, and takes more kinds of calls:
 # windows, key lengths, packed sequences, other d.
 #
-# **Takeaway.** After the memory, the next limit is the order of work: keep the tensor cores busy during the softmax.
+# **Takeaway.** After the memory, the next limit is the order of work: at d = 128 it pays to keep the tensor cores busy
+# during the softmax.
 
 # %% [markdown]
 # ## Do the changes multiply?
@@ -339,8 +344,8 @@ print(f"split-Q over split-K, 128 heads, d = 64: × {timed[128, 4096, 64, False]
 # Rung 04 gains in one shape and loses in the other. (Why it loses there, we do not know.) A factor belongs to a change
 # *and* to what the kernel was waiting for.
 #
-# The last line is chapter 07's change. Triton chose split-Q from rung 00 on, so two kernels beside the ladder force
-# each choice (`fa2-lab ladder s00 s01`). Part of the factor belongs to these small kernels, where the compiler's reductions
+# The last line is chapter 07's change. All rungs have split-Q, so two small kernels beside the ladder compare the two: s00
+# forces split-K, s01 split-Q (`fa2-lab ladder s00 s01`). Part of the factor belongs to these small kernels, where the compiler's reductions
 # across warps are slow.
 #
 # **Takeaway.** Never quote a factor without its shape.
@@ -363,12 +368,13 @@ for name in (*ladder.BACKWARD, "fa2_lab portable", "fa2_lab"):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **b01**, by 1.6. It computes more, and adds nothing in HBM.
+# **b01**, by a factor of 1.6. It computes more, and adds nothing in HBM.
 # </details>
 #
 # b02 is faster by another 1.7. It also has Hopper's products and copies, so the factor does not belong to dQ alone.
 #
-# **Takeaway.** Two more products cost less than b00's additions one by one. b02 needs neither.
+# **Takeaway.** Two more products cost less than b00's additions, number by number. b02 has five products, and adds whole
+# tiles.
 
 # %% [markdown]
 # ## Where do we stand?
@@ -385,8 +391,8 @@ show(speed.draw(**speed.data()))
 # d = 64 under the causal mask: 0.7% at N = 8,192 and 16,384.
 #
 # Plain Triton is ahead of torch's FlashAttention-2, written for the A100, in every shape. The distance between our two
-# lines is what chapters 12 and 13 gain. The line marked GEMM is a large matrix product, 798 TFLOP/s. Our best forward
-# is as fast: 799, at d = 128 under the causal mask with N = 16,384.
+# lines is what chapters 12 and 13 gain. The line marked GEMM is a large matrix product, 798 TFLOP/s in this run (805 in
+# that of the roofline). Our best forward is as fast: 799, at d = 128 under the causal mask with N = 16,384.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.
 

@@ -170,7 +170,7 @@ show(wgmma.draw(**wgmma.data()))
 #
 # ```python
 # s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)   # started; s is not there yet
-# o = warpgroup_mma(p, v, o, is_async=True)                     # started behind it
+# o = warpgroup_mma(p, v, o, is_async=True)                     # started after it
 # s = warpgroup_mma_wait(1, deps=[s])                           # at most 1 still runs: so s is there, o need not be
 # ```
 #
@@ -372,7 +372,7 @@ read("ladder/r12_wgmma.py", "NEG_INF", "LOWEST", "LN2", "all_threads", "fetch", 
 read("ladder/r12_wgmma.py", "keys_seen", "place", "forward_kernel")
 
 # %% [markdown]
-# Four paragraphs: where this program's rows lie; room and a barrier; the loop over tiles; the end.
+# Four parts: where this program's rows lie; room (`gl.allocate_…`) and a barrier; the loop over tiles; the end.
 #
 # `place` has `at_once` heads run side by side (rung 10): first the last row block of each, then the last but one of
 # each, and so on. In the last section there may be fewer heads: `width`.
@@ -402,7 +402,7 @@ step("12", "registers", "programs on an SM")
 # %% [markdown]
 # It is slower than rung 11, which copied ahead. All that overlaps here are the four programs that share an SM.
 #
-# **Takeaway.** Nothing is hidden any more: every tile has a place, every thread a part of it, every wait a line.
+# **Takeaway.** In Gluon everything is written down: where each tile lies, which thread holds which part of it, and every wait.
 
 # %% [markdown]
 # ## Sitting 2 · The rungs: a ring, and who copies
@@ -499,8 +499,8 @@ print("tiles read while consumer 2 holds on to tile 0:", [len(tiles) for tiles i
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **Two tiles.** The others finish tiles 0 and 1 and stop: tile 2 belongs into stage 0, which consumer 2 has not
-# released. So at every barrier all are within one phase of each other.
+# **Two tiles.** The others finish tiles 0 and 1 and stop. Consumer 2 has read tile 0 (the 1 that is printed) and not released
+# it, and tile 2 goes into the same stage. So at every barrier all are within one phase of each other.
 # </details>
 #
 # **Takeaway.** Two barriers a stage. *Filled* keeps the reader from reading too early, *emptied* keeps the writer from
@@ -675,7 +675,8 @@ step("14", "L2 bytes", "tensor cores at work, %", "programs on an SM")
 
 # %% [markdown]
 # What comes through L2 falls to little more than half. Only one program fits on an SM now, and it is faster than two
-# were. At d = 64 under the causal mask the gain is small: blocks of 192 rows waste more work on the diagonal.
+# were. A tile may now have 128 keys instead of 64, too. At d = 64 under the causal mask the gain is small: larger row blocks
+# and larger tiles both waste work on the diagonal.
 
 # %% [markdown]
 # ## Two warpgroups: who hides under whom?
@@ -718,7 +719,7 @@ change("14", "15")
 # One warpgroup's products end in the order in which they were started. So at `warpgroup_mma_wait(1)` the one that may
 # still run is P V. At the second wait, with 0, P V is there as well, V's tile can be released, and o may shrink.
 #
-# The first tile stands before the loop, because there is no P V yet beside its S. The last P V stands behind it. p is a
+# The first S comes before the loop, because there is no P V yet beside it. The last P V comes after the loop. p is a
 # *left factor in registers* of a running product, so the next p goes to other registers: `p_next`.
 #
 # Why does the loop mask only `if CAUSAL`? The rightmost tile comes first, before the loop, and no other can reach past
@@ -728,8 +729,8 @@ change("14", "15")
 step("15", "tensor cores at work, %", "stall: barrier")
 
 # %% [markdown]
-# At d = 128 this is the second large step. (`stall: barrier` is the wait for other warps of the program.) At d = 64 three
-# consumers run under each other already.
+# At d = 128 this is the second large step. (`stall: barrier` is the wait for other warps of the program.) At d = 64
+# it is 3 to 4% slower: three consumers already hide each other's exponentials.
 #
 # One thing the source does not show. NVIDIA's assembler, `ptxas`, which makes SASS of PTX, places the second wait
 # *before* nearly all exponentials. So at most the maxima and a few multiply-adds run under one's own P V. The
@@ -841,7 +842,7 @@ change("16", "17")
 step("17")
 
 # %% [markdown]
-# It helps at d = 64, where the swaps were. At d = 128 there were none, and the rung changes nothing.
+# It gains 13% at d = 64 without a mask, and 1% under it. At d = 128 there were no swaps, so nothing changes.
 
 # %% [markdown]
 # ## Rung 18: must the lanes meet at every tile?
@@ -896,7 +897,7 @@ for lag in (0, 8):
 # **In none.** One of 16 rows has a new maximum often enough, but nothing ever lies more than 8 above the first tile's.
 # </details>
 #
-# So m may *lag* by 8. (FlashAttention-4, made for the chips after Hopper, takes the same 8.) p is 256 at most. The relative
+# So m may *lag* by 8. (FlashAttention-4, made first for the chips after Hopper, takes the same 8.) p is 256 at most. The relative
 # rounding error of a floating-point number does not depend on its size, so p is about as exact there as below 1.
 #
 # **Takeaway.** What cancels out need not be exact, only bounded.
@@ -1084,10 +1085,10 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 # ## The kernel, from the first copy to the last
 #
 # `fa2_lab/kernels/hopper/forward` is made of the rungs. Beyond them it takes groups of heads, key lengths, windows and
-# packed sequences. For dropout, a softcap and sinks `attention()` takes the portable kernel; also for a window with packed
-# sequences, or with d = 192 or 256.
+# packed sequences. For dropout, and for softcaps and sinks (chapter 16), `attention()` takes the portable kernel; also for a
+# window with packed sequences, or with d = 192 or 256.
 #
-# Skip what speaks of `cu_q`, `cu_k`, `sequences` or `FAR`: it is for packed sequences, which lie one behind the other
+# Skip what speaks of `cu_q`, `cu_k`, `sequences` or `FAR`: it is for packed sequences, which lie one after the other
 # in one tensor (chapter 16). Without them `sequences` is `None`, `k_batch` is `batch`, and `here` is `geometry`.
 #
 # The whole protocol, from a run of the model in `machine/hopper.py`. An arrow is a barrier at which somebody waited. (The
@@ -1120,7 +1121,7 @@ read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors
 # - `Launch` keeps all arguments that do not change. The first call goes through Triton, which compiles. Later ones go past
 #   Triton's Python (`again`) and only hand over addresses.
 # - `counter_for`: two zeros for the tile scheduler. The kernel leaves zeros, so no launch has to clear them. A *stream*
-#   is a queue of launches. A *CUDA graph* is a row of launches that is recorded once (`capturing`) and replayed later.
+#   is a queue of launches. A *CUDA graph* is a sequence of launches that is recorded once (`capturing`) and replayed later.
 # - `multiprocessors` is 0 on any chip but Hopper (`torch.version.hip` is set for AMD's). Then `fits` refuses, and
 #   `attention()` takes the portable kernel.
 #
@@ -1144,8 +1145,9 @@ read("hopper/shared/host.py", "evenly")
 #
 # `evenly` takes a few heads more if the last round is fuller then.
 #
-# `choose` looks into `CAUSAL` under the causal mask, unless N_k ≥ 2 N_q without key lengths, else into `FULL`. The numbers
-# were fitted to times on an H200 and an H100; `per_SM` counts blocks of 64 rows, in all heads, for each SM.
+# Without a mask `choose` looks into `FULL`. Under the causal mask it looks into `CAUSAL`, except where N_k ≥ 2 N_q and there
+# are no key lengths: then it takes `FULL`, too. The numbers were fitted to times on an H200 and an H100; `per_SM` counts
+# blocks of 64 rows, in all heads, for each SM.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
@@ -1191,9 +1193,9 @@ read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix", "sev
 # %% [markdown]
 # V's ring has no *emptied* barriers, so `RELEASED` is off there; sitting 6 says why.
 #
-# `barriers` makes none that are not `USED`: the compiler would give the memory of a barrier that nobody waits for to the
-# mailbox. An earlier kernel had such barriers. In one of about a hundred launches beside other processes it read a
-# barrier's bits for a row block's number.
+# `barriers` makes only those that are `USED`. If nobody waits at a barrier, the compiler may put the mailbox into the same
+# memory. In an earlier kernel that happened: in about one of a hundred launches, with other processes on the GPU, a consumer
+# took a barrier's bits for the number of a row block.
 
 # %% [markdown]
 # ## Sitting 6 · The kernel: blocks, messages and copies
@@ -1252,7 +1254,7 @@ for name, costs in (("1 head, N = 32,768", one_head), ("16 heads, N = 16,384", 4
 # </details>
 #
 # Early, all draw twice at the very start, as if the second round were shared out. With one long head that costs half
-# again. So the kernel's producer draws late, behind its loop: the rings are full then, and the consumers have work until
+# again. So the kernel's producer draws late, after its loop: the rings are full then, and the consumers have work until
 # the number is there.
 #
 # **Takeaway.** Draw the next block late, but early enough that nobody waits for its number.
@@ -1278,8 +1280,8 @@ read("hopper/shared/mailbox.py", "all_threads", "Numbers", "new_numbers", "width
 read("hopper/forward/kernel.py", "producer")
 
 # %% [markdown]
-# Per row block: a letter (the three numbers in the mailbox), the first tile of K, Q, then K one tile ahead of V, from
-# right to left, so that tiles under the causal mask come first. `head // group` is the head of K and V that this head
+# Per row block: a message (three numbers in the mailbox), the first tile of K, Q, then K one tile ahead of V, from right to
+# left, so that the tiles on the diagonal, which need the mask, come first. `head // group` is the head of K and V that this head
 # shares with others.
 #
 # If the producer waits for a stage, whatever stands behind it waits as well. A consumer starts S of tile j + 1 together
@@ -1327,7 +1329,7 @@ for stages in (1, 2, 3):
 # The producer fills K₀, K₁ V₀, K₂ V₁, … V's tile n − 1 goes into the place of V's tile n − 1 − stages, which was released
 # together with K's tile n − stages. K's tile n, copied one line earlier, has already waited for exactly this release.
 #
-# **Predict.** So V's copies need not wait at all? Think of two row blocks, one behind the other.
+# **Predict.** So V's copies need not wait at all? Think of two row blocks, one after the other.
 
 # %%
 def copy(ring, n):  # as in fill, but nobody is asked
@@ -1460,8 +1462,8 @@ read("hopper/forward/softmax.py", "LOWEST", "first_state", "softmax_step", "by_l
 # - `along` lays the one number that a lane holds for a row, such as m, beside each of its scores.
 # - `largest` takes the larger of each pair, then goes down short chains of four side by side, then takes the largest of
 #   their ends. In one long chain each comparison would wait for the one before.
-# - m starts at `LOWEST`, near the lowest number of fp32, so that every score lies above it. In a row that has seen no key all scores are −∞, so m stays, and p is 2 to the
-#   −∞, which is 0. No such row needs a special case.
+# - m starts at `LOWEST`, near the lowest number of fp32, so that every score lies above it. In a row that has seen no key all
+#   scores are −∞, so m stays and p is 0. `store` sees to such rows.
 
 # %% [markdown]
 # **Predict.** This kernel once kept m in raw scores. At every tile it compared |m| with a bound, chose a scale, and
@@ -1538,7 +1540,8 @@ read("hopper/forward/softmax.py", "FOLLOW", "RAISED", "raised")
 # - `same`: is the new scale the old one? Then α is 2^(old m − new m), else 0. (`.rn`: the product is rounded before the
 #   difference is taken, as m is.) With `@higher` an instruction is carried out only where `higher` holds.
 # - The constraints begin with six outputs: m, scale and α of two rows. `0,1,2,3`: `$6` to `$9` are `$0` to `$3` again, so
-#   m and scale are changed in place. `$10` and `$11` are the rows' largest scores, `$12` and `$13` the factor.
+#   m and scale are changed in place. `$10` and `$11` are this lane's largest scores of its two rows, `$12`
+#   and `$13` the factor.
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/softmax.py", "multiply_unless_one", "in_place", "shrunk", "rounded")
@@ -1677,8 +1680,8 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # ## What did each idea buy?
 #
 # Each idea was taken out of a copy of the kernel, or put in where the kernel does without it. Above 1 it makes the kernel
-# faster. (*Tickets* are numbers drawn from the tile scheduler, *turns* are
-# ping-pong, *slots* are stages.)
+# faster. (*Tickets* are numbers drawn from the tile scheduler, *slots* are stages, *turns* are ping-pong; chapter 13 uses
+# the word for something else.)
 #
 # This record is of an earlier kernel (the ladder's is of today's). It kept m in raw scores, and had other sizes here and
 # there.
@@ -1750,7 +1753,7 @@ DIFFER = {  # what the kernel has and rung 20 has not: the record's name for it
     "other sizes for other shapes": None,
     "K's copies one tile ahead of V's": None,
     "one release for a tile of V and the next of K": "one release for a tile of V and the next of K",
-    "two letters in the mailbox, with row, batch and head": None,
+    "two messages in the mailbox, with row, batch and head": None,
     "maxima in four short chains": "maxima as a tree, not as a chain",
     "the causal mask as a test of bits": "the causal mask as a test of bits",
     "without a mask one head after the other": "without a mask one head after the other",
@@ -1839,7 +1842,7 @@ print({copy: judged(copy) for copy in (500, 1500, 2500)})
 #
 # Seven lines. `fetch` of rung 12 has the first four; here K is two-dimensional, so the place of the tile is `[64 * j, 0]`. Q's
 # copy has ended phase 0 of the barrier. Which phase does the j-th copy of K end? For the product look at `scores`, and
-# at the line behind it in rung 12's loop.
+# at the next line of rung 12's loop.
 # </details>
 # <details><summary>Solution</summary>
 #

@@ -70,8 +70,8 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says 
 # | b01 two passes (chapter 09) | two | seven | nobody: each row has an owner |
 # | b02 one pass, `hopper/backward` | one | five | the copy engine, tile by tile |
 #
-# One pass takes five products and one exponential for each score. Seven products instead of five: the second pass
-# computes $S$ and $dP$ once more, and the exponentials. The tensor cores of one SM do 4,096 FLOPs in a clock, so a
+# One pass takes five products and one exponential for each score. The second pass computes $S$ and $dP$ again, and the
+# exponential: two passes take seven products instead of five, and two exponentials. The tensor cores of one SM do 4,096 FLOPs in a clock, so a
 # product of 128 × 128 with d = 128 takes 1,024.
 
 # %%
@@ -376,8 +376,9 @@ show(backward_pipes.draw(**backward_pipes.data()))
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# Six things: the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), the other consumer's dS, and one that
-# has no arrow: before a consumer writes its place for dQ again, the copy engine must have read it.
+# Seven things. Five have arrows: the mailbox, K, V, a row block (Q, dO, $-L/\tau$ and $-D$ together), and the other
+# consumer's dS. Two have none: its own products, and the copy engine, which must have read the place for dQ before it is
+# written again.
 # </details>
 #
 # **Takeaway.** Every wait has an owner: the producer, the other consumer, the copy engine, or one's own products.
@@ -461,8 +462,8 @@ source("kernel", "producer")
 # %% [markdown]
 # - Where nobody sees a column block, one row block visits it all the same, so that its dK and dV are written, as zeros.
 # - `first` is the first row block that sees these columns. In each query head of the group there are `seen` of them,
-#   `first` included. So step m belongs to query head `m // seen` of the group, and to its row block `m % seen`. With
-#   `last_first` they are counted from the last one back.
+#   `first` included. So step m belongs to query head `m // seen` of the group, and to row block
+#   `first + m % seen`. With `last_first` they are counted from the last one back.
 
 # %% [markdown]
 # - Under the causal mask every column block of a head sees the last rows. With `last_first` all of them begin there, with
@@ -844,11 +845,11 @@ source("../shared/geometry", "Geometry.last_column_block")
 # once for each column block.
 
 # %% [markdown]
-# Can all wait for one another? The last column block of each head is handed out first, and at each row block the turn
-# goes from the last to the first: `last_column_block` minus one's own is how many come before. Here a program draws its
-# first number, too (`DRAWN`): a program with a number of its own might not have begun, because other work fills its SM.
-# So whoever is waited for was handed out earlier, to a program that runs. The lowest number that is not done waits for
-# nobody and gets done, then the next.
+# Can this deadlock? No. The last column block of each head is handed out first, and at each row block the turn goes from
+# the last to the first: `last_column_block` minus one's own is how many come before. So whoever is waited for was handed out
+# earlier. And it runs: here a program draws its first number, too (`DRAWN`), while one with a number of its own might
+# not have begun, because other work fills its SM. The lowest number that is not done waits for nobody and gets done, then
+# the next.
 #
 # **Predict.** Under the causal mask, is it better to begin with the last column block, or with the first, which has the
 # most rows? (Turns would go from first to last then.) A column block begins with the row block on its diagonal.
@@ -868,8 +869,8 @@ for name, mask in (("full", NO_MASK), ("causal", CAUSAL)):
 # <details><summary>Answer</summary>
 #
 # **With the last.** Each column block begins at its diagonal. Those rows see no key further right, so nobody is before it.
-# The next one to the left begins higher up, and comes to these rows when the turn does. Were the first one first, all
-# others would wait where they begin, until it has come down to them.
+# The next one to the left begins higher up, and comes to these rows when the turn does. If turns went from the first to the
+# last, each column block would have to wait at its own diagonal until all to its left had come down to there.
 # </details>
 #
 # So each column block has to begin at its own diagonal. With `last_first` all would begin at the same row block and wait for
@@ -908,10 +909,10 @@ for row in repeated:
 # `prepare_main` does one more thing. Without a mask the fast kernel has one head at a time, so that Q, dO and sums stay in
 # L2. Under the causal mask column blocks take different times, so it has about as many heads as fill the SMs, four at
 # least (`at_once`). With turns the next one waits for each addition. More heads hide that, but only as many as have Q and
-# dO in 8 MiB of L2 (`at_once_in_turn`). The record above is older than `at_once`. With it an H100 needs 10 to 16% more in
-# turn (timed by hand).
+# dO in 8 MiB of L2 (`at_once_in_turn`). The times above are from before `at_once`. With today's code turns cost 10 to
+# 16% on an H100 (timed by hand).
 #
-# **Takeaway.** At N = 2,048 and 8,192 the same bits cost 8 to 17% in turn, and 32 to 55% by a second pass.
+# **Takeaway.** In the record, at N = 2,048 and 8,192, the same bits cost 8 to 17% in turn, and 32 to 55% by a second pass.
 
 # %% [markdown]
 # ## What was reached?
@@ -933,7 +934,7 @@ print(f"over FlashAttention-4 from N = 32,768 on: {min(far):.3f} to {max(far):.3
 
 # %% [markdown]
 # The lead over cuDNN is larger at d = 64, where exponentials weigh most. From N = 1,024 on FlashAttention-3 is behind by 1
-# to 12%, least at d = 64 under the causal mask in long sequences. FlashAttention-4, of the same authors, is 4 to 7%
+# to 12%, least at d = 64 under the causal mask in long sequences. FlashAttention-4, the next version, is 4 to 7%
 # behind at d = 64, and between 1% ahead and 5% behind at d = 128. From N = 32,768 on it was up to 5% ahead of an earlier
 # version of our kernel.
 #

@@ -114,7 +114,7 @@ print(f"largest difference between four ranks and one device: {np.abs(O - whole)
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **No**, beyond the last bits of a sum. Order and grouping do not matter (chapter 02).
+# **No**, except for the last bits, where rounding depends on the order. Order and grouping do not matter (chapter 02).
 # </details>
 #
 # Nothing is approximate. It is FA2's loop over key blocks, and the blocks come from a neighbour instead of from HBM.
@@ -156,9 +156,9 @@ for name, found in (("L of all keys", right), ("L of the block", wrong)):
 # </details>
 #
 # Queries stay, so each rank adds up its dQ at home. Keys travel, so dK and dV travel with them, and each rank adds its
-# part. K and V can leave before a step's computation, dK and dV only after it. So they go a step later, and the last
-# transfer brings them home. They go in fp32: in 2 bytes the sum would be rounded again on every rank. With K and V in 2 bytes a
-# number, backward sends three times as many bytes as forward: $(2 + 4) / 2$.
+# part. K and V can leave before a step's computation, dK and dV only after it. So dK and dV follow their keys one step
+# behind, and their last transfer brings them home. They go in fp32: in 2 bytes the sum would be rounded again on every
+# rank. With K and V in 2 bytes a number, backward sends three times as many bytes as forward: $(2 + 4) / 2$.
 #
 # **Takeaway.** With the final L, each block's gradients can be computed alone. dK and dV travel with their keys.
 
@@ -215,15 +215,15 @@ table("zigzag", [32] * 4)
 # nothing.
 # </details>
 #
-# With each of the other ranks it is one of two cases. Of a later rank, the back half of the rows sees all keys. Of an
-# earlier rank, all rows see the front half of the keys. Each step is one kernel call *without a mask*, on half of the
-# square. Only a rank's own block is causal.
+# There are two cases. If the keys belong to a later rank, the back half of a rank's rows sees all of them. If they belong
+# to an earlier rank, all its rows see the front half of them. Each step is one kernel call *without a mask*, on half of
+# the square. Only a rank's own block is causal.
 #
 # *Striped attention* (Brandon and others, 2023) deals rows out one by one instead: rank 1 takes rows 1, 5, 9 and so on. The
 # work is nearly even, too, but every step needs a causal mask.
 #
-# In the picture, each number is the rank that computes this part of the scores. Below are the tiles of each rank, at
-# real size. On the right the four bars are equal.
+# In the picture, each number is the rank that computes this part of the scores. Below are the numbers of tiles of each
+# rank, for 131,072 tokens. On the right the four bars are equal.
 
 # %%
 show(zigzag.draw(**zigzag.data()))
@@ -234,9 +234,9 @@ show(zigzag.draw(**zigzag.data()))
 # %% [markdown]
 # ## Do the cables keep up?
 #
-# A rank starts to send a block before it computes with it. (Forward, a quarter of its own block comes even earlier,
-# while the ranks compare what they were called with.) If the transfer ends before the computation, it has cost
-# no time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$ FLOPs (half of a square)
+# A rank starts to send a block before it computes with it. (Forward, about half of the work on its own block is
+# done even earlier, while the ranks check that all made the same call: see below.) If the transfer ends before the
+# computation, it has cost no time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$ FLOPs (half of a square)
 # and sends $4nd$ bytes (K and V, 2 bytes a number).
 #
 # **Predict.** Shards become twice as long. By which factor does the work of a step grow, and by which the transfer?
@@ -260,8 +260,8 @@ for name, (flops, link) in speeds.items():
 # (bytes/s). Neither d nor the number of heads is in it.
 # </details>
 #
-# The first three lines take half of the peak FLOP/s and the data sheets' *link* from GPU to GPU in one direction: NVLink, on
-# the RTX 4090 PCIe. The last line is measured: the kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than
+# The first three lines assume half of the peak FLOP/s, and the data sheet's speed of the *link* between GPUs, in one
+# direction: NVLink, NVIDIA's cable between GPUs, or on the RTX 4090 the computer's ordinary bus. The last line is measured: the kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than
 # a third of the nominal 450.
 
 # %%
@@ -269,12 +269,13 @@ show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
 # Above: whose keys each rank has at each step. In the middle: one rank's time by the model, with measured speeds. K and V
-# travel during the kernels. The rank begins with a quarter of its own block. Forward, transfers start after it. Backward,
+# travel during the kernels. The rank begins with about half of the work on its own block. Forward, transfers start after it. Backward,
 # the first one runs beside it, and the rest of the own block comes last, while the rank's dK and dV come home.
 
 # %% [markdown]
-# The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (All rings in this chapter
-# were measured before they began to compute while the ranks agree.) Below, by length: a short ring
+# The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (The white bars are
+# of an older version of the code, in which a rank computed nothing until all ranks had agreed. The model has today's
+# order.) Below, by length: a short ring
 # takes several times what the model says, because starting a step takes time whatever its size. (Why 8k tokens take longer
 # than 16k, we do not know.)
 #
@@ -295,7 +296,7 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
 # others a *header*, 2 KiB with its number of rows and its options. Meanwhile, forward, it computes about half of what its
 # queries see of its own keys. If options differ, all stop with the same message. The checks below run it in four
-# processes, right and wrong.
+# processes: once with equal options, and once with a wrong dtype on one rank.
 
 # %% [markdown]
 # Four H200 in one machine: bf16, causal, 16 heads of 128, forward and backward. One GPU running `attention` is the
@@ -321,8 +322,8 @@ show(ring_speed.draw(**recorded))
 # as fast, because transfers occupy some SMs, and merges take time. The cross is four GPUs with
 # contiguous shards.
 #
-# Memory falls, but not to a quarter. Besides its shard a rank holds two blocks of K and V, of the heads on their way, and
-# their gradients. With two GPUs and up to 32,768 tokens each needs more than one alone.
+# Memory falls, but not to a quarter. Besides its shard a rank holds two blocks of K and V and their gradients, for the
+# heads that are travelling. So up to 32,768 tokens each of two GPUs needs more memory than a single GPU does (RESULTS.md).
 #
 # **Takeaway.** A ring pays when a step takes much longer than starting it.
 

@@ -8,7 +8,8 @@
 #
 # Not every model uses plain causal attention. Some look back only 1,024 keys. Some cap their scores, some add a score that
 # belongs to no key. Training packs many short documents into one long sequence. None of this needs a new
-# algorithm: the loop of chapter 04 stays. Only its two ends move, or its first state, or one line about the score.
+# algorithm: the loop of chapter 04 stays. What changes is where it begins and ends, or the state
+# that it starts from, or the one line that computes a score.
 #
 # After this notebook you can
 #
@@ -67,7 +68,7 @@ for name, window in {"causal": (None, 0), "window (1, 0)": (1, 0), "window (1, 1
 # **Keys 1 and 2.** Row 0 stands at key 0 + 5 − 3 = 2 and sees one key before it.
 # </details>
 #
-# Padding fits as well: with a key length, `last` is never beyond it. The package has this function once, as
+# Padding fits as well: if only the first n keys are real (n is the *key length*), `last` is at most n. The package has this function once, as
 # `Mask.interval`. Everything below follows from it.
 #
 # **Takeaway.** Causal masks, windows and padding give two numbers for each row: where its keys begin and where they
@@ -101,7 +102,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # least one row: four blocks. Only the keys of [3, 13) are seen by all rows: blocks 1 and 2 lie inside.
 # </details>
 #
-# The picture has six masks, cut into tiles. The thick lines are the ends of the intervals. A tile between the lines is
+# The picture has six masks, cut into tiles; documents and the sink come later in this chapter. The thick lines are the
+# ends of the intervals, and the black bar is the interval of row 23. A tile between the lines is
 # FULL, a tile that a line cuts is DIAGONAL, and all others are never loaded.
 
 # %%
@@ -114,7 +116,7 @@ show(intervals.draw(**intervals.data()))
 # %% [markdown]
 # ## What does a window save?
 #
-# Under a causal mask the loop begins at key 0. With a window its start follows its end.
+# Under a causal mask the loop begins at key 0. With a window its start moves along with its end.
 #
 # **Predict.** The sequence gets twice as long. How many times as many tiles are visited with a causal window of 1,024 keys
 # back?

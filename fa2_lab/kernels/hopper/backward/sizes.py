@@ -1,6 +1,6 @@
 """The sizes of one launch of the Hopper backward, which are fastest where, and where to leave a call to other kernels.
 
-Every number here was fitted to times: on an H200 to those of `fa2-lab bench paper` and `heads`, on an H100 to those of
+Sizes and prices were fitted to times: on an H200 to those of `fa2-lab bench paper` and `heads`, on an H100 to those of
 some random shapes (`bench sweep` with its earlier seed, 2307), and in PORTABLE to times taken by hand.
 """
 
@@ -35,7 +35,7 @@ class Sizes:
 def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> Sizes:
     """The fastest sizes.
 
-    dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 1 to 4% slower without it.
+    dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
     last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
     """
@@ -47,8 +47,8 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.
 # At d 96 and 128 that is more than the GPU loses, 2 to 6 µs. At d 32 this kernel multiplies as many zeros as numbers.
-# Grouped heads are not for them. (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512 heads:
-# the GPU from CUDA graphs, the host by its clock.)
+# With grouped heads it is always taken. (Timed with 128 to 1,024 keys and 4 to 32 heads, at d 32 to 16,384 keys and 512
+# heads: the GPU from CUDA graphs, the host by its clock.)
 # d: (N_k up to, blocks of 64 rows, in all heads, for each SM up to)
 PORTABLE = {32: [(2048, math.inf), (math.inf, 6)], 64: [(512, 2)], 96: [(256, 1)], 128: [(256, 1)]}
 
@@ -89,7 +89,7 @@ def at_once(blocks: int, heads: int, SMs: int, causal: bool) -> int:
 
     Without a mask one: then programs side by side read the same rows, and what they add to stays in L2. Causal blocks
     take different times, and heads that fill the SMs about once, four at least, level that out. evenly() may take up to
-    twice as many; from there on Q, dO and the sums do not stay in L2: up to 10% slower, and up to 40% with more.
+    twice as many. There Q, dO and the sums begin to leave L2: up to 10% slower, and with still more heads up to 40%.
     """
     return evenly(heads, max(4, math.ceil(0.8 * SMs / blocks))) if causal else 1
 
