@@ -53,6 +53,7 @@ def section(run: Results) -> list[str]:
     lines = ["", f"## {run.suite}", "", f"{what[0].upper()}{what[1:]}. {shapes(rows)}.", ""]
     lines += [f"In short: {TOLD[run.suite](run)}.", ""] if run.suite in TOLD else []
     lines += [*ladder.markdown(run), ""] if run.suite == ladder.SUITE else []
+    lines += [*sweep_table(run), ""] if run.suite == "sweep" else []
     lines += [f"{len(run.missing)} rows were not measured.", ""] if run.missing else []
     for view in named_views(run):
         lines += [about(view), ""]
@@ -343,9 +344,9 @@ def ideas_told(results: Results) -> str:
     return "; ".join(told)
 
 
-def sweep_told(results: Results) -> str:
+def sweep_table(results: Results) -> list[str]:
     """How many of the shapes each peer is faster on, and where by most."""
-    told = []
+    told = ["| direction | behind | shapes | share | the worst five |", "| --- | --- | --- | --- | --- |"]
     for direction in dict.fromkeys(row.direction for row in results.rows):
         for peer in peers_in(results.rows):
             rows = [r for r in results.rows if r.direction == direction and {"fa2_lab", peer} <= r.values.keys()]
@@ -353,9 +354,9 @@ def sweep_told(results: Results) -> str:
                 continue
             slower = sorted((r.ratio("fa2_lab", peer), n) for n, r in enumerate(rows) if r.ratio("fa2_lab", peer) < 1)
             worst = ", ".join(f"{x:.2f} ({' '.join(label(rows[n]).split()[1:])})" for x, n in slower[:5])
-            share = f"{direction} behind {peer} on {len(slower)} of {len(rows)} shapes, {len(slower) / len(rows):.1%}"
-            told.append(f"{share}{worst and ', the worst '}{worst}")
-    return "; ".join(told)
+            share = f"{len(slower)} of {len(rows)} | {len(slower) / len(rows):.1%}"
+            told.append(f"| {direction} | {peer} | {share} | {worst or '–'} |")
+    return told
 
 
 def deterministic_told(results: Results) -> str:
@@ -369,7 +370,6 @@ def deterministic_told(results: Results) -> str:
 
 TOLD: dict[str, Callable[[Results], str]] = dict(
     deterministic=deterministic_told,
-    sweep=sweep_told,
     small=small_told,
     memory=memory_told,
     ideas=ideas_told,
