@@ -28,7 +28,7 @@ def test_every_chapter_is_in_the_table_once_and_as_its_head_says():
         ("kernels", "sm_80", "compiled"),
         ("Hopper's kernels", "sm_80", "model, and the record"),
         ("Hopper's kernels", "sm_90", "compiled"),
-        ("measurements", "sm_90", "from the record"),
+        ("torch, and the record", "", "in full"),
     ],
 )
 def test_how_a_chapter_runs(kind, chip, way):

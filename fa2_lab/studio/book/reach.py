@@ -18,8 +18,8 @@ from fa2_lab.studio.xray.compile import CHIPS
 MACHINES = {"laptop": "", "T4": "sm_75", "A100": "sm_80", "H100, H200": "sm_90", "MI300": "gfx942"}
 KINDS = {  # of chapters, and what in a chapter's source says so; the first that is found
     "Hopper's kernels": r"fa2_lab\.kernels\.hopper",
-    "kernels": r"\bimport triton\b|fa2_lab\.kernels|fa2_lab\.attention|from fa2_lab import attention",
-    "measurements": r"fa2_lab\.studio\.bench",
+    "kernels": r"\bimport triton\b",
+    "torch, and the record": r"fa2_lab\.(kernels|attention|studio\.bench)\b|from fa2_lab import attention",
     "NumPy": "",
 }
 NOTE = (
@@ -36,8 +36,8 @@ def kind(chapter: Chapter) -> str:
 
 def way(kind: str, chip: str) -> str:
     """How the cells of such a chapter run on a chip; "" is a machine without a GPU."""
-    if kind in ("NumPy", "measurements"):
-        return "in full" if kind == "NumPy" else "from the record"
+    if kind in ("NumPy", "torch, and the record"):
+        return "in full"
     if kind == "Hopper's kernels" and chip != "sm_90":
         return "model, and the record"
     return "compiled" if chip in CHIPS else "compiled, slow" if chip else "interpreted"
