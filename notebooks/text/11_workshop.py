@@ -75,7 +75,8 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # %% [markdown]
 # The last columns: an SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on
 # it as fit into all three. The share of the 64 places that are taken is called *occupancy*. Rung 07 is limited by
-# registers. With three stages the limit is shared memory. There `maxnreg` makes room by registers, and buys nothing.
+# registers, to 2. With three stages shared memory is the limit, again 2. There `maxnreg=128` leaves registers for 4, but
+# shared memory still allows 2.
 #
 # With high occupancy, one program computes while another waits. A pipeline inside one program serves the same purpose: the
 # fastest kernels of the ladder run *one* program on an SM.
@@ -136,7 +137,7 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 #
 # | counter | what it says |
 # | --- | --- |
-# | tensor cores at work | share of the cycles; the goal |
+# | tensor cores at work | share of the cycles; should be high |
 # | issue slots used | share of the cycles in which some warp started an instruction |
 # | stall: long_scoreboard | warps wait for numbers from L2 or DRAM |
 # | stall: barrier | warps wait for other warps of their program |
@@ -239,7 +240,8 @@ print("Proton, one warp,", whose)
 timeline([(name, float(t), float(n)) for name, t, n, warp in clocked if warp == clocked[0][3]])
 
 # %% [markdown]
-# The tensor cores stand still during each copy. Rung 08 copies ahead, so its gaps are smaller.
+# The tensor cores stand still during each copy. Both pictures are of a small loop that copies nothing ahead. Rung 08 copies
+# ahead to fill such gaps.
 #
 # **Takeaway.** The counter says how much is waited for, the timeline says when.
 #
@@ -291,7 +293,8 @@ print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item()
 #
 # A compiled kernel cannot be stopped like this. Two tools work on a GPU. `tl.device_print` prints a value with the number
 # of its program, once for *each thread*: let one program print. `compute-sanitizer` reports every access outside an
-# allocation. PyTorch takes memory in large pieces, unless you set the variable that begins the command below.
+# allocation. PyTorch allocates in large pieces, so an access past a tensor may stay inside one. The variable that begins the
+# command below gives each tensor an allocation of its own.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 @triton.jit
@@ -449,7 +452,8 @@ for wait in (False, True):
 # waits as late as it can, so it costs nothing where the copy is quick.
 #
 # The **tool** is to change the speeds. On a GPU, run the call a thousand times and compare the bits. (`compute-sanitizer
-# --tool racecheck` finds races between threads, but not between warps with different jobs, as in chapter 12.)
+# --tool racecheck` reports races in shared memory. The barriers of chapter 12 it does not see, so there it names right
+# code, too.)
 #
 # **Takeaway.** If a result depends on a speed, there is a race, even if the result is right today.
 
@@ -540,7 +544,7 @@ for winner in sorted(loss):
 # Medians make the error smaller. If the winner is ahead by less than it, take the simpler launch. Three more traps:
 #
 # - The clock. A GPU lowers it when it draws much power (*throttling*). So time the launches in turns.
-# - The shape. The last lines show a winner that is safe in other shapes, and one that is not.
+# - The shape. In the last lines one winner is at worst 4% behind in other shapes, another one 14%.
 # - The result. A launch that wrongly skips tiles is fast. A kernel that *adds* to its output adds in every trial (the
 #   autotuner's option `reset_to_zero` is for that). So compare results.
 #
@@ -549,7 +553,7 @@ for winner in sorted(loss):
 # %% [markdown]
 # ## Recap
 #
-# - Launch options cost registers, shared memory and spills. `fa2-lab xray` shows how much.
+# - Launch options change how many registers and how much shared memory a program takes. `fa2-lab xray` shows it.
 # - The roofline says whether DRAM is the limit. Stalls say what the warps wait for, a timeline when.
 # - A hang is a closed chain of waits. A race shows when speeds change. NaN behind every row shows a read too far.
 # - A search needs the same care as a benchmark.

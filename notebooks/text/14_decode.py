@@ -84,8 +84,8 @@ print(f"FLOPs per byte: {flops // read}; in the time of one byte the chip does {
 #
 # For one query, rung 08 has a program for each query head. In a group of four, these four want the same keys, and would
 # read them four times. But in memory the four queries lie one below the other, so they can be four rows of *one* tile.
-# `tl.dot` takes 16 rows at least (chapter 08). The other twelve are zeros. No address is read for them, and they are
-# computed while keys are read:
+# `tl.dot` takes 16 rows at least (chapter 08). The other twelve are zeros and are not loaded. Multiplying them
+# takes a little time, which hides behind the reading of the keys:
 
 # %% tags=["hide-input"]
 for rows, what in ((4, "four queries"), (16, "with twelve rows of zeros")):
@@ -125,8 +125,8 @@ for n in (1, 16, 17, 33):
 # ## What does a split leave behind?
 #
 # Split w of a head reads the keys from w · share to (w + 1) · share, in whole tiles. It goes through them with `load_rows`
-# and `visit`, which you wrote in chapter 08. At the end it cannot divide, because it has seen some of the keys only. So it
-# leaves its state: $o$, m and ℓ, which are d + 2 numbers for each row. We call that a *part*. `tl.num_programs(0)` is the
+# and `visit`, which you wrote in chapter 08. At the end it cannot divide by ℓ, because it has seen only some of the keys. So
+# it leaves its state: $o$, m and ℓ, d + 2 numbers for each row. (As in chapter 08, m is a logarithm to base 2.) We call that a *part*. `tl.num_programs(0)` is the
 # number of splits.
 
 # %%
@@ -183,13 +183,13 @@ for w in range(5):
 # Five programs share a head of 200 keys here, and each has a maximum of its own. A part is small: four rows with d = 128 are
 # 2 KiB in fp32, beside megabytes of keys.
 #
-# **Takeaway.** A split has seen some of the keys only, so it leaves a state and not a result.
+# **Takeaway.** A split has seen only some of the keys, so it leaves a state and not a result.
 
 # %% [markdown]
 # ## How do parts become one row?
 #
-# By the merge of chapter 02, for several states at once: the largest m of all, a factor β for each part, and two sums. As in
-# chapter 08, m is in units of $\log_2$. There is a program for each row of each head.
+# By the merge of chapter 02, for several states at once: the largest m of all, a factor β for each part, and two sums. There
+# is a program for each row of each head.
 #
 # **Predict.** 200 keys are 13 tiles of 16. With 40 splits most get no tile. Such a part has m = $-10^{30}$ and ℓ = 0. What is
 # its factor β?
@@ -326,7 +326,7 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # ## What if lengths differ?
 #
 # In a batch every sequence has its own length. With the same number of splits for each, short heads get programs that have
-# nothing to do. So the package's kernel hands out *equal shares* (*stream-K*). Lay the work of all heads end to end, and
+# nothing to do. So there the package hands out *equal shares* (*stream-K*). Lay the work of all heads end to end, and
 # cut it into equal pieces. A program may end one head and begin the next.
 #
 # **Predict.** Five heads have 10, 3, 0, 12 and 2 tiles. Each head counts one unit more, for beginning it. Going on in the
@@ -383,8 +383,8 @@ show(programs.draw(**programs.data()))
 # **113.**
 # </details>
 #
-# The dots are measured. The dashed line is this model with 8 µs to launch, a copy's 4.27 TB/s as the bandwidth, and waves
-# of 128 programs. Up to 64 programs it lies on the dots. Below is the record. *Reading alone* is a kernel that reads as
+# The dots are measured. From 128 programs on, 16 splits for each head, the time falls no further. The dashed line is this
+# model with 8 µs to launch and a copy's 4.27 TB/s as the bandwidth. Up to 64 programs it lies on the dots. Below is the record. *Reading alone* is a kernel that reads as
 # many bytes and keeps nothing. *A copy* also writes what it reads, so a kernel that only reads can be a little faster:
 # 106%.
 
@@ -402,12 +402,11 @@ near = [µs[alone] / µs["fa2_lab"] for p, µs in rows if p["bytes"] > 200e6]
 print(f"from 268 MB on: {min(near):.0%} to {max(near):.0%} of the speed of reading alone")
 
 # %% [markdown]
-# 34 MB are read in 8 µs, and the call takes 17: the two launches take some microseconds, and every program waits once for
-# its first tile. When the cache is short, that weighs more.
+# At a copy's speed 34 MB take 8 µs. The call takes 17: the two launches take some microseconds, and every program waits once
+# for its first tile. When the cache is short, that weighs more.
 #
 # Long calls lose a little at the end. In the picture below 256 programs start at once, two on most SMs. Each reads one
-# whole head. The
-# last one ends 15% later than the first: some SMs have a slower path to the memory.
+# whole head. The last one ends 15% later than the first: some SMs have a slower path to the memory.
 
 # %% tags=["hide-input"]
 SM, ended = (np.array(load("ends").curves[name]) for name in ("SM", "ended"))
@@ -429,7 +428,7 @@ show(ends.draw(**ends.data()))
 # ## Exercises
 #
 # **1. Complete.** Sometimes only finished parts are left: for each the divided output $O_w$ and its $L_w$. The kernel below
-# takes their mean. Replace the line: which weight has part w?
+# takes their plain mean. Replace the line marked `# your line`: what weight must part w get?
 #
 # <details><summary>Hint</summary>
 #

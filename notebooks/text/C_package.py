@@ -44,7 +44,7 @@ from fa2_lab.trace import Trace
 # | `tiles.py`, `trace.py` | geometry of tiles; the meter |
 # | `paper.py`, `glossary.py` | the papers' algorithms and the words, as data |
 # | `reference/` | NumPy in float64, a file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
-# | `kernels/` | Triton and Gluon (Triton's lower floor, chapter 12): `ladder/` to be read, the others to be called |
+# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12): `ladder/` to be read, the others to be called |
 # | `attention.py`, `packed.py`, `paged.py`, `transformers.py`, `distributed/` | the public calls (`checks.py` and `operators.py` serve them) |
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `studio/` | pictures; book, course, bench and commands |
@@ -68,17 +68,17 @@ for folder, other in (("machine", "reference"), ("kernels", "reference"), ("refe
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **No.** Both sides would be wrong in the same way. So they share nothing.
+# **No.** Both sides would be wrong in the same way. So neither imports the other's mathematics.
 # </details>
 #
-# **Takeaway.** Two computations can check each other if they have no code in common.
+# **Takeaway.** Two computations check each other only in the code that they do not share.
 
 # %% [markdown]
 # ## Which code computes this line?
 #
-# Each line of the papers' algorithms has a tag: paper, algorithm, line. The same tag stands behind the code that computes
-# it. `where` lists the NumPy line to read first, then the Triton line, then the picture. Some lines compute nothing (they
-# begin a loop, or divide a matrix into blocks).
+# Each line of the papers' algorithms has a tag: paper, algorithm, line. The same tag is a comment on the code that computes
+# it. `where` lists the NumPy line to read first, then the Triton line, then the picture. A line that only ends a loop
+# computes nothing.
 #
 # **Predict.** Line 10 of Algorithm 1 in the FlashAttention-2 paper updates the output. What is its tag?
 
@@ -135,18 +135,19 @@ print("Kernels run", kernels_here())
 # <details><summary>Answer</summary>
 #
 # **Yes, in the interpreter.** `pip install -c constraints.txt -e '.[dev]'` in the project's folder installs what there
-# is for this platform. Then `python -m fa2_lab` runs every stage on this machine and holds it against plain attention.
+# is for this platform. Then `python -m fa2_lab` runs every stage on this machine and compares it with plain attention.
 # </details>
 #
 # The output depends on the machine in front of you, so it may differ from what is printed here.
 #
-# **Takeaway.** Everything can be tried on a laptop. Only measuring time needs a GPU.
+# **Takeaway.** NumPy runs on any laptop, Triton on one with Linux. The kernels of chapters 12 and 13 need a Hopper GPU, and
+# measuring time needs a GPU.
 
 # %% [markdown]
 # ## How do I call it?
 #
 # `fa2_lab.attention(q, k, v, causal=True)` takes torch tensors of shape (batch, heads, N, d) and does what torch's
-# `scaled_dot_product_attention` does, with one difference to know: where N_q ≠ N_k, our causal mask is aligned to the bottom
+# `scaled_dot_product_attention` does. The most important difference: where N_q ≠ N_k, our causal mask is aligned to the bottom
 # right, torch's `is_causal` to the top left. On a GPU the call runs the fastest kernel that can serve it. Without a GPU it
 # runs the interpreter.
 #
@@ -170,8 +171,8 @@ else:
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **All of them.** Row r sees the columns c ≤ r + N_k − N_q. That is what a model needs that adds new tokens to old
-# ones.
+# **All of them.** Row r sees the columns c ≤ r + N_k − N_q. A model that adds new tokens to old ones needs
+# exactly this.
 # </details>
 #
 # `L` is the logsumexp of each row (chapter 04). [TROUBLESHOOTING.md](../TROUBLESHOOTING.md) lists the other differences from
@@ -191,9 +192,9 @@ else:
 # model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="fa2_lab")
 # ```
 #
-# Such a model describes its mask by a function of a row and a column. It is read once for all layers, as an interval of
-# columns (chapter 16): causal, a sliding window, padding on either side. Grouped heads, a cache, and
-# that chapter's sinks and softcap work too. For any other mask there is an error that names it.
+# Such a model gives its mask as a function of row and column. It becomes an interval of columns for each row (chapter 16):
+# causal, a sliding window, padding on either side. Grouped heads, a cache, and that chapter's sinks (an extra term in ℓ)
+# and softcap (bounded scores) work too. Any other mask is refused.
 #
 # `python -m fa2_lab.studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
 # same batches. Only the attention differs.
@@ -213,8 +214,9 @@ print(models.table(models.recorded()["curves"]))
 # digit, and 30 steps let the change grow a little.
 # </details>
 #
-# The last column is the largest difference from `eager` in any of the 31 steps. `eager` and `sdpa` are the names that `transformers` has for plain PyTorch and for torch's own attention. Each step sees
-# another batch, so a loss may rise from one line to the next. Compare along a line.
+# The last column is the largest difference from `eager` in any of the 31 steps. `eager` and `sdpa` are the names
+# that `transformers` has for plain PyTorch and for torch's own attention. Each step sees another batch, so a loss may rise
+# from one column to the next. Compare down a column.
 #
 # The curves are recorded. With `transformers` installed, the next cell trains three steps here. The model reads the package's own
 # source code, which has changed since. So these losses differ from the recorded ones: compare the two lines.
@@ -274,7 +276,7 @@ for event in meter.events:
 # the error that torch makes in the same precision (three times for gradients).
 #
 # **Predict.** The 16 bits of a number in fp16 are a sign, 5 for the exponent, and 10 for the digits behind a leading 1 that is
-# not stored: 11 binary digits. How many decimal digits are that?
+# not stored: 11 binary digits. How many decimal digits is that?
 
 # %% tags=["nbval-ignore-output"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 64, 16))
@@ -319,7 +321,7 @@ Markdown(
 # - The heart: tiles, meter, papers, reference, kernels, calls. Around it: models, errata, pictures, studio.
 # - A tag such as FA2.A1.L10 leads from the paper to NumPy and Triton.
 # - `Trace` counts any algorithm that is written with slices.
-# - `fa2_lab.attention` follows torch, but for the corner of the causal mask, and gives L on request.
+# - `fa2_lab.attention` follows torch, with a few differences (the corner of the causal mask), and gives L on request.
 
 # %% [markdown]
 # ## Exercises
