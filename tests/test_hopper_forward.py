@@ -1,0 +1,274 @@
+"""Hopper's forward on such a GPU: whether it is right, the same bits each time, and launched again as it should."""
+
+import gc
+import subprocess
+import sys
+import weakref
+from functools import partial
+from itertools import product
+from pathlib import Path
+
+import pytest
+import torch
+from hopper_worker import kinds
+from kernel_truth import dense, judge, run, tensors, worst  # before Triton
+from slices import dealt, once, shared_out
+
+pytest.importorskip("triton")
+
+from fa2_lab.kernels.prepared import Options
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+D, DTYPES, LENGTHS = (32, 64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
+PAIRS = [
+    (1, 239),
+    (113, 203),
+    (127, 513),
+    (192, 192),
+    (1023, 1024),
+    (1024, 1023),
+    (300, 50),
+    (2048, 2048),
+    (2100, 1999),
+]
+
+
+def draw(batch, heads, N, d, dtype, turned=False, seed=0):
+    """Random rows, on request as a view of (batch, N, heads, d)."""
+    generator = torch.Generator("cuda").manual_seed(seed)
+    shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
+    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
+    return x.transpose(1, 2) if turned else x
+
+
+def poison(Q):
+    """Leave NaN in the memory that the outputs are likely to get."""
+    keep = [torch.full_like(Q, float("nan")), torch.full(Q.shape[:3], float("nan"), device="cuda")]
+    del keep
+
+
+@pytest.fixture
+def planned(monkeypatch):
+    """Has every call take these sizes, from now on."""
+    from fa2_lab.kernels.hopper.forward import sizes
+
+    return lambda chosen: monkeypatch.setattr(sizes, "choose", lambda *_: chosen)
+
+
+def ready(Q, K, V, lengths, causal, scale):
+    """The forward on these tensors, to be called as often as one likes."""
+    from fa2_lab.kernels.hopper.forward.launch import prepare
+
+    call = prepare(Q, K, V, Options(causal, scale), lengths)
+    return lambda: call(Q, K, V, lengths)
+
+
+def check(Q, K, V, lengths, causal, hidden=0.0):
+    truth = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths)
+    torchs = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths, dtype=Q.dtype)
+    if lengths is not None:
+        unused = torch.arange(K.shape[2], device="cuda") >= lengths[:, None]
+        K, V = (x.masked_fill(unused[:, None, :, None], hidden) for x in (K, V))
+    poison(Q)
+    O, L = ready(Q, K, V, lengths, causal, Q.shape[3] ** -0.5)()
+    for name, got, want, theirs in zip("OL", (O, L), truth, torchs, strict=False):
+        assert worst(got, want) <= 2 * worst(theirs, want) + 1e-5, (name, Q.shape, K.shape, lengths, causal)
+
+
+def try_all(d, dtype, cases, planned):
+    """Cases are pairs of lengths, whether rows lie apart, and a kind of call."""
+    for (N_q, N_k), turned, (sizes, causal, padded) in cases:
+        planned(sizes)
+        Q = draw(2, 6, N_q, d, dtype, turned, 0)
+        K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
+        lengths = torch.tensor([N_k // 3, N_k + 9], dtype=torch.int32, device="cuda") if padded else None
+        check(Q, K, V, lengths, causal, hidden=float("nan"))
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d, dtype", once(D, DTYPES), ids=str)
+def test_everything_once(d, dtype, planned):
+    """Every plan, mask and pair of lengths."""
+    plans, masks = list(dict.fromkeys(sizes for sizes, *_ in kinds(d))), list(product((False, True), (False, True)))
+    some = [(turned, (sizes, *mask)) for sizes, mask, turned in once(plans, masks, (False, True))]
+    try_all(d, dtype, dealt(PAIRS, some), planned)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("d", D)
+def test_right(d, dtype, planned):
+    try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", (64, 128, 256))
+def test_scores_that_climb(d, causal, dtype, planned):
+    """m lags behind the maximum: scores that grow or fall from tile to tile, in some rows and not in others."""
+    direction = torch.nn.functional.normalize(draw(1, 1, 1, d, torch.float32, seed=3), dim=3)
+    tall = torch.arange(1024, device="cuda")[:, None] % 3 != 1  # in every warp some rows climb, and some do not
+    Q = tall * d**0.5 * direction + 0.3 * draw(1, 2, 1024, d, torch.float32)
+    V = draw(1, 2, 1024, d, dtype, seed=2)
+    plans = [sizes for sizes, masked, padded in kinds(d) if masked == causal and not padded]
+    for sizes, height, top in product(plans, (1, 8, 40, 400, -1, -8, -40, -400), (0, 1)):
+        planned(sizes)
+        slope = torch.linspace(-1, 1, 1024, device="cuda")[:, None] - top  # the highest score is 0, or `height`
+        K = height * slope * direction + 0.1 * draw(1, 2, 1024, d, torch.float32, seed=1)
+        check(Q.to(dtype), K.to(dtype), V, None, causal)
+
+
+def differing(times, Q, K, V, lengths, causal):
+    """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
+    call = ready(Q, K, V, lengths, causal, 0.1)
+    first = call()
+    differ = torch.zeros((), dtype=torch.bool, device="cuda")
+    for _ in range(times):
+        for x, y in zip(call(), first, strict=True):
+            differ |= (x != y).any()
+            x.fill_(float("nan"))
+    return bool(differ)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d, N", ((64, 1000), (64, 250), (128, 1000), (128, 2300), (128, 250)))
+def test_same_bits_a_thousand_times(d, N, causal):
+    Q, K, V = (draw(4, 8, N, d, torch.bfloat16, seed=seed) for seed in range(3))
+    assert not differing(1000, Q, K, V, None, causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("d", (64, 128, 256))
+def test_short_loops(d, planned):
+    """Many blocks of few tiles: the producer is as far ahead as it ever is, and so is what it fills too early."""
+    for (sizes, causal, padded), (N_q, N_k) in product(kinds(d), ((1600, 60), (1000, 500), (1600, 1000))):
+        planned(sizes)
+        Q = draw(4, 12, N_q, d, torch.bfloat16, seed=0)
+        K, V = (draw(4, 12, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
+        lengths = torch.tensor([0, N_k, 1, N_k // 2], dtype=torch.int32, device="cuda") if padded else None
+        check(Q, K, V, lengths, causal)
+        assert not differing(100, Q, K, V, lengths, causal), (d, N_q, N_k, sizes, causal, padded)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+def test_processes_that_take_turns_on_the_gpu():
+    script = Path(__file__).with_name("hopper_in_turns.py")
+    start = partial(subprocess.Popen, [sys.executable, script, "5"], stdout=subprocess.PIPE, text=True)
+    said = [process.communicate()[0] for process in [start() for _ in range(6)]]
+    assert all(line.startswith("0 of ") for line in said), said
+
+
+def assert_counters_are_put_back():
+    from fa2_lab.kernels.prepared import PREPARED
+
+    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
+    assert counters and not any(counter.any() for counter in counters)
+
+
+@gpu
+@pytest.mark.gpu
+def test_counter_is_put_back_and_graphs_have_their_own():
+    call = ready(*(draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3)), None, True, 0.1)
+    O, _ = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured, _ = call()
+    for _ in range(3):
+        captured.fill_(float("nan"))
+        graph.replay()
+        assert torch.equal(captured, O)
+    assert_counters_are_put_back()
+
+
+# Behind the public call ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_portable_forward(monkeypatch):
+    from fa2_lab.kernels import choice
+    from fa2_lab.kernels.hopper.forward import launch
+
+    monkeypatch.setattr(choice, "portable", None)
+    monkeypatch.setattr(launch, "enough_work", lambda *_: True)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d, causal, lengths, scale", shared_out(D, (False, True), LENGTHS, (None, -0.2, 0.0)), ids=str)
+def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
+    """Forward and gradients of the public call, whichever backward it takes."""
+    from fa2_lab import attention
+
+    q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
+    lengths = None if lengths is None else torch.tensor([213, 77], dtype=lengths, device="cuda")
+    options = dict(causal=causal, scale=scale)
+    got = run(attention, q, k, v, dO, key_lengths=lengths, **options)
+    truth = dense(q, k, v, dO, lengths=lengths, **options)
+    judge(got, truth, dense(q, k, v, dO, lengths=lengths, dtype=q.dtype, **options), f"{d} {options}")
+
+
+@gpu
+@pytest.mark.gpu
+def test_what_it_does_not_take_goes_elsewhere():
+    from fa2_lab import attention
+
+    for d, dtype, step in ((64, torch.float32, 1), (80, torch.float16, 1), (64, torch.float16, 2)):
+        q, k, v, dO = tensors(1, 2, 2, 100, 120, d * step, dtype)
+        q, k, v, dO = (x.detach()[..., ::step].requires_grad_() for x in (q, k, v, dO))
+        got = run(attention, q, k, v, dO)
+        judge(got, dense(q, k, v, dO), dense(q, k, v, dO, dtype=dtype), f"{d} {dtype} {step}")
+
+
+# Launched again -----------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("padded", (False, True))
+def test_launched_again_on_other_tensors(padded):
+    """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
+    from fa2_lab.kernels.hopper.forward.launch import prepare
+
+    call = None
+    lengths = torch.tensor([50, 300, 1, 0, 299], dtype=torch.int32, device="cuda")
+    for seed in range(4):
+        Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
+        some = lengths[seed % 2 : seed % 2 + 2] if padded else None
+        call = call or prepare(Q, K, V, Options(False, 0.125), some)
+        with torch.cuda.stream(torch.cuda.Stream() if seed == 2 else torch.cuda.current_stream()):
+            torch.cuda.synchronize()
+            O, L = call(Q, K, V, some)
+            torch.cuda.synchronize()
+        for got, want in zip((O, L), dense(Q, K, V, torch.zeros_like(Q), lengths=some), strict=False):
+            assert worst(got, want) < 2e-3
+
+
+@gpu
+@pytest.mark.gpu
+def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
+    from fa2_lab.kernels.hopper.forward import launch
+    from fa2_lab.kernels.hopper.shared.host import Launch
+
+    made = []
+    monkeypatch.setattr(launch.host, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
+    Q = draw(1, 2, 200, 64, torch.float16)
+    call = launch.prepare(Q, Q, Q, Options(False, 0.1))
+    alive = [weakref.ref(x) for x in (Q, *call(Q, Q, Q, None))]
+    assert made[0].again
+    del Q
+    gc.collect()
+    assert [x() for x in alive] == [None] * 3
