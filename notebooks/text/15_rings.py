@@ -273,9 +273,9 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # the first one runs beside it, and the rest of the own block comes last, while the rank's dK and dV come home.
 
 # %% [markdown]
-# The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (The white bars are
-# of an older version of the code, in which a rank computed nothing until all ranks had agreed. The model has today's
-# order.) Below, by length: a short ring
+# The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (They, and
+# all times of rings in this chapter, are of an older version of the code, in which a rank computed nothing until all ranks
+# had agreed. The model has today's order.) Below, by length: a short ring
 # takes several times what the model says, because starting a step takes time whatever its size. (Why 8k tokens take longer
 # than 16k, we do not know.)
 #
