@@ -124,8 +124,7 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
         n += last - begin
         r += 1
         row, batch, head, N_q, N_k = receive(r, pipes.mailbox, geometry)
-    if r > 0:  # always true unless sequences are packed; unasked, Triton 3.8 spills a register
-        tma.store_wait(0)  # shared memory must outlive the last copy
+    tma.store_wait(0)  # shared memory must outlive the last copy
 
 
 @gluon.jit
@@ -185,16 +184,14 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 @gluon.jit
 def interval(row, length, geometry):
     """What rows from this one on see."""
-    rows = gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
-    end = geometry.seen(row + rows, length)
-    if geometry.CAUSAL:  # the same; but what seen() adds to `row` would be kept in registers for all row blocks
-        end = gl.minimum(gl.minimum(geometry.end(row), length) + rows, length)
+    rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
+    end = geometry.seen(rows, length)
     full_end = geometry.seen(row, length) // geometry.B_c
     if geometry.left is None:
         return Interval(end, full_end, begin=None, full=None)
     else:
         full = gl.cdiv(gl.maximum(geometry.begin(row + ROWS - 1), 0), geometry.B_c)
-        return Interval(end, full_end, geometry.begin(row + rows), full)
+        return Interval(end, full_end, geometry.begin(rows), full)
 
 
 @gluon.jit

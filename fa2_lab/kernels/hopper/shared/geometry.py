@@ -157,11 +157,6 @@ class Geometry:
         return keys_seen(row + self.right, self.N_q, self.N_k, length, self.CAUSAL)
 
     @gluon.jit
-    def end(self, row):
-        """Where a row's interval would end if keys never did; perhaps before the first key."""
-        return row + 1 + self.right + self.N_k - self.N_q
-
-    @gluon.jit
     def begin(self, row):
         """Where a row's interval begins, if it is bounded on the left; perhaps before the first key."""
         return row + self.N_k - self.N_q - self.left
