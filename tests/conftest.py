@@ -132,3 +132,9 @@ def all_begin(request):
 def rows(request, begin) -> list[dict]:
     """What the worker has found that the test is marked with."""
     return begin(*command_of(request.node)).result()
+
+
+def pytest_runtest_teardown(item):
+    """What a test held on a GPU is given back, as other processes need it."""
+    if shared() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()

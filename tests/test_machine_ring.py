@@ -105,9 +105,12 @@ def test_the_smallest_shard_hides_its_transfer_and_the_next_smaller_does_not(dir
 def test_the_ring_s_time():
     rows = 10 * ring.smallest_shard("forward", **SIZES)
     step = ring.step(rows, "forward", **SIZES)
-    assert ring.ring_seconds(4, rows, "forward", **SIZES) == pytest.approx(4 * step.compute)
+    assert ring.ring_seconds(4, rows, **SIZES) == pytest.approx(4 * step.compute)
     short = ring.step(50, "forward", **SIZES)
-    assert ring.ring_seconds(4, 50, "forward", **SIZES) == pytest.approx(3 * short.transfer + short.compute)
+    assert ring.ring_seconds(4, 50, **SIZES) == pytest.approx(3 * short.transfer + (1 + 9 / 16) * short.compute)
+    hidden = ring.smallest_shard("forward", **SIZES)
+    begun = ring.ring_seconds(4, hidden, **SIZES) / ring.step(hidden, "forward", **SIZES).compute
+    assert begun == pytest.approx(4 + 9 / 16, rel=0.01), "the first transfer has less than half a step beside it"
 
 
 def test_links_of_the_chips():

@@ -32,7 +32,7 @@ def data(ranks: int = 4, N: int = 131072) -> dict:
     lanes = {way: spans(way, ranks, N // ranks, 1, rates[way]) for way in rates}
     times = {way: dict(timed(record, way, f"{ranks} GPUs")) for way in rates}
     forward = sorted(times["forward"].items())
-    by_model = [(n, 1e3 * ring.ring_seconds(ranks, n // ranks, "forward", **rates["forward"])) for n, _ in forward]
+    by_model = [(n, 1e3 * ring.ring_seconds(ranks, n // ranks, **rates["forward"])) for n, _ in forward]
     tflops, link = ({way: r[x] for way, r in rates.items()} for x in ("flops", "link"))
     speeds = f"kernels at {tflops['forward'] / 1e12:.0f} and {tflops['backward'] / 1e12:.0f} TFLOP/s, links at"
     setting = f"Model: rank 1 of {ranks}, {N:,} tokens, 16 heads, d = 128; {speeds} {link['forward'] / 1e9:.0f} GB/s"
@@ -71,7 +71,7 @@ def spans(direction: str, ranks: int, rows: int, rank: int, rates: dict) -> list
     step = ring.step(rows, direction, **rates)
     compute, kv = 1e3 * step.compute, 1e3 * ring.step(rows, "forward", **rates).transfer
     gradients = 1e3 * step.transfer - kv
-    early, late = (rank, 9 / 16), (rank, 7 / 16)  # of the own triangle, three quarters of its rows and the last one
+    early, late = (rank, ring.EARLY), (rank, 1 - ring.EARLY)
     others = [((rank - n) % ranks, 1.0) for n in range(1, ranks)]
     forward = direction == "forward"  # there the first half is over when the ranks have agreed and transfers start
     parts = [early, late, *others] if forward else [early, *others, late]

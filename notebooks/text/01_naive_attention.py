@@ -120,7 +120,7 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # **About 26,000.** Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
 # </details>
 #
-# On the left of the picture, S and P cross the memory of one GPU after another, and Q, K, V and O stay at the bottom.
+# On the left of the picture, S and P outgrow the memory of one GPU after another, and Q, K, V and O stay at the bottom.
 # (Batch 1 means one text. L comes at the end of this chapter.)
 #
 # **Takeaway.** S and P decide how long a text may be.
@@ -169,8 +169,8 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # **256.** S goes out and comes back, and so does P: 4 · 64.
 # </details>
 #
-# Q, K and V come in and O goes out: 4 · 32 = 128 more. These are requests of the chip. In chapter 00 nearly all of standard
-# attention's crossed to DRAM.
+# Q, K and V come in and O goes out: 4 · 32 = 128 more. These are requests of the chip. In chapter 00 nearly all that
+# standard attention requested crossed to DRAM.
 #
 # **Takeaway.** Standard attention moves $4N^2 + 4Nd$ elements, nearly all of them for S and P.
 
@@ -312,7 +312,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 
 # %% [markdown]
 # All three have the right shape, the last one because there are as many queries as keys. Without $\tau$ the gradient is
-# too large by a factor $1/\tau$ = 2. Training would still run, only worse.
+# too large by a factor $1/\tau$ = 2. Nothing would crash, so only a comparison finds it.
 #
 # Open the code: the five lines of `backward` are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags).
 #

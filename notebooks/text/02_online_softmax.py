@@ -52,7 +52,8 @@ print(f"output: {weights @ v:.6g}")
 # **2.5.** (1 · 8 + 3 · 0 + 4 · 4 + 8 · 2) / 16 = 40 / 16 = 2.5.
 # </details>
 #
-# **Takeaway.** The output is a quotient: a weighted sum of the values, divided by the sum of the weights.
+# **Takeaway.** The output is a quotient: the sum of the values, each times its exponential, divided by the sum of the
+# exponentials.
 
 # %% [markdown]
 # ## The first two keys arrive alone
@@ -170,7 +171,7 @@ show(state_stream.draw(**state_stream.data()))
 # %% [markdown]
 # ## A row that has seen no key
 #
-# Chapter 04 hides keys from some rows, for example from each word the keys of later words (a *mask*). A hidden key has
+# In chapter 04 a row may not see every key: a word, for example, not the words after it (a *mask*). A hidden key has
 # the score $-\infty$, since $e^{-\infty} = 0$. Sometimes all keys of a block are hidden from a row.
 #
 # **Predict.** A row's m is still $-\infty$, and a block arrives whose scores are all $-\infty$. `update` computes
@@ -233,8 +234,8 @@ print("plain softmax:                     row 0", (safe_softmax(S) @ V)[0].round
 # **The one with the smaller m.** The other is multiplied by $e^0 = 1$. This is decided row by row.
 # </details>
 #
-# With $m = \max(m_a, m_b)$ the merge is $\ell = e^{m_a - m} \ell_a + e^{m_b - m} \ell_b$, and the same for $o$. A
-# maximum and sums come out the same in any order and grouping, so the merge does too.
+# With $m = \max(m_a, m_b)$ the merge is $\ell = e^{m_a - m} \ell_a + e^{m_b - m} \ell_b$, and the same for $o$. The
+# merge adds the plain sums $e^m \ell$ and $e^m o$, so order and grouping do not matter, except for rounding.
 #
 # In the picture a loop, a tree and two separate workers join the same eight blocks. Look at the right: the results are
 # the same. (The words in brackets name later chapters: 07 for warps, 06 and 14 for decoding, that is writing a text

@@ -234,7 +234,7 @@ print(f"on the chip at once, for M = 24,576 and d = 128: {on_chip.peak_on_chip:,
 # <details><summary>Answer</summary>
 #
 # **$12\,N^2 d^2 / M$.** $3Nd \cdot 4Nd / M = 12\,N^2 d^2 / M$. The 4N for ℓ and m add a little: $12\,(1 + \frac{4}{3d}) =
-# 12.25$.
+# 12.25$, and what is moved once the rest.
 # </details>
 #
 # The paper states this *IO complexity* as $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor.
@@ -275,17 +275,17 @@ print(f"with an A100's shared memory, {room:,} elements, B_c = {by_rule}: {less:
 # factor. On the right, N is fixed and M grows. With more room FA1 moves less. With too little it moves *more* than
 # standard attention, since a row block's state travels with every tile.
 #
-# The two crosses were counted on an H200 at N = 4,096. The kernel was FA2 (next chapter) with row blocks half as large
-# as those of its line. So it should request twice what the line says, 34.1M elements a head. About 26M reached L2. Perhaps
-# each SM's own cache answered the rest. Only 1.0M crossed to DRAM: a little less than $4Nd$,
-# each of Q, K, V and O once, because some of O was still in L2.
+# The two crosses were counted on an H200 at N = 4,096, on FA2 (next chapter). Its line has row blocks of 128, the kernel
+# had 64. So it requests twice what the line says, 34.1M elements a head. About 26M reached L2; an SM also has a small cache
+# of its own, which may have answered the rest. Only 1.0M crossed to DRAM: a little less than $4Nd$, each of Q, K, V and
+# O once, because some of O was still in L2.
 
 # %% tags=["nbval-ignore-output"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
 # **Takeaway.** With 50 keys in a block and d = 64, FA1 requests less than standard attention. Shared memory has room for several
-# times as many. And most requests are answered by L2.
+# times as many.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
@@ -310,8 +310,9 @@ print(f"this tile of P, from s, m and l: largest difference from P {np.abs(p - P
 # the final probability at once. The rest is chapter 01, tile by tile.
 # </details>
 #
-# This backward pass has one product more than standard attention's, $QK^\top$ again: five products instead of four, 10 $N^2 d$ FLOPs instead of 8. In return nothing of size $N^2$ is stored. On the H200 of chapter
-# 00, making one score again takes 128 FLOPs. Sending it to HBM and fetching it back takes as long as 1,650.
+# This backward pass has one product more than standard attention's, $QK^\top$ again: five products instead of four, 10
+# $N^2 d$ FLOPs instead of 8. In return nothing of size $N^2$ is stored. On the H200 of chapter 00, making one score
+# again takes 128 FLOPs. Sending it to HBM and fetching it back takes as long as 1,650.
 #
 # **Takeaway.** Two numbers for each row, $\ell$ and $m$, bring back any tile of P. Computing it again is cheaper than
 # storing it.

@@ -34,9 +34,10 @@ from fa2_lab.trace import UNWATCHED, Trace
 # %% [markdown]
 # ## What if the queries stay and the keys come by?
 #
-# Here are FA1's two loops. The step inside them is `fa1_step` of chapter 03, here called `divided_step`, and folded
-# below. `tiling.rows(i)` and `tiling.cols(j)` are the rows and columns of a block. In a loop over `trace.serial` one
-# pass runs after the other. In a loop over `trace.parallel` they may run at the same time.
+# Here are FA1's two loops. The step inside them, `divided_step`, is folded below. It computes the same as `fa1_step` of
+# chapter 03, but divides once a row, and then multiplies. `tiling.rows(i)` and `tiling.cols(j)` are the rows and
+# columns of a block. In a loop over `trace.serial` one pass runs after the other. In a loop over `trace.parallel` they
+# may run at the same time.
 
 # %%
 def keys_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):  # FA1
@@ -141,11 +142,11 @@ print(f"twice the N: {float(io.growth('fa2', 'forward', N=N, B=B, d=d)):.2f} tim
 # </details>
 #
 # The next picture shows both in motion, beside standard attention. The clock counts requested bytes and is the same for
-# all three. A block counts when it has arrived, so the three numbers differ a little. Standard attention loads all of Q
-# and K before its first score: the last blocks lie on top.
+# all three. A block counts when it has arrived, so the three counters differ a little. Standard attention loads all of Q
+# and K before its first score, so its blocks pile up, and only the last can be seen.
 #
-# Look at o, $\ell$ and m: in FA1 they come and go, in FA2 they stay in registers. L2 answers most requests for k and v:
-# of FA2's 3,168 requested bytes 1,632 cross to DRAM.
+# Look at o, $\ell$ and m: in FA1 they come and go, in FA2 they stay in registers. FA2 requests k and v three times, and
+# L2 answers the second and the third. So of its 3,168 requested bytes 1,632 cross to DRAM.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 recorded = motion.data()

@@ -8,8 +8,8 @@
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
-# shares the work among its warps (chapter 07). The book has 21 kernels of this kind, most of them in Triton, each
-# one change away from the one before: the *ladder*, which chapter 10 climbs. One of them is a *rung*. This chapter ends
+# shares the work among its warps (chapter 07). The book has 21 versions of attention, each one change away from the one
+# before, the first twelve in Triton: the *ladder*, which chapter 10 climbs. One of them is a *rung*. This chapter ends
 # with all lines of rung 08.
 #
 # After this notebook you can
@@ -19,8 +19,8 @@
 # - recognise six mistakes by the numbers that they print.
 #
 # *Time: 45 minutes with the questions and exercises. Hardware: any machine with Linux; without an NVIDIA GPU the
-# kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [06 ·
-# Parallelism](06_parallelism.ipynb).*
+# kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), [06 ·
+# Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %%
 import ast

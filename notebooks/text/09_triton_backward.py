@@ -130,7 +130,7 @@ print("row sums of P ∘ (dO Vᵀ):", *(f"{x:5.2f}" for x in (P * (host(dO) @ ho
 # P comes back in one step, $e^{S - L}$. L is at least as large as every score of its row, so the exponent is never positive
 # and nothing overflows. That holds for scores of real keys.
 #
-# `tile` does all the work on one tile: S, P, dP, dS, in this order. `seen` asks three things: is there such a row, is
+# `tile` computes S, P, dP and dS of one tile, in this order. `seen` asks three things: is there such a row, is
 # there such a key, and under a causal mask, does the row see the key? τ is not multiplied by $\log_2 e$ as in chapter
 # 08, because L is a natural logarithm.
 #
@@ -287,9 +287,9 @@ print(f"{len(ends)} orders:", ", ".join(f"{ends.count(dQ)} times dQ = {dQ}" for 
 # **In two.** The sum is right only if one program stores before the other loads. In 18 orders one part is lost.
 # </details>
 #
-# `add_rows` below uses Triton's *atomic addition*, `tl.atomic_add`: for each number, load, add and store are one step that
-# nobody can interrupt. It loses nothing. But the parts may arrive in another order in each run, and a sum in fp32 depends on the order in its last bits
-# (chapter 05).
+# `add_rows` below uses Triton's *atomic addition*, `tl.atomic_add`: for each number, load, add and store are one step
+# that nobody can interrupt. It loses nothing. But the parts may arrive in another order in each run, and a sum in fp32
+# depends on the order in its last bits (chapter 05).
 
 # %%
 @triton.jit
@@ -420,7 +420,7 @@ print(f"two passes: 7 products a tile; {half} MiB of dQ written in 16 bits")
 #
 # The L2 cache keeps much of this away from HBM. With two passes no kernel has to keep dK and dV and also add to dQ. Which
 # way is faster depends on the chip: the package's Triton kernels take two passes, and its kernel for Hopper
-# (H100 and H200) takes one (chapter 13).
+# (H100 and H200) takes one. There the last bits of dQ vary, unless you ask for the same ones (chapter 13).
 #
 # **Takeaway.** Two more products buy repeatable bits, and no dQ in fp32.
 
@@ -563,7 +563,7 @@ else:
 # ## Checks
 #
 # The functions of this notebook are those of rungs b00 and b01. The rungs and the package agree with the dense result in
-# float64, and the package gives the same bits twice.
+# float64, and the package's Triton kernels give the same bits twice.
 
 # %% tags=["hide-input"]
 def code(function):  # without docstring, comments and spaces

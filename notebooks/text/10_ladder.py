@@ -40,8 +40,8 @@ from fa2_lab.tiles import Tiling
 # ## How do we time a kernel?
 #
 # The *host*, the computer that gives the orders, puts a kernel into a queue and goes on. A stopwatch around the call
-# times the queue. So the GPU itself stamps the time, at two *events* in the queue, before and after the call. Each of the
-# other rules keeps a wrong number out:
+# times only how long it takes to enter the queue. So the GPU itself stamps the time, at two *events* in the queue,
+# before and after the call. Each of the other rules keeps a wrong number out:
 #
 # | rule | what goes wrong without it |
 # | --- | --- |
@@ -114,8 +114,9 @@ def steps(*lines):
 # %% [markdown]
 # ## Why do tiles alone lose?
 #
-# Rung 01 is FA1's algorithm as printed, one program per head. S and P never touch HBM. Yet it reaches a quarter of the
-# speed of standard attention.
+# Rung 01 has FA1's loops, one program per head, with tiles of 64 × 64 like the rungs after it. (FA1's rule would give
+# 227 keys a tile here, and fewer bytes. The authors' own kernel was faster than standard attention.) S and P never touch
+# HBM. Yet rung 01 reaches a quarter of the speed of standard attention.
 #
 # **Predict.** O, $\ell$ and m travel at every tile. By chapter 03, rung 00 moves about $4N^2$ elements, and rung 01 about
 # $N^2 (3d + 4) / B_c$. Here d = 128 and $B_c$ = 64. Which moves more?
@@ -217,7 +218,7 @@ steps(("04", "registers", "programs on an SM"))
 # <details><summary>Answer</summary>
 #
 # **The registers.** With 217 of them, the 128 threads of a program take 128 · 217 · 4 bytes = 108.5 KiB, with 168 they
-# take 84 KiB. An SM has 256 KiB, so a third program fits.
+# take 84 KiB. (The hardware rounds 217 up to 224.) An SM has 256 KiB, so a third program fits.
 # </details>
 #
 # A count of operations does not show this. Under the causal mask the tweak gains nothing.
@@ -344,9 +345,9 @@ print(f"split-Q over split-K, 128 heads, d = 64: × {timed[128, 4096, 64, False]
 # Rung 04 gains in one shape and loses in the other. (Why it loses there, we do not know.) A factor belongs to a change
 # *and* to what the kernel was waiting for.
 #
-# The last line is chapter 07's change. All rungs have split-Q, so two small kernels beside the ladder compare the two: s00
-# forces split-K, s01 split-Q (`fa2-lab ladder s00 s01`). Part of the factor belongs to these small kernels, where the compiler's reductions
-# across warps are slow.
+# The last line is chapter 07's change: with split-K each warp has some keys of a tile, with split-Q some rows. All rungs
+# have split-Q, so two small kernels beside the ladder compare the two: s00 forces split-K, s01 split-Q (`fa2-lab ladder
+# s00 s01`). Part of the factor may belong to these small kernels.
 #
 # **Takeaway.** Never quote a factor without its shape.
 
@@ -368,13 +369,13 @@ for name in (*ladder.BACKWARD, "fa2_lab portable", "fa2_lab"):
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **b01**, by a factor of 1.6. It computes more, and adds nothing in HBM.
+# **b01**, by a factor of 1.6. It computes more, and needs no atomic additions.
 # </details>
 #
 # b02 is faster by another 1.7. It also has Hopper's products and copies, so the factor does not belong to dQ alone.
 #
-# **Takeaway.** Two more products cost less than b00's additions, number by number. b02 has five products, and adds whole
-# tiles.
+# **Takeaway.** Two more products cost less time here than b00's atomic additions of single numbers. b02 has five products,
+# and adds whole tiles.
 
 # %% [markdown]
 # ## Where do we stand?

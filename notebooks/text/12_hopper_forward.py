@@ -6,8 +6,8 @@
 #
 # **What does an H100 want beyond FlashAttention-2?**
 #
-# FA2 was written for the A100. NVIDIA's *Hopper* chips, the H100 and the H200, multiply while the program goes on, one
-# thread copies whole tiles, and warps can hand registers to each other. Plain Triton uses a part of that. Its last rung
+# FA2 was written for the A100. On NVIDIA's *Hopper* chips, the H100 and the H200, products run while the program goes on,
+# one thread can copy a whole tile, and warps can hand registers to each other. Plain Triton uses a part of that. Its last rung
 # reaches three quarters of the speed of FlashAttention-3 (FA3; Shah and others, 2024) at d = 128, and 85 to 88% at
 # d = 64.
 #
@@ -158,9 +158,10 @@ show(row_reduction.draw(**row_reduction.data()))
 show(wgmma.draw(**wgmma.data()))
 
 # %% [markdown]
-# Attention has both. For $S = QK^\top$ both factors are tiles in shared memory. For $PV$ the left factor P is already in
-# registers, in the right lanes (appendix A compared the layouts). So P never goes through shared memory. With d = 128
-# and 128 keys a tile takes 8 `wgmma` for S, along d, and 8 for P V, along the keys. (Chapter 11 met them as `HGMMA`.)
+# Attention uses both places for its left factor. For $S = QK^\top$ both factors are tiles in shared memory. For $PV$
+# the left factor P is already in registers, in the right lanes (appendix A compared the layouts). So P never goes
+# through shared memory. With d = 128 and 128 keys a tile takes 8 `wgmma` for S, along d, and 8 for P V, along the keys.
+# (Chapter 11 met them as `HGMMA`.)
 
 # %% [markdown]
 # ## Start now, wait later
@@ -248,8 +249,9 @@ for name, scores in (("zeros", s), ("zeros and a mask", masked)):
 # %% [markdown]
 # ## How do you know that a copy has arrived?
 #
-# At a **barrier**: a counter in shared memory. It is told how many arrivals to expect. The copy engine counts bytes, and
-# arrives when all of them are there. With the last arrival a *phase* ends, and the barrier starts over. Whoever waits
+# At a **barrier**: a counter in shared memory. It is told how many arrivals to expect. Whoever starts a copy arrives and
+# says how many bytes will come; the copy engine counts them off. When all have arrived and all bytes are there, a *phase*
+# ends, and the barrier starts over. (The model below lets the copy engine arrive when it is done.) Whoever waits
 # names the phase whose end it needs. A barrier keeps a single bit, so phases are called 0, 1, 0, 1, …
 #
 # **Predict.** A new barrier, and nobody has arrived. Does a wait for the end of phase 1 return?
@@ -567,7 +569,7 @@ change("12", "13")
 #   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`.
 # - `maxnreg` is how many registers a thread has at launch.
 # - `arrive(…, count=1)` in `release` is one arrival, by one thread. It speaks for the whole warpgroup, because before
-#   it the compiler has all 128 threads wait for each other (`bar.sync` in PTX).
+#   it the compiler has all 128 threads wait for each other (`bar.sync` in PTX, NVIDIA's portable assembly language).
 
 # %% [markdown]
 # **Predict.** At d = 128 a program starts with 8 warps of 128 registers a thread. Four warps are the consumer. Four are
@@ -730,9 +732,9 @@ step("15", "tensor cores at work, %", "stall: barrier")
 
 # %% [markdown]
 # At d = 128 this is the second large step. (`stall: barrier` is the wait for other warps of the program.) At d = 64
-# it is 3 to 4% slower: three consumers already hide each other's exponentials.
+# it is 3 to 4% slower; why, was not measured. (In the finished kernel the same overlap gains there: sitting 8.)
 #
-# One thing the source does not show. NVIDIA's assembler, `ptxas`, which makes SASS of PTX, places the second wait
+# One thing the source does not show. NVIDIA's assembler, `ptxas`, which makes machine code of PTX, places the second wait
 # *before* nearly all exponentials. So at most the maxima and a few multiply-adds run under one's own P V. The
 # exponentials run under the products of the other consumer.
 #
@@ -780,7 +782,7 @@ show(tickets.draw(**tickets.data()))
 # the same programs get heavy blocks again and again.
 # </details>
 #
-# Four heads at once, whose K and V fit in the L2 cache, even out most of it, and drawing the rest.
+# Drawing alone evens out nearly all of it. Four heads at once, whose K and V fit in the L2 cache, help without it, too.
 #
 # **Takeaway.** If blocks differ in weight, hand them out when a program is free, not beforehand.
 
@@ -1036,7 +1038,7 @@ change("19", "20")
 
 # %% [markdown]
 # - `SIZES` now says, too, whether O lies apart. Where it does not, `o` *is* `q.tiles`, and Q has one tile for each
-#   consumer instead of two. From the number of Q's tiles the kernel sees which it is: `APART`.
+#   consumer instead of two. The host says which it is (`APART`); a consumer sees it from the number of Q's tiles.
 # - Where O lies apart, Q is released after the last S, as before. Else Q's place is free only when the copy of O has read
 #   it: `store_wait(0)`, then `release`.
 
@@ -1079,26 +1081,27 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 
 # %% [markdown]
 # At d = 128 without a mask rungs 14 and 15 gained most: each took away a wait that everybody had, for L2 and for the
-# softmax. In these four shapes the kernel is ahead of rung 20 by 1 to 2%. Sitting 8 tells what it has beyond it.
+# softmax. In these four shapes the kernel is ahead of rung 20 by 1 to 2%. Sitting 8 tells what rung 20 lacks.
 
 # %% [markdown]
 # ## The kernel, from the first copy to the last
 #
 # `fa2_lab/kernels/hopper/forward` is made of the rungs. Beyond them it takes groups of heads, key lengths, windows and
 # packed sequences. For dropout, and for softcaps and sinks (chapter 16), `attention()` takes the portable kernel; also for a
-# window with packed sequences, or with d = 192 or 256.
+# window, if sequences are packed or d is above 128.
 #
 # Skip what speaks of `cu_q`, `cu_k`, `sequences` or `FAR`: it is for packed sequences, which lie one after the other
 # in one tensor (chapter 16). Without them `sequences` is `None`, `k_batch` is `batch`, and `here` is `geometry`.
 #
-# The whole protocol, from a run of the model in `machine/hopper.py`. An arrow is a barrier at which somebody waited. (The
-# model gives V releases of its own.)
+# The whole protocol, from a run of the model in `machine/hopper.py`. Two arrows are a barrier: somebody arrives, and
+# somebody waits for it. (The model gives V releases of its own.)
 
 # %%
 show(pipes.draw(**pipes.data()))
 
 # %% [markdown]
-# Find the four kinds of arrows: fill, take, release, and the producer's wait for that. *Ping-pong* comes in sitting 7.
+# Find both kinds. Solid: a copy fills a stage, a consumer takes it. Dashed: the consumer releases it, the producer waits
+# for that. *Ping-pong* comes in sitting 7.
 
 # %% [markdown]
 # ## From torch to the launch
@@ -1108,7 +1111,7 @@ read("hopper/forward/launch.py", "forward", "prepare", "windowed", "prepare_laun
 read("hopper/shared/descriptors.py", "HALVES", "FAR", "descriptor", "shape_of", "tile_at", "of", "copyable")
 
 # %% [markdown]
-# `prepare` is called once for each kind of call, `call` every time. What comes with each call is pointers. `Options`
+# `prepare` is called once for each kind of call, `call` every time. Each call brings only pointers. `Options`
 # are what a call asks for besides: mask, scale, window. A tensor with `device="meta"` has a shape and no memory.
 #
 # In `descriptor`, `get_default_for` chooses the swizzle. Where a dimension is 1, torch allows any stride and the copy
@@ -1143,7 +1146,7 @@ read("hopper/shared/host.py", "evenly")
 # `d_pad` is how many columns a tile has in shared memory. With d = 96 the copy engine fills 96 to 127 with zeros, with
 # d = 32 the second half.
 #
-# `evenly` takes a few heads more if the last round is fuller then.
+# `evenly` takes more heads at a time, less than twice as many, where otherwise only a few would be left over at the end.
 #
 # Without a mask `choose` looks into `FULL`. Under the causal mask it looks into `CAUSAL`, except where N_k ≥ 2 N_q and there
 # are no key lengths: then it takes `FULL`, too. The numbers were fitted to times on an H200 and an H100; `per_SM` counts
@@ -1194,8 +1197,8 @@ read("hopper/shared/pipeline.py", "barriers", "Ring", "new_ring", "matrix", "sev
 # V's ring has no *emptied* barriers, so `RELEASED` is off there; sitting 6 says why.
 #
 # `barriers` makes only those that are `USED`. If nobody waits at a barrier, the compiler may put the mailbox into the same
-# memory. In an earlier kernel that happened: in about one of a hundred launches, with other processes on the GPU, a consumer
-# took a barrier's bits for the number of a row block.
+# memory. In an earlier kernel that happened, with other processes on the GPU: a consumer took a barrier's bits for the
+# number of a row block.
 
 # %% [markdown]
 # ## Sitting 6 · The kernel: blocks, messages and copies
@@ -1210,9 +1213,9 @@ read("hopper/shared/geometry.py", *(f"Geometry.{method}" for method in SHOWN))
 read("portable/tile.py", "block_of", "keys_seen", "length_of")
 
 # %% [markdown]
-# A program's first block has its own number, every other is drawn. (`DRAWN` is for the backward.) The last program to
-# `leave` puts the counter back to zero. `block_of` has heads run side by side, as `place` did in
-# rung 12.
+# A program's first block is the one with the program's number, every other is drawn. (`DRAWN` is for the backward.) The
+# last program to `leave` puts the counter back to zero. `block_of` has heads run side by side, as `place` did in rung
+# 12.
 #
 # A row sees the keys from `begin` to `seen`; `keys_seen` is rung 12's, with a length, which `length_of` keeps inside the
 # tensor. `left` and `right` are a window's two sizes: under the causal mask right is 0, and without a window left is
@@ -1222,7 +1225,7 @@ read("portable/tile.py", "block_of", "keys_seen", "length_of")
 # `first_of` gives where a head's L begins.
 
 # %% [markdown]
-# The way to the counter and back takes about as long as a tile, and the producer's warp stands still meanwhile. Why not
+# The producer's warp stands still until the number has come from the counter in HBM. Why not
 # draw the next number early, at the start of a row block?
 #
 # **Predict.** Row blocks of 4, 3, 2 and 1 tiles, two programs. Each draws its second number as it *begins* its first block.
@@ -1445,7 +1448,7 @@ read("hopper/shared/pipeline.py", "PingPong", "new_ping_pong")
 # nobody could begin. Whoever skips a tile must still say "your turn". Two sets of sizes have it, `SHORT` and `IN_TURN`,
 # both for d = 64.
 #
-# **Takeaway.** Ping-pong costs a wait for each tile. It pays only where the consumers would otherwise stay in step.
+# **Takeaway.** Ping-pong costs a wait for each tile, and gains a few percent where it gains: sitting 8 has the numbers.
 
 # %% [markdown]
 # ## The softmax step
@@ -1593,7 +1596,8 @@ read("hopper/forward/kernel.py", "store")
 # in ℓ's place O is 0, and L is set to −∞, right for an empty sum. (m would still be `LOWEST`.)
 #
 # `tma.store_wait(0)` waits until the copy of the row block *before* has left O's place. Then O goes to shared memory, a
-# fence, and a copy that nobody waits for. All four lanes of a row know L; `writes` picks one of them.
+# fence, and a copy. Where O has a place of its own nobody waits for that copy now. All four lanes of a row know L;
+# `writes` picks one of them.
 
 # %% [markdown]
 # ## Keys that are not there
@@ -1632,7 +1636,7 @@ for file in sorted(file for file in READ if file.startswith("hopper")):
 #
 # Recorded on the H200: 16,384 tokens, hidden size 2,048, all contestants in one run. Ratios are our speed over theirs.
 #
-# **Predict.** Where does `attention()` on Hopper lead cuDNN most: d = 64 or 128, causal or full?
+# **Predict.** Is the lead over cuDNN larger for short sequences or for long ones?
 
 # %%
 paper = load("paper")
@@ -1666,8 +1670,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
-# **At d = 64 without a mask**: 1.22 in the mean, just before d = 128 causal with 1.21. The lead is smallest on a short
-# sequence.
+# **For long ones,** in all four rows: a short sequence has little work for each launch and each row block's start.
 # </details>
 #
 # `fa2_lab portable` is the package's Triton kernel, chapter 08's with better sizes. From N = 1,024 on we are ahead of
@@ -1683,8 +1686,8 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # faster. (*Tickets* are numbers drawn from the tile scheduler, *slots* are stages, *turns* are ping-pong; chapter 13 uses
 # the word for something else.)
 #
-# This record is of an earlier kernel (the ladder's is of today's). It kept m in raw scores, and had other sizes here and
-# there.
+# This record is of an earlier kernel, the ladder's of a later one. The earlier one kept m in raw scores, and had other
+# sizes here and there.
 #
 # **Predict.** Which is worth more: programs that stay on their SM, or an m that lags?
 
@@ -1773,7 +1776,7 @@ print("the kernel over rung 19:               " + ", ".join(f"{row.ratio('fa2_la
 
 # %% [markdown]
 # The last two lines have the four columns of the table above. The first multiplies what each idea was worth alone, in an
-# earlier kernel. The second is today's kernel over rung 19, in the ladder's own run. At d = 64 the ideas promise 3 and 6%,
+# earlier kernel. The second is the kernel over rung 19, in the ladder's own run. At d = 64 the ideas promise 3 and 6%,
 # and the whole is 1% ahead. At d = 128 they promise 1 and 0%, and it is 3 and 2% ahead.
 #
 # **Takeaway.** Factors that were measured one by one, in another kernel, do not multiply to a difference between two
@@ -2204,10 +2207,8 @@ verdict("ahead of FlashAttention-3 by 4 to 25% at d = 64, by 5 to 6% at d = 128 
         percent == {"64": [4, 25], "128": [5, 6], "128, causal": [1, 5]})
 mean, low, _ = mean_ratio(rows, "fa2_lab portable")
 verdict("ahead of the portable kernel, by over 20% in the mean", mean > 1.2 and low > 1)
-lead = {(d, causal): mean_ratio(line(d, causal), "cuDNN")[0] for d in (64, 128) for causal in (False, True)}
-verdict("leads most at d = 64 without a mask", max(lead, key=lead.get) == (64, False))
-least = min(rows, key=lambda row: row.ratio("fa2_lab", "cuDNN")).problem
-verdict("and least on a short sequence", least["N_q"] <= 2048)
+lead = [[row.ratio("fa2_lab", "cuDNN") for row in line(d, causal)] for d in (64, 128) for causal in (False, True)]
+verdict("the lead over cuDNN: all four rows end higher than they begin", all(row[-1] > row[0] for row in lead))
 verdict("best: as fast as a large product", round(best / gemm, 2) == 1)
 
 # %% tags=["hide-input"]

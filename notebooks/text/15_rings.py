@@ -50,8 +50,8 @@ from fa2_lab.tiles import CAUSAL, NO_MASK, Tile
 # Training keeps them for the backward pass. An H200 holds 141 GiB.
 #
 # So we give each GPU a quarter of the tokens. A process with its GPU is called a **rank**, and its part of the
-# sequence a **shard**. All else in such a model treats each token by itself. Only attention notices the cut. A rank has
-# the queries of its own tokens, and needs the keys and values of all.
+# sequence a **shard**. All else in such a model treats each token by itself, once it knows the token's position. Only
+# attention notices the cut. A rank has the queries of its own tokens, and needs the keys and values of all.
 
 # %% [markdown]
 # If a rank gathered all keys of a layer, its memory would again grow with the whole sequence. So it takes them one block
@@ -152,7 +152,8 @@ for name, found in (("L of all keys", right), ("L of the block", wrong)):
 # <details><summary>Answer</summary>
 #
 # **Too large,** by a factor between 3 and 4. A row has a weight of 1 to spend on all keys. By the L of each block it spends
-# 1 on every block, 4 in all. (The parts do not all point the same way, so the length of their sum is less than 4 times.)
+# 1 on every block, 4 in all. (It is less than 4 because large weights make their own block's share larger than a quarter,
+# so they grow by less. With equal scores it would be exactly 4.)
 # </details>
 #
 # Queries stay, so each rank adds up its dQ at home. Keys travel, so dK and dV travel with them, and each rank adds its
@@ -234,10 +235,10 @@ show(zigzag.draw(**zigzag.data()))
 # %% [markdown]
 # ## Do the cables keep up?
 #
-# A rank starts to send a block before it computes with it. (Forward, about half of the work on its own block is
-# done even earlier, while the ranks check that all made the same call: see below.) If the transfer ends before the
-# computation, it has cost no time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$ FLOPs (half of a square)
-# and sends $4nd$ bytes (K and V, 2 bytes a number).
+# A rank starts to send a block before it computes with it. (Forward, about half of the work on its own block is done
+# even earlier, while the ranks check that all made the same call: see below.) If the transfer ends before the
+# computation, it has cost no time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$
+# FLOPs (half of a square) and sends $4nd$ bytes (K and V, 2 bytes a number).
 #
 # **Predict.** Shards become twice as long. By which factor does the work of a step grow, and by which the transfer?
 
@@ -261,16 +262,17 @@ for name, (flops, link) in speeds.items():
 # </details>
 #
 # The first three lines assume half of the peak FLOP/s, and the data sheet's speed of the *link* between GPUs, in one
-# direction: NVLink, NVIDIA's cable between GPUs, or on the RTX 4090 the computer's ordinary bus. The last line is measured: the kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than
-# a third of the nominal 450.
+# direction: NVLink, NVIDIA's cable between GPUs, or on the RTX 4090 the computer's ordinary bus. The last line is
+# measured: the kernel reached 636 TFLOP/s, and K and V went round at 138 GB/s, less than a third of the nominal 450.
 
 # %%
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
 # Above: whose keys each rank has at each step. In the middle: one rank's time by the model, with measured speeds. K and V
-# travel during the kernels. The rank begins with about half of the work on its own block. Forward, transfers start after it. Backward,
-# the first one runs beside it, and the rest of the own block comes last, while the rank's dK and dV come home.
+# travel during the kernels. The rank begins with 9/16 of the work on its own block. Forward, transfers start after it, so
+# the first one has only the other 7/16 beside it. Backward, the first one runs beside the 9/16, and the rest of the own
+# block comes last, while the rank's dK and dV come home.
 
 # %% [markdown]
 # The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (They, and
@@ -288,9 +290,10 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # processes of a laptop. A user writes this, and starts it with `torchrun --nproc-per-node 4`:
 #
 # ```python
-# mine = [shard(x) for x in (q, k, v)]  # this rank's rows
-# O = ring_attention(*mine, causal=True)  # where attention(q, k, v, causal=True) stood
-# whole = unshard(O)  # the rows of all ranks, where somebody needs them
+# tokens, positions = shard(tokens, dim=1), shard(torch.arange(N), dim=0)  # small: every rank holds all of them
+# ...  # the model makes q, k and v of its own tokens
+# O = ring_attention(q, k, v, causal=True)  # where attention(q, k, v, causal=True) stood
+# O = unshard(O)  # only for a test: all rows, on every rank. All ranks must call it.
 # ```
 #
 # A ring hangs if one rank sends 100 rows and its neighbour waits for 101. So before any transfer each rank sends all
@@ -319,8 +322,8 @@ show(ring_speed.draw(**recorded))
 # </details>
 #
 # From 32,768 tokens on the ring is faster. At 131,072 four GPUs are 3.55 times as fast as one. They are not 4 times
-# as fast, because transfers occupy some SMs, and merges take time. The cross is four GPUs with
-# contiguous shards.
+# as fast: transfers occupy some SMs, and merges take time. How much of it each costs, nobody has measured. The cross is
+# four GPUs with contiguous shards.
 #
 # Memory falls, but not to a quarter. Besides its shard a rank holds two blocks of K and V and their gradients, for the
 # heads that are travelling. So up to 32,768 tokens each of two GPUs needs more memory than a single GPU does (RESULTS.md).

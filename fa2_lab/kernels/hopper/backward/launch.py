@@ -17,7 +17,7 @@ from fa2_lab.kernels.prepared import Options
 def backward(dO, Q, K, V, O, L, options: Options, dL=None, key_lengths=None, same_bits=False):
     """dQ, dK and dV, each like its tensor; dL, the gradient of L, may be None.
 
-    None for tensors that the copy engine cannot have. Sums are the same bit by bit each time if `same_bits` asks for
+    None for tensors that the copy engine cannot address. Sums are the same bit by bit each time if `same_bits` asks for
     it: see turns.py.
     """
     call = prepare(dO, Q, K, V, O, options, key_lengths, same_bits)

@@ -16,7 +16,7 @@ from fa2_lab.kernels.prepared import Options
 def forward(Q, K, V, options: Options, key_lengths=None):
     """O like Q, and L (batch, heads, N_q) in fp32, the natural logarithm of each row's sum of exponentials.
 
-    None for tensors that the copy engine cannot have.
+    None for tensors that the copy engine cannot address.
     """
     call = prepare(Q, K, V, options, key_lengths)
     return call and call(Q, K, V, key_lengths)
