@@ -1,9 +1,9 @@
-"""What all tests share: a clean start, many processes where there is a GPU, and programs that run beside them.
+"""What all tests share: a clean start, processes that share them, and programs that run beside them.
 
 What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
 test is marked `beside(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON.
-All workers begin with the first test, one after the other, on a core that the tests leave idle, and are asked for what
-they found after the last. Where processes share the tests, each begins the workers that its own tests need.
+In one process all workers begin with the first test, one after the other, on a core that it leaves idle, and are asked
+for what they found after the last. Where processes share the tests, each begins the workers that its own tests need.
 """
 
 import json
@@ -34,14 +34,17 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """On a GPU every case compiles kernels, so many processes share the whole run; one alone takes long.
+    """Processes share the whole run; many on a GPU, where every case compiles kernels.
 
     Each takes whole files, as a notebook's cells follow one another.
     """
     whole = config.args_source is config.ArgsSource.TESTPATHS and not hasattr(config, "workerinput")
-    if whole and getattr(config.option, "numprocesses", 0) is None and torch.cuda.is_available():
-        room = torch.cuda.get_device_properties(0).total_memory // (8 * 2**30)
-        config.option.numprocesses, config.option.dist = min(os.cpu_count() - 2, room, 12), "loadfile"
+    if whole and getattr(config.option, "numprocesses", 0) is None:
+        processes = min(os.cpu_count(), 4)
+        if torch.cuda.is_available():
+            processes = min(os.cpu_count() - 2, torch.cuda.get_device_properties(0).total_memory // (8 * 2**30), 12)
+        if processes > 1:
+            config.option.numprocesses, config.option.dist = processes, "loadfile"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -180,6 +180,8 @@ def test_at_d_32_much_work_is_enough_where_there_is_no_mask(some_hopper):
     (128, 8192, 2, False, False, 2, 128),  # 256 blocks of 64 rows: two rounds
     (128, 128, 330, False, False, 2, 128),
     (128, 128, 165, False, False, 1, 128),
+    (128, 320, 330, False, False, 2, 64),  # five tiles of 64 keys, not three of 128
+    (96, 384, 330, False, False, 2, 128),
     (128, 8192, 3, False, False, 3, 64),  # 129 blocks of 192 rows: one round
     (128, 8192, 3, False, True, 2, 128),
     (128, 16384, 16, False, False, 3, 64),
