@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fa2_lab.machine import grid
@@ -150,6 +150,7 @@ def test_owners_are_the_workers_that_the_meter_saw(direction, tiling):
 
 @settings(max_examples=40, deadline=None)
 @given(some_tilings)
+@example(Tiling(8, 8, 4, 4))  # two meet, no more
 def test_dq_writers_and_steps_agree(tiling):
     writers, steps = grid.dq_writers(tiling), grid.dq_steps(tiling)
     for i, workers in enumerate(writers):
