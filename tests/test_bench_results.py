@@ -218,7 +218,7 @@ def test_the_sentence_counts_the_worse_of_two_protocols():
     run.sustained = [both(cuDNN=4.0), both(causal=True, cuDNN=4.0)]
     assert page.worse(run, "cuDNN") == [0.5, 2.0, 2.0]
     said = page.sentence(run)
-    assert "than cuDNN on 2 of 3 rows (× 1.26)" in said and "counts by the worse ratio" in said
+    assert "than cuDNN on 2 of 3 rows (× 1.26)" in said and "without counts by the worse ratio" in said
 
 
 def test_what_was_measured_without_pauses_has_tables_of_its_own():

@@ -233,7 +233,7 @@ def sentence(run: Results) -> str:
     for peer, said in SAID.items():
         if found := worse(run, peer):
             parts.append(f"{said} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})")
-    both = "each row was timed with pauses between calls and without, and counts by the worse ratio; "
+    both = "a row that was timed both with pauses between calls and without counts by the worse ratio; "
     mean = f"{both if run.sustained else ''}in brackets the geometric mean of these ratios."
     told = [
         f"On an {gpu_of(run)}, `fa2_lab.attention` is faster than {listed(parts)} of the FlashAttention-2 "
