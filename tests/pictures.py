@@ -14,11 +14,16 @@ matplotlib.rcParams["text.hinting"] = style.RC["text.hinting"]  # texts are meas
 
 
 @functools.cache
+def data_of(name):
+    """What fa2_lab/plots/NAME.py draws."""
+    return import_module(f"fa2_lab.plots.{name}").data()
+
+
+@functools.cache
 def drawn(name):
     """(figure, alternative text, data) of fa2_lab/plots/NAME.py."""
-    picture = import_module(f"fa2_lab.plots.{name}")
-    data = picture.data()
-    return *picture.draw(**data), data
+    data = data_of(name)
+    return *import_module(f"fa2_lab.plots.{name}").draw(**data), data
 
 
 def tagged(artist, gid):

@@ -301,13 +301,13 @@ def test_the_page_is_that_of_the_recorded_runs():
 def test_every_changed_number_in_a_record_changes_the_page(tmp_path):
     for file in results.FOLDER.glob("bench_*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert page.results_page(tmp_path) == page.results_page()
+    assert page.results_page(tmp_path) == (now := page.results_page())
     for run in page.recorded(tmp_path):
         changed = results.load(run.suite, tmp_path)
         numbers = next(iter(changed.rows[-1].values.values()))
         numbers[0] *= 1.5
         file, before = changed.save(tmp_path), (results.FOLDER / f"bench_{run.suite}.json").read_bytes()
-        assert page.results_page(tmp_path) != page.results_page(), run.suite
+        assert page.results_page(tmp_path) != now, run.suite
         file.write_bytes(before)
 
 

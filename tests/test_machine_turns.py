@@ -25,8 +25,8 @@ def test_two_follow_each_other():
 def test_the_last_column_block_first_waits_least_under_the_causal_mask():
     def price(mask, last_column_first):
         tiling = Tiling(4096, 4096, 64, 128, mask)
-        times = [time(handed_out(tiling, 64, 16, last_column_first), SMs=132, in_turn=x) for x in (False, True)]
-        return times[1] / time(handed_out(tiling, 64, 16, last_column_first=False), SMs=132, in_turn=False)
+        free = time(handed_out(tiling, 16, 4, last_column_first=False), SMs=33, in_turn=False)
+        return time(handed_out(tiling, 16, 4, last_column_first), SMs=33, in_turn=True) / free
 
     assert price(CAUSAL, last_column_first=True) < 1.08 < 1.15 < price(CAUSAL, last_column_first=False)
     assert abs(price(NO_MASK, last_column_first=True) - price(NO_MASK, last_column_first=False)) < 1e-9

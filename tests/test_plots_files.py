@@ -73,7 +73,7 @@ def check(name: str, figure, alt: str) -> None:
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda p: p.name)
 def test_a_picture_in_its_file_is_what_the_code_draws(picture):
-    check(picture.still, *picture.file.draw(**pictures.drawn(picture.name)[2]))  # anew: to be saved changes a figure
+    check(picture.still, *picture.file.draw(**pictures.data_of(picture.name)))  # anew: to be saved changes a figure
 
 
 @pytest.mark.parametrize("name", SHEETS)
