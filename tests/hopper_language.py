@@ -66,6 +66,11 @@ def store(pointer, x, mask):
     pointer.numbers[pointer.at[mask]] = x[mask]
 
 
+def inline_asm_elementwise(text, constraints, given, *_, **__):
+    assert text == "mov.b32 $0, $1;", "the only one that is known here"
+    return given[0]
+
+
 def broadcast(a, b):
     if isinstance(a, Pointer):
         at, b = np.broadcast_arrays(a.at, b)
@@ -80,6 +85,7 @@ def either(scalar, array):
 
 LANGUAGE = SimpleNamespace(
     minimum=either(min, np.minimum),
+    inline_asm_elementwise=inline_asm_elementwise,
     maximum=either(max, np.maximum),
     where=either(lambda condition, a, b: a if condition else b, np.where),
     cdiv=lambda a, b: Whole(-(-a // b)),
@@ -95,6 +101,7 @@ LANGUAGE = SimpleNamespace(
     convert_layout=lambda x, layout: x,
     SliceLayout=lambda *_: None,
     static_range=range,
+    int32=None,
     int64=None,
     float32=None,
 )

@@ -1420,13 +1420,14 @@ read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 # ## One row block, tile by tile
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "visit", "interval", "step", "start_scores")
+read("hopper/forward/kernel.py", "visit", "interval", "opaque", "step", "start_scores")
 read("hopper/shared/pipeline.py", "accumulator", "as_operand")
 
 # %% [markdown]
 # It is rung 15. `visit` holds the first tile and the last P V, `step` is the loop's body. `accumulator` is the layout of
 # sitting 1's table, `as_operand` that of a left factor. `interval` writes down from which key to which each of 64 rows
-# sees, and which tiles all of them see.
+# sees, and which tiles all of them see. `opaque` copies a number, and the compiler does not look through it: it would
+# add c · 64 to each lane's row ahead, and keep the sums of all consumers in registers.
 #
 # `visit` masks the first tile also if only the end is ragged, `step` does not. That is enough: the rightmost tile comes
 # first, and no other can reach past the last key.
@@ -2010,7 +2011,7 @@ def chosen():
 
     def name(d, N, causal):
         found = sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
-        sets = {name: getattr(sizes, name) for name in ("IN_TURN", *SETS)}  # with Triton 3.7 it equals USUAL's
+        sets = {name: getattr(sizes, name) for name in SETS}
         return next(name for name, one in sets.items() if found == (one.get(d) if isinstance(one, dict) else one))
 
     return {shape: " ".join(name(shape[0], 2**n, shape[1]) for n in range(9, 15)) for shape in SIZES_OF}

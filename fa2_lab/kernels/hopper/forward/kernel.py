@@ -184,6 +184,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 @gluon.jit
 def interval(row, length, geometry):
     """What rows from this one on see."""
+    row = opaque(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
     end = geometry.seen(rows, length)
     full_end = geometry.seen(row, length) // geometry.B_c
@@ -192,6 +193,15 @@ def interval(row, length, geometry):
     else:
         full = gl.cdiv(gl.maximum(geometry.begin(row + ROWS - 1), 0), geometry.B_c)
         return Interval(end, full_end, geometry.begin(rows), full)
+
+
+@gluon.jit
+def opaque(row):
+    """The same row, but the compiler does not see that it is a sum.
+
+    It would add c · 64 to each lane's row ahead, and keep the results: with Triton 3.7 in two registers too many.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [row], gl.int32, is_pure=True, pack=1)
 
 
 @gluon.jit

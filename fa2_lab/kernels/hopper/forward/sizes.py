@@ -7,8 +7,6 @@ rows, in all heads, for each SM.
 
 from dataclasses import dataclass, replace
 
-import triton
-
 from fa2_lab.kernels.hopper.shared.host import evenly
 from fa2_lab.kernels.launch import MiB
 
@@ -54,8 +52,8 @@ HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers
 WINDOW = {**HALF, 96: HALF[128]}
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
-# For d 64, where rows are long. Triton 3.7 has two registers too few for turns there, so its consumers take none.
-IN_TURN = replace(USUAL[64], ping_pong=not triton.__version__.startswith("3.7."))
+# For d 64, where rows are long.
+IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
 
