@@ -1181,7 +1181,7 @@ read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/aggregate.py", "aggregate")
-read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "Pipes", "forward_kernel")
+read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "TRITON_3_7", "Pipes", "forward_kernel")
 
 # %% [markdown]
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and
@@ -1426,8 +1426,7 @@ read("hopper/shared/pipeline.py", "accumulator", "as_operand")
 # %% [markdown]
 # It is rung 15. `visit` holds the first tile and the last P V, `step` is the loop's body. `accumulator` is the layout of
 # sitting 1's table, `as_operand` that of a left factor. `interval` writes down from which key to which each of 64 rows
-# sees, and which tiles all of them see. `opaque` copies a number, and the compiler does not look through it: it would
-# add c · 64 to each lane's row ahead, and keep the sums of all consumers in registers.
+# sees, and which tiles all of them see. `opaque` is for Triton 3.7 alone.
 #
 # `visit` masks the first tile also if only the end is ragged, `step` does not. That is enough: the rightmost tile comes
 # first, and no other can reach past the last key.
