@@ -2,7 +2,7 @@
 
 import sys
 
-from fa2_lab.studio.command import main
+from fa2_lab.tools.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 
-from fa2_lab.attention import attention
-from fa2_lab.checks import described
-from fa2_lab.packed import attention_packed
+from fa2_lab.api.attention import attention
+from fa2_lab.api.checks import described
+from fa2_lab.api.packed import attention_packed
 
 NAME = "fa2_lab"
 TAKES = "it takes causal and bidirectional masks, sliding windows and padding on either side"

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import fa2_lab  # noqa: F401 — before a test file imports Triton: it switches the interpreter on where there is no GPU
+import fa2_lab.kernels  # noqa: F401 — before a test file imports Triton: it switches the interpreter on where there is no GPU
 
 for library in ("OPENBLAS", "MKL", "OMP"):  # before NumPy and torch: threads that share a tile wait for each other
     os.environ.setdefault(f"{library}_NUM_THREADS", "1")

@@ -26,9 +26,9 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from fa2_lab import operators
-from fa2_lab.attention import attention
-from fa2_lab.checks import check_numbers, check_scale, check_tensors, runs_on_triton
+from fa2_lab.api import operators
+from fa2_lab.api.attention import attention
+from fa2_lab.api.checks import check_numbers, check_scale, check_tensors, runs_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
 from fa2_lab.kernels.prepared import Options

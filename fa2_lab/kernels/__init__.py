@@ -1,1 +1,5 @@
-"""FlashAttention-2 in Triton: forward.py is Algorithm 1, backward.py Algorithm 2, launch.py picks the block sizes."""
+"""Attention in Triton and in Gluon. Importing anything of it settles first whether Triton's interpreter runs it."""
+
+from fa2_lab.kernels import interpreter
+
+interpreter.decide()  # before anybody imports Triton

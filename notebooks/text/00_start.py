@@ -30,9 +30,9 @@ from fa2_lab.plots import gpu_map, time_and_memory
 from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
-from fa2_lab.studio.book.chapters import CHAPTERS
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
+from fa2_studio.book.chapters import CHAPTERS
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## How much is there to win?

@@ -25,9 +25,9 @@ from fa2_lab.machine import chips, io
 from fa2_lab.plots import quadratic_memory
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import UNWATCHED, Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Three queries, three keys

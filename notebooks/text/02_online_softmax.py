@@ -29,7 +29,7 @@ from fa2_lab.plots import merge_orders, rescaling, state_stream
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
 from fa2_lab.reference.naive import logsumexp, safe_softmax
-from fa2_lab.studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Four keys, in your head

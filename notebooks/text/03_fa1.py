@@ -27,9 +27,9 @@ from fa2_lab.plots import hbm_traffic, visiting_order
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, naive
 from fa2_lab.reference.dropout import Dropout
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Can one tile be finished by itself?

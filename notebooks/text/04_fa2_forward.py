@@ -27,9 +27,9 @@ from fa2_lab.plots import causal_tiles, deferred_normalisation, motion, visiting
 from fa2_lab.plots.explorer import explore
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What if the queries stay and the keys come by?

@@ -28,9 +28,9 @@ from fa2_lab.plots import backward_graph
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.reference.naive import safe_softmax
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What does dS say about a score?

@@ -30,9 +30,9 @@ from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
 from fa2_lab.trace import Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## May row blocks be computed in any order?

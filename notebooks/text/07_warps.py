@@ -34,8 +34,8 @@ from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tiling
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Four warps, one tile: cut the queries

@@ -30,13 +30,13 @@ from inspect import getsource
 import numpy as np
 import torch
 
-from fa2_lab.attention import attention
+from fa2_lab.api.attention import attention
 from fa2_lab.kernels.ladder import load
 from fa2_lab.plots import ragged_edge
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
+from fa2_studio.book.verdicts import close, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -30,14 +30,14 @@ from itertools import permutations
 import numpy as np
 import torch
 
-from fa2_lab.attention import attention
+from fa2_lab.api.attention import attention
 from fa2_lab.kernels.ladder import load
 from fa2_lab.kernels.portable import backward as packaged
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.plots import dq_over_time
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
-from fa2_lab.studio.book.verdicts import close, verdict
+from fa2_studio.book.verdicts import close, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 

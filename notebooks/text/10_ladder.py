@@ -31,10 +31,10 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid, io, time
 from fa2_lab.plots import climb, roofline, speed
 from fa2_lab.plots.show import show
-from fa2_lab.studio import ladder as climbed
-from fa2_lab.studio.bench import contest, page, problem, results
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import Tiling
+from fa2_lab.tools import ladder as climbed
+from fa2_studio.bench import contest, page, problem, results
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## How do we time a kernel?

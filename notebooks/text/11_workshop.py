@@ -24,7 +24,7 @@
 import numpy as np
 import torch
 
-from fa2_lab.studio.xray import xray_launches
+from fa2_lab.tools.xray import xray_launches
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -147,7 +147,7 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # rung 08 is rung 07 with `num_stages=3`. It executes nearly the same instructions.
 
 # %% tags=["hide-input"]
-from fa2_lab.studio import ladder as climbed
+from fa2_lab.tools import ladder as climbed
 
 record = climbed.record()
 timed, counted = climbed.rows(record, "forward")[False], climbed.rows(record, "counters")
@@ -168,14 +168,14 @@ for name in FIVE:
 # %% tags=["nbval-ignore-output", "hide-input"]
 import shutil
 
-from fa2_lab.studio.bench import counters
-from fa2_lab.studio.bench.ladder import MAIN
+from fa2_studio.bench import counters
+from fa2_studio.bench.ladder import MAIN
 
 sizes = [MAIN.batch, MAIN.heads, MAIN.N_q, MAIN.d, int(MAIN.causal)]
-room = "fa2_lab.studio.bench.ladder"
+room = "fa2_studio.bench.ladder"
 print("ncu --clock-control none --profile-from-start off --metrics \\")
 print(",\\\n".join(f"  {counters.METRICS[name]}" for name in FIVE), "\\")
-print(f"  python -m fa2_lab.studio.bench.counters {room} {' '.join(map(str, sizes))} r07_two_loops")
+print(f"  python -m fa2_studio.bench.counters {room} {' '.join(map(str, sizes))} r07_two_loops")
 if device == "cuda" and shutil.which("ncu"):
     try:
         for rung, live in counters.read(room, MAIN, PAIR).items():
@@ -193,7 +193,7 @@ else:
 #
 # A *timeline* shows it. Here is one of a model: a program copies a tile (600 clocks), multiplies (256), and begins again. On
 # a GPU, Triton's profiler *Proton* shows the same loop, below. It writes down a warp's clock wherever the code says
-# `enter_scope` and `exit_scope` (`fa2_lab/studio/inside.py`). Reading the clock takes time, too: trust the order, not the
+# `enter_scope` and `exit_scope` (`fa2_studio/inside.py`). Reading the clock takes time, too: trust the order, not the
 # lengths.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
@@ -224,12 +224,12 @@ import os
 import subprocess
 import sys
 
-from fa2_lab.studio import files
+from fa2_lab.tools import files
 
 LINE = re.compile(r"(copies|products) +from +(\S+) for +(\S+)(.*)")  # what inside.py prints
 whose, printed = "recorded on an H200", (files.ROOT / "figures" / "data" / "inside.txt").read_text(encoding="utf-8")
 if device == "cuda":
-    command = [sys.executable, "-m", "fa2_lab.studio.inside"]
+    command = [sys.executable, "-m", "fa2_studio.inside"]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "0"})
     if LINE.search(done.stdout):
         whose, printed = "on this GPU", done.stdout
@@ -311,16 +311,16 @@ telling_kernel[(4,)](torch.arange(40.0, device=device), 10, B=16)
 # %% tags=["nbval-ignore-output", "hide-input"]
 from inspect import getsource
 
-from fa2_lab.studio import stray
+from fa2_studio import stray
 
 print(getsource(stray.stray_kernel.fn))
 whose, told = "recorded on an H200", (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8")
 if device == "cuda" and shutil.which("compute-sanitizer"):
     options = "--tool memcheck --print-limit 1 --show-backtrace no".split()
-    command = ["compute-sanitizer", *options, sys.executable, "-m", "fa2_lab.studio.stray"]
+    command = ["compute-sanitizer", *options, sys.executable, "-m", "fa2_studio.stray"]
     given = os.environ | {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "TRITON_INTERPRET": "0"}
     whose, told = "on this GPU", subprocess.run(command, capture_output=True, text=True, env=given).stdout
-print("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m fa2_lab.studio.stray")
+print("PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python -m fa2_studio.stray")
 print("compute-sanitizer,", whose)
 print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*)", told)))
 
@@ -664,8 +664,8 @@ print("rows that are NaN:", errors(my_kernel, fenced(S, 16), 10).count("nan"))
 # What was compiled against what must come out, the models against the answers, and the text against the record.
 
 # %% tags=["hide-input"]
-from fa2_lab.studio.bench.ladder import ON_AN_SM, programs_on_an_sm
-from fa2_lab.studio.book.verdicts import close, verdict
+from fa2_studio.bench.ladder import ON_AN_SM, programs_on_an_sm
+from fa2_studio.book.verdicts import close, verdict
 
 plain, staged, wide, narrow = (kernel.numbers for kernel in kernels)
 verdict("shared memory: Q once, K and V for each stage", [plain["shared"], staged["shared"]] == [48 * 1024, 112 * 1024])

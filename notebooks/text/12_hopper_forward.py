@@ -43,7 +43,7 @@ import torch
 from IPython.display import Markdown, display
 
 # %%
-from fa2_lab.attention import attention
+from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import asynchrony, chips, grid, hopper
 from fa2_lab.machine.layouts import Mma
@@ -52,12 +52,12 @@ from fa2_lab.plots import bulk_copy, forward_ideas, ideas, pipes, row_reduction,
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
-from fa2_lab.studio import ladder as climbed
-from fa2_lab.studio import steps
-from fa2_lab.studio.bench.results import load
-from fa2_lab.studio.book.verdicts import close, verdict
-from fa2_lab.studio.xray import xray
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
+from fa2_lab.tools import ladder as climbed
+from fa2_lab.tools import steps
+from fa2_lab.tools.xray import xray
+from fa2_studio.bench.results import load
+from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
 on_gpu = torch.cuda.is_available()

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from IPython.display import Markdown, display
 
-from fa2_lab.attention import attention
+from fa2_lab.api.attention import attention
 from fa2_lab.kernels.hopper.backward import launch
 from fa2_lab.kernels.hopper.backward.sizes import parts_for
 from fa2_lab.kernels.hopper.forward.launch import forward
@@ -45,9 +45,9 @@ from fa2_lab.plots import backward_pipes, backward_step, ideas
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
-from fa2_lab.studio.bench.results import load
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
+from fa2_studio.bench.results import load
+from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
 on_gpu = torch.cuda.is_available()

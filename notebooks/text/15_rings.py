@@ -39,8 +39,8 @@ from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.reference.shards import meeting, pieces
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## A ring, step by step
@@ -437,7 +437,7 @@ for lengths in ([5, 4, 4], [7, 0, 6, 1], [13]):
 # %% tags=["hide-input"]
 script = """
 import torch, torch.distributed as dist
-from fa2_lab.attention import attention
+from fa2_lab.api.attention import attention
 from fa2_lab.distributed import counting, ring_attention, shard, unshard
 
 torch.set_num_threads(1)

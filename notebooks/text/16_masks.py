@@ -33,10 +33,10 @@ from fa2_lab.plots import intervals
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference.scores import sink_backward
-from fa2_lab.studio.bench.packed import LENGTHS
-from fa2_lab.studio.bench.results import load
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
+from fa2_studio.bench.packed import LENGTHS
+from fa2_studio.bench.results import load
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## What does a row see?

@@ -27,7 +27,7 @@ from fa2_lab.machine import budget, chips, layouts
 from fa2_lab.plots import accumulators, block_budget, row_reduction, swizzle_xor, swizzled_keys
 from fa2_lab.plots.records import recorded
 from fa2_lab.plots.show import show
-from fa2_lab.studio.book.verdicts import verdict
+from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]
 # ## Which thread holds a score?

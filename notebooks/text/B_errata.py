@@ -34,9 +34,9 @@ from fa2_lab.errata.cases import Case, TwoBlocks, distance
 from fa2_lab.machine import io
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference.online_softmax import SoftmaxState
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_lab.trace import Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## One step, told in six ways

@@ -31,10 +31,10 @@ from IPython.display import Markdown
 from fa2_lab.machine import io
 from fa2_lab.paper import ALGORITHMS, LINES, PACKAGE, where
 from fa2_lab.reference import fa2, naive
-from fa2_lab.studio import command
-from fa2_lab.studio.book.verdicts import close, verdict
 from fa2_lab.tiles import CAUSAL, Tiling
+from fa2_lab.tools import command
 from fa2_lab.trace import Trace
+from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Where is what?
@@ -196,14 +196,14 @@ else:
 # causal, a sliding window, padding on either side. Grouped heads, a cache, and that chapter's sinks (an extra term in ℓ)
 # and softcap (bounded scores) work too. Any other mask is refused.
 #
-# `python -m fa2_lab.studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
+# `python -m fa2_studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
 # same batches. Only the attention differs.
 #
 # **Predict.** One attention writes the N × N matrix of scores, another does not. How far apart are their losses
 # in any of 31 steps, at most: about 0.1, 0.001 or 0.00001?
 
 # %%
-from fa2_lab.studio import models
+from fa2_studio import models
 
 print(models.table(models.recorded()["curves"]))
 

@@ -25,7 +25,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_lab.studio.course import softmax as check
+from fa2_studio.course import softmax as check
 
 # %% [markdown]
 # ## 1. One more block of keys

@@ -22,7 +22,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_lab.studio.course import gradients as check
+from fa2_studio.course import gradients as check
 
 # %% [markdown]
 # ## 1. D

@@ -20,7 +20,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_lab.studio.course import break_it as check
+from fa2_studio.course import break_it as check
 
 # %% [markdown]
 # ## The kernel

@@ -22,7 +22,7 @@
 # `fa2_lab.machine.chips` is yours to use; the rest of `fa2_lab` is off limits, above all its models (`io`, `grid`, `budget`).
 
 # %% locked="setup"
-from fa2_lab.studio.course import predict as check
+from fa2_studio.course import predict as check
 from fa2_lab.machine.chips import A100, CHIPS
 
 # %% [markdown]

@@ -26,7 +26,7 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python
 
-from fa2_lab.studio.course import detective as check
+from fa2_studio.course import detective as check
 
 # %% [markdown]
 # ## What you return

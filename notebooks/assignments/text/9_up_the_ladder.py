@@ -25,7 +25,7 @@
 # exponential for each score, and each `tl.dot` does more than an eighth of the call's multiplications. What your loop costs
 # stands on a card; your class may have a leaderboard of cards.
 #
-# **Off limits:** importing `fa2_lab`, except `fa2_lab.studio.xray`, or any finished attention. Reading the ladder's rungs is
+# **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any finished attention. Reading the ladder's rungs is
 # allowed, and chapter 10 is about nothing else. But write down for each change what you expected it to save before you looked.
 
 # %% locked="setup"
@@ -39,7 +39,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_lab.studio.course import climb as check
+from fa2_studio.course import climb as check
 
 # %% [markdown]
 # ## Rung 03

@@ -1,0 +1,130 @@
+"""The public call. A new kind of call is checked and prepared; those after it go to its kernels at once.
+
+How it differs from torch.nn.functional.scaled_dot_product_attention:
+
+    torch                        here
+    is_causal, top left          causal, bottom right: row r sees columns c ≤ r + N_k − N_q; the same where N_q = N_k
+    enable_gqa=True              nothing to say: k and v may have fewer heads, if their number divides q's
+    attn_mask                    key_lengths (batch,): keys from there on are padding; window=(left, right) around the
+                                 diagonal; other masks are not taken
+    no such things               softcap, sinks
+    rows that see no key: NaN    O = 0, L = −inf, gradients 0
+    d of v may differ            q, k and v share one d, from 1 to 256
+    fp32 may use TF32            fp32 is computed as IEEE fp32
+    dropout from a global state  dropout from (seed, batch, head, row, column); seed=None draws a new seed
+    no logsumexp                 return_lse=True gives (O, L), L in fp32, and gradients flow through both
+    autocast casts q, k and v    q, k and v are taken as they are
+    torch.func, forward mode     refused: gradients are those of .backward() and torch.autograd.grad
+    gradients' last bits vary    only on Hopper, and not under torch.use_deterministic_algorithms(True)
+
+Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
+
+from fa2_lab.api import operators
+from fa2_lab.api.checks import (
+    check_dropout,
+    check_lengths,
+    check_masks,
+    check_numbers,
+    check_range,
+    check_seed,
+    check_tensors,
+    runs_on_triton,
+    with_positive_scale,
+)
+from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.prepared import PREPARED
+
+interpreter.decide(torch.cuda.is_available())
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    key_lengths: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """O = softmax(scale · q kᵀ) v for q (batch, heads, N_q, d) and k, v (batch, kv heads, N_k, d), fp16, bf16 or fp32.
+
+    window       (left, right): row r sees columns r + N_k − N_q − left … r + N_k − N_q + right; None is unbounded, and
+                 causal means right = 0
+    softcap      c: scores become c · tanh(scores / c) after the scale
+    sinks        floats (heads,): one more score in every row of a head, without a key or a value, neither scaled,
+                 capped nor masked; gradients flow to it
+    scale        None means 1/√d
+    key_lengths  integers (batch,), from 0 to N_k. On a GPU their range is looked up once per tensor and version, which
+                 waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped.
+                 The diagonal stays where N_k puts it
+    dropout_p    probability of a zero in P; seed: from 0 to 2⁶⁴ − 1
+    return_lse   (O, L) with L (batch, heads, N_q), the logarithm of each row's sum of exponentials with its sink
+    backend      "triton"; "portable", Triton kernels without Hopper's own; "reference", the NumPy ladder in float64;
+                 "auto", the first that can run on these tensors
+
+    On Hopper, fp16 and bf16 with d 32, 64, 96 or 128 have kernels of their own, with d 192 or 256 forward only. They
+    leave to the portable kernels what is small, a softcap, sinks and dropout, and a window with d above 128. Their
+    running maximum may lag, by 8 in powers of two, which saves 5% of the time and more. In bf16 it makes the error of O
+    3 to 4% larger on normal numbers, 10 to 14% where one in a thousand is an outlier, and there those of dQ and dK up
+    to 5%; with backend="portable" the maximum is exact.
+    """
+    asked = causal, softcap, scale, dropout_p, return_lse, backend
+    kind, call = recall((q, k, v, key_lengths, sinks), window, asked)
+    seed = check_seed(seed)
+    if call is not None:  # one of its kind has passed all checks but this one
+        if key_lengths is not None:
+            check_range(key_lengths, k.shape[2])
+        return call(q, k, v, key_lengths, seed_tensor(seed, q.device) if dropout_p else None, sinks)
+    check_tensors(q, k, v)
+    if key_lengths is not None:
+        check_lengths(key_lengths, q, k.shape[2])
+    options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
+    scale = check_numbers(causal, scale, q.shape[3], return_lse)
+    options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), portable=backend == "portable")
+    if runs_on_triton(backend, q.device.type):
+        seed = seed_tensor(seed, q.device) if dropout_p else None
+        return operators.compute(kind, options, return_lse, q, k, v, key_lengths, seed, sinks)
+    q, options = with_positive_scale(q, options)
+    O, L = operators.Reference.apply(q, k, v, key_lengths, seed, sinks, options)
+    return (O, L) if return_lse else O
+
+
+def recall(tensors: tuple, window, asked: tuple) -> tuple:
+    """The kind of a call, all that the checks and the choice of a kernel look at; and what was prepared for it.
+
+    None in their place while torch records, and where something is not what it should be: the checks will say so.
+    """
+    if torch.compiler.is_compiling() or is_in_torch_dispatch_mode():
+        return None, None
+    try:
+        sizes = None if window is None else (*window, *map(type, window))
+        kind = *map(seen_in, tensors), sizes, *asked, *map(type, asked)  # types, for True == 1 == 1.0
+        return kind, PREPARED.get(kind)
+    except (AttributeError, RuntimeError, TypeError):
+        return None, None
+
+
+def seen_in(x: Tensor | None) -> tuple | None:
+    """A tensor's type, layout, dtype, device, shape and strides."""
+    return None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride())
+
+
+def seed_tensor(seed: int | None, device: torch.device) -> Tensor:
+    """The seed on the device, without waiting for it; None draws from torch's generator there, also in a CUDA graph."""
+    if seed is None:
+        return torch.randint(2**63 - 1, (1,), dtype=torch.int64, device=device)
+    return torch.full((1,), seed - 2**64 if seed >= 2**63 else seed, dtype=torch.int64, device=device)

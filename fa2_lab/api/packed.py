@@ -1,0 +1,91 @@
+"""Attention over packed sequences: of different lengths, one after the other, without padding.
+
+    q         (total_q, heads, d): the rows of all sequences
+    k, v      (total_k, kv heads, d)
+    cu_q      int32 (batch + 1,): sequence b has rows cu_q[b] … cu_q[b + 1] of q; cu_q[0] = 0, cu_q[batch] = total_q
+    cu_k      the same for k and v; a sequence may have no rows, no keys, or neither
+
+No sequence sees another. Nothing is padded or copied, and nothing waits for a GPU to read the starts: there their
+values are not checked but made harmless. The first start counts as 0, one outside as the nearest inside, a sequence
+that ends before it begins as empty, and rows behind the last start see nothing.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from fa2_lab.api import operators
+from fa2_lab.api.attention import attention, recall
+from fa2_lab.api.checks import check_masks, check_numbers, check_order, check_packed, check_starts, runs_on_triton
+from fa2_lab.kernels.prepared import Options
+
+
+def attention_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """O (total_q, heads, d): attention within each sequence, with gradients; fp16, bf16 or fp32.
+
+    causal, window  in each sequence the diagonal ends in the bottom right corner, at its last row and its last key
+    return_lse      (O, L) with L (heads, total_q) in fp32
+    softcap, sinks, scale, backend: as in attention()
+
+    On Hopper the kernels are those of attention(), but windows are left to the portable ones.
+    """
+    tensors = dict(q=q, k=k, v=v, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
+    asked = causal, softcap, scale, return_lse, backend
+    kind, call = recall(tensors.values(), window, asked)
+    if call is None:
+        check_packed(q, k, v)
+        check_starts(cu_q, cu_k, q)
+    check_order("cu_q", cu_q, q.shape[0])
+    check_order("cu_k", cu_k, k.shape[0])
+    if call is not None:  # one of its kind has passed all other checks
+        return call(**tensors)
+    scale = check_numbers(causal, scale, q.shape[2], return_lse)
+    options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
+    options = options._replace(scale=scale, portable=backend == "portable")
+    if runs_on_triton(backend, q.device.type):
+        return operators.compute(kind, options, return_lse, **tensors)
+    O, L = by_sequence(q, k, v, cu_q, cu_k, sinks, options)
+    return (O, L) if return_lse else O
+
+
+# The reference --------------------------------------------------------------------------------------------------
+
+
+def by_sequence(q, k, v, cu_q, cu_k, sinks, options: Options):
+    """(O, L) sequence by sequence, each by attention's reference."""
+    masks = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
+    given = dict(scale=options.scale, return_lse=True, backend="reference")
+    Os, Ls = [], []
+    for (a, b), (c, d) in zip(pairs(cu_q), pairs(cu_k), strict=True):
+        rows = [x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])]
+        if a < b and c < d:
+            O, L = attention(*rows, **masks, **given)
+        else:  # rows without a key see their sink at most
+            O = torch.zeros_like(rows[0])
+            unseen = q.new_full((q.shape[1],), -torch.inf, dtype=torch.float32)
+            L = (unseen if sinks is None else sinks.float())[None, :, None].expand(O.shape[:3])
+        Os.append(O[0].transpose(0, 1))
+        Ls.append(L[0])
+    return torch.cat(Os), torch.cat(Ls, 1)
+
+
+def pairs(starts: Tensor) -> list[tuple[int, int]]:
+    """(begin, end) of every sequence."""
+    return list(pairwise(starts.tolist()))

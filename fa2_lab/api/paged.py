@@ -1,0 +1,148 @@
+"""Attention over a paged cache, as serving engines keep it: keys and values in pages, and a table that orders them.
+
+    k_pages, v_pages   (pages, page_size, kv heads, d), in any strides that leave d contiguous
+    block_table        integers (batch, width): entry i of a row is the page with keys i·page_size … of its sequence
+    key_lengths        integers (batch,): how many keys each sequence has, those of its N_q queries among them
+
+What lies behind a sequence's last key is not read, neither of a page nor of the table. Nothing here has a gradient.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fa2_lab.api import operators
+from fa2_lab.api.attention import attention, recall
+from fa2_lab.api.checks import (
+    check_cache,
+    check_entries,
+    check_lengths,
+    check_masks,
+    check_no_gradient,
+    check_numbers,
+    check_q,
+    check_range,
+    check_table,
+    for_kernels,
+    runs_on_triton,
+    traced,
+)
+from fa2_lab.kernels.prepared import Options, has_gaps, keep, rows_contiguous
+
+
+def attention_paged(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    key_lengths: Tensor,
+    *,
+    causal: bool = True,
+    window: tuple[int | None, int | None] | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    scale: float | None = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """O (batch, heads, N_q, d) for q of that shape, the last N_q queries of each sequence, over its pages of keys.
+
+    causal      query r sees the keys up to key_lengths − N_q + r; with one query it makes no difference
+    window      (left, right) of that key; of pages before every window no key is read, and entries may be anything
+    key_lengths, block_table: on a GPU their range is looked up once per tensor and version, which waits for the GPU; in
+                a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
+    softcap, sinks, scale, return_lse, backend: as in attention()
+    """
+    tensors = q, k_pages, v_pages, block_table, key_lengths, sinks
+    kind, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
+    options, run = found or (None, None)
+    if run is None:  # the first of its kind
+        check_q(q)
+        check_cache(q, k_pages, v_pages)
+        check_table(block_table, q)
+        N_k = block_table.shape[1] * k_pages.shape[1]  # the most keys that a sequence can have
+        check_lengths(key_lengths, q, N_k)
+        scale = check_numbers(causal, scale, q.shape[3], return_lse)
+        options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], N_k))._replace(scale=scale)
+    check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
+    check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
+    check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
+    if run is None:
+        run = prepare(options, runs_on_triton(backend, q.device.type), *tensors)
+        if kind is not None:
+            keep(kind, (options, run))
+    O, L = run(*tensors)
+    return (O, L) if return_lse else O
+
+
+def prepare(options: Options, on_triton: bool, q, k_pages, v_pages, block_table, key_lengths, sinks):
+    """What computes (O, L) for calls of one kind, given their six tensors."""
+    if not on_triton:
+        return lambda *tensors: gathered(*tensors, *options)
+    as_they_are = block_table.is_contiguous() and not any(map(has_gaps, (q, key_lengths, sinks)))
+    if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k_pages, v_pages):
+        decode = operators.kernels().decode.prepare(q, k_pages, v_pages, options, key_lengths, block_table)
+        return lambda q, k, v, table, lengths, sinks: decode(q, k, v, lengths, sinks=sinks, table=table)
+
+    def call(q, k, v, table, lengths, sinks):
+        run = torch.ops.fa2_lab.paged if traced(q, k, v) else paged
+        q, own = for_kernels(q, sinks, options)
+        return run(q, k, v, table, lengths, sinks, *own)
+
+    return call
+
+
+# The kernels, as torch sees them --------------------------------------------------------------------------------
+
+
+def paged(q, k_pages, v_pages, block_table, key_lengths, sinks, *options):
+    """(O, L) by the Triton kernels, which find every page by themselves."""
+    q, lengths, sinks = map(rows_contiguous, (q, key_lengths, sinks))
+    decode = operators.kernels().decode.decode
+    return decode(q, k_pages, v_pages, Options(*options), lengths, block_table.contiguous(), sinks=sinks)
+
+
+@torch.library.custom_op("fa2_lab::paged", mutates_args=())
+def paged_op(
+    q: Tensor,
+    k_pages: Tensor,
+    v_pages: Tensor,
+    block_table: Tensor,
+    key_lengths: Tensor,
+    sinks: Tensor | None,
+    causal: bool,
+    scale: float,
+    dropout_p: float = 0.0,
+    left: int | None = None,
+    right: int | None = None,
+    softcap: float | None = None,
+    portable: bool = False,
+) -> tuple[Tensor, Tensor]:
+    options = causal, scale, dropout_p, left, right, softcap, portable
+    return paged(q, k_pages, v_pages, block_table, key_lengths, sinks, *options)
+
+
+@paged_op.register_fake
+def paged_shapes(q, *rest):
+    return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+# The reference --------------------------------------------------------------------------------------------------
+
+
+def gathered(q, k_pages, v_pages, block_table, key_lengths, sinks, *options):
+    """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
+    causal, scale, _, left, right, softcap, _ = options
+    O, L = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+    if sinks is not None:
+        L += sinks[:, None]
+    for b, n in enumerate(key_lengths.tolist()):
+        if n:
+            used = block_table[b, : -(-n // k_pages.shape[1])].long().clamp(0, len(k_pages) - 1)
+            k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (k_pages, v_pages))
+            masks = dict(causal=causal, window=(left, right), softcap=softcap, sinks=sinks)
+            O[b : b + 1], L[b : b + 1] = attention(
+                q[b : b + 1], k, v, **masks, scale=scale, return_lse=True, backend="reference"
+            )
+    return O, L

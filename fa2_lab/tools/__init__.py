@@ -1,0 +1,1 @@
+"""What the `fa2-lab` command runs: the tour, the pictures, the ladder, xray."""

@@ -1,0 +1,190 @@
+"""The `fa2-lab` command, also `python -m fa2_lab`: without arguments it takes the tour."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from textwrap import fill, indent
+
+from fa2_lab import paper
+from fa2_lab.glossary import GLOSSARY, Term
+
+# Commands that live in rooms of their own: each has a main(argv). They exist where their file does.
+ROOMS = {
+    "bench": ("fa2_studio.bench.command", "measure the kernels and their peers on this machine's GPU"),
+    "book": ("fa2_studio.book.command", "run the book's notebooks on this machine"),
+    "course": ("fa2_studio.course.command", "release, check and grade the assignments"),
+    "figures": ("fa2_lab.tools.figures", "draw every picture into figures/"),
+    "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),
+    "ladder": ("fa2_lab.tools.ladder", "the ladder of kernels: what each change is, and what it brought"),
+    "tune": ("fa2_studio.bench.tune", "search for the best block sizes on this machine's GPU"),
+}
+
+
+class Refused(Exception):
+    """The user asked for something that does not exist; one sentence says what does."""
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0: all well. 1: a verdict failed. 2: the call makes no sense. 130: Ctrl-C."""
+    if sys.stdout is None:  # as it is where the output was closed
+        sys.stdout = open(os.devnull, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that knows no τ prints a ? instead of failing
+    argv = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            if argv and argv[0] in rooms():
+                return run_room(rooms()[argv[0]], argv[1:])
+            arguments = parser().parse_args(argv)
+            return arguments.run(arguments)
+        finally:
+            sys.stdout.flush()
+    except Refused as refusal:
+        print(f"fa2-lab: {refusal}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def rooms() -> dict[str, str]:
+    """{command: module} of the rooms that are in this version."""
+    return {name: module for name, (module, _) in ROOMS.items() if find_spec(module.split(".")[0])}
+
+
+def run_room(module: str, argv: list[str]) -> int:
+    """Run a room's own command; a ValueError is its way to say that an argument makes no sense."""
+    try:
+        return import_module(module).main(argv) or 0
+    except ValueError as refusal:
+        raise Refused(refusal) from refusal
+    except ModuleNotFoundError as missing:
+        if missing.name.startswith("fa2_lab"):
+            raise
+        raise Refused(f"this needs {missing.name}, which is not installed: pip install {missing.name}") from missing
+
+
+def parser() -> argparse.ArgumentParser:
+    """The commands and what each takes."""
+    top = argparse.ArgumentParser(prog="fa2-lab", description="FlashAttention-2, from the paper's line to the GPU.")
+    top.set_defaults(run=tour)
+    commands = top.add_subparsers(title="commands", metavar="command")
+    commands.add_parser("tour", help="run every stage on this machine (the default)").set_defaults(run=tour)
+    where = commands.add_parser("where", help="from a line of a paper to the code: fa2-lab where FA2.A1.L9")
+    where.add_argument("tag", nargs="?", help="a line (FA2.A1.L9) or an algorithm (FA2.A1); without it, a list")
+    where.add_argument("--all", action="store_true", help="every place that computes the line")
+    where.add_argument("--sass", action="store_true", help="the machine instructions that the line becomes")
+    where.add_argument("--chip", default="sm_90", help="for --sass: the chip to compile for")
+    where.set_defaults(run=show_where)
+    errata = commands.add_parser("errata", help="known slips in the sources, run")
+    errata.add_argument("id", nargs="?", help="show this one in full")
+    errata.set_defaults(run=show_errata)
+    glossary = commands.add_parser("glossary", help="symbols and words, in English and Chinese")
+    glossary.add_argument("term", nargs="?", help="only this one")
+    glossary.set_defaults(run=show_glossary)
+    for name in rooms():
+        commands.add_parser(name, help=ROOMS[name][1], add_help=False)
+    return top
+
+
+def tour(arguments: argparse.Namespace) -> int:
+    from fa2_lab.tools.tour import tour
+
+    return tour()
+
+
+def show_where(arguments: argparse.Namespace) -> int:
+    """A line, an algorithm, or the list of algorithms."""
+    name = (arguments.tag or "").strip().upper()
+    if not name:
+        print(
+            "\n".join(f"{a.tag}  {a.title} ({a.source}), lines 1 to {len(a.lines)}" for a in paper.ALGORITHMS.values())
+        )
+        return 0
+    try:
+        found = paper.ALGORITHMS[name] if name in paper.ALGORITHMS else paper.where(name)
+        print(found.full() if arguments.all and isinstance(found, paper.Whereabouts) else found)
+        if arguments.sass:
+            from fa2_lab.tools.xray.lines import sass_of
+
+            print("\n" + sass_of(name, arguments.chip))
+    except ValueError as unknown:
+        raise Refused(unknown) from unknown
+    return 0
+
+
+def show_errata(arguments: argparse.Namespace) -> int:
+    """All errata as a table, or one in full; each is run first."""
+    from fa2_lab.errata import ERRATA, SOURCES, judge
+
+    if arguments.id is None:
+        verdicts = {name: judge(erratum) for name, erratum in ERRATA.items()}
+        print(f"{'erratum':24}{'wrong: error':>14}{'right: error':>14}  verdict")
+        for name, (wrong, right, apart) in verdicts.items():
+            print(f"{name:24}{wrong:14.1e}{right:14.1e}  {'told apart' if apart else 'NOT TOLD APART'}")
+        print(f"\n{len(ERRATA)} errata. One in full: fa2-lab errata {next(iter(ERRATA))}")
+        return 0 if all(v.told_apart for v in verdicts.values()) else 1
+    if arguments.id not in ERRATA:
+        raise Refused(f"errata: there is no {arguments.id!r}{close_to(arguments.id, ERRATA)}")
+    erratum = ERRATA[arguments.id]
+    verdict = judge(erratum)
+    lines = [tag for tag, (_, line) in paper.LINES.items() if erratum.id in line.errata]
+    print(erratum.id + "\n")
+    for title, text in (
+        ("in", erratum.source),
+        *(("that is", full) for name, full in SOURCES.items() if name in erratum.source),
+        ("says", erratum.claim),
+        ("but", erratum.why),
+        ("right", erratum.instead),
+    ):
+        print(paragraph(title, text))
+    print(paragraph("run", f"wrong: error {verdict.wrong_error:.1e}; right: error {verdict.right_error:.1e}"))
+    if lines:
+        print(paragraph("lines", ", ".join(lines)))
+    return 0 if verdict.told_apart else 1
+
+
+def show_glossary(arguments: argparse.Namespace) -> int:
+    """Every term, or one."""
+    if arguments.term is not None and arguments.term not in GLOSSARY:
+        raise Refused(f"glossary: there is no {arguments.term!r}{close_to(arguments.term, GLOSSARY)}")
+    for term in GLOSSARY.values():
+        if arguments.term in (None, term.name):
+            place = ", ".join(filter(None, (term.shape, term.lives)))
+            print(f"{term.name}  {term.chinese}" + (f"  [{place}]" if place else ""))
+            print(indent(fill(term.english, 74), "    "))
+            if term.explained:
+                print(f"    → {explained_in(term)}" + (f", figures/{term.picture}.svg" if term.picture else ""))
+    return 0
+
+
+def explained_in(term: Term) -> str:
+    """Where a reader finds the term explained, in words."""
+    if term.explained.startswith("rung"):
+        return f"{term.explained} of the ladder: fa2-lab ladder {term.explained[-2:]}"
+    return f"{'chapter' if term.explained.isdigit() else 'appendix'} {term.explained}"
+
+
+def close_to(name: str, names) -> str:
+    """A hint for a name that was not found."""
+    from difflib import get_close_matches
+
+    lower = {n.lower(): n for n in names}
+    close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
+    return f"; did you mean {', '.join(close)}?" if close else ""
+
+
+def paragraph(title: str, text: str) -> str:
+    """A titled paragraph, 78 columns wide."""
+    return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

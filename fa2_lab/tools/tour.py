@@ -1,0 +1,353 @@
+"""The tour: every stage of the house runs once on this machine and is held against dense attention in float64."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.util import find_spec
+
+import numpy as np
+from tqdm import tqdm
+
+from fa2_lab.machine import io, warps
+from fa2_lab.paper import PACKAGE
+from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax
+from fa2_lab.reference.dropout import Dropout, keep_mask
+from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
+from fa2_lab.trace import Trace
+
+N, D_HEAD, B_R, B_C = 500, 64, 64, 32  # ragged on purpose: 500 is no multiple of 64 or 32
+BLOCKS = dict(B_r=B_R, B_c=B_C)
+
+
+# The truth --------------------------------------------------------------------------------------------------
+
+
+class Problem:
+    """One head of random Q, K, V, dO (N, d), and its answers by the definition: softmax and its Jacobian by rows."""
+
+    def __init__(
+        self, mask: Mask = NO_MASK, dropout: Dropout | None = None, n: int = N, d: int = D_HEAD, seed: int = 0
+    ):
+        self.mask, self.dropout, self.tau = mask, dropout or Dropout(), d**-0.5
+        self.Q, self.K, self.V, self.dO = np.random.default_rng(seed).standard_normal((4, n, d))
+        self.Z = np.ones((n, n))
+        if self.dropout.p:
+            rows = np.arange(n)
+            self.Z = keep_mask(self.dropout.p, self.dropout.seed, 0, 0, rows, rows) / (1 - self.dropout.p)
+
+    def solve(self) -> None:
+        """Work out all answers now."""
+        _ = self.O, self.L, self.gradients
+
+    @property
+    def qkv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        return self.Q, self.K, self.V
+
+    @cached_property
+    def S(self) -> np.ndarray:
+        n = len(self.Q)
+        visible = Tiling(n, n, n, n, self.mask).visible(0, 0)
+        return np.where(visible, self.tau * np.einsum("id,jd->ij", self.Q, self.K), -np.inf)
+
+    @cached_property
+    def L(self) -> np.ndarray:
+        return np.log(np.exp(self.S).sum(axis=1))
+
+    @cached_property
+    def P(self) -> np.ndarray:
+        return np.exp(self.S) / np.exp(self.S).sum(axis=1, keepdims=True)
+
+    @cached_property
+    def O(self) -> np.ndarray:
+        return np.einsum("ij,jd->id", self.P * self.Z, self.V)
+
+    @cached_property
+    def gradients(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """dQ, dK, dV, with every row's Jacobian diag(p) − p pᵀ written out."""
+        dP = self.Z * np.einsum("id,jd->ij", self.dO, self.V)
+        dS = np.stack([(np.diag(p) - np.outer(p, p)) @ dp for p, dp in zip(self.P, dP, strict=True)])
+        dQ, dK = (self.tau * np.einsum(f"ij,{other}d->{mine}d", dS, x) for mine, other, x in self._sides)
+        return dQ, dK, np.einsum("ij,id->jd", self.P * self.Z, self.dO)
+
+    @property
+    def _sides(self):
+        return ("i", "j", self.K), ("j", "i", self.Q)
+
+
+FULL, TWIN, HALF = Problem(), Problem(seed=1), Problem(CAUSAL)
+TWIN.K, TWIN.V = FULL.K, FULL.V  # a second query head on the same keys and values
+DROPPED = Problem(dropout=Dropout(p=0.2, seed=7))
+SMALL = Problem(CAUSAL, n=128, d=64)  # the interpreter takes its time
+PROBLEMS = FULL, TWIN, HALF, DROPPED, SMALL
+
+
+# The stages -------------------------------------------------------------------------------------------------
+
+Pairs = list[tuple[np.ndarray, np.ndarray]]  # (what the stage computed, what is true)
+
+
+class Skipped(Exception):
+    """Why a stage cannot run here."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One row of the table. `run(trace)` returns pairs (computed, true); the last of `runs` runs is timed."""
+
+    name: str
+    run: Callable[[Trace], Pairs]
+    tolerance: float = 1e-12
+    runs: int = 1
+    device: Callable[[], str] = lambda: "CPU"
+
+
+def standard_forward(trace: Trace) -> Pairs:
+    O, P = naive.forward(*FULL.qkv, trace=trace)
+    return [(O, FULL.O), (P, FULL.P)]
+
+
+def standard_backward(trace: Trace) -> Pairs:
+    return pairs(naive.backward(*FULL.qkv, FULL.P, FULL.dO, trace=trace), FULL.gradients)
+
+
+def by_rows_forward(trace: Trace) -> Pairs:
+    return pairs(naive.forward_linear_memory(*HALF.qkv, mask=CAUSAL), (HALF.O, HALF.L))
+
+
+def by_rows_backward(trace: Trace) -> Pairs:
+    return pairs(naive.backward_linear_memory(*HALF.qkv, HALF.O, HALF.L, HALF.dO, mask=CAUSAL), HALF.gradients)
+
+
+def online(trace: Trace) -> Pairs:
+    S, V = trace.hbm(S=FULL.S, V=FULL.V)
+    blocks = [slice(start, start + B_C) for start in range(0, N, B_C)]
+    return pairs(online_softmax.incremental((S[:, cols], V[cols]) for cols in blocks).finalize(), (FULL.O, FULL.L))
+
+
+def split_keys(trace: Trace) -> Pairs:
+    return pairs(fa2.forward_split_keys(*FULL.qkv, splits=4, **BLOCKS, trace=trace), (FULL.O, FULL.L))
+
+
+def fa1_forward(trace: Trace) -> Pairs:
+    O, l, m = fa1.forward(*FULL.qkv, **BLOCKS, trace=trace)
+    return [(O, FULL.O), (m + np.log(l), FULL.L)]
+
+
+def fa1_backward(trace: Trace) -> Pairs:
+    m = FULL.S.max(axis=1)
+    l = np.exp(FULL.S - m[:, None]).sum(axis=1)
+    return pairs(fa1.backward(*FULL.qkv, FULL.O, l, m, FULL.dO, **BLOCKS, trace=trace), FULL.gradients)
+
+
+def fa2_forward(problem: Problem) -> Callable[[Trace], Pairs]:
+    def run(trace: Trace) -> Pairs:
+        return pairs(fa2.forward(*problem.qkv, **BLOCKS, mask=problem.mask, trace=trace), (problem.O, problem.L))
+
+    return run
+
+
+def fa2_backward(problem: Problem) -> Callable[[Trace], Pairs]:
+    def run(trace: Trace) -> Pairs:
+        kept = problem.O, problem.L, problem.dO
+        return pairs(fa2.backward(*problem.qkv, *kept, **BLOCKS, mask=problem.mask, trace=trace), problem.gradients)
+
+    return run
+
+
+def grouped_heads(trace: Trace) -> Pairs:
+    """Two query heads on one key head: the truth sums two problems that share K and V."""
+    q, dO = np.stack([FULL.Q, TWIN.Q])[None], np.stack([FULL.dO, TWIN.dO])[None]
+    k, v = FULL.K[None, None], FULL.V[None, None]
+    O, L = heads.forward(q, k, v, **BLOCKS, trace=trace)
+    dQ, dK, dV = heads.backward(q, k, v, O, L, dO, **BLOCKS, trace=trace)
+    (dQ0, dK0, dV0), (dQ1, dK1, dV1) = FULL.gradients, TWIN.gradients
+    truth = np.stack([FULL.O, TWIN.O]), np.stack([dQ0, dQ1]), dK0 + dK1, dV0 + dV1
+    return pairs((O[0], dQ[0], dK[0, 0], dV[0, 0]), truth)
+
+
+def dropout(trace: Trace) -> Pairs:
+    """The keyed mask is the same in FA2's forward (rows outside) and backward (columns outside)."""
+    keyed = dict(dropout=DROPPED.dropout, trace=trace)
+    O, L = fa2.forward(*DROPPED.qkv, **BLOCKS, **keyed)
+    gradients = fa2.backward(*DROPPED.qkv, O, L, DROPPED.dO, **BLOCKS, **keyed)
+    return [(O, DROPPED.O), *pairs(gradients, DROPPED.gradients)]
+
+
+def closed_forms(trace: Trace) -> Pairs:
+    """The closed forms of HBM traffic and matmul FLOPs, causal forward, against what the meter counts."""
+    tiling = Tiling(N, N, B_R, B_C, CAUSAL)
+    fa2.forward(*HALF.qkv, **BLOCKS, mask=CAUSAL, trace=trace)
+    forms = (
+        io.traffic("fa2", "forward", tiling, D_HEAD).total,
+        io.operations("fa2", "forward", tiling, D_HEAD)["matmul"],
+    )
+    return pairs(forms, (trace.hbm_elements, trace.matmul_flops))
+
+
+def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pairs]:
+    """One thread block's rows, shared out among four warps."""
+
+    def run(trace: Trace) -> Pairs:
+        tiling = Tiling(N, N, B_R, B_C)
+        block = scheme(*FULL.qkv, tiling, 1, 4)
+        return pairs((block.O, block.L), (FULL.O[tiling.rows(1)], FULL.L[tiling.rows(1)]))
+
+    return run
+
+
+def pairs(computed, true) -> Pairs:
+    return list(zip(computed, true, strict=True))
+
+
+# The Triton kernels -----------------------------------------------------------------------------------------
+
+
+def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
+    """`fa2_lab.attention` on float32 tensors: on the GPU if there is one, in Triton's interpreter if not."""
+
+    def run(trace: Trace) -> Pairs:
+        torch, attention, device = torch_and_attention()
+        q, k, v = (torch.tensor(x[None, None], dtype=torch.float32, device=device) for x in SMALL.qkv)
+        leaves = [x.requires_grad_(backward) for x in (q, k, v)]
+        out = attention(*leaves, causal=True, backend="triton")
+        if not backward:
+            return [(out[0, 0].cpu().numpy(), SMALL.O)]
+        out.backward(torch.tensor(SMALL.dO[None, None], dtype=torch.float32, device=device))
+        return pairs([x.grad[0, 0].cpu().numpy() for x in leaves], SMALL.gradients)
+
+    return run
+
+
+def torch_and_attention():
+    """torch, the public call and the device to run on; or the reason why there is none."""
+    for module in ("torch", "triton"):
+        if not installed(module):
+            raise Skipped(f"{module} is not installed")
+    if not (PACKAGE / "api" / "attention.py").is_file():
+        raise Skipped("this version has no Triton kernels")
+    import torch
+
+    from fa2_lab.api.attention import attention
+
+    return torch, attention, "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def installed(module: str) -> bool:
+    """Whether a module could be imported, without importing it."""
+    try:
+        return find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def triton_device() -> str:
+    torch, _, device = torch_and_attention()
+    return torch.cuda.get_device_name() if device == "cuda" else "interpreter"
+
+
+STAGES = (
+    Stage("standard, forward", standard_forward),
+    Stage("standard, backward", standard_backward),
+    Stage("O(N) memory, forward", by_rows_forward),
+    Stage("O(N) memory, backward", by_rows_backward),
+    Stage("online softmax", online),
+    Stage("split keys, combined", split_keys),
+    Stage("FA1 forward", fa1_forward),
+    Stage("FA1 backward", fa1_backward),
+    Stage("FA2 forward", fa2_forward(FULL)),
+    Stage("FA2 backward", fa2_backward(FULL)),
+    Stage("FA2 forward, causal", fa2_forward(HALF)),
+    Stage("FA2 backward, causal", fa2_backward(HALF)),
+    Stage("grouped heads, both", grouped_heads),
+    Stage("keyed dropout, both", dropout),
+    Stage("closed forms = meter", closed_forms, tolerance=0.0),
+    Stage("4 warps, split-K", warp_scheme(warps.split_k)),
+    Stage("4 warps, split-Q", warp_scheme(warps.split_q)),
+    Stage("Triton forward", triton_call(backward=False), tolerance=1e-5, runs=2, device=triton_device),
+    Stage("Triton, both", triton_call(backward=True), tolerance=1e-5, runs=2, device=triton_device),
+)
+
+
+# Running and printing ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a stage did. `note` says why it did not run, or how it failed; a stage that was skipped is not wrong."""
+
+    name: str
+    error: float = np.nan
+    hbm: int = 0
+    matmul: int = 0
+    other: int = 0
+    seconds: float = 0.0
+    device: str = ""
+    ok: bool = True
+    note: str = ""
+
+
+def run(stage: Stage) -> Row:
+    """Run one stage under the meter and judge it."""
+    try:
+        for _ in range(stage.runs):
+            trace, start = Trace(), time.perf_counter()
+            results = stage.run(trace)
+            seconds = time.perf_counter() - start
+        device = stage.device()
+    except Skipped as reason:
+        return Row(stage.name, note=f"skipped: {reason}")
+    except Exception as failure:  # one broken stage must not hide the others
+        return Row(stage.name, ok=False, note=f"FAILED: {type(failure).__name__}: {failure}".splitlines()[0])
+    error = max(relative_error(computed, true) for computed, true in results)
+    work = trace.hbm_elements, trace.matmul_flops, trace.other_flops + trace.exponentials
+    return Row(stage.name, error, *work, seconds, device, ok=bool(error <= stage.tolerance))
+
+
+def relative_error(computed, true) -> float:
+    """Largest difference over the largest true entry; infinite where shapes differ, NaN where a NaN turns up."""
+    computed, true = np.asarray(computed, dtype=np.float64), np.asarray(true, dtype=np.float64)
+    if computed.shape != true.shape:
+        return np.inf
+    return float(np.abs(computed - true).max() / np.abs(true).max())
+
+
+HEADER = f"{'stage':21}{'error':>7}{'HBM':>7}{'matmul':>7}{'other':>7}{'seconds':>9}  {'device':11} verdict"
+
+
+def line(row: Row) -> str:
+    """One row of the table, 80 columns wide; a reason may be longer."""
+    if row.note:
+        return f"{row.name:21}  {row.note}"
+    counts = "".join(f"{short(n):>7}" for n in (row.hbm, row.matmul, row.other))
+    verdict = "ok" if row.ok else "WRONG"
+    return f"{row.name:21}{row.error:7.0e}{counts}{row.seconds:9.3f}  {row.device[:11]:11} {verdict}"
+
+
+def short(n: int) -> str:
+    """1,234,567 as 1.23M; a dash where nothing was counted."""
+    for unit, size in (("G", 10**9), ("M", 10**6), ("k", 10**3)):
+        if n >= 0.9995 * size:
+            return f"{n / size:.3g}{unit}"
+    return str(n) if n else "-"
+
+
+def tour(stages: tuple[Stage, ...] = STAGES) -> int:
+    """Run all stages, print the table, and say what comes next. 1 if a stage is wrong, else 0."""
+    print(f"One head, N {N}, d {D_HEAD}, tiles {B_R} × {B_C}; Triton: N 128. Truth: dense float64.\n")
+    for problem in PROBLEMS:
+        problem.solve()  # so that the truth is in nobody's seconds
+    rows = [run(stage) for stage in tqdm(stages, desc="tour", unit="stage", disable=None, leave=False, file=sys.stderr)]
+    print("\n".join([HEADER, *map(line, rows)]))
+    print("\nHBM: elements moved to and from it. matmul, other: FLOPs. -: not metered.")
+    wrong = [row.name for row in rows if not row.ok]
+    ran = sum(not row.note for row in rows)
+    print(f"Wrong: {', '.join(wrong)}" if wrong else f"All {ran} stages that ran agree with the truth.")
+    print("Next: fa2-lab where FA2.A1.L9 | fa2-lab errata | fa2-lab glossary")
+    notebooks = sorted((PACKAGE.parent / "notebooks").glob("*.ipynb"))
+    if notebooks:
+        print(f"The book: jupyter lab notebooks/{notebooks[0].name}")
+    return 1 if wrong else 0

@@ -1,0 +1,52 @@
+"""`fa2-lab xray NAME`: what a kernel becomes on a chip that need not be here."""
+
+from __future__ import annotations
+
+import argparse
+
+from fa2_lab.tools.xray.compile import CHIPS, OPTIONS, STAGES, Compiled, names, xray_launches
+
+
+def main(argv: list[str]) -> int:
+    arguments = parser().parse_args(argv)
+    if arguments.name is None:
+        print("\n".join(names()))
+        return 0
+    sizes = dict(d=arguments.d, N=arguments.N, causal=not arguments.full, dtype=arguments.dtype)
+    launch = {option: getattr(arguments, option) for option in OPTIONS if getattr(arguments, option) is not None}
+    (compiled,) = xray_launches(arguments.name, [launch], arguments.chip, **sizes)
+    asked = [stage for stage in STAGES if getattr(arguments, stage)]
+    print(table(compiled))
+    for kernel in compiled:
+        for stage in asked:
+            print(f"\n{kernel.name}, {stage}\n{kernel.stages.get(stage, f'{kernel.chip} has no {stage}').rstrip()}")
+    return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    """Names, a chip, the sizes of a call, and the stages to print."""
+    found = argparse.ArgumentParser(prog="fa2-lab xray", description="Compile a kernel without a GPU, and read it.")
+    found.add_argument("name", nargs="?", help="a rung (07), a product's kernel or your file.py; without it, a list")
+    chips = ", ".join(f"{chip} ({what})" for chip, what in CHIPS.items())
+    found.add_argument("--chip", default="sm_90", help=chips)
+    found.add_argument("--d", type=int, default=128)
+    found.add_argument("--N", type=int, default=4096)
+    found.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    found.add_argument("--full", action="store_true", help="without the causal mask")
+    for option in OPTIONS:
+        found.add_argument(f"--{option}", type=int, help="in place of what the call asks for")
+    for stage in STAGES:
+        found.add_argument(f"--{stage}", action="store_true", help=f"print the kernel as {stage}")
+    return found
+
+
+def table(compiled: list[Compiled]) -> str:
+    """A row for each kernel, and below it the layouts that the compiler chose."""
+    columns = list(compiled[0].numbers)
+    lines = [f"{compiled[0].chip:20}" + "".join(f"{column:>13}" for column in columns)]
+    for kernel in compiled:
+        lines.append(f"{kernel.name:20}" + "".join(f"{kernel.numbers[column]:13,}" for column in columns))
+    for kernel in compiled:
+        lines += ["", f"{kernel.name}: layouts"]
+        lines += [f"  {name:10} {layout}" for name, layout in kernel.layouts.items()]
+    return "\n".join(lines)

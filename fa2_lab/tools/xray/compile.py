@@ -1,0 +1,93 @@
+"""One question, one process: Triton remembers the first chip that it met, so each question starts a fresh Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fa2_lab.paper import PACKAGE
+
+CHIPS = {
+    "sm_80": "A100",
+    "sm_86": "A10, RTX 30",
+    "sm_89": "L4, RTX 40",
+    "sm_90": "H100, H200",
+    "sm_100": "B200",
+    "sm_120": "RTX 50",
+    "gfx942": "MI300",
+}
+STAGES = ("ttir", "ttgir", "ptx", "sass")  # in the order in which the compiler makes them; AMD's last is amdgcn
+PRODUCTS = ("portable.forward", "portable.backward")
+OPTIONS = ("num_warps", "num_stages", "maxnreg")  # what a launch may ask of the compiler
+
+
+class Compiled(NamedTuple):
+    """One kernel as compiled for one chip."""
+
+    name: str
+    chip: str
+    numbers: dict[str, int]
+    layouts: dict[str, str]  # name in ttgir: layout
+    stages: dict[str, str]  # ttir, ttgir, ptx and sass, as text
+    lines: dict[str, list[str]]  # "file.py:line": the instructions that this line became
+
+
+def names() -> list[str]:
+    """What can be compiled by name: every rung of the ladder, and the product's kernels."""
+    rungs = sorted(file.stem for file in (PACKAGE / "kernels" / "ladder").glob("[a-z][0-9][0-9]_*.py"))
+    return [*rungs, *PRODUCTS]
+
+
+def xray(
+    name: str, chip: str = "sm_90", *, d: int = 128, N: int = 4096, causal: bool = True, dtype: str = "bfloat16"
+) -> list[Compiled]:
+    """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
+
+    `name` is a rung ("r07", "07", "r07_two_loops"), one of the product's ("portable.forward"), or a file of your own
+    ("mine.py") with a forward(q, k, v, causal). No GPU is needed.
+    """
+    return xray_launches(name, [{}], chip, d=d, N=N, causal=causal, dtype=dtype)[0]
+
+
+def xray_launches(
+    name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes
+) -> list[list[Compiled]]:
+    """The kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
+    if chip not in CHIPS:
+        raise ValueError(f"chip: got {chip!r}; it takes one of {', '.join(CHIPS)}")
+    for option, value in [item for launch in launches for item in launch.items()]:
+        if option not in OPTIONS or type(value) is not int or value < 1:
+            raise ValueError(f"launches: got {option}={value!r}; it takes numbers from 1 on for {', '.join(OPTIONS)}")
+    sizes = dict(d=128, N=4096, causal=True, dtype="bfloat16") | sizes
+    job = dict(name=full_name(name), chip=chip, launches=[dict(launch) for launch in launches], **sizes)
+    path = os.pathsep.join([str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
+    command = [sys.executable, "-m", "fa2_lab.tools.xray.worker", json.dumps(job)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    if done.returncode:
+        raise ValueError(f"xray: {job['name']} cannot be compiled for {chip} here: {reason(done.stderr)}")
+    return [[Compiled(chip=chip, **found) for found in one] for one in json.loads(done.stdout.splitlines()[-1])]
+
+
+def reason(complaint: str) -> str:
+    """The line that says why: the assembler's own where it refused, else the last one, or the kernel's line."""
+    lines = complaint.strip().splitlines() or ["no reason was given"]
+    if lines[-1].strip() == "^":  # Triton shows a line of the kernel and no words
+        lines.append(f"it stops at `{lines[-2].strip()}`")
+    return next((line for line in lines if line.startswith("ptxas fatal")), lines[-1])
+
+
+def full_name(name: str) -> str:
+    """A name as it stands in names(), where rungs may be called by their number, or the path of a file."""
+    if name.endswith(".py") and Path(name).is_file():
+        return str(Path(name).resolve())
+    known = names()
+    found = [full for full in known if full == name or full.split("_")[0] in (name, f"r{name}")]
+    if len(found) != 1:
+        raise ValueError(f"name: got {name!r}; it takes one of {', '.join(full.split('_')[0] for full in known)}")
+    return found[0]

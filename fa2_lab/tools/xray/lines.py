@@ -1,0 +1,63 @@
+"""From a source line to its machine instructions: Triton writes line numbers into its code, nvdisasm reads them."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from fa2_lab.paper import Place, where
+from fa2_lab.tools import offline
+from fa2_lab.tools.xray.compile import xray
+
+MARK = re.compile(r'//## File "([^"]+)", line (\d+)( inlined at)?')
+SHOWN = 4  # instructions of a line, where only an impression is wanted
+INSTRUCTION = re.compile(r"^\s*/\*[0-9a-f]+\*/\s+(.*?);?\s*(?:/\*.*)?$")
+
+
+def by_line(cubin: bytes) -> dict[str, list[str]]:
+    """{"file.py:line": its instructions, in the order of the program}, of a kernel compiled for an NVIDIA GPU.
+
+    NVIDIA's assembler marks only the first instruction of Hopper's products. All of them belong to the line of the
+    WARPGROUP.ARRIVE that opens the product.
+    """
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        Path(file.name).write_bytes(cubin)
+        text = offline.run("nvdisasm", "-g", "-c", file.name)
+    found, here, inlined, product = {}, None, False, None
+    for line in text.splitlines():
+        if mark := MARK.search(line):
+            if not inlined:  # the first mark is the line itself, those after it say from where it was called
+                here = f"{Path(mark[1]).name}:{mark[2]}"
+            inlined = bool(mark[3])
+        elif here and (instruction := INSTRUCTION.match(line)):
+            words = " ".join(instruction[1].split())
+            product = here if words == "WARPGROUP.ARRIVE" else product
+            found.setdefault(product if words.startswith("HGMMA") else here, []).append(words)
+    return found
+
+
+def sass_of(tag: str, chip: str = "sm_90") -> str:
+    """The machine instructions that a paper's line becomes, through the Triton lines that compute it."""
+    found = where(tag)
+    if not found.first_triton:
+        raise ValueError(f"{found.tag} has no Triton line: {found.no_triton}")
+    path = Path(found.first_triton[0].file)
+    name = path.stem if path.parent.name == "ladder" else f"{path.parent.name}.{path.stem}"
+    kernels = xray(name, chip)
+    return "\n".join(part for place in found.first_triton for part in instructions(place, kernels))
+
+
+def instructions(place: Place, kernels) -> list[str]:
+    """One line of code, and how often each machine instruction stands in what it became."""
+    rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
+    for kernel in kernels:
+        became = kernel.lines.get(f"{Path(place.file).name}:{place.number}", [])
+        counts = Counter(re.sub(r"^@!?U?P\w+ ", "", text).split()[0] for text in became)
+        if counts:
+            rows.append(f"  {kernel.name}, {kernel.chip}, {len(became)} instructions: "
+                        + ", ".join(f"{n} {name}" for name, n in counts.most_common()))  # fmt: skip
+            rows += [f"    {text}" for text in became[:SHOWN]]
+            rows += [f"    … {len(became) - SHOWN} more"] * (len(became) > SHOWN)
+    return rows if len(rows) > 1 else [*rows, "  no instruction of its own: the compiler put it into others"]

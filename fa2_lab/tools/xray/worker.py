@@ -1,0 +1,88 @@
+"""The process that compiles: every launch of one call is compiled for one chip and not run. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from importlib import import_module
+from types import SimpleNamespace
+
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from fa2_lab.kernels.prepared import Options
+from fa2_lab.tools import files, offline
+from fa2_lab.tools.xray.lines import by_line
+
+SMs = 132  # of the chip that is not here: persistent kernels ask for it; an H100 and an H200 have so many
+RUN = JITFunction.run
+launched, asked = {}, {}  # the kernels of a call, and what this launch asks of the compiler
+
+
+def compile_only(run):
+    """Triton's own way to launch a kernel, as far as the compiled kernel, which is kept and not handed back."""
+
+    def compiled(self, *arguments, grid, warmup, **options) -> None:
+        launched[self.fn.__name__] = run(self, *arguments, grid=grid, warmup=True, **options | asked)
+
+    return compiled
+
+
+def call(name: str, q, causal: bool) -> None:
+    """One call of a rung, of a product's kernels, or of a file's forward."""
+    L = torch.empty(q.shape[:3], device=q.device)
+    if name == "portable.forward":
+        import_module("fa2_lab.kernels.portable.forward").forward(q, q, q, Options(causal, scale=0.1))
+    elif name == "portable.backward":
+        backward = import_module("fa2_lab.kernels.portable.backward").backward
+        backward(q, q, q, q, q, L, Options(causal, scale=0.1))
+    elif name.endswith(".py"):
+        files.module_at(name).forward(q, q, q, causal)
+    elif name[0] == "b":
+        import_module(f"fa2_lab.kernels.ladder.{name}").backward(q, q, q, q, L, q, causal)
+    else:
+        import_module(f"fa2_lab.kernels.ladder.{name}").forward(q, q, q, causal and name[0] != "s")
+
+
+def read(name: str, kernel) -> dict:
+    """What is worth knowing of one compiled kernel."""
+    amd = "amdgcn" in kernel.asm
+    code = kernel.asm["amdgcn"] if amd else offline.disassembled(kernel.asm["cubin"])
+    stages = {stage: kernel.asm[stage] for stage in ("ttir", "ttgir", "ptx") if stage in kernel.asm} | dict(sass=code)
+    numbers = offline.report(kernel)
+    exponentials = len(re.findall(r"\bMUFU\.EX2|\bv_exp_f32", code))
+    numbers = dict(
+        registers=numbers["regs"],
+        spills=numbers["ldl"] + numbers["stl"],
+        shared=numbers["shared"],
+        tensor=numbers["tensor"],
+        exponential=exponentials,
+        instructions=len(re.findall(r"^\s*/\*[0-9a-f]{4,}\*/", code, re.MULTILINE)) if not amd else 0,
+        warps=kernel.metadata.num_warps,
+    )
+    layouts = dict(re.findall(r"^#(\w+) = (#ttg\.\w+<\{.*\}>)$", kernel.asm["ttgir"], re.MULTILINE))
+    lines = {} if amd else by_line(kernel.asm["cubin"])
+    return dict(name=name, numbers=numbers, layouts=layouts, stages=stages, lines=lines)
+
+
+def main(job: dict) -> list[list[dict]]:
+    """For each launch, the kernels of one call, in the order of their launches, each once."""
+    chip = job["chip"]
+    target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
+    driver.set_active(offline.Absent(target))
+    torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=SMs)
+    JITFunction.run = compile_only(RUN)
+    q = torch.empty(4, 16, job["N"], job["d"], dtype=getattr(torch, job["dtype"]), device="meta")
+    found = []
+    for launch in job["launches"]:
+        launched.clear(), asked.clear(), asked.update(launch)
+        call(job["name"], q, job["causal"])
+        found.append([read(name, kernel) for name, kernel in launched.items()])
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(json.loads(sys.argv[1]))))

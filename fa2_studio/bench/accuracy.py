@@ -1,0 +1,107 @@
+"""The suite `accuracy`: how far O, dQ, dK and dV of every contestant are from float64, on inputs of three kinds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+
+from fa2_studio.bench import peers
+from fa2_studio.bench.contest import all_tried, collect
+from fa2_studio.bench.problem import Problem, distance
+from fa2_studio.bench.results import Results, Row, machine
+
+NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlashAttention-3", "FlashAttention-4")
+PARTS = ("O", "dQ", "dK", "dV")
+PROTOCOL = (
+    "‖x − truth‖ / ‖truth‖ over the whole of O, dQ, dK and dV, truth from the same 16-bit inputs in float64; normal: "
+    "all numbers N(0, 1); outliers: one in a thousand is N(0, 1) + N(0, 100), as in the FlashAttention-3 paper; "
+    "peaked: each query is twice one of the keys that it sees, so that nearly all of its row of P is one number"
+)
+
+# Inputs -------------------------------------------------------------------------------------------------------
+
+
+def normal(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """q, k, v and dO of N(0, 1)."""
+    shape = problem.batch, problem.heads, problem.N_q, problem.d
+    return tuple(torch.randn(shape, device=draw.device, generator=draw) for _ in range(4))
+
+
+def outliers(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """One number in a thousand is ten times as far out."""
+
+    def some(x: torch.Tensor) -> torch.Tensor:
+        far = torch.rand(x.shape, device=draw.device, generator=draw) < 1e-3
+        return x + far * 10 * torch.randn(x.shape, device=draw.device, generator=draw)
+
+    return tuple(map(some, normal(problem, draw)))
+
+
+def peaked(problem: Problem, draw: torch.Generator) -> tuple[torch.Tensor, ...]:
+    """Each query is twice a key that it sees."""
+    _, k, v, dO = normal(problem, draw)
+    seen = torch.arange(1, problem.N_q + 1, device=draw.device) if problem.causal else problem.N_k
+    one = (torch.rand(problem.N_q, device=draw.device, generator=draw) * seen).long()
+    return 2 * k[:, :, one], k, v, dO
+
+
+INPUTS: dict[str, Callable[[Problem, torch.Generator], tuple[torch.Tensor, ...]]] = dict(
+    normal=normal, outliers=outliers, peaked=peaked
+)
+
+# Errors -------------------------------------------------------------------------------------------------------
+
+
+def grid() -> list[Problem]:
+    """Eight heads of 2,048 rows: d 64 and 128, causal or not, in bf16 and fp16."""
+    return [
+        Problem(1, 8, 8, 2048, 2048, d, causal, dtype)
+        for dtype in ("bfloat16", "float16")
+        for d in (64, 128)
+        for causal in (False, True)
+    ]
+
+
+def run() -> Results:
+    """Every kind of input on every problem."""
+    jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
+    return collect(Results("accuracy", machine(), PROTOCOL), jobs)
+
+
+def row(problem: Problem, part: str, kind: str) -> Row:
+    """The errors of one of the four results."""
+    found, failed = errors(problem, kind)
+    where = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
+    return Row(where, part, {name: [each[part]] for name, each in found.items()}, failed, unit="relative error")
+
+
+@cache
+def errors(problem: Problem, kind: str, names: tuple[str, ...] = NAMES, device: str = "cuda") -> tuple[dict, dict]:
+    """{contestant: {part: error}}, and {contestant: why there is none}."""
+    draw = torch.Generator(device).manual_seed(0)
+    tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
+    q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
+    right = truth(q, k, v, dO, problem.causal)
+
+    def apart(name: str) -> dict[str, float]:
+        O = peers.PEERS[name](problem)(q, k, v)
+        results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
+        return {part: distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
+
+    return all_tried({name: partial(apart, name) for name in names})
+
+
+@torch.no_grad()
+def truth(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:
+    """O, dQ, dK and dV in float64."""
+    q, k, v, dO = (x.double() for x in (q, k, v, dO))
+    tau = q.shape[3] ** -0.5
+    s = tau * q @ k.transpose(2, 3)
+    if causal:
+        s.masked_fill_(torch.ones(s.shape[2:], dtype=torch.bool, device=s.device).triu(1), -torch.inf)
+    p = torch.softmax(s, 3)
+    O = p @ v
+    dS = p * (dO @ v.transpose(2, 3) - (dO * O).sum(3, keepdim=True))
+    return O, tau * dS @ k, tau * dS.transpose(2, 3) @ q, p.transpose(2, 3) @ dO

@@ -1,0 +1,82 @@
+"""The command line of `fa2-lab bench`."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from importlib import import_module
+from pathlib import Path
+
+from fa2_lab.tools import files
+from fa2_studio.bench.registry import SUITES
+
+
+def main(argv: list[str]) -> int:
+    """Run suites, print their tables and keep their results; after Ctrl-C keep what there is and stop."""
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab bench",
+        description="Measure on this machine's GPU.",
+        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
+    parser.add_argument("--results", action="store_true", help="only write RESULTS.md anew from the recorded runs")
+    parser.add_argument("--folder", type=Path, default=None, help="where the results go; figures/data if not given")
+    parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
+    parser.add_argument("--direction", choices=("forward", "backward"), help="only this one")
+    parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
+    options = parser.parse_args(argv)
+    if options.results:
+        from fa2_studio.bench.page import write
+
+        write()
+        return 0
+    how = {"sustained": True} if options.sustained else {}
+    how |= {"directions": (options.direction,)} if options.direction else {}
+    how |= {"beside": options.beside} if options.beside else {}
+    check(options.suite, how)
+    folder = options.folder or files.checkout("bench without --folder") / "figures" / "data"
+    files.check_writable(folder, "bench")
+    statuses = []
+    for name in options.suite:
+        statuses.append(run(name, folder, how))
+        if statuses[-1] == 130:
+            break
+    return max(statuses)
+
+
+def check(names: list[str], how: dict) -> None:
+    """Refuse suites that do not exist or cannot run here, before anything is measured."""
+    unknown = [name for name in names if name not in SUITES]
+    if unknown or not names:
+        raise ValueError(f"suite: got {', '.join(unknown) or 'none'}; it takes {', '.join(SUITES)}")
+    if "beside" in how and (names != ["ladder"] or not how["beside"].is_file()):
+        got = f"{', '.join(names)} beside {how['beside']}"
+        raise ValueError(f"suite: got {got}; --beside takes ladder, and a file with forward(q, k, v, causal)")
+    if how.keys() - {"beside"} and not all(SUITES[name].contest for name in names):
+        contests = ", ".join(name for name, suite in SUITES.items() if suite.contest)
+        raise ValueError(f"suite: got {', '.join(names)}; with --sustained or --direction it takes {contests}")
+
+    import torch
+
+    if any(SUITES[name].gpu for name in names) and not torch.cuda.is_available():
+        raise ValueError("bench: there is no CUDA GPU here (smoke needs none); recorded results are in figures/data")
+
+
+def run(name: str, folder: Path, how: dict) -> int:
+    """Measure one suite and keep it. 0: all well. 1: a result of ours was wrong. 130: it was interrupted."""
+    from fa2_studio.bench import results
+
+    room, function = SUITES[name].measure.split(":")
+    start = time.perf_counter()
+    measure = getattr(import_module(f"fa2_studio.bench.{room}"), function)
+    measured = measure(name, **how) if SUITES[name].contest else measure(**how)
+    earlier = results.load(name, folder) if (folder / f"bench_{name}.json").exists() else None
+    path = results.joined(earlier, measured).save(folder)
+    for view in results.views(measured):
+        print(results.table(view, baseline=SUITES[name].baseline))
+    print(f"\n{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
+    if measured.missing:
+        return 130
+    failures = [item for row in measured.rows + measured.sustained for item in row.failed.items()]
+    return int(any(who.startswith("fa2_lab") and "wrong" in why for who, why in failures))

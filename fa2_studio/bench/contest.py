@@ -1,0 +1,129 @@
+"""A contest: who gives right answers is timed, who does not is named with the reason; and the rows of a whole suite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import torch
+from tqdm import tqdm
+
+from fa2_studio.bench import peers
+from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
+from fa2_studio.bench.protocol import Timing, in_a_line, measure
+from fa2_studio.bench.results import Results, Row, label
+
+DIRECTIONS = ("forward", "backward")
+TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
+
+Tensors = Sequence[torch.Tensor]  # q, k, v and, for a backward, dO
+Found = Callable[[], object] | str  # the call to time, or why there is none
+
+# A suite ------------------------------------------------------------------------------------------------------
+
+
+def collect(results: Results, jobs: list[partial]) -> Results:
+    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing."""
+    try:
+        for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
+            results.rows.append(attempt(job))
+    except KeyboardInterrupt:
+        results.missing = [described(job) for job in jobs[len(results.rows) :]]
+    return results
+
+
+def attempt(job: partial) -> Row:
+    """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
+    found = tried(job)  # what was measured before must not be lost
+    return empty(job, {"everybody": found}) if isinstance(found, str) else found
+
+
+def empty(job: partial, failed: dict[str, str]) -> Row:
+    """The row of a job, without numbers."""
+    problem, *direction = job.args
+    return Row(problem.as_dict(), *(direction[:1] or ["forward"]), {}, failed)
+
+
+def described(job: partial) -> str:
+    """A job that was not reached, in a few words."""
+    return label(empty(job, {}))
+
+
+# A row --------------------------------------------------------------------------------------------------------
+
+
+def all_tried(contestants: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
+    """{contestant: what it has prepared}, and {contestant: why it has not}."""
+    found = {name: tried(prepare) for name, prepare in contestants.items()}
+    failed = {name: why for name, why in found.items() if isinstance(why, str)}
+    return {name: found[name] for name in found if name not in failed}, failed
+
+
+def tried(prepare: Callable):
+    """What it returns, or in a line why it does not."""
+    try:
+        return prepare()
+    except peers.Missing as why:
+        return str(why)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "out of memory"
+    except Exception as failure:  # a peer that fails is named with its reason
+        return in_a_line(failure)
+
+
+def contest(
+    where: dict,
+    direction: str,
+    contestants: Mapping[str, Callable[[], Found]],
+    flops: float,
+    timing: Callable[[dict], dict] = measure,
+) -> Row:
+    """One row: the contestants that give right answers, timed in turn."""
+    calls, failed = all_tried(contestants)
+    timings = timing(calls)
+    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
+    timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
+    values = {name: [t.median, t.low, t.high] for name, t in timed.items()}
+    chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
+    return Row(where, direction, values, failed, flops=flops, chip=chip)
+
+
+def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tensors) -> dict[str, Callable[[], Found]]:
+    """What prepares each of the peers for a problem and looks whether its answer is right."""
+    truth = gradients_by_definition(*tensors, problem.causal) if direction != "forward" else None
+
+    def prepared(name: str) -> Found:
+        attention = peers.PEERS[name](problem)
+        O = attention(*tensors[:3])
+        wrong = [error(O, *tensors[:3], problem.causal)]
+        if truth is not None:
+            gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
+            wrong.append(gradient_error(gradients, truth))
+        return refused(wrong) or call_of(attention, direction, tensors, O)
+
+    return {name: partial(prepared, name) for name in names}
+
+
+def refused(errors: Sequence[float]) -> str:
+    """How wrong an answer is, where it is."""
+    found = worst(errors)
+    return "" if found <= TOLERANCE else f"wrong: error {found:.1e}"
+
+
+def call_of(attention: peers.Attention, direction: str, tensors: Tensors, O: torch.Tensor | None) -> Callable:
+    """The call to time: forward, backward from a kept forward, or both."""
+    if direction == "forward":
+        free = [x.detach() for x in tensors[:3]]  # nothing is kept for a backward
+        return lambda: attention(*free)
+    q, k, v, dO = tensors
+    if direction == "backward":
+        return peers.around(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
+    return peers.around(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
+
+
+def ceilings() -> dict[str, float]:
+    """What this GPU reaches in this run on a large product and a large copy."""
+    (gemm, flops), (copy, moved) = peers.gemm_call(), peers.copy_call()
+    timings = measure(dict(gemm=gemm, copy=copy))
+    return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}

@@ -1,0 +1,123 @@
+"""Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
+
+`python -m fa2_studio.bench.counters ROOM BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches. ROOM is
+the module whose `everybody(problem, tensors)` lists the contestants.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from fa2_studio.bench.problem import Problem
+
+SUMS = {  # added up over the kernels of a call
+    "DRAM bytes read": "dram__bytes_read.sum",
+    "DRAM bytes written": "dram__bytes_write.sum",
+    "L2 bytes": "lts__t_bytes.sum",
+    "shared-memory wavefronts": "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "exp and other special instructions": "smsp__inst_executed_pipe_xu.sum",
+}
+CYCLES = "SM cycles"  # what shares of cycles are weighted with where a call has several kernels
+STALLS = ("barrier", "gmma", "long_scoreboard", "math_pipe_throttle", "membar", "mio_throttle", "short_scoreboard",
+          "sleeping", "wait")  # fmt: skip
+SHARES = {  # in percent of a kernel's cycles
+    "tensor cores at work, %": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_elapsed",
+    "exponential unit at work, %": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_elapsed",
+    "issue slots used, %": "smsp__issue_active.avg.pct_of_peak_sustained_elapsed",
+} | {f"stall: {why}": f"smsp__average_warps_issue_stalled_{why}_per_issue_active.ratio" for why in STALLS}
+METRICS = SUMS | {CYCLES: "sm__cycles_elapsed.max"} | SHARES
+UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
+
+
+MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
+
+
+def read(room: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
+    """{contestant: {metric: sum over all kernels of one call}}, of contestants that a module lists."""
+    sizes = [problem.batch, problem.heads, problem.N_q, problem.d, int(problem.causal)]
+    watched = [sys.executable, "-m", "fa2_studio.bench.counters", room, *map(str, sizes), *names]
+    options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
+    command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    except FileNotFoundError as absent:
+        raise RuntimeError("ncu is not installed") from absent
+    except subprocess.TimeoutExpired as slow:
+        raise RuntimeError(f"ncu took longer than {timeout} s") from slow
+    if done.returncode:
+        raise RuntimeError(f"ncu: {(done.stdout + done.stderr).strip().splitlines()[-1][:160]}")
+    return dict(zip(names, summed(done.stdout), strict=True))
+
+
+def summed(output: str) -> list[dict[str, float]]:
+    """ncu's table, the kernels after each marker added up; a counter that this GPU does not have is left out."""
+    start = output.index('"ID"')
+    units, *kernels = csv.DictReader(io.StringIO(output[start:]))
+    calls: list[list[dict]] = []
+    for kernel in kernels:
+        if MARKER in kernel["Kernel Name"]:
+            calls.append([])
+        else:
+            calls[-1].append(kernel)
+    return [totals(call, units) for call in calls]
+
+
+def totals(kernels: list[dict], units: dict) -> dict[str, float]:
+    """{metric: number} of the kernels of one call: sums, and shares weighted by cycles."""
+    found = {}
+    cycles = [number(kernel, METRICS[CYCLES]) or 0.0 for kernel in kernels]
+    for name, metric in METRICS.items():
+        numbers = [number(kernel, metric) for kernel in kernels]
+        if kernels and None not in numbers:
+            if name not in SHARES:
+                found[name] = sum(numbers) * UNITS.get(units[metric], 1)
+            elif sum(cycles):
+                found[name] = sum(n * c for n, c in zip(numbers, cycles, strict=True)) / sum(cycles)
+    return found
+
+
+def number(kernel: dict, metric: str) -> float | None:
+    """A counter of one kernel; None where this GPU does not have it."""
+    try:
+        return float(kernel.get(metric, "").replace(",", ""))
+    except ValueError:
+        return None
+
+
+def main(argv: list[str]) -> None:
+    """Call each contestant twice and let ncu watch the second calls."""
+    import torch
+
+    room, *sizes = argv[:6]
+    batch, heads, N, d, causal = map(int, sizes)
+    problem = Problem(batch, heads, heads, N, N, d, bool(causal))
+    calls = dict(import_module(room).everybody(problem, problem.tensors()))
+    for name in argv[6:]:
+        calls[name] = calls[name] if works(calls[name]) else (lambda: None)
+    torch.cuda.profiler.start()
+    for name in argv[6:]:
+        torch.cuda._sleep(1)
+        calls[name]()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+def works(call) -> bool:
+    """Whether it runs here; the timed rows say why not."""
+    import torch
+
+    try:
+        call()
+        torch.cuda.synchronize()
+    except Exception:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

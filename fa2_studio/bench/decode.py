@@ -1,0 +1,164 @@
+"""The suite `decode`: one query over long caches, where bytes are everything; dense, paged, uneven, and by programs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+
+from fa2_studio.bench import peers
+from fa2_studio.bench.contest import TOLERANCE, ceilings, collect
+from fa2_studio.bench.problem import Problem, error
+from fa2_studio.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, measure, reading, wall_microseconds
+from fa2_studio.bench.results import Results, Row, machine
+
+NAMES = ("fa2_lab", "cuDNN", "torch flash", "FlashAttention-3")
+ALONE = "reading alone"  # of as many bytes as the cache has
+PAGES = (16, 64, 256)
+MORE = 3 * REPEATS  # contestants are a microsecond apart
+PROTOCOL = PROTOCOL.replace(f"{REPEATS} repetitions", f"{MORE} repetitions")
+PROTOCOL = PROTOCOL.replace("overwritten", "filled with other data by reading") + (
+    "; 'graph' replays the same calls from a CUDA graph, 'host' is the time of the host for one eager call"
+)
+
+
+def grid() -> list[Problem]:
+    """One query for 32 heads: caches of 34 MB to 2 GB, mostly with 8 K/V heads."""
+    shapes = [(1, 8192), (1, 32768), (1, 65536), (8, 16384), (32, 2048), (32, 8192)]
+    few = [Problem(batch, 32, 8, 1, N, 128, False) for batch, N in shapes]
+    return [*few, Problem(4, 32, 32, 1, 16384, 128, False), Problem(8, 32, 8, 1, 16384, 64, False)]
+
+
+def run() -> Results:
+    """Measure all of it."""
+    results = Results("decode", machine(), PROTOCOL, {"copy TB/s": ceilings()["copy TB/s"]})
+    jobs = [partial(contest, problem) for problem in grid()]
+    jobs += [partial(contest, problem, "graph") for problem in grid()]
+    jobs += [partial(host, problem) for problem in grid()[:1]]
+    jobs += [partial(pages, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)][:2]
+    jobs += [partial(uneven, problem) for problem in grid()[5:6]]
+    results = collect(results, jobs)
+    if not results.missing:
+        results.curves = by_programs(grid()[2])
+    return results
+
+
+def cache_bytes(problem: Problem) -> int:
+    """Keys and values of a problem."""
+    return 2 * problem.batch * problem.kv_heads * problem.N_k * problem.d * getattr(torch, problem.dtype).itemsize
+
+
+# Rows -----------------------------------------------------------------------------------------------------------
+
+
+def contest(problem: Problem, what: str = "decode") -> Row:
+    """Everybody on the same cache, called or replayed from a graph; and a kernel that only reads."""
+    from fa2_studio.bench.reading import reading as reads
+
+    q, k, v = problem.tensors()
+    alone = reads(torch.stack([k, v]))
+    calls, failed = {ALONE: alone if what == "decode" else graph(alone).replay}, {}
+    for name in NAMES:
+        try:
+            attention = peers.DECODERS[name](problem)
+            wrong = error(attention(q, k, v), q, k, v, False)
+        except Exception as failure:  # a peer that fails is named with its reason
+            failed[name] = str(failure) if isinstance(failure, peers.Missing) else in_a_line(failure)
+            continue
+        if wrong <= TOLERANCE:
+            call = partial(attention, q, k, v)
+            calls[name] = call if what == "decode" else graph(call).replay
+        else:
+            failed[name] = f"wrong: error {wrong:.1e}"
+    return row(problem, what, calls, failed)
+
+
+def graph(call: Callable) -> torch.cuda.CUDAGraph:
+    """One call, recorded."""
+    call()
+    made = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(made):
+        call()
+    return made
+
+
+def host(problem: Problem) -> Row:
+    """How long an eager call keeps the host busy."""
+    q, k, v = problem.tensors()
+    bare = {name: peers.bare(peers.PEERS[name](problem)) for name in NAMES[:3]}
+    calls = {name: partial(attention, q, k, v) for name, (attention, _) in bare.items()}
+    taken = wall_microseconds(calls, {name: held for name, (_, held) in bare.items()})
+    values = {name: [microseconds] for name, microseconds in taken.items()}
+    return Row(described(problem), "host", values, unit="µs")
+
+
+def pages(problem: Problem) -> Row:
+    """The same cache as one tensor, and in shuffled pages of several sizes."""
+    from fa2_lab.api.attention import attention
+    from fa2_lab.api.paged import attention_paged
+
+    q, k, v = problem.tensors()
+    want, lengths = attention(q, k, v), torch.full((problem.batch,), problem.N_k, dtype=torch.int32, device="cuda")
+    calls, failed = {"fa2_lab": partial(attention, q, k, v)}, {}
+    for page in PAGES:
+        arguments = (q, *shuffled(k, v, page), lengths)
+        if (attention_paged(*arguments) - want).norm() <= TOLERANCE * want.norm():
+            calls[f"page {page}"] = partial(attention_paged, *arguments)
+        else:
+            failed[f"page {page}"] = "wrong"
+    return row(problem, "paged", calls, failed)
+
+
+def shuffled(k, v, page: int) -> tuple:
+    """(k_pages, v_pages, block_table) of a dense cache."""
+    batch, heads, N_k, d = k.shape
+    count = batch * N_k // page
+    table = torch.randperm(count, device=k.device).view(batch, -1)
+    made = [torch.empty(count, page, heads, d, device=k.device, dtype=k.dtype) for _ in "kv"]
+    for new, x in zip(made, (k, v), strict=True):
+        new[table.flatten()] = x.transpose(1, 2).reshape(count, page, heads, d)
+    return *made, table.int()
+
+
+def uneven(problem: Problem) -> Row:
+    """Sequences of lengths from 1 to N_k, beside all of them half as long as the longest: nearly as many keys."""
+    from fa2_lab.api.attention import attention
+
+    q, k, v = problem.tensors()
+    lengths = torch.linspace(1, problem.N_k, problem.batch, device="cuda").int()
+    even = torch.full_like(lengths, int(lengths.float().mean()))
+    calls = {name: partial(attention, q, k, v, key_lengths=n) for name, n in (("even", even), ("uneven", lengths))}
+    return row(problem, "lengths", calls, {})
+
+
+def row(problem: Problem, what: str, calls: dict[str, Callable], failed: dict[str, str]) -> Row:
+    """Time the calls."""
+    timings = measure(calls, MORE, reading)
+    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
+    values = {name: microseconds(t) for name, t in timings.items() if isinstance(t, Timing)}
+    return Row(described(problem), what, values, failed, unit="µs")
+
+
+def microseconds(timing: Timing) -> list[float]:
+    return [1e3 * x for x in (timing.median, timing.low, timing.high)]
+
+
+def described(problem: Problem) -> dict:
+    return problem.as_dict() | dict(bytes=cache_bytes(problem))
+
+
+def by_programs(problem: Problem) -> dict[str, list[float]]:
+    """µs over the number of programs that share the tiles, and how many the package takes."""
+    from fa2_lab.kernels.decode import plan
+    from fa2_lab.kernels.prepared import Options
+
+    q, k, v = problem.tensors()
+    options = Options(causal=False, scale=problem.d**-0.5)
+    usual = math.prod(plan.prepare(q, k, v, options).read.grid)
+    counts = sorted({*(2**n for n in range(3, 12)), usual})
+    given = {n: n for n in counts} | {usual: None}
+    calls = {n: partial(plan.decode, q, k, v, options, programs=given[n]) for n in counts}
+    timings = measure(calls, flushing=reading)
+    return dict(programs=counts, microseconds=[microseconds(timings[n])[0] for n in counts], usual=[usual])

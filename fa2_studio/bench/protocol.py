@@ -1,0 +1,186 @@
+"""How things are timed by CUDA events: rested, with pauses and an empty L2, or sustained, a second without a pause.
+
+Both begin with a warm-up. Rested, the contestants take turns in each repetition, so that drift hits them alike;
+sustained, one follows the other.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+
+from fa2_studio.bench.power import Meter
+
+REPEATS, WARM_UP = 20, 3
+HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about 1.5 ms
+
+
+def rested(repeats: int) -> str:
+    """The protocol of `measure`, in words."""
+    return (
+        f"CUDA events, median of {repeats} repetitions after {WARM_UP} warm-ups; contestants take turns within each "
+        "repetition, in an order drawn anew, so that nobody always comes after the same one; the "
+        "L2 cache is overwritten before every call, and the GPU kept busy until all of the call is in "
+        "its queue, so that the host's time does not count; each result is checked before it is timed"
+    )
+
+
+PROTOCOL = rested(REPEATS)
+SECONDS, CHUNK, SETTLE = 1.0, 0.05, 0.3  # of a contestant's turn, of what is timed at once, of what does not count
+SUSTAINED = (
+    f"CUDA events; each contestant in turn for at least {SECONDS:g} s without a pause, as in training; median over "
+    f"pieces of {1e3 * CHUNK:g} ms without the first {SETTLE:g} s; nothing is done to the L2 cache; SM clock and power "
+    "are medians of what nvidia-smi read meanwhile; each result is checked before it is timed"
+)
+TURNS, BEFORE, IN_A_ROW = 15, 5, 20
+HOST_PROTOCOL = (
+    f"microseconds on the host until a warm call returns: mean of {IN_A_ROW} in a row after {BEFORE} that do not "
+    f"count, median of {TURNS} such turns, contestants in turn; torch's backend is chosen outside of the clock; each "
+    "result is checked before it is timed"
+)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median, and the middle half of all repetitions around it."""
+
+    median: float
+    low: float
+    high: float
+    chip: tuple[float, ...] = ()  # SM clock in MHz and power in watts meanwhile, where they were read
+
+
+def overwriting() -> Callable[[], object]:
+    """Fills the L2 cache with something else, by writing."""
+    return torch.empty(2 * l2_bytes(), dtype=torch.uint8, device="cuda").zero_
+
+
+def reading() -> Callable[[], object]:
+    """The same by reading: lines that were written must be written back while the next call runs, about 12 µs."""
+    return torch.zeros(l2_bytes() // 2, dtype=torch.float32, device="cuda").amax
+
+
+def measure(
+    calls: dict[str, Callable[[], object]], repeats: int = REPEATS, flushing: Callable = overwriting
+) -> dict[str, Timing | str]:
+    """A Timing for each call, or the reason why there is none.
+
+    The order of the turns is drawn anew for each repetition: after somebody who takes little power the clock is higher.
+    """
+    failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
+    names = [name for name in calls if name not in failed]
+    flush = flushing()
+    events = {name: [] for name in names}
+    for turn in range(repeats):
+        for name in random.Random(turn).sample(names, len(names)):
+            flush()
+            torch.cuda._sleep(HEAD_START)
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            calls[name]()
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return failed | {name: summary([a.elapsed_time(b) for a, b in pairs]) for name, pairs in events.items()}
+
+
+def sustain(calls: dict[str, Callable[[], object]], meter: Meter) -> dict[str, Timing | str]:
+    """A Timing for each call, or the reason why there is none: each runs for seconds before the next one begins."""
+    failed = {name: reason for name, call in calls.items() if (reason := warm_up(call))}
+    return {name: failed.get(name) or without_pause(call, meter) for name, call in calls.items()}
+
+
+def without_pause(call: Callable[[], object], meter: Meter) -> Timing:
+    """Calls in pieces, of which two are in the GPU's queue while the host waits for the one before them."""
+    many = max(1, round(1e3 * CHUNK / milliseconds(call, 3)))
+    marks, begun = [mark()], time.perf_counter()
+    while time.perf_counter() - begun < SETTLE + SECONDS or len(marks) < 4:
+        for _ in range(many):
+            call()
+        marks.append(mark())
+        if len(marks) > 3:
+            marks[-3].synchronize()
+    ended = time.perf_counter()
+    torch.cuda.synchronize()
+    pieces = [first.elapsed_time(last) for first, last in pairwise(marks)]
+    settled = [piece / many for piece, after in zip(pieces, accumulate(pieces), strict=True) if after > 1e3 * SETTLE]
+    timing = summary(settled) if len(settled) > 1 else summary([piece / many for piece in pieces])
+    return replace(timing, chip=tuple(meter.between(begun + SETTLE, ended)))
+
+
+def mark() -> torch.cuda.Event:
+    """An event, put into the queue."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def milliseconds(call: Callable[[], object], times: int) -> float:
+    """Of one call, from a few in a row."""
+    first = mark()
+    for _ in range(times):
+        call()
+    last = mark()
+    torch.cuda.synchronize()
+    return max(first.elapsed_time(last) / times, 1e-3)
+
+
+def warm_up(call: Callable[[], object]) -> str:
+    """Run a call a few times; returns why it failed, or nothing."""
+    try:
+        for _ in range(WARM_UP):
+            call()
+        torch.cuda.synchronize()
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        return "out of memory"
+    except Exception as failure:  # a peer that fails must not end the run; its reason goes into the table
+        return in_a_line(failure)
+    return ""
+
+
+def in_a_line(failure: Exception) -> str:
+    """What went wrong, short enough for a table."""
+    return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+
+
+def summary(milliseconds: list[float]) -> Timing:
+    """Median and quartiles."""
+    low, _, high = statistics.quantiles(milliseconds, n=4)
+    return Timing(statistics.median(milliseconds), low, high)
+
+
+def l2_bytes() -> int:
+    """The size of the running GPU's L2 cache."""
+    return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+
+
+def wall_microseconds(
+    calls: dict[str, Callable[[], object]], held: dict[str, Callable] | None = None, turns: int = TURNS
+) -> dict[str, float]:
+    """Host time of a warm call that returns before the GPU is done: the median over turns of several calls in a row.
+
+    Were the turns of one call each, every contestant would find the processor's caches full of the others' code and pay
+    about twice what it pays in a program that calls it again and again. `held` gives contexts that a contestant's turn
+    runs in: torch's choice of a backend takes longer than the backend, and a program makes it once.
+    """
+    times = {name: [] for name in calls}
+    for _ in range(turns):
+        for name, call in calls.items():
+            with (held or {}).get(name, nullcontext)():
+                for _ in range(BEFORE):
+                    call()
+                torch.cuda.synchronize()
+                start = time.perf_counter()
+                for _ in range(IN_A_ROW):
+                    call()
+                times[name].append(1e6 * (time.perf_counter() - start) / IN_A_ROW)
+    torch.cuda.synchronize()
+    return {name: statistics.median(taken) for name, taken in times.items()}

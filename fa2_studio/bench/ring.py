@@ -1,0 +1,164 @@
+"""The ring over the GPUs of one machine: speed beside one GPU, what the layout is worth, links, memory per GPU.
+
+`torchrun --nproc-per-node 4 -m fa2_lab bench ring`: with n processes it measures 1, 2, 4, … up to n GPUs in one run, so
+that all shares come from the same machine in the same minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from fa2_lab.distributed import ring as rings
+from fa2_lab.distributed import ring_attention, shard, unshard
+from fa2_lab.reference.shards import even_lengths
+from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
+from fa2_studio.bench.protocol import Timing, summary
+from fa2_studio.bench.results import Results, Row, label, machine
+
+LENGTHS = (131072, 65536, 32768, 16384, 8192)
+DIRECTIONS = ("forward", "backward", "both")
+REPEATS, TOLERANCE = 7, 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
+PROTOCOL = (
+    f"CUDA events on every GPU, the slowest one counts; median of {REPEATS} repetitions after a warm-up, started "
+    "together by a barrier; O and gradients are checked against float64 before; 1 GPU is fa2_lab.attention"
+)
+
+
+def run() -> Results:
+    """Measure on 1, 2, 4, … GPUs; only rank 0 comes back with the results."""
+    world = start()
+    groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
+    results = Results("ring", machine() | dict(gpus=world), PROTOCOL)
+    for N in LENGTHS:
+        problem = Problem(1, 16, 16, N, N, 128, causal=True)
+        for row in rows_of(problem, groups):
+            results.rows.append(row)
+            if dist.get_rank() == 0:
+                print(label(row), row.values, row.failed, file=sys.stderr, flush=True)
+    dist.barrier()
+    rank = dist.get_rank()
+    dist.destroy_process_group()
+    if rank:
+        sys.exit(0)
+    return results
+
+
+def start() -> int:
+    """Join the other processes, each on its own GPU; how many there are."""
+    if "WORLD_SIZE" not in os.environ:
+        raise ValueError("ring: start it with `torchrun --nproc-per-node GPUS -m fa2_lab bench ring`")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=60), device_id=device)
+    return dist.get_world_size()
+
+
+def rows_of(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Row]:
+    """Times in each direction, those of the contiguous layout, the links alone, and peak memory."""
+    found: dict[str, dict] = {name: {} for name in (*DIRECTIONS, "peak memory", "K V once round")}
+    for n, group in groups.items():
+        if dist.get_rank() < n:
+            for name, value in measured(problem, group, "zigzag").items():
+                found[name][gpus(n)] = value
+        dist.barrier()
+    rows = [row(problem, name, values) for name, values in found.items() if values]
+    last = max(groups)
+    if last > 1 and problem.N_q == max(LENGTHS):
+        times = measured(problem, groups[last], "contiguous") if dist.get_rank() < last else {}
+        kept = {name: {gpus(last): value} for name, value in times.items() if name in DIRECTIONS}
+        rows += [row(problem, name, values, layout="contiguous") for name, values in kept.items()]
+    return rows
+
+
+def gpus(n: int) -> str:
+    return f"{n} GPU" if n == 1 else f"{n} GPUs"
+
+
+def row(problem: Problem, name: str, values: dict, **more) -> Row:
+    """One line of the table; a name that is a direction has FLOPs."""
+    where = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
+    unit = "MiB" if name == "peak memory" else "ms"
+    return Row(where, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
+
+
+# One world ----------------------------------------------------------------------------------------------------
+
+
+def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[str, list[float]]:
+    """{what: numbers} on the GPUs of a group, after a check that the answers are right."""
+    whole = problem.tensors(grad=True)
+    q, k, v, dO = (shard(x.detach(), group, layout=layout) for x in whole)
+    mine = [x.requires_grad_() for x in (q, k, v)]
+
+    def attention():
+        return ring_attention(*mine, group, causal=problem.causal, layout=layout, timeout=60.0)
+
+    O = attention()
+    check(whole, [O, *torch.autograd.grad(O, mine, dO, retain_graph=True)], problem.causal, group, layout)
+    del whole
+    calls = dict(
+        forward=lambda: ring_attention(*(x.detach() for x in mine), group, causal=problem.causal, layout=layout),
+        backward=lambda O=O: torch.autograd.grad(O, mine, dO, retain_graph=True),
+        both=lambda: torch.autograd.grad(attention(), mine, dO),
+    )
+    found = {name: numbers(slowest(call, group)) for name, call in calls.items()}
+    del O, calls["backward"]
+    found["peak memory"] = [peak_mebibytes(calls["both"], group)]
+    if dist.get_world_size(group) > 1:
+        found["K V once round"] = numbers(slowest(lambda: once_round(problem, k, v, group), group))
+    return found
+
+
+def check(whole, parts, causal: bool, group: dist.ProcessGroup, layout: str) -> None:
+    """Stop the run if O or a gradient is wrong."""
+    O, *gradients = (unshard(x, group, layout=layout, timeout=60.0) for x in parts)
+    truth = gradients_by_definition(*whole, causal)
+    wrong = worst([error(O, *whole[:3], causal), gradient_error(gradients, truth)])
+    if not wrong <= TOLERANCE:
+        raise RuntimeError(f"ring: wrong on {dist.get_world_size(group)} GPUs: error {wrong:.1e}")
+
+
+def slowest(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
+    """Milliseconds of a call, of the GPU that takes longest in each repetition."""
+    times = []
+    for _ in range(1 + REPEATS):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        dist.barrier(group, device_ids=[torch.cuda.current_device()])
+        before.record()
+        call()
+        after.record()
+        torch.cuda.synchronize()
+        times.append(before.elapsed_time(after))
+    longest = torch.tensor(times[1:], device="cuda")
+    dist.all_reduce(longest, dist.ReduceOp.MAX, group)
+    return summary(longest.tolist())
+
+
+def numbers(timing: Timing) -> list[float]:
+    return [timing.median, timing.low, timing.high]
+
+
+def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> float:
+    """All that one call and its inputs need on the GPU that needs most."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    most = torch.tensor(float(torch.cuda.max_memory_allocated()), device="cuda")
+    dist.all_reduce(most, dist.ReduceOp.MAX, group)
+    return most.item() / 2**20
+
+
+def once_round(problem: Problem, k: torch.Tensor, v: torch.Tensor, group: dist.ProcessGroup) -> None:
+    """The forward's transfers and nothing else."""
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    lengths = tuple(even_lengths(problem.N_k, size))
+    ring = rings.Ring(group, rank, lengths, "zigzag", True, 1.0, timeout=60.0, call=0, on_triton=True)
+    for _, kv_heads in rings.turns(ring, k, k):
+        for _ in rings.once_round(ring, k[:, kv_heads], v[:, kv_heads]):
+            pass

@@ -1,0 +1,52 @@
+"""For a machine without a GPU: small problems, checked, and timed on whatever is there. It shows that the bench works.
+
+In Triton's interpreter a kernel takes thousands of times what it takes on a GPU, so these times compare nothing.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from functools import partial
+
+import torch
+
+from fa2_studio.bench.contest import DIRECTIONS, all_tried, collect, ready
+from fa2_studio.bench.problem import Problem
+from fa2_studio.bench.results import Results, Row, machine
+
+REPEATS = 3
+NAMES = ("fa2_lab", "fa2_lab reference", "torch")
+PROTOCOL = f"wall clock until the result is there, median of {REPEATS} calls; each result is checked before it is timed"
+INTERPRETED = "; without a GPU: fa2_lab in Triton's interpreter, whose times say nothing about a GPU"
+
+
+def run() -> Results:
+    """Every contestant that needs no GPU on every small problem."""
+    protocol = PROTOCOL if torch.cuda.is_available() else PROTOCOL + INTERPRETED
+    jobs = [partial(check, problem, direction) for problem in grid() for direction in DIRECTIONS]
+    return collect(Results("smoke", machine(), protocol), jobs)
+
+
+def grid() -> list[Problem]:
+    """Square and not, with whole tiles and ragged ones, causal or not, with grouped heads."""
+    shapes = [(2, 2, 128, 128, 64), (4, 1, 70, 100, 32), (1, 1, 96, 96, 128)]  # heads, kv heads, N_q, N_k, d
+    return [Problem(1, *shape, causal, "float32") for shape in shapes for causal in (False, True)]
+
+
+def check(problem: Problem, direction: str, names=NAMES) -> Row:
+    """Milliseconds of each contestant whose answer is right."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    tensors = problem.tensors(grad=direction != "forward", device=device)
+    calls, failed = all_tried(ready(problem, direction, names, tensors))
+    values = {n: [statistics.median(wall_milliseconds(call) for _ in range(REPEATS))] for n, call in calls.items()}
+    return Row(problem.as_dict(), direction, values, failed)
+
+
+def wall_milliseconds(call) -> float:
+    """From the call to its result."""
+    start = time.perf_counter()
+    call()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - start)

@@ -1,0 +1,127 @@
+"""`fa2-lab tune`: search block sizes, warps and stages on the GPU at hand, and keep what is fastest.
+
+The paper tuned by hand and left the search as future work. The kernels pick up what was found at the next call.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from itertools import product
+
+import torch
+from tqdm import tqdm
+
+from fa2_lab.tools import files
+from fa2_studio.bench.protocol import Timing, measure
+
+KERNELS = ("forward", "rows", "columns")
+SIZES = (32, 64, 128)
+REPEATS = 7
+WRONG = 0.02  # of ‖x − y‖ / ‖y‖ between a candidate's result and the default's
+
+
+def main(argv: list[str]) -> int:
+    """Search for every kernel, head dimension and mask that was asked for; print and keep the finds."""
+    parser = argparse.ArgumentParser(prog="fa2-lab tune", description=__doc__.splitlines()[0])
+    parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="head dimensions (64 128)")
+    parser.add_argument("--n", type=int, default=4096, help="sequence length to measure at (4096)")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--kernel", nargs="+", default=list(KERNELS), choices=KERNELS)
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise ValueError("tune: there is no GPU here to measure on")
+    if not all(1 <= d <= 256 for d in options.d) or options.n < 1:
+        raise ValueError("tune: --d takes 1 to 256, --n at least 1")
+    return tune(options.d, options.n, getattr(torch, options.dtype), options.kernel)
+
+
+def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
+    """Search, and keep and tell every find as soon as it is there; after Ctrl-C those found so far stay."""
+    from fa2_lab.kernels import launch
+
+    files.check_writable(launch.TUNED_FILE().parent, "tune")
+    jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
+    bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
+    for d, causal, kernel in bar:
+        bar.set_postfix_str(f"{kernel} d {d} {'causal' if causal else 'full'}")
+        tensors = [
+            torch.randn(max(1, 16384 // N), max(1, 2048 // d), N, d, device="cuda", dtype=dtype) for _ in range(4)
+        ]
+        before, best, timings = search(kernel, tensors, causal)
+        name = launch.name(kernel, tensors[0], causal)
+        file = launch.keep({name: [best.B_r, best.B_c, best.warps, best.stages, best.registers]})
+        tqdm.write(f"{name}: {told(best)} {timings[best]:.3f} ms; before {told(before)} {timings[before]:.3f} ms")
+    print(f"kept in {file}")
+    return 0
+
+
+def told(blocks) -> str:
+    return f"{blocks.B_r}×{blocks.B_c}, {blocks.warps} warps, {blocks.stages} stages:"
+
+
+def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
+    """(the choice so far, the fastest right one, milliseconds of all that ran)."""
+    from fa2_lab.kernels import launch
+
+    before = launch.blocks(kernel, tensors[0], causal)
+    make = caller(kernel, tensors, causal)
+    truth = make(before)()
+    calls, timings = {}, {}
+    for blocks in tqdm(candidates(kernel, before), desc="compile", leave=False, disable=None):
+        call = make(blocks)
+        if works(call, truth):
+            calls[blocks] = call
+    for blocks, timing in measure(calls, repeats=REPEATS).items():
+        if isinstance(timing, Timing):
+            timings[blocks] = timing.median
+    return before, min(timings, key=timings.get), timings
+
+
+def candidates(kernel: str, before) -> list:
+    """What may be worth a try: everything that machine/budget.py does not rule out, and the choice so far."""
+    from dataclasses import replace
+
+    from fa2_lab.machine import budget
+
+    shared_of, registers_of = budget.KERNELS[kernel]
+    room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
+    itemsize, d = 2, before.d_pad
+    tried = [before]
+    for B_r, B_c, warps, stages in product(SIZES, SIZES, (4, 8), (1, 2, 3)):
+        if shared_of(B_r, B_c, d, stages, itemsize) <= room and registers_of(B_r, B_c, d, warps, itemsize) <= 300:
+            tried.append(replace(before, B_r=B_r, B_c=B_c, warps=warps, stages=stages, registers=None))
+    return list(dict.fromkeys(tried))
+
+
+def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
+    """A function of blocks that makes a call: it runs one kernel with them and returns what it wrote."""
+    from fa2_lab.kernels.portable import backward, forward
+    from fa2_lab.kernels.prepared import Options
+
+    Q, K, V, dO = tensors
+    options = Options(causal, Q.shape[3] ** -0.5)
+    O, L = forward.forward(Q, K, V, options)
+    D, dQ = torch.empty_like(L), torch.empty_like(Q)
+    backward.prepare_rows(dO, Q, K, V, O, options)(Q, K, V, O, dO, L, None, D, dQ, None, None, None, None)
+
+    def make(blocks):
+        dQ, dK, dV = map(torch.empty_like, (Q, K, V))
+        if kernel == "forward":
+            run = forward.prepare(Q, K, V, options, blocks=blocks)
+            return lambda: run(Q, K, V, None, None)[:1]
+        if kernel == "rows":
+            run = backward.prepare_rows(dO, Q, K, V, O, options, blocks)
+            return lambda: run(Q, K, V, O, dO, L, None, D, dQ, None, None, None, None) or (dQ,)
+        run = backward.prepare_columns(dO, Q, K, V, options, blocks)
+        return lambda: run(Q, K, V, dO, L, D, dK, dV, None, None, None, None) or (dK, dV)
+
+    return make
+
+
+def works(call: Callable, truth) -> bool:
+    """Whether it compiles, fits, and computes the same."""
+    try:
+        return all((x - y).norm() <= WRONG * y.norm() for x, y in zip(call(), truth, strict=True))
+    except Exception:  # out of shared memory or registers, or a size that the compiler refuses
+        return False

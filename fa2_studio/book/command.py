@@ -1,0 +1,63 @@
+"""The command line of `fa2-lab book`."""
+
+from __future__ import annotations
+
+import argparse
+from importlib.util import find_spec
+from pathlib import Path
+
+from fa2_lab.tools import files
+from fa2_studio.book import reach
+from fa2_studio.book.chapters import Chapter, written
+
+
+def main(argv: list[str]) -> int:
+    """Run the book's notebooks on this machine and print a verdict for each."""
+    parser = argparse.ArgumentParser(prog="fa2-lab book", description="Run the notebooks on this machine.")
+    parser.add_argument("chapters", nargs="*", help="names or numbers, such as 04; all, if none is given")
+    parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies or the pages go")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
+    what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
+    what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
+    what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
+    options = parser.parse_args(argv)
+    files.checkout("book")
+    if options.html:
+        if options.chapters:
+            parser.error("--html renders all chapters")
+        check_extra()
+        from fa2_studio.book.site import render
+
+        print(f"open {render(options.folder)}")
+        return 0
+    if options.colab:
+        reach.write_for_colab(options.colab)
+        return 0
+    from fa2_studio.book import run
+
+    chapters = chosen(options.chapters)
+    if options.blank:
+        run.write_blank(options.blank, chapters)
+        print(f"open {options.blank / chapters[0].name}.ipynb")
+        return 0
+    verdicts = run.record(chapters) if options.record else run.run_all(options.folder, chapters)
+    for v in verdicts:
+        print(f"{v.name:22} {v.cells:3} cells  {v.seconds:6.1f} s  {v.error or 'ok'}")
+    return 1 if any(v.error for v in verdicts) else 0
+
+
+def check_extra() -> None:
+    """Refuse to render where the extra `site` is not installed."""
+    missing = [module for module in ("sphinx", "myst_nb", "sphinx_book_theme") if find_spec(module) is None]
+    if missing:
+        raise ValueError(f"book --html needs {', '.join(missing)}, which is not here: pip install -e '.[site]'")
+
+
+def chosen(names: list[str]) -> list[Chapter]:
+    """The chapters named in full or by their number; all of them when none is named."""
+    known = written()
+    for name in names:
+        if not any(name in (c.name, c.number) for c in known):
+            raise ValueError(f"chapter: got {name!r}; it takes one of {', '.join(c.name for c in known)}")
+    return [c for c in known if not names or c.name in names or c.number in names]

@@ -1,0 +1,131 @@
+"""Running notebooks: from their text twins into a folder, or into notebooks/ with the outputs recorded."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jupytext
+import nbformat
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from tqdm import tqdm
+
+from fa2_lab.tools import files
+from fa2_studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, written
+
+TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
+KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+QUESTION = "**Predict.**"
+HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
+WIDGET = "application/vnd.jupyter.widget-view+json"  # sliders need a running kernel, so they are not recorded
+LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
+
+
+class Verdict(NamedTuple):
+    """How one notebook's run ended."""
+
+    name: str
+    cells: int
+    seconds: float
+    error: str  # empty when every cell ran
+
+
+def read_twin(chapter: Chapter) -> nbformat.NotebookNode:
+    """A notebook without outputs from its text twin, with fresh navigation bars and cell ids that never change."""
+    notebook = jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
+    bar = navigation(chapter.name, written())
+    cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
+    ends = [nbformat.v4.new_markdown_cell(bar, metadata={"tags": ["navigation"]}) for _ in range(2)]
+    notebook.cells = [ends[0], *cells, ends[1]]
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{chapter.number}-{number:03d}"
+    fold_answers(notebook.cells)
+    notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return notebook
+
+
+def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
+    """What follows right after a question stays folded in JupyterLab: what it shows, and code that would tell it."""
+    asked = False
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            asked = QUESTION in cell.source
+            continue
+        folds = {"outputs_hidden": asked, "source_hidden": HIDE_CODE in cell.metadata.get("tags", [])}
+        if any(folds.values()):
+            cell.metadata["jupyter"] = {fold: True for fold, closed in folds.items() if closed}
+
+
+def write_twin(chapter: Chapter) -> None:
+    """Put the navigation bars into the text twin as well."""
+    notebook = read_twin(chapter)
+    notebook.metadata = nbformat.from_dict(TWIN)
+    for cell in notebook.cells:
+        cell.metadata.pop("jupyter", None)  # folds follow from the text
+    files.write(TEXT / f"{chapter.name}.py", jupytext.writes(notebook, fmt="py:percent"))
+
+
+def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Verdict]:
+    """Run one notebook from top to bottom in a fresh kernel, in the notebooks' folder."""
+    notebook = read_twin(chapter)
+    client = NotebookClient(
+        notebook,
+        timeout=cell_timeout,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        shutdown_kernel="immediate",  # asked to leave, a kernel that is at work complains
+        resources={"metadata": {"path": NOTEBOOKS}},
+    )
+    start, error = time.perf_counter(), ""
+    try:
+        client.reset_execution_trackers()
+        with client.setup_kernel():  # client.execute() would keep Ctrl-C to itself
+            for index, cell in enumerate(notebook.cells):
+                client.execute_cell(cell, index, execution_count=client.code_cells_executed + 1)
+    except CellExecutionError as failure:
+        error = f"{failure.ename}: {failure.evalue}"
+    except Exception as failure:  # the kernel has died
+        error = f"{type(failure).__name__}: {failure}"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
+    notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
+    code = sum(c.cell_type == "code" for c in notebook.cells)
+    return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)
+
+
+def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> None:
+    files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")
+
+
+def run_all(folder: Path, chapters: list[Chapter]) -> list[Verdict]:
+    """Run the chapters into a folder, one after the other, whatever becomes of each."""
+    files.check_writable(folder, "book")
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
+    verdicts = []
+    for chapter in tqdm(chapters, desc="notebooks", unit="notebook", disable=None):
+        notebook, verdict = execute(chapter)
+        keep(notebook, folder, chapter)
+        verdicts.append(verdict)
+    return verdicts
+
+
+def write_blank(folder: Path, chapters: list[Chapter]) -> None:
+    """The chapters with nothing executed, for readers who want to answer before they see."""
+    files.check_writable(folder, "book --blank")
+    for chapter in chapters:
+        keep(read_twin(chapter), folder, chapter)
+
+
+def record(chapters: list[Chapter]) -> list[Verdict]:
+    """Renew the committed notebooks: navigation into the twins, then every output."""
+    files.check_writable(TEXT, "book --record")
+    for chapter in chapters:
+        write_twin(chapter)
+    return run_all(NOTEBOOKS, chapters)

@@ -1,0 +1,239 @@
+"""The book as an offline site: the executed notebooks, rendered by Sphinx with myst-nb; nothing is run here."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shutil
+import tempfile
+from html import unescape
+from pathlib import Path
+from xml.etree import ElementTree
+
+import nbformat
+from sphinx.application import Sphinx
+from sphinx.util.docutils import docutils_namespace, patch_docutils
+
+from fa2_lab.kernels.ladder import RUNGS
+from fa2_lab.kernels.ladder import change as one_change
+from fa2_lab.plots import explorer, motion
+from fa2_lab.plots.climb import PEERS
+from fa2_lab.tools import files, ladder
+from fa2_studio.book import reach
+from fa2_studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
+
+LOOKS = Path(__file__).with_name("looks")  # the style sheet
+FIGURES = files.ROOT / "figures"
+PICTURE = re.compile(r'<img alt="([^"]*)" width="(\d+)" src="data:image/png;base64,([^"]*)">')  # of plots/show.py
+DOORS = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
+SETTINGS = {
+    "project": "fa2_lab",
+    "html_title": "fa2_lab",
+    "html_context": {"default_mode": "auto"},
+    "smartquotes": False,
+    "extensions": ["myst_nb", "fa2_studio.book.callouts"],
+    "nb_execution_mode": "off",
+    "nb_render_markdown_format": "myst",
+    "myst_enable_extensions": ["dollarmath"],
+    "myst_heading_anchors": 3,
+    "html_math_renderer": "mathml",
+    "html_theme": "sphinx_book_theme",
+    "html_static_path": [str(LOOKS)],
+    "html_css_files": ["site.css"],
+    "html_js_files": ["site.js"],
+    "html_show_sphinx": False,
+    "html_show_copyright": False,
+    "html_copy_source": False,
+    "html_permalinks_icon": "#",
+    "html_theme_options": {
+        "show_navbar_depth": 1,
+        "show_toc_level": 2,
+        "navbar_persistent": [],
+        "use_download_button": False,
+        "footer_content_items": [],
+        "use_fullscreen_button": False,
+        "pygments_light_style": "a11y-high-contrast-light",
+        "pygments_dark_style": "a11y-high-contrast-dark",
+    },
+}
+
+
+def render(folder: Path) -> Path:
+    """The committed notebooks as pages in a folder; returns the first page."""
+    files.check_writable(folder, "book --html")
+    with tempfile.TemporaryDirectory() as scratch:
+        source, pages = Path(scratch, "source"), Path(scratch, "html")
+        write_sources(source)
+        with patch_docutils(), docutils_namespace():
+            app = Sphinx(
+                source, None, pages, Path(scratch, "doctrees"), "html", SETTINGS, status=None, warningiserror=True
+            )
+            app.build()
+        shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
+    shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
+    return folder / "index.html"
+
+
+def write_sources(folder: Path) -> None:
+    """What Sphinx reads: the notebooks, dressed for a page, and the index."""
+    (folder / "assignments").mkdir(parents=True)
+    buttons = {c.name: reach.button(c) for c in written()}
+    for name in [*buttons, *assignments()]:
+        notebook = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
+        dress(notebook, buttons.get(name, ""))
+        relink(notebook, (NOTEBOOKS / name).parent)
+        nbformat.write(notebook, folder / f"{name}.ipynb")
+    for name in DOORS:
+        text = (files.ROOT / name).read_text(encoding="utf-8")
+        (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
+    shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
+    (folder / "index.md").write_text(index(), encoding="utf-8")
+
+
+def assignments() -> list[str]:
+    """The course's notebooks, under the names that links to them have."""
+    return [f"assignments/{path.stem}" for path in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
+
+
+# One notebook ---------------------------------------------------------------------------------------------------
+
+
+def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
+    """Leave out the navigation bars; fold imports and answers; give printed Python its colours, pictures their text."""
+    notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
+    if button:
+        notebook.cells[0].source += f"\n\n{button}"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            tags, look = list(cell.metadata.get("tags", [])), {}
+            if is_imports(cell):
+                tags, look = [*tags, "hide-input"], {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
+            elif "hide-input" in tags:
+                look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
+            if cell.metadata.get("jupyter", {}).get("outputs_hidden") and cell.outputs:
+                tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
+                look = {"code_prompt_show": "The output", "code_prompt_hide": "The output"}
+            look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
+            if cell.source.startswith("explore()"):
+                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
+            if "motion.moving(" in cell.source:
+                page = motion.page(**motion.data())
+                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
+            for output in cell.outputs:
+                if found := PICTURE.search(output.get("data", {}).get("text/html", "")):
+                    alt, width, image = found.groups()
+                    output.data, output.metadata = {"image/png": image}, {"image/png": {"width": int(width)}}
+                    look["image"] = {"alt": unescape(alt)}
+            cell.metadata.update(tags=tags, mystnb=look)
+
+
+def is_imports(cell: nbformat.NotebookNode) -> bool:
+    """Whether a cell imports, does at most one thing more, and shows nothing."""
+    body = ast.parse(re.sub(r"^[%!].*", "", cell.source, flags=re.MULTILINE)).body
+    imports = [isinstance(node, (ast.Import, ast.ImportFrom)) for node in body]
+    return sum(imports) >= max(1, len(body) - 1) and not cell.outputs
+
+
+def lexer(text: str) -> str | None:
+    """Whether a cell printed the difference of two sources, or a source: a class, a function or lines from inside."""
+    first = [line[:2] for line in text.splitlines()[1:]]
+    if {"+ ", "- "} <= set(first) and set(first) <= {"+ ", "- ", "  ", "…", ""}:
+        return "diff"
+    try:
+        body = ast.parse(f"if True:\n{text}" if text.startswith(" ") else text).body
+    except SyntaxError:
+        return None
+    kinds = (ast.FunctionDef, ast.ClassDef, ast.For)
+    return "python" if any(isinstance(node, kinds) for node in ast.walk(ast.Module(body, []))) else None
+
+
+def relink(notebook: nbformat.NotebookNode, at: Path) -> None:
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = with_links(cell.source, at)
+        for output in cell.get("outputs", []):
+            if "text/markdown" in output.get("data", {}):
+                output.data["text/markdown"] = with_links(output.data["text/markdown"], at)
+
+
+def with_links(text: str, at: Path) -> str:
+    """Links of a file in folder `at`, as its page has them: to pages, pictures, GitHub, or mere words."""
+
+    def link(found: re.Match) -> str:
+        words, target, anchor = found.groups(default="")
+        file = Path(os.path.normpath(at / target))
+        if not file.exists():
+            return found[0]
+        up = "../" * (at == NOTEBOOKS / "assignments")
+        place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
+        if file.parent == FIGURES and file.suffix in (".svg", ".pdf"):
+            return f'<a href="{"../" * (at == NOTEBOOKS / "assignments")}{place.as_posix()}">{words}</a>'
+        if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in DOORS:
+            return f"[{words}]({up}{place.as_posix()}{anchor})"
+        if reach.origin() is None:
+            return words
+        repository, commit = reach.origin()
+        return f"[{words}](https://github.com/{repository}/blob/{commit}/{file.relative_to(files.ROOT).as_posix()})"
+
+    text = re.sub(r"(!\[[^\]]*\]\()\.\./figures/", r"\1figures/", text)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)([^)\s#]+)(#[^)\s]*)?\)", link, text)
+
+
+# The index ------------------------------------------------------------------------------------------------------
+
+
+def picture() -> Path:
+    """The data in motion where that picture is drawn, and the ladder's climb otherwise."""
+    moving = sorted(FIGURES.glob("motion*.svg"))
+    return moving[0] if moving else FIGURES / "ladder.svg"
+
+
+def index() -> str:
+    """The first page: what this is, one picture, the chapters by part, the ladder, and the table of contents."""
+    alt = ElementTree.parse(picture()).findtext("{http://www.w3.org/2000/svg}desc").strip()
+    parts = {title: [c for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
+    shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
+    toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
+    toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in DOORS])]
+    moving = f"![{alt}](figures/{picture().name})"
+    parts = [WELCOME, moving, *shown, "## What runs where", reach.table(), LADDER, rungs(), *toc]
+    return "\n\n".join(parts) + "\n"
+
+
+WELCOME = """# FlashAttention-2, line by line
+
+FlashAttention-2 computes exact attention on a GPU without ever storing the N × N matrix of scores. This book builds it
+in small steps: NumPy first, then Triton kernels, then kernels for NVIDIA's Hopper GPUs. Every step was run, and every
+result was checked against plain attention in float64.
+
+**[Begin with the map →](00_start.ipynb)**"""
+
+LADDER = """## The ladder of kernels
+
+One file for each change, from three kernels with S in HBM to a kernel for Hopper."""
+
+
+def entry(chapter: Chapter) -> str:
+    return f"- [{chapter.number} · {chapter.title}]({chapter.name}.ipynb): {chapter.question}"
+
+
+def tree(caption: str, names: list[str]) -> str:
+    return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
+
+
+def rungs() -> str:
+    """The ladder's record as a table."""
+    results = ladder.record()
+    timed = ladder.rows(results, "forward")
+    peer = next(name for name in PEERS if name in timed[False].values)
+    lines = ["| rung | the one change | TFLOP/s | causal | share |", "| --- | --- | ---: | ---: | ---: |"]
+    for name in timed[False].values:
+        first, change = (name, "")
+        if name in RUNGS:
+            title, change = one_change(name)
+            first = f"{name[1:3]} {title}"
+        numbers = [ladder.speed(timed[causal], name) for causal in (False, True)]
+        lines.append(f"| {first} | {change} | {' | '.join(numbers)} | {ladder.share(timed[False], name, peer)} |")
+    shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {ladder.N:,}, d = {ladder.D}"
+    return "\n".join([*lines, "", f"Recorded on one {shape}. Share: of {peer}, without a mask."])

@@ -1,0 +1,103 @@
+"""What the compiler makes of the forward kernel, recorded for the pictures of layouts and block sizes.
+
+`fa2-lab figures --compile` compiles for chips that need not be here, each in a process of its own, and writes
+figures/data/layouts.json and compiled.json. The pictures are drawn from these files alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from hashlib import sha256
+from io import BytesIO
+from itertools import product
+from pathlib import Path
+from tokenize import NAME, NUMBER, OP, STRING, tokenize
+
+from tqdm import tqdm
+
+from fa2_lab.machine.layouts import parse
+from fa2_lab.plots import block_budget
+from fa2_lab.plots.records import COMPILE, RECORDED
+from fa2_lab.tools import files
+
+PROJECT = Path(__file__).resolve().parents[1]
+SOURCES = ("forward.py", "softmax.py", "tile.py")  # of kernels/portable: what decides how the forward compiles
+TARGETS = ("sm_80", "sm_90")
+TILE = dict(B_r=128, B_c=64, warps=4, stages=2)  # whose layouts are drawn
+INSTRUCTIONS = {2: "mma", 3: "wgmma"}
+
+
+def record(folder: Path = RECORDED) -> None:
+    """Compile the forward at every block size, and for its layouts on both targets, and write down what came out."""
+    files.check_writable(folder, "figures --compile")
+    source = source_digest()
+    jobs = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
+    rows = [row for target in TARGETS for row in compiled(target, [job for job in jobs if job["target"] == target])]
+    kept = [{name: row[name] for name in (*jobs[0], "instruction", "warpsPerCTA", "S", "O", "K")} for row in rows]
+    write(folder / "layouts.json", "layouts", kept, dict(source=source, triton=rows[0]["triton"]))
+    sizes = budget_jobs("sm_90")
+    rows = [*tqdm(compiled("sm_90", sizes), total=len(sizes), desc="compile", unit="kernel", disable=None)]
+    kept = [{name: row[name] for name in (*sizes[0], "registers", "spills", "shared")} for row in rows]
+    write(folder / "compiled.json", "forward", kept, dict(source=source, triton=rows[0]["triton"]))
+
+
+def budget_jobs(target: str) -> list[dict]:
+    """One compilation for every cell of the picture of block sizes, with the warps and stages that it names."""
+    data = block_budget.data()
+    return [
+        dict(target=target, d=d, B_r=B_r, B_c=B_c, warps=cell["warps"], stages=data["stages"])
+        for d, cells in data["cells"].items()
+        for (B_r, B_c), cell in cells.items()
+    ]
+
+
+def write(file: Path, name: str, rows: list[dict], versions: dict) -> None:
+    """The rows, one to a line, after what made them."""
+    made = dict(command=COMPILE, kernel="forward_kernel, fp16, not causal") | versions
+    head = json.dumps(dict(made_by=made), indent=1, ensure_ascii=False).removesuffix("\n}")
+    lines = ",\n  ".join(json.dumps(row) for row in rows)
+    files.write(file, f'{head},\n "{name}": [\n  {lines}\n ]\n}}\n')
+
+
+def source_digest() -> str:
+    """A fingerprint of the forward's source that comments, line breaks and imports do not change."""
+    words = []
+    for name in SOURCES:
+        source = (PROJECT / "fa2_lab" / "kernels" / "portable" / name).read_text(encoding="utf-8")
+        plain = re.sub(r"^(from|import) [^(\n]*(\([^)]*\))?\n", "", source, flags=re.MULTILINE).encode()
+        words += [t.string for t in tokenize(BytesIO(plain).readline) if t.type in (NAME, NUMBER, OP, STRING)]
+    return sha256(" ".join(words).encode()).hexdigest()[:16]
+
+
+def compiled(target: str, jobs: list[dict]) -> Iterator[dict]:
+    """Each job with what the compiler made of it, from a process that never runs Triton's interpreter."""
+    command = [sys.executable, "-m", "fa2_studio.compile_worker", target]
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=PROJECT)
+    with subprocess.Popen(command, **pipes) as worker:
+        worker.stdin.write("".join(json.dumps(job) + "\n" for job in jobs))
+        worker.stdin.close()
+        for job, line in zip(jobs, worker.stdout, strict=False):
+            yield job | found_in(json.loads(line))
+    if worker.returncode:
+        raise ValueError(f"compiling for {target} failed, as told above; it needs torch and Triton, hence Linux")
+
+
+def found_in(made: dict) -> dict:
+    """Layouts and shapes out of a kernel's ttgir, beside what is kept as it is."""
+    ttgir = made.pop("ttgir")
+    named = dict(re.findall(r"^#(\w+) = (#ttg\.\w+<\{.*\}>)$", ttgir, re.MULTILINE))
+    dots = re.findall(r"(?:tt\.dot|warp_group_dot) .*-> tensor<(\d+)x(\d+)xf32, #(\w+)>", ttgir)
+    (streamed,) = set(re.findall(r"local_alloc : \(\) -> !ttg\.memdesc<\d+x(\d+)x(\d+)xf16, #(\w+),", ttgir))
+    S, O = dots[:2]  # the tile's two products; every loop over tiles repeats them
+    if dots != len(dots) // 2 * [S, O]:
+        raise ValueError(f"the forward's products differ from loop to loop: {dots}")
+    for tensor, (rows, cols, name) in dict(S=S, O=O, K=streamed).items():
+        made[tensor] = dict(shape=[int(rows), int(cols)], layout=named[name])
+    layout = parse(made["S"]["layout"])
+    return made | dict(instruction=INSTRUCTIONS[layout.version], warpsPerCTA=list(layout.warps))

@@ -1,0 +1,245 @@
+"""Assignment 9, up the ladder: rung 03 goes in, a better kernel comes out, judged by the meter and the compiled code.
+
+No GPU is needed: Triton's interpreter counts what a call does, and the compiler shows what the loop became for Hopper.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fa2_lab.tiles import cdiv
+from fa2_lab.tools.xray.loops import Loop, loops
+from fa2_studio.course import guard, truth
+from fa2_studio.course.listing import listing
+from fa2_studio.course.report import Failed, Report, at_most, equal
+from fa2_studio.course.truth import Case
+
+RUNG = Path(__file__).resolve().parents[2] / "fa2_lab" / "kernels" / "ladder" / "r03_row_blocks.py"
+TOLERANCE = 4e-3  # fp16: O is rounded to 11 bits, and so is p
+CHIP = "sm_90"
+
+RIGHT = [
+    ("whole tiles", Case(128, 128, 64, 64, 64, seed=91)),
+    ("causal and ragged", Case(150, 150, 32, 64, 64, causal=True, seed=92)),
+    ("causal, more keys than queries", Case(70, 190, 16, 64, 64, causal=True, size=2.0, seed=93)),
+    ("causal, rows that see no key", Case(170, 90, 16, 64, 64, causal=True, seed=94)),
+    ("keys that do not fill their tiles", Case(65, 77, 64, 64, 64, seed=95)),
+]
+LONG = Case(372, 372, 16, 64, 64, causal=True, seed=96)
+SCORED = Case(384, 384, 64, 64, 64, causal=True, seed=98, size=6.0)  # what is compiled, and run as compiled
+
+
+def rung(seed: int = 0) -> str:
+    """Rung 03 as a cell, without what the first cell imports. It is the same for every seed."""
+    text = RUNG.read_text(encoding="utf-8")
+    return text[text.index("NEG_INF = ") :].rstrip()
+
+
+def listed(function, case: Case, heads: tuple[int, int]) -> str:
+    """What one call launches, as a program of its own."""
+    from fa2_studio.course import probes_ladder
+
+    sheet = guard.beside(probes_ladder.recorded, function, heads, case.N_q, case.N_k, case.d, case.causal)
+    try:
+        return listing(sheet)
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise Failed("launches of kernels", f"what cannot be read ({type(error).__name__})") from None
+
+
+def call(function, case: Case, heads: int = 2, text: str = "") -> dict:
+    """What one call launches, run in the interpreter and held to float64; what the meter counted."""
+    from fa2_studio.course import probes_ladder
+
+    draw = np.random.default_rng([9, case.seed]).standard_normal
+    sizes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
+    q, k, v = (np.float16(size * draw((1, heads, n, case.d))) for n, size in sizes)
+    text = text or listed(function, case, (1, heads))
+    O, L, counted = guard.apart(probes_ladder.run, function, text, q, k, v, case.causal)
+    for h in range(heads):
+        Q, K, V = (np.float64(x[0, h]) for x in (q, k, v))
+        want_O, want_L = truth.dense(Q, K, V, case.d**-0.5, case.causal)
+        equal(f"O of head {h}", np.asarray(O)[0, h], want_O, TOLERANCE, nan_hint(O))
+        equal(f"L of head {h}", np.asarray(L)[0, h], want_L, TOLERANCE, "L is the natural logarithm, in fp32.")
+    scores = heads * int(truth.visible(case.N_q, case.N_k, case.causal).sum())
+    if counted.get("multiplications of products", 0) < 2 * scores * case.d:
+        raise Failed("two products for each score", "fewer", hint="S = Q Kᵀ and P V, by tl.dot.")
+    counted["loaded"] -= heads * case.N_q * case.d  # Q, once
+    return counted
+
+
+def nan_hint(O) -> str:
+    nan = "NaN: a row that was not stored, memory behind the end of K or V, or −inf − (−inf)."
+    return nan if np.isnan(np.asarray(O, dtype=np.float64)).any() else ""
+
+
+# The steps ------------------------------------------------------------------------------------------------------
+
+
+def right(function, cases=tuple(RIGHT), seed: int = 0) -> Report:
+    """O and L against float64, in fp16."""
+    report = Report("right")
+    for claim, case in cases:
+        case = truth.varied(case, seed)
+        with report.check(f"{claim}: {case}", "Start from rung 03, which is right, and change one thing at a time."):
+            call(function, case)
+    return report
+
+
+def meter(function, seed: int = 0) -> Report:
+    """What one causal call does, counted in the interpreter."""
+    report, case = Report("meter"), truth.varied(LONG, seed)
+    blocks = cdiv(case.N_q, 64)
+    keys, _ = tiles_needed(case)
+    limits = {
+        "loaded": (2 * case.d * sum(min(n, case.N_k) for n in keys), "elements of K and V loaded",
+                   "Tiles above the diagonal need not be visited. (Rung 06)"),
+        "exponentials": (64 * sum(n + n // 64 for n in keys), "exponentials",
+                         "One for each score of a visited tile, and one for each of its rows. (Rungs 04 and 06)"),
+        "masked entries": (64 * blocks * 200, "entries under a mask",
+                           "The diagonal cuts through few tiles; the others need no tl.where. (Rung 07)"),
+    }  # fmt: skip
+    counted: dict = {}
+    for kind, (most, what, hint) in limits.items():
+        with report.check(f"{what}: {case}", hint):
+            counted = counted or call(function, case, heads=1)
+            at_most(what, counted.get(kind, 0), most, hint)
+    with report.check("no more divisions for 256 keys than for 128", "One division can wait until the end. (Rung 04)"):
+        few, many = (call(function, Case(64, n, 16, 64, 64, seed=97), heads=1) for n in (128, 256))
+        at_most("divisions", many.get("divisions", 0), few.get("divisions", 0))
+    return report
+
+
+STEPS = [  # instructions of a thread for one score, and what gets there; by `fa2-lab xray` the rungs have 18.9 … 9.3
+    (17.8, "Divide once, at the end. (Rung 04)"),
+    (12.5, "Fold τ and log₂ e into one multiply-add before tl.exp2. (Rung 05)"),
+    (10.4, "Full tiles in a loop of their own, without mask and without bounds. (Rung 07)"),
+]
+
+
+def compiled(function, seed: int = 0) -> Report:
+    """What the loop became for Hopper, without a Hopper: instructions for a score, and copies under way."""
+    report, found = Report("compiled"), []
+
+    def best():
+        if not found:
+            try:
+                found.append(costs(function))
+            except Exception as refused:  # compiled once, whatever comes of it
+                found.append(refused)
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    for most, hint in STEPS:
+        with report.check(f"at most {most:g} instructions of a thread for each score", hint):
+            per_score, _, _ = best()
+            if per_score > most:
+                raise Failed(f"at most {most:g}", f"{per_score:.2f}")
+    with report.check("copies of K and V are under way while a tile is computed", "num_stages. (Rung 08)"):
+        _, _, copies = best()
+        if not copies:
+            raise Failed("asynchronous copies in the loop (LDGSTS or UTMALDG)", "none: every load is waited for")
+    if found and not isinstance(found[0], Exception):
+        per_score, registers, copies = found[0]
+        print(f"  {CARD} {per_score:.2f} instructions a score, {registers} registers, {copies} copies in a round")
+    return report
+
+
+CARD = "card:"  # the line that the class's leaderboard reads
+
+
+def costs(function) -> tuple[float, int, int]:
+    """Instructions a score, registers and copies of the loop that does most of what a call launches.
+
+    The launches that are compiled are those that are run here, on scores so large that no maximum can be left out.
+    """
+    from fa2_studio.course import probes_ladder
+
+    text = listed(function, SCORED, (1, 1))
+    counted = call(function, SCORED, heads=1, text=text)
+    kernels = guard.apart(probes_ladder.compiled, function, text, CHIP, SCORED.d, SCORED.N_q)
+    check_shares(counted, sorted(list(place) for _, _, lines in kernels for place in lines))
+    found = [(*main_loop(loops(str(sass)), lines, counted["products"]), numbers) for numbers, sass, lines in kernels]
+    if not (found := [one for one in found if one[0]]):
+        raise Failed("a loop with products on tensor cores", "none in the compiled code", hint="tl.dot of fp16 tiles.")
+    _, loop, numbers = max(found, key=lambda one: one[0])
+    if numbers["spills"]:
+        raise Failed("no spills", f"{numbers['spills']} instructions that spill", hint="Smaller tiles, or more warps.")
+    return loop.per_score(SCORED.d), numbers["registers"], loop.copies
+
+
+def main_loop(found: list[Loop], lines: list, products: list) -> tuple[int, Loop | None]:
+    """The multiplications of a kernel's main loop, and the loop.
+
+    Each loop has both products of its scores, in the order of the text. Where that does not tell which loop is which,
+    the dearest counts.
+    """
+    for loop in found:
+        if 32 * loop.exponentials < loop.scores(SCORED.d):
+            raise Failed(
+                "two products and an exponential for each score in each loop that has products",
+                f"{32 * loop.exponentials} exponentials for {loop.scores(SCORED.d):g} scores",
+                hint=WHOLE,
+            )
+    work = {tuple(place): n for place, n in products}
+    shares = [work[place] for place in sorted({tuple(place) for place in lines})]
+    if 2 * len(found) < len(shares):
+        raise Failed(
+            f"{len(shares) / 2:g} loops in the machine code, with two products each", f"{len(found)}", hint=WHOLE
+        )
+    if not found:
+        return 0, None
+    if 2 * len(found) > len(shares):
+        return sum(shares), max(found, key=lambda loop: loop.per_score(SCORED.d))
+    return max(zip(shares[::2], found, strict=True), key=lambda one: one[0])
+
+
+WHOLE = "S, its exponentials and P V belong into one loop; what is moved out of it is not saved."
+SHARE = 8  # diagonal tiles of 32 keys have a seventh of all multiplications of SCORED in each of their two products
+
+
+def check_shares(counted: dict, compiled: list) -> None:
+    """The products that were compiled are those that ran, each does more than an eighth, and none is for nothing."""
+    total = counted["multiplications of products"]
+    ran = sorted(list(place) for place, n in counted["products"] if SHARE * n > total)
+    hint = "Loops that hardly run would make the card. Write a tl.dot for each product, and none that is not needed."
+    if ran != compiled:
+        raise Failed(f"each tl.dot does more than 1/{SHARE} of a causal call's multiplications",
+                     f"{len(compiled)} in the machine code, {len(ran)} that do", hint=hint)  # fmt: skip
+    keys, needed = tiles_needed(SCORED)
+    loaded = counted["loaded"] / (2 * SCORED.d * sum(min(n, SCORED.N_k) for n in keys))
+    at_most("multiplications for the K and V that were loaded", total, int(needed * max(1, 1.05 * loaded)), hint)
+
+
+def tiles_needed(case: Case) -> tuple[list[int], int]:
+    """Keys that each 64 rows need under the causal mask, in tiles of up to 128, and their multiplications."""
+    keys = [cdiv(64 * (i + 1), 128) * 128 for i in range(cdiv(case.N_q, 64))]
+    return keys, 2 * 64 * case.d * sum(keys)
+
+
+TIMED = Case(8192, 8192, 64, 64, 64, causal=True)
+
+
+def timed(function) -> Report:
+    """On a GPU: how much faster than rung 03. Without one there is nothing to be had and nothing to be lost."""
+    import torch
+
+    from fa2_studio.course import probes_ladder
+
+    report = Report("gpu")
+    if not torch.cuda.is_available():
+        print("  no CUDA GPU on this machine: no extra points to be had, none lost")
+        return report
+    for times in (2.0, 2.8):  # rung 08 is 3.2 to 3.5 times as fast
+        with report.check(f"{times:g} times as fast as rung 03", "Causal, d 64: half of the tiles, then every rung."):
+            text = listed(function, TIMED, (2, 16))
+            mine, theirs, apart = guard.apart(probes_ladder.timed, function, text, RUNG.read_text(encoding="utf-8"))
+            print(f"  yours {mine:.3f} ms, rung 03 {theirs:.3f} ms (causal, fp16, d 64, N 8192, 32 heads)")
+            if not math.isfinite(apart) or apart > 0.05:
+                raise Failed("the same O", f"entries {apart:g} apart")
+            if theirs / mine < times:
+                raise Failed(f"at most {theirs / times:.3f} ms", f"{mine:.3f} ms")
+    return report

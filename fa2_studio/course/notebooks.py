@@ -1,0 +1,163 @@
+"""The assignments' notebooks: nbgrader sources, and what students get of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+
+from fa2_lab.tools import files
+
+FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "assignments"
+TEXT = FOLDER / "text"
+SOLUTION, HIDDEN = ("### BEGIN SOLUTION", "### END SOLUTION"), ("### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS")
+CHECK = "check"  # what the setup cell calls the checking library
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One assignment: its notebook, what it needs beyond NumPy, and what of this package its students may import."""
+
+    name: str
+    title: str
+    needs: tuple[str, ...] = ()
+    gives: tuple[str, ...] = ()
+
+
+ASSIGNMENTS = [
+    Assignment("1_online_softmax", "Online softmax"),
+    Assignment("2_forward", "From FA1 to FA2"),
+    Assignment("3_backward", "Backward"),
+    Assignment("4_triton_forward", "A Triton forward kernel", needs=("torch", "triton")),
+    Assignment("5_break_it", "Break it, find it", gives=("fa2_lab.reference", "fa2_lab.errata")),
+    Assignment("6_read_the_machine", "Read the machine", gives=("fa2_lab.machine.chips",)),
+    Assignment("7_triton_backward", "The backward kernel in Triton", needs=("torch", "triton")),
+    Assignment("8_detective", "Detective cases", needs=("torch", "triton"), gives=("fa2_lab.machine.asynchrony",)),
+    Assignment("9_up_the_ladder", "Up the ladder", needs=("torch", "triton"), gives=("fa2_lab.tools.xray",)),
+]
+
+
+def written() -> list[Assignment]:
+    """The assignments that exist."""
+    return [a for a in ASSIGNMENTS if (FOLDER / f"{a.name}.ipynb").is_file()]
+
+
+def source(assignment: Assignment) -> nbformat.NotebookNode:
+    """The nbgrader source of an assignment, with solutions and hidden tests."""
+    return nbformat.read(FOLDER / f"{assignment.name}.ipynb", as_version=4)
+
+
+# Asking a notebook ------------------------------------------------------------------------------------------------
+
+
+def marks(cell) -> dict:
+    """nbgrader's metadata of a cell, whatever shape a notebook has it in."""
+    metadata = cell.get("metadata") if isinstance(cell, dict) else None
+    found = metadata.get("nbgrader") if isinstance(metadata, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def grade_id(cell) -> str:
+    """The name nbgrader knows a cell by; empty for a cell of the reader's own."""
+    name = marks(cell).get("grade_id", "")
+    return name if isinstance(name, str) else ""
+
+
+def is_solution(cell) -> bool:
+    return bool(marks(cell).get("solution"))
+
+
+def steps(notebook) -> dict[str, float]:
+    """{grade_id: points} of a notebook's test cells."""
+    return {m["grade_id"]: float(m["points"]) for m in map(marks, notebook.cells) if m.get("grade")}
+
+
+# What students hand in ------------------------------------------------------------------------------------------------
+
+LARGEST = 20 * 2**20  # bytes of a notebook
+MOST_CELLS = 2000
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is read of a submitted cell: its ids, whether it is code, its text. Nothing else of it counts."""
+
+    id: str
+    name: str
+    is_code: bool
+    source: str
+
+
+def read(path: Path) -> list[Cell]:
+    """The cells of a submitted notebook, whatever else is in it, or a ValueError with a sentence."""
+    if path.suffix != ".ipynb":
+        raise ValueError(f"{path.name} is not a notebook: its name does not end in .ipynb")
+    try:
+        notebook = json.loads(content(path).decode("utf-8-sig"))  # some editors begin with a byte-order mark
+    except (UnicodeError, ValueError, RecursionError, OSError) as error:
+        reason = (str(error).splitlines() or [""])[0][:120]
+        raise ValueError(
+            f"{path.name} is not a notebook that can be read ({type(error).__name__}: {reason})"
+        ) from error
+    cells = notebook.get("cells") if isinstance(notebook, dict) else None
+    if not isinstance(cells, list):
+        raise ValueError(f"{path.name} is not a notebook that can be read (it has no list of cells)")
+    if len(cells) > MOST_CELLS:
+        raise ValueError(f"{path.name} has {len(cells):,} cells; at most {MOST_CELLS:,} are read")
+    return [as_cell(cell) for cell in cells if isinstance(cell, dict)]
+
+
+def content(path: Path) -> bytes:
+    """The bytes of a file that is a file, and neither a link nor a pipe nor too large."""
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        number = os.open(path, flags)
+    except OSError as error:
+        raise ValueError("a link" if path.is_symlink() else error.strerror) from error
+    with os.fdopen(number, "rb") as file:
+        told = os.fstat(number)
+        if not stat.S_ISREG(told.st_mode):
+            raise ValueError("no file: a folder, a pipe or a device")
+        if told.st_size > LARGEST:
+            raise ValueError(f"{told.st_size:,} bytes; it takes at most {LARGEST:,}")
+        return file.read(LARGEST)
+
+
+def as_cell(cell: dict) -> Cell:
+    """One cell, plain: letters that are no text become question marks."""
+    source = cell.get("source", "")
+    source = "".join(x for x in source if isinstance(x, str)) if isinstance(source, list) else source
+    source = source.encode("utf-8", "replace").decode() if isinstance(source, str) else ""
+    own_id = cell.get("id", "")
+    return Cell(own_id if isinstance(own_id, str) else "", grade_id(cell), cell.get("cell_type") == "code", source)
+
+
+# For students -------------------------------------------------------------------------------------------------------
+
+
+def student_version(notebook) -> nbformat.NotebookNode:
+    """What students get: solutions replaced by stubs, hidden tests gone, test cells locked; by nbgrader's own steps."""
+    from nbgrader.preprocessors import ClearHiddenTests, ClearOutput, ClearSolutions, ComputeChecksums, LockCells
+
+    notebook = nbformat.from_dict(notebook)
+    resources = {"metadata": {}, "nbgrader": {}}
+    for step in (ClearSolutions, ClearHiddenTests, ClearOutput, LockCells, ComputeChecksums):
+        notebook, resources = step().preprocess(notebook, resources)
+    notebook.metadata["fa2_lab"] = {"steps": steps(notebook)}
+    return notebook
+
+
+def release(folder: Path, assignments: list[Assignment]) -> list[Path]:
+    """Write the student versions into a folder, each in a folder of its own."""
+    files.check_writable(folder, "course release")
+    paths = []
+    for assignment in assignments:
+        path = folder / assignment.name / f"{assignment.name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write(path, nbformat.writes(student_version(source(assignment))) + "\n")
+        paths.append(path)
+    return paths

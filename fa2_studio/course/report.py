@@ -1,0 +1,156 @@
+"""What the checks of one step found. A failed check says what was expected, what came, where, and gives one hint."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+
+import numpy as np
+
+from fa2_studio.course.guard import Borrowed, Raised, Stopped
+from fa2_studio.course.probes import NotAllowed
+
+
+class Failed(Exception):
+    """One check did not hold."""
+
+    def __init__(self, expected: str, came: str, where: str = "", hint: str = ""):
+        super().__init__(expected)
+        self.expected, self.came, self.where, self.hint = expected, came, where, hint
+
+
+class Report:
+    """The checks of one step, printed as they run. Each is worth the same share of the step's points."""
+
+    def __init__(self, step: str):
+        self.step, self.passed, self.total, self.refused = step, 0, 0, ""
+        self.unwritten, self.last = False, []
+        print(step)
+
+    @contextmanager
+    def check(self, claim: str, hint: str = ""):
+        """Run one check; whatever a student's code raises is told, and the next check runs all the same."""
+        self.total += 1
+        try:
+            yield
+        except (NotAllowed, Borrowed) as refusal:
+            self.refused = str(refusal)
+            self._tell("REFUSED", claim, [("", f"{refusal}; this step scores 0")])
+        except Failed as failed:
+            self._fail(claim, failed, hint)
+        except NotImplementedError:
+            if not self.unwritten:  # said once
+                self._tell("NOT YET", f"{claim}: not written yet", [])
+            self.unwritten = True
+        except MemoryError:
+            self._fail(claim, Failed("a result", "MemoryError: all the memory was used"))
+        except (Raised, Stopped) as told:
+            self._fail(claim, Failed("a result", str(told)[:300], getattr(told, "where", "")))
+        except (Exception, SystemExit) as error:
+            error = (error.__cause__ or error) if type(error).__name__ == "InterpreterError" else error
+            self._fail(claim, Failed("a result", f"{type(error).__name__}: {error}"[:300], line_of(error)))
+        else:
+            self.passed += 1
+            self._tell("ok", claim, [])
+
+    def points(self, most: float) -> float:
+        """This step's points: the last line of its cell, and what the grader reads."""
+        share = 0.0 if self.refused or not self.total else self.passed / self.total
+        got = round(most * share, 2)
+        print(f"{self.step}: {got:g} of {most:g} points ({self.passed:g} of {self.total} checks)")
+        return got
+
+    def __add__(self, other: Report) -> Report:
+        """Both reports as one: the visible checks and the hidden ones."""
+        self.passed, self.total = self.passed + other.passed, self.total + other.total
+        self.refused = self.refused or other.refused
+        return self
+
+    def _fail(self, claim: str, failed: Failed, hint: str = "") -> None:
+        """Tell of a failed check; where the last one failed in the same way, that is all there is to tell."""
+        lines = [("expected", failed.expected), ("came", failed.came)]
+        lines += [("first at", failed.where)] if failed.where else []
+        if lines == self.last:
+            self._tell("NOT YET", f"{claim}: the same", [])
+            return
+        self.last, hint = lines, failed.hint or hint
+        self._tell("NOT YET", claim, lines + ([("hint", hint)] if hint else []))
+
+    def _tell(self, verdict: str, claim: str, lines: list[tuple[str, str]]) -> None:
+        print(f"  {verdict:8} {claim}")
+        for title, text in lines:
+            print(f"           {title:9}{text}" if title else f"           {text}")
+
+
+def line_of(error: BaseException) -> str:
+    """Where in the notebook an error was raised, if it was."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "fa2_lab" not in f.filename]
+    inside = [f for f in frames if "site-packages" not in f.filename and "contextlib" not in f.filename]
+    return f"line {inside[-1].lineno} of the cell with {inside[-1].name}: {inside[-1].line}" if inside else ""
+
+
+# Comparing ------------------------------------------------------------------------------------------------------
+
+
+NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf: which of them can happen here?"
+
+
+def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=None) -> None:
+    """Fail at the first entry that differs by more than `tolerance`, relative to the largest true entry.
+
+    `place(index)` says where that is in words; without it the entry's row is named.
+    """
+    want = np.asarray(want, dtype=np.float64)
+    got = as_numbers(name, got, want.shape, hint)
+    size = np.abs(want[np.isfinite(want)]).max(initial=0.0) or 1.0
+    with np.errstate(invalid="ignore"):
+        far = ~((got == want) | (np.abs(got - want) <= tolerance * size))
+    if far.any():
+        at = tuple(int(x) for x in np.argwhere(far)[0])
+        label = f"{name}[{', '.join(map(str, at))}]" if at else name
+        expected, came = (f"{label} = {number(x[at])}" for x in (want, got))
+        hint = hint or (NAN if np.isnan(got[at]) else "")
+        where = place(at) if place and at else f"row {at[0]}" if at else ""
+        count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
+        raise Failed(expected, came, where + count, hint)
+
+
+def at_most(what: str, came: int, most: int, hint: str = "") -> None:
+    """Fail where more was done than need be."""
+    if came > most:
+        raise Failed(f"at most {most:,} {what}", f"{came:,}", hint=hint)
+
+
+def as_numbers(name: str, got, shape: tuple, hint: str = "") -> np.ndarray:
+    """`got` as float64 of that shape, or a failure that says what it is instead."""
+    try:
+        array = np.asarray(got, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise Failed(f"{name}: an array of shape {shape}", f"{name}: {type(got).__name__}", hint=hint) from None
+    if array.shape != tuple(shape):
+        raise Failed(f"{name}: shape {tuple(shape)}", f"{name}: shape {array.shape}", hint=hint)
+    return array
+
+
+def parts(name: str, got, count: int, hint: str = "") -> tuple:
+    """`got` as a tuple of so many results, or a failure."""
+    if not isinstance(got, (tuple, list)) or len(got) != count:
+        came = f"{len(got)} of them" if isinstance(got, (tuple, list)) else type(got).__name__
+        raise Failed(f"{count} results, {name}", came, hint=hint)
+    return tuple(got)
+
+
+def number(x) -> str:
+    """A number short enough to read, exact enough to tell apart."""
+    return f"{float(x):.6g}"
+
+
+def tile_place(B_r: int, B_c: int | None = None):
+    """How an entry's place is said for a tensor cut into row blocks, or tiles."""
+
+    def place(at: tuple) -> str:
+        if B_c is not None and len(at) > 1:
+            return f"tile ({at[0] // B_r}, {at[1] // B_c}), row {at[0]}, column {at[1]}"
+        return f"row {at[0]}, in row block {at[0] // B_r}"
+
+    return place

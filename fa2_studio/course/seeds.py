@@ -1,0 +1,42 @@
+"""A seed for each student: other numbers, sizes and planted bugs, the same difficulty.
+
+A seed enters a notebook where its tests say `seed=0`, and in the cells that are written for a seed. The grader puts
+the same seed into the original before it takes a student's answers over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+from copy import deepcopy
+
+from fa2_studio.course import climb, detective, predict
+from fa2_studio.course.notebooks import grade_id, is_solution
+
+WRITTEN = {  # cells that are written for a seed, by their names
+    "question": predict.question,
+    "hanging": detective.hanging,
+    "racing": detective.racing,
+    "ragged": detective.ragged,
+    "rung": climb.rung,
+}
+
+
+def seed_of(student: str, secret: str) -> int:
+    """The seed of a student, from 1 on. Without a secret everybody has 0, which is the notebook as it stands."""
+    if not secret:
+        return 0
+    digest = hmac.new(secret.encode(), student.encode(), hashlib.sha256).digest()
+    return 1 + int.from_bytes(digest[:4], "big") % (2**31 - 1)
+
+
+def seeded(notebook, seed: int):
+    """The notebook for one seed. What students write stays as it is."""
+    notebook = deepcopy(notebook)
+    for cell in notebook.cells:
+        if grade_id(cell) and not is_solution(cell):
+            cell.source = re.sub(r"\bseed=0\b", f"seed={seed}", cell.source)
+            if grade_id(cell) in WRITTEN:
+                cell.source = WRITTEN[grade_id(cell)](seed)
+    return notebook

@@ -1,0 +1,200 @@
+"""Assignment 1, online softmax: update, merge, finalize, and a test of merge that the student writes."""
+
+from __future__ import annotations
+
+from random import SystemRandom
+
+import numpy as np
+
+from fa2_studio.course.guard import Raised, Stopped, call, call_freely
+from fa2_studio.course.report import Failed, Report, as_numbers, equal, line_of, parts
+from fa2_studio.course.truth import softmax_parts
+
+UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
+
+
+def state_of(s: np.ndarray, v: np.ndarray) -> tuple:
+    """The true (m, l, o) of some rows after these keys."""
+    m = s.max(axis=1, initial=-np.inf)
+    p = np.exp(s - np.where(np.isneginf(m), 0.0, m)[:, None])
+    return m, p.sum(axis=1), p @ v
+
+
+def reset(rows: int, d: int) -> tuple:
+    """The state before the first key."""
+    return np.full(rows, -np.inf), np.zeros(rows), np.zeros((rows, d))
+
+
+def keys(rows: int, n: int, d: int, seed: int, size: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """Scores (rows, n) and values (n, d)."""
+    draw = np.random.default_rng(seed).standard_normal
+    return size * draw((rows, n)), draw((n, d))
+
+
+def in_shape(state, rows: int, d: int) -> tuple:
+    """(m, l, o) in the shapes they must have; a slip of theirs would grow with every key and eat the memory."""
+    hint = "m and l are one number for each row; np.sum(x, axis=1) without keepdims keeps them so."
+    shapes = ("m", (rows,)), ("l", (rows,)), ("o", (rows, d))
+    three = zip(shapes, parts("(m, l, o)", state, 3), strict=True)
+    return tuple(as_numbers(name, x, shape, hint) for (name, shape), x in three)
+
+
+def same_state(got, want) -> None:
+    """(m, l, o) against the true one, name by name."""
+    for name, a, b in zip("mlo", in_shape(got, *want[2].shape), want, strict=True):
+        equal(name, a, b)
+
+
+# The steps ------------------------------------------------------------------------------------------------------
+
+
+def update(function, seed: int = 0) -> Report:
+    """One block of scores and values taken into a state."""
+    report = Report("update")
+    s, v = keys(5, 12, 3, seed)
+    s[1, 4:8] -= 9.0
+    with report.check(
+        "from the empty state: the first block", "Start from m = −inf, l = 0, o = 0 and follow Algorithm 1."
+    ):
+        same_state(call(function, *reset(5, 3), s[:, :4], v[:4]), state_of(s[:, :4], v[:4]))
+    with report.check("a second block", UNDER_THE_OLD_MAXIMUM):
+        same_state(call(function, *state_of(s[:, :4], v[:4]), s[:, 4:8], v[4:8]), state_of(s[:, :8], v[:8]))
+    with report.check("twelve keys, one at a time", UNDER_THE_OLD_MAXIMUM):
+        state = reset(5, 3)
+        for j in range(12):
+            state = in_shape(call(function, *state, s[:, j : j + 1], v[j : j + 1]), 5, 3)
+        same_state(state, state_of(s, v))
+    with report.check("scores of a thousand", "No exponential may be taken of a number above 0."):
+        big = 1000 * s
+        same_state(call(function, *state_of(big[:, :4], v[:4]), big[:, 4:], v[4:]), state_of(big, v))
+    with report.check("scores far below zero", "m may be any number, also one that exp cannot take."):
+        low = s - 20_000
+        state = in_shape(call(function, *reset(5, 3), low[:, :4], v[:4]), 5, 3)
+        same_state(call(function, *state, low[:, 4:], v[4:]), state_of(low, v))
+    with report.check("rows without a key yet: no NaN", UNDER_THE_OLD_MAXIMUM):
+        masked = s.copy()
+        masked[2, :8], masked[3, 4:] = -np.inf, -np.inf
+        state = in_shape(call(function, *reset(5, 3), masked[:, :4], v[:4]), 5, 3)
+        same_state(call(function, *state, masked[:, 4:8], v[4:8]), state_of(masked[:, :8], v[:8]))
+    return report
+
+
+def merge(function, seed: int = 0) -> Report:
+    """Two states joined."""
+    report = Report("merge")
+    s, v = keys(6, 10, 2, seed + 1, size=3.0)
+    a, b, whole = state_of(s[:, :4], v[:4]), state_of(s[:, 4:], v[4:]), state_of(s, v)
+    with report.check("two halves make the whole", "Each side stands under its own maximum."):
+        same_state(call(function, a, b), whole)
+    with report.check("the other way round", "Both sides need a factor; which of the two is 1 depends on the row."):
+        same_state(call(function, b, a), whole)
+    with report.check("maxima two thousand apart", "Which difference is never positive?"):
+        far = s + np.where(np.arange(10) < 4, 2000.0, 0.0)
+        both = state_of(far[:, :4], v[:4]), state_of(far[:, 4:], v[4:])
+        same_state(call(function, *both), state_of(far, v))
+    with report.check("a side without keys changes nothing", "Such a side has m = −inf and l = 0: what is its factor?"):
+        same_state(call(function, reset(6, 2), a), a)
+        same_state(call(function, a, reset(6, 2)), a)
+        same_state(call(function, reset(6, 2), reset(6, 2)), reset(6, 2))
+    return report
+
+
+def finalize(function, seed: int = 0) -> Report:
+    """The output and the logsumexp of a state."""
+    report = Report("finalize")
+    s, v = keys(5, 7, 3, seed + 2, size=2.0)
+    P, L = softmax_parts(s)
+    with report.check("the output", "o is a sum, l is the sum of its weights."):
+        equal("o", parts("(o, L)", call(function, *state_of(s, v)), 2)[0], P @ v)
+    with report.check("the logsumexp", "log Σ exp(s) = m + …; the natural logarithm."):
+        equal("L", parts("(o, L)", call(function, *state_of(s, v)), 2)[1], L)
+    with report.check("rows that saw no key: O = 0, L = −inf", "0 / 0 is NaN. What may l be where no key was seen?"):
+        s[1], s[4] = -np.inf, -np.inf
+        o, L_got = parts("(o, L)", call(function, *state_of(s, v)), 2)
+        P, L = softmax_parts(s)
+        equal("o", o, P @ v)
+        equal("L", L_got, L)
+    return report
+
+
+# The student's own test of merge ----------------------------------------------------------------------------------
+
+
+def right_merge(a, b):
+    """The textbook merge."""
+    m = np.maximum(a[0], b[0])
+    safe = np.where(np.isneginf(m), 0.0, m)
+    alpha, beta = np.exp(a[0] - safe), np.exp(b[0] - safe)
+    return m, alpha * a[1] + beta * b[1], alpha[:, None] * a[2] + beta[:, None] * b[2]
+
+
+def right_in_float32(a, b):
+    """Right to seven digits."""
+    return tuple(np.float32(x) for x in right_merge(a, b))
+
+
+def forgets_beta(a, b):
+    m = np.maximum(a[0], b[0])
+    alpha = np.exp(a[0] - np.where(np.isneginf(m), 0.0, m))
+    return m, alpha * a[1] + b[1], alpha[:, None] * a[2] + b[2]
+
+
+def nan_when_empty(a, b):
+    m = np.maximum(a[0], b[0])
+    alpha, beta = np.exp(a[0] - m), np.exp(b[0] - m)
+    return m, alpha * a[1] + beta * b[1], alpha[:, None] * a[2] + beta[:, None] * b[2]
+
+
+RIGHT_MERGES = {"the usual merge": right_merge, "one that rounds to float32": right_in_float32}
+WRONG_MERGES = {"forgets to shrink the right side": forgets_beta, "gives NaN for a row without keys": nan_when_empty}
+
+
+def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Report:
+    """A student's test of merge against right and wrong merges; `wrong` and `right` come on top of the usual ones."""
+    report = Report("test_merge")
+    hint = "Draw many rows, let either side have the larger maximum, leave some rows without keys."
+    return caught_minus_alarms(report, test, WRONG_MERGES | (wrong or {}), RIGHT_MERGES | (right or {}), hint)
+
+
+UNWRITTEN, TOO_LATE = "not written yet", "your test did not end in time"
+
+
+def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, alone: bool = True) -> Report:
+    """The share of wrong things that the test caught, minus the share of right ones that it refused.
+
+    With `alone`, the test may not call the package's solutions.
+    """
+    order = [*right.items(), *wrong.items()]
+    SystemRandom().shuffle(order)  # a test that counts its calls learns nothing
+    verdicts = {name: verdict_on(test, thing, alone) for name, thing in order}
+    alarms = {name: verdicts[name] for name in right if verdicts[name] and verdicts[name] != TOO_LATE}
+    unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
+    for name, verdict in ({} if unwritten else alarms).items():
+        print(f"  ALARM    {name} is right, and your test refused it: {verdict}")
+    for name in wrong:
+        with report.check(f"caught: {name}", hint):
+            if verdicts[name] == UNWRITTEN:
+                raise NotImplementedError
+            if verdicts[name] in ("", TOO_LATE):
+                raise Failed("an AssertionError from your test", verdicts[name] or "your test let it pass")
+    if alarms and not unwritten:
+        print(f"           {len(alarms)} of {len(right)} right ones refused; that share of the catches is taken away")
+    report.passed = max(0.0, report.passed - len(wrong) * len(alarms) / len(right))
+    return report
+
+
+def verdict_on(test, thing, alone: bool) -> str:
+    """What a student's test says against something, an AssertionError or any other; empty if it lets it pass."""
+    try:
+        (call if alone else call_freely)(test, thing)
+    except NotImplementedError:
+        return UNWRITTEN
+    except Stopped:
+        return TOO_LATE
+    except Raised as refusal:
+        said, where = str(refusal), refusal.where
+    except Exception as refusal:
+        said, where = f"{type(refusal).__name__}: {refusal}".removesuffix(": "), line_of(refusal)
+    else:
+        return ""
+    return ", at ".join(filter(None, (said[:200], where)))

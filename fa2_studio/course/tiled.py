@@ -1,0 +1,255 @@
+"""Assignment 2, from FA1 to FA2: which tiles to visit, one row block, the whole forward, and what the meter says."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fa2_lab.machine import io
+from fa2_lab.tiles import Mask, Tiling
+from fa2_studio.course import probes, truth
+from fa2_studio.course.guard import beside, call
+from fa2_studio.course.meter import Run, metered
+from fa2_studio.course.report import Failed, NotAllowed, Report, equal, parts, tile_place
+from fa2_studio.course.truth import Case
+
+PLAIN = Case(N_q=12, N_k=12, d=4, B_r=4, B_c=3)
+RAGGED = Case(N_q=11, N_k=7, d=3, B_r=4, B_c=3, seed=1)
+CAUSAL = Case(N_q=12, N_k=12, d=4, B_r=4, B_c=2, causal=True, seed=2)
+CAUSAL_RAGGED = Case(N_q=9, N_k=13, d=4, B_r=4, B_c=3, causal=True, seed=3)
+EMPTY_ROWS = Case(N_q=13, N_k=6, d=4, B_r=3, B_c=2, causal=True, seed=4)
+HUGE = Case(N_q=10, N_k=10, d=4, B_r=4, B_c=4, size=30.0, seed=5)
+LOW = Case(N_q=7, N_k=11, d=4, B_r=4, B_c=3, shift=100.0, seed=10)
+METERED = [Case(24, 24, 16, 4, 4, seed=6), Case(24, 24, 16, 4, 4, causal=True, seed=7)]
+METERED_RAGGED = Case(22, 27, 16, 8, 4, causal=True, seed=8)
+LONG = Case(N_q=1024, N_k=1024, d=8, B_r=64, B_c=64, causal=True, seed=9)
+
+
+def tiling(case: Case) -> Tiling:
+    return Tiling(case.N_q, case.N_k, case.B_r, case.B_c, Mask(causal=case.causal))
+
+
+# The steps ------------------------------------------------------------------------------------------------------
+
+
+CORNERS = "Two corners decide: the row that sees most against the first column, the one that sees least and the last."
+
+
+def kind(function, groups: tuple = ((RAGGED, CAUSAL), (CAUSAL_RAGGED,), (EMPTY_ROWS,))) -> Report:
+    """Skip, diagonal or full, for every tile of some tilings."""
+    report = Report("kind")
+    for cases in groups:
+        with report.check("every tile of " + " and of ".join(map(str, cases)), CORNERS):
+            for case in cases:
+                cut = tiling(case)
+                for i, j in np.ndindex(cut.T_r, cut.T_c):
+                    one_tile(function, case, cut, i, j)
+    return report
+
+
+def one_tile(function, case: Case, cut: Tiling, i: int, j: int) -> None:
+    """The kind of one tile against the truth."""
+    rows, cols = cut.rows(i), cut.cols(j)
+    got = call(function, rows.start, rows.stop, cols.start, cols.stop, case.N_q, case.N_k, case.causal)
+    want = cut.kind(i, j).value
+    if got != want:
+        where = f"tile ({i}, {j}): rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}"
+        raise Failed(repr(want), repr(got), where)
+
+
+def row_block(function, seed: int = 0) -> Report:
+    """One row block through its tiles: o_i and L_i."""
+    report = Report("row_block")
+    for claim, case, hint in [
+        ("all keys visible", PLAIN, "Every tile takes the state one step further; divide once, after the last."),
+        ("a last tile that is not full", RAGGED, "The last column block ends at N_k."),
+        ("causal", CAUSAL, "Mask before the maximum is taken, and only where the diagonal runs through the tile."),
+        ("causal, more keys than queries", CAUSAL_RAGGED, "Row r sees column c if c ≤ r + N_k − N_q."),
+        ("rows that see no key", EMPTY_ROWS, "Such a row ends with O = 0 and L = −inf, without NaN on the way."),
+        ("large scores", HUGE, "Is the maximum subtracted before every exponential?"),
+        ("very negative scores", LOW, "m starts at −∞, not at a number that a score may be below."),
+    ]:
+        case = truth.varied(case, seed)
+        with report.check(f"{claim}: {case}", hint):
+            check_row_blocks(function, case)
+    return report
+
+
+def check_row_blocks(function, case: Case) -> None:
+    """Every row block of a case against the dense result."""
+    Q, K, V, _ = case.tensors()
+    O, L = truth.forward(case)
+    cut = tiling(case)
+    for i in range(cut.T_r):
+        rows = cut.rows(i)
+        got = call(function, Q[rows], K, V, rows.start, case.N_q, case.B_c, case.tau, case.causal)
+        o_i, L_i = parts("(o_i, L_i)", got, 2)
+
+        def place(at, first=rows.start, i=i):
+            return f"row {first + at[0]}, in row block {i}"
+
+        equal("o_i", o_i, O[rows], place=place)
+        equal("L_i", L_i, L[rows], place=place)
+
+
+def run(function, case: Case) -> Run:
+    """The student's forward on watched tensors."""
+    Q, K, V, _ = case.tensors()
+    inputs = {"Q": (Q, "i"), "K": (K, "j"), "V": (V, "j")}
+    outputs = {"O": (np.full(Q.shape, np.nan), "i"), "L": (np.full(len(Q), np.nan), "i")}
+    return on_the_meter(metered(function, case, inputs, outputs, tau=case.tau, causal=case.causal))
+
+
+def on_the_meter(ran: Run) -> Run:
+    """Refuse a run whose data was taken off the meter: nothing would count any more."""
+    unread = [name for name in ("Q", "K", "V") if not ran.meter.loads(name)]
+    if unread and not np.isnan(ran.outputs["O"]).all():
+        raise NotAllowed(f"{unread[0]} was read without being loaded: index it, as in q_i = Q[rows]")
+    if not ran.meter.matmul_flops and not np.isnan(ran.outputs["O"]).all():
+        raise NotAllowed("products were computed off the meter: work on what Q[rows] gives you, without np.array")
+    return ran
+
+
+def forward(function, seed: int = 0) -> Report:
+    """O and L of the whole forward."""
+    report = Report("forward")
+    for case in (PLAIN, RAGGED, CAUSAL, CAUSAL_RAGGED, EMPTY_ROWS, HUGE, LOW):
+        case = truth.varied(case, seed)
+        with report.check(str(case), "Does your row_block pass? Then look at which rows you load and where you store."):
+            check_result(run(function, case), case)
+    return report
+
+
+def check_result(ran: Run, case: Case) -> None:
+    """What was stored, against the dense result."""
+    O, L = truth.forward(case)
+    unwritten = "The outputs started as NaN: was this row stored?"
+    for name, want in (("O", O), ("L", L)):
+        hint = unwritten if np.isnan(ran.outputs[name]).any() else ""
+        equal(name, ran.outputs[name], want, place=tile_place(case.B_r), hint=hint)
+
+
+def traffic(function, cases=tuple(METERED)) -> Report:
+    """Elements moved, tensor by tensor, and no skipped tile touched."""
+    report = Report("traffic")
+    for case in cases:
+        with report.check(f"loads and stores: {case}"):
+            ran = correct(function, case)
+            check_traffic(ran, io.fa2_forward(tiling(case), case.d))
+        with report.check(f"no tile touched that no row sees, no tile left out: {case}"):
+            check_tiles(correct(function, case), case)
+    return report
+
+
+MORE = "Is a block loaded more than once, or for a tile that no row sees?"
+LESS = "The chip holds one block at a time: is more than a block loaded at once, or something read without indexing?"
+
+
+def check_traffic(ran: Run, form) -> None:
+    """The meter against FA2's closed forms, to the element."""
+    for op, forms, counted in (("loaded", form.loads, ran.meter.loads), ("stored", form.stores, ran.meter.stores)):
+        for tensor in ("Q", "K", "V", "O", "L"):
+            want, got = forms.get(tensor, 0), counted(tensor)
+            if got != want:
+                hint = MORE if got > want else LESS
+                raise Failed(f"{want:,} elements of {tensor} {op}", f"{got:,}", first_extra(ran, tensor), hint)
+
+
+def first_extra(ran: Run, tensor: str) -> str:
+    """The first tile for which a tensor was loaded a second time."""
+    seen = set()
+    for tile in ran.meter.tiles(tensor):
+        if tile in seen:
+            return f"tile {tile}: loaded again"
+        seen.add(tile)
+    return ""
+
+
+def check_tiles(ran: Run, case: Case) -> None:
+    """The tiles for which K and V were loaded, against those that the mask leaves."""
+    cut = tiling(case)
+    want = {(i, j) for i in range(cut.T_r) for j in cut.visited_cols(i)}
+    for tensor in ("K", "V"):
+        got = set(ran.meter.tiles(tensor))
+        wrong = sorted(got ^ want, key=str)
+        if wrong:
+            extra = wrong[0] in got
+            expected = f"{tensor} {'not loaded' if extra else 'loaded'} for tile {wrong[0]}"
+            hint = "Skip before you load." if extra else "Some row of this tile sees some of its keys."
+            raise Failed(expected, "it was loaded" if extra else "it was not", f"tile {wrong[0]}", hint)
+
+
+def operations(function, cases=tuple(METERED)) -> Report:
+    """Operations by kind: products and exponentials as in Algorithm 1, one division for each row."""
+    report = Report("operations")
+    for case in cases:
+        cut = tiling(case)
+        ops = io.operations("fa2", "forward", cut, case.d)
+        scores, rows = io.scores_visited(cut), io.rows_visited(cut)
+        with report.check(f"matmul FLOPs: {case}"):
+            got = correct(function, case).meter.matmul_flops
+            hint = (
+                "Two products for each tile."
+                if got > ops["matmul"]
+                else "np.array takes data off the meter: keep to @."
+            )
+            within("matmul FLOPs", got, ops["matmul"], ops["matmul"], hint)
+        with report.check(f"exponentials: {case}", "One for each score, one for each row and tile."):
+            within("exponentials", correct(function, case).meter.exponentials, ops["exp"], ops["exp"] + rows)
+        with report.check(f"divisions: {case}", "FA1 divides in every tile. When is one division enough?"):
+            divisions = correct(function, case).meter.flops["divide"]
+            within("divisions", divisions, 1, case.N_q * (case.d + 1))
+        with report.check(f"everything else: {case}", "What multiplies a whole block in every tile? Only α has to."):
+            other = correct(function, case).meter.other_flops
+            within("other FLOPs", other, 1, io.not_matmul(ops) + scores + case.N_q * case.d)
+    return report
+
+
+def within(name: str, got: int, low: int, high: int, hint: str = "") -> None:
+    """A count between two bounds."""
+    if not low <= got <= high:
+        expected = (
+            f"{low:,} {name}" if low == high else f"at most {high:,} {name}" if got > high else f"{low:,} or more"
+        )
+        raise Failed(expected, f"{got:,}", hint=hint)
+
+
+def memory(function, cases=tuple(METERED)) -> Report:
+    """Nothing larger than a tile on chip, nothing of size N² anywhere."""
+    report = Report("memory")
+    for case in cases:
+        tile = max(case.B_r * case.B_c, case.B_r * case.d, case.B_c * case.d)
+        with report.check(f"no load larger than a block: {case}"):
+            size, name = correct(function, case).meter.largest_load
+            within(f"elements of {name} in one load", size, 1, tile, "One block of B_r or B_c rows at a time.")
+        with report.check(f"nothing larger than a tile computed: {case}"):
+            largest = correct(function, case).meter.largest_on_chip
+            within("elements in one array", largest, 1, tile, "A strip of S, B_r × N_k, is too much as well.")
+    with report.check(f"nothing of size N² held: {LONG}"):
+        check_peak(function, LONG)
+    return report
+
+
+def check_peak(function, case: Case) -> None:
+    """A long sequence on plain arrays: the memory that is held stays far below one byte for each score."""
+    inputs, shapes = case.tensors()[:3], [(case.N_q, case.d), (case.N_q,)]
+    sizes = dict(tau=case.tau, causal=case.causal)
+    peak, outputs = beside(probes.peak, function, inputs, shapes, case.B_r, case.B_c, **sizes)
+    if peak > case.N_q * case.N_k:
+        raise NotAllowed(f"an N × N array was held: {peak:,} bytes at N = {case.N_q}, more than a byte for each score")
+    if np.isnan(outputs[0]).any():  # a wrong number is another step's matter
+        equal("O", outputs[0], truth.forward(case)[0], place=tile_place(case.B_r))
+
+
+def correct(function, case: Case) -> Run:
+    """A metered run whose counts mean something: its result is right, or it has FA2's products and stored all rows.
+
+    So a slip that an earlier step has paid for, such as a missing τ, is not paid for again.
+    """
+    ran = run(function, case)
+    try:
+        check_result(ran, case)
+    except Failed:
+        products = io.operations("fa2", "forward", tiling(case), case.d)["matmul"]
+        if ran.meter.matmul_flops != products or any(np.isnan(x).any() for x in ran.outputs.values()):
+            raise
+    return ran

@@ -1,0 +1,54 @@
+"""What a warp does, clock by clock: `python -m fa2_studio.inside` runs a small kernel under Triton's Proton.
+
+It needs an NVIDIA GPU. It runs in a process of its own, because Proton changes how kernels are compiled. Prints the GPU
+and Triton's version, then a line for each stretch that the kernel names: when it began and how long it took, in
+microseconds. figures/data/inside.txt is what it printed on an H200.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import triton
+import triton.language as tl
+import triton.profiler as proton
+import triton.profiler.language as pl
+
+pl.enable_semantic("triton")  # without it only Gluon kernels may name stretches
+
+
+@triton.jit
+def loop_kernel(K, V, O, T, B: tl.constexpr):
+    """One program: T tiles of K and V, each copied, then multiplied."""
+    at = tl.arange(0, B)[:, None] * B + tl.arange(0, B)[None, :]
+    o = tl.zeros((B, B), tl.float32)
+    for j in range(T):
+        pl.enter_scope("copies")
+        k, v = tl.load(K + j * B * B + at), tl.load(V + j * B * B + at)
+        pl.exit_scope("copies")
+        pl.enter_scope("products")
+        o += tl.dot(tl.dot(k, k.T).to(v.dtype), v)
+        pl.exit_scope("products")
+    tl.store(O + at, o)
+
+
+def record(T: int = 4, B: int = 64) -> list[dict]:
+    """The stretches of one launch, as Proton writes them for a trace viewer."""
+    K, V = torch.randn(2, T, B, B, device="cuda", dtype=torch.bfloat16)
+    O = torch.empty(B, B, device="cuda")
+    with TemporaryDirectory() as folder:
+        proton.start(f"{folder}/inside", backend="instrumentation", data="trace")
+        loop_kernel[(1,)](K, V, O, T, B=B, num_warps=4, num_stages=1)
+        torch.cuda.synchronize()
+        proton.finalize()
+        events = json.loads(Path(folder, "inside.chrome_trace").read_text(encoding="utf-8"))["traceEvents"]
+    return sorted((e for e in events if e["name"] in ("copies", "products")), key=lambda event: event["ts"])
+
+
+if __name__ == "__main__":
+    print(f"{torch.cuda.get_device_name()}, Triton {triton.__version__}")
+    for event in record():
+        print(f"{event['name']:10} from {event['ts']:>10} for {event.get('dur', 0):>8}  {event.get('tid', '')}")

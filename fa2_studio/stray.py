@@ -1,0 +1,23 @@
+"""A kernel that writes behind its tensor, for compute-sanitizer to find:
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --print-limit 1 --show-backtrace no \\
+        python -m fa2_studio.stray
+
+figures/data/stray.txt is what this printed on an H200.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def stray_kernel(X):
+    """Write 4,096 zeros, however few places X has."""
+    tl.store(X + tl.arange(0, 4096), 0.0)
+
+
+if __name__ == "__main__":
+    print(f"{torch.cuda.get_device_name()}, Triton {triton.__version__}")
+    stray_kernel[(1,)](torch.zeros(1000, device="cuda"))
+    torch.cuda.synchronize()

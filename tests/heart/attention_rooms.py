@@ -1,0 +1,59 @@
+"""attention() run with the portable kernels and again with a chip's own, its outputs poisoned, and judged."""
+
+import pytest
+import torch
+from kernel_truth import GPU, dense, judge, run
+
+from fa2_lab.api.attention import attention
+from fa2_lab.kernels import choice
+from fa2_lab.kernels.portable import backward as backward_room
+from fa2_lab.kernels.portable import forward as forward_room
+
+gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
+HOPPER = choice.hopper_forward(torch.device("cuda", 0)) if GPU else None
+ROOMS = [forward_room, backward_room]
+ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
+
+
+@pytest.fixture(autouse=True, params=["portable", "chosen"] if HOPPER else ["portable"])
+def kernels(request, monkeypatch):
+    """Everything with the portable kernels and, where a GPU has its own, again with those that attention() takes."""
+    if request.param == "portable":
+        monkeypatch.setattr(choice, "prepare", lambda *given: forward_room.prepare(*given[:5]))
+        monkeypatch.setattr(choice, "prepare_backward", lambda *given: backward_room.prepare(*given[:6]))
+    else:
+        for room in (HOPPER, choice.hopper_backward(torch.device("cuda", 0))):
+            monkeypatch.setattr(
+                room, "enough_work", lambda *_: True
+            )  # also where there is so little work that it would not
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch):
+    """Whatever is allocated without being filled holds NaN, so that an unwritten output cannot pass."""
+
+    def poison(make):
+        def made(*arguments, **options):
+            x = make(*arguments, **options)
+            return x.fill_(float("nan")) if x.is_floating_point() and not torch.compiler.is_compiling() else x
+
+        return made
+
+    for room in ROOMS:
+        fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
+        fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
+        monkeypatch.setattr(room, "torch", fake)
+
+
+def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:
+    """Run the call and judge it."""
+    common = dict(causal=causal, scale=scale)
+    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, dropout_p=p, seed=seed, **common)
+    more = dict(lengths=lengths, p=p, seed=seed, dL=dL, **common)
+    truth = dense(q, k, v, dO, **more)
+    what = f"{tuple(q.shape)} {tuple(k.shape)} {q.dtype} {more}"
+    lost = (dO * (truth[0] - truth[0].to(q.dtype))).sum(-1)  # of D; in few columns roundings do not cancel
+    stored = dense(q, k, v, dO, **more | dict(dL=lost if dL is None else dL + lost)) if q.shape[3] < 8 else None
+    judge(got, truth, dense(q, k, v, dO, dtype=q.dtype, **more), what, rough, stored)
+    return got

@@ -1,0 +1,56 @@
+"""One of several processes that share a GPU: launches forward and backward for so many seconds, counts wrong ones.
+
+The GPU stops a process in the middle of its kernels to let another one go on, and brings their shared memory back.
+For that to happen often, launches have to be queued: if each is looked at before the next, hardly one is interrupted.
+Outputs are poisoned: a block that nobody computes must not find the right numbers of an earlier launch.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from fa2_lab.kernels.hopper.backward import launch as backward
+from fa2_lab.kernels.hopper.forward import launch as forward
+from fa2_lab.kernels.prepared import Options
+
+
+def wrong(call, bitwise: int, seconds: float) -> tuple[int, int]:
+    """How many of how many launches differ from the first; outputs after the first `bitwise` may in rounding."""
+    first = [x.clone() for x in call()]
+    count, end, launches = torch.zeros((), dtype=torch.int32, device="cuda"), time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        batch = [call() for _ in range(40)]
+        for found in batch:
+            same = [(x == y).all() for x, y in zip(found[:bitwise], first, strict=False)]
+            rest = zip(found[bitwise:], first[bitwise:], strict=True)
+            close = [((x - y).abs().max() <= 0.01 * y.abs().max()) for x, y in rest]
+            count += ~torch.stack(same + close).all()
+        for x in (x for found in batch for x in found):
+            x.fill_(float("nan"))
+        launches += len(batch)
+        del batch, found
+        torch.cuda.synchronize()
+    return int(count), launches
+
+
+def main(seconds: float) -> None:
+    draw = torch.Generator().manual_seed(0)
+    Q, K, V, dO = torch.randn(4, 4, 8, 2300, 128, generator=draw).to("cuda", torch.bfloat16)
+    options, total, launches = Options(causal=True, scale=0.1), 0, 0
+    outputs = forward.prepare(Q, K, V, options)
+    O, L = outputs(Q, K, V, None)
+    gradients = backward.prepare(dO, Q, K, V, O, options)
+
+    calls = (lambda: outputs(Q, K, V, None), 2), (lambda: gradients(dO, Q, K, V, O, L, None, None), 0)
+    for call, bitwise in calls:
+        bad, made = wrong(call, bitwise, seconds)
+        total, launches = total + bad, launches + made
+    print(f"{total} of {launches} wrong")
+
+
+if __name__ == "__main__":
+    main(float(sys.argv[1]))

@@ -1,0 +1,135 @@
+"""The ring on real GPUs, started with `torchrun --nproc-per-node 4 tests/ring_gpu.py`: NCCL, 2 GPUs and all of them.
+
+Every rank judges the joined result by the rule of the kernels' tests: against float64, at most 2 times (O and L) or
+3 times (gradients) the error that torch makes in the same dtype.
+"""
+
+import os
+import sys
+import time
+import traceback
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
+
+import kernel_truth as truths  # noqa: E402
+
+from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
+
+START = time.perf_counter()
+HALF, BF16 = torch.float16, torch.bfloat16
+CASES = [  # heads, kv heads, N, d, dtype, causal, layout; few kinds of kernels, because each has to be compiled
+    (4, 4, 4096, 128, BF16, True, "zigzag"),
+    (4, 2, 2048, 128, BF16, True, "contiguous"),
+    (4, 1, 2047, 64, HALF, True, "zigzag"),
+    (2, 2, 1001, 128, BF16, False, "zigzag"),
+    (6, 3, 777, 64, HALF, False, "contiguous"),
+    (2, 2, 3, 128, BF16, True, "zigzag"),  # on four GPUs one shard is empty
+]
+
+
+def tensors(case):
+    """q, k, v, dO and dL, the same on every rank."""
+    heads, kv_heads, N, d, dtype, *_ = case
+    q, k, v, dO = truths.tensors(2, heads, kv_heads, N, N, d, dtype)
+    dL = torch.randn(2, heads, N, generator=torch.Generator().manual_seed(1)).to(truths.DEVICE)
+    return q.detach(), k.detach(), v.detach(), dO, dL
+
+
+def run(case, group, inputs, **options):
+    """(O, L, dQ, dK, dV) of the whole sequence, by the ring."""
+    causal, layout = case[5:]
+    q, k, v, dO, dL = (shard(x, group, layout=layout) for x in inputs)
+    mine = [x.requires_grad_() for x in (q, k, v)]
+    options = dict(causal=causal, layout=layout, timeout=30.0) | options
+    O, L = ring_attention(*mine, group, return_lse=True, **options)
+    gradients = torch.autograd.grad((O, L), mine, (dO, dL))
+    return [unshard(x, group, layout=layout, timeout=30.0) for x in (O, L, *gradients)]
+
+
+def right(case, group, message=ring.MESSAGE):
+    """Within the rule, again and again; O and L have the same bits every time."""
+    inputs, options = tensors(case), dict(causal=case[5], scale=-0.2)
+    truth, torchs = (
+        truths.dense(*inputs[:4], dL=inputs[4], dtype=dtype, **options) for dtype in (torch.float64, case[4])
+    )
+    kept, ring.MESSAGE = ring.MESSAGE, message
+    runs = [run(case, group, inputs, scale=-0.2) for _ in range(3)]
+    ring.MESSAGE = kept
+    for got in runs:
+        truths.judge(got, truth, torchs, str(case))
+        assert all(map(torch.equal, got[:2], runs[0][:2])), "another run, other bits"
+
+
+def in_another_stream(case, group):
+    """On a stream of the caller's own, behind work that is still running: late inputs must be waited for."""
+    inputs = tensors(case)
+    want = run(case, group, inputs)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        late = [torch.full_like(x, float("nan")) for x in inputs]
+        torch.cuda._sleep(50_000_000)
+        for x, y in zip(late, inputs, strict=True):
+            x.copy_(y)
+        got = run(case, group, late)
+    stream.synchronize()
+    assert all(map(torch.equal, got[:2], want[:2])), "another stream, other bits"
+    errors = [truths.worst(x, y) / y.abs().max().item() for x, y in zip(got, want, strict=True)]
+    assert max(errors) < 1e-2, f"another stream, other gradients: {errors}"
+
+
+def told_apart(case, group):
+    """One rank in another dtype: every rank gets an error at once, and the next call works."""
+    q = torch.randn(1, 2, 64, 64, device=truths.DEVICE, dtype=HALF if dist.get_rank(group) == 1 else BF16)
+    start = time.perf_counter()
+    try:
+        ring_attention(q, q, q, group, timeout=30.0)
+    except ValueError as error:
+        assert "do not agree on dtype" in str(error), error
+    else:
+        raise AssertionError("nobody noticed the dtype")
+    assert time.perf_counter() - start < 10
+    right(case, group)
+
+
+def attempt(number, task, case, group, *more):
+    """Whether a task went well; its rank and reason are printed otherwise."""
+    try:
+        task(case, group, *more)
+    except Exception:
+        print(f"rank {dist.get_rank()}: {task.__name__} {case} {more}\n{traceback.format_exc()}", flush=True)
+        return False
+    if dist.get_rank() == 0:
+        seconds = time.perf_counter() - START
+        print(
+            f"ok {number}: {task.__name__}, {dist.get_world_size(group)} GPUs, {case} {more}, {seconds:.0f} s",
+            flush=True,
+        )
+    return True
+
+
+def main():
+    rank = int(os.environ["LOCAL_RANK"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl", timeout=timedelta(seconds=150), device_id=torch.device("cuda", rank))
+    world, number, well = dist.get_world_size(), count(1), True
+    for size in sorted({min(2, world), world}):
+        group = dist.new_group(range(size))
+        if dist.get_rank() < size:
+            tasks = [(right, case) for case in CASES] + [(right, CASES[0], 2**16), (in_another_stream, CASES[0])]
+            tasks += [(told_apart, CASES[0])] if size > 1 else []
+            well = all([attempt(next(number), task, case, group, *more) for task, case, *more in tasks]) and well
+        dist.barrier()
+    print(f"rank {dist.get_rank()}: {'all right' if well else 'WRONG'}", flush=True)
+    dist.destroy_process_group()
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

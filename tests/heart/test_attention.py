@@ -1,0 +1,299 @@
+"""What fa2_lab.attention computes, against float64: on a GPU every shape, in Triton's interpreter a thin slice."""
+
+from contextlib import contextmanager
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from attention_rooms import HOPPER, backward_room, check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from kernel_truth import DEVICE, NAMES, dense, judge, keep, run, tensors, worst
+from slices import many_kernels, once, shared_out
+
+from fa2_lab.api.attention import attention
+from fa2_lab.kernels import launch
+from fa2_lab.kernels.portable import softmax
+from fa2_lab.kernels.prepared import Options
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+PAIRS = [(1, 1), (1, 128), (113, 203), (127, 127), (128, 217), (256, 512), (512, 256), (1023, 1024), (1024, 1023)]
+PAIRS += [(2048, 2048)]
+HEADS = [(6, 6), (6, 2), (6, 1)]
+D = (1, 13, 16, 32, 40, 64, 96, 111, 128, 192, 256)
+
+
+# The product --------------------------------------------------------------------------------------------------
+
+
+@gpu
+@pytest.mark.gpu
+def test_everything_once(kernels):  # noqa: F811
+    """Every d, dtype, mask, number of heads and pair of lengths."""
+    if kernels == "chosen":
+        pytest.skip("tests of Hopper's kernels take all of theirs once")
+    for d, dtype, causal, heads, lengths in once(D, DTYPES, (False, True), HEADS, PAIRS):
+        check(*tensors(1, *heads, *lengths, d, dtype), causal=causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("d", D)
+def test_whole_product(d, causal, dtype, kernels):  # noqa: F811
+    if kernels == "chosen" and (dtype == torch.float32 or d not in HOPPER.sizes.DIMENSIONS):
+        pytest.skip("the portable ones again")
+    for (heads, kv_heads), (N_q, N_k) in product(HEADS, PAIRS):
+        check(*tensors(1, heads, kv_heads, N_q, N_k, d, dtype), causal=causal)
+
+
+SLICE = [
+    (16, (1, 1), (6, 6), False, torch.float32),
+    (32, (1, 128), (2, 1), True, torch.float16),
+    (40, (70, 140), (2, 1), True, torch.bfloat16),
+    (64, (127, 127), (2, 2), True, torch.float16),
+    (96, (70, 130), (1, 1), False, torch.float32),
+    (111, (100, 66), (2, 1), True, torch.float32),
+    (128, (128, 128), (1, 1), False, torch.bfloat16),
+    (192, (65, 66), (1, 1), True, torch.float16),
+    (256, (33, 65), (1, 1), False, torch.float32),
+    (1, (40, 70), (3, 1), True, torch.float32),
+    (13, (100, 66), (1, 1), False, torch.bfloat16),
+]
+
+
+@many_kernels
+@pytest.mark.parametrize("case", SLICE, ids=str)
+def test_slice_of_the_product(case):
+    d, (N_q, N_k), heads, causal, dtype = case
+    check(*tensors(2, *heads, N_q, N_k, d, dtype), causal=causal)
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_the_backward_by_itself(causal):
+    q, k, v, dO = tensors(1, 4, 2, 75, 100, 24)
+    O, L = attention(q, k, v, causal=causal, return_lse=True)
+    saved = [x.detach() for x in (q, k, v, O, L)]
+    got = backward_room.backward(dO, *saved, Options(causal, 24**-0.5))
+    truth = dense(q, k, v, dO, causal)
+    judge((O, L, *got), truth, dense(q, k, v, dO, causal, dtype=torch.float32))
+
+
+@many_kernels
+@pytest.mark.parametrize("sizes", [(16, 16), (64, 16), (16, 64)])
+def test_any_block_sizes(sizes, monkeypatch):
+    monkeypatch.setattr(
+        launch, "blocks", lambda kernel, Q, causal: launch.Blocks(*sizes, 4, 1, d_pad=launch.padded(Q.shape[3]))
+    )
+    check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
+    check(*tensors(1, 2, 1, 83, 50, 16), causal=True)
+
+
+# Masks --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal, dtype", shared_out((False, True), (torch.int32, torch.int64, torch.uint8)), ids=str)
+def test_key_lengths(causal, dtype):
+    lengths = torch.tensor([0, 1, 64, 99, 100], dtype=dtype, device=DEVICE)
+    q, k, v, dO = tensors(5, 1, 1, 70, 100, 16)
+    with torch.no_grad():  # what lies behind a length must not matter, whatever it is
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:] = v[b, :, n:] = 0
+    clean = check(q, k, v, dO, causal=causal, lengths=lengths)
+    with torch.no_grad():
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:] = v[b, :, n:] = float("nan")
+    for name, a, b in zip(NAMES, clean, run(attention, q, k, v, dO, causal=causal, key_lengths=lengths), strict=True):
+        assert torch.equal(a, b), name
+
+
+def test_rows_that_see_no_key():
+    q, k, v, dO = tensors(1, 1, 1, 100, 30, 16)
+    O, L, dQ, dK, dV = check(q, k, v, dO, causal=True)
+    assert (O[:, :, :70] == 0).all() and (L[:, :, :70] == -torch.inf).all() and (dQ[:, :, :70] == 0).all()
+    assert torch.isfinite(dK).all() and torch.isfinite(dV).all()
+    bad = torch.full((1, 1, 100), 0.5, device=DEVICE)
+    bad[:, :, :70] = float("nan")  # the gradient of a logsumexp over −∞ can be NaN, and must not spread
+    O, L = attention(q, k, v, causal=True, return_lse=True)
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad((O, L), (q, k, v), (dO, bad)))
+
+
+def test_causal_is_aligned_at_the_bottom_right():
+    q, k, v, _ = tensors(1, 1, 1, 2, 5, 16)
+    k, v = torch.zeros_like(k), torch.eye(5, 16, device=DEVICE)[None, None]
+    want = torch.tensor([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], device=DEVICE) / torch.tensor([[4.0], [5.0]], device=DEVICE)
+    assert torch.allclose(attention(q, k, v, causal=True)[0, 0, :, :5], want)
+
+
+# Dropout ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", (0, 7, 2**32 + 5, 2**64 - 1))
+def test_dropout_drops_what_the_reference_drops(seed):
+    q, k, _, _ = tensors(2, 2, 2, 40, 64, 64)
+    v = torch.eye(64, device=DEVICE).expand(2, 2, 64, 64)
+    O = attention(q * 0, k, v, dropout_p=0.3, seed=seed)
+    factors = keep(0.3, seed, 2, 2, 40, 64, DEVICE)
+    assert torch.equal(O != 0, factors != 0)
+    from fa2_lab.reference.dropout import keep_mask
+
+    theirs = np.stack([[keep_mask(0.3, seed, b, h, np.arange(40), np.arange(64)) for h in (0, 1)] for b in (0, 1)])
+    assert np.array_equal((O != 0).cpu().numpy(), theirs)
+
+
+@pytest.mark.parametrize("causal", (False, True))
+def test_dropout_and_its_gradients(causal):
+    check(*tensors(2, 2, 1, 70, 100, 24), causal=causal, p=0.4, seed=3)
+    check(*tensors(1, 1, 1, 33, 65, 16, torch.float16), p=0.1, seed=11, lengths=torch.tensor([50], device=DEVICE))
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_fresh_seeds_come_from_torchs_generator(backend):
+    q, k, v, _ = tensors(1, 1, 1, 16, 16, 16)
+    draws = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        draws.append(attention(q, k, v, dropout_p=0.5, backend=backend))
+    assert torch.equal(draws[0], draws[1]) and not torch.equal(draws[0], draws[2])
+
+
+# Numbers that break kernels -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", (133120.0, -133120.0, 2.0**40))
+def test_huge_equal_logits(size):
+    q, k = torch.full((1, 1, 70, 64), abs(size), device=DEVICE), torch.full((1, 1, 200, 64), size, device=DEVICE)
+    v = torch.randn(1, 1, 200, 64, device=DEVICE)
+    O, L = attention(q, k, v, return_lse=True)
+    assert worst(O, v.mean(2, keepdim=True).expand_as(O)) < 1e-5
+    assert torch.allclose(L, torch.full_like(L, abs(size) * size * 8), rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", (992, 3008, 4992, 6016, 6832, 6912, 6944, 7072, 8960, 29952))
+@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16), ids=str)
+def test_huge_equal_logits_in_half_precision(dtype, size):
+    """Times the scale, such scores are rounded by whole powers of two, and so is p, which fp16 must hold.
+
+    64 squares of such a size have an exact sum in fp32, so the scores are equal in whatever order they are added.
+    """
+    q, v = torch.full((1, 1, 90, 64), size, device=DEVICE, dtype=dtype), torch.randn(1, 1, 90, 64, device=DEVICE)
+    for causal in (False, True):
+        O = attention(q, q, v.to(dtype), causal=causal)
+        seen = torch.arange(1, 91, device=DEVICE)[:, None] if causal else 90
+        mean = (v.to(dtype).double().cumsum(2) if causal else v.to(dtype).double().sum(2, keepdim=True)) / seen
+        assert worst(O, mean.expand_as(O)) < (2e-2 if dtype == torch.bfloat16 else 3e-3)
+
+
+@pytest.mark.parametrize("scale", (1e-30, 0.088, 0.125, 1.0, 3.7, 1e20))
+def test_p_of_huge_scores_keeps_within_fp16(scale):
+    """The factor that rounding makes p wrong by, below the limit and beyond it: 2⁸ at most, and none."""
+    fine, coarse, huge, _ = softmax.scales(scale)
+    assert 2.0**-25 * huge * fine <= 8 and coarse <= fine < 2 * coarse and np.log2(coarse) % 1 == 0
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("logit", (1e4, -1e4, -6e4))
+def test_large_logits(logit, causal):
+    q, k, v, dO = tensors(1, 1, 1, 70, 130, 16)
+    with torch.no_grad():
+        q.zero_()[..., 0], k.zero_()[..., 0] = 1.0, logit + torch.arange(130, device=DEVICE) % 7
+    check(q, k, v, dO, causal=causal, scale=1.0, rough=True)
+
+
+def test_logits_of_mixed_size():
+    q, k, v, dO = tensors(1, 1, 1, 70, 130, 16, size=60.0)
+    check(q, k, v, dO, rough=True)
+    q, k, v, _ = tensors(1, 1, 1, 70, 130, 16, size=3e4)
+    assert not any(torch.isnan(x).any() for x in attention(q, k, v, causal=True, return_lse=True))
+
+
+@pytest.mark.parametrize("scale", (0.0, 1, -0.7, 2.5))
+def test_scales(scale):
+    check(*tensors(1, 2, 1, 50, 90, 16), scale=scale, causal=True, rough=True)
+
+
+def test_L_is_a_natural_logarithm():
+    q, k, v, _ = tensors(1, 1, 1, 5, 77, 16)
+    L = attention(q * 0, k, v, return_lse=True)[1]
+    assert torch.allclose(L, torch.full_like(L, np.log(77)))
+
+
+@pytest.mark.parametrize("both", (True, False))
+def test_gradient_of_L(both):
+    q, k, v, dO = tensors(2, 2, 1, 40, 70, 16)
+    dL = torch.randn(2, 2, 40, device=DEVICE)
+    if both:
+        check(q, k, v, dO, causal=True, dL=dL)
+    L = attention(q, k, v, return_lse=True)[1]
+    got = torch.autograd.grad(L.sum(), (q, k, v), allow_unused=True)
+    want = dense(q, k, v, dO * 0, dL=torch.ones_like(dL))[2:]
+    assert all(worst(a if a is not None else torch.zeros_like(v), b) < 1e-4 for a, b in zip(got, want, strict=True))
+
+
+# Memory layouts -----------------------------------------------------------------------------------------------
+
+
+def layouts(x):
+    """The same numbers at other addresses."""
+    yield "seq first", x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    yield "heads last", x.transpose(1, 2).contiguous().transpose(1, 2)
+    yield "part of a wider row", torch.cat([x, x], 3)[..., : x.shape[3]]
+    yield "odd offset", torch.cat([x[..., :1], x], 3)[..., 1:]
+    yield "last dimension not contiguous", x.mT.contiguous().mT
+
+
+def test_strides_do_not_matter():
+    q, k, v, dO = tensors(2, 2, 2, 40, 50, 24)
+    want = run(attention, q, k, v, dO, causal=True)
+    for (name, a), (_, b), (_, c), (_, e) in zip(*(layouts(x.detach()) for x in (q, k, v, dO)), strict=True):
+        got = run(attention, *(x.requires_grad_() for x in (a, b, c)), e, causal=True)
+        for part, x, y in zip(NAMES, got, want, strict=True):
+            assert worst(x, y) < 1e-5, (name, part)
+
+
+def test_only_one_tensor_in_another_layout():
+    q, k, v, dO = tensors(1, 2, 1, 40, 50, 24)
+    want = run(attention, q, k, v, dO)
+    turned = v.detach().mT.contiguous().mT.requires_grad_()
+    for part, x, y in zip(NAMES, run(attention, q, k, turned, dO), want, strict=True):
+        assert worst(x, y) < 1e-5, part
+
+
+def test_expanded_inputs_and_gradients():
+    q, k, v, _ = tensors(2, 3, 1, 40, 50, 16)
+    shared = k.detach()[:1].expand(2, 1, 50, 16).requires_grad_()
+    O = attention(q, shared, v)
+    got = torch.autograd.grad(O.sum(), (q, shared, v))
+    want = dense(q, shared, v, torch.ones_like(O))[2:]
+    assert all(worst(a, b) < 1e-4 for a, b in zip(got, want, strict=True))
+
+
+@contextmanager
+def allocations():
+    """Collects the shapes of what torch allocates while it is open."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Watch(TorchDispatchMode):
+        def __init__(self):
+            super().__init__()
+            self.copies = []
+
+        def __torch_dispatch__(self, function, types, arguments=(), kwargs=None):
+            out = function(*arguments, **(kwargs or {}))
+            if function in (torch.ops.aten.clone.default, torch.ops.aten._to_copy.default):
+                self.copies.append(tuple(out.shape))
+            return out
+
+    with Watch() as watch:
+        yield watch
+
+
+def test_strided_inputs_are_not_copied():
+    q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 40, 50, 16))
+    inputs = [x.transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in (q, k, v)]
+    with allocations() as watch:
+        O = attention(*inputs)
+        torch.autograd.grad(O, inputs, dO.transpose(1, 2).contiguous().transpose(1, 2))
+    assert watch.copies.count((1, 4, 40, 16)) <= 1  # dO, made here
+    assert (1, 2, 50, 16) not in watch.copies and (1, 4, 50, 16) not in watch.copies

@@ -1,0 +1,373 @@
+"""How fa2_lab.attention is called: bad input, calls of a known kind, which gradients, the reference behind it."""
+
+import math
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
+from kernel_truth import DEVICE, dense, judge, run, tensors, worst
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import fa2_lab
+from fa2_lab.api import operators
+from fa2_lab.api.attention import attention
+from fa2_lab.kernels import prepared
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+OPTIONS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None, dropout_p=0.0, return_lse=False)
+OPTIONS |= dict(backend="auto")  # as they are if not given
+ROOM = sys.modules["fa2_lab.api.attention"]
+
+
+def good():
+    return [x.detach() for x in tensors(2, 4, 2, 8, 12, 16)[:3]]
+
+
+LENGTHS = torch.tensor([3, 12], device=DEVICE)
+BAD = [
+    ("q", TypeError, dict(q=3)),
+    ("q", ValueError, dict(q=torch.zeros(4, 8, 16, device=DEVICE))),
+    ("q", TypeError, dict(q=torch.zeros(2, 4, 8, 16, dtype=torch.int32, device=DEVICE))),
+    ("q", TypeError, dict(q=torch.zeros(2, 4, 8, 16, dtype=torch.float64, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 8, 257, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 0, 16, device=DEVICE))),
+    ("q", ValueError, dict(q=torch.zeros(2, 4, 8, 16, device=DEVICE).to_sparse())),
+    ("k", ValueError, dict(k=torch.zeros(2, 3, 12, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(1, 2, 12, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 0, 16, device=DEVICE), v=torch.zeros(2, 2, 0, 16, device=DEVICE))),
+    ("k", ValueError, dict(k=torch.zeros(2, 0, 12, 16, device=DEVICE))),
+    ("k", TypeError, dict(k=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.float16))),
+    ("k", ValueError, dict(k=torch.zeros(2, 2, 12, 16, device="meta"))),
+    ("v", ValueError, dict(v=torch.zeros(2, 2, 11, 16, device=DEVICE))),
+    ("v", ValueError, dict(v=torch.zeros(2, 2, 12, 8, device=DEVICE))),
+    ("v", TypeError, dict(v=torch.zeros(2, 2, 12, 16, device=DEVICE, dtype=torch.bfloat16))),
+    ("causal", TypeError, dict(causal=1)),
+    ("scale", TypeError, dict(scale="1")),
+    ("scale", ValueError, dict(scale=float("nan"))),
+    ("scale", ValueError, dict(scale=10**400)),
+    ("scale", ValueError, dict(scale=-(10**400))),
+    ("scale", ValueError, dict(scale=1e39)),
+    ("scale", ValueError, dict(scale=-1e39)),
+    ("key_lengths", TypeError, dict(key_lengths=[3, 12])),
+    ("key_lengths", TypeError, dict(key_lengths=LENGTHS.float().requires_grad_())),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS[:1])),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS + 1)),
+    ("key_lengths", ValueError, dict(key_lengths=LENGTHS - 4)),
+    ("key_lengths", ValueError, dict(key_lengths=torch.zeros(2, dtype=torch.int32, device="meta"))),
+    ("dropout_p", ValueError, dict(dropout_p=1.0)),
+    ("dropout_p", ValueError, dict(dropout_p=-0.1)),
+    ("dropout_p", ValueError, dict(dropout_p=Fraction(10**20 - 1, 10**20))),
+    ("dropout_p", ValueError, dict(dropout_p=float("nan"))),
+    ("dropout_p", TypeError, dict(dropout_p="0")),
+    ("seed", TypeError, dict(dropout_p=0.5, seed=1.5)),
+    ("seed", ValueError, dict(dropout_p=0.5, seed=2**64)),
+    ("seed", ValueError, dict(dropout_p=0.5, seed=np.int64(-1))),
+    ("return_lse", TypeError, dict(return_lse=None)),
+    ("window", TypeError, dict(window=3)),
+    ("window", ValueError, dict(window=())),
+    ("window", ValueError, dict(window=(1, 2, 3))),
+    ("window", ValueError, dict(window=(-1, 0))),
+    ("window", ValueError, dict(window=[None, -2])),
+    ("window", TypeError, dict(window=(1.0, 0))),
+    ("window", TypeError, dict(window=(True, 0))),
+    ("softcap", TypeError, dict(softcap="50")),
+    ("softcap", TypeError, dict(softcap=True)),
+    ("softcap", ValueError, dict(softcap=0.0)),
+    ("softcap", ValueError, dict(softcap=-50.0)),
+    ("softcap", ValueError, dict(softcap=float("inf"))),
+    ("softcap", ValueError, dict(softcap=float("nan"))),
+    ("softcap", ValueError, dict(softcap=10**400)),
+    ("sinks", TypeError, dict(sinks=[0.0] * 4)),
+    ("sinks", TypeError, dict(sinks=torch.zeros(4, dtype=torch.int32, device=DEVICE))),
+    ("sinks", TypeError, dict(sinks=torch.zeros(4, dtype=torch.float64, device=DEVICE))),
+    ("sinks", ValueError, dict(sinks=torch.zeros(2, device=DEVICE))),
+    ("sinks", ValueError, dict(sinks=torch.zeros(2, 4, device=DEVICE))),
+    ("sinks", ValueError, dict(sinks=torch.zeros(4, device="meta"))),
+    ("backend", ValueError, dict(backend="cuda")),
+]
+
+
+@pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
+def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
+    def launched(*_):
+        raise AssertionError("launched")
+
+    arguments = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS)
+    attention(**arguments)  # a good call before must not open the door
+    monkeypatch.setattr(operators, "forward", launched)
+    monkeypatch.setattr(operators.Call, "__call__", launched)
+    arguments |= change
+    with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
+        attention(**arguments)
+
+
+EQUAL = [("causal", True, 1), ("causal", False, 0.0), ("return_lse", True, 1), ("dropout_p", 0.0, False)]
+
+
+@pytest.mark.parametrize("name, fine, bad", [*EQUAL, ("scale", 1.0, True), ("scale", 0.0, False)])
+def test_what_only_equals_a_good_value_is_refused(name, fine, bad):
+    attention(*good(), **{name: fine})
+    with pytest.raises(TypeError, match=f"^{name}: got {bad};"):
+        attention(*good(), **{name: bad})
+
+
+def test_a_kind_of_call_is_all_that_matters():
+    class Own(torch.Tensor):
+        pass
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), options=None):
+            return function(*arguments, **options or {})
+
+    def kind(**change):
+        arguments = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS) | OPTIONS | change
+        tensors = [arguments.pop(name) for name in ("q", "k", "v", "key_lengths", "sinks")]
+        return ROOM.recall(tensors, arguments.pop("window"), arguments.values())[0]
+
+    base, found = kind(), []
+    assert kind() == base
+    for name, x in zip((*"qkv", "key_lengths"), (*good(), LENGTHS), strict=True):
+        others = (
+            x.half(),
+            x[..., :1],
+            x.as_subclass(Own),
+            x.to("meta"),
+            x.repeat_interleave(2, -1)[..., ::2],
+            x.to_sparse(),
+        )
+        found += [kind(**{name: other}) for other in others]
+    sizes = (1, 0), (True, 0), (1, 0, 0), (None, 0)
+    options = dict(causal=(True, 0), scale=(1, 1.0), dropout_p=(0, 0.5), return_lse=(True, 0), window=sizes)
+    options |= dict(softcap=(1, 1.0, True), sinks=(torch.zeros(4), torch.zeros(4).half(), torch.zeros(8)[::2]))
+    for name, others in options.items():
+        found += [kind(**{name: other}) for other in others]
+    found += [kind(backend="triton"), kind(key_lengths=None)]
+    with Mode():
+        assert kind() is None
+    assert base not in found and None not in found and len(set(found)) == len(found)
+    assert kind(q=3) is None and kind(scale=[1]) is None and kind(window=3) is None and kind(sinks=[1]) is None
+
+
+def calls():
+    """What was prepared for attention() itself."""
+    return [made for made in prepared.PREPARED.values() if isinstance(made, operators.Call)]
+
+
+APART = LENGTHS.int().repeat_interleave(2)[::2]
+
+
+@pytest.mark.parametrize("options, kinds", [
+    (dict(), 2),
+    (dict(causal=True, scale=0.7, key_lengths=LENGTHS), 2),
+    (dict(causal=True, key_lengths=APART), 2),
+    (dict(scale=-0.3), 0),
+], ids=("plain", "lengths", "strided lengths", "negative"))  # fmt: skip
+@pytest.mark.parametrize("across", (False, True), ids=("rows", "columns"))
+def test_calls_of_a_known_kind_are_served_rightly(options, kinds, across, monkeypatch):
+    for seed in range(2):
+        *inputs, dO = tensors(2, 2, 1, 8, 12, 16, seed=seed)
+        q, k, v = (x.detach().mT.contiguous().mT if across else x.detach() for x in inputs)
+        truth = dense(q, k, v, dO, **{n.removeprefix("key_"): x for n, x in options.items()})
+        without = attention(q, k, v, **options), *attention(q, k, v, return_lse=True, **options)
+        wanted = run(attention, *(x.requires_grad_() for x in (q, k, v)), dO, **options)
+        for a, b in zip((*without, *wanted), (truth[0], *truth[:2], *truth), strict=True):
+            assert worst(a, b) < 1e-5
+        assert len(calls()) == kinds
+        if kinds:
+            monkeypatch.setattr(ROOM, "check_tensors", None)  # nobody needs it again
+
+
+def test_known_kinds_are_not_kept_without_end(monkeypatch):
+    monkeypatch.setattr(prepared, "MOST", 3)
+    q, k, v = good()
+    for N in range(1, 9):
+        attention(q, k[:, :, :N], v[:, :, :N])
+        assert 0 < len(prepared.PREPARED) <= 3
+    prepared.forget()
+    assert not prepared.PREPARED
+
+
+def test_lengths_are_looked_at_again_after_a_change():
+    q, k, v = good()
+    lengths = LENGTHS.clone()
+    attention(q, k, v, key_lengths=lengths)
+    lengths += 1
+    with pytest.raises(ValueError, match="key_lengths"):
+        attention(q, k, v, key_lengths=lengths)
+    with torch.inference_mode():
+        attention(q, k, v, key_lengths=LENGTHS.clone())
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer(backend):
+    q, k, v = good()
+    attention(q, k, v, key_lengths=LENGTHS, backend=backend)
+    for _ in range(2):  # also where a call of this kind was prepared
+        with pytest.raises(ValueError, match="key_lengths: got values from 3 to 12; it takes 0 to N_k = 8"):
+            attention(q, k[:, :, :8], v[:, :, :8], key_lengths=LENGTHS, backend=backend)
+        attention(q, k[:, :, :8], v[:, :, :8], key_lengths=LENGTHS - 4 * (LENGTHS > 8), backend=backend)
+
+
+@pytest.mark.parametrize("changed", ("q", "k", "v", "key_lengths"))
+def test_a_change_between_forward_and_backward_is_noticed(changed):
+    inputs = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS.clone())
+    O = attention(**{n: x.requires_grad_() if n in "qkv" else x for n, x in inputs.items()})
+    with torch.no_grad():
+        inputs[changed].sub_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        O.sum().backward()
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "qk", ""])
+def test_gradients_for_some_inputs_only(wanted):
+    inputs = dict(zip("qkv", good(), strict=True))
+    for name in wanted:
+        inputs[name].requires_grad_()
+    O = attention(**inputs)
+    assert O.requires_grad == bool(wanted)
+    if wanted:
+        O.sum().backward()
+    truth = dense(*inputs.values(), torch.ones_like(O))[2:]
+    for (name, x), g in zip(inputs.items(), truth, strict=True):
+        assert (x.grad is None) if name not in wanted else worst(x.grad, g) < 1e-4
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_second_derivative_is_refused(backend):
+    q, k, v = (x.requires_grad_() for x in good())
+    (dQ,) = torch.autograd.grad(attention(q, k, v, backend=backend).sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="no second derivative"):
+        dQ.sum().backward()
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_tangent_is_refused_and_not_lost(backend):
+    q, k, v = good()
+    attention(q, k, v, backend=backend)  # also where a call of this kind was prepared
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode AD"):
+        attention(forward_ad.make_dual(q, torch.ones_like(q)), k, v, backend=backend)
+
+
+@pytest.mark.parametrize("expanded", ((1, 1, 1, 16), (2, 1, 8, 1), (1, 4, 1, 1)), ids=str)
+def test_gradients_of_O_and_L_that_repeat_themselves(expanded):
+    q, k, v, _ = tensors(2, 4, 2, 8, 12, 16)
+    dO, dL = torch.randn(expanded, device=DEVICE).expand(2, 4, 8, 16), torch.randn(8, device=DEVICE).expand(2, 4, 8)
+    got = run(attention, q, k, v, dO, dL, causal=True)
+    truth = dense(q, k, v, dO, dL=dL, causal=True)
+    assert all(worst(a, b) < 1e-4 for a, b in zip(got, truth, strict=True))
+
+
+def test_saved_tensors_may_come_back_in_other_strides():
+    """Hooks that keep them elsewhere, such as save_on_cpu, give them back contiguous."""
+    q, k, v, dO = (x.detach().transpose(1, 2).contiguous().transpose(1, 2) for x in tensors(2, 4, 2, 8, 12, 16))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    want = run(attention, *inputs, dO)
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.contiguous, lambda x: x):
+        got = run(attention, *inputs, dO)
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    "options", [dict(), dict(causal=True, dropout_p=0.3, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
+)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_reference_behind_the_same_call(options, dtype):
+    q, k, v, dO = tensors(2, 4, 2, 8, 12, 16, dtype)
+    dL = torch.randn(2, 4, 8, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, **options, backend="reference")
+    assert got[0].dtype == dtype and got[1].dtype == torch.float32 and got[0].device.type == DEVICE
+    names = dict(dropout_p="p", key_lengths="lengths")
+    more = {names.get(n, n): x for n, x in options.items()} | dict(dL=dL)
+    judge(got, dense(q, k, v, dO, **more), dense(q, k, v, dO, dtype=dtype, **more))
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("options", [dict(), dict(causal=True, dropout_p=0.3, seed=5)], ids=("plain", "causal"))
+@pytest.mark.parametrize("bad", (float("nan"), float("inf"), -float("inf")))
+def test_what_lies_behind_a_length_does_not_matter(bad, options, backend):
+    q, k, v, dO = tensors(2, 2, 1, 8, 12, 16)
+    lengths = torch.tensor([0, 7], device=DEVICE)
+    clean = run(attention, q, k, v, dO, torch.ones(2, 2, 8, device=DEVICE), key_lengths=lengths, **options)
+    with torch.no_grad():
+        for b, n in enumerate(lengths.tolist()):
+            k[b, :, n:] = v[b, :, n:] = bad
+    dL = torch.ones(2, 2, 8, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, key_lengths=lengths, backend=backend, **options)
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, clean, strict=True))
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_a_gradient_of_L_that_fp16_cannot_hold(backend):
+    q, k, v, dO = tensors(1, 2, 1, 8, 12, 16, torch.float16)
+    dL = torch.full((1, 2, 8), 7e4, device=DEVICE)
+    got = run(attention, q, k, v, dO, dL, backend=backend)
+    truth = dense(q, k, v, dO, dL=dL)
+    fits = [t.abs() < 6e4 for t in truth]
+    assert all((torch.isnan(g) <= ~fit).all() for g, fit in zip(got, fits, strict=True))
+    for g, t, fit in zip(got, truth, fits, strict=True):
+        assert fit.any() and ((g - t).abs() <= 2e-3 * t.abs().max())[fit].all()
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("change", [
+    dict(dropout_p=np.float32(0.25)), dict(dropout_p=np.float16(0.25)), dict(dropout_p=np.float64(0.25)),
+    dict(dropout_p=Fraction(1, 4)), dict(seed=np.uint64(2**64 - 1)), dict(seed=np.int32(7)),
+    dict(scale=np.float32(0.5)), dict(scale=Fraction(1, 2)), dict(scale=2),
+], ids=lambda change: "-".join(f"{n}-{type(x).__name__}" for n, x in change.items()))  # fmt: skip
+def test_numbers_of_every_kind_are_taken(change, backend):
+    q, k, v, dO = tensors(1, 1, 1, 18, 12, 16)
+    options = dict(dropout_p=0.25, seed=7, scale=0.5) | change
+    plain = {n: int(x) if n == "seed" else float(x) for n, x in options.items()}
+    got = run(attention, q, k, v, dO, **options, backend=backend)
+    assert all(map(torch.equal, got, run(attention, q, k, v, dO, **plain, backend=backend)))
+    drawn = options | dict(seed=None)  # the way of a call that is known
+    assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
+    assert torch.isfinite(attention(q, k, v, **drawn, backend=backend)).all()
+
+
+@pytest.mark.parametrize("scale", (1e38, -1e38, 1e20))
+@pytest.mark.parametrize("N_q", (1, 20))
+def test_the_largest_scales_are_right(scale, N_q):
+    q, k, v, dO = (x.detach() for x in tensors(1, 2, 1, N_q, 12, 16))
+    O, L = attention(q / abs(scale) ** 0.5, k / abs(scale) ** 0.5, v, scale=scale, return_lse=True)
+    truth = dense(q, k, v, dO, scale=math.copysign(1, scale))
+    assert worst(O, truth[0]) < 1e-4 and worst(L, truth[1]) < 1e-4
+
+
+def test_the_reference_takes_every_float_as_scale():
+    q, k, v, dO = (x.detach().double().to(torch.float32) for x in tensors(1, 2, 1, 8, 12, 16))
+    O = attention(q, k, v, scale=1e39, backend="reference")
+    assert worst(O, dense(q, k, v, dO, scale=1e39)[0]) < 1e-5
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the interpreter does one launch at a time")
+def test_calls_from_several_threads():
+    q, k, v = good()
+    calls = [dict(causal=n % 2 == 0, key_lengths=LENGTHS if n % 3 == 0 else None) for n in range(6)]
+    want = [attention(q, k, v, **options) for options in calls]
+    rows = [x.repeat_interleave(3, 2).requires_grad_() for x in (q, k, v)]
+    wanted = torch.autograd.grad(attention(*rows).sum(), rows)
+
+    def work(n):
+        if n % 4 == 0:
+            return all(map(torch.equal, torch.autograd.grad(attention(*rows).sum(), rows), wanted))
+        return torch.equal(attention(q, k, v, **calls[n % 6]), want[n % 6])
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(work, range(12)))
+
+
+def test_the_package_gives_the_function():
+    code = (
+        "import sys, fa2_lab; assert not {'torch', 'triton'} & set(sys.modules); f = fa2_lab.attention; "
+        "from fa2_lab.api.attention import attention; assert f is fa2_lab.attention is attention"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    assert fa2_lab.attention is attention

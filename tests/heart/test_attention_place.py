@@ -1,0 +1,307 @@
+"""Where fa2_lab.attention runs: with or without Triton, in torch's machinery, in streams, graphs and large tensors."""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from attention_rooms import check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from kernel_truth import DEVICE, NAMES, run, tensors, worst
+
+import fa2_lab
+from fa2_lab.api.attention import attention
+from fa2_lab.kernels import interpreter
+
+# Where it runs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "triton, numpy, fine", [("3.6.0", "2.3.5", True), ("3.6.0", "2.4.0", False), ("3.7.1", "2.5.2", True)]
+)
+def test_an_interpreter_that_cannot_work_says_what_to_install(triton, numpy, fine):
+    sentence = interpreter.misfit_of(triton, numpy)
+    assert (sentence == "") == fine
+    assert fine or ("install" in sentence and triton in sentence and numpy in sentence)
+
+
+FORKING = """import io, json, os, sys, torch, traceback
+for code in json.loads(sys.argv[1]):
+    said, write = os.pipe()
+    if os.fork() == 0:
+        os.dup2(write, 2)
+        try:
+            exec(code, {})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    os.close(write)
+    text = os.fdopen(said).read()
+    print(json.dumps([os.waitstatus_to_exitcode(os.wait()[1]), text]))
+"""
+
+
+def python(*codes: str) -> list[tuple[int, str]]:
+    """(exit status, stderr) of each, without a GPU, in a process that begins where torch has been imported."""
+    env = {n: x for n, x in os.environ.items() if n != "TRITON_INTERPRET"} | dict(CUDA_VISIBLE_DEVICES="")
+    command = [sys.executable, "-c", FORKING, json.dumps(codes)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=300, check=True)
+    return [tuple(json.loads(line)) for line in done.stdout.splitlines()]
+
+
+CALL = "import torch, fa2_lab; q = torch.ones(1, 1, 2, 16); [fa2_lab.attention(q, q, q, backend={!r}) for _ in 'ab']"
+AUTO, TRITON = CALL.format("auto"), CALL.format("triton")
+
+
+def test_where_triton_is_there_is_not_or_was_imported_first():
+    hide, first = "import sys; sys.modules['triton'] = None; ", "import triton; "
+    codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON)
+    fine, early, early_auto, without_auto, without = python(*codes)
+    if not interpreter.misfit():
+        assert fine[0] == 0, fine
+        assert fine[1].count("interpreter") == 1 and len(fine[1].strip().splitlines()) == 1
+    assert early[0] == 1 and "import fa2_lab first" in early[1]
+    assert early_auto == (0, "")
+    assert without_auto[0] == 0
+    assert without[0] == 1 and "Triton is not installed" in without[1]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")
+def test_the_quickened_interpreter_gives_the_same_bits_as_triton_s_own(monkeypatch):
+    from triton import language
+    from triton.runtime import interpreter as inside
+
+    def looks() -> int:
+        """How often triton.language is looked through; afterwards it is as it was."""
+        seen, before, look = [], dict(vars(language)), inside._patch_builtin
+        with monkeypatch.context() as watched:
+            watched.setattr(inside, "_patch_builtin", lambda *given: seen.append(given) or look(*given))
+            found.append(run(attention, *tensors(1, 2, 1, 20, 30, 16), causal=True, dropout_p=0.2, seed=3))
+        assert vars(language) == before
+        return len(seen)
+
+    found = []
+    quickly = looks()
+    monkeypatch.setattr(inside, "_patch_lang", inside._patch_lang.__wrapped__)
+    monkeypatch.setattr(inside.interpreter_builder, "options", inside.InterpreterOptions())
+    assert looks() > 10 * quickly > 0
+    assert all(map(torch.equal, *found))
+
+
+def test_an_interpreter_that_is_another_inside_is_left_alone(monkeypatch):
+    from triton.runtime import interpreter as inside
+
+    monkeypatch.delattr(inside, "_patch_lang")
+    interpreter.quicken.__wrapped__()
+    assert not hasattr(inside, "_patch_lang")
+
+
+# torch's machinery ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("p", (0.0, 0.2))
+def test_opcheck(p):
+    q, k, v, dO = tensors(2, 2, 1, 20, 30, 16)
+    seed = torch.full((1,), 5, device=DEVICE) if p else None
+    sinks, masks = (torch.ones(2, device=DEVICE), (8, None, 2.0)) if p else (None, ())
+    rest = torch.tensor([9, 30], device=DEVICE), seed, sinks, None, None, True, 0.25, p, *masks
+    torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
+    O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
+    plain = [x.detach() for x in (q, k, v)]
+    dL = torch.ones_like(L) if p else None
+    torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, *plain, O, L, *rest))
+
+
+@pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
+def test_who_only_asks_for_shapes_is_told_dtypes_too(dtype):
+    q, k = (torch.empty(2, heads, N, 16, dtype=dtype, device="meta") for heads, N in ((4, 20), (2, 30)))
+    O, L = torch.ops.fa2_lab.forward(q, k, k, *[None] * 5, True, 0.25)
+    assert (O.shape, O.dtype, L.shape, L.dtype) == (q.shape, dtype, q.shape[:3], torch.float32)
+    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, *[None] * 5, True, 0.25)
+    assert [(x.shape, x.dtype) for x in found] == [(x.shape, dtype) for x in (q, k, k)]
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+@pytest.mark.parametrize("dropout", (dict(), dict(dropout_p=0.2, seed=9)), ids=("", "dropout"))
+def test_compiled(dropout, backend):
+    def f(q, k, v, lengths):
+        O, L = fa2_lab.attention(q * 1.5, k, v, causal=True, key_lengths=lengths, return_lse=True, **dropout)
+        return O.sin() + L[..., None]
+
+    q, k, v, dO = tensors(2, 4, 2, 40, 50, 16)
+    lengths = torch.tensor([30, 50], device=DEVICE)
+    want = torch.autograd.grad(f(q, k, v, lengths), (q, k, v), dO)
+    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(q, k, v, lengths), (q, k, v), dO)
+    torch._dynamo.reset()
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+# On a GPU -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def same_bits(kernels):  # noqa: F811
+    """Where a GPU has kernels of its own, torch must be asked for the same bits."""
+    torch.use_deterministic_algorithms(kernels == "chosen")
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("d", (48, 64, 96, 128))
+@pytest.mark.parametrize("causal", (False, True))
+def test_bitwise_the_same_over_and_over(d, causal, same_bits):
+    q, k, v, dO = tensors(4, 4, 2, 500, 460, d, torch.bfloat16)
+    first = run(attention, q, k, v, dO, causal=causal)
+    for _ in range(100):
+        for name, a, b in zip(NAMES, first, run(attention, q, k, v, dO, causal=causal), strict=True):
+            assert torch.equal(a, b), name
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+def test_many_blocks_at_once_bitwise(same_bits):
+    q, k, v, dO = tensors(60, 4, 4, 128, 128, 128, torch.float16)
+    first = run(attention, q, k, v, dO)
+    for _ in range(200):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(attention, q, k, v, dO), strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+def test_a_large_batch_is_no_grid_dimension():
+    q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
+    check(q, k, v, dO, causal=True)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("pitch", ("batches", "rows"))
+def test_offsets_beyond_2_to_the_31(pitch):
+    q, k, v = (torch.randn(1, 1, 64, 128, device=DEVICE, dtype=torch.float16) for _ in range(3))
+    want = run(attention, *(x.clone().requires_grad_() for x in (q, k, v)), torch.ones_like(q))
+    if pitch == "batches":  # the last of many: (1, 1, 64, 128) that starts behind 2^31 elements
+        big = torch.empty(3, 2**31 // (64 * 128) + 2, 64, 128, device=DEVICE, dtype=torch.float16)
+        views = [part.as_strided((2, 1, 64, 128), (part.numel() - 64 * 128, 1, 128, 1)) for part in big]
+    else:  # rows 2^26 elements apart
+        big = torch.empty(64, 2**26, device=DEVICE, dtype=torch.float16)
+        views = [big[None, None, :, slot * 128 : slot * 128 + 128] for slot in range(3)]
+    for view, x in zip(views, (q, k, v), strict=True):
+        view.copy_(x.expand_as(view))
+    views = [x.detach().requires_grad_() for x in views]
+    got = run(attention, *views, torch.ones_like(views[0]))
+    assert all(torch.equal(a[-1:], b) for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.exhaustive
+def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
+    x = torch.randn(2**15 + 2, 4, 128, 128, device=DEVICE, dtype=torch.float16)
+    O = attention(x, x, x, causal=True)
+    alone = attention(x[-1:], x[-1:], x[-1:], causal=True)  # perhaps by another kernel, which rounds in another order
+    assert (O[-1:] - alone).abs().max() < 0.01
+
+
+@gpu
+@pytest.mark.gpu
+def test_cuda_graph():
+    q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
+    lengths = torch.tensor([70, 120], device=DEVICE, dtype=torch.int32)
+
+    def step():
+        O = attention(q, k, v, causal=True, key_lengths=lengths, dropout_p=0.1)
+        return O, *torch.autograd.grad(O, (q, k, v), dO)
+
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    graph.replay()
+    first = [x.clone() for x in out]
+    graph.replay()
+    assert not torch.equal(out[0], first[0])  # a new seed at every replay
+    with torch.no_grad():
+        q.mul_(0.5)
+        lengths.sub_(20)
+    graph.replay()
+    empty = attention(q, k, v, causal=True, key_lengths=lengths)
+    assert torch.equal(torch.isnan(out[0]), torch.isnan(empty)) and (out[0] - empty).abs().max() < 5
+
+
+@gpu
+@pytest.mark.gpu
+def test_another_stream():
+    q, k, v, _ = tensors(1, 8, 8, 2048, 2048, 64, torch.float16)
+    want = attention(q, k, v)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(20):
+            x = torch.zeros_like(q)
+            x.copy_(q)
+            got = attention(x, k, v)
+    torch.cuda.current_stream().wait_stream(side)
+    assert torch.equal(got, want)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("N_q, N_k, d", ((100, 100, 64), (1, 300, 64), (700, 700, 128)))
+def test_tensors_on_another_gpu_than_the_current(N_q, N_k, d):
+    here = tensors(1, 2, 2, N_q, N_k, d, torch.bfloat16)
+    there = [x.detach().to("cuda:1").requires_grad_() for x in here]
+    want = run(attention, *here)
+    for _ in range(3):  # Triton launches the first, and is passed by later
+        for name, a, b in zip(NAMES, run(attention, *there), want, strict=True):
+            assert a.device == there[0].device
+            assert worst(a.cpu(), b.cpu()) <= (0 if name in "OL" else 1e-2), name
+        assert torch.cuda.current_device() == 0
+
+
+@gpu
+@pytest.mark.gpu
+def test_memory_is_O_L_and_D_only(kernels):  # noqa: F811
+    """On Hopper, dQ's sums in fp32 besides."""
+    q, k, v = (
+        torch.randn(1, 16, 65536, 128, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
+    )
+    dO = torch.randn_like(q)
+    small = tensors(1, 16, 16, 128, 128, 128, torch.bfloat16)
+    run(attention, *small)
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    O = attention(q, k, v, causal=True)
+    bytes_O, bytes_L = 2 * q.numel(), 4 * q.numel() // 128
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + bytes_L)
+    torch.autograd.grad(O, (q, k, v), dO)
+    sums = 2 * bytes_O + bytes_L if kernels == "chosen" else 0
+    assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + 2 * bytes_L + 3 * bytes_O + sums)
+
+
+@gpu
+@pytest.mark.gpu
+def test_nothing_waits_for_the_gpu():
+    q, k, v, dO = tensors(1, 2, 2, 128, 128, 64, torch.float16)
+    lengths = torch.tensor([100], device=DEVICE)
+    options = dict(causal=True, key_lengths=lengths, dropout_p=0.1)
+    run(attention, q, k, v, dO, **options)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run(attention, q, k, v, dO, **options)
+        run(attention, q, k, v, dO, **options, seed=5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -1,0 +1,423 @@
+"""The fa2-lab command: what it prints, what it refuses, and how it ends."""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import unicodedata
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+
+from fa2_lab import errata, paper
+from fa2_lab.errata import ERRATA
+from fa2_lab.tools import command, tour
+from fa2_lab.tools.tour import FULL, STAGES, Row, Skipped, Stage, line, relative_error, short
+from fa2_lab.trace import Trace
+
+
+def width(text: str) -> int:
+    """Columns that a terminal gives to a line: Chinese characters take two."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in text)
+
+
+def in_a_shell(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    """`python -m fa2_lab` as a process of its own, its output a pipe."""
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-m", "fa2_lab", *arguments], capture_output=True, env=env, timeout=60)
+
+
+# The tour -----------------------------------------------------------------------------------------------------
+
+NUMPY_STAGES = tuple(stage for stage in STAGES if not stage.name.startswith("Triton"))
+
+
+def test_the_tour_of_the_numpy_stages(capsys):
+    assert len(NUMPY_STAGES) >= 17
+    assert tour.tour(NUMPY_STAGES) == 0
+    out, err = capsys.readouterr()
+    assert f"All {len(NUMPY_STAGES)} stages that ran agree" in out
+    assert out.count(" ok\n") == len(NUMPY_STAGES)
+    assert max(map(width, out.splitlines())) <= 80
+    assert err == "", "no progress bar where nobody watches"
+
+
+def test_the_table_counts_what_the_meter_counts():
+    rows = {stage.name: tour.run(stage) for stage in NUMPY_STAGES if stage.name in ("FA1 forward", "FA2 forward")}
+    n, d, T_r, T_c = tour.N, tour.D_HEAD, 8, 16
+    assert rows["FA2 forward"].hbm == 2 * n * d + n + T_r * 2 * n * d
+    assert rows["FA1 forward"].hbm == (n * d + 2 * n) + 2 * n * d + T_c * (3 * n * d + 4 * n)
+    assert rows["FA1 forward"].matmul == rows["FA2 forward"].matmul == 4 * n * n * d
+    assert rows["FA1 forward"].other > rows["FA2 forward"].other > n * n
+
+
+def off_by_one_percent(trace):
+    return [(FULL.O * 1.01, FULL.O)]
+
+
+def broken(trace):
+    raise RuntimeError("no such kernel\nand a long story")
+
+
+def skipping(trace):
+    raise Skipped("it is Sunday")
+
+
+def not_a_number(trace):
+    return [(np.full(3, np.nan), np.ones(3)), (np.ones(3), np.ones(3))]
+
+
+@pytest.mark.parametrize(
+    "run, status, words",
+    [
+        (off_by_one_percent, 1, ["WRONG", "Wrong: x"]),
+        (not_a_number, 1, ["WRONG", "Wrong: x"]),
+        (broken, 1, ["FAILED: RuntimeError: no such kernel\n", "Wrong: x"]),
+        (skipping, 0, ["skipped: it is Sunday", "All 0 stages that ran"]),
+    ],
+)
+def test_a_stage_that_is_wrong_fails_the_tour_and_one_that_is_skipped_does_not(run, status, words, capsys):
+    assert tour.tour((Stage("x", run),)) == status
+    out = capsys.readouterr().out
+    assert all(word in out for word in words)
+
+
+def test_every_stage_notices_a_wrong_truth(monkeypatch):
+    """Spoil the answers: no stage may still be satisfied (the count of closed forms has no answer to spoil)."""
+    for problem in tour.PROBLEMS:
+        problem.solve()
+        dQ, dK, dV = problem.gradients
+        for name, spoiled in dict(O=problem.O * 1.01, gradients=(dQ, dK, dV * 1.01)).items():
+            monkeypatch.setitem(problem.__dict__, name, spoiled)
+    satisfied = [stage.name for stage in NUMPY_STAGES if tour.run(stage).ok]
+    assert satisfied == ["closed forms = meter"]
+
+
+def test_closed_forms_notice_a_wrong_count(monkeypatch):
+    counted = tour.io.fa2_forward
+    monkeypatch.setitem(tour.io.FORMS, ("fa2", "forward"), lambda tiling, d: counted(tiling, d + 1))
+    stage = next(stage for stage in STAGES if stage.name == "closed forms = meter")
+    assert not tour.run(stage).ok
+
+
+def test_triton_stages_say_why_they_do_not_run(monkeypatch):
+    triton = [stage for stage in STAGES if stage not in NUMPY_STAGES]
+    assert len(triton) == 2
+    monkeypatch.setattr(tour, "find_spec", lambda name: None)
+    assert [tour.run(stage).note for stage in triton] == ["skipped: torch is not installed"] * 2
+
+
+def test_triton_stages_run_where_they_can():
+    """In a process of their own: the interpreter has to be chosen before anybody imports triton."""
+    source = (
+        "from fa2_lab.tools.tour import STAGES, run\n"
+        "for stage in STAGES[-2:]: r = run(stage); print(r.ok, r.device, r.note)"
+    )
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=120)
+    rows = [row.split(maxsplit=1) for row in done.stdout.splitlines()]
+    assert [ok for ok, _ in rows] == ["True", "True"], done.stdout + done.stderr
+    expected = "" if (paper.PACKAGE / "attention.py").is_file() else "skipped: this version has no Triton kernels"
+    assert all(told.strip() and told.startswith(expected) for _, told in rows)
+
+
+def test_pieces_of_the_table():
+    assert [short(n) for n in (0, 7, 1234, 999_999, 5_120_000, 2 * 10**9)] == ["-", "7", "1.23k", "1M", "5.12M", "2G"]
+    full = Row("x" * 30, 1e-15, 10**12, 10**12, 10**12, 999.999, "NVIDIA H200 NVL")
+    assert width(line(replace(full, name="a name of 21 letters.", ok=False))) <= 80
+    assert width(tour.HEADER) <= 80 and max(len(stage.name) for stage in STAGES) <= 21
+    assert relative_error(np.ones(3), np.ones(4)) == np.inf and np.isnan(relative_error([np.nan], [1.0]))
+    assert Trace().hbm_elements == 0
+
+
+# The other commands -------------------------------------------------------------------------------------------
+
+
+def test_where(capsys):
+    assert command.main(["where", "FA2.A1.L9"]) == 0
+    out = capsys.readouterr().out
+    assert "reference/fa2.py:" in out and "np.maximum" in out
+    assert command.main(["where", "fa1.a3"]) == 0
+    assert "standard attention, backward" in capsys.readouterr().out
+    assert command.main(["where", "FA2.A1.L9", "--all"]) == 0
+    assert capsys.readouterr().out == paper.where("FA2.A1.L9").full() + "\n"
+    assert command.main(["where"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == len(paper.ALGORITHMS)
+
+
+def test_errata_as_a_table(capsys):
+    assert command.main(["errata"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("  told apart\n") == len(ERRATA) and all(name in out for name in ERRATA)
+    assert max(map(width, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", ERRATA)
+def test_each_erratum_in_full_fits_the_screen(name, capsys):
+    assert command.main(["errata", name]) == 0
+    out = capsys.readouterr().out
+    assert max(map(width, out.splitlines())) <= 80
+    assert all(f"\n{title}" in out for title in ("in", "that is", "says", "but", "right", "run"))
+    erratum, found = ERRATA[name], errata.judge(ERRATA[name])
+    told = " ".join(out.split())
+    for text in (erratum.source, erratum.claim, erratum.why, erratum.instead):
+        assert " ".join(text.split()) in told
+    assert f"run wrong: error {found.wrong_error:.1e}; right: error {found.right_error:.1e}" in told
+    sits = [tag for tag, (_, line) in paper.LINES.items() if name in line.errata]
+    assert told.endswith(f" lines {', '.join(sits)}") if sits else " lines FA" not in told
+
+
+def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
+    same = replace(ERRATA["fa2-scale"], wrong=ERRATA["fa2-scale"].right)
+    monkeypatch.setattr(errata, "ERRATA", {"fa2-scale": same})
+    assert command.main(["errata"]) == 1
+    assert "NOT TOLD APART" in capsys.readouterr().out
+    assert command.main(["errata", "fa2-scale"]) == 1
+
+
+def test_glossary(capsys):
+    assert command.main(["glossary"]) == 0
+    out = capsys.readouterr().out
+    assert "线程束" in out and max(map(width, out.splitlines())) <= 80
+    assert command.main(["glossary", "warp"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "warp  线程束",
+        "    32 threads that issue instructions together; a thread block has several",
+        "    → chapter 00",
+    ]
+    for name, place in {
+        "persistent": "rung 16 of the ladder: fa2-lab ladder 16, figures/tickets.svg",
+        "lane": "appendix A, figures/row_reduction.svg",
+    }.items():
+        assert command.main(["glossary", name]) == 0
+        assert capsys.readouterr().out.endswith(f"    → {place}\n")
+    assert command.main(["glossary", "tau"]) == 0
+    assert capsys.readouterr().out.startswith("tau  缩放系数  [number, argument]\n")
+
+
+@pytest.mark.parametrize(
+    "arguments, hint",
+    [
+        (["where", "FA2.A1.L99"], "lines 1 to 17"),
+        (["errata", "scale"], "did you mean fa2-scale"),
+        (["glossary", "wrap"], "did you mean warp"),
+    ],
+)
+def test_what_does_not_exist_is_refused_in_one_line(arguments, hint, capsys):
+    assert command.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("fa2-lab: ") and hint in err and len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [["dance"], ["where", "a", "b"], ["--fast"]])
+def test_bad_usage_ends_with_2(arguments, capsys):
+    with pytest.raises(SystemExit) as end:
+        command.main(arguments)
+    assert end.value.code == 2 and "usage: fa2-lab" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_quietly(monkeypatch, capsys):
+    def interrupted(arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "tour", interrupted)
+    assert command.main([]) == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_bug_is_not_dressed_up_as_bad_usage(monkeypatch):
+    monkeypatch.setattr(tour, "tour", lambda: [][0])
+    with pytest.raises(IndexError):
+        command.main([])
+
+
+# Rooms with a command of their own ----------------------------------------------------------------------------
+
+
+def test_a_room_is_advertised_and_called_only_if_it_is_there(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command.paper, "PACKAGE", tmp_path)
+    assert command.rooms() == {} and "tune" not in command.parser().format_help()
+    (tmp_path / "studio" / "bench").mkdir(parents=True)
+    (tmp_path / "studio" / "bench" / "tune.py").touch()
+    assert command.rooms() == {"tune": "fa2_studio.bench.tune"} and "tune" in command.parser().format_help()
+    room = type("room", (), {"main": staticmethod(lambda argv: int(argv[1]))})
+    monkeypatch.setattr(command, "import_module", {"fa2_studio.bench.tune": room}.__getitem__)
+    assert command.main(["tune", "--d", "1"]) == 1
+    assert command.main(["tune", "--d", "x"]) == 2
+    assert capsys.readouterr().err.startswith("fa2-lab: invalid literal")
+
+
+def test_rooms_that_are_there_have_a_main():
+    for module in command.rooms().values():
+        source = (paper.PACKAGE.parent / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
+        assert "\ndef main(argv" in source, f"{module} has no main(argv)"
+
+
+# How commands end ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, status",
+    [
+        (["where", "FA2.A1.L9"], 0),
+        (["where", "FA2.A1.L99"], 2),
+        (["errata", "fa2-scale"], 0),
+        (["errata", "nonsense"], 2),
+        (["glossary", "warp"], 0),
+        (["glossary", "nonsense"], 2),
+        (["figures", "nonsense"], 2),
+        (["book", "99"], 2),
+        (["course", "check", "nowhere.ipynb"], 2),
+        (["course", "release", "--only", "99"], 2),
+        (["xray", "nonsense"], 2),
+        (["bench", "nonsense"], 2),
+        (["tune", "--d", "300"], 2),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else None,
+)
+def test_a_command_ends_with_0_or_says_in_a_line_why_not(arguments, status, capsys):
+    assert command.main(arguments) == status
+    out, err = capsys.readouterr()
+    assert bool(out) == (status == 0) and len(err.splitlines()) == (status == 2)
+
+
+def book_of(monkeypatch, *verdicts):
+    """The book's run, replaced by one that ends with these verdicts."""
+    from fa2_studio.book import run
+
+    monkeypatch.setattr(run, "run_all", lambda folder, chapters: verdicts)
+    return run
+
+
+def test_the_book_s_verdicts_decide_how_it_ends(monkeypatch, tmp_path, capsys):
+    run = book_of(monkeypatch, good := book_verdict(""))
+    assert command.main(["book", "02", "--folder", str(tmp_path)]) == 0
+    book_of(monkeypatch, good, book_verdict("ValueError: no"))
+    assert command.main(["book", "02", "--folder", str(tmp_path)]) == 1
+    assert "ValueError: no" in capsys.readouterr().out and run.run_all is not None
+
+
+def book_verdict(error: str):
+    from fa2_studio.book.run import Verdict
+
+    return Verdict("02_online_softmax", 3, 1.0, error)
+
+
+@pytest.mark.parametrize(
+    "why, status", [({}, 0), ({"fa2_lab": "wrong: error 1.0e+00"}, 1), ({"x": "not installed"}, 0)]
+)
+def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp_path, capsys):
+    from bench_records import MACHINE, contest
+
+    from fa2_studio.bench import smoke
+    from fa2_studio.bench.results import Results
+
+    row = contest()
+    row.failed = why
+    monkeypatch.setattr(smoke, "run", lambda: Results("smoke", MACHINE, "by hand", rows=[row]))
+    assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status
+
+
+def interrupted(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "arguments, module, name",
+    [
+        (["where"], "fa2_lab.tools.command", "show_where"),
+        (["figures", "--folder", "FOLDER"], "fa2_lab.tools.figures", "build"),
+        (["course", "check", "x.ipynb"], "fa2_studio.course.grade", "check_alone"),
+        (["xray", "portable.forward"], "fa2_lab.tools.xray.compile", "xray_launches"),
+        (["bench", "--results"], "fa2_studio.bench.page", "write"),
+    ],
+    ids=lambda x: " ".join(x) if isinstance(x, list) else None,
+)
+def test_ctrl_c_ends_every_command_with_130(arguments, module, name, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(importlib.import_module(module), name, interrupted)
+    if name == "xray_launches":
+        monkeypatch.setattr(importlib.import_module("fa2_lab.tools.xray.command"), name, interrupted)
+    assert command.main([str(tmp_path) if a == "FOLDER" else a for a in arguments]) == 130
+    assert capsys.readouterr().err == ""
+
+
+SIGNAL_IN_ROW_THREE = """
+import os, signal, sys
+from fa2_lab.tools import command
+from fa2_studio.bench import smoke
+
+def row(*arguments, check=smoke.check, seen=[]):
+    seen.append(arguments)
+    if len(seen) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    return check(*arguments)
+
+smoke.check = row
+sys.exit(command.main(sys.argv[1:]))
+"""
+
+
+def started(call):
+    """A process that hears Ctrl-C, also where the tests themselves were told not to."""
+    listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    return subprocess.Popen(call, **pipes, start_new_session=True, preexec_fn=listens)
+
+
+def hidden(folder):
+    """Files that were begun and are not whole yet begin with a point."""
+    return [file for file in folder.iterdir() if file.name.startswith(".")]
+
+
+def test_ctrl_c_in_the_third_row_keeps_two_and_names_ten(tmp_path):
+    process = started([sys.executable, "-c", SIGNAL_IN_ROW_THREE, "bench", "smoke", "--folder", str(tmp_path)])
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err.decode()
+    kept = json.loads((tmp_path / "bench_smoke.json").read_text(encoding="utf-8"))
+    assert (len(kept["rows"]), len(kept["missing"]), hidden(tmp_path)) == (2, 10, [])
+
+
+# As a process -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [dict(LC_ALL="C", LANG="C"), dict(LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii"), dict(COLUMNS="80")],
+    ids=["LANG=C", "ascii", "80 columns"],
+)
+def test_it_runs_in_poor_terminals(environment):
+    done = in_a_shell("where", "FA1.A2.L15", **environment)
+    assert done.returncode == 0 and done.stderr == b"" and b"fa1.py:" in done.stdout
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    shell = f"{sys.executable} -m fa2_lab glossary | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"") and len(done.stdout.splitlines()) == 1
+
+
+def test_closed_output_is_no_error():
+    for call in ("where FA2.A1.L9 >&-", "where FA2.A1.L9 | true", "--help >&-", "figures --help | true"):
+        shell = f"{sys.executable} -m fa2_lab {call}; exit ${{PIPESTATUS[0]}}"
+        done = subprocess.run(["bash", "-c", shell], capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b""), call
+
+
+@pytest.mark.parametrize("arguments", [("errata", "nonsense"), ("where", "FA9.A9.L9"), ("glossary", "nonsense")])
+def test_errors_go_to_stderr_without_a_traceback(arguments):
+    done = in_a_shell(*arguments)
+    assert done.returncode == 2 and done.stdout == b"" and b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("errata",), ("errata", "fa2-scale"), ("where", "FA2.A1"), ("glossary",)])
+def test_ctrl_c_while_a_command_prints_ends_it_with_130(arguments, monkeypatch, capsys):
+    """Wherever it comes, also while something is printed."""
+
+    def interrupted(*texts, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("builtins.print", interrupted)
+    assert command.main(list(arguments)) == 130

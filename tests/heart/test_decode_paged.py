@@ -1,0 +1,198 @@
+"""Decode from pages, and attention_paged(): where rows lie, what it takes and what it refuses."""
+
+import pytest
+import torch
+from decode_checks import DTYPES, NAN, decode, drawn, near, plan, poisoned  # noqa: F401 (one is a fixture)
+from kernel_truth import DEVICE, worst
+
+import fa2_lab
+import fa2_lab.api.paged
+
+# Pages --------------------------------------------------------------------------------------------------------
+
+
+def paged(k, v, lengths, page, seed=0):
+    """The same cache in pages: in any order, with strangers between them, NaN in whatever nobody may read."""
+    batch, H_kv, N_k, d = k.shape
+    width = -(-N_k // page)
+    draw = torch.Generator().manual_seed(seed)
+    table = torch.randperm(batch * width + 3, generator=draw)[: batch * width].view(batch, width).int()
+    pages = [torch.full((batch * width + 3, page, H_kv, d), NAN, dtype=k.dtype, device=DEVICE) for _ in "kv"]
+    for b, n in enumerate(lengths):
+        for key in range(n):
+            for x, made in zip((k, v), pages, strict=True):
+                made[table[b, key // page], key % page] = x[b, :, key]
+        table[b, -(-n // page) :] = -(2**31)  # nobody's page
+    return *pages, table.to(DEVICE)
+
+
+@pytest.mark.parametrize("page", (1, 3, 16, 32, 40))
+@pytest.mark.parametrize("causal", (False, True))
+def test_pages(page, causal):
+    lengths = [0, 80, 37]
+    q, k, v, dO = drawn(3, 4, 2, 2, 80, 16)
+    k_pages, v_pages, table = paged(k, v, lengths, page)
+    given = dict(key_lengths=torch.tensor(lengths, device=DEVICE), table=table)
+    O, L = decode(q, k_pages, v_pages, causal, 0.25, **given)
+    assert (O[0] == 0).all() and (L[0] == -torch.inf).all()
+    for b, n in ((1, 80), (2, 37)):  # the last key of each is the last that its last query sees
+        near((O[b : b + 1], L[b : b + 1]), q[[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=causal)
+
+
+def test_pages_of_any_layout_and_shared_pages():
+    q, k, v, _ = drawn(2, 4, 2, 1, 64, 16)
+    lengths = torch.tensor([64, 50], device=DEVICE)
+    k_pages, v_pages, table = paged(k, v, [64, 50], 16)
+    want = decode(q, k_pages, v_pages, causal=True, scale=0.25, key_lengths=lengths, table=table)
+    both = torch.stack([k_pages, v_pages], 1)  # keys and values of a page side by side
+    heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k_pages, v_pages)]
+    for a, b in ((both[:, 0], both[:, 1]), heads_first, (k_pages, heads_first[1])):
+        assert all(map(torch.equal, decode(q, a, b, causal=True, scale=0.25, key_lengths=lengths, table=table), want))
+    table[1, :2] = table[0, :2]  # a common beginning
+    O, _ = decode(q, k_pages, v_pages, causal=True, scale=0.25, key_lengths=lengths, table=table)
+    k[1, :, :32], v[1, :, :32] = k[0, :, :32], v[0, :, :32]
+    assert worst(O, decode(q, k, v, scale=0.25, key_lengths=lengths)[0]) < 1e-6
+
+
+def test_a_page_outside_counts_as_the_nearest_inside():
+    """In a CUDA graph nobody looks at the table before the kernel does."""
+    q, k, v, _ = drawn(1, 2, 1, 1, 48, 16)
+    lengths = torch.tensor([48], device=DEVICE)
+    k_pages, v_pages = (x.transpose(1, 2).reshape(3, 16, 1, 16) for x in (k, v))
+    outside, inside = (torch.tensor([x], device=DEVICE) for x in ([-5, 1, 99], [0, 1, 2]))
+    for a, b in zip(
+        *(decode(q, k_pages, v_pages, key_lengths=lengths, table=x) for x in (outside, inside)), strict=True
+    ):
+        assert torch.equal(a, b)
+
+
+# The public call ----------------------------------------------------------------------------------------------
+
+
+def serving(dtype=torch.float32, page=16):
+    """Arguments of attention_paged(), and the dense tensors they stand for."""
+    lengths = [64, 0, 37]
+    q, k, v, dO = drawn(3, 4, 2, 2, 64, 16, dtype=dtype)
+    k_pages, v_pages, table = paged(k, v, lengths, page)
+    arguments = dict(q=q, k_pages=k_pages, v_pages=v_pages, block_table=table)
+    return arguments | dict(key_lengths=torch.tensor(lengths, device=DEVICE)), (k, v, dO)
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize(
+    "dtype, scale", [*((dtype, None) for dtype in DTYPES), (torch.float32, 0.0), (torch.float16, -0.3)]
+)
+def test_attention_paged(dtype, backend, scale):
+    arguments, (k, v, dO) = serving(dtype)
+    O, L = fa2_lab.attention_paged(**arguments, scale=scale, return_lse=True, backend=backend)
+    assert O.dtype == dtype and L.dtype == torch.float32 and (O[1] == 0).all() and (L[1] == -torch.inf).all()
+    for b, n in ((0, 64), (2, 37)):
+        cut = arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]]
+        near((O[b : b + 1], L[b : b + 1]), *cut, causal=True, scale=scale)
+    assert torch.equal(fa2_lab.attention_paged(**arguments, scale=scale, backend=backend), O)
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_without_a_mask_every_query_sees_all_keys(backend):
+    arguments, (k, v, dO) = serving()
+    O, L = fa2_lab.attention_paged(**arguments, causal=False, return_lse=True, backend=backend)
+    for b, n in ((0, 64), (2, 37)):
+        near((O[[b]], L[[b]]), arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=False)
+
+
+def test_pages_and_lengths_may_be_of_any_integers_and_strides():
+    arguments, _ = serving()
+    want = fa2_lab.attention_paged(**arguments)
+    arguments["block_table"] = arguments["block_table"].clamp(0).long().T.contiguous().T
+    arguments["key_lengths"] = arguments["key_lengths"].to(torch.uint8)
+    arguments["q"] = arguments["q"].mT.contiguous().mT
+    assert torch.equal(fa2_lab.attention_paged(**arguments), want)
+
+
+BAD = [
+    ("q", TypeError, lambda a: dict(q=[1.0])),
+    ("q", TypeError, lambda a: dict(q=a["q"].double())),
+    ("q", ValueError, lambda a: dict(q=a["q"][0])),
+    ("q", ValueError, lambda a: dict(q=a["q"][:, :, :0])),
+    ("q", ValueError, lambda a: dict(q=a["q"].clone().requires_grad_())),
+    ("q", ValueError, lambda a: dict(q=torch.zeros(3, 4, 1, 257, device=DEVICE))),
+    ("k_pages", TypeError, lambda a: dict(k_pages=None)),
+    ("k_pages", TypeError, lambda a: dict(k_pages=a["k_pages"].half())),
+    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"].to("meta"))),
+    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"][0])),
+    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"][..., :8])),
+    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"][:0])),
+    ("k_pages", ValueError, lambda a: dict(k_pages=torch.zeros(9, 16, 3, 16, device=DEVICE))),
+    ("k_pages", ValueError, lambda a: dict(k_pages=a["k_pages"].mT.contiguous().mT)),
+    ("v_pages", ValueError, lambda a: dict(v_pages=a["v_pages"][1:])),
+    ("v_pages", ValueError, lambda a: dict(v_pages=a["v_pages"].clone().requires_grad_())),
+    ("block_table", TypeError, lambda a: dict(block_table=a["block_table"].tolist())),
+    ("block_table", TypeError, lambda a: dict(block_table=a["block_table"].float())),
+    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"][:2])),
+    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"][0])),
+    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"].to("meta"))),
+    ("block_table", ValueError, lambda a: dict(block_table=a["block_table"] + 100)),
+    ("block_table", ValueError, lambda a: dict(block_table=torch.full_like(a["block_table"], -1))),
+    ("key_lengths", TypeError, lambda a: dict(key_lengths=[64, 0, 37])),
+    ("key_lengths", TypeError, lambda a: dict(key_lengths=a["key_lengths"].float())),
+    ("key_lengths", ValueError, lambda a: dict(key_lengths=a["key_lengths"][:2])),
+    ("key_lengths", ValueError, lambda a: dict(key_lengths=a["key_lengths"] + 1)),
+    ("key_lengths", ValueError, lambda a: dict(key_lengths=a["key_lengths"] - 1)),
+    ("causal", TypeError, lambda a: dict(causal=None)),
+    ("scale", ValueError, lambda a: dict(scale=float("inf"))),
+    ("return_lse", TypeError, lambda a: dict(return_lse=1)),
+    ("backend", ValueError, lambda a: dict(backend="cuda")),
+]
+
+
+@pytest.mark.parametrize("name, kind, change", BAD, ids=[f"{n}{i}" for i, (n, _, _) in enumerate(BAD)])
+def test_bad_input_is_named_before_any_launch(name, kind, change, monkeypatch):
+    arguments, _ = serving()
+    fa2_lab.attention_paged(**arguments)  # a good call before must not open the door
+    monkeypatch.setattr(plan, "decode", None)
+    with pytest.raises(kind, match=rf"^{name}: got .*; (it|with .* it) takes"):
+        fa2_lab.attention_paged(**arguments | change(arguments))
+
+
+def test_the_table_is_looked_at_again_after_a_change():
+    arguments, _ = serving()
+    fa2_lab.attention_paged(**arguments)
+    arguments["block_table"][0, 3] = 99
+    with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
+        fa2_lab.attention_paged(**arguments)
+    arguments["key_lengths"][0] = 48  # now nobody needs that page
+    fa2_lab.attention_paged(**arguments)
+    short, long = (torch.tensor([n, 0, 37], device=DEVICE) for n in (48, 64))  # two tensors, of the same version
+    fa2_lab.attention_paged(**arguments | dict(key_lengths=short))
+    with pytest.raises(ValueError, match="block_table"):
+        fa2_lab.attention_paged(**arguments | dict(key_lengths=long))
+    arguments, _ = serving()
+    fa2_lab.attention_paged(**arguments)
+    last = int(arguments["block_table"].max())
+    fewer = {name: arguments[name][:last] for name in ("k_pages", "v_pages")}
+    with pytest.raises(ValueError, match=f"block_table: got pages from 0 to {last}; .* for {last} pages"):
+        fa2_lab.attention_paged(**arguments | fewer)
+    shorter = {name: arguments[name][:, :15] for name in ("k_pages", "v_pages")}
+    lengths = torch.tensor([15 * 4, 0, 37], device=DEVICE)  # three pages of 15 for the last: as many as of 16
+    fa2_lab.attention_paged(**arguments | dict(key_lengths=lengths))
+    fa2_lab.attention_paged(**arguments | shorter | dict(key_lengths=lengths))
+    shortest = {name: arguments[name][:, :9] for name in ("k_pages", "v_pages")}
+    lengths = torch.tensor([0, 0, 36], device=DEVICE)
+    fa2_lab.attention_paged(**arguments | dict(key_lengths=lengths))
+    with pytest.raises(ValueError, match="block_table: got pages from -2147483648"):
+        fa2_lab.attention_paged(**arguments | shortest | dict(key_lengths=lengths))
+    with torch.inference_mode():
+        arguments, _ = serving()
+        fa2_lab.attention_paged(**arguments)
+
+
+def test_as_an_operator():
+    arguments, _ = serving()
+    inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), None, True, 0.25
+    torch.library.opcheck(torch.ops.fa2_lab.api.paged, inputs, test_utils=("test_schema", "test_faketensor"))
+
+    for dtype in (torch.float16, torch.float32):
+        arguments, _ = serving(dtype)
+        inputs = [arguments[n].to("meta") for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")]
+        O, L = torch.ops.fa2_lab.paged(*inputs, None, True, 0.25)
+        assert (O.shape, O.dtype, L.shape, L.dtype) == ((3, 4, 2, 16), dtype, (3, 4, 2), torch.float32)

@@ -1,0 +1,53 @@
+"""Files that are kept are whole at any time, and what cannot be kept is refused before the work."""
+
+import os
+
+import pytest
+
+from fa2_lab.tools import command, files
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path, monkeypatch):
+    path = files.write(tmp_path / "x.json", "old\n")
+    assert files.write(path, b"new\n") == path and path.read_bytes() == b"new\n"
+
+    def full(*names):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(KeyboardInterrupt):
+        files.write(path, "newer\n")
+    assert path.read_text() == "new\n" and [file.name for file in tmp_path.iterdir()] == ["x.json"]
+
+
+def test_lines_end_everywhere_alike(tmp_path):
+    assert files.write(tmp_path / "x", "τ\n").read_bytes() == "τ\n".encode()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_first(tmp_path):
+    files.check_writable(tmp_path / "new", "bench")
+    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"^bench: cannot write into .*file.* \(.+\); nothing was done$"):
+        files.check_writable(tmp_path / "file" / "data", "bench")
+
+
+@pytest.mark.parametrize("arguments", [["bench", "smoke"], ["figures", "waves"], ["book", "02"]], ids=" ".join)
+def test_commands_that_keep_something_ask_first(arguments, tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    assert command.main([*arguments, "--folder", str(tmp_path / "file" / "x")]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"fa2-lab: {arguments[0]}: cannot write into ")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["bench", "smoke"], ["bench", "--results"], ["figures"], ["figures", "--compile"], ["book"], ["course", "build"]],
+    ids=" ".join,
+)
+def test_without_a_checkout_a_command_that_needs_one_says_so(arguments, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    assert command.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and "needs a checkout of the repository, and there is none around this package" in err
+    assert list(tmp_path.iterdir()) == []

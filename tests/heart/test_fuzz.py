@@ -1,0 +1,202 @@
+"""Public calls on drawn shapes, strides, dtypes, lengths and gradients, held to float64; without a GPU interpreted."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, worst
+
+from fa2_lab.api.attention import attention
+from fa2_lab.api.paged import attention_paged
+from fa2_lab.kernels import interpreter
+
+if interpreter.misfit():
+    pytest.skip(interpreter.misfit(), allow_module_level=True)
+
+FEW, MANY = (300, 2000) if GPU else (12, 150)
+LONGEST = 200 if GPU else 24
+LAYOUTS = ("plain", "heads inside", "every second row", "every second number", "turned", "one head for all", "behind")
+COMMON = dict(
+    deadline=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+several = pytest.mark.parametrize(
+    "examples", [FEW, pytest.param(MANY, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+)
+
+
+def laid_out(x, layout):
+    """The same numbers, in memory as somebody might hold them; what lies between and behind them is NaN."""
+    batch, heads, N, d = x.shape
+    if layout == "heads inside":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "every second row":
+        wide = torch.full((batch, heads, 2 * N, d), torch.nan, dtype=x.dtype, device=x.device)
+        wide[:, :, ::2] = x
+        return wide[:, :, ::2]
+    if layout == "every second number":
+        wide = torch.full((batch, heads, N, 2 * d), torch.nan, dtype=x.dtype, device=x.device)
+        wide[..., ::2] = x
+        return wide[..., ::2]
+    if layout == "turned":
+        return x.transpose(2, 3).contiguous().transpose(2, 3)
+    if layout == "one head for all":
+        return x[:, :1].expand(batch, heads, N, d)
+    if layout == "behind":
+        long = torch.full((x.numel() + 64 * d,), torch.nan, dtype=x.dtype, device=x.device)
+        long[: x.numel()] = x.flatten()
+        return long[: x.numel()].view(x.shape)
+    return x
+
+
+class Case(NamedTuple):
+    """One call, as numbers."""
+
+    batch: int
+    kv_heads: int
+    group: int
+    N_q: int
+    N_k: int
+    d: int
+    dtype: torch.dtype
+    size: float
+    layouts: tuple[str, str, str, str]
+    causal: bool
+    shorter: tuple[int, int] | None  # by how much each sequence is shorter than N_k
+    p: float
+    seed: int
+
+    def tensors(self):
+        """q, k, v and dO."""
+        numbers = torch.Generator().manual_seed(self.seed % 2**32)
+        of_q = (self.batch, self.kv_heads * self.group, self.N_q, self.d)
+        of_k = (self.batch, self.kv_heads, self.N_k, self.d)
+        q, *others = (torch.randn(s, generator=numbers).to(DEVICE, self.dtype) for s in (of_q, of_k, of_k, of_q))
+        return [laid_out(x, layout) for x, layout in zip((self.size * q, *others), self.layouts, strict=True)]
+
+    def options(self):
+        lengths = None
+        if self.shorter:
+            lengths = torch.tensor([max(0, self.N_k - n) for n in self.shorter[: self.batch]], device=DEVICE)
+        return dict(causal=self.causal, lengths=lengths, p=self.p, seed=self.seed)
+
+
+few, rows, layouts = st.integers(1, 2), st.integers(1, LONGEST), st.sampled_from(LAYOUTS)
+calls = st.builds(
+    Case,
+    batch=few,
+    kv_heads=few,
+    group=few,
+    N_q=rows,
+    N_k=rows,
+    d=st.sampled_from([16, 24, 64]),
+    dtype=st.sampled_from([torch.float32, torch.float16, torch.bfloat16]),
+    size=st.sampled_from([1.0, 5.0]),
+    layouts=st.tuples(layouts, layouts, layouts, layouts),
+    causal=st.booleans(),
+    shorter=st.none() | st.tuples(st.integers(0, LONGEST), st.integers(0, LONGEST)),
+    p=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 2**64 - 1),
+)
+
+
+def poisoned(k, v, lengths, filling):
+    """Keys and values with something in the padding that must not be looked at."""
+    if lengths is None:
+        return k, v
+    behind = (torch.arange(k.shape[2], device=k.device)[None, :] >= lengths[:, None])[:, None, :, None]
+    return k.masked_fill(behind, filling), v.masked_fill(behind, filling)
+
+
+def compare(got, tensors, **options):
+    """Each result that was asked for is as near to float64 as the accuracy rule asks, and an ulp more."""
+    q, k, v, dO = (x.detach().contiguous() for x in tensors)
+    truth, torchs = dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
+    for name, a, t, b in zip(NAMES, got, truth, torchs, strict=True):
+        if a is not None:
+            rounding = max(1e-5, torch.finfo(q.dtype).eps) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
+            assert worst(a, t) <= ALLOWED[name] * worst(b, t) + rounding, f"{name}: {worst(a, t)}, torch {worst(b, t)}"
+
+
+def called(q, k, v, dO, wanted, options):
+    """O, L and the gradients that are wanted; None for the others."""
+    leaves = [x.detach().requires_grad_(w) for x, w in zip((q, k, v), wanted, strict=True)]
+    given_names = dict(key_lengths=options["lengths"], dropout_p=options["p"], seed=options["seed"])
+    O, L = attention(*leaves, causal=options["causal"], return_lse=True, **given_names)
+    asked = [x for x, w in zip(leaves, wanted, strict=True) if w]
+    found = iter(torch.autograd.grad(O, asked, dO) if asked else ())
+    return O, L, *(next(found) if w else None for w in wanted)
+
+
+@several
+def test_attention_is_what_float64_says(examples):
+    wanted = st.tuples(st.booleans(), st.booleans(), st.booleans())
+
+    @settings(max_examples=examples, derandomize=examples == FEW, **COMMON)
+    @given(calls, wanted, st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+    def fuzz(call, wanted, filling):
+        (q, k, v, dO), options = call.tensors(), call.options()
+        dirty = poisoned(k, v, options["lengths"], filling)
+        compare(called(q, *dirty, dO, wanted, options), (q, k, v, dO), **options)
+
+    fuzz()
+
+
+@several
+def test_a_refused_call_leaves_nothing_behind(examples):
+    """The same call gives the same bits before and after one that is refused."""
+    wrong = st.sampled_from([
+        (dict(dropout_p=1.5), ValueError),
+        (dict(scale=torch.nan), ValueError),
+        (dict(backend="cuda"), ValueError),
+        (dict(key_lengths=torch.tensor([-1, -1, -1])), ValueError),
+        (dict(causal=1), TypeError),
+    ])  # fmt: skip
+
+    @settings(max_examples=examples // 3, derandomize=examples == FEW, **COMMON)
+    @given(calls, wrong)
+    def fuzz(call, wrong):
+        (q, k, v, dO), options = call.tensors(), call.options()
+        before = called(q, k, v, dO, (True, True, True), options)
+        asked, error = wrong
+        with pytest.raises(error, match=next(iter(asked))):
+            attention(q, k, v, **asked)
+        after = called(q, k, v, dO, (True, True, True), options)
+        for a, b in zip(before[:2], after[:2], strict=True):
+            assert torch.equal(a, b)
+        compare(after, (q, k, v, dO), **options)
+
+    fuzz()
+
+
+@several
+def test_pages_in_any_order_are_what_float64_says(examples):
+    """A cache in pages that lie anywhere, the unused ones and the rest of each last one full of NaN."""
+
+    @settings(max_examples=examples // 2, derandomize=examples == FEW, **COMMON)
+    @given(calls, st.sampled_from([16, 32]), st.integers(0, 2**32), st.booleans())
+    def fuzz(call, page, seed, causal):
+        (q, k, v, dO), options = call.tensors(), call.options()
+        lengths = options["lengths"]
+        if lengths is None:
+            lengths = torch.full((q.shape[0],), k.shape[2], device=DEVICE)
+        pages, (batch, heads, N_k, d) = -(-k.shape[2] // page), k.shape
+        order = torch.randperm(batch * pages + 2, generator=torch.Generator().manual_seed(seed))[: batch * pages]
+        table = order.view(batch, pages).to(DEVICE, torch.int32)
+        stored = []
+        for x in poisoned(k, v, lengths, torch.nan):
+            cache = torch.full((batch * pages + 2, page, heads, d), torch.nan, dtype=x.dtype, device=DEVICE)
+            whole = torch.full((batch, heads, pages * page, d), torch.nan, dtype=x.dtype, device=DEVICE)
+            whole[:, :, :N_k] = x
+            cache[order.to(DEVICE)] = whole.view(batch, heads, pages, page, d).permute(0, 2, 3, 1, 4).flatten(0, 1)
+            stored.append(cache)
+        O, L = attention_paged(q, *stored, table, lengths.to(torch.int32), causal=causal, return_lse=True)
+        for b in range(batch):
+            n = int(lengths[b])
+            one = [x[b : b + 1] for x in (q, k[:, :, :n], v[:, :, :n], dO)]
+            compare((O[b : b + 1], L[b : b + 1], None, None, None), one, causal=causal)
+
+    fuzz()

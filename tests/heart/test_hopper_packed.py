@@ -1,0 +1,400 @@
+"""Packed sequences by Hopper's own kernels: by Python against float64, and on such a GPU."""
+
+import random
+from functools import partial
+from itertools import pairwise, product
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from kernel_truth import DEVICE, dense, judge, milliseconds, worst  # before Triton
+from slices import alone, once
+
+pytest.importorskip("triton")
+
+from hopper_plain import by_python, in_turn, run_backward, run_forward
+from test_hopper_plain import dense as by_definition
+from test_hopper_plain import in_any_order
+
+from fa2_lab.api.packed import attention_packed
+from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.prepared import Options
+
+if interpreter.misfit():
+    pytest.skip(interpreter.misfit(), allow_module_level=True)
+
+HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
+gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
+NAN = float("nan")
+NAMES = "O", "L", "dQ", "dK", "dV"
+# Lengths of queries and of keys: no rows, one, a whole block, one more; more queries than keys and the other way round.
+LENGTHS = [
+    ([0, 1, 40, 64, 0, 129], [0, 1, 40, 64, 0, 129]),
+    ([5, 130, 0, 2, 65], [150, 7, 9, 0, 128]),
+    ([1] * 9 + [200], [1] * 9 + [300]),
+    ([300], [260]),
+]
+
+
+def ends(lengths) -> list[int]:
+    """Where sequences of these lengths begin, and where the last ends."""
+    return np.cumsum([0, *lengths]).tolist()
+
+
+# By Python ----------------------------------------------------------------------------------------------------
+
+
+def found_by_python(Q, K, V, dO, starts, causal, d, B_c, consumers, parts):
+    """O, L, dQ, dK, dV: the main kernels by Python, those before and after as they are, and all that launches them."""
+    from fa2_lab.kernels.hopper.backward import launch
+
+    window, many, options = (None, 0 if causal else None), len(starts[0]) - 1, Options(causal, Q.shape[2] ** -0.5)
+    with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
+        by_python(patch)
+        O, L = run_forward(Q, K, V, window, None, B_c, consumers, starts)
+    given = [torch.from_numpy(x).float().to(DEVICE) for x in (Q, K, V, dO, O)]
+    q, k, v, do, o = given
+    chosen, divided = launch.sizes.choose(d, Q.shape[0] // many, causal, ragged=True), parts > 1
+    start, *sums, _ = launch.shapes(q, k, chosen, many)
+    start = torch.full(start, NAN, device=DEVICE)
+    sums = torch.full((sums[0][0] + 2 * sums[1][0] * divided, 32), NAN, device=DEVICE)
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32, device=DEVICE) for x in starts)
+    before = launch.prepare_before(do, q, o, options, chosen, tuple(sums.shape), many)
+    before(o, do, torch.from_numpy(L).float().to(DEVICE), None, start, sums, cu_q)
+    assert not sums.any()
+    starting = start.cpu().double().numpy().reshape(-1, 2, chosen.B_r)
+    with pytest.MonkeyPatch.context() as patch, np.errstate(invalid="ignore", divide="ignore"):
+        by_python(patch)
+        dK, dV, added = run_backward(Q, K, V, dO, starting, window, chosen, None, parts, starts)
+    dQ, *columns = (torch.full_like(x, NAN) for x in (q, k, v))
+    sums = torch.from_numpy(np.concatenate(added[: 1 + 2 * divided])).float().to(DEVICE)
+    after = launch.prepare_after(q, k, v, options, chosen, divided, many)
+    after(sums, dQ, *(columns if divided else (None, None)), cu_q, cu_k)
+    if divided:
+        dK, dV = columns
+    return [torch.as_tensor(x).cpu().double() for x in (O, L.T, dQ, dK, dV)]
+
+
+def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), parts=1, planted=None, behind=0):
+    """Rows behind the last start are of no sequence. One sequence may hold NaN, which no other may get to see."""
+    draw, starts = np.random.default_rng(len(n_q) + sum(n_q)), (ends(n_q), ends(n_k))
+    Q, dO = draw.standard_normal((2, starts[0][-1] + behind, heads[0], 8))
+    K, V = draw.standard_normal((2, starts[1][-1] + behind, heads[1], 8))
+    want = [np.zeros(x.shape) for x in (Q, Q[..., 0], Q, K, V)]
+    want[1][:] = -np.inf
+    for a, c in zip(*map(pairwise, starts), strict=True):
+        a, c = slice(*a), slice(*c)
+        one = (x.swapaxes(0, 1)[None] for x in (Q[a], K[c], V[c], dO[a]))
+        O, L, dK, dV, dQ, _ = by_definition(*one, (None, 0 if causal else None), None)[0]
+        for x, at, found in zip(want, (a, a, a, c, c), (O, L, dQ, dK, dV), strict=True):
+            x[at] = found[0].swapaxes(0, 1)
+    hidden = [slice(starts[0][-1], None)], [slice(starts[1][-1], None)]
+    if planted is not None:
+        hidden = [[*at, slice(*cu[planted : planted + 2])] for at, cu in zip(hidden, starts, strict=True)]
+    for x, cuts in zip((Q, dO, K, V), (hidden[0], hidden[0], hidden[1], hidden[1]), strict=True):
+        for at in cuts:
+            x[at] = NAN
+    got = found_by_python(Q, K, V, dO, starts, causal, d, B_c, consumers, parts)
+    for name, x, y, others in zip(NAMES, got, map(torch.from_numpy, want), [0, 0, 0, 1, 1], strict=True):
+        if planted is not None:
+            x[hidden[others][1]] = y[hidden[others][1]]
+        assert worst(x, y) < 2e-5, (name, n_q, n_k, causal, d, parts)
+
+
+@pytest.mark.parametrize("n, lengths", [*enumerate(LENGTHS)])
+def test_by_python(n, lengths):
+    for causal in (False, True):
+        B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[n]
+        heads, parts = ((4, 2), (2, 2), (2, 1))[n % 3], (1, 3)[(n + causal) % 2]
+        behind = 70 * (n % 2)
+        check_by_python(*lengths, causal, (64, 128)[(n // 2 + causal) % 2], B_c, consumers, heads, parts, behind=behind)
+
+
+@pytest.mark.parametrize("planted", (1, 4))
+def test_no_sequence_sees_another_by_python(planted):
+    for causal in (False, True):
+        lengths = [3, 70, 1, 0, 64], [5, 129, 9, 30, 64]
+        check_by_python(*lengths, causal, (128, 64)[causal], heads=(1, 1), planted=planted)
+
+
+def test_what_is_put_in_order_ends_with_its_sequence():
+    """Only the first row block is: the rows of the next sequence are left as they were."""
+    from fa2_lab.kernels.hopper.backward import launch
+
+    q, dQ, cu = torch.empty(50, 1, 8), torch.full((50, 1, 8), NAN), torch.tensor([0, 20, 50], dtype=torch.int32)
+    chosen = launch.sizes.choose(64, 25, causal=False, ragged=True)
+    after = launch.prepare_after(q, q, q, Options(False, 1.0), chosen, False, 2)
+    after.grid = (2, 1, 1)  # the parts of two consumers
+    sums, dQ, cu = (x.to(DEVICE) for x in (torch.zeros(launch.shapes(q, q, chosen, 2)[1]), dQ, cu))
+    after(sums, dQ, None, None, cu, cu)
+    assert (dQ[:20] == 0).all() and dQ[20:].isnan().all()
+
+
+@pytest.mark.exhaustive
+def test_random_lengths_by_python():
+    for seed in range(20):
+        draw = random.Random(seed)
+        n_q, n_k = ([draw.choice((0, 1, draw.randrange(300))) for _ in range(4)] for _ in range(2))
+        check_by_python([*n_q, 1], [*n_k, 1], seed % 2 > 0, (64, 128)[seed // 2 % 2], parts=1 + seed // 4 % 2)
+
+
+@pytest.mark.parametrize("n_q, n_k", LENGTHS)
+def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
+    by_python(monkeypatch)
+    chance = random.Random(sum(n_q))
+    for causal, (group, parts) in product((False, True), ((1, 1), (2, 3))):
+        kind = dict(window=(None, 0 if causal else None), group=group, parts=parts, starts=(ends(n_q), ends(n_k)))
+        items = list(in_turn(sum(n_q), sum(n_k), **kind, at_once=1 + causal))
+        orders = [in_any_order(items, programs, chance) for programs in (1, 3, 200)]
+        assert all(order == orders[0] for order in orders), kind
+        assert sum(map(len, items)) == sum(map(len, orders[0].values())) > 0, kind
+
+
+# The choice ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fine, chosen", ((True, "hopper"), (False, "portable")))
+def test_choice(fine, chosen, monkeypatch):
+    """Hopper's own for tensors that the copy engine can have; all are given the starts."""
+    from fa2_lab.kernels import choice
+
+    q, cu_q, cu_k = torch.empty(80, 1, 64), *torch.tensor([[0, 30, 80], [0, 50, 80]], dtype=torch.int32)
+    given, options = [], Options(True, 0.5)
+
+    def room(name):
+        def prepare(*kind, sequences=None):
+            assert (sequences if name == "portable" else kind[-1]) == 2
+            return lambda *tensors: given.append(tensors) or (name if name == "portable" or fine else None)
+
+        return SimpleNamespace(prepare=prepare, enough_work=lambda *_: True)
+
+    for name in ("forward", "backward"):
+        monkeypatch.setattr(choice, f"hopper_{name}", lambda device: room("hopper"))
+        monkeypatch.setattr(choice, "portable" if name == "forward" else "portable_backward", room("portable"))
+    assert choice.forward(q, q, q, options, cu_q=cu_q, cu_k=cu_k) == chosen
+    assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
+    assert choice.backward(*[q] * 5, q[..., 0], options, cu_q=cu_q, cu_k=cu_k) == chosen
+    assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
+
+
+@pytest.mark.parametrize("d, causal, plan", (
+    (64, True, "IN_TURN"), (64, False, "IN_TURN"), (128, True, "WIDE"), (128, False, "WIDE"), (256, True, "USUAL"),
+))  # fmt: skip
+def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, monkeypatch):
+    """Sixteen of 3,000 rows; and all of d is there."""
+    from fa2_lab.kernels.hopper.forward import launch, sizes
+
+    monkeypatch.setattr(launch.host, "multiprocessors", lambda device: 132)
+    q = torch.empty(16 * 3000, 2048 // d, d, dtype=torch.float16, device="meta")
+    chosen = launch.prepare_launch(q, q, q, Options(causal, 0.1), False, 16).arguments["SIZES"]
+    assert chosen == (sizes.USUAL[d] if plan == "USUAL" else getattr(sizes, plan)) and chosen.d_pad == d
+
+
+def test_windows_over_packed_sequences_go_elsewhere(monkeypatch):
+    from fa2_lab.kernels.hopper.backward import launch as backward
+    from fa2_lab.kernels.hopper.forward import launch as forward
+
+    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
+    q = torch.empty(80, 2, 64, dtype=torch.float16, device="meta")
+    for options, taken in (
+        (Options(True, 0.1), True),
+        (Options(True, 0.1, left=3), False),
+        (Options(False, 0.1, right=3), False),
+    ):
+        assert (forward.prepare(q, q, q, options, None, 2) is not None) is taken
+        assert (backward.prepare(q, q, q, q, q, options, None, False, 2) is not None) is taken
+
+
+# On a GPU -----------------------------------------------------------------------------------------------------
+
+
+def drawn(n_q, n_k, heads, d, dtype, behind=0):
+    """q, k, v, dO, amid NaN: rows before and after, heads between; and both starts."""
+    generator = torch.Generator("cuda").manual_seed(sum(n_q))
+
+    def fenced(rows, heads):
+        room = torch.full((rows + 8, heads + 2, d), NAN, device="cuda", dtype=dtype)
+        room[4:-4, 1:-1] = torch.randn(rows, heads, d, device="cuda", generator=generator)
+        return room[4:-4, 1:-1]
+
+    starts = [torch.tensor(ends(n), dtype=torch.int32, device="cuda") for n in (n_q, n_k)]
+    rows = [(n, heads[which]) for n, which in ((sum(n_q), 0), (sum(n_k), 1), (sum(n_k), 1), (sum(n_q), 0))]
+    return *(fenced(n + behind, H) for n, H in rows), *starts
+
+
+def poison(*tensors) -> None:
+    """Leave NaN in the memory that outputs and sums are likely to get."""
+    keep = [torch.full_like(x, NAN) for x in tensors for _ in range(2)]
+    keep += [torch.full((2 * x.numel() + 4096 * 128,), NAN, device="cuda") for x in tensors]
+    del keep
+
+
+def computed(q, k, v, dO, cu_q, cu_k, options, dL=None, same_bits=False):
+    """O, L, dQ, dK, dV by Hopper's own kernels, as far as they take this d."""
+    from fa2_lab.kernels.hopper.backward import launch as backward
+    from fa2_lab.kernels.hopper.forward import launch as forward
+
+    many = len(cu_q) - 1
+    poison(q, k)
+    O, L = forward.prepare(q, k, v, options, None, many)(q, k, v, None, cu_q, cu_k)
+    call = backward.prepare(dO, q, k, v, O, options, None, same_bits, many)
+    poison(q, k)
+    return O, L, *(call(dO, q, k, v, O, L, dL, None, cu_q, cu_k) if call else ())
+
+
+def truths(q, k, v, dO, cu_q, cu_k, causal, dL=None):
+    """Each sequence for itself, in float64 and as torch would round it; rows of no sequence see nothing."""
+    both = []
+    for dtype in (torch.float64, q.dtype):
+        want = [torch.zeros(x.shape, dtype=torch.float64, device="cuda") for x in (q, q[..., 0].T, q, k, v)]
+        want[1].fill_(-torch.inf)
+        for a, c in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
+            a, c = slice(*a), slice(*c)
+            if a.start == a.stop or c.start == c.stop:
+                continue
+            one = [x.transpose(0, 1)[None] for x in (q[a], k[c], v[c], dO[a])]
+            found = dense(*one, causal=causal, dtype=dtype, dL=None if dL is None else dL[None, :, a])
+            for x, at, y in zip(want, (a, None, a, c, c), found, strict=True):
+                if at is None:
+                    x[:, a] = y[0]
+                else:
+                    x[at] = y[0].transpose(0, 1)
+        both.append(want)
+    return both
+
+
+def check(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, same_bits=False, with_dL=False):
+    q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k, heads, d, dtype, behind)
+    for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k), (dO, cu_q)):
+        x[int(cu[-1]) :] = NAN
+    dL = torch.randn(heads[0], len(q), device="cuda") if with_dL else None
+    want, theirs = truths(q, k, v, dO, cu_q, cu_k, causal, dL)
+    got = computed(q, k, v, dO, cu_q, cu_k, Options(causal, d**-0.5), dL, same_bits)
+    assert len(got) == (5 if d <= 128 else 2)
+    for name, x, y, z in zip(NAMES, got, want, theirs, strict=False):
+        assert worst(x, y) <= 3 * worst(z, y) + 1e-5, (name, n_q, n_k, causal, d, dtype, worst(x, y), worst(z, y))
+
+
+MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2100, 1, *[3] * 300])]
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
+def test_packed(d):
+    for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
+        check(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)
+        check(n_q, n_k, not causal, d, dtype)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (64, 128))
+def test_every_plan_of_the_forward(d, monkeypatch):
+    from fa2_lab.kernels.hopper.forward import sizes
+
+    plans = dict.fromkeys([*(row[0] for row in sizes.FULL[d]), *(row[-1] for row in sizes.CAUSAL[d])])
+    for plan, causal in product(plans, (False, True)):
+        monkeypatch.setattr(sizes, "choose", lambda *_, plan=plan: plan)
+        check(*MANY[-1], causal, d, torch.bfloat16)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (64, 128))
+def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
+    from fa2_lab.kernels.hopper.backward import sizes
+
+    for lengths, parts, causal, same_bits in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
+        monkeypatch.setattr(sizes, "parts_for", lambda *_, parts=parts: parts)
+        check(*lengths, causal, d, torch.bfloat16, same_bits=same_bits)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("planted", (0, 1, 4))
+@pytest.mark.parametrize("d", (64, 128))
+def test_no_sequence_sees_another(d, planted):
+    """NaN in one of them stays there, in what is read and in what is written."""
+    lengths = [3, 70, 1, 0, 200, 65]
+    for causal in (False, True):
+        q, k, v, dO, cu, _ = drawn(lengths, lengths, (4, 2), d, torch.bfloat16)
+        want, theirs = truths(q, k, v, dO, cu, cu, causal)
+        rows = slice(*cu[planted : planted + 2].tolist())
+        for x in (q, k, v, dO):
+            x[rows] = NAN
+        got = computed(q, k, v, dO, cu, cu, Options(causal, d**-0.5))
+        for name, x, y, z in zip(NAMES, got, want, theirs, strict=True):
+            x, y, z = (x.T, y.T, z.T) if name == "L" else (x, y, z)
+            assert x[rows].isnan().all(), name
+            x[rows] = y[rows].to(x.dtype)
+            assert worst(x, y) <= 3 * worst(z, y) + 1e-5, (name, causal)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("wild", ([0, 7, 4], [0, 2**31 - 1, 7], [0, -(2**31), 7], [7, 0, 0]), ids=str)
+def test_starts_that_are_wrong_write_nothing_wild(wild):
+    """Outputs lie amid other tensors, which must stay as they were."""
+    q, k, v, dO, good, _ = drawn([4, 3], [4, 3], (2, 2), 64, torch.bfloat16)
+    cu = torch.tensor(wild, dtype=torch.int32, device="cuda")
+    beside = [torch.zeros(2**16, device="cuda") for _ in range(64)]
+    del beside[::2]
+    for pair in ((cu, good), (good, cu), (cu, cu)):
+        computed(q, k, v, dO, *pair, Options(True, 0.125))
+    torch.cuda.synchronize()
+    assert not any(x.any() for x in beside)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("d", (64, 128))
+def test_behind_the_public_call(d, monkeypatch):
+    """attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
+    from fa2_lab.kernels import choice
+    from fa2_lab.kernels.hopper.forward import launch
+
+    for name in ("portable", "portable_backward"):
+        monkeypatch.setattr(choice, name, None)
+    monkeypatch.setattr(launch, "enough_work", lambda *_: True)
+    for n_q, n_k in (([1000, 1, 500], [900, 3, 700]), ([0, 1500, 1], [1, 1500, 102]), ([501, 500, 500], [0, 1, 1602])):
+        q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k, (4, 4), d, torch.bfloat16)
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+        O, L = attention_packed(q, k, v, cu_q, cu_k, causal=True, return_lse=True)
+        got = O, L, *torch.autograd.grad(O, (q, k, v), dO)
+        want, theirs = truths(q.detach(), k.detach(), v.detach(), dO, cu_q, cu_k, True)
+        judge(got, want, theirs, f"{n_q} {n_k}")
+
+
+@alone
+@gpu
+@pytest.mark.gpu
+def test_what_it_costs():
+    """Less than by the portable kernels, where sequences are long enough. -s prints the times and where that is."""
+    from fa2_lab.kernels.hopper.backward import launch as backward
+    from fa2_lab.kernels.hopper.forward import launch as forward
+    from fa2_lab.kernels.portable import backward as portable_backward
+    from fa2_lab.kernels.portable import forward as portable
+
+    for d, causal, (kind, n) in product(
+        (64, 128), (False, True), [("equal", [1024] * 16), ("short", [128] * 128), ("mixed", [8192, *[512] * 16])]
+    ):
+        options, many = Options(causal, d**-0.5), len(n)
+        q, k, v, dO, *cu = drawn(n, n, (2048 // d, 2048 // d), d, torch.bfloat16)
+        rooms = forward.prepare(q, k, v, options, None, many), portable.prepare(q, k, v, options, sequences=many)
+        (own, theirs) = rooms
+        O, L = own(q, k, v, None, *cu)
+        ahead = [
+            milliseconds(partial(own, q, k, v, None, *cu)),
+            milliseconds(partial(theirs, q, k, v, None, None, None, *cu)),
+        ]
+        own = backward.prepare(dO, q, k, v, O, options, None, False, many)
+        theirs = portable_backward.prepare(dO, q, k, v, O, options, sequences=many)
+        back = [
+            milliseconds(partial(own, dO, q, k, v, O, L, None, None, *cu)),
+            milliseconds(partial(theirs, dO, q, k, v, O, L, None, None, None, None, *cu)),
+        ]
+        print(f"\nd {d}, {kind}, {'causal' if causal else 'full'}: forward {ahead[0]:.3f} ms, portable {ahead[1]:.3f};"
+              f" backward {back[0]:.3f} ms, portable {back[1]:.3f}", end="")  # fmt: skip
+        assert kind == "short" or (ahead[0] < ahead[1] and back[0] < back[1])

@@ -1,0 +1,321 @@
+"""How the kernels are launched: block sizes, what tuning keeps, and the search itself with a clock that is made up."""
+
+import json
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from kernel_truth import DEVICE, GPU  # before Triton
+
+from fa2_lab.kernels import choice, launch, prepared
+from fa2_lab.kernels.portable import backward, forward, tile
+from fa2_lab.kernels.prepared import Options
+from fa2_lab.machine import budget
+from fa2_lab.tools import offline
+
+FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_entry_fits_by_the_model(family):
+    table = getattr(launch, family.upper())
+    for kernel, entries in table.items():
+        assert set(entries) == {16, 32, 64, 128, 256}
+        shared_of, _ = budget.KERNELS[kernel]
+        for d, entry in entries.items():
+            for B_r, B_c, warps, stages, *_ in entry if isinstance(entry[0], tuple) else (entry,):
+                assert warps in (4, 8)
+                if family not in ("fp32", "cdna"):  # there operands stay in registers
+                    held = stages if family in ("hopper", "blackwell") else max(1, stages - 1)
+                    assert shared_of(B_r, B_c, d, held) <= FAMILIES[family] * 1024 * 1.2, (kernel, d)
+
+
+@pytest.mark.parametrize("backend, arch, table", [
+    ("cuda", 80, "AMPERE"), ("cuda", 89, "AMPERE"), ("cuda", 90, "HOPPER"), ("cuda", 100, "BLACKWELL"),
+    ("cuda", 120, "BLACKWELL"), ("hip", "gfx942", "CDNA"),
+])  # fmt: skip
+def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
+    class Driver:
+        active = offline.Absent(type("target", (), dict(backend=backend, arch=arch)))
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    assert launch.family() is getattr(launch, table)
+
+
+@pytest.mark.parametrize("d, pad", [(1, 16), (16, 16), (17, 32), (96, 128), (128, 128), (129, 256), (256, 256)])
+def test_d_is_padded_to_a_power_of_two(d, pad):
+    assert launch.padded(d) == pad
+
+
+def test_finds_come_first_and_stay(tmp_path, monkeypatch):
+    file = tmp_path / "deep" / "tuned.json"
+    monkeypatch.setenv("FA2_LAB_TUNED", str(file))
+    monkeypatch.setattr(launch.interpreter, "switched_on", lambda: False)
+    Q = torch.empty(1, 1, 8, 48, dtype=torch.float16, device=DEVICE)
+    entries = launch.HOPPER
+    monkeypatch.setattr(launch, "family", lambda: entries)
+    before = launch.blocks("forward", Q, True)
+    assert (before.B_r, before.B_c, before.registers, before.d_pad) == (64, 64, 128, 64)
+    launch.keep({launch.name("forward", Q, True): [16, 32, 2, 1, None]})
+    prepared.keep("a kind of call", "what serves it")
+    launch.keep({"another": [1, 2, 3, 4, 5]})
+    assert not prepared.PREPARED
+    after = launch.blocks("forward", Q, True)
+    assert (after.B_r, after.B_c, after.warps, after.stages, after.registers) == (16, 32, 2, 1, None)
+    assert launch.blocks("forward", Q, False) != after
+    assert set(json.loads(file.read_text())) == {launch.name("forward", Q, True), "another"}
+
+
+def test_a_find_is_for_one_chip_kernel_d_dtype_and_mask():
+    Q, elsewhere = (torch.empty(1, 1, 8, 48, dtype=torch.float16, device=device) for device in ("cpu", "meta"))
+    assert launch.name("forward", Q, True) == "cpu, forward, d 64, float16, causal"
+    others = [launch.name("forward", x, True) for x in (elsewhere, Q.float(), torch.empty(1, 1, 8, 65))]
+    others += [launch.name("forward", Q, False), launch.name("rows", Q, True)]
+    assert len({launch.name("forward", Q, True), *others}) == 6, "two kinds of calls share a find"
+
+
+def test_a_later_find_takes_the_place_of_an_earlier_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
+    for find in ([1, 2, 3, 4, 5], [6, 7, 8, 9, None]):
+        launch.keep({"a kind": find})
+        assert launch.finds() == {"a kind": find}
+
+
+def test_what_a_call_s_kind_is_made_of():
+    x = torch.empty(2, 3, 8, 16)
+    kinds = [x, x.half(), x.to("meta"), x[:1], x.mT.contiguous().mT]
+    assert len({prepared.kind_of(other) for other in kinds}) == 5, "two kinds of tensors are taken for one"
+    assert prepared.kind_of(x) == prepared.kind_of(x + 1) and prepared.kind_of(None) is None
+
+
+def test_every_kind_of_call_is_prepared_for_itself(monkeypatch):
+    """What differs in an option, a dtype or a shape does not get what was prepared for another call."""
+    made = []
+    for name in ("prepare", "prepare_backward"):
+        monkeypatch.setattr(choice, name, lambda *given: made.append(given) or (lambda *_: len(made)))
+    x, lengths, options = torch.empty(2, 3, 8, 16), torch.tensor([1, 2]), Options(False, 0.1)
+    changes = dict(), dict(causal=True), dict(scale=0.2), dict(dropout_p=0.5), dict(left=2), dict(softcap=2.0)
+    calls = [dict(options=options._replace(**change)) for change in changes]
+    calls += [dict(key_lengths=lengths), dict(key_lengths=lengths.int()), dict(sinks=torch.zeros(3))]
+    for n, call in enumerate(calls, 1):
+        assert choice.forward(x, x, x, **dict(options=options) | call) == n, call
+    forget, same = len(calls), False
+    for n, call in enumerate([*calls, dict(dL=x[..., 0])] * 2, forget + 1):
+        same = n > forget + len(calls) + 1  # the second time torch is asked for the same bits
+        monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda same=same: same)
+        assert choice.backward(*[x] * 5, x[..., 0], **dict(options=options) | call) == n, (call, same)
+
+
+@pytest.mark.parametrize("capability, here", [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
+def test_hopper_s_kernels_are_for_hopper(capability, here, monkeypatch):
+    host = pytest.importorskip("fa2_lab.kernels.hopper.forward.launch", reason="this Triton's Gluon is too old").host
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(host, "multiprocessors", lambda device: 132)
+    assert [x is not None for x in choice.hopper_kernels(torch.device("cuda", 0))] == [here, here]
+    assert choice.hopper_kernels(torch.device("cpu")) == (None, None)
+
+
+def test_heads_at_once_stream_no_more_than_is_given():
+    """K and V of a head of 1024 rows, d 64, fp16 are 256 KiB together."""
+    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta"), 8) == 32
+    assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, device="meta"), 8) == 16
+    assert launch.heads_at_once(torch.empty(1, 1, 2**20, 256, device="meta"), 8) == 1
+
+
+# Where programs and heads lie ---------------------------------------------------------------------------------
+
+
+@triton.jit
+def places_kernel(found, T, heads, heads_at_once):
+    i, head = tile.place(T, heads, heads_at_once)
+    tl.store(found + 2 * tl.program_id(0), i)
+    tl.store(found + 2 * tl.program_id(0) + 1, head)
+
+
+def test_programs_take_the_blocks_of_some_heads_in_turn():
+    """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
+    found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
+    places_kernel[(21,)](found, 3, 7, 4)
+    want = [[i, head] for some in (range(4), range(4, 7)) for i in range(3) for head in some]
+    assert found.tolist() == want
+
+
+@triton.jit
+def head_kernel(X, at, strides):
+    tl.store(at + tl.program_id(0), tile.head_of(X, strides, tl.program_id(0), tl.program_id(0)).to(tl.int64))
+
+
+def test_a_head_may_lie_behind_two_to_the_31_elements():
+    X, at = torch.zeros(16, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    head_kernel[(4,)](X, at, (2**30, 3 * 2**28))
+    offsets = (at - X.data_ptr()) // X.element_size()
+    assert offsets.tolist() == [n * (2**30 + 3 * 2**28) for n in range(4)]
+
+
+def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):
+    monkeypatch.delenv("FA2_LAB_TUNED", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert launch.TUNED_FILE() == tmp_path / "fa2_lab" / "tuned.json"
+
+
+class Kernel:
+    """Stands in for a kernel: keeps what it is asked for, and gives a compiled one that tells its arguments' names."""
+
+    def __init__(self, kernel):
+        self.asked, self.again, self.names = [], [], kernel.arg_names
+
+    def __getitem__(self, grid):
+        def call(*pointers, **named):
+            self.asked.append(dict(zip(self.names, pointers, strict=False)) | named)
+            made = Made()
+            made.src = SimpleNamespace(fn=SimpleNamespace(arg_names=self.names))
+            return made
+
+        return call
+
+    def relaunch(self, made, grid, stream, arguments, pointers):
+        """As relaunch.relaunch, but what is launched again is kept."""
+
+        def again(stream, at):
+            self.again.append((stream, dict(zip(self.names, [*at, *arguments[pointers:]], strict=True))))
+
+        return again
+
+    def counts(self, call, *arguments) -> tuple[int, int]:
+        """How often a call asks Triton, and how often it passes it by."""
+        self.asked.clear(), self.again.clear()
+        call(*arguments)
+        return len(self.asked), len(self.again)
+
+
+class Made:
+    """A compiled kernel."""
+
+
+@pytest.fixture
+def standing_in(monkeypatch):
+    """Puts a stand-in in the place of a kernel."""
+
+    def put(room, name):
+        kernel = Kernel(getattr(room, name))
+        monkeypatch.setattr(launch.triton.compiler, "CompiledKernel", Made)
+        monkeypatch.setattr(launch, "relaunch", kernel.relaunch)
+        monkeypatch.setattr(launch, "current_stream", lambda X: 7)
+        monkeypatch.setattr(room, name, kernel)
+        return kernel
+
+    return put
+
+
+@pytest.mark.skipif(GPU, reason="stands in for a GPU")
+def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing_in):
+    """The compiled kernel is reached directly; Triton is asked where pointers, dtypes, strides or masks differ."""
+    kernel, store, calls = standing_in(forward, "forward_kernel"), torch.zeros(3, 4096), []
+    q, k, v = (x[: 32 * 16].view(1, 1, 32, 16) for x in store)  # more rows than decode takes
+
+    def counts(q, key_lengths=None, seed=None, causal=False, scale=1.0, dropout_p=0.0):
+        calls.append((q, k, v, Options(causal, scale, dropout_p), key_lengths, seed))
+        return kernel.counts(choice.forward, *calls[-1])
+
+    assert counts(q) == (1, 0)
+    first = kernel.asked[0]
+    assert counts(q) == (0, 1)
+    stream, second = kernel.again[0]
+    at = {name: x.data_ptr() for name, x in zip("QKV", (q, k, v), strict=True)}
+    assert stream == 7 and second | at == second and (second["key_lengths"], second["seed"]) == (0, 0)
+    assert {n: x for n, x in second.items() if n not in "QKVOL"} == {
+        n: x or 0 if n in ("key_lengths", "seed", "sinks", "cu_q", "cu_k") else x
+        for n, x in first.items()
+        if n in second and n not in "QKVOL"
+    }
+    assert counts(store[0, 1:513].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
+    assert counts(q, causal=True) == (1, 0)
+    assert counts(q, torch.tensor([3])) == (1, 0)
+    assert counts(q, torch.tensor([3], dtype=torch.int32)) == (1, 0)
+    assert counts(store[0, : 32 * 32].view(1, 1, 32, 32)[..., :16]) == (1, 0)
+    assert counts(q, scale=0.25) == (1, 0)
+    assert counts(q, seed=torch.tensor([1]), dropout_p=0.5) == (1, 0)
+    for arguments in calls:  # every one of them again
+        assert kernel.counts(choice.forward, *arguments)[0] == (arguments[0].data_ptr() % 16 > 0)
+
+
+@pytest.mark.skipif(GPU, reason="stands in for a GPU")
+@pytest.mark.parametrize("odd", ("O", "dO", "L", "dL", None))
+def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_in):
+    kernel = standing_in(backward, "rows_kernel")
+    shapes = dict(O=(1, 2, 8, 16), dO=(1, 2, 8, 16), L=(1, 2, 8), dL=(1, 2, 8))
+    Q = torch.zeros(1, 2, 8, 16)
+    store = {name: torch.zeros(512) for name in shapes}
+
+    def tensors(odd):
+        starts = {name: int(name == odd) for name in shapes}
+        return [store[n][starts[n] :][: math.prod(shapes[n])].view(shapes[n]) for n in shapes]
+
+    O, dO, L, dL = tensors(None)
+    rows = backward.prepare_rows(dO, Q, Q, Q, O, Options(causal=False, scale=1.0))
+    written = torch.empty(1, 2, 8), torch.empty_like(Q), *[None] * 4
+    assert kernel.counts(rows, Q, Q, Q, O, dO, L, dL, *written) == (1, 0)
+    O, dO, L, dL = tensors(odd)
+    assert kernel.counts(rows, Q, Q, Q, O, dO, L, dL, *written) == ((0, 1) if odd is None else (1, 0))
+
+
+@pytest.mark.skipif(GPU, reason="stands in for a GPU")
+def test_where_triton_cannot_be_passed_by_it_is_asked_each_time(standing_in, monkeypatch):
+    kernel, declined = standing_in(forward, "forward_kernel"), []
+    monkeypatch.setattr(launch, "relaunch", lambda *given, **named: declined.append(given))
+    q = torch.zeros(1, 1, 32, 16)
+    for _ in range(3):
+        assert kernel.counts(choice.forward, q, q, q, Options(causal=False, scale=1.0)) == (1, 0)
+    assert len(declined) == 1  # nobody tries it again and again
+
+
+def test_kernels_are_short_and_without_block_pointers():
+    lines = 0
+    for room in (forward, backward):
+        source = open(room.__file__, encoding="utf-8").read()
+        lines += len(source.splitlines())
+        assert "make_block_ptr" not in source and not re.search(r"\d - STAGE", source)
+    assert lines <= 450
+
+
+def test_the_search_keeps_the_fastest_right_one(monkeypatch, tmp_path, capsys):
+    from fa2_studio.bench import tune
+
+    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    real = torch.randn
+    monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: real(1, 1, 40, shape[-1], dtype=dtype).to(DEVICE))
+    made = [
+        launch.Blocks(16, 16, 4, 1, d_pad=16),
+        launch.Blocks(32, 16, 4, 1, d_pad=16),
+        launch.Blocks(7, 7, 4, 1, d_pad=16),
+    ]
+    monkeypatch.setattr(tune, "candidates", lambda kernel, before: [before, *made])
+
+    def measure(calls, repeats):
+        assert made[2] not in calls  # 7 is no tile size: it failed before anything was timed
+        for call in calls.values():
+            call()
+        return {blocks: tune.Timing(blocks.B_r + blocks.B_c, 0, 0) for blocks in calls}
+
+    monkeypatch.setattr(tune, "measure", measure)
+    assert tune.main(["--d", "16", "--dtype", "float32"]) == 0
+    told = capsys.readouterr().out
+    kept = json.loads((tmp_path / "tuned.json").read_text())
+    assert len(kept) == 6 and all(find == [16, 16, 4, 1, None] for find in kept.values())
+    assert told.count("16×16") == 6 and str(tmp_path) in told
+
+
+def test_tune_needs_a_gpu_and_sense(monkeypatch):
+    from fa2_studio.bench import tune
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ValueError, match="tune"):
+        tune.main(["--d", "300"])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="no GPU"):
+        tune.main([])

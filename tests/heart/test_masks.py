@@ -1,0 +1,316 @@
+"""Windows, softcap and sinks against float64, forward and backward: on a GPU large, in the interpreter a thin slice."""
+
+from itertools import combinations, product
+
+import pytest
+import torch
+from attention_rooms import gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from kernel_truth import ALLOWED, DEVICE, keep, tensors, worst
+
+from fa2_lab.api.attention import attention
+from fa2_lab.api.paged import attention_paged
+from fa2_lab.kernels import choice, launch
+from fa2_lab.kernels.decode import plan
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
+WINDOWS = (None, (0, 0), (5, 3), (40, None), (None, 7), (3000, 3000))
+
+
+def truth(q, k, v, dO, dL, *, causal, window, softcap, sinks, lengths, p=0.0, seed=0, dtype=torch.float64) -> tuple:
+    """O, L and all gradients by the definition: every score, the sink as a column, what is not seen struck out."""
+    q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    S = q @ k.repeat_interleave(heads // k.shape[1], 1).mT * d**-0.5
+    if softcap is not None:
+        S = softcap * torch.tanh(S / softcap)
+    off = torch.arange(N_k)[None, :] - (torch.arange(N_q)[:, None] + N_k - N_q)  # columns right of the diagonal
+    left, right = window or (None, None)
+    seen = (off >= (-torch.inf if left is None else -left)) & (off <= (torch.inf if right is None else right))
+    seen = (seen & (off <= 0) if causal else seen).to(q.device).expand(batch, 1, N_q, N_k)
+    if lengths is not None:
+        seen = seen & (torch.arange(N_k, device=q.device) < lengths[:, None, None, None])
+    S, wanted = S.masked_fill(~seen, -torch.inf), [q, k, v]
+    if sinks is not None:
+        wanted.append(sinks.detach().to(dtype).requires_grad_())
+        S = torch.cat([S, wanted[3][None, :, None, None].expand(batch, heads, N_q, 1)], 3)
+    empty = torch.isinf(S).all(3)
+    P = torch.softmax(S.masked_fill(empty[..., None], 0.0), 3)[..., :N_k].masked_fill(empty[..., None], 0.0)
+    L = torch.logsumexp(S.masked_fill(empty[..., None], 0.0), 3)
+    factors = keep(p, seed, batch, heads, N_q, N_k, q.device) if p else torch.ones((), device=q.device)
+    O = (P * factors.to(dtype)) @ v.repeat_interleave(heads // v.shape[1], 1)
+    loss = (O * dO.to(dtype)).sum() + (L.masked_fill(empty, 0.0) * dL.to(dtype)).sum()
+    return O.detach(), L.detach().masked_fill(empty, -torch.inf), *torch.autograd.grad(loss, wanted)
+
+
+def check(shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", gradients=True, **options) -> tuple:
+    """One call and its gradients, held to float64 as closely as torch is, computing in the same dtype."""
+    q, k, v, dO = tensors(*shape, dtype)
+    options = dict(causal=False, window=None, softcap=None, lengths=None) | options
+    draw = torch.Generator().manual_seed(1)
+    sinks = torch.randn(shape[1], generator=draw).to(DEVICE).requires_grad_() if sink else None
+    dL = torch.randn(q.shape[:3], generator=draw).to(DEVICE)
+    call = options | dict(key_lengths=options["lengths"], sinks=sinks, dropout_p=p, seed=3, return_lse=True)
+    del call["lengths"]
+    O, L = got = attention(q, k, v, backend=backend, **call)
+    if gradients:
+        got = O, L, *torch.autograd.grad((O, L), [q, k, v] + [sinks] * sink, (dO, dL))
+    options |= dict(sinks=sinks, p=p, seed=3)
+    right, torchs = (truth(q, k, v, dO, dL, **options, dtype=t) for t in (torch.float64, dtype))
+    # dsinks comes from D = rowsum(dO ∘ O), whose O is rounded; that is what torch, which keeps P, does not lose
+    lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
+    for name, a, t, b in zip(NAMES, got, right, torchs, strict=False):
+        mine, theirs, size = worst(a, t), worst(b, t), max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
+        allowed = ALLOWED.get(name, 3.0) * theirs + 1e-5 * size + lost.get(name, 0.0)
+        assert mine <= allowed, f"{name}: {mine:.2e}, torch {theirs:.2e} {shape} {dtype} {options}"
+    return got
+
+
+AXES = dict(
+    window=WINDOWS,
+    causal=(False, True),
+    softcap=(None, 1.5),
+    sink=(False, True),
+    lengths=(None, "half"),
+    N=((33, 70), (70, 33), (65, 65)),
+    kv_heads=(2, 1),
+    dtype=DTYPES,
+    p=(0.0, 0.2),
+)
+
+
+def pairwise(axes: dict, seed: int = 0) -> list[dict]:
+    """A few cases in which every two values of different axes meet."""
+    names = list(axes)
+    left = {(a, x, b, y) for a, b in combinations(names, 2) for x in range(len(axes[a])) for y in range(len(axes[b]))}
+    found, draw = [], torch.Generator().manual_seed(seed)
+    while left:
+        many = [{n: int(torch.randint(len(axes[n]), (), generator=draw)) for n in names} for _ in range(60)]
+        met = [{(a, c[a], b, c[b]) for a, b in combinations(names, 2)} & left for c in many]
+        best = max(range(60), key=lambda i: len(met[i]))
+        left -= met[best]
+        found.append({n: axes[n][many[best][n]] for n in names} if met[best] else found.pop())
+    return found
+
+
+CASES = pairwise(AXES)
+
+
+def run_case(N, kv_heads, lengths, size=1, **case) -> None:
+    """A case of AXES, its lengths times `size`."""
+    N_q, N_k = (size * n for n in N)
+    lengths = torch.tensor([N_k, N_k // 2], device=DEVICE) if lengths else None
+    check((2, 2, kv_heads, N_q, N_k, 16), lengths=lengths, **case)
+
+
+@pytest.mark.parametrize("case", CASES[:8], ids=lambda case: " ".join(map(str, case.values())))
+def test_every_two_options_meet(case):
+    run_case(**case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", CASES[8:], ids=lambda case: " ".join(map(str, case.values())))
+def test_every_two_options_meet_in_more_cases(case):
+    run_case(**case)
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("part", range(4))
+def test_every_two_options_meet_at_length(part):
+    for case in CASES[part::4]:
+        for size in (1, 7):
+            run_case(**case, size=size)
+
+
+def test_pairs_are_complete():
+    for a, b in combinations(AXES, 2):
+        met = {(str(c[a]), str(c[b])) for c in CASES}
+        assert met == {(str(x), str(y)) for x, y in product(AXES[a], AXES[b])}
+
+
+@pytest.mark.parametrize("window", ((60, 25), (0, 45), (45, None)))
+def test_tiles_between_the_edges_are_not_masked(window, monkeypatch):
+    """Windows wider than several tiles, which begin and end within one."""
+    sizes = (16, 16, 4, 1)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launch, "INTERPRETED", dict(forward=sizes, columns=sizes, rows=sizes))
+    check((1, 2, 1, 50, 100, 16), window=window)
+
+
+def test_rows_that_see_nothing():
+    """Of 60 rows on 20 keys the first 40 lie before the keys: nothing without a sink, the sink alone with one."""
+    O, L, dQ, *_ = check((1, 2, 1, 60, 20, 16), window=(4, 2))
+    assert (O[:, :, :38] == 0).all() and (L[:, :, :38] == -torch.inf).all() and (dQ[:, :, :38] == 0).all()
+    O, L, *_, dsinks = check((1, 2, 1, 60, 20, 16), window=(4, 2), sink=True)
+    assert (O[:, :, :38] == 0).all() and torch.isfinite(L).all() and (dsinks != 0).all()
+
+
+@pytest.mark.parametrize("bad", (float("nan"), float("inf")))
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_keys_outside_of_every_window_are_not_read(bad, backend):
+    """Of 70 keys 30 rows with 9 to the left see the last 39."""
+    q, k, v, dO = tensors(1, 2, 1, 30, 70, 16)
+    with torch.no_grad():
+        k[:, :, :31] = v[:, :, :31] = bad
+    O = attention(q, k, v, causal=True, window=(9, None), backend=backend)
+    dQ, dK, dV = torch.autograd.grad(O, (q, k, v), dO)
+    assert all(torch.isfinite(x).all() for x in (O, dQ, dK, dV)) and (dK[:, :, :31] == 0).all()
+
+
+def test_a_window_as_wide_as_the_keys_is_none():
+    """Then the fastest kernels for the plain mask serve."""
+    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 40, 50, 16))
+    for window, causal in (((49, 39), False), ((49, 0), True), ((None, None), False), ((10**30, 0), True)):
+        assert torch.equal(attention(q, k, v, window=window), attention(q, k, v, causal=causal))
+    assert not torch.equal(attention(q, k, v, window=(48, 39)), attention(q, k, v))
+
+
+@pytest.mark.parametrize("scale", (0.0, 1e-38, -0.7))
+def test_a_sink_is_not_scaled(scale):
+    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 20, 40, 16))
+    sinks = torch.tensor([3.0, -1.0], device=DEVICE)
+    L = attention(q, k, v, scale=scale, sinks=sinks, return_lse=True)[1]
+    S = scale * q.double() @ k.double().mT
+    want = torch.logaddexp(torch.logsumexp(S, 3), sinks.double()[None, :, None])
+    assert worst(L, want) < 1e-5
+
+
+def test_a_sink_of_minus_infinity_is_none():
+    """Also in rows that see nothing else."""
+    q, k, v, dO = tensors(1, 2, 1, 60, 20, 16)
+    sinks = torch.full((2,), -torch.inf, device=DEVICE).requires_grad_()
+    got, want = (attention(q, k, v, window=(4, 2), sinks=x, return_lse=True) for x in (sinks, None))
+    (dsinks,) = torch.autograd.grad(got[0], sinks, dO)
+    assert all(map(torch.equal, got, want)) and (dsinks == 0).all()
+
+
+@pytest.mark.parametrize("softcap", (1e-3, 1e6))
+def test_a_softcap_of_any_size(softcap):
+    """Also one far above all scores, where tanh must not lose the digits of small numbers."""
+    check((1, 1, 1, 33, 40, 16), softcap=softcap)
+
+
+# torch's machinery ----------------------------------------------------------------------------------------------
+
+MASKS = dict(causal=True, window=(9, None), softcap=2.0)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
+def test_compiled(backend):
+    def f(q, k, v, sinks):
+        O, L = attention(q * 1.5, k, v, sinks=2 * sinks, return_lse=True, **MASKS)
+        return O.sin() + L[..., None]
+
+    q, k, v, dO = tensors(1, 4, 2, 40, 50, 16)
+    inputs = q, k, v, torch.linspace(-1, 1, 4, device=DEVICE).requires_grad_()
+    want = torch.autograd.grad(f(*inputs), inputs, dO)
+    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(*inputs), inputs, dO)
+    torch._dynamo.reset()
+    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("N_q", (1, 200))
+def test_in_a_cuda_graph(N_q):
+    """Sinks and tensors that change between replays."""
+    q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, 200, 64, torch.float16))
+    sinks = torch.zeros(4, device=DEVICE)
+    call = lambda: attention(q, k, v, sinks=sinks, return_lse=True, **MASKS)  # noqa: E731
+    call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = call()
+    for x in (q, sinks):
+        x += 1.5
+    graph.replay()
+    assert all(map(torch.equal, kept, call()))
+
+
+def test_an_operator_for_pages_takes_them_too():
+    q, k, _, _ = (x.detach() for x in tensors(2, 4, 2, 3, 16, 16))
+    table, lengths = torch.zeros(2, 4, dtype=torch.int32, device=DEVICE), torch.tensor([9, 60], device=DEVICE)
+    inputs = q, k.transpose(1, 2), k.transpose(1, 2), table, lengths, torch.zeros(4, device=DEVICE), True, 0.25
+    torch.library.opcheck(
+        torch.ops.fa2_lab.api.paged, (*inputs, 0.0, 7, None, 2.0), test_utils=("test_schema", "test_faketensor")
+    )
+
+
+def test_sinks_alone_may_want_a_gradient():
+    q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 20, 30, 16))
+    sinks = torch.zeros(8, device=DEVICE).requires_grad_()
+    (apart,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[::2]), sinks, dO)
+    (dense,) = torch.autograd.grad(attention(q, k, v, sinks=sinks[:4]), sinks, dO)
+    assert torch.equal(apart[::2], dense[:4]) and (dense[:4] != 0).all() and not apart[1::2].any()
+
+
+def test_a_known_kind_of_call_takes_other_sinks():
+    q, k, v, _ = (x.detach() for x in tensors(1, 2, 1, 20, 30, 16))
+    sinks = torch.tensor([5.0, 5.0], device=DEVICE)
+    first, again = attention(q, k, v, sinks=sinks), attention(q, k, v, sinks=-sinks)
+    assert torch.equal(attention(q, k, v, sinks=sinks), first) and not torch.equal(first, again)
+
+
+# Decode and pages ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def decode_alone(monkeypatch):
+    """No other kernel serves, and tiles are so small that a window leaves some out."""
+    monkeypatch.setattr(choice, "prepare", lambda *given: plan.prepare(*given[:5]))
+    if DEVICE == "cpu":
+        monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
+
+
+DECODE = [
+    ((1, 4, 2, 1, 150, 16), dict(window=(40, None))),
+    ((1, 4, 2, 1, 150, 16), dict(window=(0, 0), sink=True)),
+    ((2, 4, 1, 7, 100, 16), dict(window=(20, 3), softcap=1.5, lengths=(0, 93))),
+    ((2, 4, 2, 9, 100, 16), dict(window=(33, None), causal=True, sink=True, lengths=(5, 100), softcap=2.0)),
+    ((1, 2, 1, 3, 500, 16), dict(sink=True)),
+    ((2, 12, 1, 2, 90, 16), dict(window=(30, None), causal=True, sink=True)),
+    ((1, 2, 2, 12, 5, 16), dict(window=(2, 0), sink=True)),
+]
+
+
+@pytest.mark.parametrize("shape, options", DECODE, ids=str)
+def test_decode(shape, options, decode_alone):
+    lengths = torch.tensor(options["lengths"], device=DEVICE) if "lengths" in options else None
+    check(shape, gradients=False, **options | dict(lengths=lengths))
+
+
+@gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decode_over_a_long_cache(dtype, decode_alone):
+    for (batch, heads, kv_heads, N_q, _, _), options in DECODE:
+        for N_k, d in ((5001, 64), (20_000, 128)):
+            more = dict(lengths=torch.tensor([N_k // 3, N_k], device=DEVICE)) if "lengths" in options else {}
+            check((batch, heads, kv_heads, N_q, N_k, d), dtype, gradients=False, **options | more)
+
+
+@pytest.mark.parametrize("page", (16, 5, 32))
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+def test_pages_before_every_window_are_not_read(page, backend, decode_alone):
+    """Their keys are NaN, their entries name pages that do not exist."""
+    N_k, N_q, left, lengths = 160, 2, 30, torch.tensor([150, 40], device=DEVICE)
+    q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, N_k, 16))
+    width = N_k // page
+    table = torch.randperm(2 * width, generator=torch.Generator().manual_seed(2)).view(2, width)
+    pages = [torch.empty(2 * width, page, 2, 16, device=DEVICE) for _ in range(2)]
+    for x, kept in zip((k, v), pages, strict=True):
+        kept[table.flatten().to(DEVICE)] = x.transpose(1, 2).reshape(2 * width, page, 2, 16)
+    masks = dict(window=(left, None), softcap=3.0, sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], device=DEVICE))
+    ends = [(q[b : b + 1], k[b : b + 1, :, :n], v[b : b + 1, :, :n]) for b, n in enumerate(lengths.tolist())]
+    want = torch.cat([attention(*one, causal=True, backend="reference", **masks) for one in ends])
+    table = table.int().to(DEVICE)
+    for b, n in enumerate(lengths.tolist()):
+        unseen = max(0, n - N_q - left)
+        for kept in pages:
+            for i in range(unseen):
+                kept[table[b, i // page], i % page] = float("nan")
+    for b, n in enumerate(lengths.tolist()):
+        table[b, : max(0, n - N_q - left) // page] = -7
+    got = attention_paged(q, *pages, table, lengths, backend=backend, **masks)
+    assert worst(got, want) < 1e-5

@@ -1,0 +1,197 @@
+"""The table of prepared calls: what shares an entry and what must not, and what it keeps of the tensors: nothing."""
+
+import gc
+import weakref
+
+import pytest
+import torch
+from kernel_truth import DEVICE, tensors, worst
+
+from fa2_lab.api.attention import attention
+from fa2_lab.api.paged import attention_paged
+from fa2_lab.kernels import choice, prepared
+from fa2_lab.kernels.prepared import Options
+
+
+def good():
+    return [x.detach() for x in tensors(2, 4, 2, 20, 24, 16)[:3]]
+
+
+def test_what_is_prepared_is_made_once_and_forgotten_together():
+    made = []
+    assert prepared.prepared("a kind", lambda x: made.append(x) or made, 3) is made
+    assert prepared.prepared("a kind", lambda x: made.append(x), 4) is made and made == [3]
+    prepared.forget()
+    assert prepared.prepared("a kind", lambda: 5) == 5
+
+
+def test_the_table_does_not_grow_without_end(monkeypatch):
+    monkeypatch.setattr(prepared, "MOST", 3)
+    for n in range(9):
+        prepared.prepared(n, int)
+        assert 0 < len(prepared.PREPARED) <= 3
+
+
+@pytest.mark.parametrize("N_q", (20, 1))
+def test_no_tensor_is_kept_alive_and_nothing_is_written_on_it(N_q):
+    q, k, v, dO = tensors(2, 4, 2, N_q, 24, 16)
+    lengths = torch.tensor([3, 24], device=DEVICE)
+    O = attention(q, k, v, causal=True, key_lengths=lengths)
+    O.backward(dO)
+    assert prepared.PREPARED and prepared.SEEN
+    assert not any(vars(x) for x in (q, k, v, dO, lengths, O))
+    alive = [weakref.ref(x) for x in (q, k, v, dO, lengths, O)]
+    del q, k, v, dO, lengths, O
+    gc.collect()
+    assert not any(x() is not None for x in alive) and not prepared.SEEN
+
+
+@pytest.mark.parametrize("scale", (0.5, -0.5))
+def test_a_known_kind_of_pages_takes_other_tensors_and_keeps_none(scale):
+    for _ in range(2):
+        q, k, v, sinks = (torch.randn(shape, device=DEVICE) for shape in ((2, 4, 1, 16), *2 * ((6, 4, 2, 16),), (4,)))
+        table, lengths = torch.randint(6, (2, 3), device=DEVICE), torch.randint(1, 13, (2,), device=DEVICE)
+        given = q, k, v, table, lengths
+        O, truth = (attention_paged(*given, sinks=sinks, scale=scale, backend=b) for b in ("auto", "reference"))
+        assert worst(O, truth.double()) < 1e-5
+        alive = [weakref.ref(x) for x in (*given, sinks, O)]
+        del q, k, v, sinks, table, lengths, given, O, truth
+        gc.collect()
+        assert prepared.PREPARED and not any(x() is not None for x in alive)
+
+
+CHANGES = dict(
+    shape=lambda x: x[:1],
+    dtype=lambda x: x.to(torch.int8),
+    strides=lambda x: x.repeat_interleave(2, -1)[..., ::2],
+    device=lambda x: x.to(
+        "meta"
+    ),  # what was prepared for one GPU, such as the number of its SMs, must not serve another
+)
+
+
+@pytest.mark.parametrize("direction", ("forward", "backward"))
+def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypatch):
+    keys, (q, k, v) = [], good()
+    monkeypatch.setattr(choice, "prepared", lambda key, make, *given: keys.append(key) or (lambda *given: None))
+    base = dict(Q=q, K=k, V=v, options=Options(False, 1.0), key_lengths=torch.tensor([3, 12], device=DEVICE))
+    if direction == "backward":
+        base |= dict(dO=q.clone(), O=q.clone(), L=q[..., 0], dL=None)
+    call = getattr(choice, direction)
+    call(**base)
+    for name in set(base) - {"options", "L", "dL"}:
+        for change in CHANGES.values():
+            call(**base | {name: change(base[name])})
+    for options in (Options(True, 1.0), Options(False, 2.0), Options(False, 1.0, 0.1)):
+        call(**base | dict(options=options))
+    call(**base | dict(key_lengths=None))
+    if direction == "backward":
+        call(**base | dict(dL=q[..., 0]))
+        torch.use_deterministic_algorithms(True)
+        call(**base)
+        torch.use_deterministic_algorithms(False)
+    assert len(keys) == len(set(keys)) > 20
+
+
+# Values that were looked at -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked(monkeypatch):
+    """Counts how often the values of a tensor are looked at."""
+    times, usual = [], torch.aminmax
+    monkeypatch.setattr(torch, "aminmax", lambda x: times.append(1) or usual(x))
+    return times
+
+
+def test_lengths_are_looked_at_once_for_each_version_and_number_of_keys(looked):
+    q, k, v = good()
+    lengths = torch.tensor([3, 20], device=DEVICE)
+    for _ in range(3):
+        attention(q, k, v, key_lengths=lengths)
+    assert len(looked) == 1
+    with pytest.raises(ValueError, match="key_lengths: got values from 3 to 20; it takes 0 to N_k = 19"):
+        attention(q, k[:, :, :19], v[:, :, :19], key_lengths=lengths)
+    lengths[0] = 25
+    with pytest.raises(ValueError, match="key_lengths: got values from 20 to 25"):
+        attention(q, k, v, key_lengths=lengths)
+    lengths[0] = 24
+    attention(q, k, v, key_lengths=lengths)
+    before = len(looked)
+    lengths.data = torch.tensor([3, 77], device=DEVICE)  # no new version
+    with pytest.raises(ValueError, match="key_lengths: got values from 3 to 77"):
+        attention(q, k, v, key_lengths=lengths)
+    prepared.forget()
+    lengths.data = torch.tensor([3, 20], device=DEVICE)
+    attention(q, k, v, key_lengths=lengths)
+    assert len(looked) == before + 2
+
+
+def test_another_tensor_in_the_place_of_a_dead_one_is_looked_at():
+    q, k, v = good()
+    for n in range(50):
+        lengths = torch.tensor([n, 24], device=DEVICE)
+        if n <= 24:
+            attention(q, k, v, key_lengths=lengths)
+        else:
+            with pytest.raises(ValueError, match="key_lengths"):
+                attention(q, k, v, key_lengths=lengths)
+
+
+@pytest.mark.parametrize("first", (False, True), ids=("never seen", "seen"))
+def test_inference_tensors_are_looked_at_each_time(first, looked):
+    q, k, v = good()
+    if first:
+        attention(q, k, v, key_lengths=torch.tensor([3, 12], device=DEVICE))
+    before = len(looked)
+    with torch.inference_mode():
+        lengths = torch.tensor([3, 12], device=DEVICE)
+        for _ in range(2):
+            attention(q, k, v, key_lengths=lengths)
+        lengths += 40
+        with pytest.raises(ValueError, match="key_lengths"):
+            attention(q, k, v, key_lengths=lengths)
+    assert len(looked) == before + 3
+
+
+def paged_call(pages=6, page_size=4, width=3, table=None, lengths=None):
+    q = torch.zeros(2, 2, 1, 16, device=DEVICE)
+    cache = torch.zeros(pages, page_size, 1, 16, device=DEVICE)
+    return attention_paged(q, cache, cache, table, lengths)
+
+
+def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
+    table = torch.tensor([[0, 5, 99], [4, 2, 99]], device=DEVICE)  # 99 is behind what the lengths need
+    lengths = torch.tensor([8, 5], device=DEVICE)
+    for _ in range(3):
+        paged_call(table=table, lengths=lengths)
+    assert len(looked) == 2
+    with pytest.raises(ValueError, match="block_table: got pages from 0 to 5; it takes 0 to 4, for 5 pages"):
+        paged_call(pages=5, table=table, lengths=lengths)
+    with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):  # smaller pages: the third is needed
+        paged_call(page_size=3, table=table, lengths=lengths)
+    with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
+        paged_call(table=table, lengths=torch.tensor([8, 12], device=DEVICE))
+    paged_call(table=table, lengths=lengths)
+    lengths[1] = 9
+    with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
+        paged_call(table=table, lengths=lengths)
+    lengths[1] = 5
+    paged_call(table=table, lengths=lengths)
+    table[0, 0] = 6
+    with pytest.raises(ValueError, match="block_table: got pages from 0 to 6"):
+        paged_call(table=table, lengths=lengths)
+
+
+def test_the_portable_kernels_can_be_asked_for(monkeypatch):
+    """Whoever chooses the kernels is told so, forward and backward, in recorded calls, too."""
+    asked = []
+    monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.portable))
+    for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
+        given = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+        attention(*given, backend=backend).sum().backward()
+        assert asked == [portable, portable]
+        prepared.forget()
+        torch.compile(attention, backend="eager")(*given, backend=backend)
+        assert asked == 3 * [portable]
+        asked.clear()

@@ -1,0 +1,193 @@
+"""A launch written down: the driver is handed the same as by Triton's own call, in the orders of Triton's versions."""
+
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pytest
+
+from fa2_lab.kernels import interpreter
+
+if not interpreter.installed():
+    pytest.skip("needs Triton", allow_module_level=True)
+
+from triton import knobs
+from triton.backends.nvidia import driver as nvidia
+from triton.runtime import driver
+
+from fa2_lab.kernels import relaunch
+from fa2_lab.tools import offline
+
+META = dict(swizzle=3, elem_size=2, elem_type=6, block_size=[1, 64], fp4_padded=False)
+
+
+class Tensor:
+    def __init__(self, address):
+        self.address = address
+
+    def data_ptr(self):
+        return self.address
+
+
+class Descriptor:
+    block_shape, shape, strides, padding, round_f32_to_tf32 = [1, 64], [5, 6], [6, 1], "zero", False
+
+    def __init__(self, address):
+        self.base = Tensor(address)
+
+
+class Driver:
+    """What is in C, and the driver of a GPU: keeps what it is handed, and what it is told of tensors."""
+
+    def __init__(self):
+        self.seen = []
+
+    def launch(self, *everything):
+        self.seen.append([list(x) if isinstance(x, (list, tuple)) else x for x in everything])
+
+    def fill_tma_descriptor_tiled(self, *told):
+        return told
+
+    fill_tma_descriptor = fill_tma_descriptor_tiled  # its name before 3.7
+
+
+class InOneRow:
+    """CudaLauncher of Triton 3.6 in small: the kernel's arguments come last, in a row."""
+
+    def __init__(self, launch):
+        self.launch = launch
+
+    def __call__(self, x, y, z, stream, function, *arguments):
+        self.launch(x, y, z, stream, function, False, True, None, None, *arguments)
+
+
+class InAList:
+    """CudaLauncher since Triton 3.7 in small."""
+
+    def __init__(self, launch):
+        self.launch = launch
+
+    def __call__(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
+        self.launch(
+            x, y, z, stream, function, False, True, packed, metadata, enter, leave, None, None, "i", b"", arguments
+        )
+
+
+def installed(launch, described: int, count: int):
+    """CudaLauncher of the Triton that is installed, around another function than the driver's in C."""
+    run = object.__new__(nvidia.CudaLauncher)
+    signature = {n: "tensordesc<fp16[1, 64]>" if n < described else "i32" for n in range(count)}
+    run.launch = nvidia.wrap_handle_tensordesc(launch, signature, [META] * described)
+    run.num_ctas, run.gsan_enabled = 1, False
+    run.global_scratch_size = run.global_scratch_align = run.profile_scratch_size = run.profile_scratch_align = 0
+    run.launch_cooperative_grid, run.launch_pdl, run.arg_annotations, run.kernel_signature = False, True, "i", b""
+    return run
+
+
+class Compiled:
+    """CompiledKernel in small."""
+
+    function, packed_metadata = 99, (4, 1, 2048)
+
+    def __init__(self, run, names, described=0, scratch=0):
+        self.run, self.src = run, SimpleNamespace(fn=SimpleNamespace(arg_names=names))
+        self.metadata = SimpleNamespace(
+            global_scratch_size=scratch, profile_scratch_size=0, tensordesc_meta=[META] * described
+        )
+
+    def __copy__(self):
+        raise AssertionError("from Triton 3.8 on, what is copied and dropped takes the kernel off the GPU")
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    absent, found = offline.Absent(None), Driver()
+    absent.utils = found
+    monkeypatch.setattr(driver, "_active", absent)
+    return found
+
+
+class Sizes(NamedTuple):
+    B_r: int
+    strides: tuple
+
+
+POINTERS, REST = (Tensor(16), None, Tensor(32)), ((3, 4), 5, 0.5, Sizes(64, Sizes(1, (2, 3))))  # tuples, as often
+
+
+@pytest.mark.parametrize("kind, described", [("installed", 0), ("installed", 2), (InOneRow, 0), (InAList, 0)])
+def test_the_driver_is_handed_the_same_as_by_tritons_own_call(kind, described, gpu):
+    arguments = *(Descriptor(64 * n) for n in range(described)), *POINTERS, *REST
+    run = installed(gpu.launch, described, len(arguments)) if kind == "installed" else kind(gpu.launch)
+    made = Compiled(run, [*"abcdefghi"][: len(arguments)], described)
+    again = relaunch.relaunch(made, (7, 1, 1), 11, arguments, described, len(POINTERS))
+    assert not gpu.seen, "nothing is launched in order to write it down"
+
+    moved = [*(256 * n for n in range(described)), 160, 0, 320]
+    again(12, moved)
+    hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+    there = *(Descriptor(256 * n) for n in range(described)), 160, 0, 320, *REST
+    run(7, 1, 1, 12, made.function, made.packed_metadata, None, *hooks, *there)
+    mine, theirs = gpu.seen
+    assert mine == [None if any(x is hook for hook in hooks) else x for x in theirs]
+
+    hooks[1].add(print)
+    try:
+        again(12, moved)
+    finally:
+        hooks[1].remove(print)
+    assert gpu.seen[2] == [None if x is hooks[0] else x for x in theirs], "a profiler's hook is called"
+
+
+def test_no_tensor_is_kept_alive(gpu):
+    arguments = Descriptor(64), *POINTERS, *REST
+    made = Compiled(installed(gpu.launch, 1, len(arguments)), [*"abcdefgh"], 1)
+    again = relaunch.relaunch(made, (7, 1, 1), 11, arguments, 1, len(POINTERS))
+    kept = [y for x in vars(again).values() for y in (x if isinstance(x, (list, tuple)) else [x])]
+    assert again.compiled is made and not any(isinstance(x, (Tensor, Descriptor)) for x in kept)
+    assert type(again.rest[-1]) is type(again.rest[-1][1]) is tuple, "a named one takes the driver three times as long"
+
+
+class Other:
+    """A launcher of a Triton that nobody has seen yet."""
+
+    def __init__(self, launch):
+        self.launch = launch
+
+
+class Moved(Other):
+    def __call__(self, x, y, z, *arguments):
+        self.launch(*arguments, x, y, z)
+
+
+class Wrapped(Other):
+    def __call__(self, x, y, z, stream, *arguments):
+        self.launch(x, y, z, stream, *[[x] for x in arguments])
+
+
+class OneMore(Other):
+    def __call__(self, x, y, z, stream, function, packed, metadata, enter, leave, *arguments):
+        self.launch(x, y, z, stream, function, packed, metadata, enter, leave, [*arguments, 0])
+
+
+class Renamed(Other):
+    def __init__(self, launch):
+        self.start = launch
+
+    def __call__(self, *everything):
+        self.start(*everything)
+
+
+@pytest.mark.parametrize("kind", (Moved, Wrapped, OneMore, Renamed))
+def test_another_triton_inside_is_declined(kind, gpu):
+    made = Compiled(kind(gpu.launch), [*"abcdefg"])
+    assert relaunch.relaunch(made, (7, 1, 1), 11, (*POINTERS, *REST), 0, len(POINTERS)) is None
+
+
+def test_descriptors_that_are_taken_apart_elsewhere_are_declined(gpu):
+    made = Compiled(InAList(gpu.launch), [*"abcdefgh"], described=1)  # here it is the driver that must do it
+    assert relaunch.relaunch(made, (7, 1, 1), 11, (Descriptor(64), *POINTERS, *REST), 1, len(POINTERS)) is None
+
+
+def test_a_kernel_with_scratch_memory_is_left_to_triton(gpu):
+    made = Compiled(InAList(gpu.launch), [*"abcdefg"], scratch=64)
+    assert relaunch.relaunch(made, (7, 1, 1), 11, (*POINTERS, *REST), 0, len(POINTERS)) is None

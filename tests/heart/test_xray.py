@@ -1,0 +1,140 @@
+"""What xray reports is what the compiler made, and a line's instructions are those of that line."""
+
+import inspect
+import re
+
+import pytest
+
+pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+from fa2_lab.kernels.portable import forward, softmax
+from fa2_lab.tools import command
+from fa2_lab.tools.xray import Compiled, lines, loops, names, xray, xray_launches
+from fa2_lab.tools.xray import command as xray_command
+from fa2_lab.tools.xray.compile import reason
+
+compiled = pytest.mark.beside("xray_worker.py")
+
+
+@pytest.fixture
+def found(rows):
+    """{what was asked: the kernels of each launch, or why there are none}, as the worker compiled them."""
+    kernels = [[[Compiled(**kernel) for kernel in call] for call in row["calls"]] for row in rows]
+    return {row["asked"]: row.get("refused") or calls for row, calls in zip(rows, kernels, strict=True)}
+
+
+@pytest.fixture
+def launches(found):
+    return [kernel for (kernel,) in found["launches"]]
+
+
+@pytest.fixture
+def hopper(launches):
+    return launches[0]
+
+
+@compiled
+def test_numbers_are_counted_in_the_machine_code(hopper):
+    sass, ttgir = hopper.stages["sass"], hopper.stages["ttgir"]
+    assert hopper.numbers["tensor"] == len(re.findall(r"\bHGMMA\b", sass)) > 0
+    assert hopper.numbers["exponential"] == sass.count("MUFU.EX2") > 0
+    assert hopper.numbers["warps"] == int(re.search(r'"ttg.num-warps" = (\d+)', ttgir)[1])
+    assert hopper.numbers["spills"] == 0 and 64 <= hopper.numbers["registers"] <= 255
+    assert hopper.layouts and all(layout.startswith("#ttg.") for layout in hopper.layouts.values())
+
+
+@compiled
+def test_launch_options_reach_the_compiler_and_no_other_launch(launches):
+    plain, wide, narrow = (kernel.numbers for kernel in launches)
+    assert [n["warps"] for n in (plain, wide, narrow)] == [4, 8, 4]
+    assert wide["shared"] < plain["shared"] == narrow["shared"]
+    assert narrow["registers"] <= 96 < plain["registers"] and narrow["spills"] > plain["spills"]
+
+
+@compiled
+def test_a_line_becomes_its_own_instructions(hopper):
+    source, first = inspect.getsourcelines(forward.visit_tiles.fn)
+    (product,) = (first + n for n, line in enumerate(source) if "FA2.A1.L8" in line)
+    (second,) = (first + n for n, line in enumerate(source) if "FA2.A1.L10" in line)
+    loops, d, B_r, B_c = 2, 64, 64, 64
+    for line, n in ((product, d // 16), (second, B_c // 16)):  # an instruction multiplies 16 columns by 16 rows
+        became = hopper.lines[f"forward.py:{line}"]
+        assert sum(i.startswith("HGMMA") for i in became) == loops * n * B_r // 64, line
+    assert not any("MUFU.EX2" in i for i in hopper.lines[f"forward.py:{product}"])
+    steps, first = inspect.getsourcelines(softmax.softmax_step.fn)
+    (exponent,) = (first + n for n, line in enumerate(steps) if "p_ij = tl.exp2" in line)
+    assert any("MUFU.EX2" in i for i in hopper.lines[f"softmax.py:{exponent}"])
+
+
+@compiled
+def test_another_chip(found):
+    ((kernel,),) = found["gfx942"]
+    assert kernel.numbers["tensor"] == len(re.findall("v_mfma", kernel.stages["sass"])) > 0
+
+
+@pytest.mark.parametrize(
+    "name, options, says",
+    [
+        ("portable.forward", dict(chip="sm_75"), "chip: got 'sm_75'; it takes one of sm_80, "),
+        ("r99", dict(), "name: got 'r99'; it takes one of "),
+        ("nobody.py", dict(), "name: got 'nobody.py'; it takes one of "),
+    ],
+)
+def test_bad_input_is_one_sentence(name, options, says):
+    with pytest.raises(ValueError, match=re.escape(says)) as told:
+        xray(name, **options)
+    assert "\n" not in str(told.value)
+
+
+@compiled
+def test_what_cannot_be_compiled_is_one_sentence(found):
+    says = found["too wide"]
+    assert says.startswith("xray: portable.forward cannot be compiled for sm_90 here: ") and "\n" not in says
+
+
+@pytest.mark.parametrize("launch", [dict(num_ctas=2), dict(num_warps=0), dict(num_stages="3"), dict(maxnreg=True)])
+def test_a_launch_option_that_does_not_exist_is_refused(launch):
+    ((option, value),) = launch.items()
+    says = f"launches: got {option}={value!r}; it takes numbers from 1 on for num_warps, num_stages, maxnreg"
+    with pytest.raises(ValueError, match=re.escape(says)):
+        xray_launches("portable.forward", [launch])
+
+
+def test_what_the_assembler_says_comes_before_what_python_says():
+    said = "Traceback\nptxas fatal   : Register allocation failed\n\nRepro command: ptxas a.ptx\n"
+    assert reason(said) == "ptxas fatal   : Register allocation failed"
+    assert reason("Traceback\nValueError: no\n") == "ValueError: no" and reason("") == "no reason was given"
+    assert reason("Error: at 2:4:\n    m = gl.max(s)\n        ^") == "it stops at `m = gl.max(s)`"
+
+
+def test_the_command_lists_names(capsys):
+    assert xray_command.main([]) == 0 and capsys.readouterr().out.split() == names()
+
+
+@compiled
+def test_the_command_prints_the_stages_asked_for(launches, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(xray_command, "xray_launches", lambda *x, **sizes: asked.append((x, sizes)) or [[launches[1]]])
+    assert xray_command.main(["portable.forward", "--d", "64", "--ptx", "--num_warps", "8"]) == 0
+    sizes = dict(d=64, N=4096, causal=True, dtype="bfloat16")
+    assert asked == [(("portable.forward", [dict(num_warps=8)], "sm_90"), sizes)]
+    printed = capsys.readouterr().out
+    assert re.search(r"^forward_kernel .* 8$", printed, re.MULTILINE)
+    assert "forward_kernel, ptx\n" in printed and ".target sm_90a" in printed and "forward_kernel, sass" not in printed
+
+
+@compiled
+def test_a_papers_line_down_to_the_machine(found, monkeypatch, capsys):
+    assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_75"]) == 2
+    assert command.main(["where", "FA1.A4.L17", "--sass"]) == 2
+    assert "has no Triton line" in capsys.readouterr().err
+    monkeypatch.setattr(lines, "xray", lambda name, chip: found[f"{name}, {chip}"][0])
+    assert command.main(["where", "FA2.A1.L8", "--sass", "--chip", "sm_90"]) == 0
+    assert re.search(r"s_ij = .*\n  \w+, sm_90, \d+ instructions: .*HGMMA\.", capsys.readouterr().out)
+
+
+@compiled
+def test_a_file_of_one_s_own_is_compiled_and_its_loops_are_counted(found):
+    ((kernel,),) = found["mine.py"]
+    (loop,) = loops(kernel.stages["sass"])
+    assert loop.multiplications == 2 * 64 * 64 * 64 / 4  # a warp's quarter of two products of 64 × 64 × 64
+    assert 9 < loop.per_score(64) < 13 and loop.copies == 0 and loop.instructions < kernel.numbers["instructions"]

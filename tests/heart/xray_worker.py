@@ -1,0 +1,29 @@
+"""What test_xray.py looks at, compiled without a GPU; a line of JSON for each question."""
+
+import json
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from fa2_lab.kernels import ladder
+from fa2_lab.tools.xray import xray_launches
+
+LAUNCHES = [{}, dict(num_warps=8, num_stages=1), dict(maxnreg=96)]
+PLAIN = [{}]
+
+if __name__ == "__main__":
+    with TemporaryDirectory() as folder:
+        mine = shutil.copy(Path(ladder.__file__).with_name("r05_base_2.py"), Path(folder) / "mine.py")
+        for asked, name, launches, chip, sizes in [
+            ("launches", "portable.forward", LAUNCHES, "sm_90", dict(d=64, N=1024)),
+            ("gfx942", "portable.forward", PLAIN, "gfx942", dict(d=64, N=1024)),
+            ("too wide", "portable.forward", PLAIN, "sm_90", dict(d=100_000)),
+            ("r08_pipelined, sm_90", "r08", PLAIN, "sm_90", {}),
+            ("mine.py", str(mine), PLAIN, "sm_90", dict(d=64)),
+        ]:
+            try:
+                calls = xray_launches(name, launches, chip, **sizes)
+                row = dict(calls=[[kernel._asdict() for kernel in call] for call in calls])
+            except ValueError as refusal:
+                row = dict(calls=[], refused=str(refusal))
+            print(json.dumps(dict(asked=asked) | row), flush=True)

@@ -1,0 +1,232 @@
+"""The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
+
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
+import nbformat
+import numpy as np
+from course_play import played
+from course_wrong import WRONG
+
+from fa2_lab.kernels import interpreter
+from fa2_studio.course import guard, notebooks, seeds, truth
+from fa2_studio.course.notebooks import FOLDER, TEXT, grade_id, is_solution, source, written
+from fa2_studio.course.twins import from_twin
+
+ASSIGNMENTS = {a.name: a for a in written()}
+each = pytest.mark.parametrize("name", ASSIGNMENTS)
+TRITON = [a.name for a in ASSIGNMENTS.values() if "triton" in a.needs]
+
+
+def versions(name: str) -> dict:
+    """Every version of a Triton assignment that is judged here."""
+    original = source(ASSIGNMENTS[name])
+    books = {"solved": original, "empty": notebooks.student_version(original)}
+    if name in SEEDED:
+        books["seeded"] = steps_alone(seeds.seeded(original, SEED), SEEDED[name])
+    for _, right, wrong, keeps, _ in (row for row in WRONG if row[0] == name):
+        books[str(wrong)] = steps_alone(with_answer(name, right, wrong), keeps)
+    return books
+
+
+def beside(name: str):
+    """An assignment as a parameter: one in Triton is played beside the tests, in a process with the interpreter."""
+    return pytest.param(name, marks=pytest.mark.beside("course_play.py", name)) if name in TRITON else name
+
+
+@pytest.fixture
+def outcome(request):
+    """Points and printed text of one version of an assignment."""
+
+    def found(name: str, key: str, notebook=None) -> tuple[dict[str, float], str]:
+        if name not in TRITON:
+            return played(notebook)
+        if missing := [need for need in ASSIGNMENTS[name].needs if find_spec(need) is None]:
+            pytest.skip(f"{name} needs {', '.join(missing)}")
+        if misfit := interpreter.misfit():
+            pytest.skip(misfit)
+        return request.getfixturevalue("rows")[0][key]
+
+    return found
+
+
+def steps_alone(notebook, steps):
+    """The notebook with the cells of some steps alone, for assignments whose steps do not need each other."""
+    names = {"setup", "hanging", "racing", "ragged", "forward", *steps, *(f"test_{step}" for step in steps)}
+    notebook.cells = [cell for cell in notebook.cells if grade_id(cell) in names]
+    return notebook
+
+
+def with_answer(name: str, right: str, wrong: str):
+    """The solved notebook of an assignment with a piece of its solution replaced, or several."""
+    notebook = source(ASSIGNMENTS[name])
+    for old, new in [(right, wrong)] if isinstance(right, str) else zip(right, wrong, strict=True):
+        places = [cell for cell in notebook.cells if is_solution(cell) and old in cell.source]
+        assert len(places) == 1, f"{old!r} stands in {len(places)} solutions of {name}"
+        places[0].source = places[0].source.replace(old, new)
+    return notebook
+
+
+# Sources and their twins ------------------------------------------------------------------------------------------
+
+
+def test_there_are_three_wrong_answers_for_each_assignment():
+    assert min(sum(w[0] == name for w in WRONG) for name in ASSIGNMENTS) >= 3 and len(ASSIGNMENTS) == 9
+
+
+def test_every_assignment_has_its_text_twin():
+    assert (
+        sorted(p.stem for p in FOLDER.glob("*.ipynb"))
+        == sorted(p.stem for p in TEXT.glob("*.py"))
+        == sorted(ASSIGNMENTS)
+    )
+    assert set(ASSIGNMENTS) == {a.name for a in notebooks.ASSIGNMENTS}
+
+
+@each
+def test_source_and_twin_are_the_same(name):
+    pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
+    made, kept = from_twin(TEXT / f"{name}.py"), source(ASSIGNMENTS[name])
+    assert made == kept, "run `python -m fa2_lab course build`"
+    nbformat.validate(kept)
+
+
+@each
+def test_a_source_says_what_a_student_needs(name):
+    notebook = source(ASSIGNMENTS[name])
+    text = notebook.cells[0].source
+    for part in ("| step | points |", "*Time: ", "Hardware: ", "**How it is graded.**"):
+        assert part in text, part
+    assert "off limits" in text.lower() and all(f"`{given}`" in text for given in ASSIGNMENTS[name].gives)
+    told = [float(points) for points in re.findall(r"^\| \d\. .*\| ([\d.]+)", text, re.MULTILINE)]
+    given = list(notebooks.steps(notebook).values())
+    assert told == given, "the table of points is not that of the test cells"
+    assert all(c.cell_type == "code" for c in notebook.cells if grade_id(c))
+
+
+# Solved, empty, wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [beside(name) for name in ASSIGNMENTS])
+def test_the_solution_scores_full_marks(name, outcome):
+    notebook = source(ASSIGNMENTS[name])
+    points, printed = outcome(name, "solved", notebook)
+    assert points == notebooks.steps(notebook), printed
+
+
+@pytest.mark.parametrize("name", [beside(name) for name in ASSIGNMENTS])
+def test_the_empty_student_version_scores_nothing(name, outcome):
+    points, printed = outcome(name, "empty", notebooks.student_version(source(ASSIGNMENTS[name])))
+    assert set(points.values()) == {0.0}, printed
+    assert "not written yet" in printed and "ALARM" not in printed
+
+
+SEED = 398319954  # of some student
+SEEDED = {  # steps whose numbers and lengths are a student's own, with those that they need
+    "1_online_softmax": ["update", "merge", "finalize"],
+    "2_forward": ["kind", "row_block", "forward"],
+    "3_backward": ["row_dots", "tile_gradients", "backward", "grouped", "dropped"],
+    "4_triton_forward": ["one_tile", "loop", "full"],
+    "7_triton_backward": ["row_dots", "tile", "columns", "rows", "one_pass"],
+    "9_up_the_ladder": ["right", "meter"],
+}
+
+
+@pytest.mark.parametrize("name", [beside(name) for name in SEEDED])
+def test_the_solution_scores_full_marks_with_a_student_s_own_seed(name, outcome):
+    notebook = steps_alone(seeds.seeded(source(ASSIGNMENTS[name]), SEED), SEEDED[name])
+    points, printed = outcome(name, "seeded", notebook)
+    full = notebooks.steps(source(ASSIGNMENTS[name]))
+    assert points == {f"test_{step}": full[f"test_{step}"] for step in SEEDED[name]}, printed
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "keeps", "said"),
+    [pytest.param(*w, marks=getattr(beside(w[0]), "marks", ())) for w in WRONG],
+    ids=[f"{w[0]}: {w[2]}"[:60] for w in WRONG],
+)
+def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, outcome):
+    notebook = with_answer(name, right, wrong)
+    full = notebooks.steps(notebook)
+    points, printed = outcome(name, str(wrong), notebook)
+    flat = re.sub(r"\s+", " ", printed)
+    for part in said:
+        assert re.sub(r"\s+", " ", part) in flat, printed
+    assert {step: points[f"test_{step}"] for step in keeps} == pytest.approx(keeps, abs=0.01), printed
+    assert any(points[f"test_{step}"] < full[f"test_{step}"] for step in keeps)
+
+
+# What instructors read --------------------------------------------------------------------------------------------
+
+
+def test_instructor_md_has_the_points_of_the_notebooks():
+    text = (FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
+    rows = {n: row for n, row in re.findall(r"^\| (\d) \| (.*?) \|$", text.split("## Rubric")[1], re.MULTILINE)}
+    total = 0
+    for name in ASSIGNMENTS:
+        points = notebooks.steps(source(ASSIGNMENTS[name]))
+        told = [float(n) for n in re.findall(r"[a-z_] ([0-9]+)(?=[,;]| extra|$)", rows[name[0]]) if n]
+        told = told[: len([p for p in points.values() if p])]
+        assert sorted(told) == sorted(p for p in points.values() if p), (name, told)
+        assert re.search(rf"^\| {name[0]} [^|]*\| {sum(points.values()):g} ", text, re.MULTILINE), name
+        total += sum(points.values())
+    assert f"two weeks, {total:g} points" in text
+
+
+def test_instructor_md_quotes_checks_that_exist():
+    text = (FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
+    mistakes = text.split("## Common mistakes")[1].split("## Changing")[0]
+    sources = "".join(p.read_text(encoding="utf-8") for p in Path(notebooks.__file__).parent.glob("*.py"))
+    for quoted in re.findall(r'"([a-z][^"]{8,})"', mistakes):
+        wanted = [quoted] if "expected" not in quoted else re.findall(r"'(\w+)'", quoted)
+        assert all(part.removeprefix("expected ") in sources for part in wanted), quoted
+
+
+# The guard ----------------------------------------------------------------------------------------------------------
+
+
+def test_solutions_refuse_while_a_student_s_function_runs_and_work_again_afterwards():
+    from fa2_lab.reference.fa2 import forward
+    from fa2_lab.reference.online_softmax import SoftmaxState
+
+    Q, K, V, _ = truth.Case().tensors()
+    for borrowed in (lambda: forward(Q, K, V, B_r=4, B_c=2), lambda: SoftmaxState.reset(2, 3)):
+        with pytest.raises(guard.Borrowed, match=r"fa2_lab\.reference\.\w+\.(forward|reset) was called"):
+            guard.call(borrowed)
+    assert forward(Q, K, V, B_r=4, B_c=2)[0].shape == Q.shape and SoftmaxState.reset(2, 3).l.shape == (2,)
+
+
+def test_torch_s_attention_refuses_too(monkeypatch):
+    functional = SimpleNamespace(scaled_dot_product_attention=lambda *_: "attention", softmax=lambda *_: "softmax")
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(functional=functional)))
+    assert guard.call(lambda: functional.softmax()) == "softmax"
+    with pytest.raises(guard.Borrowed, match="scaled_dot_product_attention was called"):
+        guard.call(lambda: functional.scaled_dot_product_attention())
+    assert functional.scaled_dot_product_attention() == "attention"
+
+
+def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):
+    x = np.zeros(3)
+
+    def careless(x):
+        print("hello")
+        x[:] = np.log(np.zeros(3))
+        return x
+
+    assert np.isneginf(guard.call(careless, x)).all() and (x == 0).all()
+    assert capsys.readouterr().out == ""
+
+
+def test_an_error_is_told_by_its_public_name():
+    """Python 3.13 has a SyntaxError of a private kind."""
+    from fa2_studio.course.worker import failure
+
+    private = type("_IncompleteInputError", (SyntaxError,), {})
+    assert failure(private("incomplete input"))["error"][0] == "SyntaxError"
+    assert failure(KeyError("x"))["error"][:2] == ["KeyError", "'x'"]

@@ -1,0 +1,60 @@
+"""Where the chapters run: the table, and the copies for Colab."""
+
+import re
+
+import nbformat
+import pytest
+
+from fa2_lab.tools import command
+from fa2_studio.book import reach
+from fa2_studio.book.chapters import NOTEBOOKS, written
+
+
+def test_every_chapter_is_in_the_table_once_and_as_its_head_says():
+    rows = [row.split(" | ")[0].removeprefix("| ").split(", ") for row in reach.table().splitlines()[2:-2]]
+    assert sorted(number for row in rows for number in row) == [c.number for c in written()]
+    for chapter in written():
+        source = (NOTEBOOKS / f"{chapter.name}.ipynb").read_text(encoding="utf-8")
+        numpy_alone = re.search(r"Hardware: [^.]*NumPy alone", source) is not None
+        assert numpy_alone == (reach.kind(chapter) == "NumPy"), chapter.name
+
+
+@pytest.mark.parametrize(
+    "kind, chip, way",
+    [
+        ("NumPy", "sm_75", "in full"),
+        ("kernels", "", "interpreted"),
+        ("kernels", "sm_75", "compiled, slow"),
+        ("kernels", "sm_80", "compiled"),
+        ("Hopper's kernels", "sm_80", "model, and the record"),
+        ("Hopper's kernels", "sm_90", "compiled"),
+        ("torch, and the record", "", "in full"),
+    ],
+)
+def test_how_a_chapter_runs(kind, chip, way):
+    assert reach.way(kind, chip) == way
+
+
+def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/fa2_lab")
+    monkeypatch.setenv("GITHUB_SHA", "0123abc")
+    assert command.main(["book", "--colab", str(tmp_path)]) == 0
+    chapters = [c for c in written() if reach.kind(c) == "NumPy"]
+    assert sorted(p.stem for p in tmp_path.iterdir()) == [c.name for c in chapters]
+    for chapter in chapters:
+        copy = nbformat.read(tmp_path / f"{chapter.name}.ipynb", as_version=4)
+        nbformat.validate(copy)
+        first, *rest = copy.cells
+        assert rest == nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4).cells
+        assert first.metadata.tags == ["nbval-skip", "skip-execution"]
+        assert "github.com/someone/fa2_lab " in first.source and "checkout -q 0123abc\n" in first.source
+        assert reach.button(chapter).endswith(f"/github/someone/fa2_lab/blob/colab/{chapter.name}.ipynb)")
+    kernels = next(c for c in written() if c.number == "08")
+    assert reach.button(kernels) == ""
+
+
+def test_without_a_repository_there_is_no_button_and_no_copy(tmp_path, monkeypatch, capsys):
+    monkeypatch.delenv("GITHUB_REPOSITORY", raising=False)
+    assert all(reach.button(c) == "" for c in written())
+    assert command.main(["book", "--colab", str(tmp_path / "copies")]) == 2
+    assert "got no GITHUB_REPOSITORY" in capsys.readouterr().err and not (tmp_path / "copies").exists()
