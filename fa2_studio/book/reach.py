@@ -19,7 +19,7 @@ MACHINES = {"laptop": "", "T4": "sm_75", "A100": "sm_80", "H100, H200": "sm_90",
 KINDS = {  # of chapters, and what in a chapter's source says so; the first that is found
     "Hopper's kernels": r"fa2_lab\.kernels\.hopper",
     "kernels": r"\bimport triton\b",
-    "torch, and the record": r"fa2_lab\.(kernels|attention|studio\.bench)\b|from fa2_lab import attention",
+    "torch, and the record": r"\bfa2_(lab\.(kernels|api|distributed)|studio\.bench)\b|fa2_lab\.attention",
     "NumPy": "",
 }
 NOTE = (

@@ -1,8 +1,8 @@
 """How many of the small changes that mutmut makes in a room do its tests see?
 
     pip install mutmut
-    python -m tests.mutants                             every room; that takes hours
-    python -m tests.mutants reference machine --every 10    two rooms, each tenth change: minutes
+    python tests/heart/mutants.py                             every room; that takes hours
+    python tests/heart/mutants.py reference machine --every 10    two rooms, each tenth change: minutes
 
 A change is seen if a test fails by it or does not end. What no test runs counts as not seen. Those that were not
 seen are listed; `tests/planted` has the faults that no tool invents. What a function returns while modules are
@@ -25,10 +25,11 @@ ROOMS = {  # whose tests take seconds: what is changed, and who should see it
     "machine": (["machine/*"], ["machine_*", "layouts", "plots_machine", "plots_prices"]),
     "errata": (["errata/*"], ["errata"]),
     "plots": (["plots/*"], ["plots_*", "explorer", "poster"]),
-    "bench": (["studio/bench/*"], ["bench*"]),
+    "bench": (["fa2_studio/bench/*"], ["bench*"]),
 }
 SEEN, UNSEEN = ("killed", "timeout", "suspicious", "segfault"), ("survived", "no tests")
-CODE = "--deselect=tests/test_poster.py::test_the_files_are_current_and_print_on_a3"  # it reads the sources as text
+# This test reads the sources as text.
+CODE = "--deselect=tests/heart/test_poster.py::test_the_files_are_current_and_print_on_a3"
 SETTINGS = {
     "source_paths": ["fa2_lab"],
     "also_copy": ["fa2_lab", "figures", "notebooks", "README.md", "RESULTS.md", "constraints.txt", "environment.yml"],
@@ -37,7 +38,7 @@ SETTINGS = {
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python tests/heart/mutants.py", description=__doc__.split("\n")[0])
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"of {', '.join(ROOMS)}; all where none is named")
     parser.add_argument("--every", type=int, default=1, choices=(1, 10), help="try each tenth change alone")
     options = parser.parse_args(argv)
@@ -57,7 +58,7 @@ def mutated(room: str, every: int) -> tuple[int, list[str]]:
     settings = SETTINGS | {
         "only_mutate": [f"fa2_lab/{file}" for file in files],
         "pytest_add_cli_args_test_selection": [
-            str(path.relative_to(ROOT)) for name in tests for path in sorted(ROOT.glob(f"tests/test_{name}.py"))
+            str(path.relative_to(ROOT)) for name in tests for path in sorted(ROOT.glob(f"tests/*/test_{name}.py"))
         ],
     }
     lines = ["[mutmut]", *(f"{name}=\n    " + "\n    ".join(values) for name, values in settings.items())]

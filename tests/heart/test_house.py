@@ -151,7 +151,7 @@ def test_circles_are_seen():
         ),
         ("fa2_lab.kernels.decode.plan", "from fa2_lab.machine import grid", "kernels imports machine"),
         ("fa2_lab.api.attention", "def f():\n    from fa2_lab.errata import ERRATA", "api imports errata"),
-        ("fa2_lab.api.packed", "import fa2_lab.plots.style", "attention imports plots"),
+        ("fa2_lab.api.packed", "import fa2_lab.plots.style", "api imports plots"),
         ("fa2_lab.distributed.ring", "from fa2_lab.tools import offline", "distributed imports tools"),
         ("fa2_lab.plots.order", "import fa2_lab.tools.offline as o", "plots imports tools"),
         ("fa2_lab.reference.fa2", "from fa2_lab.machine import io", "reference imports machine"),

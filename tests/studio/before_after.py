@@ -1,6 +1,6 @@
 """Is the package slower than at another commit? Both are timed in one run on one GPU.
 
-    python -m tests.before_after REV          REV against the working tree: forward, backward, decode, pages, host
+    python tests/studio/before_after.py REV     REV against the working tree: forward, backward, decode, pages, host
 
 Each version runs in processes of its own, in the order before, after, after, before, so that drift hits both alike. A
 row is slower if it is so by more than 1% and by more than equal runs differ. 0: none is slower. 1: some are.

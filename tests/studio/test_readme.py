@@ -1,6 +1,5 @@
 """The front door: links lead somewhere, commands exist, code and numbers are those of the package and its records."""
 
-import ast
 import re
 import subprocess
 import sys
@@ -19,8 +18,6 @@ from fa2_studio.book.chapters import written
 PROJECT = Path(__file__).resolve().parents[2]
 PACKAGE = PROJECT / "fa2_lab"
 DOORS = ("README.md", "RESULTS.md", "TROUBLESHOOTING.md", "CONTRIBUTING.md")
-CAUGHT = {"an unknown order of arguments", "an earlier call on this group has lost a rank"}  # inside the package
-TO_STUDENTS = {"Failed", "NotAllowed", "Borrowed"}  # what a grader says of a submission; INSTRUCTOR.md tells of it
 
 
 def door(name: str = "README.md") -> str:
@@ -30,83 +27,6 @@ def door(name: str = "README.md") -> str:
 def part(title: str, name: str = "README.md") -> str:
     """One section of a file."""
     return re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", door(name), re.DOTALL | re.MULTILINE)[1]
-
-
-# Messages -----------------------------------------------------------------------------------------------------
-
-
-def template(node: ast.expr) -> str:
-    """A message with … wherever something is filled in."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    if isinstance(node, ast.JoinedStr):
-        return re.sub("…+", "…", "".join(template(part) for part in node.values))
-    return "…"
-
-
-def name_of(node: ast.expr) -> str:
-    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-
-
-def said_in(source: str) -> set[str]:
-    """Messages of what a source raises, warns of, prints to stderr, or keeps in `why` until it raises it."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call) and node.exc.args:
-            if name_of(node.exc.func) not in TO_STUDENTS:
-                found.add(template(node.exc.args[0]))
-        elif isinstance(node, ast.Call) and node.args:
-            to_stderr = name_of(node.func) == "print" and any(k.arg == "file" for k in node.keywords)
-            if to_stderr or name_of(node.func) == "warn":
-                found.add(template(node.args[0]))
-        elif isinstance(node, ast.Assign) and name_of(node.targets[0]) == "why":
-            found.add(template(node.value))
-        elif isinstance(node, ast.FunctionDef) and node.name == "misfit_of":
-            found |= {template(x.value) for x in ast.walk(node) if isinstance(x, ast.Return)}
-    return {
-        text for text in found if re.search(r"[A-Za-z]{3}", text.replace("fa2-lab course", "").replace("fa2-lab", ""))
-    }
-
-
-def is_about_an_argument(message: str) -> bool:
-    return ": got " in message or "it takes" in message or message.startswith("tune: --d takes")
-
-
-def messages() -> set[str]:
-    """All that the package can say, but for arguments that it refuses."""
-    said = set().union(*(said_in(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")))
-    return {message for message in said - CAUGHT if not is_about_an_argument(message)}
-
-
-def quoted() -> set[str]:
-    """The messages in the first column of the table."""
-    lines = part("Messages", "TROUBLESHOOTING.md").splitlines()
-    rows = [line.split(" | ")[0] for line in lines if line.startswith("| `")]
-    return {span.removesuffix(" ") for row in rows for _, span in re.findall(r"(`+)(.+?)\1(?!`)", row)}
-
-
-def test_every_message_is_in_the_table():
-    assert sorted(messages() - quoted()) == []
-
-
-def test_every_message_in_the_table_exists():
-    assert len(quoted()) > 20
-    assert sorted(quoted() - messages()) == []
-
-
-def test_messages_are_found_however_they_are_said():
-    source = """
-def f(x):
-    why = "it is late"
-    warnings.warn(f"slow: {x}")
-    print("no GPU", file=sys.stderr)
-    print("a result")
-    raise RuntimeError(f"{x}{x} broke: {why}") from x
-    raise ValueError(f"{x}")
-    raise Failed("to a student")
-"""
-    assert said_in(source) == {"it is late", "slow: …", "no GPU", "… broke: …"}
-    assert is_about_an_argument("q: got 3; it takes a tensor") and not is_about_an_argument("no GPU here")
 
 
 # What the README shows ------------------------------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Plant the faults one at a time in a copy of the project, and see whether the test beside each fails.
 
-    python -m planted                 all of them
-    python -m planted book tour       those of some rooms
-    python -m planted --part 3/12     every twelfth, from the third on
+    PYTHONPATH=tests/heart python -m planted                 all of them
+    PYTHONPATH=tests/heart python -m planted book tour       those of some rooms
+    PYTHONPATH=tests/heart python -m planted --part 3/12     every twelfth, from the third on
 
 0: all were seen. 1: some were not. 2: a test fails where there is no fault, or a fault has lost its place.
 """

@@ -1,7 +1,7 @@
 """Faults of distributed/: what travels, in which dtype, and what the ranks must agree on."""
 
 RING, GROUP, SHARD, STATE = (f"fa2_lab/distributed/{name}.py" for name in ("ring", "group", "shard", "state"))
-HERE = "tests/test_distributed.py::"
+HERE = "tests/heart/test_distributed.py::"
 ONE_DEVICE = HERE + "test_as_on_one_device"
 FP32 = HERE + "test_gradients_travel_and_are_summed_in_fp32"
 
@@ -12,7 +12,7 @@ FAULTS = [
         "fa2_lab/reference/shards.py",
         "length // (4 if causal else 2)",
         "length // 2",
-        "tests/test_reference.py::test_a_rank_s_own_meeting_in_two_calls",
+        "tests/heart/test_reference.py::test_a_rank_s_own_meeting_in_two_calls",
     ),
     (RING, "x.new_empty((*x.shape[:2], self.lengths[source]", "x.new_empty((*x.shape[:2], x.shape[2]", ONE_DEVICE),
     (RING, "(begun[0], begun[1][:, heads], begun[2][:, heads])", "begun", HERE + "test_heads_take_turns"),

@@ -9,28 +9,28 @@ TILE, SOFTMAX, BACKWARD, MERGE = (
 SIZES = "fa2_lab/kernels/hopper/backward/sizes.py"
 FORWARD_SIZES = "fa2_lab/kernels/hopper/forward/sizes.py"
 HOST = "fa2_lab/kernels/hopper/shared/host.py"
-NAME = "tests/test_kernels.py::test_a_find_is_for_one_chip_kernel_d_dtype_and_mask"
-SCALES = "tests/test_attention.py::test_scales"
-KIND = "tests/test_kernels.py::test_what_a_call_s_kind_is_made_of"
-CALLS = "tests/test_kernels.py::test_every_kind_of_call_is_prepared_for_itself"
-PLACES = "tests/test_kernels.py::test_programs_take_the_blocks_of_some_heads_in_turn"
-FAR = "tests/test_kernels.py::test_a_head_may_lie_behind_two_to_the_31_elements"
-GAPS = "tests/test_attention.py::test_only_one_tensor_in_another_layout"
-REPEATED = "tests/test_attention_call.py::test_gradients_of_O_and_L_that_repeat_themselves"
-HOPPER = "tests/test_kernels.py::test_hopper_s_kernels_are_for_hopper"
+NAME = "tests/heart/test_kernels.py::test_a_find_is_for_one_chip_kernel_d_dtype_and_mask"
+SCALES = "tests/heart/test_attention.py::test_scales"
+KIND = "tests/heart/test_kernels.py::test_what_a_call_s_kind_is_made_of"
+CALLS = "tests/heart/test_kernels.py::test_every_kind_of_call_is_prepared_for_itself"
+PLACES = "tests/heart/test_kernels.py::test_programs_take_the_blocks_of_some_heads_in_turn"
+FAR = "tests/heart/test_kernels.py::test_a_head_may_lie_behind_two_to_the_31_elements"
+GAPS = "tests/heart/test_attention.py::test_only_one_tensor_in_another_layout"
+REPEATED = "tests/heart/test_attention_call.py::test_gradients_of_O_and_L_that_repeat_themselves"
+HOPPER = "tests/heart/test_kernels.py::test_hopper_s_kernels_are_for_hopper"
 SAME = "found[1] != (limits, x._version, x.data_ptr())"
-FEWER = "tests/test_attention_call.py::test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer"
-CHANGED = "tests/test_attention_call.py::test_lengths_are_looked_at_again_after_a_change"
-TABLE = "tests/test_decode_paged.py::test_the_table_is_looked_at_again_after_a_change"
-AGAIN = "tests/test_relaunch.py::test_the_driver_is_handed_the_same_as_by_tritons_own_call"
-OTHER_KEYS = "tests/test_packed.py::test_queries_and_keys_of_different_numbers"
-OF_L = "tests/test_attention.py::test_gradient_of_L"
-ALONE = "tests/test_attention.py::test_the_backward_by_itself"
-ENOUGH = "tests/test_hopper_backward.py::test_where_there_is_enough_work"
-PARTS = "tests/test_hopper_backward.py::test_parts"
-AT_ONCE = "tests/test_hopper_backward.py::test_heads_at_once"
-IN_TURN = "tests/test_hopper_backward.py::test_in_turn_fewer_heads_of_large_groups_run_at_a_time"
-STATE = "tests/test_distributed.py::test_state_is_the_ladder_s"
+FEWER = "tests/heart/test_attention_call.py::test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer"
+CHANGED = "tests/heart/test_attention_call.py::test_lengths_are_looked_at_again_after_a_change"
+TABLE = "tests/heart/test_decode_paged.py::test_the_table_is_looked_at_again_after_a_change"
+AGAIN = "tests/heart/test_relaunch.py::test_the_driver_is_handed_the_same_as_by_tritons_own_call"
+OTHER_KEYS = "tests/heart/test_packed.py::test_queries_and_keys_of_different_numbers"
+OF_L = "tests/heart/test_attention.py::test_gradient_of_L"
+ALONE = "tests/heart/test_attention.py::test_the_backward_by_itself"
+ENOUGH = "tests/heart/test_hopper_backward.py::test_where_there_is_enough_work"
+PARTS = "tests/heart/test_hopper_backward.py::test_parts"
+AT_ONCE = "tests/heart/test_hopper_backward.py::test_heads_at_once"
+IN_TURN = "tests/heart/test_hopper_backward.py::test_in_turn_fewer_heads_of_large_groups_run_at_a_time"
+STATE = "tests/heart/test_distributed.py::test_state_is_the_ladder_s"
 ROWS = "            rows(Q, K, V, O, dO, L, dL, D, dQ, key_lengths, seed, cu_q, cu_k)\n"
 COLUMNS = "            columns(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k)\n"
 
@@ -47,36 +47,36 @@ FAULTS = [
     (SIZES, "0.8 * SMs / blocks", "1.6 * SMs / blocks", AT_ONCE),
     (SIZES, "if causal else 1\n\n\ndef at_once_in_turn", "\n\n\ndef at_once_in_turn", AT_ONCE),
     (SIZES, "(4 * N_q * d * group)", "(4 * N_q * d)", IN_TURN),
-    (HOST, "-heads % n", "heads % n", "tests/test_hopper.py::test_no_few_heads_are_left_over"),
+    (HOST, "-heads % n", "heads % n", "tests/heart/test_hopper.py::test_no_few_heads_are_left_over"),
     (
         FORWARD_SIZES,
         "if causal and (lengths or N_k < 2 * N_q):",
         "if causal:",
-        "tests/test_hopper.py::test_causal_rows_of_nearly_the_same_length_run_in_rounds",
+        "tests/heart/test_hopper.py::test_causal_rows_of_nearly_the_same_length_run_in_rounds",
     ),
     (
         FORWARD_SIZES,
         "tile * keys / 128",
         "tile * N_q / 128",
-        "tests/test_hopper.py::test_where_keys_are_few_it_counts_how_soon_a_block_starts",
+        "tests/heart/test_hopper.py::test_where_keys_are_few_it_counts_how_soon_a_block_starts",
     ),
-    (FORWARD_SIZES, "-(-N_k // sizes.B_c) * sizes.B_c", "N_k", "tests/test_hopper.py::test_sizes"),
+    (FORWARD_SIZES, "-(-N_k // sizes.B_c) * sizes.B_c", "N_k", "tests/heart/test_hopper.py::test_sizes"),
     (
         FORWARD_SIZES,
         "32: [(1, ANY, 2048, 0,",
         "32: [(1, ANY, 1024, 0,",
-        "tests/test_hopper.py::test_at_d_32_much_work_is_enough_where_there_is_no_mask",
+        "tests/heart/test_hopper.py::test_at_d_32_much_work_is_enough_where_there_is_no_mask",
     ),
     (SIZES, "32: [(2048, math.inf), (math.inf, 6)]", "32: [(2048, math.inf), (math.inf, 60)]", ENOUGH),
     (
         SIZES,
         "32: [(2048, math.inf), (math.inf, 6)]",
         "32: [(2048, 100), (math.inf, 6)]",
-        "tests/test_hopper_backward.py::test_at_d_32_there_is_never_enough_where_keys_are_few",
+        "tests/heart/test_hopper_backward.py::test_at_d_32_there_is_never_enough_where_keys_are_few",
     ),
     (MERGE, "m_new + tl.log(l_i)", "m_i + tl.log(l_i)", STATE),
     (MERGE, "known = m_i != NEG_INF", "known = m_i == m_i", STATE),
-    (MERGE, "begin, end = 0, N", "begin, end = first, N", "tests/test_distributed.py::test_as_on_one_device"),
+    (MERGE, "begin, end = 0, N", "begin, end = first, N", "tests/heart/test_distributed.py::test_as_on_one_device"),
     (LAUNCH, '{dtype}, {mask}"', '{dtype}"', NAME),
     (LAUNCH, 'return f"{chip}, {kernel}', 'return f"{kernel}', NAME),
     (LAUNCH, "d {padded(Q.shape[-1])}, {dtype}", "d, {dtype}", NAME),
@@ -84,32 +84,32 @@ FAULTS = [
         LAUNCH,
         "json.dumps(read(file) | new",
         "json.dumps(new | read(file)",
-        "tests/test_kernels.py::test_a_later_find_takes_the_place_of_an_earlier_one",
+        "tests/heart/test_kernels.py::test_a_later_find_takes_the_place_of_an_earlier_one",
     ),
     (
         LAUNCH,
         "    forget()\n    return file",
         "    return file",
-        "tests/test_kernels.py::test_finds_come_first_and_stay",
+        "tests/heart/test_kernels.py::test_finds_come_first_and_stay",
     ),
     (
         LAUNCH,
         "aligned = math.gcd(16, *at) == 16",
         "aligned = True",
-        "tests/test_kernels.py::test_a_launch_serves_again_only_where_triton_would_not_compile_anew",
+        "tests/heart/test_kernels.py::test_a_launch_serves_again_only_where_triton_would_not_compile_anew",
     ),
     (
         LAUNCH,
         "target.arch // 10 == 9",
         "target.arch // 10 >= 9",
-        "tests/test_kernels.py::test_each_chip_has_its_family",
+        "tests/heart/test_kernels.py::test_each_chip_has_its_family",
     ),
     (SOFTMAX, "return max(scale * LOG2E.value, SMALLEST)", "return scale * LOG2E.value", SCALES),
     (
         LAUNCH,
         "megabytes * MiB // (2 * max",
         "megabytes * MiB // (max",
-        "tests/test_kernels.py::test_heads_at_once_stream_no_more_than_is_given",
+        "tests/heart/test_kernels.py::test_heads_at_once_stream_no_more_than_is_given",
     ),
     (CHOICE, "device) != (9, 0):", "device) < (9, 0):", HOPPER),
     (CHOICE, 'device.type != "cuda" or', 'device.type == "cpu" and', HOPPER),
@@ -119,7 +119,7 @@ FAULTS = [
         CHOICE,
         "any(map(has_gaps, (dO,",
         "any(map(has_gaps, (",
-        "tests/test_attention.py::test_expanded_inputs_and_gradients",
+        "tests/heart/test_attention.py::test_expanded_inputs_and_gradients",
     ),
     (CHOICE, "dL is None or dL.is_contiguous()", "True", REPEATED),
     (CHOICE, "(dO, Q, K, V, O, dL, key_lengths", "(dO, Q, K, V, O, key_lengths", CALLS),
@@ -138,7 +138,7 @@ FAULTS = [
         RELAUNCH,
         "if scratch or not",
         "if not",
-        "tests/test_relaunch.py::test_a_kernel_with_scratch_memory_is_left_to_triton",
+        "tests/heart/test_relaunch.py::test_a_kernel_with_scratch_memory_is_left_to_triton",
     ),
     (TILE, "return within // width, section", "return within // heads_at_once, section", PLACES),
     (

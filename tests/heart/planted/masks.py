@@ -1,13 +1,14 @@
 """Faults of windows, softcap and sinks: one bound too far, a key read that nobody sees, a derivative left out."""
 
 ATTENTION, CHECKS, OPERATORS, CHOICE, LAUNCH = (
-    f"fa2_lab/{name}.py" for name in ("attention", "checks", "operators", "kernels/choice", "kernels/launch")
+    f"fa2_lab/{name}.py"
+    for name in ("api/attention", "api/checks", "api/operators", "kernels/choice", "kernels/launch")
 )
 TILE, SOFTMAX, FORWARD, BACKWARD = (
     f"fa2_lab/kernels/portable/{name}.py" for name in ("tile", "softmax", "forward", "backward")
 )
 DECODE, PLAN = (f"fa2_lab/kernels/decode/{name}.py" for name in ("kernel", "plan"))
-TESTS = "tests/test_masks.py::"
+TESTS = "tests/heart/test_masks.py::"
 MEET, DECODES, PAGES = (
     TESTS + name
     for name in ("test_every_two_options_meet", "test_decode", "test_pages_before_every_window_are_not_read")
@@ -16,8 +17,8 @@ UNREAD, EMPTY = (
     TESTS + f"test_{name}" for name in ("keys_outside_of_every_window_are_not_read", "rows_that_see_nothing")
 )
 SMALL = TESTS + "test_tiles_between_the_edges_are_not_masked"
-BAD = "tests/test_attention_call.py::test_bad_input_is_named_before_any_launch"
-KIND = "tests/test_attention_call.py::test_a_kind_of_call_is_all_that_matters"
+BAD = "tests/heart/test_attention_call.py::test_bad_input_is_named_before_any_launch"
+KIND = "tests/heart/test_attention_call.py::test_a_kind_of_call_is_all_that_matters"
 
 FAULTS = [
     (TILE, "tl.maximum(row + N_k - N_q - left, 0)", "tl.maximum(row + N_k - N_q - left + 1, 0)", MEET),
@@ -37,9 +38,9 @@ FAULTS = [
     (DECODE, "since = None if window[0] is None else first_key", "since = None", PAGES),
     (DECODE, "since = None if since is None else since - first + row", "since = None", PAGES),
     (PLAN, "(Q, K, V, key_lengths, table, sinks)", "(Q, K, V, key_lengths, table)",
-     "tests/test_decode.py::test_what_is_prepared_serves_no_other_kind_of_call"),
+     "tests/heart/test_decode.py::test_what_is_prepared_serves_no_other_kind_of_call"),
     (CHOICE, "and options.softcap is sinks is None", "and options.softcap is None",
-     "tests/test_hopper.py::test_choice"),
+     "tests/heart/test_hopper.py::test_choice"),
     (CHECKS, "left >= N_k - 1:", "left >= N_k - 2:", TESTS + "test_a_window_as_wide_as_the_keys_is_none"),
     (CHECKS, "options.scale < SMALLEST_SCALE:", "options.scale < 0:", TESTS + "test_a_sink_is_not_scaled"),
     (CHECKS, "if not 1e-30 <= softcap <= 1e30:", "if not softcap <= 1e30:", BAD),

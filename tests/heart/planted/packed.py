@@ -3,16 +3,16 @@
 CHECKS, OPERATORS, PACKED, TILE, FORWARD, BACKWARD, LAUNCH = (
     f"fa2_lab/{name}.py"
     for name in (
-        "checks",
-        "operators",
-        "packed",
+        "api/checks",
+        "api/operators",
+        "api/packed",
         "kernels/portable/tile",
         "kernels/portable/forward",
         "kernels/portable/backward",
         "kernels/launch",
     )
 )
-TESTS = "tests/test_packed.py::test_"
+TESTS = "tests/heart/test_packed.py::test_"
 LENGTHS, MASKS = TESTS + "lengths_of_every_kind", TESTS + "windows_softcap_and_sinks"
 BEHIND, STARTS = TESTS + "rows_behind_the_last_start_see_nothing", TESTS + "starts_are_looked_at"
 

@@ -7,35 +7,35 @@ R, E, P, G = "fa2_lab/reference/", "fa2_lab/errata/", "fa2_lab/paper.py", "fa2_l
 TRACE, TILES, COMMAND = "fa2_lab/trace.py", "fa2_lab/tiles.py", "fa2_lab/tools/command.py"
 R08, LADDER_FA1 = "fa2_lab/kernels/ladder/r08_pipelined.py", "fa2_lab/kernels/ladder/r01_fa1.py"
 
-CORNERS = "tests/test_reference.py::test_corner_cases"
-HEADS = "tests/test_reference.py::test_heads_and_groups"
-ADVERSE = "tests/test_reference.py::test_windows_sinks_and_caps_at_their_worst"
-DSINK = "tests/test_reference.py::test_dsink_by_central_differences"
-INPUT = "tests/test_reference_refusals.py::test_bad_input_is_named"
-DIFF = "tests/test_reference.py::test_the_difference_of_fa1_and_fa2_is_a_dozen_lines"
-ON_CHIP = "tests/test_machine_io.py::test_on_chip_equals_the_meters_peak"
-WORKERS = "tests/test_trace.py::test_workers_are_the_parallel_loops"
-KINDS = "tests/test_trace.py::test_each_kind_of_operation_has_its_name"
-COUNTED = "tests/test_trace.py::test_a_load_a_product_and_a_store_are_counted"
-LOOPS_END = "tests/test_trace.py::test_after_a_loop_its_index_is_forgotten_and_the_peak_stays"
-MASKS = "tests/test_tiles.py::test_kinds_match_the_mask"
-GEOMETRY = "tests/test_tiles.py::test_bad_geometry_is_named"
-WORDS = "tests/test_paper.py::test_a_line_in_our_words_is_what_its_tagged_code_computes"
-SHAPES = "tests/test_paper.py::test_a_tag_stands_on_a_line_of_its_own_shape"
-MISSING = "tests/test_paper.py::test_no_tag_is_missing_in_the_triton_file_that_stands_for_an_algorithm"
-SHORT = "tests/test_paper.py::test_a_short_answer_has_ten_lines_at_most_and_names_what_matters"
-PICTURES = "tests/test_paper.py::test_every_line_but_returns_has_one_picture_that_exists"
-CHECKOUT = "tests/test_paper.py::test_where_in_a_checkout_of_all_three"
-TITLES = "tests/test_paper.py::test_algorithms_have_their_papers_titles_and_places"
-IN_FA2 = "tests/test_paper.py::test_a_line_of_fa1_s_backward_has_its_counterpart_in_fa2_s"
-SYMBOLS = "tests/test_glossary.py::test_what_the_glossary_says_of_a_symbol_holds"
-SENT = "tests/test_glossary.py::test_a_term_stands_where_the_glossary_sends_its_reader"
-CHINESE = "tests/test_glossary.py::test_a_chinese_word_stands_for_one_english_word"
-AGAIN = "tests/test_errata.py::test_the_words_and_two_computations_say_the_same"
-JUDGES = "tests/test_errata.py::test_a_check_judges_every_number_that_the_right_version_has"
-NUMBERS = "tests/test_errata.py::test_numbers_in_the_reasons_are_counted"
-CITED = "tests/test_errata.py::test_a_source_is_cited_by_section"
-SITS = "tests/test_errata.py::test_the_lines_that_name_an_erratum_are_those_it_is_about"
+CORNERS = "tests/heart/test_reference.py::test_corner_cases"
+HEADS = "tests/heart/test_reference.py::test_heads_and_groups"
+ADVERSE = "tests/heart/test_reference.py::test_windows_sinks_and_caps_at_their_worst"
+DSINK = "tests/heart/test_reference.py::test_dsink_by_central_differences"
+INPUT = "tests/heart/test_reference_refusals.py::test_bad_input_is_named"
+DIFF = "tests/heart/test_reference.py::test_the_difference_of_fa1_and_fa2_is_a_dozen_lines"
+ON_CHIP = "tests/heart/test_machine_io.py::test_on_chip_equals_the_meters_peak"
+WORKERS = "tests/heart/test_trace.py::test_workers_are_the_parallel_loops"
+KINDS = "tests/heart/test_trace.py::test_each_kind_of_operation_has_its_name"
+COUNTED = "tests/heart/test_trace.py::test_a_load_a_product_and_a_store_are_counted"
+LOOPS_END = "tests/heart/test_trace.py::test_after_a_loop_its_index_is_forgotten_and_the_peak_stays"
+MASKS = "tests/heart/test_tiles.py::test_kinds_match_the_mask"
+GEOMETRY = "tests/heart/test_tiles.py::test_bad_geometry_is_named"
+WORDS = "tests/heart/test_paper.py::test_a_line_in_our_words_is_what_its_tagged_code_computes"
+SHAPES = "tests/heart/test_paper.py::test_a_tag_stands_on_a_line_of_its_own_shape"
+MISSING = "tests/heart/test_paper.py::test_no_tag_is_missing_in_the_triton_file_that_stands_for_an_algorithm"
+SHORT = "tests/heart/test_paper.py::test_a_short_answer_has_ten_lines_at_most_and_names_what_matters"
+PICTURES = "tests/heart/test_paper.py::test_every_line_but_returns_has_one_picture_that_exists"
+CHECKOUT = "tests/heart/test_paper.py::test_where_in_a_checkout_of_all_three"
+TITLES = "tests/heart/test_paper.py::test_algorithms_have_their_papers_titles_and_places"
+IN_FA2 = "tests/heart/test_paper.py::test_a_line_of_fa1_s_backward_has_its_counterpart_in_fa2_s"
+SYMBOLS = "tests/heart/test_glossary.py::test_what_the_glossary_says_of_a_symbol_holds"
+SENT = "tests/heart/test_glossary.py::test_a_term_stands_where_the_glossary_sends_its_reader"
+CHINESE = "tests/heart/test_glossary.py::test_a_chinese_word_stands_for_one_english_word"
+AGAIN = "tests/heart/test_errata.py::test_the_words_and_two_computations_say_the_same"
+JUDGES = "tests/heart/test_errata.py::test_a_check_judges_every_number_that_the_right_version_has"
+NUMBERS = "tests/heart/test_errata.py::test_numbers_in_the_reasons_are_counted"
+CITED = "tests/heart/test_errata.py::test_a_source_is_cited_by_section"
+SITS = "tests/heart/test_errata.py::test_the_lines_that_name_an_erratum_are_those_it_is_about"
 
 FAULTS = [
     # What is computed
@@ -46,31 +46,31 @@ FAULTS = [
         R + "naive.py",
         "P * (dP - D_from",
         "P * (dP + D_from",
-        "tests/test_reference.py::test_softmax_jacobian_and_D_two_ways",
+        "tests/heart/test_reference.py::test_softmax_jacobian_and_D_two_ways",
     ),
     (
         R + "online_softmax.py",
         "o2 = np.exp(m1 - m2)[:, None] * o1",
         "o2 = o1",
-        "tests/test_reference.py::test_two_blocks_and_rabe_staats",
+        "tests/heart/test_reference.py::test_two_blocks_and_rabe_staats",
     ),
     (
         R + "online_softmax.py",
         "return blocks * incremental",
         "return blocks + incremental",
-        "tests/test_reference.py::test_two_blocks_and_rabe_staats",
+        "tests/heart/test_reference.py::test_two_blocks_and_rabe_staats",
     ),
     (
         R + "online_softmax.py",
         "alpha * self.l + beta * other.l",
         "self.l + beta * other.l",
-        "tests/test_reference.py::test_merge_laws",
+        "tests/heart/test_reference.py::test_merge_laws",
     ),
     (
         R + "fa1.py",
         "return min(B_c, d), B_c",
         "return B_c, B_c",
-        "tests/test_reference.py::test_fa1_block_sizes_come_from_M",
+        "tests/heart/test_reference.py::test_fa1_block_sizes_come_from_M",
     ),
     (R + "fa1.py", "l_new = alpha * l_i + beta * l_ij", "l_new = alpha * l_i + l_ij", CORNERS),
     (R + "fa2.py", "l_new = alpha * l_i + l_ij", "l_new = l_i + l_ij", CORNERS),
@@ -79,7 +79,7 @@ FAULTS = [
         R + "fa2.py",
         "size = cdiv(len(blocks), splits) or 1",
         "size = len(blocks) or 1",
-        "tests/test_reference.py::test_the_meter_sees_the_split_workers",
+        "tests/heart/test_reference.py::test_the_meter_sees_the_split_workers",
     ),
     (R + "fa2.py", "state = state.merge(SoftmaxState.from_output(", "state = (SoftmaxState.from_output(", CORNERS),
     (R + "fa2.py", "alpha = np.exp(m_i - finite(m_new))", "alpha = 1 / np.exp(m_i - finite(m_new))", CORNERS),
@@ -88,31 +88,31 @@ FAULTS = [
         R + "dropout.py",
         "return int(p * 2.0**32)",
         "return int(p * 2.0**31)",
-        "tests/test_reference.py::test_dropout_keeps_the_right_share_and_differs_by_key",
+        "tests/heart/test_reference.py::test_dropout_keeps_the_right_share_and_differs_by_key",
     ),
     (
         R + "dropout.py",
         "for _ in range(10):",
         "for _ in range(7):",
-        "tests/test_reference.py::test_philox_known_answers",
+        "tests/heart/test_reference.py::test_philox_known_answers",
     ),
     (
         R + "dropout.py",
         "i, j = (b, a) if order",
         "i, j = (a, b) if order",
-        "tests/test_reference.py::test_a_sequential_generator_replays_only_in_its_own_order",
+        "tests/heart/test_reference.py::test_a_sequential_generator_replays_only_in_its_own_order",
     ),
     (
         R + "dropout.py",
         "draw(tile.shape) >= p",
         "draw(tile.shape) < p",
-        "tests/test_reference.py::test_a_sequential_generator_replays_only_in_its_own_order",
+        "tests/heart/test_reference.py::test_a_sequential_generator_replays_only_in_its_own_order",
     ),
     (
         R + "dropout.py",
         "[:, None], head, batch)",
         "[:, None], batch, head)",
-        "tests/test_reference.py::test_a_mask_is_keyed_by_column_row_head_and_batch",
+        "tests/heart/test_reference.py::test_a_mask_is_keyed_by_column_row_head_and_batch",
     ),
     (R + "dropout.py", "if not 0 <= self.p < 1:", "if not 0 <= self.p <= 1:", INPUT),
     (R + "checks.py", "return 1.0 / np.sqrt(d)", "return 1.0 / d", CORNERS),
@@ -121,7 +121,7 @@ FAULTS = [
         R + "heads.py",
         "common | dict(trace=UNWATCHED)",
         "common",
-        "tests/test_trace.py::test_a_stage_of_heads_is_metered_once",
+        "tests/heart/test_trace.py::test_a_stage_of_heads_is_metered_once",
     ),
     (R + "heads.py", "dK[b, h // group] += dk", "dK[b, h // group] = dk", HEADS),
     # What the meter is told, and what it says
@@ -274,7 +274,7 @@ FAULTS = [
         E + "erratum.py",
         "refused and erratum.check(right)",
         "refused",
-        "tests/test_errata.py::test_a_version_that_is_no_better_is_not_told_apart",
+        "tests/heart/test_errata.py::test_a_version_that_is_no_better_is_not_told_apart",
     ),
     (E + "fa1_paper.py", "(cdiv(M_ON_CHIP, 4 * HEAD), cdiv", "(cdiv(M_ON_CHIP, HEAD), cdiv", AGAIN),
     (E + "fa1_paper.py", "4N² + 4Nd elements", "4N² + 3Nd elements", NUMBERS),
@@ -285,7 +285,7 @@ FAULTS = [
         E + "cases.py",
         "np.abs(x - truth).max()",
         "np.abs(x - truth).mean()",
-        "tests/test_errata.py::test_the_truth_itself_is_true",
+        "tests/heart/test_errata.py::test_the_truth_itself_is_true",
     ),
     (P, '("fa2-dQ-race", "fa2-scale")', '("fa2-dQ-race", "fa2-loads")', SITS),
     # Commands
@@ -293,32 +293,32 @@ FAULTS = [
         COMMAND,
         "return 0 if all(v.told_apart for v in verdicts.values()) else 1",
         "return 0",
-        "tests/test_cli.py::test_an_erratum_whose_check_tells_nothing_apart_fails_the_command",
+        "tests/heart/test_cli.py::test_an_erratum_whose_check_tells_nothing_apart_fails_the_command",
     ),
     (
         COMMAND,
         "return 0 if verdict.told_apart else 1",
         "return 0",
-        "tests/test_cli.py::test_an_erratum_whose_check_tells_nothing_apart_fails_the_command",
+        "tests/heart/test_cli.py::test_an_erratum_whose_check_tells_nothing_apart_fails_the_command",
     ),
-    (COMMAND, "'told apart' if apart", "'told apart' if not apart", "tests/test_cli.py::test_errata_as_a_table"),
+    (COMMAND, "'told apart' if apart", "'told apart' if not apart", "tests/heart/test_cli.py::test_errata_as_a_table"),
     (
         COMMAND,
         "right: error {verdict.right_error:.1e}",
         "right: error {verdict.wrong_error:.1e}",
-        "tests/test_cli.py::test_each_erratum_in_full_fits_the_screen",
+        "tests/heart/test_cli.py::test_each_erratum_in_full_fits_the_screen",
     ),
     (
         COMMAND,
         "if erratum.id in line.errata]",
         "if erratum.id not in line.errata]",
-        "tests/test_cli.py::test_each_erratum_in_full_fits_the_screen",
+        "tests/heart/test_cli.py::test_each_erratum_in_full_fits_the_screen",
     ),
-    (COMMAND, "if arguments.term in (None, term.name):", "if True:", "tests/test_cli.py::test_glossary"),
+    (COMMAND, "if arguments.term in (None, term.name):", "if True:", "tests/heart/test_cli.py::test_glossary"),
     (
         COMMAND,
         "found.full() if arguments.all and",
         "found.full() if not arguments.all and",
-        "tests/test_cli.py::test_where",
+        "tests/heart/test_cli.py::test_where",
     ),
 ]
