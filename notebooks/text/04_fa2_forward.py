@@ -192,8 +192,9 @@ print("8,192 queries in blocks of 128:", Tiling(8192, 8192, 128, 128).T_r)
 # %% tags=["hide-input"]
 def raw_step(o, l, m, s, v):  # FA2's
     m_new = np.maximum(m, s.max(axis=1))
-    p = np.exp(s - m_new[:, None])  # (B_r, B_c)
-    alpha = np.exp(m - m_new)  # (B_r,): 1 if the maximum did not change
+    shift = np.where(np.isneginf(m_new), 0, m_new)  # chapter 02: a row that has seen no key yet
+    p = np.exp(s - shift[:, None])  # (B_r, B_c)
+    alpha = np.exp(m - shift)  # (B_r,): 1 if the maximum did not change
     return alpha[:, None] * o + p @ v, alpha * l + p.sum(axis=1), m_new
 
 
@@ -205,11 +206,12 @@ print(f"divided once, at the end: largest difference from plain attention {error
 # <details><summary>Answer</summary>
 #
 # **It shrinks**, by $\alpha = e^{m - m_{new}}$, and so does $\ell$: both are sums of $e^{s - m}$, and m has changed. Open the
-# code: `raw_step` is four lines. FA1's β is gone, because p is taken relative to the new maximum from the start.
+# code: `raw_step` is five lines. FA1's β is gone, because p is taken relative to the new maximum from the start.
 # </details>
 #
-# A factor that $o$ and $\ell$ have in common cancels in $o / \ell$. That is why the division can wait. The subtraction
-# of m cannot: it keeps the exponentials of this tile finite.
+# Why can the division wait? Look at what the loop reads: the old m, the old $\ell$ and the old $o$, and it multiplies both
+# sums by the same $\alpha$. Nothing in it reads $o / \ell$. So one division after the last tile gives what a division in
+# every tile would have given. The subtraction of m cannot wait: without it $e^s$ of this very tile overflows.
 #
 # The picture has one tile of 128 × 64 with d = 128, operation by operation. `divided_step` scales two blocks of 128 ×
 # 128: the old output and the new part. `raw_step` scales one. So over 64 tiles, 128 scalings become 65: one in each tile,
@@ -268,7 +270,7 @@ for chip in (chips.A100, chips.H100):
 # $L = m + \log \ell$ of chapter 02.
 #
 # Here are both tweaks in the swapped loops. Without a mask, `visited_cols` names all column blocks and `hide` hides
-# nothing.
+# nothing. With one, a row may see no key at all: it ends with O = 0 and L = −∞.
 
 # %%
 def fa2_forward(Q, K, V, O, L, tiling, trace=UNWATCHED):
@@ -281,6 +283,7 @@ def fa2_forward(Q, K, V, O, L, tiling, trace=UNWATCHED):
             k_j, v_j = K[tiling.cols(j)], V[tiling.cols(j)]  # FA2.A1.L7  (B_c, d)
             s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A1.L8  (B_r, B_c)
             o_i, l_i, m_i = raw_step(o_i, l_i, m_i, s_ij, v_j)  # FA2.A1.L9 FA2.A1.L10
+        l_i = np.where(l_i == 0, 1, l_i)  # a row without keys: O = 0, and L = m_i = −∞
         O[rows] = (1.0 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division a row
         L[rows] = m_i + np.log(l_i)  # FA2.A1.L13 FA2.A1.L15
 

@@ -128,6 +128,7 @@ print("P, first numbers:", P[0, :3].round(6), "  exp(S - L):", np.exp(S - L[:, N
 
 # %%
 def p_and_ds(s_ij, v_j, do_i, L_i, D_i):
+    L_i = np.where(np.isneginf(L_i), 0, L_i)  # a row without keys: all of its s are −∞, so p is 0, and so is its dQ
     p_ij = np.exp(s_ij - L_i[:, None])  # FA2.A2.L11  (B_r, B_c)
     dp_ij = do_i @ v_j.T  # FA2.A2.L13  (B_r, B_c)
     ds_ij = p_ij * (dp_ij - D_i[:, None])  # FA2.A2.L14  (B_r, B_c)
@@ -233,8 +234,8 @@ print(f"dQ in all 24 orders: {len({x.tobytes() for x in rounded})} different res
 # **Zero.** $10^8 + 1$ is rounded to $10^8$.
 # </details>
 #
-# In two of the six orders the result is 1. The sums of dQ differ in the same way, in their last bits. All of them are
-# as good as float32 allows.
+# In two of the six orders the result is 1. The sums of dQ differ in the same way, mostly in their last bits. Where large
+# terms cancel, as here, one order can be far better than another, and atomic adds do not choose.
 #
 # **Takeaway.** Atomic adds lose nothing. Their order is not fixed, so the last bits may change from run to run.
 

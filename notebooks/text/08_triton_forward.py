@@ -404,9 +404,9 @@ for type_ in (torch.float32, torch.float16):
 #
 # This is the kernel of rung 08, and the line that launches it. New is `head`, the program's second number: a launch has
 # $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
-# two borders, and the start of m. The masked loop stands first because in the other order NVIDIA's compiler makes every
-# product wait for the one before. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third (rung 07 is
-# the same kernel with `num_stages=1`).
+# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third (rung 07 is the
+# same kernel with `num_stages=1`). The masked loop stands first: in the other order, with copies running ahead, NVIDIA's
+# compiler makes every product wait for the one before.
 
 # %% tags=["nbval-ignore-output"]
 rung = load("08")

@@ -40,7 +40,7 @@ import triton.language as tl
 # thread may have.
 #
 # Rung 07 is chapter 08's kernel with one stage: tiles of 64 × 64, d = 128, 4 warps. Here it is compiled for an H200, which need
-# not be here. (In the shell: `fa2-lab xray 07 --num_stages 3`.)
+# not be here. (In the shell: `fa2-lab xray 07 --full --num_stages 3`.)
 
 # %%
 LAUNCHES = [{}, dict(num_stages=3), dict(num_stages=3, num_warps=8), dict(num_stages=3, maxnreg=128)]
@@ -69,8 +69,10 @@ for launch, kernel in zip(LAUNCHES, kernels, strict=True):
 # **48 and 112.** A tile has 16 KiB. One stage: Q, K and V, 3 · 16 = 48. Three stages: 16 + 3 · 32 = 112.
 # </details>
 #
-# More stages take no more registers: the copies go straight to shared memory. With 8 warps each thread needs fewer. With
-# `maxnreg=128` some of a thread's values find no register. They live in memory: those are the *spills*.
+# More stages take no more registers: the copies go straight to shared memory. With 8 warps each thread needs fewer, but some
+# work is done twice: Q Kᵀ has 64 rows, a product for four warps, and the other four compute the same rows again (`fa2-lab xray
+# 07 --full --num_warps 8` shows `warpsPerCTA = [8, 1]` and more tensor instructions). With `maxnreg=128` some of a thread's
+# values find no register. They live in memory: those are the *spills*.
 
 # %% [markdown]
 # The last columns: an SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on

@@ -607,7 +607,7 @@ source("sums", "before_kernel")
 # %% [markdown]
 # Before: set all sums to zero, compute $D = \mathrm{rowsum}(dO \circ O)$, and write $-L/\tau$ and $-D$ for each row
 # block. (`L_i * LOG2E / scale_log2` is $L/\tau$: the scale is in base 2.) A row that sees no key has $L = -\infty$. Its S
-# begins at $-\infty$, so its p is 0. Its dP begins at 0 and not at $-D$, for dO or dL may not be finite there, and
+# begins at $-\infty$, so its p is 0. Its dP begins at 0 and not at $-D$: dL is a part of D, it may be infinite there, and
 # $0 \cdot \infty$ is NaN.
 
 # %% tags=["nbval-ignore-output"]

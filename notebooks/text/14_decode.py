@@ -364,11 +364,11 @@ show(shares.draw(**shares.data()))
 # %% [markdown]
 # ## How near is the limit?
 #
-# In the package's kernel a program has four tiles of K and V, 32 KiB each: one is in use, and three are on their way. A
-# tile is on its way for about 2.3 µs, as measured with eight programs. So one program reads 96 KiB in 2.3 µs. This is
-# *Little's law*: speed = bytes on their way / time.
+# In the package's kernel a program has four tiles of K and V, 32 KiB each: one is in use, and three are on their way. With
+# eight programs on the whole GPU, each reads 43 GB/s. By *Little's law*, speed = bytes on their way / time, a tile is
+# then on its way for 96 KiB / 43 GB/s = 2.3 µs. Suppose that this time stays the same with more programs.
 #
-# **Predict.** That is 43 GB/s. About how many programs does it take to use all of the 4,800 GB/s?
+# **Predict.** About how many programs does it take to use all of the 4,800 GB/s?
 
 # %% tags=["hide-input"]
 speed = splits.pace(H200, cache, stages=4)

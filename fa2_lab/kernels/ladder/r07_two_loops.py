@@ -1,7 +1,7 @@
 """Rung 07, two loops: the mask is applied to the tiles that it cuts through, and to no other.
 
 The masked tiles come first. In the other order NVIDIA's compiler makes every product wait for the one before, which
-costs 15% on Hopper.
+costs 15% on Hopper once copies run ahead (rung 08).
 """
 
 import math
