@@ -1,7 +1,7 @@
 """What all tests share: a clean start, processes that share them, and programs that run beside them.
 
 What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
-test is marked `beside(worker, *arguments)` and gets as `rows` what that program of this folder prints, lines of JSON.
+test is marked `beside(worker, *arguments)` and gets as `rows` what that program of tests/heart prints, lines of JSON.
 In one process all workers begin with the first test, one after the other, on a core that it leaves idle, and are asked
 for what they found after the last. Where processes share the tests, each begins the workers that its own tests need.
 """
@@ -81,21 +81,12 @@ def pytest_runtest_setup(item):
     """What calls have found out with other kernels in place is nothing for this test."""
     if table := sys.modules.get("fa2_lab.kernels.prepared"):
         table.forget()
-    if "MUTANT_UNDER_TEST" in os.environ:
-        forget_what_was_kept()
-
-
-def forget_what_was_kept() -> None:
-    """Empty every cache of the package and the tests: what was kept before a change would be judged in its place."""
-    ours = [module for module in sys.modules.values() if str(HERE.parent) in (getattr(module, "__file__", "") or "")]
-    for kept in (kept for module in ours for kept in vars(module).values() if hasattr(kept, "cache_clear")):
-        kept.cache_clear()
 
 
 def lines_of(name: str, *arguments: str) -> list[dict]:
-    """What a program of this folder prints, without Triton's interpreter."""
+    """What a program of tests/heart prints, without Triton's interpreter."""
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parent)}
-    command = [sys.executable, str(HERE / name), *arguments]
+    command = [sys.executable, str(HERE / "heart" / name), *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]

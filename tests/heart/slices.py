@@ -1,7 +1,6 @@
 """A few cases out of a product of many, chosen in the same way every time."""
 
 import os
-from datetime import date
 from itertools import product
 
 import pytest
@@ -26,10 +25,9 @@ def shared_out(*lists) -> list:
     return [*usual, *rest]
 
 
-def in_turn(values: list, days: int) -> list:
-    """All as parameters of a test, of which a part belongs to the default run: each of them once in so many days."""
-    today = values[date.today().toordinal() % days :: days]
-    return [x if x in today else pytest.param(x, marks=pytest.mark.exhaustive) for x in values]
+def thinned(values: list, step: int) -> list:
+    """All as parameters of a test, of which every so many-th belongs to the default run."""
+    return [pytest.param(x, marks=pytest.mark.exhaustive) if n % step else x for n, x in enumerate(values)]
 
 
 alone = pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times are taken alone: name this file")

@@ -16,7 +16,7 @@ from matplotlib import colors
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
-from slices import in_turn
+from slices import thinned
 
 from fa2_lab.plots import style
 from fa2_lab.tools import files
@@ -177,7 +177,7 @@ def test_it_has_one_message_and_an_alternative_text(picture):
     assert picture.sentence.endswith(".") and len(picture.sentence) <= 160
 
 
-@pytest.mark.parametrize("picture", in_turn(PICTURES, days=4), ids=lambda p: p.name)
+@pytest.mark.parametrize("picture", thinned(PICTURES, step=4), ids=lambda p: p.name)
 def test_the_same_data_gives_the_same_bytes(picture):
     data = pictures.data_of(picture.name)  # its figure is not taken: in a file the places have another unit
     one, two = (style.svg(picture.file.draw(**data)[0]) for _ in range(2))

@@ -1,0 +1,113 @@
+"""Plant faults, one at a time, in a copy of the package, and see whether the tests of their part fail.
+
+    python tests/heart/planted.py                    all of them; that takes a while
+    python tests/heart/planted.py reference decode   those of some parts
+
+planted.txt has the faults: below `[part] tests`, a file of fa2_lab (or a pattern), a text it has once, and another.
+0: all were seen. 1: some were not. 2: a fault has lost its place, or the tests fail without one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+COPIED = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
+PYTEST = ("-q", "-x", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not exhaustive")
+SECONDS = 300
+
+
+class Fault(NamedTuple):
+    """One wrong text in the place of a right one, and the tests that must see it."""
+
+    part: str
+    tests: tuple[str, ...]
+    files: str
+    right: str
+    wrong: str
+
+    def place(self, root: Path) -> Path:
+        """The one file that has the right text, once."""
+        found = [path for path in root.glob(f"fa2_lab/{self.files}") if self.right in path.read_text(encoding="utf-8")]
+        if len(found) != 1 or found[0].read_text(encoding="utf-8").count(self.right) != 1:
+            raise LookupError(f"{self.files} does not have {self.right!r} once: plant the fault elsewhere")
+        return found[0]
+
+
+def faults() -> list[Fault]:
+    """The rows of planted.txt."""
+    made, part, tests = [], "", ()
+    for line in (HERE / "planted.txt").read_text(encoding="utf-8").splitlines():
+        if head := re.fullmatch(r"\[(\w+)\] (.*)", line):
+            part, tests = head[1], tuple(head[2].split())
+        elif line:
+            made.append(Fault(part, tests, *(cell.replace("\\n", "\n") for cell in line.split(" | "))))
+    return made
+
+
+def run(copy: Path, tests: tuple[str, ...]) -> int:
+    """pytest's exit status, in a process that begins where the imports of other packages end; 99 where it hangs."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        output = os.open(copy / "output.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1), os.dup2(output, 2)
+        os.chdir(copy)
+        os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        sys.dont_write_bytecode = True
+        sys.path[:] = [str(copy), *(p for p in sys.path[1:] if p and Path(p).resolve() != ROOT)]
+        import pytest
+
+        os._exit(int(pytest.main([*PYTEST, *(f"tests/heart/{test}" for test in tests)])))
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 99
+
+
+def main(parts: list[str]) -> int:
+    import hypothesis.strategies  # noqa: F401 — what most tests import, once for all of them
+    import torch  # noqa: F401
+
+    planted = [fault for fault in faults() if not parts or fault.part in parts]
+    with tempfile.TemporaryDirectory() as folder:
+        copy, unseen = Path(folder), []
+        for name in COPIED:
+            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(ROOT / "pyproject.toml", copy)
+        for tests in dict.fromkeys(fault.tests for fault in planted):
+            if run(copy, tests):
+                print("without a fault:\n", (copy / "output.txt").read_text(errors="replace")[-3000:])
+                return 2
+        for fault in planted:
+            file = fault.place(copy)
+            right = file.read_text(encoding="utf-8")
+            file.write_text(right.replace(fault.right, fault.wrong), encoding="utf-8")
+            status = run(copy, fault.tests)
+            file.write_text(right, encoding="utf-8")
+            seen = "seen" if status in (1, 2, 99) else "NOT SEEN"
+            print(f"{seen:8} {fault.part}: {file.relative_to(copy)}: {fault.right!r} → {fault.wrong!r}", flush=True)
+            unseen += [fault] * (seen != "seen")
+    print(f"{len(planted) - len(unseen)} of {len(planted)} seen")
+    return 1 if unseen else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except LookupError as error:
+        sys.exit(print(error) or 2)
