@@ -1,7 +1,7 @@
 """What all tests share: a clean start, processes that share them, and programs that run beside them.
 
 What takes long and needs a process of its own is done there, above all compiling for GPUs that need not be here. Such a
-test is marked `beside(worker, *arguments)` and gets as `rows` what that program of tests/heart prints, lines of JSON.
+test is marked `beside(worker, *arguments)` and gets as `rows` what that program beside the tests prints, lines of JSON.
 In one process all workers begin with the first test, one after the other, on a core that it leaves idle, and are asked
 for what they found after the last. Where processes share the tests, each begins the workers that its own tests need.
 """
@@ -84,9 +84,9 @@ def pytest_runtest_setup(item):
 
 
 def lines_of(name: str, *arguments: str) -> list[dict]:
-    """What a program of tests/heart prints, without Triton's interpreter."""
+    """What a program beside the tests prints, without Triton's interpreter."""
     env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parent)}
-    command = [sys.executable, str(HERE / "heart" / name), *arguments]
+    command = [sys.executable, str(next(HERE.glob(f"*/{name}"))), *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
