@@ -22,7 +22,8 @@ from tqdm import tqdm
 
 from fa2_lab.machine.layouts import parse
 from fa2_lab.plots import block_budget
-from fa2_lab.plots.records import COMPILE, RECORDED
+from fa2_lab.records import COMPILE
+from fa2_lab.records import FOLDER as RECORDED
 from fa2_lab.tools import files
 
 PROJECT = Path(__file__).resolve().parents[1]

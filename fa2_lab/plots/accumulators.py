@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from fa2_lab.machine.layouts import Mma, parse
 from fa2_lab.plots import style
-from fa2_lab.plots.records import compiled_by, layouts_record
+from fa2_lab.records import compiled_by, layouts_record
 
 # Data -----------------------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
-from fa2_lab.plots.records import recorded
+from fa2_lab.records import recorded
 
 # Data -----------------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,9 @@ from matplotlib.figure import Figure
 
 from fa2_lab.kernels import ladder
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
+from fa2_lab.records import compared_with, load
 
 # Data -----------------------------------------------------------------------------------------------------------
-
-PEERS = ("FlashAttention-3", "cuDNN")  # the first that took part is what rungs are compared with
 
 
 class Rung(NamedTuple):
@@ -28,17 +26,17 @@ class Rung(NamedTuple):
 
 def data(N: int = 4096, d: int = 128) -> dict:
     """What `fa2-lab bench ladder` has measured in the shape that fills the GPU."""
-    record = measured("ladder")
+    record = load("ladder")
     rows = {
-        row["problem"]["causal"]: {name: row["flops"] / ms[0] / 1e9 for name, ms in row["values"].items()}
-        for row in record["rows"]
-        if row["direction"] == "forward" and (row["problem"]["N_q"], row["problem"]["d"]) == (N, d)
-        if row["problem"]["batch"] * N == 16384
+        row.problem["causal"]: {name: row.flops / ms[0] / 1e9 for name, ms in row.values.items()}
+        for row in record.rows
+        if row.direction == "forward" and (row.problem["N_q"], row.problem["d"]) == (N, d)
+        if row.problem["batch"] * N == 16384
     }
     full, causal = rows[False], rows[True]
     rungs = [Rung(r[1:3], ladder.change(r)[0], full[r], causal[r]) for r in ladder.RUNGS if r in full and r in causal]
-    peer = next(name for name in PEERS if name in full and name in causal)
-    setting = f"{made(record)}; forward, 16,384 tokens, N = {N:,}, d = {d}, {2048 // d} heads"
+    peer = compared_with(full.keys() & causal.keys())
+    setting = f"{record.made()}; forward, 16,384 tokens, N = {N:,}, d = {d}, {2048 // d} heads"
     return dict(rungs=rungs, peer=(peer, full[peer], causal[peer]), setting=setting)
 
 

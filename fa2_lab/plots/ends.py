@@ -8,16 +8,16 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
+from fa2_lab.records import load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
 
 def data() -> dict:
     """The recorded clocks: when each of the programs that read a whole head has ended, and its SM."""
-    record = measured("ends")
-    SM, ended = ([*record["curves"][name]] for name in ("SM", "ended"))
-    setting = f"{made(record)}; 32 × 8,192 keys, 32 query heads, 8 K/V heads, d = 128"
+    record = load("ends")
+    SM, ended = ([*record.curves[name]] for name in ("SM", "ended"))
+    setting = f"{record.made()}; 32 × 8,192 keys, 32 query heads, 8 K/V heads, d = 128"
     return dict(SM=[int(x) for x in SM], ended=ended, setting=setting)
 
 

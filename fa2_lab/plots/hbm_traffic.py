@@ -12,8 +12,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
-from fa2_lab.plots.records import recorded
 from fa2_lab.plots.roofline import DRAM
+from fa2_lab.records import load
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
@@ -45,14 +45,14 @@ def counters(d: int) -> dict | None:
 
     Only FA2's rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
     """
-    record = recorded("bench_ladder") or dict(rows=[])
-    for row in record["rows"]:
-        p, read = row["problem"], row["values"]
-        if row["direction"] == "counters" and (p["d"], p["rung"]) == (d, FA2) and {"L2 bytes", *DRAM} <= set(read):
+    record = load("ladder")
+    for row in record.rows:
+        p, read = row.problem, row.values
+        if row.direction == "counters" and (p["d"], p["rung"]) == (d, FA2) and {"L2 bytes", *DRAM} <= set(read):
             heads, width = p["batch"] * p["heads"], 2  # bytes of a bf16 element
             moved = dict(L2=read["L2 bytes"][0], DRAM=sum(read[name][0] for name in DRAM))
             points = {memory: (p["N_q"], round(x / heads / width)) for memory, x in moved.items()}
-            source = f"{record['machine']['gpu']}, FA2, {heads} heads at once"
+            source = f"{record.machine['gpu']}, FA2, {heads} heads at once"
             return dict(source=source, points=points)
     return None
 

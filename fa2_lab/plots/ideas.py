@@ -8,15 +8,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured, recorded
+from fa2_lab.records import load, recorded
 
 # Data -----------------------------------------------------------------------------------------------------------
 
 
 def worths() -> list[dict]:
     """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
-    rows = [row for row in measured("ideas")["rows"] if {"with it", "without it"} <= row["values"].keys()]
-    return [row["problem"] | dict(worth=row["values"]["without it"][0] / row["values"]["with it"][0]) for row in rows]
+    rows = [row for row in load("ideas").rows if {"with it", "without it"} <= row.values.keys()]
+    return [row.problem | dict(worth=row.values["without it"][0] / row.values["with it"][0]) for row in rows]
 
 
 def data(part: str, most: int = 10) -> dict:
@@ -33,7 +33,7 @@ def data(part: str, most: int = 10) -> dict:
         reach = [row["worth"] for row in group]
         rows.append(dict(idea=idea, kept=kept, shape=shapes(group), low=min(reach), high=max(reach)))
     rows = sorted(rows, key=lambda row: max(row["high"], 1 / row["low"]), reverse=True)[:most]
-    return dict(part=part, rows=sorted(rows, key=worth, reverse=True), setting=made(measured("ideas")))
+    return dict(part=part, rows=sorted(rows, key=worth, reverse=True), setting=load("ideas").made())
 
 
 def worth(row: dict) -> float:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips, splits
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
+from fa2_lab.records import load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
@@ -19,20 +19,20 @@ BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
 
 def data() -> dict:
     """The recorded sweep over the number of programs on one sequence of 65,536 keys, beside the model."""
-    record = measured("decode")
-    curves = record["curves"]
+    record = load("decode")
+    curves = record.curves
     curve = list(zip(curves["programs"], curves["microseconds"], strict=True))
-    row = next(r for r in record["rows"] if r["direction"] == "decode" and r["problem"]["N_k"] == 65536)
-    p = row["problem"]
+    row = next(r for r in record.rows if r.direction == "decode" and r.problem["N_k"] == 65536)
+    p = row.problem
     rows = p["heads"] // p["kv_heads"]
     cache = splits.Cache((p["N_k"],) * p["batch"], p["kv_heads"], p["d"], rows, B_c=TILE)
-    chip, copy = chips.named(record["machine"]["gpu"]), record["ceilings"]["copy TB/s"] * 1e12
+    chip, copy = chips.named(record.machine["gpu"]), record.ceilings["copy TB/s"] * 1e12
     speed = splits.pace(chip, cache, STAGES, copy / chip.hbm_per_second)
     slots = int(curves["usual"][0])
     model = [(n, 1e6 * (BEGIN + seconds(cache, n, slots, speed))) for n, _ in curve]
-    rivals = {name: values[0] for name, values in row["values"].items()}
+    rivals = {name: values[0] for name, values in row.values.items()}
     heads = f"{p['heads']} query heads, {p['kv_heads']} K/V heads"
-    setting = f"{made(record)}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
+    setting = f"{record.made()}; 1 query, {heads}, {p['N_k']:,} keys, d = {p['d']}"
     return dict(curve=curve, model=model, floor=rivals.pop(ALONE), usual=slots, rivals=rivals, setting=setting)
 
 

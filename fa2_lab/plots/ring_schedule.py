@@ -10,8 +10,8 @@ from matplotlib.patches import Polygon
 
 from fa2_lab.machine import ring
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
 from fa2_lab.plots.speed import short
+from fa2_lab.records import Record, load
 from fa2_lab.reference.shards import meeting
 from fa2_lab.tiles import Tile
 
@@ -26,7 +26,7 @@ def data(ranks: int = 4, N: int = 131072) -> dict:
 
     The model takes its speeds from the record: the kernels' from one GPU, the links' from sending K and V round.
     """
-    lengths, record = [N // ranks] * ranks, measured("ring")
+    lengths, record = [N // ranks] * ranks, load("ring")
     cells = [[cell(lengths, rank, (rank - step) % ranks) for step in range(ranks)] for rank in range(ranks)]
     rates = {way: reached(record, way, ranks, N) for way in ("forward", "backward")}
     lanes = {way: spans(way, ranks, N // ranks, 1, rates[way]) for way in rates}
@@ -41,19 +41,19 @@ def data(ranks: int = 4, N: int = 131072) -> dict:
         lanes=lanes,
         took={way: ms[N] for way, ms in times.items()},
         lengths=dict(model=by_model, measured=forward),
-        setting=f"{setting}, as recorded\n{made(record)}",
+        setting=f"{setting}, as recorded\n{record.made()}",
     )
 
 
-def timed(record: dict, direction: str, who: str) -> list[tuple[int, float]]:
+def timed(record: Record, direction: str, who: str) -> list[tuple[int, float]]:
     """(N, milliseconds) of a row of the record, without other layouts."""
-    rows = [r for r in record["rows"] if r["direction"] == direction and "layout" not in r["problem"]]
-    return sorted((r["problem"]["N_q"], r["values"][who][0]) for r in rows if who in r["values"])
+    rows = [r for r in record.rows if r.direction == direction and "layout" not in r.problem]
+    return sorted((r.problem["N_q"], r.values[who][0]) for r in rows if who in r.values)
 
 
-def reached(record: dict, direction: str, ranks: int, N: int) -> dict:
+def reached(record: Record, direction: str, ranks: int, N: int) -> dict:
     """The model's sizes, FLOP/s of one GPU and bytes a second of a link, as they were measured at this length."""
-    flops = next(r["flops"] for r in record["rows"] if (r["direction"], r["problem"]["N_q"]) == (direction, N))
+    flops = next(r.flops for r in record.rows if (r.direction, r.problem["N_q"]) == (direction, N))
     (one, round_trip) = (dict(timed(record, *what))[N] for what in ((direction, "1 GPU"), (ROUND, f"{ranks} GPUs")))
     moved = (ranks - 1) * N // ranks * SIZES["kv_heads"] * SIZES["d"] * 2 * 2  # K and V, 2 bytes each
     return SIZES | dict(flops=1e3 * flops / one, link=1e3 * moved / round_trip)

@@ -8,34 +8,34 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
 from fa2_lab.plots.speed import short
+from fa2_lab.records import Record, load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
 
 def data() -> dict:
     """What `fa2-lab bench ring` has measured: forward and backward together."""
-    record = measured("ring")
-    rows = [r for r in record["rows"] if "layout" not in r["problem"]]
-    by_length = {r["problem"]["N_q"]: r["values"] for r in rows if r["direction"] == "both"}
+    record = load("ring")
+    rows = [r for r in record.rows if "layout" not in r.problem]
+    by_length = {r.problem["N_q"]: r.values for r in rows if r.direction == "both"}
     sizes = sorted({gpus(name) for values in by_length.values() for name in values})
     curves = {n: sorted((N, ratio(v, n)) for N, v in by_length.items() if name_of(n) in v) for n in sizes if n > 1}
     longest = max(by_length)
-    peak = next(r for r in rows if r["direction"] == "peak memory" and r["problem"]["N_q"] == longest)["values"]
+    peak = next(r for r in rows if r.direction == "peak memory" and r.problem["N_q"] == longest).values
     return dict(
         curves=curves,
         contiguous=contiguous(record, by_length),
         memory={gpus(name): mib for name, (mib,) in peak.items()},
-        setting=f"{made(record)}; forward and backward, causal, 16 heads of 128; memory at {longest:,} tokens",
+        setting=f"{record.made()}; forward and backward, causal, 16 heads of 128; memory at {longest:,} tokens",
     )
 
 
-def contiguous(record: dict, by_length: dict) -> tuple[int, int, float] | None:
+def contiguous(record: Record, by_length: dict) -> tuple[int, int, float] | None:
     """(GPUs, N, times faster) of the other layout, if it was measured."""
-    for row in record["rows"]:
-        if row["problem"].get("layout") == "contiguous" and row["direction"] == "both":
-            (name, (ms, *_)), N = next(iter(row["values"].items())), row["problem"]["N_q"]
+    for row in record.rows:
+        if row.problem.get("layout") == "contiguous" and row.direction == "both":
+            (name, (ms, *_)), N = next(iter(row.values.items())), row.problem["N_q"]
             return gpus(name), N, by_length[N][name_of(1)][0] / ms
     return None
 

@@ -12,8 +12,8 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
 from fa2_lab.plots.speed import apart
+from fa2_lab.records import Record, load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
@@ -23,35 +23,35 @@ SHOWN = ("00", "01", "02", "03", "05", "08")  # rungs; the others would lie on t
 
 def data(d: int = 128) -> dict:
     """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
-    record = measured("ladder")
+    record = load("ladder")
     row = training_row(record, d)
     moved = counted(record, d)
-    rungs = [name for name in row["values"] if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
-    speeds = {name: row["flops"] / row["values"][name][0] / 1e9 for name in rungs}
-    points = {name: (row["flops"] / moved[name], speeds[name]) for name in rungs}
-    chip, p = chips.named(record["machine"]["gpu"]), row["problem"]
-    roof = dict(flops=record["ceilings"]["GEMM TFLOP/s"], bytes=record["ceilings"]["copy TB/s"])
+    rungs = [name for name in row.values if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
+    speeds = {name: row.flops / row.values[name][0] / 1e9 for name in rungs}
+    points = {name: (row.flops / moved[name], speeds[name]) for name in rungs}
+    chip, p = chips.named(record.machine["gpu"]), row.problem
+    roof = dict(flops=record.ceilings["GEMM TFLOP/s"], bytes=record.ceilings["copy TB/s"])
     printed = dict(flops=chip.tensor_flops / 1e12, bytes=chip.hbm_per_second / 1e12)
     shape = f"forward, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask"
-    return dict(points=points, measured=roof, datasheet=printed, setting=f"{made(record)}; {shape}")
+    return dict(points=points, measured=roof, datasheet=printed, setting=f"{record.made()}; {shape}")
 
 
-def training_row(record: dict, d: int) -> dict:
+def training_row(record: Record, d: int) -> dict:
     """The timed row of one head dimension with the most heads and no mask."""
-    rows = [r for r in record["rows"] if r["direction"] == "forward" and r["problem"]["d"] == d]
-    rows = [r for r in rows if not r["problem"]["causal"]]
+    rows = [r for r in record.rows if r.direction == "forward" and r.problem["d"] == d]
+    rows = [r for r in rows if not r.problem["causal"]]
     if not rows:
         raise ValueError(f"d: got {d}; the recorded ladder has no row without a mask for it")
-    return max(rows, key=lambda r: r["problem"]["batch"] * r["problem"]["heads"])
+    return max(rows, key=lambda r: r.problem["batch"] * r.problem["heads"])
 
 
-def counted(record: dict, d: int, counters: tuple[str, ...] = DRAM) -> dict[str, float]:
+def counted(record: Record, d: int, counters: tuple[str, ...] = DRAM) -> dict[str, float]:
     """{rung: bytes that DRAM, or what else the counters watch, moved in one call}, where they could be read."""
-    rows = [r for r in record["rows"] if r["direction"] == "counters" and r["problem"]["d"] == d]
-    rows_read = [r for r in rows if set(counters) <= set(r["values"])]
-    found = {r["problem"]["rung"]: sum(r["values"][name][0] for name in counters) for r in rows_read}
+    rows = [r for r in record.rows if r.direction == "counters" and r.problem["d"] == d]
+    rows_read = [r for r in rows if set(counters) <= set(r.values)]
+    found = {r.problem["rung"]: sum(r.values[name][0] for name in counters) for r in rows_read}
     if not found:
-        reasons = sorted({why for r in rows for why in r["failed"].values()})
+        reasons = sorted({why for r in rows for why in r.failed.values()})
         raise ValueError(f"d: got {d}; the recorded ladder has no DRAM counters for it: {'; '.join(reasons) or 'none'}")
     return found
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
+from fa2_lab.records import load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
@@ -19,18 +19,18 @@ BASELINE = "torch flash"
 
 def data() -> dict:
     """TFLOP/s of every contestant on the FA2 paper's grid."""
-    record, panels = measured("paper"), {}
+    record, panels = load("paper"), {}
     for direction in ("forward", "backward"):
-        for row in record["rows"]:
-            if row["direction"] == direction:
-                p = row["problem"]
+        for row in record.rows:
+            if row.direction == direction:
+                p = row.problem
                 curves = panels.setdefault((direction, p["d"], p["causal"]), {name: [] for name in CONTESTANTS})
                 for name in CONTESTANTS:
-                    if name in row["values"]:
-                        curves[name].append((p["N_q"], row["flops"] / row["values"][name][0] / 1e9))
+                    if name in row.values:
+                        curves[name].append((p["N_q"], row.flops / row.values[name][0] / 1e9))
     panels = {at: {name: sorted(curve) for name, curve in c.items() if curve} for at, c in panels.items()}
-    setting = f"{made(record)}; 16,384 tokens, hidden size 2,048; {BASELINE} is FlashAttention-2 in torch"
-    return dict(panels=panels, gemm=record["ceilings"]["GEMM TFLOP/s"], baseline=BASELINE, setting=setting)
+    setting = f"{record.made()}; 16,384 tokens, hidden size 2,048; {BASELINE} is FlashAttention-2 in torch"
+    return dict(panels=panels, gemm=record.ceilings["GEMM TFLOP/s"], baseline=BASELINE, setting=setting)
 
 
 # Drawing --------------------------------------------------------------------------------------------------------

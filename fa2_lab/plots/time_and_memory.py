@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa2_lab.plots import style
-from fa2_lab.plots.records import made, measured
+from fa2_lab.records import Record, load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
@@ -22,24 +22,24 @@ TOKENS, d = 16384, 128
 
 def data() -> dict:
     """Milliseconds of 16,384 tokens in texts of N, without a mask; MiB that one text of N needs beyond its inputs."""
-    ladder, grid, memory = (measured(suite) for suite in ("ladder", "paper", "memory"))
+    ladder, grid, memory = (load(suite) for suite in ("ladder", "paper", "memory"))
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
     held = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
     setting = (
-        f"{made(grid)}; forward, 16 heads, d = {d}. Time: {TOKENS:,} tokens in texts of N. Memory: one text, causal"
+        f"{grid.made()}; forward, 16 heads, d = {d}. Time: {TOKENS:,} tokens in texts of N. Memory: one text, causal"
     )
     return dict(time=time, memory=held, setting=setting)
 
 
-def points(record: dict, name: str, whole: bool) -> list[tuple[int, float]]:
+def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
     """(N, value) of one contestant's forward, in rows of d = 128; whole: without a mask, 16,384 tokens in all."""
     found = {}
-    for row in record["rows"]:
-        p = row["problem"]
-        fits = row["direction"] == "forward" and p["d"] == d and name in row["values"]
+    for row in record.rows:
+        p = row.problem
+        fits = row.direction == "forward" and p["d"] == d and name in row.values
         if fits and (not whole or (not p["causal"] and p["batch"] * p["N_q"] == TOKENS)):
-            found[p["N_q"]] = row["values"][name][0]
+            found[p["N_q"]] = row.values[name][0]
     return sorted(found.items())
 
 

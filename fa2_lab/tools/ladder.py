@@ -6,9 +6,8 @@ import argparse
 import sys
 
 from fa2_lab.kernels import ladder
-from fa2_lab.plots import climb
+from fa2_lab.records import Measurement, Record, compared_with, load
 from fa2_lab.tools import steps
-from fa2_studio.bench.results import Results, Row, load
 
 SUITE, N, D = "ladder", 4096, 128
 NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # of a file that was timed by `bench ladder --beside`
@@ -21,7 +20,7 @@ def main(argv: list[str]) -> int:
     if len(asked) > 2:
         raise ValueError(f"rungs: got {len(asked)}; it takes none, one or two")
     names = [ladder.find(rung) for rung in asked]
-    results = record()
+    results = load(SUITE)
     if not names:
         print(table(results))
         return 0
@@ -36,15 +35,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def record() -> Results:
-    """The recorded run, or one sentence on how to get it."""
-    try:
-        return load(SUITE)
-    except FileNotFoundError as missing:
-        raise ValueError(f"ladder: no record here; `fa2-lab bench ladder` measures it on a GPU ({missing})") from None
-
-
-def rows(results: Results, direction: str) -> dict:
+def rows(results: Record, direction: str) -> dict:
     """The rows of the main shape: by mask where they are timed, by rung where they are counted."""
     found = [row for row in results.rows if row.direction == direction]
     if direction == "forward":
@@ -58,10 +49,10 @@ def rows(results: Results, direction: str) -> dict:
 COLUMNS = ("TFLOP/s", "causal", "share", "regs", "per SM", "tensor")
 
 
-def cells(results: Results) -> list[tuple[str, list[str], str]]:
+def cells(results: Record) -> list[tuple[str, list[str], str]]:
     """(name, a number for each column, the one change) of each rung, then of the peers, which have no change."""
     timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
-    peer, found = peer_of(timed[False]), []
+    peer, found = compared_with(timed[False].values), []
     for name in (*ladder.RUNGS, *(name for name in timed[False].values if name not in ladder.RUNGS)):
         short_name, sentence = ladder.change(name) if name in ladder.RUNGS else (NAMES.get(name, name), "")
         read = compiled[name].values if name in compiled else {}
@@ -71,15 +62,10 @@ def cells(results: Results) -> list[tuple[str, list[str], str]]:
     return found
 
 
-def peer_of(row: Row) -> str:
-    """With whom rungs are compared: the first peer of the picture that took part."""
-    return next(name for name in climb.PEERS if name in row.values)
-
-
-def setting(results: Results) -> str:
+def setting(results: Record) -> str:
     """What the table's numbers are of."""
     timed = rows(results, "forward")[False]
-    peer = peer_of(timed)
+    peer = compared_with(timed.values)
     where = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask"
     told = f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
     if newer := [name[1:3] for name in ladder.RUNGS if name not in timed.values and name not in timed.failed]:
@@ -88,7 +74,7 @@ def setting(results: Results) -> str:
     return told + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
 
 
-def table(results: Results) -> str:
+def table(results: Record) -> str:
     """A line for each rung, then the peers."""
     lines = [setting(results), ""]
     for name, numbers, sentence in [("rung", list(COLUMNS), "the one change"), *cells(results)]:
@@ -97,10 +83,10 @@ def table(results: Results) -> str:
     return "\n".join(lines)
 
 
-def markdown(results: Results) -> list[str]:
+def markdown(results: Record) -> list[str]:
     """The same table for a page, under a line that can be opened."""
     shares = [numbers[2] for _, numbers, _ in cells(results)[: len(ladder.RUNGS)] if numbers[2] != "-"]
-    peer = peer_of(rows(results, "forward")[False])
+    peer = compared_with(rows(results, "forward")[False].values)
     told = f"From {shares[0]} to {shares[-1]} of {peer} in {len(shares) - 1} changes: every rung"
     lines = [f"<details><summary>{told}</summary>", "", setting(results), ""]
     lines += [f"| rung | {' | '.join(COLUMNS)} | the one change |", "| --- |" + " ---: |" * len(COLUMNS) + " --- |"]
@@ -108,11 +94,11 @@ def markdown(results: Results) -> list[str]:
     return [*lines, "", "</details>"]
 
 
-def speed(row: Row, name: str) -> str:
+def speed(row: Measurement, name: str) -> str:
     return f"{row.rate(name):.0f}" if name in row.values else "-"
 
 
-def share(row: Row, name: str, peer: str) -> str:
+def share(row: Measurement, name: str, peer: str) -> str:
     return f"{row.ratio(name, peer):.0%}" if name in row.values else "-"
 
 
@@ -125,7 +111,7 @@ def percent(counted: dict, rung: str) -> str:
     return one(values, "tensor cores at work, %") + ("%" if "tensor cores at work, %" in values else "")
 
 
-def step(results: Results, before: str, after: str) -> str:
+def step(results: Record, before: str, after: str) -> str:
     """What the change did in the record: speed in every shape, registers, and the counter that moved most."""
     lines = ["", f"{'recorded, TFLOP/s':48}{before[:3]:>8}{after[:3]:>8}"]
     for row in results.rows:

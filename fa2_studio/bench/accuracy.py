@@ -7,10 +7,11 @@ from functools import cache, partial
 
 import torch
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.contest import all_tried, collect
 from fa2_studio.bench.problem import Problem, distance
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlashAttention-3", "FlashAttention-4")
 PARTS = ("O", "dQ", "dK", "dV")
@@ -64,17 +65,17 @@ def grid() -> list[Problem]:
     ]
 
 
-def run() -> Results:
+def run() -> Record:
     """Every kind of input on every problem."""
     jobs = [partial(row, problem, part, kind) for problem in grid() for kind in INPUTS for part in PARTS]
-    return collect(Results("accuracy", machine(), PROTOCOL), jobs)
+    return collect(Record("accuracy", machine(), PROTOCOL), jobs)
 
 
-def row(problem: Problem, part: str, kind: str) -> Row:
+def row(problem: Problem, part: str, kind: str) -> Measurement:
     """The errors of one of the four results."""
     found, failed = errors(problem, kind)
     where = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
-    return Row(where, part, {name: [each[part]] for name, each in found.items()}, failed, unit="relative error")
+    return Measurement(where, part, {name: [each[part]] for name, each in found.items()}, failed, unit="relative error")
 
 
 @cache

@@ -7,6 +7,7 @@ import time
 from importlib import import_module
 from pathlib import Path
 
+from fa2_lab.records import load, path_of
 from fa2_lab.tools import files
 from fa2_studio.bench.registry import SUITES
 
@@ -71,8 +72,8 @@ def run(name: str, folder: Path, how: dict) -> int:
     start = time.perf_counter()
     measure = getattr(import_module(f"fa2_studio.bench.{room}"), function)
     measured = measure(name, **how) if SUITES[name].contest else measure(**how)
-    earlier = results.load(name, folder) if (folder / f"bench_{name}.json").exists() else None
-    path = results.joined(earlier, measured).save(folder)
+    earlier = load(name, folder) if path_of(name, folder).exists() else None
+    path = results.save(results.joined(earlier, measured), folder)
     for view in results.views(measured):
         print(results.table(view, baseline=SUITES[name].baseline))
     print(f"\n{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)

@@ -8,10 +8,11 @@ from functools import partial
 import torch
 from tqdm import tqdm
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, in_a_line, measure
-from fa2_studio.bench.results import Results, Row, label
+from fa2_studio.bench.results import label
 
 DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
@@ -22,7 +23,7 @@ Found = Callable[[], object] | str  # the call to time, or why there is none
 # A suite ------------------------------------------------------------------------------------------------------
 
 
-def collect(results: Results, jobs: list[partial]) -> Results:
+def collect(results: Record, jobs: list[partial]) -> Record:
     """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing."""
     try:
         for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
@@ -32,16 +33,16 @@ def collect(results: Results, jobs: list[partial]) -> Results:
     return results
 
 
-def attempt(job: partial) -> Row:
+def attempt(job: partial) -> Measurement:
     """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
     found = tried(job)  # what was measured before must not be lost
     return empty(job, {"everybody": found}) if isinstance(found, str) else found
 
 
-def empty(job: partial, failed: dict[str, str]) -> Row:
+def empty(job: partial, failed: dict[str, str]) -> Measurement:
     """The row of a job, without numbers."""
     problem, *direction = job.args
-    return Row(problem.as_dict(), *(direction[:1] or ["forward"]), {}, failed)
+    return Measurement(problem.as_dict(), *(direction[:1] or ["forward"]), {}, failed)
 
 
 def described(job: partial) -> str:
@@ -78,7 +79,7 @@ def contest(
     contestants: Mapping[str, Callable[[], Found]],
     flops: float,
     timing: Callable[[dict], dict] = measure,
-) -> Row:
+) -> Measurement:
     """One row: the contestants that give right answers, timed in turn."""
     calls, failed = all_tried(contestants)
     timings = timing(calls)
@@ -86,7 +87,7 @@ def contest(
     timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
     values = {name: [t.median, t.low, t.high] for name, t in timed.items()}
     chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
-    return Row(where, direction, values, failed, flops=flops, chip=chip)
+    return Measurement(where, direction, values, failed, flops=flops, chip=chip)
 
 
 def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tensors) -> dict[str, Callable[[], Found]]:

@@ -8,11 +8,12 @@ from functools import partial
 
 import torch
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.contest import TOLERANCE, ceilings, collect
 from fa2_studio.bench.problem import Problem, error
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, measure, reading, wall_microseconds
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 NAMES = ("fa2_lab", "cuDNN", "torch flash", "FlashAttention-3")
 ALONE = "reading alone"  # of as many bytes as the cache has
@@ -31,9 +32,9 @@ def grid() -> list[Problem]:
     return [*few, Problem(4, 32, 32, 1, 16384, 128, False), Problem(8, 32, 8, 1, 16384, 64, False)]
 
 
-def run() -> Results:
+def run() -> Record:
     """Measure all of it."""
-    results = Results("decode", machine(), PROTOCOL, {"copy TB/s": ceilings()["copy TB/s"]})
+    results = Record("decode", machine(), PROTOCOL, {"copy TB/s": ceilings()["copy TB/s"]})
     jobs = [partial(contest, problem) for problem in grid()]
     jobs += [partial(contest, problem, "graph") for problem in grid()]
     jobs += [partial(host, problem) for problem in grid()[:1]]
@@ -53,7 +54,7 @@ def cache_bytes(problem: Problem) -> int:
 # Rows -----------------------------------------------------------------------------------------------------------
 
 
-def contest(problem: Problem, what: str = "decode") -> Row:
+def contest(problem: Problem, what: str = "decode") -> Measurement:
     """Everybody on the same cache, called or replayed from a graph; and a kernel that only reads."""
     from fa2_studio.bench.reading import reading as reads
 
@@ -84,17 +85,17 @@ def graph(call: Callable) -> torch.cuda.CUDAGraph:
     return made
 
 
-def host(problem: Problem) -> Row:
+def host(problem: Problem) -> Measurement:
     """How long an eager call keeps the host busy."""
     q, k, v = problem.tensors()
     bare = {name: peers.bare(peers.PEERS[name](problem)) for name in NAMES[:3]}
     calls = {name: partial(attention, q, k, v) for name, (attention, _) in bare.items()}
     taken = wall_microseconds(calls, {name: held for name, (_, held) in bare.items()})
     values = {name: [microseconds] for name, microseconds in taken.items()}
-    return Row(described(problem), "host", values, unit="µs")
+    return Measurement(described(problem), "host", values, unit="µs")
 
 
-def pages(problem: Problem) -> Row:
+def pages(problem: Problem) -> Measurement:
     """The same cache as one tensor, and in shuffled pages of several sizes."""
     from fa2_lab.api.attention import attention
     from fa2_lab.api.paged import attention_paged
@@ -122,7 +123,7 @@ def shuffled(k, v, page: int) -> tuple:
     return *made, table.int()
 
 
-def uneven(problem: Problem) -> Row:
+def uneven(problem: Problem) -> Measurement:
     """Sequences of lengths from 1 to N_k, beside all of them half as long as the longest: nearly as many keys."""
     from fa2_lab.api.attention import attention
 
@@ -133,12 +134,12 @@ def uneven(problem: Problem) -> Row:
     return row(problem, "lengths", calls, {})
 
 
-def row(problem: Problem, what: str, calls: dict[str, Callable], failed: dict[str, str]) -> Row:
+def row(problem: Problem, what: str, calls: dict[str, Callable], failed: dict[str, str]) -> Measurement:
     """Time the calls."""
     timings = measure(calls, MORE, reading)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     values = {name: microseconds(t) for name, t in timings.items() if isinstance(t, Timing)}
-    return Row(described(problem), what, values, failed, unit="µs")
+    return Measurement(described(problem), what, values, failed, unit="µs")
 
 
 def microseconds(timing: Timing) -> list[float]:

@@ -13,13 +13,14 @@ import torch
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
+from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
 from fa2_studio.bench import counters, peers
 from fa2_studio.bench.ahead import elsewhere
 from fa2_studio.bench.contest import ceilings, collect, contest, refused
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, measure
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
 BESIDE = ("fa2_lab", "FlashAttention-3", "cuDNN")
@@ -36,7 +37,7 @@ def grid() -> list[Problem]:
     return squares + FEW_HEADS
 
 
-def run(beside: Path | None = None) -> Results:
+def run(beside: Path | None = None) -> Record:
     """Time every rung on every problem; then read what was compiled, and the hardware's counters where allowed.
 
     `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more.
@@ -53,7 +54,7 @@ def run(beside: Path | None = None) -> Results:
     jobs += [partial(down, problem) for problem in down_here]
     jobs += [partial(lambda problem, rung: read[rung, problem], problem, rung) for rung, problem in shown]
     jobs += [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)]
-    return collect(Results("ladder", machine(), PROTOCOL, ceilings()), jobs)
+    return collect(Record("ladder", machine(), PROTOCOL, ceilings()), jobs)
 
 
 def call_once(rung: str, problem: Problem) -> None:
@@ -66,7 +67,7 @@ def call_once(rung: str, problem: Problem) -> None:
         ladder.load(rung).forward(q, k, v, problem.causal)
 
 
-def climb(problem: Problem, beside: Path | None = None) -> Row:
+def climb(problem: Problem, beside: Path | None = None) -> Measurement:
     """Milliseconds of every rung and of its peers on one problem."""
     tensors = problem.tensors()
     contestants = everybody(problem, tensors)
@@ -76,7 +77,7 @@ def climb(problem: Problem, beside: Path | None = None) -> Row:
     return timed(problem, "forward", contestants, lambda O: error(O, *tensors, problem.causal))
 
 
-def down(problem: Problem) -> Row:
+def down(problem: Problem) -> Measurement:
     """Milliseconds of the backward's rungs, beside attention() and its portable kernels."""
     q, k, v, dO = problem.tensors(grad=True)
     truth = gradients_by_definition(q, k, v, dO, problem.causal)
@@ -94,7 +95,7 @@ def forward_of(rung: str, tensors, causal: bool):
     return ladder.load(rung).forward(*tensors, causal)[0]
 
 
-def timed(problem: Problem, direction: str, contestants: list[tuple], error_of: Callable) -> Row:
+def timed(problem: Problem, direction: str, contestants: list[tuple], error_of: Callable) -> Measurement:
     """Milliseconds of each (name, call), checked first."""
 
     def checked(call: Callable):
@@ -122,18 +123,18 @@ def everybody(problem: Problem, tensors) -> list[tuple]:
     return calls
 
 
-def compiled(rung: str, problem: Problem) -> Row:
+def compiled(rung: str, problem: Problem) -> Measurement:
     """What the compiler made of the largest kernel of a rung, and how many of its programs fit on an SM."""
     from fa2_lab.tools.xray import xray
 
     try:
         kernels = xray(rung, "sm_90", d=problem.d, N=problem.N_q, causal=problem.causal)
     except ValueError as failure:
-        return Row(problem.as_dict() | dict(rung=rung), "compiled", {}, {"xray": str(failure)}, unit="count")
+        return Measurement(problem.as_dict() | dict(rung=rung), "compiled", {}, {"xray": str(failure)}, unit="count")
     numbers = max((kernel.numbers for kernel in kernels), key=lambda numbers: numbers["registers"])
     kept = {name: [numbers[name]] for name in ("registers", "spills", "shared", "tensor", "exponential", "warps")}
     kept["programs on an SM"] = [programs_on_an_sm(**{name: numbers[name] for name in ON_AN_SM})]
-    return Row(problem.as_dict() | dict(rung=rung), "compiled", kept, unit="count")
+    return Measurement(problem.as_dict() | dict(rung=rung), "compiled", kept, unit="count")
 
 
 def programs_on_an_sm(registers: int, shared: int, warps: int) -> int:
@@ -142,12 +143,12 @@ def programs_on_an_sm(registers: int, shared: int, warps: int) -> int:
     return min(ON_AN_SM["registers"] // (a_warp * warps), ON_AN_SM["shared"] // (shared + 1024), 64 // warps)
 
 
-def count(problem: Problem, rung: str) -> Row:
+def count(problem: Problem, rung: str) -> Measurement:
     """The hardware's counters for one call of a rung or a peer."""
     counts, reason = counted(problem)
     values = {metric: [number] for metric, number in counts.get(rung, {}).items()}
     failed = {"ncu": reason} if reason else {}
-    return Row(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")
+    return Measurement(problem.as_dict() | dict(rung=rung), "counters", values, failed, unit="count")
 
 
 def counted_here(problem: Problem) -> list[str]:

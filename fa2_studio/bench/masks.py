@@ -9,12 +9,13 @@ from typing import NamedTuple
 
 import torch
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.ahead import elsewhere
 from fa2_studio.bench.contest import DIRECTIONS, Found, Tensors, call_of, ceilings, collect, contest, refused
 from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, measure
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 FEW = 64  # rows and keys that are worked out in float64: the last ones, for no other row sees those keys
 
@@ -42,13 +43,13 @@ def grid() -> list[Problem]:
     return [Problem(2, 16, 16, 8192, 8192, d, True) for d in (64, 128)]
 
 
-def run() -> Results:
+def run() -> Record:
     """Forward and backward of everybody."""
     elsewhere(call_once, [(*place, who) for who in ("FlexAttention", "fa2_lab") for place in product(grid(), MASKS)])
     places = [(problem, direction) for problem in grid() for direction in DIRECTIONS]
     jobs = [partial(row, *place, mask) for place in places for mask in MASKS]
     return collect(
-        Results("masks", machine(), f"{PROTOCOL}; FLOPs are those of the keys that rows see", ceilings()), jobs
+        Record("masks", machine(), f"{PROTOCOL}; FLOPs are those of the keys that rows see", ceilings()), jobs
     )
 
 
@@ -133,7 +134,7 @@ def row(
     name: str,
     timing: Callable[[dict], dict] = measure,
     device: str = "cuda",
-) -> Row:
+) -> Measurement:
     """Every contestant whose answer for the last rows and keys is right."""
     mask = MASKS[name]
     tensors, sinks = given(problem, mask, device)

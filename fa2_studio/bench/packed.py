@@ -8,11 +8,12 @@ from functools import partial
 
 import torch
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.contest import DIRECTIONS, Found, Tensors, call_of, ceilings, collect, contest, refused
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, measure
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 LENGTHS = tuple(range(100, 4001, 260))  # sixteen
 
@@ -22,10 +23,10 @@ def grid(lengths: Sequence[int] = LENGTHS) -> list[Problem]:
     return [Problem(len(lengths), 2048 // d, 2048 // d, max(lengths), max(lengths), d, True) for d in (64, 128)]
 
 
-def run() -> Results:
+def run() -> Record:
     """Forward and backward of everybody."""
     jobs = [partial(row, problem, direction) for problem in grid() for direction in DIRECTIONS]
-    return collect(Results("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
+    return collect(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
 
 
 def tokens(problem: Problem, lengths: Sequence[int], device: str = "cuda") -> Tensors:
@@ -103,7 +104,7 @@ def row(
     lengths: Sequence[int] = LENGTHS,
     timing: Callable[[dict], dict] = measure,
     device: str = "cuda",
-) -> Row:
+) -> Measurement:
     """Every contestant whose answer for the last sequence is right."""
     given = tokens(problem, lengths, device)
 

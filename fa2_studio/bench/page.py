@@ -7,9 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median
 
+from fa2_lab.records import Measurement, Record, load, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.results import FOLDER, Results, Row, label, load, spread, unit_of, views
+from fa2_studio.bench.results import label, spread, unit_of, views
 
 WRITTEN = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
 OURS = ("fa2_lab", "fa2_lab portable")
@@ -30,7 +31,7 @@ NO_CONTEST = ("ideas", "memory", "train", "accuracy", "deterministic")
 FEW = 12  # rows that are shown without a fold
 
 
-def results_page(folder: Path = FOLDER) -> str:
+def results_page(folder: Path | None = None) -> str:
     """The whole page: who is faster where, then every suite that has a record."""
     runs = recorded(folder)
     contests = [view for run in runs if run.suite not in NO_CONTEST for view in named_views(run)]
@@ -40,13 +41,13 @@ def results_page(folder: Path = FOLDER) -> str:
     return "\n".join([*lines, *(line for run in runs for line in section(run))]) + "\n"
 
 
-def recorded(folder: Path) -> list[Results]:
+def recorded(folder: Path | None) -> list[Record]:
     """The runs that have a record with rows, in the order of the registry; smoke compares nothing."""
-    names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and (folder / f"bench_{name}.json").exists()]
+    names = [name for name in (*SUITES, *OTHERS) if name != "smoke" and path_of(name, folder).exists()]
     return [run for name in names if (run := load(name, folder)).rows or run.sustained]
 
 
-def section(run: Results) -> list[str]:
+def section(run: Record) -> list[str]:
     """One suite: what it is, what it found, and for each protocol how it was measured, with its tables."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
@@ -65,13 +66,13 @@ def section(run: Results) -> list[str]:
     return lines + ([f"Without a number: {'; '.join(reasons)}."] if reasons else [])
 
 
-def named_views(run: Results) -> list[Results]:
+def named_views(run: Record) -> list[Record]:
     """The results of each protocol; those without pauses say so in their name."""
     told = f"{run.suite}, sustained"
     return [view if view.protocol == run.protocol else replace(view, suite=told) for view in views(run)]
 
 
-def about(run: Results) -> str:
+def about(run: Record) -> str:
     """Machine, versions, protocol, ceilings, spread."""
     form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
     peers = [f"{name} {version}" for name, version in run.machine.get("peers", {}).items()]
@@ -85,7 +86,7 @@ def about(run: Results) -> str:
     return " ".join(lines)
 
 
-def folded(run: Results, rows: list[Row], unit: str) -> list[str]:
+def folded(run: Record, rows: list[Measurement], unit: str) -> list[str]:
     """A table of rows with one unit, under a fold where it is long."""
     table = chip_table(rows) if unit == CHIP else rows_table(rows, unit)
     if len(rows) <= FEW:
@@ -93,7 +94,7 @@ def folded(run: Results, rows: list[Row], unit: str) -> list[str]:
     return [f"<details><summary>{run.suite}: {len(rows)} rows, {unit}</summary>", "", *table, "", "</details>", ""]
 
 
-def rows_table(rows: list[Row], unit: str) -> list[str]:
+def rows_table(rows: list[Measurement], unit: str) -> list[str]:
     """One line for each row, one column for each contestant."""
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     heads = " | ".join(ladder.NAMES.get(name, name) for name in names)
@@ -104,7 +105,7 @@ def rows_table(rows: list[Row], unit: str) -> list[str]:
     return lines
 
 
-def chip_table(rows: list[Row]) -> list[str]:
+def chip_table(rows: list[Measurement]) -> list[str]:
     """SM clock and power beside each contestant."""
     names = list(dict.fromkeys(name for row in rows for name in row.chip))
     lines = [f"| {CHIP} | N | batch | heads | d | mask | {' | '.join(names)} |", "|" + " --- |" * (6 + len(names))]
@@ -114,7 +115,7 @@ def chip_table(rows: list[Row]) -> list[str]:
     return lines
 
 
-def where(row: Row) -> list[str]:
+def where(row: Measurement) -> list[str]:
     """What the row measures, and its problem."""
     p = row.problem
     N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
@@ -123,7 +124,7 @@ def where(row: Row) -> list[str]:
     return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "full")]
 
 
-def cell(row: Row, name: str) -> str:
+def cell(row: Measurement, name: str) -> str:
     """A contestant's number, and in brackets how many times better that of fa2_lab is."""
     if name not in row.values:
         return "–"
@@ -132,18 +133,20 @@ def cell(row: Row, name: str) -> str:
     return f"{number} ({row.ratio('fa2_lab', name):.2f})" if compared else number
 
 
-def with_sums(results: Results) -> Results:
+def with_sums(results: Record) -> Record:
     """The same with a row for every forward and backward of one problem together, their medians added."""
     sums = []
     for row in results.rows:
         later = [r for r in results.rows if (row.direction, r.direction) == ("forward", "backward")]
         for other in (r for r in later if r.problem == row.problem):
             names = row.values.keys() & other.values.keys()
-            sums.append(Row(row.problem, "both, added", {n: [row.values[n][0] + other.values[n][0]] for n in names}))
+            sums.append(
+                Measurement(row.problem, "both, added", {n: [row.values[n][0] + other.values[n][0]] for n in names})
+            )
     return replace(results, rows=results.rows + sums)
 
 
-def standings(runs: list[Results]) -> list[str]:
+def standings(runs: list[Record]) -> list[str]:
     """A table: suite, direction, which of us; for each peer on how many rows we are faster, and the range."""
     peers = peers_in([row for run in runs for row in run.rows])
     lines = ["| suite | GPU | direction | | " + " | ".join(f"over {peer}" for peer in peers) + " |"]
@@ -157,38 +160,38 @@ def standings(runs: list[Results]) -> list[str]:
     return lines
 
 
-def gpu_of(run: Results) -> str:
+def gpu_of(run: Record) -> str:
     """H100, H200, …"""
     return run.machine["gpu"].removeprefix("NVIDIA ").split()[0]
 
 
-def standing(rows: list[Row], us: str, peer: str) -> str:
+def standing(rows: list[Measurement], us: str, peer: str) -> str:
     """One of us against one peer."""
     found = ratios(rows, us, peer)
     ahead = sum(x > 1 for x in found)
     return f"ahead on {ahead} of {len(found)}, {min(found):.2f} to {max(found):.2f}" if found else "–"
 
 
-def code(results: Results) -> str:
+def code(results: Record) -> str:
     """The commit, or the fingerprint of the sources, which says so itself."""
     commit = results.machine["commit"]
     return commit if commit.startswith("sources ") else f"commit {commit}"
 
 
-def ours_in(rows: Iterable[Row]) -> list[str]:
+def ours_in(rows: Iterable[Measurement]) -> list[str]:
     return [us for us in OURS if any(us in row.values for row in rows)]
 
 
-def peers_in(rows: Iterable[Row]) -> list[str]:
+def peers_in(rows: Iterable[Measurement]) -> list[str]:
     return [peer for peer in PEERS if any(peer in row.values for row in rows)]
 
 
-def ratios(rows: Iterable[Row], us: str, peer: str) -> list[float]:
+def ratios(rows: Iterable[Measurement], us: str, peer: str) -> list[float]:
     """Our speed over a peer's wherever both have a number."""
     return [row.ratio(us, peer) for row in rows if {us, peer} <= row.values.keys()]
 
 
-def plainly(rows: list[Row], peer: str) -> str:
+def plainly(rows: list[Measurement], peer: str) -> str:
     """On how many rows we lead a peer, by direction and head dimension."""
     parts = []
     for direction, d in dict.fromkeys((row.direction, row.problem["d"]) for row in rows):
@@ -198,7 +201,7 @@ def plainly(rows: list[Row], peer: str) -> str:
     return f"Plainly: on this grid `fa2_lab` is faster than {peer} on {', '.join(parts)}."
 
 
-def behind(runs: list[Results], peer: str) -> str:
+def behind(runs: list[Record], peer: str) -> str:
     """On how many rows of each suite a peer is faster than fa2_lab, and where by most."""
     parts = []
     for run in runs:
@@ -217,7 +220,7 @@ SAID = {name: name for name in ("cuDNN", "FlashAttention-3", "FlashAttention-4")
 SAID |= {"torch flash": "torch's FlashAttention-2"}
 
 
-def worse(run: Results, peer: str) -> list[float]:
+def worse(run: Record, peer: str) -> list[float]:
     """Our speed over a peer's in each row, under the protocol where it is less."""
     found: dict[tuple, float] = {}
     for row in run.rows + run.sustained:
@@ -227,7 +230,7 @@ def worse(run: Results, peer: str) -> list[float]:
     return list(found.values())
 
 
-def sentence(run: Results) -> str:
+def sentence(run: Record) -> str:
     """On how many rows of the paper's grid we are ahead of whom, and by how much in the geometric mean."""
     parts = []
     for peer, said in SAID.items():
@@ -244,7 +247,7 @@ def sentence(run: Results) -> str:
     return " ".join(told)
 
 
-def slower(run: Results, peer: str) -> str:
+def slower(run: Record, peer: str) -> str:
     """On how many rows we are behind a peer, by how much at worst, and within which shapes; nothing if on none."""
     measured = [row for row in run.rows + run.sustained if {"fa2_lab", peer} <= row.values.keys()]
     rows = [row for row in measured if row.ratio("fa2_lab", peer) < 1]
@@ -263,7 +266,7 @@ def listed(parts: list[str]) -> str:
 # What a suite found, in a sentence -------------------------------------------------------------------------------
 
 
-def shapes(rows: list[Row]) -> str:
+def shapes(rows: list[Measurement]) -> str:
     """What the rows have in common and how far they reach: "bf16, batch 1, 2 heads, d 128, N 32,768 to 131,072"."""
 
     def span(key: str) -> str:
@@ -279,7 +282,7 @@ def shapes(rows: list[Row]) -> str:
     return f"{', '.join(sorted(dtypes))}, batch {span('batch')}, heads {heads}, d {span('d')}, {lengths}, {mask}"
 
 
-def small_told(results: Results) -> str:
+def small_told(results: Record) -> str:
     """What a call costs the host: the median over the rows."""
     told = []
     for direction, what in (
@@ -293,7 +296,7 @@ def small_told(results: Results) -> str:
     return "; ".join(told)
 
 
-def memory_told(results: Results) -> str:
+def memory_told(results: Record) -> str:
     """The peak at both ends, and who ran out."""
     rows = [row for row in results.rows if row.direction == "both" and "fa2_lab" in row.values]
     short, long = rows[0], rows[-1]
@@ -307,7 +310,7 @@ def memory_told(results: Results) -> str:
     )
 
 
-def train_told(results: Results) -> str:
+def train_told(results: Record) -> str:
     """Tokens per second, and how far the loss curves are apart."""
     time = next(row for row in results.rows if row.direction == "time")
     speeds = ", ".join(f"{name} {1e6 / x[0]:,.0f}" for name, x in time.values.items())
@@ -317,7 +320,7 @@ def train_told(results: Results) -> str:
     return f"{steps}, tokens per second: {speeds}; its loss curves are never further apart than {apart:.4f}"
 
 
-def ring_told(results: Results) -> str:
+def ring_told(results: Record) -> str:
     """What the longest sequence gains from more GPUs."""
     longest = max(row.problem["N_q"] for row in results.rows)
     rows = [r for r in results.rows if r.flops and r.problem["N_q"] == longest and "layout" not in r.problem]
@@ -328,10 +331,10 @@ def ring_told(results: Results) -> str:
     return f"speed over 1 GPU at N = {longest:,}: {'; '.join(parts)}"
 
 
-def ideas_told(results: Results) -> str:
+def ideas_told(results: Record) -> str:
     """Of each part: how many ideas are in use somewhere, how many nowhere, and what the best of them is worth."""
 
-    def worth(row: Row) -> float:
+    def worth(row: Measurement) -> float:
         return row.ratio("with it", "without it")
 
     measured, told = [row for row in results.rows if {"with it", "without it"} <= row.values.keys()], []
@@ -344,7 +347,7 @@ def ideas_told(results: Results) -> str:
     return "; ".join(told)
 
 
-def sweep_table(results: Results) -> list[str]:
+def sweep_table(results: Record) -> list[str]:
     """How many of the shapes each peer is faster on, and where by most."""
     told = ["| direction | behind | shapes | share | the worst five |", "| --- | --- | --- | --- | --- |"]
     for direction in dict.fromkeys(row.direction for row in results.rows):
@@ -359,7 +362,7 @@ def sweep_table(results: Results) -> list[str]:
     return told
 
 
-def deterministic_told(results: Results) -> str:
+def deterministic_told(results: Record) -> str:
     """What the same bits cost everybody in the backward."""
     rows, prices = [row for row in results.rows if row.direction == "backward"], []
     for name in (name for name in rows[0].values if f"{name} deterministic" in rows[0].values):
@@ -368,7 +371,7 @@ def deterministic_told(results: Results) -> str:
     return f"backward, the time with the same bits over the fast one's: {', '.join(prices)}"
 
 
-TOLD: dict[str, Callable[[Results], str]] = dict(
+TOLD: dict[str, Callable[[Record], str]] = dict(
     deterministic=deterministic_told,
     small=small_told,
     memory=memory_told,

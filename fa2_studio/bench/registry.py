@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class Suite(NamedTuple):
-    """Who measures it (a function in this room that returns Results), against whom, and what."""
+    """Who measures it (a function in this room that returns Record), against whom, and what."""
 
     measure: str
     baseline: str  # of the ratios in its table; "" for none

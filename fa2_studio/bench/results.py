@@ -1,4 +1,4 @@
-"""Results as they are kept: figures/data/bench_SUITE.json, with everything that made them; and as a table."""
+"""Record as they are kept: figures/data/bench_SUITE.json, with everything that made them; and as a table."""
 
 from __future__ import annotations
 
@@ -6,80 +6,37 @@ import hashlib
 import json
 import platform
 import subprocess
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
+from fa2_lab.records import Measurement, Record, path_of
 from fa2_lab.tools import files
 
-FOLDER = files.ROOT / "figures" / "data"
 ABSENT = "not installed"
 
 
-@dataclass
-class Row:
-    """One problem in one direction: what each contestant needed, or why there is no number."""
-
-    problem: dict
-    direction: str
-    values: dict[str, list[float]]  # name -> median, lower and upper quartile, or one number; less is better
-    failed: dict[str, str] = field(default_factory=dict)
-    unit: str = "ms"
-    flops: float = 0.0
-    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> SM clock in MHz, power in watts
-
-    def rate(self, name: str) -> float:
-        """TFLOP/s of a contestant."""
-        return self.flops / self.values[name][0] / 1e9
-
-    def ratio(self, name: str, baseline: str) -> float:
-        """How many times less than the baseline of the same run."""
-        return self.values[baseline][0] / self.values[name][0]
+def save(record: Record, folder: Path | None = None) -> Path:
+    """Keep a record, whole at any time."""
+    path = path_of(record.suite, folder)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return files.write(path, json.dumps(asdict(record), indent=1) + "\n")
 
 
-@dataclass
-class Results:
-    """A suite's rows and the machine, versions and protocol behind them."""
-
-    suite: str
-    machine: dict
-    protocol: str
-    ceilings: dict[str, float] = field(default_factory=dict)  # of the same run: GEMM in TFLOP/s, copy in TB/s
-    rows: list[Row] = field(default_factory=list)
-    missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
-    curves: dict[str, list[float]] = field(default_factory=dict)  # name -> one number for each step
-    sustained: list[Row] = field(default_factory=list)  # the same problems without pauses
-    sustained_protocol: str = ""
-
-    def save(self, folder: Path = FOLDER) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
-        return files.write(folder / f"bench_{self.suite}.json", json.dumps(asdict(self), indent=1) + "\n")
-
-
-def load(suite: str, folder: Path = FOLDER) -> Results:
-    """The recorded results of a suite, or a sentence that says how to record them."""
-    path = folder / f"bench_{suite}.json"
-    if not path.exists():
-        raise FileNotFoundError(f"there is no {path.name}: `git checkout figures/data` or `fa2-lab bench` brings it")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    rows = {name: [Row(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
-    return Results(**data | rows)
-
-
-def views(results: Results) -> list[Results]:
+def views(results: Record) -> list[Record]:
     """The results of each protocol that has any, as results of their own."""
     sustained = replace(results, rows=results.sustained, protocol=results.sustained_protocol, sustained=[], ceilings={})
     return [view for view in (replace(results, sustained=[]), sustained) if view.rows] or [results]
 
 
-def joined(old: Results | None, new: Results) -> Results:
+def joined(old: Record | None, new: Record) -> Record:
     """The new rows, and those of an earlier run of the same code on the same machine that were not taken anew."""
     if old is None or old.machine != new.machine:
         return new
 
-    def rows(kind: str) -> list[Row]:
+    def rows(kind: str) -> list[Measurement]:
         found = {(repr(row.problem), row.direction): row for row in (*getattr(old, kind), *getattr(new, kind))}
         return list(found.values())
 
@@ -142,7 +99,7 @@ def _output(command: list[str]) -> str:
         return ""
 
 
-def table(results: Results, baseline: str) -> str:
+def table(results: Record, baseline: str) -> str:
     """Ratios to the baseline of the same run first, then TFLOP/s or what was measured; one table for each unit."""
     machine = results.machine
     ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
@@ -156,7 +113,7 @@ def table(results: Results, baseline: str) -> str:
     return "\n".join([*lines, "", *sorted(reasons), *(f"not measured: {m}" for m in results.missing)])
 
 
-def spread(rows: list[Row]) -> str:
+def spread(rows: list[Measurement]) -> str:
     """How far the middle half of the repetitions reaches from the median, or nothing where no spread was kept."""
     kept = [numbers for row in rows for numbers in row.values.values() if len(numbers) == 3]
     reach = sorted(max(high - median, median - low) / median for median, low, high in kept)
@@ -165,11 +122,11 @@ def spread(rows: list[Row]) -> str:
     return f"the middle half lies within {reach[len(reach) // 2]:.1%} of the median, at worst within {reach[-1]:.1%}"
 
 
-def unit_of(row: Row) -> str:
+def unit_of(row: Measurement) -> str:
     return "TFLOP/s" if row.flops else row.unit
 
 
-def block(rows: list[Row], unit: str, baseline: str) -> list[str]:
+def block(rows: list[Measurement], unit: str, baseline: str) -> list[str]:
     """The lines of one table: rows with the same unit."""
     columns = list(dict.fromkeys(name for row in rows for name in [*row.values, *row.failed]))
     width = max(16, *(len(name) + 2 for name in columns))
@@ -182,7 +139,7 @@ def block(rows: list[Row], unit: str, baseline: str) -> list[str]:
     ]
 
 
-def label(row: Row) -> str:
+def label(row: Measurement) -> str:
     """A problem in a few words."""
     p = row.problem
     N = f"{p['N_q']}" if p["N_q"] == p["N_k"] else f"{p['N_q']}×{p['N_k']}"
@@ -192,7 +149,7 @@ def label(row: Row) -> str:
     return f"{what:11} N {N} b {p['batch']} h {heads} d {p['d']} {mask}"
 
 
-def cell(row: Row, name: str, baseline: str) -> str:
+def cell(row: Measurement, name: str, baseline: str) -> str:
     """One entry of the table."""
     if name not in row.values:
         return "-"

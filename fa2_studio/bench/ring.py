@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 from fa2_lab.distributed import ring as rings
 from fa2_lab.distributed import ring_attention, shard, unshard
+from fa2_lab.records import Measurement, Record
 from fa2_lab.reference.shards import even_lengths
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, summary
-from fa2_studio.bench.results import Results, Row, label, machine
+from fa2_studio.bench.results import label, machine
 
 LENGTHS = (131072, 65536, 32768, 16384, 8192)
 DIRECTIONS = ("forward", "backward", "both")
@@ -30,11 +31,11 @@ PROTOCOL = (
 )
 
 
-def run() -> Results:
+def run() -> Record:
     """Measure on 1, 2, 4, … GPUs; only rank 0 comes back with the results."""
     world = start()
     groups = {n: dist.new_group(range(n)) for n in (1, 2, 4, 8) if n <= world}
-    results = Results("ring", machine() | dict(gpus=world), PROTOCOL)
+    results = Record("ring", machine() | dict(gpus=world), PROTOCOL)
     for N in LENGTHS:
         problem = Problem(1, 16, 16, N, N, 128, causal=True)
         for row in rows_of(problem, groups):
@@ -59,7 +60,7 @@ def start() -> int:
     return dist.get_world_size()
 
 
-def rows_of(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Row]:
+def rows_of(problem: Problem, groups: dict[int, dist.ProcessGroup]) -> list[Measurement]:
     """Times in each direction, those of the contiguous layout, the links alone, and peak memory."""
     found: dict[str, dict] = {name: {} for name in (*DIRECTIONS, "peak memory", "K V once round")}
     for n, group in groups.items():
@@ -80,11 +81,11 @@ def gpus(n: int) -> str:
     return f"{n} GPU" if n == 1 else f"{n} GPUs"
 
 
-def row(problem: Problem, name: str, values: dict, **more) -> Row:
+def row(problem: Problem, name: str, values: dict, **more) -> Measurement:
     """One line of the table; a name that is a direction has FLOPs."""
     where = problem.as_dict() | more | (dict(rung=f"{name}, {more['layout']}") if more else {})
     unit = "MiB" if name == "peak memory" else "ms"
-    return Row(where, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
+    return Measurement(where, name, values, unit=unit, flops=problem.flops(name) if name in DIRECTIONS else 0.0)
 
 
 # One world ----------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from functools import partial
 
 import torch
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench.contest import DIRECTIONS, all_tried, collect, ready
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 REPEATS = 3
 NAMES = ("fa2_lab", "fa2_lab reference", "torch")
@@ -21,11 +22,11 @@ PROTOCOL = f"wall clock until the result is there, median of {REPEATS} calls; ea
 INTERPRETED = "; without a GPU: fa2_lab in Triton's interpreter, whose times say nothing about a GPU"
 
 
-def run() -> Results:
+def run() -> Record:
     """Every contestant that needs no GPU on every small problem."""
     protocol = PROTOCOL if torch.cuda.is_available() else PROTOCOL + INTERPRETED
     jobs = [partial(check, problem, direction) for problem in grid() for direction in DIRECTIONS]
-    return collect(Results("smoke", machine(), protocol), jobs)
+    return collect(Record("smoke", machine(), protocol), jobs)
 
 
 def grid() -> list[Problem]:
@@ -34,13 +35,13 @@ def grid() -> list[Problem]:
     return [Problem(1, *shape, causal, "float32") for shape in shapes for causal in (False, True)]
 
 
-def check(problem: Problem, direction: str, names=NAMES) -> Row:
+def check(problem: Problem, direction: str, names=NAMES) -> Measurement:
     """Milliseconds of each contestant whose answer is right."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tensors = problem.tensors(grad=direction != "forward", device=device)
     calls, failed = all_tried(ready(problem, direction, names, tensors))
     values = {n: [statistics.median(wall_milliseconds(call) for _ in range(REPEATS))] for n, call in calls.items()}
-    return Row(problem.as_dict(), direction, values, failed)
+    return Measurement(problem.as_dict(), direction, values, failed)
 
 
 def wall_milliseconds(call) -> float:

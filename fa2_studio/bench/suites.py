@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.ahead import NAMES as COMPILED
 from fa2_studio.bench.ahead import compile_ahead
@@ -25,7 +26,7 @@ from fa2_studio.bench.protocol import (
     sustain,
     wall_microseconds,
 )
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlexAttention on FA4", "flash_attn")
 NAMES += ("FlashAttention-3", "FlashAttention-4")
@@ -114,7 +115,7 @@ CONTESTS = dict(
 )
 
 
-def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Results:
+def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Record:
     """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
     grid, names, repeats = CONTESTS[suite]
     problems = grid()
@@ -122,14 +123,14 @@ def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool
     places = [(problem, direction) for problem in problems for direction in directions]
     if not sustained:
         jobs = [partial(row, *place, names, partial(measure, repeats=repeats)) for place in places]
-        return collect(Results(suite, machine(), rested(repeats), ceilings()), jobs)
+        return collect(Record(suite, machine(), rested(repeats), ceilings()), jobs)
     with Meter() as meter:
         jobs = [partial(row, *place, RIVALS, partial(sustain, meter=meter)) for place in places]
-        found = collect(Results(suite, machine(), "", sustained_protocol=SUSTAINED), jobs)
+        found = collect(Record(suite, machine(), "", sustained_protocol=SUSTAINED), jobs)
     return replace(found, rows=[], sustained=found.rows)
 
 
-def row(problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict]) -> Row:
+def row(problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict]) -> Measurement:
     """Every contestant on the same tensors."""
     contestants = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
     return contest(problem.as_dict(), direction, contestants, problem.flops(direction), timing)
@@ -145,14 +146,14 @@ def small_grid() -> list[Problem]:
     return [Problem(1, 8, 8, N, N, d, False) for d in (64, 128) for N in (128, 256, 512)]
 
 
-def small() -> Results:
+def small() -> Record:
     jobs = [partial(host_cost, problem, "forward") for problem in small_grid()]
     jobs += [partial(host_cost, problem, "both") for problem in small_grid() if problem.N_q == 256]
     compile_ahead(small_grid())
-    return collect(Results("small", machine(), HOST_PROTOCOL), jobs)
+    return collect(Record("small", machine(), HOST_PROTOCOL), jobs)
 
 
-def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Row:
+def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Measurement:
     """How long the host is busy with one warm call: forward, or forward with gradients and backward."""
     tensors = problem.tensors(grad=direction != "forward")
     right, failed = all_tried(ready(problem, direction, names, tensors))
@@ -161,7 +162,7 @@ def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) ->
         attention, held[name] = peers.bare(peers.PEERS[name](problem))
         calls[name] = call_of(attention, direction, tensors, None)
     values = {name: [microseconds] for name, microseconds in wall_microseconds(calls, held).items()}
-    return Row(problem.as_dict(), direction, values, failed, unit="µs")
+    return Measurement(problem.as_dict(), direction, values, failed, unit="µs")
 
 
 def memory_grid() -> list[Problem]:
@@ -169,17 +170,17 @@ def memory_grid() -> list[Problem]:
     return [Problem(1, 16, 16, N, N, 128, True) for N in (2048, 4096, 8192, 16384, 32768, 65536)]
 
 
-def memory() -> Results:
+def memory() -> Record:
     jobs = [partial(peak_memory, problem, direction) for problem in memory_grid() for direction in ("forward", "both")]
     compile_ahead(memory_grid())
-    return collect(Results("memory", machine(), MEMORY_PROTOCOL), jobs)
+    return collect(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
 
 
-def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES, "torch math")) -> Row:
+def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES, "torch math")) -> Measurement:
     """What one call allocates beyond its inputs: forward alone, or forward and backward."""
     calls = {name: partial(extra_mebibytes, name, problem, direction) for name in names}
     values, failed = all_tried(calls)
-    return Row(problem.as_dict(), direction, values, failed, unit="MiB")
+    return Measurement(problem.as_dict(), direction, values, failed, unit="MiB")
 
 
 def extra_mebibytes(name: str, problem: Problem, direction: str) -> list[float]:

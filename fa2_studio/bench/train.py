@@ -11,10 +11,11 @@ from torch import nn
 from tqdm import tqdm
 
 from fa2_lab.paper import PACKAGE
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import peers
 from fa2_studio.bench.contest import tried
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import Results, Row, machine
+from fa2_studio.bench.results import machine
 
 BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlashAttention-3", "torch math")
 PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"
@@ -112,7 +113,7 @@ def train(backend: str, setting: Setting, device: str = "cuda") -> Run:
     return run
 
 
-def run(setting: Setting = Setting()) -> Results:
+def run(setting: Setting = Setting()) -> Record:
     """Train with every backend: a loss curve for each, and a row each for the last losses, the time and the memory."""
     runs, failed, missing = {}, {}, []
     for backend in BACKENDS:
@@ -128,6 +129,6 @@ def run(setting: Setting = Setting()) -> Results:
         time=({name: [1e6 / r.tokens_per_second] for name, r in runs.items()}, "µs per token"),
         memory=({name: [r.peak_mebibytes] for name, r in runs.items()}, "MiB"),
     )
-    rows = [Row(problem, what, found, failed, unit) for what, (found, unit) in values.items()]
+    rows = [Measurement(problem, what, found, failed, unit) for what, (found, unit) in values.items()]
     curves = {name: [round(loss, 5) for loss in r.losses] for name, r in runs.items()}
-    return Results("train", machine(), PROTOCOL, rows=rows, missing=missing, curves=curves)
+    return Record("train", machine(), PROTOCOL, rows=rows, missing=missing, curves=curves)

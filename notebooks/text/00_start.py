@@ -27,8 +27,8 @@ from IPython.display import Markdown
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import gpu_map, time_and_memory
-from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Tiling
 from fa2_studio.book.chapters import CHAPTERS
@@ -199,7 +199,7 @@ print("the first number of O:", *(f"{O[0, 0]:.12f}" for O in ways))
 # where are they found?
 
 # %% tags=["hide-input"]
-counters = {r["problem"]["rung"]: r["values"] for r in measured("ladder")["rows"] if r["direction"] == "counters"}
+counters = {r.problem["rung"]: r.values for r in load("ladder").rows if r.direction == "counters"}
 tiling, heads, GB = Tiling(4096, 4096, 64, 64), 64, 1e9
 extra = {"standard": (4 + 2) * 4096**2, "FA2": 4 * 4096}  # bytes: 4 for S and 2 for P; 4 for the one number L of a row
 shares = []  # of the requests, that cross: for the checks below

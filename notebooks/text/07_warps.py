@@ -29,8 +29,8 @@ import numpy as np
 
 from fa2_lab.machine import chips, time, warps
 from fa2_lab.plots import warp_split
-from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -257,13 +257,13 @@ for name, tile in (("split-K", change.before), ("split-Q", change.after)):
     units = f"tensor {tile.tensor:5.0f}, exp {tile.exp:4.0f}, fp32 {tile.fp32:4.0f}, shared {tile.shared:5.0f}"
     print(f"  {name}: {units}; busiest: {tile.busiest}")
 print(f"split-Q is {change.serial:.1f} times as fast if units take turns, {change.overlapped:.1f} if all work at once")
-record, (split_k, split_q) = measured("ladder"), ("s00_split_keys", "s01_split_queries")
-row = next(row for row in record["rows"] if split_k in row["values"])  # milliseconds: the median comes first
-ratio, d = row["values"][split_k][0] / row["values"][split_q][0], row["problem"]["d"]
+record, (split_k, split_q) = load("ladder"), ("s00_split_keys", "s01_split_queries")
+row = next(row for row in record.rows if split_k in row.values)  # milliseconds: the median comes first
+ratio, d = row.values[split_k][0] / row.values[split_q][0], row.problem["d"]
 small = time.split(chips.H200, 32, 32, d, W=2)  # the tile of these two kernels
 said = f"{ratio:.1f} times as fast; by the model of it {small.serial:.1f} to {small.overlapped:.1f}"
-print(f"measured on an {record['machine']['gpu']}, two warps on a tile of 32 × 32, d = {d}: {said}")
-read = {r["problem"]["rung"]: r["values"] for r in record["rows"] if r["direction"] == "counters"}
+print(f"measured on an {record.machine['gpu']}, two warps on a tile of 32 × 32, d = {d}: {said}")
+read = {r.problem["rung"]: r.values for r in record.rows if r.direction == "counters"}
 passes = [read[name]["shared-memory wavefronts"][0] for name in (split_k, split_q)]
 modelled = [warps.tile_bytes(name, 32, 32, d, 2) for name in ("split_k", "split_q")]
 print(f"passes through shared memory, split-K over split-Q: counted {passes[0] / passes[1]:.0f}, ", end="")

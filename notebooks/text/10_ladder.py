@@ -31,9 +31,10 @@ from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid, io, time
 from fa2_lab.plots import climb, roofline, speed
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.tiles import Tiling
 from fa2_lab.tools import ladder as climbed
-from fa2_studio.bench import contest, page, problem, results
+from fa2_studio.bench import contest, page, problem
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
@@ -67,7 +68,7 @@ from fa2_studio.book.verdicts import close, verdict
 show(climb.draw(**climb.data()))
 
 # %% tags=["hide-input"]
-recorded = {suite: results.load(suite) for suite in ("ladder", "paper")}
+recorded = {suite: load(suite) for suite in ("ladder", "paper")}
 Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 
 # %% [markdown]

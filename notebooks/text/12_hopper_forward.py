@@ -50,13 +50,13 @@ from fa2_lab.machine.layouts import Mma
 from fa2_lab.paper import PACKAGE
 from fa2_lab.plots import bulk_copy, forward_ideas, ideas, pipes, row_reduction, tickets, timeline, wgmma
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.tools import ladder as climbed
 from fa2_lab.tools import steps
 from fa2_lab.tools.xray import xray
-from fa2_studio.bench.results import load
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]

@@ -43,10 +43,10 @@ from fa2_lab.machine import hopper_backward as model
 from fa2_lab.machine.asynchrony import IN_ORDER, SIDE_BY_SIDE, Barrier, Block, Deadlock, Wait
 from fa2_lab.plots import backward_pipes, backward_step, ideas
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
-from fa2_studio.bench.results import load
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]

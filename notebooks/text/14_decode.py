@@ -35,8 +35,8 @@ from fa2_lab.kernels.ladder.r08_pipelined import LN2, LOWEST, NEG_INF, load_rows
 from fa2_lab.machine import chips, grid, splits
 from fa2_lab.plots import ends, programs, shares
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import heads as reference
-from fa2_studio.bench.results import load
 from fa2_studio.book.verdicts import close, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -34,8 +34,8 @@ import fa2_lab
 from fa2_lab.machine import chips
 from fa2_lab.machine import ring as model
 from fa2_lab.plots import ring_schedule, ring_speed, zigzag
-from fa2_lab.plots.records import measured
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.reference.shards import meeting, pieces
@@ -247,7 +247,7 @@ def smallest(flops, link):  # rows; FLOP/s of the kernel, bytes per second of th
     return int(np.ceil(2 * flops / link))  # 2 n² d / flops ≥ 4 n d / link
 
 
-record = ring_schedule.reached(measured("ring"), "forward", 4, 131072)
+record = ring_schedule.reached(load("ring"), "forward", 4, 131072)
 speeds = {chip.name: (chip.tensor_flops / 2, chip.link_per_second) for chip in (chips.A100, chips.H100, chips.RTX_4090)}
 speeds["H200, as recorded"] = record["flops"], record["link"]
 print("                    TFLOP/s   link, GB/s   rows in a shard, at least")

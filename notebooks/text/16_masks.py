@@ -31,11 +31,11 @@ from fa2_lab import attention, attention_packed
 from fa2_lab.machine.io import tiles_per_row
 from fa2_lab.plots import intervals
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
 from fa2_lab.reference.scores import sink_backward
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 from fa2_studio.bench.packed import LENGTHS
-from fa2_studio.bench.results import load
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]

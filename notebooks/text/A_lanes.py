@@ -25,8 +25,8 @@ import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
 from fa2_lab.plots import accumulators, block_budget, row_reduction, swizzle_xor, swizzled_keys
-from fa2_lab.plots.records import recorded
 from fa2_lab.plots.show import show
+from fa2_lab.records import recorded
 from fa2_studio.book.verdicts import verdict
 
 # %% [markdown]

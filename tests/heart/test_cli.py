@@ -309,12 +309,12 @@ def book_verdict(error: str):
 def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp_path, capsys):
     from bench_records import MACHINE, contest
 
+    from fa2_lab.records import Record
     from fa2_studio.bench import smoke
-    from fa2_studio.bench.results import Results
 
     row = contest()
     row.failed = why
-    monkeypatch.setattr(smoke, "run", lambda: Results("smoke", MACHINE, "by hand", rows=[row]))
+    monkeypatch.setattr(smoke, "run", lambda: Record("smoke", MACHINE, "by hand", rows=[row]))
     assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status
 
 

@@ -24,6 +24,7 @@ FLOORS = {
     "trace": 1,
     "paper": 1,
     "glossary": 1,
+    "records": 1,
     "reference": 2,
     "kernels": 3,
     "api": 4,

@@ -5,13 +5,14 @@ import re
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+from fa2_lab import records
 from fa2_lab.kernels import ladder
 from fa2_lab.plots import climb, style
+from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import command
 from fa2_lab.tools import ladder as room
-from fa2_studio.bench import results
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import Results, Row
+from fa2_studio.bench.results import save
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", peers={}, commit="abc")
 
@@ -25,22 +26,25 @@ def took(rung: str, causal: bool) -> float:
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
     """A record of all rungs but the last."""
-    made = Results("ladder", MACHINE, "by hand")
+    made = Record("ladder", MACHINE, "by hand")
     for causal in (False, True):
         problem = Problem.square(4096, 128, causal)
         values = {rung: [took(rung, causal)] * 3 for rung in ladder.RUNGS[:-1]} | {"cuDNN": [2.0] * 3}
-        made.rows.append(Row(problem.as_dict(), "forward", values, flops=problem.flops("forward")))
+        made.rows.append(Measurement(problem.as_dict(), "forward", values, flops=problem.flops("forward")))
     for n, rung in enumerate(ladder.RUNGS[:-1]):
         of = Problem.square(4096, 128, False).as_dict() | dict(rung=rung)
-        made.rows.append(Row(of, "compiled", {"registers": [64.0 + 8 * n], "programs on an SM": [2.0]}, unit="count"))
-        made.rows.append(Row(of, "counters", {"tensor cores at work, %": [3.0 * n], "L2 bytes": [5e9]}, unit="count"))
+        made.rows.append(
+            Measurement(of, "compiled", {"registers": [64.0 + 8 * n], "programs on an SM": [2.0]}, unit="count")
+        )
+        made.rows.append(
+            Measurement(of, "counters", {"tensor cores at work, %": [3.0 * n], "L2 bytes": [5e9]}, unit="count")
+        )
     other = Problem.square(4096, 64, False).as_dict() | dict(rung="r07_two_loops")  # a picture's, not the table's
-    made.rows.append(Row(other, "counters", {"tensor cores at work, %": [99.0], "L2 bytes": [5e9]}, unit="count"))
-    made.save(tmp_path)
-    monkeypatch.setattr(room, "load", lambda suite: results.load(suite, tmp_path))
-    monkeypatch.setattr(
-        climb, "measured", lambda suite: __import__("json").loads((tmp_path / f"bench_{suite}.json").read_text())
+    made.rows.append(
+        Measurement(other, "counters", {"tensor cores at work, %": [99.0], "L2 bytes": [5e9]}, unit="count")
     )
+    save(made, tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     return made
 
 
@@ -101,9 +105,9 @@ def test_bad_input_is_one_sentence(recorded, asked, says, capsys):
 
 
 def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(room, "load", lambda suite: results.load(suite, tmp_path))
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert command.main(["ladder"]) == 2
-    assert "fa2-lab bench ladder" in capsys.readouterr().err
+    assert "fa2_lab bench ladder" in capsys.readouterr().err
 
 
 def test_the_picture_draws_the_record(recorded):

@@ -11,8 +11,9 @@ import pytest
 from matplotlib.colors import same_color
 from pictures import drawn, tagged
 
+from fa2_lab import records
 from fa2_lab.machine.layouts import Mma, Shared, parse
-from fa2_lab.plots import accumulators, block_budget, records, style, swizzled_keys
+from fa2_lab.plots import accumulators, block_budget, style, swizzled_keys
 from fa2_lab.tools import figures
 from fa2_studio import compiled
 
@@ -94,7 +95,7 @@ def test_comments_do_not_make_a_record_old(tmp_path, monkeypatch):
 
 
 def test_without_a_record_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     for picture in (accumulators, swizzled_keys):
         with pytest.raises(ValueError, match=r"layouts\.json is missing: `python -m fa2_lab figures --compile`"):
             picture.data()

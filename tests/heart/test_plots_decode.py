@@ -2,9 +2,11 @@
 
 import pytest
 
+from fa2_lab import records
 from fa2_lab.machine.splits import Shares
-from fa2_lab.plots import ends, programs, records, shares, style
-from fa2_studio.bench.results import Results, Row
+from fa2_lab.plots import ends, programs, shares, style
+from fa2_lab.records import Measurement, Record
+from fa2_studio.bench.results import save
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 PROBLEM = dict(batch=1, heads=32, kv_heads=8, N_q=1, N_k=65536, d=128, causal=False, dtype="bfloat16")
@@ -55,12 +57,12 @@ def test_other_shares_give_another_picture():
 @pytest.fixture
 def record(tmp_path, monkeypatch):
     values = {"fa2_lab": [70.0, 69.0, 71.0], "cuDNN": [72.0, 71.0, 73.0], "reading alone": [62.0, 61.0, 63.0]}
-    rows = [Row(PROBLEM | dict(bytes=268435456), "decode", values, unit="µs")]
+    rows = [Measurement(PROBLEM | dict(bytes=268435456), "decode", values, unit="µs")]
     curves = dict(programs=[8, 16, 264], microseconds=[500.0, 260.0, 70.0], usual=[264])
-    Results("decode", MACHINE, "by hand", {"copy TB/s": 4.0}, rows, curves=curves).save(tmp_path)
+    save(Record("decode", MACHINE, "by hand", {"copy TB/s": 4.0}, rows, curves=curves), tmp_path)
     clocks = dict(SM=[0.0, 0.0, 7.0], ended=[220.0, 221.0, 200.0])
-    Results("ends", MACHINE, "by hand", curves=clocks).save(tmp_path)
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    save(Record("ends", MACHINE, "by hand", curves=clocks), tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
 
 
 def test_the_curve_is_what_was_recorded(record):
@@ -84,6 +86,6 @@ def test_every_program_is_a_dot_over_its_SM(record):
 
 
 def test_without_a_record_one_is_told_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     with pytest.raises(ValueError, match=r"bench_decode\.json is missing"):
         programs.data()

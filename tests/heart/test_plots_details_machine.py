@@ -7,8 +7,9 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Annotation
 from pictures import boxes, drawn, label, tagged
 
-from fa2_lab.plots import records, speed, style
-from fa2_studio.bench.results import load
+from fa2_lab import records
+from fa2_lab.plots import speed, style
+from fa2_lab.records import load
 
 
 def at(ax, text):
@@ -128,7 +129,7 @@ def test_a_panel_of_speeds_has_its_direction_before_it_and_its_shape_above():
 
 def test_the_ring_s_setting_says_the_recorded_speeds():
     figure, _, data = drawn("ring_schedule")
-    rows = [row for row in load("ring", records.RECORDED).rows if row.problem["N_q"] == 131072]
+    rows = [row for row in load("ring", records.FOLDER).rows if row.problem["N_q"] == 131072]
     rows = {row.direction: row for row in rows if "layout" not in row.problem and row.unit == "ms"}
     tflops = [rows[way].flops / rows[way].values["1 GPU"][0] / 1e9 for way in ("forward", "backward")]
     moved = 2 * 2 * 16 * 128 * 131072 * 3 / 4  # K and V of three other ranks, two bytes each

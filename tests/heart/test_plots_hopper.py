@@ -10,7 +10,8 @@ from matplotlib.patches import FancyArrowPatch
 from pictures import drawn, tagged, words
 
 from fa2_lab.plots import forward_ideas, ideas, style
-from fa2_lab.plots.records import RECORDED
+from fa2_lab.records import FOLDER as RECORDED
+from fa2_lab.records import Measurement, Record
 
 # What a product and a copy need ---------------------------------------------------------------------------------
 
@@ -204,13 +205,13 @@ def by_hand(monkeypatch):
 
     def row(idea, kept, with_it, causal, N, kv_heads=2):
         where = dict(part="backward", idea=idea, kept=kept, d=64, causal=causal, N_q=N, heads=2, kv_heads=kv_heads)
-        return dict(problem=where, values={"with it": [with_it, 0, 9], "without it": [3.0, 0, 9], "cuDNN": [1.0]})
+        return Measurement(where, "", {"with it": [with_it, 0, 9], "without it": [3.0, 0, 9], "cuDNN": [1.0]})
 
     rows = [row("turns", True, 2.0, False, 1024), row("turns", True, 2.5, False, 4096)]
     rows += [row("turns", False, 4.0, True, 4096, kv_heads=1), row("spilled", False, 1.0, True, 4096)]
-    del rows[-1]["values"]["with it"]
+    del rows[-1].values["with it"]
     machine = dict(gpu="H", torch="2", triton="3")
-    monkeypatch.setattr(ideas, "measured", lambda suite: dict(rows=rows, machine=machine))
+    monkeypatch.setattr(ideas, "load", lambda suite: Record("ideas", machine, "", rows=rows))
 
 
 def test_worth_is_time_without_over_time_with_from_the_record(by_hand):
@@ -235,10 +236,10 @@ def test_the_table_of_decode_has_a_column_for_each_cache(monkeypatch):
     tried = [("teams", True, 8, 4.0), ("teams", True, 1, 2.0), ("8 warps", False, 16, 2.5)]
     where = dict(part="decode", d=128, causal=False, N_q=1, N_k=4096, heads=32, kv_heads=8)
     rows = [
-        dict(problem=where | dict(idea=idea, kept=kept, batch=batch), values={"with it": [2.0], "without it": [ms]})
+        Measurement(where | dict(idea=idea, kept=kept, batch=batch), "", {"with it": [2.0], "without it": [ms]})
         for idea, kept, batch, ms in tried
     ]
-    monkeypatch.setattr(ideas, "measured", lambda suite: dict(rows=rows))
+    monkeypatch.setattr(ideas, "load", lambda suite: Record("ideas", {}, "", rows=rows))
     head, _, *lines = ideas.ideas_table("decode").split("\n")
     assert head == "| idea | 1 × 4,096 keys, d 128 | 8 × 4,096 keys, d 128 | 16 × 4,096 keys, d 128 |"
     assert lines == ["| teams | 1.00 | 2.00 |  |", "| 8 warps |  |  | *1.25* |"]

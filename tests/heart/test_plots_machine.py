@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pictures import drawn, tagged, words
 
+from fa2_lab import records
 from fa2_lab.machine import chips
 from fa2_lab.machine.warps import BYTES
 from fa2_lab.plots import (
     backward_graph,
     block_budget,
     hbm_traffic,
-    records,
     style,
     warp_split,
     waves,
@@ -312,7 +312,7 @@ def test_boxes_arrows_and_what_is_white():
 
 
 def test_what_nobody_has_measured_is_none_and_what_is_broken_is_not_hidden(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert hbm_traffic.counters(64) is None and block_budget.compiled_spills() is None
     rows = [dict(d=64, B_r=128, B_c=64, spills=3), dict(d=128, B_r=64, B_c=64, spills=0)]
     (tmp_path / "compiled.json").write_text(f'{{"forward": {str(rows).replace(chr(39), chr(34))}}}', encoding="utf-8")

@@ -2,9 +2,11 @@
 
 import pytest
 
-from fa2_lab.plots import climb, hbm_traffic, records, roofline, speed, style, time_and_memory
+from fa2_lab import records
+from fa2_lab.plots import climb, hbm_traffic, roofline, speed, style, time_and_memory
 from fa2_lab.plots.speed import apart, short
-from fa2_studio.bench.results import Results, Row, load
+from fa2_lab.records import Measurement, Record, load
+from fa2_studio.bench.results import save
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc")
 CEILINGS = {"GEMM TFLOP/s": 800.0, "copy TB/s": 4.0}
@@ -18,16 +20,18 @@ def problem(N=4096, d=64, causal=False, batch=4, heads=16):
 
 def ladder(suite="ladder", rungs=RUNGS, moves=BYTES):
     times = {name: [ms, ms, ms] for name, ms in rungs.items()} | {"cuDNN": [0.9, 0.9, 0.9]}
-    rows = [Row(problem(batch=1, heads=8), "forward", times, flops=1e11)]
-    rows += [Row(problem(causal=causal), "forward", times, flops=8e11) for causal in (True, False)]
+    rows = [Measurement(problem(batch=1, heads=8), "forward", times, flops=1e11)]
+    rows += [Measurement(problem(causal=causal), "forward", times, flops=8e11) for causal in (True, False)]
     for rung, moved in moves.items():
         read = {"DRAM bytes read": [0.75 * moved], "DRAM bytes written": [0.25 * moved], "L2 bytes": [1e12]}
-        rows.append(Row(problem() | dict(rung=rung), "counters", read, unit="count"))
+        rows.append(Measurement(problem() | dict(rung=rung), "counters", read, unit="count"))
     rows.append(
-        Row(problem(d=128) | dict(rung="r01_fa1"), "counters", {}, {"ncu": "ncu is not installed"}, unit="count")
+        Measurement(
+            problem(d=128) | dict(rung="r01_fa1"), "counters", {}, {"ncu": "ncu is not installed"}, unit="count"
+        )
     )
-    rows.append(Row(problem(d=128), "forward", times, flops=16e11))
-    return Results(suite, MACHINE, "by hand", CEILINGS, rows)
+    rows.append(Measurement(problem(d=128), "forward", times, flops=16e11))
+    return Record(suite, MACHINE, "by hand", CEILINGS, rows)
 
 
 def paper():
@@ -38,18 +42,18 @@ def paper():
                 speeds = dict(fa2_lab=400.0, cuDNN=500.0 + N / 100, FlexAttention=399.0)
                 speeds |= {"torch flash": 200.0, "fa2_lab portable": 300.0}
                 values = {name: [factor * 1e12 / s / 1e9] for name, s in speeds.items() if (name, N) != ("cuDNN", 512)}
-                row = Row(problem(N, d, causal), direction, values, {"flash_attn": "not installed"})
+                row = Measurement(problem(N, d, causal), direction, values, {"flash_attn": "not installed"})
                 row.flops = factor * 1e12
                 rows.append(row)
-    return Results("paper", MACHINE, "by hand", CEILINGS, rows[::-1])
+    return Record("paper", MACHINE, "by hand", CEILINGS, rows[::-1])
 
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """A folder with two records, in the place of figures/data."""
-    ladder().save(tmp_path)
-    paper().save(tmp_path)
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    save(ladder(), tmp_path)
+    save(paper(), tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     return tmp_path
 
 
@@ -123,7 +127,7 @@ def climbed(folder):
         if row.direction == "forward":
             row.values["cuDNN"] = [0.8]
             row.flops /= 1 + row.problem["causal"]
-    record.save(folder)
+    save(record, folder)
     return climb.data(d=64)
 
 
@@ -166,7 +170,7 @@ def test_a_curve_is_the_recorded_rate_over_N():
     assert curves["fa2_lab"] == [(N, pytest.approx(400.0)) for N in (512, 1024, 2048)]
     assert [N for N, _ in curves["cuDNN"]] == [1024, 2048]
     assert "flash_attn" not in curves and data["gemm"] == 800.0
-    assert curves["torch flash"][0][1] == pytest.approx(load("paper", records.RECORDED).rows[0].rate("torch flash"))
+    assert curves["torch flash"][0][1] == pytest.approx(load("paper", records.FOLDER).rows[0].rate("torch flash"))
 
 
 def test_every_curve_is_drawn_and_every_contestant_named():
@@ -211,7 +215,7 @@ def test_lengths_are_written_short():
 
 def test_the_cross_is_what_one_head_moved(folder):
     assert hbm_traffic.data(N=512)["counters"] is None, "rung 07 was not counted"
-    ladder(moves=BYTES | dict(r07_two_loops=3e8)).save(folder)
+    save(ladder(moves=BYTES | dict(r07_two_loops=3e8)), folder)
     found = hbm_traffic.data(N=512)["counters"]
     per_head = 64 * 2  # heads, bytes of an element
     assert found["points"] == {"L2": (4096, 1e12 / per_head), "DRAM": (4096, 300e6 / per_head)}
@@ -230,16 +234,16 @@ def test_a_missing_record_says_how_to_get_it(folder, suite, data):
 
 def test_time_and_memory_takes_16384_tokens_without_a_mask_for_time_and_any_row_of_d_128_for_memory():
     rows = [
-        dict(problem=problem(N, d, causal, batch=batch), direction=direction, values={"x": [1000.0 * batch + N]})
+        Measurement(problem(N, d, causal, batch=batch), direction, {"x": [1000.0 * batch + N]})
         for N, batch in ((4096, 4), (8192, 2), (8192, 1))
         for d, causal, direction in ((128, False, "forward"), (64, False, "forward"), (128, False, "backward"))
     ]
-    rows[0]["values"]["y"] = [1.0]
-    record = dict(rows=rows[::-1])
+    rows[0].values["y"] = [1.0]
+    record = Record("memory", MACHINE, "by hand", rows=rows[::-1])
     assert time_and_memory.points(record, "x", whole=True) == [(4096, 8096.0), (8192, 10192.0)]
     assert time_and_memory.points(record, "y", whole=True) == [(4096, 1.0)]
     for row in rows:
-        row["problem"]["causal"] = True
+        row.problem["causal"] = True
     assert time_and_memory.points(record, "x", whole=True) == []
     assert [N for N, _ in time_and_memory.points(record, "x", whole=False)] == [4096, 8192]
 
@@ -249,13 +253,13 @@ def test_time_and_memory_takes_each_curve_from_its_record(folder):
 
     def memory(N):
         values = {"torch math": [9.0 * N], "torch flash": [2.0 * N], "fa2_lab": [1.0 * N]}
-        return Row(problem(N, d=128, causal=True, batch=1), "forward", values, unit="MiB")
+        return Measurement(problem(N, d=128, causal=True, batch=1), "forward", values, unit="MiB")
 
-    Results("memory", MACHINE, "by hand", rows=[memory(N) for N in (1024, 2048)]).save(folder)
+    save(Record("memory", MACHINE, "by hand", rows=[memory(N) for N in (1024, 2048)]), folder)
     whole = paper()
     values = {"fa2_lab": [3.0], "torch flash": [5.0]}
-    whole.rows.append(Row(problem(2048, d=128, batch=8), "forward", values, flops=1e12))
-    whole.save(folder)
+    whole.rows.append(Measurement(problem(2048, d=128, batch=8), "forward", values, flops=1e12))
+    save(whole, folder)
     data = time_and_memory.data()
     assert data["time"] == dict(standard=[(4096, 4.0)], FA1=[(4096, 16.0)], FA2=[(2048, 5.0)], ours=[(2048, 3.0)])
     assert data["memory"] == {

@@ -21,7 +21,8 @@ from picture_places import (
 )
 from pictures import boxes, drawn, label, tagged
 
-from fa2_lab.plots import bulk_copy, ideas, records, style
+from fa2_lab import records
+from fa2_lab.plots import bulk_copy, ideas, style
 
 # A bulk copy ------------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ from matplotlib.colors import same_color
 from picture_places import around, assert_level, named, nearest, numbers, points, redrawn, right, starting, ticks
 from pictures import boxes, drawn, label, tagged
 
+from fa2_lab import records
 from fa2_lab.machine import chips
-from fa2_lab.plots import records, ring_speed, style, time_and_memory
+from fa2_lab.plots import ring_speed, style, time_and_memory
 
 GiB = 2**30
 
@@ -194,21 +195,21 @@ def test_a_bar_of_the_ring_s_memory_is_as_high_as_its_gib_from_zero(changes):
 
 
 def test_the_ring_s_curves_bars_and_setting_are_those_of_the_record():
-    record, data = records.measured("ring"), drawn("ring_speed")[2]
-    whole = [row for row in record["rows"] if "layout" not in row["problem"]]
-    both = {row["problem"]["N_q"]: row["values"] for row in whole if row["direction"] == "both"}
+    record, data = records.load("ring"), drawn("ring_speed")[2]
+    whole = [row for row in record.rows if "layout" not in row.problem]
+    both = {row.problem["N_q"]: row.values for row in whole if row.direction == "both"}
     for n, curve in data["curves"].items():
         found = [(N, times["1 GPU"][0] / times[f"{n} GPUs"][0]) for N, times in sorted(both.items())]
         assert same(curve, found), f"{n} GPUs"
-    peaks = {row["problem"]["N_q"]: row for row in whole if row["direction"] == "peak memory"}
+    peaks = {row.problem["N_q"]: row for row in whole if row.direction == "peak memory"}
     longest = peaks[max(peaks)]
-    assert longest["unit"] == "MiB"
-    assert data["memory"] == {int(name.split()[0]): mib for name, (mib,) in longest["values"].items()}
-    p = longest["problem"]
-    facts = [f"{p['heads']} heads of {p['d']}", f"memory at {p['N_q']:,} tokens", record["machine"]["gpu"]]
+    assert longest.unit == "MiB"
+    assert data["memory"] == {int(name.split()[0]): mib for name, (mib,) in longest.values.items()}
+    p = longest.problem
+    facts = [f"{p['heads']} heads of {p['d']}", f"memory at {p['N_q']:,} tokens", record.machine["gpu"]]
     facts += ["forward and backward", "causal"] if p["causal"] else ["no mask"]
     assert all(fact in data["setting"] for fact in facts), data["setting"]
-    assert ring_speed.name_of(1) in longest["values"]
+    assert ring_speed.name_of(1) in longest.values
 
 
 # Time and memory ----------------------------------------------------------------------------------------------------
@@ -267,19 +268,19 @@ def test_the_title_of_time_and_memory_compares_ours_with_standard_at_the_length_
 
 def test_what_time_and_memory_say_in_words_is_in_the_records():
     figure, _, data = drawn("time_and_memory")
-    memory, grid = (records.measured(suite) for suite in ("memory", "paper"))
+    memory, grid = (records.load(suite) for suite in ("memory", "paper"))
     named(figure.axes[1], "standard: the next\nis out of memory")
     last = data["memory"]["standard"][-1][0]
-    (after,) = [row for row in memory["rows"] if row["direction"] == "forward"
-                and (row["problem"]["N_q"], row["problem"]["d"]) == (2 * last, time_and_memory.d)]  # fmt: skip
-    assert after["failed"][time_and_memory.MEMORY["standard"]] == "out of memory" and after["unit"] == "MiB"
+    (after,) = [row for row in memory.rows if row.direction == "forward"
+                and (row.problem["N_q"], row.problem["d"]) == (2 * last, time_and_memory.d)]  # fmt: skip
+    assert after.failed[time_and_memory.MEMORY["standard"]] == "out of memory" and after.unit == "MiB"
     for (N, theirs), (M, ours) in zip(data["memory"]["FA2"], data["memory"]["ours"], strict=True):
         assert N == M and ours == pytest.approx(theirs, rel=0.01), f"N = {N}: one name stands for two curves"
-    p = after["problem"]
+    p = after.problem
     facts = [f"forward, {p['heads']} heads, d = {p['d']}", f"Memory: one text, {'causal' * p['causal']}"]
-    facts += [f"Time: {time_and_memory.TOKENS:,} tokens in texts of N", records.made(grid)]
+    facts += [f"Time: {time_and_memory.TOKENS:,} tokens in texts of N", grid.made()]
     assert p["batch"] == 1 and all(fact in data["setting"] for fact in facts), data["setting"]
-    assert json.dumps(memory["machine"]["gpu"]) == json.dumps(grid["machine"]["gpu"]), "one machine is named"
+    assert json.dumps(memory.machine["gpu"]) == json.dumps(grid.machine["gpu"]), "one machine is named"
 
 
 # Quadratic memory ---------------------------------------------------------------------------------------------------

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from pictures import drawn, tagged
 
-from fa2_lab.plots import records, ring_schedule, ring_speed, style, zigzag
-from fa2_studio.bench.results import Results, Row, load
+from fa2_lab import records
+from fa2_lab.plots import ring_schedule, ring_speed, style, zigzag
+from fa2_lab.records import Measurement, Record, load
+from fa2_studio.bench.results import save
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", commit="abc", gpus=4)
 
@@ -33,7 +35,7 @@ def test_each_cell_shows_half_of_its_square_in_the_colour_of_its_keys():
 
 def recorded_ms(direction, who, N=131072):
     """As the record has it, read in another way than the picture does."""
-    rows = [r for r in load("ring", records.RECORDED).rows if (r.direction, r.problem["N_q"]) == (direction, N)]
+    rows = [r for r in load("ring", records.FOLDER).rows if (r.direction, r.problem["N_q"]) == (direction, N)]
     return next(r.values[who][0] for r in rows if who in r.values and "layout" not in r.problem)
 
 
@@ -84,16 +86,16 @@ def record(contiguous=True):
         problem = dict(batch=1, heads=16, kv_heads=16, N_q=N, N_k=N, d=128, causal=True, dtype="bfloat16")
         times = {"1 GPU": [6.0, 6.0, 6.0], "2 GPUs": [4.0, 4.0, 4.0], "4 GPUs": [3.0, 3.0, 3.0]}
         memory = {"1 GPU": [4096.0], "2 GPUs": [3072.0], "4 GPUs": [1024.0]}
-        rows += [Row(problem, "both", times), Row(problem, "peak memory", memory, unit="MiB")]
+        rows += [Measurement(problem, "both", times), Measurement(problem, "peak memory", memory, unit="MiB")]
         if contiguous and N == 2048:
-            rows.append(Row(problem | dict(layout="contiguous"), "both", {"4 GPUs": [5.0, 5.0, 5.0]}))
-    return Results("ring", MACHINE, "by hand", rows=rows)
+            rows.append(Measurement(problem | dict(layout="contiguous"), "both", {"4 GPUs": [5.0, 5.0, 5.0]}))
+    return Record("ring", MACHINE, "by hand", rows=rows)
 
 
 @pytest.mark.parametrize("contiguous", [True, False])
 def test_a_record_reaches_its_picture(contiguous, tmp_path, monkeypatch):
-    record(contiguous).save(tmp_path)
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    save(record(contiguous), tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     data = ring_speed.data()
     assert data["curves"] == {2: [(1024, 1.5), (2048, 1.5)], 4: [(1024, 2.0), (2048, 2.0)]}
     assert data["contiguous"] == ((4, 2048, 1.2) if contiguous else None)
@@ -106,7 +108,7 @@ def test_a_record_reaches_its_picture(contiguous, tmp_path, monkeypatch):
 
 
 def test_a_missing_record_says_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(records, "RECORDED", tmp_path)
+    monkeypatch.setattr(records, "FOLDER", tmp_path)
     with pytest.raises(ValueError, match="`python -m fa2_lab bench ring` measures it"):
         ring_speed.data()
 

@@ -1,7 +1,7 @@
 """Rows and suites by hand, for tests of the bench."""
 
+from fa2_lab.records import Measurement, Record
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import Results, Row
 
 MACHINE = dict(
     gpu="NVIDIA H200", driver="580", python="3.12", torch="2.11", triton="3.6", cudnn="91900", commit="abc1234"
@@ -12,8 +12,8 @@ def contest(**changes):
     """A row of two contestants, the second twice as fast, and one that failed."""
     where = Problem(4, 16, 16, 4096, 4096, 128, False).as_dict() | changes
     values = {"torch flash": [2.0, 1.9, 2.1], "fa2_lab": [1.0, 0.9, 1.1]}
-    return Row(where, "forward", values, {"flash_attn": "not installed"}, flops=4e11)
+    return Measurement(where, "forward", values, {"flash_attn": "not installed"}, flops=4e11)
 
 
 def suite(*rows, **more):
-    return Results("paper", MACHINE, "by hand", {"GEMM TFLOP/s": 790.6}, [*rows], **more)
+    return Record("paper", MACHINE, "by hand", {"GEMM TFLOP/s": 790.6}, [*rows], **more)

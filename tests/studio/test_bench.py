@@ -10,10 +10,11 @@ torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite  # noqa: E402
 
+from fa2_lab import records  # noqa: E402
+from fa2_lab.records import Record  # noqa: E402
 from fa2_studio.bench import ahead, command, results, smoke, suites, train  # noqa: E402
 from fa2_studio.bench.contest import DIRECTIONS, collect, ready  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
-from fa2_studio.bench.results import Results  # noqa: E402
 
 # Suites and the command ---------------------------------------------------------------------------------------
 
@@ -54,12 +55,12 @@ def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, 
 
     def measure(name):
         ran.append(name)
-        return Results(name, MACHINE, "by hand", rows=[contest()], missing=["the rest"] if name == "long" else [])
+        return Record(name, MACHINE, "by hand", rows=[contest()], missing=["the rest"] if name == "long" else [])
 
     monkeypatch.setattr(suites, "contests", measure)
     assert command.main(["paper", "long", "heads", "--folder", str(tmp_path)]) == 130
     assert ran == ["paper", "long"]
-    assert results.load("long", tmp_path).missing == ["the rest"]
+    assert records.load("long", tmp_path).missing == ["the rest"]
     told = capsys.readouterr().out
     assert "not measured: the rest" in told
     assert all(f"s, kept in {tmp_path / f'bench_{name}.json'}" in told for name in ("paper", "long"))
@@ -116,18 +117,18 @@ def test_a_suite_that_does_not_exist_is_refused_before_anything_runs(names, got)
 )
 def test_a_part_of_a_suite_is_joined_to_its_record(options, how, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    earlier = Results("paper", MACHINE, "by hand", rows=[contest(d=64)])
-    earlier.save(tmp_path)
+    earlier = Record("paper", MACHINE, "by hand", rows=[contest(d=64)])
+    results.save(earlier, tmp_path)
     asked = []
 
     def measure(name, **given):
         asked.append((name, given))
-        return Results(name, MACHINE, "", sustained=[contest()], sustained_protocol="without pauses")
+        return Record(name, MACHINE, "", sustained=[contest()], sustained_protocol="without pauses")
 
     monkeypatch.setattr(suites, "contests", measure)
     assert command.main(["paper", *options, "--folder", str(tmp_path)]) == 0
     assert asked == [("paper", how)] and "without pauses." in capsys.readouterr().out
-    kept = results.load("paper", tmp_path)
+    kept = records.load("paper", tmp_path)
     assert kept == results.joined(earlier, measure("paper")) and kept.rows and kept.sustained
 
 
@@ -265,4 +266,4 @@ def test_the_model_does_not_look_ahead():
 
 
 def test_the_text_is_the_package_itself():
-    assert b"def own_text" in bytes(train.own_text().tolist())
+    assert b"def attention" in bytes(train.own_text().tolist())

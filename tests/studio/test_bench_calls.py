@@ -8,6 +8,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 
+from fa2_lab.records import Measurement, load  # noqa: E402
 from fa2_studio.bench import (  # noqa: E402
     ahead,
     decode,
@@ -20,7 +21,6 @@ from fa2_studio.bench import (  # noqa: E402
     suites,
 )
 from fa2_studio.bench.problem import Problem  # noqa: E402
-from fa2_studio.bench.results import Row, load  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WHERE = Problem(1, 4, 2, 40, 40, 16, True, "float32")
@@ -58,7 +58,7 @@ def judged(here, monkeypatch):
 
     def timed(problem, direction, contestants, error_of):
         found.update({name: (call, error_of(call())) for name, call in contestants})
-        return Row(problem.as_dict(), direction, {})
+        return Measurement(problem.as_dict(), direction, {})
 
     def rung(wrong):
         def forward(q, k, v, causal):

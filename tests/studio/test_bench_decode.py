@@ -4,9 +4,10 @@ import pytest
 import torch
 from kernel_truth import DEVICE
 
+from fa2_lab.records import Measurement
 from fa2_studio.bench import command, decode, reading
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.results import Row, label
+from fa2_studio.bench.results import label
 
 
 def test_the_grid_holds_the_shapes_that_peers_are_measured_on():
@@ -19,7 +20,7 @@ def test_the_grid_holds_the_shapes_that_peers_are_measured_on():
 def test_bytes_of_a_cache():
     p = Problem(1, 32, 8, 1, 65536, 128, False)
     assert decode.cache_bytes(p) == 2 * 8 * 65536 * 128 * 2
-    assert label(Row(decode.described(p), "decode", {})).startswith("decode      N 1×65536 b 1 h 32/8 d 128")
+    assert label(Measurement(decode.described(p), "decode", {})).startswith("decode      N 1×65536 b 1 h 32/8 d 128")
 
 
 @pytest.mark.parametrize("page", (1, 8, 16))

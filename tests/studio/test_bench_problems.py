@@ -8,10 +8,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
+from fa2_lab.records import Measurement  # noqa: E402
 from fa2_studio.bench import peers, problem, protocol, suites  # noqa: E402
 from fa2_studio.bench.contest import TOLERANCE, all_tried, ready  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
-from fa2_studio.bench.results import Row  # noqa: E402
 
 # Problems and protocol ----------------------------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ def test_a_run_of_the_ladder_compiles_everything_first_and_has_a_row_for_everybo
 
     def timed(problem, direction, contestants, wrong):
         called[problem] = dict(contestants)
-        return Row(problem.as_dict(), direction, {})
+        return Measurement(problem.as_dict(), direction, {})
 
     ahead, called = [], {}
     monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: ahead.extend(jobs))
@@ -282,8 +282,10 @@ def test_a_run_of_the_ladder_compiles_everything_first_and_has_a_row_for_everybo
     monkeypatch.setattr(ladder, "ceilings", dict)
     monkeypatch.setattr(Problem, "tensors", lambda self, **_: (torch.ones(1, 1, 64, 1),) * 3)
     monkeypatch.setattr(ladder, "timed", timed)
-    monkeypatch.setattr(ladder, "down", lambda problem: Row(problem.as_dict(), "backward", {}))
-    monkeypatch.setattr(ladder, "count", lambda problem, name: Row(problem.as_dict() | dict(rung=name), "counters", {}))
+    monkeypatch.setattr(ladder, "down", lambda problem: Measurement(problem.as_dict(), "backward", {}))
+    monkeypatch.setattr(
+        ladder, "count", lambda problem, name: Measurement(problem.as_dict() | dict(rung=name), "counters", {})
+    )
     (tmp_path / "mine.py").write_text("def forward(q, k, v, causal):\n    return q + causal, 'L'\n")
 
     def xray(rung, *_, d, **__):

@@ -10,20 +10,21 @@ pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite
 
+from fa2_lab import records
+from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import page, peers, results
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.results import Results, Row
 
 # Results ------------------------------------------------------------------------------------------------------
 
 
 def test_results_come_back_as_they_were_saved(tmp_path):
     kept = suite(contest(), contest(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]})
-    path = kept.save(tmp_path / "new")
+    path = results.save(kept, tmp_path / "new")
     assert path.name == "bench_paper.json" and path.read_text(encoding="utf-8").endswith("}\n")
-    assert results.load("paper", tmp_path / "new") == kept
+    assert records.load("paper", tmp_path / "new") == kept
 
 
 def test_a_later_run_on_the_same_machine_renews_its_rows_and_keeps_the_others():
@@ -35,7 +36,7 @@ def test_a_later_run_on_the_same_machine_renews_its_rows_and_keeps_the_others():
     assert kept.rows == [contest(), new.rows[0], contest(d=64)]
     assert kept.missing == ["x"] and kept.curves == {"a": [1.0]}
     assert kept.ceilings == {"GEMM TFLOP/s": 790.6, "copy TB/s": 4.0}
-    sustained = Results("paper", MACHINE, "", sustained=[contest()], sustained_protocol="without")
+    sustained = Record("paper", MACHINE, "", sustained=[contest()], sustained_protocol="without")
     both_of_them = results.joined(old, sustained)
     assert both_of_them.rows == old.rows and both_of_them.protocol == "by hand"
     assert both_of_them.sustained == [contest()] and both_of_them.sustained_protocol == "without"
@@ -46,9 +47,9 @@ def test_a_later_run_on_the_same_machine_renews_its_rows_and_keeps_the_others():
 
 def test_a_missing_record_says_how_to_get_it(tmp_path):
     with pytest.raises(
-        FileNotFoundError, match=r"no bench_long.json: `git checkout figures/data` or `fa2-lab bench` brings it"
+        ValueError, match=r"bench_long.json is missing: `python -m fa2_lab bench long` measures it on a GPU"
     ):
-        results.load("long", tmp_path)
+        records.load("long", tmp_path)
 
 
 def test_rates_and_ratios():
@@ -64,7 +65,7 @@ def test_a_label_says_what_differs():
 
 
 def test_the_table_shows_ratios_first_and_every_reason():
-    counts = Row(contest().problem | dict(rung="fa1"), "counters", {"L2 bytes": [1.5e9]}, unit="count")
+    counts = Measurement(contest().problem | dict(rung="fa1"), "counters", {"L2 bytes": [1.5e9]}, unit="count")
     text = results.table(suite(contest(), counts, missing=["(9,)"]), baseline="torch flash")
     head = "NVIDIA H200, torch 2.11, triton 3.6, abc1234; by hand.\nceilings: GEMM TFLOP/s 791\nspread: the middle half"
     assert text.startswith(f"{head} lies within 10.0% of the median, at worst within 10.0%\n")
@@ -95,9 +96,9 @@ def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, 
     monkeypatch.setattr("sys.path", [str(tmp_path), *others])
     machine = results.machine()
     assert machine["peers"] == found
-    kept = Results("paper", machine, "by hand")
-    kept.save(tmp_path)
-    assert results.load("paper", tmp_path) == kept
+    kept = Record("paper", machine, "by hand")
+    results.save(kept, tmp_path)
+    assert records.load("paper", tmp_path) == kept
 
 
 def test_peers_with_versions_are_peers():
@@ -132,7 +133,7 @@ def test_it_names_the_versions_of_peers_where_the_record_has_them():
 
 def test_both_of_us_stand_beside_every_peer():
     rows = [both(cuDNN=3.0), both(causal=True, cuDNN=1.0, portable=None), both(d=64, FlexAttention=5.0)]
-    ring = Results("ring", MACHINE, "by hand", rows=[Row(contest().problem, "forward", {"1 GPU": [1.0]})])
+    ring = Record("ring", MACHINE, "by hand", rows=[Measurement(contest().problem, "forward", {"1 GPU": [1.0]})])
     assert page.standings([suite(*rows), ring]) == [
         "| suite | GPU | direction | | over cuDNN | over FlexAttention |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -151,7 +152,7 @@ def test_every_row_is_in_a_table_with_its_ratios():
         "| forward | 4,096 | 4 | 16 | 64 | full | 200 | 100 (2.00) | – | 80 (2.50) |",
     ]
     where = contest().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
-    loss = Row(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
+    loss = Measurement(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
     assert page.rows_table([loss], "nats")[2] == "| page 16, turns | 1 × 4,096 | 4 | 16 on 2 | 128 | full | 1.5 | 3 |"
 
 
@@ -244,13 +245,15 @@ def test_shapes_say_how_far_they_reach():
 
 def test_training_and_memory_are_told():
     where = contest().problem | dict(layers=6, steps=200)
-    time = Row(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
+    time = Measurement(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
     curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
-    said = page.TOLD["train"](Results("train", MACHINE, "by hand", rows=[time], curves=curves))
+    said = page.TOLD["train"](Record("train", MACHINE, "by hand", rows=[time], curves=curves))
     assert "6 layers, 200 steps, tokens per second: fa2_lab 2,000,000, cuDNN 2,500,000" in said
     assert "never further apart than 0.0025" in said
-    peaks = [Row(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)]
-    said = page.TOLD["memory"](Results("memory", MACHINE, "by hand", rows=peaks))
+    peaks = [
+        Measurement(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)
+    ]
+    said = page.TOLD["memory"](Record("memory", MACHINE, "by hand", rows=peaks))
     assert "at N = 4,096: fa2_lab 64 MiB; 4 times the length takes `fa2_lab` 4.0 times" in said
     assert said.endswith("out of memory on the way: math")
 
@@ -258,9 +261,12 @@ def test_training_and_memory_are_told():
 def test_the_ring_is_told_by_what_more_gpus_gain():
     where = Problem(1, 16, 16, 2048, 2048, 128, True).as_dict()
     times = {"1 GPU": [8.0], "2 GPUs": [5.0], "4 GPUs": [2.5]}
-    rows = [Row(where | dict(N_q=N), "forward", times, flops=1e12) for N in (1024, 2048)]
-    rows += [Row(where | dict(layout="contiguous"), "forward", times, flops=1e12), Row(where, "peak memory", times)]
-    said = page.TOLD["ring"](Results("ring", MACHINE, "by hand", rows=rows))
+    rows = [Measurement(where | dict(N_q=N), "forward", times, flops=1e12) for N in (1024, 2048)]
+    rows += [
+        Measurement(where | dict(layout="contiguous"), "forward", times, flops=1e12),
+        Measurement(where, "peak memory", times),
+    ]
+    said = page.TOLD["ring"](Record("ring", MACHINE, "by hand", rows=rows))
     assert said == "speed over 1 GPU at N = 2,048: forward 1.60 on 2 GPUs, 3.20 on 4 GPUs"
 
 
@@ -277,17 +283,19 @@ def test_the_sweep_is_told_by_what_is_behind():
     ]
     for time in (2.0, 3.0):
         assert page.sweep_table(suite(both(cuDNN=time)))[2:] == ["| forward | cuDNN | 0 of 1 | 0.0% | – |"], "as fast"
-    assert page.section(Results("sweep", MACHINE, "by hand", rows=rows))[5:7] == said[:2]
+    assert page.section(Record("sweep", MACHINE, "by hand", rows=rows))[5:7] == said[:2]
 
 
 def test_ideas_are_counted_and_the_best_is_named():
     where, times = contest().problem | dict(part="forward"), {"with it": [1.0], "without it": [1.5]}
     kinds = [("tickets", True), ("turns", True), ("turns", False), ("more slots", False)]
-    rows = [Row(where | dict(idea=idea, kept=kept), "forward", times) for idea, kept in kinds]
+    rows = [Measurement(where | dict(idea=idea, kept=kept), "forward", times) for idea, kept in kinds]
     rows[0].values = {"with it": [1.0], "without it": [1.75]}
     rows[3].values = {"with it": [1.5], "without it": [1.25]}
-    rows.append(Row(where | dict(idea="spilled", kept=False), "forward", {"without it": [1.0]}, {"with it": "wrong"}))
-    said = page.TOLD["ideas"](Results("ideas", MACHINE, "by hand", rows=rows))
+    rows.append(
+        Measurement(where | dict(idea="spilled", kept=False), "forward", {"without it": [1.0]}, {"with it": "wrong"})
+    )
+    said = page.TOLD["ideas"](Record("ideas", MACHINE, "by hand", rows=rows))
     assert said == "forward: 2 in use, 1 not; at most 1.75 times the speed by “tickets”"
 
 
@@ -295,18 +303,18 @@ def test_the_page_is_that_of_the_recorded_runs():
     assert (files.ROOT / "RESULTS.md").read_text(encoding="utf-8") == page.results_page(), (
         "run `fa2-lab bench --results`"
     )
-    assert {run.suite for run in page.recorded(results.FOLDER)} <= {*SUITES, *OTHERS}
+    assert {run.suite for run in page.recorded(records.FOLDER)} <= {*SUITES, *OTHERS}
 
 
 def test_every_changed_number_in_a_record_changes_the_page(tmp_path):
-    for file in results.FOLDER.glob("bench_*.json"):
+    for file in records.FOLDER.glob("bench_*.json"):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     assert page.results_page(tmp_path) == (now := page.results_page())
     for run in page.recorded(tmp_path):
-        changed = results.load(run.suite, tmp_path)
+        changed = records.load(run.suite, tmp_path)
         numbers = next(iter(changed.rows[-1].values.values()))
         numbers[0] *= 1.5
-        file, before = changed.save(tmp_path), (results.FOLDER / f"bench_{run.suite}.json").read_bytes()
+        file, before = results.save(changed, tmp_path), (records.FOLDER / f"bench_{run.suite}.json").read_bytes()
         assert page.results_page(tmp_path) != now, run.suite
         file.write_bytes(before)
 
@@ -333,8 +341,8 @@ def test_writing_takes_a_checkout(tmp_path, monkeypatch):
     page.write()
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
     readme = (tmp_path / "README.md").read_text(encoding="utf-8")
-    table = "\n".join(ladder.markdown(results.load("ladder")))
-    assert readme == between("ladder", table) + between("speed", page.sentence(results.load("paper")))
+    table = "\n".join(ladder.markdown(records.load("ladder")))
+    assert readme == between("ladder", table) + between("speed", page.sentence(records.load("paper")))
     assert table in (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
 
 

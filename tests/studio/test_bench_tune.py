@@ -239,5 +239,5 @@ def test_a_machine_with_a_gpu_has_its_driver(said, driver, monkeypatch):
 
 
 def test_a_label_tells_the_idea():
-    row = results.Row(WHERE.as_dict() | dict(rung="page 16", idea="turns"), "decode", {})
+    row = results.Measurement(WHERE.as_dict() | dict(rung="page 16", idea="turns"), "decode", {})
     assert results.label(row) == "page 16, turns N 64 b 2 h 3 d 16 causal"

@@ -9,9 +9,9 @@ import pytest
 
 import fa2_lab
 from fa2_lab.paper import LINES, where
+from fa2_lab.records import load
 from fa2_lab.tools import ladder
 from fa2_studio.bench import page
-from fa2_studio.bench.results import load
 from fa2_studio.book import reach
 from fa2_studio.book.chapters import written
 

@@ -1,0 +1,97 @@
+"""What was measured: figures/data/NAME.json, each with the machine, the versions and the commit behind it.
+
+`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, `fa2-lab figures --compile` what compiled kernels are like.
+Pictures, tables and chapters read them here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parents[1] / "figures" / "data"
+RIVALS = ("FlashAttention-3", "cuDNN")  # with whom rungs are compared: the first that took part
+COMPILE = "python -m fa2_lab figures --compile"
+
+
+@dataclass
+class Measurement:
+    """One problem in one direction: what each contestant needed, or why there is no number."""
+
+    problem: dict
+    direction: str
+    values: dict[str, list[float]]  # name -> median, lower and upper quartile, or one number; less is better
+    failed: dict[str, str] = field(default_factory=dict)
+    unit: str = "ms"
+    flops: float = 0.0
+    chip: dict[str, list[float]] = field(default_factory=dict)  # name -> SM clock in MHz, power in watts
+
+    def rate(self, name: str) -> float:
+        """TFLOP/s of a contestant."""
+        return self.flops / self.values[name][0] / 1e9
+
+    def ratio(self, name: str, baseline: str) -> float:
+        """How many times less than the baseline of the same run."""
+        return self.values[baseline][0] / self.values[name][0]
+
+
+@dataclass
+class Record:
+    """A suite's rows and the machine, versions, commit and protocol behind them."""
+
+    suite: str
+    machine: dict
+    protocol: str
+    ceilings: dict[str, float] = field(default_factory=dict)  # of the same run: GEMM in TFLOP/s, copy in TB/s
+    rows: list[Measurement] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)  # what an interrupted run did not reach
+    curves: dict[str, list[float]] = field(default_factory=dict)  # name -> one number for each step
+    sustained: list[Measurement] = field(default_factory=list)  # the same problems without pauses
+    sustained_protocol: str = ""
+    made_by: str = ""  # the command that writes this record, or why there is none
+
+    def made(self) -> str:
+        """The machine and the versions, for a caption."""
+        return f"{self.machine['gpu']}, bf16, torch {self.machine['torch']}, triton {self.machine['triton']}"
+
+
+def path_of(suite: str, folder: Path | None = None) -> Path:
+    """Where the record of a suite lies."""
+    return (folder or FOLDER) / f"bench_{suite}.json"
+
+
+def load(suite: str, folder: Path | None = None) -> Record:
+    """The recorded run of a suite, or one sentence on how to get it."""
+    path = path_of(suite, folder)
+    if not path.exists():
+        raise ValueError(f"figures/data/{path.name} is missing: `python -m fa2_lab bench {suite}` measures it on a GPU")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
+    return Record(**data | rows)
+
+
+def compared_with(names: Collection[str]) -> str:
+    """Whose speed the ladder's rungs are shares of."""
+    return next(name for name in RIVALS if name in names)
+
+
+def recorded(name: str) -> dict | None:
+    """What else is recorded under this name, as it is; None if it is not there."""
+    file = FOLDER / f"{name}.json"
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+
+
+def layouts_record() -> dict:
+    """The layouts of the compiled forward, or one sentence on how to get them."""
+    found = recorded("layouts")
+    if found is None:
+        raise ValueError(f"figures/data/layouts.json is missing: `{COMPILE}` compiles the forward and writes it")
+    return found
+
+
+def compiled_by(record: dict) -> str:
+    """The compiler and the tile behind recorded layouts."""
+    tile = record["layouts"][0]
+    return f"Triton {record['made_by']['triton']}, tile {tile['B_r']} × {tile['B_c']}, {tile['warps']} warps"
