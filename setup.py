@@ -1,14 +1,21 @@
-"""A wheel holds fa2_lab alone; an editable install finds fa2_studio, too."""
+"""A wheel takes the records of figures/data along, as data of the package."""
+
+from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
+RECORDS = Path(__file__).parent / "figures" / "data"
 
-class HeartAlone(build_py):
-    def finalize_options(self):
-        super().finalize_options()
+
+class WithRecords(build_py):
+    def run(self):
+        super().run()
         if not self.editable_mode:
-            self.packages = [name for name in self.packages if not name.startswith("fa2_studio")]
+            target = Path(self.build_lib, "fa2_lab", "data")
+            self.mkpath(str(target))
+            for record in RECORDS.glob("*.json"):
+                self.copy_file(str(record), str(target))
 
 
-setup(cmdclass={"build_py": HeartAlone})
+setup(cmdclass={"build_py": WithRecords})

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import os
 import sys
+from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from textwrap import fill, indent
 
 from fa2_lab import paper
 from fa2_lab.glossary import GLOSSARY, Term
+from fa2_lab.tools import files
 
-# Commands that live in rooms of their own: each has a main(argv). They exist where their file does.
-ROOMS = {
-    "bench": ("fa2_studio.bench.command", "measure the kernels and their peers on this machine's GPU"),
-    "book": ("fa2_studio.book.command", "run the book's notebooks on this machine"),
-    "course": ("fa2_studio.course.command", "release, check and grade the assignments"),
+# Commands with a main(argv) of their own. Those of the studio are entry points of the same shape: pyproject.toml.
+COMMANDS = {
     "figures": ("fa2_lab.tools.figures", "draw every picture into figures/"),
-    "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),
     "ladder": ("fa2_lab.tools.ladder", "the ladder of kernels: what each change is, and what it brought"),
-    "tune": ("fa2_studio.bench.tune", "search for the best block sizes on this machine's GPU"),
+    "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),
 }
+GROUP = "fa2_lab.commands"
+EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "transformers": "transformers"}
 
 
 class Refused(Exception):
@@ -38,8 +42,10 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
-            if argv and argv[0] in rooms():
-                return run_room(rooms()[argv[0]], argv[1:])
+            if argv and argv[0] in COMMANDS:
+                return run_command(import_main(COMMANDS[argv[0]][0]), argv[1:])
+            if argv and argv[0] in studio():
+                return run_command(studio_main(studio()[argv[0]]), argv[1:])
             arguments = parser().parse_args(argv)
             return arguments.run(arguments)
         finally:
@@ -54,21 +60,42 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
 
-def rooms() -> dict[str, str]:
-    """{command: module} of the rooms that are in this version."""
-    return {name: module for name, (module, _) in ROOMS.items() if find_spec(module.split(".")[0])}
-
-
-def run_room(module: str, argv: list[str]) -> int:
-    """Run a room's own command; a ValueError is its way to say that an argument makes no sense."""
+def run_command(main: Callable[[], Callable], argv: list[str]) -> int:
+    """Run a command that has a main(argv); a ValueError is its way to say that an argument makes no sense."""
     try:
-        return import_module(module).main(argv) or 0
+        return main()(argv) or 0
     except ValueError as refusal:
         raise Refused(refusal) from refusal
     except ModuleNotFoundError as missing:
-        if missing.name.startswith("fa2_lab"):
+        name = (missing.name or "").split(".")[0]
+        if name in ("fa2_lab", "fa2_studio", ""):
             raise
-        raise Refused(f"this needs {missing.name}, which is not installed: pip install {missing.name}") from missing
+        package = f"'fa2-lab[{EXTRAS[name]}]'" if name in EXTRAS else name
+        raise Refused(f"this needs {name}, which is not installed: pip install {package}") from missing
+
+
+def import_main(module: str) -> Callable[[], Callable]:
+    return lambda: import_module(module).main
+
+
+def studio() -> dict[str, EntryPoint]:
+    """The commands that other packages bring, above all fa2_studio, by name."""
+    return {entry.name: entry for entry in entry_points(group=GROUP)}
+
+
+def studio_main(entry: EntryPoint) -> Callable[[], Callable]:
+    """What loads such a command; a wheel names those of fa2_studio, too, and has it not."""
+    if find_spec(entry.module.split(".")[0]) is None:
+        raise Refused(files.NO_CHECKOUT.format(what=entry.name))
+    return entry.load
+
+
+def summary(entry: EntryPoint) -> str:
+    """The first line of a command's file, which is read and not run."""
+    if find_spec(entry.module.split(".")[0]) is None:
+        return "needs a checkout of the repository"
+    doc = ast.get_docstring(ast.parse(Path(find_spec(entry.module).origin).read_text(encoding="utf-8"))) or ""
+    return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -89,8 +116,10 @@ def parser() -> argparse.ArgumentParser:
     glossary = commands.add_parser("glossary", help="symbols and words, in English and Chinese")
     glossary.add_argument("term", nargs="?", help="only this one")
     glossary.set_defaults(run=show_glossary)
-    for name in rooms():
-        commands.add_parser(name, help=ROOMS[name][1], add_help=False)
+    others = {name: help for name, (_, help) in COMMANDS.items()}
+    others |= {name: summary(entry) for name, entry in sorted(studio().items())}
+    for name, help in others.items():
+        commands.add_parser(name, help=help, add_help=False)
     return top
 
 
@@ -174,8 +203,6 @@ def explained_in(term: Term) -> str:
 
 def close_to(name: str, names) -> str:
     """A hint for a name that was not found."""
-    from difflib import get_close_matches
-
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]
     return f"; did you mean {', '.join(close)}?" if close else ""

@@ -8,12 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).resolve().parents[2]  # of the checkout, where there is one
+NO_CHECKOUT = "{what} needs a checkout of the repository, and there is none around this package"
 
 
 def checkout(what: str) -> Path:
     """The folder of the checkout around this package; without one, `what` cannot be done."""
     if not (ROOT / "pyproject.toml").is_file():
-        raise ValueError(f"{what} needs a checkout of the repository, and there is none around this package")
+        raise ValueError(NO_CHECKOUT.format(what=what))
     return ROOT
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,6 @@ from functools import cached_property
 from importlib.util import find_spec
 
 import numpy as np
-from tqdm import tqdm
 
 from fa2_lab.machine import io, warps
 from fa2_lab.paper import PACKAGE
@@ -340,8 +338,11 @@ def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     print(f"One head, N {N}, d {D_HEAD}, tiles {B_R} × {B_C}; Triton: N 128. Truth: dense float64.\n")
     for problem in PROBLEMS:
         problem.solve()  # so that the truth is in nobody's seconds
-    rows = [run(stage) for stage in tqdm(stages, desc="tour", unit="stage", disable=None, leave=False, file=sys.stderr)]
-    print("\n".join([HEADER, *map(line, rows)]))
+    print(HEADER)
+    rows = []
+    for stage in stages:
+        rows.append(run(stage))
+        print(line(rows[-1]), flush=True)
     print("\nHBM: elements moved to and from it. matmul, other: FLOPs. -: not metered.")
     wrong = [row.name for row in rows if not row.ok]
     ran = sum(not row.note for row in rows)

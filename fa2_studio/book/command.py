@@ -1,4 +1,4 @@
-"""The command line of `fa2-lab book`."""
+"""`fa2-lab book`: run the book's notebooks on this machine, or render them as a site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of `fa2-lab course`: build, release, bundle, check, grade, leaderboard."""
+"""`fa2-lab course`: build, release, bundle, check, grade, leaderboard."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ import sys
 import unicodedata
 from dataclasses import replace
 from functools import partial
+from importlib.metadata import EntryPoint
 
 import numpy as np
 import pytest
@@ -233,24 +234,47 @@ def test_a_bug_is_not_dressed_up_as_bad_usage(monkeypatch):
         command.main([])
 
 
-# Rooms with a command of their own ----------------------------------------------------------------------------
+# Commands of the studio: entry points ---------------------------------------------------------------------------
 
 
-def test_a_command_is_advertised_and_called_only_where_its_package_is(monkeypatch, capsys):
-    monkeypatch.setattr(command, "find_spec", lambda package: package == "fa2_lab" or None)
-    assert "tune" not in command.rooms() and "tune" not in command.parser().format_help()
-    monkeypatch.setattr(command, "find_spec", lambda package: True)
-    room = type("room", (), {"main": staticmethod(lambda argv: int(argv[1]))})
-    monkeypatch.setattr(command, "import_module", {"fa2_studio.bench.tune": room}.__getitem__)
+def entry(module: str, name: str = "tune") -> EntryPoint:
+    return EntryPoint(name, f"{module}:main", command.GROUP)
+
+
+def test_a_command_of_another_package_is_listed_with_its_summary_and_run(monkeypatch, capsys):
+    monkeypatch.setattr(command, "entry_points", lambda group: [entry("fa2_studio.bench.tune")])
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda argv: int(argv[1]))
+    assert "tune " in command.parser().format_help() and "search block sizes" in command.parser().format_help()
     assert command.main(["tune", "--d", "1"]) == 1
     assert command.main(["tune", "--d", "x"]) == 2
     assert capsys.readouterr().err.startswith("fa2-lab: invalid literal")
 
 
-def test_rooms_that_are_there_have_a_main():
-    for module in command.rooms().values():
-        source = (paper.PACKAGE.parent / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8")
-        assert "\ndef main(argv" in source, f"{module} has no main(argv)"
+def test_without_a_checkout_its_commands_say_that_they_need_one(monkeypatch, capsys):
+    monkeypatch.setattr(command, "entry_points", lambda group: [entry("no_such_package.tune")])
+    assert "needs a checkout" in command.parser().format_help()
+    assert command.main(["tune"]) == 2
+    assert "tune needs a checkout of the repository" in capsys.readouterr().err
+
+
+def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch, capsys):
+    def missing(module):
+        raise ModuleNotFoundError(f"No module named {module}", name="matplotlib.figure")
+
+    monkeypatch.setattr(command, "import_module", missing)
+    assert command.main(["figures"]) == 2
+    assert "pip install 'fa2-lab[plots]'" in capsys.readouterr().err
+
+
+def test_the_entry_points_are_those_of_pyproject():
+    from test_house import pyproject
+
+    declared = pyproject()["project"]["entry-points"][command.GROUP]
+    for name, target in declared.items():
+        module, function = target.split(":")
+        source = (paper.PACKAGE.parent / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert f"\ndef {function}(argv" in source, f"{name}: {module} has no {function}(argv)"
+    assert declared.keys() <= command.studio().keys(), "pip install -e . again"
 
 
 # How commands end ---------------------------------------------------------------------------------------------
