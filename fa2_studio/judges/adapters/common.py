@@ -1,0 +1,31 @@
+"""What the adapters share: (batch, N, heads, d) instead of (batch, heads, N, d), and −1 for an unbounded window."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import fa2_lab
+
+
+def deterministic_if(asked: bool) -> None:
+    """Equal bits until the test ends, its backward pass included: there autograd looks at torch's switch again."""
+    if asked:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def bounds(window_size: tuple) -> tuple[int | None, int | None] | None:
+    """A window as we take it; None and −1 are unbounded."""
+    left, right = (None if x is None or int(x) < 0 else int(x) for x in window_size)
+    return None if left is right is None else (left, right)
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, Tensor]:
+    """(O, L) of attention() for tensors (batch, N, heads, d)."""
+    O, L = fa2_lab.attention(*(x.transpose(1, 2) for x in (q, k, v)), return_lse=True, **options)
+    return O.transpose(1, 2), L
+
+
+def packed(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options) -> tuple[Tensor, Tensor]:
+    """(O, L) of attention_packed()."""
+    return fa2_lab.attention_packed(q, k, v, cu_q, cu_k, return_lse=True, **options)

@@ -1,0 +1,77 @@
+"""Behind the names of `flash_attn`, FlashAttention-2's package."""
+
+from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+):
+    assert dropout_p == 0 and alibi_slopes is None
+    deterministic_if(deterministic)
+    O, L = dense(q, k, v, causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
+    return (O, L, None) if return_attn_probs else O
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+):
+    assert dropout_p == 0 and alibi_slopes is None and block_table is None
+    masks = dict(causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
+    deterministic_if(deterministic)
+    O, L = packed(q, k, v, cu_seqlens_q, cu_seqlens_k, **masks)
+    return (O, L, None) if return_attn_probs else O
+
+
+def flash_attn_kvpacked_func(q, kv, *rest, **options):
+    return flash_attn_func(q, *kv.unbind(2), *rest, **options)
+
+
+def flash_attn_qkvpacked_func(qkv, *rest, **options):
+    return flash_attn_func(*qkv.unbind(2), *rest, **options)
+
+
+def flash_attn_varlen_kvpacked_func(q, kv, *rest, **options):
+    return flash_attn_varlen_func(q, *kv.unbind(1), *rest, **options)
+
+
+def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, *rest, **options):
+    twice = cu_seqlens, cu_seqlens, max_seqlen, max_seqlen
+    return flash_attn_varlen_func(*qkv.unbind(1), *twice, *rest, **options)
+
+
+def flash_attn_with_kvcache(*_, **__):
+    raise RuntimeError("tests of an updated cache are left out")
+
+
+def _get_block_size_n(*_):
+    """What their tests take for the width of a tile when they read dropout's mask back."""
+    return 128
+
+
+USE_TRITON_ROCM = False
+apply_rotary_emb = None

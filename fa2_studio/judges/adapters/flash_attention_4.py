@@ -1,0 +1,52 @@
+"""Behind the names of `flash_attn.cute.interface`, FlashAttention-4's package."""
+
+from fa2_studio.judges.adapters.common import bounds, dense, deterministic_if, packed
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    deterministic=False,
+    return_lse=False,
+    **unused,
+):
+    masks = dict(causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
+    deterministic_if(deterministic)
+    return dense(q, k, v, sinks=learnable_sink, **masks)
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q=None,
+    cu_seqlens_k=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(None, None),
+    learnable_sink=None,
+    softcap=0.0,
+    deterministic=False,
+    return_lse=False,
+    **unused,
+):
+    masks = dict(causal=causal, window=bounds(window_size), softcap=softcap or None, scale=softmax_scale)
+    deterministic_if(deterministic)
+    return packed(q, k, v, cu_seqlens_q, cu_seqlens_k, sinks=learnable_sink, **masks)
+
+
+def get_scheduler_metadata(*_, **__):
+    """We plan nothing ahead."""
+
+
+class JITCache(dict):
+    """Named by tests that are left out."""
+
+
+_flash_attn_fwd = _flash_attn_bwd = _flash_attn_bwd_sparse_mla = None

@@ -1,0 +1,128 @@
+"""`fa2-lab judge SUITE CHECKOUT`: another project's tests, run on this package; without arguments, what they said."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from fa2_lab.paper import PACKAGE
+from fa2_lab.tools import files
+from fa2_studio.bench.results import commit
+from fa2_studio.judges.suites import SUITES, Suite
+
+ADAPTERS = Path(__file__).with_name("adapters")
+RECORD = files.ROOT / "figures" / "data" / "judged.json"
+
+
+def main(argv: list[str]) -> int:
+    """0 if nothing failed."""
+    parser = argparse.ArgumentParser(prog="fa2-lab judge", description=__doc__.split(":", 1)[1].strip())
+    parser.add_argument("suite", nargs="?", help=", ".join(SUITES))
+    parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of that project, at the commit named here")
+    parser.add_argument("--processes", type=int, default=1, help="on a GPU 6: their references take much memory")
+    parser.add_argument("--record", action="store_true", help=f"keep the counts in {RECORD.name}")
+    asked = parser.parse_args(argv)
+    if asked.suite is None:
+        print(table(recorded()))
+        return 0
+    if asked.suite not in SUITES:
+        raise ValueError(f"suite: got {asked.suite!r}; it takes {', '.join(SUITES)}")
+    suite = SUITES[asked.suite]
+    check(suite, asked.checkout)
+    counts = run(asked.suite, asked.checkout, asked.processes)
+    print(table({asked.suite: counts}))
+    print(*counts["failures"], sep="\n")
+    if asked.record:
+        files.write(RECORD, json.dumps(recorded() | {asked.suite: counts}, indent=1) + "\n")
+    return 1 if counts["failures"] else 0
+
+
+def check(suite: Suite, checkout: Path | None) -> None:
+    """Refuse a machine or a checkout that will not do."""
+    import torch
+
+    how = f"git clone {suite.repository} && git checkout {suite.commit[:8]}"
+    if checkout is None:
+        raise ValueError(f"checkout: got none; it takes a folder with that project's files: {how}")
+    missing = [name for name in (suite.tests, *suite.takes) if not (checkout / name).is_file()]
+    if missing:
+        raise ValueError(f"checkout: got {checkout}, where there is no {missing[0]}; it takes what this makes: {how}")
+    git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True).stdout.strip()
+    if found and found != suite.commit and (checkout / ".git").exists():
+        raise ValueError(f"checkout: got commit {found[:8]}; it takes {suite.commit[:8]}: {how}")
+    if suite.needs_gpu and not torch.cuda.is_available():
+        raise ValueError(f"suite: {suite.title}'s tests need a CUDA GPU, and there is none here")
+
+
+def lay_down(suite: Suite, checkout: Path, folder: Path) -> None:
+    """Their tests with what they import: our adapter under its names, and their own helpers."""
+    for name in suite.stands_for:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(
+            f"import fa2_studio.judges.adapters.{suite.adapter} as ours\n\n"
+            "globals().update({name: x for name, x in vars(ours).items() if not name.startswith('__')})\n",
+            encoding="utf-8",
+        )
+    for name, place in suite.takes.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(checkout / name, folder / place)
+    text = (checkout / suite.tests).read_text(encoding="utf-8")
+    for theirs, ours in suite.changes.items():
+        text = text.replace(theirs, ours)
+    (folder / suite.tests).parent.mkdir(parents=True, exist_ok=True)
+    (folder / suite.tests).write_text(text, encoding="utf-8")
+
+
+def run(name: str, checkout: Path, processes: int = 1) -> dict:
+    """What became of their tests."""
+    suite = SUITES[name]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        lay_down(suite, checkout, folder)
+        path = os.pathsep.join([scratch, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
+        env = {**os.environ, **suite.environment, "FA2_LAB_SUITE": name, "FA2_LAB_JUDGED": scratch, "PYTHONPATH": path}
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "fa2_studio.judges.plugin"]
+        command += ["-n", str(processes)] if processes > 1 else []
+        subprocess.run([*command, suite.tests], cwd=folder, env=env, check=False)
+        try:
+            outcomes = json.loads((folder / "outcomes.json").read_text())
+        except FileNotFoundError as missing:
+            raise ValueError(f"suite: {suite.title}'s tests did not start; pytest says why above") from missing
+        left_out = json.loads((folder / "left_out.json").read_text())
+    return {"commit": suite.commit, "ours": commit(), **machine(), "left out": left_out, **outcomes}
+
+
+def machine() -> dict[str, str]:
+    """What the tests ran on."""
+    import torch
+    import triton
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU, Triton's interpreter"
+    return {"gpu": gpu, "torch": torch.__version__, "triton": triton.__version__}
+
+
+def recorded() -> dict[str, dict]:
+    """The record: {suite: counts}."""
+    return json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.is_file() else {}
+
+
+def table(found: dict[str, dict]) -> str:
+    """A line for each suite, and below it why the others of its tests were left out."""
+    lines = [f"{'suite':20}{'passed':>8}{'failed':>8}{'skipped':>9}{'left out':>10}   on"]
+    for name, counts in found.items():
+        numbers = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]
+        out = counts["left out"]
+        lines.append(
+            f"{name:20}{numbers[0]:8,}{numbers[1]:8,}{numbers[2]:9,}{sum(out.values()):10,}   "
+            f"{counts['gpu']}, torch {counts['torch']}, Triton {counts['triton']}, commit {counts['ours']}"
+        )
+        lines += [f"{'':20}{n:8,} left out: {reason}" for reason, n in out.items()]
+    return "\n".join(lines)

@@ -1,0 +1,120 @@
+"""The suites: whose tests, at which commit, what stands in for what they import, and which of them apply to us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One file of tests of another project."""
+
+    title: str
+    repository: str
+    commit: str
+    tests: str  # the file, in their checkout
+    adapter: str  # our module of fa2_studio.judges.adapters, and
+    stands_for: tuple[str, ...]  # the files that it is laid down as, where the tests look for them
+    takes: dict[str, str] = field(default_factory=dict)  # their own files that the tests import: {file: laid down as}
+    changes: dict[str, str] = field(default_factory=dict)  # in the text of the tests
+    needs_gpu: bool = True
+    sample: int = 1  # of the tests that apply, one in so many is run, chosen by a hash of its name
+    environment: dict[str, str] = field(default_factory=dict)
+    left_out: Callable[[str, dict], str] = lambda test, case: ""  # the reason why a case does not apply; "" if it does
+
+
+def by_flash_attention_2(test: str, case: dict) -> str:
+    """What FlashAttention-2 has and we have not, or have with other bits."""
+    if test in ("test_flash_attn_kvcache", "test_flash_attn_splitkv", "test_flash_attn_generator_arg_must_be_none"):
+        return "a cache that the call writes, or their own extension's arguments"
+    if "paged" in test or case.get("paged_kv_block_size"):
+        return "pages in a call for packed sequences"
+    if case.get("alibi"):
+        return "ALiBi"
+    return "dropout: the random bits are another generator's" if case.get("dropout_p") else ""
+
+
+def by_flash_attention_3(test: str, case: dict) -> str:
+    """What FlashAttention-3 has and we have not."""
+    if test not in ("test_flash_attn_output", "test_flash_attn_varlen_output", "test_flash_attn_race_condition"):
+        return "a cache that the call writes, or parts of their own interface"
+    if "float8" in str(case.get("dtype")):
+        return "FP8"
+    if case.get("has_qv"):
+        return "a second query for V (qv)"
+    return "rows that are passed over (seqused)" if case.get("add_unused_qkv") else ""
+
+
+def by_flash_attention_4(test: str, case: dict) -> str:
+    """What FlashAttention-4 has and we have not."""
+    if any(word in test for word in ("mla", "deepseek", "fp8", "paged", "kvcache", "sm100", "sm120", "metadata")):
+        return "latent attention, FP8, a cache that the call writes, or one chip's scheduler"
+    if any(word in test for word in ("preallocated", "invalid_head", "ex2_emu", "small_head", "per_split", "layouts")):
+        return "parts of their own interface"
+    if case.get("local_enum", 0) > 1 and "varlen" not in test:
+        return "windows of negative size"
+    padded = not (case.get("unpad_q", True) and case.get("unpad_kv", True))
+    return "rows that are passed over (seqused)" if padded else ""
+
+
+SUITES = {
+    "flash-attention-2": Suite(
+        "FlashAttention-2",
+        *FLASH_ATTENTION,
+        tests="tests/test_flash_attn.py",
+        adapter="flash_attention_2",
+        stands_for=(
+            "flash_attn/__init__.py",
+            "flash_attn/flash_attn_interface.py",
+            "flash_attn/layers/__init__.py",
+            "flash_attn/layers/rotary.py",
+        ),
+        takes={"flash_attn/bert_padding.py": "flash_attn/bert_padding.py"},
+        left_out=by_flash_attention_2,
+        sample=60,
+    ),
+    "flash-attention-3": Suite(
+        "FlashAttention-3",
+        *FLASH_ATTENTION,
+        tests="hopper/test_flash_attn.py",
+        adapter="flash_attention_3",
+        stands_for=("flash_attn_interface.py",),
+        takes={"hopper/padding.py": "padding.py", "hopper/test_util.py": "test_util.py"},
+        changes={  # V as wide as K, and no attention within chunks
+            "dv_vals = [128, d] if d > 128 and d <= 192 else ([256, 512, d] if d <= 64 else [d])": "dv_vals = [d]",
+            "attention_chunk_vals = [torch.randint(1, seqlen_k * 2, (1,)).item(), 0]": "attention_chunk_vals = [0]",
+        },
+        environment={
+            f"FLASH_ATTENTION_DISABLE_{x}": "TRUE" for x in ("FP8", "PACKGQA", "SPLIT", "PAGEDKV", "APPENDKV")
+        },
+        left_out=by_flash_attention_3,
+        sample=15,
+    ),
+    "flash-attention-4": Suite(
+        "FlashAttention-4",
+        *FLASH_ATTENTION,
+        tests="tests/cute/test_flash_attn.py",
+        adapter="flash_attention_4",
+        stands_for=("flash_attn/__init__.py", "flash_attn/cute/interface.py", "flash_attn/cute/cache_utils.py"),
+        takes={"flash_attn/cute/testing.py": "flash_attn/cute/testing.py"},
+        changes={  # V as wide as K; backward also where their Hopper kernels have none
+            "dv_vals = [128] if d == 192 else ([d] if d != 128 else [64, d])": "dv_vals = [d]",
+        },
+        environment={"FLASH_ATTENTION_DISABLE_SPLIT": "TRUE"},
+        left_out=by_flash_attention_4,
+        sample=200,
+    ),
+    "cs336": Suite(
+        "CS336, assignment 2",
+        "https://github.com/stanford-cs336/assignment2-systems",
+        "9d95f3b5dc4a5fc48c2661b58d2e509bbc904e36",
+        tests="tests/test_attention.py",
+        adapter="cs336",
+        stands_for=("tests/adapters.py",),
+        takes={"tests/__init__.py": "tests/__init__.py"},
+        needs_gpu=False,
+    ),
+}
