@@ -11,7 +11,6 @@ from functools import reduce
 
 import numpy as np
 
-from fa2_lab.reference.checks import real_array
 from fa2_lab.reference.dropout import dropped
 
 
@@ -74,18 +73,6 @@ class SoftmaxState:
         return o, L
 
 
-def two_blocks(S1: np.ndarray, S2: np.ndarray, V1: np.ndarray, V2: np.ndarray) -> np.ndarray:
-    """The two-block case of the FA2 paper, section 3.1.1, formula by formula. No row may be without a key."""
-    S1, S2, V1, V2 = (real_array(n, x, 2) for n, x in (("S1", S1), ("S2", S2), ("V1", V1), ("V2", V2)))
-    m1 = S1.max(axis=1)
-    l1 = np.exp(S1 - m1[:, None]).sum(axis=1)
-    o1 = np.exp(S1 - m1[:, None]) @ V1
-    m2 = np.maximum(m1, S2.max(axis=1))
-    l2 = np.exp(m1 - m2) * l1 + np.exp(S2 - m2[:, None]).sum(axis=1)
-    o2 = np.exp(m1 - m2)[:, None] * o1 + np.exp(S2 - m2[:, None]) @ V2
-    return o2 / l2[:, None]
-
-
 Blocks = Iterable[tuple[np.ndarray, np.ndarray]]  # pairs (s, v) of (B_r, B_c) and (B_c, d)
 
 
@@ -97,16 +84,6 @@ def incremental(blocks: Blocks) -> SoftmaxState:
 def rabe_staats(blocks: Blocks) -> SoftmaxState:
     """Rabe and Staats's way: one state for every block, all kept, merged at the end."""
     return reduce(SoftmaxState.merge, [_after(None, s, v) for s, v in blocks])
-
-
-def incremental_memory(rows: int, d: int) -> int:
-    """Elements of state that the incremental way holds, however many blocks there are."""
-    return rows * (d + 2)
-
-
-def rabe_staats_memory(rows: int, d: int, blocks: int) -> int:
-    """Elements of state that are alive before the merge at the end: one output for every block."""
-    return blocks * incremental_memory(rows, d)
 
 
 def _after(state: SoftmaxState | None, s: np.ndarray, v: np.ndarray) -> SoftmaxState:

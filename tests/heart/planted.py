@@ -50,7 +50,7 @@ def faults() -> list[Fault]:
         if head := re.fullmatch(r"\[(\w+)\] (.*)", line):
             part, tests = head[1], tuple(head[2].split())
         elif line:
-            made.append(Fault(part, tests, *(cell.replace("\\n", "\n") for cell in line.split(" | "))))
+            made.append(Fault(part, tests, *(cell.replace("\\n", "\n") for cell in line.split(" || "))))
     return made
 
 

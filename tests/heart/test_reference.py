@@ -1,18 +1,18 @@
-import ast
-import difflib
+"""The NumPy reference: every stage against autograd in float64, its parts by known answers, and what it refuses."""
+
 import inspect
-import textwrap
-from collections import Counter
+import re
 
 import hypothesis
 import numpy as np
 import oracle
 import pytest
 from hypothesis import strategies as st
-from ladder_checks import CORNERS, Case, check_heads, check_merge, check_one_head
+from reference_checks import CORNERS, Case, check_one_head
 
 from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax, scores, shards
 from fa2_lab.reference.dropout import Dropout, keep_mask, philox, sequential_mask
+from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 from fa2_lab.trace import Trace
 
@@ -26,11 +26,7 @@ def test_corner_cases(case):
 
 
 @hypothesis.given(
-    N_q=st.integers(1, 15),
-    N_k=st.integers(1, 15),
-    d=st.integers(1, 8),
-    B_r=st.integers(1, 17),
-    B_c=st.integers(1, 17),
+    sizes=st.tuples(*(st.integers(1, n) for n in (15, 15, 8, 17, 17))),
     causal=st.booleans(),
     key_part=st.none() | st.floats(0, 1),
     allowed_seed=st.none() | st.integers(0, 9),
@@ -43,10 +39,12 @@ def test_corner_cases(case):
     sink=st.none() | st.floats(-20, 20),
 )
 @SETTINGS
-def test_every_stage_equals_the_dense_result(key_part, **case):
-    length = None if key_part is None else round(key_part * case["N_k"])
+def test_every_stage_equals_the_dense_result(sizes, key_part, **case):
+    N_q, N_k, d, B_r, B_c = sizes
+    length = None if key_part is None else round(key_part * N_k)
     # Where a score is at its cap, the slope 1 − (s / c)² is a small difference of large numbers.
-    check_one_head(Case(key_length=length, **case), floor=0.0 if case["softcap"] is None else 1e-2)
+    floor = 0.0 if case["softcap"] is None else 1e-2
+    check_one_head(Case(N_q, N_k, d, B_r, B_c, key_length=length, **case), floor=floor)
 
 
 @hypothesis.given(
@@ -60,8 +58,32 @@ def test_every_stage_equals_the_dense_result(key_part, **case):
     with_sinks=st.booleans(),
 )
 @SETTINGS
-def test_heads_and_groups(groups, **options):
-    check_heads(*groups, **options)
+def test_batches_and_grouped_heads(groups, stage, causal, p, lengths, window, softcap, with_sinks):
+    """Against one dense head after the other, dK and dV summed over the group."""
+    (q_heads, k_heads), draw = groups, np.random.default_rng(3).standard_normal
+    q, dO = draw((2, q_heads, 7, 4)), draw((2, q_heads, 7, 4))
+    k, v = draw((2, k_heads, 10, 4)), draw((2, k_heads, 10, 4))
+    sinks = np.arange(q_heads) / 2 - 1 if with_sinks else None
+    options = dict(stage=stage, causal=causal, key_lengths=lengths, dropout_p=p, seed=5, B_r=3, B_c=4)
+    options |= dict(window=window, softcap=softcap, sinks=sinks)
+    O, L = heads.forward(q, k, v, **options)
+    dQ, dK, dV = heads.backward(q, k, v, O, L, dO, **options)
+    want_dK, want_dV, want_dsinks = np.zeros_like(k), np.zeros_like(v), np.zeros(q_heads)
+    for b in range(2):
+        seen = oracle.visible(7, 10, causal, None if lengths is None else lengths[b], window=window)
+        for h in range(q_heads):
+            g = h * k_heads // q_heads
+            Z = Dropout(p, 5, b, h).z(slice(0, 7), slice(0, 10))
+            sink = None if sinks is None else sinks[h]
+            one = oracle.dense(q[b, h], k[b, g], v[b, g], seen, None, Z, dO[b, h], softcap, sink)
+            for name, got, want in zip(("O", "L", "dQ"), (O, L, dQ), one, strict=False):
+                assert oracle.error(got[b, h], want) <= 1e-12, (name, b, h)
+            want_dK[b, g] += one[3]
+            want_dV[b, g] += one[4]
+            want_dsinks[h] += one[5] if with_sinks else 0.0
+    assert oracle.error(dK, want_dK) <= 1e-12 and oracle.error(dV, want_dV) <= 1e-12
+    if with_sinks:
+        assert oracle.error(heads.sinks_backward(sinks, O, L, dO), want_dsinks) <= 1e-12
 
 
 ADVERSE = [
@@ -121,41 +143,18 @@ def test_what_a_window_a_sink_and_a_cap_do_to_one_row():
     assert oracle.error(O, np.tile(V.mean(axis=0), (7, 1))) < 1e-8
 
 
-@pytest.mark.parametrize("sink", [-0.5, 2.0])
-def test_dsink_by_central_differences(sink):
-    Q, K, V, dO = Case(N_q=4, N_k=5, d=3).tensors()
-    same, sinks = dict(B_r=2, B_c=2, mask=Mask(True, window=(2, 0)), softcap=0.8), np.array([sink])
-    O, L = fa2.forward(Q, K, V, sink=sink, **same)
-    numeric = oracle.central_differences(lambda: fa2.forward(Q, K, V, sink=sinks[0], **same)[0], sinks, dO)
-    assert abs(scores.sink_backward(sink, O, L, dO) - numeric[0]) < 1e-8
-
-
-def test_a_window_s_traffic_grows_with_the_sequence_and_not_with_its_square():
-    """By the meter: a row block reads its own keys and `left` before them, however long the sequence is."""
-    loads = []
-    for N in (32, 64, 128):
-        Q, K, V = np.ones((3, N, 2))
-        trace = Trace()
-        fa2.forward(Q, K, V, B_r=4, B_c=4, mask=Mask(causal=True, window=(8, None)), trace=trace)
-        loads.append(trace.loads("K") // 2)
-    assert loads == [N // 4 * 12 - 12 for N in (32, 64, 128)]  # three blocks of four keys; one and two at the start
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_merge_laws(seed):
-    check_merge(seed)
-
-
-@pytest.mark.parametrize("stage", ["fa1", "fa2"])
+@pytest.mark.parametrize("stage", [fa1, fa2], ids=["fa1", "fa2"])
 def test_gradients_by_central_differences(stage):
-    case = Case(N_q=4, N_k=5, d=3, B_r=2, B_c=2, causal=True, p=0.3)
+    case = Case(N_q=4, N_k=5, d=3)
     Q, K, V, dO = case.tensors()
-    same = dict(B_r=2, B_c=2, mask=CAUSAL, dropout=Dropout(0.3, 7))
-    module = {"fa1": fa1, "fa2": fa2}[stage]
-    O, *saved = module.forward(Q, K, V, **same)
-    gradients = module.backward(Q, K, V, O, *saved, dO, **same)
-    for X, G in zip((Q, K, V), gradients, strict=True):
-        numeric = oracle.central_differences(lambda: module.forward(Q, K, V, **same)[0], X, dO)
+    same = dict(B_r=2, B_c=2, mask=CAUSAL, dropout=Dropout(0.3, 7), softcap=0.8)
+    sinks = np.array([-0.5])
+    O, *saved = stage.forward(Q, K, V, sink=sinks[0], **same)
+    gradients = list(stage.backward(Q, K, V, O, *saved, dO, **same))
+    L = saved[0] if stage is fa2 else saved[1] + np.log(saved[0])
+    gradients.append(np.array([scores.sink_backward(sinks[0], O, L, dO)]))
+    for X, G in zip((Q, K, V, sinks), gradients, strict=True):
+        numeric = oracle.central_differences(lambda: stage.forward(Q, K, V, sink=sinks[0], **same)[0], X, dO)
         assert np.abs(G - numeric).max() < 1e-8
 
 
@@ -168,65 +167,51 @@ def test_huge_scores_give_no_nan_and_no_warning(size):
     check_one_head(case, tolerance=1e-10, floor=1.0)
 
 
-def test_softmax_three_ways():
+# Its parts ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_merge_is_associative_commutative_and_the_same_as_update(seed):
+    draw = np.random.default_rng(seed)
+    s = 5 * draw.standard_normal((4, 12))
+    s[0, :4], s[1, 4:8], s[2] = -np.inf, -np.inf, -np.inf
+    v = draw.standard_normal((12, 3))
+    start = SoftmaxState.reset(4, 3)
+    a, b, c = (start.update(s[:, x], v[x]) for x in (slice(0, 4), slice(4, 8), slice(8, 12)))
+    blocks = [(s[:, x : x + 5], v[x : x + 5]) for x in range(0, 12, 5)]
+    O, L = oracle.dense(s, np.eye(12), np.eye(12), ~np.isneginf(s), scale=1.0)
+    for other in (
+        a.merge(b).merge(c),
+        a.merge(b.merge(c)),
+        c.merge(b).merge(a),
+        start.merge(a).merge(b).merge(c).merge(start),
+        a.update(s[:, 4:8], v[4:8]).update(s[:, 8:], v[8:]),
+        SoftmaxState.from_output(*a.finalize()).merge(SoftmaxState.from_output(*b.merge(c).finalize())),
+        online_softmax.incremental(iter(blocks)),
+        online_softmax.rabe_staats(iter(blocks)),
+    ):
+        for got, want in zip(other.finalize(), (O @ v, L), strict=True):
+            assert oracle.error(got, want) <= 1e-14
+
+
+def test_the_softmax_its_logarithm_and_its_jacobian():
     S = np.array([[1.0, 2.0, 3.0], [0.0, -1.0, 5.0]])
-    assert np.allclose(naive.unsafe_softmax(S), naive.safe_softmax(S), rtol=1e-14)
-    with pytest.warns(RuntimeWarning):
-        assert np.isnan(naive.unsafe_softmax(S + 1000)).any()
-    assert np.allclose(naive.safe_softmax(S + 1000), naive.safe_softmax(S), rtol=1e-14)
-    assert (naive.safe_softmax(np.full((1, 3), -np.inf)) == 0).all()
-    assert np.allclose(naive.logsumexp(S), np.log(np.exp(S).sum(axis=1)), rtol=1e-14)
-
-
-def test_softmax_jacobian_and_D_two_ways():
+    want = np.exp(S) / np.exp(S).sum(axis=1, keepdims=True)
+    for shift in (0, 1000):
+        assert np.allclose(naive.safe_softmax(S + shift), want, rtol=1e-13)
+        assert np.allclose(naive.logsumexp(S + shift), shift + np.log(np.exp(S).sum(axis=1)), rtol=1e-14)
+    nothing = np.full((1, 3), -np.inf)
+    assert (naive.safe_softmax(nothing) == 0).all() and np.isneginf(naive.logsumexp(nothing)).all()
     draw = np.random.default_rng(1).standard_normal
     Q, K, V, dO = draw((4, 3)), draw((6, 3)), draw((6, 3)), draw((4, 3))
     O, P = naive.forward(Q, K, V)
-    dP = dO @ V.T
+    dP, x = dO @ V.T, draw(5)
     by_jacobian = np.stack([naive.softmax_jacobian(p) @ dp for p, dp in zip(P, dP, strict=True)])
     assert oracle.error(naive.softmax_backward(P, dP), by_jacobian) < 1e-14
     assert oracle.error(naive.D_from_output(dO, O), naive.D_from_probabilities(P, dP)) < 1e-14
-    x, numeric = draw(5), np.empty((5, 5))
-    for j in range(5):
-        step = 1e-6 * np.eye(5)[j]
-        numeric[:, j] = (naive.safe_softmax(x + step) - naive.safe_softmax(x - step)) / 2e-6
-    assert np.abs(naive.softmax_jacobian(naive.safe_softmax(x)) - numeric).max() < 1e-9
-
-
-def test_two_blocks_and_rabe_staats():
-    draw = np.random.default_rng(2).standard_normal
-    s, v = 4 * draw((5, 12)), draw((12, 3))
-    want, L = oracle.dense(s, np.eye(12), np.eye(12), np.ones((5, 12), bool), scale=1.0)
-    want = want @ v
-    assert oracle.error(online_softmax.two_blocks(s[:, :7], s[:, 7:], v[:7], v[7:]), want) < 1e-14
-    blocks = [(s[:, a : a + 5], v[a : a + 5]) for a in range(0, 12, 5)]
-    for way in (online_softmax.incremental, online_softmax.rabe_staats):
-        o, found_L = way(iter(blocks)).finalize()
-        assert oracle.error(o, want) < 1e-14 and oracle.error(found_L, L) < 1e-14
-    assert online_softmax.incremental_memory(5, 3) == 5 * 3 + 5 + 5
-    assert online_softmax.rabe_staats_memory(5, 3, len(blocks)) == 3 * 25
-
-
-def loops_of(function) -> tuple[list[str], list[str]]:
-    """A function's two loops, and the inner one's step from the scores on: code alone, without tags and indentation."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    outer = next(node for node in ast.walk(tree) if isinstance(node, ast.For))
-    inner = next(node for node in outer.body if isinstance(node, ast.For))
-    lines, step = ([line.strip() for line in ast.unparse(node).splitlines()] for node in (outer, inner))
-    return lines, step[next(n for n, line in enumerate(step) if line.startswith("s_ij =")) :]
-
-
-@pytest.mark.parametrize(("direction", "changed_in_step"), [("forward", 10), ("backward", 6)])
-def test_the_difference_of_fa1_and_fa2_is_a_dozen_lines(direction, changed_in_step):
-    """One diff, one lesson: lines added and removed in the step, and lines of either loop that the other has not."""
-    (loops_1, step_1), (loops_2, step_2) = (loops_of(getattr(stage, direction)) for stage in (fa1, fa2))
-    changed = [line for line in difflib.ndiff(step_1, step_2) if line.startswith(("- ", "+ "))]
-    assert len(changed) == changed_in_step, "\n".join(changed)
-    for alone in (Counter(loops_1) - Counter(loops_2), Counter(loops_2) - Counter(loops_1)):
-        assert alone.total() <= 12, "\n".join(alone)
-    if direction == "forward":  # both keep the state where a reader sees it, under the same names
-        for name in ("m_ij", "m_new", "p_ij", "l_ij", "alpha", "l_new", "o_i"):
-            assert all(any(line.startswith(f"{name} =") for line in step) for step in (step_1, step_2)), name
+    steps = 1e-6 * np.eye(5)
+    numeric = [(naive.safe_softmax(x + step) - naive.safe_softmax(x - step)) / 2e-6 for step in steps]
+    assert np.abs(naive.softmax_jacobian(naive.safe_softmax(x)) - np.stack(numeric, axis=1)).max() < 1e-9
 
 
 def test_fa1_block_sizes_come_from_M():
@@ -245,29 +230,22 @@ def test_philox_known_answers():
     assert philox(0x299F31D0A4093822, 0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344) == 0xD16CFE09
 
 
-def test_dropout_keeps_the_right_share_and_differs_by_key():
+def test_dropout_keeps_the_right_share_and_is_keyed_by_column_row_head_batch_and_seed():
     rows = cols = np.arange(300)
-    keep = keep_mask(0.3, 11, 0, 0, rows, cols)
+    keep = keep_mask(0.3, 11, 2, 5, rows, cols)
     assert abs(keep.mean() - 0.7) < 0.01
-    for other in [(12, 0, 0), (11, 1, 0), (11, 0, 1), (11 + 2**32, 0, 0)]:
+    for other in [(12, 2, 5), (11, 5, 2), (11, 2, 0), (11 + 2**32, 2, 5)]:
         assert abs((keep == keep_mask(0.3, *other, rows, cols)).mean() - 0.58) < 0.01  # 0.7² + 0.3²
-    assert np.array_equal(keep[40:50, 7:99], keep_mask(0.3, 11, 0, 0, rows[40:50], cols[7:99]))
+    assert np.array_equal(keep[40:50, 7:99], keep_mask(0.3, 11, 2, 5, rows[40:50], cols[7:99]))
+    for row, col in ((3, 11), (250, 0), (0, 299)):  # the counters in the order in which Triton's generator takes them
+        assert keep[row, col] == (philox(11, col, row, 5, 2) >= int(0.3 * 2**32))
     assert keep_mask(0.0, 1, 0, 0, rows, cols).all()
-
-
-def test_a_mask_is_keyed_by_column_row_head_and_batch():
-    """The counters in the order in which Triton's generator takes them, one entry at a time."""
-    rows, cols = np.arange(3, 8), np.arange(11, 15)
-    keep = keep_mask(0.3, 9, 2, 5, rows, cols)
-    for r, row in enumerate(rows):
-        for c, col in enumerate(cols):
-            assert keep[r, c] == (philox(9, col, row, 5, 2) >= int(0.3 * 2**32)), "batch 2, head 5"
+    assert set(np.unique(Dropout(0.2, 1).z(slice(0, 9), slice(0, 9)))) == {0.0, 1 / 0.8}
 
 
 def test_a_sequential_generator_replays_only_in_its_own_order():
     tiling = Tiling(12, 12, 4, 3)
     masks = {order: sequential_mask(tiling, 0.5, 3, order) for order in ("fa1", "fa2")}
-    assert all(mask.dtype == bool for mask in masks.values())
     assert np.array_equal(masks["fa1"], sequential_mask(tiling, 0.5, 3, "fa1"))
     assert 0.3 < (masks["fa1"] == masks["fa2"]).mean() < 0.75
     assert abs(sequential_mask(Tiling(99, 99, 9, 9), 0.2, 3, "fa2").mean() - 0.8) < 0.02  # dropped with probability p
@@ -275,14 +253,20 @@ def test_a_sequential_generator_replays_only_in_its_own_order():
     assert np.array_equal(sequential_mask(single, 0.5, 3, "fa1"), sequential_mask(single, 0.5, 3, "fa2"))
 
 
-def test_the_meter_sees_the_split_workers():
+def test_the_meter_sees_the_split_workers_and_a_window_s_own_keys():
     Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
     trace = Trace()
     fa2.forward_split_keys(Q, K, V, splits=2, B_r=8, B_c=2, trace=trace)
     assert set(trace.by_worker()) == {(0, 0), (0, 1), (0,)}
     assert trace.stores("O_part") == trace.loads("O_part") == 2 * 8 * 4
-    shares = trace.by_worker()
-    assert shares[0, 0]["load"] == shares[0, 1]["load"] == 8 * 4 + 2 * 4 * 4  # q, and half of K and of V
+    assert trace.by_worker()[0, 0]["load"] == trace.by_worker()[0, 1]["load"] == 8 * 4 + 2 * 4 * 4  # q, half of K and V
+    for N in (32, 64, 128):  # a row block reads its own keys and `left` before them, however long the sequence is
+        trace = Trace()
+        fa2.forward(*np.ones((3, N, 2)), B_r=4, B_c=4, mask=Mask(causal=True, window=(8, None)), trace=trace)
+        assert trace.loads("K") // 2 == N // 4 * 12 - 12  # three blocks of four keys; one and two at the start
+
+
+# A sequence that is cut among ranks -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,6 +293,7 @@ def test_a_rank_s_own_meeting_in_two_calls(length, causal, want):
         ("zigzag", 2, 3, True, (slice(1, 1), slice(0, 0), Tile.SKIP)),
         ("contiguous", 1, 0, True, (slice(0, 4), slice(0, 5), Tile.FULL)),
         ("contiguous", 0, 1, True, (slice(5, 5), slice(0, 4), Tile.SKIP)),
+        ("contiguous", 0, 3, False, (slice(0, 5), slice(0, 0), Tile.SKIP)),
         ("contiguous", 3, 3, True, (slice(0, 0), slice(0, 0), Tile.SKIP)),
     ],
 )
@@ -322,3 +307,104 @@ def test_where_pieces_lie():
     assert shards.pieces([4, 4, 3], "contiguous") == [[slice(0, 4)], [slice(4, 8)], [slice(8, 11)]]
     zigzag = [[slice(0, 2), slice(9, 11)], [slice(2, 4), slice(7, 9)], [slice(4, 6), slice(6, 7)]]
     assert shards.pieces([4, 4, 3], "zigzag") == zigzag
+
+
+# Bad input ------------------------------------------------------------------------------------------------------
+
+TALL, WIDE = np.ones((4, 3)), np.ones((5, 3))  # four queries, five keys
+TAKEN = dict(Q=TALL, K=WIDE, V=WIDE, O=TALL, dO=TALL, P=np.ones((4, 5)), l=TALL[:, 0], m=TALL[:, 0], L=TALL[:, 0])
+SIZES = dict(B_r=2, B_c=2, splits=2)
+REFUSED = dict(
+    **{name: x[:-1] for name, x in TAKEN.items() if name not in ("Q", "K")},  # a row too few
+    **dict(Q=TALL[0], K=WIDE[:, :2], B_r=0, B_c=0, splits=0),
+    **dict(tau=-1.0, softcap=0.0, sink=float("nan"), dropout=0.1, mask="causal"),
+)
+STAGE_CALLS = [
+    *(naive.forward, naive.backward, naive.forward_linear_memory, naive.backward_linear_memory),
+    *(fa1.forward, fa1.backward, fa2.forward, fa2.backward, fa2.forward_split_keys),
+]
+
+
+@pytest.mark.parametrize("call", STAGE_CALLS, ids=lambda call: f"{call.__module__.split('.')[-1]}-{call.__name__}")
+def test_every_stage_looks_at_every_argument(call):
+    """One argument at a time is wrong; the error names it."""
+    takes = inspect.signature(call).parameters
+    good = {name: x for name, x in (TAKEN | SIZES).items() if name in takes}
+    call(**good)
+    for name in takes.keys() - {"M", "trace"}:
+        with pytest.raises((TypeError, ValueError), match=rf"^{'scale' if name == 'tau' else name}: got "):
+            call(**good | {name: REFUSED[name]})
+
+
+HEADS_TAKEN = dict(q=np.ones((2, 4, 4, 3)), k=np.ones((2, 2, 5, 3)), v=np.ones((2, 2, 5, 3))) | {
+    name: np.ones((2, 4, *TAKEN[name].shape)) for name in ("O", "L", "dO")
+}
+HEADS_REFUSED = dict(
+    **{name: x[:, :, :-1] for name, x in HEADS_TAKEN.items() if name not in ("q", "k")},
+    **dict(q=HEADS_TAKEN["q"][0], k=HEADS_TAKEN["k"][:1], stage="fa3", causal="yes", window=3, softcap=0.0),
+    **dict(sinks=np.ones(3), scale=-1.0, key_lengths=[6, 6], dropout_p=1.0, seed=-1, B_r=0, B_c=0),
+)
+
+
+@pytest.mark.parametrize("stage", heads.STAGES)
+@pytest.mark.parametrize("call", [heads.forward, heads.backward], ids=lambda call: call.__name__)
+def test_a_batch_of_heads_looks_at_every_argument(call, stage):
+    takes = inspect.signature(call).parameters
+    good = {name: x for name, x in HEADS_TAKEN.items() if name in takes} | dict(stage=stage)
+    call(**good)
+    call(**good | dict(key_lengths=[0, 5]))
+    for name in takes.keys() - {"trace", *(("B_r", "B_c") if stage == "naive" else ())}:
+        with pytest.raises((TypeError, ValueError), match=rf"^{name}: got "):
+            call(**good | {name: HEADS_REFUSED[name]})
+
+
+ONE, HEADS, NUMBER = np.ones((4, 3)), np.ones((3, 1, 2, 4, 3)), "it takes a finite number"
+
+
+def forward(Q=ONE, K=ONE, V=ONE, **options):
+    return fa2.forward(Q, K, V, **dict(B_r=2, B_c=2) | options)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: forward(K=[[1.0], [1.0, 2.0]]), "K: got nested lists of unequal length; it takes a real"),
+        (lambda: forward(Q=ONE == 1), "Q: got dtype bool; it takes real numbers"),
+        (lambda: forward(Q=ONE * 1j), "Q: got dtype complex128; it takes real numbers"),
+        (lambda: forward(Q=ONE[:0]), "Q: got shape (0, 3); it takes 2 dimensions, none of them empty"),
+        (lambda: forward(K=ONE[:, :2]), "K: got head dimension 2; it takes that of Q, d = 3"),
+        (lambda: forward(V=ONE[:2]), "V: got shape (2, 3); it takes the shape of K = (4, 3)"),
+        (lambda: forward(dropout=0.1), "dropout: got 0.1; it takes a Dropout, as in Dropout(p=0.1, se"),
+        (lambda: forward(softcap=np.inf), f"softcap: got inf; {NUMBER} above 0, or None for no cap"),
+        (lambda: forward(softcap=True), f"softcap: got True; {NUMBER} above 0, or None for no cap"),
+        (lambda: forward(sink="1"), f"sink: got '1'; {NUMBER}, or None for no sink"),
+        (lambda: forward(tau=True), "scale: got True; it takes a number, or None for 1/√d"),
+        (lambda: forward(tau=np.nan), "scale: got nan; it takes a finite number of at least 0"),
+        (lambda: forward(B_c=2.5), "B_c: got 2.5; it takes a whole number of at least 1"),
+        (lambda: naive.backward(ONE, ONE, ONE, ONE, ONE), "P: got shape (4, 3); it takes (N_q, N_k) = (4, 4)"),
+        (lambda: fa1.forward(ONE, ONE, ONE, M=0), "M: got 0; it takes a whole number of at least 1"),
+        (lambda: fa1.block_sizes(8, 0), "d: got 0; it takes a whole number of at least 1"),
+        (lambda: fa1.forward(ONE, ONE, ONE, B_c=2), "M=None, B_r=None, B_c=2; it takes M alone, or B_r and B_c"),
+        (lambda: fa1.forward(ONE, ONE, ONE, M=8, B_r=2, B_c=2), "M=8, B_r=2, B_c=2; it takes M alone, or B_r and B_c"),
+        (lambda: Dropout(True), "dropout_p: got True; it takes a probability, 0 ≤ p < 1"),
+        (lambda: Dropout(float("nan")), "dropout_p: got nan; it takes a probability, 0 ≤ p < 1"),
+        (lambda: Dropout(0.1), "seed: got None; with dropout it takes a whole number from 0 to 2**64 - 1"),
+        (lambda: Dropout(0, 2**64), f"seed: got {2**64}; it takes a whole number from 0 to 18446744073709551615"),
+        (lambda: sequential_mask(Tiling(4, 4, 2, 2), 0.5, 0, "fa3"), "it takes 'fa1' (columns outside) or 'fa2' (rows"),
+        (lambda: heads.forward(ONE, *HEADS[1:]), "q: got shape (4, 3); it takes 4 dimensions, none of them empty"),
+        (lambda: heads.forward(HEADS[0, :, :1], *HEADS[1:]), "k: got 2 heads; it takes a divisor of the 1 heads of q"),
+        (lambda: heads.forward(np.ones((1, 3, 4, 3)), *HEADS[1:]), "k: got 2 heads; it takes a divisor of the 3 heads"),
+        (lambda: heads.forward(HEADS[0], *HEADS[1:, ..., :2]), "the batch and head dimension of q, (1, 2, 4, 3)"),
+        (lambda: heads.forward(*HEADS, stage="fa3"), "stage: got 'fa3'; it takes one of naive, fa1, fa2"),
+        (lambda: heads.forward(*HEADS, key_lengths=[0.5]), "got dtype float64; it takes whole numbers"),
+        (lambda: heads.forward(*HEADS, key_lengths=[1, 2]), "key_lengths: got shape (2,); it takes (batch,) = (1,)"),
+        (lambda: heads.forward(*HEADS, key_lengths=[-1]), "key_lengths: got -1; it takes a whole number from 0 to 4"),
+        (lambda: heads.sinks_backward(np.ones(2), ONE, ONE, ONE), "O: got shape (4, 3); it takes 4 dimensions, none"),
+        (lambda: shards.check_layout("ring"), "layout: got 'ring'; it takes one of zigzag, contiguous"),
+        (lambda: shards.even_lengths(0, 2), "N: got 0; it takes a whole number of at least 1"),
+        (lambda: shards.even_lengths(2, 0), "ranks: got 0; it takes a whole number of at least 1"),
+    ],
+)
+def test_a_refusal_says_what_it_got_and_what_it_takes(call, says):
+    with pytest.raises((TypeError, ValueError), match=re.escape(says)):
+        call()

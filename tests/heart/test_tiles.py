@@ -1,74 +1,90 @@
+"""Tiles: their kinds and intervals against the mask entry by entry."""
+
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
-from ladder_checks import Case, check_tiles
+from reference_checks import CORNERS, Case
 
-from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling, cdiv
+from fa2_lab.reference import fa2
+from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling, cdiv, whole_number
+from fa2_lab.trace import Trace
 
 SIDES = st.none() | st.integers(0, 20)
-WINDOWS = st.none() | st.tuples(SIDES, SIDES)
 
 
-def test_cdiv_rounds_up():
-    assert [cdiv(a, 4) for a in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+def check_tiles(case: Case) -> None:
+    """Tile kinds, what is visited and what is hidden; the meter sees no skipped tile touched."""
+    seen, tiling = case.seen(), Tiling(case.N_q, case.N_k, case.B_r, case.B_c, case.mask())
+    kinds = {}
+    for i in range(tiling.T_r):
+        for j in range(tiling.T_c):
+            tile = seen[tiling.rows(i), tiling.cols(j)]
+            assert np.array_equal(tiling.visible(i, j), tile)
+            assert np.array_equal(tiling.hide(np.ones(tile.shape), i, j), np.where(tile, 1.0, -np.inf))
+            kinds[i, j] = Tile.FULL if tile.all() else Tile.DIAGONAL if tile.any() else Tile.SKIP
+            assert tiling.kind(i, j) is kinds[i, j], (i, j, case)
+    busy = {at for at, kind in kinds.items() if kind is not Tile.SKIP}
+    for i in range(tiling.T_r):
+        assert tiling.visited_cols(i) == [j for j in range(tiling.T_c) if (i, j) in busy], (i, case)
+    for j in range(tiling.T_c):
+        assert tiling.visited_rows(j) == [i for i in range(tiling.T_r) if (i, j) in busy], (j, case)
+    assert tiling.counts() == {kind: n for kind in Tile if (n := list(kinds.values()).count(kind))}
+    if case.allowed_seed is None:
+        first, last = tiling.interval(np.arange(case.N_q))
+        assert np.array_equal(last - first, seen.sum(axis=1)) and (first >= 0).all() and (last <= case.N_k).all()
+        assert all(list(seen[r, a:b]) == [True] * (b - a) for r, (a, b) in enumerate(zip(first, last, strict=True)))
+    trace = Trace()
+    Q, K, V, _ = case.tensors()
+    fa2.forward(Q, K, V, B_r=case.B_r, B_c=case.B_c, mask=tiling.mask, trace=trace)
+    assert {(i, j) for (i, j) in trace.by_tile() if j is not None} == busy
 
 
-def test_the_column_blocks_that_a_row_block_meets():
-    """A window of three keys, of which only the first three are no padding: the last rows see nothing."""
-    tiling = Tiling(8, 8, 2, 2, Mask(window=(1, 1), key_length=3))
-    assert [tuple(tiling.blocks(i)) for i in range(4)] == [(0, 2), (0, 2), (1, 1), (1, 1)]
-
-
-def test_blocks_cover_every_row_and_column_once():
-    tiling = Tiling(10, 7, 4, 3)
-    assert [tiling.rows(i) for i in range(tiling.T_r)] == [slice(0, 4), slice(4, 8), slice(8, 10)]
-    assert [tiling.cols(j) for j in range(tiling.T_c)] == [slice(0, 3), slice(3, 6), slice(6, 7)]
-
-
-def test_square_causal_counts():
-    assert Tiling(16, 16, 4, 4, CAUSAL).counts() == {Tile.FULL: 6, Tile.DIAGONAL: 4, Tile.SKIP: 6}
+@pytest.mark.parametrize("case", CORNERS, ids=str)
+def test_corner_cases(case):
+    check_tiles(case)
 
 
 @hypothesis.given(
-    N_q=st.integers(1, 14),
-    N_k=st.integers(1, 14),
-    B_r=st.integers(1, 16),
-    B_c=st.integers(1, 16),
+    sizes=st.tuples(*(st.integers(1, n) for n in (14, 14, 16, 16))),
     causal=st.booleans(),
     key_part=st.none() | st.floats(0, 1),
     allowed_seed=st.none() | st.integers(0, 9),
-    window=WINDOWS,
+    window=st.none() | st.tuples(SIDES, SIDES),
 )
-@hypothesis.example(12, 12, 3, 4, False, 0.4, None, (2, 0))  # the last rows' windows lie in the padding
+@hypothesis.example((12, 12, 3, 4), False, 0.4, None, (2, 0))  # the last rows' windows lie in the padding
 @hypothesis.settings(max_examples=120, deadline=None, derandomize=True)
-def test_kinds_match_the_mask(N_q, N_k, B_r, B_c, causal, key_part, allowed_seed, window):
+def test_kinds_match_the_mask(sizes, causal, key_part, allowed_seed, window):
+    N_q, N_k, B_r, B_c = sizes
     length = None if key_part is None else round(key_part * N_k)
     check_tiles(Case(N_q, N_k, 2, B_r, B_c, causal, length, allowed_seed, window=window))
 
 
-def test_an_interval_is_what_a_row_sees():
+def test_blocks_cover_every_row_and_column_once():
+    assert [cdiv(a, 4) for a in (0, 1, 4, 5, 8)] == [0, 1, 1, 2, 2]
+    tiling = Tiling(10, 7, 4, 3)
+    assert [tiling.rows(i) for i in range(tiling.T_r)] == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert [tiling.cols(j) for j in range(tiling.T_c)] == [slice(0, 3), slice(3, 6), slice(6, 7)]
+    assert Tiling(16, 16, 4, 4, CAUSAL).counts() == {Tile.FULL: 6, Tile.DIAGONAL: 4, Tile.SKIP: 6}
+
+
+def test_the_interval_of_a_row_and_of_a_row_block():
     """Three rows, five keys: the diagonal of row r is column r + 2."""
-    row = np.arange(3)
     for mask, first, last in [
-        (Mask(), [0, 0, 0], [5, 5, 5]),
-        (CAUSAL, [0, 0, 0], [3, 4, 5]),
-        (Mask(window=(1, 0)), [1, 2, 3], [3, 4, 5]),
         (Mask(causal=True, window=(1, 9)), [1, 2, 3], [3, 4, 5]),
         (Mask(window=(None, 1)), [0, 0, 0], [4, 5, 5]),
         (Mask(window=(0, 99), key_length=3), [2, 3, 3], [3, 3, 3]),
     ]:
-        assert [list(ends) for ends in mask.interval(row, 3, 5)] == [first, last]
-        assert [tuple(map(int, mask.interval(r, 3, 5))) for r in range(3)] == list(zip(first, last, strict=True))
+        assert [list(ends) for ends in mask.interval(np.arange(3), 3, 5)] == [first, last]
+    tiling = Tiling(8, 8, 2, 2, Mask(window=(1, 1), key_length=3))  # the last rows see nothing
+    assert [tuple(tiling.blocks(i)) for i in range(4)] == [(0, 2), (0, 2), (1, 1), (1, 1)]
 
 
 def test_a_window_s_tiles_do_not_grow_with_the_sequence():
     """64 keys behind the diagonal in tiles of 16: five column blocks in a row, three of them without a mask."""
     for N in (256, 512):
-        counts = Tiling(N, N, 16, 16, Mask(causal=True, window=(64, None))).counts()
-        T = N // 16
-        assert counts[Tile.FULL] + counts[Tile.DIAGONAL] == 5 * T - 10
-        assert counts[Tile.FULL] == 3 * T - 6
+        counts, T = Tiling(N, N, 16, 16, Mask(causal=True, window=(64, None))).counts(), N // 16
+        assert (counts[Tile.FULL] + counts[Tile.DIAGONAL], counts[Tile.FULL]) == (5 * T - 10, 3 * T - 6)
 
 
 @pytest.mark.parametrize(
@@ -98,3 +114,9 @@ def test_a_window_s_tiles_do_not_grow_with_the_sequence():
 def test_bad_geometry_is_named(arguments, kind, word):
     with pytest.raises(kind, match=rf"^{word}: got .*; it takes"):
         Tiling(**dict(dict(N_q=8, N_k=8, B_r=4, B_c=4), **arguments))
+
+
+def test_the_ends_of_what_is_taken_are_taken():
+    assert whole_number("n", np.int64(3), low=3, high=3) == 3
+    Tiling(8, 8, 4, 4, Mask(key_length=8, window=(0, 0)))
+    Tiling(8, 8, 4, 4, Mask(key_length=0, window=[None, 3]))

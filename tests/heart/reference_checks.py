@@ -1,0 +1,113 @@
+"""What every stage of the NumPy reference must do on one head, whatever its sizes, its mask and its scores."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import oracle
+
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference.dropout import Dropout
+from fa2_lab.reference.scores import sink_backward
+from fa2_lab.tiles import Mask
+
+
+@dataclass(frozen=True)
+class Case:
+    """One head: its sizes, its mask, its dropout, and how large its scores get."""
+
+    N_q: int = 13
+    N_k: int = 9
+    d: int = 5
+    B_r: int = 4
+    B_c: int = 3
+    causal: bool = False
+    key_length: int | None = None
+    allowed_seed: int | None = None
+    p: float = 0.0
+    scale: float | None = None
+    splits: int = 3
+    size: float = 1.0
+    seed: int = 0
+    window: tuple | None = None
+    softcap: float | None = None
+    sink: float | None = None
+
+    def tensors(self):
+        """Q, K, V, dO."""
+        draw = np.random.default_rng(self.seed).standard_normal
+        Q, K, V, dO = (draw((n, self.d)) for n in (self.N_q, self.N_k, self.N_k, self.N_q))
+        return self.size * Q, self.size * K, V, dO
+
+    def allowed(self):
+        if self.allowed_seed is None:
+            return None
+        return np.random.default_rng(self.allowed_seed).random((self.N_q, self.N_k)) < 0.6
+
+    def seen(self):
+        return oracle.visible(self.N_q, self.N_k, self.causal, self.key_length, self.allowed(), self.window)
+
+    def mask(self):
+        return Mask(self.causal, self.key_length, self.allowed(), self.window)
+
+
+# Small cases that between them meet every branch; each has more than one tile each way.
+CORNERS = [
+    Case(),
+    Case(N_q=8, N_k=8, d=4, B_r=4, B_c=2, causal=True),
+    Case(N_q=5, N_k=11, causal=True, p=0.4),
+    Case(N_q=11, N_k=5, causal=True),
+    Case(N_q=9, N_k=9, B_r=2, B_c=5, causal=True, key_length=6, p=0.3),
+    Case(key_length=0),
+    Case(allowed_seed=1, p=0.5, scale=0.3),
+    Case(size=3.0, splits=5),
+    Case(N_q=11, N_k=11, B_r=2, B_c=3, window=(3, 2)),
+    Case(N_q=12, N_k=17, B_r=4, B_c=3, window=(4, None), causal=True, key_length=5),
+    Case(N_q=14, N_k=9, B_r=3, B_c=2, window=(0, 1), allowed_seed=2, p=0.3, softcap=0.7, sink=0.4),
+]
+
+
+def check_one_head(case: Case, tolerance=1e-12, floor=0.0) -> None:
+    """Every stage against the dense result and its gradients, relative to their norm (or to `floor`, if larger)."""
+    Q, K, V, dO = case.tensors()
+    dropout = Dropout(case.p, seed=77, batch=1, head=2)
+    Z = dropout.z(slice(0, case.N_q), slice(0, case.N_k))
+    if Z is not None:
+        assert set(np.unique(Z)) <= {0.0, 1 / (1 - case.p)}
+    O, L, *gradients = oracle.dense(Q, K, V, case.seen(), case.scale, Z, dO, case.softcap, case.sink)
+    masking = dict(tau=case.scale, mask=case.mask(), softcap=case.softcap)
+    back, common = dict(masking, dropout=dropout), dict(masking, dropout=dropout, sink=case.sink)
+    blocks = dict(B_r=case.B_r, B_c=case.B_c)
+
+    O_naive, P = naive.forward(Q, K, V, **common)
+    O_1, l, m = fa1.forward(Q, K, V, **blocks, **common)
+    O_2, L_2 = fa2.forward(Q, K, V, **blocks, **common)
+    O_split, L_split = fa2.forward_split_keys(Q, K, V, splits=case.splits, **blocks, **common)
+    with np.errstate(divide="ignore"):
+        L_1 = m + np.log(l)
+    for name, got, want in [
+        ("naive O", O_naive, O),
+        ("fa1 O", O_1, O),
+        ("fa1 L", L_1, L),
+        ("fa2 O", O_2, O),
+        ("fa2 L", L_2, L),
+        ("split O", O_split, O),
+        ("split L", L_split, L),
+    ]:
+        assert oracle.error(got, want) <= tolerance, (name, oracle.error(got, want), case)
+
+    found = {
+        "naive": naive.backward(Q, K, V, P, dO, tau=case.scale, softcap=case.softcap, dropout=dropout),
+        "fa1": fa1.backward(Q, K, V, O_1, l, m, dO, **blocks, **back),
+        "fa2": fa2.backward(Q, K, V, O_2, L_2, dO, **blocks, **back),
+    }
+    if case.p == 0:
+        O_lin, L_lin = naive.forward_linear_memory(Q, K, V, sink=case.sink, **masking)
+        assert oracle.error(O_lin, O) <= tolerance and oracle.error(L_lin, L) <= tolerance, case
+        found["linear memory"] = naive.backward_linear_memory(Q, K, V, O_lin, L_lin, dO, **masking)
+    for name, got in found.items():
+        for letter, g, want in zip(("dQ", "dK", "dV"), got, gradients, strict=False):
+            found_error = oracle.error(g, want, floor)
+            assert found_error <= tolerance, (name, letter, found_error, case)
+    if case.sink is not None:
+        found_error = abs(sink_backward(case.sink, O_2, L_2, dO) - gradients[3]) / (np.abs(dO * O).sum() or 1.0)
+        assert found_error <= tolerance, ("dsink", found_error, case)
