@@ -17,7 +17,7 @@ from fa2_lab.trace import UNWATCHED, Trace
 
 
 def safe_softmax(S: np.ndarray) -> np.ndarray:
-    """exp(S) / Σ exp(S), row by row, with the row maximum subtracted first. A row of −inf (no key visible) gives zeros."""
+    """exp(S) / Σ exp(S), row by row, the row maximum subtracted first. A row of −inf (no key visible) gives zeros."""
     e = np.exp(S - finite(S.max(axis=-1, keepdims=True)))
     return e / nonzero(e.sum(axis=-1, keepdims=True))
 
