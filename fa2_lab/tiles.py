@@ -6,10 +6,12 @@ row block i meets column block j. B_r and B_c are called BLOCK_M and BLOCK_N in 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from numbers import Integral
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -161,16 +163,33 @@ class Tiling:
         return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
 
 
-def check_window(window) -> None:
-    """Refuse a window that is not (left, right), each None or at least 0."""
+def check_window(window) -> tuple[int | None, int | None]:
+    """Refuse a window that is not (left, right), each None or at least 0; returns its two sizes."""
     takes = "(left, right), each a whole number of at least 0, or None for unbounded"
-    if not isinstance(window, tuple | list) or len(window) != 2:
+    if not isinstance(window, tuple | list):
         raise TypeError(f"window: got {window!r}; it takes {takes}")
+    if len(window) != 2:
+        raise ValueError(f"window: got {window!r}; it takes {takes}")
     for side in window:
-        if isinstance(side, (bool, np.bool_)) or not (side is None or isinstance(side, Integral)):
+        if isinstance(side, bool) or not (side is None or isinstance(side, Integral)):
             raise TypeError(f"window: got {window!r}; it takes {takes}")
         if side is not None and side < 0:
             raise ValueError(f"window: got {window!r}; it takes {takes}")
+    left, right = (None if side is None else int(side) for side in window)
+    return left, right
+
+
+def real_number(name: str, value, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
+    """`value` as a float, or an error that names it and says what it takes."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name}: got {value!r}; it takes {takes}")
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: got more than a float can hold; it takes {takes}") from None
+    if not fits(number):
+        raise ValueError(f"{name}: got {value}; it takes {takes}")
+    return number
 
 
 def whole_number(name: str, value, low: int, high: int | None = None) -> int:

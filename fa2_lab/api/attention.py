@@ -22,6 +22,8 @@ Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stay
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
@@ -34,12 +36,13 @@ from fa2_lab.api.checks import (
     check_numbers,
     check_range,
     check_seed,
+    check_sinks,
     check_tensors,
     runs_on_triton,
     with_positive_scale,
 )
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import PREPARED
+from fa2_lab.kernels.prepared import PREPARED, Tensors
 
 interpreter.decide(torch.cuda.is_available())
 
@@ -84,26 +87,32 @@ def attention(
     """
     asked = causal, softcap, scale, dropout_p, return_lse, backend
     kind, call = recall((q, k, v, key_lengths, sinks), window, asked)
-    seed = check_seed(seed)
-    if call is not None:  # one of its kind has passed all checks but this one
+    if seed is not None:
+        seed = check_seed(seed)
+    if call is not None:  # one of its kind has passed all checks but those of values
         if key_lengths is not None:
             check_range(key_lengths, k.shape[2])
-        return call(q, k, v, key_lengths, seed_tensor(seed, q.device) if dropout_p else None, sinks)
+        if sinks is not None:
+            check_sinks(sinks)
+        seed = seed_tensor(seed, q.device) if dropout_p else None
+        return call(q, k, v, key_lengths, seed, sinks)
     check_tensors(q, k, v)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
     options = check_masks(causal, window, softcap, sinks, q, (*q.shape[1:3], k.shape[2]))
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), portable=backend == "portable")
-    if runs_on_triton(backend, q.device.type):
-        seed = seed_tensor(seed, q.device) if dropout_p else None
-        return operators.compute(kind, options, return_lse, q, k, v, key_lengths, seed, sinks)
+    on_triton = runs_on_triton(backend, q.device.type)
+    seed = seed_tensor(seed, q.device) if dropout_p else None
+    tensors = Tensors(q, k, v, key_lengths, seed, sinks)
+    if on_triton:
+        return operators.compute(kind, tensors, options, return_lse)
     q, options = with_positive_scale(q, options)
-    O, L = operators.Reference.apply(q, k, v, key_lengths, seed, sinks, options)
+    O, L = operators.reference(tensors._replace(q=q), options)
     return (O, L) if return_lse else O
 
 
-def recall(tensors: tuple, window, asked: tuple) -> tuple:
+def recall(tensors: tuple, window: tuple | list | None, asked: tuple) -> tuple[tuple | None, Any]:
     """The kind of a call, all that the checks and the choice of a kernel look at; and what was prepared for it.
 
     None in their place while torch records, and where something is not what it should be: the checks will say so.
@@ -112,15 +121,11 @@ def recall(tensors: tuple, window, asked: tuple) -> tuple:
         return None, None
     try:
         sizes = None if window is None else (*window, *map(type, window))
-        kind = *map(seen_in, tensors), sizes, *asked, *map(type, asked)  # types, for True == 1 == 1.0
+        seen = [None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride()) for x in tensors]
+        kind = *seen, sizes, *asked, *map(type, asked)  # types, for True == 1 == 1.0
         return kind, PREPARED.get(kind)
     except (AttributeError, RuntimeError, TypeError):
         return None, None
-
-
-def seen_in(x: Tensor | None) -> tuple | None:
-    """A tensor's type, layout, dtype, device, shape and strides."""
-    return None if x is None else (type(x), x.layout, x.dtype, x.device, x.shape, x.stride())
 
 
 def seed_tensor(seed: int | None, device: torch.device) -> Tensor:

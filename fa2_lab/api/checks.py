@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.prepared import Options, remember_seen, was_seen
+from fa2_lab.tiles import check_window, real_number, whole_number
 
 BACKENDS = ("auto", "triton", "portable", "reference")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -213,35 +213,17 @@ def check_numbers(causal, scale, d: int, return_lse) -> float:
             raise TypeError(f"{name}: got {x!r}; it takes True or False")
     if scale is None:
         return 1 / math.sqrt(d)
-    if isinstance(scale, bool) or not isinstance(scale, Real):
-        raise TypeError(f"scale: got {scale!r}; it takes a number, or None for 1/√d")
-    try:
-        found = float(scale)
-    except OverflowError:
-        raise ValueError("scale: got more than a float can hold; it takes a finite number, or None for 1/√d") from None
-    if not math.isfinite(found):
-        raise ValueError(f"scale: got {scale}; it takes a finite number, or None for 1/√d")
-    return found
+    return real_number("scale", scale, "a finite number, or None for 1/√d")
 
 
 def check_dropout(dropout_p) -> float:
     """Refuse a probability that makes no sense."""
-    if isinstance(dropout_p, bool) or not isinstance(dropout_p, Real):
-        raise TypeError(f"dropout_p: got {dropout_p!r}; it takes a probability, 0 ≤ p < 1")
-    if not (0 <= dropout_p < 1 and float(dropout_p) < 1):
-        raise ValueError(f"dropout_p: got {dropout_p}; it takes a probability, 0 ≤ p < 1")
-    return float(dropout_p)
+    return real_number("dropout_p", dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
 
 
-def check_seed(seed) -> int | None:
+def check_seed(seed) -> int:
     """Refuse a seed that makes no sense; returns it as Python's own number."""
-    if seed is None:
-        return None
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise TypeError(f"seed: got {seed!r}; it takes a whole number from 0 to 2**64 - 1, or None")
-    if not 0 <= seed < 2**64:
-        raise ValueError(f"seed: got {seed}; it takes a whole number from 0 to 2**64 - 1, or None")
-    return int(seed)
+    return whole_number("seed", seed, low=0, high=2**64 - 1)
 
 
 def check_masks(causal: bool, window, softcap, sinks, q: Tensor, sizes: tuple[int, int, int]) -> Options:
@@ -250,7 +232,7 @@ def check_masks(causal: bool, window, softcap, sinks, q: Tensor, sizes: tuple[in
     A bound that no row reaches is none, and right = 0 is the causal mask. `sizes` are query heads, N_q and N_k.
     """
     heads, N_q, N_k = sizes
-    left, right = check_window(window)
+    left, right = (None, None) if window is None else check_window(window)
     if left is not None and left >= N_k - 1:
         left = None
     if causal or (right is not None and right >= N_q - 1):
@@ -258,40 +240,23 @@ def check_masks(causal: bool, window, softcap, sinks, q: Tensor, sizes: tuple[in
     if right == 0:
         causal, right = True, None
     if softcap is not None:
-        softcap = check_softcap(softcap)
+        softcap = real_number("softcap", softcap, "a number from 1e-30 to 1e30, or None", lambda c: 1e-30 <= c <= 1e30)
     if sinks is not None:
         check_floats("sinks", sinks, 1, f"(heads,) = ({heads},)")
         check_device("sinks", sinks, q)
         if sinks.shape[0] != heads:
             raise ValueError(f"sinks: got {described(sinks)}; it takes (heads,) = ({heads},)")
-    return Options(causal, 1.0, left=left, right=right, softcap=softcap)
+        check_sinks(sinks)
+    return Options(causal, scale=1.0, left=left, right=right, softcap=softcap)
 
 
-def check_window(window) -> tuple[int | None, int | None]:
-    """Refuse a window that is none; returns its two sizes."""
-    takes = "it takes (left, right), each a whole number of at least 0 or None for unbounded"
-    if window is None:
-        return None, None
-    if not isinstance(window, (tuple, list)):
-        raise TypeError(f"window: got {window!r}; {takes}")
-    if len(window) != 2:
-        raise ValueError(f"window: got {window}; {takes}")
-    for size in window:
-        if size is not None and (isinstance(size, bool) or not isinstance(size, Integral)):
-            raise TypeError(f"window: got {window}; {takes}")
-        if size is not None and size < 0:
-            raise ValueError(f"window: got {window}; {takes}")
-    return tuple(None if size is None else int(size) for size in window)
-
-
-def check_softcap(softcap) -> float:
-    """Refuse a softcap that makes no sense, or that fp32, in which the kernels compute, takes for 0 or infinite."""
-    takes = "it takes a number from 1e-30 to 1e30, or None"
-    if isinstance(softcap, bool) or not isinstance(softcap, Real):
-        raise TypeError(f"softcap: got {softcap!r}; {takes}")
-    if not 1e-30 <= softcap <= 1e30:
-        raise ValueError(f"softcap: got {softcap}; {takes}")
-    return float(softcap)
+def check_sinks(sinks: Tensor) -> None:
+    """Refuse a sink of +∞, which leaves no key a share; it is looked at only where nobody has to wait for a GPU."""
+    if not sinks.is_cpu or traced(sinks) or was_seen(sinks, ()):
+        return
+    if torch.isposinf(sinks).any():
+        raise ValueError("sinks: got inf; it takes numbers below infinity")
+    remember_seen(sinks, ())
 
 
 def check_scale(scale: float) -> None:

@@ -1,73 +1,77 @@
 """How torch sees the kernels: an autograd function where it computes at once, an operator where it records.
 
-Tensors come in one order: q, k, v, then those that a call may lack, key_lengths, seed, sinks, and of packed sequences
-cu_q, cu_k. Behind them, or as one Options, comes what is no tensor. The NumPy reference has the same signature.
+Tensors travel as one record, and what is no tensor as another: Tensors and Options. An operator lists the fields of
+both, one by one. The NumPy reference takes the same two.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
+from types import ModuleType
+from typing import Any, NoReturn
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.functional import pad
 
 from fa2_lab.api.checks import for_kernels, traced
-from fa2_lab.kernels.prepared import Options, keep, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, keep, rows_contiguous
 
 # The kernels ----------------------------------------------------------------------------------------------------
 
 
 @cache
-def kernels():
+def kernels() -> ModuleType:
     """The choice among the kernels; imported only now, because it needs Triton."""
     from fa2_lab.kernels import choice
 
     return choice
 
 
-def forward(q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, *, options):
+def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) by the kernel that fits."""
-    return kernels().forward(q, k, v, options, key_lengths, seed, sinks, cu_q, cu_k)
+    return kernels().forward(tensors, options)
 
 
-def backward(dO, dL, q, k, v, O, L, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, *, options):
-    """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks; either of dO and dL may be None."""
+def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
+    """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks."""
     dO = torch.zeros_like(O) if dO is None else dO
-    return kernels().backward(dO, q, k, v, O, L, options, dL, key_lengths, seed, sinks, cu_q, cu_k)
+    return kernels().backward(dO, dL, O, L, tensors, options)
 
 
 # Computed at once -----------------------------------------------------------------------------------------------
 
 
-def compute(
-    kind, options: Options, return_lse: bool, q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None
-):
+def compute(kind: tuple | None, tensors: Tensors, options: Options, return_lse: bool) -> Tensor | tuple[Tensor, Tensor]:
     """O, or (O, L), of a call that has passed all checks; what is prepared for its kind, if it has one, is kept."""
-    given = q
-    q, options = for_kernels(q, sinks, options)
-    tensors = q, k, v, key_lengths, seed, sinks, cu_q, cu_k
-    if traced(q, k, v):
+    q, options = for_kernels(tensors.q, tensors.sinks, options)
+    as_it_comes = q is tensors.q
+    tensors = tensors._replace(q=q)
+    if traced(*tensors[:3]):
         O, L = torch.ops.fa2_lab.forward(*tensors, *options)
         return (O, L) if return_lse else O
-    call = Call(options, return_lse, *tensors)
-    if kind is not None and q is given:  # what is prepared takes q as it comes
+    call = Call(tensors, options, return_lse)
+    if kind is not None and as_it_comes:  # what is prepared takes q as it comes
         keep(kind, call)
     return call(*tensors)
 
 
 class Call:
-    """Calls of one kind: their checks are passed and their kernels prepared."""
+    """Calls of one kind: checks are passed, kernels prepared. Tensors come one by one, which is faster."""
 
-    def __init__(self, options: Options, return_lse: bool, q, k, v, key_lengths, seed, sinks, cu_q, cu_k):
+    def __init__(self, tensors: Tensors, options: Options, return_lse: bool):
         self.options, self.return_lse = options, return_lse
-        self.forward = kernels().prepare_any(q, k, v, options, key_lengths, sinks, cu_q, cu_k)
+        self.forward = kernels().prepare_any(tensors, options)
 
-    def __call__(self, q, k, v, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None
+    ) -> Tensor | tuple[Tensor, Tensor]:
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
-            return Attention.apply(q, k, v, sinks, (self, key_lengths, seed, cu_q, cu_k))
+            return Attention.apply(q, k, v, sinks, (self, Tensors(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)))
         O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if self.return_lse else O
 
@@ -76,111 +80,90 @@ class Attention(torch.autograd.Function):
     """A call with gradients. A Python function costs a third of an operator, and each of its arguments counts."""
 
     @staticmethod
-    def forward(ctx, q, k, v, sinks, others):
-        call, key_lengths, seed, cu_q, cu_k = others
-        O, L = call.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
-        save(ctx, call.options, q, k, v, O, L, key_lengths, seed, sinks, cu_q, cu_k)
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, Tensors]):
+        call, tensors = call_and_tensors
+        O, L = call.forward(*tensors)
+        save(ctx, O, L, tensors, call.options)
         return (O, L) if call.return_lse else O
 
     @staticmethod
-    def backward(ctx, dO, dL=None):
+    def backward(ctx, dO: Tensor | None, dL: Tensor | None = None) -> tuple:
         return *gradients(ctx, dO, dL), None
 
 
-def save(ctx, options: Options, *tensors) -> None:
+def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
     ctx.options = options
-    ctx.save_for_backward(*tensors)
+    ctx.save_for_backward(O, L, *tensors)
     ctx.set_materialize_grads(False)
 
 
-def gradients(ctx, dO, dL) -> tuple:
+def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor | None]:
     """(dQ, dK, dV, dsinks); as an operator where somebody records, to refuse a second derivative."""
     if dO is None and dL is None:
         return (None,) * 4
     if torch.is_grad_enabled() or traced(dO, dL):
         found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
     else:
-        found = backward(dO, dL, *ctx.saved_tensors, options=ctx.options)
+        O, L, *tensors = ctx.saved_tensors
+        found = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
     return found if len(found) == 4 else (*found, None)
 
 
 # Recorded -------------------------------------------------------------------------------------------------------
 
+TENSORS = "Tensor q, Tensor k, Tensor v, Tensor? key_lengths, Tensor? seed, Tensor? sinks, Tensor? cu_q, Tensor? cu_k"
+OPTIONS = (
+    "bool causal, float scale, float dropout_p=0.0, int? left=None, int? right=None, float? softcap=None, "
+    "bool portable=False"
+)
 
-@torch.library.custom_op("fa2_lab::forward", mutates_args=())
-def forward_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    sinks: Tensor | None,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    left: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    portable: bool = False,
-) -> tuple[Tensor, Tensor]:
-    options = Options(causal, scale, dropout_p, left, right, softcap, portable)
-    return forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k, options=options)
+
+def records(given: Sequence) -> tuple[Tensors, Options]:
+    """What an operator is given one by one, as the two records."""
+    many = len(Tensors._fields)
+    return Tensors(*given[:many]), Options(*given[many:])
+
+
+@torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor)")
+def forward_op(*given) -> tuple[Tensor, Tensor]:
+    return forward(*records(given))
 
 
 @forward_op.register_fake
-def forward_shapes(q, k, v, key_lengths, seed, sinks, cu_q, *rest):
+def forward_shapes(*given) -> tuple[Tensor, Tensor]:
+    (q, *_, cu_q, _), _ = records(given)
     rows = q.shape[:3] if cu_q is None else (q.shape[1], q.shape[0])
     return torch.empty_like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
 
 
-@torch.library.custom_op("fa2_lab::backward", mutates_args=())
-def backward_op(
-    dO: Tensor | None,
-    dL: Tensor | None,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    O: Tensor,
-    L: Tensor,
-    key_lengths: Tensor | None,
-    seed: Tensor | None,
-    sinks: Tensor | None,
-    cu_q: Tensor | None,
-    cu_k: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    left: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    portable: bool = False,
-) -> list[Tensor]:
-    options = Options(causal, scale, dropout_p, left, right, softcap, portable)
-    return list(backward(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, cu_q, cu_k, options=options))
+BACKWARD = f"(Tensor? dO, Tensor? dL, Tensor O, Tensor L, {TENSORS}, {OPTIONS}) -> Tensor[]"
+
+
+@torch.library.custom_op("fa2_lab::backward", mutates_args=(), schema=BACKWARD)
+def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given) -> list[Tensor]:
+    return list(backward(dO, dL, O, L, *records(given)))
 
 
 @backward_op.register_fake
-def backward_shapes(dO, dL, q, k, v, O, L, key_lengths, seed, sinks, *rest):
+def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given) -> list[Tensor]:
+    (q, k, v, _, _, sinks, _, _), _ = records(given)
     found = [torch.empty_like(rows_contiguous(x)) for x in (q, k, v)]
     return found if sinks is None else [*found, sinks.new_empty(sinks.shape)]
 
 
-def save_operator(ctx, inputs, output) -> None:
-    """save() for the operator, whose options come one by one."""
-    q, k, v, *rest = inputs
-    save(ctx, Options(*rest[5:]), q, k, v, *output, *rest[:5])
+def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+    """save() for the operator."""
+    save(ctx, *output, *records(inputs))
 
 
-def operator_gradients(ctx, dO, dL) -> tuple:
+def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
     """Gradients of every input of the operator."""
     dQ, dK, dV, dsinks = gradients(ctx, dO, dL)
-    return dQ, dK, dV, None, None, dsinks, None, None, *[None] * len(Options._fields)
+    return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * len(Options._fields)
 
 
-def no_second_derivative(ctx, *_):
+def no_second_derivative(ctx: Any, *_) -> NoReturn:
     raise NotImplementedError("fa2_lab.attention: there is no second derivative, its gradient cannot be differentiated")
 
 
@@ -191,75 +174,93 @@ backward_op.register_autograd(no_second_derivative)
 # The reference --------------------------------------------------------------------------------------------------
 
 
+def reference(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
+    """(O, L) by the NumPy ladder, with gradients."""
+    return Reference.apply(*tensors, options)
+
+
+def reference_backward(
+    dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options
+) -> tuple[Tensor, ...]:
+    """(dQ, dK, dV) by the NumPy ladder, and dsinks where there are sinks."""
+    dL = torch.zeros_like(L) if dL is None else dL
+    return ReferenceBackward.apply(dO, dL, O, L, *tensors, options)
+
+
 class Reference(torch.autograd.Function):
     """The NumPy ladder's last rung, head by head in float64, with its own backward."""
 
     @staticmethod
-    def forward(ctx, q, k, v, key_lengths, seed, sinks, options):
+    def forward(ctx, *given) -> tuple[Tensor, Tensor]:
         from fa2_lab.reference import heads
 
-        if options.dropout_p and seed is None:
-            seed = int(torch.randint(2**63 - 1, ()))
-        ctx.seed, ctx.options = seed, options
-        k_, v_ = real_keys(q, k, v, key_lengths, options)
-        O, L = heads.forward(*map(to_numpy, (q, k_, v_)), **for_heads(key_lengths, seed, sinks, options))
+        *tensors, ctx.options = given
+        tensors = Tensors(*tensors)
+        q = tensors.q
+        arrays = map(to_numpy, (q, *real_keys(tensors, ctx.options)))
+        O, L = heads.forward(*arrays, **for_heads(tensors, ctx.options))
         O, L = torch.from_numpy(O).to(q), torch.from_numpy(L).to(q.device, torch.float32)
-        ctx.save_for_backward(q, k, v, O, L, key_lengths, sinks)
+        ctx.save_for_backward(O, L, *tensors)
         return O, L
 
     @staticmethod
-    def backward(ctx, dO, dL):
-        *saved, sinks = ctx.saved_tensors
-        dQ, dK, dV, *dsinks = ReferenceBackward.apply(dO, dL, *saved, ctx.seed, sinks, ctx.options)
-        return dQ, dK, dV, None, None, *(dsinks or [None]), None
+    def backward(ctx, dO: Tensor, dL: Tensor) -> tuple:
+        O, L, *tensors = ctx.saved_tensors
+        dQ, dK, dV, *dsinks = reference_backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
+        return *Tensors(dQ, dK, dV, sinks=dsinks[0] if dsinks else None), None
 
 
 class ReferenceBackward(torch.autograd.Function):
     """The ladder's backward, as a step of its own, so that a second derivative is refused."""
 
     @staticmethod
-    def forward(ctx, dO, dL, q, k, v, O, L, key_lengths, seed, sinks, options):
+    def forward(ctx, dO: Tensor, dL: Tensor, O: Tensor, L: Tensor, *given) -> tuple[Tensor, ...]:
         from fa2_lab.reference import heads
 
+        *tensors, options = given
+        tensors = Tensors(*tensors)
+        q, sinks = tensors.q, tensors.sinks
         # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-        q_, k_, v_ = (pad(x, (0, 1)) for x in (q, *real_keys(q, k, v, key_lengths, options)))
-        O, dO = torch.cat([O.double(), -dL[..., None].double()], 3), pad(dO, (0, 1), value=1.0)
+        q_, k_, v_ = (to_numpy(pad(x, (0, 1))) for x in (q, *real_keys(tensors, options)))
+        O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
         O, L, dO = map(to_numpy, (O, L, dO))
-        more = for_heads(key_lengths, seed, sinks, options)
-        found = heads.backward(*map(to_numpy, (q_, k_, v_)), O, L, dO, **more)
+        found = heads.backward(q_, k_, v_, O, L, dO, **for_heads(tensors, options))
         found = tuple(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found)
         if sinks is None:
             return found
         return *found, torch.from_numpy(heads.sinks_backward(to_numpy(sinks), O, L, dO)).to(sinks)
 
     @staticmethod
-    def backward(ctx, *_):
+    def backward(ctx, *_) -> NoReturn:
         no_second_derivative(ctx)
 
 
-def for_heads(key_lengths, seed, sinks, options: Options) -> dict:
-    """What the ladder is told, besides arrays of four dimensions."""
-    given = dict(causal=options.causal, scale=options.scale, dropout_p=options.dropout_p, seed=seed)
-    given["key_lengths"] = None if key_lengths is None else key_lengths.cpu().numpy()
+def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
+    """What the ladder takes, besides arrays of four dimensions."""
+    given = dict(causal=options.causal, scale=options.scale, dropout_p=options.dropout_p, softcap=options.softcap)
     if options.left is not None or options.right is not None:
         given["window"] = options.left, options.right
-    if options.softcap is not None:
-        given["softcap"] = options.softcap
-    if sinks is not None:
-        given["sinks"] = to_numpy(sinks)
+    if tensors.seed is not None:
+        given["seed"] = int(tensors.seed) % 2**64
+    if tensors.key_lengths is not None:
+        given["key_lengths"] = tensors.key_lengths.cpu().numpy()
+    if tensors.sinks is not None:
+        given["sinks"] = to_numpy(tensors.sinks)
     return given
 
 
-def real_keys(q, k: Tensor, v: Tensor, key_lengths: Tensor | None, options: Options) -> tuple[Tensor, Tensor]:
+def real_keys(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """k and v with zeros where nobody sees them: a NaN there would spread, for the ladder multiplies it by P = 0."""
+    q, k, v, key_lengths, *_ = tensors
     if key_lengths is None and options.left is None:
         return k, v
     col = torch.arange(k.shape[2], device=k.device)
     padding = col[None, :] < (0 if options.left is None else k.shape[2] - q.shape[2] - options.left)  # (1, N_k)
     if key_lengths is not None:
         padding = padding | (col >= key_lengths[:, None])  # (batch, N_k)
-    return tuple(x.masked_fill(padding[:, None, :, None], 0.0) for x in (k, v))
+    k, v = (x.masked_fill(padding[:, None, :, None], 0.0) for x in (k, v))
+    return k, v
 
 
-def to_numpy(x: Tensor):
+def to_numpy(x: Tensor) -> np.ndarray:
     return x.detach().cpu().double().numpy()

@@ -19,8 +19,16 @@ from torch import Tensor
 
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention, recall
-from fa2_lab.api.checks import check_masks, check_numbers, check_order, check_packed, check_starts, runs_on_triton
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.api.checks import (
+    check_masks,
+    check_numbers,
+    check_order,
+    check_packed,
+    check_sinks,
+    check_starts,
+    runs_on_triton,
+)
+from fa2_lab.kernels.prepared import Options, Tensors
 
 
 def attention_packed(
@@ -46,30 +54,32 @@ def attention_packed(
 
     On Hopper the kernels are those of attention(), but windows are left to the portable ones.
     """
-    tensors = dict(q=q, k=k, v=v, key_lengths=None, seed=None, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
-    asked = causal, softcap, scale, return_lse, backend
-    kind, call = recall(tensors.values(), window, asked)
+    tensors = Tensors(q, k, v, sinks=sinks, cu_q=cu_q, cu_k=cu_k)
+    kind, call = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
     if call is None:
         check_packed(q, k, v)
         check_starts(cu_q, cu_k, q)
     check_order("cu_q", cu_q, q.shape[0])
     check_order("cu_k", cu_k, k.shape[0])
-    if call is not None:  # one of its kind has passed all other checks
-        return call(**tensors)
+    if call is not None:  # one of its kind has passed all checks but those of values
+        if sinks is not None:
+            check_sinks(sinks)
+        return call(*tensors)
     scale = check_numbers(causal, scale, q.shape[2], return_lse)
     options = check_masks(causal, window, softcap, sinks, q, (q.shape[1], q.shape[0], k.shape[0]))
     options = options._replace(scale=scale, portable=backend == "portable")
     if runs_on_triton(backend, q.device.type):
-        return operators.compute(kind, options, return_lse, **tensors)
-    O, L = by_sequence(q, k, v, cu_q, cu_k, sinks, options)
+        return operators.compute(kind, tensors, options, return_lse)
+    O, L = by_sequence(tensors, options)
     return (O, L) if return_lse else O
 
 
 # The reference --------------------------------------------------------------------------------------------------
 
 
-def by_sequence(q, k, v, cu_q, cu_k, sinks, options: Options):
+def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence, each by attention's reference."""
+    q, k, v, _, _, sinks, cu_q, cu_k = tensors
     masks = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
     given = dict(scale=options.scale, return_lse=True, backend="reference")
     Os, Ls = [], []
@@ -83,7 +93,7 @@ def by_sequence(q, k, v, cu_q, cu_k, sinks, options: Options):
             L = (unseen if sinks is None else sinks.float())[None, :, None].expand(O.shape[:3])
         Os.append(O[0].transpose(0, 1))
         Ls.append(L[0])
-    return torch.cat(Os), torch.cat(Ls, 1)
+    return torch.cat(Os), torch.cat(Ls, dim=1)
 
 
 def pairs(starts: Tensor) -> list[tuple[int, int]]:

@@ -9,6 +9,9 @@ What lies behind a sequence's last key is not read, neither of a page nor of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -23,12 +26,24 @@ from fa2_lab.api.checks import (
     check_numbers,
     check_q,
     check_range,
+    check_sinks,
     check_table,
     for_kernels,
     runs_on_triton,
     traced,
 )
 from fa2_lab.kernels.prepared import Options, has_gaps, keep, rows_contiguous
+
+
+class Pages(NamedTuple):
+    """The tensors of a call over pages."""
+
+    q: Tensor
+    k_pages: Tensor
+    v_pages: Tensor
+    block_table: Tensor
+    key_lengths: Tensor
+    sinks: Tensor | None = None
 
 
 def attention_paged(
@@ -54,7 +69,7 @@ def attention_paged(
                 a CUDA graph or a compiled function it is not, and what lies outside counts as the nearest inside
     softcap, sinks, scale, return_lse, backend: as in attention()
     """
-    tensors = q, k_pages, v_pages, block_table, key_lengths, sinks
+    tensors = Pages(q, k_pages, v_pages, block_table, key_lengths, sinks)
     kind, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
     options, run = found or (None, None)
     if run is None:  # the first of its kind
@@ -68,81 +83,80 @@ def attention_paged(
     check_no_gradient(q=q, k_pages=k_pages, v_pages=v_pages, sinks=sinks)
     check_range(key_lengths, block_table.shape[1] * k_pages.shape[1])
     check_entries(block_table, key_lengths, k_pages.shape[:2], q.shape[2], options.left)
+    if sinks is not None:
+        check_sinks(sinks)
     if run is None:
-        run = prepare(options, runs_on_triton(backend, q.device.type), *tensors)
+        run = prepare(tensors, options, runs_on_triton(backend, q.device.type))
         if kind is not None:
             keep(kind, (options, run))
     O, L = run(*tensors)
     return (O, L) if return_lse else O
 
 
-def prepare(options: Options, on_triton: bool, q, k_pages, v_pages, block_table, key_lengths, sinks):
-    """What computes (O, L) for calls of one kind, given their six tensors."""
+def prepare(tensors: Pages, options: Options, on_triton: bool) -> Callable:
+    """What computes (O, L) for calls of one kind, given their tensors one by one."""
     if not on_triton:
-        return lambda *tensors: gathered(*tensors, *options)
-    as_they_are = block_table.is_contiguous() and not any(map(has_gaps, (q, key_lengths, sinks)))
-    if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k_pages, v_pages):
-        decode = operators.kernels().decode.prepare(q, k_pages, v_pages, options, key_lengths, block_table)
-        return lambda q, k, v, table, lengths, sinks: decode(q, k, v, lengths, sinks=sinks, table=table)
+        return lambda *given: gathered(Pages(*given), options)
+    q, k, v, table, lengths, sinks = tensors
+    kernels = operators.kernels()
+    as_they_are = table.is_contiguous() and not any(map(has_gaps, (q, lengths, sinks)))
+    if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k, v):
+        decode = kernels.decode.prepare(q, k, v, options, lengths, table)
 
-    def call(q, k, v, table, lengths, sinks):
-        run = torch.ops.fa2_lab.paged if traced(q, k, v) else paged
-        q, own = for_kernels(q, sinks, options)
-        return run(q, k, v, table, lengths, sinks, *own)
+        def on_pages(q, k, v, table, lengths, sinks) -> tuple[Tensor, Tensor]:
+            return decode(q, k, v, lengths, sinks=sinks, table=table)
 
-    return call
+        return kernels.served("decode over pages", on_pages)
+
+    def on_copies(q, *others) -> tuple[Tensor, Tensor]:
+        tensors = Pages(q, *others)
+        q, own = for_kernels(q, tensors.sinks, options)
+        tensors = tensors._replace(q=q)
+        return torch.ops.fa2_lab.paged(*tensors, *own) if traced(*tensors[:3]) else paged(tensors, own)
+
+    return on_copies
 
 
 # The kernels, as torch sees them --------------------------------------------------------------------------------
 
+PAGES = (
+    "Tensor q, Tensor k_pages, Tensor v_pages, Tensor block_table, Tensor key_lengths, Tensor? sinks, "
+    f"{operators.OPTIONS}"
+)
 
-def paged(q, k_pages, v_pages, block_table, key_lengths, sinks, *options):
+
+@torch.library.custom_op("fa2_lab::paged", mutates_args=(), schema=f"({PAGES}) -> (Tensor, Tensor)")
+def paged_op(*given) -> tuple[Tensor, Tensor]:
+    many = len(Pages._fields)
+    return paged(Pages(*given[:many]), Options(*given[many:]))
+
+
+def paged(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) by the Triton kernels, which find every page by themselves."""
-    q, lengths, sinks = map(rows_contiguous, (q, key_lengths, sinks))
-    decode = operators.kernels().decode.decode
-    return decode(q, k_pages, v_pages, Options(*options), lengths, block_table.contiguous(), sinks=sinks)
-
-
-@torch.library.custom_op("fa2_lab::paged", mutates_args=())
-def paged_op(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    block_table: Tensor,
-    key_lengths: Tensor,
-    sinks: Tensor | None,
-    causal: bool,
-    scale: float,
-    dropout_p: float = 0.0,
-    left: int | None = None,
-    right: int | None = None,
-    softcap: float | None = None,
-    portable: bool = False,
-) -> tuple[Tensor, Tensor]:
-    options = causal, scale, dropout_p, left, right, softcap, portable
-    return paged(q, k_pages, v_pages, block_table, key_lengths, sinks, *options)
+    q, k, v, table, lengths, sinks = tensors
+    q, lengths, sinks = map(rows_contiguous, (q, lengths, sinks))
+    return operators.kernels().decode.decode(q, k, v, options, lengths, table.contiguous(), sinks=sinks)
 
 
 @paged_op.register_fake
-def paged_shapes(q, *rest):
+def paged_shapes(q: Tensor, *_) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
 # The reference --------------------------------------------------------------------------------------------------
 
 
-def gathered(q, k_pages, v_pages, block_table, key_lengths, sinks, *options):
+def gathered(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
-    causal, scale, _, left, right, softcap, _ = options
+    q, k_pages, v_pages, block_table, key_lengths, sinks = tensors
+    masks = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
+    given = dict(scale=options.scale, return_lse=True, backend="reference")
     O, L = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
     if sinks is not None:
-        L += sinks[:, None]
+        L[:] = sinks[:, None]  # all that rows without a key see
     for b, n in enumerate(key_lengths.tolist()):
         if n:
             used = block_table[b, : -(-n // k_pages.shape[1])].long().clamp(0, len(k_pages) - 1)
             k, v = (x[used].flatten(0, 1)[:n].transpose(0, 1)[None] for x in (k_pages, v_pages))
-            masks = dict(causal=causal, window=(left, right), softcap=softcap, sinks=sinks)
-            O[b : b + 1], L[b : b + 1] = attention(
-                q[b : b + 1], k, v, **masks, scale=scale, return_lse=True, backend="reference"
-            )
+            O[[b]], L[[b]] = attention(q[[b]], k, v, **masks, **given)
     return O, L

@@ -31,7 +31,7 @@ from fa2_lab.api.attention import attention
 from fa2_lab.api.checks import check_numbers, check_scale, check_tensors, runs_on_triton
 from fa2_lab.distributed import group as ranks
 from fa2_lab.distributed.state import State
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.reference import shards
 from fa2_lab.reference.shards import Meeting
 from fa2_lab.tiles import Tile
@@ -230,11 +230,9 @@ def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, 
     """(rows, their O, their L) of those queries over those keys, by the one-GPU call; None if there is nothing."""
     if seen.kind is Tile.SKIP:
         return None
-    q, k, v = q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys]
-    options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
-    if ring.on_triton:
-        return seen.queries, *operators.forward(q, k, v, options=options)
-    return seen.queries, *operators.Reference.apply(q, k, v, None, None, None, options)
+    tensors = Tensors(q[:, :, seen.queries], k[:, :, seen.keys], v[:, :, seen.keys])
+    run = operators.forward if ring.on_triton else operators.reference
+    return seen.queries, *run(tensors, Options(seen.kind is Tile.DIAGONAL, ring.scale))
 
 
 # Backward -----------------------------------------------------------------------------------------------------
@@ -267,9 +265,9 @@ def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv) -> tuple[Te
         return None
     dO, q, O, L = (x[:, :, seen.queries] for x in (dO, q, O, L))
     dL = None if dL is None else dL[:, :, seen.queries]
-    run = operators.backward if ring.on_triton else reference_backward
-    options = Options(seen.kind is Tile.DIAGONAL, ring.scale)
-    return run(dO, dL, q, *(x[:, :, seen.keys] for x in kv), O, L.contiguous(), options=options)
+    tensors = Tensors(q, *(x[:, :, seen.keys] for x in kv))
+    run = operators.backward if ring.on_triton else operators.reference_backward
+    return run(dO, dL, O, L.contiguous(), tensors, Options(seen.kind is Tile.DIAGONAL, ring.scale))
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
@@ -277,12 +275,6 @@ def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, d
     if part:
         for X, rows, more in zip((dQ, dK, dV), (seen.queries, seen.keys, seen.keys), part, strict=True):
             X[:, :, rows] += more
-
-
-def reference_backward(dO, dL, q, k, v, O, L, options: Options):
-    """The NumPy ladder behind the same arguments."""
-    dL = torch.zeros_like(L) if dL is None else dL
-    return operators.ReferenceBackward.apply(dO, dL, q, k, v, O, L, None, None, None, options)
 
 
 # As torch sees it ---------------------------------------------------------------------------------------------

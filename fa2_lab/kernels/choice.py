@@ -1,121 +1,226 @@
-"""Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest."""
+"""Which kernels compute a call: decode for few queries, Hopper's own on Hopper, the portable ones for the rest.
+
+What is prepared for calls of one kind takes their tensors one by one, in the order of Tensors, so that a kernel's own
+call can be what is prepared.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from types import ModuleType
 
 import torch
+import triton
+from torch import Tensor
+from triton.errors import TritonError
 
 from fa2_lab.kernels.decode import plan as decode
 from fa2_lab.kernels.portable import backward as portable_backward
 from fa2_lab.kernels.portable import forward as portable
-from fa2_lab.kernels.prepared import Options, has_gaps, kind_of, prepared, rows_contiguous
+from fa2_lab.kernels.prepared import Options, Tensors, has_gaps, kind_of, prepared, rows_contiguous
+
+# Forward ------------------------------------------------------------------------------------------------------
 
 
-def forward(Q, K, V, options: Options, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
+def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) of one call. All kernels define L in the same way, so anyone's may go into any backward."""
-    key = "forward", options, *map(kind_of, (Q, K, V, key_lengths, sinks, cu_q, cu_k))
-    call = prepared(key, prepare_any, Q, K, V, options, key_lengths, sinks, cu_q, cu_k)
-    return call(Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)
+    kind = "forward", options, *map(kind_of, tensors)
+    return prepared(kind, prepare_any, tensors, options)(*tensors)
 
 
-def prepare_any(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None, cu_k=None):
+def prepare_any(tensors: Tensors, options: Options) -> Callable:
     """prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
-    if not any(map(has_gaps, (Q, K, V, key_lengths, sinks, cu_q, cu_k))):
-        return prepare(Q, K, V, options, key_lengths, sinks, cu_q)
-
-    def on_copies(*tensors):
-        Q, K, V, *others = map(rows_contiguous, tensors)
-        return forward(Q, K, V, options, *others)
-
-    return on_copies
+    if not any(map(has_gaps, tensors)):
+        return prepare(tensors, options)
+    return lambda *given: forward(Tensors(*map(rows_contiguous, given)), options)
 
 
-def for_hopper(options: Options, sinks) -> bool:
-    """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks, if not asked otherwise."""
-    return not (options.dropout_p or options.portable) and options.softcap is sinks is None
+def prepare(tensors: Tensors, options: Options) -> Callable:
+    """What computes (O, L) for calls of one kind."""
+    q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
 
+    def last(*given) -> Callable:  # from the tensors of a call: none is kept here
+        return prepare_portable(Tensors(*given), options)
 
-def prepare(Q, K, V, options: Options, key_lengths=None, sinks=None, cu_q=None):
-    """What computes (O, L) for calls of one kind, given (Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)."""
-    many = sequences(cu_q)
-    if cu_q is None and not options.dropout_p and decode.is_decode(Q, K):
-        return decode.prepare(Q, K, V, options, key_lengths)
-    hopper = hopper_forward(Q.device) if for_hopper(options, sinks) else None
-    takes = hopper is not None and hopper.enough_work(Q, K, options.causal)
-    own = hopper.prepare(Q, K, V, options, key_lengths, many) if takes else None
+    if cu_q is None and not options.dropout_p and decode.is_decode(q, k):
+        return served("decode", decode.prepare(q, k, v, options, key_lengths), last)
+    hopper = hopper_forward(q.device) if for_hopper(options, sinks) else None
+    takes = hopper is not None and hopper.enough_work(q, k, options.causal)
+    own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_q)) if takes else None
     if own is None:
-        return portable.prepare(Q, K, V, options, key_lengths, sequences=many)
+        return prepare_portable(tensors, options)
 
-    def call(Q, K, V, key_lengths, seed, sinks, cu_q=None, cu_k=None):
-        found = own(Q, K, V, key_lengths, cu_q, cu_k)
-        rest = None if found else portable.prepare(Q, K, V, options, key_lengths, sequences=many)
-        return found or rest(Q, K, V, key_lengths, seed, sinks, cu_q, cu_k)
+    def hoppers(q, k, v, key_lengths, seed, sinks, cu_q, cu_k) -> tuple[Tensor, Tensor] | None:
+        return own(q, k, v, key_lengths, cu_q, cu_k)
 
-    return call
+    return served("Hopper's forward", hoppers, last)
 
 
-def backward(dO, Q, K, V, O, L, options, dL=None, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None):
+def prepare_portable(tensors: Tensors, options: Options) -> Callable:
+    """The portable forward for calls of one kind."""
+    q, k, v, key_lengths, _, _, cu_q, _ = tensors
+    own = portable.prepare(q, k, v, options, key_lengths, sequences=sequences(cu_q))
+    return served("the portable forward", own)
+
+
+# Backward -----------------------------------------------------------------------------------------------------
+
+
+def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
     """(dQ, dK, dV) of one call, and dsinks where there are sinks."""
     same_bits = torch.are_deterministic_algorithms_enabled()
-    key = "backward", options, same_bits, *map(kind_of, (dO, Q, K, V, O, dL, key_lengths, sinks, cu_q, cu_k))
-    call = prepared(key, prepare_any_backward, dO, Q, K, V, O, options, dL, key_lengths, sinks, same_bits, cu_q, cu_k)
-    return call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
+    kind = "backward", options, same_bits, *map(kind_of, (dO, dL, O, *tensors))
+    call = prepared(kind, prepare_any_backward, dO, dL, O, tensors, options, same_bits)
+    return call(dO, dL, O, L, *tensors)
 
 
-def prepare_any_backward(dO, Q, K, V, O, options: Options, dL, key_lengths, sinks, same_bits, cu_q, cu_k):
+def prepare_any_backward(
+    dO: Tensor, dL: Tensor | None, O: Tensor, tensors: Tensors, options: Options, same_bits: bool
+) -> Callable:
     """prepare_backward() for tensors in any strides."""
     dense = dL is None or dL.is_contiguous()
-    if dense and not any(map(has_gaps, (dO, Q, K, V, O, key_lengths, sinks, cu_q, cu_k))):
-        return prepare_backward(dO, Q, K, V, O, options, key_lengths, sinks, same_bits, cu_q)
+    if dense and not any(map(has_gaps, (dO, O, *tensors))):
+        return prepare_backward(dO, O, tensors, options, same_bits)
 
-    def on_copies(dO, Q, K, V, O, L, dL, *others):
-        dO, Q, K, V, O, *others = map(rows_contiguous, (dO, Q, K, V, O, *others))
-        return backward(dO, Q, K, V, O, L, options, dL if dense else dL.contiguous(), *others)
+    def on_copies(dO, dL, O, L, *given) -> tuple:
+        dO, O, *given = map(rows_contiguous, (dO, O, *given))
+        return backward(dO, dL if dense else dL.contiguous(), O, L, Tensors(*given), options)
 
     return on_copies
 
 
-def prepare_backward(dO, Q, K, V, O, options: Options, key_lengths, sinks, same_bits, cu_q=None):
-    """What computes the gradients for calls of one kind, given (dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, …)."""
-    many = sequences(cu_q)
-    hopper = hopper_backward(Q.device) if for_hopper(options, sinks) else None
-    takes = hopper is not None and hopper.enough_work(Q, K)
-    own = hopper.prepare(dO, Q, K, V, O, options, key_lengths, same_bits, many) if takes else None
+def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, same_bits: bool) -> Callable:
+    """What computes the gradients for calls of one kind, given (dO, dL, O, L) and then their tensors."""
+    q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
+    hopper = hopper_backward(q.device) if for_hopper(options, sinks) else None
+    takes = hopper is not None and hopper.enough_work(q, k)
+    own = hopper.prepare(dO, q, k, v, O, options, key_lengths, same_bits, sequences(cu_q)) if takes else None
     if own is None:
-        return portable_backward.prepare(dO, Q, K, V, O, options, sequences=many)
+        return prepare_portable_backward(dO, O, tensors, options)
 
-    def call(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q=None, cu_k=None):
-        found = own(dO, Q, K, V, O, L, dL, key_lengths, cu_q, cu_k)
-        rest = None if found else portable_backward.prepare(dO, Q, K, V, O, options, sequences=many)
-        return found or rest(dO, Q, K, V, O, L, dL, key_lengths, seed, sinks, cu_q, cu_k)
+    def last(dO, dL, O, L, *given) -> Callable:
+        return prepare_portable_backward(dO, O, Tensors(*given), options)
 
-    return call
+    def hoppers(dO, dL, O, L, q, k, v, key_lengths, seed, sinks, cu_q, cu_k) -> tuple | None:
+        return own(dO, q, k, v, O, L, dL, key_lengths, cu_q, cu_k)
+
+    return served("Hopper's backward", hoppers, last)
 
 
-def sequences(cu_q) -> int | None:
+def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options) -> Callable:
+    """The portable backward for calls of one kind."""
+    q, k, v, *_, cu_q, _ = tensors
+    own = portable_backward.prepare(dO, q, k, v, O, options, sequences=sequences(cu_q))
+
+    def portables(dO, dL, O, L, q, k, v, *others) -> tuple:
+        return own(dO, q, k, v, O, L, dL, *others)
+
+    return served("the portable backward", portables)
+
+
+# Who can ------------------------------------------------------------------------------------------------------
+
+
+def sequences(cu_q: Tensor | None) -> int | None:
     """How many packed sequences there are; None where tensors are not packed."""
     return None if cu_q is None else cu_q.shape[0] - 1
 
 
-def hopper_forward(device: torch.device):
+def for_hopper(options: Options, sinks: Tensor | None) -> bool:
+    """Whether Hopper's own kernels compute such calls: without dropout, softcap and sinks, if not asked otherwise."""
+    return not (options.dropout_p or options.portable) and options.softcap is sinks is None
+
+
+def hopper_forward(device: torch.device) -> ModuleType | None:
     """Hopper's forward, on such a GPU and with a Triton whose Gluon has what it needs; else None."""
     return prepared(("Hopper's kernels", device), hopper_kernels, device)[0]
 
 
-def hopper_backward(device: torch.device):
+def hopper_backward(device: torch.device) -> ModuleType | None:
     """Hopper's backward, where there is its forward; else None."""
     return prepared(("Hopper's kernels", device), hopper_kernels, device)[1]
 
 
-def hopper_kernels(device: torch.device) -> tuple:
+def hopper_kernels(device: torch.device) -> tuple[ModuleType | None, ModuleType | None]:
     """Hopper's forward and backward; None for what this GPU or this Triton does not have."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) != (9, 0):
         return None, None
     try:
         from fa2_lab.kernels.hopper.forward import launch as forward
-    except ImportError:
+    except (ImportError, AttributeError) as error:
+        warn_once("Hopper's forward", error)
         return None, None
     if not forward.host.multiprocessors(device):
         return None, None
     try:
         from fa2_lab.kernels.hopper.backward import launch as backward
-    except ImportError:
+    except (ImportError, AttributeError) as error:
+        warn_once("Hopper's backward", error)
         return forward, None
     return forward, backward
+
+
+# Kernels that this Triton cannot compile ------------------------------------------------------------------------
+
+ADVICE = "`python -m fa2_lab doctor` says which versions were tested"
+WARNED: set[str] = set()  # the kernels of which it has been said
+
+
+def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None = None) -> Callable:
+    """`own`, and in its place what otherwise(*tensors) prepares, once: for a call that it declines by None, and for all
+    from then on if Triton cannot compile it. Where there is nothing else, that is an error."""
+    works, instead = True, None
+
+    def call(*tensors):
+        nonlocal works, instead
+        if works:
+            try:
+                found = own(*tensors)
+            except Exception as error:
+                if not is_a_compiler_s(error):
+                    raise
+                if otherwise is None:
+                    raise RuntimeError(f"fa2_lab: {refused(name, error)}; {ADVICE}") from error
+                works, found = False, None
+                warn_once(name, error)
+            if found is not None:
+                return found
+        instead = instead or otherwise(*tensors)
+        return instead(*tensors)
+
+    return call
+
+
+def is_a_compiler_s(error: Exception) -> bool:
+    """Whether Triton could not compile a kernel; not whether a call or the GPU is at fault.
+
+    Triton mostly says so by a type of its own. Else it is whatever its compiler raises, such as a RuntimeError for code
+    that its own verifier refuses, or what its launcher says of an option that it does not know. The compiler also loads
+    the kernel, and what CUDA says there is no compiler's error.
+    """
+    if isinstance(error, TritonError):
+        return type(error).__name__ != "InterpreterError"
+    modules, trace = [], error.__traceback__
+    while trace is not None:
+        modules.append(trace.tb_frame.f_globals.get("__name__", ""))
+        trace = trace.tb_next
+    if modules[-1] == "triton.runtime.jit":
+        return isinstance(error, (KeyError, TypeError))
+    compiling = any(module.startswith("triton.compiler.") for module in modules)
+    return compiling and not isinstance(error, torch.AcceleratorError) and "Triton Error" not in str(error)
+
+
+def refused(name: str, error: Exception) -> str:
+    """What is wrong, in one line."""
+    lines = (getattr(error, "error_message", None) or str(error)).strip().splitlines()
+    return f"Triton {triton.__version__} cannot compile {name} ({': '.join([type(error).__name__, *lines[:1]])})"
+
+
+def warn_once(name: str, error: Exception) -> None:
+    """Say for each kernel once that the portable ones take its place."""
+    if name in WARNED:
+        return
+    WARNED.add(name)
+    instead = "the portable kernels take its place, which are right and slower"
+    warnings.warn(f"fa2_lab: {refused(name, error)}: {instead}; {ADVICE}", RuntimeWarning, stacklevel=2)

@@ -8,6 +8,8 @@ A few values are looked at before a launch, such as the range of key_lengths. SE
 were then; nothing is written onto the tensors. forget() empties both.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import ref
@@ -17,6 +19,19 @@ from torch import Tensor
 PREPARED: dict = {}
 MOST = 4096
 SEEN: dict = {}  # {id of a tensor: (weak reference, state)}, and the same of a second one it was looked at with
+
+
+class Tensors(NamedTuple):
+    """The tensors of a call; None in the place of those that it lacks."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    key_lengths: Tensor | None = None
+    seed: Tensor | None = None
+    sinks: Tensor | None = None
+    cu_q: Tensor | None = None  # where packed sequences begin
+    cu_k: Tensor | None = None
 
 
 class Options(NamedTuple):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from numbers import Real
-
 import numpy as np
 
 from fa2_lab.reference.dropout import Dropout
+from fa2_lab.tiles import real_number
 
 
 def real_array(name: str, x, ndim: int) -> np.ndarray:
@@ -38,8 +37,10 @@ def inputs(Q, K, V, tau, dropout, softcap=None, sink=None) -> tuple[np.ndarray, 
     V = same_shape("V", V, K.shape, "the shape of K")
     if not isinstance(dropout, Dropout):
         raise TypeError(f"dropout: got {dropout!r}; it takes a Dropout, as in Dropout(p=0.1, seed=0)")
-    number("softcap", softcap, above=0, otherwise="no cap")
-    number("sink", sink, above=-np.inf, otherwise="no sink")
+    if softcap is not None:
+        real_number("softcap", softcap, "a finite number above 0, or None for no cap", lambda c: 0 < c < np.inf)
+    if sink is not None:
+        real_number("sink", sink, "a finite number, or None for no sink")
     return Q, K, V, scale(tau, Q.shape[1])
 
 
@@ -63,21 +64,8 @@ def qkv_heads(Q, K, V) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return Q, K, same_shape("v", V, K.shape, "the shape of k")
 
 
-def number(name: str, x, above: float, otherwise: str) -> None:
-    """Refuse what is neither None nor a finite number above a bound."""
-    takes = f"a finite number{' above 0' if above == 0 else ''}, or None for {otherwise}"
-    if isinstance(x, (bool, np.bool_)) or not (x is None or isinstance(x, Real)):
-        raise TypeError(f"{name}: got {x!r}; it takes {takes}")
-    if x is not None and not above < x < np.inf:
-        raise ValueError(f"{name}: got {x}; it takes {takes}")
-
-
-def scale(tau, d: int) -> float:
+def scale(tau: float | None, d: int) -> float:
     """The softmax scale τ; 1/√d where none is given. 0 is a scale like any other."""
     if tau is None:
         return 1.0 / np.sqrt(d)
-    if isinstance(tau, (bool, np.bool_)) or not isinstance(tau, Real):
-        raise TypeError(f"scale: got {tau!r}; it takes a number, or None for 1/√d")
-    if not 0 <= tau < np.inf:
-        raise ValueError(f"scale: got {tau}; it takes a finite number of at least 0")
-    return float(tau)
+    return real_number("scale", tau, "a finite number of at least 0, or None for 1/√d", lambda x: 0 <= x < np.inf)

@@ -94,7 +94,8 @@ def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarr
     """The gradient of every head's sink from the O and L of a forward, summed over the batch."""  # (heads,)
     O = checks.real_array("O", O, 4)
     sinks = _check_sinks(sinks, O)
-    return np.array([sink_backward(sink, O[:, h], L[:, h], dO[:, h]) for h, sink in enumerate(sinks)])
+    heads = range(O.shape[1])
+    return np.array([0.0 if sinks[h] is None else sink_backward(sinks[h], O[:, h], L[:, h], dO[:, h]) for h in heads])
 
 
 def _forward(stage, Q, K, V, B_r, B_c, common):
@@ -135,5 +136,10 @@ def _check(stage: str, key_lengths, k: np.ndarray) -> list:
 
 
 def _check_sinks(sinks, q: np.ndarray) -> list:
-    """The sink of every query head."""
-    return [None] * q.shape[1] if sinks is None else list(checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)"))
+    """The sink of every query head; one of −∞ is none."""
+    if sinks is None:
+        return [None] * q.shape[1]
+    sinks = checks.same_shape("sinks", sinks, q.shape[1:2], "(heads,)")
+    if not (sinks < np.inf).all():
+        raise ValueError(f"sinks: got {sinks.max()}; it takes numbers below infinity")
+    return [None if sink == -np.inf else sink for sink in sinks]

@@ -189,7 +189,7 @@ def test_the_table_is_looked_at_again_after_a_change():
 def test_as_an_operator():
     arguments, _ = serving()
     inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), None, True, 0.25
-    torch.library.opcheck(torch.ops.fa2_lab.api.paged, inputs, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(torch.ops.fa2_lab.paged.default, inputs, test_utils=("test_schema", "test_faketensor"))
 
     for dtype in (torch.float16, torch.float32):
         arguments, _ = serving(dtype)

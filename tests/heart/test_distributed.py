@@ -289,13 +289,13 @@ def test_planted_faults_are_found(fault, monkeypatch):
     elif fault == "step":
         monkeypatch.setattr(threads.Threaded, "source", lambda self, step: (self.rank + step) % self.size)
     else:
-        real = ring.reference_backward
+        real = ring.operators.reference_backward
 
-        def wrong(dO, dL, q, k, v, O, L, options):
-            O_here, L_here = ring.operators.Reference.apply(q, k, v, None, None, None, options)
-            return real(dO, dL, q, k, v, *((O, L_here) if fault == "local L" else (O_here, L)), options=options)
+        def wrong(dO, dL, O, L, tensors, options):
+            O_here, L_here = ring.operators.reference(tensors, options)
+            return real(dO, dL, *((O, L_here) if fault == "local L" else (O_here, L)), tensors, options)
 
-        monkeypatch.setattr(ring, "reference_backward", wrong)
+        monkeypatch.setattr(ring.operators, "reference_backward", wrong)
     inputs, lengths = inputs_of(2, 1, 14, 8), [5, 6, 3]
     try:
         found = by_threads(inputs, lengths, "zigzag", True)

@@ -9,7 +9,7 @@ from slices import compiled_by
 
 pytest.importorskip("triton")
 
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
@@ -131,7 +131,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, chosen, monkeypatch):
     hopper.prepare = lambda *given: made if kind and given[3:] == (options, lengths, None) else None
     monkeypatch.setattr(choice, "portable", portable)
     monkeypatch.setattr(choice, "hopper_forward", lambda device: hopper if on_hopper else None)
-    name, got, tensors = choice.forward(Q, Q, Q, options, lengths, seed, sinks)
+    name, got, tensors = choice.forward(Tensors(Q, Q, Q, lengths, seed, sinks), options)
     assert name == chosen and got == (options, lengths)
     assert all(a is b for a, b in zip(tensors, (Q, Q, Q, lengths, seed, sinks), strict=True))
 

@@ -10,7 +10,7 @@ from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
 
-from fa2_lab.kernels.prepared import PREPARED, Options
+from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
 
 HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
 gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
@@ -140,7 +140,7 @@ def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monk
     monkeypatch.setattr(choice, "portable_backward", portable)
     monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)
     monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)
-    name, got, found = choice.backward(dO, Q, K, V, O, L, options, dL, lengths, seed, sinks)
+    name, got, found = choice.backward(dO, dL, O, L, Tensors(Q, K, V, lengths, seed, sinks), options)
     assert name == chosen and got == options
     assert all(a is b for a, b in zip(found, tensors, strict=True))
 

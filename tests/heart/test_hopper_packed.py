@@ -19,7 +19,7 @@ from test_hopper_plain import in_any_order
 
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
@@ -172,9 +172,10 @@ def test_choice(fine, chosen, monkeypatch):
     for name in ("forward", "backward"):
         monkeypatch.setattr(choice, f"hopper_{name}", lambda device: room("hopper"))
         monkeypatch.setattr(choice, "portable" if name == "forward" else "portable_backward", room("portable"))
-    assert choice.forward(q, q, q, options, cu_q=cu_q, cu_k=cu_k) == chosen
+    packed = Tensors(q, q, q, cu_q=cu_q, cu_k=cu_k)
+    assert choice.forward(packed, options) == chosen
     assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
-    assert choice.backward(*[q] * 5, q[..., 0], options, cu_q=cu_q, cu_k=cu_k) == chosen
+    assert choice.backward(q, None, q, q[..., 0], packed, options) == chosen
     assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
 
 

@@ -13,7 +13,7 @@ from kernel_truth import DEVICE, GPU  # before Triton
 
 from fa2_lab.kernels import choice, launch, prepared
 from fa2_lab.kernels.portable import backward, forward, tile
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine import budget
 from fa2_lab.tools import offline
 
@@ -101,13 +101,18 @@ def test_every_kind_of_call_is_prepared_for_itself(monkeypatch):
     changes = dict(), dict(causal=True), dict(scale=0.2), dict(dropout_p=0.5), dict(left=2), dict(softcap=2.0)
     calls = [dict(options=options._replace(**change)) for change in changes]
     calls += [dict(key_lengths=lengths), dict(key_lengths=lengths.int()), dict(sinks=torch.zeros(3))]
+
+    def given(call):
+        names = call.keys() & set(Tensors._fields)
+        return Tensors(x, x, x, **{name: call[name] for name in names}), call.get("options", options)
+
     for n, call in enumerate(calls, 1):
-        assert choice.forward(x, x, x, **dict(options=options) | call) == n, call
+        assert choice.forward(*given(call)) == n, call
     forget, same = len(calls), False
     for n, call in enumerate([*calls, dict(dL=x[..., 0])] * 2, forget + 1):
         same = n > forget + len(calls) + 1  # the second time torch is asked for the same bits
         monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda same=same: same)
-        assert choice.backward(*[x] * 5, x[..., 0], **dict(options=options) | call) == n, (call, same)
+        assert choice.backward(x, call.get("dL"), x, x[..., 0], *given(call)) == n, (call, same)
 
 
 @pytest.mark.parametrize("capability, here", [((8, 0), False), ((9, 0), True), ((10, 0), False), ((12, 0), False)])
@@ -218,7 +223,7 @@ def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing
     q, k, v = (x[: 32 * 16].view(1, 1, 32, 16) for x in store)  # more rows than decode takes
 
     def counts(q, key_lengths=None, seed=None, causal=False, scale=1.0, dropout_p=0.0):
-        calls.append((q, k, v, Options(causal, scale, dropout_p), key_lengths, seed))
+        calls.append((Tensors(q, k, v, key_lengths, seed), Options(causal, scale, dropout_p)))
         return kernel.counts(choice.forward, *calls[-1])
 
     assert counts(q) == (1, 0)
@@ -240,7 +245,7 @@ def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing
     assert counts(q, scale=0.25) == (1, 0)
     assert counts(q, seed=torch.tensor([1]), dropout_p=0.5) == (1, 0)
     for arguments in calls:  # every one of them again
-        assert kernel.counts(choice.forward, *arguments)[0] == (arguments[0].data_ptr() % 16 > 0)
+        assert kernel.counts(choice.forward, *arguments)[0] == (arguments[0].q.data_ptr() % 16 > 0)
 
 
 @pytest.mark.skipif(GPU, reason="stands in for a GPU")
@@ -269,7 +274,7 @@ def test_where_triton_cannot_be_passed_by_it_is_asked_each_time(standing_in, mon
     monkeypatch.setattr(launch, "relaunch", lambda *given, **named: declined.append(given))
     q = torch.zeros(1, 1, 32, 16)
     for _ in range(3):
-        assert kernel.counts(choice.forward, q, q, q, Options(causal=False, scale=1.0)) == (1, 0)
+        assert kernel.counts(choice.forward, Tensors(q, q, q), Options(causal=False, scale=1.0)) == (1, 0)
     assert len(declined) == 1  # nobody tries it again and again
 
 

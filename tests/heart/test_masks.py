@@ -9,7 +9,7 @@ from kernel_truth import ALLOWED, DEVICE, keep, tensors, worst
 
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
-from fa2_lab.kernels import choice, launch
+from fa2_lab.kernels import launch
 from fa2_lab.kernels.decode import plan
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -233,7 +233,7 @@ def test_an_operator_for_pages_takes_them_too():
     table, lengths = torch.zeros(2, 4, dtype=torch.int32, device=DEVICE), torch.tensor([9, 60], device=DEVICE)
     inputs = q, k.transpose(1, 2), k.transpose(1, 2), table, lengths, torch.zeros(4, device=DEVICE), True, 0.25
     torch.library.opcheck(
-        torch.ops.fa2_lab.api.paged, (*inputs, 0.0, 7, None, 2.0), test_utils=("test_schema", "test_faketensor")
+        torch.ops.fa2_lab.paged.default, (*inputs, 0.0, 7, None, 2.0), test_utils=("test_schema", "test_faketensor")
     )
 
 
@@ -258,7 +258,7 @@ def test_a_known_kind_of_call_takes_other_sinks():
 @pytest.fixture
 def decode_alone(monkeypatch):
     """No other kernel serves, and tiles are so small that a window leaves some out."""
-    monkeypatch.setattr(choice, "prepare", lambda *given: plan.prepare(*given[:5]))
+    monkeypatch.setattr(plan, "is_decode", lambda q, k: True)
     if DEVICE == "cpu":
         monkeypatch.setattr(plan, "INTERPRETED", plan.Entry(B_c=16, warps=1, stages=1, per_SM=4))
 

@@ -346,7 +346,7 @@ def test_opcheck(tests):
     plain, sinks = [x.detach() for x in (q, k, v)], sinks.detach()
     rest = None, None, sinks, *rest[3:]
     for dL in (torch.ones_like(L), None):
-        torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, *plain, O, L, *rest), test_utils=tests)
+        torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, O, L, *plain, *rest), test_utils=tests)
 
 
 @pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
@@ -355,7 +355,7 @@ def test_who_only_asks_for_shapes_is_told_dtypes_too(dtype):
     rest = None, None, None, cu.int(), cu.int(), True, 0.25
     O, L = torch.ops.fa2_lab.forward(q, k, k, *rest)
     assert (O.shape, O.dtype, L.shape, L.dtype) == (q.shape, dtype, (4, 9), torch.float32)
-    found = torch.ops.fa2_lab.backward(O, None, q, k, k, O, L, *rest)
+    found = torch.ops.fa2_lab.backward(O, None, O, L, q, k, k, *rest)
     assert [(x.shape, x.dtype) for x in found] == [(x.shape, dtype) for x in (q, k, k)]
 
 

@@ -10,7 +10,7 @@ from kernel_truth import DEVICE, tensors, worst
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
 from fa2_lab.kernels import choice, prepared
-from fa2_lab.kernels.prepared import Options
+from fa2_lab.kernels.prepared import Options, Tensors
 
 
 def good():
@@ -74,23 +74,35 @@ CHANGES = dict(
 def test_the_kernels_key_holds_all_that_a_launch_depends_on(direction, monkeypatch):
     keys, (q, k, v) = [], good()
     monkeypatch.setattr(choice, "prepared", lambda key, make, *given: keys.append(key) or (lambda *given: None))
-    base = dict(Q=q, K=k, V=v, options=Options(False, 1.0), key_lengths=torch.tensor([3, 12], device=DEVICE))
+    starts = torch.tensor([0, 3, 12], dtype=torch.int32, device=DEVICE)
+    record = dict(q=q, k=k, v=v, key_lengths=starts[1:], sinks=q[0, :, 0, 0], cu_q=starts, cu_k=starts)
+    beside = dict(dO=q.clone(), dL=q[..., 0], O=q.clone(), L=q[..., 0]) if direction == "backward" else {}
+
+    def call(options=Options(False, 1.0), **change):  # noqa: B008
+        more = {name: change.pop(name, x) for name, x in beside.items()}
+        getattr(choice, direction)(*more.values(), Tensors(**record | change), options)
+
+    call()
+    for name, x in (record | beside).items():
+        if name != "L":
+            for change in CHANGES.values():
+                call(**{name: change(x)})
+    for option in (
+        dict(causal=True),
+        dict(scale=2.0),
+        dict(dropout_p=0.1),
+        dict(left=3),
+        dict(right=3),
+        dict(softcap=1.0),
+    ):
+        call(options=Options(False, 1.0)._replace(**option))
+    for name in ("key_lengths", "sinks", "cu_q", "cu_k", *(["dL"] if beside else [])):
+        call(**{name: None})
     if direction == "backward":
-        base |= dict(dO=q.clone(), O=q.clone(), L=q[..., 0], dL=None)
-    call = getattr(choice, direction)
-    call(**base)
-    for name in set(base) - {"options", "L", "dL"}:
-        for change in CHANGES.values():
-            call(**base | {name: change(base[name])})
-    for options in (Options(True, 1.0), Options(False, 2.0), Options(False, 1.0, 0.1)):
-        call(**base | dict(options=options))
-    call(**base | dict(key_lengths=None))
-    if direction == "backward":
-        call(**base | dict(dL=q[..., 0]))
         torch.use_deterministic_algorithms(True)
-        call(**base)
+        call()
         torch.use_deterministic_algorithms(False)
-    assert len(keys) == len(set(keys)) > 20
+    assert len(keys) == len(set(keys)) > 38
 
 
 # Values that were looked at -----------------------------------------------------------------------------------
