@@ -103,7 +103,7 @@ def test_a_window_s_tiles_do_not_grow_with_the_sequence():
         (dict(mask=Mask(window=(-1, 0))), ValueError, "window"),
         (dict(mask=Mask(window=(0, -1))), ValueError, "window"),
         (dict(mask=Mask(window=4)), TypeError, "window"),
-        (dict(mask=Mask(window=(4,))), TypeError, "window"),
+        (dict(mask=Mask(window=(4,))), ValueError, "window"),
         (dict(mask=Mask(window=(4.0, 0))), TypeError, "window"),
         (dict(mask=Mask(window=(True, 0))), TypeError, "window"),
         (dict(mask=Mask(allowed=np.ones((8, 7), bool))), ValueError, "mask"),
