@@ -378,7 +378,7 @@ def forward(Q=ONE, K=ONE, V=ONE, **options):
         (lambda: forward(softcap=np.inf), f"softcap: got inf; {NUMBER} above 0, or None for no cap"),
         (lambda: forward(softcap=True), f"softcap: got True; {NUMBER} above 0, or None for no cap"),
         (lambda: forward(sink="1"), f"sink: got '1'; {NUMBER}, or None for no sink"),
-        (lambda: forward(tau=True), "scale: got True; it takes a number, or None for 1/√d"),
+        (lambda: forward(tau=True), "scale: got True; it takes a finite number of at least 0, or"),
         (lambda: forward(tau=np.nan), "scale: got nan; it takes a finite number of at least 0"),
         (lambda: forward(B_c=2.5), "B_c: got 2.5; it takes a whole number of at least 1"),
         (lambda: naive.backward(ONE, ONE, ONE, ONE, ONE), "P: got shape (4, 3); it takes (N_q, N_k) = (4, 4)"),
