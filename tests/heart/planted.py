@@ -22,8 +22,8 @@ from typing import NamedTuple
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
-PYTEST = ("-q", "-x", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not exhaustive")
-SECONDS = 300
+PYTEST = ("-q", "-x", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not exhaustive and not beside")
+SECONDS = 600
 
 
 class Fault(NamedTuple):

@@ -1,10 +1,7 @@
-"""The ladder: every rung against float64, on a GPU where there is one, else in Triton's interpreter; and its rules.
-
-A rung is one file that stands alone, and differs from the one before it by one change.
-"""
+"""The ladder: every rung against float64, on a GPU or in Triton's interpreter; that it makes its change; its rules."""
 
 import ast
-import re
+from collections import Counter
 from importlib.metadata import version
 from itertools import pairwise
 
@@ -14,7 +11,10 @@ import pytest
 import torch
 
 triton = pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+import triton.language as tl  # noqa: E402
+
 from fa2_lab.kernels import interpreter, ladder  # noqa: E402
+from fa2_lab.kernels.ladder import r10_order, r11_bulk_copies  # noqa: E402
 from fa2_lab.tools import steps  # noqa: E402
 
 if interpreter.misfit():
@@ -24,10 +24,10 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 HOPPER = GPU and torch.cuda.get_device_capability() == (9, 0)
 TOLERANCE = {torch.float16: 1e-3, torch.bfloat16: 5e-3, torch.float32: 1e-6}  # of O; the rounding of O itself is in it
-SMALL = [(128, 128, 64, True), (70, 100, 128, True), (100, 70, 64, True), (65, 129, 64, False)]  # N_q, N_k, d, causal
+SMALL = [(128, 128, 64, True), (70, 100, 128, True), (100, 37, 64, True), (65, 129, 64, False), (100, 37, 64, False)]
 LARGE = [(1000, 1000, 64, True), (1000, 1300, 128, True), (1300, 1000, 128, True), (999, 1025, 64, False),
-         (1025, 999, 128, False), (1, 2000, 64, True), (4096, 4096, 128, True)]  # fmt: skip
-MOST_LINES = 25  # that may differ between neighbours
+         (1025, 999, 128, False), (1, 2000, 64, True), (100, 37, 64, True), (4096, 4096, 128, True)]  # fmt: skip
+MOST_LINES = 25  # that may differ between neighbours, if the rung does not say why
 
 
 def gluon(rung: str) -> bool:
@@ -65,30 +65,46 @@ def poisoned(monkeypatch):
         monkeypatch.setattr(torch, name, with_nan)
 
 
-def errors(rung, q, k, v, causal):
-    """How far O and L are from float64."""
+def check(rung, q, k, v, causal):
+    """O and L are as near to float64 as the dtype allows."""
     seen = oracle.visible(q.shape[2], k.shape[2], causal)
-    heads = zip(*(x.flatten(0, 1).double().numpy() for x in (q, k, v)), strict=True)
-    want_O, want_L = map(np.stack, zip(*(oracle.dense(*qkv, seen) for qkv in heads), strict=True))
-    O, L = ladder.load(rung).forward(*(fenced(x) for x in (q, k, v)), causal)
+    heads = zip(*(x.flatten(0, 1).double().cpu().numpy() for x in (q, k, v)), strict=True)
+    want = map(np.stack, zip(*(oracle.dense(*qkv, seen) for qkv in heads), strict=True))
+    O, L = ladder.load(rung).forward(q, k, v, causal)
     assert (O.dtype, O.shape, L.dtype, L.shape) == (q.dtype, q.shape, torch.float32, q.shape[:3])
-    found = [x.flatten(0, 1).double().cpu().numpy() for x in (O, L)]
-    return oracle.error(found[0], want_O), oracle.error(found[1], want_L)
+    limits = TOLERANCE[q.dtype], 1e-6 if q.dtype == torch.float32 else 1e-5
+    for name, got, truth, most in zip("OL", (O, L), want, limits, strict=True):
+        off = oracle.error(got.flatten(0, 1).double().cpu().numpy(), truth)
+        assert off < most, f"{name} of {rung}: {off:.1e}"
 
 
 @pytest.mark.parametrize("rung", runnable())
-@pytest.mark.parametrize(("N_q", "N_k", "d", "causal"), LARGE if GPU else SMALL)
-def test_a_rung_is_right(rung, N_q, N_k, d, causal):
-    wrong_O, wrong_L = errors(rung, *tensors(N_q, N_k, d), causal)
-    assert wrong_O < TOLERANCE[torch.float16] and wrong_L < 1e-5
+def test_a_rung_is_right(rung):
+    for *sizes, causal in LARGE if GPU else SMALL:
+        check(rung, *map(fenced, tensors(*sizes)), causal)
+    check(rung, *map(fenced, tensors(70, 100, 64, torch.bfloat16)), True)
+    if not GPU:  # which multiplies fp32 with fewer bits
+        check(rung, *map(fenced, tensors(70, 100, 64, torch.float32)), True)
+
+
+@pytest.mark.parametrize("rung", runnable())
+def test_a_rung_takes_hard_scores_and_views(rung):
+    q, k, v = (x.to(DEVICE) for x in tensors(70, 130, 64, heads=1))
+    rising = k * torch.linspace(0.1, 20, 130, device=DEVICE)[None, None, :, None].half()
+    hard = [(300 * q, k), (q.abs() + 30, -k.abs() - 30), (q, rising)]  # all near −7,000; a maximum that grows
+    for queries, keys in hard:
+        check(rung, queries, keys, v, False)
+        check(rung, queries, keys.flip(2).contiguous(), v.flip(2).contiguous(), False)
+    draw = torch.Generator().manual_seed(1)  # (batch, N, heads, d) seen through a transpose, and heads that differ
+    turned = (torch.randn(2, 80, 2, 64, generator=draw).half().to(DEVICE).transpose(1, 2) for _ in range(3))
+    check(rung, *turned, True)
 
 
 @pytest.mark.parametrize("rung", ladder.SIDE)
 @pytest.mark.parametrize(("N", "d", "size"), [(128, 64, 1), (192, 128, 300)])
 def test_a_side_rung_is_right(rung, N, d, size):
     q, k, v = tensors(N, N, d)
-    wrong_O, wrong_L = errors(rung, size * q, k, v, False)
-    assert wrong_O < TOLERANCE[torch.float16] and wrong_L < 1e-5
+    check(rung, *map(fenced, (size * q, k, v)), False)
     with pytest.raises(ValueError, match=r"q, k, causal: got .* it takes"):
         ladder.load(rung).forward(q, k, v, True)
 
@@ -107,65 +123,87 @@ def test_a_backward_rung_is_right(rung, N_q, N_k, d, causal):
         assert oracle.error(got[0].double().cpu().numpy(), want) < 2e-3
 
 
-@pytest.mark.parametrize("rung", runnable())
-def test_a_rung_takes_bf16(rung):
-    wrong_O, wrong_L = errors(rung, *tensors(70, 100, 64, torch.bfloat16), True)
-    assert wrong_O < TOLERANCE[torch.bfloat16] and wrong_L < 1e-5
+# Each rung makes its change -----------------------------------------------------------------------------------
+
+COUNTED = "dot exp exp2 fdiv select load masked_load masked_store atomic_rmw".split()
+# Of two heads of 256 rows under the causal mask, in 32 tiles of 64 × 64: 20 that a row sees, 8 of them on the diagonal.
+DOES = {
+    "r00_standard": dict(dot=64, programs=32 + 512 + 8),  # a tile of S, a row of P, a row block of O
+    "r01_fa1": dict(dot=64, programs=2, masked_store=3 * 32, exp=3 * 32),  # O, l and m at every tile
+    "r02_rows_outside": dict(programs=2, masked_store=2 * 8),
+    "r03_row_blocks": dict(programs=8, masked_store=2 * 8, fdiv=32),
+    "r04_deferred": dict(programs=8, fdiv=8, exp=2 * 32, exp2=0),
+    "r05_base_2": dict(fdiv=8, exp=0, exp2=2 * 32, dot=64),
+    "r06_skipping": dict(exp2=2 * 20, dot=2 * 20, load=0, masked_load=8 + 2 * 20, select=20 + 16),
+    "r07_two_loops": dict(dot=2 * 20, load=2 * 12, select=8 + 16),
+    "r10_order": dict(dot=2 * 20, load=2 * 12, select=8 + 16),
+    "r11_bulk_copies": dict(dot=2 * 20, load=0, select=8 + 16),
+    "b00_atomics": dict(atomic_rmw=20, dot=5 * 20),
+    "b01_two_passes": dict(atomic_rmw=0, dot=4 * 20 + 3 * 20),
+}
 
 
-@pytest.mark.skipif(GPU, reason="a GPU multiplies fp32 with fewer bits")
-@pytest.mark.parametrize("rung", [rung for rung in ladder.RUNGS if not gluon(rung)])
-def test_a_rung_is_exact_in_fp32(rung):
-    wrong_O, wrong_L = errors(rung, *tensors(70, 100, 64, torch.float32), True)
-    assert wrong_O < TOLERANCE[torch.float32] and wrong_L < 1e-6
+@pytest.mark.skipif(GPU, reason="counts what the interpreter does")
+@pytest.mark.parametrize("rung", DOES)
+def test_a_rung_does_what_its_sentence_says(rung, monkeypatch):
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    counts = Counter()
+    for name, method in {"programs": "set_grid_idx", **{name: f"create_{name}" for name in COUNTED}}.items():
+        real = getattr(InterpreterBuilder, method)
+
+        def counting(self, *given, name=name, real=real, **named):
+            counts[name] += 1
+            return real(self, *given, **named)
+
+        monkeypatch.setattr(InterpreterBuilder, method, counting)
+    q, k, v = tensors(256, 256, 64)
+    module = ladder.load(rung)
+    if rung in ladder.BACKWARD:
+        module.backward(q, k, v, torch.zeros_like(q), torch.zeros(q.shape[:3]), q, True)
+    else:
+        module.forward(q, k, v, True)
+    assert {name: counts[name] for name in DOES[rung]} == DOES[rung]
 
 
-@pytest.mark.parametrize("rung", runnable())
-@pytest.mark.parametrize("way", ["large", "far below zero", "rising"])
-def test_a_rung_takes_hard_scores(rung, way):
-    q, k, v = tensors(70, 130, 64, heads=1)
-    if way == "large":
-        q = 300 * q
-    elif way == "far below zero":  # all scores near −7,000: a maximum that starts at 0 would underflow
-        q, k = q.abs() + 30, -k.abs() - 30
-    else:  # the maximum grows from tile to tile, in each order of visiting
-        k = k * torch.linspace(0.1, 20, 130)[None, None, :, None].half()
-    for keys, values in ((k, v), (k.flip(2), v.flip(2))):
-        wrong_O, wrong_L = errors(rung, q, keys.contiguous(), values.contiguous(), False)
-        assert wrong_O < TOLERANCE[torch.float16] and wrong_L < 1e-5
+def launched(rung, monkeypatch, **sizes) -> tuple[tuple, tuple, dict]:
+    """(grid, arguments, options) of a rung's launch, which does nothing."""
+    asked, module = [], ladder.load(rung)
+    spy = type("Spy", (), {"__getitem__": lambda _, grid: lambda *given, **named: asked.append((grid, given, named))})
+    monkeypatch.setattr(module, "forward_kernel", spy())
+    module.forward(*tensors(**sizes), True)
+    return asked[0]
 
 
-@pytest.mark.parametrize("rung", runnable())
-def test_a_rung_takes_views(rung):
-    """(batch, N, heads, d) seen through a transpose, two batch entries, heads that differ."""
-    draw = torch.Generator().manual_seed(1)
-    q, k, v = (torch.randn(2, 80, 2, 64, generator=draw).half().to(DEVICE).transpose(1, 2) for _ in range(3))
-    O, L = ladder.load(rung).forward(q, k, v, True)
-    for b in range(2):
-        for h in range(2):
-            one = (x[b, h].double().cpu().numpy() for x in (q, k, v))
-            want_O, want_L = oracle.dense(*one, oracle.visible(80, 80, True))
-            assert oracle.error(O[b, h].double().cpu(), want_O) < 1e-3
-            assert oracle.error(L[b, h].double().cpu(), want_L) < 1e-5
+def test_rungs_are_launched_as_they_say(monkeypatch):
+    sizes = dict(N_q=100, N_k=300, d=64, heads=3)
+    stages = [launched(rung, monkeypatch, **sizes)[2]["num_stages"] for rung in ladder.RUNGS[7:9]]
+    assert stages == [1, 3]
+    _, _, options = launched("09", monkeypatch, **sizes)
+    assert tuple(options[name] for name in ("B_r", "B_c", "num_warps", "num_stages", "maxnreg")) == (64, 64, 4, 3, 255)
+    monkeypatch.setitem(ladder.load("09").SIZES, (64, True), (32, 128, 8, 2, 168))
+    grid, _, options = launched("09", monkeypatch, **sizes)
+    assert grid == (4, 3) and (options["B_r"], options["B_c"], options["maxnreg"]) == (32, 128, 168)
+    for rung in ("10", "11"):  # heads side by side whose K and V fill 32 MiB
+        for N_k, at_once in ((300, 2**25 // (2 * 300 * 64 * 2)), (2**16, 2)):
+            grid, given, _ = launched(rung, monkeypatch, **sizes | dict(N_k=N_k))
+            assert grid == (6,) and given[7:9] == (3, at_once)
 
 
-# The rules ----------------------------------------------------------------------------------------------------
+@triton.jit
+def places_kernel(found, T, heads, at_once, place: tl.constexpr):
+    i, head = place(T, heads, at_once)
+    tl.store(found + 2 * tl.program_id(0), i)
+    tl.store(found + 2 * tl.program_id(0) + 1, head)
 
 
-@pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE + ladder.BACKWARD)
-def test_a_rung_stands_alone(rung):
-    """It imports nothing of the package, and its first line is the sentence that names its change."""
-    tree = ast.parse(steps.source(rung))
-    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections", "functools"}
-    number, name = rung[:3].removeprefix("r"), rung[4:].replace("_", " ")
-    assert steps.sentence(rung).removeprefix("Side r").removeprefix("R").startswith(
-        f"ung {number}, {name}: "
-    ) and steps.sentence(rung).endswith(".")
-    lines, most = len(steps.source(rung).splitlines()), 200 if gluon(rung) else 125 if rung in ladder.BACKWARD else 110
-    says = re.search(rf"longer\s+than {most} lines because", ast.get_docstring(tree))
-    assert lines <= (most if says is None else 325) and (says is None or lines > most)
+@pytest.mark.parametrize("rung", [r10_order, r11_bulk_copies], ids=lambda rung: rung.__name__[-15:])
+def test_heavy_blocks_come_first_and_no_head_is_left_out(rung):
+    """Seven heads of three blocks, four heads side by side: 0 to 3 block by block, then the three that are left."""
+    found = torch.full((21, 2), -1, dtype=torch.int32, device=DEVICE)
+    places_kernel[(21,)](found, 3, 7, 4, rung.place)
+    want = [[i, head] for some in (range(4), range(4, 7)) for i in (2, 1, 0) for head in some]
+    assert found.tolist() == want
 
 
 @pytest.mark.beside("ladder_worker.py")
@@ -184,12 +222,22 @@ def test_what_stands_beside_the_ladder_compiles_without_spills(rows, name, kerne
     assert sum(row["tensor"] for row in compiled) > 0
 
 
+# The rules ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rung", ladder.RUNGS + ladder.SIDE + ladder.BACKWARD)
+def test_a_rung_stands_alone_and_names_its_change(rung):
+    tree = ast.parse(steps.source(rung))
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert {name.split(".")[0] for name in names} <= {"torch", "triton", "math", "collections", "functools"}
+    name, sentence = ladder.change(rung)
+    assert name == rung[4:].replace("_", " ") and sentence.endswith(".")
+
+
 @pytest.mark.parametrize(("old", "new"), list(pairwise(ladder.RUNGS)))
-def test_neighbours_differ_by_one_change(old, new):
-    """A step of more lines says why in DIFF, and a small one has no DIFF."""
-    reason = getattr(ladder.load(new), "DIFF", None)
-    assert (steps.changed(old, new) > MOST_LINES) == (reason is not None)
-    assert reason is None or len(reason.split()) > 3
+def test_a_step_of_many_lines_says_why(old, new):
+    assert (steps.changed(old, new) > MOST_LINES) == hasattr(ladder.load(new), "DIFF")
 
 
 def test_a_rung_is_found_by_its_number():
