@@ -10,8 +10,6 @@ import sys
 
 import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.portable import forward
@@ -43,7 +41,7 @@ def compiled(kernel: Compiling, d: int, B_r: int, B_c: int, warps: int, stages: 
 
 
 if __name__ == "__main__":
-    driver.set_active(offline.Absent(GPUTarget("cuda", int(sys.argv[1].removeprefix("sm_")), 32)))
+    offline.compile_for(sys.argv[1])
     forward.forward_kernel = Compiling(forward.forward_kernel)
     for line in sys.stdin:
         print(json.dumps(compiled(forward.forward_kernel, **json.loads(line))), flush=True)

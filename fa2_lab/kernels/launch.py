@@ -15,14 +15,13 @@ from pathlib import Path
 
 import torch
 import triton
-from triton.runtime import driver
 
-from fa2_lab.kernels import interpreter
+from fa2_lab.kernels import interpreter, triton_versions
 from fa2_lab.kernels.portable.tile import Tile
 from fa2_lab.kernels.prepared import forget, prepared
-from fa2_lab.kernels.relaunch import relaunch
+from fa2_lab.kernels.triton_versions import by_triton, driver, relaunch
 
-interpreter.quicken()
+triton_versions.prepare()
 MiB = 2**20
 
 
@@ -52,8 +51,6 @@ class Blocks:
 # Triton compiles one kernel for all values of these.
 SIZES = ["H", "group", "N_k", "heads", "heads_at_once", "sequences"]
 
-SPILLS = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 7)  # their ptxas need more registers
-
 # {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
 HOPPER = dict(
     forward={
@@ -68,7 +65,7 @@ HOPPER = dict(
         32: (64, 64, 4, 2),
         64: (64, 64, 4, 3),
         # the large one is 12% faster; with grouped heads it spills 14 registers, and is as much faster all the same
-        128: (32, 128, 8, 3) if SPILLS else (64, 128, 8, 3),
+        128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
         256: (32, 64, 8, 2),
     },
     # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 where N_q = N_k = 1
@@ -106,7 +103,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64,
 
 def family() -> dict:
     """The table for the GPU that the current driver speaks to."""
-    target = driver.active.get_current_target()
+    target = triton_versions.target()
     if target.backend == "hip":
         return CDNA
     return HOPPER if target.arch // 10 == 9 else BLACKWELL if target.arch >= 100 else AMPERE
@@ -183,6 +180,9 @@ def keep(new: dict[str, list[int]]) -> Path:
 # A launch, short on the host -----------------------------------------------------------------------------------
 
 
+FUSED = dict(enable_fp_fusion=True)  # a product and a sum are one instruction: from Triton 3.10 on no longer unasked
+
+
 class Launch:
     """A kernel and all its arguments but the pointers, which come first: what calls of one kind have in common.
 
@@ -193,7 +193,7 @@ class Launch:
     def __init__(self, kernel, grid: int | tuple[int, int, int], options: dict, **arguments):
         if interpreter.switched_on():
             interpreter.say_so()
-        self.kernel, self.options, self.arguments = kernel, options, arguments
+        self.kernel, self.options, self.arguments = kernel, options | FUSED, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.again = None  # what launches from the second time on; False where Triton does not let itself be passed by
 

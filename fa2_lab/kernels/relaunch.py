@@ -1,10 +1,10 @@
-"""Launch a compiled kernel again, on other tensors, with little work on the host. Only this file reaches into Triton.
+"""Launch a compiled kernel again, on other tensors, with little work on the host: see INSIDE in triton_versions.py.
 
 In every launch Triton looks at all arguments anew, asks the driver about every pointer, and encodes every tensor
 descriptor, in Python: 14 µs for four of them. Here the arguments that it hands to the driver are written down once, and
 later launches put new addresses into them. It may be declined: then Triton's own call does everything, only slower.
 
-What is relied on, the same in Triton 3.6, 3.7 and 3.8: `run` of a compiled kernel is an object that is called with the
+What is relied on, the same in Triton 3.6 to 3.9: `run` of a compiled kernel is an object that is called with the
 grid, the stream, the function, packed metadata, launch metadata, two hooks and the kernel's arguments, and that calls
 its `launch`, the driver's function in C. For kernels with descriptors, `launch` is a Python function around that one,
 which puts (what the copy engine is told, *shape, *strides) in each descriptor's place. In which order `launch` is

@@ -1,6 +1,6 @@
 """Compile the kernels for a GPU that is not here, and read what came out: registers, spills, shared memory.
 
-    driver.set_active(Absent(GPUTarget("cuda", 90, 32)))
+    compile_for("sm_90")
     kernel = forward_kernel.warmup(..., grid=(1,))
     report(kernel)
 
@@ -15,6 +15,15 @@ from tempfile import NamedTemporaryFile
 
 import torch
 import triton
+from triton.backends.compiler import GPUTarget
+
+from fa2_lab.kernels.triton_versions import driver
+
+
+def compile_for(chip: str) -> None:
+    """From now on this process compiles for a chip, such as sm_90 or gfx942, that need not be here."""
+    target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
+    driver.set_active(Absent(target))
 
 
 class Absent:

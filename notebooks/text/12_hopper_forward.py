@@ -383,7 +383,7 @@ read("ladder/r12_wgmma.py", "keys_seen", "place", "forward_kernel")
 # written must be seen by the engine. Once that is the new barrier, once the tile of O. The other way round it is needed,
 # too: between a thread's load from a tile and the engine's next write to it.
 #
-# `async_copy_shared_to_global` stores O's tile, without rows past the end. `store_wait(0)` waits until the engine has
+# `async_store` stores O's tile, without rows past the end. `store_wait(0)` waits until the engine has
 # read it.
 #
 # **Predict.** One barrier serves all copies. Q is fetched with phase 0, every K with phase 1, every V with phase 0. Why
@@ -1855,7 +1855,7 @@ print({copy: judged(copy) for copy in (500, 1500, 2500)})
 # ```python
 # all_threads()
 # mbarrier.expect(arrived, K.block_type.nbytes)
-# tma.async_copy_global_to_shared(K, [64 * j, 0], arrived, k)
+# tma.async_load(K, [64 * j, 0], arrived, k)
 # mbarrier.wait(arrived, (j + 1) & 1)
 # s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
 # s = warpgroup_mma_wait(0, deps=[s])
@@ -1877,7 +1877,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
+all_threads = gl.barrier
 @gluon.jit
 """
 HOST = """
@@ -1903,7 +1903,7 @@ def row_maxima(Q, K, M, N_k):
     mbarrier.init(arrived, count=1)
     fence_async_shared()
     mbarrier.expect(arrived, Q.block_type.nbytes)
-    tma.async_copy_global_to_shared(Q, [i, 0], arrived, q)
+    tma.async_load(Q, [i, 0], arrived, q)
     mbarrier.wait(arrived, 0)
     m = gl.full([64], float("-inf"), gl.float32, ROWS)
     for j in range(gl.cdiv(N_k, 64)):
@@ -1936,7 +1936,7 @@ def model_of_gluon(coming):  # the words that your function may use; `coming` ho
             tile[:] = X.rows[row : row + 64]
             arrived.arrive()
 
-    return dict(all_threads=lambda: None, tma=SimpleNamespace(async_copy_global_to_shared=start_copy),
+    return dict(all_threads=lambda: None, tma=SimpleNamespace(async_load=start_copy),
                 mbarrier=SimpleNamespace(expect=lambda barrier, nbytes: setattr(barrier, "bytes", nbytes), wait=wait),
                 gl=SimpleNamespace(max=np.max, maximum=np.maximum),
                 warpgroup_mma=lambda a, b, c, **_: SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b)),
@@ -2089,7 +2089,7 @@ verdict("a release before the product: wrong", not close(faulty(take=eager, rele
 # %% tags=["hide-input"]
 SOLUTION = """all_threads()
 mbarrier.expect(arrived, K.block_type.nbytes)
-tma.async_copy_global_to_shared(K, [64 * j, 0], arrived, k)
+tma.async_load(K, [64 * j, 0], arrived, k)
 mbarrier.wait(arrived, (j + 1) & 1)
 s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
 s = warpgroup_mma_wait(0, deps=[s])
@@ -2101,7 +2101,7 @@ def solved(body):
 
 
 WRONG = {  # a change of the solution, and what must be said of it
-    ("tma.async_copy_global_to_shared(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
+    ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
     ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
     ("(j + 1) & 1", "j & 1"): "a tile was read while its copy was on its way",
     ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, and its maxima are wrong",

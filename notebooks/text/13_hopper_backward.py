@@ -439,7 +439,7 @@ source("rows", "Rows", "new_rows")
 #
 # - `told.write` puts numbers beside the tiles. `all_threads` makes sure that they are written before the copies, and thus
 #   the barrier's end, can come. dQ is added a step later and still needs `number`, so `told` keeps four sets.
-# - `start` reads $-L/\tau$ or $-D$: `_reinterpret` sees one line of $2 B_r$ numbers as two rows. Each thread loads those of
+# - `start` reads $-L/\tau$ or $-D$: `reinterpret` sees one line of $2 B_r$ numbers as two rows. Each thread loads those of
 #   the columns that it holds.
 
 # %% [markdown]
@@ -578,7 +578,7 @@ print("line 0:", *(f"lane {lane} {held[0, 4 * lane : 4 * lane + 4].tolist()}" fo
 source("kernel", "finish", "store")
 
 # %% [markdown]
-# Normally `store` writes dK and dV in 16 bits, by a bulk copy, through the place where dQ waited. `_reinterpret` sees the
+# Normally `store` writes dK and dV in 16 bits, by a bulk copy, through the place where dQ waited. `reinterpret` sees the
 # same bytes as other numbers: `room` is as many tiles of 16 bits as that place can hold, one or two, and `index(0)` the
 # first. `dk * (scale * LN2)` is $\tau\,dK$: the scale had a $\log_2 e$ in it. Where the column block
 # was divided among programs, dK and dV are fp32 sums as well, and are added like dQ.

@@ -10,8 +10,6 @@ import sys
 
 import torch
 from compiling import Compiling
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from fa2_lab.kernels import launch
 from fa2_lab.kernels.portable import backward, forward
@@ -32,8 +30,7 @@ KERNELS = dict(forward="forward_kernel", columns="columns_kernel", rows="rows_ke
 
 def compile_for(target: str) -> list[dict]:
     """Every kernel in the sizes that are asked of this target."""
-    found = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
-    driver.set_active(offline.Absent(found))
+    offline.compile_for(target)
     rooms = dict(forward=forward, columns=backward, rows=backward)
     made = {name: Compiling(getattr(rooms[name], kernel)) for name, kernel in KERNELS.items()}
     for name, kernel in KERNELS.items():

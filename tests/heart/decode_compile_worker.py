@@ -7,8 +7,6 @@ import sys
 
 import torch
 from compiling import Compiling
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
 
 from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.prepared import Options
@@ -31,8 +29,7 @@ KERNELS = ("split_kv_kernel", "stream_k_kernel", "merge_kernel")
 
 def compile_for(target: str) -> list[dict]:
     """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
-    found = GPUTarget("hip", target, 64) if target.startswith("gfx") else GPUTarget("cuda", int(target[3:]), 32)
-    driver.set_active(offline.Absent(found))
+    offline.compile_for(target)
     plan.starts_early = lambda device: target in ("sm_90", "sm_100", "sm_120")
     for name in KERNELS:
         setattr(plan, name, Compiling(getattr(plan, name)))

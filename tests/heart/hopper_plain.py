@@ -65,7 +65,7 @@ class Held:
     def index(self, n):
         return self
 
-    def _reinterpret(self, *_):
+    def reinterpret(self, *_):
         return self
 
 
@@ -92,12 +92,15 @@ class CopyEngine:
     def store_wait(self, n):
         self.reading = False
 
-    def async_copy_shared_to_global(self, X, at, tile):
+    def async_store(self, X, at, tile):
         X.put(at, tile)
         self.reading = True
 
-    def async_copy_global_to_shared(self, X, at, filled, stage):
+    def async_load(self, X, at, filled, stage):
         stage.append(X.fetch(at))
+
+    def async_atomic_add(self, sums, at, place):
+        add_tile(place.parts.pop(0), sums, at[0], place)
 
 
 COPY_ENGINE = CopyEngine()
@@ -383,6 +386,4 @@ def add_tile(x, described, at, place):
 
 
 STAND_INS[backward] = dict(exchange=exchange, start_dq=start_dq, add_tile=add_tile)
-STAND_INS[in_order] = dict(
-    as_held=lambda x: x, add=lambda sums, at, place: add_tile(place.parts.pop(0), sums, at[0], place)
-)
+STAND_INS[in_order] = dict(as_held=lambda x: x)

@@ -15,8 +15,6 @@ from importlib import import_module
 from pathlib import Path
 from types import ModuleType
 
-from fa2_lab.kernels import interpreter
-
 FOLDER = Path(__file__).parent
 RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
 SIDE, BACKWARD = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sb")
@@ -34,7 +32,10 @@ def find(rung: str) -> str:
 
 def load(rung: str) -> ModuleType:
     """A rung's module; its forward(q, k, v, causal) returns O and L."""
-    interpreter.quicken()
+    from fa2_lab.kernels import triton_versions
+
+    triton_versions.prepare()
+    triton_versions.newest_names()
     return import_module(f"{__name__}.{find(rung)}")
 
 

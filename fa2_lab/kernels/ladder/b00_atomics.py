@@ -105,7 +105,7 @@ def backward(q, k, v, O, L, dO, causal):
     dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
     rows, columns = triton.cdiv(N_q, 64), triton.cdiv(N_k, 64)  # FA2.A2.L1 FA2.A2.L2
-    sizes = dict(d=d, B_r=64, num_warps=4)
+    sizes = dict(d=d, B_r=64, num_warps=4, enable_fp_fusion=True)
     D_kernel[rows, batch * heads](O, dO, D, N_q, **sizes)
     columns_kernel[columns, batch * heads](Q, K, V, dO, L, D, dQ, dK, dV, N_q, N_k, d**-0.5, causal, B_c=64, **sizes)
     return dQ.to(q.dtype), dK, dV  # FA2.A2.L20

@@ -12,10 +12,8 @@ from collections import namedtuple
 import torch
 import triton
 import triton.language as tl
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -23,7 +21,6 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 B_c = gl.constexpr(128)  # keys of a column block, 64 for each consumer
-ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
@@ -40,13 +37,6 @@ def starts_kernel(O, dO, L, starts, N_q, tau, d: tl.constexpr, B_r: tl.constexpr
     at = starts + (head * tl.num_programs(0) + i) * (2 * B_r) + tl.arange(0, B_r)
     tl.store(at, tl.where(L_i == NEG_INF, NEG_INF, -L_i / tau))  # P of a row that sees no key, or is none, is 0
     tl.store(at + B_r, -D_i)
-
-
-@builtin
-def add(X, at, tile, _semantic=None):
-    """Have the copy engine add a tile of shared memory to X in HBM (in Gluon itself from Triton 3.8 on)."""
-    at = _semantic._convert_to_ir_values(at, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(ADD, X.handle, at, tile.handle)
 
 
 @gluon.jit
@@ -68,7 +58,7 @@ def fill(ring, n, X, head, row):
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
-    tma.async_copy_global_to_shared(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+    tma.async_load(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
 
 
 @gluon.jit
@@ -95,7 +85,7 @@ def accumulator(columns):
 def start(tile, which: gl.constexpr):
     """What S (0) or dP (1) start from: a number for each row, the same for all keys."""
     B_r: gl.constexpr = tile.shape[1] // 2
-    both = tile._reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    both = tile.reinterpret(gl.float32, [2, B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     of_rows = both.index(which).load(gl.SliceLayout(0, accumulator(B_r)))  # (B_r,)
     of_rows, _ = gl.broadcast(of_rows[None, :], gl.zeros([64, B_r], gl.float32, accumulator(B_r)))
     return of_rows  # (64, B_r)
@@ -124,7 +114,7 @@ def store(x, X, head, row, tile):
     tma.store_wait(0)
     tile.reshape([tile.shape[1], tile.shape[2]]).store(x.to(X.dtype))
     hopper.fence_async_shared()
-    tma.async_copy_shared_to_global(X, [head, row, 0], tile)
+    tma.async_store(X, [head, row, 0], tile)
 
 
 @gluon.jit
@@ -192,7 +182,8 @@ def consumer(c: gl.constexpr, dQ, dK, dV, rings, shared, here, sizes, CAUSAL: gl
         tma.store_wait(0)  # the part before has left dq
         dq.index(c).reshape([64, 64]).store(dq_i)
         hopper.fence_async_shared()
-        add(dQ, [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c], dq.index(c))  # FA2.A2.L15
+        at = [head, i * B_r + (64 * c if d == 64 else 0), 0 if d == 64 else 64 * c]
+        tma.async_atomic_add(dQ, at, dq.index(c))  # FA2.A2.L15
     store(dv_j, dV, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
     store(tau * dk_j, dK, head, j + 64 * c, v.tiles.index(c))  # FA2.A2.L18
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -226,8 +217,9 @@ def backward(q, k, v, O, L, dO, causal):
     B_r, types = 8192 // d, {torch.float32: gl.float32, torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
     T_r, T_c = triton.cdiv(N_q, B_r), triton.cdiv(N_k, 128)
     Q, K, V, O, dO, L = (x.contiguous() for x in (q, k, v, O, dO, L))
+    options = dict(num_warps=4, enable_fp_fusion=True)
     starts = torch.empty(batch * heads, T_r, 2 * B_r, dtype=torch.float32, device=q.device)
-    starts_kernel[T_r, batch * heads](O, dO, L, starts, N_q, d**-0.5, d=d, B_r=B_r, num_warps=4)
+    starts_kernel[T_r, batch * heads](O, dO, L, starts, N_q, d**-0.5, d=d, B_r=B_r, **options)
     dQ = torch.zeros(q.shape, dtype=torch.float32, device=q.device)  # FA2.A2.L3
     dK, dV = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (k, v))
 
@@ -247,5 +239,5 @@ def backward(q, k, v, O, L, dO, causal):
         (dV, 64, d),
     )
     tiles = [describe(*size) for size in sizes]
-    backward_kernel[T_c, batch * heads](*tiles, N_q, N_k, d**-0.5, d**-0.5 / math.log(2), CAUSAL=causal, num_warps=4)
+    backward_kernel[T_c, batch * heads](*tiles, N_q, N_k, d**-0.5, d**-0.5 / math.log(2), CAUSAL=causal, **options)
     return (d**-0.5 * dQ).to(q.dtype), dK, dV

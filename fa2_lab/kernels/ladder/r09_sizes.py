@@ -91,5 +91,5 @@ def forward(q, k, v, causal):
     B_r, B_c, warps, stages, registers = SIZES.get((d, causal), (64, 64, 4, 3, 255))
     grid = triton.cdiv(N_q, B_r), batch * heads  # FA2.A1.L1 FA2.A1.L2
     forward_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=B_r, B_c=B_c,
-                         num_warps=warps, num_stages=stages, maxnreg=registers)  # fmt: skip
+                         num_warps=warps, num_stages=stages, maxnreg=registers, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -101,5 +101,6 @@ def forward(q, k, v, causal):
     at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
     grid = (triton.cdiv(N_q, B_r) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     forward_kernel[grid](Q, K, V, O, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
-                         d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers)  # fmt: skip
+                         d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers,
+                         enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -94,5 +94,6 @@ def forward(q, k, v, causal):
     blocks = zip((Q, K, V, O), (B_r, B_c, B_c, B_r), strict=True)
     Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, B, d]) for X, B in blocks)
     forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
-                         d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers)  # fmt: skip
+                         d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers,
+                         enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -18,7 +18,7 @@ DIFF = "another language: what Triton decided is now written down"
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
-all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
+all_threads = gl.barrier
 
 
 @gluon.jit
@@ -40,7 +40,7 @@ def fetch(X, head, row, tile, barrier, phase: gl.constexpr):
     """Copy rows of one head into a tile of shared memory, and wait until they are there."""
     all_threads()  # nobody reads the tile any more
     mbarrier.expect(barrier, X.block_type.nbytes)
-    tma.async_copy_global_to_shared(X, [head, row, 0], barrier, tile)
+    tma.async_load(X, [head, row, 0], barrier, tile)
     mbarrier.wait(barrier, phase)
 
 
@@ -119,7 +119,7 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl
     L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
     rows_of(q).store(o_i.to(O.dtype))
     hopper.fence_async_shared()
-    tma.async_copy_shared_to_global(O, [head, i, 0], q)  # FA2.A1.L14
+    tma.async_store(O, [head, i, 0], q)  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
     tma.store_wait(0)  # shared memory must outlive the copy
 
@@ -134,5 +134,6 @@ def forward(q, k, v, causal):
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, 64, 64, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
-    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal, num_warps=4)
+    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
+                         num_warps=4, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

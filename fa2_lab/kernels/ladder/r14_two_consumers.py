@@ -61,7 +61,7 @@ def fill(ring, n, X, head, row):
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
-    tma.async_copy_global_to_shared(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+    tma.async_load(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
 
 
 @gluon.jit
@@ -157,7 +157,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
     q_i.store(o_i.to(O.dtype))
     hopper.fence_async_shared()
-    tma.async_copy_shared_to_global(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
+    tma.async_store(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
     gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
     tma.store_wait(0)  # shared memory must outlive the copy
 
@@ -196,5 +196,5 @@ def forward(q, k, v, causal):
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
-                         CONSUMERS=consumers, STAGES=stages, num_warps=4)  # fmt: skip
+                         CONSUMERS=consumers, STAGES=stages, num_warps=4, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

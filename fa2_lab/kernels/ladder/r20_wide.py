@@ -66,7 +66,7 @@ def fill(ring, n, X, head, row):
     STAGES: gl.constexpr = ring.tiles.shape[0]
     mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
     mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
-    tma.async_copy_global_to_shared(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+    tma.async_load(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
 
 
 @gluon.jit
@@ -278,7 +278,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
         tma.store_wait(0)  # the row block before has left o
         o.index(c).reshape([64, d]).store(o_i.to(O.dtype))
         hopper.fence_async_shared()
-        tma.async_copy_shared_to_global(O, [head, i, 0], o.index(c))  # FA2.A1.L14
+        tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
         if not APART:
             tma.store_wait(0)  # O has left, and Q may come
@@ -321,5 +321,6 @@ def forward(q, k, v, causal):
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, counter_on(q.device), N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
-                         CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4)  # fmt: skip
+                         CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4,
+                         enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

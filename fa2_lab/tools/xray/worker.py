@@ -9,16 +9,15 @@ from importlib import import_module
 from types import SimpleNamespace
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
+import triton
 
+from fa2_lab.kernels import ladder, triton_versions
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.tools import files, offline
 from fa2_lab.tools.xray.lines import by_line
 
 SMs = 132  # of the chip that is not here: persistent kernels ask for it; an H100 and an H200 have so many
-RUN = JITFunction.run
+RUN = triton.JITFunction.run
 launched, asked = {}, {}  # the kernels of a call, and what this launch asks of the compiler
 
 
@@ -42,9 +41,9 @@ def call(name: str, q, causal: bool) -> None:
     elif name.endswith(".py"):
         files.module_at(name).forward(q, q, q, causal)
     elif name[0] == "b":
-        import_module(f"fa2_lab.kernels.ladder.{name}").backward(q, q, q, q, L, q, causal)
+        ladder.load(name).backward(q, q, q, q, L, q, causal)
     else:
-        import_module(f"fa2_lab.kernels.ladder.{name}").forward(q, q, q, causal and name[0] != "s")
+        ladder.load(name).forward(q, q, q, causal and name[0] != "s")
 
 
 def read(name: str, kernel) -> dict:
@@ -71,10 +70,10 @@ def read(name: str, kernel) -> dict:
 def main(job: dict) -> list[list[dict]]:
     """For each launch, the kernels of one call, in the order of their launches, each once."""
     chip = job["chip"]
-    target = GPUTarget("hip", chip, 64) if chip.startswith("gfx") else GPUTarget("cuda", int(chip[3:]), 32)
-    driver.set_active(offline.Absent(target))
+    offline.compile_for(chip)
+    triton_versions.newest_names()  # a file of one's own may use them, too
     torch.cuda.get_device_properties = lambda device=None: SimpleNamespace(multi_processor_count=SMs)
-    JITFunction.run = compile_only(RUN)
+    triton.JITFunction.run = compile_only(RUN)
     q = torch.empty(4, 16, job["N"], job["d"], dtype=getattr(torch, job["dtype"]), device="meta")
     found = []
     for launch in job["launches"]:

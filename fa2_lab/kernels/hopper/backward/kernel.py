@@ -8,6 +8,7 @@ products.py starts the products; here is when, and what waits for them. Some may
 what is fastest where.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
@@ -27,7 +28,6 @@ from fa2_lab.kernels.hopper.backward.rows import (
 )
 from fa2_lab.kernels.hopper.backward.sums import add_tile
 from fa2_lab.kernels.hopper.backward.turns import Turns, new_turns
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -44,7 +44,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
 from fa2_lab.kernels.portable.tile import block_count
 
 
-@aggregate
+@triton.aggregate
 class Pipes:
     """The shared memory of one thread block, and the sizes of the launch."""
 
@@ -268,11 +268,11 @@ def finish(c: gl.constexpr, r, dk, dv, dK, dV, pipes, scale):
 def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     """Write x (64, d) by a bulk copy, through the place where dQ waited."""
     room: gl.constexpr = several(pipes.sizes.B_r // 64, X.block_shape)
-    tile = pipes.dq.index(c)._reinterpret(X.dtype, room, X.layout).index(0)
+    tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
     matrix(tile).store(x.to(X.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
+    tma.async_store(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
 
 
 # A writer warp, where all add in turn ------------------------------------------------------------------------

@@ -5,11 +5,11 @@ every query head that shares the K/V head, or from a part of them if the column 
 the producer knows where all this lies; consumers are told the rest.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 from fa2_lab.kernels.hopper.shared.geometry import NO_ROW
 from fa2_lab.kernels.hopper.shared.mailbox import Numbers, all_threads, new_numbers
@@ -25,7 +25,7 @@ NEXT_IN_TURN = gl.constexpr((*NEXT.value, "turn", "place"))  # where dK and dV a
 TOLD_IN_TURN = gl.constexpr((*TOLD.value, "turn"))  # and where dQ is
 
 
-@aggregate
+@triton.aggregate
 class Interval:
     """The rows that see a consumer's 64 columns, and which of them see all."""
 
@@ -58,7 +58,7 @@ def first_rows(c: gl.constexpr, r, mailbox, geometry):
     return seen_from
 
 
-@aggregate
+@triton.aggregate
 class Rows:
     """A ring of two stages for row blocks: tiles of Q and dO, and for each row what S and dP start from (sums.py).
 
@@ -83,9 +83,9 @@ class Rows:
         all_threads()
         mbarrier.expect(filled, Q.block_type.nbytes + dO.block_type.nbytes + starts.block_type.nbytes)
         at = tile_at(Q, batch, head, i * self.B_r, N_q)
-        tma.async_copy_global_to_shared(Q, at, filled, self.q.index(stage))
-        tma.async_copy_global_to_shared(starts, [number, 0], filled, self.starts.index(stage))
-        tma.async_copy_global_to_shared(dO, at, filled, self.do.index(stage))
+        tma.async_load(Q, at, filled, self.q.index(stage))
+        tma.async_load(starts, [number, 0], filled, self.starts.index(stage))
+        tma.async_load(dO, at, filled, self.do.index(stage))
 
     @gluon.jit
     def wait(self, n):
@@ -101,7 +101,7 @@ class Rows:
     def start(self, n, which: gl.constexpr):
         """Consumer: what S (0) or dP (1) start from, a number for each row."""  # (1, B_r)
         both = self.starts.index(n & 1)
-        both = both._reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+        both = both.reinterpret(gl.float32, [2, self.B_r], gl.SwizzledSharedLayout(1, 1, 1, [0]))
         return both.index(which).load(gl.SliceLayout(0, accumulator(self.B_r)))[None, :]
 
     @gluon.jit

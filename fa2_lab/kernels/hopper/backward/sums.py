@@ -12,23 +12,12 @@ take the row blocks of its query heads part by part, and dK and dV become sums, 
 
 import triton
 import triton.language as tl
-from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
 from fa2_lab.kernels.constants import LOG2E, NEG_INF
 from fa2_lab.kernels.portable.tile import block_count, head_of, load_rows, packed_block, store_rows
-
-ADD = ir.DESCRIPTOR_REDUCE_KIND.ADD
-
-
-@builtin
-def add(described, at, tile, _semantic=None):
-    """Have the copy engine add a tile of shared memory to HBM (Gluon has a function for it from Triton 3.8 on)."""
-    at = _semantic._convert_to_ir_values(at, require_i64=False)
-    _semantic.builder.create_async_tma_reduce(ADD, described.handle, at, tile.handle)
 
 
 @gluon.jit
@@ -49,7 +38,7 @@ def add_lines(x, sums, at, place):
     tma.store_wait(0)  # what was there before has been read
     place.store(x)
     fence_async_shared()
-    add(sums, [at, 0], place)
+    tma.async_atomic_add(sums, [at, 0], place)
 
 
 @gluon.jit

@@ -10,12 +10,12 @@ program's first, is drawn by a program that runs. And under the causal mask nobo
 column block visits are seen by no column block further right.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from fa2_lab.kernels.hopper.backward.sums import add, as_held
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
+from fa2_lab.kernels.hopper.backward.sums import as_held
 from fa2_lab.kernels.hopper.shared.mailbox import all_threads
 from fa2_lab.kernels.hopper.shared.pipeline import barriers
 
@@ -32,7 +32,7 @@ mov.u32 $0, count;
 IN_MEMORY = gl.constexpr("cp.async.bulk.wait_group 0; mov.u32 $0, 0;")
 
 
-@aggregate
+@triton.aggregate
 class Turns:
     """Counters, all 0 at first: for each consumer's part of a row block, then for its part of a column block.
 
@@ -63,7 +63,7 @@ class Turns:
         mbarrier.wait(self.handed.index(2 * c), n & 1)
         number, turn = rows.number(n) * CONSUMERS + c, rows.turn(n)
         self.wait(number, turn)
-        add(sums, [number * place.shape[0], 0], place)  # FA2.A2.L15
+        tma.async_atomic_add(sums, [number * place.shape[0], 0], place)  # FA2.A2.L15
         tma.store_wait(0)
         all_threads()
         mbarrier.arrive(self.handed.index(2 * c + 1), count=1)

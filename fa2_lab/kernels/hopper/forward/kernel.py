@@ -13,7 +13,6 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 
 from fa2_lab.kernels.constants import LN2, NEG_INF
 from fa2_lab.kernels.hopper.forward.softmax import Interval, first_state, mask, rounded, shrunk, softmax_step
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
 from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
@@ -29,14 +28,15 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     wipe,
 )
 from fa2_lab.kernels.portable.tile import block_count
+from fa2_lab.kernels.triton_versions import by_triton
 
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
 NEXT = gl.constexpr(("row", "batch", "head"))  # of a row block, in the mailbox; a row below 0 says that there are none
 NEXT_PACKED = gl.constexpr((*NEXT.value, "N_q", "N_k"))
-TRITON_3_7 = gl.constexpr(triton.__version__.startswith("3.7."))
+OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 
-@aggregate
+@triton.aggregate
 class Pipes:
     """The shared memory of one thread block."""
 
@@ -186,7 +186,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
 @gluon.jit
 def interval(row, length, geometry):
     """What rows from this one on see."""
-    if TRITON_3_7 and geometry.B_c == 128:
+    if OPAQUE and geometry.B_c == 128:
         row = opaque(row)
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, accumulator(geometry.B_c)))
     end = geometry.seen(rows, length)
@@ -250,7 +250,7 @@ def store(O, L, o, m, l, o_tile, batch, head, row, geometry):
     tma.store_wait(0)  # the copy of the row block before has read its tile
     matrix(o_tile).store(o.to(O.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(O, tile_at(O, batch, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
+    tma.async_store(O, tile_at(O, batch, head, row, geometry.N_q), o_tile)  # FA2.A1.L14
     rows = row + gl.arange(0, ROWS, gl.SliceLayout(1, LANES))[:, None]
     writes = (rows < geometry.N_q) & (gl.arange(0, 4, gl.SliceLayout(0, LANES))[None, :] == 0)
     L_i = (m + gl.log2(l)[:, None]) * LN2  # (64, 4): four lanes know it, one writes it  FA2.A1.L13

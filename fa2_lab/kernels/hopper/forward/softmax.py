@@ -16,11 +16,11 @@ from |m| = 2²⁸ on, rounding alone could take p above 2⁸. Such a row takes t
 changes, its old and new largest score lie 16 or more apart, so what came before counts for next to nothing: alpha = 0.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from fa2_lab.kernels.constants import NEG_INF
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator
 
 LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
@@ -139,7 +139,7 @@ def shrunk(o, alpha):
 # Masks and rounding ------------------------------------------------------------------------------------------
 
 
-@aggregate
+@triton.aggregate
 class Interval:
     """The columns that 64 rows see, and which tiles all of them see."""
 

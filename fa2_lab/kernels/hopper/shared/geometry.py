@@ -4,17 +4,17 @@ Rows come in blocks of B_r and keys in blocks of B_c. The forward's programs tak
 keys; the backward's take column blocks and go through row blocks.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of
 from fa2_lab.kernels.portable.tile import block_of, keys_seen, length_of, packed_block
 
 NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 
 
-@aggregate
+@triton.aggregate
 class Scheduler:
     """The tile scheduler: gives the blocks of all heads, one by one, to programs that stay on their SM.
 
@@ -65,7 +65,7 @@ def draw(counter):
     return gl.atomic_add(counter, 1, sem="relaxed")
 
 
-@aggregate
+@triton.aggregate
 class Geometry:
     """The lengths of one call, its heads, and which keys a row sees: an interval, bounded by its diagonal or not."""
 

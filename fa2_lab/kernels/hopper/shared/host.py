@@ -7,9 +7,9 @@ import triton
 
 from fa2_lab.kernels import interpreter
 from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable, of
-from fa2_lab.kernels.launch import addresses, current_stream
+from fa2_lab.kernels.launch import FUSED, addresses, current_stream
 from fa2_lab.kernels.prepared import prepared
-from fa2_lab.kernels.relaunch import relaunch
+from fa2_lab.kernels.triton_versions import relaunch
 
 
 class Launch:
@@ -27,7 +27,7 @@ class Launch:
             self.again(stream, addresses((*tensors, *pointers)))
             return
         given = *map(of, tensors, self.descriptors), *pointers
-        made = self.kernel[self.grid](*given, **self.arguments, num_warps=4)
+        made = self.kernel[self.grid](*given, **self.arguments, num_warps=4, **FUSED)
         if self.again is None and isinstance(made, triton.compiler.CompiledKernel):
             everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
             self.again = relaunch(made, self.grid, stream, everything, len(tensors), len(pointers)) or False

@@ -1,16 +1,16 @@
 """Numbers that the producer hands to the consumers through shared memory."""
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.pipeline import barriers
 
-all_threads = gl.barrier if hasattr(gl, "barrier") else gl.thread_barrier  # its name before Triton 3.7
+all_threads = gl.barrier
 
 
-@aggregate
+@triton.aggregate
 class Numbers:
     """Sets of whole numbers with names. Set n lies where set n − stages has been."""
 
@@ -57,7 +57,7 @@ def one(warps):
     return gl.BlockedLayout([1], [32], [warps], [0])
 
 
-@aggregate
+@triton.aggregate
 class Mailbox:
     """What the producer tells the consumers about each block; it may be one block ahead of them.
 

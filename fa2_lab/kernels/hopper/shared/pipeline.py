@@ -5,11 +5,11 @@ which compute. They meet only at barriers in shared memory. A barrier has a phas
 all expected arrivals are in, and whoever waits names the phase whose end it waits for.
 """
 
+import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
-from fa2_lab.kernels.hopper.shared.aggregate import aggregate
 from fa2_lab.kernels.hopper.shared.descriptors import tile_at
 
 
@@ -29,7 +29,7 @@ def barriers(number: gl.constexpr, arrivals: gl.constexpr, USED: gl.constexpr = 
 # Rings of tiles ---------------------------------------------------------------------------------------------
 
 
-@aggregate
+@triton.aggregate
 class Ring:
     """Tiles in shared memory, one to a stage. The producer fills the n-th tile; consumers take it, then release it."""
 
@@ -46,9 +46,7 @@ class Ring:
         if self.RELEASED:
             self.wait_for_room(n)
         mbarrier.expect(self.filled.index(stage), source.block_type.nbytes)
-        tma.async_copy_global_to_shared(
-            source, tile_at(source, batch, head, row, N), self.filled.index(stage), self.tiles.index(stage)
-        )
+        tma.async_load(source, tile_at(source, batch, head, row, N), self.filled.index(stage), self.tiles.index(stage))
 
     @gluon.jit
     def wait_for_room(self, n):
@@ -78,7 +76,7 @@ def new_ring(source, stages: gl.constexpr, consumers: gl.constexpr, RELEASED: gl
 # Ping-pong --------------------------------------------------------------------------------------------------
 
 
-@aggregate
+@triton.aggregate
 class PingPong:
     """Consumers start their products in turn, 0, 1, … and round again: one multiplies while another exponentiates.
 

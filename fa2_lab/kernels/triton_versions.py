@@ -1,0 +1,165 @@
+"""Triton's versions: the one place that knows what differs between them, and what here reaches inside Triton.
+
+The kernels are written with the newest Triton's names, those of its documentation; newest_names() gives them to older
+ones. by_triton() picks what a compiler needs of its own, such as smaller tiles. What is not public, names that begin
+with an underscore and all of triton.runtime, is used in this file and in relaunch.py alone, which only this file
+imports. INSIDE lists it. It may be missing in the next Triton: then a launch is slower, or the portable kernels serve.
+"""
+
+import os
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, wraps
+from typing import Any, NamedTuple
+
+with suppress(ImportError):  # without Triton, TESTED can be read all the same
+    import triton
+    from triton.runtime import driver
+
+    from fa2_lab.kernels.relaunch import relaunch as relaunch
+
+TESTED = ("3.6.0", "3.7.1", "3.8.0", "3.9.0")
+OLDEST = "3.6"
+
+
+class Inside(NamedTuple):
+    """Something of Triton's that is not public, what needs it, and the versions in which it was seen."""
+
+    name: str
+    needed_for: str
+    seen_in: tuple[str, ...]
+
+
+INSIDE = (
+    Inside("runtime.driver.active", "the chip and its stream; offline.py puts an absent GPU there", TESTED),
+    Inside("runtime.interpreter: _patch_lang, …", "quicken(): the interpreter, three times as fast", TESTED),
+    Inside("CompiledKernel.run, CudaLauncher.launch, …", "relaunch.py: a launch at a third of the time", TESTED),
+    Inside("language.core._aggregate", "triton.aggregate, public since 3.8", TESTED[:2]),
+    Inside("builder.create_async_tma_reduce", "tma.async_atomic_add, public since 3.8", TESTED[:2]),
+    Inside("shared_memory_descriptor._reinterpret", ".reinterpret, public since 3.9", TESTED[:3]),
+)
+
+
+def number(version: str) -> tuple[int, ...]:
+    """(3, 9) of 3.9.0."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def by_triton(entries: dict[str, Any]) -> Any:
+    """What holds for the installed Triton: each entry stands for its version and all later ones, up to the next."""
+    return entries[max((version for version in entries if number(version) <= number(triton.__version__)), key=number)]
+
+
+def misfit_of(triton: str, numpy: str) -> str:
+    """What to install where the interpreter of one version cannot work with another of NumPy; nothing where it can."""
+    if number(triton) < number(OLDEST):
+        return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
+    if number(triton) < (3, 7) and number(numpy) >= (2, 4):
+        return (
+            f"the interpreter of Triton {triton} does not work with NumPy {numpy}: install 'triton>=3.7' or 'numpy<2.4'"
+        )
+    return ""
+
+
+def prepare() -> None:
+    """Before the first kernel is imported: refuse a Triton that is too old, and quicken its interpreter."""
+    if number(triton.__version__) < number(OLDEST):
+        raise RuntimeError(
+            f"fa2_lab: Triton {triton.__version__} is too old for these kernels: install 'triton>={OLDEST}'; "
+            "backend='reference' runs everywhere"
+        )
+    quicken()
+
+
+# Newest names -------------------------------------------------------------------------------------------------
+
+
+@cache
+def newest_names() -> None:
+    """Before the first kernel in Gluon is imported: give this Triton the newest one's names for what it has."""
+    from triton.experimental.gluon import language as gl
+    from triton.experimental.gluon.language.nvidia.hopper import tma
+
+    older = {
+        (tma, "async_load"): "async_copy_global_to_shared",  # until 3.7
+        (tma, "async_store"): "async_copy_shared_to_global",
+        (gl, "barrier"): "thread_barrier",  # until 3.6
+        (gl.shared_memory_descriptor, "reinterpret"): "_reinterpret",  # until 3.8
+    }
+    for (owner, name), old in older.items():
+        if not hasattr(owner, name):
+            setattr(owner, name, getattr(owner, old))
+    if not hasattr(tma, "async_atomic_add"):
+        tma.async_atomic_add = atomic_add()
+    if not hasattr(triton, "aggregate"):
+        triton.aggregate = aggregate
+
+
+def atomic_add():
+    """tma.async_atomic_add: have the copy engine add a tile of shared memory to HBM."""
+    from triton._C.libtriton import ir
+    from triton.experimental.gluon.language._core import builtin
+
+    @builtin
+    def async_atomic_add(described, at, tile, _semantic=None):
+        at = _semantic._convert_to_ir_values(at, require_i64=False)
+        kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
+        _semantic.builder.create_async_tma_reduce(kind, described.handle, at, tile.handle)
+
+    return async_atomic_add
+
+
+def aggregate(cls):
+    """triton.aggregate: a class of annotated fields, which go through a kernel together under one name."""
+    constexpr, fields = triton.language.constexpr, cls.__annotations__
+
+    def __init__(self, *values, **named):
+        values = *values, *(named[name] for name in list(fields)[len(values) :])
+        for (name, annotation), value in zip(fields.items(), values, strict=True):
+            setattr(self, name, constexpr(value) if annotation is constexpr else value)
+
+    __init__.__triton_builtin__ = True  # Triton must not look in it for code to compile
+    cls.__init__ = __init__
+    return triton.language.core._aggregate(cls)
+
+
+# The interpreter ----------------------------------------------------------------------------------------------
+
+
+@cache
+def quicken() -> None:
+    """Have the interpreter leave out two things that change no result, which makes it almost three times as fast.
+
+    To run a kernel it puts its own functions in the place of triton.language's, takes them away again at the end, and
+    does both anew for every function that the kernel calls. They are in place already then, so once is enough. And it
+    computes each sum of integers twice, to see whether it overflows; with `debug` off it does not look.
+
+    A Triton that is another inside is left as it is, and so is one whose interpreter is off.
+    """
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return
+    with suppress(AttributeError, ImportError):
+        from triton import language
+        from triton.runtime import interpreter as inside
+
+        replace_all, nothing, builder = inside._patch_lang, inside._LangPatchScope, inside.interpreter_builder
+        rooms, is_builtin = (language, language.core), language.core.is_builtin
+
+        @wraps(replace_all)
+        def replace_once(function):
+            """What undoes the replacements when `function` ends: nothing, where its caller has made them."""
+            seen = [room for room in rooms if any(x is room for x in function.__globals__.values())]
+            first = not seen or any(is_builtin(room.load) for room in seen)  # Triton's own `load` is there still
+            return replace_all(function) if first else nothing()
+
+        if not builder.options.debug:
+            builder.options = replace(builder.options, sanitize_overflow=False)
+        inside._patch_lang = replace_once
+
+
+# The chip -----------------------------------------------------------------------------------------------------
+
+
+def target():
+    """The chip that is compiled for: its backend ("cuda" or "hip") and its arch."""
+    return driver.active.get_current_target()
