@@ -85,7 +85,8 @@ def pytest_runtest_setup(item):
 
 def lines_of(name: str, *arguments: str) -> list[dict]:
     """What a program beside the tests prints, without Triton's interpreter."""
-    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(HERE.parent)}
+    path = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE.parent)])  # another Triton may lie there
+    env = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": path}
     command = [sys.executable, str(next(HERE.glob(f"*/{name}"))), *arguments]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1182,8 +1182,7 @@ read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 # rungs. Fields are tensors, places in shared memory, or constants (`gl.constexpr`).
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/shared/aggregate.py", "aggregate")
-read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "TRITON_3_7", "Pipes", "forward_kernel")
+read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "OPAQUE", "Pipes", "forward_kernel")
 
 # %% [markdown]
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and

@@ -553,7 +553,7 @@ source("kernel", "exchange", "finish_dk", "add_dq")
 # `number(n) * CONSUMERS + c` is the part's number. A part is $2W$ lines of 32 numbers.
 
 # %% tags=["nbval-ignore-output"]
-source("sums", "ADD", "add", "add_tile", "add_lines", "as_held")
+source("sums", "add_tile", "add_lines", "as_held")
 
 # %% [markdown]
 # - `add_lines` is the whole handover: wait until the engine has read what was here, store, fence, add. `add_tile` does it
