@@ -1,14 +1,17 @@
 """Decode against float64: a GPU takes the whole product of shapes, Triton's interpreter a thin slice."""
 
+import hypothesis
 import numpy as np
+import oracle
 import pytest
 import torch
 from decode_checks import DTYPES, NAN, check, decode, drawn, gpu, near, poisoned  # noqa: F401 (one is a fixture)
+from hypothesis import strategies as st
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 from slices import many_kernels, once
 
 import fa2_lab
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import interpreter, launch, prepared
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import least_share
 from fa2_lab.kernels.portable import softmax
@@ -93,12 +96,11 @@ SLICE = [
     ((2, 6, 2, 1, 100, 40), torch.float16, True, None),
     ((3, 4, 1, 3, 90, 64), torch.bfloat16, True, [0, 90, 33]),
     ((1, 8, 2, 16, 50, 32), torch.float32, True, [20]),
-    ((2, 32, 8, 1, 70, 128), torch.bfloat16, False, [70, 1]),
     ((1, 2, 1, 2, 33, 256), torch.float16, True, None),
     ((1, 70, 1, 1, 40, 13), torch.float32, False, None),  # more rows than a tile takes
     ((2, 3, 3, 2, 17, 1), torch.float32, True, None),
-    ((1, 2, 1, 1, 150, 16), torch.float32, False, [70]),  # no split-KV: a length is known to the GPU alone
     ((2, 4, 2, 3, 64, 16), torch.float32, True, None),  # whole heads and whole tiles, and a mask all the same
+    ((1, 2, 1, 9, 4, 16), torch.float32, True, None),  # more queries than keys
     ((1, 4, 1, 2, 128, 16), torch.float32, True, None),  # the same, by split-KV
     ((1, 4, 4, 1, 64, 13), torch.float16, True, None),  # whole tiles that all rows see
 ]
@@ -111,13 +113,6 @@ def test_slice_of_the_product(case):
 
 
 # Splits -------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("lengths", (None, [0, 150, 77]))
-def test_any_number_of_programs_gives_the_same(lengths):
-    results = [check((3, 4, 2, 2, 150, 16), causal=True, lengths=lengths, programs=n) for n in (1, 2, 3, 7, 40)]
-    for O, L in results[1:]:
-        assert worst(O, results[0][0]) < 1e-6 and worst(L, results[0][1]) < 1e-6
 
 
 def scratch_of(monkeypatch, call):
@@ -163,15 +158,6 @@ def test_a_split_takes_every_so_many_th_tile_of_its_head(monkeypatch, heads, N_k
         assert worst(m[w + head], s.max(1).values) < 1e-4
 
 
-@pytest.mark.parametrize("at_once, splits", [(6, 1), (12, 2)])
-def test_every_row_block_is_split(monkeypatch, at_once, splits):
-    """Two sequences, and 40 queries to a key: three row blocks of 16."""
-    monkeypatch.setattr(plan, "blocks_of", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), at_once))
-    q, k, v, dO = drawn(2, 20, 1, 2, 150, 16)
-    assert plan.prepare(q, k, v, Options(causal=True, scale=1.0)).read.grid == (splits, 3, 2)
-    near(decode(q, k, v, causal=True), q, k, v, dO, causal=True, scale=1.0)
-
-
 @pytest.mark.parametrize("batch, kv_heads", [(70000, 1), (2, 70000)])
 def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads):
     q, k = (torch.empty(batch, kv_heads, n, 16, device="meta") for n in (1, 40))
@@ -180,39 +166,31 @@ def test_no_grid_is_deeper_than_a_gpu_takes(batch, kv_heads):
     assert x < 2**31 and all(side <= 65535 for side in others)
 
 
-def scratch_with(states, R, d_pad):
-    """States of (R,) rows as the scratch holds them."""
-    made = torch.full((len(states), R, d_pad + 4), NAN)
-    for part, state in zip(made, states, strict=True):
-        part[:, :d_pad], part[:, d_pad], part[:, d_pad + 1] = map(torch.from_numpy, (state.o, state.m, state.l))
-    return made.flatten().to(DEVICE)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_the_merge_kernel_is_SoftmaxState_merge(seed):
-    """Parts that were never computed, some of them empty, of a head that 37 programs have read."""
-    rng, R, d, scale = np.random.default_rng(seed), 4, 16, 0.3
+@pytest.mark.parametrize("programs", [37, 65, 130])
+def test_the_merge_kernel_is_SoftmaxState_merge(programs):
+    """Parts that were never computed, some of them empty, of a head that so many programs have read: 64 in a round."""
+    rng, R, d, scale = np.random.default_rng(programs), 4, 16, 0.3
     O, L = torch.full((1, R, 1, d), NAN, device=DEVICE), torch.full((1, R, 1), NAN, device=DEVICE)
-    states = []
-    for _ in range(37):
+    scratch = torch.full((programs, R, d + 4), NAN)
+    whole = SoftmaxState.reset(R, d)
+    for part in scratch:
         m, l, o = 30 * rng.standard_normal(R), rng.random(R) + 0.5, rng.standard_normal((R, d))
         m[rng.random(R) < 0.3] = -np.inf
         m[3] = -np.inf  # a row that nobody has seen a key of
         l[np.isneginf(m)], o[np.isneginf(m)] = 0, 0
-        states.append(SoftmaxState(m.astype(np.float32).astype(float), l, o))
-    blocks, shape = launch.Blocks(16, 16, 1, 1, d_pad=d), plan.Shape(1, 1, R, 1, 36 * 16, d, 0, 0, 0, True)
-    cut = plan.Cut(splits=0, programs=37, share=1, whole_heads=False)
+        m = m.astype(np.float32).astype(float)
+        part[:, :d], part[:, d], part[:, d + 1] = map(torch.from_numpy, (o, m, l))
+        whole = whole.merge(SoftmaxState(scale * m, l, o))
+    blocks = launch.Blocks(16, 16, 1, 1, d_pad=d)
+    shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
+    cut = plan.Cut(splits=0, programs=programs, share=1, whole_heads=False)
     common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scales=softmax.scales(scale))
     common |= dict(sizes=plan.sizes_of(shape, blocks, (None, None)))
     common |= dict(tile=plan.tile_of(shape, blocks, (None, None), split_kv=False, early_merge=False))
-    plan.prepare_merge(shape, blocks, cut, common)(O, L, scratch_with(states, R, d), None)
-    for order in (states, states[::-1]):
-        whole = SoftmaxState.reset(R, d)
-        for state in order:
-            whole = whole.merge(SoftmaxState(scale * state.m, state.l, state.o))
-        o, L_want = whole.finalize()
-        assert worst(O[0, :, 0], torch.from_numpy(o).to(DEVICE)) < 1e-5
-        assert worst(L[0, :, 0], torch.from_numpy(L_want).to(DEVICE)) < 1e-5
+    fence = torch.full((R * (d + 4),), 1e30)  # what lies behind the last part is nobody's
+    plan.prepare_merge(shape, blocks, cut, common)(O, L, torch.cat([scratch.flatten(), fence]).to(DEVICE), None)
+    for got, want in zip((O[0, :, 0], L[0, :, 0]), whole.finalize(), strict=True):
+        assert worst(got, torch.from_numpy(want).to(DEVICE)) < 1e-5
     assert (O[0, 3] == 0).all() and L[0, 3] == -torch.inf
 
 
@@ -225,14 +203,6 @@ def test_heads_that_one_program_reads_need_no_merge(monkeypatch, programs):
     monkeypatch.setattr(plan, "merge_kernel", spy())
     check((2, 4, 2, 1, 1000 if GPU else 70, 16), programs=programs)
     assert len(merged) == (programs == 5)
-
-
-@pytest.mark.parametrize("programs", (None, 7))
-@pytest.mark.parametrize("lengths", (None, [33, 40]))
-def test_every_head_finds_its_keys_and_its_rows(monkeypatch, programs, lengths):
-    """Two sequences, three K/V heads, and 20 rows to each of them: two row blocks, the last with few rows."""
-    monkeypatch.setattr(plan, "MOST_ROWS", 16)
-    check((2, 30, 3, 2, 40, 16), causal=True, lengths=lengths, programs=programs)
 
 
 def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
@@ -256,6 +226,76 @@ def test_what_is_prepared_serves_no_other_kind_of_call(monkeypatch):
 def test_shares_longer_than_a_head_are_merged_where_they_must_be():
     """64 rows of short heads: the smallest share worth its part is longer than a head, and no multiple of it."""
     check((3, 64, 4, 4, 20, 16), causal=True, programs=12)
+
+
+# Any mask and any cut ----------------------------------------------------------------------------------------
+
+
+SIDES = st.none() | st.integers(0, 40)
+
+
+def one_by_one(q, k, v, lengths, window, sinks, softcap):
+    """(O, L) in float64, head by head."""
+    O, L = torch.empty(q.shape, dtype=torch.float64), torch.empty(q.shape[:3], dtype=torch.float64)
+    group, N_q, N_k = q.shape[1] // k.shape[1], q.shape[2], k.shape[2]
+    for b in range(q.shape[0]):
+        seen = oracle.visible(N_q, N_k, key_length=None if lengths is None else int(lengths[b]), window=window)
+        for h in range(q.shape[1]):
+            one = (x[b, n].double().cpu().numpy() for x, n in ((q, h), (k, h // group), (v, h // group)))
+            sink = None if sinks is None else sinks[h].item()
+            found = oracle.dense(*one, seen, scale=0.5, softcap=softcap, sink=sink)
+            O[b, h], L[b, h] = map(torch.from_numpy, found)
+    return O, L
+
+
+@hypothesis.given(
+    batch=st.integers(1, 3),
+    heads=st.sampled_from([(1, 1), (2, 2), (4, 1), (6, 3)]),
+    N_q=st.integers(1, 5),
+    N_k=st.integers(1, 90),
+    window=st.tuples(SIDES, SIDES),
+    parts=st.lists(st.floats(0, 1), min_size=3, max_size=3) | st.none(),
+    zero=st.booleans(),
+    programs=st.none() | st.integers(1, 9),
+    at_once=st.sampled_from([4, 6, 12, 24]),
+    most_rows=st.sampled_from([16, 64]),
+    with_sinks=st.booleans(),
+    softcap=st.sampled_from([None, 2.0]),
+)
+@hypothesis.example(1, (1, 1), 1, 90, (0, 0), None, False, None, 6, 64, True, None)
+@hypothesis.example(1, (1, 1), 4, 90, (40, 0), None, False, None, 4, 64, True, None)  # begins inside the first split
+@hypothesis.example(2, (4, 1), 5, 88, (23, None), None, False, None, 4, 16, False, None)
+@hypothesis.example(
+    3, (2, 2), 3, 80, (10, 0), [0.2, 1.0, 0.9], True, 3, 4, 64, True, None
+)  # a length before its window
+@hypothesis.example(3, (4, 1), 5, 70, (None, 3), [0.9, 0.1, 0.5], True, 5, 4, 16, False, 2.0)
+@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
+def test_any_cut_of_any_mask(
+    batch, heads, N_q, N_k, window, parts, zero, programs, at_once, most_rows, with_sinks, softcap
+):
+    """Windows, unequal lengths with zeros among them, sinks; keys that no row may see hold NaN."""
+    (H, H_kv), draw = heads, torch.Generator().manual_seed(N_k)
+    q, k, v = (torch.randn(batch, h, n, 16, generator=draw).to(DEVICE) for h, n in ((H, N_q), (H_kv, N_k), (H_kv, N_k)))
+    lengths = None if parts is None else torch.tensor([round(part * N_k) for part in parts[:batch]], device=DEVICE)
+    if lengths is not None and zero:
+        lengths[0] = 0
+    sinks = torch.linspace(-1, 1, H, device=DEVICE) if with_sinks else None
+    want = one_by_one(q, k, v, lengths, window, sinks, softcap)
+    for b in range(batch):
+        k[b, :, N_k if lengths is None else lengths[b] :] = NAN
+        if window[0] is not None:
+            k[b, :, : max(0, N_k - N_q - window[0])] = NAN
+    v = torch.where(k.isnan(), NAN, v)
+    options = Options(causal=window[1] == 0, scale=0.5, left=window[0], softcap=softcap)
+    options = options if window[1] == 0 else options._replace(right=window[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "MOST_ROWS", most_rows)
+        blocks_of = plan.blocks_of
+        patch.setattr(plan, "blocks_of", lambda *given: (blocks_of(*given)[0], at_once))
+        prepared.forget()
+        got = plan.decode(q, k, v, options, lengths, programs=programs, sinks=sinks)
+    for name, a, b in zip("OL", got, want, strict=True):
+        assert worst(a.cpu(), b) < 1e-5, name
 
 
 # Lengths and masks --------------------------------------------------------------------------------------------
@@ -288,11 +328,6 @@ def test_many_sequences(monkeypatch):
     check((batch, 1, 1, 1, 40, 16), lengths=lengths, programs=5)
 
 
-def test_more_queries_than_keys():
-    O, L = check((1, 2, 1, 9, 4, 16), causal=True)
-    assert (O[:, :, :5] == 0).all() and (L[:, :, :5] == -torch.inf).all() and torch.isfinite(L[:, :, 5:]).all()
-
-
 # Numbers that break kernels -----------------------------------------------------------------------------------
 
 
@@ -313,14 +348,6 @@ def test_large_logits(logit):
     near(got, q, k, v, dO, causal=True, scale=1.0, rough=True)
 
 
-def test_the_maximum_may_be_in_any_part():
-    """One key outshines all others by far; every split but its own ends with next to no weight."""
-    for where in (0, 31, 32, 99):
-        q, k, v, dO = drawn(1, 2, 1, 1, 100, 16)
-        k[:, :, where] = 40 * q.mean(1, keepdim=True)[:, :, 0]
-        near(decode(q, k, v, programs=7), q, k, v, dO, scale=1.0, rough=True)
-
-
 @pytest.mark.filterwarnings("ignore:overflow")  # NumPy, for the interpreter
 @pytest.mark.parametrize("scale", (1e30, 1e37, 1e38))
 def test_scores_beyond_fp32(scale):
@@ -333,38 +360,27 @@ def test_scores_beyond_fp32(scale):
         assert torch.allclose(L, (scale * s.amax(-1)).float(), rtol=1e-6)
 
 
-@pytest.mark.parametrize("backend", ("auto", "triton"))
-def test_a_scale_that_fp32_cannot_hold_is_refused(backend):
-    q, k, v, _ = drawn(1, 2, 1, 3, 50, 16)
-    pages, table = k.transpose(1, 2).contiguous(), torch.zeros(1, 1, dtype=torch.int32, device=DEVICE)
-    lengths = torch.tensor([50], device=DEVICE)
-    for scale in (1e39, -1e39, 1e300):
-        with pytest.raises(ValueError, match=r"^scale: got 1e\+(39|300); it takes at most 1e38 in size"):
-            fa2_lab.attention(q, k, v, scale=scale, backend=backend)
-        with pytest.raises(ValueError, match=r"^scale: got 1e\+(39|300); it takes at most 1e38 in size"):
-            fa2_lab.attention_paged(q, pages, pages, table, lengths, scale=scale, backend=backend)
-
-
-def test_L_is_a_natural_logarithm():
-    q, k, v, _ = drawn(1, 1, 1, 2, 77, 16)
-    assert torch.allclose(decode(q * 0, k, v)[1], torch.tensor(77.0, device=DEVICE).log())
-
-
 # Memory -------------------------------------------------------------------------------------------------------
 
 
-def test_strides_do_not_matter():
-    q, k, v, _ = drawn(2, 4, 2, 3, 50, 24)
+@pytest.mark.parametrize("heads, kv_heads", [(4, 2), (1, 1)])
+def test_strides_do_not_matter(heads, kv_heads):
+    """Rows, heads or batch entries apart, an odd start, one head out of many, one entry for all."""
+    q, k, v, _ = drawn(2, heads, kv_heads, 3, 50, 24)
     want = decode(q, k, v, causal=True, scale=0.2)
     for turn in (
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
         lambda x: x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3),
         lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
         lambda x: torch.cat([x[..., :1], x], 3)[..., 1:],
+        lambda x: torch.stack([x * NAN, x], 2).flatten(1, 2)[:, 1::2],
     ):
-        for inputs in ((turn(q), turn(k), turn(v)), (q, k, turn(v))):
+        for inputs in ((turn(q), turn(k), turn(v)), (q, k, turn(v)), (turn(q), k, v)):
             for a, b in zip(decode(*inputs, causal=True, scale=0.2), want, strict=True):
                 assert worst(a, b) < 1e-5
+    one = [x[:1].expand(2, -1, -1, -1) for x in (q, k, v)]
+    for a, b in zip(decode(*one, causal=True, scale=0.2), want, strict=True):
+        assert worst(a, b[:1].expand_as(a)) < 1e-5 and a.stride(0) > 0
 
 
 # attention() --------------------------------------------------------------------------------------------------
@@ -383,8 +399,41 @@ def test_attention_takes_decode_for_few_rows(monkeypatch):
     assert len(asked) == 1
 
 
-@pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_a_negative_scale_turns_the_order_of_the_keys(backend):
-    q, k, v, dO = tensors(1, 2, 1, 2, 40, 16)
-    got = run(fa2_lab.attention, q, k, v, dO, scale=-0.5, backend=backend)
-    judge(got, dense(q, k, v, dO, scale=-0.5), dense(q, k, v, dO, scale=-0.5, dtype=torch.float32))
+# How it is launched ---------------------------------------------------------------------------------------------
+
+
+def test_where_decode_is_the_faster_kernel():
+    def of(rows, N_q, N_k):
+        return plan.is_decode(torch.empty(1, rows, N_q, 64, device="meta"), torch.empty(1, 1, N_k, 64, device="meta"))
+
+    assert of(16, 1, 1) and of(1, 16, 1) and of(64, 1, 2048) and of(4, 16, 2048)
+    assert not of(17, 1, 2047) and not of(65, 1, 9999) and not of(1, 17, 9999)
+
+
+@pytest.mark.parametrize("case, d, page, entry, registers", [
+    (dict(), 128, 0, "any", 255),
+    (dict(H=8, N_k=65536), 64, 0, "split or shared heads", 168),
+    (dict(H=8, N_k=65536), 128, 0, "one query, split heads", 255),
+    (dict(H=32, N_q=2, dtype=torch.float32), 128, 0, "fp32", 240),
+    (dict(H=512, N_q=1), 128, 16, "64 rows", 255),
+])  # fmt: skip
+def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, monkeypatch):
+    """Tile, warps, stages, two more with pages, and the most registers, in what the compiler is told; and the merge."""
+    monkeypatch.setattr(interpreter, "switched_on", lambda: False)
+    monkeypatch.setattr(launch, "family", lambda: launch.HOPPER)
+    H, N_q, N_k, dtype = (dict(H=2112, N_q=1, N_k=512, dtype=torch.bfloat16) | case).values()
+    H_kv = 8 if page else min(H, 264 * 8)
+    Q, K = (torch.empty(1, h, n, d, device="meta", dtype=dtype) for h, n in ((H, N_q), (H_kv, N_k)))
+    table, lengths = None, None
+    if page:
+        K = torch.empty(900, page, 8, d, device="meta", dtype=dtype)
+        table, lengths = torch.empty(1, 300, device="meta"), torch.empty(1, device="meta")
+    made = plan.prepare(Q, K, K, Options(causal=False, scale=0.1), lengths, table)
+    want = plan.Entry(*plan.HOPPER[entry][d])
+    stages = want.stages + (2 if page else 0)
+    options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)
+    assert made.read.options == options and made.read.arguments["tile"].B_c.value == want.B_c
+    if made.merge is not None:
+        assert made.merge.options["maxnreg"] == 128 and made.merge.options["num_stages"] == 1
+        parts = 132 * want.per_SM if not made.split_kv else made.read.grid[0] * H_kv
+        assert made.scratch == (parts + H_kv) * made.read.arguments["sizes"].R * (d + 4)
