@@ -18,7 +18,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from tqdm import tqdm
 
-from fa2_lab.plots import hero, style
+from fa2_lab.plots import hero, live, style
 from fa2_lab.tools import files
 from fa2_studio import compiled
 
@@ -284,6 +284,7 @@ POSTER = Picture(
 )
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 HERO = "hero"  # which plays by itself, and has a still for print
+LIVE = "live"  # what the live pieces read
 
 
 def build(folder: Path, names: list[str] | None = None) -> None:
@@ -293,6 +294,10 @@ def build(folder: Path, names: list[str] | None = None) -> None:
     if not names or HERO in names:
         for name, svg in hero.files().items():
             files.write(folder / name, svg)
+    if not names or LIVE in names:
+        (folder / LIVE).mkdir(exist_ok=True)
+        for name, content in live.files().items():
+            files.write(folder / LIVE / name, content)
     for picture in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         data = picture.file.data()
         figure, alt = picture.file.draw(**data)
@@ -322,7 +327,7 @@ def pdf(figure: Figure, digest: str) -> bytes:
 
 def chosen(names: list[str] | None) -> list[Picture]:
     """The pictures of these names, or all."""
-    known = [HERO, *(p.name for p in (*PICTURES, POSTER))]
+    known = [HERO, LIVE, *(p.name for p in (*PICTURES, POSTER))]
     unknown = set(names or ()) - set(known)
     if unknown:
         raise ValueError(f"figure: got {', '.join(sorted(unknown))}; it takes {', '.join(known)}")
@@ -384,8 +389,7 @@ def main(argv: list[str]) -> int:
     if options.compile:
         compiled.record()
     build(folder, options.names)
-    more = sum(
-        len(files) for name, files in ((POSTER.name, SHEETS), (HERO, (HERO,))) if name in (options.names or [name])
-    )
+    parts = {POSTER.name: len(SHEETS), HERO: 1, LIVE: 1}
+    more = sum(n for name, n in parts.items() if not options.names or name in options.names)
     print(f"{len(wanted) + more} figures in {folder}")
     return 0

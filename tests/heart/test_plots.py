@@ -187,7 +187,7 @@ def test_the_same_data_gives_the_same_bytes(picture):
 
 def test_every_picture_is_a_file_with_data_and_draw_and_nothing_lies_between():
     drawing = {f.stem for f in (FOLDER.parent / "fa2_lab" / "plots").glob("*.py")}
-    helpers = {"__init__", "explorer", "hero", "ideas", "poster", "records", "show", "style"}
+    helpers = {"__init__", "explorer", "hero", "ideas", "live", "poster", "records", "show", "style"}
     assert {p.name for p in PICTURES} == drawing - helpers
     assert all(callable(p.file.data) and callable(p.file.draw) for p in PICTURES)
     chapters = FOLDER.parent / "notebooks" / "text"
@@ -207,6 +207,7 @@ def test_names_are_unique_and_the_folder_holds_nothing_else():
         "data",
         "hero.svg",
         "hero_still.svg",
+        "live",
         *(f"{sheet}.{kind}" for sheet in SHEETS for kind in ("svg", "pdf")),
     }
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == gallery_page()

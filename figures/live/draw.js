@@ -1,0 +1,214 @@
+/* What all pieces share: small helpers for a page, the bar that steps through a run, and a word with the page around. */
+"use strict";
+
+const ask = new URLSearchParams(location.search);
+const $ = (id) => document.getElementById(id);
+const within = (x, span) => span && span[0] <= x && x < span[1];
+
+function make(tag, className = "", ...inside) {
+  const e = document.createElement(tag);
+  if (className) e.className = className;
+  e.append(...inside);
+  return e;
+}
+
+function add(parent, className = "", tag = "div", text = "") {
+  const e = make(tag, className);
+  if (text !== "") e.textContent = text;
+  parent.append(e);
+  return e;
+}
+
+function put(e, x, y, w, h) {
+  Object.assign(e.style, { left: `${x}px`, top: `${y}px` });
+  if (w != null) Object.assign(e.style, { width: `${w}px`, height: `${h}px` });
+}
+
+/** Write HTML only if it is another one, so that nothing flickers and no reader is told twice. */
+function write(e, html) {
+  if (e.written !== html) e.innerHTML = e.written = html;
+}
+
+const MARKS = { svg: "http://www.w3.org/2000/svg" };
+
+/** An element of an SVG with its attributes. */
+function shape(parent, tag, attributes = {}, text = "") {
+  const e = document.createElementNS(MARKS.svg, tag);
+  for (const [name, value] of Object.entries(attributes)) e.setAttribute(name, value);
+  if (text !== "") e.textContent = text;
+  parent.append(e);
+  return e;
+}
+
+const grouped = (x) => Math.round(x).toLocaleString("en");
+const percent = (x) => `${Math.round(100 * x)}%`;
+
+/** A large number in words: 67.1 million. */
+function large(x) {
+  for (const [word, unit] of [
+    ["trillion", 1e12],
+    ["billion", 1e9],
+    ["million", 1e6],
+    ["thousand", 1e3],
+  ])
+    if (x >= unit) return `${(x / unit).toFixed(x >= 100 * unit ? 0 : 1)} ${word}`;
+  return grouped(x);
+}
+
+/** A group of buttons of which one is on, or a single one that is on or off. */
+function choice(title, name, options, type = "radio") {
+  const labels = options.map(([value, text = value]) => {
+    return `<label><input type="${type}" name="${name}" value="${value}"><span>${text}</span></label>`;
+  });
+  return `<fieldset><legend>${title}</legend>${labels.join("")}</fieldset>`;
+}
+
+/** Check the buttons that say what is set. */
+function mark(form, settings) {
+  for (const e of form.elements) {
+    if (e.type === "radio") e.checked = e.value === String(settings[e.name]);
+    if (e.type === "checkbox") e.checked = Boolean(settings[e.name]);
+  }
+}
+
+/** What a form says: a number where the settings hold one. */
+function read(form, settings) {
+  const said = new FormData(form);
+  for (const [name, now] of Object.entries(settings)) {
+    if (!form.elements[name]) continue;
+    const value = said.get(name);
+    if (typeof now === "boolean") settings[name] = value !== null;
+    else if (value !== null) settings[name] = typeof now === "number" ? (value.trim() ? Number(value) : NaN) : value;
+  }
+}
+
+/** Back, play, forward and a slider over the steps of a run. `draw` is called with the step that is shown. */
+class Transport {
+  constructor(parent, { draw, dwell = () => 900, t = 0 }) {
+    Object.assign(this, { draw, dwell, t, last: 0, timer: null });
+    const button = (text, label, title, act, more = "") => {
+      const e = add(parent, more, "button", text);
+      Object.assign(e, { type: "button", title, onclick: act });
+      e.setAttribute("aria-label", label);
+      return e;
+    };
+    parent.classList.add("transport");
+    button("◂", "Step back", "←", () => this.step(-1));
+    this.button = button("▶", "Play", "space", () => this.play(), "play");
+    button("▸", "Step forward", "→", () => this.step(1));
+    this.slider = Object.assign(make("input"), { type: "range", min: 0, value: 0 });
+    this.slider.setAttribute("aria-label", "Step");
+    this.count = make("output");
+    parent.append(this.slider, this.count);
+    this.slider.oninput = () => this.jump(Number(this.slider.value));
+    addEventListener("keydown", (e) => this.key(e));
+  }
+
+  /** A run with so many steps; t stays where it is, if there is such a step. */
+  length(n) {
+    this.last = n - 1;
+    this.slider.max = this.last;
+    this.t = Math.min(this.t, this.last);
+  }
+
+  show() {
+    this.slider.value = this.t;
+    this.count.textContent = `${this.t} / ${this.last}`;
+    this.draw(this.t);
+  }
+
+  go(t) {
+    this.t = Math.min(Math.max(t, 0), this.last);
+    if (this.t === this.last) this.pause();
+    this.show();
+  }
+
+  jump(t) {
+    this.pause();
+    this.go(t);
+  }
+
+  step(by) {
+    this.jump(this.t + by);
+  }
+
+  pause() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    this.button.textContent = "▶";
+    this.button.setAttribute("aria-label", "Play");
+  }
+
+  play() {
+    if (this.timer) {
+      this.pause();
+      this.show();
+      return;
+    }
+    if (this.t === this.last) this.t = 0;
+    this.button.textContent = "❚❚";
+    this.button.setAttribute("aria-label", "Pause");
+    this.tick();
+    this.show();
+  }
+
+  tick() {
+    this.timer = setTimeout(() => {
+      this.go(this.t + 1);
+      if (this.timer) this.tick();
+    }, this.dwell(this.t));
+  }
+
+  key(e) {
+    if (e.defaultPrevented || e.ctrlKey || e.metaKey || e.altKey) return;
+    if (e.target.matches("input:not([type=range]), select, textarea, a, summary")) return;
+    if (e.key === " " && e.target.matches("button")) return;
+    const acts = {
+      ArrowLeft: () => this.step(-1),
+      ArrowRight: () => this.step(1),
+      Home: () => this.jump(0),
+      End: () => this.jump(this.last),
+      " ": () => this.play(),
+    };
+    if (!acts[e.key]) return;
+    e.preventDefault();
+    acts[e.key]();
+  }
+}
+
+/** Draw again whenever an element has another width. */
+function onWidth(e, draw) {
+  let wide = null;
+  new ResizeObserver(() => {
+    if (e.clientWidth === wide) return;
+    wide = e.clientWidth;
+    draw();
+  }).observe(e);
+}
+
+// The page around: a piece in a frame takes its theme and says how high it is -------------------------------------------
+
+function theme(name) {
+  if (name) document.documentElement.dataset.theme = name;
+}
+
+function frame() {
+  theme(ask.get("theme"));
+  if (self === top) return;
+  document.documentElement.classList.add("framed");
+  let own = null; // the frame itself, where the browser lets us see it
+  try {
+    own = window.frameElement;
+    const lab = parent.document.body.dataset.jpThemeLight; // JupyterLab
+    if (lab) theme(lab === "false" ? "dark" : "light");
+  } catch {
+    own = null;
+  }
+  addEventListener("message", (e) => theme(e.data?.theme));
+  new ResizeObserver(() => {
+    const height = Math.ceil(document.body.getBoundingClientRect().height);
+    if (own) own.style.height = `${height}px`;
+    parent.postMessage({ live: height }, "*");
+  }).observe(document.body);
+}
+frame();

@@ -1,0 +1,276 @@
+"""The live pieces: what their functions compute is what the reference, the meter and the models compute."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fa2_lab.machine import budget, chips, grid, io
+from fa2_lab.plots import live
+from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
+from fa2_lab.tools import files
+from fa2_lab.trace import Trace
+
+PIECES = files.ROOT / "figures" / "live"
+ORDERS = {"standard": naive, "fa1": fa1, "fa2": fa2}
+
+
+def ask(questions):
+    """[(function, its arguments)] → what the pieces answer."""
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no node here, which runs the pieces' functions")
+    text = json.dumps(plain(questions))
+    command = [node, str(Path(__file__).with_name("live.mjs")), str(PIECES / "states.js")]
+    ran = subprocess.run(command, input=text, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout)
+
+
+def plain(x):
+    """Arrays as lists, −∞ as a word: what JSON can hold."""
+    if isinstance(x, np.ndarray):
+        return plain(x.tolist())
+    if isinstance(x, dict):
+        return {name: plain(y) for name, y in x.items()}
+    if isinstance(x, (list, tuple)):
+        return [plain(y) for y in x]
+    return "-inf" if isinstance(x, float) and np.isneginf(x) else x
+
+
+def array(x):
+    def number(y):
+        return [number(z) for z in y] if isinstance(y, list) else {"-inf": -np.inf, "nan": np.nan}.get(y, y)
+
+    return np.array(number(x), dtype=float)
+
+
+def same(ours, theirs, what=""):
+    np.testing.assert_allclose(array(ours), np.asarray(theirs, float), rtol=1e-12, atol=1e-12, err_msg=what)
+
+
+def sizes(rng, most=14):
+    """N_q, N_k, B_r, B_c and the mask: most lengths are no multiple of a block, some rows see no key."""
+    N_q, N_k = (int(rng.integers(1, most)) for _ in range(2))
+    if rng.random() < 0.5:
+        N_k = N_q
+    return Tiling(N_q, N_k, *(int(rng.integers(1, 7)) for _ in range(2)), CAUSAL if rng.random() < 0.6 else NO_MASK)
+
+
+def tiling_of(t):
+    return dict(N_q=t.N_q, N_k=t.N_k, B_r=t.B_r, B_c=t.B_c, causal=t.mask.causal)
+
+
+# Algorithm 1 ----------------------------------------------------------------------------------------------------
+
+
+class Watching(Trace):
+    """Keeps what the algorithm holds at the end of every tile, and how much it had moved until then."""
+
+    def __init__(self):
+        super().__init__()
+        self.tiles = []
+
+    def hold(self, q, k, v, o, l, m, s):
+        super().hold(q, k, v, o, l, m, s)
+        named = {name: np.array(x) for name, x in dict(o=o, l=l, m=m, s=s).items()}
+        held = sum(np.size(x) for x in (q, k, v, o, l, m, s))
+        self.tiles.append(named | dict(at=(self._at["i"], self._at["j"]), moved=self.hbm_elements, held=held))
+
+
+def test_algorithm_1_moves_and_holds_what_the_reference_does_under_its_meter():
+    rng, cases, questions = np.random.default_rng(0), [], []
+    for _ in range(210):
+        tiling, d = sizes(rng), int(rng.integers(1, 5))
+        Q, K, V = (2 * rng.standard_normal((n, d)) for n in (tiling.N_q, tiling.N_k, tiling.N_k))
+        for order in ORDERS:
+            cases.append((order, tiling, Q, K, V))
+            given = dict(q=Q, k=K, v=V, order=order, B_r=tiling.B_r, B_c=tiling.B_c, causal=tiling.mask.causal)
+            questions.append(("algorithm1", given))
+    assert any(t.mask.causal and t.N_k < t.N_q for _, t, *_ in cases)  # rows without keys
+    for (order, tiling, Q, K, V), answer in zip(cases, ask(questions), strict=True):
+        watch, blocks = Watching(), {} if order == "standard" else dict(B_r=tiling.B_r, B_c=tiling.B_c)
+        results = ORDERS[order].forward(Q, K, V, mask=tiling.mask, trace=watch, **blocks)
+        compare_results(order, tiling, Q.shape[1], answer, results, watch)
+        if order != "standard":
+            compare_tiles(order, answer, watch)
+
+
+def compare_results(order, tiling, d, answer, results, watch):
+    done = answer["done"]
+    same(done["O"], results[0])
+    assert array(done["difference"]) < 1e-12 and answer["bad"] == []
+    for name, counted in (("loads", watch.loads), ("stores", watch.stores)):
+        assert done[name] == {t: counted(t) for t in {e.tensor for e in watch.events} if counted(t)}, (order, tiling)
+    closed = io.traffic(order, "forward", tiling, d).total
+    assert done["moved"] == watch.hbm_elements == answer["closed"] == closed
+    assert answer["moved"] == sorted(answer["moved"])
+    if order == "fa2":
+        same(done["L"], results[1])
+    if order == "fa1":
+        same(done["hbm_l"], results[1])
+        same(done["hbm_m"], results[2])
+
+
+def compare_tiles(order, answer, watch):
+    """o, ℓ, m, s, p and α of every tile, and the counters at its end."""
+    added = [step for step in answer["tiles"] if step["op"] == "add"]
+    shrunk = [step for step in answer["tiles"] if step["op"] == "shrink"]
+    stored = [step for step in answer["tiles"] if step["op"] == "store"]
+    assert [(step["i"], step["j"]) for step in added] == [tile["at"] for tile in watch.tiles]
+    before = {}
+    for n, (step, less, tile) in enumerate(zip(added, shrunk, watch.tiles, strict=True)):
+        for name in ("o", "l", "m", "s"):
+            same(step[name], tile[name], name)
+        m, i = np.where(np.isneginf(tile["m"]), 0, tile["m"]), tile["at"][0]
+        own = tile["s"].max(axis=1)
+        base = m if order == "fa2" else np.where(np.isneginf(own), 0, own)
+        same(step["p"], np.exp(tile["s"] - base[:, None]))
+        same(step["alpha"], np.exp(before.get(i, np.full(len(m), -np.inf)) - m))
+        same(less["o"], array(less["factor"])[:, None] * array(less["was"]["o"]))
+        before[i] = tile["m"]
+        assert step["held"] == tile["held"]
+        assert (step if order == "fa2" else stored[n])["moved"] == tile["moved"]
+
+
+# A row in blocks ------------------------------------------------------------------------------------------------
+
+
+def test_a_row_in_blocks_has_the_state_of_online_softmax_in_every_order():
+    rng, cases = np.random.default_rng(1), []
+    for n in range(200):
+        N, d = int(rng.integers(1, 10)), int(rng.integers(1, 4))
+        scores, values = 3 * rng.standard_normal(N), rng.standard_normal((N, d))
+        scores[rng.random(N) < (0, 0.3, 1)[n % 3]] = -np.inf  # hidden keys, and rows without keys
+        order = ("forward", "backward", "outside in")[int(rng.integers(3))]
+        cases.append(dict(scores=scores, values=values, order=order, B=int(rng.integers(1, 5))))
+    for case, steps in zip(cases, ask([("online", case) for case in cases]), strict=True):
+        state = SoftmaxState.reset(1, case["values"].shape[1])
+        read = []
+        for step in steps[1:-1]:
+            if step["op"] == "shrink":
+                before = state
+                state = state.update(case["scores"][None, step["block"]], case["values"][step["block"]])
+                alpha = np.exp(before.m - np.where(np.isneginf(state.m), 0, state.m))
+                same([step["alpha"]], alpha)
+                same([step["l"]], alpha * before.l)
+                read += step["block"]
+            else:
+                for name in ("m", "l", "o"):
+                    same([step[name]], getattr(state, name), name)
+                assert sum(w for w in step["weights"] if w is not None) == pytest.approx(step["l"], abs=1e-12)
+        assert sorted(read) == list(range(len(case["scores"])))
+        o, L = state.finalize()
+        same([steps[-1]["o"]], o)
+        same([steps[-1]["L"]], L)
+        same([steps[-1]["o"]], naive.safe_softmax(case["scores"][None]) @ case["values"])
+
+
+# Does it fit, who works when, and who meets ---------------------------------------------------------------------
+
+
+def test_a_plan_is_what_the_models_of_the_machine_say():
+    rng, cases = np.random.default_rng(2), []
+    for chip in chips.CHIPS.values():
+        for _ in range(30):
+            powers = dict(B_r=int(rng.choice([16, 48, 64, 128, 256])), B_c=int(rng.choice([16, 32, 80, 128, 256])))
+            d, heads = int(rng.choice([16, 64, 80, 128, 256])), int(rng.integers(1, 200))
+            more = dict(stages=int(rng.integers(1, 4)), warps=int(rng.choice([4, 8])), causal=bool(rng.integers(2)))
+            cases.append((chip, dict(N=int(rng.integers(1, 3000)), d=d, heads=heads, **powers, **more)))
+    given = [("plan", dict(chip=facts(chip), settings=settings)) for chip, settings in cases]
+    for (chip, s), plan in zip(cases, ask(given), strict=True):
+        fit = budget.fits(chip, s["B_r"], s["B_c"], s["d"], s["stages"], s["warps"])
+        assert (plan["ok"], plan["scarce"], plan["shared"]) == (fit.ok, fit.limit, fit.shared_bytes)
+        assert (plan["registers"], plan["perSM"]) == (fit.registers, fit.blocks_per_sm)
+        tiling = Tiling(s["N"], s["N"], s["B_r"], s["B_c"], CAUSAL if s["causal"] else NO_MASK)
+        moved = {a: s["heads"] * io.traffic(a, "forward", tiling, s["d"]).total for a in ORDERS}
+        assert plan["moved"] == moved and moved[plan["winner"]] == min(moved.values())
+        assert plan["programs"] == s["heads"] * tiling.T_r
+        assert plan["flops"] == s["heads"] * 4 * io.scores_visited(tiling) * s["d"]
+        if plan["slots"]:
+            assert plan["waves"] == grid.waves(plan["programs"], plan["slots"])
+            assert plan["busy"] == pytest.approx(grid.efficiency(plan["programs"], plan["slots"]))
+
+
+def facts(chip):
+    return {name: getattr(chip, name) for name in chips.figures(chip) if name != "compute_capability"}
+
+
+def test_a_size_out_of_range_is_refused_with_its_name_and_by_how_much():
+    fine = dict(N=8192, d=128, B_r=128, B_c=64, heads=32, causal=False)
+    cases = dict(B_r=(0, "1 too small"), B_c=(1100, "76 too large"), N=(2.5, "got 2.5"), heads=(None, "got null"))
+    given = [("refused", dict(chip=facts(chips.H100), settings=fine | {name: x})) for name, (x, _) in cases.items()]
+    for (name, (_, words)), message in zip(cases.items(), ask(given), strict=True):
+        assert message.startswith(f"{name}: ") and words in message and "it takes a whole number from 1 to" in message
+
+
+def test_programs_run_on_sms_as_list_scheduling_has_it():
+    rng, cases = np.random.default_rng(3), []
+    for _ in range(200):
+        options = dict(
+            algorithm=str(rng.choice(["fa1", "fa2", "fa2"])), direction=str(rng.choice(["forward", "backward"]))
+        )
+        options |= dict(order=str(rng.choice(grid.ORDERS))) if options["algorithm"] == "fa2" else {}
+        cases.append(
+            (sizes(rng, 40), int(rng.integers(1, 9)), int(rng.integers(1, 20)), int(rng.integers(1, 4)), options)
+        )
+    given = [
+        ("timetable", dict(heads=heads, tiling=tiling_of(tiling), SMs=SMs, perSM=per, **options))
+        for tiling, heads, SMs, per, options in cases
+    ]
+    for (tiling, heads, SMs, per, options), found in zip(cases, ask(given), strict=True):
+        blocks = grid.fa1_grid(heads, tiling)
+        if options["algorithm"] == "fa2":
+            blocks = grid.fa2_grid(heads, tiling, options["direction"], options["order"])
+        ran = grid.schedule(blocks, SMs, per)
+        placed = [(p["SM"], p["slot"], p["start"], p["end"]) for p in found["placed"]]
+        assert placed == [(p.SM, p.slot, p.start, p.end) for p in ran.placed]
+        assert [(p["head"], p["index"]) for p in found["placed"]] == [(b.head, b.index) for b in blocks]
+        assert (found["makespan"], found["waves"], found["used"]) == (ran.makespan, ran.waves, ran.SMs_used)
+        assert found["busy"] == pytest.approx(ran.utilisation)
+
+
+def test_the_backward_meets_on_dq_where_the_model_says_so():
+    rng = np.random.default_rng(4)
+    cases = [(sizes(rng, 40), passes) for passes in (1, 2) for _ in range(100)]
+    given = [("backward", dict(tiling=tiling_of(tiling), passes=passes)) for tiling, passes in cases]
+    for (tiling, passes), steps in zip(cases, ask(given), strict=True):
+        writers, tiles = grid.dq_writers(tiling), int(io.tiles_per_row(tiling).sum())
+        done, walked = steps[-1], [step for step in steps if step["op"] == "tile"]
+        assert done["added"] == [len(w) for w in writers]
+        assert done["products"] == (5 if passes == 1 else 7) * tiles  # two passes: S and dP twice
+        meetings = [{int(i): w for i, w in step["meet"].items()} for step in walked]
+        if passes == 1:
+            assert meetings == (grid.dq_collisions(tiling) if tiles else [])
+            assert done["collisions"] == sum(len(w) - 1 for step in grid.dq_collisions(tiling) for w in step.values())
+        else:
+            assert not any(meetings)
+        for p in range(1, passes + 1):  # each pass visits each tile once
+            seen = sorted((at["i"], at["j"]) for step in walked if step["pass"] == p for at in step["at"])
+            assert seen == [(i, j) for i in range(tiling.T_r) for j in tiling.visited_cols(i)]
+
+
+# The pages --------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_pieces_read_is_today_s_ladder_and_record():
+    for name, content in live.files().items():
+        assert (PIECES / name).read_text(encoding="utf-8") == content, "run `python -m fa2_lab figures live`"
+
+
+@pytest.mark.parametrize("name", sorted(page.stem for page in PIECES.glob("*.html")))
+def test_a_piece_is_one_document_that_asks_for_nothing_and_says_itself_without_scripts(name):
+    page = live.page(name)
+    assert not re.search(r"""(src|href)="(?!data:|#)|https?://(?!www\.w3\.org/)""", page)
+    assert "<noscript>" in page and "<title>" in page
+
+
+def test_an_unknown_piece_is_refused_with_the_names():
+    with pytest.raises(ValueError, match=r"^name: got 'sunset'; it takes one of algorithm1, "):
+        live.live("sunset")
