@@ -1,6 +1,6 @@
 """What was measured: figures/data/NAME.json, each with the machine, the versions and the commit behind it.
 
-`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, `fa2-lab figures --compile` what compiled kernels are like.
+`fa2-lab bench SUITE` writes bench_SUITE.json on a GPU, `python -m fa2_studio.compiled` what compiled kernels are like.
 Pictures, tables and chapters read them here.
 """
 
@@ -11,9 +11,11 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "figures" / "data"
+PACKAGE = Path(__file__).resolve().parent
+IN_A_CHECKOUT, IN_A_WHEEL = PACKAGE.parent / "figures" / "data", PACKAGE / "data"
+FOLDER = IN_A_WHEEL if IN_A_WHEEL.is_dir() else IN_A_CHECKOUT
 RIVALS = ("FlashAttention-3", "cuDNN")  # with whom rungs are compared: the first that took part
-COMPILE = "python -m fa2_lab figures --compile"
+COMPILE = "python -m fa2_studio.compiled"
 
 
 @dataclass

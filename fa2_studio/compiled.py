@@ -1,6 +1,6 @@
 """What the compiler makes of the forward kernel, recorded for the pictures of layouts and block sizes.
 
-`fa2-lab figures --compile` compiles for chips that need not be here, each in a process of its own, and writes
+`python -m fa2_studio.compiled` compiles for chips that need not be here, each in a process of its own, and writes
 figures/data/layouts.json and compiled.json. The pictures are drawn from these files alone.
 """
 
@@ -35,7 +35,7 @@ INSTRUCTIONS = {2: "mma", 3: "wgmma"}
 
 def record(folder: Path = RECORDED) -> None:
     """Compile the forward at every block size, and for its layouts on both targets, and write down what came out."""
-    files.check_writable(folder, "figures --compile")
+    files.check_writable(folder, "fa2_studio.compiled")
     source = source_digest()
     jobs = [dict(target=target, d=d, **TILE) for target, d in product(TARGETS, (64, 128))]
     rows = [row for target in TARGETS for row in compiled(target, [job for job in jobs if job["target"] == target])]
@@ -102,3 +102,7 @@ def found_in(made: dict) -> dict:
         made[tensor] = dict(shape=[int(rows), int(cols)], layout=named[name])
     layout = parse(made["S"]["layout"])
     return made | dict(instruction=INSTRUCTIONS[layout.version], warpsPerCTA=list(layout.warps))
+
+
+if __name__ == "__main__":
+    record()

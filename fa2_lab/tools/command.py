@@ -20,6 +20,7 @@ from fa2_lab.tools import files
 
 # Commands with a main(argv) of their own. Those of the studio are entry points of the same shape: pyproject.toml.
 COMMANDS = {
+    "doctor": ("fa2_lab.tools.doctor", "what this machine has, what would run on it, and what is wrong"),
     "figures": ("fa2_lab.tools.figures", "draw every picture into figures/"),
     "ladder": ("fa2_lab.tools.ladder", "the ladder of kernels: what each change is, and what it brought"),
     "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),
@@ -95,7 +96,7 @@ def summary(entry: EntryPoint) -> str:
     if find_spec(entry.module.split(".")[0]) is None:
         return "needs a checkout of the repository"
     doc = ast.get_docstring(ast.parse(Path(find_spec(entry.module).origin).read_text(encoding="utf-8"))) or ""
-    return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ")
+    return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ").rstrip(".")
 
 
 def parser() -> argparse.ArgumentParser:

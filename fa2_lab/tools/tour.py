@@ -15,6 +15,7 @@ from fa2_lab.paper import PACKAGE
 from fa2_lab.reference import fa1, fa2, heads, naive, online_softmax
 from fa2_lab.reference.dropout import Dropout, keep_mask
 from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tiling
+from fa2_lab.tools import doctor
 from fa2_lab.trace import Trace
 
 N, D_HEAD, B_R, B_C = 500, 64, 64, 32  # ragged on purpose: 500 is no multiple of 64 or 32
@@ -351,4 +352,6 @@ def tour(stages: tuple[Stage, ...] = STAGES) -> int:
     notebooks = sorted((PACKAGE.parent / "notebooks").glob("*.ipynb"))
     if notebooks:
         print(f"The book: jupyter lab notebooks/{notebooks[0].name}")
+    if (advice := doctor.advice(doctor.examine())) != doctor.FINE:
+        print(f"fa2-lab doctor: {advice}")
     return 1 if wrong else 0

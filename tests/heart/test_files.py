@@ -42,7 +42,7 @@ def test_commands_that_keep_something_ask_first(arguments, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     "arguments",
-    [["bench", "smoke"], ["bench", "--results"], ["figures"], ["figures", "--compile"], ["book"], ["course", "build"]],
+    [["bench", "smoke"], ["bench", "--results"], ["figures"], ["book"], ["course", "build"]],
     ids=" ".join,
 )
 def test_without_a_checkout_a_command_that_needs_one_says_so(arguments, tmp_path, monkeypatch, capsys):

@@ -108,8 +108,6 @@ def circles(imports: dict[str, set[str]]) -> list[set[str]]:
 
 def test_arrows_run_down():
     wrong = {module: wrong_arrows(source, module) for module, source in package_modules().items()}
-    for module in ("fa2_lab.tools.figures", "fa2_lab.tools.ladder"):  # they read the studio's records until these move
-        wrong[module] = [arrow for arrow in wrong[module] if not arrow.endswith("fa2_studio")]
     assert not {module: arrows for module, arrows in wrong.items() if arrows}
     assert {"tiles", "reference", "errata", "__main__"} <= {room_of(module) for module in wrong}
 

@@ -14,7 +14,6 @@ from pictures import drawn, tagged
 from fa2_lab import records
 from fa2_lab.machine.layouts import Mma, Shared, parse
 from fa2_lab.plots import accumulators, block_budget, style, swizzled_keys
-from fa2_lab.tools import figures
 from fa2_studio import compiled
 
 RECORDS = {"layouts": "layouts", "compiled": "forward"}
@@ -27,7 +26,7 @@ by_record = pytest.mark.parametrize("name", RECORDS)
 @by_record
 def test_a_record_says_what_made_it_and_is_of_this_kernel(name):
     made = records.recorded(name)["made_by"]
-    assert made["command"] == "python -m fa2_lab figures --compile" and re.fullmatch(r"\d+\.\d+\.\d+", made["triton"])
+    assert made["command"] == "python -m fa2_studio.compiled" and re.fullmatch(r"\d+\.\d+\.\d+", made["triton"])
     assert made["source"] == compiled.source_digest(), f"the forward has changed: run `{records.COMPILE}`"
 
 
@@ -97,7 +96,7 @@ def test_comments_do_not_make_a_record_old(tmp_path, monkeypatch):
 def test_without_a_record_one_sentence_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     for picture in (accumulators, swizzled_keys):
-        with pytest.raises(ValueError, match=r"layouts\.json is missing: `python -m fa2_lab figures --compile`"):
+        with pytest.raises(ValueError, match=r"layouts\.json is missing: `python -m fa2_studio.compiled`"):
             picture.data()
 
 
@@ -138,15 +137,6 @@ def test_the_compiler_still_does_what_is_recorded():
 def test_a_compilation_that_fails_is_told():
     with pytest.raises(ValueError, match=r"^compiling for sm_none failed, as told above"):
         [*compiled.compiled("sm_none", [dict(d=64, **compiled.TILE)])]
-
-
-def test_the_option_compiles_before_it_draws(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(compiled, "record", lambda: calls.append("compiled"))
-    figures.main(["workers", "--folder", str(tmp_path)])
-    assert calls == []
-    figures.main(["workers", "--compile", "--folder", str(tmp_path)])
-    assert calls == ["compiled"]
 
 
 # Accumulators -------------------------------------------------------------------------------------------------

@@ -1,0 +1,191 @@
+"""`fa2-lab doctor`: what this machine has, which kernels would serve on it, and the one thing to do if one is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from importlib.util import find_spec
+
+from fa2_lab import __version__
+
+TORCH = "2.11", "2.15"  # the oldest and the newest that were tested
+OLDEST_GPU = 8.0  # compute capability of those whose tensor cores Triton uses
+FINE = "Nothing is wrong."
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What was found, as it is printed; "" stands for what is not here."""
+
+    python: str
+    system: str
+    numpy: str
+    torch: str
+    triton: str
+    gpu: str = ""  # its name
+    capability: float = 0.0
+    driver: str = ""
+    gpu_node: bool = False  # whether the system shows a GPU, usable or not
+    asked: str = ""  # TRITON_INTERPRET, as it was set before this command
+    untested: str = ""  # versions that the kernels were not tested with
+    misfit: str = ""  # versions that do not work together, and what to install
+    kernels: dict[str, str] = field(default_factory=dict)  # d: which of them serve a causal call
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="fa2-lab doctor", description="What serves on this machine, and what is wrong."
+    )
+    parser.add_argument("--json", action="store_true", help="for reports and scripts")
+    options = parser.parse_args(argv)
+    machine = examine()
+    if options.json:
+        print(json.dumps(dict(fa2_lab=__version__) | asdict(machine) | dict(advice=advice(machine))))
+    else:
+        print(screen(machine))
+    return 0 if advice(machine) == FINE else 1
+
+
+# What is here -------------------------------------------------------------------------------------------------
+
+
+def examine() -> Machine:
+    """Look at this machine. TRITON_INTERPRET is read first: importing the kernels may set it."""
+    asked = os.environ.get("TRITON_INTERPRET", "")
+    from fa2_lab.kernels import triton_versions
+    from fa2_lab.kernels.interpreter import GPU_NODES
+
+    numpy, torch, triton = map(version, ("numpy", "torch", "triton"))
+    here = dict(
+        python=platform.python_version(),
+        system=platform.system(),
+        numpy=numpy,
+        torch=torch,
+        triton=triton,
+        gpu_node=any(os.path.exists(node) for node in GPU_NODES),
+        asked=asked,
+        untested=untested(torch, triton, triton_versions.TESTED),
+        misfit=triton_versions.misfit_of(triton, numpy) if triton else "",
+    )
+    if torch:
+        here |= graphics()
+    return Machine(**here, kernels=serving(Machine(**here)))
+
+
+def version(package: str) -> str:
+    """The installed version of a package, without importing it."""
+    try:
+        return metadata.version(package) if find_spec(package) else ""
+    except metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def graphics() -> dict:
+    """The GPU that torch can use, if there is one."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    major, minor = torch.cuda.get_device_capability()
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        driver = subprocess.run(query, capture_output=True, text=True, timeout=1).stdout.split("\n")[0]
+    except (OSError, subprocess.TimeoutExpired):
+        driver = ""
+    return dict(gpu=torch.cuda.get_device_name(), capability=major + minor / 10, driver=driver)
+
+
+def serving(machine: Machine) -> dict[str, str]:
+    """Which kernels serve a causal call in bf16, 16 heads and N = 4,096, for d 64 and 128."""
+    if not (machine.torch and machine.triton) or machine.misfit:
+        return dict.fromkeys(("64", "128"), "the NumPy reference")
+    if not machine.gpu or machine.asked == "1":
+        return dict.fromkeys(("64", "128"), "portable, in the interpreter")
+    import torch
+
+    from fa2_lab.kernels import choice
+
+    served = {}
+    for d in (64, 128):
+        q = torch.empty(1, 16, 4096, d, dtype=torch.bfloat16, device="cuda")
+        forward, backward = choice.hopper_forward(q.device), choice.hopper_backward(q.device)
+        own = dict(
+            forward=forward is not None and forward.enough_work(q, q, causal=True),
+            backward=backward is not None and backward.enough_work(q, q),
+        )
+        served[str(d)] = ", ".join(f"{way} {'by Hopper' if mine else 'portable'}" for way, mine in own.items())
+    return served
+
+
+# What it means ------------------------------------------------------------------------------------------------
+
+
+def number(version: str) -> tuple[int, ...]:
+    """(2, 15) of 2.15.0+cpu."""
+    return tuple(int(part) for part in version.split(".")[:2])
+
+
+def untested(torch: str, triton: str, versions: tuple[str, ...]) -> str:
+    """Which of these versions the kernels were not tested with."""
+    unknown = []
+    if torch and not number(TORCH[0]) <= number(torch) <= number(TORCH[1]):
+        unknown.append(f"torch {torch}")
+    if triton and number(triton) not in map(number, versions):
+        unknown.append(f"Triton {triton}")
+    return " and ".join(unknown)
+
+
+def interpreted(machine: Machine) -> str:
+    """Whether Triton's interpreter runs the kernels, and why."""
+    if not machine.triton:
+        return "off: Triton is not installed"
+    if machine.asked:
+        return f"{'on' if machine.asked == '1' else 'off'}: TRITON_INTERPRET={machine.asked} is set"
+    return "off: there is a GPU" if machine.gpu_node or machine.gpu else "on: there is no GPU"
+
+
+def advice(machine: Machine) -> str:
+    """The one thing to do, the most urgent first."""
+    if not machine.torch:
+        return "torch is not installed: the NumPy reference works; for attention, pip install 'fa2-lab[kernels]'"
+    if not machine.triton:
+        if machine.system == "Linux":
+            return "Triton is not installed: pip install 'fa2-lab[kernels]'; until then the NumPy reference serves"
+        return FINE  # Triton exists for Linux only
+    if machine.misfit:
+        return machine.misfit
+    if machine.gpu_node and not machine.gpu:
+        return "there is a GPU that torch cannot use: install a build of torch for it, or a newer driver"
+    if machine.gpu and machine.asked == "1":
+        return "the interpreter is on although there is a GPU: unset TRITON_INTERPRET, and kernels are compiled"
+    if not machine.gpu and machine.asked not in ("", "1"):
+        return f"no GPU, and TRITON_INTERPRET={machine.asked} forbids the interpreter: unset it"
+    if machine.gpu and machine.capability < OLDEST_GPU and not machine.asked:
+        return "Triton has no tensor cores for this GPU: set TRITON_INTERPRET=1, or expect slow kernels"
+    if machine.untested:
+        return f"not tested with {machine.untested}: if a kernel fails, pip install -c constraints.txt -e '.[dev]'"
+    return FINE
+
+
+def screen(machine: Machine) -> str:
+    """All of it, and the advice in the last line."""
+    gpu = (
+        f"{machine.gpu}, sm_{machine.capability * 10:.0f}, driver {machine.driver or 'unknown'}" if machine.gpu else ""
+    )
+    rows = {
+        "fa2_lab": __version__,
+        "Python": f"{machine.python}, {machine.system}",
+        "NumPy": machine.numpy,
+        "torch": machine.torch or "not installed",
+        "Triton": machine.triton or ("not installed" if machine.system == "Linux" else "exists for Linux only"),
+        "GPU": gpu or ("there is one that torch cannot use" if machine.gpu_node else "none"),
+        "interpreter": interpreted(machine),
+        **{f"causal, d {d}": kernels for d, kernels in machine.kernels.items()},
+        "tested": f"not with {machine.untested}" if machine.untested else "with these versions",
+    }
+    return "\n".join([*(f"{name:15}{what}" for name, what in rows.items()), "", advice(machine)])

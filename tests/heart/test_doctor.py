@@ -1,0 +1,75 @@
+"""`fa2-lab doctor`: what it finds out about a machine, and the one thing that it says to do."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from fa2_lab.tools import command
+from fa2_lab.tools.doctor import FINE, Machine, advice, interpreted, screen, untested
+
+LAPTOP = Machine("3.12.1", "Linux", "2.3.0", "2.13.0+cpu", "3.8.0")
+H100 = replace(LAPTOP, torch="2.13.0", gpu="NVIDIA H100", capability=9.0, driver="570.1", gpu_node=True)
+
+
+@pytest.mark.parametrize("machine", [LAPTOP, H100, replace(LAPTOP, system="Darwin", triton="")])
+def test_where_nothing_is_wrong_it_says_so(machine):
+    assert advice(machine) == FINE and screen(machine).endswith(FINE)
+
+
+@pytest.mark.parametrize(
+    "machine, words",
+    [
+        (replace(LAPTOP, torch="", triton=""), "pip install 'fa2-lab[kernels]'"),
+        (replace(LAPTOP, triton=""), "Triton is not installed"),
+        (replace(LAPTOP, misfit="install 'triton>=3.6'"), "install 'triton>=3.6'"),
+        (replace(H100, gpu="", capability=0.0), "a GPU that torch cannot use"),
+        (replace(H100, asked="1"), "unset TRITON_INTERPRET"),
+        (replace(LAPTOP, asked="0"), "unset it"),
+        (replace(H100, gpu="Tesla T4", capability=7.5), "TRITON_INTERPRET=1"),
+        (replace(H100, untested="Triton 3.10.0"), "not tested with Triton 3.10.0"),
+    ],
+)
+def test_what_is_wrong_is_said_with_what_to_do(machine, words):
+    assert words in advice(machine) and screen(machine).endswith(advice(machine))
+
+
+def test_the_first_of_two_things_is_said():
+    machine = replace(H100, asked="1", untested="Triton 3.10.0")
+    assert "unset TRITON_INTERPRET" in advice(machine)
+
+
+def test_whether_the_interpreter_is_on_and_why():
+    assert interpreted(LAPTOP) == "on: there is no GPU"
+    assert interpreted(H100) == "off: there is a GPU"
+    assert interpreted(replace(H100, asked="1")) == "on: TRITON_INTERPRET=1 is set"
+    assert interpreted(replace(LAPTOP, asked="0")) == "off: TRITON_INTERPRET=0 is set"
+    assert interpreted(replace(LAPTOP, triton="")) == "off: Triton is not installed"
+
+
+def test_versions_are_compared_as_numbers():
+    assert untested("2.13.0+cpu", "3.9.1", ("3.8.0", "3.9.0")) == ""
+    assert untested("2.13.0", "3.10.0", ("3.1.0", "3.9.0")) == "Triton 3.10.0"
+    assert untested("2.9.1", "", ()) == "torch 2.9.1"
+    assert untested("", "", ()) == ""
+
+
+def test_this_machine_on_one_screen(capsys):
+    status = command.main(["doctor"])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 24 and max(map(len, out.splitlines())) <= 120
+    assert status == (0 if out.endswith(f"{FINE}\n") else 1)
+
+
+def test_the_same_for_a_script():
+    """In a process of its own, as importing the kernels sets what the command reads first."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    call = [sys.executable, "-m", "fa2_lab", "doctor", "--json"]
+    done = subprocess.run(call, capture_output=True, text=True, env=environment, timeout=60)
+    found = json.loads(done.stdout)
+    assert (
+        found["python"] == sys.version.split()[0] and found["asked"] == "" and found["kernels"].keys() == {"64", "128"}
+    )
