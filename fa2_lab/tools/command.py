@@ -85,17 +85,26 @@ def studio() -> dict[str, EntryPoint]:
 
 
 def studio_main(entry: EntryPoint) -> Callable[[], Callable]:
-    """What loads such a command; a wheel names those of fa2_studio, too, and has it not."""
-    if find_spec(entry.module.split(".")[0]) is None:
+    """What loads such a command."""
+    if source(entry) is None:
         raise Refused(files.NO_CHECKOUT.format(what=entry.name))
     return entry.load
 
 
+def source(entry: EntryPoint) -> Path | None:
+    """The file of such a command; a wheel names those of fa2_studio, too, and does not have them."""
+    try:
+        found = find_spec(entry.module)
+    except ModuleNotFoundError:
+        return None
+    return found and Path(found.origin)
+
+
 def summary(entry: EntryPoint) -> str:
     """The first line of a command's file, which is read and not run."""
-    if find_spec(entry.module.split(".")[0]) is None:
+    if (file := source(entry)) is None:
         return "needs a checkout of the repository"
-    doc = ast.get_docstring(ast.parse(Path(find_spec(entry.module).origin).read_text(encoding="utf-8"))) or ""
+    doc = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
     return doc.split("\n")[0].removeprefix(f"`fa2-lab {entry.name}`: ").rstrip(".")
 
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 
-from fa2_lab import __version__
+import fa2_lab
 
 TORCH = "2.11", "2.15"  # the oldest and the newest that were tested
 OLDEST_GPU = 8.0  # compute capability of those whose tensor cores Triton uses
@@ -38,14 +38,12 @@ class Machine:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="fa2-lab doctor", description="What serves on this machine, and what is wrong."
-    )
+    parser = argparse.ArgumentParser(prog="fa2-lab doctor", description="What serves here, and what is wrong.")
     parser.add_argument("--json", action="store_true", help="for reports and scripts")
     options = parser.parse_args(argv)
     machine = examine()
     if options.json:
-        print(json.dumps(dict(fa2_lab=__version__) | asdict(machine) | dict(advice=advice(machine))))
+        print(json.dumps(dict(fa2_lab=fa2_lab.__version__) | asdict(machine) | dict(advice=advice(machine))))
     else:
         print(screen(machine))
     return 0 if advice(machine) == FINE else 1
@@ -178,7 +176,7 @@ def screen(machine: Machine) -> str:
         f"{machine.gpu}, sm_{machine.capability * 10:.0f}, driver {machine.driver or 'unknown'}" if machine.gpu else ""
     )
     rows = {
-        "fa2_lab": __version__,
+        "fa2_lab": fa2_lab.__version__,
         "Python": f"{machine.python}, {machine.system}",
         "NumPy": machine.numpy,
         "torch": machine.torch or "not installed",

@@ -29,7 +29,8 @@ starts = torch.tensor([0, 40], dtype=torch.int32)
 packed = [x[0].transpose(0, 1).contiguous() for x in (q, k, v)]
 assert close(fa2_lab.attention_packed(*packed, starts, starts)[:, 0])
 pages = [x[0].transpose(0, 1).reshape(5, 8, 2, 16).contiguous() for x in (k, v)]
-paged = fa2_lab.attention_paged(q, *pages, torch.arange(5, dtype=torch.int32)[None], torch.tensor([40], dtype=torch.int32), causal=False)
+table, lengths = torch.arange(5, dtype=torch.int32)[None], torch.tensor([40], dtype=torch.int32)
+paged = fa2_lab.attention_paged(q, *pages, table, lengths, causal=False)
 assert close(paged[0, 0])
 assert fa2_lab.where("FA2.A1.L9").first_numpy and fa2_lab.where("FA2.A1.L9").first_triton
 assert fa2_lab.records.load("ladder").rows
