@@ -24,6 +24,7 @@
 import numpy as np
 import torch
 
+import fa2_lab.kernels  # first: without a GPU it switches Triton's interpreter on
 from fa2_lab.tools.xray import xray_launches
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
