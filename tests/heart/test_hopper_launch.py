@@ -1,0 +1,206 @@
+"""What Hopper's kernels are launched with, on tensors without data: grids, heads at once, RAGGED, and room for sums."""
+
+from math import ceil, log
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+host = pytest.importorskip("fa2_lab.kernels.hopper.shared.host", reason="this Triton's Gluon is too old")
+
+from fa2_lab.kernels.hopper.backward import launch as backward  # noqa: E402
+from fa2_lab.kernels.hopper.backward import sizes as backward_sizes  # noqa: E402
+from fa2_lab.kernels.hopper.forward import launch as forward  # noqa: E402
+from fa2_lab.kernels.hopper.forward import sizes as forward_sizes  # noqa: E402
+from fa2_lab.kernels.prepared import Options  # noqa: E402
+
+SMs, MiB = 132, 2**20
+
+
+@pytest.fixture(autouse=True)
+def some_hopper(monkeypatch):
+    """As if tensors without data were on a GPU of 132 SMs; launches keep what they are called with."""
+    monkeypatch.setattr(host, "multiprocessors", lambda device: SMs)
+    monkeypatch.setattr(host, "aligned", lambda *tensors: True)
+    monkeypatch.setattr(host, "counter_for", lambda X: "counter")
+
+
+def tensors(batch, H, H_kv, N_q, N_k, d, packed=False):
+    """Q and K without data; packed sequences are (tokens, heads, d)."""
+    shapes = ((N_q, H, d), (N_k, H_kv, d)) if packed else ((batch, H, N_q, d), (batch, H_kv, N_k, d))
+    return [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in shapes]
+
+
+CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed sequences
+    ((2, 4, 2, 300, 512, 128), False, False, None),
+    ((2, 4, 2, 300, 512, 128), False, True, None),
+    ((1, 8, 1, 1000, 1000, 64), True, False, None),
+    ((3, 16, 4, 4096, 4096, 128), True, False, None),
+    ((3, 16, 4, 8192, 8192, 64), True, False, None),
+    ((1, 4, 2, 1024, 1024, 128), False, False, 4),  # rows in whole tiles: a sequence need not be
+    ((1, 4, 1, 1024, 1024, 64), True, False, 2),
+    ((1, 2, 2, 64, 128, 32), False, False, None),
+]
+
+
+@pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
+def test_the_forward_s_launch(shape, causal, lengths, sequences):
+    batch, H, H_kv, N_q, N_k, d = shape
+    Q, K = tensors(*shape, packed=sequences is not None)
+    many, group = sequences or 1, H // H_kv
+    made = forward.prepare_launch(Q, K, K, Options(causal, 0.1), lengths, sequences)
+    args = made.arguments
+    want = forward_sizes.choose(d, ceil(N_q / many), ceil(N_k / many), many * batch * H, SMs, causal, lengths)
+    blocks = batch * ceil(N_q / want.rows) if sequences is None else N_q // want.rows + sequences + 1
+    assert args["SIZES"] == want and made.grid == (min(SMs, H * blocks), 1, 1)
+    assert args["RAGGED"] is (lengths or sequences is not None or N_k % want.B_c != 0)
+    assert (args["CAUSAL"], args["group"], args["sequences"], args["left"]) == (causal, group, sequences, None)
+    assert args["factor"] == pytest.approx(0.1 / log(2))
+    one = 4 * ceil(N_k / many) * d  # bytes of K and V of a head
+    heads = args["at_once"] // group
+    assert args["at_once"] == group * heads and (heads == 1 if not causal else heads <= batch * H_kv)
+    if causal:  # as many as 16 MiB of L2 hold, 32 MiB where they are long, up to twice that
+        least = min(batch * H_kv, max(1, (32 if one >= MiB else 16) * MiB // one))
+        assert least <= heads < 2 * least and -(batch * H_kv) % heads <= -(batch * H_kv) % least
+    rows = [described["block_shape"][-2] for described in made.descriptors]
+    assert rows == [64, want.B_c, want.B_c, 64]
+
+
+@pytest.mark.parametrize(
+    "options", [Options(False, 0.1, left=3), Options(True, 0.1, left=3), Options(False, 0.1, right=0)]
+)
+def test_the_forward_s_windows_have_sizes_of_their_own(options):
+    Q, K = tensors(1, 2, 1, 500, 600, 64)
+    args = forward.prepare_launch(Q, K, K, options, False).arguments
+    assert args["SIZES"] == forward_sizes.WINDOW[64] and args["CAUSAL"] is options.causal
+    assert (args["left"], args["right"]) == (options.left, options.right)
+    wide = tensors(1, 2, 1, 500, 600, 192)
+    assert forward.prepare(wide[0], wide[1], wide[1], options) is None
+    packed = tensors(1, 2, 1, 500, 600, 64, packed=True)
+    assert forward.prepare(packed[0], packed[1], packed[1], options, sequences=2) is None
+    assert backward.prepare(packed[0], packed[0], packed[1], packed[1], packed[0], options, sequences=2) is None
+
+
+def by_hand(Q, K, chosen, sequences, batch):
+    """(row blocks, column blocks) of all heads."""
+    (H, N_q), (H_kv, N_k) = ((x.shape[1], x.shape[2 if sequences is None else 0]) for x in (Q, K))
+    if sequences is None:
+        return batch * H * ceil(N_q / chosen.B_r), batch * H_kv * ceil(N_k / 128)
+    return H * (N_q // chosen.B_r + sequences + 1), H_kv * (N_k // 128 + sequences + 1)
+
+
+@pytest.mark.parametrize("same_bits", [False, True])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
+def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences, parts, same_bits, monkeypatch):
+    """Sums of dQ, then those of dK and dV where column blocks are divided, then turns: none lies in another's place."""
+    batch, H, H_kv, N_q, N_k, d = shape
+    Q, K = tensors(*shape, packed=sequences is not None)
+    given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
+    asked, called = [], {}
+
+    def parts_for(*arguments):
+        asked.append(arguments)
+        return parts
+
+    def launch(kernel, *setting, **arguments):
+        name = (
+            "main" if kernel is backward.backward_kernel else "before" if kernel is backward.before_kernel else "after"
+        )
+        return lambda *tensors: called.update({name: (setting, arguments, tensors)})
+
+    monkeypatch.setattr(backward_sizes, "parts_for", parts_for)
+    monkeypatch.setattr(backward, "Launch", launch)
+    monkeypatch.setattr(host, "Launch", launch)
+    L = torch.empty(Q.shape[:-1], device="meta")
+    call = backward.prepare(Q, Q, K, K, Q, Options(causal, 0.1), given, same_bits, sequences)
+    dQ, dK, dV = call(Q, Q, K, K, Q, L, None, given)
+    assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
+
+    (programs, _), args, ((*_, start, sums, dK_at, dV_at), (counter, _, turns, *_)) = called["main"]
+    chosen = args["SIZES"]
+    many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
+    assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, same_bits)
+    row_blocks, column_blocks = by_hand(Q, K, chosen, sequences, batch)
+    assert asked == [(column_blocks, group * ceil(N_q / many / chosen.B_r), SMs, causal, group, chosen.d_pad)]
+    assert programs == min(SMs, column_blocks * parts) and counter == "counter"
+    assert (args["RAGGED"], args["CAUSAL"], args["group"], args["parts"]) == (ragged, causal, group, parts)
+    assert args["heads"] == batch * H_kv * parts >= args["at_once"] >= 1
+    assert args["T_r"] * batch * H == row_blocks == len(start) and start.shape[1] == 2 * chosen.B_r
+
+    tile = 64 * chosen.d_pad  # numbers of 64 rows
+    places = [(0, row_blocks * chosen.B_r * chosen.d_pad)]
+    if parts > 1:
+        places += [(x.storage_offset(), column_blocks * 128 * chosen.d_pad) for x in (dK_at, dV_at)]
+    else:
+        assert (dK_at.shape, dV_at.shape) == (K.shape, K.shape)
+    if same_bits:
+        places.append((turns.storage_offset(), 2 * (row_blocks + column_blocks)))
+        assert turns.numel() >= places[-1][1]
+    assert (turns is None) is not same_bits
+    for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
+        assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
+    (cleared, _), before, _ = called["before"]
+    assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
+    (added, _), after, (*_, dK_out, dV_out, _, _) = called["after"]
+    assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
+    assert (dK_out is None) is (parts == 1) and after["scale"] == 0.1 and (dV_out is None) is (parts == 1)
+
+
+def test_what_the_backward_leaves_to_others(monkeypatch):
+    Q, K = tensors(1, 2, 1, 300, 300, 64)
+    assert backward.prepare(Q, Q, K, K, Q, Options(False, 2.0**-60)) is not None
+    assert backward.prepare(Q, Q, K, K, Q, Options(False, 2.0**-61)) is None  # S starts from −L / scale
+    looked_at = []
+    monkeypatch.setattr(host, "aligned", lambda *tensors: looked_at.append(tensors))
+    given = [torch.empty_like(x) for x in (Q, Q, K, K, Q)] + [torch.empty(1, 2, 300, device="meta")] * 2
+    assert backward.prepare(Q, Q, K, K, Q, Options(False, 0.1))(*given, None) is None
+    assert set(map(id, given)) == set(map(id, looked_at[0]))
+
+
+def test_half_of_v_is_held_where_registers_are_left():
+    for causal, ragged, same_bits in ((False, False, False), (True, False, False), (False, True, False)):
+        chosen = backward_sizes.choose(128, 512, causal, ragged, same_bits)
+        assert chosen.hold_v is not (causal or ragged or same_bits) and chosen.registers == 240
+    assert not backward_sizes.choose(128, 512, False, False, same_bits=True).hold_v
+    assert (
+        backward_sizes.choose(64, 512, False, False).last_first
+        and not backward_sizes.choose(64, 9, False, False, True).last_first
+    )
+
+
+def test_each_stream_counts_for_itself_and_a_graph_has_a_counter_of_its_own(monkeypatch):
+    monkeypatch.undo()
+    stream, capturing = [7], [False]
+    monkeypatch.setattr(host, "current_stream", lambda X: stream[0])
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    X = torch.empty(1)
+    first = host.counter_for(X)
+    assert first.tolist() == [0, 0] and first.dtype == torch.int32 and host.counter_for(X) is first
+    stream[0] = 8
+    assert host.counter_for(X) is not first
+    stream[0], capturing[0] = 7, True
+    assert host.counter_for(X) is not first and host.counter_for(X) is not host.counter_for(X)
+
+
+@pytest.mark.parametrize("change, found", [
+    ({}, 114), (dict(major=10), 0), (dict(minor=1), 0), (dict(hip="6.0"), 0), (dict(interpreted=True), 0),
+    (dict(cpu=True), 0),
+])  # fmt: skip
+def test_a_hopper_is_known_by_its_capability(change, found, monkeypatch):
+    monkeypatch.undo()
+    gpu = SimpleNamespace(**dict(major=9, minor=0, multi_processor_count=114) | change)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.version, "hip", change.get("hip"))
+    monkeypatch.setattr(host.interpreter, "switched_on", lambda: change.get("interpreted", False))
+    assert host.multiprocessors(torch.device("cpu" if "cpu" in change else "cuda")) == found
+
+
+def test_shapes_that_fill_the_chip_alike_have_no_few_heads_left_over():
+    """Causal heads side by side: as many as fill the SMs about once, four at least."""
+    for blocks, heads in ((32, 64), (16, 128), (11, 32), (25, 16), (1, 999)):
+        n = backward_sizes.at_once(blocks, heads, SMs, True)
+        least = min(heads, max(4, ceil(0.8 * SMs / blocks)))
+        assert least <= n < 2 * least and -heads % n == min(-heads % k for k in range(least, 2 * least))
+    assert backward_sizes.at_once(32, 64, SMs, False) == 1
