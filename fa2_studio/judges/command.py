@@ -1,4 +1,4 @@
-"""`fa2-lab judge SUITE CHECKOUT`: another project's tests, run on this package; without arguments, what they said."""
+"""Run another project's tests on this package, behind the names that they import; without arguments, their verdicts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
 def main(argv: list[str]) -> int:
     """0 if nothing failed."""
-    parser = argparse.ArgumentParser(prog="fa2-lab judge", description=__doc__.split(":", 1)[1].strip())
+    parser = argparse.ArgumentParser(prog="fa2-lab judge", description=__doc__)
     parser.add_argument("suite", nargs="?", help=", ".join(SUITES))
     parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of that project, at the commit named here")
     parser.add_argument("--processes", type=int, default=1, help="on a GPU 6: their references take much memory")
