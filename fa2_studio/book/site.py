@@ -15,10 +15,7 @@ import nbformat
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from fa2_lab.kernels.ladder import RUNGS
-from fa2_lab.kernels.ladder import change as one_change
 from fa2_lab.plots import explorer, motion
-from fa2_lab.plots.climb import PEERS
 from fa2_lab.tools import files, ladder
 from fa2_studio.book import reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
@@ -197,7 +194,16 @@ def index() -> str:
     toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
     toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in DOORS])]
     moving = f"![{alt}](figures/{picture().name})"
-    parts = [WELCOME, moving, *shown, "## What runs where", reach.table(), LADDER, rungs(), *toc]
+    parts = [
+        WELCOME,
+        moving,
+        *shown,
+        "## What runs where",
+        reach.table(),
+        LADDER,
+        "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
+        *toc,
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -220,20 +226,3 @@ def entry(chapter: Chapter) -> str:
 
 def tree(caption: str, names: list[str]) -> str:
     return "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *names, "```"])
-
-
-def rungs() -> str:
-    """The ladder's record as a table."""
-    results = ladder.record()
-    timed = ladder.rows(results, "forward")
-    peer = next(name for name in PEERS if name in timed[False].values)
-    lines = ["| rung | the one change | TFLOP/s | causal | share |", "| --- | --- | ---: | ---: | ---: |"]
-    for name in timed[False].values:
-        first, change = (name, "")
-        if name in RUNGS:
-            title, change = one_change(name)
-            first = f"{name[1:3]} {title}"
-        numbers = [ladder.speed(timed[causal], name) for causal in (False, True)]
-        lines.append(f"| {first} | {change} | {' | '.join(numbers)} | {ladder.share(timed[False], name, peer)} |")
-    shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {ladder.N:,}, d = {ladder.D}"
-    return "\n".join([*lines, "", f"Recorded on one {shape}. Share: of {peer}, without a mask."])

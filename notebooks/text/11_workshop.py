@@ -152,7 +152,7 @@ print("the same in SASS:   ", next(code for code in sass_of_line(kernels[0], "s_
 # %% tags=["hide-input"]
 from fa2_lab.tools import ladder as climbed
 
-record = climbed.record()
+record = climbed.load(climbed.SUITE)
 timed, counted = climbed.rows(record, "forward")[False], climbed.rows(record, "counters")
 FIVE = ("tensor cores at work, %", "issue slots used, %", "stall: long_scoreboard", "stall: barrier", "stall: wait")
 PAIR = ("r07_two_loops", "r08_pipelined")

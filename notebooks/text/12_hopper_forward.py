@@ -325,7 +325,7 @@ def change(old, new):
     display(Markdown(f"```diff\n{steps.diff(old, new)}\n```"))
 
 # %% tags=["hide-input"]
-record = climbed.record()
+record = climbed.load(climbed.SUITE)
 SHAPES = {(row.problem["d"], row.problem["causal"]): row for row in record.rows
           if row.direction == "forward" and (row.problem["N_q"], row.problem["batch"]) == (4096, 4)}  # fmt: skip
 counted, compiled = (climbed.rows(record, what) for what in ("counters", "compiled"))
