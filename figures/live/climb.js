@@ -33,7 +33,9 @@ function gain(k) {
 /** The same change in the other three shapes. */
 function elsewhere(k) {
   const others = SHAPES.filter((name) => name !== shapeName());
-  return k ? `Elsewhere ${others.map((name) => `×\u00a0${ratio(k, name).toFixed(2)} (${words(name)})`).join(", ")}.` : "";
+  return k
+    ? `Elsewhere ${others.map((name) => `×\u00a0${ratio(k, name).toFixed(2)} (${words(name)})`).join(", ")}.`
+    : "";
 }
 
 /** A sentence begins with a capital, but o_i, m and p are names. */

@@ -1,0 +1,247 @@
+/* One row of softmax in blocks: scores above, weights below, and the state beside them. */
+"use strict";
+
+const SCORES = [0.8, -0.5, 1.6, 0.2, 2.9, 0.4, -1.2, 1.9];
+const VALUES = [0.6, -0.4, 0.9, -0.8, 0.3, 0.7, -0.6, 0.5];
+const [LOW, HIGH] = [-4, 5]; // the scores that can be dragged to
+const N = SCORES.length;
+const set = { order: ask.get("order") || "forward", B: Number(ask.get("b") || 2) };
+const stage = $("stage");
+const form = $("settings");
+let scores = [...SCORES];
+let hidden = SCORES.map(() => false);
+let run = [];
+let place = {}; // sizes in pixels
+
+form.innerHTML = [
+  choice("order of the blocks", "order", [["forward"], ["backward"], ["outside in"]]),
+  choice("keys in a block", "B", [["1"], ["2"], ["4"], ["8"]]),
+  `<fieldset><legend>scores</legend><button type="button" id="undo">as at first</button></fieldset>`,
+].join("");
+const transport = new Transport($("transport"), { draw, dwell: (t) => (run[t].rises ? 1800 : 1000) });
+
+function prepare() {
+  const row = scores.map((s, c) => (hidden[c] ? -Infinity : s));
+  run = online(row, VALUES.map((v) => [v]), keyBlocks(set.order, N, set.B)); // prettier-ignore
+  transport.length(run.length);
+}
+
+// Drawing -------------------------------------------------------------------------------------------------------------
+
+function measure() {
+  const width = stage.clientWidth;
+  const narrow = width < 560;
+  const side = narrow ? 0 : 210; // the state stands beside the bars, or below
+  const left = 26;
+  const column = (width - left - side) / N;
+  place = {
+    width,
+    narrow,
+    left,
+    column,
+    top: 12,
+    mid: 172,
+    bottom: 300,
+    keys: 344,
+    stateX: narrow ? 0 : width - side + 24,
+  };
+  place.height = narrow ? 494 : 372;
+  stage.setAttribute("viewBox", `0 0 ${width} ${place.height}`);
+  stage.style.height = `${place.height}px`;
+}
+
+const center = (c) => place.left + (c + 0.5) * place.column;
+const scoreY = (s) => place.mid - 8 - ((s - LOW) / (HIGH - LOW)) * (place.mid - 8 - place.top - 14);
+const weightY = (w) => place.bottom - w * (place.bottom - place.mid - 26);
+
+function draw(t) {
+  if (!stage.clientWidth) return; // not laid out yet
+  const step = run[t];
+  const focused = document.activeElement?.dataset?.key;
+  stage.replaceChildren();
+  measure();
+  drawAxes(step);
+  for (const c of upTo(N)) drawKey(step, c);
+  drawState(step);
+  write($("say"), sentence(step));
+  $("note").textContent = answer(step);
+  if (focused !== undefined) stage.querySelector(`[data-key="${focused}"]`)?.focus();
+}
+
+function drawAxes(step) {
+  const { left, width, stateX, narrow, mid, bottom } = place;
+  const right = narrow ? width : stateX - 24;
+  shape(stage, "line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" });
+  shape(stage, "line", { x1: left, x2: right, y1: mid, y2: mid, class: "axis" });
+  shape(stage, "text", { x: 2, y: place.top + 16, class: "letter" }, "s");
+  shape(stage, "text", { x: 2, y: mid + 28, class: "letter" }, step.op === "end" ? "P" : "p");
+  shape(stage, "text", { x: 2, y: place.keys, class: "letter" }, "v");
+  if (step.m === -Infinity) return;
+  const y = scoreY(step.m);
+  shape(stage, "line", { x1: left, x2: right, y1: y, y2: y, class: "maximum" });
+  shape(stage, "text", { x: left, y: y - 5, class: "small" }, `m = ${show(step.m)}`);
+}
+
+function drawKey(step, c) {
+  const x = center(c);
+  const { column, mid, bottom, keys } = place;
+  const here = step.block.includes(c);
+  const seen = step.weights[c] !== null;
+  if (here) shape(stage, "rect", { x: x - column / 2, y: 2, width: column, height: bottom, class: "here" });
+  if (!hidden[c]) {
+    shape(stage, "line", { x1: x, x2: x, y1: mid, y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
+    const label = `score of key ${c + 1}`;
+    const range = { "aria-valuemin": LOW, "aria-valuemax": HIGH, "aria-valuenow": scores[c].toFixed(1) };
+    const at = {
+      cx: x,
+      cy: scoreY(scores[c]),
+      r: 9,
+      class: `grab${seen || here ? " on" : ""}`,
+      tabindex: 0,
+      role: "slider",
+    };
+    const e = shape(stage, "circle", { ...at, ...range, "aria-label": label, "data-key": c });
+    e.addEventListener("pointerdown", (event) => drag(event, c));
+    e.addEventListener("keydown", (event) => press(event, c));
+    shape(
+      stage,
+      "text",
+      { x: x + 13, y: scoreY(scores[c]) + 4, class: "small" },
+      column > 44 ? show(scores[c], 1) : "",
+    );
+  }
+  if (seen) {
+    const y = weightY(step.weights[c]);
+    shape(stage, "rect", { x: x - column * 0.32, y, width: column * 0.64, height: bottom - y, class: "weight" });
+    if (step.op === "shrink" && step.rises) {
+      const was = weightY(step.weights[c] / step.alpha);
+      shape(stage, "rect", {
+        x: x - column * 0.32,
+        y: was,
+        width: column * 0.64,
+        height: bottom - was,
+        class: "ghost",
+      });
+    }
+    shape(stage, "text", { x, y: y - 4, class: "small middle" }, show(step.weights[c]));
+  }
+  drawNumber(c, x);
+  shape(stage, "text", { x, y: keys, class: "small middle" }, show(VALUES[c], 1));
+}
+
+/** A key's number is a button that hides it. */
+function drawNumber(c, x) {
+  const e = shape(stage, "g", {
+    tabindex: 0,
+    role: "button",
+    "aria-pressed": hidden[c],
+    "data-key": `n${c}`,
+    class: "number",
+  });
+  e.setAttribute("aria-label", `hide key ${c + 1}`);
+  shape(e, "rect", { x: x - 14, y: place.bottom + 5, width: 28, height: 22, rx: 6 });
+  shape(e, "text", { x, y: place.bottom + 20, class: "small middle" }, hidden[c] ? "−∞" : String(c + 1));
+  const hide = () => {
+    hidden[c] = !hidden[c];
+    prepare();
+    transport.show();
+  };
+  e.addEventListener("click", hide);
+  e.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    hide();
+  });
+}
+
+function drawState(step) {
+  const { narrow, stateX, width } = place;
+  const [x, y, w] = narrow ? [0, 374, width] : [stateX, 40, width - stateX - 4];
+  const rows = [
+    ["m", step.m, (v) => (v - LOW) / (HIGH - LOW), "M"],
+    ["ℓ", step.l, (v) => v / N, "M dashed"],
+    [step.op === "end" ? "O" : "o", step.o[0], (v) => Math.abs(v) / 3, "O"],
+  ];
+  rows.forEach(([name, v, share, hue], k) => {
+    const top = y + k * (narrow ? 28 : 42);
+    const length = v === -Infinity ? 0 : Math.max(0, Math.min(1, share(v))) * (w - 92);
+    shape(stage, "text", { x, y: top + 15, class: "letter" }, name);
+    shape(stage, "rect", { x: x + 24, y: top + 2, width: length, height: 16, class: `bar-${hue}` });
+    shape(stage, "text", { x: x + w, y: top + 15, class: "end" }, show(v));
+  });
+  const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha)}`;
+  const top = narrow ? y + 106 : y + 150;
+  if (step.rises) shape(stage, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
+  shape(stage, "text", { x: x + 12, y: top, class: step.rises ? "strong" : "small" }, pill);
+}
+
+function sentence(step) {
+  const keys = step.block.map((c) => c + 1).join(" and ");
+  const name = `${step.block.length > 1 ? "Keys" : "Key"} ${keys}`;
+  if (step.op === "start") return "No key has been seen: m = −∞, ℓ = 0, o = 0. Press play, or step with ← and →.";
+  if (step.op === "end" && step.m === -Infinity)
+    return "Every key is hidden. ℓ is 0, so we divide by 1: O = 0 and L = −∞, and nothing is NaN.";
+  if (step.op === "end")
+    return "One division by ℓ at the end. Now the weights sum to 1, and the row is the softmax of all scores.";
+  if (step.op === "add") return `${name}: each adds p = e^(s − m) to ℓ, and p v to o.`;
+  if (step.before === -Infinity)
+    return `${name}: the first maximum is ${show(step.m)}. Nothing is summed yet, so nothing shrinks.`;
+  if (step.rises)
+    return `${name}: a larger score. All weights before it, and with them ℓ and o, shrink by α = e^(${show(step.before)} − ${show(step.m)}) = ${show(step.alpha)}.`;
+  return `${name}: no score is larger than ${show(step.m)}. α = 1, and nothing shrinks.`;
+}
+
+function answer(step) {
+  if (step.op !== "end") return "";
+  const other = ["forward", "backward", "outside in"].map((order) => {
+    const row = scores.map((s, c) => (hidden[c] ? -Infinity : s));
+    return online(row, VALUES.map((v) => [v]), keyBlocks(order, N, set.B)).at(-1).o[0]; // prettier-ignore
+  });
+  const apart = Math.max(...other) - Math.min(...other);
+  return `O = ${show(step.o[0], 4)}, L = ${show(step.L, 4)}. The three orders differ by ${apart.toExponential(0)}.`;
+}
+
+// What the reader does ------------------------------------------------------------------------------------------------
+
+function move(c, s) {
+  scores[c] = Math.round(10 * Math.min(HIGH, Math.max(LOW, s))) / 10;
+  prepare();
+  transport.show();
+}
+
+function drag(event, c) {
+  event.preventDefault();
+  transport.pause();
+  const start = { y: event.clientY, s: scores[c] };
+  const scale = (HIGH - LOW) / (place.mid - 22 - place.top);
+  stage.setPointerCapture(event.pointerId); // the circle itself is drawn anew at every move
+  stage.onpointermove = (e) => move(c, start.s + (start.y - e.clientY) * scale);
+  stage.onpointerup = stage.onpointercancel = () => (stage.onpointermove = null);
+  stage.querySelector(`[data-key="${c}"]`).focus();
+}
+
+function press(event, c) {
+  const change = { ArrowUp: 0.1, ArrowDown: -0.1 }[event.key];
+  if (!change) return;
+  event.preventDefault();
+  move(c, scores[c] + change);
+}
+
+form.oninput = () => {
+  const share = transport.t / transport.last;
+  read(form, set);
+  transport.pause();
+  prepare();
+  transport.go(Math.round(share * transport.last));
+};
+$("undo").onclick = () => {
+  scores = [...SCORES];
+  hidden = SCORES.map(() => false);
+  prepare();
+  transport.show();
+};
+
+mark(form, set);
+prepare();
+transport.go(Number(ask.get("step") || 0));
+onWidth(stage, () => transport.show());

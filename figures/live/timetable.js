@@ -1,0 +1,115 @@
+/* Programs on SMs over time: a lane for each SM, a box for each program. */
+"use strict";
+
+const set = { SMs: 8, heads: 2, blocks: 12, causal: true, algorithm: "fa2", direction: "forward", order: "rows" };
+const form = $("settings");
+const stage = $("stage");
+const LIMITS = { SMs: [1, 32], heads: [1, 16], blocks: [1, 32] };
+const LABELS = { SMs: "SMs", heads: "heads", blocks: "blocks of rows" };
+let table = null;
+
+const field = (name) =>
+  `<label class="field"><span>${LABELS[name]}</span><input type="number" name="${name}" min="${LIMITS[name][0]}" max="${LIMITS[name][1]}"></label>`;
+form.innerHTML = [
+  ...Object.keys(LIMITS).map(field),
+  choice("algorithm", "algorithm", [["fa1", "FA1"], ["fa2", "FA2"]]),
+  choice("pass", "direction", [["forward"], ["backward"]]),
+  choice("mask", "causal", [["true", "causal"]], "checkbox"),
+  choice("order of programs", "order", [["rows", "as they come"], ["heaviest first"]]),
+].join(""); // prettier-ignore
+const transport = new Transport($("transport"), { draw, dwell: () => 140 });
+
+const tiling = () => ({ N_q: set.blocks, N_k: set.blocks, B_r: 1, B_c: 1, causal: set.causal });
+const scheduled = (order) => timetable(programs(set.heads, tiling(), { ...set, order }), set.SMs);
+
+function prepare() {
+  for (const [name, [low, high]] of Object.entries(LIMITS)) whole(LABELS[name], set[name], low, high);
+  table = scheduled(set.order);
+  transport.length(table.makespan + 1);
+}
+
+function draw(t) {
+  if (!stage.clientWidth) return; // not laid out yet
+  stage.replaceChildren();
+  const width = stage.clientWidth;
+  const lane = Math.max(14, Math.min(30, 320 / set.SMs));
+  const [left, top] = [44, 8];
+  const unit = (width - left - 4) / Math.max(table.makespan, 1);
+  const height = top + set.SMs * lane + 26;
+  stage.setAttribute("viewBox", `0 0 ${width} ${height}`);
+  stage.style.height = `${height}px`;
+  for (const k of upTo(set.SMs)) {
+    const y = top + k * lane;
+    shape(stage, "rect", { x: left, y, width: width - left - 4, height: lane - 2, class: "lane" });
+    shape(stage, "text", { x: 0, y: y + lane / 2 + 3, class: "small" }, lane > 12 ? `SM ${k}` : "");
+  }
+  for (const p of table.placed) drawProgram(p, t, { left, top, lane, unit });
+  const now = left + t * unit;
+  shape(stage, "line", { x1: now, x2: now, y1: top - 6, y2: top + set.SMs * lane, class: "clock" });
+  shape(stage, "text", { x: left, y: height - 6, class: "small" }, "time, in tiles");
+  shape(stage, "text", { x: width - 4, y: height - 6, class: "small end" }, String(table.makespan));
+  words(t);
+}
+
+function drawProgram(p, t, { left, top, lane, unit }) {
+  if (!p.cost) return;
+  const x = left + p.start * unit;
+  const state = t >= p.end ? "done" : t > p.start ? "running" : t === 0 || t <= p.start ? "ahead" : "";
+  const look = `program ${state} head${p.head % 4}`;
+  const e = shape(stage, "rect", {
+    x,
+    y: top + p.SM * lane,
+    width: Math.max(1, p.cost * unit - 1),
+    height: lane - 2,
+    class: look,
+  });
+  const what =
+    p.index === null ? "all tiles" : `${set.direction === "forward" ? "row" : "column"} block ${p.index + 1}`;
+  shape(e, "title", {}, `head ${p.head + 1}, ${what}: ${p.cost} tiles, from ${p.start} to ${p.end} on SM ${p.SM}`);
+  if (p.cost * unit > 22 && lane >= 14) {
+    const label = p.index === null ? `head ${p.head + 1}` : String(p.index + 1);
+    const at = {
+      x: x + (p.cost * unit) / 2,
+      y: top + p.SM * lane + lane / 2 + 3,
+      class: `small middle in ${state} on${p.head % 4}`,
+    };
+    shape(stage, "text", at, label);
+  }
+}
+
+function words(t) {
+  const running = table.placed.filter((p) => p.start <= t && t < p.end).length;
+  const waiting = table.placed.filter((p) => p.start > t).length;
+  const idle = set.SMs - new Set(table.placed.filter((p) => p.start <= t && t < p.end).map((p) => p.SM)).size;
+  const end = `The last program ends at ${table.makespan}; SMs work ${percent(table.busy)} of the time until then.`;
+  const now =
+    t === table.last || !running ? end : `At ${t}: ${running} run, ${waiting} wait, ${idle} SMs are idle. ${end}`;
+  write($("say"), now);
+  stage.setAttribute("aria-label", `${set.SMs} SMs. ${now}`);
+  const other = ["rows", "heaviest first"].map((order) => scheduled(order).makespan);
+  const fewest = Math.ceil(table.placed.reduce((x, p) => x + p.cost, 0) / set.SMs);
+  const orders = set.algorithm === "fa2" ? `As they come they end at ${other[0]}, heaviest first at ${other[1]}; ` : "";
+  $("note").textContent =
+    `${orders}${orders ? "if" : "If"} the work could be cut anywhere it would be ${fewest}. Shades are heads, numbers are blocks. One program at a time on an SM.`;
+}
+
+form.oninput = () => {
+  read(form, set);
+  transport.pause();
+  try {
+    prepare();
+    $("refused").textContent = "";
+    for (const e of form.elements.order) e.disabled = set.algorithm === "fa1";
+    transport.go(transport.last);
+  } catch (refused) {
+    $("refused").textContent = `${refused.message}.`;
+  }
+};
+for (const name of Object.keys(LIMITS)) {
+  if (ask.has(name)) set[name] = Number(ask.get(name));
+  form.elements[name].value = set[name];
+}
+mark(form, set);
+prepare();
+transport.go(Number(ask.get("step") || transport.last));
+onWidth(stage, () => transport.show());
