@@ -4,12 +4,10 @@ fa2-lab errata            all of them, run
 fa2-lab errata ID         one of them in full
 """
 
-from fa2_lab.errata import article, bilingual, fa1_paper, fa2_paper, notes
+from fa2_lab.errata import article, fa1_paper, fa2_paper, notes
 from fa2_lab.errata.erratum import Erratum, Verdict, judge
 
-ERRATA: dict[str, Erratum] = {
-    e.id: e for source in (fa2_paper, fa1_paper, notes, article, bilingual) for e in source.ERRATA
-}
+ERRATA: dict[str, Erratum] = {e.id: e for source in (fa2_paper, fa1_paper, notes, article) for e in source.ERRATA}
 
 SOURCES = {  # what an erratum's source begins with, and what that is
     "FA1 paper": "Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022), arXiv:2205.14135",

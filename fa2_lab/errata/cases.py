@@ -77,6 +77,7 @@ class TwoBlocks:
         self.m2 = np.maximum(self.m1, self.S2.max(axis=1, keepdims=True))
         self.l1 = np.exp(self.S1 - self.m1).sum(axis=1, keepdims=True)
         self.l2 = np.exp(case.S - self.m2).sum(axis=1, keepdims=True)
+        self.L = self.m2 + np.log(self.l2)
         self.e1 = np.exp(self.S1 - self.m1)  # exponentials of each half, under the maximum of its time
         self.e2 = np.exp(self.S2 - self.m2)
         self.O1 = self.e1 @ self.V1 / self.l1  # the finished answer for the first half alone

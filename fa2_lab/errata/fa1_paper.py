@@ -6,7 +6,7 @@ import numpy as np
 
 from fa2_lab.errata.cases import Case, distance
 from fa2_lab.errata.erratum import Erratum
-from fa2_lab.reference import fa1, fa2, naive
+from fa2_lab.reference import fa1
 from fa2_lab.reference.dropout import Dropout, sequential_mask
 from fa2_lab.tiles import Tiling, cdiv
 from fa2_lab.trace import Trace
@@ -145,57 +145,4 @@ EMPTY_ROWS = Erratum(
 )
 
 
-def standard_elements(direction: str) -> int:
-    """Elements of HBM traffic that the meter counts in standard attention."""
-    meter = Trace()
-    _, P = naive.forward(CASE.Q, CASE.K, CASE.V, trace=meter)
-    if direction == "backward":
-        meter = Trace()
-        naive.backward(CASE.Q, CASE.K, CASE.V, P, CASE.dO, trace=meter)
-    return meter.hbm_elements
-
-
-THEOREM_5 = Erratum(
-    id="fa1-theorem5",
-    source="FA1 paper, appendix B.4, Theorem 5",
-    claim="The backward pass of standard attention is Algorithm 0.",
-    why="Algorithm 0 is the forward pass; it moves 4N² + 4Nd elements. The order Θ(Nd + N²) is right for both.",
-    instead="It is Algorithm 3, which moves 7N² + 8Nd elements.",
-    wrong=lambda: standard_elements("forward"),
-    right=lambda: 7 * CASE.N**2 + 8 * CASE.N * CASE.d,
-    error=lambda elements: abs(elements - standard_elements("backward")),
-)
-
-
-def forward_traffic(B_r: int) -> int:
-    """Elements that FA2's forward moves for a given tile height."""
-    meter = Trace()
-    fa2.forward(CASE.Q, CASE.K, CASE.V, B_r=B_r, B_c=2, trace=meter)
-    return meter.hbm_elements
-
-
-def memory_ratio() -> float:
-    """HBM that FA2's forward occupies with B_r = 4, over that with B_r = 2: the tensors it touches, each once."""
-    sizes = []
-    for B_r in (4, 2):
-        meter = Trace()
-        O, L = fa2.forward(CASE.Q, CASE.K, CASE.V, B_r=B_r, B_c=2, trace=meter)
-        touched = {event.tensor for event in meter.events}
-        tensors = {"Q": CASE.Q, "K": CASE.K, "V": CASE.V, "O": O, "L": L}
-        sizes.append(sum(tensors[name].size for name in touched))
-    return sizes[0] / sizes[1]
-
-
-MEMORY = Erratum(
-    id="fa1-memory",
-    source="FA1 paper, appendix B.5",
-    claim="Fewer memory accesses necessarily mean that less memory is required.",
-    why="Accesses bound the memory from above; lowering a bound lowers nothing by itself. Tiles twice as high save "
-    "nearly half of FA2's traffic, and Q, K, V, O and L stay as large as they were.",
-    instead="Traffic and memory are two different savings; one can be had without the other.",
-    wrong=lambda: forward_traffic(4) / forward_traffic(2),  # memory should shrink as traffic does
-    right=lambda: 1.0,
-    error=lambda ratio: abs(ratio - memory_ratio()),
-)
-
-ERRATA = (COLUMNS, BLOCK_SIZE, FLOPS, L_NAME, DROPOUT_ORDER, EMPTY_ROWS, THEOREM_5, MEMORY)
+ERRATA = (COLUMNS, BLOCK_SIZE, FLOPS, L_NAME, DROPOUT_ORDER, EMPTY_ROWS)

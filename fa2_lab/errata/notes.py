@@ -1,4 +1,4 @@
-"""Slips in the lecture notes on FlashAttention-2."""
+"""Slips in two texts of notes on FlashAttention-2: an outline of the paper, and notes in English and Chinese."""
 
 from __future__ import annotations
 
@@ -34,17 +34,26 @@ EVERY_LOOP = Erratum(
 )
 
 
-WARP_SIZE, BLOCK_OF_FIGURE_3 = 32, 128  # threads in a warp; threads in a block of four warps
+def rows_written(inside_the_loop: bool) -> int:
+    """Rows of O that are finished when the writes stand inside loop i, or after it."""
+    O, blocks = np.full_like(CASE.O, np.nan), np.split(np.arange(8), 4)
+    for rows in blocks:
+        o_i = CASE.O[rows]
+        if inside_the_loop:
+            O[rows] = o_i
+    O[rows] = o_i
+    return int((O == CASE.O).all(axis=1).sum())
 
-WARPS = Erratum(
-    id="notes-warps",
-    source="lecture notes on FA2, execution model",
-    claim="The warps in a thread communicate through shared memory.",
-    why="A thread is a 32nd part of a warp. Figure 3 has four warps in a thread block of 128 threads.",
-    instead="The warps in a thread block.",
-    wrong=lambda: 1 / WARP_SIZE,  # warps in a thread
-    right=lambda: BLOCK_OF_FIGURE_3 / WARP_SIZE,  # warps in a thread block
-    error=lambda warps: abs(warps - 4),
+
+WRITES = Erratum(
+    id="bilingual-writes",
+    source="bilingual notes on FA2, Algorithm 1 (forward), lines 12 to 15, in both languages",
+    claim="The numbering starts again at 1 after the inner loop: O_i and L_i are divided and written after the loops.",
+    why="Done after loop i, only the last row block is ever written.",
+    instead="They are the last four steps of each pass of loop i.",
+    wrong=lambda: rows_written(inside_the_loop=False),
+    right=lambda: rows_written(inside_the_loop=True),
+    error=lambda rows: abs(rows - CASE.N),
 )
 
-ERRATA = (EVERY_LOOP, WARPS)
+ERRATA = (EVERY_LOOP, WRITES)
