@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
-from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, worst
+from kernel_truth import ALLOWED, DEVICE, GPU, NAMES, dense, dense_for, worst
 
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
@@ -84,6 +84,12 @@ class Case(NamedTuple):
         return dict(causal=self.causal, lengths=lengths, p=self.p, seed=self.seed)
 
 
+# Large scores and short rows: here that D is made from O as it was rounded counts for more than all else.
+ROUNDED = Case(
+    batch=1, kv_heads=2, group=1, N_q=17, N_k=7, d=16, dtype=torch.bfloat16, size=5.0, layouts=("plain",) * 4,
+    causal=True, shorter=None, p=0.0, seed=0,
+)  # fmt: skip
+
 few, rows, layouts = st.integers(1, 2), st.integers(1, LONGEST), st.sampled_from(LAYOUTS)
 calls = st.builds(
     Case,
@@ -114,7 +120,7 @@ def poisoned(k, v, lengths, filling):
 def compare(got, tensors, **options):
     """Each result that was asked for is as near to float64 as the accuracy rule asks, and an ulp more."""
     q, k, v, dO = (x.detach().contiguous() for x in tensors)
-    truth, torchs = dense(q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
+    truth, torchs = dense_for(got[0], q, k, v, dO, **options), dense(q, k, v, dO, dtype=q.dtype, **options)
     for name, a, t, b in zip(NAMES, got, truth, torchs, strict=True):
         if a is not None:
             rounding = max(1e-5, torch.finfo(q.dtype).eps) * max(1.0, t.nan_to_num(0, 0, 0).abs().max().item())
@@ -137,6 +143,8 @@ def test_attention_is_what_float64_says(examples):
 
     @settings(max_examples=examples, derandomize=examples == FEW, **COMMON)
     @given(calls, wanted, st.sampled_from([torch.nan, torch.inf, -torch.inf]))
+    @example(ROUNDED._replace(seed=1), (True, True, True), torch.nan)
+    @example(ROUNDED._replace(seed=49), (True, True, True), torch.nan)
     def fuzz(call, wanted, filling):
         (q, k, v, dO), options = call.tensors(), call.options()
         dirty = poisoned(k, v, options["lengths"], filling)
