@@ -184,37 +184,6 @@ def test_calls_of_a_known_kind_are_served_rightly(options, kinds, across, monkey
             monkeypatch.setattr(ROOM, "check_tensors", None)  # nobody needs it again
 
 
-def test_known_kinds_are_not_kept_without_end(monkeypatch):
-    monkeypatch.setattr(prepared, "MOST", 3)
-    q, k, v = good()
-    for N in range(1, 9):
-        attention(q, k[:, :, :N], v[:, :, :N])
-        assert 0 < len(prepared.PREPARED) <= 3
-    prepared.forget()
-    assert not prepared.PREPARED
-
-
-def test_lengths_are_looked_at_again_after_a_change():
-    q, k, v = good()
-    lengths = LENGTHS.clone()
-    attention(q, k, v, key_lengths=lengths)
-    lengths += 1
-    with pytest.raises(ValueError, match="key_lengths"):
-        attention(q, k, v, key_lengths=lengths)
-    with torch.inference_mode():
-        attention(q, k, v, key_lengths=LENGTHS.clone())
-
-
-@pytest.mark.parametrize("backend", ("auto", "reference"))
-def test_lengths_that_were_right_for_many_keys_are_looked_at_again_for_fewer(backend):
-    q, k, v = good()
-    attention(q, k, v, key_lengths=LENGTHS, backend=backend)
-    for _ in range(2):  # also where a call of this kind was prepared
-        with pytest.raises(ValueError, match="key_lengths: got values from 3 to 12; it takes 0 to N_k = 8"):
-            attention(q, k[:, :, :8], v[:, :, :8], key_lengths=LENGTHS, backend=backend)
-        attention(q, k[:, :, :8], v[:, :, :8], key_lengths=LENGTHS - 4 * (LENGTHS > 8), backend=backend)
-
-
 @pytest.mark.parametrize("changed", ("q", "k", "v", "key_lengths"))
 def test_a_change_between_forward_and_backward_is_noticed(changed):
     inputs = dict(zip("qkv", good(), strict=True)) | dict(key_lengths=LENGTHS.clone())

@@ -122,15 +122,6 @@ def test_opcheck(p):
     torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, O, L, *plain, *rest))
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.float32), ids=str)
-def test_who_only_asks_for_shapes_is_told_dtypes_too(dtype):
-    q, k = (torch.empty(2, heads, N, 16, dtype=dtype, device="meta") for heads, N in ((4, 20), (2, 30)))
-    O, L = torch.ops.fa2_lab.forward(q, k, k, *[None] * 5, True, 0.25)
-    assert (O.shape, O.dtype, L.shape, L.dtype) == (q.shape, dtype, q.shape[:3], torch.float32)
-    found = torch.ops.fa2_lab.backward(O, None, O, L, q, k, k, *[None] * 5, True, 0.25)
-    assert [(x.shape, x.dtype) for x in found] == [(x.shape, dtype) for x in (q, k, k)]
-
-
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
 @pytest.mark.parametrize("dropout", (dict(), dict(dropout_p=0.2, seed=9)), ids=("", "dropout"))
 def test_compiled(dropout, backend):

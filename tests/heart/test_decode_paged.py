@@ -100,15 +100,6 @@ def test_without_a_mask_every_query_sees_all_keys(backend):
         near((O[[b]], L[[b]]), arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=False)
 
 
-def test_pages_and_lengths_may_be_of_any_integers_and_strides():
-    arguments, _ = serving()
-    want = fa2_lab.attention_paged(**arguments)
-    arguments["block_table"] = arguments["block_table"].clamp(0).long().T.contiguous().T
-    arguments["key_lengths"] = arguments["key_lengths"].to(torch.uint8)
-    arguments["q"] = arguments["q"].mT.contiguous().mT
-    assert torch.equal(fa2_lab.attention_paged(**arguments), want)
-
-
 BAD = [
     ("q", TypeError, lambda a: dict(q=[1.0])),
     ("q", TypeError, lambda a: dict(q=a["q"].double())),
@@ -184,15 +175,3 @@ def test_the_table_is_looked_at_again_after_a_change():
     with torch.inference_mode():
         arguments, _ = serving()
         fa2_lab.attention_paged(**arguments)
-
-
-def test_as_an_operator():
-    arguments, _ = serving()
-    inputs = *(arguments[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")), None, True, 0.25
-    torch.library.opcheck(torch.ops.fa2_lab.paged.default, inputs, test_utils=("test_schema", "test_faketensor"))
-
-    for dtype in (torch.float16, torch.float32):
-        arguments, _ = serving(dtype)
-        inputs = [arguments[n].to("meta") for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths")]
-        O, L = torch.ops.fa2_lab.paged(*inputs, None, True, 0.25)
-        assert (O.shape, O.dtype, L.shape, L.dtype) == ((3, 4, 2, 16), dtype, (3, 4, 2), torch.float32)

@@ -1,0 +1,290 @@
+"""The three calls side by side: a second call of nearly the same kind, tensors with gaps, edges, what torch is told."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
+from kernel_truth import DEVICE, worst
+from test_masks import truth
+
+import fa2_lab
+
+NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
+MASKS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None)
+DRAW = torch.Generator()
+
+
+def floats(*shape):
+    return torch.randn(shape, generator=DRAW).to(DEVICE)
+
+
+def whole(*numbers, dtype=torch.int32):
+    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
+
+
+def arguments_of(call: str) -> dict:
+    """A good call with all that it may take."""
+    DRAW.manual_seed(1)
+    if call == "attention":
+        tensors = dict(q=floats(2, 2, 20, 8), k=floats(2, 1, 24, 8), v=floats(2, 1, 24, 8), key_lengths=whole(3, 24))
+    elif call == "attention_packed":
+        tensors = dict(q=floats(20, 2, 8), k=floats(24, 1, 8), v=floats(24, 1, 8))
+        tensors |= dict(cu_q=whole(0, 7, 20), cu_k=whole(0, 9, 24))
+    else:
+        tensors = dict(q=floats(2, 4, 3, 8), k_pages=floats(6, 4, 2, 8), v_pages=floats(6, 4, 2, 8))
+        tensors |= dict(block_table=whole(*[[5, 0, 3], [1, 4, 2]]), key_lengths=whole(12, 7))
+    masks = dict(causal=True, window=(9, None), softcap=2.0, scale=0.3, sinks=floats(tensors["q"].shape[1]))
+    return tensors | masks
+
+
+def results(call: str, arguments: dict) -> list:
+    """(O, L), and where there are gradients those of q, k, v and the sinks, of Σ O² + Σ L."""
+    if call == "attention_paged":
+        return list(fa2_lab.attention_paged(**arguments, return_lse=True))
+    names = [n for n in ("q", "k", "v", "sinks") if arguments[n] is not None]
+    leaves = {name: arguments[name].detach().requires_grad_() for name in names}
+    O, L = getattr(fa2_lab, call)(**arguments | leaves, return_lse=True)
+    return [O, L, *torch.autograd.grad(loss_of(O, L), leaves.values())]
+
+
+def loss_of(O, L):
+    return O.square().sum() + L.masked_fill(L.isinf(), 0.0).sum()
+
+
+def defined(call: str, arguments: dict) -> list:
+    """The same by the definition, sequence by sequence, in float64."""
+    given = MASKS | arguments
+    masks = {name: given[name] for name in MASKS}
+    q, lengths = given["q"], given.get("key_lengths")
+    if call == "attention_paged":
+        pieces = []
+        for b, n in enumerate(lengths.tolist()):
+            k, v = (given[x][given["block_table"][b].long()].flatten(0, 1)[:n] for x in ("k_pages", "v_pages"))
+            pieces.append((q[[b]], k.transpose(0, 1)[None], v.transpose(0, 1)[None], None))
+    elif call == "attention_packed":
+        spans = (pairwise(given[name].tolist()) for name in ("cu_q", "cu_k"))
+        pieces = []
+        for (a, b), (c, d) in zip(*spans, strict=True):
+            pieces.append([x.transpose(0, 1)[None] for x in (q[a:b], given["k"][c:d], given["v"][c:d])] + [None])
+    else:
+        pieces = [(q, given["k"], given["v"], lengths)]
+    found = []
+    for q, k, v, lengths in pieces:
+        more = dict(p=given.get("dropout_p", 0.0), seed=given.get("seed", 0)) if "dropout_p" in given else {}
+        common = dict(lengths=lengths, **masks, **more)
+        O, L, *gradients = truth(q, k, v, 0 * q, 0 * q[..., 0], **common)
+        if call != "attention_paged":
+            _, _, *gradients = truth(q, k, v, 2 * O, torch.ones_like(L), **common)
+        found.append([O, L, *gradients])
+    if call == "attention":
+        return found[0]
+    O, L, dQ, dK, dV, *dsinks = zip(*found, strict=True)
+    if call == "attention_paged":
+        return [torch.cat(O), torch.cat(L)]
+    rows = [torch.cat([x[0].transpose(0, 1) for x in part]) for part in (O, dQ, dK, dV)]
+    return [rows[0], torch.cat(L, dim=2)[0], *rows[1:], *(sum(x) for x in dsinks)]
+
+
+def compare(call: str, arguments: dict, want: list, what) -> None:
+    for name, a, b in zip(NAMES, results(call, arguments), want, strict=False):
+        precision = max(3e-5, torch.finfo(a.dtype).eps)
+        assert worst(a, b) < precision * max(1.0, b[b.isfinite()].abs().max().item()), (call, what, name)
+
+
+# Another call of nearly the same kind -------------------------------------------------------------------------------
+
+OTHERS = dict(
+    scale=(0.31, -0.3, 0.0, None),
+    causal=(False,),
+    window=((8, None), (9, 1), None, (0, 0), (np.int64(9), None)),
+    softcap=(2.1, None),
+    sinks=(None, lambda x: -x, lambda x: x.half(), lambda x: torch.full_like(x, -torch.inf)),
+    q=(lambda x: 2 * x, lambda x: x[..., :1, :] if x.dim() == 4 else x),
+    key_lengths=(lambda x: x - 1, lambda x: x.long(), lambda x: x.to(torch.int8), lambda x: x.to(torch.uint8)),
+    cu_q=(whole(0, 8, 20), whole(0, 20, 20), whole(0, 3, 20)),
+    cu_k=(whole(0, 8, 24), whole(0, 0, 24), whole(0, 23, 24)),
+    block_table=(lambda x: x.flip(0), lambda x: x.long()),
+    k=(lambda x: 2 * x,),
+    v=(lambda x: -x,),
+    k_pages=(lambda x: -x,),
+)
+CALLS = ("attention", "attention_packed", "attention_paged")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_call_that_differs_in_one_thing_gets_its_own_answer(call):
+    base = arguments_of(call)
+    want = defined(call, base)
+    compare(call, base, want, "first")
+    for name in OTHERS.keys() & base.keys():
+        for n, other in enumerate(OTHERS[name]):
+            changed = base | {name: other(base[name]) if callable(other) else other}
+            compare(call, changed, defined(call, changed), (name, n))
+    compare(call, base, want, "again")
+
+
+@pytest.mark.parametrize(
+    "change", [dict(dropout_p=0.2, seed=3), dict(dropout_p=0.3, seed=3), dict(dropout_p=0.3, seed=2**63)]
+)
+def test_dropout_s_probability_and_seed_are_of_the_call(change):
+    base = arguments_of("attention")
+    for p in (0.3, 0.2):
+        results("attention", base | dict(dropout_p=p, seed=1))
+    compare("attention", base | change, defined("attention", base | change), change)
+
+
+INFINITE = torch.tensor([0, torch.inf], device=DEVICE)
+WRONG = dict(
+    attention=[
+        ("key_lengths", whole(3, 25)),
+        ("key_lengths", whole(-1, 24)),
+        ("sinks", INFINITE),
+        ("q", torch.zeros(2, 2, 20, 8, dtype=torch.uint8, device=DEVICE)),
+        ("window", (np.int64(-1), None)),
+        ("seed", np.int64(-1)),
+    ],
+    attention_packed=[
+        ("cu_q", whole(0, 7, 24)),
+        ("cu_q", whole(1, 7, 20)),
+        ("cu_k", whole(0, 9, 20)),
+        ("cu_k", whole(0, 30, 24)),
+        ("cu_k", whole(2, 9, 24)),
+        ("sinks", INFINITE),
+    ],
+    attention_paged=[
+        ("key_lengths", whole(13, 7)),
+        ("block_table", whole(*[[5, 0, 6], [1, 4, 2]])),
+        ("block_table", whole(*[[5, 0, 3], [1, -1, 2]])),
+        ("sinks", INFINITE.repeat(2)),
+    ],
+)
+WAITS = ("cu_q", "cu_k", "sinks")  # on a GPU nobody waits to see these
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("call, name, bad", [(call, *pair) for call, pairs in WRONG.items() for pair in pairs])
+def test_a_good_call_before_opens_no_door(call, name, bad, backend):
+    if DEVICE != "cpu" and name in WAITS and backend != "reference":
+        pytest.skip("on a GPU nobody waits to see it")
+    base, run = arguments_of(call) | dict(backend=backend), getattr(fa2_lab, call)
+    for _ in range(2):
+        run(**base)
+        with pytest.raises((TypeError, ValueError), match=rf"^{name}: got .*; it takes "):
+            run(**base | {name: bad})
+
+
+# The same numbers elsewhere in memory -------------------------------------------------------------------------------
+
+
+def elsewhere(x, dim: int):
+    """The same numbers, every third along a dimension of a larger tensor, whose others are NaN or nobody's."""
+    size = list(x.shape)
+    size[dim] = 3 * size[dim] + 1
+    poison = torch.nan if x.is_floating_point() else 99
+    large = torch.full(size, poison, dtype=x.dtype, device=x.device)
+    place = large.narrow(dim, 1, size[dim] - 1).unflatten(dim, (x.shape[dim], 3)).select(dim % x.dim() + 1, 0)
+    return place.copy_(x)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_gaps_and_offsets_do_not_matter(call):
+    base = arguments_of(call)
+    want = defined(call, base)
+    for name, x in base.items():
+        for dim in range(x.dim()) if isinstance(x, torch.Tensor) else ():
+            if not (name.endswith("pages") and dim == 3):  # refused
+                compare(call, base | {name: elsewhere(x, dim)}, want, (name, dim))
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_head_dimension_of_one(call):
+    """Also with a stride, which then means nothing."""
+    names = [n for n in ("q", "k", "v", "k_pages", "v_pages") if n in arguments_of(call)]
+    base = arguments_of(call)
+    for apart in (False, True):
+        cut = base | {n: elsewhere(base[n][..., :1], -1) if apart else base[n][..., :1] for n in names}
+        compare(call, cut, defined(call, cut), apart)
+
+
+# Edges --------------------------------------------------------------------------------------------------------------
+
+EDGES = [(65, 65, (33, None)), (65, 65, (None, 33)), (10, 4, (None, 3)), (4, 10, (3, None)), (10, 4, (2, 1))]
+EDGES += [(10, 4, (left, None)) for left in (2, 3, 4, 9)] + [(10, 4, (None, right)) for right in (8, 9, 10)]
+EDGES += [(4, 10, (left, None)) for left in (8, 9, 10)] + [(4, 10, (None, right)) for right in (2, 4, 9)]
+
+
+@pytest.mark.parametrize("N_q, N_k, window", EDGES, ids=str)
+def test_windows_that_just_reach_an_edge(N_q, N_k, window):
+    """And those that just do not: where they end before a tile does, and where one of N_q and N_k is the smaller."""
+    DRAW.manual_seed(2)
+    q, k, v = floats(1, 2, N_q, 8), floats(1, 1, N_k, 8), floats(1, 1, N_k, 8)
+    O, L, *_ = truth(q, k, v, 0 * q, 0 * q[..., 0], **MASKS | dict(window=window), lengths=None)
+    for backend in ("auto", "reference"):
+        got = fa2_lab.attention(q, k, v, window=window, return_lse=True, backend=backend)
+        assert all(worst(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), backend
+    rows = [x[0].transpose(0, 1) for x in (q, k, v)]
+    got = fa2_lab.attention_packed(*rows, whole(0, N_q), whole(0, N_k), window=window, return_lse=True)
+    assert worst(got[0], O[0].transpose(0, 1)) < 1e-5 and worst(got[1], L[0]) < 1e-5, "packed"
+    pages = [x.transpose(1, 2).contiguous() for x in (k, v)]
+    if N_q <= N_k:
+        table = whole([0])
+        got = fa2_lab.attention_paged(q, *pages, table, whole(N_k), causal=False, window=window, return_lse=True)
+        assert all(worst(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), "pages"
+
+
+@pytest.mark.parametrize("softcap", (1e-30, 1e-3, 1e30))
+@pytest.mark.parametrize("N_q", (1, 20))
+def test_the_largest_scale_with_a_softcap_of_any_size(softcap, N_q):
+    DRAW.manual_seed(3)
+    q, k, v = floats(1, 2, N_q, 8) * 1e-19, floats(1, 2, 24, 8) * 1e-19, floats(1, 2, 24, 8)
+    got = fa2_lab.attention(q, k, v, scale=1e38, softcap=softcap, return_lse=True)
+    want = truth(q, k, v, 0 * q, 0 * q[..., 0], **MASKS | dict(scale=1e38, softcap=softcap), lengths=None)
+    assert all(worst(a, b) < 1e-3 for a, b in zip(got, want, strict=False))
+
+
+# Sinks that are no numbers, sequences that are empty --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ("auto", "reference"))
+@pytest.mark.parametrize("call", CALLS)
+def test_sinks_of_minus_infinity_and_sequences_without_keys(call, backend):
+    """A sink of −∞ is none; a row that sees no key sees its sink, and its L is that."""
+    base = arguments_of(call) | dict(backend=backend)
+    base |= dict(key_lengths=whole(0, 7)) if "key_lengths" in base else dict(cu_k=whole(0, 0, 24))
+    base["sinks"] = torch.tensor([-torch.inf, 0.5, -1.0, -torch.inf], device=DEVICE)[: len(base["sinks"])]
+    compare(call, base, defined(call, base), backend)
+    O, L = (results(call, base)[n] for n in (0, 1))
+    first = (O[0], L[0, :, 0]) if call != "attention_packed" else (O[:7], L[:, 0])
+    assert (first[0] == 0).all() and torch.equal(first[1], base["sinks"])
+
+
+# What torch is told ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ("plain", "inside", "turned", "expanded"))
+@pytest.mark.parametrize("call", CALLS)
+def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout):
+    """Shape, dtype and strides of all results: that is what a compiled function relies on."""
+
+    def lay(x):
+        if layout == "expanded":
+            return x[:1].expand(x.shape)
+        if layout == "turned":
+            return x.mT.contiguous().mT
+        return x.transpose(0, 1).contiguous().transpose(0, 1) if layout == "inside" else x
+
+    ops, given, options = torch.ops.fa2_lab, arguments_of(call), (True, 0.25)
+    if call == "attention_paged":
+        names = ("q", "k_pages", "v_pages", "block_table", "key_lengths")
+        steps = {ops.paged: [lay(given["q"]), *(given[n] for n in names[1:]), None]}
+    else:
+        laid = [lay(given[n]).half() for n in ("q", "k", "v")]
+        rest = [None, None, given["sinks"], given.get("cu_q"), given.get("cu_k")]
+        O, L = ops.forward(*laid, *rest, *options)
+        steps = {ops.forward: [*laid, *rest], ops.backward: [O, None, O, L, *laid, *rest]}
+    for op, inputs in steps.items():
+        real = op(*inputs, *options)
+        told = op(*(None if x is None else x.to("meta") for x in inputs), *options)
+        assert [(x.shape, x.dtype, x.stride()) for x in told] == [(x.shape, x.dtype, x.stride()) for x in real]
