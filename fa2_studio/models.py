@@ -28,21 +28,12 @@ def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     import fa2_lab.transformers  # noqa: F401 (registers itself)
-    from fa2_studio.bench.train import own_text
+    from fa2_studio.bench.train import batches, losses
 
     torch.manual_seed(0)
     model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attn_implementation=implementation)).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=RATE)
-    text, draw, losses = own_text(), torch.Generator().manual_seed(1), []
-    for _ in range(steps):
-        at = torch.randint(len(text) - CONTEXT, (BATCH, 1), generator=draw)
-        batch = text[at + torch.arange(CONTEXT)].to(device)
-        loss = model(batch, labels=batch).loss
-        optimiser.zero_grad()
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.item())
-    return losses
+    data = batches(steps, BATCH, CONTEXT, device)
+    return [loss.item() for loss in losses(model, lambda model, batch: model(batch, labels=batch).loss, RATE, data)]
 
 
 def train_all(device: str) -> tuple[dict[str, list[float]], dict[str, str]]:

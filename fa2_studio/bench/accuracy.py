@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import peers
+from fa2_studio.bench import contestants
 from fa2_studio.bench.contest import all_tried, collect
-from fa2_studio.bench.problem import Problem, distance
+from fa2_studio.bench.problem import Problem, distance, with_gradients
 from fa2_studio.bench.results import machine
 
-NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlashAttention-3", "FlashAttention-4")
 PARTS = ("O", "dQ", "dK", "dV")
 PROTOCOL = (
     "‖x − truth‖ / ‖truth‖ over the whole of O, dQ, dK and dV, truth from the same 16-bit inputs in float64; normal: "
@@ -73,13 +72,16 @@ def run() -> Record:
 
 def row(problem: Problem, part: str, kind: str) -> Measurement:
     """The errors of one of the four results."""
-    found, failed = errors(problem, kind)
+    by_name, failed = errors(problem, kind)
     where = problem.as_dict() | dict(rung=f"{part}, {kind}, {problem.dtype}")
-    return Measurement(where, part, {name: [each[part]] for name, each in found.items()}, failed, unit="relative error")
+    values = {name: [of_parts[part]] for name, of_parts in by_name.items()}
+    return Measurement(where, part, values, failed, unit="relative error")
 
 
 @cache
-def errors(problem: Problem, kind: str, names: tuple[str, ...] = NAMES, device: str = "cuda") -> tuple[dict, dict]:
+def errors(
+    problem: Problem, kind: str, names: Sequence[str] = contestants.names("grid"), device: str = "cuda"
+) -> tuple[dict, dict]:
     """{contestant: {part: error}}, and {contestant: why there is none}."""
     draw = torch.Generator(device).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
@@ -87,22 +89,16 @@ def errors(problem: Problem, kind: str, names: tuple[str, ...] = NAMES, device: 
     right = truth(q, k, v, dO, problem.causal)
 
     def apart(name: str) -> dict[str, float]:
-        O = peers.PEERS[name](problem)(q, k, v)
+        O = contestants.prepare(name, problem)(q, k, v)
         results = (O.detach(), *torch.autograd.grad(O, (q, k, v), dO))
         return {part: distance(x, y) for part, x, y in zip(PARTS, results, right, strict=True)}
 
     return all_tried({name: partial(apart, name) for name in names})
 
 
-@torch.no_grad()
 def truth(q, k, v, dO, causal: bool) -> tuple[torch.Tensor, ...]:
-    """O, dQ, dK and dV in float64."""
-    q, k, v, dO = (x.double() for x in (q, k, v, dO))
-    tau = q.shape[3] ** -0.5
-    s = tau * q @ k.transpose(2, 3)
-    if causal:
-        s.masked_fill_(torch.ones(s.shape[2:], dtype=torch.bool, device=s.device).triu(1), -torch.inf)
-    p = torch.softmax(s, 3)
-    O = p @ v
-    dS = p * (dO @ v.transpose(2, 3) - (dO * O).sum(3, keepdim=True))
-    return O, tau * dS @ k, tau * dS.transpose(2, 3) @ q, p.transpose(2, 3) @ dO
+    """O, dQ, dK and dV of every head in float64."""
+    last = k.shape[2] - q.shape[2]
+    heads = zip(*(x.flatten(0, 1) for x in (q, k, v, dO)), strict=True)
+    parts = zip(*(with_gradients(*head, last=last, causal=causal) for head in heads), strict=True)
+    return tuple(torch.stack(part).view(q.shape) for part in parts)

@@ -16,14 +16,14 @@ from multiprocessing import get_context
 import torch
 from tqdm import tqdm
 
+from fa2_studio.bench import contestants
 from fa2_studio.bench.problem import Problem
 
-NAMES = ("FlexAttention", "FlexAttention on FA4", "fa2_lab", "fa2_lab portable")  # those that compile
 
-
-def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = NAMES) -> None:
-    """Let other processes call every contestant once, forward and backward. What fails there, fails again later."""
-    elsewhere(call_once, [(problem, name) for name in names for problem in problems])
+def compile_ahead(problems: Sequence[Problem], names: Sequence[str] = contestants.names("grid")) -> None:
+    """Let other processes call once, forward and backward, those who compile. What fails there, fails again later."""
+    compiling = [name for name in names if name in contestants.preparing("compiles")]
+    elsewhere(call_once, [(problem, name) for name in compiling for problem in problems])
 
 
 def elsewhere(call: Callable[..., None], jobs: Sequence[tuple]) -> None:
@@ -66,9 +66,7 @@ def tried(call: Callable[..., None], *job) -> None:
 
 def call_once(problem: Problem, name: str) -> None:
     """One forward without gradients and one with, then a backward."""
-    from fa2_studio.bench import peers
-
-    attention = peers.PEERS[name](problem)
+    attention = contestants.prepare(name, problem)
     q, k, v, dO = problem.tensors(grad=True)
     with torch.no_grad():
         attention(q, k, v)

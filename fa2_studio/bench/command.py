@@ -1,42 +1,49 @@
-"""`fa2-lab bench`: measure the kernels and their peers on this machine's GPU."""
+"""The command line of `fa2-lab bench`."""
 
 from __future__ import annotations
 
 import argparse
 import time
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from fa2_lab.records import load, path_of
+from fa2_lab.records import FOLDER, load, path_of
 from fa2_lab.tools import files
 from fa2_studio.bench.registry import SUITES
 
+TWO_TRITONS = """
+Two Tritons on one GPU, each in a folder of its own (pip install --target OTHER triton==3.9.0):
+  python -m fa2_lab bench paper --folder ONE && PYTHONPATH=OTHER python -m fa2_lab bench paper --folder TWO
+  PYTHONPATH=. python -m fa2_studio.bench.before_after OTHER       the same calls in turn, and what got slower"""
+
 
 def main(argv: list[str]) -> int:
-    """Run suites, print their tables and keep their results; after Ctrl-C keep what there is and stop."""
+    """Run suites, print their tables and keep their records; after Ctrl-C keep what there is and stop."""
     parser = argparse.ArgumentParser(
         prog="fa2-lab bench",
         description="Measure on this machine's GPU.",
-        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()),
+        epilog="\n".join(f"{name:15}{suite.what}" for name, suite in SUITES.items()) + "\n" + TWO_TRITONS,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("suite", nargs="*", help="any of those below, one after the other")
     parser.add_argument("--results", action="store_true", help="only write RESULTS.md anew from the recorded runs")
-    parser.add_argument("--folder", type=Path, default=None, help="where the results go; figures/data if not given")
+    parser.add_argument("--all", action="store_true", help="with --results: print every row of every record instead")
+    parser.add_argument("--folder", type=Path, help="where the records lie; figures/data if not given")
     parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
     parser.add_argument("--direction", choices=("forward", "backward"), help="only this one")
     parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
     options = parser.parse_args(argv)
     if options.results:
-        from fa2_studio.bench.page import write
-
-        write()
+        show(options.all, options.folder)
         return 0
     how = {"sustained": True} if options.sustained else {}
     how |= {"directions": (options.direction,)} if options.direction else {}
     how |= {"beside": options.beside} if options.beside else {}
     check(options.suite, how)
-    folder = options.folder or files.checkout("bench without --folder") / "figures" / "data"
+    if not options.folder:
+        files.checkout("bench without --folder")
+    folder = options.folder or FOLDER
     files.check_writable(folder, "bench")
     statuses = []
     for name in options.suite:
@@ -44,6 +51,16 @@ def main(argv: list[str]) -> int:
         if statuses[-1] == 130:
             break
     return max(statuses)
+
+
+def show(everything: bool, folder: Path | None) -> None:
+    """Print every recorded row, or write RESULTS.md."""
+    from fa2_studio.bench import page
+
+    if everything:
+        print(page.full_page(folder), end="")
+    else:
+        page.write()
 
 
 def check(names: list[str], how: dict) -> None:
@@ -66,17 +83,17 @@ def check(names: list[str], how: dict) -> None:
 
 def run(name: str, folder: Path, how: dict) -> int:
     """Measure one suite and keep it. 0: all well. 1: a result of ours was wrong. 130: it was interrupted."""
-    from fa2_studio.bench import results
+    from fa2_studio.bench import page, results
 
-    room, function = SUITES[name].measure.split(":")
+    module, function = SUITES[name].measure.split(":")
     start = time.perf_counter()
-    measure = getattr(import_module(f"fa2_studio.bench.{room}"), function)
+    measure = getattr(import_module(f"fa2_studio.bench.{module}"), function)
     measured = measure(name, **how) if SUITES[name].contest else measure(**how)
+    measured = replace(measured, made_by=f"python -m fa2_lab bench {name}")
     earlier = load(name, folder) if path_of(name, folder).exists() else None
     path = results.save(results.joined(earlier, measured), folder)
-    for view in results.views(measured):
-        print(results.table(view, baseline=SUITES[name].baseline))
-    print(f"\n{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
+    print(page.tables(measured))
+    print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
     if measured.missing:
         return 130
     failures = [item for row in measured.rows + measured.sustained for item in row.failed.items()]

@@ -9,7 +9,8 @@ import torch
 from tqdm import tqdm
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import peers
+from fa2_studio.bench import contestants
+from fa2_studio.bench.peers import dense
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
 from fa2_studio.bench.protocol import Timing, in_a_line, measure
 from fa2_studio.bench.results import label
@@ -18,7 +19,7 @@ DIRECTIONS = ("forward", "backward")
 TOLERANCE = 2e-2  # of ‖x − truth‖ / ‖truth‖ in bf16, x = O, dQ, dK or dV: anything wrong is far above
 
 Tensors = Sequence[torch.Tensor]  # q, k, v and, for a backward, dO
-Found = Callable[[], object] | str  # the call to time, or why there is none
+Prepared = Callable[[], object] | str  # the call to time, or why there is none
 
 # A suite ------------------------------------------------------------------------------------------------------
 
@@ -35,8 +36,8 @@ def collect(results: Record, jobs: list[partial]) -> Record:
 
 def attempt(job: partial) -> Measurement:
     """A row; one without numbers where not even the inputs and the check fit into memory, or anything else fails."""
-    found = tried(job)  # what was measured before must not be lost
-    return empty(job, {"everybody": found}) if isinstance(found, str) else found
+    row = tried(job)  # what was measured before must not be lost
+    return empty(job, {"everybody": row}) if isinstance(row, str) else row
 
 
 def empty(job: partial, failed: dict[str, str]) -> Measurement:
@@ -53,18 +54,18 @@ def described(job: partial) -> str:
 # A row --------------------------------------------------------------------------------------------------------
 
 
-def all_tried(contestants: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
+def all_tried(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
     """{contestant: what it has prepared}, and {contestant: why it has not}."""
-    found = {name: tried(prepare) for name, prepare in contestants.items()}
-    failed = {name: why for name, why in found.items() if isinstance(why, str)}
-    return {name: found[name] for name in found if name not in failed}, failed
+    prepared = {name: tried(prepare) for name, prepare in prepares.items()}
+    failed = {name: why for name, why in prepared.items() if isinstance(why, str)}
+    return {name: call for name, call in prepared.items() if name not in failed}, failed
 
 
 def tried(prepare: Callable):
     """What it returns, or in a line why it does not."""
     try:
         return prepare()
-    except peers.Missing as why:
+    except dense.Missing as why:
         return str(why)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
@@ -76,55 +77,64 @@ def tried(prepare: Callable):
 def contest(
     where: dict,
     direction: str,
-    contestants: Mapping[str, Callable[[], Found]],
-    flops: float,
+    prepares: Mapping[str, Callable[[], Prepared]],
+    flops: float = 0.0,
     timing: Callable[[dict], dict] = measure,
+    unit: str = "ms",
 ) -> Measurement:
     """One row: the contestants that give right answers, timed in turn."""
-    calls, failed = all_tried(contestants)
+    calls, failed = all_tried(prepares)
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
-    values = {name: [t.median, t.low, t.high] for name, t in timed.items()}
+    scale = 1e3 if unit == "µs" else 1.0
+    values = {name: [scale * x for x in (t.median, t.low, t.high)] for name, t in timed.items()}
     chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
-    return Measurement(where, direction, values, failed, flops=flops, chip=chip)
+    return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
 
 
-def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tensors) -> dict[str, Callable[[], Found]]:
-    """What prepares each of the peers for a problem and looks whether its answer is right."""
+def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tensors) -> dict[str, Callable]:
+    """What prepares each contestant for a problem and looks whether its answer is right."""
+    q, k, v = tensors[:3]
     truth = gradients_by_definition(*tensors, problem.causal) if direction != "forward" else None
 
-    def prepared(name: str) -> Found:
-        attention = peers.PEERS[name](problem)
-        O = attention(*tensors[:3])
-        wrong = [error(O, *tensors[:3], problem.causal)]
-        if truth is not None:
-            gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
-            wrong.append(gradient_error(gradients, truth))
-        return refused(wrong) or call_of(attention, direction, tensors, O)
+    def errors(O: torch.Tensor, gradients: Tensors) -> list[float]:
+        of_gradients = [gradient_error(gradients, truth)] if gradients else []
+        return [error(O, q, k, v, problem.causal), *of_gradients]
+
+    def prepared(name: str) -> Prepared:
+        return checked(contestants.prepare(name, problem), tensors, direction, errors)
 
     return {name: partial(prepared, name) for name in names}
 
 
+def checked(attention: dense.Attention, tensors: Tensors, direction: str, errors: Callable) -> Prepared:
+    """The call to time, or how wrong its answer is: errors(O, gradients), where dO is given with gradients."""
+    O, gradients = attention(*tensors[:3]), ()
+    if len(tensors) == 4:
+        gradients = torch.autograd.grad(O, tensors[:3], tensors[3], retain_graph=True)
+    return refused(errors(O, gradients)) or call_of(attention, direction, tensors, O)
+
+
 def refused(errors: Sequence[float]) -> str:
     """How wrong an answer is, where it is."""
-    found = worst(errors)
-    return "" if found <= TOLERANCE else f"wrong: error {found:.1e}"
+    most = worst(errors)
+    return "" if most <= TOLERANCE else f"wrong: error {most:.1e}"
 
 
-def call_of(attention: peers.Attention, direction: str, tensors: Tensors, O: torch.Tensor | None) -> Callable:
+def call_of(attention: dense.Attention, direction: str, tensors: Tensors, O: torch.Tensor | None = None) -> Callable:
     """The call to time: forward, backward from a kept forward, or both."""
     if direction == "forward":
         free = [x.detach() for x in tensors[:3]]  # nothing is kept for a backward
         return lambda: attention(*free)
     q, k, v, dO = tensors
     if direction == "backward":
-        return peers.around(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
-    return peers.around(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
+        return dense.around(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
+    return dense.around(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
 
 
 def ceilings() -> dict[str, float]:
     """What this GPU reaches in this run on a large product and a large copy."""
-    (gemm, flops), (copy, moved) = peers.gemm_call(), peers.copy_call()
+    (gemm, flops), (copy, moved) = dense.gemm_call(), dense.copy_call()
     timings = measure(dict(gemm=gemm, copy=copy))
     return {"GEMM TFLOP/s": flops / timings["gemm"].median / 1e9, "copy TB/s": moved / timings["copy"].median / 1e9}

@@ -9,13 +9,13 @@ from functools import partial
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import peers
-from fa2_studio.bench.contest import TOLERANCE, ceilings, collect
-from fa2_studio.bench.problem import Problem, error
-from fa2_studio.bench.protocol import PROTOCOL, REPEATS, Timing, in_a_line, measure, reading, wall_microseconds
+from fa2_studio.bench import contestants
+from fa2_studio.bench.contest import Prepared, ceilings, collect, contest, refused
+from fa2_studio.bench.peers import dense
+from fa2_studio.bench.problem import Problem, distance, error
+from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading, wall_microseconds
 from fa2_studio.bench.results import machine
 
-NAMES = ("fa2_lab", "cuDNN", "torch flash", "FlashAttention-3")
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
 MORE = 3 * REPEATS  # contestants are a microsecond apart
@@ -28,15 +28,15 @@ PROTOCOL = PROTOCOL.replace("overwritten", "filled with other data by reading") 
 def grid() -> list[Problem]:
     """One query for 32 heads: caches of 34 MB to 2 GB, mostly with 8 K/V heads."""
     shapes = [(1, 8192), (1, 32768), (1, 65536), (8, 16384), (32, 2048), (32, 8192)]
-    few = [Problem(batch, 32, 8, 1, N, 128, False) for batch, N in shapes]
-    return [*few, Problem(4, 32, 32, 1, 16384, 128, False), Problem(8, 32, 8, 1, 16384, 64, False)]
+    few = [Problem(batch, 32, 8, 1, N, 128, causal=False) for batch, N in shapes]
+    return [*few, Problem(4, 32, 32, 1, 16384, 128, causal=False), Problem(8, 32, 8, 1, 16384, 64, causal=False)]
 
 
 def run() -> Record:
     """Measure all of it."""
     results = Record("decode", machine(), PROTOCOL, {"copy TB/s": ceilings()["copy TB/s"]})
-    jobs = [partial(contest, problem) for problem in grid()]
-    jobs += [partial(contest, problem, "graph") for problem in grid()]
+    jobs = [partial(everybody, problem) for problem in grid()]
+    jobs += [partial(everybody, problem, "graph") for problem in grid()]
     jobs += [partial(host, problem) for problem in grid()[:1]]
     jobs += [partial(pages, problem) for problem in grid() if problem.batch * problem.N_k in (65536, 262144)][:2]
     jobs += [partial(uneven, problem) for problem in grid()[5:6]]
@@ -54,26 +54,22 @@ def cache_bytes(problem: Problem) -> int:
 # Rows -----------------------------------------------------------------------------------------------------------
 
 
-def contest(problem: Problem, what: str = "decode") -> Measurement:
+def everybody(problem: Problem, what: str = "decode") -> Measurement:
     """Everybody on the same cache, called or replayed from a graph; and a kernel that only reads."""
     from fa2_studio.bench.reading import reading as reads
 
     q, k, v = problem.tensors()
-    alone = reads(torch.stack([k, v]))
-    calls, failed = {ALONE: alone if what == "decode" else graph(alone).replay}, {}
-    for name in NAMES:
-        try:
-            attention = peers.DECODERS[name](problem)
-            wrong = error(attention(q, k, v), q, k, v, False)
-        except Exception as failure:  # a peer that fails is named with its reason
-            failed[name] = str(failure) if isinstance(failure, peers.Missing) else in_a_line(failure)
-            continue
-        if wrong <= TOLERANCE:
-            call = partial(attention, q, k, v)
-            calls[name] = call if what == "decode" else graph(call).replay
-        else:
-            failed[name] = f"wrong: error {wrong:.1e}"
-    return row(problem, what, calls, failed)
+    as_asked = (lambda call: call) if what == "decode" else (lambda call: graph(call).replay)
+
+    def prepared(name: str) -> Prepared:
+        who = contestants.CONTESTANTS[name]
+        attention = (who.decode or who.dense)(problem)
+        wrong = refused([error(attention(q, k, v), q, k, v, causal=False)])
+        return wrong or as_asked(partial(attention, q, k, v))
+
+    prepares = {name: partial(prepared, name) for name in contestants.names("decode")}
+    alone = {ALONE: lambda: as_asked(reads(torch.stack([k, v])))}
+    return row(problem, what, alone | prepares)
 
 
 def graph(call: Callable) -> torch.cuda.CUDAGraph:
@@ -88,7 +84,8 @@ def graph(call: Callable) -> torch.cuda.CUDAGraph:
 def host(problem: Problem) -> Measurement:
     """How long an eager call keeps the host busy."""
     q, k, v = problem.tensors()
-    bare = {name: peers.bare(peers.PEERS[name](problem)) for name in NAMES[:3]}
+    names = [name for name in contestants.names("decode") if contestants.CONTESTANTS[name].decode is None]
+    bare = {name: dense.bare(contestants.prepare(name, problem)) for name in names}
     calls = {name: partial(attention, q, k, v) for name, (attention, _) in bare.items()}
     taken = wall_microseconds(calls, {name: held for name, (_, held) in bare.items()})
     values = {name: [microseconds] for name, microseconds in taken.items()}
@@ -101,15 +98,15 @@ def pages(problem: Problem) -> Measurement:
     from fa2_lab.api.paged import attention_paged
 
     q, k, v = problem.tensors()
-    want, lengths = attention(q, k, v), torch.full((problem.batch,), problem.N_k, dtype=torch.int32, device="cuda")
-    calls, failed = {"fa2_lab": partial(attention, q, k, v)}, {}
-    for page in PAGES:
+    want = attention(q, k, v).double()
+    lengths = torch.full((problem.batch,), problem.N_k, dtype=torch.int32, device="cuda")
+
+    def prepared(page: int) -> Prepared:
         arguments = (q, *shuffled(k, v, page), lengths)
-        if (attention_paged(*arguments) - want).norm() <= TOLERANCE * want.norm():
-            calls[f"page {page}"] = partial(attention_paged, *arguments)
-        else:
-            failed[f"page {page}"] = "wrong"
-    return row(problem, "paged", calls, failed)
+        return refused([distance(attention_paged(*arguments), want)]) or partial(attention_paged, *arguments)
+
+    calls = {"fa2_lab": lambda: partial(attention, q, k, v)}
+    return row(problem, "paged", calls | {f"page {page}": partial(prepared, page) for page in PAGES})
 
 
 def shuffled(k, v, page: int) -> tuple:
@@ -131,19 +128,13 @@ def uneven(problem: Problem) -> Measurement:
     lengths = torch.linspace(1, problem.N_k, problem.batch, device="cuda").int()
     even = torch.full_like(lengths, int(lengths.float().mean()))
     calls = {name: partial(attention, q, k, v, key_lengths=n) for name, n in (("even", even), ("uneven", lengths))}
-    return row(problem, "lengths", calls, {})
+    return row(problem, "lengths", {name: lambda call=call: call for name, call in calls.items()})
 
 
-def row(problem: Problem, what: str, calls: dict[str, Callable], failed: dict[str, str]) -> Measurement:
-    """Time the calls."""
-    timings = measure(calls, MORE, reading)
-    failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
-    values = {name: microseconds(t) for name, t in timings.items() if isinstance(t, Timing)}
-    return Measurement(described(problem), what, values, failed, unit="µs")
-
-
-def microseconds(timing: Timing) -> list[float]:
-    return [1e3 * x for x in (timing.median, timing.low, timing.high)]
+def row(problem: Problem, what: str, prepares: dict[str, Callable[[], Prepared]]) -> Measurement:
+    """Time those that are right, in microseconds."""
+    timing = partial(measure, repeats=MORE, flushing=reading)
+    return contest(described(problem), what, prepares, timing=timing, unit="µs")
 
 
 def described(problem: Problem) -> dict:
@@ -162,4 +153,4 @@ def by_programs(problem: Problem) -> dict[str, list[float]]:
     given = {n: n for n in counts} | {usual: None}
     calls = {n: partial(plan.decode, q, k, v, options, programs=given[n]) for n in counts}
     timings = measure(calls, flushing=reading)
-    return dict(programs=counts, microseconds=[microseconds(timings[n])[0] for n in counts], usual=[usual])
+    return dict(programs=counts, microseconds=[1e3 * timings[n].median for n in counts], usual=[usual])

@@ -15,17 +15,17 @@ from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
-from fa2_studio.bench import counters, peers
+from fa2_studio.bench import contestants, counters
 from fa2_studio.bench.ahead import elsewhere
 from fa2_studio.bench.contest import ceilings, collect, contest, refused
+from fa2_studio.bench.peers import dense
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
 from fa2_studio.bench.protocol import PROTOCOL, measure
 from fa2_studio.bench.results import machine
 
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
-BESIDE = ("fa2_lab", "FlashAttention-3", "cuDNN")
-MAIN = Problem.square(4096, 128, False)  # where the table begins, and where the counters are read
-WARPS = Problem.square(4096, 64, False)  # where the side rungs s00 and s01 take part
+MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
+WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
 COUNTED = ("r07_two_loops", *ladder.SIDE)  # whose counters are read there
 FEW_HEADS = [Problem(1, 8, 8, 4096, 4096, 128, causal) for causal in (False, True)]
 ON_AN_SM = dict(registers=65_536, shared=228 * 1024, warps=64)  # of compute capability 9.0
@@ -70,11 +70,11 @@ def call_once(rung: str, problem: Problem) -> None:
 def climb(problem: Problem, beside: Path | None = None) -> Measurement:
     """Milliseconds of every rung and of its peers on one problem."""
     tensors = problem.tensors()
-    contestants = everybody(problem, tensors)
+    calls = everybody(problem, tensors)
     if beside:
         mine = files.module_at(beside).forward
-        contestants.append((beside.stem, lambda: peers.O_of(mine(*tensors, problem.causal))))
-    return timed(problem, "forward", contestants, lambda O: error(O, *tensors, problem.causal))
+        calls.append((beside.stem, lambda: dense.O_of(mine(*tensors, problem.causal))))
+    return timed(problem, "forward", calls, lambda O: error(O, *tensors, problem.causal))
 
 
 def down(problem: Problem) -> Measurement:
@@ -86,8 +86,8 @@ def down(problem: Problem) -> Measurement:
     given = [x.detach() for x in (q, k, v)]
     calls = [(rung, partial(ladder.load(rung).backward, *given, O, L, dO, problem.causal)) for rung in ladder.BACKWARD]
     for name in ("fa2_lab portable", "fa2_lab"):
-        O_of = peers.PEERS[name](problem)(q, k, v)
-        calls.append((name, partial(torch.autograd.grad, O_of, (q, k, v), dO, retain_graph=True)))
+        O_kept = contestants.prepare(name, problem)(q, k, v)
+        calls.append((name, partial(torch.autograd.grad, O_kept, (q, k, v), dO, retain_graph=True)))
     return timed(problem, "backward", calls, lambda gradients: gradient_error(gradients, truth))
 
 
@@ -95,18 +95,18 @@ def forward_of(rung: str, tensors, causal: bool):
     return ladder.load(rung).forward(*tensors, causal)[0]
 
 
-def timed(problem: Problem, direction: str, contestants: list[tuple], error_of: Callable) -> Measurement:
+def timed(problem: Problem, direction: str, calls: list[tuple], error_of: Callable) -> Measurement:
     """Milliseconds of each (name, call), checked first."""
 
     def checked(call: Callable):
         return refused([error_of(call())]) or call
 
-    def timing(calls: dict) -> dict:
-        slow = {name: call for name, call in calls.items() if name in SLOW}
-        found = measure({name: call for name, call in calls.items() if name not in slow}) | measure(slow, FEW)
-        return {name: found[name] for name in calls}
+    def timing(right: dict) -> dict:
+        slow = {name: call for name, call in right.items() if name in SLOW}
+        timings = measure({name: call for name, call in right.items() if name not in slow}) | measure(slow, FEW)
+        return {name: timings[name] for name in right}
 
-    prepared = {name: partial(checked, call) for name, call in contestants}
+    prepared = {name: partial(checked, call) for name, call in calls}
     return contest(problem.as_dict(), direction, prepared, problem.flops(direction), timing)
 
 
@@ -114,10 +114,10 @@ def everybody(problem: Problem, tensors) -> list[tuple]:
     """(name, call) of every rung, of what attention() runs, and of the peers that are installed; each returns O."""
     rungs = ladder.RUNGS + (ladder.SIDE if problem == WARPS else ())
     calls = [(rung, partial(forward_of, rung, tensors, problem.causal)) for rung in rungs]
-    for name in BESIDE:
+    for name in contestants.names("ladder"):
         try:
-            call = peers.PEERS[name](problem)
-        except (KeyError, peers.Missing):
+            call = contestants.prepare(name, problem)
+        except dense.Missing:
             continue
         calls.append((name, lambda call=call: call(*tensors)))
     return calls
@@ -153,7 +153,7 @@ def count(problem: Problem, rung: str) -> Measurement:
 
 def counted_here(problem: Problem) -> list[str]:
     """Whose counters are read."""
-    return [name for name, _ in everybody(problem, None) if problem == MAIN or name in COUNTED]
+    return [name for name, _ in everybody(problem, tensors=None) if problem == MAIN or name in COUNTED]
 
 
 @cache

@@ -53,53 +53,59 @@ class Problem:
         return {name: value for name, value in asdict(self).items() if name != "layout" or value}
 
 
-MOST = 2**27  # elements of P in float64 at a time: 1 GiB
+# Right or wrong -----------------------------------------------------------------------------------------------
 
-# Right or wrong ------------------------------------------------------------------------------------------------
-
-
-def rows_by_definition(q, k, v, causal: bool, rows: int = 64) -> torch.Tensor:
-    """The last rows of the last head's output in float64, where the tensors are: enough to tell right from wrong."""
-    group = q.shape[1] // k.shape[1]
-    q, k, v = q[-1, -1, -rows:].double(), k[-1, (q.shape[1] - 1) // group].double(), v[-1, -1].double()
-    return probabilities(q, k, causal, k.shape[0] - q.shape[0]) @ v
+MOST = 2**26  # elements of P in float64 at a time: 512 MiB
+FEW = 64  # rows and keys that are worked out: enough to tell right from wrong
 
 
-def probabilities(q, k, causal: bool, last: int) -> torch.Tensor:
-    """Rows of P; with `causal`, the first of them sees the keys up to `last`."""
-    s = q @ k.T * q.shape[-1] ** -0.5
+def definition(q, k, v, *, last: int, causal: bool, window: int | None = None, softcap=None, sink=None) -> torch.Tensor:
+    """O of rows of one head; under the causal mask the first of them sees the keys up to `last`, `window` of them."""
+    s = q @ k.T * q.shape[1] ** -0.5
+    if softcap is not None:
+        s = softcap * torch.tanh(s / softcap)
     if causal:
-        row = torch.arange(last, last + q.shape[0], device=q.device)
-        s.masked_fill_(torch.arange(k.shape[0], device=q.device)[None, :] > row[:, None], -torch.inf)
-    return torch.softmax(s, dim=1)
+        row, key = (torch.arange(len(x), device=k.device) for x in (q, k))
+        behind = last + row[:, None] - key
+        s = s.masked_fill((behind < 0) | (behind >= (window or len(k))), -torch.inf)
+    if sink is not None:
+        s = torch.cat([s, sink.expand(len(s), 1)], dim=1)
+    return torch.softmax(s, dim=1)[:, : len(k)] @ v
+
+
+def with_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
+    """O, dQ, dK and dV of rows of one head, in float64."""
+    leaves = [x.detach().double().requires_grad_() for x in (q, k, v)]
+    O = definition(*leaves, **mask)
+    return O.detach(), *torch.autograd.grad(O, leaves, dO.double())
+
+
+@torch.no_grad()
+def rows_by_definition(q, k, v, causal: bool, rows: int = FEW) -> torch.Tensor:
+    """The last rows of the last head's output, in float64."""
+    q, k, v = q[-1, -1, -rows:].double(), k[-1, -1].double(), v[-1, -1].double()
+    return definition(q, k, v, last=len(k) - len(q), causal=causal)
+
+
+def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW) -> tuple[torch.Tensor, ...]:
+    """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
+    group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
+    k, v = k[-1, -1], v[-1, -1]
+    dK, dV = (torch.zeros(x[:few].shape, dtype=torch.float64, device=x.device) for x in (k, v))
+    for head in range(q.shape[1] - group, q.shape[1]):
+        for first in range(0, q.shape[2], chunk):
+            q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
+            last = first + len(k) - q.shape[2]
+            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, last=last, causal=causal)
+            dK += dK_i[:few]
+            dV += dV_i[:few]
+    return dQ[-few:], dK, dV
 
 
 def error(O: torch.Tensor, q, k, v, causal: bool) -> float:
     """‖O − truth‖ / ‖truth‖ over the rows that were worked out."""
-    with torch.no_grad():
-        truth = rows_by_definition(q.detach(), k.detach(), v.detach(), causal)
-        return distance(O[-1, -1, -len(truth) :], truth)
-
-
-def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
-    return float((x.double() - truth).norm() / truth.norm())
-
-
-@torch.no_grad()
-def gradients_by_definition(q, k, v, dO, causal: bool, few: int = 64) -> tuple[torch.Tensor, ...]:
-    """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
-    group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
-    k, v = k[-1, -1].double(), v[-1, -1].double()
-    dK, dV = torch.zeros_like(k[:few]), torch.zeros_like(v[:few])
-    for head in range(q.shape[1] - group, q.shape[1]):
-        for first in range(0, q.shape[2], chunk):
-            q_i, dO_i = (x[-1, head, first : first + chunk].double() for x in (q, dO))
-            p = probabilities(q_i, k, causal, first + k.shape[0] - q.shape[2])
-            dS = dO_i @ v.T
-            dS = dS.sub_((dS * p).sum(1, keepdim=True)).mul_(p).mul_(q.shape[3] ** -0.5)
-            dK += dS[:, :few].T @ q_i
-            dV += p[:, :few].T @ dO_i
-    return dS[-few:] @ k, dK, dV
+    truth = rows_by_definition(q.detach(), k.detach(), v.detach(), causal)
+    return distance(O.detach()[-1, -1, -len(truth) :], truth)
 
 
 def gradient_error(gradients, truth) -> float:
@@ -107,6 +113,10 @@ def gradient_error(gradients, truth) -> float:
     dQ, dK, dV = gradients
     got = dQ[-1, -1, -len(truth[0]) :], dK[-1, -1, : len(truth[1])], dV[-1, -1, : len(truth[2])]
     return worst(distance(x, right) for x, right in zip(got, truth, strict=True))
+
+
+def distance(x: torch.Tensor, truth: torch.Tensor) -> float:
+    return float((x.double() - truth).norm() / truth.norm())
 
 
 def worst(errors) -> float:

@@ -1,4 +1,4 @@
-"""Record as they are kept: figures/data/bench_SUITE.json, with everything that made them; and as a table."""
+"""How a run becomes a record: what it was made with, and what of an earlier run stays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record, path_of
 from fa2_lab.tools import files
+from fa2_studio.bench import contestants
 
 ABSENT = "not installed"
 
@@ -25,20 +26,14 @@ def save(record: Record, folder: Path | None = None) -> Path:
     return files.write(path, json.dumps(asdict(record), indent=1) + "\n")
 
 
-def views(results: Record) -> list[Record]:
-    """The results of each protocol that has any, as results of their own."""
-    sustained = replace(results, rows=results.sustained, protocol=results.sustained_protocol, sustained=[], ceilings={})
-    return [view for view in (replace(results, sustained=[]), sustained) if view.rows] or [results]
-
-
 def joined(old: Record | None, new: Record) -> Record:
     """The new rows, and those of an earlier run of the same code on the same machine that were not taken anew."""
     if old is None or old.machine != new.machine:
         return new
 
     def rows(kind: str) -> list[Measurement]:
-        found = {(repr(row.problem), row.direction): row for row in (*getattr(old, kind), *getattr(new, kind))}
-        return list(found.values())
+        both = (*getattr(old, kind), *getattr(new, kind))
+        return list({(repr(row.problem), row.direction): row for row in both}.values())
 
     return replace(
         new,
@@ -51,39 +46,60 @@ def joined(old: Record | None, new: Record) -> Record:
     )
 
 
+def shape_of(row: Measurement) -> list[str]:
+    """What a row measures, and its problem: N, batch, heads, d, mask."""
+    p = row.problem
+    N = f"{p['N_q']:,}" if p["N_q"] == p["N_k"] else f"{p['N_q']:,} × {p['N_k']:,}"
+    heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']} on {p['kv_heads']}"
+    what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
+    return [what, N, f"{p['batch']}", heads, f"{p['d']}", p.get("mask") or ("causal" if p["causal"] else "full")]
+
+
+def label(row: Measurement) -> str:
+    """The same in a few words."""
+    what, N, batch, heads, d, mask = shape_of(row)
+    return f"{what}, N {N}, batch {batch}, heads {heads}, d {d}, {mask}"
+
+
+# What a record is made with -----------------------------------------------------------------------------------
+
+
 def machine() -> dict:
     """What the numbers depend on: GPU (or what takes its place), driver, versions, commit."""
     import torch
 
-    from fa2_studio.bench.peers import DISTRIBUTIONS
-
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     gpu = torch.cuda.is_available()
+    distributions = contestants.preparing("distribution")
     return dict(
         gpu=torch.cuda.get_device_name() if gpu else f"no GPU, {platform.machine()}",
-        driver=(_output(query).splitlines() or ["unknown"])[0] if gpu else "none",
+        driver=(output_of(query).splitlines() or ["unknown"])[0] if gpu else "none",
         python=platform.python_version(),
         torch=torch.__version__,
-        triton=_version("triton"),
+        triton=version("triton"),
         cudnn=str(torch.backends.cudnn.version()),
-        peers={peer: found for peer, name in DISTRIBUTIONS.items() if (found := _version(name)) != ABSENT},
+        peers={name: found for name, package in distributions.items() if (found := version(package)) != ABSENT},
         commit=commit(),
     )
 
 
 def commit(folder: Path = files.ROOT) -> str:
-    """The commit; a fingerprint of the sources where there is no git or they differ from the commit."""
-    found = _output(["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"])
-    return sources() if not found or found.endswith("-dirty") else found
+    """The commit, and a fingerprint of the sources beside it where they differ; without git the fingerprint alone."""
+    git = ["git", "-C", str(folder)]
+    name = output_of([*git, "rev-parse", "--short", "HEAD"])
+    if not name:
+        return sources()
+    changed = output_of([*git, "status", "--porcelain", "--", "fa2_lab", "fa2_studio"])
+    return f"{name} with changes ({sources()})" if changed else name
 
 
 def sources() -> str:
-    """A fingerprint of the package's sources; results.sources() tells it of any checkout."""
+    """A fingerprint of the package's sources; of another checkout, this function there gives it."""
     files = sorted(PACKAGE.rglob("*.py"))
     return "sources " + hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:12]
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
     """Of an installed distribution; of a module by that name that lies beside them without one."""
     try:
         return metadata.version(package)
@@ -92,66 +108,8 @@ def _version(package: str) -> str:
         return getattr(module, "__version__", ABSENT)
 
 
-def _output(command: list[str]) -> str:
+def output_of(command: list[str]) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     except OSError:
         return ""
-
-
-def table(results: Record, baseline: str) -> str:
-    """Ratios to the baseline of the same run first, then TFLOP/s or what was measured; one table for each unit."""
-    machine = results.machine
-    ceilings = ", ".join(f"{name} {value:.3g}" for name, value in results.ceilings.items())
-    made = "{gpu}, torch {torch}, triton {triton}, {commit}".format(**machine)
-    lines = [f"{made}; {results.protocol}."]
-    lines += [f"ceilings: {ceilings}"] if ceilings else []
-    lines += [f"spread: {said}"] if (said := spread(results.rows)) else []
-    for unit in dict.fromkeys(unit_of(row) for row in results.rows):
-        lines += ["", *block([row for row in results.rows if unit_of(row) == unit], unit, baseline)]
-    reasons = {f"{name}: {why}" for row in results.rows for name, why in row.failed.items()}
-    return "\n".join([*lines, "", *sorted(reasons), *(f"not measured: {m}" for m in results.missing)])
-
-
-def spread(rows: list[Measurement]) -> str:
-    """How far the middle half of the repetitions reaches from the median, or nothing where no spread was kept."""
-    kept = [numbers for row in rows for numbers in row.values.values() if len(numbers) == 3]
-    reach = sorted(max(high - median, median - low) / median for median, low, high in kept)
-    if not reach:
-        return ""
-    return f"the middle half lies within {reach[len(reach) // 2]:.1%} of the median, at worst within {reach[-1]:.1%}"
-
-
-def unit_of(row: Measurement) -> str:
-    return "TFLOP/s" if row.flops else row.unit
-
-
-def block(rows: list[Measurement], unit: str, baseline: str) -> list[str]:
-    """The lines of one table: rows with the same unit."""
-    columns = list(dict.fromkeys(name for row in rows for name in [*row.values, *row.failed]))
-    width = max(16, *(len(name) + 2 for name in columns))
-    names = "".join(f"{name:>{width}}" for name in columns)
-    compared = any(baseline in row.values for row in rows)
-    title = f"{baseline} / contestant ({unit})" if compared else unit
-    first = max(48, *(len(label(row)) for row in rows))
-    return [f"{title:{first}}{names}"] + [
-        f"{label(row):{first}}" + "".join(f"{cell(row, name, baseline):>{width}}" for name in columns) for row in rows
-    ]
-
-
-def label(row: Measurement) -> str:
-    """A problem in a few words."""
-    p = row.problem
-    N = f"{p['N_q']}" if p["N_q"] == p["N_k"] else f"{p['N_q']}×{p['N_k']}"
-    heads = f"{p['heads']}" if p["heads"] == p["kv_heads"] else f"{p['heads']}/{p['kv_heads']}"
-    what = p.get("rung", row.direction) + (f", {p['idea']}" if "idea" in p else "")
-    mask = p.get("mask") or ("causal" if p["causal"] else "full")
-    return f"{what:11} N {N} b {p['batch']} h {heads} d {p['d']} {mask}"
-
-
-def cell(row: Measurement, name: str, baseline: str) -> str:
-    """One entry of the table."""
-    if name not in row.values:
-        return "-"
-    number = f"({row.rate(name):.0f})" if row.flops else f"({row.values[name][0]:.4g})"
-    return f"{row.ratio(name, baseline):.2f} {number}" if baseline in row.values else number

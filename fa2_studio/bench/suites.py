@@ -1,4 +1,4 @@
-"""The suites: which problems, in which direction, against whom."""
+"""The suites over a grid of dense problems: which problems, in which direction, against whom."""
 
 from __future__ import annotations
 
@@ -11,31 +11,14 @@ from typing import NamedTuple
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import peers
-from fa2_studio.bench.ahead import NAMES as COMPILED
+from fa2_studio.bench import contestants
 from fa2_studio.bench.ahead import compile_ahead
 from fa2_studio.bench.contest import DIRECTIONS, all_tried, call_of, ceilings, collect, contest, ready
+from fa2_studio.bench.peers import dense
 from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.protocol import (
-    HOST_PROTOCOL,
-    REPEATS,
-    SUSTAINED,
-    measure,
-    rested,
-    sustain,
-    wall_microseconds,
-)
+from fa2_studio.bench.protocol import HOST_PROTOCOL, REPEATS, SUSTAINED, measure, rested, sustain, wall_microseconds
 from fa2_studio.bench.results import machine
-
-NAMES = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlexAttention", "FlexAttention on FA4", "flash_attn")
-NAMES += ("FlashAttention-3", "FlashAttention-4")
-RIVALS = ("fa2_lab", "cuDNN", "FlashAttention-3", "FlashAttention-4")  # who runs without pauses
-SAME_BITS = tuple(
-    f"{name}{mode}"
-    for name in ("fa2_lab", "torch flash", "FlashAttention-3", "FlashAttention-4")
-    for mode in ("", " deterministic")
-)
 
 
 def paper_grid(lengths=(512, 1024, 2048, 4096, 8192, 16384)) -> list[Problem]:
@@ -75,7 +58,7 @@ def random_grid(count: int = 200, seed: int = 2603) -> list[Problem]:
 
     They are drawn once and for all. (Sizes were chosen by some of those of seed 2307.)
     """
-    draw, found = random.Random(seed), []
+    draw, problems = random.Random(seed), []
 
     def pick(*kinds: int) -> int:
         return kinds[int(draw.random() * len(kinds))]
@@ -84,22 +67,22 @@ def random_grid(count: int = 200, seed: int = 2603) -> list[Problem]:
         N = int(2 ** (6 + 8.5 * draw.random()))
         return pick(N, N // 64 * 64)
 
-    while len(found) < count:
+    while len(problems) < count:
         N = length()
         N_k = N if draw.random() < 0.75 else length()
         kv, group, d = pick(1, 2, 4, 8, 16), pick(1, 1, 2, 4, 8), pick(32, 64, 64, 64, 96, 128, 128, 128)
         causal = draw.random() < 0.5 and N <= N_k
         problem = Problem(pick(1, 2, 3, 4, 8, 16), kv * group, kv, N, N_k, d, causal)
         if 1e9 < problem.forward_flops < 2e12:  # neither a launch's time nor seconds
-            found.append(problem)
-    return found
+            problems.append(problem)
+    return problems
 
 
 class Contest(NamedTuple):
-    """Who runs on which problems, and how often."""
+    """On which problems, who of the table (a word of contestants.py), and how often."""
 
     grid: Callable[[], list[Problem]]
-    names: tuple[str, ...] = NAMES
+    who: str = "grid"
     repeats: int = REPEATS
 
 
@@ -110,30 +93,30 @@ CONTESTS = dict(
     long=Contest(long_grid),
     heads=Contest(heads_grid),
     layout=Contest(layout_grid),
-    deterministic=Contest(same_bits_grid, SAME_BITS),
-    sweep=Contest(random_grid, RIVALS[:3], 7),
+    deterministic=Contest(same_bits_grid, "deterministic"),
+    sweep=Contest(random_grid, "sweep", repeats=7),
 )
 
 
 def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Record:
     """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
-    grid, names, repeats = CONTESTS[suite]
-    problems = grid()
-    compile_ahead(problems, [name for name in COMPILED if name in (RIVALS if sustained else names)])
+    grid, who, repeats = CONTESTS[suite]
+    problems, names = grid(), contestants.names("sustained" if sustained else who)
+    compile_ahead(problems, names)
     places = [(problem, direction) for problem in problems for direction in directions]
     if not sustained:
         jobs = [partial(row, *place, names, partial(measure, repeats=repeats)) for place in places]
         return collect(Record(suite, machine(), rested(repeats), ceilings()), jobs)
     with Meter() as meter:
-        jobs = [partial(row, *place, RIVALS, partial(sustain, meter=meter)) for place in places]
-        found = collect(Record(suite, machine(), "", sustained_protocol=SUSTAINED), jobs)
-    return replace(found, rows=[], sustained=found.rows)
+        jobs = [partial(row, *place, names, partial(sustain, meter=meter)) for place in places]
+        record = collect(Record(suite, machine(), protocol="", sustained_protocol=SUSTAINED), jobs)
+    return replace(record, rows=[], sustained=record.rows)
 
 
 def row(problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict]) -> Measurement:
     """Every contestant on the same tensors."""
-    contestants = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
-    return contest(problem.as_dict(), direction, contestants, problem.flops(direction), timing)
+    prepares = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
+    return contest(problem.as_dict(), direction, prepares, problem.flops(direction), timing)
 
 
 # Host cost and memory -----------------------------------------------------------------------------------------
@@ -143,40 +126,44 @@ MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and
 
 def small_grid() -> list[Problem]:
     """Problems so small that launching them is what takes the time."""
-    return [Problem(1, 8, 8, N, N, d, False) for d in (64, 128) for N in (128, 256, 512)]
+    return [Problem(1, 8, 8, N, N, d, causal=False) for d in (64, 128) for N in (128, 256, 512)]
 
 
 def small() -> Record:
+    """What one call costs on the host."""
     jobs = [partial(host_cost, problem, "forward") for problem in small_grid()]
     jobs += [partial(host_cost, problem, "both") for problem in small_grid() if problem.N_q == 256]
     compile_ahead(small_grid())
     return collect(Record("small", machine(), HOST_PROTOCOL), jobs)
 
 
-def host_cost(problem: Problem, direction: str, names: Sequence[str] = NAMES) -> Measurement:
+def host_cost(problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid")) -> Measurement:
     """How long the host is busy with one warm call: forward, or forward with gradients and backward."""
     tensors = problem.tensors(grad=direction != "forward")
     right, failed = all_tried(ready(problem, direction, names, tensors))
     calls, held = {}, {}
     for name in right:
-        attention, held[name] = peers.bare(peers.PEERS[name](problem))
-        calls[name] = call_of(attention, direction, tensors, None)
+        attention, held[name] = dense.bare(contestants.prepare(name, problem))
+        calls[name] = call_of(attention, direction, tensors)
     values = {name: [microseconds] for name, microseconds in wall_microseconds(calls, held).items()}
     return Measurement(problem.as_dict(), direction, values, failed, unit="µs")
 
 
 def memory_grid() -> list[Problem]:
     """One batch, 16 heads of 128, ever longer."""
-    return [Problem(1, 16, 16, N, N, 128, True) for N in (2048, 4096, 8192, 16384, 32768, 65536)]
+    return [Problem(1, 16, 16, N, N, 128, causal=True) for N in (2048, 4096, 8192, 16384, 32768, 65536)]
 
 
 def memory() -> Record:
+    """What one call allocates at its peak."""
     jobs = [partial(peak_memory, problem, direction) for problem in memory_grid() for direction in ("forward", "both")]
     compile_ahead(memory_grid())
     return collect(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
 
 
-def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES, "torch math")) -> Measurement:
+def peak_memory(
+    problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid", "memory")
+) -> Measurement:
     """What one call allocates beyond its inputs: forward alone, or forward and backward."""
     calls = {name: partial(extra_mebibytes, name, problem, direction) for name in names}
     values, failed = all_tried(calls)
@@ -185,7 +172,7 @@ def peak_memory(problem: Problem, direction: str, names: Sequence[str] = (*NAMES
 
 def extra_mebibytes(name: str, problem: Problem, direction: str) -> list[float]:
     """The peak of one call after a first one has compiled everything."""
-    attention = peers.PEERS[name](problem)
+    attention = contestants.prepare(name, problem)
     tensors = problem.tensors(grad=direction != "forward")
     for _ in range(2):
         torch.cuda.empty_cache()

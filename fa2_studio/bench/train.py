@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cache, partial
 
 import torch
@@ -12,13 +13,44 @@ from tqdm import tqdm
 
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import peers
+from fa2_studio.bench import contestants
 from fa2_studio.bench.contest import tried
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import machine
 
-BACKENDS = ("fa2_lab", "fa2_lab portable", "torch flash", "cuDNN", "FlashAttention-3", "torch math")
 PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"
+SKIPPED = 10  # steps before the clock starts
+
+# What any training run here is made of ------------------------------------------------------------------------
+
+
+@cache
+def own_text() -> torch.Tensor:
+    """The bytes of the package's own sources, in a fixed order."""
+    text = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+
+
+def batches(steps: int, batch: int, length: int, device: str) -> Iterator[torch.Tensor]:
+    """The same pieces of the text in every run, (batch, length)."""
+    text, draw = own_text(), torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        at = torch.randint(len(text) - length, (batch, 1), generator=draw)
+        yield text[at + torch.arange(length)].to(device)
+
+
+def losses(model: nn.Module, loss_of: Callable, rate: float, data: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Train, and give the loss of every step."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate)
+    for batch in data:
+        loss = loss_of(model, batch)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        yield loss.detach()
+
+
+# The model ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -37,24 +69,8 @@ class Setting:
         return Problem(self.batch, self.heads, self.heads, self.context, self.context, self.d, causal=True)
 
 
-@dataclass
-class Run:
-    """What one backend did: the loss of every step, and what the steps cost."""
-
-    losses: list[float] = field(default_factory=list)
-    tokens_per_second: float = 0.0
-    peak_mebibytes: float = 0.0
-
-
-@cache
-def own_text() -> torch.Tensor:
-    """The bytes of the package's own sources, in a fixed order."""
-    text = b"".join(path.read_bytes() for path in sorted(PACKAGE.rglob("*.py")))
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward layer, each after a norm and added to the stream."""
+class Layer(nn.Module):
+    """Attention and a feed-forward network, each after a norm and added to the stream."""
 
     def __init__(self, setting: Setting, attention):
         super().__init__()
@@ -77,58 +93,60 @@ class GPT(nn.Module):
         super().__init__()
         width = setting.heads * setting.d
         self.byte, self.place = nn.Embedding(256, width), nn.Embedding(setting.context, width)
-        self.blocks = nn.Sequential(*(Block(setting, attention) for _ in range(setting.layers)))
+        self.layers = nn.Sequential(*(Layer(setting, attention) for _ in range(setting.layers)))
         self.head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 256))
 
     def forward(self, x):  # (batch, N)
-        return self.head(self.blocks(self.byte(x) + self.place.weight[: x.shape[1]]))
+        return self.head(self.layers(self.byte(x) + self.place.weight[: x.shape[1]]))
 
 
-def train(backend: str, setting: Setting, device: str = "cuda") -> Run:
-    """Train from the same start on the same batches with one backend's attention."""
+def next_byte_loss(model: GPT, batch: torch.Tensor) -> torch.Tensor:
+    """In bf16, as models are trained."""
+    with torch.autocast(batch.device.type, dtype=torch.bfloat16):
+        logits = model(batch[:, :-1])
+    return nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+
+
+# The suite ----------------------------------------------------------------------------------------------------
+
+
+def train(backend: str, setting: Setting, device: str = "cuda") -> tuple[list[float], float, float]:
+    """The loss of every step, µs a token, and peak MiB, from the same start on the same batches."""
     torch.manual_seed(0)
-    model = GPT(setting, peers.PEERS[backend](setting.problem())).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=setting.rate)
-    text, draw, run = own_text(), torch.Generator().manual_seed(1), Run()
+    model = GPT(setting, contestants.prepare(backend, setting.problem())).to(device)
+    data = batches(setting.steps, setting.batch, setting.context + 1, device)
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    losses, start = [], time.perf_counter()
-    for step in tqdm(range(setting.steps), desc=backend, unit="step", disable=None, leave=False):
-        if step == 10:
-            losses[-1].item()
+    kept, start = [], time.perf_counter()
+    steps = losses(model, next_byte_loss, setting.rate, data)
+    for loss in tqdm(steps, total=setting.steps, desc=backend, unit="step", disable=None, leave=False):
+        kept.append(loss)
+        if len(kept) == SKIPPED:
+            loss.item()  # the GPU is done with it
             start = time.perf_counter()
-        at = torch.randint(len(text) - setting.context - 1, (setting.batch, 1), generator=draw)
-        batch = text[at + torch.arange(setting.context + 1)].to(device)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            logits = model(batch[:, :-1])
-        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
-        losses.append(loss.detach())
-    run.losses = [x.item() for x in losses]
-    tokens = (setting.steps - 10) * setting.batch * setting.context
-    run.tokens_per_second = tokens / (time.perf_counter() - start)
-    run.peak_mebibytes = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
-    return run
+    curve = [loss.item() for loss in kept]
+    seconds = time.perf_counter() - start
+    tokens = (setting.steps - SKIPPED) * setting.batch * setting.context
+    peak = torch.cuda.max_memory_allocated() / 2**20 if device == "cuda" else 0.0
+    return curve, 1e6 * seconds / tokens, peak
 
 
 def run(setting: Setting = Setting()) -> Record:
     """Train with every backend: a loss curve for each, and a row each for the last losses, the time and the memory."""
     runs, failed, missing = {}, {}, []
-    for backend in BACKENDS:
+    for backend in contestants.names("train"):
         try:
-            found = tried(partial(train, backend, setting))
+            trained = tried(partial(train, backend, setting))
         except KeyboardInterrupt:
-            missing = [name for name in BACKENDS if name not in runs | failed]
+            missing = [name for name in contestants.names("train") if name not in runs | failed]
             break
-        (failed if isinstance(found, str) else runs)[backend] = found
+        (failed if isinstance(trained, str) else runs)[backend] = trained
     problem = setting.problem().as_dict() | dict(layers=setting.layers, steps=setting.steps)
     values = dict(
-        loss=({name: [sum(r.losses[-20:]) / 20] for name, r in runs.items()}, "nats"),
-        time=({name: [1e6 / r.tokens_per_second] for name, r in runs.items()}, "µs per token"),
-        memory=({name: [r.peak_mebibytes] for name, r in runs.items()}, "MiB"),
+        loss=({name: [sum(curve[-20:]) / 20] for name, (curve, _, _) in runs.items()}, "nats"),
+        time=({name: [microseconds] for name, (_, microseconds, _) in runs.items()}, "µs per token"),
+        memory=({name: [mebibytes] for name, (_, _, mebibytes) in runs.items()}, "MiB"),
     )
-    rows = [Measurement(problem, what, found, failed, unit) for what, (found, unit) in values.items()]
-    curves = {name: [round(loss, 5) for loss in r.losses] for name, r in runs.items()}
+    rows = [Measurement(problem, what, numbers, failed, unit) for what, (numbers, unit) in values.items()]
+    curves = {name: [round(loss, 5) for loss in curve] for name, (curve, _, _) in runs.items()}
     return Record("train", machine(), PROTOCOL, rows=rows, missing=missing, curves=curves)

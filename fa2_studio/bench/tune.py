@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 
 import torch
@@ -22,7 +23,7 @@ WRONG = 0.02  # of ‖x − y‖ / ‖y‖ between a candidate's result and the 
 
 
 def main(argv: list[str]) -> int:
-    """Search for every kernel, head dimension and mask that was asked for; print and keep the finds."""
+    """Search for every kernel, head dimension and mask that was asked for; print and keep what is fastest."""
     parser = argparse.ArgumentParser(prog="fa2-lab tune", description=__doc__.splitlines()[0])
     parser.add_argument("--d", type=int, nargs="+", default=[64, 128], help="head dimensions (64 128)")
     parser.add_argument("--n", type=int, default=4096, help="sequence length to measure at (4096)")
@@ -37,7 +38,7 @@ def main(argv: list[str]) -> int:
 
 
 def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
-    """Search, and keep and tell every find as soon as it is there; after Ctrl-C those found so far stay."""
+    """Search, and keep and print every result as soon as it is there; after Ctrl-C those so far stay."""
     from fa2_lab.kernels import launch
 
     files.check_writable(launch.TUNED_FILE().parent, "tune")
@@ -51,12 +52,12 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
         before, best, timings = search(kernel, tensors, causal)
         name = launch.name(kernel, tensors[0], causal)
         file = launch.keep({name: [best.B_r, best.B_c, best.warps, best.stages, best.registers]})
-        tqdm.write(f"{name}: {told(best)} {timings[best]:.3f} ms; before {told(before)} {timings[before]:.3f} ms")
+        tqdm.write(f"{name}: {sizes(best)} {timings[best]:.3f} ms; before {sizes(before)} {timings[before]:.3f} ms")
     print(f"kept in {file}")
     return 0
 
 
-def told(blocks) -> str:
+def sizes(blocks) -> str:
     return f"{blocks.B_r}×{blocks.B_c}, {blocks.warps} warps, {blocks.stages} stages:"
 
 
@@ -80,18 +81,16 @@ def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
 
 def candidates(kernel: str, before) -> list:
     """What may be worth a try: everything that machine/budget.py does not rule out, and the choice so far."""
-    from dataclasses import replace
-
     from fa2_lab.machine import budget
 
     shared_of, registers_of = budget.KERNELS[kernel]
     room = torch.cuda.get_device_properties(torch.cuda.current_device()).shared_memory_per_block_optin
     itemsize, d = 2, before.d_pad
-    tried = [before]
+    choices = [before]
     for B_r, B_c, warps, stages in product(SIZES, SIZES, (4, 8), (1, 2, 3)):
         if shared_of(B_r, B_c, d, stages, itemsize) <= room and registers_of(B_r, B_c, d, warps, itemsize) <= 300:
-            tried.append(replace(before, B_r=B_r, B_c=B_c, warps=warps, stages=stages, registers=None))
-    return list(dict.fromkeys(tried))
+            choices.append(replace(before, B_r=B_r, B_c=B_c, warps=warps, stages=stages, registers=None))
+    return list(dict.fromkeys(choices))
 
 
 def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
@@ -102,20 +101,27 @@ def caller(kernel: str, tensors: list[torch.Tensor], causal: bool) -> Callable:
     Q, K, V, dO = tensors
     options = Options(causal, Q.shape[3] ** -0.5)
     O, L = forward.forward(Q, K, V, options)
-    D, dQ = torch.empty_like(L), torch.empty_like(Q)
-    backward.prepare_rows(dO, Q, K, V, O, options)(Q, K, V, O, dO, L, None, D, dQ, None, None, None, None)
+    D, scratch = torch.empty_like(L), torch.empty_like(Q)
+    dL = key_lengths = seed = cu_q = cu_k = None
+    plain = key_lengths, seed, cu_q, cu_k
+
+    def rows(blocks, dQ: torch.Tensor) -> Callable:
+        launch = backward.prepare_rows(dO, Q, K, V, O, options, blocks)
+        return lambda: launch(Q, K, V, O, dO, L, dL, D, dQ, *plain) or (dQ,)
+
+    def columns(blocks, dK: torch.Tensor, dV: torch.Tensor) -> Callable:
+        launch = backward.prepare_columns(dO, Q, K, V, options, blocks)
+        return lambda: launch(Q, K, V, dO, L, D, dK, dV, *plain) or (dK, dV)
 
     def make(blocks):
-        dQ, dK, dV = map(torch.empty_like, (Q, K, V))
         if kernel == "forward":
             run = forward.prepare(Q, K, V, options, blocks=blocks)
-            return lambda: run(Q, K, V, None, None)[:1]
+            return lambda: run(Q, K, V, key_lengths=key_lengths, seed=seed)[:1]
         if kernel == "rows":
-            run = backward.prepare_rows(dO, Q, K, V, O, options, blocks)
-            return lambda: run(Q, K, V, O, dO, L, None, D, dQ, None, None, None, None) or (dQ,)
-        run = backward.prepare_columns(dO, Q, K, V, options, blocks)
-        return lambda: run(Q, K, V, dO, L, D, dK, dV, None, None, None, None) or (dK, dV)
+            return rows(blocks, torch.empty_like(Q))
+        return columns(blocks, torch.empty_like(K), torch.empty_like(V))
 
+    rows(blocks=None, dQ=scratch)()  # the columns' kernel reads D
     return make
 
 

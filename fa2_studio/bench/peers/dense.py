@@ -1,10 +1,10 @@
-"""Whom we are measured against, each as a function of q, k, v that computes attention forward."""
+"""How each contestant computes dense attention: from a problem to a function of q, k and v."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 
 import torch
@@ -150,56 +150,6 @@ def around(attention: Attention, call: Callable[[], object]) -> Callable[[], obj
     return run
 
 
-@cache
-def compiled_flex():
-    from torch.nn.attention import flex_attention
-
-    torch._dynamo.config.recompile_limit = 1000  # one version for every shape, and none that is not compiled
-    torch._functorch.config.donated_buffer = False  # its backward is called many times after one forward
-    return torch.compile(flex_attention.flex_attention, dynamic=False)
-
-
-@cache
-def flex_mask(N_q: int, N_k: int, device: str = "cuda"):
-    """The causal BlockMask, its tiles of 128 × 128 from their corners: to look at every element takes N² bytes."""
-    from torch.nn.attention import flex_attention
-
-    offset = N_k - N_q
-    top, left = (128 * torch.arange(-(-N // 128), device=device) for N in (N_q, N_k))
-    bottom = (top + 128).clamp(max=N_q) - 1
-    seen = left[None, :] <= bottom[:, None] + offset
-    full = left[None, :] + 127 <= top[:, None] + offset
-    full &= top[:, None] + 128 <= N_q
-    return flex_attention.BlockMask.from_kv_blocks(
-        *listed(seen & ~full), *listed(full), mask_mod=lambda b, h, i, j: j <= i + offset, seq_lengths=(N_q, N_k)
-    )
-
-
-def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tiles each row block visits, and which: those first, as BlockMask wants it."""
-    order = tiles.int().argsort(dim=1, descending=True, stable=True)
-    return tiles.sum(1, dtype=torch.int32)[None, None], order.int()[None, None]
-
-
-def flex(problem: Problem, backend: str = "") -> Attention:
-    """torch's FlexAttention, compiled, with a block mask where causal; its usual kernels or another backend's."""
-    mask = flex_mask(problem.N_q, problem.N_k) if problem.causal else None
-    options = dict(block_mask=mask, enable_gqa=problem.heads != problem.kv_heads)
-    if backend:
-        options["kernel_options"] = dict(BACKEND=backend)
-    return lambda q, k, v: compiled_flex()(q, k, v, **options)
-
-
-def flex_on_flash(problem: Problem) -> Attention:
-    """FlexAttention on FlashAttention-4's kernels, where torch has that backend and the package is installed."""
-    from torch.nn.attention import flex_attention
-
-    known = getattr(flex_attention, "FlexKernelOptions", None)
-    if "BACKEND" not in getattr(known, "__annotations__", ()):
-        raise Missing("this torch has no other backend for it")
-    return flex(problem, "FLASH")
-
-
 def function_of(module: str, name: str) -> Callable:
     """A function of a package that need not be installed."""
     try:
@@ -208,14 +158,14 @@ def function_of(module: str, name: str) -> Callable:
         raise Missing("not installed") from absent
 
 
-def O_of(found: torch.Tensor | tuple) -> torch.Tensor:
+def O_of(output: torch.Tensor | tuple) -> torch.Tensor:
     """What is O, of a function that returns O or (O, L)."""
-    return found[0] if isinstance(found, tuple) else found
+    return output[0] if isinstance(output, tuple) else output
 
 
-def heads_first(found: torch.Tensor | tuple) -> torch.Tensor:
+def heads_first(output: torch.Tensor | tuple) -> torch.Tensor:
     """What Dao's packages return, O or (O, L), as (batch, heads, N, d)."""
-    return O_of(found).transpose(1, 2)
+    return O_of(output).transpose(1, 2)
 
 
 def package(module: str, **options) -> Callable[[Problem], Attention]:
@@ -251,33 +201,6 @@ def flash3_cache(problem: Problem) -> Attention:
         return heads_first(function(q.transpose(1, 2), *kept["cache"], causal=problem.causal, num_splits=0))
 
     return call
-
-
-PEERS: dict[str, Callable[[Problem], Attention]] = {
-    "fa2_lab": ours,
-    "fa2_lab portable": portable,
-    "fa2_lab reference": reference,
-    "torch": plain,
-    "torch flash": sdpa(SDPBackend.FLASH_ATTENTION),
-    "cuDNN": sdpa(SDPBackend.CUDNN_ATTENTION),
-    "torch efficient": sdpa(SDPBackend.EFFICIENT_ATTENTION),
-    "torch math": sdpa(SDPBackend.MATH),
-    "FlexAttention": flex,
-    "FlexAttention on FA4": flex_on_flash,
-    "flash_attn": package("flash_attn"),
-    "FlashAttention-3": package("flash_attn_interface"),
-    "FlashAttention-4": package("flash_attn.cute"),
-    "fa2_lab deterministic": deterministic(ours),
-    "torch flash deterministic": deterministic(sdpa(SDPBackend.FLASH_ATTENTION)),
-    "FlashAttention-3 deterministic": package("flash_attn_interface", deterministic=True),
-    "FlashAttention-4 deterministic": package("flash_attn.cute", deterministic=True),
-}
-DECODERS = PEERS | {"FlashAttention-3": flash3_cache}
-DISTRIBUTIONS = {  # what has a version of its own
-    "flash_attn": "flash-attn",
-    "FlashAttention-3": "flash_attn_3",
-    "FlashAttention-4": "flash-attn-4",
-}
 
 
 def gemm_call(n: int = 8192) -> tuple[Callable[[], object], float]:

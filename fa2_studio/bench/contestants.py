@@ -1,0 +1,105 @@
+"""Who is measured: one table for all suites, pages and pictures of the bench."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from torch.nn.attention import SDPBackend
+
+from fa2_studio.bench.peers import dense, flex, masked, packed
+from fa2_studio.bench.problem import Problem
+
+Prepare = Callable[[Problem], dense.Attention]
+SAME_BITS = " deterministic"  # behind the name of a contestant that is asked for the same bits in every call
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """How it prepares each kind of call, None for those it has not; and the suites of dense problems it takes part in.
+
+    "grid" is every suite over a grid of problems, "sustained" the same without pauses.
+    """
+
+    dense: Prepare | None = None
+    suites: str = ""  # words
+    same_bits: Prepare | None = None
+    decode: Prepare | None = None  # where it is not its dense call
+    masked: Callable | None = None
+    packed: Callable | None = None
+    distribution: str = ""  # the installed package whose version a record names
+    spoken: str = ""  # in a sentence, where it is not the name
+    compiles: bool = False  # for seconds at each shape, so before anything is timed
+
+
+def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
+    """One of Dao's packages."""
+    same_bits = dense.package(module, deterministic=True)
+    return Contestant(dense.package(module), suites, same_bits, distribution=distribution, **kinds)
+
+
+cudnn, flash = dense.sdpa(SDPBackend.CUDNN_ATTENTION), dense.sdpa(SDPBackend.FLASH_ATTENTION)
+EVERYWHERE = "grid sustained sweep decode ladder train"
+CONTESTANTS: dict[str, Contestant] = {
+    "fa2_lab": Contestant(
+        dense.ours,
+        EVERYWHERE + " deterministic smoke",
+        same_bits=dense.deterministic(dense.ours),
+        masked=masked.ours,
+        packed=packed.ours,
+        compiles=True,
+    ),
+    "fa2_lab portable": Contestant(dense.portable, "grid train", masked=masked.portable, compiles=True),
+    "fa2_lab padded": Contestant(packed=packed.with_padding),
+    "fa2_lab reference": Contestant(dense.reference, "smoke"),
+    "torch": Contestant(dense.plain, "smoke"),
+    "torch flash": Contestant(
+        flash,
+        "grid deterministic decode train",
+        same_bits=dense.deterministic(flash),
+        spoken="torch's FlashAttention-2",
+    ),
+    "cuDNN": Contestant(cudnn, EVERYWHERE),
+    "torch math": Contestant(dense.sdpa(SDPBackend.MATH), "memory train"),
+    "torch varlen_attn": Contestant(packed=packed.by_torch),
+    "FlexAttention": Contestant(flex.flex, "grid", masked=flex.masked, compiles=True),
+    "FlexAttention on FA4": Contestant(flex.flex_on_flash, "grid", compiles=True),
+    "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=packed.package("flash_attn")),
+    "FlashAttention-3": dao(
+        "flash_attn_interface",
+        "flash_attn_3",
+        EVERYWHERE + " deterministic",
+        decode=dense.flash3_cache,
+        masked=masked.flash3,
+        packed=packed.package("flash_attn_interface"),
+    ),
+    "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained deterministic"),
+}
+
+
+def names(*suites: str) -> tuple[str, ...]:
+    """Those that take part in any of these suites; for "deterministic" each of them twice."""
+    found = [name for name, who in CONTESTANTS.items() if set(suites) & set(who.suites.split())]
+    return tuple(name + mode for name in found for mode in (("", SAME_BITS) if "deterministic" in suites else ("",)))
+
+
+def prepare(name: str, problem: Problem) -> dense.Attention:
+    """A contestant's dense attention, by the same bits in every call where its name asks for them."""
+    if name.endswith(SAME_BITS):
+        return CONTESTANTS[name.removesuffix(SAME_BITS)].same_bits(problem)
+    return CONTESTANTS[name].dense(problem)
+
+
+def preparing(kind: str) -> dict[str, Callable]:
+    """{name: how it prepares a call of this kind} of all who have it."""
+    return {name: getattr(who, kind) for name, who in CONTESTANTS.items() if getattr(who, kind)}
+
+
+def ours(names: Iterable[str]) -> list[str]:
+    """Which of them are this package."""
+    return [name for name in names if name.startswith("fa2_lab")]
+
+
+def peers(names: Iterable[str]) -> list[str]:
+    """Which of them are other packages of the table, in its order."""
+    return [name for name in CONTESTANTS if name in set(names) and name not in ours(names)]

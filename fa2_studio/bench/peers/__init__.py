@@ -1,0 +1,1 @@
+"""The contestants' own calls; contestants.py says who they are."""

@@ -1,0 +1,88 @@
+"""FlexAttention, torch's compiler for attention: dense, and with masks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import torch
+
+from fa2_studio.bench.peers.dense import Attention, Missing
+from fa2_studio.bench.problem import Problem
+
+
+@cache
+def compiled_flex() -> Callable:
+    from torch.nn.attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = 1000  # one version for every shape, and none that is not compiled
+    torch._functorch.config.donated_buffer = False  # its backward is called many times after one forward
+    return torch.compile(flex_attention.flex_attention, dynamic=False)
+
+
+@cache
+def causal_mask(N_q: int, N_k: int, device: str = "cuda"):
+    """The causal BlockMask, its tiles of 128 × 128 from their corners: to look at every element takes N² bytes."""
+    from torch.nn.attention import flex_attention
+
+    offset = N_k - N_q
+    top, left = (128 * torch.arange(-(-N // 128), device=device) for N in (N_q, N_k))
+    bottom = (top + 128).clamp(max=N_q) - 1
+    visible = left[None, :] <= bottom[:, None] + offset
+    full = left[None, :] + 127 <= top[:, None] + offset
+    full &= top[:, None] + 128 <= N_q
+    return flex_attention.BlockMask.from_kv_blocks(
+        *listed(visible & ~full), *listed(full), mask_mod=lambda b, h, i, j: j <= i + offset, seq_lengths=(N_q, N_k)
+    )
+
+
+def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many tiles each row block visits, and which: those first, as BlockMask wants it."""
+    order = tiles.int().argsort(dim=1, descending=True, stable=True)
+    return tiles.sum(dim=1, dtype=torch.int32)[None, None], order.int()[None, None]
+
+
+def flex(problem: Problem, backend: str = "") -> Attention:
+    """torch's FlexAttention, compiled, with a block mask where causal; its usual kernels or another backend's."""
+    mask = causal_mask(problem.N_q, problem.N_k) if problem.causal else None
+    options = dict(block_mask=mask, enable_gqa=problem.heads != problem.kv_heads)
+    if backend:
+        options["kernel_options"] = dict(BACKEND=backend)
+    return lambda q, k, v: compiled_flex()(q, k, v, **options)
+
+
+def flex_on_flash(problem: Problem) -> Attention:
+    """FlexAttention on FlashAttention-4's kernels, where torch has that backend and the package is installed."""
+    from torch.nn.attention import flex_attention
+
+    known = getattr(flex_attention, "FlexKernelOptions", None)
+    if "BACKEND" not in getattr(known, "__annotations__", ()):
+        raise Missing("this torch has no other backend for it")
+    return flex(problem, backend="FLASH")
+
+
+def masked(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> Attention:
+    """With a block mask, a function of the score, and a sink by what it takes from each row's sum."""
+    blocks = window_mask(problem.N_q, window)
+    capped = None if softcap is None else lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
+
+    def call(q, k, v):
+        with_L = sinks is not None
+        output = compiled_flex()(q, k, v, score_mod=capped, block_mask=blocks, return_lse=with_L)
+        if not with_L:
+            return output
+        O, L = output
+        return O * torch.sigmoid(L - sinks[:, None])[..., None].to(O.dtype)
+
+    return call
+
+
+@cache
+def window_mask(N: int, window: int | None):
+    """The BlockMask of a causal window."""
+    from torch.nn.attention import flex_attention
+
+    def visible(b, h, i, j):
+        return (j <= i) if window is None else (j <= i) & (i - j < window)
+
+    return flex_attention.create_block_mask(visible, B=None, H=None, Q_LEN=N, KV_LEN=N)

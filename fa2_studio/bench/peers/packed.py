@@ -1,0 +1,69 @@
+"""How contestants compute causal sequences of different lengths, one after the other or padded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import torch
+
+from fa2_studio.bench.peers.dense import Attention, O_of, function_of
+
+Tensors = Sequence[torch.Tensor]  # q, k, v and dO as (tokens, heads, d)
+
+
+class Packed(NamedTuple):
+    """A call, its q, k, v and dO, and what takes the last sequence out of a tensor of theirs, as (1, heads, N, d)."""
+
+    attention: Attention
+    tensors: Tensors
+    last: Callable[[torch.Tensor], torch.Tensor]
+
+
+def padded(x: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
+    """(tokens, heads, d) as (batch, heads, N, d), with zeros behind each sequence."""
+    return torch.nn.utils.rnn.pad_sequence(x.split(list(lengths)), batch_first=True).transpose(1, 2).contiguous()
+
+
+def with_padding(lengths: Sequence[int], tensors: Tensors) -> Packed:
+    """attention() with key_lengths."""
+    from fa2_lab.api.attention import attention
+
+    count = torch.tensor(lengths, dtype=torch.int32, device=tensors[0].device)
+    call = partial(attention, causal=True, key_lengths=count)
+    return Packed(call, [padded(x, lengths) for x in tensors], lambda x: x[-1:, :, : lengths[-1]])
+
+
+def by_starts(function: Callable, lengths: Sequence[int], tensors: Tensors, *more: int, **causal) -> Packed:
+    """A call that takes where each sequence begins, for q and for k, and maybe the longest length of each."""
+    starts = torch.tensor([0, *lengths], device=tensors[0].device).cumsum(0).int()
+
+    def call(q, k, v):
+        return O_of(function(q, k, v, starts, starts, *more, **causal))
+
+    return Packed(call, tensors, lambda x: x[-lengths[-1] :].transpose(0, 1)[None])
+
+
+def ours(lengths: Sequence[int], tensors: Tensors) -> Packed:
+    """attention_packed() finds the longest length by itself."""
+    return by_starts(function_of("fa2_lab.api.packed", "attention_packed"), lengths, tensors, causal=True)
+
+
+def package(module: str) -> Callable[[Sequence[int], Tensors], Packed]:
+    """One of Dao's packages."""
+
+    def prepare(lengths: Sequence[int], tensors: Tensors) -> Packed:
+        function, longest = function_of(module, "flash_attn_varlen_func"), max(lengths)
+        return by_starts(function, lengths, tensors, longest, longest, causal=True)
+
+    return prepare
+
+
+def by_torch(lengths: Sequence[int], tensors: Tensors) -> Packed:
+    """torch's own, whose argument for the causal mask has had two names."""
+    function, longest = function_of("torch.nn.attention.varlen", "varlen_attn"), max(lengths)
+    old = "is_causal" in inspect.signature(function).parameters
+    causal = dict(is_causal=True) if old else dict(window_size=(-1, 0))
+    return by_starts(function, lengths, tensors, longest, longest, **causal)

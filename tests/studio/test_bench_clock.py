@@ -1,0 +1,204 @@
+"""The bench's clocks against a GPU and a host that are nothing but clocks."""
+
+import math
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the bench needs torch")
+
+from bench_clock import Clocks  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
+
+from fa2_studio.bench import before_after, contest, protocol, suites  # noqa: E402
+from fa2_studio.bench.contestants import CONTESTANTS, Contestant  # noqa: E402
+from fa2_studio.bench.peers import dense  # noqa: E402
+from fa2_studio.bench.power import Meter  # noqa: E402
+from fa2_studio.bench.problem import Problem  # noqa: E402
+
+
+@pytest.fixture
+def clocks(monkeypatch) -> Clocks:
+    return Clocks().put_in_place(monkeypatch, torch, protocol.time)
+
+
+def calls_of(clocks: Clocks, order: list, **milliseconds: float) -> dict:
+    """Calls of known length, which take the host 0.2 ms each and write down that they were made."""
+
+    def call(name: str, ms: float):
+        order.append(name)
+        clocks.work(ms / 1e3, launch=2e-4)
+
+    return {name: partial(call, name, ms) for name, ms in milliseconds.items()}
+
+
+# Rested -------------------------------------------------------------------------------------------------------
+
+
+def test_a_time_is_that_of_the_call_without_flush_head_start_and_host(clocks):
+    flushed = []
+    found = protocol.measure(
+        calls_of(clocks, [], a=0.5, b=2.0, c=0.01) | dict(broken=lambda: [][0]),
+        repeats=5,
+        flushing=lambda: lambda: flushed.append(clocks.work(0.007)),
+    )
+    assert found.pop("broken").startswith("IndexError")
+    assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=0.5, b=2.0, c=0.01))
+    assert len(flushed) == 5 * 3, "once before every call"
+
+
+def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clocks):
+    order = []
+    protocol.measure(calls_of(clocks, order, a=1.0, b=1.0, c=1.0), repeats=12, flushing=lambda: lambda: None)
+    turns = "".join(order[3 * protocol.WARM_UP :])
+    rounds = [turns[n : n + 3] for n in range(0, len(turns), 3)]
+    assert len(rounds) == 12 and all(sorted(each) == ["a", "b", "c"] for each in rounds)
+    assert {each[0] for each in rounds} == {"a", "b", "c"}
+
+
+def test_a_timing_is_the_median_and_the_middle_half():
+    timing = protocol.summary([1.0, 2.0, 3.0, 4.0, 100.0])
+    assert timing.median == 3.0 and timing.low < 3.0 < timing.high
+
+
+@pytest.mark.parametrize("flushing", [protocol.overwriting, protocol.reading])
+def test_a_flush_touches_twice_the_cache(flushing, monkeypatch):
+    monkeypatch.setattr(protocol, "l2_bytes", lambda: 4096)
+    (made,) = [on_the_cpu(monkeypatch, "empty", "zeros")]
+    flushing()()
+    assert made[0].nbytes == 2 * 4096
+
+
+# Sustained ----------------------------------------------------------------------------------------------------
+
+
+class NoMeter:
+    def between(self, first, last):
+        return [1500.0, 690.0] if last - first >= protocol.SECONDS else []
+
+
+@pytest.mark.parametrize("ms", [0.3, 70.0, 900.0])
+def test_a_sustained_time_is_that_of_the_call_and_takes_at_least_a_second(ms, clocks):
+    order = []
+    found = protocol.sustain(calls_of(clocks, order, a=ms, b=2 * ms), NoMeter())
+    assert {name: timing.median for name, timing in found.items()} == pytest.approx(dict(a=ms, b=2 * ms))
+    assert found["a"].chip == (1500.0, 690.0)
+    for name, length in (("a", ms), ("b", 2 * ms)):
+        assert 1.0 <= order.count(name) * length / 1e3 < 2.5 + 12 * length / 1e3
+
+
+def test_the_gpu_never_waits_for_the_host_and_what_is_cold_does_not_count(clocks, monkeypatch):
+    began, counted = [], []
+    monkeypatch.setattr(protocol, "summary", lambda pieces: counted.extend(pieces) or protocol.Timing(1.2, 1.2, 1.2))
+
+    def call():
+        began.append(clocks.gpu)
+        warm = clocks.gpu - began[0] > 0.25
+        clocks.work(1.2e-3 if warm else 1e-3, launch=1e-5)
+
+    before = clocks.idle
+    protocol.without_pause(call, NoMeter())
+    assert len(counted) > 15 and counted == pytest.approx([1.2] * len(counted)) and clocks.idle - before < 2e-3
+
+
+def test_clock_and_power_are_medians_of_what_was_read_meanwhile():
+    lines = "printf '1500, 600\\n[N/A], 3\\n1700, 690.5\\n1600, 650\\n'; sleep 30"
+    with Meter(["bash", "-c", lines]) as meter:
+        begun = time.perf_counter()
+        while len(meter.noted) < 3 and time.perf_counter() < begun + 10:
+            time.sleep(0.01)
+        assert meter.between(begun - 10, begun + 10) == [1600.0, 650.0]
+        assert meter.between(begun + 10, begun + 20) == []
+    assert meter.process.returncode is not None, "nothing is left behind"
+    with Meter(["no-such-program"]) as meter:
+        assert meter.between(0, math.inf) == []
+
+
+def test_the_readings_reach_the_row(clocks):
+    prepares = {name: lambda call=call: call for name, call in calls_of(clocks, [], fa2_lab=1.0, cuDNN=2.0).items()}
+    row = contest.contest({}, "forward", prepares, 1e9, lambda calls: protocol.sustain(calls, NoMeter()))
+    assert row.values["cuDNN"] == pytest.approx([2.0] * 3) and row.chip == {name: [1500.0, 690.0] for name in prepares}
+    assert row.ratio("fa2_lab", "cuDNN") == pytest.approx(2.0) and row.rate("fa2_lab") == pytest.approx(1.0)
+
+
+# The host, memory, ceilings -----------------------------------------------------------------------------------
+
+
+def test_the_hosts_time_is_that_of_calls_in_a_row_inside_what_is_held(clocks):
+    inside, log = [], []
+
+    @contextmanager
+    def held():
+        clocks.host += 100.0  # the choice of a backend does not count
+        inside.append(True)
+        yield
+        inside.clear()
+
+    def call(name, seconds):
+        log.append((name, bool(inside)))
+        first = len(log) < 2 or log[-2][0] != name
+        clocks.host += 50.0 if first else seconds  # what comes after another contestant is slow
+
+    calls = {name: partial(call, name, seconds) for name, seconds in (("a", 2e-6), ("b", 3e-6))}
+    found = protocol.wall_microseconds(calls, dict(b=held), turns=4)
+    assert found == pytest.approx(dict(a=2.0, b=3.0), rel=1e-3)
+    assert all(within == (name == "b") for name, within in log)
+
+
+def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):
+    usual, peaks = Problem.tensors, iter([8, 9])  # MiB: the first call compiles
+    monkeypatch.setattr(Problem, "tensors", lambda self, grad: usual(self, grad=grad, device="cpu"))
+    for name in ("empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 3 * 2**20)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: next(peaks) * 2**20)
+
+    def gone(problem):
+        raise dense.Missing("not installed")
+
+    monkeypatch.setitem(CONTESTANTS, "gone", Contestant(gone))
+    row = suites.peak_memory(Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone"))
+    assert (row.values, row.unit, row.failed) == ({"torch": [6.0]}, "MiB", {"gone": "not installed"})
+
+
+def on_the_cpu(monkeypatch, *names: str) -> list:
+    """Let these functions of torch make their tensors here; what they made."""
+    made = []
+    for name in names:
+        usual = getattr(torch, name)
+
+        def make(*shape, device, dtype, usual=usual):
+            made.append(usual(*shape, dtype=dtype))
+            return made[-1]
+
+        monkeypatch.setattr(torch, name, make)
+    return made
+
+
+def test_ceilings_count_a_products_flops_and_a_copys_bytes(monkeypatch):
+    on_the_cpu(monkeypatch, "randn")
+    call, flops = dense.gemm_call(24)
+    with FlopCounterMode(display=False) as counted:
+        call()
+    assert counted.get_total_flops() == flops == 2 * 24**3
+    (both,) = (on_the_cpu(monkeypatch, "empty"),)
+    call, moved = dense.copy_call(1000)
+    source, target = both[0].fill_(1.0)
+    target.zero_()
+    call()
+    assert torch.equal(source, target) and moved == source.nbytes + target.nbytes
+    timings = dict(gemm=protocol.Timing(6.0, 1.0, 9.0), copy=protocol.Timing(4.0, 1.0, 9.0))
+    monkeypatch.setattr(contest, "measure", lambda calls: timings)
+    monkeypatch.setattr(dense, "gemm_call", lambda: (None, 3e12))
+    monkeypatch.setattr(dense, "copy_call", lambda: (None, 8e9))
+    assert contest.ceilings() == {"GEMM TFLOP/s": pytest.approx(500.0), "copy TB/s": pytest.approx(2.0)}
+
+
+def test_a_row_is_slower_if_it_is_so_by_more_than_a_hundredth_and_than_chance():
+    before = [dict(same=1.0, slow=2.0, noisy=1.0), dict(same=1.0, slow=2.0, noisy=1.2)]
+    after = [dict(same=1.005, slow=2.1, noisy=1.3), dict(same=1.005, slow=2.1, noisy=1.1)]
+    rows, close = before_after.compared(before, after), partial(pytest.approx, abs=1e-4)
+    assert rows == [("noisy", close(1.0909), close(0.2)), ("slow", close(1.05), 0.0), ("same", close(1.005), 0.0)]
+    assert [row for row, ratio, apart in rows if before_after.slower(ratio, apart)] == ["slow"]

@@ -1,0 +1,249 @@
+"""The ladder, hardware counters, the search for sizes and the ring, as far as they go without a GPU."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the bench needs torch")
+pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+
+from bench_clock import Clocks  # noqa: E402
+
+from fa2_lab.kernels import launch  # noqa: E402
+from fa2_lab.kernels.ladder import RUNGS, SIDE  # noqa: E402
+from fa2_lab.tools import command as top  # noqa: E402
+from fa2_studio.bench import contestants, counters, ladder, problem, protocol, ring, tune  # noqa: E402
+from fa2_studio.bench.peers import dense  # noqa: E402
+from fa2_studio.bench.problem import Problem  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+WHERE = Problem(1, 2, 2, 40, 40, 16, causal=True, dtype="float32")
+
+# The ladder ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
+    def fails():
+        raise RuntimeError("no such chip")
+
+    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls})
+    calls = [("right", lambda: 0.0), ("wrong", lambda: 1.0), ("NaN", lambda: float("nan")), ("fails", fails)]
+    row = ladder.timed(WHERE, "backward", calls, lambda answer: answer)
+    assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
+    assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
+
+
+@pytest.mark.parametrize("wrong", [1.0, 1.5])
+def test_rungs_peers_and_a_file_of_ones_own_are_judged(wrong, monkeypatch, tmp_path):
+    """Rungs are torch's own operations here, times a factor."""
+    usual = Problem.tensors
+    monkeypatch.setattr(Problem, "tensors", lambda self, grad=False: usual(self, grad=grad, device="cpu"))
+
+    def rung(name):
+        def forward(q, k, v, causal):
+            return wrong * dense.plain(WHERE)(q, k, v), None
+
+        def backward(q, k, v, O, L, dO, causal):
+            free = [x.clone().requires_grad_() for x in (q, k, v)]
+            dQ, dK, dV = torch.autograd.grad(dense.plain(WHERE)(*free), free, dO)
+            return dQ, dK, wrong * dV
+
+        return SimpleNamespace(forward=forward, backward=backward)
+
+    monkeypatch.setattr(ladder.ladder, "load", rung)
+    plain = contestants.Contestant(dense.plain, suites="ladder")
+    for name in contestants.names("ladder"):
+        monkeypatch.setitem(contestants.CONTESTANTS, name, plain)
+    monkeypatch.setitem(contestants.CONTESTANTS, "fa2_lab portable", plain)
+    monkeypatch.setattr(ladder, "attention", lambda q, k, v, causal, return_lse: ("O", "L"))
+    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 1.0, 1.0) for name in calls})
+    (tmp_path / "mine.py").write_text("def forward(q, k, v, causal):\n    return 2 * q, 'L'\n")
+    up, down = ladder.climb(WHERE, beside=tmp_path / "mine.py"), ladder.down(WHERE)
+    assert "mine" in up.failed
+    judged = {**up.values, **down.values}, {**up.failed, **down.failed}
+    assert set(RUNGS) <= set(judged[wrong != 1.0]) and "fa2_lab" in up.values and "fa2_lab portable" in down.values
+
+
+def test_counters_are_read_where_the_table_begins_and_where_side_rungs_take_part():
+    names = [name for name, _ in ladder.everybody(ladder.MAIN, tensors=None)]
+    assert names[: len(RUNGS)] == list(RUNGS) and ladder.counted_here(ladder.MAIN) == names
+    assert ladder.counted_here(ladder.WARPS) == ["r07_two_loops", *SIDE]
+
+
+@pytest.mark.parametrize(
+    "numbers, fit",
+    [
+        (dict(registers=128, shared=0, warps=4), 4),  # 64 K registers are 4 × 4 × 32 × 128
+        (dict(registers=129, shared=0, warps=4), 3),
+        (dict(registers=32, shared=57 * 1024 - 1024, warps=4), 4),
+        (dict(registers=32, shared=57 * 1024, warps=4), 3),
+        (dict(registers=16, shared=0, warps=8), 8),
+    ],
+)
+def test_how_many_programs_fit_on_an_sm(numbers, fit):
+    assert ladder.programs_on_an_sm(**numbers) == fit
+
+
+# Counters -----------------------------------------------------------------------------------------------------
+
+XU = "exp and other special instructions"
+NCU = """==PROF== Connected to process 42
+"ID","Kernel Name","dram__bytes_read.sum","lts__t_bytes.sum","smsp__inst_executed_pipe_xu.sum"
+"","","Mbyte","byte","inst"
+"0","spin_kernel(long)","9","9","9"
+"1","scores_kernel","1.5","1,000","12"
+"2","softmax_kernel","2.5","2,000","{special}"
+"3","spin_kernel(long)","9","9","9"
+"4","forward_kernel","3","5","6"
+"""
+
+
+def test_the_kernels_of_each_call_are_added_up_in_bytes():
+    standard, fa2 = counters.summed(NCU.format(special="30"))
+    assert standard == {"DRAM bytes read": 4e6, "L2 bytes": 3e3, XU: 42.0}
+    assert fa2 == {"DRAM bytes read": 3e6, "L2 bytes": 5.0, XU: 6.0}
+    standard, fa2 = counters.summed(NCU.format(special=""))
+    assert XU not in standard and fa2[XU] == 6, "a counter that a kernel lacks is left out"
+
+
+def test_shares_of_cycles_are_weighted_by_cycles():
+    busy, cycles = counters.SHARES["tensor cores at work, %"], counters.METRICS[counters.CYCLES]
+    rows = [("spin_kernel", 9, 9), ("scores_kernel", 50, 300), ("softmax_kernel", 10, 100)]
+    lines = [f'"ID","Kernel Name","{busy}","{cycles}"', '"","","%","cycle"']
+    lines += [f'"{n}","{name}","{share}","{took}"' for n, (name, share, took) in enumerate(rows)]
+    assert counters.summed("\n".join(lines)) == [{counters.CYCLES: 400.0, "tensor cores at work, %": 40.0}]
+
+
+def test_ncu_watches_a_process_that_marks_each_second_call(monkeypatch):
+    log = []
+
+    def run(command, **how):
+        log.extend(command[command.index(counters.__name__) + 1 :])
+        return SimpleNamespace(returncode=0, stdout=NCU.format(special="30"), stderr="")
+
+    monkeypatch.setattr(counters.subprocess, "run", run)
+    found = counters.read("some.module", WHERE, ["a", "fails"])
+    assert list(found) == ["a", "fails"] and log == ["some.module", "1", "2", "40", "16", "1", "a", "fails"]
+
+    def fails():
+        log.append("fails")
+        raise RuntimeError
+
+    module = SimpleNamespace(everybody=lambda problem, tensors: [("a", lambda: log.append("a")), ("fails", fails)])
+    monkeypatch.setattr(counters, "import_module", lambda name: module)
+    monkeypatch.setattr(Problem, "tensors", lambda self: "q, k, v")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("marker"), raising=False)
+    for name in ("start", "stop"):
+        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: log.append(name))
+    arguments, _ = log.copy(), log.clear()
+    counters.main(arguments)
+    assert log == ["a", "fails", "start", "marker", "a", "marker", "stop"]
+
+
+def test_without_ncu_the_reason_is_given(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(RuntimeError, match=r"^ncu is not installed$"):
+        counters.read("fa2_studio.bench.ladder", WHERE, ["fa1"])
+
+
+# Tuning -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kernel, wanted", [("forward", [0]), ("rows", [1]), ("columns", [2, 3])])
+def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
+    """One kernel with sizes of its own gives O, or dQ, or dK and dV."""
+    tensors = WHERE.tensors(grad=True, device=DEVICE)
+    O = dense.plain(WHERE)(*tensors[:3])
+    truth = [O.detach(), *torch.autograd.grad(O, tensors[:3], tensors[3])]
+    make = tune.caller(kernel, [x.detach() for x in tensors], causal=True)
+    blocks = launch.blocks(kernel, tensors[0], causal=True)
+    found = make(blocks)()
+    assert max(problem.distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
+    assert tune.works(make(blocks), found)
+    assert not tune.works(make(blocks), [1.03 * x for x in found]), "the search takes what computes the same alone"
+
+
+def test_an_interrupted_search_keeps_what_was_found(monkeypatch, tmp_path):
+    best = launch.Blocks(16, 32, 4, 1, d_pad=64)
+    results = iter([(best, best, {best: 1.5})] * 2)
+
+    def search(kernel, tensors, causal):
+        for result in results:
+            return result
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: torch.empty(1, 1, 40, 64, dtype=dtype))
+    monkeypatch.setattr(launch, "name", lambda kernel, Q, causal: f"{kernel} {causal}")
+    monkeypatch.setattr(tune, "search", search)
+    assert top.main(["tune"]) == 130
+    kept = json.loads((tmp_path / "tuned.json").read_text(encoding="utf-8"))
+    assert kept == {"forward False": [16, 32, 4, 1, None], "rows False": [16, 32, 4, 1, None]}
+
+
+# The ring -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four(monkeypatch):
+    """A process that is rank 2 of 4, and the calls that it made to the others."""
+    made = []
+    monkeypatch.setattr(ring.dist, "get_rank", lambda *group: 2)
+    monkeypatch.setattr(ring.dist, "get_world_size", lambda *group: 4)
+    monkeypatch.setattr(ring.dist, "barrier", lambda *group, **how: made.append("barrier"))
+    return made
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_a_wrong_answer_stops_the_ring(part, four, monkeypatch):
+    whole = WHERE.tensors(grad=True, device="cpu")
+    O = dense.plain(WHERE)(*whole[:3])
+    parts = [O.detach(), *torch.autograd.grad(O, whole[:3], whole[3])]
+    monkeypatch.setattr(ring, "unshard", lambda x, group, layout, timeout: x)
+    ring.check(whole, parts, causal=True, group="a group", layout="zigzag")
+    for wrong in (1.5 * parts[part], torch.nan * parts[part]):
+        parts[part] = wrong
+        with pytest.raises(RuntimeError, match=r"^ring: wrong on 4 GPUs: error (5\.0e-01|nan)$"):
+            ring.check(whole, parts, causal=True, group="a group", layout="zigzag")
+
+
+def test_the_slowest_gpu_counts_and_the_first_call_does_not(four, monkeypatch):
+    """Another GPU takes a tenth of a millisecond longer."""
+    usual = torch.tensor
+    monkeypatch.setattr(torch, "tensor", lambda data, device: usual(data))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    clocks = Clocks().put_in_place(monkeypatch, torch, protocol.time)
+    monkeypatch.setattr(ring.dist, "all_reduce", lambda x, how, group: x.add_(0.1 * (how == ring.dist.ReduceOp.MAX)))
+    took = iter([50.0, 1, 2, 3, 4, 5, 6, 7])
+    timing = ring.slowest(lambda: clocks.work(next(took) / 1e3), "a group")
+    assert timing.median == pytest.approx(4.1) and four == ["barrier"] * 8
+
+
+def test_a_rank_takes_part_in_the_worlds_that_it_belongs_to(four, monkeypatch):
+    longest = Problem(1, 16, 16, 131072, 131072, 128, causal=True)
+    asked = []
+
+    def measured(problem, group, layout):
+        asked.append((group, layout))
+        return {"forward": [float(group)], "peak memory": [9.0]}
+
+    monkeypatch.setattr(ring, "measured", measured)
+    rows = ring.rows_of(longest, {1: 10, 2: 20, 4: 40})
+    assert asked == [(40, "zigzag"), (40, "contiguous")], "rank 2 is in the world of four alone"
+    assert four == ["barrier"] * 3, "every rank waits for those of a smaller world"
+    found = [(row.direction, row.problem.get("layout"), row.values, row.unit, row.flops) for row in rows]
+    flops = longest.flops("forward")
+    assert found == [
+        ("forward", None, {"4 GPUs": [40.0]}, "ms", flops),
+        ("peak memory", None, {"4 GPUs": [9.0]}, "MiB", 0.0),
+        ("forward", "contiguous", {"4 GPUs": [40.0]}, "ms", flops),
+    ]
+
+
+def test_the_ring_says_how_it_is_started(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with pytest.raises(ValueError, match=r"^ring: start it with `torchrun --nproc-per-node GPUS "):
+        ring.start()

@@ -1,0 +1,232 @@
+"""How a run becomes a record and a page: kept whole, joined, named by its commit; and nothing in a page is typed."""
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the bench needs torch")
+
+from bench_records import MACHINE, contest, suite
+
+from fa2_lab import records
+from fa2_lab.records import Measurement, Record
+from fa2_lab.tools import files, ladder
+from fa2_studio.bench import command, page, results
+from fa2_studio.bench.registry import OTHERS, SUITES
+from fa2_studio.bench.suites import CONTESTS
+
+# Records ------------------------------------------------------------------------------------------------------
+
+
+def test_a_record_comes_back_as_it_was_saved_and_a_write_that_fails_leaves_it_whole(tmp_path, monkeypatch):
+    kept = suite(contest(), contest(causal=True), missing=["(2,)"], curves={"fa2_lab": [5.5, 5.25]}, made_by="a test")
+    path = results.save(kept, tmp_path / "new")
+    assert path.name == "bench_paper.json" and records.load("paper", tmp_path / "new") == kept
+
+    def full(*given):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        results.save(suite(), tmp_path / "new")
+    assert records.load("paper", tmp_path / "new") == kept and list(path.parent.iterdir()) == [path]
+
+
+def test_a_missing_record_says_how_to_get_it(tmp_path):
+    with pytest.raises(ValueError, match=r"bench_long\.json is missing: `python -m fa2_lab bench long` measures it"):
+        records.load("long", tmp_path)
+
+
+def test_a_later_run_on_the_same_machine_renews_its_rows_and_keeps_the_others():
+    old = suite(contest(), contest(causal=True), curves={"a": [1.0]})
+    new = suite(contest(causal=True), contest(d=64), missing=["x"])
+    new.rows[0].values = {"cuDNN": [9.0]}
+    new.ceilings = {"copy TB/s": 4.0}
+    kept = results.joined(old, new)
+    assert kept.rows == [contest(), new.rows[0], contest(d=64)]
+    assert kept.missing == ["x"] and kept.curves == {"a": [1.0]}
+    assert kept.ceilings == {"GEMM TFLOP/s": 790.6, "copy TB/s": 4.0}
+    sustained = Record("paper", MACHINE, "", sustained=[contest()], sustained_protocol="without")
+    both_of_them = results.joined(old, sustained)
+    assert (both_of_them.rows, both_of_them.protocol) == (old.rows, "by hand")
+    assert (both_of_them.sustained, both_of_them.sustained_protocol) == ([contest()], "without")
+    new.machine = MACHINE | dict(commit="other")
+    assert results.joined(old, new) is new and results.joined(None, new) is new
+
+
+@pytest.mark.parametrize("suite", sorted(records.FOLDER.glob("bench_*.json")), ids=lambda path: path.stem)
+def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
+    record = records.load(suite.stem.removeprefix("bench_"))
+    assert re.match(r"[0-9a-f]{7}( |$)|sources [0-9a-f]{12}", record.machine["commit"])
+    name = suite.stem.removeprefix("bench_")
+    assert record.made_by == f"python -m fa2_lab bench {name}" if name in SUITES else name in OTHERS and record.made_by
+    if name in CONTESTS:
+        measured = [row.problem for row in record.rows]
+        assert all(problem.as_dict() in measured for problem in CONTESTS[name].grid())
+
+
+# The machine --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "unpacked, peers",
+    [({}, {}), ({"flash_attn": "2.8.3", "flash_attn_4": "4.1"}, {"flash_attn": "2.8.3", "FlashAttention-4": "4.1"})],
+    ids=str,
+)
+def test_a_machine_names_the_versions_of_the_peers_that_are_installed(unpacked, peers, tmp_path, monkeypatch):
+    for name, version in unpacked.items():
+        folder = tmp_path / f"{name}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    others = [folder for folder in sys.path if not any(Path(folder).glob("*.dist-info"))]
+    monkeypatch.setattr("sys.path", [str(tmp_path), *others])
+    machine = results.machine()
+    assert machine["peers"] == peers and json.loads(json.dumps(machine)) == machine
+
+
+def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeypatch):
+    def git(*words):
+        identity = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        return subprocess.run(["git", "-C", tmp_path, *identity, *words], capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "fa2_lab").mkdir()
+    (tmp_path / "fa2_lab" / "a.py").write_text("1\n")
+    git("add", ".")
+    git("commit", "-qm", "one")
+    commit = git("rev-parse", "--short", "HEAD")
+    (tmp_path / "bench_paper.json").write_text("{}")  # a record just written changes nothing that is measured
+    assert results.commit(tmp_path) == commit
+    (tmp_path / "fa2_lab" / "a.py").write_text("2\n")
+    assert results.commit(tmp_path) == f"{commit} with changes ({results.sources()})"
+    assert results.commit(tmp_path / "nowhere") == results.sources()
+    monkeypatch.setenv("PATH", "")
+    assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit())
+
+
+# Pages --------------------------------------------------------------------------------------------------------
+
+
+def both(causal=False, d=128, portable=4.0, direction="forward", **peers):
+    """A row where fa2_lab takes 2 ms and the others what is given."""
+    row = contest(causal=causal, d=d)
+    row.values = {name: [ms] for name, ms in {"fa2_lab": 2.0, "fa2_lab portable": portable, **peers}.items() if ms}
+    row.direction = direction
+    return row
+
+
+def test_both_of_us_stand_beside_every_peer():
+    rows = [both(cuDNN=3.0), both(causal=True, cuDNN=1.0, portable=None), both(d=64, FlexAttention=5.0)]
+    ring = Record("ring", MACHINE, "by hand", rows=[Measurement(contest().problem, "forward", {"1 GPU": [1.0]})])
+    assert page.standings([suite(*rows), ring]) == [
+        "| suite | GPU | direction |  | over cuDNN | over FlexAttention |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| paper | H200 | forward | fa2_lab | ahead on 1 of 2, 0.50 to 1.50 | ahead on 1 of 1, 2.50 to 2.50 |",
+        "| paper | H200 | forward | fa2_lab portable | ahead on 0 of 1, 0.75 to 0.75 | ahead on 1 of 1, 1.25 to 1.25 |",
+    ]
+
+
+def test_every_row_is_in_a_table_with_its_ratios():
+    rows = [both(cuDNN=3.0), both(causal=True, portable=None), both(d=64, FlexAttention=5.0)]
+    assert page.rows_table(rows, "TFLOP/s")[2:] == [
+        "| forward | 4,096 | 4 | 16 | 128 | full | 200 | 100 (2.00) | 133 (1.50) | – |",
+        "| forward | 4,096 | 4 | 16 | 128 | causal | 200 | – | – | – |",
+        "| forward | 4,096 | 4 | 16 | 64 | full | 200 | 100 (2.00) | – | 80 (2.50) |",
+    ]
+    where = contest().problem | dict(kv_heads=2, N_q=1, rung="page 16", idea="turns")
+    loss = Measurement(where, "loss", {"fa2_lab": [1.5], "cuDNN": [3.0]}, unit="nats")
+    assert page.rows_table([loss], "nats")[2] == "| page 16, turns | 1 × 4,096 | 4 | 16 on 2 | 128 | full | 1.5 | 3 |"
+
+
+def test_what_was_measured_without_pauses_has_tables_of_its_own():
+    run = suite(both(cuDNN=3.0), contest(), missing=["the rest"])
+    run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
+    run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
+    text = page.tables(run)
+    assert "commit abc1234: by hand. In the same run: GEMM 791 TFLOP/s." in text and ": without a pause." in text
+    assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
+    assert "1 rows were not measured." in text and "flash_attn: not installed" in text
+
+
+def test_it_says_where_we_are_behind_and_by_how_much():
+    rows = [both(cuDNN=3.0), both(cuDNN=1.5), both(causal=True, cuDNN=1.0), both(d=64, FlexAttention=1.0)]
+    where = "forward, N 4,096, batch 4, heads 16, d 128, causal"
+    assert page.behind([suite(*rows), suite(both(cuDNN=3.0))], "cuDNN") == (
+        f"Behind cuDNN: paper 2 of 3, at worst 0.50 ({where})."
+    )
+    assert page.behind([suite(both(cuDNN=3.0))], "cuDNN") == "It is behind cuDNN nowhere."
+    row = page.sweep_table(suite(*rows))[2]
+    assert row == f"| forward | cuDNN | 2 of 3 | 66.7% | 0.50 ({where}); 0.75 ({where.replace('causal', 'full')}) |"
+
+
+def test_the_readmes_sentence_counts_the_worse_of_two_protocols_and_says_where_we_are_slower():
+    run = suite(both(cuDNN=2.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0, direction="backward"))
+    assert "slower" not in page.sentence(run), "as fast is not slower"
+    run.sustained = [both(cuDNN=1.0), both(causal=True, cuDNN=4.0)]
+    assert page.worse(run, "cuDNN") == [0.5, 2.0, 2.0]
+    sentence = page.sentence(run)
+    assert "On an H200 (commit abc1234), `fa2_lab.attention` is faster than cuDNN on 2 of 3 rows (× 1.26)" in sentence
+    assert "slower than cuDNN on 1 of 3 rows (at worst × 0.50), all of them in forward" in sentence
+
+
+def test_summaries_are_computed():
+    where = contest().problem | dict(layers=6, steps=200)
+    time = Measurement(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
+    curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
+    summary = page.train_summary(Record("train", MACHINE, "by hand", rows=[time], curves=curves))
+    assert "fa2_lab 2,000,000, cuDNN 2,500,000" in summary and "further apart than 0.0025" in summary
+    peaks = [
+        Measurement(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)
+    ]
+    summary = page.memory_summary(Record("memory", MACHINE, "by hand", rows=peaks))
+    assert "4 times the length takes `fa2_lab` 4.0 times" in summary and summary.endswith("on the way: math")
+    times = {"1 GPU": [8.0], "2 GPUs": [5.0]}
+    rows = [Measurement(where, "forward", times, flops=1e12), Measurement(where, "peak memory", times)]
+    assert page.ring_summary(Record("ring", MACHINE, "", rows=rows)).endswith("forward 1.60 on 2 GPUs")
+    same = {"fa2_lab": [1.0], "fa2_lab deterministic": [1.25]}
+    rows = [Measurement(where, "backward", same)]
+    assert page.deterministic_summary(Record("", MACHINE, "", rows=rows)).endswith("fa2_lab 1.25 to 1.25")
+
+
+def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
+    text = (files.ROOT / "RESULTS.md").read_text(encoding="utf-8")
+    assert text == page.results_page(), "run `fa2-lab bench --results`"
+    assert len(text.splitlines()) <= 250
+    assert command.main(["bench", "--results", "--all"][1:]) == 0
+    everything = capsys.readouterr().out
+    rows = sum(len(run.rows) + len(run.sustained) for run in page.recorded())
+    assert everything.count("\n| ") >= rows and everything == page.full_page()
+
+
+def test_a_changed_number_in_a_record_changes_the_full_page(tmp_path):
+    for run in page.recorded():
+        results.save(run, tmp_path)
+    unchanged = page.full_page(tmp_path)
+    for run in page.recorded(tmp_path):
+        if run.rows:
+            changed = Record(**asdict(run) | dict(rows=run.rows, sustained=run.sustained))
+            numbers = next(iter(changed.rows[-1].values.values()))
+            numbers[0] *= 1.5
+            assert page.tables(changed) not in unchanged, run.suite
+
+
+def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_markers(tmp_path, monkeypatch):
+    def between(part, content):
+        start, end = (marker.format(part) for marker in page.MARKERS)
+        return f"{start}\n{content}\n{end}\n"
+
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
+        page.write()
+    (tmp_path / "pyproject.toml").touch()
+    (tmp_path / "README.md").write_text(f"before\n{between('ladder', '')}between\n{between('speed', 'old')}after\n")
+    page.write()
+    assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
+    table, sentence = "\n".join(ladder.markdown(records.load("ladder"))), page.sentence(records.load("paper"))
+    wanted = f"before\n{between('ladder', table)}between\n{between('speed', sentence)}after\n"
+    assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted

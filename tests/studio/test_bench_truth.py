@@ -1,0 +1,344 @@
+"""Right or wrong: FLOPs, float64 truths, contestants, and that a wrong answer is never timed."""
+
+import sys
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from types import SimpleNamespace
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the bench needs torch")
+
+from fa2_studio.bench import accuracy, contestants, decode, masks, packed, problem, protocol  # noqa: E402
+from fa2_studio.bench.contest import DIRECTIONS, TOLERANCE, all_tried, call_of, ready  # noqa: E402
+from fa2_studio.bench.contestants import CONTESTANTS, SAME_BITS, Contestant  # noqa: E402
+from fa2_studio.bench.peers import dense, flex, masked  # noqa: E402
+from fa2_studio.bench.peers.packed import padded  # noqa: E402
+from fa2_studio.bench.problem import Problem  # noqa: E402
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SMALL = Problem(1, 4, 2, 40, 40, 16, causal=True, dtype="float32")
+
+
+@pytest.fixture
+def here(monkeypatch):
+    """Tensors lie where a test can compute, and a "wrong" contestant takes part."""
+    usual, full, linspace = Problem.tensors, torch.full, torch.linspace
+    monkeypatch.setattr(Problem, "tensors", lambda self, grad=False, device="": usual(self, grad=grad, device=DEVICE))
+    monkeypatch.setattr(torch, "full", lambda *given, device, **how: full(*given, device=DEVICE, **how))
+    monkeypatch.setattr(torch, "linspace", lambda *given, device, **how: linspace(*given, device=DEVICE, **how))
+
+
+def known(calls, **how):
+    """A timing of three milliseconds for every call, which is made."""
+    for call in calls.values():
+        call()
+    return {name: protocol.Timing(3.0, 2.0, 4.0) for name in calls}
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is wrong by a factor."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dx):
+        return dx * ctx.factor, None
+
+
+# Problems and truths ------------------------------------------------------------------------------------------
+
+
+def test_flops_are_counted_as_the_paper_counts_them():
+    full = Problem(2, 3, 1, 5, 7, 11, causal=False)
+    assert full.flops("forward") == 4 * 2 * 3 * 5 * 7 * 11
+    assert full.flops("backward") == 2.5 * full.flops("forward") and full.flops("both") == 3.5 * full.flops("forward")
+    assert replace(full, causal=True).flops("forward") == full.flops("forward") / 2
+    square = Problem(1, 1, 1, 100, 100, 8, causal=True)
+    visible = sum(min(row + 1, 9) for row in range(100))
+    assert masks.flops(square, dict(window=9), "forward") == pytest.approx(4 * visible * 8)
+    assert masks.flops(square, dict(softcap=2.0), "both") == square.flops("both")
+    assert packed.flops(Problem(2, 3, 3, 40, 40, 16, causal=True), (5, 40), "forward") == 4 * 3 * 16 * 1625 / 2
+
+
+@pytest.mark.parametrize("causal, N_q, N_k", [(False, 100, 100), (True, 100, 100), (True, 90, 130), (False, 70, 30)])
+def test_truths_are_autograds_in_float64_and_wrong_answers_lie_far_from_them(causal, N_q, N_k, monkeypatch):
+    p = Problem(2, 4, 2, N_q, N_k, 16, causal, dtype="float64")
+    q, k, v, dO = p.tensors(grad=True, device="cpu")
+    O = dense.plain(p)(q, k, v)
+    gradients = torch.autograd.grad(O, (q, k, v), dO)
+    assert problem.error(O, q, k, v, causal) < 1e-12 and problem.error(1.05 * O, q, k, v, causal) > TOLERANCE
+    truth = problem.gradients_by_definition(q, k, v, dO, causal)
+    assert problem.gradient_error(gradients, truth) < 1e-12
+    for n in range(3):
+        for wrong in (1.05 * gradients[n], torch.full_like(gradients[n], torch.nan)):
+            assert not problem.gradient_error([*gradients[:n], wrong, *gradients[n + 1 :]], truth) <= TOLERANCE
+    monkeypatch.setattr(problem, "MOST", 0)  # in chunks of few rows
+    for part, whole in zip(problem.gradients_by_definition(q, k, v, dO, causal, few=20), truth, strict=True):
+        rows = min(len(part), len(whole))
+        assert torch.allclose(part[-rows:] if part is not truth[0] else part, whole[-rows:], rtol=1e-9) or rows == 20
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_whole_truth_is_autograds_too(causal):
+    p = Problem(1, 2, 2, 40, 40, 16, causal, dtype="float64")
+    q, k, v, dO = p.tensors(grad=True, device="cpu")
+    O = dense.plain(p)(q, k, v)
+    right = (O, *torch.autograd.grad(O, (q, k, v), dO))
+    for x, y in zip(right, accuracy.truth(q, k, v, dO, causal), strict=True):
+        assert problem.distance(x.detach(), y) < 1e-12
+
+
+@pytest.mark.parametrize("kind", accuracy.INPUTS)
+def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
+    p = replace(SMALL, heads=2)
+    right = dense.plain(p)
+    wrong = Contestant(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
+    monkeypatch.setitem(CONTESTANTS, "wrong", wrong)
+    errors, failed = accuracy.errors(p, kind, ("torch", "wrong"), "cpu")
+    assert not failed and max(errors["torch"].values()) < 1e-4
+    assert errors["wrong"] == pytest.approx(errors["torch"] | dict(dK=0.25, dV=0.5), rel=1e-3)
+
+
+def test_inputs_are_what_the_protocol_says():
+    p = Problem(1, 4, 4, 500, 500, 64, causal=True)
+    drawn = {kind: make(p, torch.Generator("cpu").manual_seed(0)) for kind, make in accuracy.INPUTS.items()}
+    assert all(abs(x.std() - 1) < 0.02 and x.abs().max() < 6 for x in drawn["normal"])
+    assert all(abs(x.var() - 1.1) < 0.05 for x in drawn["outliers"])
+    q, k, *_ = drawn["peaked"]
+    s = (q @ k.transpose(2, 3) / 8).masked_fill(torch.ones(500, 500, dtype=torch.bool).triu(1), -torch.inf)
+    assert torch.softmax(s, 3).amax(3).median() > 0.99
+
+
+def test_a_layout_changes_memory_and_nothing_else():
+    usual = Problem(2, 4, 2, 30, 50, 8, causal=True, dtype="float32")
+    other = replace(usual, layout="rows first")
+    for x, y in zip(usual.tensors(grad=True, device="cpu"), other.tensors(grad=True, device="cpu"), strict=True):
+        assert x.shape == y.shape and x.is_contiguous() and y.transpose(1, 2).is_contiguous()
+    assert "layout" not in usual.as_dict() and other.as_dict()["layout"] == "rows first"
+
+
+# Contestants --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", ["torch", "torch math", "fa2_lab reference", "fa2_lab portable", "fa2_lab"])
+def test_a_contestant_takes_grouped_heads_and_the_mask_with_and_without_gradients(name, causal):
+    if name.startswith("fa2_lab"):
+        pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    p = replace(SMALL, causal=causal)
+    q, k, v = p.tensors(device=DEVICE)
+    attention = contestants.prepare(name, p)
+    assert problem.error(attention(q, k, v), q, k, v, causal) < 1e-2
+    bare, held = dense.bare(attention)
+    with held():
+        assert problem.error(bare(q, k, v), q, k, v, causal) < 1e-2
+    if name != "fa2_lab reference":
+        assert problem.error(attention(q.requires_grad_(), k, v), q, k, v, causal) < 1e-2
+
+
+def test_a_wrong_gradient_is_not_timed(monkeypatch):
+    right = dense.plain(SMALL)
+    monkeypatch.setitem(CONTESTANTS, "wrong", Contestant(lambda p: lambda q, k, v: right(q, k, Scaled.apply(v, 0.5))))
+    tensors = SMALL.tensors(grad=True, device="cpu")
+    calls, failed = all_tried(ready(SMALL, "forward", ("torch", "wrong"), tensors[:3]))
+    assert calls.keys() == {"torch", "wrong"} and not failed
+    calls, failed = all_tried(ready(SMALL, "backward", ("torch", "wrong"), tensors))
+    assert calls.keys() == {"torch"} and failed == {"wrong": "wrong: error 5.0e-01"}
+    for direction in ("backward", "both"):
+        O = right(*tensors[:3])
+        call = call_of(right, direction, tensors, O)
+        assert problem.gradient_error(call(), problem.gradients_by_definition(*tensors, causal=True)) < 1e-5
+
+
+def test_the_same_bits_are_asked_for_forward_and_backward_and_nowhere_else(monkeypatch):
+    asked = []
+
+    class Asking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, v):
+            asked.append(torch.are_deterministic_algorithms_enabled())
+            return q.clone()
+
+        @staticmethod
+        def backward(ctx, dO):
+            asked.append(torch.are_deterministic_algorithms_enabled())
+            return dO, dO, dO
+
+    plain = lambda problem: Asking.apply  # noqa: E731
+    monkeypatch.setitem(CONTESTANTS, "asking", Contestant(plain, same_bits=dense.deterministic(plain)))
+    x = torch.ones(2, requires_grad=True)
+    for name in ("asking" + SAME_BITS, "asking"):
+        call_of(contestants.prepare(name, SMALL), "both", (x, x.clone(), x.clone(), torch.ones(2)))()
+    assert asked == [True, True, False, False]
+
+
+@pytest.mark.parametrize("module, number", [("flash_attn_interface", 3), ("flash_attn.cute", 4)])
+def test_daos_packages_have_heads_after_rows_and_may_be_absent(module, number, monkeypatch):
+    p, name, asked = replace(SMALL, heads=2, N_q=30, N_k=30), f"FlashAttention-{number}", []
+
+    def flash_attn_func(q, k, v, causal, deterministic=False, softcap=0.0):
+        asked.append((causal, deterministic))
+        return dense.plain(p)(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2), None
+
+    monkeypatch.setitem(sys.modules, module, SimpleNamespace(flash_attn_func=flash_attn_func))
+    q, k, v = p.tensors(device="cpu")
+    for mode in ("", SAME_BITS):
+        assert problem.error(contestants.prepare(name + mode, p)(q, k, v), q, k, v, causal=True) < 1e-5
+    assert asked == [(True, False), (True, True)]
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(dense.Missing, match="not installed"):
+        contestants.prepare(name, p)
+
+
+def test_what_a_peer_was_built_without_is_not_called(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_func=print))
+    flags = {"FLASHATTENTION_DISABLE_FP16": True, "FLASHATTENTION_DISABLE_SOFTCAP": True}
+    monkeypatch.setitem(sys.modules, "flash_attn_config", SimpleNamespace(CONFIG={"build_flags": flags}))
+    with pytest.raises(dense.Missing, match="built without fp16"):
+        contestants.prepare("FlashAttention-3", replace(SMALL, dtype="float16"))
+    with pytest.raises(dense.Missing, match="built without softcap"):
+        masked.flash3(SMALL, window=None, softcap=50.0, sinks=None)
+    flags.clear()
+    masked.flash3(SMALL, window=None, softcap=50.0, sinks=None)
+
+
+def test_flex_has_a_causal_mask_from_corners():
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    for N_q, N_k in ((256, 256), (300, 500), (500, 300), (128, 1)):
+        offset = N_k - N_q
+        mine = flex.causal_mask(N_q, N_k, device="cpu")
+        visible = lambda b, h, i, j, o=offset: j <= i + o  # noqa: E731
+        theirs = create_block_mask(visible, B=None, H=None, Q_LEN=N_q, KV_LEN=N_k, device="cpu")
+        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices", "q_num_blocks"):
+            assert torch.equal(getattr(mine, name), getattr(theirs, name)), (name, N_q, N_k)
+
+
+# Packed, masks, decode ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
+    lengths, dense_attention = (5, 40, 23), torch.nn.functional.scaled_dot_product_attention
+
+    def varlen(q, k, v, starts, also, longest, too, causal):
+        assert starts.tolist() == also.tolist() == [0, 5, 45, 68] and longest == too == 40 and causal
+        each = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        whole = [dense_attention(*(x.transpose(0, 1)[None] for x in one), is_causal=True) for one in each]
+        return torch.cat([O[0].transpose(0, 1) for O in whole]), None
+
+    by_window = lambda q, k, v, *rest, window_size: varlen(q, k, v, *rest, causal=window_size == (-1, 0))[0]  # noqa: E731
+    wrong = lambda *given, **how: varlen(*given, **how)[0] * 1.1  # noqa: E731
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", SimpleNamespace(flash_attn_varlen_func=varlen))
+    monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=wrong))
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=by_window))
+    p = Problem(3, 2, 2, 40, 40, 16, causal=True, dtype="float32")
+    row = packed.row(p, direction, lengths, known, "cpu")
+    assert set(row.values) >= {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"}
+    assert row.failed["flash_attn"].startswith("wrong: error 1.0e-01")
+    assert row.flops == packed.flops(p, lengths, direction)
+    x = torch.arange(7 * 2 * 3.0).view(7, 2, 3)
+    y = padded(x, (2, 4, 1))
+    assert torch.equal(y[1].transpose(0, 1), x[2:6]) and not y[2, :, 1:].any()
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("mask", [dict(window=9), dict(softcap=1.5), dict(sinks=True)], ids=str)
+def test_masks_are_checked_before_they_are_timed(mask, direction, here, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32")
+    monkeypatch.setitem(masks.MASKS, "asked", mask)
+    alone = Contestant(masked=lambda problem, **asked: masked.ours(p, window=None, softcap=None, sinks=None))
+    monkeypatch.setitem(CONTESTANTS, "causal alone", alone)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
+    monkeypatch.setattr(flex, "compiled_flex", lambda: plain_flex)
+    monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
+    row = masks.row(p, direction, "asked", known, "cpu")
+    assert row.values.keys() == {"fa2_lab", "FlexAttention"} and row.problem["mask"] == "asked"
+    assert row.failed["causal alone"].startswith("wrong: error ")
+
+
+def plain_flex(q, k, v, score_mod, block_mask, return_lse):
+    """What FlexAttention computes, key by key."""
+    row, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None, :]
+    s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+    s = s if score_mod is None else score_mod(s, 0, 0, row, key)
+    s = s.masked_fill((key > row) | (row - key >= (block_mask or len(row))), -torch.inf)
+    O = torch.softmax(s, 3) @ v
+    return (O, torch.logsumexp(s, 3)) if return_lse else O
+
+
+CACHE = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
+
+
+@pytest.fixture
+def timed(here, monkeypatch):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_studio.bench import reading
+
+    asked = []
+    monkeypatch.setattr(decode, "measure", lambda calls, **how: asked.append(how) or known(calls))
+    monkeypatch.setattr(reading, "reading", lambda X: partial(asked.append, X.nbytes))
+    return asked
+
+
+def test_a_cache_is_read_by_everybody_who_is_right_and_times_are_microseconds(timed, monkeypatch):
+    doubled = Contestant(lambda problem: lambda q, k, v: 2 * dense.plain(problem)(q, k, v), "decode")
+    for name, who in {**CONTESTANTS}.items():
+        monkeypatch.setitem(CONTESTANTS, name, replace(who, suites="decode" if name == "torch" else ""))
+    monkeypatch.setitem(CONTESTANTS, "wrong", doubled)
+    row = decode.everybody(CACHE)
+    three = [3000.0, 2000.0, 4000.0]
+    assert row.values == {"reading alone": three, "torch": three} and row.unit == "µs"
+    assert row.failed == {"wrong": "wrong: error 1.0e+00"}
+    size = 2 * 2 * 2 * 64 * 16 * 4  # K and V, sequences, heads, keys, d, bytes
+    assert row.problem["bytes"] == size and timed == [dict(repeats=60, flushing=protocol.reading), size]
+
+
+def test_pages_that_give_another_answer_are_not_timed(timed, monkeypatch):
+    import fa2_lab.api.paged
+
+    right = dense.plain(CACHE)
+
+    def paged(q, k_pages, v_pages, table, lengths):
+        k, v = (x[table.long()].flatten(1, 2).transpose(1, 2) for x in (k_pages, v_pages))
+        assert lengths.tolist() == [64, 64]
+        return right(q, k, v) * (1.5 if k_pages.shape[1] == 64 else 1.0)
+
+    monkeypatch.setattr(import_module("fa2_lab.api.attention"), "attention", right)
+    monkeypatch.setattr(fa2_lab.api.paged, "attention_paged", paged)
+    monkeypatch.setattr(decode, "PAGES", (16, 64))
+    row = decode.pages(CACHE)
+    assert list(row.values) == ["fa2_lab", "page 16"] and row.failed == {"page 64": "wrong: error 5.0e-01"}
+
+
+def test_a_cache_of_flash_attention_3_is_laid_out_once_and_again_for_other_keys(monkeypatch):
+    caches = []
+
+    def flash_attn_with_kvcache(q, k_cache, v_cache, causal, num_splits):
+        caches.append(k_cache)
+        return dense.plain(CACHE)(*(x.transpose(1, 2) for x in (q, k_cache, v_cache))).transpose(1, 2)
+
+    fake = SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", fake)
+    q, k, v = CACHE.tensors(device="cpu")
+    attention = dense.flash3_cache(CACHE)
+    assert problem.error(attention(q, k, v), q, k, v, causal=False) < 1e-5
+    attention(q, k, v)
+    attention(q, k.clone(), v)
+    assert caches[0] is caches[1] and caches[1] is not caches[2] and caches[0].is_contiguous()
+
+
+@pytest.mark.parametrize("at", (0, 4095, 4096, 9998, None))
+def test_reading_alone_looks_at_every_number(at):
+    pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+    from fa2_studio.bench import reading
+
+    X = torch.zeros(9999, dtype=torch.int32, device=DEVICE)
+    X[at if at is not None else []] = reading.RARE.value
+    assert reading.reading(X)().item() == (at is not None)
