@@ -1,7 +1,7 @@
 """Does a block size fit? Shared memory and registers of one thread block, from what a tile has to hold.
 
 Shared memory holds what is loaded by tiles: the resident blocks once, the streamed ones `stages` times, so that the
-next tiles can arrive while one is worked on. (Of num_stages = s Triton keeps s on Hopper, else s − 1: `stages_held`.)
+next tiles can arrive while one is worked on. (Of num_stages = s Triton keeps s on Hopper, else s − 1.)
 
 Registers hold the fp32 accumulators and the scores, spread evenly over the threads, a 16-bit copy of the scores as
 operand of the next product, and a fixed number for addresses, loop and row statistics. A compiler may do better or
@@ -152,13 +152,6 @@ def _first_fit(chip, B_r, B_c, d, stages, warps, itemsize, kernel) -> tuple[int,
         if fit.ok:
             break
     return W, fit
-
-
-def stages_held(chip: Chip, num_stages: int) -> int:
-    """Tiles of a streamed tensor that Triton keeps in shared memory for num_stages: one less before Hopper."""
-    _check_chip(chip)
-    num_stages = whole_number("num_stages", num_stages, low=1)
-    return num_stages if chip.compute_capability >= (9, 0) else max(1, num_stages - 1)
 
 
 def register_limit(chip: Chip, warps: int) -> int:

@@ -43,11 +43,6 @@ class Chip:
     sources: Mapping[str, str] = field(repr=False, hash=False, compare=False)
 
     @property
-    def exp_per_second(self) -> float:
-        """Exponentials per second of the whole chip."""
-        return self.SMs * self.exp_per_clock * self.clock_hz
-
-    @property
     def flops_per_exp(self) -> float:
         """Tensor-core FLOPs that pass in the time of one exponential: its price in matmul FLOPs."""
         return self.tensor_per_clock / self.exp_per_clock
@@ -288,17 +283,6 @@ DRIVER_NAMES = {
     "NVIDIA L40S": L40S,
 }
 
-_REPORTED = {
-    "SMs": "multi_processor_count",
-    "shared_per_sm": "shared_memory_per_multiprocessor",
-    "shared_per_block": "shared_memory_per_block_optin",
-    "registers_per_sm": "regs_per_multiprocessor",
-    "threads_per_sm": "max_threads_per_multi_processor",
-    "hbm_bytes": "total_memory",
-    "l2_bytes": "L2_cache_size",
-}
-_DRIVER = "reported by the driver (torch.cuda.get_device_properties)"
-
 
 def named(name: str) -> Chip:
     """The chip of that name in the table, or of the name that its driver reports."""
@@ -308,53 +292,6 @@ def named(name: str) -> Chip:
     if name not in known:
         raise ValueError(f"name: got {name!r}; it takes one of {', '.join(known)}")
     return known[name]
-
-
-def running() -> Chip:
-    """The GPU of this machine: its sizes as the driver reports them, its rates from the table of known chips."""
-    try:
-        import torch
-    except ImportError as error:
-        raise RuntimeError("reading the GPU of this machine needs torch, and torch is not installed") from error
-    if not torch.cuda.is_available():
-        raise RuntimeError(f"no CUDA GPU on this machine; take a chip from the table: {', '.join(CHIPS)}")
-    return from_properties(torch.cuda.get_device_properties(torch.cuda.current_device()))
-
-
-def from_properties(properties) -> Chip:
-    """The chip that a driver describes: a known one with the reported sizes, or an estimate from a relative."""
-    known = DRIVER_NAMES.get(properties.name) or _estimate(properties)
-    sizes = {ours: getattr(properties, theirs) for ours, theirs in _REPORTED.items() if hasattr(properties, theirs)}
-    if "threads_per_sm" in sizes:
-        sizes["warps_per_sm"] = sizes["threads_per_sm"] // 32
-    return replace(known, **sizes, sources=dict(known.sources) | dict.fromkeys(sizes, _DRIVER))
-
-
-def _estimate(properties) -> Chip:
-    """A chip that is not in the table: rates per SM and clock of the newest relative, times its own SMs and clock."""
-    capability = (properties.major, properties.minor)
-    older = [chip for chip in (A100, RTX_3090, RTX_4090, H100) if chip.compute_capability <= capability]
-    if not older:
-        raise ValueError(
-            f"{properties.name}: compute capability {capability} is older than any chip known here, (8, 0)"
-        )
-    relative = older[-1]
-    clock = 1000 * getattr(properties, "clock_rate", relative.clock_hz // 1000)  # the driver speaks of kHz
-    per_clock = properties.multi_processor_count * clock
-    bandwidth = relative.hbm_per_second
-    if hasattr(properties, "memory_bus_width"):  # bits, moved on both edges of the memory clock
-        bandwidth = properties.memory_bus_width // 8 * properties.memory_clock_rate * 1000 * 2
-    return replace(
-        relative,
-        name=properties.name,
-        compute_capability=capability,
-        clock_hz=clock,
-        tensor_flops=per_clock * relative.tensor_per_clock,
-        fp32_flops=per_clock * 2 * relative.fp32_per_clock,
-        hbm_per_second=bandwidth,
-        sources=dict.fromkeys(relative.sources, f"estimated: per SM and clock as {relative.name}")
-        | dict.fromkeys(("name", "compute_capability"), _DRIVER),
-    )
 
 
 def figures(chip: Chip) -> list[str]:

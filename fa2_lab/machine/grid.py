@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa2_lab.machine.io import check_tiling, tiles_per_row
-from fa2_lab.tiles import Tile, Tiling, cdiv, whole_number
+from fa2_lab.tiles import Tiling, cdiv, whole_number
 
 ORDERS = ("rows", "heaviest first")
 
@@ -138,29 +138,6 @@ def schedule(blocks: Sequence[Block], SMs: int, blocks_per_sm: int = 1) -> Sched
     return Schedule(tuple(placed), SMs, blocks_per_sm)
 
 
-def compare(heads: int, tiling: Tiling, SMs: int, blocks_per_sm: int = 1) -> list[dict]:
-    """One row for each grid: FA1 and FA2, forward and backward, in both orders. What a table or picture needs."""
-    grids = [("fa1", direction, "rows", fa1_grid(heads, tiling)) for direction in ("forward", "backward")]
-    for direction in ("forward", "backward"):
-        grids += [("fa2", direction, order, fa2_grid(heads, tiling, direction, order)) for order in ORDERS]
-    return [_row(*grid, schedule(grid[-1], SMs, blocks_per_sm)) for grid in grids]
-
-
-def _row(algorithm: str, direction: str, order: str, blocks: list[Block], ran: Schedule) -> dict:
-    return dict(
-        algorithm=algorithm,
-        direction=direction,
-        order=order,
-        blocks=len(blocks),
-        waves=ran.waves,
-        SMs_used=ran.SMs_used,
-        makespan=ran.makespan,
-        tail=ran.tail,
-        utilisation=ran.utilisation,
-        schedule=ran,
-    )
-
-
 # Who owns which tile, and who meets on dQ -------------------------------------------------------------------
 
 
@@ -174,11 +151,6 @@ def owners(tiling: Tiling, direction: str) -> np.ndarray:
         for j in tiling.visited_cols(i):
             worker[i, j] = i if direction == "forward" else j
     return worker
-
-
-def kinds(tiling: Tiling) -> list[list[Tile]]:
-    """SKIP, DIAGONAL or FULL for every tile, as the pictures draw them."""  # T_r lists of T_c
-    return [[tiling.kind(i, j) for j in range(tiling.T_c)] for i in range(tiling.T_r)]
 
 
 def dq_writers(tiling: Tiling) -> list[list[int]]:
@@ -195,15 +167,6 @@ def dq_steps(tiling: Tiling) -> np.ndarray:
     for j, visited in enumerate(rows):
         steps[j, : len(visited)] = visited
     return steps
-
-
-def dq_collisions(tiling: Tiling) -> list[dict[int, list[int]]]:
-    """For each step, {row block i: workers that add into dQ_i in that same step}, where there are two or more."""
-    at_step = []
-    for step in dq_steps(tiling).T:
-        writers = {int(i): [int(j) for j in np.flatnonzero(step == i)] for i in np.unique(step[step >= 0])}
-        at_step.append({i: workers for i, workers in writers.items() if len(workers) > 1})
-    return at_step
 
 
 def _heads(heads: int, tiling: Tiling) -> int:

@@ -12,7 +12,6 @@ from fractions import Fraction
 
 import numpy as np
 
-from fa2_lab.reference.fa1 import block_sizes
 from fa2_lab.tiles import Tiling, whole_number
 
 
@@ -39,11 +38,6 @@ class Traffic:
         """Both, one after the other."""
         loads = Counter(self.loads) + Counter(other.loads)
         return Traffic(dict(loads), dict(Counter(self.stores) + Counter(other.stores)))
-
-    def times(self, heads: int) -> Traffic:
-        """The same for `heads` independent heads (batch · heads of them)."""
-        n = whole_number("heads", heads, low=1)
-        return Traffic({t: n * e for t, e in self.loads.items()}, {t: n * e for t, e in self.stores.items()})
 
 
 # Which tiles are visited ------------------------------------------------------------------------------------
@@ -225,23 +219,6 @@ def not_matmul(ops: Counter[str]) -> int:
     return sum(n for kind, n in ops.items() if kind not in ("matmul", "exp"))
 
 
-# On chip ----------------------------------------------------------------------------------------------------
-
-
-def on_chip(algorithm: str, direction: str, b: int, c: int, d: int) -> int:
-    """Elements that one tile of b rows and c columns needs on chip at once."""
-    b, c, d = (whole_number(name, x, low=1) for name, x in (("b", b), ("c", c), ("d", d)))
-    return _known(ON_CHIP, algorithm, direction)(b, c, d)
-
-
-ON_CHIP = {
-    ("fa1", "forward"): lambda b, c, d: 2 * b * d + 2 * c * d + 2 * b + b * c,  # q o, k v, l m, s
-    ("fa2", "forward"): lambda b, c, d: 2 * b * d + 2 * c * d + 2 * b + b * c,  # the same: what differs is who waits
-    ("fa1", "backward"): lambda b, c, d: 4 * b * d + 4 * c * d + 3 * b + 2 * b * c,  # q o do dq, k v dk dv, l m D, p ds
-    ("fa2", "backward"): lambda b, c, d: 3 * b * d + 4 * c * d + 2 * b + 2 * b * c,  # q do dq, k v dk dv, L D, p ds
-}
-
-
 # What follows from the forms --------------------------------------------------------------------------------
 
 
@@ -256,16 +233,6 @@ def fa1_over_fa2(tiling: Tiling, d: int) -> Fraction:
     FA1 moves Q, and O both ways, for each column block, and l and m with them; FA2 moves K and V for each row block.
     """
     return ratio(fa1_forward(tiling, d), fa2_forward(tiling, d))
-
-
-def theorem5(N: int, d: int, M: int) -> Fraction:
-    """Backward traffic of standard attention over FA1's, with FA1's block sizes for an on-chip memory of M elements.
-
-    Theorem 5 says Θ(N d + N²) against Θ(N² d² / M). The exact ratio tends to 7 M / (4 d (5 d + 2)) as N grows.
-    """
-    B_r, B_c = block_sizes(M, d)
-    tiling = Tiling(N, N, B_r, B_c)
-    return ratio(standard_backward(tiling, d), fa1_backward(tiling, d))
 
 
 def growth(algorithm: str, direction: str, N: int, B: int, d: int) -> Fraction:

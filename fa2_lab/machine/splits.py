@@ -70,11 +70,6 @@ class Cache:
 # The kernels' two ways --------------------------------------------------------------------------------------------
 
 
-def interleaved(w: int, splits: int, tiles: int) -> tuple[int, range]:
-    """Split-KV with so many splits of each head: the head of program w, and its tiles, every `splits`-th one."""
-    return w // splits, range(w % splits, tiles, splits)
-
-
 @dataclass(frozen=True)
 class Shares:
     """Stream-K: the heads end to end, cut into equal shares; program w takes units w·share to (w + 1)·share of work.
@@ -155,12 +150,6 @@ def same_splits(tiles: Sequence[int], splits: int) -> list[grid.Block]:
     whole_number("splits", splits, low=1)
     cut = [[len(part) for part in np.array_split(range(n), min(splits, max(n, 1)))] for n in tiles]
     return [grid.Block(head, k, n + 1) for head, part in enumerate(cut) for k, n in enumerate(part)]
-
-
-def best_splits(tiles: Sequence[int], slots: int, most: int = 64) -> int:
-    """The smallest number of splits that ends first, by the waves of grid.py."""
-    ends = {splits: grid.schedule(same_splits(tiles, splits), slots).makespan for splits in range(1, most + 1)}
-    return min(ends, key=ends.get)
 
 
 # Time -------------------------------------------------------------------------------------------------------------

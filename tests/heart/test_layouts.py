@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from fa2_lab.machine.layouts import Mma, Shared, bank_conflicts, parse
+from fa2_lab.machine.layouts import Mma, Shared, parse
 
 MMA = "#mma = #ttg.nvidia_mma<{versionMajor = 2, versionMinor = 0, warpsPerCTA = [4, 1], instrShape = [16, 8]}>"
 WGMMA = MMA.replace("versionMajor = 2", "versionMajor = 3").replace("[16, 8]", "[16, 64, 16]")
@@ -53,14 +53,6 @@ def test_every_element_has_one_place_and_every_place_one_element(layout, shape):
     assert np.array_equal(np.sort(places.ravel()), np.arange(warps * 32 * registers))
 
 
-@layouts
-def test_a_row_lies_in_four_lanes_of_a_warp(layout, shape):
-    owners = layout.owners(shape)
-    for row in range(0, shape[0], 7):
-        assert len(set(owners.warp[row])) == layout.warps[1]
-        assert set(owners.lane[row]) == {4 * (row % 8) + n for n in range(4)}
-
-
 def test_mma_m16n8_as_the_ptx_manual_draws_it():
     """Accumulator c_i of a lane: row lane / 4, plus 8 for i ≥ 2; column 2 (lane % 4) + i % 2."""
     owners = Mma(2, (1, 1), (16, 8)).owners((16, 8))
@@ -100,15 +92,6 @@ def test_every_element_has_an_address_of_its_own_and_chunks_stay_whole(layout, s
     rows = offsets.T if layout.transposed else offsets
     chunks = rows.reshape(len(rows), -1, layout.vec)
     assert (np.diff(chunks, axis=2) == 1).all() and (chunks[..., 0] % layout.vec == 0).all()
-
-
-def test_eight_rows_of_a_chunk_meet_no_bank_twice():
-    plain = Shared(8, 1, 1)
-    for d in (64, 128):
-        for chunk in range(d // 8):
-            for layout in (Shared(8, 1, 8), Shared(8, 1, 8, 64)):
-                assert bank_conflicts(layout.offsets((64, d))[8:16, chunk * 8]) == 1
-            assert bank_conflicts(plain.offsets((64, d))[8:16, chunk * 8]) == 8
 
 
 def test_the_128_byte_swizzle_is_an_exclusive_or_of_address_bits():

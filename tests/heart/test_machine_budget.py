@@ -47,7 +47,7 @@ COMPILED_FOR = {80: A100, 90: H100}
 
 def test_shared_memory_is_near_what_was_compiled():
     for (kernel, sm, d), compiled in SHARED.items():
-        stages = budget.stages_held(COMPILED_FOR[sm], 2)
+        stages = 2 if sm == 90 else 1  # of num_stages = 2, Triton holds so many
         for (B_r, B_c), bytes_ in zip(SIZES, compiled, strict=True):
             assert KERNELS[kernel][0](B_r, B_c, d, stages) == pytest.approx(bytes_, rel=0.20)
             if sm == 90 and kernel != "columns":
@@ -112,13 +112,6 @@ def test_table_takes_the_fewest_warps_that_fit():
     assert set(budget.table(H100, 64, "columns", sizes=(32, 256))) == {(32, 32), (32, 256), (256, 32), (256, 256)}
 
 
-@each_kernel
-@pytest.mark.parametrize("stages, itemsize", [(1, 2), (3, 2), (2, 4)])
-def test_table_asks_about_the_kernel_the_stages_and_the_dtype_that_are_meant(kernel, stages, itemsize):
-    for (B_r, B_c), (warps, fit) in budget.table(A100, 64, kernel, stages=stages, itemsize=itemsize).items():
-        assert fit == fits(A100, B_r, B_c, 64, stages, warps, itemsize, kernel), (B_r, B_c)
-
-
 def test_the_reason_names_what_is_short():
     fit = fits(RTX_4090, 128, 128, 128, stages=2, warps=8)
     assert (fit.ok, fit.limit, fit.blocks_per_sm) == (False, "shared memory", 0)
@@ -171,11 +164,6 @@ def test_what_fits_is_within_every_limit(kernel, chip, B_r, B_c, d, stages, warp
     assert fit.blocks_per_sm >= fit.ok
     if fit.ok and stages > 1:  # less of anything fits as well
         assert fits(chip, B_r, B_c, d, stages - 1, warps, kernel=kernel).ok
-
-
-def test_stages_held_by_triton():
-    assert [budget.stages_held(A100, s) for s in (1, 2, 3, 4)] == [1, 1, 2, 3]
-    assert [budget.stages_held(H100, s) for s in (1, 2, 3, 4)] == [1, 2, 3, 4]
 
 
 # Bad input ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fa2_lab.machine import grid
 from fa2_lab.machine.grid import Block, fa1_grid, fa2_grid, schedule
 from fa2_lab.reference import fa2
-from fa2_lab.tiles import CAUSAL, NO_MASK, Mask, Tile, Tiling
+from fa2_lab.tiles import CAUSAL, Mask, Tiling
 from fa2_lab.trace import Trace
 
 
@@ -89,30 +89,6 @@ def test_grids_launch_head_by_head():
     assert fa2_grid(1, tiling, "backward") == [Block(0, 0, 2), Block(0, 1, 2), Block(0, 2, 1)]
 
 
-def test_compare_has_a_row_for_each_grid():
-    rows = grid.compare(4, Tiling(64, 64, 8, 8, CAUSAL), SMs=6)
-    assert [(r["algorithm"], r["direction"], r["order"]) for r in rows] == [
-        ("fa1", "forward", "rows"),
-        ("fa1", "backward", "rows"),
-        ("fa2", "forward", "rows"),
-        ("fa2", "forward", "heaviest first"),
-        ("fa2", "backward", "rows"),
-        ("fa2", "backward", "heaviest first"),
-    ]
-    assert [r["blocks"] for r in rows] == [4, 4, 32, 32, 32, 32]
-
-
-@pytest.mark.parametrize("column", ["waves", "SMs_used", "makespan", "tail", "utilisation"])
-def test_compare_says_what_the_schedule_says(column):
-    """Seven blocks on four SMs with two slots each, so that no two columns of FA1's row hold the same number."""
-    rows = grid.compare(3, Tiling(64, 64, 8, 8, CAUSAL), SMs=4, blocks_per_sm=2)
-    for row in rows:
-        assert row["schedule"].blocks_per_sm == 2, "the blocks of one SM"
-        assert row[column] == getattr(row["schedule"], column), column
-    assert (rows[0]["waves"], rows[0]["SMs_used"], rows[0]["makespan"], rows[0]["tail"]) == (1, 3, 64, 64)
-    assert rows[2]["tail"] < rows[2]["makespan"]
-
-
 # Owners and collisions ------------------------------------------------------------------------------------------
 
 some_tilings = st.builds(
@@ -144,8 +120,6 @@ def test_owners_are_the_workers_that_the_meter_saw(direction, tiling):
     assert np.array_equal(grid.owners(tiling, direction), seen)
     per_worker = np.bincount(seen[seen >= 0], minlength=tiling.T_r if direction == "forward" else tiling.T_c)
     assert np.array_equal(grid.worker_tiles(tiling, direction), per_worker)
-    for i, row in enumerate(grid.kinds(tiling)):
-        assert [kind is Tile.SKIP for kind in row] == list(seen[i] < 0)
 
 
 @settings(max_examples=40, deadline=None)
@@ -157,24 +131,6 @@ def test_dq_writers_and_steps_agree(tiling):
         assert workers == tiling.visited_cols(i)
         assert workers == [j for j in range(tiling.T_c) if i in steps[j]]
     assert sum(map(len, writers)) == (steps >= 0).sum()
-    for t, together in enumerate(grid.dq_collisions(tiling)):
-        adding = {i: [j for j in range(tiling.T_c) if steps[j, t] == i] for i in range(tiling.T_r)}
-        assert together == {i: workers for i, workers in adding.items() if len(workers) > 1}, f"step {t}"
-
-
-def test_without_a_mask_all_workers_meet_on_the_same_rows_and_with_it_none():
-    """Column workers that start together all add into dQ_t at step t; causal ones start at their own diagonal."""
-    T = 5
-    full, causal = (Tiling(T * 4, T * 4, 4, 4, mask) for mask in (NO_MASK, CAUSAL))
-    assert grid.dq_collisions(full) == [{t: list(range(T))} for t in range(T)]
-    assert grid.dq_collisions(causal) == [{}] * T
-    assert [len(w) for w in grid.dq_writers(causal)] == [
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]  # they meet at other times, so order still varies
 
 
 # Bad input ------------------------------------------------------------------------------------------------------
@@ -190,7 +146,6 @@ def test_without_a_mask_all_workers_meet_on_the_same_rows_and_with_it_none():
         (lambda: schedule([Block(0, None, 1)], 1, 0), ValueError, "blocks_per_sm: got 0"),
         (lambda: fa1_grid(0, Tiling(8, 8, 4, 4)), ValueError, "heads: got 0"),
         (lambda: grid.dq_steps(None), TypeError, "tiling: got NoneType"),
-        (lambda: grid.dq_collisions(3), TypeError, "tiling: got int"),
         (lambda: fa2_grid(1, (8, 8)), TypeError, "tiling: got tuple"),
         (lambda: fa2_grid(1, Tiling(8, 8, 4, 4), "sideways"), ValueError, "direction: got 'sideways'"),
         (lambda: fa2_grid(1, Tiling(8, 8, 4, 4), order="random"), ValueError, "order: got 'random'"),

@@ -109,21 +109,6 @@ def test_a_take_that_does_not_wait_spoils_the_result():
     assert not np.allclose(run.O, naive.forward(Q, K, V)[0], equal_nan=False)
 
 
-def test_a_stage_holds_nan_while_a_copy_is_on_its_way():
-    block, seen = Block(), []
-    ring = hopper.Ring(block, "K", 1, 1)
-    ring.tiles[0] = np.ones((2, 2))
-
-    def producer():
-        yield from ring.fill(0, np.zeros((2, 2)), clocks=5)
-        seen.append(ring.tiles[0])
-        yield from ring.take(0)
-        seen.append(ring.tiles[0])
-
-    block.run({"producer": producer()})
-    assert np.isnan(seen[0]).all() and not seen[1].any()
-
-
 # Barriers, units and time -------------------------------------------------------------------------------------
 
 
@@ -175,20 +160,6 @@ def test_no_unit_works_on_more_than_it_can():
         assert total <= end(run.block) * (1 + 1e-9)
     spans = sorted((j.begun, j.ended) for j in run.block.jobs if j.unit == "tensor")
     assert all(a[1] <= b[0] + 1e-6 for a, b in pairwise(spans)), "in order means one at a time"
-
-
-def test_who_waits_for_whom():
-    Q, K, V = draw(16, 32)
-    run = hopper.forward(Q, K, V, Tiling(16, 32, 4, 4), ping_pong=True)
-    came = {bar.what: set() for ring in (run.pipes.q, run.pipes.k, run.pipes.v) for bar in ring.filled + ring.emptied}
-    for ring in (run.pipes.q, run.pipes.k, run.pipes.v):
-        for bar in ring.filled + ring.emptied:
-            came[bar.what] |= set(bar.came)
-    both = {"consumer 0", "consumer 1"}
-    assert came == {f"{t} filled": {"copy engine"} for t in "QKV"} | {f"{t} emptied": both for t in "QKV"}
-    waited = {(w.actor, w.what) for w in run.block.waits}
-    assert ("producer", "K emptied") in waited and ("consumer 1", "ping-pong") in waited
-    assert not any(actor == "producer" and "filled" in what for actor, what in waited)
 
 
 # Dealt or drawn -----------------------------------------------------------------------------------------------

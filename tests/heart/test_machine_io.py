@@ -94,23 +94,13 @@ def test_operations_of_one_tile_equal_the_meter_at_every_tile(algorithm, directi
         assert nonzero(counts) == nonzero(io.tile_operations(algorithm, direction, b, c, 5))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(1, 4))
-@pytest.mark.parametrize("algorithm, direction", COUNTED)
-def test_on_chip_equals_the_meters_peak(algorithm, direction, N_q, N_k, B_r, B_c, d):
-    trace = metered(algorithm, direction, Tiling(N_q, N_k, B_r, B_c), d)
-    assert io.on_chip(algorithm, direction, min(B_r, N_q), min(B_c, N_k), d) == trace.peak_on_chip
-
-
 def test_traffic_adds_up_over_heads_and_passes():
     tiling = Tiling(8, 8, 4, 2, CAUSAL)
     forward, backward = io.fa2_forward(tiling, 4), io.fa2_backward(tiling, 4)
     assert (forward + backward).total == forward.total + backward.total
     assert (forward + backward).loads["K"] == forward.loads["K"] + backward.loads["K"]
-    assert forward.times(6).total == 6 * forward.total
-    assert forward.times(6).stores == {tensor: 6 * n for tensor, n in forward.stores.items()}
     twice = forward + forward  # the same tensors are stored by both
-    assert (twice.loads, twice.stores) == (forward.times(2).loads, forward.times(2).stores)
+    assert twice.loads == {tensor: 2 * n for tensor, n in forward.loads.items()} and twice.total == 2 * forward.total
 
 
 # The statements of the papers -----------------------------------------------------------------------------------
@@ -125,22 +115,6 @@ def test_fa1_moves_one_and_a_half_times_what_fa2_moves():
 def test_doubling_the_sequence_quadruples_the_traffic():
     assert float(io.growth("fa2", "forward", 4096, 64, 64)) == pytest.approx(3.97, abs=0.002)
     assert io.growth("standard", "forward", 4096, 64, 64) > io.growth("fa2", "forward", 128, 64, 64) > 2
-
-
-def test_theorem_5_exactly():
-    """Seven N × N matrices against N² (5 d + 2) / B_c: a multiple of M / d² that does not depend on N."""
-    for d, M in ((64, 2**14), (64, 2**16), (128, 2**16)):
-        limit = Fraction(7 * M, 4 * d * (5 * d + 2))
-        assert float(io.theorem5(2**22, d, M)) == pytest.approx(float(limit), rel=1e-3)
-    assert io.theorem5(8192, 64, 2**14) < io.theorem5(8192, 64, 2**15) < io.theorem5(8192, 64, 2**16)
-    assert io.theorem5(8192, 128, 2**9) < 1  # with too little memory on chip FA1 moves more than standard attention
-
-
-def test_theorem_5_equals_two_meters():
-    N, d, M = 24, 4, 64
-    tiling = Tiling(N, N, *fa1.block_sizes(M, d))
-    meters = [metered(name, "backward", tiling, d) for name in ("standard", "fa1")]
-    assert io.theorem5(N, d, M) == Fraction(meters[0].hbm_elements, meters[1].hbm_elements)
 
 
 def test_tweak_1_saves_one_scaling_of_o_and_the_division_per_tile():
@@ -179,6 +153,4 @@ def test_unknown_names_are_refused():
         with pytest.raises(ValueError, match=r"fa3.*it takes"):
             call("fa3", "forward", Tiling(8, 8, 4, 4), 4)
     with pytest.raises(ValueError, match="b: got 0"):
-        io.on_chip("fa2", "forward", 0, 4, 4)
-    with pytest.raises(ValueError, match="heads: got 0"):
-        io.fa2_forward(Tiling(8, 8, 4, 4), 4).times(0)
+        io.tile_operations("fa2", "forward", 0, 4, 4)
