@@ -83,12 +83,16 @@ def table(results: Record) -> str:
     return "\n".join(lines)
 
 
-def markdown(results: Record) -> list[str]:
-    """The same table for a page, under a line that can be opened."""
+def claim(results: Record) -> str:
+    """The whole ladder in a line."""
     shares = [numbers[2] for _, numbers, _ in cells(results)[: len(ladder.RUNGS)] if numbers[2] != "-"]
     peer = compared_with(rows(results, "forward")[False].values)
-    told = f"From {shares[0]} to {shares[-1]} of {peer} in {len(shares) - 1} changes: every rung"
-    lines = [f"<details><summary>{told}</summary>", "", setting(results), ""]
+    return f"From {shares[0]} to {shares[-1]} of {peer} in {len(shares) - 1} changes"
+
+
+def markdown(results: Record) -> list[str]:
+    """The same table for a page, under a line that can be opened."""
+    lines = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
     lines += [f"| rung | {' | '.join(COLUMNS)} | the one change |", "| --- |" + " ---: |" * len(COLUMNS) + " --- |"]
     lines += [f"| {name} | {' | '.join(numbers)} | {sentence} |" for name, numbers, sentence in cells(results)]
     return [*lines, "", "</details>"]

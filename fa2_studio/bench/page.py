@@ -391,9 +391,9 @@ def renewed(text: str, part: str, content: str) -> str:
 
 
 def write() -> None:
-    """Write RESULTS.md, and the README's table of rungs and sentence on speed, from the recorded runs."""
+    """Write RESULTS.md, and the README's sentences on the ladder and on speed, from the recorded runs."""
     root = files.checkout("bench --results")
     files.write(root / "RESULTS.md", results_page())
     readme = (root / "README.md").read_text(encoding="utf-8")
-    readme = renewed(readme, "ladder", "\n".join(ladder.markdown(load("ladder"))))
+    readme = renewed(readme, "ladder", ladder.claim(load("ladder")) + ".")
     files.write(root / "README.md", renewed(readme, "speed", sentence(load("paper"))))

@@ -1,6 +1,6 @@
 """Where the chapters run: a table of chapters and machines, and copies of the NumPy chapters for Colab.
 
-`python -m fa2_studio.book.reach` writes the table into the README.
+`python -m fa2_studio.book.reach` writes the table into TROUBLESHOOTING.md.
 """
 
 from __future__ import annotations
@@ -97,6 +97,6 @@ def write_for_colab(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    readme = files.checkout("the table of machines") / "README.md"
+    page = files.checkout("the table of machines") / "TROUBLESHOOTING.md"
     between = re.compile(r"(<!-- machines: .*?-->\n).*?(\n<!-- end of machines -->)", flags=re.DOTALL)
-    files.write(readme, between.sub(lambda ends: ends[1] + table() + ends[2], readme.read_text(encoding="utf-8")))
+    files.write(page, between.sub(lambda ends: ends[1] + table() + ends[2], page.read_text(encoding="utf-8")))
