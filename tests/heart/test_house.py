@@ -257,6 +257,15 @@ def test_the_package_needs_numpy_alone_and_is_quick():
     assert min(float(python(timed, ALL_BUT_NUMPY)) for _ in range(3)) < 0.3
 
 
+def test_importing_the_package_changes_nothing_around_it():
+    watched = "import os; before = dict(os.environ); import fa2_lab; fa2_lab.where('FA2.A1.L9'); "
+    assert python(watched + "print(os.environ == before)", {"torch", "triton"}) == "True\n"
+
+
+def test_a_public_call_can_be_replaced():
+    assert python("import fa2_lab; fa2_lab.attention = 3; print(fa2_lab.attention)", {"torch", "triton"}) == "3\n"
+
+
 def test_what_is_not_a_kernel_needs_numpy_alone():
     alone = {"tiles", "trace", "paper", "glossary", "reference", "machine", "errata"}
     rooms = [name for name in package_modules() if room_of(name) in alone]
@@ -323,8 +332,8 @@ def test_environment_yml_line_by_line():
     assert re.fullmatch(r"[a-z][a-z0-9-]*", environment["name"]) and environment["channels"] == ["conda-forge"]
     *specs, pip = environment["dependencies"]
     assert [Requirement(spec).name for spec in specs] == ["python", "pip"]
-    assert list(pip) == ["pip"] and pip["pip"] == ["-e .[dev]"]
-    extra = Requirement("fa2-lab" + pip["pip"][0].removeprefix("-e ."))
+    assert list(pip) == ["pip"] and pip["pip"] == ["-c constraints.txt", "-e .[dev]"]
+    extra = Requirement("fa2-lab" + pip["pip"][1].removeprefix("-e ."))
     assert extra.extras <= set(pyproject()["project"]["optional-dependencies"])
 
 
