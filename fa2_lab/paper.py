@@ -253,7 +253,7 @@ NO_TRITON |= {
 }
 
 # Which picture shows a line: the figure's name, and for each algorithm the lines.
-PICTURES = {
+PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
     "visiting_order": {"FA1.A2": (3, 4, 5, 6, 7, 8, 9, 16), "FA2.A1": (1, 2, 4, 6, 7, 14, 15)},
     "workers": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
     "block_budget": {"FA1.A2": (2,), "FA1.A4": (2,)},

@@ -12,8 +12,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from numbers import Integral, Real
+from typing import Any
 
 import numpy as np
+
+Rows = Any  # the number of a row or of a row block, or an array of such numbers
 
 
 class Tile(Enum):
@@ -64,7 +67,7 @@ class Mask:
         if self.allowed.shape != (N_q, N_k):
             raise ValueError(f"mask: got shape {self.allowed.shape}; it takes (N_q, N_k) = {(N_q, N_k)}")
 
-    def interval(self, row, N_q: int, N_k: int):
+    def interval(self, row: Rows, N_q: int, N_k: int) -> tuple[Rows, Rows]:
         """[first, last): the columns that row `row` sees, before `allowed` (row: int or array). Neither ever falls
         from one row to the next; a row with first = last sees nothing."""
         left, right = self.window or (None, None)
@@ -90,7 +93,7 @@ class Tiling:
     B_c: int
     mask: Mask = NO_MASK
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("N_q", "N_k", "B_r", "B_c"):
             whole_number(name, getattr(self, name), low=1)
         if not isinstance(self.mask, Mask):
@@ -115,7 +118,7 @@ class Tiling:
         """The keys of column block j."""
         return slice(j * self.B_c, min((j + 1) * self.B_c, self.N_k))
 
-    def interval(self, row):
+    def interval(self, row: Rows) -> tuple[Rows, Rows]:
         """[first, last): the columns that a row sees."""
         return self.mask.interval(row, self.N_q, self.N_k)
 
@@ -131,7 +134,7 @@ class Tiling:
         """The scores of tile (i, j) with −∞ wherever the mask hides one; those of a FULL tile as they are."""
         return s_ij if self.kind(i, j) is Tile.FULL else np.where(self.visible(i, j), s_ij, -np.inf)
 
-    def blocks(self, i):
+    def blocks(self, i: Rows) -> tuple[Rows, Rows]:
         """[first, last): the column blocks that row block i meets, before `allowed` (i: int or array)."""
         first, _ = self.interval(i * self.B_r)  # of the top row
         _, last = self.interval(np.minimum((i + 1) * self.B_r, self.N_q) - 1)  # of the bottom row
@@ -163,7 +166,7 @@ class Tiling:
         return Counter(self.kind(i, j) for i in range(self.T_r) for j in range(self.T_c))
 
 
-def check_window(window) -> tuple[int | None, int | None]:
+def check_window(window: object) -> tuple[int | None, int | None]:
     """Refuse a window that is not (left, right), each None or at least 0; returns its two sizes."""
     takes = "(left, right), each a whole number of at least 0, or None for unbounded"
     if not isinstance(window, tuple | list):
@@ -179,7 +182,7 @@ def check_window(window) -> tuple[int | None, int | None]:
     return left, right
 
 
-def real_number(name: str, value, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
+def real_number(name: str, value: object, takes: str, fits: Callable[[float], bool] = math.isfinite) -> float:
     """`value` as a float, or an error that names it and says what it takes."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
@@ -192,11 +195,12 @@ def real_number(name: str, value, takes: str, fits: Callable[[float], bool] = ma
     return number
 
 
-def whole_number(name: str, value, low: int, high: int | None = None) -> int:
+def whole_number(name: str, value: object, low: int, high: int | None = None) -> int:
     """`value` as an int, or an error that names it."""
     takes = f"a whole number of at least {low}" if high is None else f"a whole number from {low} to {high}"
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, Integral):
         raise TypeError(f"{name}: got {value!r}; it takes {takes}")
-    if value < low or (high is not None and value > high):
+    number = int(value)
+    if number < low or (high is not None and number > high):
         raise ValueError(f"{name}: got {value}; it takes {takes}")
-    return int(value)
+    return number

@@ -9,8 +9,8 @@ The algorithms are written once, in plain NumPy: without a meter the same lines 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +45,7 @@ class Operation(NamedTuple):
 class Trace:
     """Watches one run of an algorithm. It may count; it never changes a result."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.events: list[Event] = []
         self.steps: list[Event | Operation] = []  # events and operations in the order in which they happened
         self.work: Counter[tuple] = Counter()  # (worker, i, j, kind) -> operations
@@ -56,7 +56,7 @@ class Trace:
 
     # What an algorithm calls ------------------------------------------------------------------------------
 
-    def hbm(self, **tensors: np.ndarray):
+    def hbm(self, **tensors: np.ndarray) -> Any:
         """Tensors that live in HBM, in the order given; a single one is returned bare."""
         watched = [HbmTensor(name, array, self) for name, array in tensors.items()]
         return watched if len(watched) > 1 else watched[0]
@@ -96,7 +96,7 @@ class Trace:
     @property
     def flops(self) -> Counter[str]:
         """Operations by kind: matmul, exp, add, multiply, divide, maximum, log."""
-        total = Counter()
+        total: Counter[str] = Counter()
         for (_, _, _, kind), n in self.work.items():
             total[kind] += n
         return total
@@ -127,7 +127,7 @@ class Trace:
     def _moved(self, op: str, tensor: str | None) -> int:
         return sum(e.elements for e in self.events if e.op == op and tensor in (None, e.tensor))
 
-    def _grouped(self, key) -> dict[tuple, Counter]:
+    def _grouped(self, key: Callable[[tuple, int | None, int | None], tuple]) -> dict[tuple, Counter]:
         groups: dict[tuple, Counter] = {}
         for e in self.events:
             groups.setdefault(key(e.worker, e.i, e.j), Counter())[e.op] += e.elements
@@ -143,7 +143,7 @@ class Trace:
         self.events.append(Event(op, tensor, elements, *self._here()))
         self.steps.append(self.events[-1])
 
-    def _count(self, ufunc: np.ufunc, method: str, inputs: list, result, operands: tuple[int, ...]) -> bool:
+    def _count(self, ufunc: np.ufunc, method: str, inputs: list, result: Any, operands: tuple[int, ...]) -> bool:
         """Count one operation, if it is arithmetic."""
         self.largest_on_chip = max(self.largest_on_chip, np.size(result))
         name = ufunc.__name__
@@ -155,7 +155,8 @@ class Trace:
             kind, n = KIND_OF_UFUNC.get(name, name), np.size(inputs[0]) - np.size(result)
         else:
             kind, n = "exp" if name in EXPONENTIALS else KIND_OF_UFUNC.get(name, name), np.size(result)
-        self.work[(*self._here(), kind)] += n
+        where = (*self._here(), kind)
+        self.work[where] += n
         self.steps.append(Operation(kind, n, np.shape(result), operands, *self._here()))
         return True
 
@@ -163,7 +164,7 @@ class Trace:
 class Unwatched:
     """The absent meter: the same calls, no counting, plain arrays."""
 
-    def hbm(self, **tensors: np.ndarray):
+    def hbm(self, **tensors: np.ndarray) -> Any:
         return list(tensors.values()) if len(tensors) > 1 else next(iter(tensors.values()))
 
     def parallel(self, name: str, indices: Iterable[int]) -> Iterable[int]:
@@ -175,7 +176,7 @@ class Unwatched:
         pass
 
 
-UNWATCHED = Unwatched()
+UNWATCHED: Any = Unwatched()  # takes the place of a Trace
 
 
 class HbmTensor:
@@ -185,32 +186,32 @@ class HbmTensor:
         self.name, self.array, self.trace = name, np.asarray(array), trace
         self.shape, self.dtype = self.array.shape, self.array.dtype
 
-    def __getitem__(self, where) -> OnChip:
+    def __getitem__(self, where: Any) -> OnChip:
         block = np.array(self.array[where])
         self.trace._record("load", self.name, block.size)
         return _on_chip(block, self.trace, len(self.trace.steps) - 1)
 
-    def __setitem__(self, where, value) -> None:
+    def __setitem__(self, where: Any, value: Any) -> None:
         self.array[where] = value
         self.trace._record("store", self.name, self.array[where].size)
 
     def __len__(self) -> int:
         return len(self.array)
 
-    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.array if dtype is None else self.array.astype(dtype)
 
 
 class OnChip(np.ndarray):
     """An array that was loaded from HBM or computed from one; arithmetic on it is counted."""
 
-    trace: Trace | None = None
+    trace: Any = None  # the Trace that counts; ndarray has a method of this name
     step: int | None = None  # the number of the step that loaded or made it
 
-    def __array_finalize__(self, parent) -> None:
+    def __array_finalize__(self, parent: Any) -> None:
         self.trace, self.step = getattr(parent, "trace", None), getattr(parent, "step", None)
 
-    def __array_ufunc__(self, ufunc, method, *inputs, out=None, **kwargs):
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         trace = next(x.trace for x in (*inputs, *(out or ())) if isinstance(x, OnChip))
         plain = [_plain(x) for x in inputs]
         if out is not None:
@@ -221,7 +222,7 @@ class OnChip(np.ndarray):
             return _on_chip(result, trace)
         return _on_chip(result, trace, len(trace.steps) - 1)
 
-    def __array_function__(self, function, types, args, kwargs):
+    def __array_function__(self, function: Callable, types: Any, args: Any, kwargs: Any) -> Any:
         if function.__name__ in NOT_COUNTABLE:
             raise TypeError(f"the meter cannot count numpy.{function.__name__}: write matrix products with @")
         made = super().__array_function__(function, types, args, kwargs)
@@ -230,11 +231,11 @@ class OnChip(np.ndarray):
         return _on_chip(_plain(made), self.trace, max(steps, default=None))
 
 
-def _plain(x):
+def _plain(x: Any) -> Any:
     return x.view(np.ndarray) if isinstance(x, OnChip) else x
 
 
-def _on_chip(x, trace: Trace | None, step: int | None = None):
+def _on_chip(x: Any, trace: Trace | None, step: int | None = None) -> Any:
     if type(x) is np.ndarray:
         x = x.view(OnChip)
         x.trace, x.step = trace, step

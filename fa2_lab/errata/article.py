@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
+from types import ModuleType
 
 import numpy as np
 
@@ -20,7 +22,7 @@ B = 16  # tile height and width, and head dimension, where traffic is counted
 # HBM traffic --------------------------------------------------------------------------------------------------
 
 
-def metered(algorithm, N: int) -> int:
+def metered(algorithm: ModuleType, N: int) -> int:
     """Elements that the meter counts between HBM and the chip, with d = B_r = B_c = B."""
     case, meter = Case(N, B), Trace()
     algorithm.forward(case.Q, case.K, case.V, B_r=B, B_c=B, trace=meter)
@@ -81,7 +83,7 @@ def full_scalings(stage: str, tiles: int) -> int:
     """How often a B_r × d block is multiplied or divided by a factor per row, counted while the loop runs."""
     count = 0
 
-    def scaled(block, factor):
+    def scaled(block: np.ndarray, factor: np.ndarray) -> np.ndarray:
         nonlocal count
         count += 1
         return block * factor
@@ -131,7 +133,7 @@ EXP_COST = Erratum(
 # The third change: warps --------------------------------------------------------------------------------------
 
 
-def scores_of_warps(join) -> np.ndarray:
+def scores_of_warps(join: Callable) -> np.ndarray:
     """Four warps score all queries against a quarter of the keys each; `join` puts their slices together."""
     return join([CASE.tau * CASE.Q @ K_w.T for K_w in np.split(CASE.K, 4)])
 
@@ -184,7 +186,7 @@ SMEM_LIMIT = Erratum(
 # The fourth change: the causal mask ---------------------------------------------------------------------------
 
 
-def causal_by_tiles(skip) -> np.ndarray:
+def causal_by_tiles(skip: Callable[[int, int], bool]) -> np.ndarray:
     """The article's loop on 4 × 4 tiles: skip where `skip(first column, row after the last)`, mask where i == j."""
     S = np.full((8, 8), -np.inf)
     for i, rows in enumerate(np.split(np.arange(8), 4)):

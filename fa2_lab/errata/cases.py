@@ -6,11 +6,12 @@ from collections.abc import Callable
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fa2_lab.reference.naive import safe_softmax
 
 
-def distance(x, truth) -> float:
+def distance(x: ArrayLike, truth: ArrayLike) -> float:
     """Largest absolute difference, relative to the largest true entry; infinite where shapes differ."""
     x, truth = np.asarray(x, dtype=float), np.asarray(truth, dtype=float)
     if x.shape != truth.shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -18,12 +18,12 @@ class Erratum:
     claim: str  # what the source says, in our words
     why: str  # why it cannot be
     instead: str  # what is right
-    wrong: Callable[[], object]
-    right: Callable[[], object]
-    error: Callable[[object], float]  # distance from the truth: another formula, central differences, a count
+    wrong: Callable[[], Any]
+    right: Callable[[], Any]
+    error: Callable[[Any], float]  # distance from the truth: another formula, central differences, a count
     tolerance: float = 1e-9
 
-    def check(self, result) -> bool:
+    def check(self, result: object) -> bool:
         """True if the result is as close to the truth as it should be; NaN never is."""
         return bool(self.error(result) <= self.tolerance)
 

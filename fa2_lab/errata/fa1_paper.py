@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fa2_lab.errata.cases import Case, distance
@@ -15,7 +17,7 @@ CASE = Case(N=8, d=4)
 SQUARE = Case(N=5, d=5)
 
 
-def scores(q_of, k_of) -> np.ndarray:
+def scores(q_of: Callable[[int], np.ndarray], k_of: Callable[[int], np.ndarray]) -> np.ndarray:
     """S_ij = q_i · k_j for every i and j."""
     return np.array([[q_of(i) @ k_of(j) for j in range(SQUARE.N)] for i in range(SQUARE.N)])
 
@@ -104,7 +106,8 @@ def keyed_mask(order: str) -> np.ndarray:
     dropout, kept = Dropout(p=0.5, seed=0), np.empty((GRID.N_q, GRID.N_k), dtype=bool)
     tiles = [(i, j) for i in range(GRID.T_r) for j in range(GRID.T_c)]
     for i, j in sorted(tiles, key=lambda tile: tile[::-1]) if order == "fa1" else tiles:
-        kept[GRID.rows(i), GRID.cols(j)] = dropout.z(GRID.rows(i), GRID.cols(j)) > 0
+        place = GRID.rows(i), GRID.cols(j)
+        kept[place] = dropout.drop(np.ones(kept[place].shape), *place) > 0
     return kept
 
 
@@ -122,7 +125,7 @@ DROPOUT_ORDER = Erratum(
 )
 
 
-def empty_row(m_for_exp) -> np.ndarray:
+def empty_row(m_for_exp: Callable[[float], float]) -> np.ndarray:
     """Output of a row whose first tile is hidden and whose second is seen; m_for_exp makes m safe, or does not."""
     s, v = np.array([-np.inf, -np.inf, 1.0, 2.0]), np.array([5.0, 5.0, 1.0, 3.0])
     m, l, o = -np.inf, 0.0, 0.0

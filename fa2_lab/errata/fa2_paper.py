@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from fa2_lab.errata.cases import Case, TwoBlocks, central_differences, distance
@@ -49,7 +51,7 @@ DO = Erratum(
 )
 
 
-def both_blocks(second_factor) -> np.ndarray:
+def both_blocks(second_factor: float | np.ndarray) -> np.ndarray:
     """diag(ℓ)⁻¹ e^(S¹ − m) V¹ plus the second block times a factor."""
     return np.exp(TWO.S1 - TWO.m2) @ TWO.V1 / TWO.l2 + second_factor * (TWO.e2 @ TWO.V2)
 
@@ -69,7 +71,7 @@ SECOND_BLOCK = Erratum(
 # 3.1.1: the first tweak and the two-block example -------------------------------------------------------------
 
 
-def divided_at_the_end(factor) -> np.ndarray:
+def divided_at_the_end(factor: np.ndarray) -> np.ndarray:
     """Tweak 1: the first block's answer times a factor, plus the second block's raw sum; divided by ℓ² at the end."""
     return (factor * TWO.O1 + TWO.e2 @ TWO.V2) / TWO.l2
 
@@ -86,7 +88,7 @@ TWEAK_1 = Erratum(
 )
 
 
-def divided_in_every_step(factor) -> np.ndarray:
+def divided_in_every_step(factor: np.ndarray) -> np.ndarray:
     """The update before tweak 1: both terms carry the new ℓ²."""
     return factor * TWO.O1 + TWO.e2 @ TWO.V2 / TWO.l2
 
@@ -143,7 +145,7 @@ SMALL_S = Erratum(
 # 3.1.1: the causal mask ---------------------------------------------------------------------------------------
 
 
-def masking_except(mask_free) -> np.ndarray:
+def masking_except(mask_free: Callable[[np.ndarray, np.ndarray], bool]) -> np.ndarray:
     """Causal attention where tiles for which mask_free(rows, cols) holds are computed without the mask."""
     S = MASKED.tau * MASKED.Q @ MASKED.K.T
     for rows in np.split(np.arange(8), 4):
@@ -183,7 +185,7 @@ CAUSAL_SPEEDUP = Erratum(
 # 3.1.1 and 3.1.2: the algorithms ------------------------------------------------------------------------------
 
 
-def second_tile(alpha) -> np.ndarray:
+def second_tile(alpha: np.ndarray) -> np.ndarray:
     """Algorithm 1, line 10, on the second of two tiles, then line 12."""
     return (alpha * (TWO.e1 @ TWO.V1) + TWO.e2 @ TWO.V2) / TWO.l2
 
@@ -236,7 +238,9 @@ D_SHAPE = Erratum(
 ROW_ELEMENTS = {"Q": CASE.d, "O": CASE.d, "dO": CASE.d, "dQ": CASE.d, "L": 1, "D": 1}
 
 
-def inner_step(Q, O, dO, dQ, L, D) -> tuple[np.ndarray, ...]:
+def inner_step(
+    Q: np.ndarray, O: np.ndarray, dO: np.ndarray, dQ: np.ndarray, L: np.ndarray, D: np.ndarray
+) -> tuple[np.ndarray, ...]:
     """Algorithm 2, lines 10 to 16, on one tile; line 15 brings its own dQ_i, whatever line 9 loaded."""
     P = np.exp(CASE.tau * Q @ CASE.K.T - L)
     dS = P * (dO @ CASE.V.T - D)

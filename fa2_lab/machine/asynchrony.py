@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 SIDE_BY_SIDE, SHARED, IN_ORDER = "side by side", "shared", "in order"
 MANNERS = {"copy": SIDE_BY_SIDE, "tensor": SHARED, "exp": SHARED}
@@ -59,9 +60,9 @@ class Job:
     compute: Callable[[], object]
     started: float
     left: float
-    begun: float | None = None  # when the unit turned to it
-    ended: float | None = None
-    result: object = None
+    begun: Any = None  # when the unit turned to it
+    ended: Any = None
+    result: Any = None
 
     def done(self) -> Wait:
         return Wait(lambda: self.ended is not None, f"{self.unit}: {self.label}")

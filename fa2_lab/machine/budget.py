@@ -17,6 +17,7 @@ Four kernels:  forward   a row block stays, K and V stream by
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fa2_lab.machine.chips import Chip, KiB
@@ -138,15 +139,23 @@ def fits(
 
 
 def table(
-    chip: Chip, d: int, kernel: str = "forward", sizes=(64, 128), stages: int = 2, warps=(4, 8), itemsize: int = 2
-):
+    chip: Chip,
+    d: int,
+    kernel: str = "forward",
+    sizes: Sequence[int] = (64, 128),
+    stages: int = 2,
+    warps: Sequence[int] = (4, 8),
+    itemsize: int = 2,
+) -> dict[tuple[int, int], tuple[int, Fit]]:
     """{(B_r, B_c): (warps, Fit)} over all pairs of sizes, with the first of `warps` that fits, or else the last."""
     return {
         (B_r, B_c): _first_fit(chip, B_r, B_c, d, stages, warps, itemsize, kernel) for B_r in sizes for B_c in sizes
     }
 
 
-def _first_fit(chip, B_r, B_c, d, stages, warps, itemsize, kernel) -> tuple[int, Fit]:
+def _first_fit(
+    chip: Chip, B_r: int, B_c: int, d: int, stages: int, warps: Sequence[int], itemsize: int, kernel: str
+) -> tuple[int, Fit]:
     for W in warps:
         fit = fits(chip, B_r, B_c, d, stages, W, itemsize, kernel)
         if fit.ok:

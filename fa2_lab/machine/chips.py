@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 TFLOPS, GB, MHZ = 10**12, 10**9, 10**6
@@ -78,9 +79,11 @@ _PER_CAPABILITY = {
     "blocks_per_sm": f"{_LIMITS}, row maximum resident blocks per multiprocessor",
 }
 
-_EVERYWHERE = dict(exp_per_clock=16, shared_per_clock=128, registers_per_sm=65536, registers_per_thread=255)
+_EVERYWHERE: dict[str, Any] = dict(
+    exp_per_clock=16, shared_per_clock=128, registers_per_sm=65536, registers_per_thread=255
+)
 
-_SM_80 = dict(
+_SM_80: dict[str, Any] = dict(
     compute_capability=(8, 0),
     fp32_per_clock=64,
     shared_per_sm=164 * KiB,
@@ -90,7 +93,7 @@ _SM_80 = dict(
     blocks_per_sm=32,
     **_EVERYWHERE,
 )
-_SM_86 = dict(
+_SM_86: dict[str, Any] = dict(
     compute_capability=(8, 6),
     fp32_per_clock=128,
     shared_per_sm=100 * KiB,

@@ -76,7 +76,7 @@ class Schedule:
     @property
     def tail(self) -> float:
         """How long the last block still runs after the first slot has run out of work."""
-        ends = {}
+        ends: dict[tuple[int, int], float] = {}
         for p in self.placed:
             ends[p.SM, p.slot] = max(p.end, ends.get((p.SM, p.slot), 0))
         return self.makespan - (min(ends.values()) if len(ends) == self.slots else 0)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class Ring:
         yield self.emptied[stage].over((n // self.stages & 1) ^ 1)
         self.tiles[stage] = np.full_like(tile, np.nan)  # half of the old tile, half of the new one
 
-        def arrived():
+        def arrived() -> None:
             self.tiles[stage] = tile
             self.filled[stage].arrive("copy engine")
 
@@ -101,17 +102,18 @@ class Mailbox:
     """What the producer tells the consumers about each block; it may be one block ahead of them."""
 
     def __init__(self, block: Block, consumers: int):
-        self.block, self.letters = block, [None, None]
+        self.block = block
+        self.letters: list = [None, None]
         self.filled = [Barrier("mailbox filled", 1) for _ in range(2)]
         self.emptied = [Barrier("mailbox emptied", consumers) for _ in range(2)]
 
-    def send(self, n: int, letter) -> Generator[Wait]:
+    def send(self, n: int, letter: object) -> Generator[Wait]:
         """Producer: what there is to know of the n-th block."""
         yield self.emptied[n % 2].over((n // 2 & 1) ^ 1)
         self.letters[n % 2] = letter
         self.filled[n % 2].arrive(self.block.actor)
 
-    def wait(self, n: int) -> Generator[Wait]:
+    def wait(self, n: int) -> Generator[Wait, None, Any]:
         """Consumer: until the letter about the n-th block is there; returns it."""
         yield self.filled[n % 2].over(n // 2 & 1)
         return self.letters[n % 2]
@@ -147,7 +149,7 @@ class Rows:
     l: np.ndarray = field(init=False)
     o: np.ndarray = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         rows = self.tiling.rows(self.i)
         b = rows.stop - rows.start
         self.m, self.l, self.o = np.full(b, -np.inf), np.zeros(b), np.zeros((b, self.d))
@@ -281,27 +283,33 @@ def store(rows: Rows, work: Work) -> None:
 # Two ways through the tiles -----------------------------------------------------------------------------------
 
 
-def start_scores(c: int, n: int, j: int, block, rows, pipes, costs) -> Generator[Wait, None, Job]:
+def start_scores(
+    c: int, n: int, j: int, block: Block, rows: Rows, pipes: Pipes, costs: Costs
+) -> Generator[Wait, None, Job]:
     """Start Q Kᵀ of the n-th tile, column block j."""
     k = yield from pipes.k.take(n)
     yield from pipes.ping_pong.wait(c, n)
     return block.start("tensor", costs.scores, f"S {n}", lambda: rows.scores(k(), j))
 
 
-def start_values(n: int, p: np.ndarray, block, rows, pipes, costs) -> Generator[Wait, None, Job]:
+def start_values(
+    n: int, p: np.ndarray, block: Block, rows: Rows, pipes: Pipes, costs: Costs
+) -> Generator[Wait, None, Job]:
     """Start P V of the n-th tile."""
     v = yield from pipes.v.take(n)
     return block.start("tensor", costs.values, f"PV {n}", lambda: rows.add(p, v()))
 
 
-def exponentiate(n: int, s: np.ndarray, block, rows, costs) -> Generator[Wait, None, tuple]:
+def exponentiate(n: int, s: np.ndarray, block: Block, rows: Rows, costs: Costs) -> Generator[Wait, None, tuple]:
     """The softmax step, as long as its exponentials take."""
     job = block.start("exp", costs.softmax, f"P {n}", lambda: rows.softmax_step(s))
     yield job.done()
     return job.result
 
 
-def look_ahead(c: int, n: int, block, rows, columns, pipes, costs) -> Generator[Wait]:
+def look_ahead(
+    c: int, n: int, block: Block, rows: Rows, columns: list[int], pipes: Pipes, costs: Costs
+) -> Generator[Wait]:
     """As the kernel does it: Q Kᵀ of a tile and P V of the one before start together, exponentials run under P V."""
     s = yield from start_scores(c, n, columns[0], block, rows, pipes, costs)
     pipes.ping_pong.pass_on(c)
@@ -324,7 +332,9 @@ def look_ahead(c: int, n: int, block, rows, columns, pipes, costs) -> Generator[
     pipes.v.release(n)
 
 
-def in_sequence(c: int, n: int, block, rows, columns, pipes, costs) -> Generator[Wait]:
+def in_sequence(
+    c: int, n: int, block: Block, rows: Rows, columns: list[int], pipes: Pipes, costs: Costs
+) -> Generator[Wait]:
     """As one writes it first: every tile to its end before the next one, every step to its end before the next step."""
     for j in columns:
         s = yield from start_scores(c, n, j, block, rows, pipes, costs)
@@ -352,8 +362,18 @@ class Run:
     pipes: Pipes
 
 
-def forward(Q, K, V, tiling: Tiling, consumers: int = 2, stages: int = 2, ping_pong: bool = False,
-            visit: Callable = look_ahead, costs: Costs = Costs(), tensor: str = SHARED) -> Run:  # fmt: skip
+def forward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    tiling: Tiling,
+    consumers: int = 2,
+    stages: int = 2,
+    ping_pong: bool = False,
+    visit: Callable = look_ahead,
+    costs: Costs = Costs(),
+    tensor: str = SHARED,
+) -> Run:
     """One head by one thread block, which draws the numbers 0, 1, 2, … alone."""
     whole_number("consumers", consumers, low=1, high=3)
     whole_number("stages", stages, low=1)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,8 @@ class Exchange:
     """dS of both consumers, one below the other, for this row block and the ones before: `places` of them."""
 
     def __init__(self, block: Block, places: int):
-        self.block, self.places = block, [[None] * CONSUMERS for _ in range(places)]
+        self.block = block
+        self.places: list[list] = [[None] * CONSUMERS for _ in range(places)]
         self.filled = Barrier("dS filled", CONSUMERS)
 
     def share(self, c: int, n: int, ds: np.ndarray) -> None:
@@ -76,11 +78,11 @@ class Sums:
 
     def add(self, c: int, rows: slice, cols: slice, part: np.ndarray) -> Generator[Wait]:
         """Have a part added by the copy engine, once it has read the part before."""
-        if self.last[c] is not None:
-            yield self.last[c].done()
+        if last := self.last[c]:
+            yield last.done()
         self.places[c] = part
 
-        def added():
+        def added() -> None:
             self.dQ[rows, cols] += self.places[c]
 
         self.last[c] = self.block.start("copy", self.clocks, f"dQ {rows.start}", added)
@@ -142,7 +144,7 @@ class Columns:
     dk: np.ndarray = field(init=False)
     dv: np.ndarray = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         cols, half = self.work.tiling.cols(self.j), self.work.tiling.B_c // CONSUMERS
         self.mine = slice(self.c * half, min((self.c + 1) * half, cols.stop - cols.start))
         width = max(0, self.mine.stop - self.mine.start)
@@ -204,7 +206,8 @@ def consumer(c: int, block: Block, pipes: Pipes, work: Work) -> Generator[Wait]:
         j, row_blocks = letter
         k = yield from pipes.k.take(r)
         v = yield from pipes.v.take(r)
-        own, before = Columns(c, j, k, v, work), None
+        own = Columns(c, j, k, v, work)
+        before: Any = None
         for i in row_blocks:
             before = yield from step(n, i, before, own, block, pipes)
             n += 1
@@ -231,7 +234,9 @@ class Begun:
     ds: np.ndarray
 
 
-def step(n: int, i: int, before: Begun | None, own: Columns, block: Block, pipes: Pipes) -> Generator:
+def step(
+    n: int, i: int, before: Begun | None, own: Columns, block: Block, pipes: Pipes
+) -> Generator[Wait, None, Begun]:
     """The n-th row block, i: add to dk and dv; of the one before multiply dQ, and with late.dk dK."""
     price, late = own.work.costs, own.work.late
     rows = yield from pipes.rows.take(n)
@@ -314,8 +319,19 @@ class Run:
     pipes: Pipes
 
 
-def backward(Q, K, V, O, L, dO, tiling: Tiling, places: int = 2, costs: Costs = Costs(), tensor: str = SHARED,
-             late: Late = Late()) -> Run:  # fmt: skip
+def backward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    O: np.ndarray,
+    L: np.ndarray,
+    dO: np.ndarray,
+    tiling: Tiling,
+    places: int = 2,
+    costs: Costs = Costs(),
+    tensor: str = SHARED,
+    late: Late = Late(),
+) -> Run:
     """One head by one thread block, column block after column block; `places` for dS. tiling.B_c must be even."""
     whole_number("places", places, low=1)
     if tiling.B_c % CONSUMERS:

@@ -7,6 +7,7 @@ The meter in `fa2_lab.trace` counts the same while the algorithm runs; both must
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -244,7 +245,7 @@ def growth(algorithm: str, direction: str, N: int, B: int, d: int) -> Fraction:
 # Checks -----------------------------------------------------------------------------------------------------
 
 
-def _known(forms: dict, algorithm: str, direction: str):
+def _known(forms: dict, algorithm: str, direction: str) -> Callable:
     """The form of that name, or an error that says which names there are."""
     if (algorithm, direction) not in forms:
         algorithms = ", ".join(dict.fromkeys(name for name, _ in forms))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -80,8 +80,8 @@ def parse(text: str) -> Mma | Shared:
     if kind == "nvidia_mma" and fields["versionMajor"] in (2, 3):
         return Mma(fields["versionMajor"], fields["warpsPerCTA"], fields["instrShape"][:2])
     if kind == "swizzled_shared":
-        phases = (fields[name] for name in ("vec", "perPhase", "maxPhase"))
-        return Shared(*phases, transposed=fields["order"] == (0, 1))
+        vec, per_phase, max_phase = (fields[name] for name in ("vec", "perPhase", "maxPhase"))
+        return Shared(vec, per_phase, max_phase, transposed=fields["order"] == (0, 1))
     if kind == "nvmma_shared":
         width = fields["swizzlingByteWidth"]
         elements = width * 8 // fields["elementBitWidth"]
@@ -90,7 +90,7 @@ def parse(text: str) -> Mma | Shared:
     raise ValueError(f"layout: got {kind}; it takes nvidia_mma (version 2 or 3), swizzled_shared or nvmma_shared")
 
 
-def _value(text: str) -> int | bool | tuple[int, ...]:
+def _value(text: str) -> Any:
     if text.startswith("["):
         return tuple(int(n) for n in text[1:-1].split(","))
     return text == "true" if text in ("true", "false") else int(text)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -33,7 +34,7 @@ FLOPS = {"forward": 4, "backward": 10}  # for each score and each of the d colum
 class Links:
     """What has crossed the links: (rank that sent, "K V" or "dK dV") -> elements."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.elements: Counter[tuple[int, str]] = Counter()
 
     def pass_on(self, blocks: list[np.ndarray], what: str) -> list[np.ndarray]:
@@ -55,7 +56,16 @@ def joined(parts: list[np.ndarray], lengths: Sequence[int], layout: str) -> np.n
     return X
 
 
-def forward(Q, K, V, lengths, *, layout="zigzag", causal=False, links: Links) -> tuple[np.ndarray, np.ndarray]:
+def forward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    lengths: Sequence[int],
+    *,
+    layout: str = "zigzag",
+    causal: bool = False,
+    links: Links,
+) -> tuple[np.ndarray, np.ndarray]:
     """O (N, d) and L (N,) of one head, its rows cut among len(lengths) ranks."""
     ranks, d = range(len(lengths)), Q.shape[1]
     q, kv = cut(Q, lengths, layout), cut(np.stack([K, V], 1), lengths, layout)  # (n, d) and (n, 2, d)
@@ -80,7 +90,19 @@ def part_of(seen: Meeting, q: np.ndarray, kv: np.ndarray) -> SoftmaxState:
     return state
 
 
-def backward(Q, K, V, O, L, dO, lengths, *, layout="zigzag", causal=False, links: Links) -> tuple[np.ndarray, ...]:
+def backward(
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    O: np.ndarray,
+    L: np.ndarray,
+    dO: np.ndarray,
+    lengths: Sequence[int],
+    *,
+    layout: str = "zigzag",
+    causal: bool = False,
+    links: Links,
+) -> tuple[np.ndarray, ...]:
     """dQ, dK and dV of one head: each block by its own keys, and by the O and L of all keys."""
     size = len(lengths)
     rows = list(zip(*(cut(X, lengths, layout) for X in (Q, O, L, dO)), strict=True))
@@ -98,8 +120,8 @@ def backward(Q, K, V, O, L, dO, lengths, *, layout="zigzag", causal=False, links
             add_part(seen, rows[rank], kv[rank], dQ[rank], travelling[rank])
     if travelling:
         dKV = [own + come for own, come in zip(dKV, links.pass_on(travelling, "dK dV"), strict=True)]
-    dQ, dKV = joined(dQ, lengths, layout), joined(dKV, lengths, layout)
-    return dQ, dKV[:, 0], dKV[:, 1]
+    dK_dV = joined(dKV, lengths, layout)
+    return joined(dQ, lengths, layout), dK_dV[:, 0], dK_dV[:, 1]
 
 
 def add_part(seen: Meeting, rows: tuple, kv: np.ndarray, dQ: np.ndarray, dKV: np.ndarray) -> None:
@@ -107,8 +129,8 @@ def add_part(seen: Meeting, rows: tuple, kv: np.ndarray, dQ: np.ndarray, dKV: np
     if seen.kind is Tile.SKIP:
         return
     q, O, L, dO = (x[seen.queries] for x in rows)
-    blocks = dict(B_r=64, B_c=64, mask=mask_of(seen))
-    dq, dk, dv = fa2.backward(q, kv[seen.keys, 0], kv[seen.keys, 1], O, L, dO, **blocks)
+    k, v = kv[seen.keys, 0], kv[seen.keys, 1]
+    dq, dk, dv = fa2.backward(q, k, v, O, L, dO, B_r=64, B_c=64, mask=mask_of(seen))
     dQ[seen.queries] += dq
     dKV[seen.keys] += np.stack([dk, dv], 1)
 
@@ -195,7 +217,7 @@ def per_row(direction: str, heads: int, kv_heads: int, d: int, causal: bool, ite
     return FLOPS[direction] * d * scores, 2 * kv_heads * d * (item + (FP32 if direction == "backward" else 0))
 
 
-def step(rows: int, direction: str, *, flops: float, link: float, **sizes) -> Step:
+def step(rows: int, direction: str, *, flops: float, link: float, **sizes: Any) -> Step:
     """One step with `rows` rows on each rank; `flops` and `link` are what the kernels and the links reach a second.
 
     sizes: heads, kv_heads, d, causal and, if it is not 2, item.
@@ -204,13 +226,13 @@ def step(rows: int, direction: str, *, flops: float, link: float, **sizes) -> St
     return Step(float(work * rows**2) / flops, moved * rows / link)
 
 
-def smallest_shard(direction: str, *, flops: float, link: float, **sizes) -> int:
+def smallest_shard(direction: str, *, flops: float, link: float, **sizes: Any) -> int:
     """Rows that a shard needs so that the transfer of a step hides under its computation; d cancels."""
     work, moved = per_row(direction, **sizes)
     return ceil(moved / Fraction(link) * Fraction(flops) / work)
 
 
-def ring_seconds(ranks: int, rows: int, **sizes) -> float:
+def ring_seconds(ranks: int, rows: int, **sizes: Any) -> float:
     """A causal forward. The first transfer starts when 9/16 of the own block are computed; the last step has none."""
     one = step(rows, "forward", **sizes)
     first = EARLY * one.compute + max((1 - EARLY) * one.compute, one.transfer)

@@ -34,7 +34,7 @@ class Cache:
     itemsize: int = 2
     B_c: int = 32
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         for name in ("kv_heads", "d", "rows", "itemsize", "B_c"):
             whole_number(name, getattr(self, name), low=1)
         if not self.lengths:
@@ -81,7 +81,7 @@ class Shares:
     programs: int
     least: int = 1
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         whole_number("programs", self.programs, low=1)
         whole_number("least", self.least, low=1)
         if not self.tiles:

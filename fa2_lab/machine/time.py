@@ -41,7 +41,8 @@ class Clocks:
 
     @property
     def busiest(self) -> str:
-        return max(self.shares(), key=self.shares().get)
+        shares = self.shares()
+        return max(shares, key=lambda unit: shares[unit])
 
     def shares(self) -> dict[str, float]:
         """Each unit's share of the serial time."""

@@ -38,7 +38,8 @@ def time(items: Iterator[Item], SMs: int, in_turn: bool, handover: float = 1.5, 
     `ends` is what a column block takes besides its steps. Whoever is waited for was handed out before, so column blocks
     are timed one after the other.
     """
-    free, ended = [0.0] * SMs, {}
+    free = [0.0] * SMs
+    ended: dict[tuple[int, int], float] = {}
     for item in items:
         now = heapq.heappop(free) + ends
         for i in item.rows:

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class SharedMemory:
         self.waits: Counter[str] = Counter()  # what the barriers were for -> how many
         self._forget()
 
-    def write(self, warp: int, name: str, where, value: np.ndarray) -> None:
+    def write(self, warp: int, name: str, where: Any, value: np.ndarray) -> None:
         """`warp` (or COPY) stores `value` at self[name][where]."""
         self._refuse_others(warp, name, where, self._readers, "writes what another has read")
         self._refuse_others(warp, name, where, self._writers, "writes what another has written")
@@ -54,7 +55,7 @@ class SharedMemory:
         self._writers[name][where] = warp
         self.counts[warp, "write", name] += self.arrays[name][where].size
 
-    def read(self, warp: int, name: str, where=...) -> np.ndarray:
+    def read(self, warp: int, name: str, where: Any = ...) -> np.ndarray:
         """`warp` loads self[name][where] into registers."""
         self._refuse_others(warp, name, where, self._writers, "reads what another has written")
         value, seen = self.arrays[name][where].copy(), self._readers[name][where]
@@ -84,7 +85,7 @@ class SharedMemory:
             {name: np.full(array.shape, NOBODY) for name, array in self.arrays.items()} for _ in range(2)
         )
 
-    def _refuse_others(self, warp: int, name: str, where, owners: dict, what: str) -> None:
+    def _refuse_others(self, warp: int, name: str, where: Any, owners: dict, what: str) -> None:
         others = (owners[name][where] != NOBODY) & (owners[name][where] != warp)
         if np.any(others):
             who = "the copy" if warp == COPY else f"warp {warp}"
@@ -104,7 +105,9 @@ class BlockRun:
 # The two schemes --------------------------------------------------------------------------------------------
 
 
-def split_q(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -> BlockRun:
+def split_q(
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
+) -> BlockRun:
     """Row block i with its rows shared out among W warps: two barriers a tile, and no partial results."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i, tiles = Q[tiling.rows(i)], tiling.visited_cols(i)
@@ -123,7 +126,9 @@ def split_q(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -
     return _gather(state, tiles, shared)
 
 
-def split_k(Q, K, V, tiling: Tiling, i: int, W: int, tau: float | None = None) -> BlockRun:
+def split_k(
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None = None
+) -> BlockRun:
     """Row block i with the keys of each tile shared out among W warps: three barriers a tile, partials in memory."""
     Q, K, V, tau = _check(Q, K, V, tiling, i, W, tau)
     q_i, tiles = Q[tiling.rows(i)], tiling.visited_cols(i)
@@ -205,7 +210,9 @@ def _gather(state: list[SoftmaxState], tiles: list[int], shared: SharedMemory) -
     return BlockRun(np.concatenate(O), np.concatenate(L), len(tiles), shared)
 
 
-def _check(Q, K, V, tiling, i, W, tau):
+def _check(
+    Q: np.ndarray, K: np.ndarray, V: np.ndarray, tiling: Tiling, i: int, W: int, tau: float | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Arrays of one head that fit the tiling, a row block that exists, at least one warp."""
     Q, K, V, tau = checks.inputs(Q, K, V, tau, NO_DROPOUT)
     check_tiling(tiling)

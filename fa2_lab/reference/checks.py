@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fa2_lab.reference.dropout import Dropout
 from fa2_lab.tiles import real_number
 
 
-def real_array(name: str, x, ndim: int) -> np.ndarray:
+def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
     """`x` as float64 with `ndim` dimensions, or an error."""
     try:
         array = np.asarray(x)
@@ -21,7 +22,7 @@ def real_array(name: str, x, ndim: int) -> np.ndarray:
     return array.astype(np.float64, copy=False)
 
 
-def same_shape(name: str, x, shape: tuple, meaning: str) -> np.ndarray:
+def same_shape(name: str, x: ArrayLike, shape: tuple, meaning: str) -> np.ndarray:
     """`x` as float64 of exactly this shape, or an error."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:
@@ -29,7 +30,15 @@ def same_shape(name: str, x, shape: tuple, meaning: str) -> np.ndarray:
     return array
 
 
-def inputs(Q, K, V, tau, dropout, softcap=None, sink=None) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+def inputs(
+    Q: ArrayLike,
+    K: ArrayLike,
+    V: ArrayLike,
+    tau: float | None,
+    dropout: Dropout,
+    softcap: float | None = None,
+    sink: float | None = None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
     """Q (N_q, d), K and V (N_k, d) of one head and its scale τ. softcap and sink are only checked."""
     Q, K = real_array("Q", Q, 2), real_array("K", K, 2)
     if K.shape[1] != Q.shape[1]:
@@ -44,17 +53,17 @@ def inputs(Q, K, V, tau, dropout, softcap=None, sink=None) -> tuple[np.ndarray, 
     return Q, K, V, scale(tau, Q.shape[1])
 
 
-def like(Q: np.ndarray, **tensors) -> list[np.ndarray]:
+def like(Q: np.ndarray, **tensors: ArrayLike) -> list[np.ndarray]:
     """Tensors with the shape of Q, such as O and dO."""
     return [same_shape(name, x, Q.shape, "the shape of Q") for name, x in tensors.items()]
 
 
-def per_row(Q: np.ndarray, **vectors) -> list[np.ndarray]:
+def per_row(Q: np.ndarray, **vectors: ArrayLike) -> list[np.ndarray]:
     """Vectors with one number for each row of Q, such as l, m and L."""
     return [same_shape(name, x, Q.shape[:-1], "one number for each row of Q, shape") for name, x in vectors.items()]
 
 
-def qkv_heads(Q, K, V) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def qkv_heads(Q: ArrayLike, K: ArrayLike, V: ArrayLike) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Q (batch, heads, N_q, d) and K, V (batch, key heads, N_k, d), the heads of Q a multiple of those of K."""
     Q, K = real_array("q", Q, 4), real_array("k", K, 4)
     if K.shape[0] != Q.shape[0] or K.shape[3] != Q.shape[3]:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from numbers import Real
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fa2_lab.tiles import Tiling, whole_number
 
@@ -18,7 +20,7 @@ KEY_STEPS = np.uint64(0x9E3779B9), np.uint64(0xBB67AE85)
 LOW_WORD, WORD = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def philox(seed: int, c0, c1, c2, c3) -> np.ndarray:
+def philox(seed: int, c0: Any, c1: Any, c2: Any, c3: Any) -> np.ndarray:
     """The first of the four 32-bit words that Philox4x32-10 makes of a 64-bit seed and four counters."""
     c0, c1, c2, c3 = (np.asarray(c).astype(np.uint64) for c in (c0, c1, c2, c3))
     key0, key1 = np.uint64(seed) & LOW_WORD, np.uint64(seed) >> WORD
@@ -34,7 +36,7 @@ def threshold(p: float) -> int:
     return int(p * 2.0**32)
 
 
-def keep_mask(p: float, seed: int, batch: int, head: int, rows, cols) -> np.ndarray:
+def keep_mask(p: float, seed: int, batch: int, head: int, rows: ArrayLike, cols: ArrayLike) -> np.ndarray:
     """True where an entry is kept, for global row and column numbers."""  # (rows, cols)
     word = philox(seed, np.asarray(cols)[None, :], np.asarray(rows)[:, None], head, batch)
     return word >= np.uint32(threshold(p))
@@ -49,7 +51,7 @@ class Dropout:
     batch: int = 0
     head: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if isinstance(self.p, (bool, np.bool_)) or not isinstance(self.p, Real):
             raise TypeError(f"dropout_p: got {self.p!r}; it takes a probability, 0 ≤ p < 1")
         if not 0 <= self.p < 1:
@@ -61,7 +63,7 @@ class Dropout:
 
     def z(self, rows: slice, cols: slice) -> np.ndarray | None:
         """The factors Z of one tile: 1/(1−p) where kept, 0 where dropped; None without dropout."""
-        if self.p == 0:
+        if self.p == 0 or self.seed is None:
             return None
         row, col = np.arange(rows.start, rows.stop), np.arange(cols.start, cols.stop)
         return keep_mask(self.p, self.seed, self.batch, self.head, row, col) / (1 - self.p)

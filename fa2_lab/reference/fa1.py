@@ -132,4 +132,7 @@ def _blocks(M: int | None, B_r: int | None, B_c: int | None, d: int) -> tuple[in
     """The block sizes as given, or from M."""
     if (M is None) == (B_r is None and B_c is None) or (B_r is None) != (B_c is None):
         raise ValueError(f"M, B_r, B_c: got M={M}, B_r={B_r}, B_c={B_c}; it takes M alone, or B_r and B_c")
-    return (B_r, B_c) if M is None else block_sizes(M, d)
+    if M is not None:
+        return block_sizes(M, d)
+    assert B_r is not None and B_c is not None  # as checked above
+    return B_r, B_c

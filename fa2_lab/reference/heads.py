@@ -38,14 +38,14 @@ def forward(
     """O (batch, heads, N_q, d) and L (batch, heads, N_q) of any stage; k and v may have fewer heads than q."""
     q, k, v = checks.qkv_heads(q, k, v)
     lengths = _check(stage, key_lengths, k)
-    sinks = _check_sinks(sinks, q)
+    sink_of = _check_sinks(sinks, q)
     group = q.shape[1] // k.shape[1]
     O, L = np.empty_like(q), np.empty(q.shape[:3])
     for b in trace.parallel("b", range(q.shape[0])):
         for h in trace.parallel("h", range(q.shape[1])):
             qkv = q[b, h], k[b, h // group], v[b, h // group]
             mask, dropout = Mask(causal, lengths[b], window=window), Dropout(dropout_p, seed, b, h)
-            common = dict(tau=scale, mask=mask, softcap=softcap, sink=sinks[h], dropout=dropout, trace=trace)
+            common = dict(tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace)
             O[b, h], L[b, h] = _forward(stage, *qkv, B_r, B_c, common)
     return O, L
 
@@ -76,14 +76,14 @@ def backward(
     O, dO = checks.like(q, O=O, dO=dO)
     (L,) = checks.per_row(q, L=L)
     lengths = _check(stage, key_lengths, k)
-    sinks = _check_sinks(sinks, q)
+    sink_of = _check_sinks(sinks, q)
     group = q.shape[1] // k.shape[1]
     dQ, dK, dV = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
     for b in trace.parallel("b", range(q.shape[0])):
         for h in trace.parallel("h", range(q.shape[1])):
             qkv = q[b, h], k[b, h // group], v[b, h // group]
             mask, dropout = Mask(causal, lengths[b], window=window), Dropout(dropout_p, seed, b, h)
-            common = dict(tau=scale, mask=mask, softcap=softcap, sink=sinks[h], dropout=dropout, trace=trace)
+            common = dict(tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace)
             dQ[b, h], dk, dv = _backward(stage, *qkv, O[b, h], L[b, h], dO[b, h], B_r, B_c, common)
             dK[b, h // group] += dk
             dV[b, h // group] += dv
@@ -93,12 +93,13 @@ def backward(
 def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> np.ndarray:
     """The gradient of every head's sink from the O and L of a forward, summed over the batch."""  # (heads,)
     O = checks.real_array("O", O, 4)
-    sinks = _check_sinks(sinks, O)
-    heads = range(O.shape[1])
-    return np.array([0.0 if sinks[h] is None else sink_backward(sinks[h], O[:, h], L[:, h], dO[:, h]) for h in heads])
+    heads = enumerate(_check_sinks(sinks, O))
+    return np.array([0.0 if s is None else sink_backward(s, O[:, h], L[:, h], dO[:, h]) for h, s in heads])
 
 
-def _forward(stage, Q, K, V, B_r, B_c, common):
+def _forward(
+    stage: str, Q: np.ndarray, K: np.ndarray, V: np.ndarray, B_r: int, B_c: int, common: dict
+) -> tuple[np.ndarray, np.ndarray]:
     if stage == "naive":
         O, _ = naive.forward(Q, K, V, **common)
         scores = {name: common[name] for name in ("tau", "mask", "softcap", "sink")}
@@ -109,7 +110,18 @@ def _forward(stage, Q, K, V, B_r, B_c, common):
     return fa2.forward(Q, K, V, B_r=B_r, B_c=B_c, **common)
 
 
-def _backward(stage, Q, K, V, O, L, dO, B_r, B_c, common):
+def _backward(
+    stage: str,
+    Q: np.ndarray,
+    K: np.ndarray,
+    V: np.ndarray,
+    O: np.ndarray,
+    L: np.ndarray,
+    dO: np.ndarray,
+    B_r: int,
+    B_c: int,
+    common: dict,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     if stage == "naive":
         _, P = naive.forward(Q, K, V, **common | dict(trace=UNWATCHED))
         del common["mask"], common["sink"]  # P holds them already
@@ -121,7 +133,7 @@ def _backward(stage, Q, K, V, O, L, dO, B_r, B_c, common):
     return fa2.backward(Q, K, V, O, L, dO, B_r=B_r, B_c=B_c, **common)
 
 
-def _check(stage: str, key_lengths, k: np.ndarray) -> list:
+def _check(stage: str, key_lengths: np.ndarray | None, k: np.ndarray) -> list:
     """The key length of every batch entry, after checking stage and lengths."""
     if stage not in STAGES:
         raise ValueError(f"stage: got {stage!r}; it takes one of {', '.join(STAGES)}")
@@ -135,7 +147,7 @@ def _check(stage: str, key_lengths, k: np.ndarray) -> list:
     return [whole_number("key_lengths", int(n), low=0, high=k.shape[2]) for n in lengths]
 
 
-def _check_sinks(sinks, q: np.ndarray) -> list:
+def _check_sinks(sinks: np.ndarray | None, q: np.ndarray) -> list:
     """The sink of every query head; one of −∞ is none."""
     if sinks is None:
         return [None] * q.shape[1]

@@ -78,7 +78,12 @@ Blocks = Iterable[tuple[np.ndarray, np.ndarray]]  # pairs (s, v) of (B_r, B_c) a
 
 def incremental(blocks: Blocks) -> SoftmaxState:
     """FlashAttention's way: one state, updated by every block."""
-    return reduce(lambda state, block: _after(state, *block), blocks, None)
+    state = None
+    for s, v in blocks:
+        state = _after(state, s, v)
+    if state is None:
+        raise ValueError("blocks: got none; it takes at least one pair (s, v)")
+    return state
 
 
 def rabe_staats(blocks: Blocks) -> SoftmaxState:

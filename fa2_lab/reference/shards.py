@@ -47,7 +47,8 @@ def pieces(lengths: Sequence[int], layout: str) -> list[list[slice]]:
     """For each rank, where its pieces lie in the sequence."""
     check_layout(layout)
     ranks = range(len(lengths))
-    places, start = [[] for _ in ranks], 0
+    places: list[list[slice]] = [[] for _ in ranks]
+    start = 0
     for rank in ranks:
         places[rank].append(slice(start, start := start + front(lengths[rank], layout)))
     for rank in reversed(ranks):
