@@ -129,8 +129,8 @@ def call_of(attention: dense.Attention, direction: str, tensors: Tensors, O: tor
         return lambda: attention(*free)
     q, k, v, dO = tensors
     if direction == "backward":
-        return dense.around(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
-    return dense.around(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
+        return dense.backward_call(attention, lambda: torch.autograd.grad(O, (q, k, v), dO, retain_graph=True))
+    return dense.backward_call(attention, lambda: torch.autograd.grad(attention(q, k, v), (q, k, v), dO))
 
 
 def ceilings() -> dict[str, float]:

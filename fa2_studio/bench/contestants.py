@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from torch.nn.attention import SDPBackend
 
@@ -49,9 +50,14 @@ CONTESTANTS: dict[str, Contestant] = {
         packed=packed.ours,
         compiles=True,
     ),
-    "fa2_lab portable": Contestant(dense.portable, "grid train", masked=masked.portable, compiles=True),
+    "fa2_lab portable": Contestant(
+        partial(dense.ours, backend="portable"),
+        "grid train",
+        masked=partial(masked.ours, backend="portable"),
+        compiles=True,
+    ),
     "fa2_lab padded": Contestant(packed=packed.with_padding),
-    "fa2_lab reference": Contestant(dense.reference, "smoke"),
+    "fa2_lab reference": Contestant(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Contestant(dense.plain, "smoke"),
     "torch flash": Contestant(
         flash,

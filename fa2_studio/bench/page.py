@@ -52,7 +52,7 @@ def tables(run: Record) -> str:
         for unit in dict.fromkeys(unit_of(row) for row in view.rows):
             lines += [f"{view.suite}:", "", *rows_table([row for row in view.rows if unit_of(row) == unit], unit), ""]
         if any(row.chip for row in view.rows):
-            lines += [f"{view.suite}, SM clock and power:", "", *chip_table(view.rows), ""]
+            lines += [f"{view.suite}, SM clock and power:", "", *rows_table(view.rows, CHIP), ""]
     return "\n".join(lines)
 
 
@@ -142,22 +142,18 @@ def shapes(rows: list[Measurement]) -> str:
 
 
 def rows_table(rows: list[Measurement], unit: str) -> list[str]:
-    """One line for each row, one column for each contestant."""
-    names = list(dict.fromkeys(name for row in rows for name in row.values))
-    heads = [ladder.NAMES.get(name, name) for name in names]
-    return [*head(unit, heads), *(line([*shape_of(row), *(cell(row, name) for name in names)]) for row in rows)]
+    """One line for each row, one column for each contestant: its number, or clock and power of the SM meanwhile."""
+    kept = [row.chip if unit == CHIP else row.values for row in rows]
+    names = list(dict.fromkeys(name for numbers in kept for name in numbers))
+    columns = [unit, "N", "batch", "heads", "d", "mask", *(ladder.NAMES.get(name, name) for name in names)]
+    cell_of = chip_cell if unit == CHIP else cell
+    cells = [[*shape_of(row), *(cell_of(row, name) for name in names)] for row in rows]
+    return [line(columns), line(["---"] * len(columns)), *map(line, cells)]
 
 
-def chip_table(rows: list[Measurement]) -> list[str]:
-    """SM clock and power beside each contestant."""
-    names = list(dict.fromkeys(name for row in rows for name in row.chip))
-    cells = [[", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–" for name in names] for row in rows]
-    return [*head(CHIP, names), *(line([*shape_of(row), *numbers]) for row, numbers in zip(rows, cells, strict=True))]
-
-
-def head(unit: str, names: list[str]) -> list[str]:
-    columns = [unit, "N", "batch", "heads", "d", "mask", *names]
-    return [line(columns), line(["---"] * len(columns))]
+def chip_cell(row: Measurement, name: str) -> str:
+    """SM clock and power of one contestant."""
+    return ", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–"
 
 
 def line(cells: list[str]) -> str:
@@ -291,18 +287,6 @@ def ring_summary(run: Record) -> str:
     return f"Speed over 1 GPU at N = {longest:,}: {'; '.join(parts)}"
 
 
-def ideas_summary(run: Record) -> str:
-    """Of each part: how many ideas are in use somewhere, how many nowhere, and what the best of them is worth."""
-    measured, parts = [row for row in run.rows if {"with it", "without it"} <= row.values.keys()], []
-    for part in dict.fromkeys(row.problem["part"] for row in measured):
-        rows = [row for row in measured if row.problem["part"] == part]
-        used, everything = {r.problem["idea"] for r in rows if r.problem["kept"]}, {r.problem["idea"] for r in rows}
-        worth, best = max((r.ratio("with it", "without it"), r.problem["idea"]) for r in rows)
-        gain = f"at most {worth:.2f} times the speed by “{best}”"
-        parts.append(f"{part}: {len(used)} in use, {len(everything - used)} not; {gain}")
-    return ". ".join(parts)
-
-
 def deterministic_summary(run: Record) -> str:
     """What the same bits cost everybody in the backward."""
     rows, prices = [row for row in run.rows if row.direction == "backward"], []
@@ -323,7 +307,6 @@ SUMMARIES: dict[str, Callable[[Record], str]] = dict(
         form="{:.0f} µs",
     ),
     memory=memory_summary,
-    ideas=ideas_summary,
     train=train_summary,
     ring=ring_summary,
 )

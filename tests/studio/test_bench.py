@@ -11,7 +11,7 @@ from bench_records import MACHINE, contest, suite  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
-from fa2_studio.bench import ahead, command, contestants, results, smoke, suites, train  # noqa: E402
+from fa2_studio.bench import command, contestants, results, smoke, suites, train  # noqa: E402
 from fa2_studio.bench.contest import DIRECTIONS, collect  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -125,29 +125,6 @@ def test_what_makes_no_sense_is_refused_before_anything_runs(words, message):
 # Suites -------------------------------------------------------------------------------------------------------
 
 
-def test_a_contest_without_pauses_is_among_the_fastest_and_beside_a_meter(monkeypatch):
-    seen = []
-
-    def row(problem, direction, names, timing):
-        seen.append((problem, direction, names, timing.func, timing.keywords["meter"]))
-        return contest()
-
-    class Meter:
-        def __enter__(self):
-            return "a meter"
-
-        def __exit__(self, *failure):
-            seen.append("closed")
-
-    monkeypatch.setattr(suites, "row", row)
-    monkeypatch.setattr(suites, "Meter", Meter)
-    monkeypatch.setattr(suites, "compile_ahead", lambda problems, names: None)
-    record = suites.contests("nvidia", directions=("backward",), sustained=True)
-    grid, names = suites.nvidia_grid(), ("fa2_lab", "cuDNN", "FlashAttention-3", "FlashAttention-4")
-    assert seen == [*((problem, "backward", names, suites.sustain, "a meter") for problem in grid), "closed"]
-    assert len(record.sustained) == len(grid) and not record.rows and record.sustained_protocol == suites.SUSTAINED
-
-
 def test_the_papers_grid_and_who_is_on_it():
     paper = suites.paper_grid()
     assert len(set(paper)) == 2 * 2 * 6 and {p.batch * p.N_q for p in paper} == {16384}
@@ -166,25 +143,6 @@ def test_two_hundred_shapes_are_the_same_each_time_and_can_be_measured():
     assert grid == suites.random_grid() and len(set(grid)) == 200
     assert {p.d for p in grid} == {32, 64, 96, 128} and 20 < sum(p.N_q != p.N_k for p in grid) < 80
     assert all(p.heads % p.kv_heads == 0 and (p.N_q <= p.N_k or not p.causal) for p in grid)
-
-
-def test_other_processes_get_every_job_whole_and_bear_its_failure(monkeypatch):
-    done = []
-
-    class Pool:
-        def map(self, call, *columns):
-            return map(call, *columns)
-
-    def call(a, b):
-        done.append((a, b))
-        raise ValueError
-
-    monkeypatch.setattr(ahead, "pool", Pool)
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    ahead.elsewhere(call, [(1, 2), (3, 4)])
-    monkeypatch.setattr(ahead, "pool", lambda: None)
-    ahead.elsewhere(call, [(5, 6)])
-    assert done == [(1, 2), (3, 4)], "where there are no other processes nothing is compiled ahead"
 
 
 def test_smoke_checks_ragged_grouped_and_causal_problems_without_a_gpu(monkeypatch):

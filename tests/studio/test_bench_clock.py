@@ -63,14 +63,6 @@ def test_a_timing_is_the_median_and_the_middle_half():
     assert timing.median == 3.0 and timing.low < 3.0 < timing.high
 
 
-@pytest.mark.parametrize("flushing", [protocol.overwriting, protocol.reading])
-def test_a_flush_touches_twice_the_cache(flushing, monkeypatch):
-    monkeypatch.setattr(protocol, "l2_bytes", lambda: 4096)
-    (made,) = [on_the_cpu(monkeypatch, "empty", "zeros")]
-    flushing()()
-    assert made[0].nbytes == 2 * 4096
-
-
 # Sustained ----------------------------------------------------------------------------------------------------
 
 

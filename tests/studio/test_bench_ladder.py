@@ -13,7 +13,7 @@ from bench_clock import Clocks  # noqa: E402
 from fa2_lab.kernels import launch  # noqa: E402
 from fa2_lab.kernels.ladder import RUNGS, SIDE  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
-from fa2_studio.bench import contestants, counters, ladder, problem, protocol, ring, tune  # noqa: E402
+from fa2_studio.bench import counters, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
@@ -32,37 +32,6 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     row = ladder.timed(WHERE, "backward", calls, lambda answer: answer)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
-
-
-@pytest.mark.parametrize("wrong", [1.0, 1.5])
-def test_rungs_peers_and_a_file_of_ones_own_are_judged(wrong, monkeypatch, tmp_path):
-    """Rungs are torch's own operations here, times a factor."""
-    usual = Problem.tensors
-    monkeypatch.setattr(Problem, "tensors", lambda self, grad=False: usual(self, grad=grad, device="cpu"))
-
-    def rung(name):
-        def forward(q, k, v, causal):
-            return wrong * dense.plain(WHERE)(q, k, v), None
-
-        def backward(q, k, v, O, L, dO, causal):
-            free = [x.clone().requires_grad_() for x in (q, k, v)]
-            dQ, dK, dV = torch.autograd.grad(dense.plain(WHERE)(*free), free, dO)
-            return dQ, dK, wrong * dV
-
-        return SimpleNamespace(forward=forward, backward=backward)
-
-    monkeypatch.setattr(ladder.ladder, "load", rung)
-    plain = contestants.Contestant(dense.plain, suites="ladder")
-    for name in contestants.names("ladder"):
-        monkeypatch.setitem(contestants.CONTESTANTS, name, plain)
-    monkeypatch.setitem(contestants.CONTESTANTS, "fa2_lab portable", plain)
-    monkeypatch.setattr(ladder, "attention", lambda q, k, v, causal, return_lse: ("O", "L"))
-    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 1.0, 1.0) for name in calls})
-    (tmp_path / "mine.py").write_text("def forward(q, k, v, causal):\n    return 2 * q, 'L'\n")
-    up, down = ladder.climb(WHERE, beside=tmp_path / "mine.py"), ladder.down(WHERE)
-    assert "mine" in up.failed
-    judged = {**up.values, **down.values}, {**up.failed, **down.failed}
-    assert set(RUNGS) <= set(judged[wrong != 1.0]) and "fa2_lab" in up.values and "fa2_lab portable" in down.values
 
 
 def test_counters_are_read_where_the_table_begins_and_where_side_rungs_take_part():
@@ -87,32 +56,28 @@ def test_how_many_programs_fit_on_an_sm(numbers, fit):
 
 # Counters -----------------------------------------------------------------------------------------------------
 
-XU = "exp and other special instructions"
+XU, BUSY = "exp and other special instructions", "tensor cores at work, %"
 NCU = """==PROF== Connected to process 42
-"ID","Kernel Name","dram__bytes_read.sum","lts__t_bytes.sum","smsp__inst_executed_pipe_xu.sum"
-"","","Mbyte","byte","inst"
-"0","spin_kernel(long)","9","9","9"
-"1","scores_kernel","1.5","1,000","12"
-"2","softmax_kernel","2.5","2,000","{special}"
-"3","spin_kernel(long)","9","9","9"
-"4","forward_kernel","3","5","6"
+"ID","Kernel Name","dram__bytes_read.sum","smsp__inst_executed_pipe_xu.sum","sm__cycles_elapsed.max","{share}"
+"","","Mbyte","inst","cycle","%"
+"0","spin_kernel(long)","9","9","9","9"
+"1","scores_kernel","1.5","1,200","300","50"
+"2","softmax_kernel","2.5","{special}","100","10"
+"3","spin_kernel(long)","9","9","9","9"
+"4","forward_kernel","3","6","10","90"
 """
 
 
-def test_the_kernels_of_each_call_are_added_up_in_bytes():
-    standard, fa2 = counters.summed(NCU.format(special="30"))
-    assert standard == {"DRAM bytes read": 4e6, "L2 bytes": 3e3, XU: 42.0}
-    assert fa2 == {"DRAM bytes read": 3e6, "L2 bytes": 5.0, XU: 6.0}
-    standard, fa2 = counters.summed(NCU.format(special=""))
+def ncu(special: str) -> str:
+    return NCU.format(special=special, share=counters.SHARES[BUSY])
+
+
+def test_the_kernels_of_each_call_are_added_up_in_bytes_and_shares_weighted_by_cycles():
+    standard, fa2 = counters.summed(ncu(special="30"))
+    assert standard == {"DRAM bytes read": 4e6, XU: 1230.0, counters.CYCLES: 400.0, BUSY: 40.0}
+    assert fa2 == {"DRAM bytes read": 3e6, XU: 6.0, counters.CYCLES: 10.0, BUSY: 90.0}
+    standard, fa2 = counters.summed(ncu(special=""))
     assert XU not in standard and fa2[XU] == 6, "a counter that a kernel lacks is left out"
-
-
-def test_shares_of_cycles_are_weighted_by_cycles():
-    busy, cycles = counters.SHARES["tensor cores at work, %"], counters.METRICS[counters.CYCLES]
-    rows = [("spin_kernel", 9, 9), ("scores_kernel", 50, 300), ("softmax_kernel", 10, 100)]
-    lines = [f'"ID","Kernel Name","{busy}","{cycles}"', '"","","%","cycle"']
-    lines += [f'"{n}","{name}","{share}","{took}"' for n, (name, share, took) in enumerate(rows)]
-    assert counters.summed("\n".join(lines)) == [{counters.CYCLES: 400.0, "tensor cores at work, %": 40.0}]
 
 
 def test_ncu_watches_a_process_that_marks_each_second_call(monkeypatch):
@@ -120,7 +85,7 @@ def test_ncu_watches_a_process_that_marks_each_second_call(monkeypatch):
 
     def run(command, **how):
         log.extend(command[command.index(counters.__name__) + 1 :])
-        return SimpleNamespace(returncode=0, stdout=NCU.format(special="30"), stderr="")
+        return SimpleNamespace(returncode=0, stdout=ncu(special="30"), stderr="")
 
     monkeypatch.setattr(counters.subprocess, "run", run)
     found = counters.read("some.module", WHERE, ["a", "fails"])
@@ -220,27 +185,6 @@ def test_the_slowest_gpu_counts_and_the_first_call_does_not(four, monkeypatch):
     took = iter([50.0, 1, 2, 3, 4, 5, 6, 7])
     timing = ring.slowest(lambda: clocks.work(next(took) / 1e3), "a group")
     assert timing.median == pytest.approx(4.1) and four == ["barrier"] * 8
-
-
-def test_a_rank_takes_part_in_the_worlds_that_it_belongs_to(four, monkeypatch):
-    longest = Problem(1, 16, 16, 131072, 131072, 128, causal=True)
-    asked = []
-
-    def measured(problem, group, layout):
-        asked.append((group, layout))
-        return {"forward": [float(group)], "peak memory": [9.0]}
-
-    monkeypatch.setattr(ring, "measured", measured)
-    rows = ring.rows_of(longest, {1: 10, 2: 20, 4: 40})
-    assert asked == [(40, "zigzag"), (40, "contiguous")], "rank 2 is in the world of four alone"
-    assert four == ["barrier"] * 3, "every rank waits for those of a smaller world"
-    found = [(row.direction, row.problem.get("layout"), row.values, row.unit, row.flops) for row in rows]
-    flops = longest.flops("forward")
-    assert found == [
-        ("forward", None, {"4 GPUs": [40.0]}, "ms", flops),
-        ("peak memory", None, {"4 GPUs": [9.0]}, "MiB", 0.0),
-        ("forward", "contiguous", {"4 GPUs": [40.0]}, "ms", flops),
-    ]
 
 
 def test_the_ring_says_how_it_is_started(monkeypatch):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 
@@ -19,50 +20,11 @@ class Missing(Exception):
     """Why a contestant cannot take part; the reason is printed in its place."""
 
 
-def ours(problem: Problem) -> Attention:
-    """What attention() chooses for these tensors on this machine."""
+def ours(problem: Problem, backend: str = "auto") -> Attention:
+    """What attention() chooses for these tensors on this machine, or one of its backends."""
     from fa2_lab.api.attention import attention
 
-    return lambda q, k, v: attention(q, k, v, causal=problem.causal)
-
-
-def portable(problem: Problem) -> Attention:
-    """The plain Triton kernels, which run on every GPU, also where attention() would choose others."""
-    from fa2_lab.kernels.portable import backward, forward
-    from fa2_lab.kernels.prepared import Options, kind_of, prepared
-
-    options = Options(problem.causal, problem.d**-0.5)
-
-    def ahead(q, k, v):
-        call = prepared(("portable", options, *map(kind_of, (q, k, v))), forward.prepare, q, k, v, options)
-        return call(q, k, v, key_lengths=None, seed=None)
-
-    class Portable(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, q, k, v):
-            O, L = ahead(q, k, v)
-            ctx.save_for_backward(q, k, v, O, L)
-            return O
-
-        @staticmethod
-        def backward(ctx, dO):
-            dO, (q, k, v, O, L) = dO.contiguous(), ctx.saved_tensors
-            key = "portable", options, *map(kind_of, (dO, q, k, v, O))
-            call = prepared(key, backward.prepare, dO, q, k, v, O, options)
-            return call(dO, q, k, v, O, L, dL=None, key_lengths=None, seed=None)
-
-    def call(q, k, v):
-        gradients = torch.is_grad_enabled() and q.requires_grad
-        return Portable.apply(q, k, v) if gradients else ahead(q, k, v)[0]
-
-    return call
-
-
-def reference(problem: Problem) -> Attention:
-    """The NumPy ladder in float64."""
-    from fa2_lab.api.attention import attention
-
-    return lambda q, k, v: attention(q, k, v, causal=problem.causal, backend="reference")
+    return partial(attention, causal=problem.causal, backend=backend)
 
 
 def plain(problem: Problem) -> Attention:
@@ -87,24 +49,44 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
             raise Missing("its causal diagonal starts in the top left corner")
         grouped = problem.heads != problem.kv_heads
 
-        def bare(q, k, v):
+        def attention(q, k, v):
             return torch.nn.functional.scaled_dot_product_attention(
                 q, k, v, is_causal=problem.causal, enable_gqa=grouped
             )
 
-        def call(q, k, v):
-            with sdpa_kernel(backend):
-                return bare(q, k, v)
-
-        call.bare, call.held = bare, partial(sdpa_kernel, backend)
-        return call
+        return Within(attention, partial(sdpa_kernel, backend))
 
     return prepare
 
 
+@dataclass(frozen=True)
+class Within:
+    """A contestant whose calls stand inside a context: torch's choice of a backend, or of the same bits."""
+
+    bare: Attention
+    context: Callable[[], AbstractContextManager]
+    backward: bool = False  # whether that stands there, too
+
+    def __call__(self, q, k, v) -> torch.Tensor:
+        with self.context():
+            return self.bare(q, k, v)
+
+
 def bare(attention: Attention) -> tuple[Attention, Callable]:
-    """A contestant without its choice of a backend, and the context that makes the choice once for many calls."""
-    return getattr(attention, "bare", attention), getattr(attention, "held", nullcontext)
+    """A contestant without its context, and the context, for a program that enters it once for many calls."""
+    return (attention.bare, attention.context) if isinstance(attention, Within) else (attention, nullcontext)
+
+
+def backward_call(attention: Attention, call: Callable[[], object]) -> Callable[[], object]:
+    """A call of its backward, inside what it needs."""
+    if not (isinstance(attention, Within) and attention.backward):
+        return call
+
+    def run():
+        with attention.context():
+            return call()
+
+    return run
 
 
 @contextmanager
@@ -123,31 +105,7 @@ def same_bits():
 
 def deterministic(prepare: Callable[[Problem], Attention]) -> Callable[[Problem], Attention]:
     """A contestant that is asked for the same bits in every call, forward and backward."""
-
-    def prepare_same(problem: Problem) -> Attention:
-        attention = prepare(problem)
-
-        def call(q, k, v):
-            with same_bits():
-                return attention(q, k, v)
-
-        call.around = same_bits
-        return call
-
-    return prepare_same
-
-
-def around(attention: Attention, call: Callable[[], object]) -> Callable[[], object]:
-    """The call within what its contestant needs around it."""
-    held = getattr(attention, "around", None)
-    if held is None:
-        return call
-
-    def run():
-        with held():
-            return call()
-
-    return run
+    return lambda problem: Within(prepare(problem), same_bits, backward=True)
 
 
 def function_of(module: str, name: str) -> Callable:

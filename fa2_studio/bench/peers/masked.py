@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from fa2_studio.bench.peers import dense
 from fa2_studio.bench.problem import Problem
 
 
-def ours(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> dense.Attention:
-    """What attention() chooses."""
+def ours(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None, backend="auto"):
+    """What attention() chooses, or one of its backends."""
     from fa2_lab.api.attention import attention
 
     reach = None if window is None else (window - 1, 0)
-    return lambda q, k, v: attention(q, k, v, causal=True, window=reach, softcap=softcap, sinks=sinks)
-
-
-def portable(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None):
-    """The portable kernels, which compute softcap and sinks everywhere, and windows where there is no Hopper."""
-    if (window, softcap, sinks) != (None, None, None):
-        raise dense.Missing("timed under the causal mask alone")
-    return dense.portable(problem)
+    return partial(attention, causal=True, window=reach, softcap=softcap, sinks=sinks, backend=backend)
 
 
 def flash3(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> dense.Attention:
