@@ -34,13 +34,14 @@ class Blocks:
     warps: int
     stages: int
     registers: int | None = None  # the most a thread may take; only NVIDIA's compiler can be told
+    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
     d_pad: int = 0  # d as the tensor cores take it
     upcast: bool = False  # whether tiles become fp32 before they are multiplied
 
     def compiler_options(self) -> dict:
         """What Triton's compiler is told: warps, stages, and the most registers of a thread if they are limited."""
-        options = dict(num_warps=self.warps, num_stages=self.stages)
-        return options if self.registers is None else options | dict(maxnreg=self.registers)
+        limit = {} if self.registers is None else dict(maxnreg=self.registers)
+        return dict(num_warps=self.warps, num_stages=self.stages) | limit | (FEWER_REGISTERS if self.thrifty else {})
 
     def tile(self, Q: torch.Tensor) -> Tile:
         """What a kernel for tensors like Q is compiled for."""
@@ -48,17 +49,20 @@ class Blocks:
         return Tile(*map(triton.language.constexpr, numbers))
 
 
+TIGHT = by_triton({"3.6": False, "3.9": True})  # it keeps more addresses in registers: without care some are spilled
+FEWER_REGISTERS = dict(sched4reg=True)  # an option since Triton 3.9: its order of instructions needs fewer
+
 # Triton compiles one kernel for all values of these.
 SIZES = ["H", "group", "N_k", "heads", "heads_at_once", "sequences"]
 
-# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers])}}; a pair is (full, causal)
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, thrifty]])}}; a pair is (full, causal)
 HOPPER = dict(
     forward={
         16: (64, 64, 4, 3),
         32: (64, 64, 4, 3),
-        64: (64, 64, 4, 3, 128),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
+        64: (64, 64, 4, 3, 128, TIGHT),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
         128: (64, 64, 4, 3),
-        256: (128, 32, 8, 2),
+        256: (128, 32, 8, 2, None, TIGHT),
     },
     columns={
         16: (64, 64, 4, 2),

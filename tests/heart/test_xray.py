@@ -66,6 +66,13 @@ def test_a_line_becomes_its_own_instructions(hopper):
 
 
 @compiled
+def test_products_and_sums_are_fused_whatever_the_default_is(found):
+    for name, usual in (("portable.forward", found["launches"]), ("mine.py", found["mine.py"])):
+        (kernel,), (unfused,) = usual[0], found[f"{name}, unfused by default"][0]
+        assert kernel.stages["sass"] == unfused.stages["sass"] and "FFMA" in kernel.stages["sass"]
+
+
+@compiled
 def test_another_chip(found):
     ((kernel,),) = found["gfx942"]
     assert kernel.numbers["tensor"] == len(re.findall("v_mfma", kernel.stages["sass"])) > 0

@@ -1,6 +1,7 @@
 """What test_xray.py looks at, compiled without a GPU; a line of JSON for each question."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,11 @@ if __name__ == "__main__":
             ("too wide", "portable.forward", PLAIN, "sm_90", dict(d=100_000)),
             ("r08_pipelined, sm_90", "r08", PLAIN, "sm_90", {}),
             ("mine.py", str(mine), PLAIN, "sm_90", dict(d=64)),
+            ("mine.py, unfused by default", str(mine), PLAIN, "sm_90", dict(d=64)),
+            ("portable.forward, unfused by default", "portable.forward", PLAIN, "sm_90", dict(d=64, N=1024)),
         ]:
+            if "unfused" in asked:
+                os.environ["TRITON_DEFAULT_FP_FUSION"] = "0"
             try:
                 calls = xray_launches(name, launches, chip, **sizes)
                 row = dict(calls=[[kernel._asdict() for kernel in call] for call in calls])

@@ -13,7 +13,7 @@ import sys
 
 if __name__ == "__main__":
     os.environ |= {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-from fa2_lab.kernels import interpreter
+from fa2_lab.kernels import triton_versions
 
 
 def played(notebook: dict) -> tuple[dict[str, float], str]:
@@ -41,5 +41,5 @@ def run_cell(source: str, name: str, graded: bool, space: dict, points: dict) ->
 if __name__ == "__main__":
     from test_course import versions
 
-    interpreter.quicken()
+    triton_versions.quicken()
     print(json.dumps({key: played(notebook) for key, notebook in versions(sys.argv[1]).items()}))

@@ -122,6 +122,7 @@ HOPPER = {
     "a head on each SM": {64: (128, 4, 4, 1), 128: (64, 4, 4, 1)},
     "one query, split heads": {128: (64, 4, 4, 1)},
     "split or shared heads": {64: (64, 4, 3, 3, 168)},
+    "pages": {128: (32, 4, 4, 2)} if launch.TIGHT else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
 AMPERE = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of the small ones
@@ -167,6 +168,7 @@ def cases(Q: torch.Tensor, shape, SMs: int, B_r: int) -> list[str]:
         "a head on each SM": few and splits == 1 and heads <= SMs,
         "one query, split heads": few and splits > 1 and shape.N_q == 1,
         "split or shared heads": few and not shares.heads_fill(SMs * usual.per_SM, heads),
+        "pages": shape.page > 0,
         "any": True,
     }
     return [case for case in applies if applies[case]]

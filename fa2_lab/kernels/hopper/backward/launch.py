@@ -126,6 +126,7 @@ def prepare_main(
         backward_kernel,
         min(SMs, column_blocks * parts),
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
+        dict(num_warps=4),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
         **dict(CAUSAL=options.causal, RAGGED=ragged(K, key_lengths, sequences), SIZES=chosen),

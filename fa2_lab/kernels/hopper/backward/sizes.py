@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass
 
 from fa2_lab.kernels.hopper.shared.host import evenly
-from fa2_lab.kernels.launch import MiB
+from fa2_lab.kernels.launch import TIGHT, MiB
 
 DIMENSIONS = (32, 64, 96, 128)  # 32 is filled up with zeros to 64
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
@@ -25,6 +25,7 @@ class Sizes:
     hold_v: bool  # half of V stays in registers
     last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
     registers: int = 240  # of a consumer thread
+    thrifty: bool = False  # addresses that only a column block's end needs are computed there
 
     @property
     def W(self) -> int:
@@ -40,9 +41,11 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
     last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
     """
     if d <= 64:
-        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits)
+        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits, thrifty=TIGHT)
     hold_v = not (causal or ragged or same_bits)
-    return Sizes(64, 128, dv_late=False, dk_late=causal and N_q > 2048, hold_v=hold_v, last_first=False)
+    late = causal and N_q > 2048
+    registers = 232 if TIGHT and same_bits else 240
+    return Sizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, registers=registers)
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.

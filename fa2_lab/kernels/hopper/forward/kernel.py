@@ -20,6 +20,7 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     PingPong,
     Ring,
     accumulator,
+    anew,
     as_operand,
     matrix,
     new_ping_pong,
@@ -48,6 +49,7 @@ class Pipes:
     mailbox: Mailbox
     consumers: gl.constexpr
     O_APART: gl.constexpr  # whether O waits in a place of its own, or in Q's
+    THRIFTY: gl.constexpr  # whether registers are so few that Q's addresses are computed for every tile
     d: gl.constexpr
 
 
@@ -236,6 +238,8 @@ def start_scores(c: gl.constexpr, n, q, pipes):
     B_c: gl.constexpr = k.shape[0]
     zero = gl.zeros([ROWS, B_c], gl.float32, accumulator(B_c))
     pipes.ping_pong.wait(c, n)
+    if pipes.THRIFTY:
+        q = anew(q)
     return warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
 
 
@@ -293,7 +297,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     v = new_ring(V, SIZES.stages, CONSUMERS, RELEASED=False)  # K's releases tell of it
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
     mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
-    pipes = Pipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, K.block_shape[-1])
+    pipes = Pipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, SIZES.thrifty, K.block_shape[-1])
     fence_async_shared()  # the copy engine must see the barriers
     copies = (Q, K, V, pipes, scheduler, geometry)
     first = (0, O, L, pipes, geometry, factor)

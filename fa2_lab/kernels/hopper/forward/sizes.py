@@ -8,7 +8,7 @@ rows, in all heads, for each SM.
 from dataclasses import dataclass, replace
 
 from fa2_lab.kernels.hopper.shared.host import evenly
-from fa2_lab.kernels.launch import MiB
+from fa2_lab.kernels.launch import FEWER_REGISTERS, TIGHT, MiB
 
 ANY = float("inf")
 DIMENSIONS = (32, 64, 96, 128, 192, 256)  # 32 is filled up with zeros, and has the sizes of 64
@@ -24,6 +24,7 @@ class Sizes:
     d_pad: int = 128
     ping_pong: bool = False  # consumers start their products in turn
     O_apart: bool = True  # O waits for its copy to HBM in a place of its own, not in Q's
+    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
 
     @property
     def rows(self) -> int:
@@ -35,25 +36,30 @@ class Sizes:
         """Of a consumer thread: they share all but the producer's, which are 32 at most."""
         return min(240, (512 - 32) // self.consumers)
 
+    @property
+    def options(self) -> dict:
+        """What the compiler is told."""
+        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty else {})
+
 
 # Sizes by d. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
 USUAL = {
     64: Sizes(128, consumers=3, stages=4, d_pad=64),
     96: Sizes(128, consumers=2, stages=2),
     128: Sizes(128, consumers=2, stages=2),
-    192: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False),
-    256: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False),
+    192: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
+    256: Sizes(64, consumers=2, stages=2, d_pad=256, O_apart=False, thrifty=TIGHT),
 }
 ALONE = {d: replace(sizes, consumers=1) for d, sizes in USUAL.items()}
 # Half as many keys a tile, for short causal rows: the diagonal cuts through most of their tiles. And for short rows
 # without a mask that fill whole tiles badly.
 HALF = {64: Sizes(64, consumers=3, stages=8, d_pad=64), 128: Sizes(64, consumers=2, stages=4)}
 # With a window: rows are short, too, and the mask of two edges takes registers, which are not there beyond d 128.
-WINDOW = {**HALF, 96: HALF[128]}
+WINDOW = {64: HALF[64]} | dict.fromkeys((96, 128), replace(HALF[128], thrifty=TIGHT))
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 # For d 64, where rows are long.
-IN_TURN = replace(USUAL[64], ping_pong=True)
+IN_TURN = replace(USUAL[64], ping_pong=True, thrifty=TIGHT)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
 

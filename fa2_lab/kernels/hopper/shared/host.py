@@ -15,8 +15,8 @@ from fa2_lab.kernels.triton_versions import relaunch
 class Launch:
     """A kernel and all its arguments but tensors. These come first: some by descriptors, then others by pointers."""
 
-    def __init__(self, kernel, programs: int, descriptors: tuple[dict, ...], **arguments):
-        self.kernel, self.grid = kernel, (programs, 1, 1)
+    def __init__(self, kernel, programs: int, descriptors: tuple[dict, ...], options: dict, **arguments):
+        self.kernel, self.grid, self.options = kernel, (programs, 1, 1), options | FUSED
         self.descriptors, self.arguments = descriptors, arguments
         self.again = None  # what launches from the second time on; False where Triton does not let itself be passed by
 
@@ -27,7 +27,7 @@ class Launch:
             self.again(stream, addresses((*tensors, *pointers)))
             return
         given = *map(of, tensors, self.descriptors), *pointers
-        made = self.kernel[self.grid](*given, **self.arguments, num_warps=4, **FUSED)
+        made = self.kernel[self.grid](*given, **self.arguments, **self.options)
         if self.again is None and isinstance(made, triton.compiler.CompiledKernel):
             everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
             self.again = relaunch(made, self.grid, stream, everything, len(tensors), len(pointers)) or False
