@@ -107,7 +107,7 @@ INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64,
 
 def family() -> dict:
     """The table for the GPU that the current driver speaks to."""
-    target = triton_versions.target()
+    target = driver.active.get_current_target()
     if target.backend == "hip":
         return CDNA
     return HOPPER if target.arch // 10 == 9 else BLACKWELL if target.arch >= 100 else AMPERE

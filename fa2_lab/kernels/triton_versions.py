@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 with suppress(ImportError):  # without Triton, TESTED can be read all the same
     import triton
-    from triton.runtime import driver
+    from triton.runtime import driver as driver
 
     from fa2_lab.kernels.relaunch import relaunch as relaunch
 
@@ -155,11 +155,3 @@ def quicken() -> None:
         if not builder.options.debug:
             builder.options = replace(builder.options, sanitize_overflow=False)
         inside._patch_lang = replace_once
-
-
-# The chip -----------------------------------------------------------------------------------------------------
-
-
-def target():
-    """The chip that is compiled for: its backend ("cuda" or "hip") and its arch."""
-    return driver.active.get_current_target()

@@ -76,7 +76,7 @@ def by_python(monkeypatch) -> None:
     for module in (tile, descriptors, geometry, forward, softmax, backward, rows, products, in_order):
         stand_ins = plain(module) | dict(tl=LANGUAGE, gl=LANGUAGE, ROWS=64, COLS=64, CONSUMERS=2, NEG_INF=-np.inf)
         stand_ins |= dict(NO_ROW=2**30, LN2=np.log(2), accumulator=lambda columns: None, wipe=wipe, matrix=lambda x: x)
-        stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x)
+        stand_ins |= dict(warpgroup_mma=multiply, warpgroup_mma_wait=wait, as_operand=lambda x, *_: x, anew=lambda x: x)
         stand_ins |= dict(several=lambda n, block: [n, *block], fence_async_shared=lambda: None, FAR=far)
         stand_ins |= dict(tma=COPY_ENGINE, mbarrier=NOTHING, all_threads=lambda: None, **STAND_INS.get(module, {}))
         for name, x in stand_ins.items():
@@ -274,7 +274,7 @@ def run_forward(Q, K, V, window, lengths=None, B_c=64, consumers=2, starts=None)
     place = described(Q.shape, K.shape, lengths, window, 64 * consumers, B_c, starts)
     O, L = np.full(Q.shape, np.nan), np.full(Q.shape[1::-1] if starts else Q.shape[:3], np.nan)
     d, heads = Q.shape[-1], L.size // place.N_q
-    pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), consumers=consumers, O_APART=True, d=d)
+    pipes = SimpleNamespace(q=Ring(), k=Ring(), v=Ring(), consumers=consumers, O_APART=True, THRIFTY=True, d=d)
     pipes.mailbox = Mailbox((forward.NEXT_PACKED if starts else forward.NEXT).value)
     pipes.ping_pong = SimpleNamespace(wait=lambda c, n: turns.append(n), pass_on=lambda c: None)
     pipes.o, turns, blocks = SimpleNamespace(index=lambda c: Held()), [], blocks_of(place.N_q, place, place.B_r)
