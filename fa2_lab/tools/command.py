@@ -6,7 +6,7 @@ import argparse
 import ast
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -97,7 +97,7 @@ def source(entry: EntryPoint) -> Path | None:
         found = find_spec(entry.module)
     except ModuleNotFoundError:
         return None
-    return found and Path(found.origin)
+    return None if found is None or found.origin is None else Path(found.origin)
 
 
 def summary(entry: EntryPoint) -> str:
@@ -211,7 +211,7 @@ def explained_in(term: Term) -> str:
     return f"{'chapter' if term.explained.isdigit() else 'appendix'} {term.explained}"
 
 
-def close_to(name: str, names) -> str:
+def close_to(name: str, names: Iterable[str]) -> str:
     """A hint for a name that was not found."""
     lower = {n.lower(): n for n in names}
     close = [lower[n] for n in get_close_matches(name.lower(), lower, n=4, cutoff=0.4)]

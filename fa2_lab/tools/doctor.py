@@ -10,6 +10,7 @@ import subprocess
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
+from typing import Any
 
 import fa2_lab
 
@@ -59,7 +60,7 @@ def examine() -> Machine:
     from fa2_lab.kernels.interpreter import GPU_NODES
 
     numpy, torch, triton = map(version, ("numpy", "torch", "triton"))
-    here = dict(
+    here: dict[str, Any] = dict(
         python=platform.python_version(),
         system=platform.system(),
         numpy=numpy,

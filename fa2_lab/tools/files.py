@@ -41,6 +41,8 @@ def check_writable(folder: Path, what: str) -> None:
 def module_at(path: Path | str) -> ModuleType:
     """A Python file of somebody's own, as a module."""
     spec = spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"path: got {path}; it takes a Python file")
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from fa2_lab.machine import io, warps
 from fa2_lab.paper import PACKAGE
@@ -19,7 +22,7 @@ from fa2_lab.tools import doctor
 from fa2_lab.trace import Trace
 
 N, D_HEAD, B_R, B_C = 500, 64, 64, 32  # ragged on purpose: 500 is no multiple of 64 or 32
-BLOCKS = dict(B_r=B_R, B_c=B_C)
+BLOCKS: dict[str, Any] = dict(B_r=B_R, B_c=B_C)
 
 
 # The truth --------------------------------------------------------------------------------------------------
@@ -36,7 +39,7 @@ class Problem:
         self.Z = np.ones((n, n))
         if self.dropout.p:
             rows = np.arange(n)
-            self.Z = keep_mask(self.dropout.p, self.dropout.seed, 0, 0, rows, rows) / (1 - self.dropout.p)
+            self.Z = keep_mask(self.dropout.p, self.dropout.seed or 0, 0, 0, rows, rows) / (1 - self.dropout.p)
 
     def solve(self) -> None:
         """Work out all answers now."""
@@ -73,7 +76,7 @@ class Problem:
         return dQ, dK, np.einsum("ij,id->jd", self.P * self.Z, self.dO)
 
     @property
-    def _sides(self):
+    def _sides(self) -> tuple[tuple[str, str, np.ndarray], tuple[str, str, np.ndarray]]:
         return ("i", "j", self.K), ("j", "i", self.Q)
 
 
@@ -170,9 +173,9 @@ def grouped_heads(trace: Trace) -> Pairs:
 
 def dropout(trace: Trace) -> Pairs:
     """The keyed mask is the same in FA2's forward (rows outside) and backward (columns outside)."""
-    keyed = dict(dropout=DROPPED.dropout, trace=trace)
-    O, L = fa2.forward(*DROPPED.qkv, **BLOCKS, **keyed)
-    gradients = fa2.backward(*DROPPED.qkv, O, L, DROPPED.dO, **BLOCKS, **keyed)
+    keyed = BLOCKS | dict(dropout=DROPPED.dropout, trace=trace)
+    O, L = fa2.forward(*DROPPED.qkv, **keyed)
+    gradients = fa2.backward(*DROPPED.qkv, O, L, DROPPED.dO, **keyed)
     return [(O, DROPPED.O), *pairs(gradients, DROPPED.gradients)]
 
 
@@ -198,7 +201,7 @@ def warp_scheme(scheme: Callable[..., warps.BlockRun]) -> Callable[[Trace], Pair
     return run
 
 
-def pairs(computed, true) -> Pairs:
+def pairs(computed: Iterable, true: Iterable) -> Pairs:
     return list(zip(computed, true, strict=True))
 
 
@@ -221,7 +224,7 @@ def triton_call(backward: bool) -> Callable[[Trace], Pairs]:
     return run
 
 
-def torch_and_attention():
+def torch_and_attention() -> tuple[ModuleType, Callable, str]:
     """torch, the public call and the device to run on; or the reason why there is none."""
     for module in ("torch", "triton"):
         if not installed(module):
@@ -306,7 +309,7 @@ def run(stage: Stage) -> Row:
     return Row(stage.name, error, *work, seconds, device, ok=bool(error <= stage.tolerance))
 
 
-def relative_error(computed, true) -> float:
+def relative_error(computed: ArrayLike, true: ArrayLike) -> float:
     """Largest difference over the largest true entry; infinite where shapes differ, NaN where a NaN turns up."""
     computed, true = np.asarray(computed, dtype=np.float64), np.asarray(true, dtype=np.float64)
     if computed.shape != true.shape:

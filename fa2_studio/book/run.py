@@ -1,4 +1,4 @@
-"""Running notebooks: from their text twins into a folder, or into notebooks/ with the outputs recorded."""
+"""Running notebooks: from their sources into a folder, or into notebooks/ with the outputs recorded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tqdm import tqdm
 from fa2_lab.tools import files
 from fa2_studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, written
 
-TWIN = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
+SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
 HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
@@ -33,8 +33,8 @@ class Verdict(NamedTuple):
     error: str  # empty when every cell ran
 
 
-def read_twin(chapter: Chapter) -> nbformat.NotebookNode:
-    """A notebook without outputs from its text twin, with fresh navigation bars and cell ids that never change."""
+def read_source(chapter: Chapter) -> nbformat.NotebookNode:
+    """A notebook without outputs from its source, with fresh navigation bars and cell ids that never change."""
     notebook = jupytext.read(TEXT / f"{chapter.name}.py", fmt="py:percent")
     bar = navigation(chapter.name, written())
     cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
@@ -60,10 +60,10 @@ def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
             cell.metadata["jupyter"] = {fold: True for fold, closed in folds.items() if closed}
 
 
-def write_twin(chapter: Chapter) -> None:
-    """Put the navigation bars into the text twin as well."""
-    notebook = read_twin(chapter)
-    notebook.metadata = nbformat.from_dict(TWIN)
+def write_source(chapter: Chapter) -> None:
+    """Put the navigation bars into the source as well."""
+    notebook = read_source(chapter)
+    notebook.metadata = nbformat.from_dict(SOURCE)
     for cell in notebook.cells:
         cell.metadata.pop("jupyter", None)  # folds follow from the text
     files.write(TEXT / f"{chapter.name}.py", jupytext.writes(notebook, fmt="py:percent"))
@@ -71,7 +71,7 @@ def write_twin(chapter: Chapter) -> None:
 
 def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Verdict]:
     """Run one notebook from top to bottom in a fresh kernel, in the notebooks' folder."""
-    notebook = read_twin(chapter)
+    notebook = read_source(chapter)
     client = NotebookClient(
         notebook,
         timeout=cell_timeout,
@@ -120,12 +120,12 @@ def write_blank(folder: Path, chapters: list[Chapter]) -> None:
     """The chapters with nothing executed, for readers who want to answer before they see."""
     files.check_writable(folder, "book --blank")
     for chapter in chapters:
-        keep(read_twin(chapter), folder, chapter)
+        keep(read_source(chapter), folder, chapter)
 
 
 def record(chapters: list[Chapter]) -> list[Verdict]:
-    """Renew the committed notebooks: navigation into the twins, then every output."""
+    """Renew the committed notebooks: navigation into the sources, then every output."""
     files.check_writable(TEXT, "book --record")
     for chapter in chapters:
-        write_twin(chapter)
+        write_source(chapter)
     return run_all(NOTEBOOKS, chapters)

@@ -23,7 +23,7 @@ from fa2_studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
 PICTURE = re.compile(r'<img alt="([^"]*)" width="(\d+)" src="data:image/png;base64,([^"]*)">')  # of plots/show.py
-DOORS = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
+PAGES = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
     "html_title": "fa2_lab",
@@ -81,7 +81,7 @@ def write_sources(folder: Path) -> None:
         dress(notebook, buttons.get(name, ""))
         relink(notebook, (NOTEBOOKS / name).parent)
         nbformat.write(notebook, folder / f"{name}.ipynb")
-    for name in DOORS:
+    for name in PAGES:
         text = (files.ROOT / name).read_text(encoding="utf-8")
         (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
@@ -166,7 +166,7 @@ def with_links(text: str, at: Path) -> str:
         place = file.relative_to(NOTEBOOKS if file.is_relative_to(NOTEBOOKS) else files.ROOT)
         if file.parent == FIGURES and file.suffix in (".svg", ".pdf"):
             return f'<a href="{"../" * (at == NOTEBOOKS / "assignments")}{place.as_posix()}">{words}</a>'
-        if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in DOORS:
+        if place.with_suffix("").as_posix() in {c.name for c in written()} | set(assignments()) or place.name in PAGES:
             return f"[{words}]({up}{place.as_posix()}{anchor})"
         if reach.origin() is None:
             return words
@@ -180,44 +180,41 @@ def with_links(text: str, at: Path) -> str:
 # The index ------------------------------------------------------------------------------------------------------
 
 
-def picture() -> Path:
-    """The data in motion where that picture is drawn, and the ladder's climb otherwise."""
-    moving = sorted(FIGURES.glob("motion*.svg"))
-    return moving[0] if moving else FIGURES / "ladder.svg"
-
-
 def index() -> str:
-    """The first page: what this is, one picture, the chapters by part, the ladder, and the table of contents."""
-    alt = ElementTree.parse(picture()).findtext("{http://www.w3.org/2000/svg}desc").strip()
+    """The first page: one picture, one sentence, three ways in, the chapters by part, and the ladder."""
     parts = {title: [c for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
     toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
-    toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in DOORS])]
-    moving = f"![{alt}](figures/{picture().name})"
-    parts = [
-        WELCOME,
-        moving,
-        *shown,
-        "## What runs where",
-        reach.table(),
-        LADDER,
-        "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
-        *toc,
-    ]
-    return "\n\n".join(parts) + "\n"
+    toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in PAGES])]
+    hero = f"![{described('hero')}](figures/hero.svg)"
+    record = ladder.load(ladder.SUITE)
+    climb = [LADDER, f"![{described('climb')}](figures/climb.svg)", "\n".join(ladder.markdown(record))]
+    sections = [TITLE, hero, WELCOME, *shown, *climb, "## What runs where", reach.table(), POSTERS, *toc]
+    return "\n\n".join(sections) + "\n"
 
 
-WELCOME = """# FlashAttention-2, line by line
+def described(picture: str) -> str:
+    """The text that a picture carries in itself."""
+    return ElementTree.parse(FIGURES / f"{picture}.svg").findtext("{http://www.w3.org/2000/svg}desc", "").strip()
 
-FlashAttention-2 computes exact attention on a GPU without ever storing the N × N matrix of scores. This book builds it
-in small steps: NumPy first, then Triton kernels, then kernels for NVIDIA's Hopper GPUs. Every step was run, and every
-result was checked against plain attention in float64.
 
-**[Begin with the map →](00_start.ipynb)**"""
+TITLE = "# FlashAttention-2, line by line"
+WELCOME = """Standard attention writes down every score. FlashAttention-2 keeps one small tile of them at a time, and
+its answer is the same. This book builds it in small steps: NumPy first, then Triton kernels, then kernels for NVIDIA's
+Hopper GPUs. Every step was run, and every result was checked against plain attention in float64.
+
+- **To understand it:** [begin with the map](00_start.ipynb). Matrix products are all that you need.
+- **To teach it:** [nine assignments](assignments/1_online_softmax.ipynb) that grade themselves, without a GPU.
+- **To change a kernel:** [Triton, forward](08_triton_forward.ipynb), then [the workshop](11_workshop.ipynb)."""
 
 LADDER = """## The ladder of kernels
 
 One file for each change, from three kernels with S in HBM to a kernel for Hopper."""
+
+POSTERS = """## On one sheet
+
+<a href="figures/poster_forward.pdf">The forward pass</a> and
+<a href="figures/poster_backward.pdf">the backward pass</a>, each on A3."""
 
 
 def entry(chapter: Chapter) -> str:

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from html import escape, unescape
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -21,7 +20,7 @@ import pytest
 from fa2_lab.plots import explorer
 from fa2_lab.tools import command
 from fa2_studio.book import site
-from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
+from fa2_studio.book.chapters import NOTEBOOKS, written
 
 pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
 
@@ -72,14 +71,6 @@ def html(folder, number):
     return (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
 
 
-def test_every_chapter_and_assignment_has_a_page_in_the_order_of_the_parts(folder):
-    shown = re.findall(r'href="((?:assignments/)?\w+)\.html"', html(folder, "00"))
-    assignments = [f"assignments/{p.stem}" for p in sorted((NOTEBOOKS / "assignments").glob("*.ipynb"))]
-    wanted = [c.name for c in written() if c.number != "00"] + assignments
-    assert [name for name in dict.fromkeys(shown) if name in wanted] == wanted
-    assert {c.number for c in written()} <= set(" ".join(PARTS.values()).split())
-
-
 def test_links_and_anchors_lead_somewhere(folder, pages):
     assert len(pages) > len(written())
     for path, page in pages.items():
@@ -104,64 +95,34 @@ def test_nothing_is_fetched_from_another_machine(folder, pages):
         assert not re.search(r"""(fetch|import|importScripts|\.open)\(\s*["'](https?:)?//""", text), script.name
 
 
-def test_pictures_have_alternative_texts_and_open_at_full_size(folder, pages):
-    for chapter in written():
-        outputs = [output for cell in notebook(chapter).cells for output in cell.get("outputs", [])]
-        drawn = [o.data["text/html"] for o in outputs if "<img" in o.get("data", {}).get("text/html", "")]
-        alive = [shown for shown in drawn if "<picture>" in shown]  # what moves lies in the page itself, with its text
-        texts = [unescape(re.search(r'alt="([^"]*)"', shown)[1]) for shown in drawn]
-        for shown, alt in zip(drawn, texts, strict=True):
-            assert shown not in alive or f"<desc>{escape(alt)}</desc>" in html(folder, chapter.number)
-        page = pages[folder / f"{chapter.name}.html"]
-        still = [alt for shown, alt in zip(drawn, texts, strict=True) if shown not in alive]
-        explored = chapter.number == "04"  # whose explorer is alive, too
-        told = [words for cell in notebook(chapter).cells for words in re.findall(r"!\[(.+?)\]\(", cell.source)]
-        assert len(page.images) == len(still) - explored + len(told)
-        assert {image["alt"] for image in page.images} <= {*still, *told}
-        drawn = [image["src"] for image in page.images if image["alt"] not in told]
-        assert [link for link in page.links if link.startswith("_images/")] == drawn
-
-
-def test_a_picture_that_is_only_linked_comes_along(folder):
-    for number, sheet in (("04", "poster_forward"), ("05", "poster_backward"), ("08", "poster_forward")):
-        assert re.search(rf'href="figures/{sheet}\.(svg|pdf)"', html(folder, number)), number
-
-
 def test_the_explorer_is_alive(folder):
     assert explorer.page() in html(folder, "04")
 
 
-def test_questions_and_takeaways_are_callouts(folder):
-    for chapter in written():
-        source = (NOTEBOOKS / f"{chapter.name}.ipynb").read_text(encoding="utf-8")
-        page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
-        for name in ("Predict", "Takeaway"):
-            asked = len(re.findall(rf"\n\s*\"\*\*{name}\.\*\* ", source))
-            assert page.count(f'<p class="admonition-title">{name}</p>') == asked >= 4, (chapter.name, name)
+def test_pictures_have_alternative_texts(pages):
+    images = [image for page in pages.values() for image in page.images]
+    assert len(images) > 40 and all(len(image.get("alt", "")) >= 20 for image in images)
 
 
-def test_answers_and_imports_are_folded_and_nothing_else(folder):
+def test_every_chapter_and_assignment_has_a_page(folder):
+    for name in [*(c.name for c in written()), *site.assignments()]:
+        assert (folder / f"{name}.html").is_file(), name
+
+
+def test_answers_are_folded(folder):
     for chapter in written():
-        page = (folder / f"{chapter.name}.html").read_text(encoding="utf-8")
-        cells = notebook(chapter).cells
-        answers = [c for c in cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs]
+        page = html(folder, chapter.number)
+        answers = [
+            c for c in notebook(chapter).cells if c.metadata.get("jupyter", {}).get("outputs_hidden") and c.outputs
+        ]
         folds = re.findall(r'<p class="collapsed admonition-title">([^<]+)</p>', page)
         assert folds.count("The output") == len(answers) > 0, chapter.name
-        hidden = [c for c in cells if c.metadata.get("jupyter", {}).get("source_hidden") and c not in answers]
-        assert folds.count("The code") == sum(not site.is_imports(c) for c in hidden), chapter.name
         assert set(folds) <= {"The output", "The code", "Imports"}, chapter.name
-        first = next(c for c in cells if c.cell_type == "code")
-        assert ("Imports" in folds) == (not first.outputs), chapter.name
 
 
 def test_formulas_are_mathml(folder):
     assert html(folder, "03").count("<math display=") > 10
     assert "$" not in re.sub(r"<pre>.*?</pre>|<script.*?</script>", "", html(folder, "03"), flags=re.DOTALL)
-
-
-def test_a_printed_kernel_is_coloured(folder):
-    outputs = re.findall(r'<div class="output stream highlight-python.*?</pre>', html(folder, "08"), flags=re.DOTALL)
-    assert any('<span class="k">def</span>' in output for output in outputs)
 
 
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypatch, capsys):
@@ -224,15 +185,8 @@ def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_pa
         Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/"
         here_only = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-        call = [
-            browser,
-            *QUIET,
-            here_only,
-            f"--user-data-dir={tmp_path}",
-            "--enable-logging=stderr",
-            "--remote-debugging-port=0",
-            address,
-        ]
+        log_to = ["--enable-logging=stderr", "--remote-debugging-port=0", f"--user-data-dir={tmp_path}"]
+        call = [browser, *QUIET, here_only, *log_to, address]
         with open(tmp_path / "log", "w") as log, subprocess.Popen(call, stderr=log, stdout=log) as process:
             try:
                 seen = server.seen.get(timeout=180)
