@@ -1,4 +1,4 @@
-// What a browser sees of a page: run by tests/test_site.py in a frame of its own server, once for each page.
+// What a browser sees of a page: run by tests/studio/test_site.py in a frame of its own server, once for each page.
 const LUMINANCE = rgb => rgb.slice(0, 3).map(c => c / 255).map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
   .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
 function colour(text) {  // rgb(…), rgba(…) or color(srgb …), as computed styles have it
@@ -60,7 +60,7 @@ async function look(address) {
   if (mute.length) seen.pictures = mute.map(image => image.src);
   const cut = [...page.querySelectorAll("math")].filter(formula => formula.scrollHeight > formula.clientHeight);
   if (cut.length) seen.formulas = cut.map(formula => formula.textContent.replace(/\s+/g, " "));
-  const texts = small(page);
+  const texts = address.includes("/live/") ? [] : small(page);  // live pieces are drawn in the page's own pixels
   if (texts.length) seen.small = texts;
   frame.remove();
   return seen;
