@@ -14,7 +14,7 @@ from typing import Any
 
 import fa2_lab
 
-TORCH = "2.11", "2.15"  # the oldest and the newest that were tested
+TORCH = "2.11", "2.15"  # what pyproject.toml and constraints.txt let through
 OLDEST_GPU = 8.0  # compute capability of those whose tensor cores Triton uses
 FINE = "Nothing is wrong."
 
@@ -71,7 +71,7 @@ def examine() -> Machine:
         untested=untested(torch, triton, triton_versions.TESTED),
         misfit=triton_versions.misfit_of(triton, numpy) if triton else "",
     )
-    if torch:
+    if torch and here["gpu_node"]:  # importing torch takes a second
         here |= graphics()
     return Machine(**here, kernels=serving(Machine(**here)))
 
@@ -185,6 +185,6 @@ def screen(machine: Machine) -> str:
         "GPU": gpu or ("there is one that torch cannot use" if machine.gpu_node else "none"),
         "interpreter": interpreted(machine),
         **{f"causal, d {d}": kernels for d, kernels in machine.kernels.items()},
-        "tested": f"not with {machine.untested}" if machine.untested else "with these versions",
+        "tested": f"not with {machine.untested}" if machine.untested else "with this Triton" if machine.triton else "",
     }
     return "\n".join([*(f"{name:15}{what}" for name, what in rows.items()), "", advice(machine)])
