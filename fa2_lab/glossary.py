@@ -137,7 +137,7 @@ TERMS = (
         "threads of a warp that want different words of one bank of shared memory, one after the other",
         "存储体冲突",
         "A",
-        picture="swizzled_keys",
+        picture="swizzle_xor",
     ),
     Term(
         "swizzle",
@@ -300,7 +300,7 @@ TERMS = (
         "the copy engine adds a tile of shared memory to HBM",
         "批量归约",
         "13",
-        picture="backward_pipes",
+        picture="pipes",
     ),
     Term("lagging", "of m: it follows the row's maximum only when a score lies far above it", "滞后最大值", "rung 19"),
     Term(

@@ -52,34 +52,32 @@ def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
 @style.picture
 def draw(n: int, jobs: Sequence[tuple], window: tuple[float, float], busy: float, setting: str) -> tuple[Figure, str]:
     """Three lanes for each consumer; what belongs to step n has a strong edge."""
-    title = "The products of a step, in order: S, dV, dP, dK, and its dQ in the next step"
-    figure, ax = style.new_figure(3.5, title)
+    caption = "The products of a step, in order: S, dV, dP, dK, and its dQ in the next step, beside the exponentials."
+    figure, ax = style.new_figure(3.3, f"{caption} Strong edges: step {n} ({setting}).")
     start, end = window
     lanes = [(c, unit) for c in (0, 1) for unit in UNITS]
     places = {lane: row + 0.35 * lane[0] for row, lane in enumerate(lanes)}
     for c, unit, what, number, begun, ended in jobs:
         if ended > start and begun < end:
-            _job(ax, places[c, unit], (max(begun, start) - start, min(ended, end) - start), unit, what, number, n)
+            span = (max(begun, start) - start, min(ended, end) - start)
+            _job(ax, places[c, unit], span, unit, what, number, strong=number == n)
     for (c, unit), row in places.items():
-        ax.text(-60, row + 0.5, f"{UNITS[unit]}, {c}", ha="right", va="center", fontsize=style.SMALL)
-    ax.set(xlim=(-0.17 * (end - start), end - start), ylim=(len(lanes) + 0.45, -0.1), yticks=[])
-    ax.set_xticks(range(0, int(end - start) + 1, 1000))
-    ax.set_xlabel(f"clocks → ({setting}; strong edges: step {n})")
-    ax.spines["left"].set_visible(False)
+        style.note(ax, -60, row + 0.5, f"{UNITS[unit]}, {c}", ha="right")
+    ticks = dict(xticks=range(0, int(end - start) + 1, 1000), xlabel="clocks →")
+    style.bare(ax, (-0.23 * (end - start), end - start), (-0.1, len(lanes) + 0.45), **ticks)
     mine = [f"{unit}: {what} {number}" for c, unit, what, number, begun, _ in sorted(jobs, key=lambda job: job[4])
             if c == 0 and start <= begun < end]  # fmt: skip
     alt = (
-        f"Two consumers over time ({setting}), each with a lane for its products on the tensor cores, one for its"
-        f" exponentials and one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1"
-        f" does the same and multiplies while consumer 0 waits. The tensor cores are busy {busy:.0%} of the time."
+        f"Two consumers over time, each with a lane for its products on the tensor cores, one for its exponentials and"
+        f" one for its additions to dQ. Consumer 0 in order of time: {'; '.join(mine)}. Consumer 1 does the same and"
+        f" multiplies while consumer 0 waits. The tensor cores are busy {busy:.0%} of the time."
     )
     return figure, alt
 
 
-def _job(ax: Axes, row: float, span: Sequence[float], unit: str, what: str, number: int, n: int) -> None:
+def _job(ax: Axes, row: float, span: tuple[float, float], unit: str, what: str, number: int, strong: bool) -> None:
     """One job as a box in its tensor's colour; "+ dQ 2" is the addition of a part of dQ."""
-    (begun, ended), strong = span, number == n
-    label = f"+ {what} {number}" if unit == "copy" else f"{what} {number}"
-    look = dict(gid=f"{unit} {what} {number}", linewidth=2.2 if strong else 0.8)
-    look |= dict(edgecolor=style.INK, linestyle="-") if strong else {}
+    begun, ended = span
+    label = f"+ {what} {number}" if unit == "copy" else what
+    look = dict(linewidth=2.2, edgecolor=style.INK, linestyle="-") if strong else dict(linewidth=0.8)
     style.tensor_box(ax, begun, row + 0.1, ended - begun, 0.8, what, label if ended - begun > 200 else "", **look)

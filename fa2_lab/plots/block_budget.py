@@ -48,7 +48,7 @@ def compiled_spills() -> dict[int, dict[tuple[int, int], int]] | None:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-CUT = 1.25  # bars that are longer end there
+SHADES = (0.03, 0.2, 0.4, 0.75)  # of cells that fit on all chips, on all but one, …
 VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too large"}
 
 
@@ -60,27 +60,27 @@ def draw(
     limits: Mapping[str, int],
     compiled: Mapping[int, Mapping[tuple[int, int], int]] | None = None,
 ) -> tuple[Figure, str]:
-    """A square of block sizes for each d; a cell says what the forward needs and where it fits.
+    """A heatmap of block sizes for each d; a cell says what the forward needs, and is darker the fewer chips have it.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
     smallest first. compiled: {d: {(B_r, B_c): spill instructions}}, where somebody compiled it.
     """
-    title = "Fewer block sizes fit as d grows: registers spill, shared memory runs out"
-    figure, axes = style.new_figure(4.7, title, ncols=len(cells))
+    room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
+    caption = (
+        "Fewer block sizes fit as d grows: registers spill, shared memory runs out. In a cell: registers a"
+        f" thread (at most 255) and KiB of shared memory (at most {room}). The darker, the fewer of these have room."
+    )
+    caption += f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
+    caption += f" Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
+    figure, axes = style.new_figure(3.3, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes, cells.items(), strict=True):
         _square(ax, sizes, table, limits, (compiled or {}).get(d, {}))
         ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
-    room = ", ".join(f"{size // 1024} on {chip}" for chip, size in limits.items())
-    setting = f"Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
-    seen = f" ×: spills when compiled for {list(limits)[-1]}." if compiled else ""
-    bars = f"Upper bar: registers a thread, at most 255. Lower bar: KiB of shared memory, at most {room}."
-    figure.supxlabel(f"{setting}{seen} Bars end at {CUT} times the last mark.\n{bars}", fontsize=style.SMALL)
-    told = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())
-    source = "A cross where the compiled kernel spills" if compiled else "By the model: no compilation is recorded yet"
+    summaries = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())
     alt = (
         f"For each head dimension a grid of block sizes {', '.join(map(str, sizes))}, B_r down and B_c right; in each"
-        f" cell two bars, registers per thread and shared memory, beside marks for what there is: the greyer the"
-        f" cell, the fewer chips have room. {told}. {source}."
+        f" cell registers per thread and KiB of shared memory: the darker the cell, the fewer chips have room."
+        f" {summaries}."
     )
     return figure, alt
 
@@ -101,35 +101,12 @@ def _summary(table: Mapping[tuple[int, int], Mapping], limits: Mapping[str, int]
 
 def _square(ax: Axes, sizes: Sequence[int], table: Mapping, limits: Mapping[str, int], compiled: Mapping) -> None:
     for (B_r, B_c), cell in table.items():
-        y, x, look = sizes.index(B_r), sizes.index(B_c), _look(cell, limits)
-        style.box(ax, x, y, 1, 1, **look)
-        ink = style.ink_on(look["fill"])
-        _bar(ax, x, y + 0.1, "registers", cell["registers"], [255], ink)
-        _bar(ax, x, y + 0.38, "shared", cell["shared"] // 1024, [size // 1024 for size in limits.values()], ink)
-        if cell["fits_on"] != tuple(limits):
-            words = verdict(cell, limits)
-            ax.text(x + 0.5, y + 0.8, words, ha="center", va="center", color=ink, fontsize=style.SMALL)
-        if compiled.get((B_r, B_c)):
-            ax.plot(x + 0.93, y + 0.2, "x", color=ink, markersize=4.5, gid="spilled")
+        y, x = sizes.index(B_r), sizes.index(B_c)
+        missing = len(limits) - len(cell["fits_on"])
+        cross = " ×" if compiled.get((B_r, B_c)) else ""
+        words = f"{cell['registers']}{cross}\n{cell['shared'] // 1024} KiB"
+        words += "" if cell["fits_on"] else f"\n{VERDICTS[cell['limit']]}"
+        style.box(ax, x, y, 1, 1, words, style.tint(style.INK, SHADES[missing]))
     ticks = [n + 0.5 for n in range(len(sizes))]
-    ax.set(xlim=(-0.03, len(sizes) + 0.03), ylim=(len(sizes) + 0.03, -0.03), aspect="equal")
-    ax.set(xticks=ticks, xticklabels=sizes, yticks=ticks, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")
-    ax.tick_params(length=0)
-    ax.spines[:].set_visible(False)
-
-
-def _bar(ax: Axes, x: float, y: float, name: str, needs: int, most: Sequence[int], ink: str) -> None:
-    """A number and its bar, with a mark for each limit."""
-    ax.text(x + 0.3, y + 0.1, f"{needs}", ha="right", va="center", color=ink, fontsize=style.SMALL)
-    unit = 0.4 / most[-1]
-    style.box(ax, x + 0.34, y, unit * min(needs, CUT * most[-1]), 0.2, fill=style.worker(1), linewidth=0, gid=name)
-    for limit in most:
-        ax.plot([x + 0.34 + unit * limit] * 2, [y - 0.03, y + 0.23], color=ink, linewidth=0.8)
-
-
-def _look(cell: Mapping, limits: Mapping[str, int]) -> dict:
-    """The fewer chips can run it, the greyer; darkest where none can."""
-    missing = len(limits) - len(cell["fits_on"])
-    if missing == len(limits):
-        return dict(fill=style.tint(style.INK, 0.32), gid="fits nowhere")
-    return dict(fill=style.tint(style.INK, 0.14 * missing), gid=f"fits on {len(cell['fits_on'])}")
+    style.bare(ax, (-0.03, len(sizes) + 0.03), (-0.03, len(sizes) + 0.03), aspect="equal", xticks=ticks, yticks=ticks)
+    ax.set(xticklabels=sizes, yticklabels=sizes, xlabel="B_c →", ylabel="← B_r")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.kernels import ladder
@@ -42,34 +41,54 @@ def data(N: int = 4096, d: int = 128) -> dict:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
+NAMED = 1.08  # a factor from which on a jump is named
+JUMPS = {  # what the gain of a rung comes from
+    "rows outside": "o, l and m stay on chip",
+    "row blocks": "a program for each row block",
+    "deferred": "no division in the loop",
+    "base 2": "one multiply-add for three steps",
+    "skipping": "half the tiles",
+    "pipelined": "copies run ahead",
+    "ring": "a warp of its own copies",
+    "two consumers": "more rows share a tile",
+    "long tiles": "128 keys a tile",
+    "overlap": "products run together",
+    "persistent": "no idle SM at the end",
+    "lagging": "lanes of a row seldom talk",
+    "heavy first": "light row blocks come last",
+    "diagonal first": "one wait a tile, not twelve",
+}
+
 
 @style.picture
 def draw(rungs: Sequence[Rung], peer: tuple[str, float, float], setting: str) -> tuple[Figure, str]:
     """A bar for each rung without a mask, a dot for the causal mask, and the peer as a line behind them."""
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full
-    title = f"From {first:.0%} to {last:.0%} of {name} in {len(rungs) - 1} changes"
-    figure, ax = style.new_figure(0.27 * len(rungs) + 1.1, title)
+    caption = (
+        f"From {first:.0%} to {last:.0%} of {name} in {len(rungs) - 1} changes. Bars: no mask; dots: causal; a pale"
+    )
+    caption += f" bar marks a rung that is slower than the one before. {setting}."
+    figure, ax = style.new_figure(0.235 * len(rungs) + 0.75, caption)
+    most = max(full, *(r.full for r in rungs))
     for y, rung in enumerate(rungs):
-        better = y == 0 or rung.full > rungs[y - 1].full
-        fill = style.tint(style.INK, 0.32 if better else 0.12)
-        style.box(ax, 0, y - 0.36, rung.full, 0.72, gid=f"rung {rung.number}", fill=fill)
-        ax.text(1.13 * full, y, f"{rung.full:.0f}", va="center", ha="right", fontsize=style.SMALL)
-    ax.plot([r.causal for r in rungs], range(len(rungs)), "o", color=style.INK, markersize=4, gid="causal")
-    for x, other, mask in ((full, causal, "no mask"), (causal, full, "causal")):
-        ax.axvline(x, color=style.QUIET, linewidth=0.9, linestyle="--" if mask == "causal" else "-", zorder=0)
-        side = dict(ha="left", x=x + 4) if x > other else dict(ha="right", x=x - 4)
-        label = f"{name}, {mask}, {x:.0f}" if x < other else f"{mask} {x:.0f}"
-        ax.text(y=-0.75, s=label, va="bottom", fontsize=style.SMALL, color=style.QUIET, **side)
-    _axes(ax, rungs, max(full, *(r.full for r in rungs)))
-    figure.supxlabel(f"{setting}. Pale: a change that loses here", fontsize=style.SMALL, color=style.QUIET)
-    told = "; ".join(f"{r.number} {r.name} {r.full:.0f} and {r.causal:.0f}" for r in rungs)
-    alt = f"TFLOP/s of each rung without a mask and causal: {told}. {name}: {full:.0f} and {causal:.0f}. {setting}."
-    return figure, alt
-
-
-def _axes(ax: Axes, rungs: Sequence[Rung], most: float) -> None:
-    ax.set(xlim=(0, 1.16 * most), ylim=(len(rungs) - 0.4, -1.6))
+        before = rungs[max(y - 1, 0)]
+        slower, gain = rung.full < before.full, max(rung.full / before.full, rung.causal / before.causal)
+        named = gain >= NAMED
+        fill = style.OURS if named else style.tint(style.INK, 0.1 if slower else 0.35)
+        style.box(ax, 0, y - 0.36, rung.full, 0.72, fill=fill, linewidth=0.5)
+        words = f"{rung.full:.0f}"
+        if named:
+            mask = "" if gain == rung.full / before.full else "causal "
+            words += f"   {mask}× {gain:.2f}" + (f": {JUMPS[rung.name]}" if rung.name in JUMPS else "")
+        style.note(ax, max(rung.full, rung.causal) + 0.02 * most, y, words, bbox=style.CLEAR)
+    dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=4.5, linestyle="none")
+    ax.plot([r.causal for r in rungs], range(len(rungs)), "o", **dots)
+    for x, words, dash in ((full, f"{name}, no mask {full:.0f}", "-"), (causal, f"causal {causal:.0f} ", "--")):
+        ax.plot([x, x], [-0.6, len(rungs) - 0.5], color=style.QUIET, linewidth=0.9, linestyle=dash, zorder=0)
+        style.note(ax, x, -1.0, words, ha="left" if dash == "-" else "right", color=style.QUIET)
+    style.bare(ax, (0, 1.82 * most), (-1.5, len(rungs) - 0.4), xticks=range(0, int(most), 200))
     ax.set_yticks(range(len(rungs)), [f"{r.number}  {r.name}" for r in rungs], fontsize=style.SMALL)
-    ax.tick_params(axis="y", length=0)
-    ax.set_xlabel("TFLOP/s (bar: no mask, dot: causal)")
+    ax.set_xlabel("TFLOP/s", loc="left")
+    speeds = "; ".join(f"{r.number} {r.name} {r.full:.0f} and {r.causal:.0f}" for r in rungs)
+    return figure, f"TFLOP/s of each rung without a mask and causal: {speeds}. {name}: {full:.0f} and {causal:.0f}."

@@ -1,4 +1,4 @@
-"""Tweak 1 as a timeline: FA1's and FA2's arithmetic in one pass through the inner loop, operation by operation."""
+"""Tweak 1: what an operation costs, and FA1's and FA2's arithmetic of one tile as a timeline."""
 
 from __future__ import annotations
 
@@ -22,11 +22,18 @@ FREE = ("× τ", "+")  # no clocks: × τ is part of the FMA of τ s − m, and 
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """The arithmetic of one tile of FA1 and FA2, and of FA2's end of a row block, in order and in clocks of one SM."""
+    """What operations cost, and one tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM."""
     logs = [operations(stage, B_r, B_c, d, j) for stage, j in ((fa1, 1), (fa2, 1), (fa2, None))]
     tile_1, tile_2, end = ([step(*named, chip) for named in log if named[0] not in FREE] for log in logs)
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
-    return dict(loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
+    prices = {
+        c.name.split()[0]: {
+            "instruction on an FP32 unit": c.tensor_per_clock / c.fp32_per_clock,
+            "exponential": c.tensor_per_clock / c.exp_per_clock,
+        }
+        for c in (chips.A100, chips.H100)
+    }
+    return dict(prices=prices, loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
 
 
 def operations(stage, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
@@ -73,35 +80,61 @@ class Step(NamedTuple):
     clocks: float
 
 
-@style.picture
-def draw(loops: dict[str, Sequence[Step]], end: Sequence[Step], setting: str) -> tuple[Figure, str]:
-    """Two rows of boxes on one time axis; what FA2 left out stands outlined at its end, what it does once beneath.
+HIGH = 0.62
 
+
+@style.picture
+def draw(
+    prices: dict[str, dict[str, float]], loops: dict[str, Sequence[Step]], end: Sequence[Step], setting: str
+) -> tuple[Figure, str]:
+    """Above, what an operation costs; beneath, FA1's and FA2's steps of a tile on one time axis.
+
+    What FA2 left out stands outlined at its end, what it does once beneath. prices: {chip: {operation: matmul FLOPs}};
     loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile.
     """
-    title = "One division per row instead of one per tile, and one scaling of o instead of two"
-    figure, ax = style.new_figure(2.9, title)
+    caption = "One division per row instead of one per tile, and one scaling of o instead of two: worth it, because an"
+    caption += f" exponential takes the time of 128 to 256 matmul FLOPs. {setting}."
+    figure, (above, below) = style.new_figure(4.4, caption, nrows=2, height_ratios=[1, 1.9])
+    _prices(above, prices)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
     for y, (name, steps) in enumerate(loops.items()):
-        stop = _boxes(ax, 0, y, steps)
-        ax.text(-20, y + 0.3, f"{name}\n{total[name]:,.0f}", ha="right", va="center")
-    _vanished(ax, stop, 1, gone, total["FA1"] - total["FA2"] - gone.clocks)
-    _rows_note(ax, loops["FA1"])
-    _boxes(ax, 0, 2, end)
-    ax.text(-20, 2.3, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right", va="center")
-    _axes(ax, total["FA1"], setting)
+        stop = _boxes(below, y, steps)
+        style.note(below, -30, y + HIGH / 2, f"{name}\n{total[name]:,.0f}", ha="right")
+    outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
+    _box(below, stop, 1, gone.clocks, "", style.PAPER, **outline)
+    _box(below, stop + gone.clocks, 1, total["FA1"] - total["FA2"] - gone.clocks, "", style.PAPER, **outline)
+    style.note(below, total["FA1"], 2 + HIGH / 2, "outlined: gone, scaling p v\nand ÷ l with its factors", ha="right")
+    style.note(below, 0, -0.2, "unnamed: m, l and their factors, one operation per row")
+    _boxes(below, 2, end)
+    style.note(below, -30, 2 + HIGH / 2, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right")
+    style.bare(below, (-440, total["FA1"] + 15), (-0.4, 2.7), xticks=range(0, int(total["FA1"]), 1000))
+    below.set_title("Clocks of one tile, if every operation waits for the one before")
     saved = 1 - total["FA2"] / total["FA1"]
+    costs = "; ".join(f"{chip}: {', '.join(f'{kind} {n:g}' for kind, n in p.items())}" for chip, p in prices.items())
     alt = (
-        f"Two rows of boxes on one time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
-        f" {total['FA2']:,.0f}, {saved:.0%} less. Both start with q kᵀ and go on to max, exp, sum, scaling o and p v;"
-        f" FA1 then scales p v as well and divides by l. These boxes are outlined at the end of FA2's row. A third row"
-        f" shows what FA2 does once after the last tile: one division and one scaling of o. {setting}."
+        f"Bars of the price of an operation in matmul FLOPs. {costs}. Beneath, two rows of boxes on a time axis: FA1's"
+        f" inner loop takes {total['FA1']:,.0f} clocks, FA2's {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as"
+        f" well and divides by l; these boxes are outlined at the end of FA2's row. A third row has what FA2 does once"
+        f" after the last tile: one division and one scaling of o."
     )
     return figure, alt
 
 
-def _boxes(ax: Axes, x: float, y: float, steps: Sequence[Step]) -> float:
+def _prices(ax: Axes, prices: dict[str, dict[str, float]]) -> None:
+    lane, longest = 0, max(max(price.values()) for price in prices.values())
+    for kind in next(iter(prices.values())):
+        for chip, price in prices.items():
+            style.box(ax, 0, lane + 0.1, price[kind], 0.8, fill=style.WORKERS[1], linewidth=0)
+            style.note(ax, -3, lane + 0.5, f"{kind}, {chip}", ha="right")
+            style.note(ax, price[kind] + 3, lane + 0.5, f"{price[kind]:g}")
+            lane += 1
+    style.bare(ax, (-0.45 * longest, 1.1 * longest), (0, lane))
+    ax.set_title("The price of an operation in matmul FLOPs")
+
+
+def _boxes(ax: Axes, y: float, steps: Sequence[Step]) -> float:
+    x = 0.0
     for step in steps:
         fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)
         edge = dict(linewidth=2.0, zorder=3) if step.name == ONLY_FA1 else dict(linewidth=0.8 if step.name else 0)
@@ -112,37 +145,6 @@ def _boxes(ax: Axes, x: float, y: float, steps: Sequence[Step]) -> float:
 
 def _box(ax: Axes, x: float, y: float, width: float, name: str, fill: str, **look) -> None:
     """A box with its name, upright where the box is narrow."""
-    label = name.replace(" ", "\n", 1) if 200 < width < 400 else name
-    patch = style.box(ax, x, y, width, 0.62, label, fill, **look)
+    patch = style.box(ax, x, y, width, HIGH, name.replace(" ", "\n", 1) if 200 < width < 400 else name, fill, **look)
     if len(name) > 1 and width < 200:
         patch.label_text.set_rotation(90)
-
-
-def _vanished(ax: Axes, x: float, y: float, gone: Step, small: float) -> None:
-    """Outlines of what FA2 does not do, where its row ends: one step, then all small ones as one."""
-    outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
-    _box(ax, x, y, gone.clocks, gone.name, style.PAPER, **outline)
-    x += gone.clocks
-    _box(ax, x, y, small, "", style.PAPER, **outline)
-    note = "gone: scaling p v, and\n÷ l with its factors"
-    ax.annotate(
-        note, (x + small / 2, y + 0.62), (x + small, y + 1.3), ha="right", va="center", arrowprops=dict(arrowstyle="-")
-    )
-
-
-def _rows_note(ax: Axes, steps: Sequence[Step]) -> None:
-    """What the unnamed steps between the named ones are, pointed at where they are widest: before o is scaled."""
-    names = [step.name for step in steps]
-    last = names.index("scale o")  # before it lies the widest run of unnamed steps
-    first = max(k for k in range(last) if names[k]) + 1
-    begin, end = (sum(step.clocks for step in steps[:k]) for k in (first, last))
-    x = (begin + end) / 2
-    where, arrow = dict(ha="left", va="center", fontsize=style.SMALL), dict(arrowstyle="-", shrinkB=0)
-    ax.annotate("m, l and factors, one per row; ÷ l", (x, 0), (x + 45, -0.27), arrowprops=arrow, **where)
-
-
-def _axes(ax: Axes, longest: float, setting: str) -> None:
-    ax.set(xlim=(-330, longest + 15), ylim=(2.7, -0.4), yticks=[], xticks=range(0, int(longest), 500))
-    ax.spines["left"].set_visible(False)
-    ax.spines["bottom"].set_bounds(0, longest)
-    ax.set_xlabel(f"clocks if every operation waits for the one before. {setting}", fontsize=style.SMALL)

@@ -69,9 +69,12 @@ def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
 
     ways: {name: dict(visits: each Visit, writes: (block of dQ, time, worker) each)}.
     """
-    title = "Atomic adds meet in dQ, several at once; with two passes each block has one writer"
-    figure, axes = style.new_figure(5.6, title, nrows=len(ways), sharex=True)
-    said = []
+    caption = (
+        "Atomic adds meet in dQ, several at once; with two passes each block has one writer, and a later one. A box"
+    )
+    caption += " is one tile, with what it adds to, in memory (+) or on chip; a mark is a write of dQ, with its writer."
+    figure, axes = style.new_figure(5.4, caption, nrows=len(ways), sharex=True)
+    lines = []
     for ax, (name, way) in zip(axes, ways.items(), strict=True):
         end, most = max(v.end for v in way["visits"]), _most_at_once(way["writes"])
         _work(ax, way["visits"])
@@ -82,21 +85,13 @@ def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
         ax.set(ylim=(SMs + T + 0.35, -0.1))
         ax.tick_params(axis="y", length=0)
         ax.spines["left"].set_visible(False)
-        count = f"{len(way['writes'])} writes of a block, up to {most} at once into the same" if most > 1 else (
-            f"{len(way['writes'])} writes of a block, one each")  # fmt: skip
-        ax.set_title(f"{name}: {end:g} products long, {count}")
-        said.append(f"{name}: {end:g} products long, {count}")
+        times = f"up to {most} at once into the same" if most > 1 else "one each"
+        lines.append(f"{name}: {end:g} products long, {len(way['writes'])} writes of a block, {times}")
+        ax.set_title(f"{name}: {end:g} products, {len(way['writes'])} writes" + f", up to {most} at once" * (most > 1))
     last = max(v.end for way in ways.values() for v in way["visits"])
     axes[-1].set(xlim=(0, last + 0.6), xlabel="time in matrix products of one tile →")
-    together = max(_most_at_once(way["writes"]) for way in ways.values())
-    number = {2: "two", 3: "three", 4: "four"}.get(together, str(together))
-    figure.supxlabel(
-        "A box: one tile, and the block of dQ that it adds to, in memory (+) or on chip. A mark:\na write of dQ,"
-        " with its writer's number." + f" × {together}: {number} programs write at the same time." * (together > 1),
-        fontsize=style.SMALL,
-    )
     alt = (
-        f"{SMs} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(said)}. With atomic adds all column"
+        f"{SMs} SMs over time, twice, with {T} blocks of dQ beneath. {'. '.join(lines)}. With atomic adds all column"
         f" programs start at the same rows, so their additions meet, in an order that differs from run to run. With two"
         " passes the column programs leave dQ alone, and then each row program sums its block on chip and writes it."
     )
@@ -113,9 +108,9 @@ def _work(ax: Axes, visits: Sequence[Visit]) -> None:
     """A box for every tile, in its worker's colour, with what it adds to."""
     for v in visits:
         label = f"+ dQ {v.rows}" if v.adds else f"dQ {v.rows}" if v.worker.startswith("row") else "dK, dV"
-        look = dict(edgecolor=style.PAPER, gid=f"{v.worker} rows {v.rows}")
         n = int(v.worker.split()[1])
-        style.box(ax, v.start, v.SM + 0.06, v.end - v.start, 0.88, label, style.worker(n), **look)
+        box = (v.start, v.SM + 0.06, v.end - v.start, 0.88)
+        style.box(ax, *box, label, style.worker(n), edgecolor=style.PAPER)
 
 
 def _writes(ax: Axes, writes: Sequence[tuple[int, float, str]], SMs: int) -> None:
@@ -125,7 +120,7 @@ def _writes(ax: Axes, writes: Sequence[tuple[int, float, str]], SMs: int) -> Non
         at.setdefault((i, time), []).append(worker)
     for (i, time), workers in at.items():
         n, several = int(workers[0].split()[1]), len(workers) > 1
-        fill = style.tint(style.hue("dQ"), 0.3) if several else style.worker(n)
-        look = dict(edgecolor=style.hue("dQ"), linewidth=1.2, gid=f"write {i} by {','.join(workers)}")
-        label, width = (f"× {len(workers)}", 1.2) if several else (str(n), 0.72)
-        style.box(ax, time - width, SMs + 0.42 + i, width, 0.76, label, fill, **look)
+        label, width = (f"× {len(workers)}", 1.5) if several else (str(n), 0.9)
+        look = dict(edgecolor=style.hue("dQ"), linewidth=1.2)
+        ground = style.fill("dQ") if several else style.worker(n)
+        style.box(ax, time - width, SMs + 0.42 + i, width, 0.76, label, ground, **look)

@@ -44,8 +44,8 @@ def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) 
 
     masks: {generator: {"FA1", "FA2": True where kept}}.
     """
-    title = "Swap the loops: sequential dropout changes its mask, keyed dropout does not"
-    figure, axes = style.new_figure(5.6, title, nrows=len(masks), ncols=3)
+    caption = "Swap the loops: sequential dropout changes its mask, keyed dropout does not (black: differs)."
+    figure, axes = style.new_figure(4.3, caption, nrows=len(masks), ncols=3)
     agree = {}
     for row, (generator, orders) in zip(axes, masks.items(), strict=True):
         differ = orders["FA1"] != orders["FA2"]
@@ -54,12 +54,7 @@ def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) 
             _grid(ax, orders[name], B_r, B_c, style.hue("P"), f"{name}: {orders[name].mean():.0%} kept")
         _grid(row[2], differ, B_r, B_c, style.INK, f"Same fate: {agree[generator]}")
         row[0].set_ylabel(f"{generator} generator")
-    notes = (
-        "pink: kept. Columns outside, rows inside",
-        "pink: kept. Rows outside, columns inside",
-        "black: another fate",
-    )
-    for ax, note in zip(axes[-1], notes, strict=True):
+    for ax, note in zip(axes[-1], ("columns outside", "rows outside", "where they differ"), strict=True):
         ax.set_xlabel(note, fontsize=style.SMALL)
     kept = {name: f"{mask.mean():.0%}" for name, mask in next(iter(masks.values())).items()}
     same = "; ".join(f"{generator}: {share} of the entries" for generator, share in agree.items())
@@ -75,12 +70,11 @@ def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) 
 def _grid(ax: Axes, filled: np.ndarray, B_r: int, B_c: int, color: str, title: str) -> None:
     """Every True entry as a square, and the borders of the tiles."""
     N_q, N_k = filled.shape
-    squares = [(j, i, 1, 1) for i, j in np.argwhere(filled)]
-    style.bars(ax, squares, color, edgecolor=style.PAPER, linewidth=0.4)
+    style.bars(ax, [(j + 0.05, i + 0.05, 0.9, 0.9) for i, j in np.argwhere(filled)], color)
+    border = dict(color=style.QUIET, linewidth=0.8)
     for x in range(0, N_k + 1, B_c):
-        ax.plot([x, x], [0, N_q], color=style.QUIET, linewidth=0.8)
+        ax.plot([x, x], [0, N_q], **border)
     for y in range(0, N_q + 1, B_r):
-        ax.plot([0, N_k], [y, y], color=style.QUIET, linewidth=0.8)
-    ax.set(xlim=(-0.2, N_k + 0.2), ylim=(N_q + 0.2, -0.2), aspect="equal", xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+        ax.plot([0, N_k], [y, y], **border)
+    style.bare(ax, (-0.2, N_k + 0.2), (-0.2, N_q + 0.2), aspect="equal")
     ax.set_title(title)

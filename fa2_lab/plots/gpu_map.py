@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips
@@ -23,11 +22,10 @@ class Place(NamedTuple):
     speed: float | None
 
 
-def data(names: Sequence[str] = ("A100 SXM 80GB", "H100 SXM", "H200", "B200")) -> dict:
-    """The memories of each chip, the nearest to the arithmetic first, and its link to other GPUs."""
-    return dict(
-        chips={name.split()[0]: (memories(chips.named(name)), chips.named(name).link_per_second) for name in names}
-    )
+def data(name: str = "H200") -> dict:
+    """The memories of a chip, the nearest to the arithmetic first, and its link to other GPUs."""
+    chip = chips.named(name)
+    return dict(chip=name, places=memories(chip), link=chip.link_per_second)
 
 
 def memories(chip: chips.Chip) -> list[Place]:
@@ -43,22 +41,53 @@ def memories(chip: chips.Chip) -> list[Place]:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-ZOOM = 14  # how many times as long the sides under the lens are
-NEAR = style.WORKERS[1]
+SIDE, ZOOM = 1.75, 14  # inches of the side of HBM; how many times as long the sides under the lens are
+LENS, WORDS, BARS, LONGEST = 2.3, 3.2, 4.25, 0.85  # inches from the left, and of the longest bar
 
 
 @style.picture
-def draw(chips: dict[str, tuple[list[Place], float]]) -> tuple[Figure, str]:
-    """Above, the memories as areas, those of the chip under a lens; below, their speeds."""
-    title = "There is much room far away, and little room nearby, where numbers come fast"
-    figure, (sizes, speeds) = style.new_figure(3.6 + 0.9 * len(chips), title, nrows=2, height_ratios=[1.15, 1])
-    _sizes(sizes, chips)
-    _speeds(speeds, chips)
-    told = []
-    for name, (places, link) in chips.items():
-        parts = [f"{p.name} {_size(p.size)}" + (f" and {_speed(p.speed)}" if p.speed else "") for p in places]
-        told.append(f"{name}: {', '.join(parts)}, link {_speed(link)}")
-    alt = f"Memories of GPUs to scale, sizes as areas and bytes per second as bars. {'; '.join(told)}."
+def draw(chip: str, places: Sequence[Place], link: float) -> tuple[Figure, str]:
+    """HBM as a square with the chip's memories as dots in it; these under a lens; the speed of each as a bar."""
+    caption = f"Far memory is big and slow; near memory is small and fast ({chip}; areas and bars to scale)."
+    figure, ax = style.new_figure(3.15, caption)
+    *near, far = places
+    unit = SIDE / sqrt(far.size)
+    dots = [unit * sqrt(place.size) for place in near]
+    style.box(ax, 0, 0.4, SIDE, SIDE, fill=style.tint(style.INK, 0.12))
+    style.note(ax, 0.1, 0.6, f"{far.name} {_size(far.size)}", weight="bold")
+    pitch, x, low = 0.72, 0.06, 0.4 + SIDE - 0.06
+    for n, (place, dot) in enumerate(zip(near, dots, strict=True)):
+        style.box(ax, x, low - dot, dot, dot, fill=style.WORKERS[1], linewidth=0)
+        x += 1.3 * dot
+        large, middle = ZOOM * dot, 0.4 + pitch * (n + 0.35)
+        style.box(ax, LENS + 0.42 - large / 2, middle - large / 2, large, large, fill=style.WORKERS[1], linewidth=0)
+        style.note(ax, WORDS, middle, f"{place.name}\n{_size(place.size)}")
+    bottom, edge = 0.4 + pitch * len(near) - 0.1, dict(color=style.QUIET, linewidth=0.8)
+    lens = dict(fill=False, edgecolor=style.QUIET)
+    ax.add_patch(style.Rectangle((0.03, low - max(dots) - 0.03), x, max(dots) + 0.06, **lens))
+    ax.add_patch(style.Rectangle((LENS, 0.3), 0.84, bottom - 0.3, **lens))
+    for start, end in ((low - max(dots) - 0.03, 0.3), (low + 0.03, bottom)):
+        ax.plot([0.03 + x, LENS], [start, end], **edge)
+    style.note(ax, WORDS, bottom + 0.3, far.name)
+    style.note(ax, WORDS, bottom + 0.62, "link to other GPUs", ha="left")
+    fastest = max(place.speed or 0 for place in places)
+    speeds = [(0.4 + pitch * (n + 0.35), place.speed) for n, place in enumerate(near)]
+    for y, speed in [*speeds, (bottom + 0.3, far.speed), (bottom + 0.62, link)]:
+        left = BARS + 0.42 * (speed == link)
+        if speed:
+            style.box(ax, left, y - 0.11, LONGEST * speed / fastest, 0.22, fill=style.WORKERS[1], linewidth=0)
+        words = _speed(speed) if speed else "not published"
+        style.note(ax, left + LONGEST * (speed or 0) / fastest + 0.06, y, words)
+    style.note(ax, 0, 0.1, "size", weight="bold")
+    style.note(ax, LENS, 0.1, f"sides × {ZOOM}", weight="bold")
+    style.note(ax, BARS, 0.1, "bytes per second", weight="bold")
+    style.bare(ax, (-0.02, style.WIDTH - 0.06), (0, bottom + 0.8), aspect="equal")
+    parts = [f"{p.name} {_size(p.size)}" + (f" and {_speed(p.speed)}" if p.speed else "") for p in places]
+    alt = (
+        f"The memories of an {chip} to scale: HBM as a large square with three dots in it, which a lens enlarges to"
+        f" squares, and a bar for the bytes per second of each: {', '.join(parts)}, link {_speed(link)}. The registers'"
+        " speed is what the FP32 units read."
+    )
     return figure, alt
 
 
@@ -68,57 +97,3 @@ def _size(n: float) -> str:
 
 def _speed(n: float) -> str:
     return f"{n / 1e12:.0f} TB/s" if n > 1e13 else f"{n / 1e12:.2g} TB/s"
-
-
-def _sizes(ax: Axes, chips: dict) -> None:
-    unit = 100 / sqrt(max(p.size for places, _ in chips.values() for p in places))
-    top = 0.0
-    for k, (name, (places, _)) in enumerate(chips.items()):
-        left, low = 225 * (k % 2), 112 * ((len(chips) - 1) // 2 - k // 2)  # two chips in a row
-        *near, far = places
-        side, widest = unit * sqrt(far.size), ZOOM * unit * sqrt(max(place.size for place in near))
-        top = max(top, low + side)
-        style.box(ax, left, low, side, side, gid=f"{name} HBM", fill=style.tint(style.INK, 0.12))
-        ax.text(left + 3, low + side - 4, f"{name}\nHBM {_size(far.size)}", va="top", fontsize=style.SMALL)
-        x, y, lens = left + 2, low, left + side + 8
-        for place in near:
-            tiny, large = (zoom * unit * sqrt(place.size) for zoom in (1, ZOOM))
-            style.box(ax, x, low + 2, tiny, tiny, gid=f"{name} {place.name}", fill=NEAR, linewidth=0)
-            style.box(ax, lens, y, large, large, gid=f"{name} {place.name} large", fill=NEAR, linewidth=0)
-            words = f"{place.name} {_size(place.size)}"
-            ax.text(lens + widest + 2, y + large / 2, words, va="center", fontsize=style.SMALL)
-            x, y = x + tiny + 1, y + large + 2
-        ax.plot([x, lens - 1], [low + 2.5, low + 2.5], color=style.QUIET, linewidth=0.8)
-    ax.set(xlim=(-1, 450), ylim=(-2, top + 2), aspect="equal", xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    ax.set_title(f"Size: areas to scale; the memories on the chip once more under a lens, sides × {ZOOM}")
-
-
-def _speeds(ax: Axes, chips: dict) -> None:
-    names = [p.name for p in next(iter(chips.values()))[0]] + ["link to other GPUs"]
-    longest = max(p.speed or 0 for places, _ in chips.values() for p in places)
-    tall = 0.8 / len(chips)
-    for k, (chip, (places, link)) in enumerate(chips.items()):
-        for y, speed in enumerate([*(p.speed for p in places), link]):
-            top = y - 0.4 + k * tall
-            if speed:
-                style.box(
-                    ax,
-                    0,
-                    top,
-                    speed,
-                    0.92 * tall,
-                    gid=f"{chip} {names[y]} speed",
-                    fill=style.worker(k, len(chips)),
-                    linewidth=0,
-                )
-                words = f"{chip} {_speed(speed)}"
-                ax.text(speed + 0.008 * longest, top + tall / 2, words, va="center", fontsize=style.SMALL)
-    for y, name in enumerate(names):
-        ax.text(-0.01 * longest, y, name, va="center", ha="right")
-        if name == "L2":
-            ax.text(0.008 * longest, y, "the makers print no figure", va="center", fontsize=style.SMALL)
-    ax.axvline(0, color=style.QUIET, linewidth=0.8)
-    ax.set(xlim=(-0.2 * longest, 1.16 * longest), ylim=(len(names) - 0.5, -0.5), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    ax.set_title("Speed: bytes per second of the whole chip, to scale (registers: what the FP32 units read)")

@@ -60,54 +60,38 @@ def draw(heads: int, layouts: dict[str, dict]) -> tuple[Figure, str]:
 
     layouts: {name: {"key_heads": number, "reads": pairs of the forward, "adds": pairs of the backward}}.
     """
-    title = "A group of query heads reads one K and V, and adds into one dK and dV"
-    figure, axes = style.new_figure(4.6, title, nrows=2, ncols=len(layouts))
-    for column, (name, layout) in enumerate(layouts.items()):
+    caption = "A group of query heads reads one K and V (left), and adds into one dK and dV (right)."
+    figure, axes = style.new_figure(1.75 * len(layouts), caption, nrows=len(layouts), ncols=2)
+    for (forward, backward), (name, layout) in zip(axes, layouts.items(), strict=True):
         key_heads = layout["key_heads"]
-        _heads(axes[0][column], heads, key_heads, layout["reads"], ("Q", "K", "V"))
-        _heads(axes[1][column], heads, key_heads, layout["adds"], ("dO", "dK", "dV"))
-        axes[0][column].set_title(f"{name}: {key_heads} key head{'s' * (key_heads > 1)}")
+        _heads(forward, heads, key_heads, layout["reads"], ("Q", "K", "V"))
+        _heads(backward, heads, key_heads, layout["adds"], ("dO", "dK", "dV"))
         share = "" if key_heads == heads else f", 1/{heads // key_heads} of the memory"
-        axes[0][column].set_xlabel(f"K and V: {key_heads} each{share}", fontsize=style.SMALL)
-        axes[1][column].set_xlabel(_sums(layout["adds"], key_heads), fontsize=style.SMALL)
-    axes[0][0].set_ylabel("forward: reads")
-    axes[1][0].set_ylabel("backward: adds")
+        forward.set_title(f"{name}: {style.counted(key_heads, 'key head')}")
+        forward.set_xlabel(f"K and V: {key_heads} each{share}", fontsize=style.SMALL)
+        terms = len(layout["adds"]) // key_heads
+        words = "one term each" if terms == 1 else f"each a sum of {terms} terms"
+        backward.set_xlabel(f"dK and dV: {words}", fontsize=style.SMALL)
     groups = "; ".join(f"{name}, {heads // layout['key_heads']} to each" for name, layout in layouts.items())
     alt = (
-        f"Three columns of {heads} query heads above their key heads ({groups}). Above, in the forward, a line from"
-        f" each K, V to every query head that reads it; nothing is copied. Below, in the backward, an arrow from each"
-        f" head's dO to the dK, dV that it adds into: with shared heads these are sums over the group."
+        f"Three rows of {heads} query heads above their key heads ({groups}). Left, in the forward, a line from each K,"
+        f" V to every query head that reads it; nothing is copied. Right, in the backward, an arrow from each head's dO"
+        f" to the dK, dV that it adds into: with shared heads these are sums over the group."
     )
     return figure, alt
 
 
 def _heads(ax: Axes, heads: int, key_heads: int, pairs: Pairs, names: tuple[str, str, str]) -> None:
     query, key, value = names
-    backward = key.startswith("d")
     width = heads / key_heads
     for h, g in pairs:
         start, end = (h + 0.5, 1.0), ((g + 0.5) * width, 2.6)
-        if backward:
-            ax.annotate("", end, start, arrowprops=dict(arrowstyle="->", color=style.INK, shrinkA=0, shrinkB=0))
-        else:
-            ax.plot(*zip(start, end, strict=True), color=style.INK, linewidth=0.9)
+        style.arrow(ax, start, end, style="-|>" if key.startswith("d") else "-", linewidth=0.8)
     for h in range(heads):
-        _box(ax, h + 0.07, 0, 0.86, str(h), query)
+        style.tensor_box(ax, h + 0.07, 0, 0.86, 1, query, str(h), linewidth=1)
     for g in range(key_heads):
         w = min(width, 2) - 0.14
         for y, tensor in ((2.6, key), (3.65, value)):
-            _box(ax, (g + 0.5) * width - w / 2, y, w, tensor, tensor)
-    ax.text(-0.15, 0.5, query, ha="right", va="center")
-    ax.set(xlim=(-0.9, heads + 0.1), ylim=(4.75, -0.1), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-
-
-def _box(ax: Axes, x: float, y: float, width: float, label: str, tensor: str) -> None:
-    color = style.hue(tensor)
-    look = dict(linestyle=style.GRADIENT_DASH, linewidth=1.5) if tensor.startswith("d") else {}
-    style.box(ax, x, y, width, 1, label, style.tint(color), edgecolor=color, **look)
-
-
-def _sums(pairs: Pairs, key_heads: int) -> str:
-    terms = len(pairs) // key_heads
-    return "one term each" if terms == 1 else f"each a sum of {terms} terms"
+            style.tensor_box(ax, (g + 0.5) * width - w / 2, y, w, 1, tensor, tensor, linewidth=1)
+    style.note(ax, -0.15, 0.5, query, ha="right")
+    style.bare(ax, (-0.9, heads + 0.1), (-0.1, 4.75))

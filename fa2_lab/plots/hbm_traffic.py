@@ -8,7 +8,6 @@ from functools import cache
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
@@ -40,20 +39,25 @@ def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
     return dict(N=N, M=M, d=d, over_N=over_N, over_M=over_M, memories=memories, counters=counters(d))
 
 
-def counters(d: int) -> dict | None:
-    """What a GPU's counters say of FA2, in elements that one head moves; None if nobody has measured it for this d.
+def counters(d: int, B: int = 64) -> dict | None:
+    """FA2's rung, with tiles of B × B, in elements of one head: what it asks for, and what a GPU's counters saw of it.
 
-    Only FA2's rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
+    Only this rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
+    None if nobody has measured it for this d.
     """
     record = load("ladder")
     for row in record.rows:
         p, read = row.problem, row.values
         if row.direction == "counters" and (p["d"], p["rung"]) == (d, FA2) and {"L2 bytes", *DRAM} <= set(read):
-            heads, width = p["batch"] * p["heads"], 2  # bytes of a bf16 element
-            moved = dict(L2=read["L2 bytes"][0], DRAM=sum(read[name][0] for name in DRAM))
-            points = {memory: (p["N_q"], round(x / heads / width)) for memory, x in moved.items()}
-            source = f"{record.machine['gpu']}, FA2, {heads} heads at once"
-            return dict(source=source, points=points)
+            numbers, N = 2 * p["batch"] * p["heads"], p["N_q"]  # bytes of one bf16 element of every head
+            bars = {
+                f"asked for, tiles {B} × {B}": io.traffic("fa2", "forward", Tiling(N, N, B, B), d).total,
+                "reached L2": round(read["L2 bytes"][0] / numbers),
+                "crossed to DRAM": round(sum(read[name][0] for name in DRAM) / numbers),
+                "floor: 4 N d": 4 * N * d,
+            }
+            source = f"Counted on an {record.machine['gpu'].removeprefix('NVIDIA ')}: FA2 at N = {N:,}, a head"
+            return dict(source=source, bars=bars)
     return None
 
 
@@ -100,47 +104,40 @@ def draw(
     memories: Mapping[str, int],
     counters: Mapping | None = None,
 ) -> tuple[Figure, str]:
-    """Elements that one head's forward moves: on the left over N with M fixed, on the right over M with N fixed.
+    """Elements that one head's forward moves: over N with M fixed, over M with N fixed, and what a GPU counted.
 
     over_N, over_M: {"FA2": {"form": points, "meter": points}, ...}. memories: {chip: bytes that a block can have}.
-    counters: {"source": "H200, FA2", "points": {"L2" and "DRAM": (N, elements)}} as hardware counted them, if it did.
+    counters: {"source": "H200, FA2, …", "bars": {what: elements}} as hardware counted them, if it did.
     """
-    title = "What the chip asks for grows as N²; a larger tile asks for less, and L2 answers most of it"
-    figure, (left, right) = style.new_figure(3.8, title, ncols=2)
-    for ax, curves in ((left, over_N), (right, over_M)):
+    caption = "What the chip asks for grows as N². A larger tile asks for less, and L2 answers most of it."
+    figure, axes = style.new_figure(7.4 if counters else 5.6, caption, nrows=3 if counters else 2,
+                                    height_ratios=[3, 3, 1.2][: 3 if counters else 2])  # fmt: skip
+    for ax, curves in zip(axes, (over_N, over_M), strict=False):
         for name, curve in curves.items():
-            _curve(ax, name, curve)
-        _floor(ax, [(x, 4 * (x if ax is left else N) * d) for x, _ in curves["FA2"]["form"]])
-        ax.set(xscale="log", yscale="log")
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_minor_locator(NullLocator())
-        ax.yaxis.set_major_formatter(FuncFormatter(short))
-    _over_N(left, M, over_N)
-    _over_M(right, N, over_M, memories)
-    left.set_ylabel(f"elements, one head, d = {d}")
-    for memory, point in (counters or {}).get("points", {}).items():
-        left.plot(*point, "x", color=style.INK, markersize=7, markeredgewidth=2, label=f"{memory} counter")
-        line = dict(arrowstyle="-", color=style.QUIET, shrinkB=5)
-        left.annotate(memory, point, (16, -30), textcoords="offset points", fontweight="bold", arrowprops=line)
-    if counters:
-        figure.supxlabel(f"crosses: counted at L2 and at DRAM ({counters['source']})", fontsize=style.SMALL)
-    told = [f"{memory} {short(y)} at N = {x:,}" for memory, (x, y) in (counters or {}).get("points", {}).items()]
-    counted = (
-        f"crosses are hardware counters of {counters['source']}: {', '.join(told)}" if counters else "no counters yet"
-    )
+            ax.plot(*zip(*curve["form"], strict=True), **LOOKS[name])
+            ax.plot(*zip(*curve["meter"], strict=True), "o", color=LOOKS[name]["color"], markersize=4.5)
+        least = [(x, 4 * (x if curves is over_N else N) * d) for x, _ in curves["FA2"]["form"]]
+        ax.plot(*zip(*least, strict=True), color=style.QUIET, linewidth=0.9)
+        place = (least[-1], (5, 0)) if curves is over_N else (least[0], (4, 7))
+        _name(ax, "floor: 4 N d", *place)
+        ax.set(xscale="log", yscale="log", ylabel="elements")
+    _over_N(axes[0], M, d, over_N)
+    _over_M(axes[1], N, over_M, memories)
     last = {name: curve["form"][-1][1] for name, curve in over_N.items()}
     alt = (
         f"Two log-log charts of elements moved by one head. Over N, with on-chip memory of {M:,} elements, three"
         f" parallel lines of slope 2: at N = {over_N['FA2']['form'][-1][0]:,} standard attention moves"
         f" {short(last['standard'])}, FA1 {short(last['FA1'])}, FA2 {short(last['FA2'])}. Over memory, at N = {N:,},"
         f" standard stays flat while FA1 and FA2 fall in proportion, from above it to far below. A thin line is the"
-        f" floor, 4 N d: each of Q, K, V and O once. Lines are closed form; dots are the meter and lie on the lines;"
-        f" {counted}."
+        f" floor, 4 N d: each of Q, K, V and O once. Lines are closed form; dots are the meter and lie on the lines."
     )
+    if counters:
+        _counted(axes[2], **counters)
+        alt += f" Bars: {', '.join(f'{what} {short(n)}' for what, n in counters['bars'].items())} elements."
     return figure, alt
 
 
-def short(count: float, _position=None) -> str:
+def short(count: float) -> str:
     """A count with its thousands as k, M, G."""
     for unit, name in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
         if count >= unit:
@@ -148,38 +145,40 @@ def short(count: float, _position=None) -> str:
     return f"{count:.3g}"
 
 
-def _curve(ax: Axes, name: str, curve: Mapping[str, Points]) -> None:
-    look = LOOKS[name]
-    ax.plot(*zip(*curve["form"], strict=True), label=f"{name} form", **look)
-    ax.plot(*zip(*curve["meter"], strict=True), "o", color=look["color"], markersize=4.5, label=f"{name} meter")
+def _name(ax: Axes, words: str, at: tuple[int, int], shift: tuple[int, int], **look) -> None:
+    ax.annotate(words, at, shift, textcoords="offset points", fontsize=style.SMALL, **dict(va="center") | look)
 
 
-def _floor(ax: Axes, points: Points) -> None:
-    """Each of Q, K, V and O once: less is not possible."""
-    ax.plot(*zip(*points, strict=True), color=style.QUIET, linewidth=0.9, label="floor")
-    level = points[0][1] == points[-1][1]
-    at, shift, va = (points[1], (-12, 3), "bottom") if level else (points[-1], (5, 0), "center")
-    ax.annotate("floor: 4 N d", at, shift, textcoords="offset points", va=va, fontsize=style.SMALL, color=style.QUIET)
-
-
-def _over_N(ax: Axes, M: int, curves: Mapping[str, Mapping[str, Points]]) -> None:
+def _over_N(ax: Axes, M: int, d: int, curves: Mapping[str, Mapping[str, Points]]) -> None:
     lengths = [x for x, _ in curves["FA2"]["form"]]
     for name, curve in curves.items():
-        x, y = curve["form"][-1]
-        ax.annotate(name, (x, y), (5, 0), textcoords="offset points", va="center", fontsize=style.NORMAL)
-    ax.set_xlim(lengths[0] / 1.2, lengths[-1] * 3.2)
-    ax.set_xticks(lengths, [short(x) if x < 1024 else f"{x // 1024}k" for x in lengths])
-    ax.set(xlabel="sequence length N", title=f"M = {M:,} elements of 2 bytes, {M * 2 // 1024} KiB")
+        _name(ax, name, curve["form"][-1], (6, -2 if name == "FA2" else 2))
+    style.log_ticks(ax.xaxis, lengths)
+    style.log_ticks(ax.yaxis, [10**5, 10**7, 10**9], ["100k", "10M", "1G"])
+    ax.set(xlim=(lengths[0] / 1.2, lengths[-1] * 1.9), xlabel="sequence length N")
+    ax.set_title(f"One head, d = {d}, M = {M:,} elements of 2 bytes ({M * 2 // 1024} KiB)")
 
 
 def _over_M(ax: Axes, N: int, curves: Mapping[str, Mapping[str, Points]], memories: Mapping[str, int]) -> None:
     sizes = [x for x, _ in curves["FA2"]["form"]]
-    places = {"standard": (3, (-4, 6)), "FA1": (1, (6, 5)), "FA2": (1, (-28, -14))}
-    for name, (n, shift) in places.items():
-        ax.annotate(name, curves[name]["form"][n], shift, textcoords="offset points", fontsize=style.NORMAL)
+    _name(ax, "standard", curves["standard"]["form"][-1], (6, 0))
+    _name(ax, "FA1", curves["FA1"]["form"][-1], (6, 4))
+    _name(ax, "FA2", curves["FA2"]["form"][2], (-8, -7), ha="right")
     for chip, size in memories.items():
         ax.axvline(size // 2, color=style.QUIET, linewidth=0.8, zorder=0)
-        ax.annotate(chip, (size // 2, 0.97), (-3, 0), xycoords=("data", "axes fraction"), textcoords="offset points",
-                    rotation=90, ha="right", va="top", fontsize=style.SMALL, color=style.QUIET)  # fmt: skip
-    ax.set_xticks(sizes, [f"{2 * x // 1024}" for x in sizes])
-    ax.set(xlabel="room for M elements of 2 bytes, in KiB", title=f"N = {N:,}: line = closed form, dot = meter")
+        look = dict(rotation=90, ha="right", va="top", color=style.QUIET)
+        _name(ax, chip, (size // 2, ax.get_ylim()[1]), (-3, -3), **look)
+    style.log_ticks(ax.xaxis, sizes, [f"{2 * x // 1024}" for x in sizes])
+    style.log_ticks(ax.yaxis, [10**6, 10**7], ["1M", "10M"])
+    ax.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.9), xlabel="room for M elements of 2 bytes, in KiB")
+    ax.set_title(f"N = {N:,}: lines are closed forms, dots the meter")
+
+
+def _counted(ax: Axes, source: str, bars: Mapping[str, int]) -> None:
+    most = max(bars.values())
+    for n, (what, elements) in enumerate(bars.items()):
+        style.box(ax, 0, n + 0.12, elements, 0.76, fill=style.WORKERS[1], linewidth=0)
+        style.note(ax, -0.01 * most, n + 0.5, what, ha="right")
+        style.note(ax, elements + 0.01 * most, n + 0.5, short(elements))
+    style.bare(ax, (-0.45 * most, 1.12 * most), (0, len(bars)))
+    ax.set_title(source)

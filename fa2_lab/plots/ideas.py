@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
@@ -105,37 +104,30 @@ TICKS = (0.5, 0.7, 1, 1.5, 2, 3)
 @style.picture
 def draw(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
     """The ideas for one part. rows: idea, shape, low and high (speed with it over speed without), kept."""
-    title = f"The {len(rows)} ideas that change most in the {part}, for better or worse"
-    figure, ax = style.new_figure(0.9 + 0.38 * len(rows), title)
+    caption = (
+        f"The {len(rows)} ideas that change most in the {part}: speed with it over speed without; open bars are not"
+    )
+    figure, ax = style.new_figure(0.4 + 0.44 * len(rows), f"{caption} kept. {setting}.")
     low, high = min(r["low"] for r in rows), max(r["high"] for r in rows)
     for lane, row in enumerate(rows):
-        _reach(ax, lane, row)
-    ax.axvline(1, color=style.INK, linewidth=0.8, zorder=0)
-    ax.set(ylim=(len(rows) - 0.4, -0.6), xscale="log", xlim=(0.95 * low, 1.25 * high))
+        fill = style.OURS if row["kept"] else style.PAPER
+        width = max(row["high"] / row["low"], 1.008) * row["low"] - row["low"]
+        style.box(ax, row["low"], lane - 0.4, width, 0.32, "", fill)
+        style.note(ax, row["low"], lane + 0.2, span(row), bbox=style.CLEAR)
+    ax.axvline(1, color=style.QUIET, linewidth=0.8, zorder=0)
+    ax.set(xscale="log")
+    style.bare(ax, (0.95 * low, 1.25 * high), (-0.6, len(rows) - 0.4))
     ax.set_yticks(range(len(rows)), [f"{row['idea']}\n{row['shape']}" for row in rows])
-    ax.tick_params(axis="y", length=0)
     ticks = [tick for tick in TICKS if 0.95 * low <= tick <= 1.25 * high]
-    ax.set_xticks(ticks, [f"× {tick:g}" for tick in ticks])
-    ax.minorticks_off()
-    ax.spines["left"].set_visible(False)
-    figure.supxlabel(f"speed with it over speed without, log scale; open: not kept ({setting})", fontsize=style.SMALL)
+    style.log_ticks(ax.xaxis, ticks, [f"× {tick:g}" for tick in ticks])
     kept, dropped = ([r for r in rows if r["kept"] == is_kept] for is_kept in (True, False))
     best = max(rows, key=lambda r: r["high"])
     alt = (
-        f"{len(rows)} ideas for the {part}, a bar each from the lowest to the highest factor: speed with the idea over"
-        f" speed without it ({setting}). {len(kept)} were kept, {len(dropped)} were not and are open. The largest gain:"
-        f" {best['idea']}, {span(best)}. Not kept: {'; '.join(row['idea'] + ' ' + span(row) for row in dropped)}."
+        f"{len(rows)} ideas for the {part}, a bar each from the lowest to the highest factor. {len(kept)} were kept,"
+        f" {len(dropped)} were not and are open. The largest gain: {best['idea']}, {span(best)}. Not kept:"
+        f" {'; '.join(row['idea'] + ' ' + span(row) for row in dropped)}."
     )
     return figure, alt
-
-
-def _reach(ax: Axes, lane: int, row: dict) -> None:
-    """From the lowest to the highest factor, with both in figures."""
-    fill, gid = (style.tint(style.INK, 0.65), "kept") if row["kept"] else (style.PAPER, "not kept")
-    width = max(row["high"] / row["low"], 1.008) * row["low"] - row["low"]
-    style.box(ax, row["low"], lane - 0.25, width, 0.5, "", fill, gid=gid)
-    at, where = (max(row["high"], 1), lane), dict(textcoords="offset points", va="center", fontsize=style.SMALL)
-    ax.annotate(span(row), at, (5, 0), **where)
 
 
 def span(row: dict) -> str:

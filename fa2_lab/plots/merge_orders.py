@@ -69,7 +69,7 @@ WHERE = {
     "tree": "Tree: neighbours merge, then pairs of pairs (warps of a block)",
     "split": "Split: two workers loop over half of the keys each, then merge (decoding)",
 }
-W, H = 0.84, 0.74  # of one state's box
+W, H = 0.9, 0.76  # of one state's box
 
 
 @style.picture
@@ -78,11 +78,14 @@ def draw(leaves: Sequence[Node], orders: dict[str, Sequence[Node]], L: dict[str,
 
     orders: {"loop", "tree", "split": the merges}; nodes are numbered leaves first. L: the logsumexp of each order.
     """
-    title = "One operator, any order: a loop, a tree and a split end at the same o and L"
+    caption = "One operator, any order: a loop, a tree and a split end at the same o and L."
     places = {name: _places(len(leaves), merges) for name, merges in orders.items()}
-    depths = [max(y for _, y in place) + 0.45 for place in places.values()]
-    figure, axes = style.new_figure(6.9, title, nrows=1 + len(orders), sharex=True, height_ratios=[0.8, *depths])
-    _leaves(axes[0], leaves)
+    depths = [max(y for _, y in place) + 0.9 for place in places.values()]
+    figure, axes = style.new_figure(7.4, caption, nrows=1 + len(orders), height_ratios=[0.95, *depths])
+    for k, node in enumerate(leaves):
+        _state(axes[0], k, 0, node)
+    axes[0].set_title("The state of each key block: m, l and o (d = 1)")
+    style.bare(axes[0], (-0.5, len(leaves) - 0.5), (-0.45, 0.45))
     for ax, (name, merges) in zip(axes[1:], orders.items(), strict=True):
         _order(ax, places[name], len(leaves), merges, L[name])
         ax.set_title(WHERE[name])
@@ -104,43 +107,30 @@ def _places(leaves: int, merges: Sequence[Node]) -> list[tuple[float, float]]:
     return places
 
 
-def _leaves(ax: Axes, leaves: Sequence[Node]) -> None:
-    for k, node in enumerate(leaves):
-        _state(ax, k, 0, node)
-    ax.set_title("The state of each key block: m, l and o (d = 1)")
-    _frame(ax, len(leaves), (-0.45, 0.45))
-
-
 def _order(ax: Axes, places: Sequence, leaves: int, merges: Sequence[Node], L: float) -> None:
     for k in range(leaves):
-        style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k + 1}", style.tint(style.hue("l"), 0.15), linewidth=0.5)
+        style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k + 1}", style.tint(style.INK, 0.06), linewidth=0.5)
     for (x, y), node in zip(places[leaves:], merges, strict=True):
         for child in (node.left, node.right):
             _arrow(ax, places[child], (x, y), leaf=child < leaves)
         _state(ax, x, y, node)
-    x, y = places[-1]
-    end = merges[-1]
-    text = f"o / l = {end.o / end.l:.4f}\nL = {L:.4f}".replace("-", "−")
-    style.box(ax, leaves - 0.35, y - H / 2, 1.5, H, text, style.tint(style.hue("O")), linewidth=1.4)
-    ax.annotate("", (leaves - 0.36, y), (x + W / 2, y), arrowprops=dict(arrowstyle="->", color=style.INK))
-    _frame(ax, leaves, (-0.25, max(y for _, y in places) + 0.45))
+    (x, y), end = places[-1], merges[-1]
+    words = f"o / l = {end.o / end.l:.4f},  L = {L:.4f}".replace("-", "−")
+    bottom = y + H / 2 + 0.1
+    at, side = (x + W / 2, "right") if x > leaves / 2 else (x, "center")
+    style.note(ax, at, bottom, words, va="top", ha=side, weight="bold")
+    style.bare(ax, (-0.5, leaves - 0.5), (-0.25, bottom + 0.35))
 
 
 def _arrow(ax: Axes, start: tuple, end: tuple, leaf: bool) -> None:
     (x0, y0), (x1, y1) = start, end
     if y0 == y1:  # along a chain
-        tail, head = (x0 + W / 2, y0), (x1 - W / 2, y1)
+        style.arrow(ax, (x0 + W / 2, y0), (x1 - W / 2, y1))
     else:  # down, ending a little off the middle where it comes from the side
         aside = 0.25 * max(-1, min(1, x0 - x1))
-        tail, head = (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2)
-    ax.annotate("", head, tail, arrowprops=dict(arrowstyle="->", color=style.INK, shrinkA=0, shrinkB=0))
+        style.arrow(ax, (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2))
 
 
 def _state(ax: Axes, x: float, y: float, node: Node) -> None:
-    text = f"m {node.m:.3f}\nl {node.l:.3f}\no {node.o:.3f}".replace("-", "−")
-    style.box(ax, x - W / 2, y - H / 2, W, H, text, style.tint(style.hue("l")))
-
-
-def _frame(ax: Axes, leaves: int, ylim: tuple[float, float]) -> None:
-    ax.set(xlim=(-0.5, leaves + 1.2), ylim=ylim[::-1], xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    words = f"m {node.m:.2f}\nl {node.l:.2f}\no {node.o:.2f}".replace("-", "−")
+    style.box(ax, x - W / 2, y - H / 2, W, H, words, style.fill("m"))

@@ -1,17 +1,17 @@
-"""Who waits for whom inside a thread block of the Hopper forward: one row for each ring of buffers."""
+"""Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import FancyArrowPatch
 
-from fa2_lab.machine import hopper
+from fa2_lab.machine import hopper, hopper_backward
 from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.plots import style
+from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 
 # Data -----------------------------------------------------------------------------------------------------------
@@ -25,13 +25,30 @@ def small(consumers: int, T: int, **options) -> hopper.Run:
     return hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4), consumers, **options)
 
 
-def data(consumers: int = 2, stages: int = 2) -> dict:
-    """Every barrier of a run: who waits there, who arrives, and how many arrivals end a phase."""
+def data(ways: Sequence[str] = ("forward", "backward")) -> dict:
+    """Every barrier of a run of each pass: who waits there, who arrives, and how many arrivals end a phase."""
+    return dict(blocks={way: {"forward": _forward, "backward": _backward}[way]() for way in ways})
+
+
+def _forward(consumers: int = 2, stages: int = 2) -> dict:
     run = small(consumers, 8, stages=stages, ping_pong=True)
     p = run.pipes
     alone = [*p.mailbox.filled, *p.mailbox.emptied, *p.ping_pong.begun]
     numbers = {"mailbox": 2, "Q": p.q.stages, "K": stages, "V": stages}
     return dict(stages=numbers, barriers=met(run, alone, (p.q, p.k, p.v)))
+
+
+def _backward() -> dict:
+    """Four row blocks, four column blocks of 8 keys."""
+    rng = np.random.default_rng(0)
+    Q, dO, K, V = *rng.standard_normal((2, 16, 4)), *rng.standard_normal((2, 32, 4))
+    O, L = naive.forward_linear_memory(Q, K, V)
+    run = hopper_backward.backward(Q, K, V, O, L, dO, Tiling(16, 32, 4, 8))
+    p = run.pipes
+    barriers = met(run, [*p.mailbox.filled, *p.mailbox.emptied, p.ds.filled], (p.k, p.v, p.rows))
+    stages = {"mailbox": 2, "K": p.k.stages, "V": p.v.stages, "rows": p.rows.stages}
+    adds = sorted({job.actor for job in run.block.jobs if job.unit == "copy" and job.label.startswith("dQ")})
+    return dict(stages=stages, barriers=barriers, places=len(p.ds.places), adds=adds)
 
 
 def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
@@ -51,118 +68,138 @@ def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, 
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-PRODUCER, STAGES, CONSUMERS = (0.1, 1.2), (2.2, 4.15), (5.75, 7.15)  # from where to where, in inches
-LANE, FIRST, HIGH, GAP = 1.05, 0.2, 0.42, 0.8
-TOLD = {"rows": "Q, dO"}
-DOES = "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V"
+PRODUCER, STAGES, CONSUMERS = (0.03, 0.95), (1.65, 3.35), (4.4, 5.7)  # from where to where, in inches
+LANE, FIRST, HIGH, GAP = 0.9, 0.15, 0.36, 0.75
+ALIAS = {"rows": "Q, dO"}
+DOES = {
+    "forward": "4 warps, 64 rows:\nQ Kᵀ, softmax,\nP V",
+    "backward": "4 warps, 64 columns:\nSᵀ, dPᵀ, dV, dK,\nhalf of dQ",
+}
 
 
 @style.picture
-def draw(stages: Mapping[str, int], barriers: Mapping[str, Mapping]) -> tuple[Figure, str]:
-    """stages: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}."""
-    figure, ax = style.new_figure(4.9, "Every wait is for a full stage, an empty stage, or the other consumer")
-    places = block(ax, stages, barriers, DOES)
-    if "ping-pong" in barriers:
-        between(ax, places, barriers["ping-pong"], "ping-pong:\n1 arrival")
-    bare(ax, FIRST + LANE * len(stages) + 0.1)
-    told = "; ".join(f"{TOLD.get(ring, ring)}: {n} stages, {emptied(barriers, ring)}" for ring, n in stages.items())
-    alt = (
-        f"One thread block (model). Left the producer warp, right {len(places)} consumer warpgroups, between them one"
-        f" row for each ring of buffers in shared memory. {told}. In each row a solid arrow leads from the producer to"
-        " the stages and from the stages to every consumer, which waits until a stage is full; a dashed arrow leads"
-        " from every consumer to the stages and from there to the producer, which waits until a stage is empty. Between"
-        " the consumers two arrows: each waits until the other's products have started."
+def draw(blocks: Mapping[str, Mapping]) -> tuple[Figure, str]:
+    """A panel for each pass. blocks: {"forward": dict(stages, barriers), "backward": …, with places and adds}.
+
+    stages: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}.
+    places: of dS. adds: who hands over parts of dQ.
+    """
+    caption = "Who waits for whom: for a full stage (solid), an empty stage (dashed), or the other consumer"
+    caption += "; nobody waits for dQ to be added." if "backward" in blocks else "."
+    bottoms = [FIRST + LANE * len(b["stages"]) + (1.35 if way == "backward" else 0) for way, b in blocks.items()]
+    figure, axes = style.new_figure(
+        sum(bottoms) + 0.25 * len(blocks), caption, nrows=len(blocks), height_ratios=bottoms, squeeze=False
     )
-    return figure, alt
+    alt = [
+        "One thread block of each kernel (model). Left the producer warp, right two consumer warpgroups, between them a"
+        " row for each ring of buffers in shared memory. A solid arrow leads from the producer to the stages and from"
+        " the stages to every consumer, which waits until a stage is full; a dashed arrow leads back, and the producer"
+        " waits until a stage is empty."
+    ]
+    for (ax,), bottom, (way, block) in zip(axes, bottoms, blocks.items(), strict=True):
+        alt.append(_block(ax, way, **block))
+        ax.set_title(f"{way.capitalize()}")
+        style.bare(ax, (0, style.WIDTH - 0.08), (0, bottom))
+    return figure, " ".join(alt)
 
 
-def block(ax: Axes, stages: Mapping[str, int], barriers: Mapping[str, Mapping], does: str) -> dict[str, tuple]:
-    """The producer, the rings, the consumers and every arrow between them; gives {consumer: its top and bottom}."""
-    bottom = FIRST + LANE * len(stages) - 0.1
+def _block(
+    ax: Axes, way: str, stages: Mapping[str, int], barriers: Mapping, places: int = 0, adds: Sequence = ()
+) -> str:
+    """The producer, the rings, the consumers and every arrow between them; gives it in words."""
+    bottom = FIRST + LANE * len(stages) - 0.15
     names = sorted({who for bar in barriers.values() for who in bar["waits"] if who.startswith("consumer")})
     high = (bottom - FIRST - GAP * (len(names) - 1)) / len(names)
-    places = {who: (FIRST + n * (high + GAP), FIRST + n * (high + GAP) + high) for n, who in enumerate(names)}
-    label = "producer\n\n1 warp\n\nstarts all\ncopies,\nnever waits\nfor one\nto end"
-    (left, right), look = PRODUCER, dict(size=style.NORMAL)
-    style.box(ax, left, FIRST, right - left, bottom - FIRST, label, style.worker(0), gid="producer", **look)
-    (left, right) = CONSUMERS
-    for n, (who, (top, low)) in enumerate(places.items()):
-        words = f"{who}\n\n{does}"
-        style.box(ax, left, top, right - left, low - top, words, style.worker(2 + n), gid=who, **look)
+    tops = {who: FIRST + n * (high + GAP) for n, who in enumerate(names)}
+    label = "producer\n\n1 warp\n\nstarts all\ncopies,\nwaits for\nnone to end"
+    style.box(ax, PRODUCER[0], FIRST, PRODUCER[1] - PRODUCER[0], bottom - FIRST, label, style.worker(0))
+    left, right = CONSUMERS
+    for n, (who, top) in enumerate(tops.items()):
+        style.box(ax, left, top, right - left, high, f"{who}\n{DOES[way]}", style.worker(2 + n))
     for lane, (ring, number) in enumerate(stages.items()):
-        top = FIRST + lane * LANE + 0.1
-        _stages(ax, top, ring, number, barriers)
-        _left(ax, top + HIGH / 2, ring, barriers)
-        if lane == 0:
-            ax.text(4.95, top + HIGH / 2 - 0.14, "take", ha="center", va="bottom", fontsize=style.SMALL)
-            ax.text(4.95, top + HIGH / 2 + 0.07, "release", ha="left", va="top", fontsize=style.SMALL)
-        for who, (high, low) in places.items():
-            _right(ax, top + HIGH / 2, high + (lane + 0.5) * (low - high) / len(stages), ring, who, barriers)
-    return places
+        middle = FIRST + lane * LANE + 0.1 + HIGH / 2
+        _ring(ax, middle, ring, number, barriers)
+        for who, top in tops.items():
+            _right(ax, middle, top + (lane + 0.5) * high / len(stages), ring, who, barriers)
+    rings = "; ".join(f"{ALIAS.get(ring, ring)}: {style.counted(n, 'stage')}" for ring, n in stages.items())
+    if way == "forward":
+        _between(ax, tops, high, barriers["ping-pong"], "ping-pong:\n1 arrival")
+        return (
+            f"Forward: {rings}. Between the consumers two arrows: each waits until the other's products have started."
+        )
+    arrivals = barriers["dS filled"]["expected"]
+    _between(ax, tops, high, barriers["dS filled"], f"dS: {places} places,\n{arrivals} arrivals")
+    _sums(ax, bottom + 0.4, tops, high, adds)
+    return (
+        f"Backward: {rings}. Both consumers write their dS into one of {places} places, and wait until both have."
+        " Beneath, an arrow from each consumer to a place for its part of dQ; from there the copy engine adds it to the"
+        " sums in HBM, and a consumer waits only before it writes the place again."
+    )
 
 
-def _stages(ax: Axes, top: float, ring: str, number: int, barriers: Mapping) -> None:
-    """The stages of one ring, and beneath them what makes them full and empty."""
+def _ring(ax: Axes, y: float, ring: str, number: int, barriers: Mapping) -> None:
+    """The stages of one ring, what empties them, and the arrows between them and the producer."""
     left, right = STAGES
     width = (right - left) / number
     for stage in range(number):
-        place = (left + stage * width, top, width - 0.06, HIGH)
-        label = f"{TOLD.get(ring, ring)} {stage}"
+        place = (left + stage * width, y - HIGH / 2, width - 0.06, HIGH)
+        label = f"{ALIAS.get(ring, ring)} {stage}"
         if ring in style.HUES:
-            style.tensor_box(ax, *place, ring, label, size=style.NORMAL, gid=f"{ring} stage")
+            style.tensor_box(ax, *place, ring, label)
         else:
-            style.box(ax, *place, label, size=style.NORMAL, gid=f"{ring} stage")
-    who = "copied" if barriers[f"{ring} filled"]["arrives"] == ["copy engine"] else "written"
-    words = f"full: {who}; {emptied(barriers, ring)}"
-    ax.text((left + right) / 2, top + HIGH + 0.06, words, ha="center", va="top", fontsize=style.SMALL)
-
-
-def emptied(barriers: Mapping, ring: str) -> str:
-    """What ends the use of a stage, in words."""
-    needed = barriers[f"{ring} emptied"]["expected"]
-    return f"empty: after {needed} release{'s' * (needed > 1)}"
-
-
-def _left(ax: Axes, y: float, ring: str, barriers: Mapping) -> None:
-    """Between the producer and the stages: what it fills, and what it waits for."""
-    ends = (PRODUCER[1], STAGES[0])
-    arrow(ax, (ends[0], y - 0.07), (ends[1], y - 0.07), f"fill {ring}", ring)
+            style.box(ax, *place, label)
+    releases = barriers[f"{ring} emptied"]["expected"]
+    words = f"empty after {style.counted(releases, 'release')}"
+    style.note(ax, (left + right) / 2, y + HIGH / 2 + 0.1, words, ha="center")
+    ends = (PRODUCER[1], left)
+    _flow(ax, (ends[0], y - 0.07), (ends[1], y - 0.07), ring)
+    style.note(ax, sum(ends) / 2, y - 0.17, "fill", ha="center")
     if "producer" in barriers[f"{ring} emptied"]["waits"]:
-        arrow(ax, (ends[1], y + 0.07), (ends[0], y + 0.07), f"empty {ring}", ring, dashed=True)
-    ax.text(sum(ends) / 2, y - 0.11, "fill", ha="center", va="bottom", fontsize=style.SMALL)
-    ax.text(sum(ends) / 2, y + 0.11, "wait for empty", ha="center", va="top", fontsize=style.SMALL)
+        _flow(ax, (ends[1], y + 0.07), (ends[0], y + 0.07), ring, back=True)
+        style.note(ax, sum(ends) / 2, y + 0.18, "empty?", ha="center")
 
 
 def _right(ax: Axes, y: float, port: float, ring: str, who: str, barriers: Mapping) -> None:
     """Between the stages and one consumer: what it takes, and what it gives back."""
     ends = (STAGES[1] - 0.06, CONSUMERS[0])
     if who in barriers[f"{ring} filled"]["waits"]:
-        arrow(ax, (ends[0], y - 0.07), (ends[1], port - 0.05), f"take {ring} {who}", ring)
+        _flow(ax, (ends[0], y - 0.07), (ends[1], port - 0.05), ring)
     if who in barriers[f"{ring} emptied"]["arrives"]:
-        arrow(ax, (ends[1], port + 0.05), (ends[0], y + 0.07), f"release {ring} {who}", ring, dashed=True)
+        _flow(ax, (ends[1], port + 0.05), (ends[0], y + 0.07), ring, back=True)
 
 
-def between(ax: Axes, places: Mapping[str, tuple], barrier: Mapping, words: str) -> None:
+def _between(ax: Axes, tops: Mapping[str, float], high: float, barrier: Mapping, words: str) -> None:
     """What consumers hand each other: an arrow from each that arrives to each other one that waits."""
     middle = sum(CONSUMERS) / 2
     for start in barrier["arrives"]:
         for end in barrier["waits"]:
-            if start != end:
-                down = places[start][0] < places[end][0]
-                x = middle - 0.5 if down else middle + 0.5
-                y = (places[start][1], places[end][0]) if down else (places[start][0], places[end][1])
-                arrow(ax, (x, y[0]), (x, y[1]), f"{start} to {end}")
-    (_, top), (bottom, _) = sorted(places.values())
-    ax.text(middle, (top + bottom) / 2, words, ha="center", va="center", fontsize=style.SMALL)
+            if tops[start] < tops[end]:
+                _flow(ax, (middle - 0.48, tops[start] + high), (middle - 0.48, tops[end]))
+            elif start != end:
+                _flow(ax, (middle + 0.48, tops[start]), (middle + 0.48, tops[end] + high))
+    style.note(ax, middle, (min(tops.values()) + high + max(tops.values())) / 2, words, ha="center")
 
 
-def arrow(ax: Axes, start: tuple, end: tuple, gid: str, ring: str = "", dashed: bool = False, **bend) -> None:
+def _flow(ax: Axes, start: tuple, end: tuple, ring: str = "", back: bool = False) -> None:
     """One arrow, in the colour of what travels along it; dashed where a stage is given back."""
-    color = style.hue(ring) if ring in style.HUES else style.hue("Q") if ring == "rows" else style.INK
-    look = dict(color=color, linestyle=(0, (4, 2)) if dashed else "-", linewidth=1.2, shrinkA=0, shrinkB=0)
-    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", mutation_scale=9, gid=gid, **look | bend))
+    color = style.hue(ring) if ring in style.HUES else style.hue("Q") if ring in ("rows", "dQ") else style.INK
+    style.arrow(ax, start, end, color, linestyle=(0, (4, 2)) if back else "-", linewidth=1.1)
 
 
-def bare(ax: Axes, bottom: float) -> None:
-    ax.set(xlim=(0, style.WIDTH), ylim=(bottom, 0), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+def _sums(ax: Axes, top: float, tops: Mapping[str, float], high: float, adds: Sequence[str]) -> None:
+    """From each consumer to its place for dQ, and from there, by the copy engine, to HBM."""
+    right = CONSUMERS[1]
+    for n, who in enumerate(adds):
+        x, wide = right - 0.32 - 0.75 * n, 0.6
+        style.tensor_box(ax, x - wide / 2, top, wide, 0.3, "dQ", f"dQ of {who[-1]}")
+        if n == len(adds) - 1:
+            _flow(ax, (x, max(tops.values()) + high), (x, top), "dQ")
+        else:  # the upper consumer's goes down beside the lower one
+            ax.plot(
+                [right, right + 0.03, right + 0.03], [tops[who] + high / 2] * 2 + [top + 0.15], color=style.hue("Q")
+            )
+            _flow(ax, (right + 0.03, top + 0.15), (x + wide / 2, top + 0.15), "dQ")
+        _flow(ax, (x, top + 0.3), (x, top + 0.65), "dQ")
+    style.tensor_box(ax, PRODUCER[0], top + 0.65, right - PRODUCER[0], 0.3, "dQ", "sums of dQ in HBM, fp32")
+    words = "a place for each, written again once it has been read;\nthe copy engine adds"
+    style.note(ax, right - 0.32 - 0.75 * len(adds) + 0.3, top + 0.15, words, ha="right")

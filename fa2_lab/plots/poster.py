@@ -5,6 +5,7 @@ Words and code come from `fa2_lab.paper.where` and the amounts from the meter, s
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from textwrap import wrap
@@ -13,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
 from fa2_lab.paper import ALGORITHMS, Algorithm, Place, triton_file, where
 from fa2_lab.plots import style
@@ -79,20 +79,22 @@ def data(tag: str = "FA2.A1") -> dict:
             for place in found.first_numpy:
                 for lane, counted in work.get(place.number, {}).items():
                     done.setdefault(lane, Counter()).update(counted)
-            told = {
+            amount = {
                 lane: " + ".join(term(u, done[lane][u]) for u in UNITS.values() if done[lane][u])
                 for lane in LANES
                 if done.get(lane)
             }
             rows.append(
-                Row(line.number, line.depth, line.text, *map(code, (found.first_numpy, found.first_triton)), told)
+                Row(line.number, line.depth, line.text, *map(code, (found.first_numpy, found.first_triton)), amount)
             )
     return dict(algorithm=algorithm, rows=rows, files=(algorithm.numpy, triton_file(algorithm)))
 
 
 def code(places: tuple[Place, ...]) -> tuple[str, ...]:
-    """The lines without their comments."""
-    return tuple(place.text.split("  #")[0] for place in places)
+    """The lines without their comments; of lines that a kernel has twice, for two loops, the first."""
+    lines = [place.text.split("  #")[0] for place in places]
+    once = {re.split(r" = | in ", line)[0]: line for line in reversed(lines)}
+    return tuple(line for line in lines if line in once.values())
 
 
 def metered(tag: str) -> LineMeter:
@@ -132,108 +134,165 @@ def term(unit: str, n: int) -> str:
 # Drawing --------------------------------------------------------------------------------------------------------
 
 SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
-MARGIN = 0.5
-COLUMNS = {"words": 0.0, "numpy": 3.75, "triton": 7.85, "work": 12.35}  # inches from the margin
-LANE = 0.64
-WRAP = {"words": 48, "numpy": 66, "triton": 72}
-WORDS, CODE, LEADING = 8.5, 7.3, 0.155
+MARGIN, TOP = 0.5, 2.75
+COLUMNS = {"words": 0.42, "numpy": 3.55, "triton": 7.5, "work": 12.15}  # inches from the margin
+LANE, STEP = 0.68, 0.28  # the width of a lane of work; how far a loop sets its lines in
+WRAP = {"words": 45, "numpy": 57, "triton": 68}
+WORDS, CODE, LEADING = 9.0, 8.0, 0.162
 MONO = ["DejaVu Sans Mono", "monospace"]
+NUMBER = {"FA2.A1": "Algorithm 1", "FA2.A2": "Algorithm 2"}
 
 
 @style.picture
 def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> tuple[Figure, str]:
-    """A sheet of A3: a row for each line, the loops as nested grounds."""
+    """A sheet of A3: the tiles of the loops, then a row for each line, the loops as nested grounds."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
-    figure.suptitle(title, x=MARGIN / SHEET[0], y=1 - 0.45 / SHEET[1], ha="left", va="top", fontsize=19)
+    figure.set_label(f"{title}: each line in words, NumPy, Triton and work for the machine.")
     ax = figure.add_axes((0, 0, 1, 1), xlim=(-MARGIN, SHEET[0] - MARGIN), ylim=(SHEET[1], 0))
     ax.set_axis_off()
-    kind = NUMBER[algorithm.tag]
-    under = f"{kind} of the FlashAttention-2 paper ({algorithm.source}), in our words. Needs: {algorithm.needs}."
-    ax.text(0, 1.03, under, fontsize=9.5, color=style.QUIET)
-    head(ax, files)
-    lines = [{name: wrapped(row, name) for name in WRAP} for row in rows]
-    tall = [max(0.17 * len(c["words"]), *(LEADING * len(c[k]) for k in ("numpy", "triton"))) for c in lines]
-    room = SHEET[1] - 0.62 - 1.85
-    gap = min(0.3, (room - sum(tall)) / len(rows))
-    y = 1.85
-    for row, cells, height in zip(rows, lines, tall, strict=True):
-        ground(ax, row.depth, y, height + gap)
-        entry(ax, row, cells, y, height + gap)
+    _head(ax, title, algorithm, files)
+    _tiles(ax, 9.0, 1.3, algorithm.tag)
+    cells = [{name: wrapped(row, name) for name in WRAP} for row in rows]
+    tall = [LEADING * max(map(len, cell.values())) for cell in cells]
+    gap = min(0.26, (SHEET[1] - 0.6 - TOP - sum(tall)) / len(rows))
+    y = TOP
+    for row, cell, height in zip(rows, cells, tall, strict=True):
+        _ground(ax, row.depth, y, height + gap)
+        _entry(ax, row, cell, y + (height + gap) / 2)
         y += height + gap
+    twice = " Triton's inner loop stands in its file twice, with a mask and without; one is shown."
     foot = (
-        "B_r, B_c: rows and columns of a tile; d: head dimension; N: length. Work is what the meter counts in the NumPy"
-        " code each time that a line runs: elements moved, or operations. A row of n numbers summed counts as n."
-        f" Any line: python -m fa2_lab where {algorithm.tag}.L{rows[len(rows) // 2].number}"
+        "Work: what the meter counts in the NumPy code each time that a line runs, elements moved or operations."
+        + twice * (algorithm.tag == "FA2.A1")
+        + f" Any line: python -m fa2_lab where {algorithm.tag}.L{rows[len(rows) // 2].number}"
     )
-    ax.text(0, SHEET[1] - 0.3, foot, fontsize=8, color=style.QUIET)
+    style.note(ax, 0, SHEET[1] - 0.32, foot, color=style.QUIET)
     alt = (
-        f"A sheet of A3 with the {len(rows)} lines of {algorithm.tag} that compute something. For each: the paper's"
-        " line in our words, the NumPy lines, the Triton lines, and the numbers it moves and the operations it takes."
+        f"A sheet of A3 with the {len(rows)} lines of {algorithm.tag} that compute something. Above, the tiles of Q, K,"
+        " V and S that the loops go through. For each line: the paper's line in our words, the NumPy lines, the Triton"
+        " lines, and the numbers it moves and the operations it takes."
     )
     return figure, alt
 
 
-NUMBER = {"FA2.A1": "Algorithm 1", "FA2.A2": "Algorithm 2"}
-
-
-def head(ax: Axes, files: tuple[str, str]) -> None:
-    """The columns' names."""
+def _head(ax: Axes, title: str, algorithm: Algorithm, files: tuple[str, str]) -> None:
+    """The title, what the letters mean, and the columns' names."""
+    ax.text(0, 0.62, title, fontsize=19, weight="bold", va="center")
+    under = (
+        f"{NUMBER[algorithm.tag]} of the FlashAttention-2 paper ({algorithm.source}), in our words.\n"
+        f"Needs: {formulas(algorithm.needs)}.\n"
+        "$N$: length; $d$: head dimension; $B_r$, $B_c$: rows and columns of a tile; $τ$: the scale;\n"
+        "$m_i$: the largest score of each row so far; $\\ell_i$: its sum of exponentials;"
+        " $L_i = m_i + \\log\\,\\ell_i$.\n"
+        "The colour under a number is that of the tensor which the line makes."
+    )
+    ax.text(0, 0.9, under, fontsize=WORDS, color=style.QUIET, va="top", linespacing=1.35)
     names = dict(words=("In words", ""), numpy=("In NumPy", files[0]), triton=("In Triton", files[1]))
     for name, (words, file) in names.items():
-        ax.text(COLUMNS[name], 1.5, words, fontsize=11, weight="bold")
-        ax.text(COLUMNS[name], 1.68, file, fontsize=CODE, family=MONO, color=style.QUIET)
-    ax.text(COLUMNS["work"], 1.32, "What it does to the machine", fontsize=11, weight="bold")
+        ax.text(COLUMNS[name], TOP - 0.27, words, fontsize=11, weight="bold", va="center")
+        ax.text(COLUMNS[name], TOP - 0.08, file, fontsize=CODE, family=MONO, color=style.QUIET, va="center")
     for k, words in enumerate(LANES.values()):
-        x = COLUMNS["work"] + LANE * (k + 0.5)
-        ax.text(x, 1.56, words, fontsize=style.SMALL, ha="center", va="center", linespacing=1.1)
+        style.note(ax, COLUMNS["work"] + LANE * (k + 0.5), TOP - 0.2, words, ha="center", linespacing=1.05)
+
+
+def _tiles(ax: Axes, x: float, y: float, tag: str) -> None:
+    """The loops as a picture: S is never stored, only its tile is there; what a worker keeps has a strong edge."""
+    forward, side, wide, i, j = tag == "FA2.A1", 1.1, 0.2, 2, 3
+    cell = side / 5
+    outer = (x, y + i * cell, side, cell) if forward else (x + j * cell, y, cell, side)
+    style.box(ax, x, y, side, side, fill=style.tint(style.INK, 0.05), edgecolor=style.QUIET, linestyle=(0, (2, 2)))
+    style.box(ax, *outer, fill=style.tint(style.hue("S"), 0.15), linewidth=0)
+    style.tensor_box(ax, x + j * cell, y + i * cell, cell, cell, "S", "$s_{ij}$")
+    left, right, above = (("Q",), ("O", "L"), ("K", "V")) if forward else (("Q", "dO"), ("dQ",), ("K", "V", "dK", "dV"))
+    places = {name: -0.3 - 0.28 * n for n, name in enumerate(left)}
+    places |= {name: side + 0.1 + 0.28 * n for n, name in enumerate(right)}
+    for tensor, at in places.items():
+        style.box(ax, x + at, y, wide, side, edgecolor=style.hue(tensor), linewidth=0.8)
+        keeps = dict(linewidth=2.4) if forward else {}
+        style.tensor_box(ax, x + at, y + i * cell, wide, cell, tensor, "$i$", **keeps)
+        style.note(ax, x + at + wide / 2, y + side + 0.11, tensor, ha="center")
+    for n, tensor in enumerate(above):
+        top = y - 0.3 - 0.26 * n
+        style.box(ax, x, top, side, wide, edgecolor=style.hue(tensor), linewidth=0.8)
+        keeps = {} if forward else dict(linewidth=2.4)
+        style.tensor_box(ax, x + j * cell, top, cell, wide, tensor, "$j$", **keeps)
+        style.note(ax, x - 0.08, top + wide / 2, tensor, ha="right")
+    words = "A worker takes row block $i$, keeps it on chip\n(strong edges), and lets all $j$ stream past.\n"
+    if not forward:
+        words = "A worker takes column block $j$, keeps it on chip\n(strong edges), and adds to dQ for every $i$.\n"
+    words += "S is never stored: only its tile $s_{ij}$ is there."
+    style.note(ax, x + side + 0.95, y + 0.4, words, fontsize=WORDS, linespacing=1.35)
+
+
+def formulas(words: str) -> str:
+    """Words with their formulas set: q_i, B_r, m_new, p_ijᵀ and e^(m_i − m_new)."""
+
+    def name(found: re.Match) -> str:
+        letter, below, above = found.groups()
+        letter, below = {"l": r"\ell"}.get(letter, letter), {"new": r"\mathrm{new}"}.get(below, below)
+        return f"{letter}_{{{below}}}" + ("^{T}" if above else "")
+
+    names = r"\b([A-Za-z]{1,2})_(new|ij|i|j|r|c)(?![A-Za-z0-9_])(ᵀ?)"
+    power = re.compile(r"e\^\(([^)]*)\)")
+    set_powers = power.sub(lambda f: "$e^{" + re.sub(names, name, f[1]).replace("\u00a0", " ") + "}$", words)
+    parts = re.split(r"(\$[^$]*\$)", set_powers)
+    return "".join(p if p.startswith("$") else re.sub(names, lambda f: f"${name(f)}$", p) for p in parts)
 
 
 def wrapped(row: Row, column: str) -> list[str]:
     """A cell's text in lines that fit its column."""
     if column == "words":
-        return wrap(row.words.replace(" × ", "\u00a0×\u00a0"), WRAP["words"] - 4 * row.depth)
+        whole = re.sub(r"e\^\([^)]*\)", lambda f: f[0].replace(" ", "\u00a0"), row.words).replace(
+            " × ", "\u00a0×\u00a0"
+        )
+        return [formulas(line) for line in wrap(whole, WRAP["words"] - 5 * row.depth)]
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 6)]
 
 
-def ground(ax: Axes, depth: int, y: float, height: float) -> None:
+def _ground(ax: Axes, depth: int, y: float, height: float) -> None:
     """The loops around a line: one ground in the other, each with a bar at its left."""
     for level in range(1, depth + 1):
-        x = 0.28 * level
-        fill = style.tint(style.MASKED, 0.45 * level)
-        ax.add_patch(Rectangle((x, y), SHEET[0] - 2 * MARGIN - x, height, facecolor=fill, linewidth=0))
-        ax.add_patch(Rectangle((x, y), 0.035, height, facecolor=style.worker(2 * level - 1), linewidth=0))
+        x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
+        fill = style.tint(style.INK, 0.035 * level)
+        style.box(ax, x, y, SHEET[0] - 2 * MARGIN - x, height, fill=fill, linewidth=0)
+        style.box(ax, x, y, 0.035, height, fill=style.worker(2 * level - 1), linewidth=0)
 
 
-def entry(ax: Axes, row: Row, cells: dict[str, list[str]], y: float, height: float) -> None:
+def made_of(lines: tuple[str, ...]) -> list[str]:
+    """The tensors that NumPy lines assign, one of each hue."""
+    found: dict[str, str] = {}
+    for names in (line.split(" = ")[0] for line in lines if " = " in line):
+        for name in re.findall(r"[A-Za-z]\w*(?![\w\]])", names):
+            try:
+                found.setdefault(style.hue(name), name)
+            except ValueError:  # no tensor
+                continue
+    return list(found.values())
+
+
+def _entry(ax: Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
     """One line of the algorithm, across all columns."""
-    middle = y + height / 2
-    ax.text(0.02, middle, str(row.number), fontsize=WORDS, weight="bold", va="center", color=style.QUIET)
-    left = {"words": 0.28 * row.depth + 0.36 - 0.1 * (row.depth == 0)}
+    tensors = made_of(row.numpy)
+    for k, tensor in enumerate(tensors):
+        strip = (0.3 * k / len(tensors), middle - 0.12, 0.3 / len(tensors), 0.24)
+        style.box(ax, *strip, fill=style.fill(tensor), linewidth=0)
+    ax.text(0.15, middle, str(row.number), fontsize=WORDS, weight="bold", ha="center", va="center")
     for name, lines in cells.items():
-        leading = 0.17 if name == "words" else LEADING
         look = dict(fontsize=WORDS) if name == "words" else dict(fontsize=CODE, family=MONO)
         for k, line in enumerate(lines):
-            at = middle + leading * (k - (len(lines) - 1) / 2)
+            at = middle + LEADING * (k - (len(lines) - 1) / 2)
             indent = len(line) - len(line.lstrip())
-            x = left.get(name, COLUMNS[name]) + indent * 0.602 * CODE / 72
-            ax.text(x, at, line.lstrip().replace("$", r"\$"), va="center", **look)
+            x = COLUMNS[name] + (STEP * row.depth if name == "words" else indent * 0.602 * CODE / 72)
+            words = line if name == "words" else line.lstrip().replace("$", r"\$")
+            ax.text(x, at, words, va="center", **look)
     for k, lane in enumerate(LANES):
         if lane in row.work:
-            terms = row.work[lane].split(" + ")
-            x, tall = COLUMNS["work"] + LANE * k + 0.02, 0.13 * len(terms) + 0.06
-            strength = 0.3 if lane in ("load", "store") else 0.14
-            fill = style.tint(style.INK, strength)
-            label = "\n+ ".join(terms).replace(" ", "\u2009")
-            style.box(
-                ax,
-                x,
-                middle - tall / 2,
-                LANE - 0.04,
-                tall,
-                label,
-                fill,
-                size=6.6,
-                linewidth=0,
-                gid=f"{lane} {row.number}",
-            )
+            terms = [re.sub(r"B_(.)", r"B_{\1}", term).replace(" ", r"\,") for term in row.work[lane].split(" + ")]
+            terms[1:] = [rf"+\,{term}" for term in terms[1:]]
+            x, tall = COLUMNS["work"] + LANE * k + 0.02, 0.17 * len(terms) + 0.04
+            moves = tensors if lane in ("load", "store") and len(tensors) else [""]
+            for n, tensor in enumerate(moves):
+                fill, wide = style.fill(tensor) if tensor else style.tint(style.INK, 0.12), (LANE - 0.04) / len(moves)
+                style.box(ax, x + n * wide, middle - tall / 2, wide, tall, fill=fill, linewidth=0)
+            style.note(ax, x + LANE / 2 - 0.02, middle, "\n".join(f"${term}$" for term in terms), ha="center")

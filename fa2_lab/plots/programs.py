@@ -56,32 +56,26 @@ def draw(
     """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]
-    title = f"From 8 programs to {usual}: the same bytes in {at_usual / dict(curve)[8]:.0%} of the time"
-    figure, ax = style.new_figure(3.6, title)
+    caption = f"From 8 programs to {usual}: the same bytes in {at_usual / dict(curve)[8]:.0%} of the time."
+    figure, ax = style.new_figure(3.3, f"{caption} {setting}.")
     ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", linewidth=1.2)
-    ax.plot(*zip(*curve, strict=True), color=style.INK, marker="o", markersize=4)
+    ax.plot(*zip(*curve, strict=True), color=style.OURS, marker="o", markersize=4)
     ax.axhline(floor, color=style.QUIET, linewidth=0.8)
-    ax.set(xscale="log", yscale="log", xlabel=f"programs that share the tiles\n{setting}", ylabel="µs")
+    ax.set(xscale="log", yscale="log", xlabel="programs that share the tiles", ylabel="µs")
     counts = [n for n, _ in curve]
-    ax.set_xticks(counts[::2], [f"{n:,}" for n in counts[::2]])
-    marks = [x for x in (50, 100, 200, 400, 800) if 0.8 * floor < x < 1.2 * curve[0][1]]
-    ax.set_yticks(marks, [str(x) for x in marks])
-    ax.minorticks_off()
+    style.log_ticks(ax.xaxis, counts[::2])
+    style.log_ticks(ax.yaxis, [x for x in (50, 100, 200, 400, 800) if 0.8 * floor < x < 1.2 * curve[0][1]])
     ax.set(xlim=(counts[0] / 1.2, counts[-1] * 1.25), ylim=(0.75 * floor, 1.2 * curve[0][1]))
-    ax.text(counts[0], floor * 0.96, "reading alone", va="top", color=style.QUIET)
-    ax.annotate(
-        "measured", curve[1], xytext=(8, 4), textcoords="offset points", fontweight="bold", va="bottom", ha="left"
-    )
-    ax.text(0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
-    ax.annotate(
-        f"taken by the package: {usual}", (usual, at_usual), xytext=(0, 46), textcoords="offset points", ha="center",
-        arrowprops=dict(arrowstyle="->", color=style.INK),
-    )  # fmt: skip
+    style.note(ax, counts[0], 0.96 * floor, "reading alone", va="top", color=style.QUIET)
+    style.note(ax, 1.15 * curve[1][0], 1.04 * curve[1][1], "measured", color=style.OURS, weight="bold")
+    style.note(ax, 0.3, 0.62, "dashed: the model", transform=ax.transAxes, color=style.QUIET)
+    style.note(ax, usual, 2.6 * at_usual, f"taken by the package: {usual}", ha="center", va="bottom")
+    style.arrow(ax, (usual, 2.5 * at_usual), (usual, 1.1 * at_usual))
     others = ", ".join(f"{name} {time:.0f} µs" for name, time in rivals.items())
     alt = (
         f"Time over the number of programs on logarithmic axes: {curve[0][1]:.0f} µs with {curve[0][0]},"
         f" {at_usual:.0f} µs with the {usual} that the package takes, fastest {best[1]:.0f} µs with {best[0]},"
         f" {curve[-1][1]:.0f} µs with {curve[-1][0]}. A dashed line is the model; a level line at {floor:.0f} µs a"
-        f" kernel that only reads the same bytes. In the same run: {others}. {setting}."
+        f" kernel that only reads the same bytes. In the same run: {others}."
     )
     return figure, alt

@@ -24,34 +24,32 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> tuple[Figure, str]:
     """Q in memory, with the next head behind it; the tile's offsets; the tile as loaded under its mask."""
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
-    figure, ax = style.new_figure(4.3, f"Program {i} asks for {B_r} rows; {beyond} of them belong to somebody else")
+    caption = f"Program {i} asks for {B_r} rows; {beyond} of them belong to the next head, and the mask keeps them out."
+    figure, ax = style.new_figure(4.1, caption)
     every = np.arange((rows[-1] + 1) * d).reshape(-1, d)
     for row, numbers in enumerate(every):
-        mine = row in rows
         for col, n in enumerate(numbers):
-            fill = style.tint(style.hue("Q"), 0.6 if mine else 0.2) if row < N else style.PAPER
-            style.box(ax, col, row, 1, 1, str(n), fill, gid=f"memory {n}", linewidth=0.5)
-    ax.text(d / 2, -0.35, "Q in memory", ha="center", va="bottom", weight="bold")
-    ax.text(d / 2, len(every) + 0.25, "white: the next head's rows", ha="center", va="top", color=style.QUIET)
+            fill = style.tint(style.hue("Q"), 0.45 if row in rows else 0.2) if row < N else style.PAPER
+            style.box(ax, col, row, 1, 1, str(n), fill, linewidth=0.5)
+    title = dict(ha="center", va="bottom", weight="bold")
+    style.note(ax, d / 2, -0.3, "Q in memory", **title)
+    style.note(ax, d / 2, len(every) + 0.6, "white: the next head's rows", ha="center", color=style.QUIET)
     for k in range(rows[-1] // B_r + 1):
-        here = k == i
-        style.box(
-            ax, -2.2, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if here else style.PAPER, linewidth=0.8
-        )
-    ax.text(-1.4, -0.35, "program", ha="center", va="bottom", weight="bold")
+        style.box(ax, -2.2, k * B_r + 0.1, 1.6, B_r - 0.2, str(k), style.worker(3) if k == i else style.PAPER)
+    style.note(ax, -1.4, -0.3, "program", **title)
     top = (len(every) - B_r) / 2
-    _tile(ax, d + 2.6, top, rows, offsets, exist, "offsets of its tile")
-    _tile(ax, 2 * d + 6.0, top, rows, np.where(exist[:, None], offsets, -1), exist, "what the load returns")
-    for x in (d + 0.4, 2 * d + 4.2):
-        ax.annotate("", (x + 0.9, top + B_r / 2), (x, top + B_r / 2), arrowprops=dict(arrowstyle="->", color=style.INK))
+    _tile(ax, d + 2.6, top, rows, offsets, exist)
+    _tile(ax, 2 * d + 5.4, top, rows, np.where(exist[:, None], offsets, -1), exist)
+    style.note(ax, 1.5 * d + 2.6, top - 0.3, "offsets of its tile", **title)
+    style.note(ax, 2.5 * d + 5.4, top - 0.3, "as loaded", **title)
+    for x in (d + 0.4, 2 * d + 3.4):
+        style.arrow(ax, (x, top + B_r / 2), (x + 0.9, top + B_r / 2))
     words = (
         f"row = {i} · B_r + (0 … {B_r - 1}) = {', '.join(map(str, rows))}\noffset = row · d + (0 … {d - 1})\n"
-        f"mask = row < N, with N = {N}"
+        f"mask = row < N, with N = {N}\n\nhatched: masked"
     )
-    ax.text(d + 2.6, top + B_r + 0.8, words, va="top", fontsize=style.SMALL)
-    ax.text(2 * d + 6.0 + d / 2, top + B_r + 0.8, "hatched: masked", va="top", ha="center", color=style.QUIET)
-    ax.set(xlim=(-2.4, 3 * d + 6.3), ylim=(len(every) + 1.1, -1.1), aspect="equal", xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    style.note(ax, d + 2.6, top + B_r + 0.5, words, va="top")
+    style.bare(ax, (-2.4, 3 * d + 5.6), (-1.1, len(every) + 1.1), aspect="equal")
     alt = (
         f"Q of one head in memory, {N} rows of {d} numbers, and behind it the next head's rows. Program {i} computes"
         f" rows {rows[0]} to {rows[-1]} and from them the offsets {offsets[0, 0]} to {offsets[-1, -1]}. Rows from"
@@ -61,12 +59,13 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     return figure, alt
 
 
-def _tile(ax: Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray, title: str) -> None:
+def _tile(ax: Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
     """A tile, a row for each row of Q; −1 stands for a zero that was not loaded."""
     for r, numbers in enumerate(values):
-        paint = style.tint(style.hue("Q"), 0.6) if exist[r] else style.PAPER
+        fill = style.tint(style.hue("Q"), 0.45) if exist[r] else style.PAPER
         for c, n in enumerate(numbers):
-            look = dict(fill=style.MASKED, hatch=style.MASK_HATCH) if n < 0 else dict(fill=paint)
-            style.box(ax, x + c, y + r, 1, 1, str(max(n, 0)), gid=f"{title} {r} {c}", linewidth=0.5, **look)
-        ax.text(x - 0.2, y + r + 0.5, f"{rows[r]}", ha="right", va="center", color=style.QUIET, fontsize=style.SMALL)
-    ax.text(x + values.shape[1] / 2, y - 0.35, title, ha="center", va="bottom", weight="bold")
+            if n < 0:
+                style.masked(ax, x + c, y + r, label="0", linewidth=0.5)
+            else:
+                style.box(ax, x + c, y + r, 1, 1, str(n), fill, linewidth=0.5)
+        style.note(ax, x - 0.2, y + r + 0.5, f"{rows[r]}", ha="right", color=style.QUIET)

@@ -33,32 +33,29 @@ def data(exponentials: Sequence[float] = (1, 3, 4, 8), values: Sequence[float] =
 # Drawing --------------------------------------------------------------------------------------------------------
 
 HIGH, STEP = 0.62, 1.0
+TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 
 
 @style.picture
-def draw(
-    l: list[np.ndarray],
-    o: list[np.ndarray],
-    m: list[float],
-    ends: dict[str, list[float]],
-) -> tuple[Figure, str]:
+def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> tuple[Figure, str]:
     """Two panels, l and o: three bars each, a box for each key's term, widths to scale.
 
     l, o: terms before, rescaled and at the end; m: e to the old and the new maximum; ends: the package's sums.
     """
     alpha = m[0] / m[1]
-    title = "A larger maximum arrives: all old terms shrink by one factor, then the new ones are added"
-    figure, axes = style.new_figure(2.9, title, ncols=2, width_ratios=[1.5, 1])
-    _bars(axes[0], "ℓ", "the sum of e^(s − m)", l, style.hue("l"))
-    _bars(axes[1], "o", "the sum of e^(s − m) v", o, style.hue("o"))
+    caption = "A larger maximum arrives: all old terms of l and o shrink by one factor, then the new ones are added."
+    figure, axes = style.new_figure(3.7, caption, nrows=2)
     old, new = (", ".join(map(str, keys)) for keys in (range(len(l[0])), range(len(l[0]), len(l[2]))))
     names = [f"keys {old}\nm = log {m[0]:g}", f"× α = {_fraction(alpha)}", f"+ keys {new}\nm = log {m[1]:g}"]
-    axes[0].set(yticks=[n * STEP + HIGH / 2 for n in range(3)], yticklabels=names)
-    told = [f"{name} from {_fraction(a)} to {_fraction(alpha * a)} to {_fraction(b)}" for name, (a, b) in ends.items()]
+    for ax, (name, meaning), stages in zip(axes, TERMS.items(), (l, o), strict=True):
+        _bars(ax, name, stages, style.hue(name.replace("ℓ", "l")))
+        ax.set_title(f"{name}, {meaning}")
+        ax.set(yticks=[n * STEP + HIGH / 2 for n in range(3)], yticklabels=names)
+    sums = [f"{name} from {_fraction(a)} to {_fraction(alpha * a)} to {_fraction(b)}" for name, (a, b) in ends.items()]
     alt = (
         f"Bars of the terms of ℓ and o for one row. After {len(l[0])} keys with the maximum log {m[0]:g}; then all of"
         f" them multiplied by α = {_fraction(alpha)}; then the terms of the other keys added, relative to the maximum"
-        f" log {m[1]:g}. {'; '.join(told)}."
+        f" log {m[1]:g}. {'; '.join(sums)}."
     )
     return figure, alt
 
@@ -67,23 +64,19 @@ def _fraction(x: float) -> str:
     return str(Fraction(x).limit_denominator(100))
 
 
-def _bars(ax: Axes, name: str, meaning: str, stages: list[np.ndarray], hue: str) -> None:
+def _bars(ax: Axes, name: str, stages: list[np.ndarray], hue: str) -> None:
     widest = max(terms.sum() for terms in stages)
-    cuts = []
-    for n, terms in enumerate(stages):
-        left = np.concatenate([[0.0], np.cumsum(terms)])
+    ends = [np.concatenate([[0.0], np.cumsum(terms)]) for terms in stages]
+    for n, (terms, left) in enumerate(zip(stages, ends, strict=True)):
         for key, width in enumerate(terms):
             if width > 0:
                 fill = style.tint(hue, 0.75 if key < len(stages[0]) else 0.25)
                 label = _fraction(width) if width > 0.05 * widest else ""
-                style.box(ax, left[key], n * STEP, width, HIGH, label, fill, gid=f"{name} {n} key {key}")
+                style.box(ax, left[key], n * STEP, width, HIGH, label, fill)
         ax.text(left[-1] + 0.02 * widest, n * STEP + HIGH / 2, f"{name} = {_fraction(left[-1])}", va="center")
-        cuts.append(left)
-    for before, after in zip(cuts[0][1:], cuts[1][1:], strict=True):  # the ends of the old terms, before and after
-        ax.plot([before, after], [HIGH, STEP], color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
-    for end in cuts[1][1:]:
-        ax.plot([end, end], [STEP + HIGH, 2 * STEP], color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
-    ax.set(xlim=(0, 1.25 * widest), ylim=(2 * STEP + HIGH + 0.1, -0.1), xticks=[], yticks=[])
-    ax.tick_params(length=0)
-    ax.spines[["bottom"]].set_visible(False)
-    ax.set_title(f"{name}, {meaning}")
+    dashes = dict(color=style.QUIET, linewidth=0.8, linestyle=(0, (2, 2)))
+    for before, after in zip(ends[0][1:], ends[1][1:], strict=True):  # the ends of the old terms, before and after
+        ax.plot([before, after], [HIGH, STEP], **dashes)
+        ax.plot([after, after], [STEP + HIGH, 2 * STEP], **dashes)
+    style.bare(ax, (0, 1.2 * widest), (-0.1, 2 * STEP + HIGH + 0.1))
+    ax.spines["left"].set_visible(True)

@@ -10,7 +10,6 @@ from matplotlib.patches import Polygon
 
 from fa2_lab.machine import ring
 from fa2_lab.plots import style
-from fa2_lab.plots.speed import short
 from fa2_lab.records import Record, load
 from fa2_lab.reference.shards import meeting
 from fa2_lab.tiles import Tile
@@ -31,8 +30,6 @@ def data(ranks: int = 4, N: int = 131072) -> dict:
     rates = {way: reached(record, way, ranks, N) for way in ("forward", "backward")}
     lanes = {way: spans(way, ranks, N // ranks, 1, rates[way]) for way in rates}
     times = {way: dict(timed(record, way, f"{ranks} GPUs")) for way in rates}
-    forward = sorted(times["forward"].items())
-    by_model = [(n, 1e3 * ring.ring_seconds(ranks, n // ranks, **rates["forward"])) for n, _ in forward]
     tflops, link = ({way: r[x] for way, r in rates.items()} for x in ("flops", "link"))
     speeds = f"kernels at {tflops['forward'] / 1e12:.0f} and {tflops['backward'] / 1e12:.0f} TFLOP/s, links at"
     setting = f"Model: rank 1 of {ranks}, {N:,} tokens, 16 heads, d = 128; {speeds} {link['forward'] / 1e9:.0f} GB/s"
@@ -40,8 +37,7 @@ def data(ranks: int = 4, N: int = 131072) -> dict:
         cells=cells,
         lanes=lanes,
         took={way: ms[N] for way, ms in times.items()},
-        lengths=dict(model=by_model, measured=forward),
-        setting=f"{setting}, as recorded\n{record.made()}",
+        setting=f"{setting}, as recorded: {record.made()}",
     )
 
 
@@ -89,77 +85,63 @@ def spans(direction: str, ranks: int, rows: int, rank: int, rates: dict) -> list
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-PITCH = 1.5  # from one cell to the next
+PITCH = 1.3  # from one cell to the next
 LANES = ("kernels", "K V", "dK dV")
 
 
 @style.picture
-def draw(
-    cells: Sequence[Sequence[Mapping]], lanes: Mapping, took: Mapping, lengths: Mapping, setting: str
-) -> tuple[Figure, str]:
-    """Above, for each rank and step, whose keys are here and which scores they make; below, time, model and measured.
+def draw(cells: Sequence[Sequence[Mapping]], lanes: Mapping, took: Mapping, setting: str) -> tuple[Figure, str]:
+    """Above, for each rank and step, whose keys are here and which scores they make; below, one rank's time.
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
-    lanes: {direction: (lane, start, end, label, source or None)} of one rank; took: {direction: as measured};
-    lengths: {"model", "measured": (N, forward)}; times in milliseconds.
+    lanes: {direction: (lane, start, end, label, source or None)} of one rank; took: {direction: as measured}; times in
+    milliseconds.
     """
-    title = "Queries stay, keys and values go round; the next block travels while this one is computed"
-    figure, axes = style.new_figure(9.0, title, nrows=4, height_ratios=[5.4, 1.5, 1.9, 1.7])
-    ranks = len(cells)
+    caption = "Queries stay, keys and values go round; the next block travels while this one is computed."
+    figure, axes = style.new_figure(6.9, f"{caption} {setting}.", nrows=3, height_ratios=[4.2, 1, 1.3])
+    ranks, pitch = len(cells), 1.75 * PITCH
     for rank, row in enumerate(cells):
-        axes[0].text(-0.35, PITCH * rank + 0.5, f"rank {rank}", ha="right", va="center")
+        style.note(axes[0], -0.25, PITCH * rank + 0.5, f"rank {rank}", ha="right")
         for step, cell in enumerate(row):
-            _cell(axes[0], PITCH * 2 * step, PITCH * rank, cell)
-            if step:
-                _arrow(axes[0], rank, step, ranks)
+            _cell(axes[0], pitch * step, PITCH * rank, cell)
+            if step and rank:  # the block comes from the rank above
+                start, end = (
+                    (pitch * (step - 1) + 1.05, PITCH * (rank - 1) + 0.5),
+                    (pitch * step - 0.05, PITCH * rank + 0.5),
+                )
+                style.arrow(axes[0], start, end, style.hue("K"), linewidth=1.2)
+            elif step:  # or round the corner
+                style.arrow(
+                    axes[0], (pitch * step - 0.4, 0.5), (pitch * step - 0.05, 0.5), style.hue("K"), linewidth=1.2
+                )
+                style.note(axes[0], pitch * step - 0.42, 0.5, f"from {ranks - 1}", ha="right")
     for step in range(ranks):
-        axes[0].text(PITCH * 2 * step + 0.5, -0.25, f"step {step}", ha="center", va="bottom")
-    axes[0].set(xlim=(-1.7, PITCH * 2 * ranks - 1.7), ylim=(PITCH * ranks - 0.3, -0.75), aspect="equal")
-    _bare(axes[0])
-    for ax, (direction, spans) in zip(axes[1:3], lanes.items(), strict=True):
+        style.note(axes[0], pitch * step + 0.5, -0.22, f"step {step}", ha="center")
+    style.bare(axes[0], (-1.0, pitch * (ranks - 1) + 1.1), (-0.45, PITCH * ranks - 0.2), aspect="equal")
+    for ax, (direction, spans) in zip(axes[1:], lanes.items(), strict=True):
         _lanes(ax, direction, spans, took[direction])
-    _lengths(axes[3], **lengths)
-    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    (N, took_short), (_, by_model) = lengths["measured"][0], lengths["model"][0]
     alt = (
         f"{ranks} ranks in {ranks} steps. Each cell is the square of a rank's queries (down) and the keys that are here"
-        f" (right), numbered by the rank they belong to: its own first, a triangle; then those of its left neighbours."
-        f" All rows see the front half of an earlier rank's keys, the back half of the rows sees all keys of a later"
-        f" rank: half of the square each time. Below, the time of one rank by the model: {_told(lanes, took)}. The"
-        f" model leaves out what it costs to start steps: a forward of {short(N)} tokens takes {took_short:.1f} ms,"
-        f" where it says {by_model:.2g}."
+        f" (right); what is computed has the colour of the keys' owner, the rest is hatched. At step 0 everybody has"
+        f" its own keys; then each block comes from the rank above. Beneath, one rank's kernels and transfers over"
+        f" time, forward and backward: {_times(lanes, took)}."
     )
     return figure, alt
 
 
 def _cell(ax: Axes, x: float, y: float, cell: Mapping) -> None:
     """The square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
-    style.box(ax, x, y, 1, 1, fill=style.MASKED, edgecolor=style.QUIET, hatch=style.MASK_HATCH, gid="unseen")
+    style.masked(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]
-    fill, gid = style.worker(cell["source"]), f"keys of {cell['source']}"
+    fill = style.worker(cell["source"])
     if cell["diagonal"]:
         corners = [(x, y), (x, y + 1), (x + 1, y + 1)]
-        ax.add_patch(Polygon(corners, facecolor=fill, edgecolor=style.INK, linewidth=0.8, gid=gid))
+        ax.add_patch(Polygon(corners, facecolor=fill, edgecolor=style.INK, linewidth=0.8))
         at = x + 0.3, y + 0.7
     else:
-        style.box(ax, x + left, y + top, right - left, bottom - top, fill=fill, gid=gid)
+        style.box(ax, x + left, y + top, right - left, bottom - top, fill=fill)
         at = x + (left + right) / 2, y + (top + bottom) / 2
-    ax.text(*at, f"{cell['source']}", ha="center", va="center", color=style.ink_on(fill), fontsize=style.LARGE)
-
-
-def _arrow(ax: Axes, rank: int, step: int, ranks: int) -> None:
-    """The block comes from the rank above, or round the corner."""
-    end = PITCH * 2 * step - 0.08, PITCH * rank + 0.5
-    start = (PITCH * 2 * (step - 1) + 1.08, PITCH * (rank - 1) + 0.5) if rank else (end[0] - 0.62, end[1])
-    look = dict(arrowstyle="->", color=style.hue("K"), linewidth=1.2, shrinkA=0, shrinkB=0)
-    ax.annotate("", end, start, arrowprops=look)
-    if rank == 0:
-        ax.text(start[0] - 0.05, start[1], f"from {ranks - 1}", ha="right", va="center", fontsize=style.SMALL)
-
-
-def _bare(ax: Axes) -> None:
-    ax.set(xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    style.note(ax, *at, f"{cell['source']}", ha="center", color=style.ink_on(fill), fontsize=style.LARGE)
 
 
 def _lanes(ax: Axes, direction: str, spans: Sequence[tuple], took: float) -> None:
@@ -168,37 +150,22 @@ def _lanes(ax: Axes, direction: str, spans: Sequence[tuple], took: float) -> Non
     for lane, start, end, label, source in spans:
         y, width = used.index(lane) + 0.1, end - start
         if source is not None:
-            style.box(ax, start, y, width, 0.8, label, style.worker(source), gid=lane)
+            style.box(ax, start, y, width, 0.8, label, style.worker(source))
         else:
-            style.tensor_box(ax, start, y, width, 0.8, "dK" if lane == "dK dV" else "K", gid=lane)
-    style.box(ax, 0, len(used) + 0.1, took, 0.8, f"{took:.1f} ms", style.PAPER, gid="measured")
+            style.tensor_box(ax, start, y, width, 0.8, "dK" if lane == "dK dV" else "K")
+    style.box(ax, 0, len(used) + 0.1, took, 0.8, f"{took:.1f} ms", style.PAPER)
     names = ["keys of" if lane == "kernels" else f"{lane} →" for lane in used]
-    ax.set_yticks([n + 0.5 for n in range(len(used) + 1)], [*names, "measured"])
-    ax.set(ylim=(len(used) + 1, 0), xlim=(0, 1.01 * max(took, *(span[2] for span in spans))))
-    ax.set_title(f"{direction}, milliseconds", pad=3)
-    ax.spines["left"].set_visible(False)
-    ax.tick_params(axis="y", length=0)
+    last = 1.01 * max(took, *(span[2] for span in spans))
+    style.bare(ax, (0, last), (0, len(used) + 1), yticks=[n + 0.5 for n in range(len(used) + 1)])
+    ax.set_yticklabels([*names, "measured"])
+    ax.set_title(f"{direction}, one rank, {took:.1f} ms measured")
 
 
-def _lengths(ax: Axes, model: Sequence[tuple], measured: Sequence[tuple]) -> None:
-    """The whole forward over the length: where the model holds, and where starting the steps costs more."""
-    ax.plot(*zip(*model, strict=True), color=style.QUIET, linestyle="--", marker="o", markersize=3, label="model")
-    ax.plot(*zip(*measured, strict=True), color=style.INK, marker="o", markersize=4, label="measured")
-    N = [n for n, _ in measured]
-    for name, curve, shift in (("measured", measured, (0, 5)), ("model", model, (4, -10))):
-        ax.annotate(name, curve[1], shift, textcoords="offset points", fontsize=style.SMALL)
-    ax.set(xscale="log", yscale="log", xlabel="tokens in all", xlim=(N[0] / 1.2, N[-1] * 1.2))
-    ax.set_xticks(N, [short(n) for n in N])
-    ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-    ax.minorticks_off()
-    ax.set_title("forward by length, milliseconds: a short ring waits for its steps to start", pad=3)
-
-
-def _told(lanes: Mapping[str, Sequence[tuple]], took: Mapping[str, float]) -> str:
+def _times(lanes: Mapping[str, Sequence[tuple]], took: Mapping[str, float]) -> str:
     """Times in words."""
     parts = []
     for direction, spans in lanes.items():
         sums = {lane: sum(end - start for name, start, end, *_ in spans if name == lane) for lane in LANES}
-        told = ", ".join(f"{lane} {t:.3g} ms" for lane, t in sums.items() if t)
-        parts.append(f"{direction} {told}, measured {took[direction]:.3g} ms in all")
+        each = ", ".join(f"{lane} {t:.3g} ms" for lane, t in sums.items() if t)
+        parts.append(f"{direction} {each}, measured {took[direction]:.3g} ms in all")
     return "; ".join(parts)

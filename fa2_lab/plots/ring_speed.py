@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
@@ -65,48 +64,36 @@ def draw(
     memory: Mapping[int, float],
     setting: str,
 ) -> tuple[Figure, str]:
-    """Left: speed over that of one GPU, by length; right: peak memory of each GPU at the longest.
-
-    curves: {GPUs: (N, times faster)}; contiguous: (GPUs, N, times faster) in the other layout; memory: {GPUs: MiB}.
-    """
-    longest = max(N for curve in curves.values() for N, _ in curve)
-    shares = {n: dict(curve)[longest] / n for n, curve in curves.items()}
-    share = f"{max(curves)} GPUs at {shares[max(curves)]:.1%} of linear speed, {short(longest)} tokens"
-    title = f"Long sequences share out: {share}"
-    figure, axes = style.new_figure(3.9, title, ncols=2, width_ratios=[2.2, 1])
-    _speeds(axes[0], curves, contiguous)
-    _memory(axes[1], memory)
-    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    told = "; ".join(f"{n} GPUs " + ", ".join(f"{x:.2f} at {short(N)}" for N, x in curves[n]) for n in curves)
-    beside = f" In contiguous layout {contiguous[0]} GPUs are {contiguous[2]:.2f} times as fast." if contiguous else ""
-    kept = ", ".join(f"{mib:,.0f} on {n}" for n, mib in memory.items())
-    times = f"Speed of forward and backward as a multiple of one GPU's: {told}.{beside}"
-    return figure, f"{times} Peak MiB of a GPU: {kept}. {setting}."
-
-
-def _speeds(ax: Axes, curves: Mapping, contiguous: tuple | None) -> None:
-    lengths = sorted({N for curve in curves.values() for N, _ in curve})
-    end = 1.12 * lengths[-1]
+    """Above, times faster than one GPU over the length; beneath, MiB of each GPU. Both: {number of GPUs: ...}."""
+    most = max(curves)
+    N, best = curves[most][-1]
+    caption = f"Long sequences share out: {most} GPUs at {best / most:.1%} of linear speed at {short(N)} tokens."
+    figure, (above, below) = style.new_figure(4.6, f"{caption} {setting}.", nrows=2, height_ratios=[2.6, 1])
+    lengths = sorted({n for curve in curves.values() for n, _ in curve})
     for n, curve in curves.items():
-        ax.plot([lengths[0], lengths[-1]], [n, n], color=style.QUIET, linewidth=0.8, linestyle="--", zorder=0)
-        ax.text(lengths[0], n + 0.06, f"{n} times: linear", color=style.QUIET, fontsize=style.SMALL, va="bottom")
-        ax.plot(*zip(*curve, strict=True), color=style.INK, marker=MARKERS.get(n, "^"), markersize=4, label=f"{n}")
-        ax.text(end, curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", va="center")
+        above.plot(*zip(*curve, strict=True), color=style.OURS, marker=MARKERS.get(n, "o"), markersize=4)
+        above.plot([lengths[0], lengths[-1]], [n, n], color=style.QUIET, linewidth=0.8)
+        style.note(above, lengths[0], n + 0.06, f"{n} times: linear", va="bottom", color=style.QUIET)
+        style.note(above, 1.1 * curve[-1][0], curve[-1][1], f"{n} GPUs\n{curve[-1][1]:.2f}", color=style.OURS)
     if contiguous:
-        n, N, times = contiguous
-        ax.plot([N], [times], marker="x", color=style.INK, linestyle="none", label="contiguous")
-        ax.text(N / 1.1, times + 0.12, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="bottom")
-    ax.set(xscale="log", xlim=(lengths[0] / 1.15, 1.75 * lengths[-1]), ylim=(0, 1.14 * max(curves)))
-    ax.set_xticks(lengths, [short(N) for N in lengths])
-    ax.minorticks_off()
-    ax.set_title("times as fast as one GPU", pad=3)
-    ax.set_xlabel("tokens in all")
-
-
-def _memory(ax: Axes, memory: Mapping[int, float]) -> None:
+        n, at, times = contiguous
+        above.plot([at], [times], marker="x", color=style.INK, linestyle="none")
+        style.note(above, at / 1.1, times + 0.14, f"{n} GPUs, contiguous, {times:.2f}", ha="right", va="bottom")
+    above.set(xscale="log", xlabel="tokens in all")
+    style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
+    above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))
+    above.set_title("times as fast as one GPU")
     for place, (n, mib) in enumerate(memory.items()):
-        style.box(ax, place - 0.35, 0, 0.7, mib / 1024, gid=f"{n} GPUs", fill=style.tint(style.INK, 0.25))
-        ax.text(place, mib / 1024, f"{mib / 1024:.1f}", ha="center", va="bottom")
-    ax.set(xlim=(-0.6, len(memory) - 0.4), ylim=(0, 1.15 * max(memory.values()) / 1024))
-    ax.set_xticks(range(len(memory)), [f"{n} GPU" + "s" * (n > 1) for n in memory])
-    ax.set_title("peak GiB of each GPU", pad=3)
+        style.box(below, 0, place + 0.12, mib / 1024, 0.76, fill=style.WORKERS[1], linewidth=0)
+        style.note(below, mib / 1024 + 0.05, place + 0.5, f"{mib / 1024:.1f}")
+        style.note(below, -0.05, place + 0.5, style.counted(n, "GPU"), ha="right")
+    largest = max(memory.values()) / 1024
+    style.bare(below, (-0.14 * largest, 1.12 * largest), (0, len(memory)))
+    below.set_title("peak GiB of each GPU")
+    speeds = "; ".join(
+        f"{style.counted(n, 'GPU')}: " + ", ".join(f"{times:.2f} at {short(at)}" for at, times in curve)
+        for n, curve in curves.items()
+    )
+    room = ", ".join(f"{style.counted(n, 'GPU')} {mib / 1024:.1f}" for n, mib in memory.items())
+    alt = f"How many times as fast as one GPU, over the length. {speeds}. Bars: peak GiB of each GPU: {room}."
+    return figure, alt

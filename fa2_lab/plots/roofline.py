@@ -8,7 +8,6 @@ from math import log10
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
@@ -73,61 +72,54 @@ def draw(
     points: {rung: (FLOPs per DRAM byte, TFLOP/s)} from the first rung to the last.
     measured, datasheet: the roof, {"flops": TFLOP/s, "bytes": TB/s}, as reached in the same run and as printed.
     """
-    title = "From rung 03 on, DRAM is no longer the limit"
-    figure, ax = style.new_figure(3.9, title)
-    left, right = 0.4 * min(x for x, _ in points.values()), 12 * max(x for x, _ in points.values())
-    _roof(ax, datasheet, left, right, color=style.QUIET, linewidth=0.9, linestyle=(0, (4, 2)), label="datasheet")
-    _roof(ax, measured, left, right, color=style.INK, label="measured")
-    _points(ax, points)
+    caption = "The ladder under the roofline of an H200: from rung 03 on, DRAM is no longer the limit."
+    caption += " Solid: measured in the same run."
+    figure, ax = style.new_figure(4.2, f"{caption} {setting}.")
+    left, right = 0.4 * min(x for x, _ in points.values()), 14 * max(x for x, _ in points.values())
+    for roof, look in (
+        (datasheet, dict(color=style.QUIET, linewidth=0.9, linestyle="--")),
+        (measured, dict(color=style.INK)),
+    ):
+        ridge = roof["flops"] / roof["bytes"]
+        ax.plot([left, ridge, right], [left * roof["bytes"], roof["flops"], roof["flops"]], **look)
+    ridge = measured["flops"] / measured["bytes"]
+    words = f"datasheet: {datasheet['flops']:.0f} TFLOP/s, {datasheet['bytes']:.1f} TB/s"
+    style.note(ax, right / 1.05, 1.06 * datasheet["flops"], words, ha="right", va="bottom", color=style.QUIET)
+    style.note(ax, 1.05 * ridge, 0.93 * measured["flops"], f"a GEMM: {measured['flops']:.0f}", va="top")
+    words = f"a copy: {measured['bytes']:.2f} TB/s"
+    style.note(ax, 0.4 * ridge, 0.5 * measured["flops"], words, ha="right", va="bottom")
+    _points(ax, points, measured["flops"])
     low = min(y for _, y in points.values())
-    ax.set(xscale="log", yscale="log", xlim=(left, right), ylim=(0.5 * low, 1.9 * datasheet["flops"]))
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_locator(NullLocator())
-        axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:,.0f}"))
-    ax.set_yticks([y for y in (10, 20, 50, 100, 200, 500, 1000) if y >= 0.5 * low])
-    ax.set(xlabel="FLOPs per byte that DRAM moved (hardware counters)", ylabel="TFLOP/s")
-    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    reached = "; ".join(f"{told(name)} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
+    ax.set(xscale="log", yscale="log", xlabel="FLOPs per byte that DRAM moved (hardware counters)", ylabel="TFLOP/s")
+    style.log_ticks(ax.xaxis, [10, 100, 1000, 10000])
+    style.log_ticks(ax.yaxis, [y for y in (10, 20, 50, 100, 200, 500, 1000) if y >= 0.5 * low])
+    ax.set(xlim=(left, right), ylim=(0.5 * low, 1.9 * datasheet["flops"]))
+    reached = "; ".join(f"{named(name)} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
     alt = (
         f"Log-log roofline, TFLOP/s over FLOPs per DRAM byte. The roof as measured: a copy at {measured['bytes']:.2f}"
         f" TB/s up to a GEMM at {measured['flops']:.0f} TFLOP/s; dashed, the datasheet's {datasheet['bytes']:.1f} TB/s"
-        f" and {datasheet['flops']:.0f}. Points, in TFLOP/s: {reached}. {setting}."
+        f" and {datasheet['flops']:.0f}. Points, in TFLOP/s: {reached}."
     )
     return figure, alt
 
 
-def _roof(ax: Axes, roof: Mapping[str, float], left: float, right: float, **look) -> None:
-    """The slope that the memory allows, up to the ridge, then the flat that the tensor cores allow."""
-    ridge = roof["flops"] / roof["bytes"]
-    ax.plot([left, ridge, right], [left * roof["bytes"], roof["flops"], roof["flops"]], **look)
-    if look["label"] == "measured":
-        text = f"GEMM in the same run, {roof['flops']:.0f}"
-        ax.annotate(text, (ridge, roof["flops"]), (6, -4), textcoords="offset points", va="top")
-        text, at = f"copy in the same run,\n{roof['bytes']:.2f} TB/s", (0.5 * ridge, 0.5 * roof["flops"])
-        ax.annotate(text, at, (-12, 2), textcoords="offset points", ha="right", va="bottom")
-    else:
-        text = f"datasheet: {roof['flops']:.0f} TFLOP/s, {roof['bytes']:.1f} TB/s"
-        ax.annotate(text, (right, roof["flops"]), (-2, 3), textcoords="offset points", ha="right", color=style.QUIET)
-
-
-def _points(ax: Axes, points: Mapping[str, tuple[float, float]]) -> None:
+def _points(ax: Axes, points: Mapping[str, tuple[float, float]], roof: float) -> None:
     """A dot for each rung, its label beside it, or in a column to the right where dots crowd."""
-    ax.plot(*zip(*points.values(), strict=True), "o", color=style.INK, markersize=5, label="rungs")
     farthest = max(x for x, _ in points.values())
     crowd = {name: at for name, at in points.items() if at[0] > farthest / 30}
-    for name in (name for name in points if name not in crowd):
-        ax.annotate(label(points, name), points[name], (8, -2), textcoords="offset points", va="center")
-    heights = apart([log10(y) for _, y in crowd.values()], LABELS_APART)
-    for (name, (x, y)), height in zip(crowd.items(), heights, strict=True):
-        ax.plot([x, 2.2 * farthest], [y, 10**height], color=style.QUIET, linewidth=0.6, zorder=0)
-        ax.text(2.3 * farthest, 10**height, label(points, name), va="top" if name == "fa2_lab" else "center")
+    _, *heights = apart([log10(roof), *(log10(y) for _, y in crowd.values())], LABELS_APART)
+    for name, (x, y) in points.items():
+        color = style.OURS if name == "fa2_lab" else style.INK
+        ax.plot(x, y, "o", color=color, markersize=5)
+        words, look = f"{named(name)}, {y:.0f}", dict(color=color, fontsize=style.SMALL, va="center")
+        if name in crowd:
+            height = 10 ** heights[list(crowd).index(name)]
+            ax.plot([x, 2.2 * farthest], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
+            ax.text(2.3 * farthest, height, words, **look)
+        else:
+            ax.annotate(words, (x, y), (8, -2), textcoords="offset points", **look)
 
 
-def label(points: Mapping[str, tuple[float, float]], name: str) -> str:
-    """A rung's number, name and speed."""
-    return f"{told(name)}, {points[name][1]:.0f}"
-
-
-def told(name: str) -> str:
-    """A rung's number and name, as the ladder tells them."""
-    return name[1:].replace("_", " ") if re.match(r"r\d\d_", name) else name
+def named(rung: str) -> str:
+    """A rung's number and name, as the ladder has them."""
+    return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung

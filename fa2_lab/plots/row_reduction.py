@@ -32,8 +32,8 @@ def data(row: int = 21, shape: tuple[int, int] = (64, 128)) -> dict:
 # Drawing --------------------------------------------------------------------------------------------------------
 
 OBSERVED = "Observed (read from the compiled kernel)"
-LEFT, WIDE, HIGH = 0.9, 6.0, 1.6  # the whole accumulator, in inches
-CELL, SHOWN, GAP = 0.28, (12, 8), 0.42  # columns of the row that are drawn: the first and the last ones
+LEFT, WIDE, HIGH = 0.95, 4.2, 1.5  # the whole accumulator, in inches
+CELL, SHOWN, GAP = 0.3, (8, 6), 0.3  # columns of the row that are drawn: the first and the last ones
 TONES = (1.0, 0.65, 0.4, 0.2)
 
 
@@ -46,14 +46,14 @@ def draw(owners: Owners, row: int, scores: np.ndarray, known: Sequence[np.ndarra
     rows, cols = owners.lane.shape
     lanes, warp = np.unique(owners.lane[row]), int(owners.warp[row, 0])
     each = int((owners.lane[row] == lanes[0]).sum())
-    title = f"{rows} × {cols} numbers in registers: a row has {len(lanes)} lanes, and two shuffles find its maximum"
-    figure, ax = style.new_figure(5.9, title)
+    caption = (
+        f"A {rows} × {cols} accumulator in registers: {len(lanes)} lanes share a row; two shuffles find its maximum."
+    )
+    figure, ax = style.new_figure(5.2, f"{caption} {OBSERVED}: {made}. The numbers are made up.")
     _whole(ax, owners, row, int(lanes[0]))
-    _row(ax, 2.3, owners, row, scores)
-    _reduction(ax, 3.8, row, lanes, known, each)
-    ax.set(xlim=(0, 7.4), ylim=(5.12, -0.28), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel(f"{OBSERVED}: {made}. The numbers are made up.", fontsize=style.SMALL)
+    _row(ax, 2.25, owners, row, scores)
+    _reduction(ax, 3.7, row, lanes, known, each)
+    style.bare(ax, (0, style.WIDTH - 0.08), (-0.28, 4.95))
     steps = "; ".join(", ".join(map(str, numbers)) for numbers in known)
     alt = (
         f"{OBSERVED}. An accumulator of {rows} by {cols} in strips of {rows // 4} rows, a warp each. Lane {lanes[0]} of"
@@ -74,54 +74,47 @@ def _whole(ax: Axes, owners: Owners, row: int, lane: int) -> None:
     wide, high, warp = WIDE / cols, HIGH / rows, owners.warp[row, 0]
     for w in np.unique(owners.warp):
         top, bottom = np.flatnonzero(owners.warp[:, 0] == w)[[0, -1]]
-        look = dict(edgecolor=style.PAPER, gid=f"warp {w}")
-        style.box(ax, LEFT, top * high, WIDE, (bottom + 1 - top) * high, "", style.tint(style.INK, 0.12), **look)
-        ax.text(
-            LEFT - 0.08,
-            (top + bottom + 1) / 2 * high,
-            f"warp {w}: {top}–{bottom}",
-            ha="right",
-            va="center",
-            fontsize=style.SMALL,
-        )
+        strip = (LEFT, top * high, WIDE, (bottom + 1 - top) * high)
+        style.box(ax, *strip, "", style.tint(style.INK, 0.12), edgecolor=style.PAPER)
+        style.note(ax, LEFT - 0.08, (top + bottom + 1) / 2 * high, f"warp {w}: {top}–{bottom}", ha="right")
     held = np.argwhere((owners.warp == warp) & (owners.lane == lane))
-    style.bars(ax, [(LEFT + c * wide, r * high, wide, high) for r, c in held], _tone(0), gid="held")
-    ax.add_patch(style.Rectangle((LEFT, row * high), WIDE, high, fill=False, linewidth=0.5, gid="row"))
-    ax.annotate(f"row {row}", (LEFT + WIDE, (row + 0.5) * high), (LEFT + WIDE + 0.55, (row + 0.5) * high),
-                va="center", fontsize=style.SMALL, arrowprops=dict(arrowstyle="->", color=style.INK))  # fmt: skip
-    ax.text(LEFT, -0.14, f"What one wgmma computes. Filled: lane {lane} of warp {warp}, {len(held)} registers",
-            weight="bold", va="center")  # fmt: skip
+    style.bars(ax, [(LEFT + c * wide, r * high, wide, high) for r, c in held], _tone(0))
+    frame = dict(fill=False, edgecolor=style.INK, linewidth=0.5)
+    ax.add_patch(style.Rectangle((LEFT, row * high), WIDE, high, **frame))
+    style.note(ax, LEFT + WIDE + 0.08, (row + 0.5) * high, f"← row {row}")
+    words = f"One wgmma. Filled: lane {lane} of warp {warp}, {len(held)} registers"
+    style.note(ax, LEFT, -0.14, words, weight="bold")
 
 
 def _row(ax: Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
     """The first and the last columns of the row: number, lane and register of each."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
-    ax.text(LEFT, y - 0.42, f"Row {row}, column by column", weight="bold", va="center")
+    style.note(ax, LEFT, y - 0.42, f"Row {row}, column by column", weight="bold")
     for k, name in enumerate(("column", "number", "lane", "register")):
-        ax.text(LEFT - 0.08, y - 0.14 + 0.27 * k, name, ha="right", va="center", fontsize=style.SMALL)
+        style.note(ax, LEFT - 0.08, y - 0.14 + 0.27 * k, name, ha="right")
     first, last = SHOWN
     for n, c in enumerate([*range(first), *range(cols - last, cols)]):
         x = LEFT + CELL * n + (GAP if n >= first else 0)
-        ax.text(x + CELL / 2, y - 0.14, str(c), ha="center", va="center", fontsize=style.SMALL)
+        style.note(ax, x + CELL / 2, y - 0.14, str(c), ha="center")
         for k, numbers in enumerate((scores, owners.lane[row], owners.register[row])):
-            look = dict(edgecolor=style.PAPER, gid=f"{('score', 'lane', 'register')[k]} {c}")
-            fill = _tone(lanes.index(owners.lane[row, c]))
-            style.box(ax, x, y + 0.27 * k, CELL, 0.27, str(numbers[c]).replace("-", "−"), fill, **look)
-    ax.text(LEFT + CELL * first + GAP / 2, y + 0.4, "…", ha="center", va="center")
+            tone = _tone(lanes.index(owners.lane[row, c]))
+            words = str(numbers[c]).replace("-", "−")
+            style.box(ax, x, y + 0.27 * k, CELL, 0.27, words, tone, edgecolor=style.PAPER)
+    style.note(ax, LEFT + CELL * first + GAP / 2, y + 0.4, "…", ha="center")
 
 
 def _reduction(ax: Axes, y: float, row: int, lanes: np.ndarray, known: Sequence[np.ndarray], each: int) -> None:
     """What every lane knows, a line for each step; two strokes come from the lanes that were compared."""
-    ax.text(LEFT, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold", va="center")
-    told = [f"of its own {each} numbers", "after shuffle with lane XOR 1", "after shuffle with lane XOR 2"]
-    left = LEFT + np.arange(len(lanes))
+    style.note(ax, LEFT, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
+    steps = [f"of its {each} numbers", "after lane XOR 1", "after lane XOR 2"]
+    left = LEFT + 0.8 * np.arange(len(lanes))
     for step, numbers in enumerate(known):
         top = y + 0.1 + 0.42 * step
         for k, number in enumerate(numbers):
-            style.box(ax, left[k], top, 0.6, 0.25, str(number), _tone(k), gid=f"known {step} {lanes[k]}")
+            style.box(ax, left[k], top, 0.6, 0.25, str(number), _tone(k))
             if step:
                 for source in (k, int(np.searchsorted(lanes, lanes[k] ^ step))):
                     ax.plot([left[source] + 0.3, left[k] + 0.3], [top - 0.17, top], color=style.QUIET, linewidth=1)
-        ax.text(left[-1] + 0.85, top + 0.125, told[step], va="center")
+        style.note(ax, left[-1] + 0.72, top + 0.125, steps[step])
     for k, lane in enumerate(lanes):
-        ax.text(left[k] + 0.3, y - 0.06, f"lane {lane}", ha="center", va="center", fontsize=style.SMALL)
+        style.note(ax, left[k] + 0.3, y - 0.06, f"lane {lane}", ha="center")

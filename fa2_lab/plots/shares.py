@@ -25,28 +25,25 @@ H = 0.62  # height of a tile
 @style.picture
 def draw(cut: Shares) -> tuple[Figure, str]:
     """Every head a row of tiles in its program's colour, the parts that must be merged, and the output they make."""
-    title = "Equal shares end anywhere; only a head that several programs have read is merged"
+    caption = (
+        "Every program gets an equal share of all tiles, and may end anywhere: only a head that several have read is"
+    )
     heads, longest = len(cut.tiles), max(cut.tiles)
-    figure, ax = style.new_figure(0.75 + 0.62 * heads, title)
+    figure, ax = style.new_figure(0.4 + 0.42 * heads, f"{caption} merged. A number on a tile: its program.")
+    parts = longest + 1.2
     for head, n in enumerate(cut.tiles):
-        ax.text(-0.25, head, f"head {head}", ha="right", va="center")
+        style.note(ax, -0.25, head, f"head {head}", ha="right")
         if not n:
-            ax.text(0.1, head, "no keys", ha="left", va="center", color=style.QUIET)
-        _tiles(ax, cut, head)
-        _parts(ax, cut, head, longest + 1.2)
-    ax.text(0, -0.75, "tiles of keys and values →", va="center", color=style.QUIET)
-    ax.text(longest + 1.2, -0.75, "parts (o, m, ℓ), by number", va="center", color=style.QUIET)
-    ax.set(xlim=(-1.6, longest + 10.4), ylim=(heads - 0.45, -1.1), xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    return figure, _told(cut)
-
-
-def _tiles(ax: Axes, cut: Shares, head: int) -> None:
-    """The tiles of a head; the program's number on each."""
-    for w in cut.readers(head):
-        for h, first, last in cut.spans(w):
-            for tile in range(first, last) if h == head else ():
-                style.box(ax, tile, head - H / 2, 1, H, f"{w}", style.worker(w), linewidth=0.5)
+            style.note(ax, 0.1, head, "no keys", color=style.QUIET)
+        for w in cut.readers(head):
+            for h, first, last in cut.spans(w):
+                for tile in range(first, last) if h == head else ():
+                    style.box(ax, tile, head - H / 2, 1, H, f"{w}", style.worker(w), linewidth=0.5)
+        _parts(ax, cut, head, parts)
+    style.note(ax, 0, -0.75, "tiles of keys and values →", color=style.QUIET)
+    style.note(ax, parts, -0.75, "parts (o, m, ℓ)", color=style.QUIET)
+    style.bare(ax, (-2.2, parts + 8.4), (-1.1, heads - 0.5))
+    return figure, _described(cut)
 
 
 def _parts(ax: Axes, cut: Shares, head: int, x: float) -> None:
@@ -54,29 +51,22 @@ def _parts(ax: Axes, cut: Shares, head: int, x: float) -> None:
     readers = cut.readers(head)
     if len(readers) > 1:
         for k, w in enumerate(readers):
-            style.box(
-                ax, x + 1.5 * k, head - H / 2, 1.4, H, f"part {cut.part(w, head)}", style.worker(w), linewidth=0.5
-            )
-        ax.annotate(
-            "merge",
-            (x + 7.1, head),
-            (x + 1.5 * len(readers) + 0.1, head),
-            ha="left",
-            va="center",
-            arrowprops=dict(arrowstyle="->", color=style.INK),
-        )
+            style.box(ax, x + 1.1 * k, head - H / 2, 1, H, str(cut.part(w, head)), style.worker(w), linewidth=0.5)
+        start = x + 1.1 * len(readers)
+        style.arrow(ax, (start, head), (x + 6.4, head))
+        style.note(ax, (start + x + 6.3) / 2, head - 0.28, "merge", ha="center")
     else:
-        ax.text(x, head, f"program {readers[0]} finishes it", va="center", color=style.QUIET)
-    style.tensor_box(ax, x + 7.2, head - H / 2, 1.9, H, "O", f"O, L of {head}")
+        style.note(ax, x, head, f"program {readers[0]} ends it", color=style.QUIET)
+    style.tensor_box(ax, x + 6.5, head - H / 2, 1.7, H, "O", "O, L")
 
 
-def _told(cut: Shares) -> str:
+def _described(cut: Shares) -> str:
     lines = []
     for head, n in enumerate(cut.tiles):
         readers = cut.readers(head)
         parts = ", ".join(str(cut.part(w, head)) for w in readers)
         end = f"merged from parts {parts}" if len(readers) > 1 else f"finished by program {readers[0]}"
-        lines.append(f"head {head}: {n} tiles, {end}")
+        lines.append(f"head {head}: {style.counted(n, 'tile')}, {end}")
     return (
         f"{len(cut.tiles)} heads of unequal length as rows of tiles, shared out among {cut.busy} programs,"
         f" {cut.share} units of work each: one to begin a head, one for each tile. Colour and number say who"

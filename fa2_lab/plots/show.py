@@ -1,4 +1,4 @@
-"""A picture as a notebook shows it: crisp, as wide as the text, and with its alternative text."""
+"""A picture as a notebook shows it: as wide as the text, with its caption and its alternative text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from PIL import Image
 
 
 class show:
-    """`show(draw(data))` at the end of a cell displays a picture; readers without images get its alternative text.
+    """`show(draw(data))` at the end of a cell displays a picture and its caption.
 
-    `moving` is the same picture as an animated SVG; where that cannot be shown, the picture stands still.
+    Readers without images get its alternative text. `moving` is the same picture as an animated SVG; where that cannot
+    be shown, the picture stands still.
     """
 
     def __init__(self, drawn: tuple[Figure, str], moving: str = ""):
@@ -27,7 +28,9 @@ class show:
         if self.moving:
             moving = address(self.moving.encode(), "svg+xml")
             shown = f'<picture><source type="image/svg+xml" srcset="{moving}">{shown}</picture>'
-        return {"text/html": shown, "text/plain": f"[figure] {self.alt}"}, {}
+        caption = self.figure.get_label()
+        shown += f'<p style="max-width:{width}px">{escape(caption)}</p>'
+        return {"text/html": shown, "text/plain": f"[figure] {caption} {self.alt}"}, {}
 
     def png(self) -> bytes:
         full, png = BytesIO(), BytesIO()

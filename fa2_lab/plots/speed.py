@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
@@ -36,65 +35,47 @@ def data() -> dict:
 # Drawing --------------------------------------------------------------------------------------------------------
 
 Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
-LOOKS = {  # no tensor is drawn here: the hues are those of the contestants
-    "fa2_lab": dict(color=style.INK, linewidth=2.2, marker="o", zorder=4),
-    "fa2_lab portable": dict(color=style.INK, linewidth=1.1, marker="o", markerfacecolor="white", zorder=3),
-    "FlashAttention-3": dict(color=style.PINK, marker="v"),
-    "FlashAttention-4": dict(color=style.VERMILION, marker="v"),
-    "cuDNN": dict(color=style.GREEN, marker="^"),
-    "FlexAttention": dict(color=style.ORANGE, marker="D"),
-    "torch flash": dict(color=style.BLUE, marker="s"),
-    "flash_attn": dict(color=style.SKY, marker="x"),
+LOOKS = {
+    "fa2_lab": dict(color=style.OURS, linewidth=2.2, marker="o", zorder=4),
+    "fa2_lab portable": dict(color=style.OURS, linewidth=1.1, linestyle="--", marker="o", zorder=3),
+    "FlashAttention-3": dict(color=style.INK, marker="v"),
+    "FlashAttention-4": dict(color=style.INK, marker="P"),
+    "cuDNN": dict(color=style.INK, linestyle=":", marker="^"),
+    "FlexAttention": dict(color=style.WORKERS[2], marker="D"),
+    "torch flash": dict(color=style.QUIET, linestyle="--", marker="s"),
+    "flash_attn": dict(color=style.QUIET, linestyle=":", marker="x"),
 }
-LABELS_APART = 0.085  # of the axis' height
 
 
 @style.picture
 def draw(
     panels: Mapping[tuple[str, int, bool], Mapping[str, Curve]], gemm: float, baseline: str, setting: str
 ) -> tuple[Figure, str]:
-    """TFLOP/s over N: a row for each direction, a column for each d and mask.
+    """TFLOP/s over N: a column for each direction, a row for each d and mask.
 
     panels: {(direction, d, causal): {contestant: curve}}; gemm: TFLOP/s of a large product in the same run, a line;
     baseline: whose speed the alternative text compares with.
     """
-    rows, columns = list(dict.fromkeys(p[0] for p in panels)), list(dict.fromkeys(p[1:] for p in panels))
-    title = f"fa2_lab is faster {ahead(panels)}"
+    columns, rows = list(dict.fromkeys(p[0] for p in panels)), list(dict.fromkeys(p[1:] for p in panels))
+    caption = f"Speed over the sequence length: fa2_lab is faster {ahead(panels)}. {setting}."
     sizes = dict(nrows=len(rows), ncols=len(columns), squeeze=False, sharex=True, sharey=True)
-    figure, axes = style.new_figure(1.2 + 2.1 * len(rows), title, **sizes)
-    top = 1.08 * gemm
+    figure, axes = style.new_figure(1.0 + 1.45 * len(rows), caption, **sizes)
     for (direction, d, causal), curves in panels.items():
-        row, column = rows.index(direction), columns.index((d, causal))
-        ax = axes[row][column]
-        _panel(ax, curves, gemm)
-        if row == 0:
-            ax.set_title(f"d = {d}, {'causal' if causal else 'full'}")
-        if column == 0:
-            ax.set_ylabel(f"{direction}, TFLOP/s")
-        if column == len(columns) - 1:
-            _names(ax, curves, top)
+        ax = axes[rows.index((d, causal))][columns.index(direction)]
+        ax.axhline(gemm, color=style.QUIET, linewidth=0.8, zorder=0)
+        for name, curve in curves.items():
+            ax.plot(*zip(*curve, strict=True), label=name, markersize=3.5, **dict(linewidth=1.2) | LOOKS[name])
+        ax.set_title(f"{direction}, d = {d}, {'causal' if causal else 'full'}")
+    style.note(axes[0][0], 512, 0.98 * gemm, "GEMM", va="top", color=style.QUIET)
     lengths = sorted({N for curves in panels.values() for curve in curves.values() for N, _ in curve})
-    axes[0][0].set(xscale="log", ylim=(0, top), xlim=(lengths[0] / 1.3, 1.3 * lengths[-1]))
-    axes[0][0].set_xticks(lengths[::2], [short(N) for N in lengths[::2]])
-    axes[0][0].minorticks_off()
-    figure.supxlabel(f"sequence length N\n{setting}", fontsize=style.SMALL, color=style.QUIET)
-    return figure, alternative(panels, gemm, baseline, setting)
-
-
-def _panel(ax: Axes, curves: Mapping[str, Curve], gemm: float) -> None:
-    ax.axhline(gemm, color=style.QUIET, linewidth=0.8, zorder=0, label="_GEMM")
-    for name, curve in curves.items():
-        ax.plot(*zip(*curve, strict=True), label=name, markersize=3.5, **LOOKS[name])
-
-
-def _names(ax: Axes, curves: Mapping[str, Curve], top: float) -> None:
-    """Each contestant's name at the end of its line, pushed apart where two would touch."""
-    *heights, gemm = apart([*(curve[-1][1] for curve in curves.values()), top / 1.08], LABELS_APART * top)
-    for name, height in zip(curves, heights, strict=True):
-        ax.text(1.1, height / top, name, va="center", transform=ax.transAxes)
-        look = {key: LOOKS[name][key] for key in ("marker", "color", "markerfacecolor") if key in LOOKS[name]}
-        ax.plot([1.62 * curves[name][-1][0]], [height], markersize=3.5, label="_key", clip_on=False, **look)
-    ax.text(1.1, gemm / top, "GEMM", va="center", transform=ax.transAxes, color=style.QUIET)
+    axes[0][0].set(xscale="log", ylim=(0, 1.08 * gemm), yticks=[0, 250, 500, 750])
+    style.log_ticks(axes[0][0].xaxis, lengths[::2], [short(N) for N in lengths[::2]])
+    axes[0][0].set(xlim=(lengths[0] / 1.3, 1.3 * lengths[-1]))
+    figure.supylabel("TFLOP/s", fontsize=style.NORMAL)
+    figure.supxlabel("sequence length N", fontsize=style.NORMAL)
+    names = axes[0][0].get_legend_handles_labels()
+    figure.legend(*names, loc="outside upper left", ncols=3, frameon=False, fontsize=style.SMALL)
+    return figure, alternative(panels, gemm, baseline)
 
 
 def apart(values: Sequence[float], gap: float) -> list[float]:
@@ -112,13 +93,13 @@ def apart(values: Sequence[float], gap: float) -> list[float]:
 
 def ahead(panels: Mapping[tuple[str, int, bool], Mapping[str, Curve]]) -> str:
     """Every peer, and at how many of the points where both were measured fa2_lab is the faster."""
-    told: dict[str, list[str]] = {}
+    peers_at: dict[str, list[str]] = {}
     for peer in LOOKS:
         pairs = [(dict(c.get("fa2_lab", ())), dict(c.get(peer, ()))) for c in panels.values()]
         faster = [ours[N] > theirs[N] for ours, theirs in pairs for N in ours if N in theirs]
         if faster and not peer.startswith("fa2_lab"):
-            told.setdefault(f"at {sum(faster)} of {len(faster)} points", []).append(peer)
-    return ",\n".join(f"than {', '.join(peers)} {where}" for where, peers in told.items())
+            peers_at.setdefault(f"at {sum(faster)} of {len(faster)} points", []).append(peer)
+    return ", ".join(f"than {', '.join(peers)} {where}" for where, peers in peers_at.items())
 
 
 def short(N: int) -> str:
@@ -126,7 +107,7 @@ def short(N: int) -> str:
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 
-def alternative(panels: Mapping, gemm: float, baseline: str, setting: str) -> str:
+def alternative(panels: Mapping, gemm: float, baseline: str) -> str:
     """The picture in words: at the longest sequence, our speed and how it compares with the baseline."""
     parts = []
     for (direction, d, causal), curves in panels.items():
@@ -140,5 +121,5 @@ def alternative(panels: Mapping, gemm: float, baseline: str, setting: str) -> st
     names = ", ".join(dict.fromkeys(name for curves in panels.values() for name in curves))
     return (
         f"TFLOP/s over sequence length in {len(panels)} panels, for {names}; a line marks a GEMM at {gemm:.0f}. fa2_lab"
-        f" at the longest sequence, in brackets as a multiple of {baseline}: {'; '.join(parts)}. {setting}."
+        f" at the longest sequence, in brackets as a multiple of {baseline}: {'; '.join(parts)}."
     )

@@ -37,25 +37,21 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
 
 @style.picture
 def draw(
-    row: int,
-    s: np.ndarray,
-    m: np.ndarray,
-    l: np.ndarray,
-    o: np.ndarray,
-    alpha: np.ndarray,
-    O: np.ndarray,
+    row: int, s: np.ndarray, m: np.ndarray, l: np.ndarray, o: np.ndarray, alpha: np.ndarray, O: np.ndarray
 ) -> tuple[Figure, str]:
     """α of every row and key block as a grid, and beneath it the scores, m, l and one component of o of one row.
 
     s: (T_c, B_r, B_c); m, l, o, alpha: (T_c, B_r), after each key block; O: (B_r,), the same component of the answer.
     """
-    title = "A new maximum shrinks what l and o have summed so far; otherwise blocks just add"
-    figure, axes = style.new_figure(6.6, title, nrows=4, sharex=True, height_ratios=[1, 1.15, 1, 1])
+    caption = "A new maximum shrinks what l and o have summed so far; all other blocks just add."
+    figure, axes = style.new_figure(6.4, caption, nrows=4, sharex=True, height_ratios=[1, 1.1, 1, 1])
     _factors(axes[0], alpha, row)
     _maximum(axes[1], s[:, row], m[:, row])
-    _sum(axes[2], "l", "Σ exp(s − m)", l[:, row], alpha[:, row])
+    _sum(axes[2], "l", "Σ exp(s − m)", l[:, row], alpha[:, row], linestyle=style.DASHED)
     _sum(axes[3], "o", "Σ exp(s − m) v (one component)", o[:, row], alpha[:, row])
-    _answer(axes[3], o[-1, row], l[-1, row], O[row])
+    ratio = o[-1, row] / l[-1, row]
+    words = f"o / l = {ratio:.4f}; standard attention: {O[row]:.4f}"
+    style.note(axes[3], 0.99, 0.95, words, transform=axes[3].transAxes, ha="right", va="top", bbox=style.CLEAR)
     events = [j for j in range(1, len(alpha)) if alpha[j, row] < 1]
     for ax in axes[1:]:
         for j in events:
@@ -65,7 +61,7 @@ def draw(
         f"{len(alpha)} key blocks stream past {alpha.shape[1]} rows. A grid shows the factor α for each row and block:"
         f" 1 almost everywhere, smaller only where a row meets a new maximum. For row {row} that happens at blocks"
         f" {', '.join(str(j + 1) for j in events)}: there m steps up, and l and o first drop to α times what they were"
-        f" before the block is added. At the end o / l = {o[-1, row] / l[-1, row]:.4f}, as standard attention has it."
+        f" before the block is added. At the end o / l = {ratio:.4f}, as standard attention has it."
     )
     return figure, alt
 
@@ -75,16 +71,14 @@ def _factors(ax: Axes, alpha: np.ndarray, row: int) -> None:
     for j in range(T_c):
         for i in range(B_r):
             new = j > 0 and alpha[j, i] < 1
-            label = "start" if j == 0 else f"× {alpha[j, i]:.2g}" if new else "1"
-            look = dict(linewidth=1.8 if i == row else 0.6, edgecolor=style.INK if i == row else style.QUIET)
-            style.box(
-                ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, zorder=3 if i == row else 1, **look
-            )
+            label = "start" if j == 0 else f"×{alpha[j, i]:.2g}" if new else "1"
+            look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
+            style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
     ax.set(xlim=(0, T_c + 0.9), ylim=(B_r + 0.05, -0.05), xticks=np.arange(T_c) + 0.5)
     ax.set(yticks=np.arange(B_r) + 0.5, yticklabels=[f"row {i}" for i in range(B_r)], xticklabels=range(1, T_c + 1))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
-    ax.set_title(f"α = exp(m before − m after): every row's factor for l and o (row {row} is drawn below)")
+    ax.set_title(f"α = exp(m before − m after), the factor for l and o (row {row} is drawn below)")
 
 
 def _maximum(ax: Axes, s: np.ndarray, m: np.ndarray) -> None:
@@ -92,20 +86,15 @@ def _maximum(ax: Axes, s: np.ndarray, m: np.ndarray) -> None:
     x = np.arange(T_c)[:, None] + (np.arange(B_c) + 0.5) / B_c
     ax.plot(x.ravel(), s.ravel(), "o", color=style.hue("S"), markersize=4)
     ax.stairs(m, np.arange(T_c + 1), baseline=None, color=style.hue("m"), linewidth=2.2)
-    ax.text(T_c + 0.1, m[-1], "m", va="center")
-    ax.text(T_c + 0.1, s[-1].mean(), "scores s", va="center", fontsize=style.SMALL)
+    style.note(ax, T_c + 0.1, m[-1], "m")
+    style.note(ax, T_c + 0.1, s[-1].mean(), "scores s")
     ax.set_title("m, the largest score so far")
 
 
-def _sum(ax: Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray) -> None:
+def _sum(ax: Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look) -> None:
     """Two levels in each block: after multiplying by α, then after adding."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()
-    ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2)
+    ax.stairs(levels, np.arange(len(levels) + 1) / 2, baseline=None, color=style.hue(name), linewidth=2.2, **look)
     ax.text(len(total) + 0.1, total[-1], name, va="center")
     ax.set_title(f"{name} = {meaning}: first times α, then the block is added")
-
-
-def _answer(ax: Axes, o: float, l: float, O: float) -> None:
-    text = f"o / l = {o / l:.4f}; standard attention: {O:.4f}"
-    ax.text(0.99, 0.97, text, transform=ax.transAxes, ha="right", va="top", fontsize=style.SMALL)

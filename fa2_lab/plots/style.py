@@ -1,13 +1,14 @@
 """The look of every picture, and the only place where a colour exists.
 
-Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys, blue to
-pale, with its name printed on it. Hatched means masked, and nothing else is hatched. Queries run down, keys run right.
+Hue says which tensor; P has the hue of S, but paler. A worker (thread block, warp, rank) is one of four greys with its
+name printed on it. What is measured is grey, and ours has one accent. Hatched means masked. Queries run down, keys
+run right. A picture is drawn for a column of 560 pixels; its message is the caption beside it, not a title inside.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
 from xml.sax.saxutils import escape
@@ -18,22 +19,29 @@ import numpy as np
 matplotlib.use("Agg", force=False)
 from matplotlib import colors
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
-from matplotlib.text import Text
+from matplotlib.text import Annotation, Text
 
-WIDTH = 7.6  # inches: the width of a notebook's text column, so that a point in the figure is a point on the page
-SMALL, NORMAL, LARGE = 7.5, 8.5, 10.0  # text sizes in points
+WIDTH = 560 / 96  # inches: 560 pixels of a page
+SMALL, NORMAL, LARGE = 8.25, 9.0, 11.0  # points: 11, 12 and 15 pixels of a page
 
-INK, BLACK, QUIET, PAPER, MASKED = "#222222", "#000000", "#6A6A6A", "#FFFFFF", "#EEEEEE"
+INK, QUIET, PAPER, MASKED = "#222222", "#656A70", "#FFFFFF", "#EEEEEE"
 BLUE, ORANGE, GREEN, PINK, VERMILION, SKY = "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9"
 PALE_PINK = "#E3B8D0"
 HUES = dict(Q=BLUE, K=ORANGE, V=GREEN, S=PINK, P=PALE_PINK, O=VERMILION, m=SKY, l=SKY, L=SKY, D=SKY)
+OURS = "#6A3D9A"  # the accent of what is ours among what is measured
 WORKERS = ("#1F2F46", "#586A7E", "#93A1AE", "#CDD2D8")  # grey blue, in equal steps of lightness
+BLACK, WHITE = "#000000", "#FEFEFE"  # words on a full hue, which is the same in light and dark
 MASK_HATCH = "////"
-GRADIENT_DASH = (0, (3, 1.5))
+CLEAR = dict(facecolor=PAPER, edgecolor="none", pad=1.0)  # the ground of words that lie on lines
+DASHED = (0, (3, 1.5))  # the edge of a gradient, and the line of l beside that of m
+
+# What a colour becomes on a dark page: greys change ends, tints lie on dark ground, full hues stay.
+GROUND = "#171B21"
+DARK = {INK: "#E6E6E6", QUIET: "#A7AEB6", PAPER: GROUND, MASKED: "#2B3037", OURS: "#B48CE0"}
+DARK |= dict(zip(WORKERS, ("#D8DDE3", "#A3B0BD", "#52647A", "#36465A"), strict=True))
 
 RC = {
     "font.family": "DejaVu Sans",
@@ -58,15 +66,13 @@ RC = {
     "hatch.linewidth": 0.7,
     "lines.linewidth": 1.6,
     "figure.facecolor": PAPER,
-    "figure.titlesize": LARGE,
-    "figure.titleweight": "bold",
     "savefig.facecolor": PAPER,
     "svg.hashsalt": "fa2_lab",
     "svg.fonttype": "none",
 }
 
 
-def picture(draw: Callable) -> Callable:
+def picture(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., tuple[Figure, str]]:
     """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all."""
 
     @wraps(draw)
@@ -77,6 +83,7 @@ def picture(draw: Callable) -> Callable:
                 text.set_text(ell(text.get_text()))
             figure.draw_without_rendering()
             figure.set_layout_engine("none")
+        figure.set_label(ell(figure.get_label()))
         return figure, ell(alt)
 
     return drawn
@@ -85,6 +92,9 @@ def picture(draw: Callable) -> Callable:
 def ell(words: str) -> str:
     """The letter that the code writes l, as the papers write it."""
     return re.sub(r"(?<!\w)l(?![A-Za-z0-9_])", "ℓ", words)
+
+
+# Colours --------------------------------------------------------------------------------------------------------
 
 
 def hue(tensor: str) -> str:
@@ -117,14 +127,24 @@ def contrast(a: str, b: str) -> float:
 
 
 def ink_on(fill: str) -> str:
-    """Ink, or else paper, or else black: the first that reads well on this fill."""
-    return next(ink for ink in (INK, PAPER, BLACK) if contrast(ink, fill) >= 4.5)
+    """The colour of words on this fill; where the fill changes on a dark page, they change with it."""
+    inks = (INK, PAPER) if fill in DARK else (BLACK, WHITE)
+    return max(inks, key=lambda ink: contrast(ink, fill))
+
+
+def mixed(color: str, ground: str, strength: float) -> str:
+    """So much of a colour on a ground."""
+    parts = zip(colors.to_rgb(color), colors.to_rgb(ground), strict=True)
+    return colors.to_hex([strength * c + (1 - strength) * g for c, g in parts])
 
 
 def tint(color: str, strength: float = 0.3) -> str:
     """The colour mixed with paper: 1 is the colour itself, 0 is paper."""
-    mixed = [strength * c + (1 - strength) for c in colors.to_rgb(color)]
-    return colors.to_hex(mixed)
+    if strength in (0, 1):
+        return color if strength else PAPER
+    light = mixed(color, PAPER, strength)
+    DARK[light] = mixed(DARK.get(color, color), GROUND, strength if color in DARK else 0.58 * strength + 0.09)
+    return light
 
 
 def fill(tensor: str) -> str:
@@ -132,24 +152,50 @@ def fill(tensor: str) -> str:
     return tint(hue(tensor), {PINK: 0.7, PALE_PINK: 0.5}.get(hue(tensor), 0.3))
 
 
-def new_figure(height: float, title: str, **subplots) -> tuple[Figure, Axes | Sequence[Axes]]:
-    """A figure of notebook width with its one message as title, and its axes (arguments as for plt.subplots)."""
+# Figures, axes, and what stands in them -------------------------------------------------------------------------
+
+
+def new_figure(height: float, caption: str, **subplots) -> tuple[Figure, Axes | Sequence[Axes]]:
+    """A figure of a page's width with its message as caption, and its axes (arguments as for plt.subplots)."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
-    figure.suptitle(title, x=0.01, ha="left")
+    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
+    figure.set_label(caption)
     return figure, figure.subplots(**subplots)
+
+
+def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look) -> None:
+    """Axes without ticks and spines; ylim from top to bottom."""
+    ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
+def note(ax: Axes, x: float, y: float, words: str, **look) -> Text:
+    """Words at a place, small, centred on its height."""
+    return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
+
+
+def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|>", **look) -> Annotation:
+    """From one place to another."""
+    shape = dict(arrowstyle=style, color=color, shrinkA=0, shrinkB=0, linewidth=1, mutation_scale=9) | look
+    return ax.annotate("", end, start, arrowprops=shape)
 
 
 def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look) -> Rectangle:
     """A filled rectangle with its label in the middle, in an ink that reads on the fill."""
     size = look.pop("size", SMALL)
-    look = dict(edgecolor=INK, linewidth=0.8) | look
-    patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **look))
+    patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
     if label:
         text = ax.text(x + w / 2, y + h / 2, label, ha="center", va="center", color=ink_on(fill), fontsize=size)
         patch.label_text = text
         if look.get("hatch"):
             text.set_bbox(dict(facecolor=fill, edgecolor="none", pad=1.0))
     return patch
+
+
+def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look) -> Rectangle:
+    """A box of what a mask hides."""
+    return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
 def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look) -> PathPatch:
@@ -163,36 +209,31 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
 
 def tensor_box(ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look) -> Rectangle:
     """A box in its tensor's colours; the edge of a gradient is dashed."""
-    edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=GRADIENT_DASH if tensor.startswith("d") else "-")
+    edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
 
 
 def tile_axes(ax: Axes, T_r: int, T_c: int) -> None:
     """Axes for a tile grid: row block 0 on top, queries down, keys right, no ticks."""
-    ax.set(xlim=(-0.05, T_c + 0.05), ylim=(T_r + 0.05, -0.05), aspect="equal", xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel("keys →")
-    ax.set_ylabel("← queries")
+    bare(ax, (-0.05, T_c + 0.05), (-0.05, T_r + 0.05), aspect="equal", xlabel="keys →", ylabel="← queries")
     ax.xaxis.set_label_position("top")
 
 
-def texts(figure: Figure) -> list[Text]:
-    """Every text of a figure that is drawn. (Labels of ticks beyond an axis' ends exist, but never are.)"""
-    beyond = {label for ax in figure.axes for axis in (ax.xaxis, ax.yaxis) for label in _labels_beyond(axis)}
-    return [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and t not in beyond]
+def counted(n: int, thing: str) -> str:
+    """1 step, 2 steps."""
+    return f"{n:,} {thing}{'s' if n != 1 else ''}"
 
 
-def _labels_beyond(axis: Axis) -> list[Text]:
-    low, high = sorted(axis.get_view_interval())
-    margin = 1e-9 * (high - low)
-    ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
-    outside = [tick for tick in ticks if not low - margin <= tick.get_loc() <= high + margin]
-    return [label for tick in outside for label in (tick.label1, tick.label2)]
+def log_ticks(axis, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
+    """Ticks of a logarithmic axis at these places alone."""
+    places = list(places)
+    axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])
+    axis.set_ticks([], minor=True)
 
 
-CARD = 10  # points of paper around a picture, so that it can stand on a dark page
+# Files ----------------------------------------------------------------------------------------------------------
+
 FONTS = "'DejaVu Sans', 'Bitstream Vera Sans', Verdana, Geneva, sans-serif"  # the first one's widths fit the others
-
 
 SHORTER = {  # what matplotlib writes: what says the same
     r"<!--.*?-->": "",
@@ -206,8 +247,8 @@ SHORTER = {  # what matplotlib writes: what says the same
 }
 
 
-def svg(figure: Figure, alt: str = "", fingerprint: str = "") -> bytes:
-    """The figure as SVG on a card: text as text, with title and description; the same figure gives the same bytes."""
+def svg(figure: Figure, alt: str) -> bytes:
+    """The figure as SVG without a ground: text as text, caption and description inside, for light and dark pages."""
     with matplotlib.rc_context(RC):
         out = BytesIO()
         plain = dict.fromkeys(("Date", "Creator", "Format", "Type"))
@@ -216,14 +257,22 @@ def svg(figure: Figure, alt: str = "", fingerprint: str = "") -> bytes:
     body = drawn[drawn.index("<defs") : drawn.rindex("</svg>")]
     for wordy, short in SHORTER.items():
         body = re.sub(wordy, short, body)
-    width, height = (72 * inches + 2 * CARD for inches in figure.get_size_inches())
-    title = " ".join(figure.get_suptitle().split())
+    width, height = (72 * inches for inches in figure.get_size_inches())
     head = (
         '<svg xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink" version="1.1" role="img"'
-        f' width="{width:g}pt" height="{height:g}pt" viewBox="{-CARD} {-CARD} {width:g} {height:g}"'
+        f' width="{width / 0.75:g}" height="{height / 0.75:g}" viewBox="0 0 {width:g} {height:g}"'
         f' font-family="{FONTS}" text-rendering="geometricPrecision">\n'
-        f"<title>{escape(title)}</title>\n<desc>{escape(alt)}</desc>\n"
-        f'<!-- {fingerprint} -->\n<rect x="{1 - CARD}" y="{1 - CARD}" width="{width - 2:g}" height="{height - 2:g}"'
-        f' rx="8" fill="{PAPER}" stroke="{MASKED}"/>\n'
+        f"<title>{escape(figure.get_label())}</title>\n<desc>{escape(alt)}</desc>\n{dark_rules(body)}"
     )
     return f"{head}{body}</svg>\n".encode()
+
+
+def dark_rules(body: str) -> str:
+    """A style sheet that gives every colour of a drawing its partner on a dark page."""
+    rules = []
+    for light, dark in sorted((light.lower(), dark.lower()) for light, dark in DARK.items()):
+        for part in ("fill", "stroke"):
+            marks = {f"{part}: {light}": f'[style*="{part}: {light}"]', f'{part}="{light}"': f'[{part}="{light}"]'}
+            found = ",".join(selector for mark, selector in marks.items() if mark in body)
+            rules += [f"{found}{{{part}:{dark}!important}}\n"] if found else []
+    return f"<style>@media (prefers-color-scheme: dark) {{\n{''.join(rules)}}}</style>\n"

@@ -87,7 +87,11 @@ def softmax_errors(normal: np.ndarray, scales: np.ndarray, to: Rounding) -> dict
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-METHODS = {"unsafe": (style.INK, "--"), "safe": (style.tint(style.INK, 0.45), "-"), "online": (style.hue("m"), "-")}
+METHODS = {  # the widest line lies below
+    "safe": dict(color=style.WORKERS[3], linewidth=4.5),
+    "online": dict(color=style.OURS, linewidth=1.4),
+    "unsafe": dict(color=style.INK, linewidth=1.2, linestyle="--"),
+}
 
 
 @style.picture
@@ -97,16 +101,17 @@ def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]
     row: s, unsafe_e, unsafe_p, safe_e, safe_p, online_p (all (N,)), sums, m, l, alpha (one for each block), dtype;
     errors: {dtype: {"unsafe", "safe", "online": largest error at each scale, NaN where the result is not finite}}.
     """
-    title = "Subtract the row's maximum, or a running one, and no exponential overflows"
-    figure, axes = style.new_figure(6.4, title, nrows=2, ncols=len(errors), height_ratios=[1.5, 1], sharey="row")
-    for ax in axes[0]:
-        ax.remove()
-    _row(figure.add_subplot(axes[0][0].get_gridspec()[0, :]), row)
-    for ax, (dtype, curves) in zip(axes[1], errors.items(), strict=True):
-        _errors(ax, dtype, scales, curves)
-    lowest = min(np.nanmin(c["safe"]) for c in errors.values())
-    axes[1][0].set(ylabel="Σ |error of p|, worst row", ylim=(lowest / 40, 0.3))
-    told = "; ".join(
+    caption = "With the row's maximum, or a running one, subtracted, no exponential overflows."
+    figure, (above, below) = style.new_figure(6.4, caption, nrows=2, height_ratios=[1.25, 1])
+    _row(above, row)
+    for dtype, curves in errors.items():
+        _errors(below, dtype, scales, curves)
+    below.set(xscale="log", yscale="log", xlim=(scales[0] / 1.1, scales[-1] * 5), xlabel="scale of the scores")
+    style.log_ticks(below.xaxis, [0.1, 1, 10, 100])
+    style.log_ticks(below.yaxis, [1e-7, 1e-5, 1e-3, 1e-1], ["10⁻⁷", "10⁻⁵", "10⁻³", "10⁻¹"])
+    below.set(xlim=(scales[0] / 1.1, scales[-1] * 5), ylim=(1e-8, 1))
+    below.set_title("Σ |error of p|, worst row: grey safe, violet online, dashed unsafe (× its end)")
+    ends = "; ".join(
         f"{dtype}: unsafe ends beyond {scales[_last(c['unsafe'])]:.1f}, errors up to {c['safe'].max():.0e} safe and"
         f" {c['online'].max():.0e} online"
         for dtype, c in errors.items()
@@ -116,14 +121,14 @@ def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]
         f" p becomes 0 and NaN. With the maximum subtracted every number is at most 1 and the sum is"
         f" {row['safe_e'].sum():.3g}; online softmax reaches the same sum block by block with a running maximum."
         f" Beneath, the error of p over the scale of random scores, which grows in none of the three: the unsafe curve"
-        f" ends where it overflows, the online one runs a little above the safe one. {told}."
+        f" ends where it overflows, the online one runs a little above the safe one. {ends}."
     )
     return figure, alt
 
 
 def _row(ax: Axes, row: dict) -> None:
     N, blocks = len(row["s"]), len(row["m"])
-    scores, weights, sky = style.fill("S"), style.fill("P"), style.fill("m")
+    scores, weights = style.fill("S"), style.fill("P")
     lines = [
         (0.0, "scores s", row["s"], ""),
         (1.4, "unsafe: exp(s)", row["unsafe_e"], _number(row["sums"]["unsafe"])),
@@ -133,24 +138,20 @@ def _row(ax: Axes, row: dict) -> None:
         (8.1, "p", row["online_p"], ""),
     ]
     for y, name, values, total in lines:
-        _numbers(ax, y, name, values, scores if name.startswith("scores") else weights)
+        style.note(ax, -0.15, y + 0.45, name, ha="right")
+        for x, value in enumerate(values):
+            fill = scores if name.startswith("scores") else weights
+            style.box(ax, x, y, 1, 0.9, _number(value), fill if np.isfinite(value) else style.INK)
         if total:
-            style.box(ax, N + 0.3, y, 1.1, 0.9, total, style.INK if total == "inf" else style.PAPER)
+            style.box(ax, N + 0.2, y, 1, 0.9, total, style.INK if total == "inf" else style.PAPER)
     for b in range(blocks):
-        text = f"m = {row['m'][b]:g}\nα = {_number(row['alpha'][b])}\nl = {_number(row['l'][b])}"
-        style.box(ax, b * N / blocks, 6.2, N / blocks, 1.8, text, sky)
-    style.box(ax, N + 0.3, 6.2, 1.1, 1.8, _number(row["l"][-1]), style.PAPER)
-    ax.text(-0.15, 7.1, f"online: blocks of {N // blocks}", ha="right", va="center")
-    ax.text(N + 0.85, 0.45, "sum", ha="center", va="center", color=style.QUIET)
-    ax.set(xlim=(-2.1, N + 1.5), ylim=(9.1, -0.1), xticks=[], yticks=[])
+        words = f"m = {row['m'][b]:g}\nα = {_number(row['alpha'][b])}\nl = {_number(row['l'][b])}"
+        style.box(ax, b * N / blocks, 6.2, N / blocks, 1.8, words, style.fill("m"))
+    style.box(ax, N + 0.2, 6.2, 1, 1.8, _number(row["l"][-1]), style.PAPER)
+    style.note(ax, -0.15, 7.1, f"online:\nblocks of {N // blocks}", ha="right")
+    style.note(ax, N + 0.7, 0.45, "sum", ha="center", color=style.QUIET)
+    style.bare(ax, (-2.2, N + 1.25), (-0.1, 9.1))
     ax.set_title(f"One row in {row['dtype']}, every operation rounded to it")
-    ax.spines[:].set_visible(False)
-
-
-def _numbers(ax: Axes, y: float, name: str, values: np.ndarray, fill: str) -> None:
-    ax.text(-0.15, y + 0.45, name, ha="right", va="center")
-    for x, value in enumerate(values):
-        style.box(ax, x, y, 1, 0.9, _number(value), fill if np.isfinite(value) else style.INK)
 
 
 def _number(x: float) -> str:
@@ -162,21 +163,12 @@ def _number(x: float) -> str:
 
 
 def _errors(ax: Axes, dtype: str, scales: np.ndarray, curves: dict[str, np.ndarray]) -> None:
-    for name in ("safe", "online", "unsafe"):
-        color, dash = METHODS[name]
-        ax.loglog(scales, curves[name], color=color, linestyle=dash, linewidth=2.6 if name == "safe" else 1.4)
+    for name, look in METHODS.items():
+        ax.plot(scales, curves[name], **look)
     end = _last(curves["unsafe"])
     ax.plot(scales[end], curves["unsafe"][end], "x", color=style.INK, markersize=7, markeredgewidth=2)
-    below = 0.5 * np.nanmin([curves["safe"], curves["unsafe"]])
-    overflow = f"unsafe: not finite\nbeyond {scales[end]:.1f}"
-    ax.text(scales[0], 1.6 * curves["online"].max(), "online", va="bottom", fontsize=style.SMALL)
-    ax.text(scales[-1], below, "safe", ha="right", va="top", fontsize=style.SMALL)
-    ax.text(1.5 * scales[end], below, overflow, ha="right", va="top", fontsize=style.SMALL)
-    ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    ax.yaxis.set_major_formatter(lambda y, _: f"{y:.0e}".replace("e-0", "e−"))
-    ax.minorticks_off()
-    ax.set_title(dtype)
-    ax.set_xlabel("scale of the scores")
+    words = f"{dtype}: unsafe\nends at {scales[end]:.1f}"
+    style.note(ax, 1.15 * scales[-1], curves["safe"][-1], words)
 
 
 def _last(curve: np.ndarray) -> int:

@@ -48,53 +48,49 @@ def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
 Points = Sequence[tuple[int, float]]
 LOOKS = {
     "standard": dict(color=style.QUIET, linestyle=":", marker="s"),
-    "FA1": dict(color=style.INK, linestyle="--", marker="^"),
-    "FA2": dict(color=style.INK, linestyle="-", linewidth=1.1, marker="o", markerfacecolor=style.PAPER),
-    "ours": dict(color=style.INK, linestyle="-", linewidth=2.4, marker="o"),
+    "FA1": dict(color=style.QUIET, linestyle="--", marker="^"),
+    "FA2": dict(color=style.INK, linewidth=1.1, marker="o"),
+    "ours": dict(color=style.OURS, linewidth=2.4, marker="o"),
 }
+NAMES = {"FA1": "FA1 as printed:\none worker a head", "FA2": "FA2 (PyTorch)", "ours": "ours"}
 
 
 @style.picture
 def draw(time: Mapping[str, Points], memory: Mapping[str, Points], setting: str) -> tuple[Figure, str]:
-    """Two charts over N on logarithmic axes: milliseconds on the left, MiB on the right; {name: points} for each."""
+    """Two charts over N on logarithmic axes: milliseconds above, MiB below; {name: points} for each."""
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
-    title = f"At N = {N:,}: {faster:.1f} times as fast as standard attention, in 1/{less:.0f} of its memory"
-    figure, (left, right) = style.new_figure(3.7, title, ncols=2)
-    for ax, curves in ((left, time), (right, memory)):
+    caption = f"At N = {N:,}: {faster:.1f} times as fast as standard attention, in 1/{less:.0f} of its memory."
+    figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)
+    for ax, curves in ((above, time), (below, memory)):
         for name, curve in curves.items():
             ax.plot(*zip(*curve, strict=True), markersize=4, **LOOKS[name])
-        _axes(ax, curves)
-    left.set_title("Time of a forward pass, milliseconds")
-    right.set_title("Memory beyond the inputs, MiB")
+        ax.set(xscale="log", yscale="log")
+        ax.set_yticks([y for y in (0.1, 1, 10, 100, 1000, 10000) if ax.get_ylim()[0] < y < ax.get_ylim()[1]])
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+        ax.yaxis.set_minor_locator(NullLocator())
+    lengths = sorted({n for curve in (*time.values(), *memory.values()) for n, _ in curve})
+    style.log_ticks(below.xaxis, lengths[1::2])
+    below.set(xlim=(lengths[0] / 1.1, lengths[-1] * 2.2), xlabel="N, tokens in a text")
+    above.set_title("Time of a forward pass, milliseconds")
+    below.set_title("Memory beyond the inputs, MiB")
     for name, curve in time.items():
-        _name(left, name, curve[-1])
-    _name(right, "standard", memory["standard"][-1], "standard: the next\nis out of memory")
-    _name(right, "FA2", memory["FA2"][-1], "FA2, ours")
-    figure.supxlabel(setting.replace(". ", ".\n", 1), fontsize=style.SMALL, color=style.QUIET)
-    return figure, _alt(time, memory, setting)
+        _name(above, name, curve[-1], NAMES.get(name, name))
+    _name(below, "standard", memory["standard"][-1], "standard: the next\nis out of memory")
+    _name(below, "ours", memory["ours"][-1], "FA2, ours")
+    return figure, _alt(time, memory)
 
 
-def _axes(ax: Axes, curves: Mapping[str, Points]) -> None:
-    lengths = sorted({N for curve in curves.values() for N, _ in curve})
-    ax.set(xscale="log", yscale="log", xlim=(lengths[0] / 1.2, lengths[-1] * 4.5), xlabel="N, tokens in a text")
-    named = lengths[::-2]  # from the longest on, of which the title speaks
-    ax.set_xticks(named, [f"{N:,}" for N in named])
-    for axis in (ax.xaxis, ax.yaxis):
-        axis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:,.10g}"))
+def _name(ax: Axes, name: str, at: tuple[int, float], words: str) -> None:
+    look = dict(color=LOOKS[name]["color"], fontsize=style.SMALL, weight="bold" if name == "ours" else "normal")
+    ax.annotate(words, at, (7, 0), textcoords="offset points", va="center", **look)
 
 
-def _name(ax: Axes, name: str, at: tuple[int, float], text: str = "") -> None:
-    ax.annotate(text or name, at, (7, 0), textcoords="offset points", va="center", fontsize=style.SMALL)
+def _alt(time: Mapping[str, Points], memory: Mapping[str, Points]) -> str:
+    ms, MiB = ("; ".join(f"{name} {_range(curve)}" for name, curve in curves.items()) for curves in (time, memory))
+    return f"Two charts over N on logarithmic axes. Milliseconds: {ms}. MiB beyond the inputs: {MiB}."
 
 
-def _alt(time: Mapping[str, Points], memory: Mapping[str, Points], setting: str) -> str:
-    told = "; ".join(f"{name} {_told(curve)}" for name, curve in time.items())
-    held = "; ".join(f"{name} {_told(curve)}" for name, curve in memory.items())
-    return f"Two charts over N on logarithmic axes. Milliseconds: {told}. MiB beyond the inputs: {held}. {setting}."
-
-
-def _told(curve: Points) -> str:
+def _range(curve: Points) -> str:
     (first, low), (last, high) = curve[0], curve[-1]
     return f"from {low:,.3g} at N = {first:,} to {high:,.6g} at {last:,}"

@@ -16,8 +16,8 @@ from fa2_lab.plots.pipes import small
 
 FOUR_WAYS = {
     "Neither": (hopper.in_sequence, SHARED),
-    "Within: P V of the tile before runs under the exponentials": (hopper.look_ahead, SHARED),
-    "Between: one warpgroup multiplies while the other exponentiates": (hopper.in_sequence, IN_ORDER),
+    "Within: P V of the tile before under the exponentials": (hopper.look_ahead, SHARED),
+    "Between: one multiplies, the other exponentiates": (hopper.in_sequence, IN_ORDER),
     "Both": (hopper.look_ahead, IN_ORDER),
 }
 
@@ -48,17 +48,17 @@ NAMES = {"copy": "copies of K, V", "tensor": "tensor cores", "exp": "exponential
 @style.picture
 def draw(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure, str]:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer or None, label, from, to), in clocks."""
-    title = "Exponentials can hide under products in two ways, and they go together"
-    figure, axes = style.new_figure(7.6, title, nrows=len(panels), sharex=True)
+    caption = "Exponentials can hide under products in two ways, within a warpgroup and between two, and the two go"
+    caption += " together. Busy: the tensor cores"
+    figure, axes = style.new_figure(6.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         _panel(ax, panel, window)
-    axes[-1].set(xlim=(-0.17 * window, window), xticks=range(0, int(window), 1000))
-    axes[-1].set_xlabel(f"clocks of one SM → ({setting})")
-    told = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
+    axes[-1].set(xlim=(-0.21 * window, window), xticks=range(0, int(window), 1000), xlabel="clocks of one SM →")
+    busy = "; ".join(f"{p['name']}: tensor cores busy {p['share']:.0%} of the time" for p in panels)
     alt = (
-        f"Four timelines of one SM, one above the other ({setting}). Each has a lane for copies, two for the tensor"
-        f" cores and two for exponentials, one for each warpgroup. Over the whole run: {told}. In the first both"
-        " warpgroups multiply at the same time and then both exponentiate; in the last they take turns."
+        f"Four timelines of one SM, one above the other. Each has a lane for copies, two for the tensor cores and two"
+        f" for exponentials, one for each warpgroup. Over the whole run: {busy}. In the first both warpgroups multiply"
+        " at the same time and then both exponentiate; in the last they take turns."
     )
     return figure, alt
 
@@ -68,12 +68,11 @@ def _panel(ax: Axes, panel: Mapping, window: float) -> None:
         for job in panel["jobs"]:
             if job[:2] == (unit, consumer) and job[3] < window:
                 _job(ax, lane, *job[2:], window)
-    for lane, (unit, consumer) in enumerate(LANES):
         words = NAMES[unit] if consumer is None else f"{NAMES[unit]}, {consumer}"
-        ax.text(-0.012 * window, lane + 0.5, words, ha="right", va="center", fontsize=style.SMALL)
+        style.note(ax, -0.012 * window, lane + 0.5, words, ha="right")
     ax.set(ylim=(len(LANES), 0), yticks=[])
     ax.spines["left"].set_visible(False)
-    ax.set_title(f"{panel['name']}: tensor cores busy {panel['share']:.0%}")
+    ax.set_title(f"{panel['name']}: {panel['share']:.0%} busy")
 
 
 def _job(ax: Axes, lane: int, label: str, begun: float, ended: float, window: float) -> None:
@@ -82,8 +81,8 @@ def _job(ax: Axes, lane: int, label: str, begun: float, ended: float, window: fl
     ended = min(ended, window)
     if kind in ("K", "V"):
         top = lane + 0.08 + 0.42 * (kind == "V") + 0.2 * (int(number) % 2)
-        style.tensor_box(ax, begun, top, ended - begun, 0.18, kind, gid="copy", linewidth=0.8)
+        style.tensor_box(ax, begun, top, ended - begun, 0.18, kind, linewidth=0.8)
         return
-    wide = ended - begun > 0.035 * window
-    words = f"{kind}{number}" if wide else ""
-    style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, HUE[kind], words, gid=kind, linewidth=0.8)
+    words = f"{kind}{number}"
+    words = words if ended - begun > 0.02 * window * len(words) else ""
+    style.tensor_box(ax, begun, lane + 0.08, ended - begun, 0.84, HUE[kind], words, linewidth=0.8)

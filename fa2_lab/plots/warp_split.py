@@ -38,9 +38,9 @@ def _block(run, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.SharedM
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-NAMES = {"split_k": "Split-K (FA1): each warp takes keys", "split_q": "Split-Q (FA2): each warp takes queries"}
+NAMES = {"split_k": "Split-K (FA1): a warp takes keys", "split_q": "Split-Q (FA2): a warp takes queries"}
 HUE_OF = {"max": "m", "sum": "l", "PV": "O"}  # what crosses shared memory, in the hue of what it becomes
-GAP = 0.7
+GAP = 0.75
 
 
 @style.picture
@@ -56,18 +56,16 @@ def draw(
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}. barriers: {"split_k": {what for: how many}, ...}.
     """
-    title = "When warps split Q instead of K, no partial sums cross shared memory"
-    figure, axes = style.new_figure(6.6, title, nrows=2, ncols=2, height_ratios=[3.4, 1.8])
+    caption = "The paper's figure 3: when warps split Q instead of K, no partial sums cross shared memory"
+    figure, axes = style.new_figure(5.6, f"{caption} (tile of {B_r} × {B_c}, d = {d}, 16 bits; schematic).",
+                                    nrows=2, ncols=2, height_ratios=[1.75, 1])  # fmt: skip
     for ax, scheme in zip(axes[0], NAMES, strict=True):
         _operands(ax, scheme, W)
-    grid = axes[1][0].get_gridspec()
     for ax in axes[1]:
         ax.remove()
-    bars = figure.add_subplot(grid[1, :])
     total = {scheme: sum(moved[scheme].values()) for scheme in NAMES}
     waits = {scheme: sum(barriers[scheme].values()) for scheme in NAMES}
-    _bars(bars, moved, waits)
-    bars.set_title(f"Shared memory per tile of {B_r} × {B_c}, d = {d}, 16-bit (schematic, as the paper's figure 3)")
+    _bars(figure.add_subplot(axes[1][0].get_gridspec()[1, :]), moved, waits)
     alt = (
         f"Left, split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
         f" partial O of full size, to be added up. Right, split-Q: Q, S and O are cut into rows for each warp, all"
@@ -96,31 +94,30 @@ def _operands(ax: Axes, scheme: str, W: int) -> None:
     _matrix(ax, "Q", "Q", 0, top, d, W, "whole" if keys else "rows", W)
     _matrix(ax, "S", "S, P", left, top, W, W, "columns" if keys else "rows", W)
     _matrix(ax, "O", f"{W} parts of O" if keys else "O", right, top, d, W, "layers" if keys else "rows", W)
-    ax.set(xlim=(-0.1, right + d + 1.5), ylim=(top + W + 1.0, -GAP), aspect="equal", xticks=[], yticks=[])
-    ax.spines[:].set_visible(False)
+    style.bare(ax, (-0.1, right + d + 1.2), (-GAP, top + W + 0.7), aspect="equal")
     ax.set_title(NAMES[scheme])
 
 
 def _matrix(ax: Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
     """One operand: whole and seen by all warps, or a part with the name of each; layers are parts of full size."""
-    ax.text(x + w / 2, y - 0.15, name, ha="center", va="bottom", fontsize=style.NORMAL)
+    style.note(ax, x + w / 2, y - 0.12, name, ha="center", va="bottom")
     if split == "whole":
-        style.tensor_box(ax, x, y, w, h, tensor, "all\nwarps", gid=f"{tensor} whole")
+        style.tensor_box(ax, x, y, w, h, tensor, "all\nwarps")
         return
     for k in range(W):
         place, chip = _part(k, W, x, y, w, h)[split]
-        style.tensor_box(ax, *place, tensor, gid=f"{tensor} part")
-        style.box(ax, chip[0] - 0.25, chip[1] - 0.25, 0.5, 0.5, f"{k + 1}", style.worker(k), gid="warp")
+        style.tensor_box(ax, *place, tensor, linewidth=1)
+        style.box(ax, chip[0] - 0.3, chip[1] - 0.3, 0.6, 0.6, f"{k + 1}", style.worker(k))
 
 
 def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
     """Where warp k's part lies and where its name goes, for each way to cut a matrix."""
     row, column = h / W, w / W
-    shift_x, shift_y = x + 0.48 * k, y + 0.28 * k
+    shift_x, shift_y = x + 0.38 * k, y + 0.2 * k
     return {
         "rows": ((x, y + k * row, w, row), (x + w / 2, y + (k + 0.5) * row)),
         "columns": ((x + k * column, y, column, h), (x + (k + 0.5) * column, y + h / 2)),
-        "layers": ((shift_x, shift_y, w, h), (shift_x + 0.3, shift_y + 0.32)),
+        "layers": ((shift_x, shift_y, w, h), (shift_x + 0.34, shift_y + 0.36 + 0.62 * k)),
     }
 
 
@@ -129,34 +126,26 @@ def _bars(ax: Axes, moved: Mapping[str, Mapping[tuple[str, str], int]], waits: M
     widest = max(sum(n for (op, _), n in moved[s].items() if op == "read") for s in NAMES) / 1024
     for n, scheme in enumerate(NAMES):
         name = scheme.replace("_k", "-K").replace("_q", "-Q")
-        for op in ("write", "read"):
-            lane = 2.7 * n + (op == "read")
-            ax.text(-3, lane, f"{name} {op}s", ha="right", va="center", fontsize=style.SMALL)
-            _bar(ax, lane, op, {tensor: size / 1024 for (o, tensor), size in moved[scheme].items() if o == op})
-        total = f"{kib(sum(moved[scheme].values()))} KiB\n{waits[scheme]} barriers"
-        ax.text(widest + 5, 2.7 * n + 0.5, total, va="center", fontweight="bold")
+        total = f"{name}: {kib(sum(moved[scheme].values()))} KiB through shared memory, {waits[scheme]} barriers"
+        style.note(ax, 0, 3 * n - 0.75, total, weight="bold")
+        for lane, op in enumerate(("write", "read")):
+            style.note(ax, -3, 3 * n + lane, f"{op}s", ha="right")
+            _bar(ax, 3 * n + lane, {tensor: size / 1024 for (o, tensor), size in moved[scheme].items() if o == op})
     ticks = range(0, int(widest) + 1, 50)
-    ax.set(xlim=(-0.18 * widest, 1.22 * widest), ylim=(4.2, -0.9), xticks=ticks, yticks=[], xlabel="KiB")
-    ax.spines[:].set_visible(False)
+    style.bare(ax, (-0.09 * widest, 1.12 * widest), (-1.1, 4.6), xticks=ticks, xlabel="KiB for a tile")
 
 
-def _bar(ax: Axes, lane: float, op: str, sizes: Mapping[str, float]) -> None:
-    """One bar, a segment for each tensor; the narrow ones are named above it (writes) or beneath it (reads)."""
-    left, narrow = 0.0, [[]]  # the narrow ones, neighbours together
+def _bar(ax: Axes, lane: float, sizes: Mapping[str, float]) -> None:
+    """One bar, a segment for each tensor; the narrow ones are named behind it."""
+    left, narrow = 0.0, []
     for tensor in ("K", "V", "Q", "max", "sum", "PV"):
         size = sizes.get(tensor, 0)
-        if not size:
-            continue
-        fits = size > 20
-        label = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}" if fits else ""
-        hue = HUE_OF.get(tensor, tensor)
-        style.tensor_box(ax, left, lane - 0.4, size, 0.8, hue, label, linewidth=0.8, gid=f"{tensor} bytes")
-        if fits:
-            narrow.append([])
-        else:
-            narrow[-1].append((left + size / 2, f"{tensor} {size:.0f}"))
-        left += size
-    for neighbours in filter(None, narrow):
-        x = sum(x for x, _ in neighbours) / len(neighbours)
-        y, va = (lane - 0.45, "bottom") if op == "write" else (lane + 0.45, "top")
-        ax.text(x, y, ", ".join(n for _, n in neighbours), ha="center", va=va, fontsize=style.SMALL)
+        if size:
+            words = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}"
+            fits = size > 13
+            style.tensor_box(
+                ax, left, lane - 0.4, size, 0.8, HUE_OF.get(tensor, tensor), words if fits else "", linewidth=0.8
+            )
+            narrow += [] if fits else [words]
+            left += size
+    style.note(ax, left + 2, lane, ", ".join(narrow))

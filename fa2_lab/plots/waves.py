@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fa2_lab.machine import chips, grid
 from fa2_lab.machine.grid import Schedule
@@ -24,40 +25,41 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
         "FA2 causal, launched row by row": grid.fa2_grid(heads, causal),
         "FA2 causal, heaviest first": grid.fa2_grid(heads, causal, order="heaviest first"),
     }
-    return dict(heads=heads, ran={name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()})
+    ran = {name: grid.schedule(blocks, chips.H100.SMs) for name, blocks in grids.items()}
+    idle = chips.H100.SMs - ran["FA1, one thread block per head"].SMs_used
+    caption = (
+        f"At batch 1 with {heads} heads, FA1 leaves {idle} of {chips.H100.SMs} SMs idle; FA2 fills them, and launching"
+        " heavy blocks first trims the tail. A line is an SM; a new grey begins with each of its thread blocks."
+    )
+    return dict(ran=ran, caption=caption)
 
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
+MANY = 1500  # blocks that no eye can tell apart
+
 
 @style.picture
-def draw(heads: int, ran: Mapping[str, Schedule]) -> tuple[Figure, str]:
+def draw(ran: Mapping[str, Schedule], caption: str) -> tuple[Figure, str]:
     """Schedules one above the other on one time scale: each SM a line, each block a bar as long as its tiles.
 
     ran: {panel's name: Schedule}.
     """
-    title = "One thread block per head starves the GPU; one per row block fills it"
-    figure, axes = style.new_figure(1.6 * len(ran) + 0.6, title, nrows=len(ran), sharex=True)
+    figure, axes = style.new_figure(1.2 * len(ran) + 0.3, caption, nrows=len(ran), sharex=True)
     last = max(schedule.makespan for schedule in ran.values())
     for ax, (name, schedule) in zip(axes, ran.items(), strict=True):
-        ax.set(title=f"{name}: {schedule.utilisation:.0%} busy", ylim=(schedule.SMs, 0), yticks=[], xlim=(0, last))
-        ax.set_ylabel(f"{schedule.SMs} SMs")
-        ax.spines["left"].set_visible(False)
+        style.bare(ax, (0, 1.02 * last), (0, schedule.SMs), ylabel=f"{schedule.SMs} SMs", xticks=[])
+        ax.set_title(f"{name}: {schedule.utilisation:.0%} busy")
         _bars(ax, schedule)
-        _end(ax, schedule)
-    axes[-1].set_xlabel(
-        "time in tiles (model) → (a line for each SM; a new grey begins with each of its thread blocks)"
-    )
-    told = "; ".join(
-        f"{name}: {len(s.placed)} thread blocks on {s.SMs_used} SMs end at {s.makespan:g}, {s.utilisation:.0%} busy"
+        _end(ax, schedule, last)
+    axes[-1].spines["bottom"].set_visible(True)
+    axes[-1].xaxis.set_major_locator(MaxNLocator(6))
+    axes[-1].set(xlim=(0, 1.02 * last), xlabel="time in tiles (model) →")
+    runs = "; ".join(
+        f"{name}: {len(s.placed)} thread blocks on {s.SMs_used} SMs end at {s.makespan:,g}, {s.utilisation:.0%} busy"
         for name, s in ran.items()
     )
-    alt = (
-        f"{len(ran)} charts of SMs over time, in tiles, on one scale, for {heads} heads at batch 1; every bar is a"
-        f" thread block. {told}. Launched row by row, the long causal blocks come last and leave a ragged tail;"
-        " heaviest first, it is flat."
-    )
-    return figure, alt
+    return figure, f"{len(ran)} charts of SMs over time, in tiles, on one scale; every bar is a thread block. {runs}."
 
 
 def turns(schedule: Schedule) -> list[int]:
@@ -71,7 +73,13 @@ def turns(schedule: Schedule) -> list[int]:
 
 
 def _bars(ax: Axes, schedule: Schedule) -> None:
-    """Every block as a bar on the line of its SM, in one of two greys by turns, so that neighbours differ."""
+    """Every block as a bar on the line of its SM, in two greys by turns; where there are many, each SM's work."""
+    if len(schedule.placed) > MANY:
+        ends = [0.0] * schedule.SMs
+        for p in schedule.placed:
+            ends[p.SM] = max(ends[p.SM], p.end)
+        style.bars(ax, [(0, SM, end, 1) for SM, end in enumerate(ends)], style.worker(1))
+        return
     high = 1 / schedule.blocks_per_sm
     for grey in (0, 1):
         places = [
@@ -79,17 +87,16 @@ def _bars(ax: Axes, schedule: Schedule) -> None:
             for p, turn in zip(schedule.placed, turns(schedule), strict=True)
             if turn % 2 == grey
         ]
-        style.bars(ax, places, style.worker(1 + grey), gid="blocks")
+        style.bars(ax, places, style.worker(1 + grey))
 
 
-def _end(ax: Axes, schedule: Schedule) -> None:
+def _end(ax: Axes, schedule: Schedule, last: float) -> None:
     """A line where the last block ends, and how many SMs never had one."""
-    end, last = schedule.makespan, ax.get_xlim()[1]
-    ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, gid="end", clip_on=False)
-    inside = end > 0.9 * last
-    shift, align = (-5, "right") if inside else (5, "left")
-    words = f"ends at {end:g}"
-    ax.annotate(words, (end, schedule.SMs / 2), (shift, 0), textcoords="offset points", va="center", ha=align)
-    idle = schedule.SMs - schedule.SMs_used
-    if idle:
-        ax.text(last / 2, schedule.SMs - idle / 2, f"{idle} SMs never get a thread block", ha="center", va="center")
+    end = schedule.makespan
+    ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)
+    inside = end > 0.8 * last
+    look = dict(ha="right", bbox=style.CLEAR) if inside else dict(ha="left")
+    style.note(ax, end + (-0.01 if inside else 0.01) * last, 0.85 * schedule.SMs, f"ends at {end:,g}", **look)
+    if idle := schedule.SMs - schedule.SMs_used:
+        words = f"{idle} SMs never get a thread block"
+        style.note(ax, last / 2, schedule.SMs - idle / 2, words, ha="center")

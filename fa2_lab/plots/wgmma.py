@@ -28,24 +28,26 @@ def data(d: int = 128, B_c: int = 128) -> dict:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-SIZE = 1 / 84  # inches for an element
-LEFTS, HIGH = (0.4, 2.85, 5.35), 2.15
+SIZE = 1 / 100  # inches for an element
+LEFTS, HIGH = (0.05, 2.05, 4.3), 1.95
 
 
 @style.picture
 def draw(products: Sequence[Sequence[tuple]], deep: int, warps: Sequence[int]) -> tuple[Figure, str]:
     """products: (tensor, name, shape, place) of the left factor, the right factor and the result."""
-    figure, ax = style.new_figure(4.4, "The right factor comes from shared memory, and the result stays in registers")
-    told = []
+    caption = (
+        "The two products of a tile: the right factor comes from shared memory, and the result stays in registers."
+    )
+    caption += f" Framed: what one wgmma multiplies, {len(warps)} rows and {deep} deep."
+    figure, ax = style.new_figure(3.9, caption)
+    lines = []
     for k, (left, right, result) in enumerate(products):
         _product(ax, k * HIGH, (left, right, result), deep, warps)
         (_, a, shape, place), (_, b, _, _), (_, c, _, _) = left, right, result
-        told.append(f"{c} = {a} {b}: {a} lies in {place}, {shape[1] // deep} instructions")
-    ax.set(xlim=(-0.15, 7.3), ylim=(2 * HIGH - 0.1, -0.25), xticks=[], yticks=[], aspect="equal")
-    ax.spines[:].set_visible(False)
-    ax.set_xlabel(f"Framed: what one wgmma multiplies, {len(warps)} rows and {deep} deep.", fontsize=style.SMALL)
+        lines.append(f"{c} = {a} {b}: {a} lies in {place}, {shape[1] // deep} instructions")
+    style.bare(ax, (0, style.WIDTH - 0.1), (-0.25, 2 * HIGH - 0.2), aspect="equal")
     alt = (
-        f"Two products of a warpgroup, drawn as left factor times right factor = result. {'; '.join(told)}. The right"
+        f"Two products of a warpgroup, drawn as left factor times right factor = result. {'; '.join(lines)}. The right"
         f" factor lies in shared memory both times, the result in registers, {warps.count(0)} rows to each of"
         f" {len(set(warps))} warps. A frame marks {deep} columns of the left factor and {deep} rows of the right one:"
         " one wgmma."
@@ -60,21 +62,15 @@ def _product(ax: Axes, top: float, matrices: Sequence[tuple], deep: int, warps: 
         rows, cols = (SIZE * length for length in shape)
         y = middle - rows / 2
         if place == SHARED:
-            style.tensor_box(ax, x, y, cols, rows, tensor, gid=f"{name} whole")
-        else:
-            _by_warp(ax, x, y, cols, rows, tensor, warps)
+            style.tensor_box(ax, x, y, cols, rows, tensor)
+        else:  # in registers: a strip of rows for each warp
+            each = rows / len(set(warps))
+            for w in sorted(set(warps)):
+                style.tensor_box(ax, x, y + w * each, cols, each, tensor, f"warp {w}", linewidth=0.8)
         if n < 2:
             strip = (deep * SIZE, rows) if n == 0 else (cols, deep * SIZE)
-            ax.add_patch(style.Rectangle((x, y), *strip, fill=False, linewidth=1.8, gid="one wgmma"))
-        ax.text(x, y - 0.06, f"{name}  {shape[0]} × {shape[1]}", va="bottom", weight="bold")
-        ax.text(x, y + rows + 0.06, place, va="top", fontsize=style.SMALL)
+            ax.add_patch(style.Rectangle((x, y), *strip, fill=False, edgecolor=style.INK, linewidth=1.8))
+        style.note(ax, x, y - 0.11, f"{name}  {shape[0]} × {shape[1]}", weight="bold")
+        style.note(ax, x, y + rows + 0.11, f"in {place}")
     for sign, x in zip("×=", LEFTS[1:], strict=True):
-        ax.text(x - 0.38, middle, sign, ha="center", va="center", fontsize=style.LARGE)
-
-
-def _by_warp(ax: Axes, x: float, y: float, width: float, height: float, tensor: str, warps: Sequence[int]) -> None:
-    """A matrix in registers: a strip of rows for each warp, with its number."""
-    each = height / len(set(warps))
-    for w in sorted(set(warps)):
-        look = dict(gid=f"{tensor} of warp {w}", linewidth=0.8)
-        style.tensor_box(ax, x, y + w * each, width, each, tensor, f"warp {w}", **look)
+        style.note(ax, x - 0.36, middle, sign, ha="center", fontsize=style.LARGE)

@@ -24,7 +24,7 @@ def data(T: int = 4, B: int = 64) -> dict:
 
 # Drawing --------------------------------------------------------------------------------------------------------
 
-WIDER, DEEPER = 2.6, 0.85  # room beside the tiles for O or dQ, below them for dK and dV
+WIDER, DEEPER = 2.55, 0.85  # room beside the tiles for O or dQ, below them for dK and dV
 
 
 @style.picture
@@ -36,18 +36,20 @@ def draw(
     owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 where skipped}.
     dq_writers: {causal: for each row block, the backward's workers that add into its dQ}.
     """
-    title = "Forward: one writer for each block of O. Backward: several add into one dQ"
+    caption = "The paper's figure 2. Forward: a worker owns a row, and a block of O has one writer. Backward: a worker"
+    caption += " owns a column, and several add into one block of dQ."
     T_r, T_c = owners["forward", False].shape
-    ratios = [T_r, T_r + DEEPER]  # below the backward's tiles lie dK and dV
-    figure, axes = style.new_figure(6.0, title, nrows=2, ncols=2, height_ratios=ratios)
+    figure, axes = style.new_figure(5.4, caption, nrows=2, ncols=2, height_ratios=[T_r, T_r + DEEPER])
     for column, causal in enumerate((False, True)):
         forward, backward = owners["forward", causal], owners["backward", causal]
         keys = "causal" if causal else "all keys"
-        _grid(axes[0][column], forward, f"Forward, {keys}: a worker takes a row")
-        _grid(axes[1][column], backward, f"Backward, {keys}: a worker takes a column", DEEPER)
+        _grid(axes[0][column], forward, f"Forward, {keys}")
+        _grid(axes[1][column], backward, f"Backward, {keys}", DEEPER)
         _rows_of(axes[0][column], T_c, "O", [sorted(set(row[row >= 0].tolist())) for row in forward], "written by")
-        _rows_of(axes[1][column], T_c, "dQ", dq_writers[causal], "added into by")
-        _columns_of(axes[1][column], *backward.shape)
+        _rows_of(axes[1][column], T_c, "dQ", dq_writers[causal], "added by")
+        for j in range(T_c):  # dK and dV have one writer, as the column's colour says
+            for tensor, left in (("dK", 0.02), ("dV", 0.51)):
+                style.tensor_box(axes[1][column], j + left, T_r + 0.2, 0.47, 0.55, tensor, tensor, linewidth=1)
     alt = (
         f"Four grids of {T_r} by {T_c} tiles, queries down, keys right, each tile in the colour of its worker. Forward:"
         f" {T_r} workers take a row each and write their own O. Backward: {T_c} workers take a column each,"
@@ -64,36 +66,21 @@ def _count(writers: Sequence[Sequence[int]]) -> str:
 
 def _grid(ax: Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
     T_r, T_c = owner.shape
-    style.tile_axes(ax, T_r, T_c)
-    right, bottom = T_c + WIDER, T_r + 0.05 + deeper
-    ax.set(xlim=(-0.05, right), ylim=(bottom, -0.05), title=title)
-    ax.xaxis.set_label_coords(T_c / 2 / right, 1.02)
-    ax.yaxis.set_label_coords(-0.03, 1 - T_r / 2 / bottom)
+    bare = dict(aspect="equal", title=title, ylabel="← queries")
+    style.bare(ax, (-0.05, T_c + WIDER), (-0.45, T_r + 0.05 + deeper), **bare)
+    style.note(ax, T_c / 2, -0.22, "keys →", ha="center")
     for (i, j), k in np.ndenumerate(owner):
         if k < 0:
-            style.box(ax, j, i, 1, 1, fill=style.MASKED, edgecolor=style.QUIET, hatch=style.MASK_HATCH, gid="skipped")
+            style.masked(ax, j, i)
         else:
-            style.box(ax, j, i, 1, 1, f"{k + 1}", style.worker(k), size=style.LARGE, gid=f"tile of {k}")
+            style.box(ax, j, i, 1, 1, f"{k + 1}", style.worker(k), size=style.NORMAL)
 
 
 def _rows_of(ax: Axes, T_c: int, tensor: str, writers: Sequence[Sequence[int]], verb: str) -> None:
     """The blocks of the result beside their rows, each followed by those who write it."""
-    left = T_c + 0.25
-    ax.text(left + 0.72, -0.12, verb, fontsize=style.SMALL)
+    left = T_c + 0.2
+    style.note(ax, left + 0.72, -0.22, verb)
     for i, who in enumerate(writers):
-        style.tensor_box(ax, left, i + 0.2, 0.62, 0.6, tensor, f"{tensor}{sub(i + 1)}", gid=tensor)
+        style.tensor_box(ax, left, i + 0.2, 0.66, 0.6, tensor, tensor)
         for n, k in enumerate(who):
-            x, gid = left + 0.75 + 0.38 * n, f"writes {tensor}{i}"
-            style.box(ax, x, i + 0.31, 0.34, 0.38, f"{k + 1}", style.worker(k), gid=gid)
-
-
-def _columns_of(ax: Axes, T_r: int, T_c: int) -> None:
-    """dK and dV beneath their columns: one worker each, as the column's colour says."""
-    for j in range(T_c):
-        for tensor, left in (("dK", 0.04), ("dV", 0.52)):
-            style.tensor_box(ax, j + left, T_r + 0.2, 0.44, 0.55, tensor, f"{tensor}{sub(j + 1)}", gid=tensor)
-
-
-def sub(n: int) -> str:
-    """A number as a subscript."""
-    return str(n).translate(str.maketrans("0123456789", "₀₁₂₃₄₅₆₇₈₉"))
+            style.box(ax, left + 0.75 + 0.4 * n, i + 0.28, 0.37, 0.44, f"{k + 1}", style.worker(k))

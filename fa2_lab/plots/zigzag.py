@@ -40,41 +40,36 @@ def draw(owners: Mapping[str, np.ndarray], tiles: Mapping[str, Sequence[int]], s
 
     owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
     """
-    title = "A front and a back piece for each rank: causal work comes out even"
-    figure, axes = style.new_figure(4.9, title, nrows=2, ncols=2, height_ratios=[4, 1.5])
+    caption = "Contiguous shards leave causal work uneven; a front and a back piece for each rank make it even."
+    figure, axes = style.new_figure(4.1, f"{caption} {setting}.", nrows=2, ncols=2, height_ratios=[2.5, 1])
     most = max(max(counts) for counts in tiles.values())
     busy = {layout: sum(counts) / (len(counts) * max(counts)) for layout, counts in tiles.items()}
     for column, (layout, owner) in enumerate(owners.items()):
-        _pieces(axes[0][column], owner, layout)
+        ax = axes[0][column]
+        style.tile_axes(ax, *owner.shape)
+        ax.set_title(layout)
+        for (i, j), rank in np.ndenumerate(owner):
+            if rank < 0:
+                style.masked(ax, j, i)
+            else:
+                style.box(ax, j, i, 1, 1, f"{rank}", style.worker(rank))
         _bars(axes[1][column], tiles[layout], most, busy[layout])
-    figure.supxlabel(setting, fontsize=style.SMALL, color=style.QUIET)
-    told = "; ".join(
+    counts = "; ".join(
         f"{layout} {', '.join(f'{n:,}' for n in tiles[layout])}, {busy[layout]:.0%} busy" for layout in tiles
     )
     alt = (
         f"Two causal score matrices, queries down, keys right, cut into {len(next(iter(owners.values())))} pieces each"
         f" way; every visible part has the colour of the rank whose queries they are. Contiguous: rank 0 has the short"
         f" rows on top, the last rank the long ones. Zigzag: each rank has a piece from the top, one from the bottom."
-        f" Bars beneath count the tiles of each rank: {told}."
+        f" Bars beneath count the tiles of each rank: {counts}."
     )
     return figure, alt
 
 
-def _pieces(ax: Axes, owner: np.ndarray, layout: str) -> None:
-    style.tile_axes(ax, *owner.shape)
-    ax.set_title(layout)
-    for (i, j), rank in np.ndenumerate(owner):
-        if rank < 0:
-            style.box(ax, j, i, 1, 1, fill=style.MASKED, edgecolor=style.QUIET, hatch=style.MASK_HATCH, gid="skipped")
-        else:
-            style.box(ax, j, i, 1, 1, f"{rank}", style.worker(rank), gid=f"rank {rank}")
-
-
 def _bars(ax: Axes, counts: Sequence[int], most: int, busy: float) -> None:
     for rank, n in enumerate(counts):
-        style.box(ax, 0, rank + 0.1, n / most, 0.8, gid=f"tiles of {rank}", fill=style.worker(rank))
-        ax.text(-0.02, rank + 0.5, f"rank {rank}", ha="right", va="center")
-        ax.text(n / most + 0.02, rank + 0.5, f"{n:,}", ha="left", va="center", fontsize=style.SMALL)
-    ax.set(xlim=(-0.2, 1.25), ylim=(len(counts), 0), xticks=[], yticks=[])
-    ax.set_title(f"tiles: ranks are busy {busy:.0%} of the time", pad=3)
-    ax.spines[:].set_visible(False)
+        style.box(ax, 0, rank + 0.1, n / most, 0.8, fill=style.worker(rank))
+        style.note(ax, -0.02, rank + 0.5, f"rank {rank}", ha="right")
+        style.note(ax, n / most + 0.02, rank + 0.5, f"{n:,}")
+    style.bare(ax, (-0.25, 1.35), (0, len(counts)))
+    ax.set_title(f"tiles: ranks are {busy:.0%} busy")

@@ -39,9 +39,9 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # A text is a row of N tokens: words, or pieces of words. Attention compares every token of a text with every other.
 # Four programs do it here on one GPU. *Standard* does one step after the other. *FA1* and *FA2* are FlashAttention of
-# 2022 and FlashAttention-2 of 2023. *Ours* is the last kernel of this book. On the left there are 16,384 tokens in all,
-# in texts of N. On the right is the memory that one text takes beyond the inputs: its output, and what is held on the
-# way.
+# 2022 and FlashAttention-2 of 2023. *Ours* is the last kernel of this book. The upper chart always processes
+# 16,384 tokens, split into texts of length N. The lower one is the memory that one text takes beyond the inputs: its
+# output, and what is held on the way.
 
 # %%
 show(time_and_memory.draw(**time_and_memory.data()))
@@ -50,7 +50,7 @@ show(time_and_memory.draw(**time_and_memory.data()))
 # At N = 16,384 our kernel is 5.8 times as fast as standard attention. FA1, as this book has it, takes 15 times as long as
 # standard attention: one worker per head uses 16 of the 132 SMs (chapter 06). With each doubling of N, standard's memory
 # grows fourfold, until the GPU is full. FA2's and ours double.
-# (bf16 is a number of two bytes, *causal* a word of chapter 04. FA2, and standard on the right, are PyTorch's; the others
+# (bf16 is a number of two bytes, *causal* a word of chapter 04. FA2, and standard in the lower chart, are PyTorch's; the others
 # are kernels of this book.)
 #
 # **Takeaway.** The same answer can be had several times faster, and in memory that grows with N, not N².
@@ -130,7 +130,7 @@ print(f"128 × 128 scores: {128 * 128 * 4 // 1024} KiB of the {chip.shared_per_s
 # speeds (TB/s: 10¹² bytes in a second). The link to other GPUs is for chapter 15.
 
 # %% tags=["hide-input"]
-show(gpu_map.draw(**gpu_map.data(["H200"])))
+show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
 # **Takeaway.** There is much room far away, and little room nearby, where numbers come fast.

@@ -120,7 +120,7 @@ show(quadratic_memory.draw(**quadratic_memory.data()))
 # **About 26,000.** Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
 # </details>
 #
-# On the left of the picture, S and P outgrow the memory of one GPU after another, and Q, K, V and O stay at the bottom.
+# In the picture, S and P outgrow the memory of one GPU after another, and Q, K, V and O stay at the bottom.
 # (Batch 1 means one text. L comes at the end of this chapter.)
 #
 # **Takeaway.** S and P decide how long a text may be.

@@ -237,7 +237,7 @@ print("plain softmax:                     row 0", (safe_softmax(S) @ V)[0].round
 # With $m = \max(m_a, m_b)$ the merge is $\ell = e^{m_a - m} \ell_a + e^{m_b - m} \ell_b$, and the same for $o$. The
 # merge adds the plain sums $e^m \ell$ and $e^m o$, so order and grouping do not matter, except for rounding.
 #
-# In the picture a loop, a tree and two separate workers join the same eight blocks. Look at the right: the results are
+# In the picture a loop, a tree and two separate workers join the same eight blocks. Look at the end of each: the results are
 # the same. (The words in brackets name later chapters: 07 for warps, 06 and 14 for decoding, that is writing a text
 # token by token.)
 #

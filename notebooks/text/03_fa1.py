@@ -271,12 +271,12 @@ print(f"with an A100's shared memory, {room:,} elements, B_c = {by_rule}: {less:
 # **About 50.** $(3d + 4) / B_c < 4$ if $B_c > 49$.
 # </details>
 #
-# In the picture, the three upper lines count what the chip requests. On the left they are parallel: tiling saves a
-# factor. On the right, N is fixed and M grows. With more room FA1 moves less. With too little it moves *more* than
+# In the picture, the three upper lines count what the chip requests. Over N they are parallel: tiling saves a
+# factor. In the second chart N is fixed and M grows. With more room FA1 moves less. With too little it moves *more* than
 # standard attention, since a row block's state travels with every tile.
 #
-# The two crosses were counted on an H200 at N = 4,096, on FA2 (next chapter). Its line has row blocks of 128, the kernel
-# had 64. So it requests twice what the line says, 34.1M elements a head. About 26M reached L2; an SM also has a small cache
+# The bars were counted on an H200 at N = 4,096, on FA2 (next chapter) with row blocks of 64. It requests 34.1M elements a
+# head. About 26M reached L2; an SM also has a small cache
 # of its own, which may have answered the rest. Only 1.0M crossed to DRAM: a little less than $4Nd$, each of Q, K, V and
 # O once, because some of O was still in L2.
 
@@ -455,9 +455,9 @@ for size in (1.0, 30.0):
     verdict(f"scores of size {size:g}: fa1.forward = dense", close(o, O_dense))
     agree = [close(a, b, 1e-10) for a, b in zip(got, dense, strict=True)]
     verdict(f"scores of size {size:g}: fa1.backward = dense", all(agree))
-found, formula = hbm_traffic.data()["counters"]["points"], io.fa2_forward(Tiling(4096, 4096, 64, 64), 64).total
-verdict("FA2's formula for blocks of 64: 34.1M; at L2 about 26M", [round(n / 1e6, x) for n, x in ((formula, 1), (found["L2"][1], 0))] == [34.1, 26])
-verdict("at DRAM: a little less than 4 N d", 0.95 < found["DRAM"][1] / (4 * 4096 * 64) < 1)
+found, formula = hbm_traffic.data()["counters"]["bars"], io.fa2_forward(Tiling(4096, 4096, 64, 64), 64).total
+verdict("FA2's formula for blocks of 64: 34.1M; at L2 about 26M", [round(n / 1e6, x) for n, x in ((formula, 1), (found["reached L2"], 0))] == [34.1, 26])
+verdict("at DRAM: a little less than 4 N d", 0.95 < found["crossed to DRAM"] / (4 * 4096 * 64) < 1)
 
 # %% [markdown] tags=["navigation"]
 # [← Online softmax](02_online_softmax.ipynb) · [The map](00_start.ipynb) · [FlashAttention-2, forward →](04_fa2_forward.ipynb)

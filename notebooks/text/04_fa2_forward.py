@@ -115,7 +115,7 @@ print(f"largest difference from plain attention: {np.abs(O - dense).max():.12f}"
 # **Twice**, once for each row block. In exchange Q is loaded once instead of 4 times, and O is stored once and never loaded.
 # </details>
 #
-# The picture shows the same two runs: above, the order of the tiles; below, every load and store.
+# The picture shows the same two runs: left, the order of the tiles; right, every load and store.
 
 # %%
 show(visiting_order.draw(2, 4, {"FA1": before.events, "FA2": after.events}))
@@ -213,7 +213,7 @@ print(f"divided once, at the end: largest difference from plain attention {error
 # sums by the same $\alpha$. Nothing in it reads $o / \ell$. So one division after the last tile gives what a division in
 # every tile would have given. The subtraction of m cannot wait: without it $e^s$ of this very tile overflows.
 #
-# The picture has one tile of 128 × 64 with d = 128, operation by operation. `divided_step` scales two blocks of 128 ×
+# The picture has the prices of operations, and one tile of 128 × 64 with d = 128, operation by operation. `divided_step` scales two blocks of 128 ×
 # 128: the old output and the new part. `raw_step` scales one. So over 64 tiles, 128 scalings become 65: one in each tile,
 # and one at the end.
 
@@ -258,7 +258,7 @@ for chip in (chips.A100, chips.H100):
 #
 # Tweak 1 lowers 912 clocks to 644, and 528 to 520. If the units take turns, the tile becomes 3,488 / 3,212 = 1.09 times
 # as fast. If they all work at the same time, the tensor cores are the last to finish, and the tile becomes no faster. A
-# real kernel lies between these ends ([picture](../figures/flop_costs.svg)). Chapter 10 measures where.
+# real kernel lies between these ends. Chapter 10 measures where.
 #
 # **Takeaway.** Two percent of the operations can take two fifths of the time. Saving some of them helps only if something
 # was waiting for the unit that did them.
@@ -353,7 +353,7 @@ print(f"10 of 16 tiles computed, 4 of them masked: largest difference from plain
 # $-\infty$, since $e^{-\infty} = 0$.
 #
 # Of T × T square tiles, T(T + 1)/2 are visited. In the bottom part of the picture this share falls to one half as N
-# grows. (In the last grid the queries are the last 256 of 512 tokens; chapter 14 needs it.)
+# grows. (In the second grid the queries are the last 256 of 512 tokens; chapter 14 needs it.)
 
 # %%
 show(causal_tiles.draw(**causal_tiles.data()))

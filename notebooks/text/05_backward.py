@@ -282,7 +282,7 @@ print("two passes:", both, "products,", without_dQ + second.hbm_elements, "eleme
 # The requests are about as many as before. Every result has one owner, so the same input gives the same bits. Which way
 # is faster depends on the chip. Chapter 09 has both as kernels.
 #
-# The picture shows one tile, from left to right: what is white is made again, boxes with dashed edges are gradients,
+# The picture shows one tile, from top to bottom: white boxes are recomputed, boxes with dashed edges are gradients,
 # and the circled numbers count the five products. Its lower half shows the two ways to sum dQ.
 
 # %%

@@ -1099,7 +1099,7 @@ speeds((*ladder.RUNGS[11:], "fa2_lab", "FlashAttention-3", "cuDNN"))
 # somebody waits for it. (The model gives V releases of its own.)
 
 # %%
-show(pipes.draw(**pipes.data()))
+show(pipes.draw(**pipes.data(["forward"])))
 
 # %% [markdown]
 # Find both kinds. Solid: a copy fills a stage, a consumer takes it. Dashed: the consumer releases it, the producer waits

@@ -41,7 +41,7 @@ from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine import chips, grid, turns
 from fa2_lab.machine import hopper_backward as model
 from fa2_lab.machine.asynchrony import IN_ORDER, SIDE_BY_SIDE, Barrier, Block, Deadlock, Wait
-from fa2_lab.plots import backward_pipes, backward_step, ideas
+from fa2_lab.plots import backward_step, ideas, pipes
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa2, naive
@@ -371,7 +371,7 @@ print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64
 # **Predict.** What might a consumer have to wait for? Name what you can before you look at the arrows.
 
 # %%
-show(backward_pipes.draw(**backward_pipes.data()))
+show(pipes.draw(**pipes.data(["backward"])))
 
 # %% [markdown]
 # <details><summary>Answer</summary>

@@ -33,7 +33,7 @@ import torch
 from fa2_lab import attention, attention_paged
 from fa2_lab.kernels.ladder.r08_pipelined import LN2, LOWEST, NEG_INF, load_rows, visit
 from fa2_lab.machine import chips, grid, splits
-from fa2_lab.plots import ends, programs, shares
+from fa2_lab.plots import programs, shares
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import heads as reference
@@ -356,7 +356,7 @@ show(shares.draw(**shares.data()))
 # **Heads 0 and 3.** These two are merged.
 # </details>
 #
-# In the picture a tile bears the number of its program. Program w leaves its part of a head in place w + head. From one
+# In the picture a tile bears the number of its program, and a part its place. Program w leaves its part of a head in place w + head. From one
 # line above to the next, w or head grows, so no two parts share a place. A head that one program has read alone is finished by it and needs no part.
 #
 # **Takeaway.** Because there is a merge, cuts may fall anywhere. So make all shares equal.
@@ -405,12 +405,13 @@ print(f"from 268 MB on: {min(near):.0%} to {max(near):.0%} of the speed of readi
 # At a copy's speed 34 MB take 8 µs. The call takes 17: the two launches take some microseconds, and every program waits once
 # for its first tile. When the cache is short, that weighs more.
 #
-# Long calls lose a little at the end. In the picture below 256 programs start at once, two on most SMs. Each reads one
+# Long calls lose a little at the end. Below, 256 programs start at once, two on most SMs. Each reads one
 # whole head. The last one ends 15% later than the first: some SMs have a slower path to the memory.
 
 # %% tags=["hide-input"]
 SM, ended = (np.array(load("ends").curves[name]) for name in ("SM", "ended"))
-show(ends.draw(**ends.data()))
+print(f"the first of {len(ended)} programs ends at {ended.min():.0f} µs, half of them by {np.median(ended):.0f},", end=" ")
+print(f"the last at {ended.max():.0f}")
 
 # %% [markdown]
 # **Takeaway.** A long cache is read nearly as fast as memory allows. On a short one the launch decides.

@@ -269,7 +269,7 @@ for name, (flops, link) in speeds.items():
 show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
-# Above: whose keys each rank has at each step. In the middle: one rank's time by the model, with measured speeds. K and V
+# Above: whose keys each rank has at each step. Below: one rank's time by the model, with measured speeds. K and V
 # travel during the kernels. The rank begins with 9/16 of the work on its own block. Forward, transfers start after it, so
 # the first one has only the other 7/16 beside it. Backward, the first one runs beside the 9/16, and the rest of the own
 # block comes last, while the rank's dK and dV come home.
@@ -277,7 +277,7 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # %% [markdown]
 # The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. (They, and
 # all times of rings in this chapter, are of an older version of the code, in which a rank computed nothing until all ranks
-# had agreed. The model has today's order.) Below, by length: a short ring
+# had agreed. The model has today's order.) A short ring
 # takes several times what the model says, because starting a step takes time whatever its size. (Why 8k tokens take longer
 # than 16k, we do not know.)
 #

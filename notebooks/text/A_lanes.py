@@ -24,7 +24,7 @@
 import numpy as np
 
 from fa2_lab.machine import budget, chips, layouts
-from fa2_lab.plots import accumulators, block_budget, row_reduction, swizzle_xor, swizzled_keys
+from fa2_lab.plots import block_budget, row_reduction, swizzle_xor
 from fa2_lab.plots.show import show
 from fa2_lab.records import recorded
 from fa2_studio.book.verdicts import verdict
@@ -124,17 +124,14 @@ for layout in compilations:
     print(f"{layout['target']}, d = {layout['d']:3}, {layout['instruction']:5}:", end=" ")
     print(f"{along_rows} warps along rows, {along_keys} along keys: {name}")
 
-# %% tags=["nbval-ignore-output"]
-show(accumulators.draw(**accumulators.data()))
-
 # %% [markdown]
 # <details><summary>Answer</summary>
 #
 # **Split-Q.** The rows are cut among four warps, and every warp has all keys of the tile.
 # </details>
 #
-# Find a row of S in the picture: it lies in one warp, and so does the same row of O. (The tile has 128 rows,
-# and four warps do 64 at a time. So each warp is there twice.)
+# A row of S lies in one warp, and so does the same row of O. (The tile has 128 rows, and four warps do 64 at a time. So
+# each warp has two strips of 16 rows.)
 #
 # **Takeaway.** The compiled kernel is split-Q, and it can be read in one line of its code.
 
@@ -208,14 +205,9 @@ print("groups of banks, chunk c at place c XOR row:", swizzled, "steps:", steps(
 show(swizzle_xor.draw(**swizzle_xor.data()))
 
 # %% [markdown]
-# Nobody has to write this in Triton. The next picture was read from the compiled kernel. Follow the dark boxes from row to row:
-# in the left panels they stand in one column, in the others no two share a column. (Look at the panels with d = 64. With d =
-# 128 a row takes two lines of memory: on `sm_80` one after the other, on `sm_90` 64 lines apart.)
-
-# %% tags=["nbval-ignore-output"]
-show(swizzled_keys.draw(**swizzled_keys.data()))
-
-# %% [markdown]
+# Nobody has to write this in Triton: the compiler lays K out so by itself. (With d = 128 a row takes two lines of memory: on
+# `sm_80` one after the other, on `sm_90` 64 lines apart.)
+#
 # **Takeaway.** Numbers may lie at any place, as long as writer and reader agree on it. Swizzled, eight steps become one.
 
 # %% [markdown]
@@ -287,8 +279,8 @@ show(block_budget.draw(**block_budget.data()))
 # tile has twice the threads, and half as much in each. The sum is an estimate, and mostly too low: for 64 × 64 with 4 warps
 # it says 152, and the compiler took 184. So some sizes spill that fit by the sum.
 #
-# In the picture a × marks where the compiler spilled. Dark boxes do not fit by the sum, light grey ones fit on the chips that
-# they name. At d = 128 fewer sizes fit.
+# In the picture a × marks where the compiler spilled. The darkest boxes do not fit by the sum, the grey ones fit on some of the
+# three chips. At d = 128 fewer sizes fit.
 #
 # **Takeaway.** Registers say whether a tile runs well. More warps help with registers, and not with shared memory.
 

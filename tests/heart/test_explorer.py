@@ -8,9 +8,7 @@ import sys
 from html import escape
 from xml.etree import ElementTree
 
-import pictures  # noqa: F401  measures texts as they are drawn
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fa2_lab.machine import io
 from fa2_lab.plots import explorer, style
@@ -181,19 +179,6 @@ def test_the_block_that_moves_is_marked_in_its_matrix(name):
             assert along * whole * explorer.D == pytest.approx(event.elements)
             assert (block.fill == style.PAPER) == (event.op == "store")
         assert re.search(rf"{name}: [^.]* now: {event.op} {style.ell(event.tensor)},", explorer.describe(**now))
-
-
-@moments
-def test_the_figure_is_readable_uncut_and_free_of_overlaps(settings):
-    figure, alt = explorer.draw(**explorer.data(**settings))
-    assert 80 <= len(alt) <= 900
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    found = [(t, t.get_window_extent(renderer).padded(-1)) for t in style.texts(figure)]
-    for text, box in found:
-        assert text.get_fontsize() >= 7
-        assert figure.bbox.contains(box.x0, box.y0) and figure.bbox.contains(box.x1, box.y1), text.get_text()
-    for (a, box_a), (b, box_b) in itertools.combinations(found, 2):
-        assert not box_a.overlaps(box_b), (a.get_text(), b.get_text())
 
 
 @moments

@@ -1,0 +1,354 @@
+"""What pictures tell a reader in numbers: their data beside the meter, the closed forms, NumPy and the records."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from fa2_lab.machine import chips, io, ring, splits, time
+from fa2_lab.plots import hbm_traffic, poster, speed, three_softmaxes
+from fa2_lab.records import path_of
+from fa2_lab.reference import fa2, naive
+from fa2_lab.tiles import Tile, Tiling
+from fa2_lab.tools.figures import SHEETS, module
+from fa2_lab.trace import Trace
+
+
+def data(name):
+    return module(name).data()
+
+
+def recorded(suite):
+    return json.loads(path_of(suite).read_text())
+
+
+# Softmax --------------------------------------------------------------------------------------------------------
+
+
+def test_the_memory_of_S_and_P_is_that_of_arrays_and_the_last_N_that_fits_is_the_last():
+    seen = data("quadratic_memory")
+    assert seen["sizes"]["S and P"][0] == 2 * np.zeros((32, 128, 128), np.float16).nbytes
+    assert seen["sizes"]["Q, K, V, O"][0] == 4 * np.zeros((32, 128, 128), np.float16).nbytes
+    for names, size, last in seen["chips"]:
+        assert all(any(n in c.name and c.hbm_bytes == size for c in chips.CHIPS.values()) for n in names.split(", "))
+        assert 32 * last**2 * 4 <= size < 32 * (last + 1) ** 2 * 4
+
+
+def test_old_terms_shrink_alike_and_new_ones_are_added():
+    seen = data("rescaling")
+    for name, terms, sums in (("ℓ", seen["l"], [4 / 3, 1 / 2, 2]), ("o", seen["o"], [8 / 3, 1, 5])):
+        assert [t.sum() for t in terms] == pytest.approx(sums)
+        assert seen["ends"][name] == pytest.approx([sums[0], sums[2]])  # what the package has
+    assert seen["l"][1] / seen["l"][0] == pytest.approx(seen["m"][0] / seen["m"][1])
+
+
+def test_the_state_after_each_block_is_the_sum_over_all_keys_so_far():
+    seen = data("state_stream")
+    for j in range(len(seen["m"])):
+        s = np.concatenate(seen["s"][: j + 1], axis=1)
+        assert np.array_equal(seen["m"][j], s.max(axis=1))
+        assert np.allclose(seen["l"][j], np.exp(s - s.max(axis=1)[:, None]).sum(axis=1), rtol=1e-13)
+        assert np.array_equal(seen["alpha"][j] < 1, seen["m"][j] > (seen["m"][j - 1] if j else -np.inf))
+    assert np.allclose(seen["o"][-1] / seen["l"][-1], seen["O"], rtol=1e-12)
+
+
+def test_every_order_of_merging_uses_every_node_once_and_gives_the_same_row():
+    seen = data("merge_orders")
+    for name, merges in seen["orders"].items():
+        used = sorted(n for node in merges for n in (node.left, node.right))
+        assert used == list(range(len(seen["leaves"]) + len(merges) - 1)), name
+    ends = [(nodes[-1].o / nodes[-1].l, seen["L"][name]) for name, nodes in seen["orders"].items()]
+    assert np.allclose(ends, ends[0], rtol=1e-12)
+    m, l = (np.array([getattr(leaf, part) for leaf in seen["leaves"]]) for part in "ml")
+    assert ends[0][1] == pytest.approx(np.log((np.exp(m) * l).sum()), rel=1e-12)
+
+
+def test_the_three_softmaxes_are_those_of_float16():
+    row = data("three_softmaxes")["row"]
+    s = row["s"].astype(np.float16)
+    with np.errstate(over="ignore", invalid="ignore"):
+        assert np.array_equal(row["unsafe_e"], np.exp(s))
+        assert np.array_equal(row["unsafe_p"], np.exp(s) / np.exp(s).sum(), equal_nan=True)
+    assert np.array_equal(row["safe_p"], naive.safe_softmax(s)) and row["l"][-1] == row["sums"]["safe"]
+    assert np.abs(row["online_p"] - naive.safe_softmax(row["s"])).max() < 2**-10
+    assert three_softmaxes.bfloat16([1 + 2**-8, 1 + 3 * 2**-8]).tolist() == [1, 1 + 2**-6]  # to nearest even
+
+
+# Tiles and traffic ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["FA1", "FA2"])
+def test_the_visits_and_the_elements_are_the_meter_s(name):
+    seen = data("visiting_order")
+    order = module("visiting_order").visits(seen["events"][name])
+    tiles = [(i, j) for i, j in itertools.product(range(3), range(4))]
+    assert order == (tiles if name == "FA2" else sorted(tiles, key=lambda tile: tile[::-1]))
+    assert (
+        sum(e.elements for e in seen["events"][name])
+        == io.traffic(name.lower(), "forward", Tiling(12, 12, 4, 3), 4).total
+    )
+
+
+def test_the_meter_lies_on_the_closed_forms_and_the_counted_bars_are_the_record_s():
+    seen = data("hbm_traffic")
+    for curves in (seen["over_N"], seen["over_M"]):
+        for curve in curves.values():
+            assert set(curve["meter"]) <= set(curve["form"]) and len(curve["meter"]) >= 2
+    bars = list(seen["counters"]["bars"].values())
+    row = next(r for r in recorded("ladder")["rows"] if r["direction"] == "counters" and r["problem"]["d"] == 64
+               and r["problem"]["rung"] == hbm_traffic.FA2)  # fmt: skip
+    assert bars[0] == io.fa2_forward(Tiling(4096, 4096, 64, 64), 64).total and bars[3] == 4 * 4096 * 64
+    assert bars[1] == pytest.approx(row["values"]["L2 bytes"][0] / 2 / 128, abs=1)  # of 128 heads
+    assert bars[0] > bars[1] > bars[2] and bars[2] == pytest.approx(bars[3], rel=0.05)
+
+
+def test_the_clocks_of_a_tile_are_the_machine_model_s():
+    seen, worth = data("deferred_normalisation"), time.tweak_1(chips.A100, 128, 64, 128)
+    for name, tile in (("FA1", worth.before), ("FA2", worth.after)):
+        assert sum(s.clocks for s in seen["loops"][name]) == pytest.approx(tile.tensor + tile.fp32 + tile.exp)
+    assert [p["exponential"] for p in seen["prices"].values()] == [128, 256]
+
+
+def test_the_share_of_causal_tiles_is_counted():
+    seen = data("causal_tiles")
+    for tiling in seen["tilings"].values():
+        visible = np.tri(tiling.N_q, tiling.N_k, tiling.N_k - tiling.N_q, dtype=bool)
+        tiles = visible.reshape(tiling.T_r, tiling.B_r, tiling.T_c, tiling.B_c).swapaxes(1, 2)
+        full, seen_any = tiles.all(axis=(2, 3)).sum(), tiles.any(axis=(2, 3)).sum()
+        assert (tiling.counts()[Tile.FULL], tiling.counts()[Tile.DIAGONAL]) == (full, seen_any - full)
+    assert all(np.allclose(formula, counted) for formula, counted in seen["shares"].values())
+
+
+def test_keyed_dropout_does_not_depend_on_the_order_and_sequential_dropout_does():
+    masks = data("dropout_orders")["masks"]
+    assert np.array_equal(*masks["keyed"].values()) and not np.array_equal(*masks["sequential"].values())
+
+
+def test_intervals_are_what_each_mask_lets_through():
+    seen, found = data("intervals"), []
+    for parts in seen["masks"].values():
+        start, tiling = next((s, t) for s, t in parts if s <= seen["row"] < s + t.N_q)
+        found.append([int(start + end) for end in tiling.interval(seen["row"] - start)])
+    assert found == [[0, 24], [15, 24], [15, 28], [0, 20], [20, 24], [15, 24]]
+
+
+# Backward, workers, machine -------------------------------------------------------------------------------------
+
+
+def test_five_products_or_seven_and_as_many_additions_as_tiles():
+    seen = data("backward_graph")
+    assert [sum(map(len, loops.values())) for loops in seen["passes"].values()] == [seen["products"], 7] == [5, 7]
+    assert seen["dq_additions"] == seen["T"] ** 2
+
+
+def test_a_head_reads_and_adds_into_its_group_alone():
+    for layout in data("grouped_heads")["layouts"].values():
+        group = [(h, h * layout["key_heads"] // 8) for h in range(8)]
+        assert layout["reads"] == layout["adds"] == group
+
+
+def test_schedules_by_hand():
+    fa1, full, by_row, heaviest = data("waves")["ran"].values()
+    assert (len(fa1.placed), fa1.SMs_used, fa1.makespan) == (32, 32, 16 * 16)
+    assert (len(full.placed), full.SMs_used, full.makespan) == (512, 132, 4 * 16)  # four waves of 132
+    assert heaviest.makespan == -(-32 * 136 // 132) + 1 < by_row.makespan
+    dealt, abreast, drawn = data("tickets")["ran"].values()
+    assert drawn.makespan < abreast.makespan < dealt.makespan
+    for s in (dealt, abreast, drawn):
+        work = 16 * 128 * 129 // 2
+        assert sum(p.end - p.start for p in s.placed) == work and s.utilisation == pytest.approx(
+            work / 132 / s.makespan
+        )
+
+
+def test_owners_and_writers_by_hand():
+    seen = data("workers")
+    for causal, i, j in itertools.product((False, True), range(4), range(4)):
+        hidden = causal and j > i
+        assert seen["owners"]["forward", causal][i, j] == (-1 if hidden else i)
+        assert seen["owners"]["backward", causal][i, j] == (-1 if hidden else j)
+        assert list(seen["dq_writers"][causal][i]) == list(range(i + 1 if causal else 4))
+
+
+def test_bytes_through_shared_memory_by_hand():
+    moved, (b, d, W) = data("warp_split")["moved"], (128, 64, 4)
+    assert moved["split_k"]["write", "PV"] == moved["split_k"]["read", "PV"] == W * b * d * 4
+    assert moved["split_k"]["read", "Q"] == W * 2 * b * d and moved["split_q"]["read", "K"] == W * 2 * b * d
+    assert 2 * sum(moved["split_q"].values()) < sum(moved["split_k"].values())
+
+
+def test_writes_of_dq_by_hand():
+    one, two = data("dq_over_time")["ways"].values()
+    assert sorted(one["writes"]) == [(i, 5.0 * (i + 1), f"column {j}") for i in range(4) for j in range(4)]
+    assert sorted(two["writes"]) == [(i, 4 * (4 + 3), f"row {i}") for i in range(4)]
+
+
+def test_rungs_of_the_book_are_closed_forms():
+    rungs = {r.name: r.factor for r in data("ladder")["rungs"]}
+    assert (rungs["Online softmax"], rungs["Backward"]) == (8192 / 66, 8192)
+    assert rungs["FA2: causal tiles"] == pytest.approx(2 * 64 / 65)
+    assert rungs["FA2: loops swapped"] == pytest.approx(
+        float(io.fa1_over_fa2(Tiling(8192, 8192, 128, 128), 64)), rel=0.02
+    )
+
+
+def test_what_fits_is_arithmetic():
+    seen = data("block_budget")
+    for d, table in seen["cells"].items():
+        for (B_r, B_c), cell in table.items():
+            assert cell["shared"] == 2 * d * (B_r + 2 * 2 * B_c)
+            room = {name for name, size in seen["limits"].items() if size >= cell["shared"]}
+            assert set(cell["fits_on"]) == (room if cell["registers"] <= 255 else set())
+
+
+def test_chunks_lie_at_chunk_xor_row_and_compiled_kernels_do_so_too():
+    seen, rows = data("swizzle_xor"), np.arange(8)[:, None]
+    assert np.array_equal(seen["places"]["Swizzled"], np.arange(8) ^ rows)
+    assert set(seen["steps"]["One after the other"]) == {8} and set(seen["steps"]["Swizzled"]) == {1}
+    assert len(seen["compiled"]) == 4
+    assert np.array_equal(data("bulk_copy")["places"], np.arange(8) ^ np.arange(4)[:, None])
+
+
+def test_all_lanes_know_the_maximum_of_the_row_after_two_exchanges():
+    seen = data("row_reduction")
+    assert set(seen["known"][-1]) == {seen["scores"].max()} != set(seen["known"][1])
+
+
+# Hopper, decode, rings ------------------------------------------------------------------------------------------
+
+
+def test_barriers_by_hand():
+    forward, backward = data("pipes")["blocks"].values()
+    both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
+    want = {f"{t} filled": dict(waits=both, arrives=engine, expected=1) for t in "QKV"}
+    want |= {f"{t} emptied": dict(waits=["producer"], arrives=both, expected=2) for t in ("K", "V", "mailbox")}
+    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has two stages
+    want["mailbox filled"] = dict(waits=both, arrives=["producer"], expected=1)
+    want["ping-pong"] = dict(waits=both, arrives=both, expected=1)
+    assert forward["barriers"] == want
+    assert backward["barriers"]["dS filled"]["expected"] == 2 and backward["adds"] == both
+
+
+def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
+    neither, within, between, both = [panel["share"] for panel in data("timeline")["panels"]]
+    assert neither < within < between < both <= 1
+    seen = data("backward_step")
+    mine = [(what, number) for c, unit, what, number, begun, _ in sorted(seen["jobs"], key=lambda job: job[4])
+            if (c, unit) == (0, "tensor") and seen["window"][0] <= begun][:5]  # fmt: skip
+    assert mine == [("S", 3), ("dQ", 2), ("dV", 3), ("dP", 3), ("dK", 3)]
+
+
+def test_shares_are_equal_and_read_every_tile_once():
+    cut = data("shares")["cut"]
+    spans = [(w, *span) for w in range(cut.busy) for span in cut.spans(w)]
+    assert sorted((h, t) for _, h, first, last in spans for t in range(first, last)) == [
+        (h, t) for h, n in enumerate(cut.tiles) for t in range(n)
+    ]
+    assert isinstance(cut, splits.Shares) and cut.share * cut.busy >= sum(cut.tiles) + len(cut.tiles)
+
+
+def test_zigzag_is_even_and_contiguous_is_not():
+    tiles = data("zigzag")["tiles"]
+    whole = sum(range(1, 1025))
+    assert sum(tiles["contiguous"]) == whole and tiles["contiguous"][3] == 7 * tiles["contiguous"][0] - 768
+    assert len(set(tiles["zigzag"])) == 1 and sum(tiles["zigzag"]) == whole
+    assert ring.work([256] * 4, "zigzag", True, 128, 128).sum() == 36
+
+
+def test_kernels_of_the_ring_run_at_the_recorded_speed_and_times_are_the_record_s():
+    rows = [r for r in recorded("ring")["rows"] if r["problem"]["N_q"] == 131072 and "layout" not in r["problem"]]
+
+    def ms(direction, who):
+        return next(r["values"][who][0] for r in rows if r["direction"] == direction and who in r["values"])
+
+    for direction, spans in data("ring_schedule")["lanes"].items():
+        kernels = [s for s in spans if s[0] == "kernels"]
+        assert kernels[-1][2] == pytest.approx(ms(direction, "1 GPU") / 4, rel=1e-3)
+        assert data("ring_schedule")["took"][direction] == ms(direction, "4 GPUs")
+    curves = data("ring_speed")["curves"]
+    assert curves[4][-1] == (131072, pytest.approx(ms("both", "1 GPU") / ms("both", "4 GPUs")))
+
+
+# Measured -------------------------------------------------------------------------------------------------------
+
+
+def test_speeds_are_flops_over_the_recorded_time():
+    rows = [r for r in recorded("ladder")["rows"] if r["direction"] == "forward" and not r["problem"]["causal"]]
+    row = next(r for r in rows if (r["problem"]["N_q"], r["problem"]["d"], r["problem"]["batch"]) == (4096, 128, 4))
+    rates = {name: row["flops"] / ms[0] / 1e9 for name, ms in row["values"].items()}
+    climbed = data("climb")
+    for rung in climbed["rungs"]:
+        assert rung.full == next(rate for name, rate in rates.items() if name.startswith(f"r{rung.number}_"))
+    assert climbed["peer"][:2] == (climbed["peer"][0], rates[climbed["peer"][0]])
+    assert all(data("roofline")["points"][name][1] == rates[name] for name in data("roofline")["points"])
+
+
+def test_every_curve_of_speed_is_the_record_s_and_the_claim_is_counted():
+    seen, count = data("speed"), 0
+    for row in recorded("paper")["rows"]:
+        p = row["problem"]
+        for name, curve in seen["panels"].get((row["direction"], p["d"], p["causal"]), {}).items():
+            if name in row["values"]:
+                assert dict(curve)[p["N_q"]] == pytest.approx(row["flops"] / row["values"][name][0] / 1e9)
+                count += name == "torch flash" and row["values"]["fa2_lab"][0] < row["values"][name][0]
+    assert f"at {count} of " in speed.ahead(seen["panels"])
+    assert speed.apart([10.0, 3.0, 3.0], 2) == [10, 2, 4]
+
+
+def test_time_and_memory_are_the_records_and_whole_batches():
+    seen = data("time_and_memory")
+    paper = [r for r in recorded("paper")["rows"] if r["direction"] == "forward" and r["problem"]["d"] == 128]
+    for r in paper:
+        p = r["problem"]
+        if not p["causal"] and p["batch"] * p["N_q"] == 16384:
+            assert dict(seen["time"]["ours"])[p["N_q"]] == r["values"]["fa2_lab"][0]
+    assert [N for N, _ in seen["time"]["standard"]] == sorted(N for N, _ in seen["time"]["standard"])
+
+
+def test_programs_and_ideas_are_the_records():
+    curves = recorded("decode")["curves"]
+    assert data("programs")["curve"] == list(zip(curves["programs"], curves["microseconds"], strict=True))
+    rows = recorded("ideas")["rows"]
+    for idea in data("forward_ideas")["rows"]:
+        worth = [r["values"]["without it"][0] / r["values"]["with it"][0] for r in rows
+                 if (r["problem"]["part"], r["problem"]["idea"]) == ("forward", idea["idea"])
+                 and r["problem"]["kept"] == idea["kept"]]  # fmt: skip
+        assert (idea["low"], idea["high"]) == pytest.approx((min(worth), max(worth)))
+
+
+def test_the_map_has_the_chip_s_numbers():
+    seen, chip = data("gpu_map"), chips.named("H200")
+    assert [p.size for p in seen["places"]][2:] == [chip.l2_bytes, chip.hbm_bytes]
+    assert seen["places"][3].speed == chip.hbm_per_second and seen["places"][1].size == 132 * 228 * 1024
+
+
+# Posters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tag", SHEETS.values())
+def test_the_work_on_a_sheet_adds_up_to_the_meter(tag):
+    """At other sizes: each line's formula, times its turns, gives the meter's totals."""
+    N, B_r, B_c, d = 60, 10, 15, 7
+    Q, K, V, dO = np.random.default_rng(0).standard_normal((4, N, d))
+    meter = Trace()
+    if tag == "FA2.A1":
+        fa2.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=meter)
+    else:
+        fa2.backward(Q, K, V, *fa2.forward(Q, K, V, B_r=B_r, B_c=B_c), dO, B_r=B_r, B_c=B_c, trace=meter)
+    turns = {0: 1, 1: N // (B_r if tag == "FA2.A1" else B_c), 2: N // B_r * (N // B_c)}
+    size = dict(N=N, B_r=B_r, B_c=B_c, d=d)
+    total = dict.fromkeys(poster.LANES, 0)
+    for row in poster.data(tag)["rows"]:
+        assert row.numpy and row.triton and len(set(row.triton)) == len(row.triton)
+        for lane, formula in row.work.items():
+            for term in formula.split(" + "):
+                factors = [size[f] if f in size else int(f) for f in term.split()]
+                total[lane] += int(np.prod(factors)) * turns[row.depth]
+    assert (total["load"], total["store"]) == (meter.loads(), meter.stores())
+    assert (total["matmul"], total["exp"]) == (meter.matmul_flops, meter.exponentials)
+    assert meter.other_flops <= total["other"] <= 1.05 * meter.other_flops + 3 * N * N // B_c  # a sum of n counts as n
+
+
+def test_formulas_are_set():
+    assert poster.formulas("p_ijᵀ = e^(m_i − m_new) l_i") == r"$p_{ij}^{T}$ = $e^{m_{i} − m_{\mathrm{new}}}$ $\ell_{i}$"
