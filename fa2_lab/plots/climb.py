@@ -87,7 +87,7 @@ def draw(rungs: Sequence[Rung], peer: tuple[str, float, float], setting: str) ->
     for x, words, dash in ((full, f"{name}, no mask {full:.0f}", "-"), (causal, f"causal {causal:.0f} ", "--")):
         ax.plot([x, x], [-0.6, len(rungs) - 0.5], color=style.QUIET, linewidth=0.9, linestyle=dash, zorder=0)
         style.note(ax, x, -1.0, words, ha="left" if dash == "-" else "right", color=style.QUIET)
-    style.bare(ax, (0, 1.82 * most), (-1.5, len(rungs) - 0.4), xticks=range(0, int(most), 200))
+    style.bare(ax, (0, 1.87 * most), (-1.5, len(rungs) - 0.4), xticks=range(0, int(most), 200))
     ax.set_yticks(range(len(rungs)), [f"{r.number}  {r.name}" for r in rungs], fontsize=style.SMALL)
     ax.set_xlabel("TFLOP/s", loc="left")
     speeds = "; ".join(f"{r.number} {r.name} {r.full:.0f} and {r.causal:.0f}" for r in rungs)

@@ -29,8 +29,8 @@ class show:
             moving = address(self.moving.encode(), "svg+xml")
             shown = f'<picture><source type="image/svg+xml" srcset="{moving}">{shown}</picture>'
         caption = self.figure.get_label()
-        shown += f'<p style="max-width:{width}px">{escape(caption)}</p>'
-        return {"text/html": shown, "text/plain": f"[figure] {caption} {self.alt}"}, {}
+        shown += f'<p style="max-width:{width}px">{escape(caption)}</p>' if caption else ""
+        return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", caption, self.alt]))}, {}
 
     def png(self) -> bytes:
         full, png = BytesIO(), BytesIO()
