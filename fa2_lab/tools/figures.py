@@ -16,10 +16,10 @@ from tqdm import tqdm
 from fa2_lab.plots import hero, live, style
 from fa2_lab.tools import files
 
-PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it, or README
+PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "time_and_memory": "00_start",
     "gpu_map": "00_start",
-    "ladder": "README",
+    "ladder": "00_start",
     "quadratic_memory": "01_naive_attention",
     "rescaling": "02_online_softmax",
     "three_softmaxes": "02_online_softmax",
@@ -130,11 +130,10 @@ def gallery_page(folder: Path) -> str:
         if not (folder / f"{name}.svg").exists():
             continue
         message = caption(folder / f"{name}.svg")
-        shown = f"[{chapter}](../notebooks/{chapter}.ipynb)" if chapter != "README" else "[README](../README.md)"
-        parts.append(
-            f"## {name.replace('_', ' ')}\n\n![{message.replace('[', '(').replace(']', ')')}]({name}.svg)\n\n"
-            f"{message}\n\nShown in {shown}. Drawn by [plots/{name}.py](../fa2_lab/plots/{name}.py).\n"
-        )
+        alt = message.replace("[", "(").replace("]", ")")
+        shown = f"Shown in [{chapter}](../notebooks/{chapter}.ipynb)."
+        drawn = f"Drawn by [plots/{name}.py](../fa2_lab/plots/{name}.py)."
+        parts.append(f"## {name.replace('_', ' ')}\n\n![{alt}]({name}.svg)\n\n{message}\n\n{shown} {drawn}\n")
     sheets = ", ".join(f"[{name}]({name}.pdf) ([SVG]({name}.svg))" for name in SHEETS)
     parts.append(f"## posters\n\nAn algorithm on a sheet of A3, each line in words, NumPy and Triton: {sheets}.\n")
     return "\n".join(parts)

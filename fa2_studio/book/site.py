@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import tempfile
+from functools import cache
 from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
@@ -22,7 +23,7 @@ from fa2_studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
-PICTURE = re.compile(r'<img alt="([^"]*)" width="(\d+)" src="data:image/png;base64,([^"]*)">')  # of plots/show.py
+PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="(data:image/png;base64,[^"]*)">')  # of plots/show.py
 PAGES = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
@@ -118,11 +119,19 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 page = motion.page(**motion.data())
                 cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
             for output in cell.outputs:
-                if found := PICTURE.search(output.get("data", {}).get("text/html", "")):
-                    alt, width, image = found.groups()
-                    output.data, output.metadata = {"image/png": image}, {"image/png": {"width": int(width)}}
-                    look["image"] = {"alt": unescape(alt)}
+                shown = output.get("data", {}).get("text/html", "")
+                if (found := PICTURE.search(shown)) and (file := drawn().get(unescape(found[1]))):
+                    output.data["text/html"] = shown.replace(found[2], f"figures/{file}")  # it knows dark pages
             cell.metadata.update(tags=tags, mystnb=look)
+
+
+@cache
+def drawn() -> dict[str, str]:
+    """{description: file} of the pictures in figures/."""
+    found = {}
+    for file in FIGURES.glob("*.svg"):
+        found[ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}desc", "")] = file.name
+    return found
 
 
 def is_imports(cell: nbformat.NotebookNode) -> bool:

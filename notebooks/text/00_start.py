@@ -233,7 +233,10 @@ for name, rung in (("standard", "r00_standard"), ("FA2", "r07_two_loops")):
 # ## What comes next?
 #
 # No chapter needs a GPU. 01 to 07, A and B are NumPy. Others run Triton, a Python dialect for kernels, in its
-# interpreter, or a model of the GPU, and show what a GPU recorded.
+# interpreter, or a model of the GPU, and show what a GPU recorded. From 02 to 07 each change makes one thing smaller. A bar
+# shows the share that is left.
+#
+# ![A list of the changes of chapters 02 to 07, each with a bar for the share that it leaves](../figures/ladder.svg)
 
 
 # %% tags=["nbval-ignore-output", "hide-input"]

@@ -216,8 +216,7 @@ def test_the_palette_survives_colour_blindness(eyes):
 def test_the_page_shows_every_picture_and_every_picture_is_shown_where_it_says():
     assert (FOLDER / "README.md").read_text(encoding="utf-8") == figures.gallery_page(FOLDER)
     for name, chapter in figures.PICTURES.items():
-        place = files.ROOT / ("README.md" if chapter == "README" else f"notebooks/text/{chapter}.py")
-        text = place.read_text(encoding="utf-8")
+        text = (files.ROOT / f"notebooks/text/{chapter}.py").read_text(encoding="utf-8")
         assert f"{name}.draw(" in text or f"figures/{name}.svg)" in text, name
 
 
