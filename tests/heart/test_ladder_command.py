@@ -7,7 +7,6 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab import records
 from fa2_lab.kernels import ladder
-from fa2_lab.plots import climb, style
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import command
 from fa2_lab.tools import ladder as room
@@ -108,20 +107,3 @@ def test_without_a_record_it_says_how_to_get_one(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     assert command.main(["ladder"]) == 2
     assert "fa2_lab bench ladder" in capsys.readouterr().err
-
-
-def test_the_picture_draws_the_record(recorded):
-    data = climb.data()
-    figure, alt = climb.draw(**data)
-    boxes = {patch.get_gid(): patch for patch in figure.axes[0].patches}
-    assert [rung.number for rung in data["rungs"]] == [rung[1:3] for rung in ladder.RUNGS[:-1]]
-    for n, rung in enumerate(data["rungs"]):
-        bar = boxes[f"rung {rung.number}"]
-        assert bar.get_width() == pytest.approx(recorded.rows[0].rate(ladder.RUNGS[n]))
-        loses = n > 0 and rung.full < data["rungs"][n - 1].full
-        assert bar.get_facecolor()[:3] == style.colors.to_rgb(style.tint(style.INK, 0.12 if loses else 0.32))
-        assert f"{rung.number} {rung.name} {rung.full:.0f} and {rung.causal:.0f}" in alt
-    (dots,) = [line for line in figure.axes[0].lines if line.get_gid() == "causal"]
-    assert list(dots.get_xdata()) == [rung.causal for rung in data["rungs"]]
-    first, last = (data["rungs"][k].full / data["peer"][1] for k in (0, -1))
-    assert figure.get_suptitle() == f"From {first:.0%} to {last:.0%} of cuDNN in {len(ladder.RUNGS) - 2} changes"
