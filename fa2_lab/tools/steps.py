@@ -14,7 +14,7 @@ AROUND = 3  # lines of context around a change
 
 def sentence(rung: str) -> str:
     """A rung's one sentence: the first line of its file."""
-    return ast.get_docstring(ast.parse(source(rung))).splitlines()[0]
+    return (ast.get_docstring(ast.parse(source(rung))) or "").splitlines()[0]
 
 
 def source(rung: str) -> str:
@@ -44,7 +44,7 @@ def changed(old: str, new: str) -> int:
 def diff(old: str, new: str, colours: bool = False) -> str:
     """The step from one rung to another, in the manner of `diff -w`."""
     red, green, faint, plain = (RED, GREEN, FAINT, PLAIN) if colours else ("",) * 4
-    lines = []
+    lines: list[str] = []
     for what, gone, come in steps(old, new):
         if what == "equal":
             lines += [f"  {line}" for line in context(come, first=not lines)]

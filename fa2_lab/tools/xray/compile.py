@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fa2_lab.paper import PACKAGE
 
@@ -55,7 +55,7 @@ def xray(
 
 
 def xray_launches(
-    name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes
+    name: str, launches: Sequence[Mapping[str, int]], chip: str = "sm_90", **sizes: Any
 ) -> list[list[Compiled]]:
     """The kernels of `name` once for each launch: {"num_stages": 2} takes the place of what the call asks for."""
     if chip not in CHIPS:

@@ -33,7 +33,9 @@ class Loop(NamedTuple):
 
 def loops(sass: str) -> list[Loop]:
     """Every loop with a product in it, in the order of the program."""
-    code, labels, found = [], {}, []
+    code: list[str] = []
+    labels: dict[str, int] = {}
+    found: list[Loop] = []
     for line in sass.splitlines():
         if label := LABEL.match(line):
             labels[label[1]] = len(code)
@@ -44,9 +46,8 @@ def loops(sass: str) -> list[Loop]:
                 body = code[labels[back[1]] :]
                 products = sum(multiplications(text) for text in body)
                 copies = sum("LDGSTS" in text or "UTMALDG" in text for text in body)
-                found += (
-                    [Loop(len(body), products, copies, sum("MUFU.EX2" in text for text in body))] if products else []
-                )
+                if products:
+                    found.append(Loop(len(body), products, copies, sum("MUFU.EX2" in text for text in body)))
     return found
 
 
