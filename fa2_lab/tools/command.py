@@ -167,7 +167,7 @@ def show_errata(arguments: argparse.Namespace) -> int:
         verdicts = {name: judge(erratum) for name, erratum in ERRATA.items()}
         print(f"{'erratum':24}{'wrong: error':>14}{'right: error':>14}  verdict")
         for name, (wrong, right, apart) in verdicts.items():
-            print(f"{name:24}{wrong:14.1e}{right:14.1e}  {'told apart' if apart else 'NOT TOLD APART'}")
+            print(f"{name:24}{wrong:14.1e}{right:14.1e}  {'differ' if apart else 'DO NOT DIFFER'}")
         print(f"\n{len(ERRATA)} errata. One in full: fa2-lab errata {next(iter(ERRATA))}")
         return 0 if all(v.told_apart for v in verdicts.values()) else 1
     if arguments.id not in ERRATA:

@@ -80,11 +80,11 @@ class Problem:
         return ("i", "j", self.K), ("j", "i", self.Q)
 
 
-FULL, TWIN, HALF = Problem(), Problem(seed=1), Problem(CAUSAL)
-TWIN.K, TWIN.V = FULL.K, FULL.V  # a second query head on the same keys and values
+FULL, OTHER, HALF = Problem(), Problem(seed=1), Problem(CAUSAL)
+OTHER.K, OTHER.V = FULL.K, FULL.V  # a second query head on the same keys and values
 DROPPED = Problem(dropout=Dropout(p=0.2, seed=7))
 SMALL = Problem(CAUSAL, n=128, d=64)  # the interpreter takes its time
-PROBLEMS = FULL, TWIN, HALF, DROPPED, SMALL
+PROBLEMS = FULL, OTHER, HALF, DROPPED, SMALL
 
 
 # The stages -------------------------------------------------------------------------------------------------
@@ -162,12 +162,12 @@ def fa2_backward(problem: Problem) -> Callable[[Trace], Pairs]:
 
 def grouped_heads(trace: Trace) -> Pairs:
     """Two query heads on one key head: the truth sums two problems that share K and V."""
-    q, dO = np.stack([FULL.Q, TWIN.Q])[None], np.stack([FULL.dO, TWIN.dO])[None]
+    q, dO = np.stack([FULL.Q, OTHER.Q])[None], np.stack([FULL.dO, OTHER.dO])[None]
     k, v = FULL.K[None, None], FULL.V[None, None]
     O, L = heads.forward(q, k, v, **BLOCKS, trace=trace)
     dQ, dK, dV = heads.backward(q, k, v, O, L, dO, **BLOCKS, trace=trace)
-    (dQ0, dK0, dV0), (dQ1, dK1, dV1) = FULL.gradients, TWIN.gradients
-    truth = np.stack([FULL.O, TWIN.O]), np.stack([dQ0, dQ1]), dK0 + dK1, dV0 + dV1
+    (dQ0, dK0, dV0), (dQ1, dK1, dV1) = FULL.gradients, OTHER.gradients
+    truth = np.stack([FULL.O, OTHER.O]), np.stack([dQ0, dQ1]), dK0 + dK1, dV0 + dV1
     return pairs((O[0], dQ[0], dK[0, 0], dV[0, 0]), truth)
 
 

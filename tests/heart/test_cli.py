@@ -151,7 +151,7 @@ def test_where(capsys):
 def test_errata_as_a_table(capsys):
     assert command.main(["errata"]) == 0
     out = capsys.readouterr().out
-    assert out.count("  told apart\n") == len(ERRATA) and all(name in out for name in ERRATA)
+    assert out.count("  differ\n") == len(ERRATA) and all(name in out for name in ERRATA)
     assert max(map(width, out.splitlines())) <= 80
 
 
@@ -162,19 +162,19 @@ def test_each_erratum_in_full_fits_the_screen(name, capsys):
     assert max(map(width, out.splitlines())) <= 80
     assert all(f"\n{title}" in out for title in ("in", "that is", "says", "but", "right", "run"))
     erratum, found = ERRATA[name], errata.judge(ERRATA[name])
-    told = " ".join(out.split())
+    words = " ".join(out.split())
     for text in (erratum.source, erratum.claim, erratum.why, erratum.instead):
-        assert " ".join(text.split()) in told
-    assert f"run wrong: error {found.wrong_error:.1e}; right: error {found.right_error:.1e}" in told
+        assert " ".join(text.split()) in words
+    assert f"run wrong: error {found.wrong_error:.1e}; right: error {found.right_error:.1e}" in words
     sits = [tag for tag, (_, line) in paper.LINES.items() if name in line.errata]
-    assert told.endswith(f" lines {', '.join(sits)}") if sits else " lines FA" not in told
+    assert words.endswith(f" lines {', '.join(sits)}") if sits else " lines FA" not in words
 
 
 def test_an_erratum_whose_check_tells_nothing_apart_fails_the_command(monkeypatch, capsys):
     same = replace(ERRATA["fa2-scale"], wrong=ERRATA["fa2-scale"].right)
     monkeypatch.setattr(errata, "ERRATA", {"fa2-scale": same})
     assert command.main(["errata"]) == 1
-    assert "NOT TOLD APART" in capsys.readouterr().out
+    assert "DO NOT DIFFER" in capsys.readouterr().out
     assert command.main(["errata", "fa2-scale"]) == 1
 
 
@@ -382,7 +382,7 @@ sys.exit(command.main(sys.argv[1:]))
 
 
 def started(call):
-    """A process that hears Ctrl-C, also where the tests themselves were told not to."""
+    """A process that hears Ctrl-C, also where the tests themselves ignore it."""
     listens = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     return subprocess.Popen(call, **pipes, start_new_session=True, preexec_fn=listens)

@@ -135,8 +135,9 @@ def test_formulas_are_mathml(folder):
 def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "myst_nb", None)
     assert command.main(["book", "--html", "--folder", str(tmp_path / "site")]) == 2
-    said = capsys.readouterr().err
-    assert said == "fa2-lab: book --html needs myst_nb, which is not here: pip install -e '.[site]'\n"
+    assert (
+        capsys.readouterr().err == "fa2-lab: book --html needs myst_nb, which is not here: pip install -e '.[site]'\n"
+    )
     assert not (tmp_path / "site").exists()
 
 
@@ -203,11 +204,11 @@ def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_pa
             finally:
                 process.terminate()
         server.shutdown()
-    said = [
+    complaints = [
         line
         for line in (tmp_path / "log").read_text(errors="replace").splitlines()
         if "CONSOLE" in line and "[PST]: " not in line and "preload" not in line  # of the theme itself
     ]
     assert len(seen) == len(server.pages) > len(written())
     assert {page: found for page, found in seen.items() if found} == {}
-    assert server.missing == [] and said == []
+    assert server.missing == [] and complaints == []
