@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A
     return dict(prices=prices, loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
 
 
-def operations(stage, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
+def operations(stage: Any, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
     """(name, tensor whose hue it takes, operation) of the first row block in column block j, in the order they ran."""
     if d == B_c:
         raise ValueError(f"d: got {d}; it takes another number than B_c, or a tile could not be told from its rows")
@@ -143,7 +143,7 @@ def _boxes(ax: Axes, y: float, steps: Sequence[Step]) -> float:
     return x
 
 
-def _box(ax: Axes, x: float, y: float, width: float, name: str, fill: str, **look) -> None:
+def _box(ax: Axes, x: float, y: float, width: float, name: str, fill: str, **look: Any) -> None:
     """A box with its name, upright where the box is narrow."""
     patch = style.box(ax, x, y, width, HIGH, name.replace(" ", "\n", 1) if 200 < width < 400 else name, fill, **look)
     if len(name) > 1 and width < 200:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from html import escape
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def recording(name: str, N_q: int, N_k: int, B_r: int, B_c: int, causal: bool) -
     return tuple(trace.events)
 
 
-def data(N_q=12, N_k=12, B_r=4, B_c=4, causal=False, t: int | None = None) -> dict:
+def data(N_q: int = 12, N_k: int = 12, B_r: int = 4, B_c: int = 4, causal: bool = False, t: int | None = None) -> dict:
     """Both recordings and a time t, counted in numbers moved; without t, one at which both have a tile on the chip."""
     events = {name: recording(name, N_q, N_k, B_r, B_c, causal) for name in STAGES}
     if t is None:
@@ -321,7 +321,7 @@ MISSING = "The sliders need ipywidgets: `pip install ipywidgets`, then restart t
 SLIDERS = dict(N_q=(4, 24), N_k=(4, 24), B_r=(2, 12), B_c=(2, 12))  # smallest and largest
 
 
-def explore(**settings):
+def explore(**settings: Any) -> Any:
     """The explorer, with settings as for `data`: sliders in a running notebook, one moment in print."""
     moment = data(**settings)
     try:
@@ -335,7 +335,7 @@ def explore(**settings):
 class Explorer:
     """Sliders and the picture that follows them; where no kernel runs, the picture alone."""
 
-    def __init__(self, widgets, moment: dict):
+    def __init__(self, widgets: Any, moment: dict) -> None:
         self.moment, tiling = moment, moment["tiling"]
         self.picture, self.controls = widgets.HTML(), {}
         for name, (low, high) in SLIDERS.items():
@@ -355,7 +355,7 @@ class Explorer:
         self.box = widgets.VBox([widgets.HBox([player, self.step]), self.picture, *lines])
         self.restart()
 
-    def restart(self, _=None) -> None:
+    def restart(self, _: Any = None) -> None:
         """Other sizes are another run: the step goes to its halfway moment."""
         self.run = data(**{name: control.value for name, control in self.controls.items()})
         self.times = times(self.run["events"])
@@ -364,10 +364,10 @@ class Explorer:
         self.step.value = sum(time <= share * self.times[-1] for time in self.times) - 1
         self.redraw()
 
-    def redraw(self, _=None) -> None:
+    def redraw(self, _: Any = None) -> None:
         self.picture.value = "".join(svg_parts(**self.run | dict(t=self.times[self.step.value])))
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         shown, looks = show(draw(**self.moment))._repr_mimebundle_()
         return self.box._repr_mimebundle_() | shown, looks
 
@@ -397,7 +397,7 @@ for (const figure of document.querySelectorAll("figure.explorer")) {{
 </figure>"""
 
 
-def page(**settings) -> str:
+def page(**settings: Any) -> str:
     """The explorer as HTML that needs no kernel: every moment is inside."""
     moment = data(**settings)
     moments = times(moment["events"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -145,7 +146,7 @@ def short(count: float) -> str:
     return f"{count:.3g}"
 
 
-def _name(ax: Axes, words: str, at: tuple[int, int], shift: tuple[int, int], **look) -> None:
+def _name(ax: Axes, words: str, at: tuple[int, int], shift: tuple[int, int], **look: Any) -> None:
     ax.annotate(words, at, shift, textcoords="offset points", fontsize=style.SMALL, **dict(va="center") | look)
 
 

@@ -8,6 +8,8 @@ An element as it is written is its last frame, and only keyframes take it back t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from fa2_lab.plots.style import HUES
@@ -23,12 +25,13 @@ T_C = N // B
 class Tiles(Trace):
     """Keeps o_i after each tile."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.after: list[np.ndarray] = []
 
-    def hold(self, q, k, v, o, l, m, s):
-        super().hold(q, k, v, o, l, m, s)
+    def hold(self, *arrays: np.ndarray) -> None:
+        super().hold(*arrays)
+        _, _, _, o, *_ = arrays
         self.after.append(np.array(o))
 
 
@@ -113,7 +116,7 @@ HERE = "transform:none"
 class Film:
     """Collects the keyframes of all elements that move."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.rules: list[str] = []
 
     def play(self, name: str, stops: list[tuple], ease: str = "linear") -> str:
@@ -194,7 +197,7 @@ def inputs(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> str:
     )
 
 
-def definitions(Q, K, V, S, O, steps, difference) -> str:
+def definitions(Q: Any, K: Any, V: Any, S: Any, O: Any, steps: Any, difference: Any) -> str:
     """What both sides show: inputs, the tiles of S, O, and patterns of empty cells."""
     patterns = tiles = ""
     for name, x, w in (("e", GX, C), ("f", OX, OW)):
@@ -361,7 +364,7 @@ def document(title: str, alt: str, width: int, height: int, style_sheet: str, in
     )
 
 
-def moving(**numbers) -> str:
+def moving(**numbers: Any) -> str:
     """The picture that plays: 14 seconds, and the outcome from the fourth on."""
     film, (a, b) = Film(), PANELS
     left, right, last = standard(film), flash(film, numbers["O"], numbers["steps"]), end(film)
@@ -376,7 +379,7 @@ def moving(**numbers) -> str:
     return document(TITLE, ALT, W, H, "\n".join([STYLE, *film.rules]), body, definitions(**numbers))
 
 
-def still(**numbers) -> str:
+def still(**numbers: Any) -> str:
     """Three panels for print: the full square, the gliding tile, and the two outputs with their numbers."""
     left = text(GX, GY + SIDE + 40, "filled, and kept", "p") + text(GX, GY + SIDE + 70, "then read back for O", "q")
     left = heading("Standard attention", "stores all N × N scores") + use("i") + use("s") + use("o") + left

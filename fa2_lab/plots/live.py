@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips
@@ -84,7 +84,7 @@ class live:
         self.name, self.piece = name, PIECES[name]
         self.still = still
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         drawing = import_module(f"fa2_lab.plots.{self.piece.still}")
         shown, _ = show(self.still or drawing.draw(**drawing.data()))._repr_mimebundle_()
         words = f"{self.piece.title}. {self.piece.sentence}"

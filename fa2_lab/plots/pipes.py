@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,7 +18,7 @@ from fa2_lab.tiles import Tiling
 # Data -----------------------------------------------------------------------------------------------------------
 
 
-def small(consumers: int, T: int, **options) -> hopper.Run:
+def small(consumers: int, T: int, **options: Any) -> hopper.Run:
     """The model on `T` tiles of 4 keys, 4 rows to a consumer; only the clocks are those of a real tile."""
     N_q, N_k = 4 * consumers, 4 * T
     rng = np.random.default_rng(0)
@@ -51,7 +52,7 @@ def _backward() -> dict:
     return dict(stages=stages, barriers=barriers, places=len(p.ds.places), adds=adds)
 
 
-def met(run, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
+def met(run: Any, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
     """Of every barrier, by its name: who waited there, who arrived, and how many arrivals end a phase."""
     all_barriers = alone + [bar for ring in rings for bar in (*ring.filled, *ring.emptied)]
     barriers = {bar.what: dict(waits=set(), arrives=set(), expected=bar.expected) for bar in all_barriers}

@@ -55,7 +55,7 @@ class Row(NamedTuple):
 class LineMeter(Trace):
     """A meter that notes for each step which line of reference/fa2.py took it."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__()
         self.line_of: dict[int, int] = {}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from base64 import b64encode
 from html import escape
 from io import BytesIO
+from typing import Any
 
 from matplotlib.figure import Figure
 from PIL import Image
@@ -21,7 +22,7 @@ class show:
         self.figure, self.alt = drawn
         self.moving = moving
 
-    def _repr_mimebundle_(self, include=None, exclude=None) -> tuple[dict, dict]:
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         # As HTML, because JupyterLab gives an image of its own (image/png) no alternative text.
         width = round(96 * self.figure.get_figwidth())
         shown = f'<img alt="{escape(self.alt)}" width="{width}" src="{address(self.png(), "png")}">'

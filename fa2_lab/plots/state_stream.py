@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -91,7 +93,7 @@ def _maximum(ax: Axes, s: np.ndarray, m: np.ndarray) -> None:
     ax.set_title("m, the largest score so far")
 
 
-def _sum(ax: Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look) -> None:
+def _sum(ax: Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
     """Two levels in each block: after multiplying by α, then after adding."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()

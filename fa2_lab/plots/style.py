@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from io import BytesIO
+from typing import Any
 from xml.sax.saxutils import escape
 
 import matplotlib
@@ -76,7 +77,7 @@ def picture(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., tuple[Figu
     """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all."""
 
     @wraps(draw)
-    def drawn(*args, **kwargs) -> tuple[Figure, str]:
+    def drawn(*args: Any, **kwargs: Any) -> tuple[Figure, str]:
         with matplotlib.rc_context(RC):
             figure, alt = draw(*args, **kwargs)
             for text in figure.findobj(Text):
@@ -155,7 +156,7 @@ def fill(tensor: str) -> str:
 # Figures, axes, and what stands in them -------------------------------------------------------------------------
 
 
-def new_figure(height: float, caption: str, **subplots) -> tuple[Figure, Axes | Sequence[Axes]]:
+def new_figure(height: float, caption: str, **subplots: Any) -> tuple[Figure, Axes | Sequence[Axes]]:
     """A figure of a page's width with its message as caption, and its axes (arguments as for plt.subplots)."""
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     figure.get_layout_engine().set(w_pad=0.02, h_pad=0.03)
@@ -163,25 +164,25 @@ def new_figure(height: float, caption: str, **subplots) -> tuple[Figure, Axes | 
     return figure, figure.subplots(**subplots)
 
 
-def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look) -> None:
+def bare(ax: Axes, xlim: tuple[float, float], ylim: tuple[float, float], **look: Any) -> None:
     """Axes without ticks and spines; ylim from top to bottom."""
     ax.set(xlim=xlim, ylim=(max(ylim), min(ylim)), **dict(xticks=[], yticks=[]) | look)
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
 
 
-def note(ax: Axes, x: float, y: float, words: str, **look) -> Text:
+def note(ax: Axes, x: float, y: float, words: str, **look: Any) -> Text:
     """Words at a place, small, centred on its height."""
     return ax.text(x, y, words, **dict(fontsize=SMALL, va="center") | look)
 
 
-def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|>", **look) -> Annotation:
+def arrow(ax: Axes, start: tuple, end: tuple, color: str = INK, style: str = "-|>", **look: Any) -> Annotation:
     """From one place to another."""
     shape = dict(arrowstyle=style, color=color, shrinkA=0, shrinkB=0, linewidth=1, mutation_scale=9) | look
     return ax.annotate("", end, start, arrowprops=shape)
 
 
-def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look) -> Rectangle:
+def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill: str = PAPER, **look: Any) -> Rectangle:
     """A filled rectangle with its label in the middle, in an ink that reads on the fill."""
     size = look.pop("size", SMALL)
     patch = ax.add_patch(Rectangle((x, y), w, h, facecolor=fill, **dict(edgecolor=INK, linewidth=0.8) | look))
@@ -193,12 +194,12 @@ def box(ax: Axes, x: float, y: float, w: float, h: float, label: str = "", fill:
     return patch
 
 
-def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look) -> Rectangle:
+def masked(ax: Axes, x: float, y: float, w: float = 1, h: float = 1, label: str = "", **look: Any) -> Rectangle:
     """A box of what a mask hides."""
     return box(ax, x, y, w, h, label, MASKED, **dict(edgecolor=QUIET, hatch=MASK_HATCH) | look)
 
 
-def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look) -> PathPatch:
+def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill: str, **look: Any) -> PathPatch:
     """Many rectangles (x, y, width, height) of one look as one patch: one by one they would make a large file."""
     corners = np.array([(0, 0), (1, 0), (1, 1), (0, 1), (0, 0)])
     places = np.reshape(rectangles, (-1, 4))[:, None]
@@ -207,7 +208,9 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
     return ax.add_patch(PathPatch(path, **dict(facecolor=fill, linewidth=0) | look))
 
 
-def tensor_box(ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look) -> Rectangle:
+def tensor_box(
+    ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
+) -> Rectangle:
     """A box in its tensor's colours; the edge of a gradient is dashed."""
     edge = dict(edgecolor=hue(tensor), linewidth=1.4, linestyle=DASHED if tensor.startswith("d") else "-")
     return box(ax, x, y, w, h, label, fill(tensor), **edge | look)
@@ -224,7 +227,7 @@ def counted(n: int, thing: str) -> str:
     return f"{n:,} {thing}{'s' if n != 1 else ''}"
 
 
-def log_ticks(axis, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
+def log_ticks(axis: Any, places: Iterable[float], labels: Iterable[str] | None = None) -> None:
     """Ticks of a logarithmic axis at these places alone."""
     places = list(places)
     axis.set_ticks(places, labels=labels or [f"{x:,g}" for x in places])

@@ -56,7 +56,7 @@ def online_row(s: np.ndarray, to: Rounding, B_c: int) -> dict:
     return {k: np.stack(v) for k, v in steps.items()} | dict(p=to(to(np.exp(to(s - m))) / l))
 
 
-def data(scores=(2, 5, 1, 9, 12, 10, 4, 11), rows: int = 32, N: int = 512) -> dict:
+def data(scores: np.ndarray = (2, 5, 1, 9, 12, 10, 4, 11), rows: int = 32, N: int = 512) -> dict:
     """A row of small integers that float16 cannot take unsafely, and errors on random rows over their scale."""
     scales = 2 ** np.linspace(-3, 7, 41)
     normal = np.random.default_rng(0).standard_normal((rows, N))

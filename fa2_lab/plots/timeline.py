@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,7 +34,7 @@ def data(d: int = 64, T: int = 16, window: float = 5400) -> dict:
     return dict(window=window, panels=panels, setting=f"schematic: H200, d = {d}, two tiles of 64 × 128 at a time")
 
 
-def owner(job) -> int | None:
+def owner(job: Any) -> int | None:
     """The number of the consumer whose job it is; copies are nobody's."""
     return int(job.actor.split()[1]) if job.actor.startswith("consumer") else None
 

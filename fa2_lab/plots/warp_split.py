@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -29,7 +30,7 @@ def data(B_r: int = 128, B_c: int = 128, d: int = 64, W: int = 4) -> dict:
     return dict(B_r=B_r, B_c=B_c, d=d, W=W, moved=moved, barriers=barriers)
 
 
-def _block(run, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.SharedMemory:
+def _block(run: Any, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.SharedMemory:
     """The shared memory of one thread block that has gone through so many tiles."""
     rng = np.random.default_rng(0)
     Q, (K, V) = rng.standard_normal((B_r, d)), rng.standard_normal((2, tiles * B_c, d))

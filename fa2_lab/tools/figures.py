@@ -112,7 +112,7 @@ def chosen(names: list[str] | None) -> list[str]:
 
 def caption(file: Path) -> str:
     """The caption of a picture, as its file says it."""
-    return ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}title")
+    return ElementTree.parse(file).findtext("{http://www.w3.org/2000/svg}title", "")
 
 
 def gallery_page(folder: Path) -> str:
