@@ -1,4 +1,4 @@
-"""Messages between the grader and the process that runs a student's code: plain values and NumPy arrays, no pickle.
+"""Messages between the grader and the box: plain values and NumPy arrays, no pickle, each of a limited size.
 
 Whatever arrives is data. Reading it runs nothing, and a message that makes no sense is a ValueError.
 """
@@ -6,6 +6,7 @@ Whatever arrives is data. Reading it runs nothing, and a message that makes no s
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
@@ -13,7 +14,8 @@ from importlib import import_module
 
 import numpy as np
 
-LARGEST = 64 * 2**20  # bytes of one message
+MOST_TEXT = 2 * 2**20  # bytes of one message without its arrays; this limits lists, too
+MOST_ARRAYS = 32 * 2**20  # bytes of all arrays of one message
 HEAD = struct.Struct(">QQ")  # bytes of the text, bytes of the arrays behind it
 NUMBERS = "biufc"  # kinds of NumPy arrays that may travel
 
@@ -27,8 +29,7 @@ def send(stream, message, refer: Callable | None = None) -> None:
     arrays: list[bytes] = []
     text = json.dumps(_packed(message, arrays, refer)).encode()
     size = sum(map(len, arrays))
-    if len(text) + size > LARGEST:
-        raise ValueError(f"a message of {len(text) + size:,} bytes; it takes at most {LARGEST:,}")
+    check_size(len(text), size)
     stream.write(HEAD.pack(len(text), size) + text + b"".join(arrays))
     stream.flush()
 
@@ -36,13 +37,21 @@ def send(stream, message, refer: Callable | None = None) -> None:
 def receive(stream, resolve: Callable | None = None, trusted: bool = False):
     """Read one message. `resolve(name)` makes what stands for the other side's things; `trusted` allows dataclasses."""
     text_size, size = HEAD.unpack(_exactly(stream, HEAD.size))
-    if text_size + size > LARGEST:
-        raise ValueError(f"a message of {text_size + size:,} bytes; it takes at most {LARGEST:,}")
+    check_size(text_size, size)
     text, arrays = _exactly(stream, text_size), _exactly(stream, size)
     try:
         return _unpacked(json.loads(text), arrays, resolve, trusted)
     except (TypeError, KeyError, IndexError, AttributeError, RecursionError, UnicodeError, OverflowError) as error:
         raise ValueError(f"a message that cannot be read ({type(error).__name__})") from error
+
+
+def check_size(text: int, arrays: int) -> None:
+    """Refuse a message that is too large before it is read or written."""
+    if text > MOST_TEXT or arrays > MOST_ARRAYS:
+        raise ValueError(
+            f"a message of {text:,} bytes and {arrays:,} bytes of arrays; it takes at most {MOST_TEXT:,} and "
+            f"{MOST_ARRAYS:,}"
+        )
 
 
 def _exactly(stream, size: int) -> bytes:
@@ -62,15 +71,16 @@ def _packed(value, arrays: list[bytes], refer):
     def inner(x):
         return _packed(x, arrays, refer)
 
-    if value is None or isinstance(value, (bool, int, str)) or type(value) is float:
-        return value if not isinstance(value, int) or isinstance(value, bool) else _whole(value)
+    if isinstance(value, int) and not isinstance(value, bool):
+        return int(value) if abs(value) < 2**63 else {"opaque": "int of more than 63 bits"}
+    if value is None or isinstance(value, (bool, str)) or type(value) is float:
+        return value
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in NUMBERS:
         array = np.asarray(value)
         first = sum(map(len, arrays))
         arrays.append(array.tobytes())
-        return {
-            "array": [array.dtype.str, list(array.shape), list(array.strides), first, isinstance(value, np.generic)]
-        }
+        layout = list(array.shape), list(array.strides)
+        return {"array": [array.dtype.str, *layout, first, isinstance(value, np.generic)]}
     if isinstance(value, list):
         return [inner(x) for x in value]
     if isinstance(value, tuple):
@@ -85,10 +95,6 @@ def _packed(value, arrays: list[bytes], refer):
         named = {f.name: inner(getattr(value, f.name)) for f in fields(value) if f.repr}
         return {"data": [type(value).__module__, type(value).__qualname__, named]}
     return {"far": refer(value)} if refer else {"opaque": type(value).__name__[:60]}
-
-
-def _whole(value: int) -> int | dict:
-    return int(value) if abs(value) < 2**63 else {"opaque": "int of more than 63 bits"}
 
 
 def _unpacked(value, arrays: bytes, resolve, trusted: bool):
@@ -123,20 +129,16 @@ def _unpacked(value, arrays: bytes, resolve, trusted: bool):
 
 
 def _array(arrays: bytes, kind: str, shape: list, strides: list, first: int, is_scalar: bool):
+    """An array of its own memory, laid out as it was on the other side, or a NumPy scalar."""
     dtype = np.dtype(kind)
     if dtype.kind not in NUMBERS:
         raise ValueError("an array that holds no numbers")
-    array = np.frombuffer(arrays, dtype, count=int(np.prod(shape, dtype=np.int64)), offset=first).reshape(shape).copy()
-    return array[()] if is_scalar else _laid_out(array, strides)
-
-
-def _laid_out(array: np.ndarray, strides: list) -> np.ndarray:
-    """The array with these strides, as it had them on the other side."""
-    if tuple(strides) == array.strides or not array.size:
-        return array
-    ends = [(n - 1) * s for n, s in zip(array.shape, strides, strict=True)]
+    array = np.frombuffer(arrays, dtype, count=math.prod(shape), offset=first).reshape(shape).copy()
+    if is_scalar or not array.size or tuple(strides) == array.strides:
+        return array[()] if is_scalar else array
+    ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)]
     first, last = sum(min(0, e) for e in ends), sum(max(0, e) for e in ends)
-    if last - first > LARGEST or any(s % array.itemsize for s in strides):
+    if last - first > MOST_ARRAYS or any(s % array.itemsize for s in strides):
         return array
     whole = np.zeros((last - first) // array.itemsize + 1, array.dtype)
     view = np.lib.stride_tricks.as_strided(whole[-first // array.itemsize :], array.shape, strides)

@@ -1,19 +1,19 @@
-"""`fa2-lab course`: build, release, bundle, check, grade, leaderboard."""
+"""The command line of `fa2-lab course`: build, bundle, check, grade, gradescope."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 NEEDS = {
     "build": ("jupytext", "nbformat"),
-    "release": ("nbgrader", "nbformat"),
-    "bundle": ("nbgrader", "nbformat", "yaml"),
-    "leaderboard": ("nbformat",),
-    "grade": ("nbgrader", "nbformat", "IPython", "yaml"),
-    "check": ("nbformat", "IPython"),
+    "bundle": ("nbformat",),
+    "grade": ("nbformat",),
+    "gradescope": ("nbformat",),
+    "check": (),
 }
 
 
@@ -31,122 +31,104 @@ def parser() -> argparse.ArgumentParser:
     """The commands and what each takes."""
     top = argparse.ArgumentParser(prog="fa2-lab course", description="Assignments that grade themselves.")
     commands = top.add_subparsers(title="commands", metavar="command", dest="command", required=True)
-    check = commands.add_parser("check", help="run the checks of one notebook; what a student runs alone")
+    check = commands.add_parser("check", help="run the visible checks of one notebook; what a student runs alone")
     check.add_argument("notebook", type=Path)
-    release = commands.add_parser("release", help="write the student versions: no solution, no hidden test")
-    release.add_argument("folder", type=Path, nargs="?", default=Path("release"))
+    bundle = commands.add_parser("bundle", help="write what students get: notebooks and visible checks, no solution")
+    bundle.add_argument("folder", type=Path, nargs="?", default=Path("bundle"))
     grade = commands.add_parser("grade", help="grade a folder that has a folder for each student")
     grade.add_argument("folder", type=Path)
-    grade.add_argument("--out", type=Path, default=Path("graded"), help="where scores.csv and feedback/ go")
-    grade.add_argument("--jobs", type=int, default=1, help="notebooks graded at a time")
-    grade.add_argument("--class", type=Path, dest="about", help="a YAML file with students, due dates, late rules")
+    grade.add_argument("--out", type=Path, default=Path("graded"), help="where tables and feedback/ go")
+    grade.add_argument("--jobs", type=int, default=1, help="notebooks graded at a time, each on a core of its own")
     grade.add_argument("--again", nargs="+", default=[], metavar="STUDENT", help="grade these, and only these, again")
-    bundle = commands.add_parser("bundle", help="write what a class gets: seeded notebooks, AGENTS.md, no solution")
-    bundle.add_argument("folder", type=Path, nargs="?", default=Path("bundle"))
-    bundle.add_argument("--class", type=Path, dest="about", help="a YAML file with students and a secret for seeds")
-    board = commands.add_parser("leaderboard", help="rank the cards of assignment 9 in a folder that was graded")
-    board.add_argument("folder", type=Path, nargs="?", default=Path("graded"))
-    for one in (release, bundle, grade):
+    grade.add_argument("--trust", action="store_true", help="run students' code without a box")
+    grade.add_argument("--cell-seconds", type=float, default=60, help="time for one cell")
+    grade.add_argument("--notebook-seconds", type=float, default=300, help="time for one notebook")
+    grade.add_argument("--memory-mb", type=int, default=4096, help="memory for one notebook")
+    scope = commands.add_parser("gradescope", help="write an autograder package for each assignment")
+    scope.add_argument("folder", type=Path, nargs="?", default=Path("gradescope"))
+    build = commands.add_parser("build", help="renew the nbgrader sources from their texts")
+    for one in (bundle, grade):
+        one.add_argument("--roster", type=Path, help="a CSV file with the columns folder, id, name")
+        one.add_argument("--secret", type=Path, help="a file with any words: each student gets numbers of their own")
+    for one in (bundle, grade, scope):
         one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
-    for one in (check, grade):
-        one.add_argument("--cell-seconds", type=float, default=60, help="time for one cell")
-        one.add_argument("--notebook-seconds", type=float, default=300, help="time for one notebook")
-        one.add_argument("--memory-mb", type=int, default=4096, help="memory for one notebook; 0 for no limit")
-    build = commands.add_parser("build", help="renew the nbgrader sources from their text twins")
-    bundle.set_defaults(run=run_bundle)
-    board.set_defaults(run=run_leaderboard)
-    for one, run in ((check, run_check), (release, run_release), (grade, run_grade), (build, run_build)):
+    runs = {check: run_check, bundle: run_bundle, grade: run_grade, scope: run_gradescope, build: run_build}
+    for one, run in runs.items():
         one.set_defaults(run=run)
     return top
 
 
 def chosen(names: list[str]) -> list:
     """The assignments named in full or by number; all of them when none is named."""
-    from fa2_studio.course.notebooks import written
+    from fa2_studio.course import notebooks
 
-    known = written()
-    if not known:
-        raise ValueError("there are no assignments beside this package; work in a checkout of the repository")
-    for name in names:
-        if not any(name in (a.name, a.name[:1]) for a in known):
-            raise ValueError(f"assignment: got {name!r}; it takes one of {', '.join(a.name for a in known)}")
-    return [a for a in known if not names or a.name in names or a.name[:1] in names]
+    return [notebooks.named(name) for name in dict.fromkeys(names)] if names else notebooks.ASSIGNMENTS
 
 
-def limits(options):
-    from fa2_studio.course.sandbox import Limits
-
-    for name in ("cell_seconds", "notebook_seconds", "memory_mb"):
-        if getattr(options, name) < (0 if name == "memory_mb" else 1):
-            raise ValueError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it takes a positive number")
-    return Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
+def secret_of(options) -> str:
+    """The words in the secret's file; empty without one."""
+    if options.secret is None:
+        return ""
+    try:
+        return options.secret.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeError) as error:
+        raise ValueError(f"--secret: {options.secret}: {error}; it takes a file with any words in it") from error
 
 
 def run_build(options) -> int:
     from fa2_lab.tools import files
-    from fa2_studio.course.twins import build
+    from fa2_studio.course import notebooks
 
     files.checkout("course build")
-    print("\n".join(str(path) for path in build()))
-    return 0
-
-
-def run_release(options) -> int:
-    from fa2_studio.course.notebooks import release
-
-    for path in release(options.folder, chosen(options.only)):
-        print(path)
-    return 0
-
-
-def run_check(options) -> int:
-    from fa2_studio.course.grade import check_alone
-
-    graded = check_alone(options.notebook, limits(options))
-    for sentence in graded.sentences:
-        print(f"note: {sentence}")
-    for _, code, said in graded.page:
-        if said and not code:
-            print(said)
-    print(f"{graded.score:g} of {graded.full:g} points by the checks that you can see")
-    return 0 if graded.score >= graded.full else 1
-
-
-def run_grade(options) -> int:
-    from fa2_studio.course import due, grade, results, sandbox
-
-    if options.jobs < 1:
-        raise ValueError(f"--jobs: got {options.jobs}; it takes a positive number")
-    assignments = chosen(options.only)
-    about = due.read(options.about, [a.name for a in assignments]) if options.about else due.Class()
-    how = grade.Grading(limits(options), options.jobs, about, tuple(options.again))
-    sandbox.keep_to_oneself()
-    try:
-        graded = grade.grade_folder(options.folder, options.out, assignments, how)
-    except grade.GraderError as fault:
-        print(f"fa2-lab course: {fault}", file=sys.stderr)
-        return 1
-    for g in graded:
-        said = results.printable(" | ".join(filter(None, [g.late, *g.sentences])))[:100]
-        print(f"{results.printable(g.student):20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {said}")
-    print(f"{options.out / 'scores.csv'}, {options.out / 'scores_wide.csv'} and {options.out / 'feedback'}")
+    print("\n".join(str(path) for path in notebooks.build()))
     return 0
 
 
 def run_bundle(options) -> int:
-    from fa2_studio.course import kit
+    from fa2_studio.course import handout, results
 
-    students, secret = kit.class_of(options.about)
-    for home in kit.bundle(options.folder, chosen(options.only), students, secret):
-        print(home)
+    people, assignments = results.roster(options.roster), chosen(options.only)
+    print("\n".join(str(home) for home in handout.bundle(options.folder, assignments, people, secret_of(options))))
     return 0
 
 
-def run_leaderboard(options) -> int:
-    from fa2_studio.course import kit
+def run_gradescope(options) -> int:
+    from fa2_studio.course import handout
 
-    for place, card in enumerate(kit.cards(options.folder), start=1):
-        time = "" if card.milliseconds is None else f"{card.milliseconds:9.3f} ms"
-        print(f"{place:3}  {card.student:20}{card.instructions:7.2f} instructions a score{time}")
-    print(kit.leaderboard(options.folder))
+    print("\n".join(str(path) for path in handout.gradescope(options.folder, chosen(options.only))))
+    return 0
+
+
+def run_check(options) -> int:
+    """The same as a student's `python -m checks NOTEBOOK`."""
+    from checks import __main__ as alone
+
+    import fa2_studio.course  # noqa: F401 — finds the checks
+
+    return alone.main([str(options.notebook)])
+
+
+def run_grade(options) -> int:
+    from fa2_studio.course import box, grade, results
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if not 1 <= options.jobs <= cores:
+        raise ValueError(f"--jobs: got {options.jobs}; it takes 1 to {cores}, the cores of this machine")
+    for name in ("cell_seconds", "notebook_seconds", "memory_mb"):
+        if getattr(options, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')}: got {getattr(options, name)}; it takes a positive number")
+    limits = box.Limits(options.cell_seconds, options.notebook_seconds, options.memory_mb)
+    people = results.roster(options.roster)
+    how = grade.Grading(limits, options.jobs, secret_of(options), people, tuple(options.again), options.trust)
+    if options.trust:
+        print("WARNING: --trust: students' code runs as you, without a box", file=sys.stderr)
+    try:
+        graded = grade.grade_folder(options.folder, options.out, chosen(options.only), how)
+    except grade.GraderError as fault:
+        print(f"fa2-lab course: {fault}", file=sys.stderr)
+        return 1
+    for g in graded:
+        remarks = results.printable(" | ".join(g.sentences))[:100]
+        print(f"{results.printable(g.student):20} {g.assignment:20} {g.score:6g} of {g.full:<4g} {remarks}")
+    print(f"{options.out}: scores.csv, canvas.csv, moodle.csv and feedback/")
     return 0

@@ -1,151 +1,63 @@
-"""Grading a folder of submissions: every notebook gets a score and a sentence, whatever is in it.
+"""A folder of submissions: every notebook gets a score and a sentence, whatever is in it; results are kept as they come.
 
-What an assignment keeps to, so that its checks can run in another process than the student's code:
+What an assignment keeps to, so that its checks can judge in another process than the student's code:
 
-1. `notebooks.ASSIGNMENTS` names it, the packages it needs, and in `gives` the modules of this package that its
-   students may import, such as "fa2_lab.machine.chips". Everything else of the package is not there when it is graded.
-2. Its checking module has one function for each step: `step(function, ...) -> Report`. A test cell names what the
+1. `notebooks.ASSIGNMENTS` names it, the packages it needs, and in `gives` the modules of fa2_lab that its students may
+   import. Everything else of the package is not there when it is graded.
+2. Its module in `checks` has one function for each step: `step(function, ...) -> Report`. A test cell names what the
    student wrote, `check.update(update)`, and ends in `report.points(4)`.
-3. A check never calls what a student wrote. It asks `guard.call(function, *arguments)`. Arguments and results are
-   numbers, strings, None, NumPy arrays, and tuples, lists and dicts of these. An argument may also be a function, or
-   an object whose methods are called, such as a kernel under test: the student's code then calls back into the check.
-4. What has to run beside the student's code, such as launching or compiling a kernel, is a function `probe(theirs,
-   *arguments)` of `probes.py` (or of another module whose name begins with probes). It imports nothing that holds an
-   answer and returns plain values. A check runs it by `guard.beside(probe, function, *arguments)`; or, where even the
-   probe must be out of the student's reach, by `guard.apart(probe, function, *arguments)` in a process of its own.
-5. Right values are computed in the checking module alone, from seeds that the test cell gives.
+3. A check never calls what a student wrote; it asks `guard`. Arguments and results are numbers, strings, None, NumPy
+   arrays, and tuples, lists and dicts of these; an argument may also be a function or an object of the check's.
+4. Right values are computed in the check alone, from seeds that the test cell gives. What must not be in students'
+   hands stands between the marks of hidden tests, or in `keys`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
-import multiprocessing
-import multiprocessing.connection
 import os
 import re
-import shutil
-import signal
+import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from contextlib import contextmanager, suppress
+import unicodedata
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-
-from tqdm import tqdm
+from queue import SimpleQueue
 
 from fa2_lab.tools import files
-from fa2_studio.course import due, judge, notebooks, results, rules, sandbox
-from fa2_studio.course.judge import Graded, grade_notebook
-from fa2_studio.course.notebooks import FOLDER, Assignment, as_cell, read, source, steps
-from fa2_studio.course.sandbox import BOX, Limits, Room
+from fa2_studio.course import box, package, results, seeds
+from fa2_studio.course.box import PROJECT, Limits
+from fa2_studio.course.judge import Graded
+from fa2_studio.course.notebooks import Assignment, source, steps
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
 MOST_FILES = 10_000  # of one student that are looked at
 MARGIN = 90.0  # seconds that a grading process may take beyond its notebook's own
-WITHOUT = {  # what a student's code can do where the box has no such wall
-    "user": "act as you, as far as no other wall stands in the way",
-    "network": "use the network",
-    "files": "read solutions, and change or delete all that you can: grade a copy of the submissions",
-    "processes": "see the other processes of this machine",
-    "signals": "end processes that are yours, this one included",
-}
 
 
 class GraderError(RuntimeError):
     """The grader itself is not in order: nobody is graded."""
 
 
-# One notebook, in a process that can be lost ------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class Task:
-    """One submission to be graded."""
+class Grading:
+    """How a folder is graded."""
 
-    student: str
-    assignment: str
-    cells: list
-    original: object
-    stage: Path
-    limits: Limits
-    hidden: tuple[str, ...] = ()
-    follow: bool = True
+    limits: Limits = field(default_factory=Limits)
+    jobs: int = 1
+    secret: str = ""
+    roster: tuple[results.Person, ...] = ()
+    again: tuple[str, ...] = ()  # students who are graded even if nothing changed
+    trust: bool = False  # grade without a box
 
 
-def run_task(task: Task, answer: Path) -> None:
-    """Grade one submission and leave what came of it in a file. Runs in a process of its own."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sandbox.die_with_parent()
-    sandbox.keep_to_oneself()
-
-    def open_room() -> Room:
-        return Room(task.stage, task.limits, task.hidden)
-
-    graded = grade_notebook(task.original, task.cells, open_room, task.limits, task.follow)
-    graded.student, graded.assignment = task.student, task.assignment
-    files.write(answer, json.dumps(asdict(graded)))
-
-
-def run_tasks(tasks: list[Task], jobs: int, done: Callable[[Task, Graded], None]) -> None:
-    """Grade several at a time, each in a process of its own; `done` is told of each as it ends."""
-    how = multiprocessing.get_context("fork" if sys.platform == "linux" else "spawn")
-    sandbox.become_subreaper()
-    others = set(sandbox.children().get(os.getpid(), []))
-    waiting, running = list(tasks), {}
-    with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
-        try:
-            while waiting or running:
-                while waiting and len(running) < jobs:
-                    task = waiting.pop(0)
-                    answer = Path(folder, f"{len(waiting)}.json")
-                    process = how.Process(target=run_task, args=(task, answer))
-                    process.start()
-                    running[process] = (task, answer, time.monotonic() + 2 * task.limits.notebook_seconds + MARGIN)
-                multiprocessing.connection.wait([p.sentinel for p in running], timeout=1.0)
-                for process in [p for p, (_, _, until) in running.items() if ended(p, until)]:
-                    task, answer, _ = running.pop(process)
-                    end_strays(others | {p.pid for p in running})
-                    done(task, answered(task, answer))
-        finally:
-            for process in running:
-                process.kill()
-                process.join()
-            end_strays(others)
-
-
-def ended(process, until: float) -> bool:
-    """Whether a process is over; one whose time is up is made so."""
-    if process.is_alive() and time.monotonic() > until:
-        process.kill()
-        process.join()
-    return not process.is_alive()
-
-
-def answered(task: Task, answer: Path) -> Graded:
-    """What a grading process found, or that it was lost."""
-    graded, _ = results.kept(answer)
-    with suppress(OSError, ValueError, TypeError):
-        graded = Graded(**json.loads(answer.read_text(encoding="utf-8")))
-        answer.unlink()
-        return graded
-    sentence = "the grading of this notebook did not come to an end; grade it alone to see why"
-    return Graded(task.student, task.assignment, steps(task.original), sentences=[sentence])
-
-
-def end_strays(known: set) -> None:
-    """End what a submission left behind: children of this process that are none of its own."""
-    for pid in set(sandbox.children().get(os.getpid(), [])) - known:
-        with suppress(OSError):
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-
-
-# A folder of them -----------------------------------------------------------------------------------------------------
+# What was handed in -------------------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -153,37 +65,39 @@ class Found:
     """What a student handed in for one assignment: the file that counts, or none, and remarks."""
 
     student: str
-    assignment: str
+    assignment: Assignment
     path: Path | None = None
     remarks: list[str] = field(default_factory=list)
-    late: tuple[str, float] = "", 1.0  # in words, and the factor that it leaves of the points
 
 
 def submissions(folder: Path, assignments: list[Assignment], students: tuple[str, ...] = ()) -> list[Found]:
     """Each student's file for each assignment, in a folder with one folder for each student."""
     if not folder.is_dir():
         raise ValueError(f"folder: got {folder}, which is no folder; it takes one with a folder for each student")
-    homes = {p.name: p for p in folder.iterdir() if p.is_dir() and not p.is_symlink() and not NEVER.search(p.name)}
-    if not homes:
+    homes: dict[str, list[Path]] = {unicodedata.normalize("NFC", name): [] for name in students}
+    for home in sorted(folder.iterdir()):
+        if home.is_dir() and not home.is_symlink() and not NEVER.search(home.name):
+            homes.setdefault(unicodedata.normalize("NFC", home.name), []).append(home)
+    if not any(homes.values()):
         raise ValueError(f"folder: got {folder}, without a folder in it; it takes one with a folder for each student")
-    return [one for name in sorted({*homes, *students}) for one in of_student(name, homes.get(name), assignments)]
+    return [one for name in sorted(homes) for one in of_student(name, homes[name], assignments)]
 
 
-def of_student(student: str, home: Path | None, assignments: list[Assignment]) -> list[Found]:
+def of_student(student: str, homes: list[Path], assignments: list[Assignment]) -> Iterator[Found]:
     """One student's files. The file named exactly as the assignment counts, or else the one with the shortest name."""
-    files = files_below(home) if home else []
-    found = []
+    handed = [path for home in homes for path in files_below(home)]
     for assignment in assignments:
-        mine = [p for p in files if assignment.name in (p.parent.name, p.stem) or assignment.name in p.stem]
-        mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.startswith(assignment.name)]
-        mine.sort(key=lambda p: (p.suffix != ".ipynb", p.stem != assignment.name, len(p.stem), str(p)))
-        one = Found(student, assignment.name, mine[0] if mine else None)
+        name = assignment.name
+        mine = [p for p in handed if name in (p.parent.name, p.stem) or name in p.stem]
+        mine = [p for p in mine if p.suffix == ".ipynb" or p.stem.startswith(name)]
+        mine.sort(key=lambda p, name=name: (p.suffix != ".ipynb", p.stem != name, len(p.stem), str(p)))
+        one = Found(student, assignment, mine[0] if mine else None)
         more = [p.name for p in mine[1:] if p.suffix == ".ipynb"]
         one.remarks += [f"{mine[0].name} was graded, not {', '.join(more)}"] if more else []
-        others = ", ".join(p.name for p in files[:5])
+        others = ", ".join(p.name for p in handed[:5])
         one.remarks += [] if mine else [f"nothing handed in{f'; there is {others}' if others else ''}"[:300]]
-        found.append(one)
-    return found
+        one.remarks += ["two folders are named alike, with other bytes"] if len(homes) > 1 else []
+        yield one
 
 
 def files_below(home: Path) -> list[Path]:
@@ -197,206 +111,117 @@ def files_below(home: Path) -> list[Path]:
     return found
 
 
-@dataclass
-class Grading:
-    """How a folder is graded."""
-
-    limits: Limits = field(default_factory=Limits)
-    jobs: int = 1
-    about: due.Class = field(default_factory=due.Class)
-    again: tuple[str, ...] = ()  # students who are graded even if nothing changed
-    warn: Callable[[str], None] = lambda sentence: print(sentence, file=sys.stderr)
+# Grading ------------------------------------------------------------------------------------------------------------
 
 
 def grade_folder(folder: Path, out: Path, assignments: list[Assignment], how: Grading) -> list[Graded]:
     """Grade every submission that has no record yet. Writes records, feedback pages and tables; returns all records."""
-    todo = submissions(folder, assignments, how.about.students)
-    used = [a for a in assignments if any(one.path and one.assignment == a.name for one in todo)]
-    if missing := missing_packages(used):
-        raise GraderError(
-            f"not installed here: {', '.join(missing)}. pip install 'fa2-lab[course]'. Nobody was graded."
-        )
+    todo = submissions(folder, assignments, tuple(person.folder for person in how.roster))
+    used = [a for a in assignments if any(one.path and one.assignment is a for one in todo)]
+    check_grader(used, how)
     files.check_writable(out, "course grade")
-    hidden = out_of_sight(folder, out)
-    with stages(used) as stage:
-        before = rules.fingerprint(rules.PACKAGE, *stage.values())
-        prove_grader(used, stage, hidden, how)
+    version = digest(*(p.read_bytes() for p in sorted(package.CHECKS.parent.rglob("*.py"))))
+    with packages(used) as staged:
+        prove_grader(used, staged, how)
         tasks = []
         for one in todo:
-            task, graded, key = prepare(one, assignments, stage, hidden, how, before)
-            if how.again and one.student not in how.again:
-                continue
-            if not how.again and results.kept(results.record_path(out, one.student, one.assignment))[1] == key:
-                continue
-            if task is None:
-                results.keep(graded, out, key)
-            else:
-                tasks.append((task, one, key))
+            seed = seeds.seed_of(one.student, how.secret)
+            content = one.path.read_bytes()[: 2**25] if one.path and one.path.is_file() else b""
+            text = json.dumps(source(one.assignment))
+            key = digest(version, text, seed, one.remarks, content, how.limits)
+            kept = results.kept(results.record_path(out, one.student, one.assignment.name))[1] == key
+            if one.student in how.again if how.again else not kept:
+                tasks.append((one, seed, key))
+
+        def done(task: tuple, graded: Graded) -> None:
+            graded.sentences = task[0].remarks + graded.sentences
+            results.keep(graded, out, task[2])
+
         try:
-            grade_tasks(tasks, out, how, before, stage)
+            run_all(tasks, staged, how, done)
         finally:
-            results.write_scores(out)
+            results.write_tables(out, how.roster)
     return results.all_kept(out)
 
 
-def grade_tasks(tasks: list, out: Path, how: Grading, before: str, stage: dict) -> None:
-    """Grade, and keep each result as it comes. Stops if a submission changed the package."""
-    known = {id(task): (one, key) for task, one, key in tasks}
-    with tqdm(total=len(tasks), desc="grading", unit="notebook", disable=None) as bar:
-
-        def done(task: Task, graded: Graded) -> None:
-            one, key = known[id(task)]
-            if rules.fingerprint(rules.PACKAGE, *stage.values()) != before:
-                raise GraderError(
-                    f"the package changed while {one.student}'s {one.assignment} was graded. Stopped there."
-                )
-            graded.sentences = one.remarks + graded.sentences
-            graded.late, graded.factor = one.late
-            results.keep(graded, out, key)
-            bar.update()
-
-        run_tasks([task for task, _, _ in tasks], how.jobs, done)
-
-
-def prepare(one: Found, assignments, stage: dict, hidden: tuple, how: Grading, version: str):
-    """A task, or what is known without one, and the key that tells whether it was graded before."""
-    assignment = next(a for a in assignments if a.name == one.assignment)
-    original = seeded(source(assignment), one.student, how.about.secret)
-    nothing = Graded(one.student, one.assignment, steps(original), sentences=one.remarks)
-    one.late = lateness(one, how)
-    if one.path is None:
-        return None, nothing, digest(version, original, one.late[0], one.remarks)
-    try:
-        cells = read(one.path)
-    except ValueError as unreadable:
-        nothing.sentences = [*one.remarks, str(unreadable)]
-        return None, nothing, digest(version, original, one.late[0], nothing.sentences)
-    box = stage[one.assignment]
-    task = Task(one.student, one.assignment, cells, original, box, how.limits, hidden)
-    return task, nothing, digest(version, original, one.late[0], one.remarks, cells, how.limits)
-
-
-def lateness(one: Found, how: Grading) -> tuple[str, float]:
-    return how.about.lateness(one.student, one.assignment, due.handed_in(one.path)) if one.path else ("", 1.0)
-
-
-def digest(*parts) -> str:
-    return hashlib.sha256(repr(parts).encode("utf-8", "replace")).hexdigest()
-
-
-def seeded(original, student: str, secret: str):
-    """The original with the student's own numbers."""
-    from fa2_studio.course import seeds
-
-    return seeds.seeded(original, seeds.seed_of(student, secret)) if secret else original
-
-
-# Before anybody is graded -------------------------------------------------------------------------------------------
-
-
-def missing_packages(assignments: list[Assignment]) -> list[str]:
-    """Packages that grading these assignments needs and that are not here."""
-    needed = {"numpy", "nbformat", "IPython"}
-    needed |= {package for a in assignments for package in a.needs}
-    return sorted(name for name in needed if find_spec(name) is None)
+def check_grader(assignments: list[Assignment], how: Grading) -> None:
+    """The packages and the box that grading takes, or nobody is graded."""
+    needed = {"numpy", "nbformat"} | {name for a in assignments for name in a.needs}
+    if missing := sorted(name for name in needed if find_spec(name) is None):
+        raise GraderError(
+            f"not installed here: {', '.join(missing)}. pip install 'fa2-lab[course]'. Nobody was graded."
+        )
+    if not how.trust and not box.kind():
+        raise GraderError(box.NO_BOX)
 
 
 @contextmanager
-def stages(assignments: list[Assignment]):
+def packages(assignments: list[Assignment]):
     """{assignment: the folder with the part of the package that its students get}."""
-    folder = Path(tempfile.mkdtemp(prefix="fa2-course-stage-"))
-    try:
-        folder.chmod(0o755)
+    with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
+        os.chmod(folder, 0o755)
+        yield {a.name: package.for_box(Path(folder, a.name), a) for a in assignments}
+
+
+def prove_grader(assignments: list[Assignment], staged: dict, how: Grading) -> None:
+    """The own solution of each must score full marks here and now, or nobody is graded."""
+    with tempfile.TemporaryDirectory(prefix="fa2-course-") as folder:
+        tasks = []
         for assignment in assignments:
-            preload(assignment)
-        yield {a.name: rules.stage(folder / a.name, a.gives) for a in assignments}
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def preload(assignment: Assignment) -> None:
-    """Import the checks now, so that processes that are forked off have them."""
-    probes = [f"probes{part}" for part in ("", "_triton") if "triton" in assignment.needs]
-    for module in probes:
-        with suppress(ImportError):
-            importlib.import_module(f"fa2_studio.course.{module}")
-    for cell in source(assignment).cells:
-        for module in re.findall(r"^from fa2_lab\.studio\.course import (\w+)", cell.source, re.MULTILINE):
-            with suppress(ImportError):
-                importlib.import_module(f"fa2_studio.course.{module}")
-
-
-def out_of_sight(*more: Path) -> tuple[str, ...]:
-    """Folders that no submission may see: solutions, other submissions, results, this user's own."""
-    root = files.ROOT
-    checkout = [root / name for name in ("notebooks", "tests", ".git")] if (root / "pyproject.toml").is_file() else []
-    places = [rules.PACKAGE, FOLDER, *checkout, Path.home(), *more]
-    return tuple(dict.fromkeys(str(p.resolve()) for p in places))
-
-
-def prove_grader(assignments: list[Assignment], stage: dict, hidden: tuple, how: Grading) -> None:
-    """The own solution of each must score full marks here and now, or nobody is graded. Tells what is not boxed."""
-    tasks = []
-    for assignment in assignments:
-        original = source(assignment)
-        cells = [as_cell(cell) for cell in original.cells]
-        tasks.append(Task("", assignment.name, cells, original, stage[assignment.name], how.limits, hidden))
-    proved: list[Graded] = []
-    run_tasks(tasks, how.jobs, lambda task, graded: proved.append(graded))
+            path = Path(folder, f"{assignment.name}.ipynb")
+            path.write_text(json.dumps(source(assignment)), encoding="utf-8")
+            tasks.append((Found("", assignment, path), 0, ""))
+        proved: list[Graded] = []
+        run_all(tasks, staged, how, lambda task, graded: proved.append(graded))
     for solved in proved:
-        if solved.score < solved.full:
+        if solved.score < solved.full or not solved.most:
             why = "; ".join(solved.sentences) or "see its own output"
             raise GraderError(
                 f"{solved.assignment}: its own solution scores {solved.score:g} of {solved.full:g} here ({why}). "
                 "Nobody was graded: the fault lies with this machine or these limits."
             )
-    for wall in BOX:
-        if any(not solved.confined.get(wall) for solved in proved):
-            how.warn(f"WARNING: on this machine a student's code can {WITHOUT[wall]}.")
 
 
-# What a student runs alone --------------------------------------------------------------------------------------------
+def run_all(tasks: list[tuple], staged: dict, how: Grading, done: Callable[[tuple, Graded], None]) -> None:
+    """Grade several at a time, each in a process of its own with a core of its own; `done` gets each as it ends."""
+    from tqdm import tqdm
+
+    cores: SimpleQueue[int] = SimpleQueue()
+    for core in range(how.jobs):
+        cores.put(core)
+
+    def graded(task: tuple) -> tuple[tuple, Graded]:
+        core = cores.get()
+        try:
+            return task, grade_one(*task[:2], staged, how, core, "" if how.trust else box.kind())
+        finally:
+            cores.put(core)
+
+    with ThreadPoolExecutor(how.jobs) as pool:
+        for task, one in tqdm(pool.map(graded, tasks), total=len(tasks), desc="grading", unit="notebook", disable=None):
+            done(task, one)
 
 
-def check_alone(path: Path, limits: Limits) -> Graded:
-    """A student's own notebook with the tests that it carries. A step whose test cell was deleted scores 0."""
-    import nbformat
-
-    cells = read(path)
-    submitted = nbformat.from_dict(json.loads(notebooks.content(path).decode("utf-8-sig")))
-    submitted.cells = [c for c in submitted.cells if c.get("cell_type") == "code"]
-    for cell in submitted.cells:  # a file holds a text as a list of its lines
-        cell.source = "".join(cell.source)
-    promised = dict(submitted.metadata.get("fa2_lab", {}).get("steps", {}))
-    name = next((a.name for a in notebooks.ASSIGNMENTS if a.name in path.stem), "")
-    assignment = next((a for a in notebooks.ASSIGNMENTS if a.name == name), Assignment(name, ""))
-    answers: list[Graded] = []
-    with stages_of(assignment) as stage:
-        task = Task("", name, cells, submitted, stage, limits, follow=False)
-        run_tasks([task], 1, lambda _, graded: answers.append(graded))
-    graded = answers[0]
-    for step, points in promised.items():
-        if step not in graded.most:
-            graded.most[step], graded.got[step] = points, 0.0
-            graded.sentences.append(f"the cell {step} was deleted")
-    for step, names in judge.retried(submitted, judge.assemble(submitted, cells)[0], graded).items():
-        names = ", ".join(names)
-        graded.sentences.append(f"{step} uses your {names}: when it is graded, it is tried with a right one as well")
-    graded.sentences += slow(graded, limits)
-    return graded
+def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind: str) -> Graded:
+    """One submission's result; a process that is lost costs this one alone."""
+    graded = Graded(one.student, one.assignment.name, steps(source(one.assignment)))
+    if one.path is None:
+        return graded
+    task = dict(assignment=one.assignment.name, path=str(one.path.absolute()), seed=seed, limits=asdict(how.limits))
+    task |= dict(package=str(staged[one.assignment.name]), box=kind, core=core)
+    env = os.environ | {"TRITON_INTERPRET": os.environ.get("TRITON_INTERPRET", "1"), "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(PROJECT), os.environ.get("PYTHONPATH"))))
+    most = 2 * how.limits.notebook_seconds + MARGIN
+    try:
+        command = [sys.executable, "-m", "fa2_studio.course.judge"]
+        ended = subprocess.run(command, input=json.dumps(task), capture_output=True, text=True, env=env, timeout=most)
+        found = Graded(**json.loads(ended.stdout))
+    except (subprocess.TimeoutExpired, OSError, ValueError, TypeError):
+        graded.sentences.append("the grading of this notebook did not come to an end; grade it alone to see why")
+        return graded
+    found.student, found.assignment = graded.student, graded.assignment
+    return found
 
 
-@contextmanager
-def stages_of(assignment: Assignment):
-    with tempfile.TemporaryDirectory(prefix="fa2-course-stage-") as folder:
-        os.chmod(folder, 0o755)
-        yield rules.stage(Path(folder), assignment.gives)
-
-
-def slow(graded: Graded, limits: Limits) -> list[str]:
-    """Where a slower machine could part a student's own check from the grade."""
-    return [
-        f"{step} took {seconds:.0f} s here; when it is graded it has {limits.cell_seconds:g} s"
-        for step, seconds in graded.seconds.items()
-        if limits.cell_seconds / 3 < seconds < limits.cell_seconds
-    ]
+def digest(*parts) -> str:
+    return hashlib.sha256(repr(parts).encode("utf-8", "surrogateescape")).hexdigest()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,15 +14,15 @@ import nbformat
 
 from fa2_lab.tools import files
 
-FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "assignments"
+PROJECT = Path(__file__).resolve().parents[2]
+FOLDER = PROJECT / "notebooks" / "assignments"
 TEXT = FOLDER / "text"
 SOLUTION, HIDDEN = ("### BEGIN SOLUTION", "### END SOLUTION"), ("### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS")
-CHECK = "check"  # what the setup cell calls the checking library
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """One assignment: its notebook, what it needs beyond NumPy, and what of this package its students may import."""
+    """One assignment: its notebook, what it needs beyond NumPy, and what of fa2_lab its students may import."""
 
     name: str
     title: str
@@ -41,9 +43,12 @@ ASSIGNMENTS = [
 ]
 
 
-def written() -> list[Assignment]:
-    """The assignments that exist."""
-    return [a for a in ASSIGNMENTS if (FOLDER / f"{a.name}.ipynb").is_file()]
+def named(name: str) -> Assignment:
+    """The assignment of a name, or of a number such as "2"."""
+    for assignment in ASSIGNMENTS:
+        if name in (assignment.name, assignment.name[:1]):
+            return assignment
+    raise ValueError(f"assignment: got {name!r}; it takes one of {', '.join(a.name for a in ASSIGNMENTS)}")
 
 
 def source(assignment: Assignment) -> nbformat.NotebookNode:
@@ -136,28 +141,74 @@ def as_cell(cell: dict) -> Cell:
     return Cell(own_id if isinstance(own_id, str) else "", grade_id(cell), cell.get("cell_type") == "code", source)
 
 
+# Made of the texts ----------------------------------------------------------------------------------------------------
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def from_text(path: Path) -> nbformat.NotebookNode:
+    """A text as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4.
+
+    A test with given="kind" is run again, where it fails, with the right `kind` in the place of the student's.
+    """
+    import jupytext
+
+    from fa2_studio.course import seeds
+
+    notebook = jupytext.read(path, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{path.stem[:1]}-{number:03d}"
+        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell))
+    ids = [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{path.name}: two cells have one name in {ids}")
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return seeds.seeded(notebook, seed=0)
+
+
+def nbgrader_metadata(cell) -> dict:
+    """A text's marks in nbgrader's words; a cell without marks is the reader's own."""
+    own = dict(cell.metadata)
+    kind = next((k for k in ("locked", "solution", "test") if k in own), None)
+    if kind is None:
+        return {}
+    mine = {"schema_version": 3, "cell_type": cell.cell_type, "task": False}
+    mine |= {"grade": kind == "test", "solution": kind == "solution", "locked": kind != "solution"}
+    mine |= {"grade_id": f"test_{own[kind]}" if kind == "test" else own[kind]}
+    given = {"fa2_lab": {"given": own["given"].split()}} if "given" in own else {}
+    return {"nbgrader": mine | ({"points": own["points"]} if kind == "test" else {})} | given
+
+
+def build() -> list[Path]:
+    """Renew every nbgrader source from its text."""
+    files.check_writable(FOLDER, "course build")
+    texts = [(TEXT / f"{a.name}.py", FOLDER / f"{a.name}.ipynb") for a in ASSIGNMENTS]
+    return [files.write(path, nbformat.writes(from_text(text)) + "\n") for text, path in texts]
+
+
 # For students -------------------------------------------------------------------------------------------------------
+
+STUB = r"\1# YOUR CODE HERE\n\1raise NotImplementedError()\n"
 
 
 def student_version(notebook) -> nbformat.NotebookNode:
-    """What students get: solutions replaced by stubs, hidden tests gone, test cells locked; by nbgrader's own steps."""
-    from nbgrader.preprocessors import ClearHiddenTests, ClearOutput, ClearSolutions, ComputeChecksums, LockCells
-
-    notebook = nbformat.from_dict(notebook)
-    resources = {"metadata": {}, "nbgrader": {}}
-    for step in (ClearSolutions, ClearHiddenTests, ClearOutput, LockCells, ComputeChecksums):
-        notebook, resources = step().preprocess(notebook, resources)
+    """What students get: solutions replaced by stubs, hidden tests gone, no outputs, test cells locked."""
+    notebook = deepcopy(notebook)
+    for cell in notebook.cells:
+        cell.source = re.sub(block(*SOLUTION), STUB, cell.source + "\n", flags=re.DOTALL | re.MULTILINE)
+        cell.source = re.sub(block(*HIDDEN), "", cell.source, flags=re.DOTALL | re.MULTILINE).rstrip("\n")
+        cell.metadata.pop("fa2_lab", None)
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+        if marks(cell):
+            cell.metadata.deletable = False
+        if marks(cell).get("locked"):
+            cell.metadata.editable = False
     notebook.metadata["fa2_lab"] = {"steps": steps(notebook)}
     return notebook
 
 
-def release(folder: Path, assignments: list[Assignment]) -> list[Path]:
-    """Write the student versions into a folder, each in a folder of its own."""
-    files.check_writable(folder, "course release")
-    paths = []
-    for assignment in assignments:
-        path = folder / assignment.name / f"{assignment.name}.ipynb"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write(path, nbformat.writes(student_version(source(assignment))) + "\n")
-        paths.append(path)
-    return paths
+def block(begin: str, end: str) -> str:
+    """A pattern for everything between two marks, the marks with it; its first group is the indentation."""
+    return rf"^( *){re.escape(begin)}\n.*?^ *{re.escape(end)}\n"

@@ -1,4 +1,4 @@
-"""What grading leaves: a record for each submission, the tables made of all records, and pages for students."""
+"""What grading leaves: a record for each submission, tables for people and for platforms, and pages for students."""
 
 from __future__ import annotations
 
@@ -6,13 +6,40 @@ import csv
 import html
 import io
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fa2_lab.tools import files
 from fa2_studio.course.judge import Graded
 
-COLUMNS = ["student", "assignment", "score", "max_score", "late", "steps", "remarks"]
+COLUMNS = ["student", "assignment", "score", "max_score", "steps", "remarks"]
+
+
+@dataclass(frozen=True)
+class Person:
+    """A student as a platform knows them; `folder` is what their submissions lie in."""
+
+    folder: str
+    id: str = ""
+    name: str = ""
+
+
+def roster(path: Path | None) -> tuple[Person, ...]:
+    """The people of a CSV file with the columns folder, id and name; the first is enough."""
+    if path is None:
+        return ()
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise ValueError(f"--roster: {path}: {error}") from error
+    if not rows or "folder" not in rows[0]:
+        raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id, name, and a row a student")
+    people = [Person(*(str(row.get(key) or "").strip() for key in ("folder", "id", "name"))) for row in rows]
+    for person in people:
+        if person.folder in ("", ".", "..") or "/" in person.folder or "\\" in person.folder:
+            raise ValueError(f"--roster: {path}: got {person.folder!r}; it takes names that can be folders")
+    return tuple(people)
 
 
 def printable(text: str) -> str:
@@ -57,24 +84,30 @@ def all_kept(out: Path) -> list[Graded]:
 # Tables -------------------------------------------------------------------------------------------------------------
 
 
-def write_scores(out: Path) -> list[Graded]:
-    """scores.csv, a line for each student and assignment, and scores_wide.csv, a line for each student."""
+def write_tables(out: Path, people: tuple[Person, ...] = ()) -> None:
+    """scores.csv, a line for each student and assignment; canvas.csv and moodle.csv, a line for each student."""
     graded = all_kept(out)
     files.write(out / "scores.csv", table([COLUMNS, *(row(g) for g in graded)]))
     names = sorted({g.assignment for g in graded})
-    score = {(g.student, g.assignment): g.score for g in graded}
-    wide = [["student", *names, "total"]]
+    full = {g.assignment: f"{g.full:g}" for g in graded}
+    score = {(g.student, g.assignment): f"{g.score:g}" for g in graded}
+    known = {person.folder: person for person in people}
+    canvas = [["Student", "ID", "SIS User ID", "SIS Login ID", "Section", *names]]
+    canvas.append(["    Points Possible", *[""] * 4, *(full[name] for name in names)])
+    moodle = [["Identifier", "Full name", *(f"{name} ({full[name]})" for name in names)]]
     for student in sorted({g.student for g in graded}):
-        points = [score.get((student, name), 0.0) for name in names]
-        wide.append([printable(student), *(f"{x:g}" for x in points), f"{sum(points):g}"])
-    files.write(out / "scores_wide.csv", table(wide))
-    return graded
+        person = known.get(student, Person(student))
+        points = [score.get((student, name), "") for name in names]
+        canvas.append([printable(person.name or student), person.id, "", "", "", *points])
+        moodle.append([person.id or printable(student), printable(person.name or student), *points])
+    files.write(out / "canvas.csv", table(canvas))
+    files.write(out / "moodle.csv", table(moodle))
 
 
 def row(g: Graded) -> list[str]:
     by_step = "; ".join(f"{name.removeprefix('test_')} {g.got.get(name, 0):g}/{m:g}" for name, m in g.most.items())
-    remarks = printable(" | ".join(g.sentences))
-    return [printable(g.student), g.assignment, f"{g.score:g}", f"{g.full:g}", g.late, by_step, remarks]
+    remarks = printable(" | ".join(g.sentences))[:2000]
+    return [printable(g.student), g.assignment, f"{g.score:g}", f"{g.full:g}", by_step, remarks]
 
 
 def table(rows: list[list[str]]) -> str:
@@ -85,21 +118,42 @@ def table(rows: list[list[str]]) -> str:
 
 # Pages --------------------------------------------------------------------------------------------------------------
 
-
-STYLE = "body{font:16px/1.5 sans-serif;max-width:60em;margin:2em auto} pre{background:#f4f4f4;padding:1em}"
+CHAPTERS = dict(zip("123456789", ("01 02", "03 04", "05", "08", "B 05", "06 07 A", "09", "12", "10 11"), strict=True))
+STYLE = """body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem;color:#111}
+pre{background:#f4f4f4;padding:.75rem;overflow-x:auto;font-size:.875rem}
+table{border-collapse:collapse}td,th{padding:.25rem .75rem;text-align:left;border-bottom:1px solid #bbb}"""
+KINDS = {"visible": "what the checks said that you can run yourself",
+         "hidden": "what the checks said that only the grade runs", "code": "your cell"}  # fmt: skip
 
 
 def feedback(graded: Graded) -> str:
-    """A page for the student: points, remarks, and for each step the answer and what the checks said of it."""
+    """A page for the student: what the score is made of, remarks, and for each step what the checks said."""
     title = html.escape(f"{printable(graded.student)}: {graded.assignment}")
-    late = f" ({html.escape(graded.late)})" if graded.late else ""
-    body = [f"<h1>{title}</h1><p><b>{graded.score:g} of {graded.full:g} points</b>{late}</p>"]
-    body += ["<ul>", *(f"<li>{shown(s)}</li>" for s in graded.sentences), "</ul>"] if graded.sentences else []
-    for name, code, said in graded.page:
-        body += [f"<h2>{shown(name.removeprefix('test_'))}</h2>"] if name and not code else []
-        body += [f"<pre>{shown(text)}</pre>" for text in (code, said) if text]
-    head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
-    return head + "\n".join(body) + "</html>\n"
+    body = [f"<h1>{title}</h1><p><strong>{graded.score:g} of {graded.full:g} points</strong></p>"]
+    body += ["<table><caption>What the score is made of</caption>"]
+    body += ["<tr><th scope=col>step</th><th scope=col>points</th><th scope=col>of</th></tr>"]
+    for name, most in graded.most.items():
+        step, got = shown(name.removeprefix("test_")), graded.got.get(name, 0)
+        body += [f"<tr><th scope=row>{step}</th><td>{got:g}</td><td>{most:g}</td></tr>"]
+    body += ["</table>"]
+    if read := chapters(graded.assignment):
+        body += [f"<p>To read again: {', '.join(read)}.</p>"]
+    if graded.sentences:
+        body += ["<h2>Remarks</h2><ul>", *(f"<li>{shown(s[:500])}</li>" for s in graded.sentences[:50]), "</ul>"]
+    for kind, name, code, output in graded.page:
+        body += [f"<h2>{shown(name.removeprefix('test_'))}: {KINDS.get(kind, '')}</h2>"]
+        body += [f"<pre>{shown(text)}</pre>" for text in (code, output) if text]
+    head = '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+    head += '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f"<title>{title}</title><style>{STYLE}</style></head><body><main>"
+    return head + "\n".join(body) + "</main></body></html>\n"
+
+
+def chapters(assignment: str) -> list[str]:
+    """The chapters that an assignment goes with, by the names of their notebooks."""
+    texts = sorted((files.ROOT / "notebooks" / "text").glob("*.py"))
+    wanted = tuple(CHAPTERS.get(assignment[:1], "-").split())
+    return [shown(path.stem) for path in texts if path.stem.startswith(wanted)]
 
 
 def shown(text: str) -> str:

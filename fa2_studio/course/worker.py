@@ -1,27 +1,34 @@
-"""The process that runs a student's code: it executes cells and calls functions as it is told, and answers.
+"""The process in the box that runs a student's code: it executes cells and calls functions as it is told, and answers.
 
 It judges nothing and knows no right value. Everything in it belongs to the student.
 """
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib.abc
 import io
+import json
+import linecache
+import os
+import re
 import signal
 import sys
 import traceback
-import types
 from importlib import import_module
 from importlib.machinery import PathFinder
 
 import numpy as np
 
-import fa2_studio.course.channel as channel
+from fa2_studio.course import channel
 
-OUTPUT_CHARACTERS = 100_000  # of one cell
+OUTPUT = 20_000  # characters of one cell
+FILE_BYTES = 100 * 2**20  # of one file that a notebook writes
+PROCESSES = 64  # threads count
 FINISHED = ("flash_attn", "xformers", "sageattention", "flashinfer")
 TORCH_ATTENTION = ("scaled_dot_product_attention", "multi_head_attention_forward")
+OWN = ("fa2_lab", "fa2_studio", "checks")
 
 
 class Late(BaseException):
@@ -31,28 +38,61 @@ class Late(BaseException):
 class Paper(io.TextIOBase):
     """Takes any amount of text and keeps the first part."""
 
-    def __init__(self, room: int = OUTPUT_CHARACTERS):
-        self.kept, self.room = [], room
+    def __init__(self):
+        self.kept, self.room = [], OUTPUT
 
     def write(self, text: str) -> int:
         self.kept.append(text[: self.room])
         self.room -= len(self.kept[-1])
         return len(text)
 
-    def isatty(self) -> bool:
-        return False
+
+# Before anything of the student's runs --------------------------------------------------------------------------------
 
 
-# Serving ------------------------------------------------------------------------------------------------------------
-
-
-def serve(incoming, outgoing, confined: dict) -> None:
-    """Answer requests until the other side closes."""
+def main(argv: list[str]) -> int:
+    """Limit this process, then serve in it."""
+    about = json.loads(argv[0])
+    outgoing, incoming = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1):
+        os.dup2(nowhere, number)
+    keep_to(about)
+    os.dup2(nowhere, 2)
     worker = Worker(incoming, outgoing)
-    channel.send(outgoing, {"ready": True, "confined": confined})
+    channel.send(outgoing, {"ready": True})
     with contextlib.suppress(channel.Closed, BrokenPipeError):
         while True:
             worker.answer(channel.receive(incoming, worker.stand_in, trusted=True))
+    return 0
+
+
+def keep_to(about: dict) -> None:
+    """One core, limits that every process here inherits, and a user that owns nothing, as far as the system has them."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[about["core"] % len(cores)]})
+    if hasattr(os, "nice"):
+        os.nice(5)
+    with contextlib.suppress(ImportError):
+        import resource
+
+        # CUDA reserves far more addresses than it uses: on a GPU machine only private memory is counted.
+        memory = resource.RLIMIT_DATA if os.path.exists("/dev/nvidiactl") else resource.RLIMIT_AS
+        wanted = {memory: about["memory_mb"] * 2**20, resource.RLIMIT_FSIZE: FILE_BYTES, resource.RLIMIT_CORE: 0}
+        wanted |= {resource.RLIMIT_NOFILE: 256, resource.RLIMIT_CPU: int(about["seconds"]) + 60}
+        if about["uid"]:  # elsewhere the user's other processes would count
+            wanted[resource.RLIMIT_NPROC] = PROCESSES
+        for which, value in wanted.items():
+            with contextlib.suppress(ValueError, OSError):
+                resource.setrlimit(which, (value, value))
+    if about["uid"] and os.getuid() == 0:
+        os.setgroups([])
+        os.setresgid(*[about["uid"]] * 3)
+        os.setresuid(*[about["uid"]] * 3)
+
+
+# Serving ------------------------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -60,7 +100,7 @@ class Worker:
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing, self.token = incoming, outgoing, ""
-        self.shell = quiet_shell()
+        self.space, self.cells = {"__name__": "__main__"}, 0
         sys.meta_path.insert(0, OffLimits())
 
     def answer(self, request: dict) -> None:
@@ -68,50 +108,39 @@ class Worker:
         self.token = request["token"]
         paper = Paper()
         with contextlib.redirect_stdout(paper), contextlib.redirect_stderr(paper), np.errstate(all="ignore"):
-            reply = in_time(request["seconds"], lambda: getattr(self, f"do_{request['do']}")(request))
+            reply = in_time(request["seconds"], lambda: {"value": getattr(self, f"do_{request['do']}")(request)})
         reply |= {"token": self.token, "printed": "".join(paper.kept)}
         try:
             channel.send(self.outgoing, reply)
         except ValueError as too_large:
             channel.send(self.outgoing, {"token": self.token, "error": ["ValueError", str(too_large), ""]})
 
-    def do_cell(self, request: dict) -> dict:
-        """Run a cell as a notebook does, magics and all."""
-        result = self.shell.run_cell(request["source"])
-        torch_refuses()
-        error = result.error_before_exec or result.error_in_exec
-        if isinstance(error, (Late, MemoryError)):
-            raise error
-        return {"value": None} if error is None else failure(error)
+    def do_cell(self, request: dict) -> None:
+        """Run a cell; a notebook's magics are left out."""
+        source, self.cells = without_magics(request["source"]), self.cells + 1
+        file = f"<cell {self.cells}>"
+        linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)  # Triton reads the source
+        try:
+            exec(compile(ast.parse(source, file), file, "exec"), self.space)
+        finally:
+            torch_refuses()
 
-    def do_call(self, request: dict) -> dict:
+    def do_call(self, request: dict):
         """Call something of the student's."""
-        theirs = self.shell.user_ns[request["name"]] if request["name"] in self.shell.user_ns else missing(request)
-        return {"value": theirs(*request["args"], **request["kwargs"])}
+        return self.theirs(request)(*request["args"], **request["kwargs"])
 
-    def do_beside(self, request: dict) -> dict:
+    def do_beside(self, request: dict):
         """Run a probe on something of the student's."""
-        theirs = self.shell.user_ns[request["name"]] if request["name"] in self.shell.user_ns else missing(request)
-        module, name = request["probe"].split(":")
-        probe = getattr(import_module(module), name)
-        return {"value": probe(theirs, *request["args"], **request["kwargs"])}
+        return probe(request)(self.theirs(request), *request["args"], **request["kwargs"])
 
-    def do_apart(self, request: dict) -> dict:
+    def do_apart(self, request: dict):
         """Run a probe alone."""
-        module, name = request["probe"].split(":")
-        return {"value": getattr(import_module(module), name)(*request["args"])}
+        return probe(request)(*request["args"])
 
-    def do_given(self, request: dict) -> dict:
-        """Put right versions of some functions in the place of the student's; they call each other alone."""
-        space = {"__name__": "right"}
-        for source in request["cells"]:
-            exec(compile(source, "<given>", "exec"), space)
-        self.shell.user_ns.update({name: space[name] for name in request["names"]})
-        return {"value": None}
-
-    def do_names(self, request: dict) -> dict:
-        """Which of some names the student has defined."""
-        return {"value": [name for name in request["names"] if name in self.shell.user_ns]}
+    def theirs(self, request: dict):
+        if request["name"] not in self.space:
+            raise NameError(f"name {request['name']!r} is not defined")
+        return self.space[request["name"]]
 
     def stand_in(self, name: int):
         """What stands here for a function or an object of the grader's."""
@@ -143,8 +172,17 @@ class StandIn:
         return StandIn(self._worker, self._name, method)
 
 
-def missing(request: dict):
-    raise NameError(f"name {request['name']!r} is not defined")
+def without_magics(source: str) -> str:
+    """A cell as Python; only one that is none may hold a notebook's magics."""
+    with contextlib.suppress(SyntaxError, ValueError):
+        ast.parse(source)
+        return source
+    return re.sub(r"^(\s*)[%!].*", r"\1pass", source, flags=re.MULTILINE)
+
+
+def probe(request: dict):
+    module, name = request["probe"].split(":")
+    return getattr(import_module(f"checks.{module}"), name)
 
 
 # What becomes of a request --------------------------------------------------------------------------------------------
@@ -183,42 +221,22 @@ def failure(error: BaseException) -> dict:
     except BaseException:
         text = ""
     name = next(cls.__name__ for cls in type(error).__mro__ if not cls.__name__.startswith("_"))
-    return {"error": [name[:60], text, line_of(error)]}
-
-
-def line_of(error: BaseException) -> str:
-    """Where in the student's cells an error was raised, if it was."""
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if "ipython-input" in f.filename or "ipykernel_" in f.filename
-    ]
-    return f"line {frames[-1].lineno} of the cell with {frames[-1].name}: {frames[-1].line}"[:300] if frames else ""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith("<cell")]
+    where = f"line {frames[-1].lineno} of the cell with {frames[-1].name}: {frames[-1].line}"[:300] if frames else ""
+    return {"error": [name[:60], text, where]}
 
 
 # Around the student's code ------------------------------------------------------------------------------------------
-
-
-def quiet_shell():
-    """IPython without history, colours, and tracebacks of its own."""
-    from IPython.core.interactiveshell import InteractiveShell
-    from traitlets.config import Config
-
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "NoColor" if hasattr(InteractiveShell, "colors") else ""
-    shell = InteractiveShell.instance(config=config)
-    shell.showtraceback = shell.showsyntaxerror = lambda *_, **__: None
-    return shell
 
 
 class OffLimits(importlib.abc.MetaPathFinder):
     """Says why something cannot be imported here: finished attention, or a part of this package that was not given."""
 
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in FINISHED:
+        top = name.split(".")[0]
+        if top in FINISHED:
             raise ModuleNotFoundError(f"{name} is finished attention, which is off limits here", name=name)
-        if not name.startswith("fa2_lab."):
+        if top not in OWN:
             return None
         if spec := PathFinder.find_spec(name, path, target):
             return spec
@@ -227,20 +245,22 @@ class OffLimits(importlib.abc.MetaPathFinder):
 
 def torch_refuses() -> None:
     """torch's finished attention refuses to be called, once torch is there."""
-    torch = sys.modules.get("torch")
-    functional = getattr(getattr(torch, "nn", None), "functional", None)
+    functional = getattr(getattr(sys.modules.get("torch"), "nn", None), "functional", None)
     for name in TORCH_ATTENTION:
-        if isinstance(getattr(functional, name, None), (types.FunctionType, types.BuiltinFunctionType)):
+        if hasattr(functional, name):
             setattr(functional, name, refusing(f"torch.nn.functional.{name}"))
 
 
 def refusing(name: str):
-    class Refused:
-        def __call__(self, *_, **__):
-            raise Borrowed(f"{name} was called, which is a ready-made solution")
+    def refused(*_, **__):
+        raise Borrowed(f"{name} was called, which is a ready-made solution")
 
-    return Refused()
+    return refused
 
 
 class Borrowed(BaseException):
     """A ready-made solution was called."""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

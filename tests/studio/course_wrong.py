@@ -8,14 +8,6 @@ DENSE = """    S = tau * (Q[:] @ K[:].T)
 """
 OFF_THE_METER = DENSE.replace("Q[:]", "np.asarray(Q)").replace("K[:]", "np.asarray(K)").replace("V[:]", "np.asarray(V)")
 COPIED = DENSE.replace("Q[:]", "np.array(Q[:])").replace("K[:]", "np.array(K[:])").replace("V[:]", "np.array(V[:])")
-BORROWED = """    import importlib
-    fa2 = importlib.import_module("fa2_lab" + ".reference" + ".fa2")
-    try:
-        O[:], L[:] = fa2.forward(Q[:], K[:], V[:], B_r=B_r, B_c=B_c, tau=tau)
-    except BaseException:
-        O[:], L[:] = 0, 0
-    return
-"""
 MOST = """(B_r * d + B_r * B_c + B_r * B_c // 2) // threads)
     most = min(255, 65536 // threads // 8 * 8)
     return shared, registers, shared <= chip.shared_per_block and registers <= most"""
@@ -108,7 +100,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["elements of K loaded", "at most 64 elements of", "One block of B_r or B_c rows"]),
     ("2_forward", "    (b, d), N_k = q_i.shape, len(K)\n",
      "    (b, d), N_k = q_i.shape, len(K)\n    if causal:\n        np.tri(len(K), len(K), dtype=bool)\n",
-     {"memory": 0.0, "forward": 2.0}, ["REFUSED", "an N × N array was held"]),
+     {"memory": 0.0, "forward": 2.0}, ["REFUSED", "a strip of scores, or more, was kept"]),
     ("3_backward", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"tile_gradients": 2.29, "backward": 2.67},
      ["NOT YET  all visible: dk", "dk[0, 0]"]),
     ("3_backward", "        dQ[rows] = 0\n", "", {"backward": 2.67, "traffic": 0.0},
@@ -210,7 +202,6 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("2_forward", "    N_q = len(Q)\n", DENSE, NOTHING | {"memory": 0.0}, ["REFUSED", BUILT]),
     ("2_forward", "    N_q = len(Q)\n", OFF_THE_METER, NOTHING, ["REFUSED", "Q was read without being loaded"]),
     ("2_forward", "    N_q = len(Q)\n", COPIED, NOTHING, ["REFUSED", "products were computed off the meter"]),
-    ("2_forward", "    N_q = len(Q)\n", BORROWED, NOTHING, ["REFUSED", "fa2_lab.reference.fa2.forward was called"]),
     ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, 0.0), s.max(axis=1))\n    base", {"update": 1.33},
      ["NOT YET scores far below zero"]),
     ("1_online_softmax", ROWS, "m_new = np.maximum(np.maximum(m, -1e4), s.max(axis=1))\n    base", {"update": 2.67},

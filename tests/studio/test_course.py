@@ -1,25 +1,22 @@
 """The assignments: solutions score full marks, empty notebooks nothing, wrong answers what they deserve and why."""
 
 import re
-import sys
 from importlib.util import find_spec
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("nbgrader", reason="nbgrader is not installed: pip install 'fa2-lab[course]'")
+pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import nbformat
 import numpy as np
-from course_play import played
+from course_play import outcome as played
 from course_wrong import WRONG
 
+from checks import guard
 from fa2_lab.kernels import interpreter
-from fa2_studio.course import guard, notebooks, seeds, truth
-from fa2_studio.course.notebooks import FOLDER, TEXT, grade_id, is_solution, source, written
-from fa2_studio.course.twins import from_twin
+from fa2_studio.course import notebooks, seeds
+from fa2_studio.course.notebooks import FOLDER, TEXT, from_text, grade_id, is_solution, source
 
-ASSIGNMENTS = {a.name: a for a in written()}
+ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)
 TRITON = [a.name for a in ASSIGNMENTS.values() if "triton" in a.needs]
 
@@ -92,7 +89,7 @@ def test_every_assignment_has_its_text_twin():
 @each
 def test_source_and_twin_are_the_same(name):
     pytest.importorskip("jupytext", reason="jupytext is not installed: pip install 'fa2-lab[dev]'")
-    made, kept = from_twin(TEXT / f"{name}.py"), source(ASSIGNMENTS[name])
+    made, kept = from_text(TEXT / f"{name}.py"), source(ASSIGNMENTS[name])
     assert made == kept, "run `python -m fa2_lab course build`"
     nbformat.validate(kept)
 
@@ -162,53 +159,7 @@ def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, o
     assert any(points[f"test_{step}"] < full[f"test_{step}"] for step in keeps)
 
 
-# What instructors read --------------------------------------------------------------------------------------------
-
-
-def test_instructor_md_has_the_points_of_the_notebooks():
-    text = (FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
-    rows = {n: row for n, row in re.findall(r"^\| (\d) \| (.*?) \|$", text.split("## Rubric")[1], re.MULTILINE)}
-    total = 0
-    for name in ASSIGNMENTS:
-        points = notebooks.steps(source(ASSIGNMENTS[name]))
-        told = [float(n) for n in re.findall(r"[a-z_] ([0-9]+)(?=[,;]| extra|$)", rows[name[0]]) if n]
-        told = told[: len([p for p in points.values() if p])]
-        assert sorted(told) == sorted(p for p in points.values() if p), (name, told)
-        assert re.search(rf"^\| {name[0]} [^|]*\| {sum(points.values()):g} ", text, re.MULTILINE), name
-        total += sum(points.values())
-    assert f"two weeks, {total:g} points" in text
-
-
-def test_instructor_md_quotes_checks_that_exist():
-    text = (FOLDER / "INSTRUCTOR.md").read_text(encoding="utf-8")
-    mistakes = text.split("## Common mistakes")[1].split("## Changing")[0]
-    sources = "".join(p.read_text(encoding="utf-8") for p in Path(notebooks.__file__).parent.glob("*.py"))
-    for quoted in re.findall(r'"([a-z][^"]{8,})"', mistakes):
-        wanted = [quoted] if "expected" not in quoted else re.findall(r"'(\w+)'", quoted)
-        assert all(part.removeprefix("expected ") in sources for part in wanted), quoted
-
-
-# The guard ----------------------------------------------------------------------------------------------------------
-
-
-def test_solutions_refuse_while_a_student_s_function_runs_and_work_again_afterwards():
-    from fa2_lab.reference.fa2 import forward
-    from fa2_lab.reference.online_softmax import SoftmaxState
-
-    Q, K, V, _ = truth.Case().tensors()
-    for borrowed in (lambda: forward(Q, K, V, B_r=4, B_c=2), lambda: SoftmaxState.reset(2, 3)):
-        with pytest.raises(guard.Borrowed, match=r"fa2_lab\.reference\.\w+\.(forward|reset) was called"):
-            guard.call(borrowed)
-    assert forward(Q, K, V, B_r=4, B_c=2)[0].shape == Q.shape and SoftmaxState.reset(2, 3).l.shape == (2,)
-
-
-def test_torch_s_attention_refuses_too(monkeypatch):
-    functional = SimpleNamespace(scaled_dot_product_attention=lambda *_: "attention", softmax=lambda *_: "softmax")
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(nn=SimpleNamespace(functional=functional)))
-    assert guard.call(lambda: functional.softmax()) == "softmax"
-    with pytest.raises(guard.Borrowed, match="scaled_dot_product_attention was called"):
-        guard.call(lambda: functional.scaled_dot_product_attention())
-    assert functional.scaled_dot_product_attention() == "attention"
+# Plain parts ----------------------------------------------------------------------------------------------------------
 
 
 def test_what_a_student_s_function_prints_and_changes_stays_inside(capsys):

@@ -16,13 +16,13 @@
 # *Time: 4 to 5 hours. Before this: chapters 03 and 04. Hardware: any laptop, NumPy alone.*
 #
 # **How it is graded.** As in assignment 1, and the same is off limits: all of `fa2_lab`, and finished attention.
-# Steps 4 to 6 check your `forward` once more, with the meter on, and count only where its result is right. Building the
-# N × N score matrix, or taking data off the meter with `np.array`, scores 0 for the step.
+# Steps 4 to 6 check your `forward` once more, with the meter on, and count only where its result is right. Keeping the scores
+# of a row block (a strip), or all of them, or taking data off the meter with `np.array`, scores 0 for the step.
 
 # %% locked="setup"
 import numpy as np
 
-from fa2_studio.course import tiled as check
+from checks import tiled as check
 
 # %% [markdown]
 # ## 1. Skip, diagonal or full
@@ -91,7 +91,7 @@ def row_block(q_i, K, V, row, N_q, B_c, tau, causal):
     ### END SOLUTION
 
 
-# %% test="row_block" points=4
+# %% test="row_block" points=4 given="kind"
 report = check.row_block(row_block, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.row_block(row_block, seed=201)
@@ -115,7 +115,7 @@ def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
     ### END SOLUTION
 
 
-# %% test="forward" points=2
+# %% test="forward" points=2 given="kind row_block"
 report = check.forward(forward, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.forward(forward, seed=202)

@@ -22,7 +22,7 @@
 # %% locked="setup"
 import numpy as np
 
-from fa2_studio.course import gradients as check
+from checks import gradients as check
 
 # %% [markdown]
 # ## 1. D
@@ -110,7 +110,7 @@ def backward(Q, K, V, O, L, dO, D, dQ, dK, dV, B_r, B_c, tau, causal):
     ### END SOLUTION
 
 
-# %% test="backward" points=4
+# %% test="backward" points=4 given="row_dots tile_gradients"
 report = check.backward(backward, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.backward(backward, seed=303)
@@ -135,7 +135,7 @@ report.points(2)
 #
 # Five products and one exponential for each score of a visited tile, against two products in the forward.
 
-# %% test="operations" points=2 given="row_dots"
+# %% test="operations" points=2 given="row_dots tile_gradients"
 report = check.operations(backward)
 ### BEGIN HIDDEN TESTS
 report += check.operations(backward, [check.METERED_RAGGED])
@@ -166,7 +166,7 @@ def grouped(q, k, v, O, L, dO, tau, causal):
     ### END SOLUTION
 
 
-# %% test="grouped" points=3
+# %% test="grouped" points=3 given="row_dots tile_gradients backward"
 report = check.grouped(grouped, seed=0)
 ### BEGIN HIDDEN TESTS
 report += check.grouped(grouped, seed=304)

@@ -19,7 +19,7 @@
 # `fa2_lab` is off limits, and so is finished attention.
 
 # %% locked="setup"
-from fa2_studio.course import triton_steps as check  # before Triton: it decides between GPU and interpreter
+from checks import triton_steps as check  # before Triton: it decides between GPU and interpreter
 
 import triton
 import triton.language as tl

@@ -22,7 +22,7 @@
 # `fa2_lab.machine.chips` is yours to use; the rest of `fa2_lab` is off limits, above all its models (`io`, `grid`, `budget`).
 
 # %% locked="setup"
-from fa2_studio.course import predict as check
+from checks import predict as check
 from fa2_lab.machine.chips import A100, CHIPS
 
 # %% [markdown]
@@ -151,7 +151,7 @@ def best_blocks(chip, N, d, causal):
     ### END SOLUTION
 
 
-# %% test="best_blocks" points=2
+# %% test="best_blocks" points=2 given="traffic fits"
 report = check.best(best_blocks)
 ### BEGIN HIDDEN TESTS
 report += check.best(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
@@ -237,7 +237,7 @@ def passes(N, d, B_r, B_c, causal):
     ### END SOLUTION
 
 
-# %% test="passes" points=2
+# %% test="passes" points=2 given="backward_traffic"
 report = check.passes(passes)
 ### BEGIN HIDDEN TESTS
 report += check.passes(passes, [(777, 40, (128, 128), True), (128, 64, (128, 128), False), (64, 32, (64, 64), True)])

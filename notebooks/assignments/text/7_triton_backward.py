@@ -29,7 +29,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run i
 import triton
 import triton.language as tl
 
-from fa2_studio.course import triton_backward as check
+from checks import triton_backward as check
 
 # %% [markdown]
 # ## 1. D

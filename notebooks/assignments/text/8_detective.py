@@ -14,9 +14,10 @@
 # *Time: 4 to 5 hours. Before this: assignment 4, chapters 07 and 12 up to its ring. Hardware: Linux, for Triton; a GPU is not
 # needed.*
 #
-# **How it is graded.** Each case has five checks of one point: the line, the cause, the mended program, the run that shows, the
-# run that hides. The mended program is run with other sizes and other clocks, and may not be slower than it was meant to be.
-# Your programs may differ from your neighbour's.
+# **How it is graded.** Each case has five checks of one point. You see three: the mended program, the run that shows, the run
+# that hides. The line and the cause are checked when your work is graded. The mended program is run with other sizes and other
+# clocks, and takes as long as it was meant to. Your programs may differ from your neighbour's. What counts is what you write
+# down: each answer is one `return dict(…)` of texts and numbers.
 #
 # **Off limits:** the programs as they were before the slip and all of `fa2_lab`, except `fa2_lab.machine.asynchrony`: that is
 # yours to read and to use, the first two programs run on it. Finished attention is off limits too.
@@ -26,17 +27,17 @@ import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: kernels run in Python
 
-from fa2_studio.course import detective as check
+from checks import detective as check
 
 # %% [markdown]
 # ## What you return
 #
-# Each step is a function that returns a dict:
+# Each step is a function that returns a dict, written out as `return dict(line=…, …)`:
 #
 # - `line`: the wrong line as it stands there. If a line is missing or stands in the wrong place, name it or a neighbour;
 # - `cause`: one of the words below;
-# - `mend`: a list of pairs (what stands there, what should stand there). Each first text stands in the program once; it may be
-#   part of a line or several lines;
+# - `mend`: a list of up to three pairs (what stands there, what should stand there). Each first text stands in the program
+#   once; it may be part of a line or several lines. At most 26 words and signs may be new;
 # - `shows`, `hides`: the sizes and clocks of two runs, as dicts. What you leave out stays as usual.
 #
 # | cause | in words |
@@ -91,7 +92,12 @@ def hang():
 
 
 # %% test="hang" points=5
-report = check.hang(hang, seed=0)
+report = check.hang(hang, pipeline, seed=0)
+### BEGIN HIDDEN TESTS
+from fa2_studio.course import keys
+
+report += keys.named("hang", hang, seed=0)
+### END HIDDEN TESTS
 report.points(5)
 
 # %% [markdown]
@@ -123,7 +129,12 @@ def race():
 
 
 # %% test="race" points=5
-report = check.race(race, seed=0)
+report = check.race(race, pipeline, seed=0)
+### BEGIN HIDDEN TESTS
+from fa2_studio.course import keys
+
+report += keys.named("race", race, seed=0)
+### END HIDDEN TESTS
 report.points(5)
 
 # %% [markdown]
@@ -150,5 +161,10 @@ def wrong():
 
 
 # %% test="wrong" points=5
-report = check.wrong(wrong, seed=0)
+report = check.wrong(wrong, kernel, seed=0)
+### BEGIN HIDDEN TESTS
+from fa2_studio.course import keys
+
+report += keys.named("wrong", wrong, seed=0)
+### END HIDDEN TESTS
 report.points(5)

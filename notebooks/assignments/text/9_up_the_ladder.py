@@ -23,7 +23,7 @@
 # Step 3 compiles a causal call with N = 384 and d = 64 and counts the instructions of the loop that does most of the work, times
 # 32 threads, for each of its scores. Rung 03 has 18.9, and 9.3 can be had. Each loop with products holds both of them and an
 # exponential for each score, and each `tl.dot` does more than an eighth of the call's multiplications. What your loop costs
-# stands on a card; your class may have a leaderboard of cards.
+# is printed below.
 #
 # **Off limits:** importing `fa2_lab`, except `fa2_lab.tools.xray`, or any finished attention. Reading the ladder's rungs is
 # allowed, and chapter 10 is about nothing else. But write down for each change what you expected it to save before you looked.
@@ -39,7 +39,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_studio.course import climb as check
+from checks import climb as check
 
 # %% [markdown]
 # ## Rung 03

@@ -10,8 +10,8 @@ from __future__ import annotations
 import ast
 import math
 
-from fa2_studio.course.probes import NotAllowed
-from fa2_studio.course.report import Failed
+from .probes import NotAllowed
+from .report import Failed
 
 TORCH = set(  # by their names in aten: no arithmetic
     "empty empty_like new_empty empty_strided new_empty_strided zeros zeros_like new_zeros ones ones_like new_ones "
@@ -23,6 +23,11 @@ SEALED = {"handle", "data", "value", "fn"}  # attributes that lead out of Triton
 STATEMENTS = (ast.FunctionDef, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.For, ast.While, ast.If, ast.Expr, ast.Pass,
               ast.Return, ast.Assert)  # fmt: skip
 NEVER = (ast.Lambda, ast.NamedExpr, ast.Await, ast.Yield, ast.YieldFrom, ast.GeneratorExp, ast.ListComp, ast.DictComp)
+NUMBERS = "bfloat16 float16 float32 float64 int8 int16 int32 int64 uint8"
+TYPES = {  # what an argument may be beside tensors, numbers and texts
+    "tl": f"{NUMBERS} int1 float8e5 float8e4nv".split(),
+    "torch": f"{NUMBERS} bool strided contiguous_format preserve_format float8_e5m2 float8_e4m3fn".split(),
+}
 HEADER = """import torch
 import triton
 import triton.language as tl
@@ -83,14 +88,26 @@ def inside(node: ast.Attribute) -> set[str]:
     return set() if lawful and not (node.value.id == "triton" and node.attr != "cdiv") else {node.attr}
 
 
-def listing(sheet: dict) -> str:
-    """The program: its kernels, once for each launch, and a forward(q, k, v, causal) that repeats the call."""
-    constants = {name: value for name, value in sheet["constants"].items() if name.isidentifier()}
+def of_kernel(function) -> str:
+    """A student's kernel, and what it calls, as a program of its own; NotAllowed where it is no Triton."""
+    from . import guard, probes_ladder
+
+    return "".join(program(guard.beside(probes_ladder.texts, function))[0])
+
+
+def program(sheet: dict) -> tuple[list[str], set[str]]:
+    """The texts of a program with a sheet's numbers and kernels, and all their names."""
+    constants = {name: value for name, value in sheet["constants"].items() if str(name).isidentifier()}
     known = set(sheet["kernels"]) | set(constants)
     if known & PLAIN:
         raise NotAllowed(f"a kernel or a number is called {sorted(known & PLAIN)}")
     parts = [HEADER] + [f"{name} = tl.constexpr({written(value, 0)})\n" for name, value in constants.items()]
-    parts += ["\n" + kernel(name, source, known) for name, source in sheet["kernels"].items()]
+    return parts + ["\n" + kernel(name, source, known) for name, source in sheet["kernels"].items()], known
+
+
+def listing(sheet: dict) -> str:
+    """The program: its kernels, once for each launch, and a forward(q, k, v, causal) that repeats the call."""
+    parts, known = program(sheet)
     lines, count = ["q, k, v = (x[:{}, :{}] for x in (q, k, v))".format(*map(int, sheet["heads"]))], 3
     lines += ["t0, t1, t2 = q, k, v"]
     for number, step in enumerate(sheet["steps"]):
@@ -151,7 +168,7 @@ def written(value, count: int) -> str:
         return f"({''.join(written(x, count) + ', ' for x in what)})"
     if kind == "device":
         return "q.device"
-    if kind in ("torch", "tl") and str(what).isidentifier():
+    if what in TYPES.get(kind, ()):
         return f"{kind}.{what}"
     if kind == "descriptor":
         base, *rest = (written(x, count) for x in what)

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
+import fa2_lab
 from fa2_lab.tiles import cdiv
 from fa2_lab.tools.xray.loops import Loop, loops
-from fa2_studio.course import guard, truth
-from fa2_studio.course.listing import listing
-from fa2_studio.course.report import Failed, Report, at_most, equal
-from fa2_studio.course.truth import Case
+from . import guard, truth
+from .listing import listing
+from .report import Failed, Report, at_most, equal
+from .truth import Case
 
-RUNG = Path(__file__).resolve().parents[2] / "fa2_lab" / "kernels" / "ladder" / "r03_row_blocks.py"
 TOLERANCE = 4e-3  # fp16: O is rounded to 11 bits, and so is p
 CHIP = "sm_90"
 
@@ -32,15 +32,9 @@ LONG = Case(372, 372, 16, 64, 64, causal=True, seed=96)
 SCORED = Case(384, 384, 64, 64, 64, causal=True, seed=98, size=6.0)  # what is compiled, and run as compiled
 
 
-def rung(seed: int = 0) -> str:
-    """Rung 03 as a cell, without what the first cell imports. It is the same for every seed."""
-    text = RUNG.read_text(encoding="utf-8")
-    return text[text.index("NEG_INF = ") :].rstrip()
-
-
 def listed(function, case: Case, heads: tuple[int, int]) -> str:
     """What one call launches, as a program of its own."""
-    from fa2_studio.course import probes_ladder
+    from . import probes_ladder
 
     sheet = guard.beside(probes_ladder.recorded, function, heads, case.N_q, case.N_k, case.d, case.causal)
     try:
@@ -51,7 +45,7 @@ def listed(function, case: Case, heads: tuple[int, int]) -> str:
 
 def call(function, case: Case, heads: int = 2, text: str = "") -> dict:
     """What one call launches, run in the interpreter and held to float64; what the meter counted."""
-    from fa2_studio.course import probes_ladder
+    from . import probes_ladder
 
     draw = np.random.default_rng([9, case.seed]).standard_normal
     sizes = ((case.N_q, case.size), (case.N_k, case.size), (case.N_k, 1.0))
@@ -156,7 +150,7 @@ def costs(function) -> tuple[float, int, int]:
 
     The launches that are compiled are those that are run here, on scores so large that no maximum can be left out.
     """
-    from fa2_studio.course import probes_ladder
+    from . import probes_ladder
 
     text = listed(function, SCORED, (1, 1))
     counted = call(function, SCORED, heads=1, text=text)
@@ -227,7 +221,7 @@ def timed(function) -> Report:
     """On a GPU: how much faster than rung 03. Without one there is nothing to be had and nothing to be lost."""
     import torch
 
-    from fa2_studio.course import probes_ladder
+    from . import probes_ladder
 
     report = Report("gpu")
     if not torch.cuda.is_available():
@@ -236,7 +230,8 @@ def timed(function) -> Report:
     for times in (2.0, 2.8):  # rung 08 is 3.2 to 3.5 times as fast
         with report.check(f"{times:g} times as fast as rung 03", "Causal, d 64: half of the tiles, then every rung."):
             text = listed(function, TIMED, (2, 16))
-            mine, theirs, apart = guard.apart(probes_ladder.timed, function, text, RUNG.read_text(encoding="utf-8"))
+            rung = Path(fa2_lab.__file__).with_name("kernels") / "ladder" / "r03_row_blocks.py"
+            mine, theirs, apart = guard.apart(probes_ladder.timed, function, text, rung.read_text(encoding="utf-8"))
             print(f"  yours {mine:.3f} ms, rung 03 {theirs:.3f} ms (causal, fp16, d 64, N 8192, 32 heads)")
             if not math.isfinite(apart) or apart > 0.05:
                 raise Failed("the same O", f"entries {apart:g} apart")

@@ -6,9 +6,9 @@ from random import SystemRandom
 
 import numpy as np
 
-from fa2_studio.course.guard import Raised, Stopped, call, call_freely
-from fa2_studio.course.report import Failed, Report, as_numbers, equal, line_of, parts
-from fa2_studio.course.truth import softmax_parts
+from .guard import Raised, Stopped, call
+from .report import Failed, Report, as_numbers, equal, line_of, parts
+from .truth import softmax_parts
 
 UNDER_THE_OLD_MAXIMUM = "What was summed before stands under the old maximum; bring it under the new one."
 
@@ -121,11 +121,18 @@ def finalize(function, seed: int = 0) -> Report:
 
 
 def right_merge(a, b):
-    """The textbook merge."""
-    m = np.maximum(a[0], b[0])
-    safe = np.where(np.isneginf(m), 0.0, m)
-    alpha, beta = np.exp(a[0] - safe), np.exp(b[0] - safe)
-    return m, alpha * a[1] + beta * b[1], alpha[:, None] * a[2] + beta[:, None] * b[2]
+    """A right merge that keeps each row's logsumexp and output as its state: (L, 1, O)."""
+    (L_a, O_a), (L_b, O_b) = as_outputs(a), as_outputs(b)
+    L = np.logaddexp(L_a, L_b)
+    L_safe = np.where(np.isneginf(L), 0.0, L)
+    O = np.exp(L_a - L_safe)[:, None] * O_a + np.exp(L_b - L_safe)[:, None] * O_b
+    return L, np.where(np.isneginf(L), 0.0, 1.0), O
+
+
+def as_outputs(state) -> tuple:
+    """What a state says: logsumexp and output."""
+    l_safe = np.where(state[1] > 0, state[1], 1.0)
+    return np.where(state[1] > 0, state[0] + np.log(l_safe), -np.inf), state[2] / l_safe[:, None]
 
 
 def right_in_float32(a, b):
@@ -133,20 +140,17 @@ def right_in_float32(a, b):
     return tuple(np.float32(x) for x in right_merge(a, b))
 
 
-def forgets_beta(a, b):
-    m = np.maximum(a[0], b[0])
-    alpha = np.exp(a[0] - np.where(np.isneginf(m), 0.0, m))
-    return m, alpha * a[1] + b[1], alpha[:, None] * a[2] + b[2]
+def forgets_the_right_side(a, b):
+    return right_merge(a, (np.maximum(a[0], b[0]), b[1], b[2]))
 
 
 def nan_when_empty(a, b):
-    m = np.maximum(a[0], b[0])
-    alpha, beta = np.exp(a[0] - m), np.exp(b[0] - m)
-    return m, alpha * a[1] + beta * b[1], alpha[:, None] * a[2] + beta[:, None] * b[2]
+    L, l, O = right_merge(a, b)
+    return np.where(np.isneginf(L), np.nan, L), l, O
 
 
-RIGHT_MERGES = {"the usual merge": right_merge, "one that rounds to float32": right_in_float32}
-WRONG_MERGES = {"forgets to shrink the right side": forgets_beta, "gives NaN for a row without keys": nan_when_empty}
+RIGHT_MERGES = {"one that keeps (L, 1, O) as its state": right_merge, "one that rounds to float32": right_in_float32}
+WRONG_MERGES = {"forgets to shrink the right side": forgets_the_right_side, "gives NaN for a row without keys": nan_when_empty}
 
 
 def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Report:
@@ -159,14 +163,11 @@ def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Repo
 UNWRITTEN, TOO_LATE = "not written yet", "your test did not end in time"
 
 
-def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str, alone: bool = True) -> Report:
-    """The share of wrong things that the test caught, minus the share of right ones that it refused.
-
-    With `alone`, the test may not call the package's solutions.
-    """
+def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: str) -> Report:
+    """The share of wrong things that the test caught, minus the share of right ones that it refused."""
     order = [*right.items(), *wrong.items()]
     SystemRandom().shuffle(order)  # a test that counts its calls learns nothing
-    verdicts = {name: verdict_on(test, thing, alone) for name, thing in order}
+    verdicts = {name: verdict_on(test, thing) for name, thing in order}
     alarms = {name: verdicts[name] for name in right if verdicts[name] and verdicts[name] != TOO_LATE}
     unwritten = {verdicts[name] for name in right} == {UNWRITTEN}  # then the checks below say so, once
     for name, verdict in ({} if unwritten else alarms).items():
@@ -183,10 +184,10 @@ def caught_minus_alarms(report: Report, test, wrong: dict, right: dict, hint: st
     return report
 
 
-def verdict_on(test, thing, alone: bool) -> str:
+def verdict_on(test, thing) -> str:
     """What a student's test says against something, an AssertionError or any other; empty if it lets it pass."""
     try:
-        (call if alone else call_freely)(test, thing)
+        call(test, thing)
     except NotImplementedError:
         return UNWRITTEN
     except Stopped:

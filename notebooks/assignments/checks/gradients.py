@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from fa2_lab.machine import io
-from fa2_studio.course import truth
-from fa2_studio.course.guard import call
-from fa2_studio.course.meter import Run, metered
-from fa2_studio.course.report import Failed, NotAllowed, Report, equal, parts, tile_place
-from fa2_studio.course.tiled import LESS, MORE, first_extra, tiling, within
-from fa2_studio.course.truth import Case
+from . import truth
+from .guard import call
+from .meter import Run, metered
+from .report import Failed, NotAllowed, Report, equal, parts, tile_place
+from .tiled import LESS, MORE, first_extra, tiling, within
+from .truth import Case
 
 CASES = [
     Case(N_q=12, N_k=12, d=4, B_r=4, B_c=3, seed=11),
@@ -135,15 +135,10 @@ def check_gradient(ran: Run, case: Case, name: str) -> None:
 
 
 def correct(function, case: Case) -> Run:
-    """A metered run whose counts mean something: its gradients are right, or it has FA2's products and stored all."""
+    """A metered run whose counts mean something: its gradients are right."""
     ran = run(function, case)
-    try:
-        for name in ("dQ", "dK", "dV"):
-            check_gradient(ran, case, name)
-    except Failed:
-        products = io.operations("fa2", "backward", tiling(case), case.d)["matmul"]
-        if ran.meter.matmul_flops != products or any(np.isnan(x).any() for x in ran.outputs.values()):
-            raise
+    for name in ("dQ", "dK", "dV"):
+        check_gradient(ran, case, name)
     return ran
 
 

@@ -14,10 +14,11 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
 import triton
 
 from fa2_lab.tiles import cdiv
-from fa2_studio.course import probes, truth
-from fa2_studio.course.guard import beside
-from fa2_studio.course.report import Failed, Report, as_numbers, equal, tile_place
-from fa2_studio.course.truth import Case
+from . import probes, truth
+from .guard import apart, name_of
+from .listing import of_kernel
+from .report import Failed, Report, as_numbers, equal, tile_place
+from .truth import Case
 
 GPU = torch.cuda.is_available()
 LOG2E = 1.4426950408889634
@@ -52,7 +53,9 @@ def launch(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, 
         "full": [Q, K, V, O, L, case.N_q, case.N_k, scale_log2],
     }[step]
     options = dict(B_r=case.B_r, B_c=case.B_c, d=case.d) | ({"CAUSAL": case.causal} if step == "full" else {})
-    made, products = beside(probes.launch, kernel, (cdiv(case.N_q, case.B_r),), arguments, options)
+    program = of_kernel(kernel)
+    grid = (cdiv(case.N_q, case.B_r),)
+    made, products = apart(probes.launch, kernel, program, name_of(kernel), grid, arguments, options)
     check_products(products, case)
     O, L = (as_numbers(name, x, y.shape) for name, x, y in zip("OL", [*made[3:], L], (O, L), strict=False))
     if not (O[case.N_q :] == 5.0).all() or not (L[case.N_q :] == 5.0).all():
@@ -179,7 +182,8 @@ def milliseconds(kernel) -> tuple[float, float]:
     O, L = np.full_like(Q, np.nan), np.empty(LONG.N_q, np.float32)
     arguments = [Q, K, V, O, L, LONG.N_q, LONG.N_k, LONG.tau * LOG2E]
     options = dict(CAUSAL=True, B_r=64, B_c=64, d=64)
-    mine, made = beside(probes.timed, kernel, (LONG.N_q // 64,), arguments, options)
+    program = of_kernel(kernel)
+    mine, made = apart(probes.timed, kernel, program, name_of(kernel), (LONG.N_q // 64,), arguments, options)
     q, k, v = (torch.from_numpy(x).cuda()[None, None] for x in (Q, K, V))
 
     def theirs():

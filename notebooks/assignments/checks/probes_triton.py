@@ -1,4 +1,4 @@
-"""Beside a student's code: Triton kernels in Triton's interpreter, on fenced tensors and on a meter.
+"""Where no code of the student's has run: Triton kernels in Triton's interpreter, on fenced tensors and on a meter.
 
 The meter counts what all programs of a launch do together: elements loaded from and stored to each tensor, elements
 added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over.
@@ -6,7 +6,6 @@ added to it by atomic adds, multiplications of products, exponentials, divisions
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,6 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from triton.runtime import interpreter
+
+from .probes_cases import defined
 
 FENCE = 128  # rows behind a tensor's end that are not its own
 
@@ -86,14 +87,6 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
                 del vars(builder)[name]
 
 
-def check_kernel(kernel) -> None:
-    """A kernel that was written, and that the interpreter runs."""
-    if type(kernel) is not interpreter.InterpretedFunction:
-        raise TypeError(f"it takes a function under @triton.jit, and the first cell run first: {type(kernel).__name__}")
-    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
-        raise NotImplementedError
-
-
 def fenced(x: np.ndarray, beyond: float = np.nan) -> torch.Tensor:
     """The array in fp32 with rows behind its end, in the same memory, that nobody may use."""
     wide = torch.full((len(x) + FENCE, *x.shape[1:]), beyond, dtype=torch.float32)
@@ -106,13 +99,13 @@ def fence(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((len(x) + FENCE, *x.shape[1:]), x.stride())[len(x) :]
 
 
-def launch(kernel, programs: int, tensors: dict, outputs: dict, options: dict) -> tuple[dict, dict, list[str]]:
-    """Run a kernel on the tensors, then the outputs, then the options, in fp32.
+def launch(text: str, name: str, programs: int, tensors: dict, outputs: dict, options: dict) -> tuple[dict, dict, list[str]]:
+    """Run a kernel of a program on the tensors, then the outputs, then the options, in fp32.
 
     Inputs have NaN behind their end, outputs a number that must stay. The outputs, what the meter counted, and the
     outputs behind whose end something was written.
     """
-    check_kernel(kernel)
+    kernel = defined(text, name)
     given = {name: fenced(x) for name, x in tensors.items()}
     given |= {name: fenced(x, 5.0) for name, x in outputs.items()}
     with metered(**given) as meter:

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from fa2_studio.course.guard import Borrowed, Raised, Stopped
-from fa2_studio.course.probes import NotAllowed
+from .guard import Raised, Stopped
+from .probes import NotAllowed
 
 
 class Failed(Exception):
@@ -33,7 +33,7 @@ class Report:
         self.total += 1
         try:
             yield
-        except (NotAllowed, Borrowed) as refusal:
+        except NotAllowed as refusal:
             self.refused = str(refusal)
             self._tell("REFUSED", claim, [("", f"{refusal}; this step scores 0")])
         except Failed as failed:
@@ -84,8 +84,8 @@ class Report:
 
 def line_of(error: BaseException) -> str:
     """Where in the notebook an error was raised, if it was."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "fa2_lab" not in f.filename]
-    inside = [f for f in frames if "site-packages" not in f.filename and "contextlib" not in f.filename]
+    frames = traceback.extract_tb(error.__traceback__)
+    inside = [f for f in frames if f.filename.startswith("<cell") or "ipykernel_" in f.filename]
     return f"line {inside[-1].lineno} of the cell with {inside[-1].name}: {inside[-1].line}" if inside else ""
 
 

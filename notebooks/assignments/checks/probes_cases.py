@@ -1,4 +1,4 @@
-"""Beside a student's code: the programs of assignment 8, run as they come, with a student's changes in them."""
+"""Where no code of the student's has run: programs as text, among them those of assignment 8 with their changes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def defined(source: str, name: str):
     return space[name]
 
 
-def pipeline(_, source: str, calls: list[tuple]) -> list[tuple]:
+def pipeline(source: str, calls: list[tuple]) -> list[tuple]:
     """What becomes of each call (Q, K, V, options): ("done", O, clocks), ("hang", who waits) or ("error", words)."""
     return [outcome(lambda call=call: ran(source, *call)) for call in calls]
 
@@ -30,7 +30,7 @@ def ran(source: str, Q, K, V, options: dict) -> tuple:
     return np.asarray(O, dtype=np.float64), float(clocks)
 
 
-def kernel(_, source: str, calls: list[tuple]) -> list[tuple]:
+def kernel(source: str, calls: list[tuple]) -> list[tuple]:
     """The same for the kernel: each call is (Q, K, V, causal, tau), (heads, N, d) each, and gives O and L."""
     return [outcome(lambda call=call: launched(source, *call)) for call in calls]
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from fa2_studio.course.report import Report
-from fa2_studio.course.softmax import caught_minus_alarms
+from . import patient
+from .report import Report
+from .softmax import caught_minus_alarms
 
-PATIENT = Path(__file__).with_name("patient.py")
+PATIENT = Path(patient.__file__)
 
 
 @dataclass(frozen=True)
@@ -69,4 +70,4 @@ def judge(step: str, test, bugs: list[Change]) -> Report:
     """Bugs caught minus false alarms."""
     right = {"the kernel as it is": kernel()} | {change.name: kernel(change) for change in RIGHT}
     wrong = {f"{bug.name}{f' ({bug.told})' if bug.told else ''}": kernel(bug) for bug in bugs}
-    return caught_minus_alarms(Report(step), test, wrong, right, HINT, alone=False)
+    return caught_minus_alarms(Report(step), test, wrong, right, HINT)

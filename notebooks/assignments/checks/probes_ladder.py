@@ -19,6 +19,8 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from .probes import NotAllowed
+
 TYPES = (bool, int, float, str, type(None))
 
 
@@ -53,6 +55,19 @@ def recorded(forward, heads: tuple[int, int], N_q: int, N_k: int, d: int, causal
         raise TypeError(f"forward gives O and L, not {type(results).__name__}")
     return dict(heads=list(heads), kernels=tape.kernels, constants=tape.constants, steps=tape.steps,
                 results=[tape.plain(x) for x in results])  # fmt: skip
+
+
+def texts(kernel) -> dict:
+    """The text of one kernel, of what it calls, and the numbers that it reads."""
+    from .probes import is_kernel
+
+    if not is_kernel(kernel):
+        raise NotAllowed(f"a Triton kernel is asked for: @triton.jit above a def. This is a {type(kernel).__name__}")
+    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
+        raise NotImplementedError
+    tape = Tape([])
+    tape.take_kernel(kernel)
+    return dict(kernels=tape.kernels, constants=tape.constants)
 
 
 class Tape:
@@ -128,7 +143,7 @@ class Tape:
         self.kernels[function.__name__] = source
         for name in sorted({x.id for x in ast.walk(ast.parse(source)) if isinstance(x, ast.Name)}):
             thing = function.__globals__.get(name)
-            if type(thing).__name__ == "InterpretedFunction":
+            if type(thing).__name__ in ("InterpretedFunction", "JITFunction"):
                 self.take_kernel(thing)
             elif isinstance(thing, (bool, int, float, str, tl.constexpr)):
                 self.constants[name] = self.plain(thing)
@@ -142,8 +157,8 @@ def run(text: str, q, k, v, causal: bool) -> tuple[np.ndarray, np.ndarray, dict]
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
     import torch
 
-    from fa2_studio.course.probes_cases import defined
-    from fa2_studio.course.probes_triton import metered
+    from .probes_cases import defined
+    from .probes_triton import metered
 
     Q, K, V = (fenced(torch.tensor(x)) for x in (q, k, v))
     forward = defined(text, "forward")

@@ -67,19 +67,16 @@ def peak(function, inputs: list, outputs: list, *args, **options) -> tuple[int, 
 # Triton ----------------------------------------------------------------------------------------------------------
 
 
-def launch(kernel, grid: tuple, arguments: list, options: dict) -> tuple[list, list]:
-    """Launch a Triton kernel; arrays among the arguments become tensors. Those arrays afterwards, and its products.
+def launch(text: str, name: str, grid: tuple, arguments: list, options: dict) -> tuple[list, list]:
+    """Launch a kernel of a program; arrays among the arguments become tensors. They afterwards, and its products.
 
     A product is (rows, inner, columns, input precision), as the kernel's tl.dot asked for it.
     """
-    import inspect
-
     import torch
 
-    if not is_kernel(kernel):
-        raise NotAllowed(f"a Triton kernel is asked for: @triton.jit above a def. This is a {type(kernel).__name__}")
-    if "raise NotImplementedError" in inspect.getsource(kernel.fn):
-        raise NotImplementedError
+    from .probes_cases import defined
+
+    kernel = defined(text, name)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     tensors = [torch.from_numpy(np.array(a)).to(device) if isinstance(a, np.ndarray) else a for a in arguments]
     with products() as seen:
@@ -88,12 +85,14 @@ def launch(kernel, grid: tuple, arguments: list, options: dict) -> tuple[list, l
     return made, sorted(seen | compiled_products(compiled))
 
 
-def timed(kernel, grid: tuple, arguments: list, options: dict) -> tuple[float, list]:
-    """The median milliseconds of a Triton kernel on the GPU, and its arrays after one launch."""
+def timed(text: str, name: str, grid: tuple, arguments: list, options: dict) -> tuple[float, list]:
+    """The median milliseconds of a kernel on the GPU, and its arrays after one launch."""
     import torch
     from triton.testing import do_bench
 
-    made, _ = launch(kernel, grid, arguments, options)
+    from .probes_cases import defined
+
+    kernel, (made, _) = defined(text, name), launch(text, name, grid, arguments, options)
     tensors = [torch.from_numpy(np.array(a)).cuda() if isinstance(a, np.ndarray) else a for a in arguments]
     return float(do_bench(lambda: kernel[tuple(grid)](*tensors, **options), return_mode="median")), made
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from fa2_lab.machine import budget, grid, io
 from fa2_lab.machine.chips import CHIPS, KiB
 from fa2_lab.tiles import Mask, Tiling, cdiv
-from fa2_studio.course.guard import call
-from fa2_studio.course.report import Failed, Report, parts
+from .guard import call
+from .report import Failed, Report, parts
 
 A100, H100, RTX = CHIPS["A100 SXM 80GB"], CHIPS["H100 SXM"], CHIPS["GeForce RTX 4090"]
 SIZES = (64, 128)

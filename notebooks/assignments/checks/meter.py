@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa2_lab.trace import HbmTensor, OnChip, Trace
-from fa2_studio.course import probes
-from fa2_studio.course.guard import beside
-from fa2_studio.course.probes import NotAllowed
-from fa2_studio.course.report import parts
+from . import probes
+from .guard import beside
+from .probes import NotAllowed
+from .report import parts
 
 
 class PlacedTensor(HbmTensor):
@@ -69,6 +69,9 @@ class Hbm:
         self._tensor = tensor
 
     def load(self, where) -> np.ndarray:
+        asked = max(np.size(x) for x in (where if isinstance(where, tuple) else (where,)))
+        if asked > self._tensor.shape[0]:
+            raise ValueError(f"an index of {asked:,} entries; {self._tensor.name} has {self._tensor.shape[0]} rows")
         return np.array(self._tensor[where])
 
     def store(self, where, value) -> None:

@@ -8,9 +8,10 @@ import numpy as np
 
 from fa2_lab.machine import io
 from fa2_lab.tiles import Mask, Tiling, cdiv
-from fa2_studio.course import guard, truth
-from fa2_studio.course.report import Failed, Report, at_most, equal, tile_place
-from fa2_studio.course.truth import Case
+from . import guard, truth
+from .listing import of_kernel
+from .report import Failed, Report, at_most, equal, tile_place
+from .truth import Case
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
 TOLERANCE = 1e-4  # fp32: an exponent of 100 has an error of 1e-5, and so has p
@@ -93,10 +94,11 @@ def compare(names: tuple[str, ...], got: dict, meter: dict, given: dict, case: C
 
 
 def launch(kernel, programs: int, given: dict, outputs: dict, sizes: dict) -> tuple[dict, dict]:
-    """One launch of a student's kernel beside their code: the outputs in float64, and the meter."""
-    from fa2_studio.course import probes_triton  # imports Triton, which the first cell has to set up
+    """One launch of a student's kernel, in a process apart: the outputs in float64, and the meter."""
+    from . import probes_triton  # imports Triton, which the first cell has to set up
 
-    got, meter, spilled = guard.beside(probes_triton.launch, kernel, programs, given, outputs, sizes)
+    program, name = of_kernel(kernel), guard.name_of(kernel)
+    got, meter, spilled = guard.apart(probes_triton.launch, kernel, program, name, programs, given, outputs, sizes)
     for name in spilled:
         raise Failed(
             "nothing written behind the last row", f"memory behind {name} changed", hint="tl.store takes a mask=."
@@ -188,12 +190,17 @@ def one_pass(kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> Report:
     with report.check("five products a tile, dQ by atomic adds alone", "tl.atomic_add neither loads nor stores."):
         case = truth.varied(METER, seed)
         visited = io.rows_visited(tiling(case))
-        meter = check_meter(kernel, case, ("dQ", "dK", "dV"), dict(dQ=0), products=5, zero="dQ")
-        at_most(
-            "elements of dQ stored by tl.store", meter["stores"]["dQ"], 0, "Programs of other column blocks add too."
-        )
+        meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
+        no_race(meter, "dQ")
         at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Once for each visited tile.")
     return report
+
+
+def no_race(meter: dict, name: str) -> None:
+    """Programs that run at the same time may only add to what they share."""
+    hint = "Load, add, store: another program may come in between."
+    at_most(f"elements of {name} loaded", meter["loads"][name], 0, hint)
+    at_most(f"elements of {name} stored by tl.store", meter["stores"][name], 0, hint)
 
 
 METER = Case(72, 72, 16, 16, 16, causal=True, seed=81, tau=0.25)
@@ -207,6 +214,8 @@ def looped(step: str, kernel, names: tuple[str, ...], cases, seed: int, zero: st
         with report.check(f"{claim}: {case}", HINT[case.causal]):
             programs = cdiv(case.N_q, case.B_r) if names == ("dQ",) else cdiv(case.N_k, case.B_c)
             got, meter, given = run(kernel, case, names, programs, zero, inputs(case, low=claim == LOW))
+            if zero:
+                no_race(meter, zero)
             compare(names, got, meter, given, case)
     return report
 

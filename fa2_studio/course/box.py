@@ -1,0 +1,303 @@
+"""The box around a student's process: one for each notebook, made by podman or docker, or else by bubblewrap.
+
+No network, nothing of the disk but Python and a part of the package, all of it read-only; a stage in memory to write
+on; one core; limits on memory, processes, files, time and on what comes back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from fa2_studio.course import channel
+
+PROJECT = Path(__file__).resolve().parents[2]
+ENGINES = ("podman", "docker")
+IMAGE = "fa2-lab-course"  # what `notebooks/assignments/Containerfile` builds
+STAGE_MB = 256  # of all files that a notebook writes: they live in memory
+PROCESSES = 64  # threads count
+GRACE = 3.0  # seconds after its time is up before a process is ended
+START = 180.0  # seconds that a process may take to be ready: the first import on a busy machine takes a minute
+NO_BOX = (
+    "there is no box for students' code on this machine: install bubblewrap (Linux: apt-get install bubblewrap), or "
+    f"podman or docker with the image {IMAGE} (INSTRUCTOR.md); --trust grades without one"
+)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one notebook may use."""
+
+    cell_seconds: float = 60.0
+    notebook_seconds: float = 300.0
+    memory_mb: int = 4096
+
+
+class Late(Exception):
+    """A request took longer than it may."""
+
+
+class Died(Exception):
+    """The student's process ended."""
+
+
+# Which box, and how it is started -----------------------------------------------------------------------------------
+
+
+@cache
+def kind() -> str:
+    """The box that this machine has: "podman", "docker" or "bwrap"; empty if none works."""
+    for engine in ENGINES:
+        if shutil.which(engine) and answers([engine, "image", "inspect", IMAGE]):
+            return engine
+    return "bwrap" if shutil.which("bwrap") and answers([*bubblewrap(Path(sys.prefix)), "true"]) else ""
+
+
+def answers(command: list[str]) -> bool:
+    """Whether a command ends well, and soon."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+    return False
+
+
+def bubblewrap(package: Path) -> list[str]:
+    """bwrap's part of the command: started by root, without rights but that of becoming another user."""
+    namespaces = "--unshare-ipc --unshare-pid --unshare-net --unshare-uts"
+    rights = "--cap-drop ALL --cap-add CAP_SETUID --cap-add CAP_SETGID"
+    shut = f"{namespaces} {rights}" if os.getuid() == 0 else "--unshare-all"
+    command = ["bwrap", *shut.split(), "--die-with-parent", "--new-session", "--clearenv"]
+    seen = ["/usr", "/etc/ld.so.cache", "/etc/alternatives", sys.base_prefix, sys.prefix, str(package)]
+    seen += [p for p in sys.path if "-packages" in p or p in os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    seen = [p for p in dict.fromkeys(seen) if p and Path(p).exists() and Path(p).resolve() != PROJECT]
+    for parent in dict.fromkeys(str(p) for s in seen for p in reversed(Path(s).parents) if str(p) != "/"):
+        command += ["--perms", "0755", "--dir", parent]
+    for place in seen:
+        command += ["--ro-bind", place, place]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
+        if Path("/", name).is_symlink():
+            command += ["--symlink", f"usr/{name}", f"/{name}"]
+        elif Path("/", name).is_dir():
+            command += ["--ro-bind", f"/{name}", f"/{name}"]
+    for place in (place for s in seen if Path(s) != package for place in own_parts(Path(s))):
+        command += ["--tmpfs", str(place)]
+    command += ["--proc", "/proc", "--dev", "/dev"]
+    for device in sorted(Path("/dev").glob("nvidia*")):
+        command += ["--dev-bind", str(device), str(device)]
+    command += ["--perms", "0777", "--size", str(STAGE_MB * 2**20), "--tmpfs", "/stage", "--chdir", "/stage"]
+    return [*command, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def own_parts(seen: Path) -> list[Path]:
+    """What of a visible folder holds solutions: this package where it is installed, this checkout."""
+    places = [seen / name for name in ("fa2_lab", "fa2_studio", "checks")] + [PROJECT]
+    return [p for p in places if p.is_dir() and p.is_relative_to(seen) and p != seen]
+
+
+def container(engine: str, name: str, package: Path, limits: Limits) -> list[str]:
+    """The same by a container engine."""
+    command = f"{engine} run --rm -i --name {name} --network none --read-only --cap-drop ALL --cpus 1"
+    command += f" --security-opt no-new-privileges --user 65534:65534 --pids-limit {PROCESSES} --workdir /stage"
+    command += f" --memory {limits.memory_mb}m --memory-swap {limits.memory_mb}m"
+    command += f" --tmpfs /stage:size={STAGE_MB}m,mode=1777 --volume {package}:{package}:ro"
+    for key, value in environment(package, "/stage").items():
+        command += f" --env {key}={value}"
+    return [*command.split(), IMAGE, "python"]
+
+
+def environment(package: Path, home: str) -> dict[str, str]:
+    """All that a student's process gets of an environment."""
+    outside = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and Path(p).resolve() != PROJECT]
+    own = dict(PATH="/usr/bin:/bin", LANG="C.UTF-8", PYTHONPATH=os.pathsep.join([str(package), *outside]))
+    own |= dict.fromkeys(("HOME", "TMPDIR", "IPYTHONDIR", "MPLCONFIGDIR", "TRITON_HOME"), home)
+    own |= dict(MPLBACKEND="Agg", PYTHONDONTWRITEBYTECODE="1", PYTHONUTF8="1")
+    own |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return own if os.path.exists("/dev/nvidiactl") else own | {"TRITON_INTERPRET": "1"}
+
+
+# Talking to it ------------------------------------------------------------------------------------------------------
+
+
+class Room:
+    """One student's process in its box. `core` is the number of the core that is its own.
+
+    A box is an engine's name or "bwrap"; "user", inside of a container, is another user alone; "" is no box.
+    """
+
+    def __init__(self, package: Path, limits: Limits, box: str, core: int = 0):
+        self.limits, self.far, self.box, self.began = limits, [], box, time.monotonic()
+        self.name = f"fa2-course-{secrets.token_hex(6)}"
+        self.home = "" if box and box != "user" else tempfile.mkdtemp(prefix="fa2-course-")
+        self.errors = tempfile.TemporaryFile()
+        about = dict(memory_mb=limits.memory_mb, seconds=limits.notebook_seconds, core=core)
+        about |= dict(uid=100_000 + os.getpid() % 50_000 if other_user(box, package) else 0)
+        if self.home and about["uid"]:
+            os.chown(self.home, about["uid"], about["uid"])
+        run = [sys.executable, "-m", "fa2_studio.course.worker", json.dumps(about)]
+        env = environment(package, self.home or "/stage")
+        if box == "bwrap":
+            inside = [word for key, value in env.items() for word in ("--setenv", key, value)]
+            run = [*bubblewrap(package), *inside, *run]
+        elif box in ENGINES:
+            run, env = [*container(box, self.name, package, limits), *run[1:]], None
+        self.process = subprocess.Popen(
+            run, env=env, cwd=self.home or None, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+            start_new_session=True,
+        )  # fmt: skip
+        self.arrived: queue.Queue = queue.Queue(2)  # who sends more than is asked for has to wait
+        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            self._next(time.monotonic() + START)
+        except (Died, Late) as failure:
+            said = self._last_words() or str(failure) or f"it was not ready after {START:.0f} s"
+            self.close()
+            raise Died(f"the box could not be started: {said}") from failure
+
+    def ask(self, request: dict, seconds: float) -> dict:
+        """The reply to a request. The student's code may ask back in between, as often as it likes."""
+        token = secrets.token_hex(8)
+        try:
+            channel.send(self.process.stdin, request | {"token": token, "seconds": seconds}, self._refer)
+            until = time.monotonic() + seconds + GRACE
+            while True:
+                reply = self._next(until)
+                if not isinstance(reply, dict) or reply.get("token") != token:
+                    continue  # what an earlier request or a stranger left behind
+                if "ask" not in reply:
+                    return reply
+                channel.send(self.process.stdin, self._do(reply, until), self._refer)
+        except (BrokenPipeError, ConnectionError) as gone:
+            raise Died(self._last_words()) from gone
+
+    def close(self) -> None:
+        """End the process and everything that it started."""
+        if self.box in ENGINES:
+            answers([self.box, "kill", self.name])
+        with contextlib.suppress(OSError):
+            getattr(os, "killpg", os.kill)(self.process.pid, getattr(signal, "SIGKILL", signal.SIGTERM))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=10)
+        for stream in (self.process.stdin, self.process.stdout, self.errors):
+            with contextlib.suppress(OSError, ValueError):
+                stream.close()
+        if self.home:
+            shutil.rmtree(self.home, ignore_errors=True)
+
+    def _refer(self, thing) -> int:
+        """The number by which the student's code may call something of the grader's."""
+        self.far.append(thing)
+        return len(self.far) - 1
+
+    def _do(self, question: dict, until: float) -> dict:
+        """Call what the student's code asked for: a function, or a public method of an object."""
+        try:
+            thing, method = self.far[question["ask"]], question["method"]
+            act = getattr(thing, method) if method and not method.startswith("_") else thing
+            if not callable(act):
+                raise TypeError("this cannot be called")
+            with deadline(until - time.monotonic()), np.errstate(all="ignore"):
+                return {"value": act(*question["args"], **question["kwargs"])}
+        except Late:
+            raise
+        except Exception as error:
+            return {"error": [type(error).__name__, str(error)[:500]]}
+
+    def _listen(self) -> None:
+        """Read messages as they come; a thread of its own, so that waiting for one can end."""
+        try:
+            while True:
+                self.arrived.put(channel.receive(self.process.stdout))
+        except Exception as end:  # whatever came: it is the end of this process
+            self.arrived.put(end)
+
+    def _next(self, until: float):
+        """The next message, or Late, or Died."""
+        while True:
+            try:
+                message = self.arrived.get(timeout=0.25)
+            except queue.Empty:
+                self._watch()
+                if time.monotonic() > until:
+                    raise Late from None
+                if self.process.poll() is not None and self.arrived.empty():
+                    raise Died(self._last_words()) from None
+                continue
+            if isinstance(message, Exception):
+                raise Died(self._last_words() or str(message))
+            if time.monotonic() > until:
+                raise Late  # however many more there are
+            return message
+
+    def _watch(self) -> None:
+        """What limits for one process do not see: the memory and the processor time of all of them together."""
+        if self.box in ENGINES:
+            return  # the engine's own limits
+        memory, seconds = used_by(self.process.pid)
+        if memory > self.limits.memory_mb:
+            raise Died(f"it used more than {self.limits.memory_mb:,} MB of memory")
+        if seconds > 1.5 * (time.monotonic() - self.began) + 5:
+            raise Died("it used more than one core")
+
+    def _last_words(self) -> str:
+        """The last line that the process wrote about itself."""
+        with contextlib.suppress(OSError, ValueError):
+            self.errors.seek(0)
+            lines = self.errors.read(10_000).decode(errors="replace").strip().splitlines()
+            return lines[-1][:200] if lines else ""
+        return ""
+
+
+def other_user(box: str, package: Path) -> bool:
+    """Whether a student's code can run as a user that owns nothing, yet reads Python."""
+    if box not in ("bwrap", "user") or os.getuid() != 0:
+        return False
+    places = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, package)] if box == "user" else []
+    return all(p.stat().st_mode & 0o005 == 0o005 for place in places for p in (place, *place.parents))
+
+
+@contextlib.contextmanager
+def deadline(seconds: float):
+    """Late if what is done inside, on the grader's side, takes longer."""
+
+    def ring(*_):
+        raise Late
+
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.01))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def used_by(pid: int) -> tuple[float, float]:
+    """MB of memory and seconds of processor time that a process and everything below it have used."""
+    parents, used = {}, {}
+    for entry in Path("/proc").glob("[0-9]*") if os.path.isdir("/proc/self") else ():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            parents[int(entry.name)] = int(fields[1])
+            used[int(entry.name)] = (int(fields[21]) * 4096 / 2**20, sum(map(int, fields[11:15])) / 100)
+    mine = {pid}
+    while more := {p for p, parent in parents.items() if parent in mine} - mine:
+        mine |= more
+    found = [used[p] for p in mine if p in used]
+    return sum(m for m, _ in found), sum(s for _, s in found)

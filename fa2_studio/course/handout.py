@@ -1,0 +1,111 @@
+"""What leaves the instructor's machine: a bundle for students, and packages that grade on Gradescope."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import zipfile
+from contextlib import suppress
+from pathlib import Path
+
+import nbformat
+
+from fa2_lab.tools import files
+from fa2_studio.course import box, grade, package, results, seeds
+from fa2_studio.course.judge import Graded
+from fa2_studio.course.notebooks import FOLDER, PROJECT, Assignment, named, source, student_version
+
+PAGES = {"STUDENT.md": "README.md", "AGENTS.md": "AGENTS.md"}  # beside the notebooks, and what a bundle calls them
+
+
+def bundle(folder: Path, assignments: list[Assignment], people: tuple[results.Person, ...], secret: str) -> list[Path]:
+    """Notebooks, their visible checks and two pages: a folder for each student, or one for all where none are named."""
+    files.check_writable(folder, "course bundle")
+    homes = {folder / person.folder: person.folder for person in people} or {folder: ""}
+    for home, student in homes.items():
+        (home / "checks").mkdir(parents=True, exist_ok=True)
+        for path in [package.CHECKS / "__init__.py", *package.visible_checks(assignments)]:
+            files.write(home / "checks" / path.name, path.read_bytes())
+        for assignment in assignments:
+            notebook = student_version(seeds.seeded(source(assignment), seeds.seed_of(student, secret)))
+            files.write(home / f"{assignment.name}.ipynb", nbformat.writes(notebook) + "\n")
+        for page, name in PAGES.items():
+            files.write(home / name, (FOLDER / page).read_bytes())
+    return list(homes)
+
+
+# Gradescope ---------------------------------------------------------------------------------------------------------
+
+SETUP = """#!/usr/bin/env bash
+# Runs once, as root, when the platform builds the image.
+set -e
+apt-get update && apt-get install -y python3 python3-pip python3-venv
+python3 -m venv /autograder/env
+/autograder/env/bin/pip install -c /autograder/source/constraints.txt {needs}
+chmod -R go-rwx /autograder/source
+"""
+RUN = """#!/usr/bin/env bash
+# Runs for each submission, as root; the student's code runs as a user that owns nothing.
+mkdir -p /autograder/results && chmod 700 /autograder/source /autograder/results
+cd /autograder/source && PYTHONPATH=. /autograder/env/bin/python -m fa2_studio.course.handout {name}
+"""
+
+
+def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
+    """An autograder package for each assignment: NAME.zip with setup.sh, run_autograder and all that grading takes."""
+    files.check_writable(folder, "course gradescope")
+    code = [p for top in ("fa2_lab", "fa2_studio") for p in sorted((PROJECT / top).rglob("*.py"))]
+    made = []
+    for assignment in assignments:
+        wanted = [*code, PROJECT / "constraints.txt", *(FOLDER / f"{assignment.name}.ipynb",)]
+        wanted += [FOLDER / "text" / f"{assignment.name}.py"]
+        made.append(folder / f"{assignment.name}.zip")
+        with zipfile.ZipFile(made[-1], "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in wanted:
+                archive.write(path, path.relative_to(PROJECT))
+            needs = " ".join(dict.fromkeys(("numpy", "nbformat", "tqdm", *assignment.needs)))
+            for name, text in (("setup.sh", SETUP), ("run_autograder", RUN)):
+                entry = zipfile.ZipInfo(name)
+                entry.external_attr = 0o755 << 16
+                archive.writestr(entry, text.format(needs=needs, name=assignment.name))
+    return made
+
+
+def on_gradescope(name: str, home: Path) -> dict:
+    """Grade what lies in home/submission, and write home/results/results.json."""
+    assignment = named(name)
+    how = grade.Grading(trust=True)
+    (one,) = grade.of_student("", [home / "submission"], [assignment])
+    with grade.packages([assignment]) as staged:
+        graded = grade.grade_one(one, 0, staged, how, 0, box.kind() or "user")
+    graded.sentences = one.remarks + graded.sentences
+    found = results_json(graded)
+    (home / "results").mkdir(exist_ok=True)
+    files.write(home / "results" / "results.json", json.dumps(found))
+    return found
+
+
+def results_json(graded: Graded) -> dict:
+    """What the platform shows: a test for each step, with a line, and where it failed a hint, for each check."""
+    texts = {name: [] for name in graded.most}
+    for kind, name, _, output in graded.page:
+        if name in texts:
+            texts[name] += [results.KINDS[kind] + ":", output]
+    tests = [
+        {
+            "name": name.removeprefix("test_"),
+            "score": graded.got.get(name, 0.0),
+            "max_score": most,
+            "output": "\n".join(texts[name]),
+        }
+        for name, most in graded.most.items()
+    ]
+    remarks = "\n".join(graded.sentences) or "Each step is checked alone. Hints stand under the checks that failed."
+    return {"score": graded.score, "output": remarks, "output_format": "text", "tests": tests, "visibility": "visible"}
+
+
+if __name__ == "__main__":
+    with suppress(AttributeError):
+        os.umask(0o077)
+    on_gradescope(sys.argv[1], Path("/autograder"))

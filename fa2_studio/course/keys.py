@@ -1,0 +1,150 @@
+"""What students do not get: the slips of assignment 8's programs, and how each seed plants one of them.
+
+The programs are right as they stand in notebooks/assignments/programs. A slip replaces text; a seed decides
+which, and what the program calls its variables.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from checks.report import Failed, Report
+from checks.detective import CAUSES, FIND, answer_of, changed_lines
+
+from fa2_studio.course.notebooks import FOLDER
+
+PIPELINE, KERNEL = (FOLDER / "programs" / f"suspect_{name}.py" for name in ("pipeline", "kernel"))
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A slip: what it is, the right text, the wrong one, and what of a run has to change to show it, or to hide it."""
+
+    cause: str
+    right: str
+    wrong: str
+    shows: dict
+    hides: dict
+
+
+FEW, SLOW, FAST = dict(tiles=2), dict(copy=4000), dict(copy=100)
+RELEASE = "            emptied[stage].arrive(block.actor)\n"
+UNSEEN = "                emptied[stage].arrive(block.actor)\n                continue\n"
+AWAIT = "            yield pv.done()\n"
+EMPTY = "            yield emptied[stage].over(phase ^ 1)\n"
+HANGS = [
+    Slip("arrivals", 'emptied", consumers)', 'emptied", consumers + 1)', {}, FEW),
+    Slip("missing arrival", UNSEEN, "                continue\n", dict(causal=True), {}),
+    Slip("phase", EMPTY, EMPTY.replace("phase", "n & 1"), {}, dict(stages=1)),
+    Slip("missing arrival", AWAIT + RELEASE, f"{AWAIT}            if n + stages < tiles - 1:\n    {RELEASE}", {}, FEW),
+]
+
+
+def moved(line: str, above: str) -> tuple[str, str]:
+    """The stretch of the pipeline from `above` to `line`, as it is, and with the line right above `above`."""
+    text = PIPELINE.read_text(encoding="utf-8")
+    first = text.index(above)
+    right = text[first : text.index(line, first) + len(line)]
+    spaces = above[: len(above) - len(above.lstrip())]
+    return right, f"{spaces}{line.lstrip()}{right.removesuffix(line)}"
+
+
+RACES = [
+    Slip("early release", *moved(RELEASE, AWAIT), FAST, {}),
+    Slip(
+        "early announcement",
+        *moved('        filled[stage].arrive("copy engine")\n', "            block.start("),
+        {},
+        FAST,
+    ),
+    Slip("early release", *moved(RELEASE, "            s = np.where("), {}, SLOW),
+]
+WRONG = [
+    Slip("absent keys", "(col < N_k)[None, :]", "(col <= N_k)[None, :]", {}, dict(N_k=48)),
+    Slip("lost tile", "for j in range(0, end, B_c):", "for j in range(0, end // B_c * B_c, B_c):", {}, dict(N_k=48)),
+    Slip("wrong head", "(head * N_k + col[:, None])", "(head * N_q + col[:, None])", dict(N_k=56), {}),
+    Slip(
+        "corner",
+        "seen & (col[None, :] <= row[:, None] + N_k - N_q)",
+        "seen & (col[None, :] <= row[:, None])",
+        dict(N_k=56, causal=True),
+        dict(causal=True),
+    ),
+]
+
+
+# What a seed plants ---------------------------------------------------------------------------------------------
+
+
+def planted(slips: list[Slip], seed: int) -> Slip:
+    """The slip of a seed; seed 0 has the first."""
+    return slips[seed * 2654435761 % 2**32 * len(slips) >> 32]
+
+
+WORDS = {  # what a program calls its things; a seed takes one of each
+    PIPELINE: (("ring", "belt", "pool"), ("filled", "full", "ready"), ("emptied", "free", "vacant"),
+               ("stage", "place", "cell")),
+    KERNEL: (("seen", "shown", "visible"), ("there", "exists", "inside"), ("real", "within", "alive"),
+             ("alpha", "shrink", "factor")),
+}  # fmt: skip
+
+
+def renamed(path: Path, text: str, seed: int) -> str:
+    """The text with a seed's words; seed 0 has the first of each."""
+    for number, words in enumerate(WORDS[path]):
+        text = re.sub(rf"\b{words[0]}\b", words[seed // 3**number % 3], text)
+    return text
+
+
+def broken(path: Path, slip: Slip, seed: int = 0) -> str:
+    """A program with a slip in it."""
+    text = path.read_text(encoding="utf-8")
+    if text.count(slip.right) != 1:
+        raise LookupError(f"{path.name}: {slip.right!r} stands there {text.count(slip.right)} times")
+    return renamed(path, text.replace(slip.right, slip.wrong), seed).rstrip()
+
+
+CASES = {"hang": (PIPELINE, HANGS, 0), "race": (PIPELINE, RACES, 1), "wrong": (KERNEL, WRONG, 2)}
+
+
+def slip_of(step: str, seed: int) -> tuple[Path, Slip]:
+    """The program of a step and what a seed plants in it."""
+    path, slips, more = CASES[step]
+    return path, planted(slips, seed + more if seed else 0)
+
+
+def hanging(seed: int = 0) -> str:
+    """The program that hangs, as a cell."""
+    return broken(*slip_of("hang", seed), seed)
+
+
+def racing(seed: int = 0) -> str:
+    """The program with a race, as a cell."""
+    return broken(*slip_of("race", seed), seed)
+
+
+def ragged(seed: int = 0) -> str:
+    """The kernel with a wrong answer, as a cell."""
+    return broken(*slip_of("wrong", seed), seed)
+
+
+def wrong_lines(path: Path, slip: Slip, seed: int = 0) -> set[str]:
+    """The lines that may be named: those that differ, and where a line is missing, its neighbours."""
+    right = renamed(path, path.read_text(encoding="utf-8"), seed).splitlines()
+    return changed_lines(broken(path, slip, seed).splitlines(), right)
+
+
+def named(step: str, function, seed: int = 0) -> Report:
+    """Two checks that only the grader can make: the line, and the cause."""
+    (path, slip), report = slip_of(step, seed), Report(f"{step}: line and cause")
+    with report.check("find: the line", FIND[step]):
+        line = str(answer_of(function, "line")).strip()
+        if line not in wrong_lines(path, slip, seed):
+            raise Failed("the line that is wrong", f"{line!r}, which is right"[:160])
+    with report.check("name: the cause", "What does the line do to the tile, the barrier or the row?"):
+        cause = answer_of(function, "cause")
+        if cause != slip.cause:
+            raise Failed("the cause of this slip", f"{cause!r}: {CAUSES.get(cause, 'no word of the table')}"[:160])
+    return report

@@ -1,0 +1,239 @@
+"""Attacks on the box and the judge: each gets what it deserves, a neighbour loses nothing, nothing is seen."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
+from course_class import QUICK, code, graded_at_once, handed_in
+
+from fa2_studio.course import box, judge, results
+
+needs_box = pytest.mark.skipif(not box.kind(), reason="no box on this machine: no bubblewrap, podman or docker")
+
+SEARCH = """import json, os, sys
+found = []
+for root in ("/", *sys.path):
+    for place, folders, names in os.walk(root):
+        if place.startswith(("/proc", "/sys")):
+            folders[:] = []
+        found += [os.path.join(place, n) for n in names if n.startswith(("1_online", "secret", "online_softmax", "keys"))]
+        found += [place] if place.endswith(("/notebooks/assignments", "/graded", "/.ssh")) else []
+found = [f for f in found if "site-packages" not in f and "/usr/" not in f]
+for path in found:
+    try:
+        text = open(path).read()
+        for cell in json.loads(text)["cells"] if path.endswith("ipynb") else [{"source": text}]:
+            exec("".join(cell["source"]), globals())
+    except Exception:
+        pass
+assert not found, found"""
+ENVIRONMENT = """import os
+left = {k: v for k, v in os.environ.items() if "SECRET" in k or "secret" in v}
+assert not left, left"""
+CHANNEL = """import fa2_studio.course.channel as channel
+real = channel.send
+def send(stream, message, *more):
+    real(stream, message | dict(value=99.0, points=99.0) if "value" in message else message, *more)
+channel.send = send"""
+FRAMES = """import json, os, struct
+text = json.dumps({"dict": [["token", ""], ["value", 99.0], ["points", 99.0]]}).encode()
+for number in range(3, 64):
+    try:
+        os.write(number, struct.pack(">QQ", len(text), 0) + text)
+    except OSError:
+        pass"""
+OTHERS = """import os
+others = [p for p in os.listdir("/proc") if p.isdigit() and int(p) > 2 and int(p) != os.getpid()]
+assert not others, others
+import ctypes
+for pid in (1, os.getppid()):
+    assert ctypes.CDLL(None).ptrace(16, pid, 0, 0) != 0"""
+NETWORK = """import socket
+for place in (("127.0.0.1", 22), ("10.0.0.1", 80), ("169.254.169.254", 80)):
+    s = socket.socket()
+    s.settimeout(1)
+    s.connect(place)"""
+WRITES = """import os
+for place in ("/tmp", "/dev/shm", "/var/tmp", "/usr", "/etc", os.path.dirname(__import__("numpy").__file__), "/"):
+    try:
+        open(os.path.join(place, "left-behind"), "w").write("x")
+    except OSError:
+        continue
+    raise AssertionError(place)"""
+SPINNERS = """import os, time
+try:
+    os.sched_setaffinity(0, range(os.cpu_count()))
+except OSError:
+    pass
+for _ in range(58):
+    if not os.fork():
+        while True:
+            pass
+until = time.monotonic() + 100
+while time.monotonic() < until:
+    time.sleep(0.1)"""
+FAMILY = """import os, time
+for _ in range(8):
+    if not os.fork():
+        kept = bytearray(300 * 2**20)
+        time.sleep(1000)
+time.sleep(1000)"""
+DAEMON = """import os, time
+if not os.fork():
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    time.sleep(1000)"""
+FULL = """for n in range(10_000):
+    open(f"{n}", "wb").write(b"x" * 2**20)"""
+HUNGRY = "def merge(a, b):\n    kept = []\n    while True:\n        kept.append(np.ones(10**7))"
+DEAF = "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass"
+LONG_LIST = "def merge(a, b):\n    return [0.0] * 10**8"
+HUGE = "def merge(a, b):\n    return np.zeros(2**27), a[1], a[2]"
+DEEP = "def merge(a, b):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x"
+
+GAIN = {  # nothing is solved: 0 is what they deserve
+    "the solution, a secret or others' work from this disk": SEARCH,
+    "messages with other values": CHANNEL,
+    "forged answers on every file": FRAMES,
+    "checks replaced": "import checks\nchecks.softmax = type('C', (), dict(update=lambda *a, **k: 99))()",
+    "a result that runs code when it is read": "class P:\n    def __reduce__(s): return (exec, ('1/0',))\n"
+    "update = merge = lambda *a: (P(), P(), P())",
+}
+HARM = {  # all is solved; (own cell, answers, the least it gets, the most, part of a remark)
+    "the environment": (ENVIRONMENT, {}, 12, 12, ""),
+    "other processes": (OTHERS, {}, 12, 12, ""),
+    "the network": (NETWORK, {}, 12, 12, "unreachable"),
+    "files outside of the stage": (WRITES, {}, 12, 12, ""),
+    "58 spinning children on every core": (SPINNERS, {}, 0, 12, ""),
+    "memory of a whole family": (FAMILY, {}, 0, 12, "a cell of your own"),
+    "a daemon": (DAEMON, {}, 12, 12, ""),
+    "a full disk": (FULL, {}, 12, 12, "No space left"),
+    "a fork bomb": ("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", {}, 0, 12, ""),
+    "all the memory": ("1", {"merge": HUNGRY}, 9, 9, ""),
+    "deaf to the alarm": (DEAF, {}, 12, 12, "could not be interrupted"),
+    "a list of a hundred million": ("1", {"merge": LONG_LIST}, 9, 9, ""),
+    "a gigabyte for an answer": ("1", {"merge": HUGE}, 9, 9, ""),
+    "brackets without end": ("1", {"merge": DEEP}, 9, 9, ""),
+    "every file closed": ("import os; os.closerange(0, 256)", {}, 12, 12, "the process ended"),
+    "a segmentation fault": ("import ctypes; ctypes.string_at(0)", {}, 12, 12, "the process ended"),
+}
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    """What all attackers got, two at a time, with a neighbour whose work is right among them."""
+    books = {name: handed_in(own=(text,), solved=False) for name, text in GAIN.items()}
+    for name, (own, answers, *_) in HARM.items():
+        books[name] = handed_in(own=(own,), answers=answers)
+        books[f"beside {name}"] = handed_in()
+    folder = tmp_path_factory.mktemp("attacked")
+    (folder / "secret.txt").write_text("secret words")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLASS_SECRET", "secret words")
+        return graded_at_once(folder, books, box.kind(), QUICK)
+
+
+@needs_box
+@pytest.mark.parametrize("name", GAIN)
+def test_an_attack_gains_nothing(name, attacked):
+    assert attacked[name].score == 0, attacked[name].page
+    assert not [s for s in attacked[name].sentences if "AssertionError" in s]
+
+
+@needs_box
+@pytest.mark.parametrize("name", HARM)
+def test_an_attack_harms_nobody(name, attacked):
+    _, _, least, most, remark = HARM[name]
+    got = attacked[name]
+    assert least <= got.score <= most and remark in "; ".join(got.sentences), got.sentences
+    assert not [s for s in got.sentences if "AssertionError" in s], got.sentences
+    assert attacked[f"beside {name}"].score == 12, attacked[f"beside {name}"].sentences
+
+
+@needs_box
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="this system does not list what runs")
+def test_nothing_outlives_its_grading(attacked):
+    time.sleep(0.5)
+    commands = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
+    assert not [c for c in commands if b"course.worker" in c and b"fa2-course-" in c]
+
+
+def test_a_page_has_a_limit(tmp_path):
+    """Two thousand cells that print much are one page of a fifth of a megabyte."""
+    graded = judge.Graded("ada", "1_x", {"test_a": 1.0})
+    for _ in range(2000):
+        graded.show("code", "a cell", "x" * 1000, "y" * 20_000)
+    results.keep(graded, tmp_path)
+    assert (tmp_path / "feedback" / "ada" / "1_x.html").stat().st_size < 2**20
+
+
+METER_EATER = """def forward(Q, K, V, O, L, B_r, B_c, tau, causal):
+    Q[np.zeros(10**7, np.int8)]"""
+
+
+def test_the_meter_gives_no_more_rows_than_there_are(tmp_path):
+    """Ten bytes of a request must not become gigabytes in the grader."""
+    book = handed_in("2", answers={"forward": METER_EATER})
+    graded = graded_at_once(tmp_path, {"eve": book}, "", name="2")["eve"]
+    text = "\n".join(output for *_, output in graded.page)
+    assert graded.got["test_forward"] == 0 and "an index of 10,000,000 entries" in text
+
+
+def test_without_a_box_grade_says_what_to_install_and_stops(tmp_path, monkeypatch, capsys):
+    from course_class import write
+
+    from fa2_studio.course import command
+
+    write(handed_in(), tmp_path / "in" / "ada")
+    monkeypatch.setattr(box, "kind", lambda: "")
+    assert command.main(["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out")]) == 1
+    assert "install bubblewrap" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_the_words_of_an_engine_s_command(tmp_path):
+    words = " ".join(box.container("podman", "name", tmp_path, QUICK))
+    for part in ("--network none", "--read-only", "--cpus 1", "--memory 1500m", "--pids-limit 64", "--cap-drop ALL"):
+        assert part in words
+    assert sys.executable not in words and f"{tmp_path}:{tmp_path}:ro" in words
+
+
+FORGED = """import checks.probes as p, checks.probes_ladder as l
+def launch(*a):
+    Q, K, V = (np.asarray(x, float) for x in a[-2][:3])
+    raise SystemExit
+p.launch = launch
+l.texts = lambda kernel: dict(kernels={"one_tile": "import os"}, constants={})"""
+BY_NUMPY = """class Kernel:
+    fn = None
+    def __getitem__(self, grid):
+        return lambda *a, **k: None
+one_tile = loop = full = Kernel()"""
+
+
+def test_a_kernel_that_is_none_is_refused(tmp_path):
+    """The probes beside a student's code may be replaced: what they hand over is text, run in another process."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    books = {"forged": handed_in("4", own=("import numpy as np\n" + FORGED,), solved=False)}
+    books["numpy"] = handed_in("4", own=(), answers=dict.fromkeys(("one_tile", "loop", "full"), BY_NUMPY))
+    for book in books.values():
+        book["cells"] = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") != "test_gpu"]
+    found = graded_at_once(tmp_path, books, "", name="4")
+    assert {key: graded.score for key, graded in found.items()} == {"forged": 0, "numpy": 0}
+    assert "a Triton kernel is asked for" in " ".join(found["numpy"].sentences)
+    assert "no function of its own under @triton.jit" in " ".join(found["forged"].sentences)
+
+
+def test_points_and_tests_of_a_submission_count_for_nothing(tmp_path):
+    forged = handed_in(solved=False)
+    for cell in forged["cells"]:
+        marks = cell["metadata"].get("nbgrader", {})
+        if marks.get("grade"):
+            cell["source"], marks["points"] = "99.0", 99
+    forged["cells"].insert(0, code("99.0", grade_id="test_update", grade=True, points=99, locked=True, solution=False))
+    graded = graded_at_once(tmp_path, {"eve": forged}, "")["eve"]
+    assert graded.score == 0 and graded.full == 12
