@@ -1,4 +1,4 @@
-"""A folder of submissions: every notebook gets a score and a sentence, whatever is in it; results are kept as they come.
+"""A folder of submissions: each notebook gets a score and a sentence, whatever is in it; results are kept.
 
 What an assignment keeps to, so that its checks can judge in another process than the student's code:
 

@@ -55,10 +55,11 @@ cd /autograder/source && PYTHONPATH=. /autograder/env/bin/python -m fa2_studio.c
 def gradescope(folder: Path, assignments: list[Assignment]) -> list[Path]:
     """An autograder package for each assignment: NAME.zip with setup.sh, run_autograder and all that grading takes."""
     files.check_writable(folder, "course gradescope")
-    code = [p for top in ("fa2_lab", "fa2_studio") for p in sorted((PROJECT / top).rglob("*.py"))]
+    tops = (PROJECT / "fa2_lab", PROJECT / "fa2_studio", FOLDER / "checks", FOLDER / "programs")
+    code = [path for top in tops for path in sorted(top.rglob("*.py"))]
     made = []
     for assignment in assignments:
-        wanted = [*code, PROJECT / "constraints.txt", *(FOLDER / f"{assignment.name}.ipynb",)]
+        wanted = [*code, PROJECT / "constraints.txt", FOLDER / f"{assignment.name}.ipynb"]
         wanted += [FOLDER / "text" / f"{assignment.name}.py"]
         made.append(folder / f"{assignment.name}.zip")
         with zipfile.ZipFile(made[-1], "w", zipfile.ZIP_DEFLATED) as archive:

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from checks.report import Failed, Report
 from checks.detective import CAUSES, FIND, answer_of, changed_lines
+from checks.report import Failed, Report
 
 from fa2_studio.course.notebooks import FOLDER
 

@@ -34,7 +34,7 @@ def roster(path: Path | None) -> tuple[Person, ...]:
     except (OSError, UnicodeError, csv.Error) as error:
         raise ValueError(f"--roster: {path}: {error}") from error
     if not rows or "folder" not in rows[0]:
-        raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id, name, and a row a student")
+        raise ValueError(f"--roster: {path}: it takes a CSV file with the columns folder, id, name")
     people = [Person(*(str(row.get(key) or "").strip() for key in ("folder", "id", "name"))) for row in rows]
     for person in people:
         if person.folder in ("", ".", "..") or "/" in person.folder or "\\" in person.folder:

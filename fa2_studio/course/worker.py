@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
 
 
 def keep_to(about: dict) -> None:
-    """One core, limits that every process here inherits, and a user that owns nothing, as far as the system has them."""
+    """One core, limits that every process here inherits, and a user that owns nothing, as far as they are to be had."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[about["core"] % len(cores)]})

@@ -292,7 +292,7 @@ def test_the_entry_points_are_those_of_pyproject():
         (["figures", "nonsense"], 2),
         (["book", "99"], 2),
         (["course", "check", "nowhere.ipynb"], 2),
-        (["course", "release", "--only", "99"], 2),
+        (["course", "bundle", "--only", "99"], 2),
         (["xray", "nonsense"], 2),
         (["bench", "nonsense"], 2),
         (["tune", "--d", "300"], 2),
@@ -351,7 +351,7 @@ def interrupted(*arguments, **options):
     [
         (["where"], "fa2_lab.tools.command", "show_where"),
         (["figures", "--folder", "FOLDER"], "fa2_lab.tools.figures", "build"),
-        (["course", "check", "x.ipynb"], "fa2_studio.course.grade", "check_alone"),
+        (["course", "check", "x.ipynb"], "fa2_studio.course.command", "run_check"),
         (["xray", "portable.forward"], "fa2_lab.tools.xray.compile", "xray_launches"),
         (["bench", "--results"], "fa2_studio.bench.page", "write"),
     ],

@@ -8,10 +8,10 @@ import pytest
 pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
 import nbformat
 import numpy as np
+from checks import guard
 from course_play import outcome as played
 from course_wrong import WRONG
 
-from checks import guard
 from fa2_lab.kernels import interpreter
 from fa2_studio.course import notebooks, seeds
 from fa2_studio.course.notebooks import FOLDER, TEXT, from_text, grade_id, is_solution, source

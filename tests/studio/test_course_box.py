@@ -20,7 +20,7 @@ for root in ("/", *sys.path):
     for place, folders, names in os.walk(root):
         if place.startswith(("/proc", "/sys")):
             folders[:] = []
-        found += [os.path.join(place, n) for n in names if n.startswith(("1_online", "secret", "online_softmax", "keys"))]
+        found += [os.path.join(place, n) for n in names if n.startswith(("1_online", "secret", "online_s", "keys"))]
         found += [place] if place.endswith(("/notebooks/assignments", "/graded", "/.ssh")) else []
 found = [f for f in found if "site-packages" not in f and "/usr/" not in f]
 for path in found:
@@ -53,7 +53,7 @@ import ctypes
 for pid in (1, os.getppid()):
     assert ctypes.CDLL(None).ptrace(16, pid, 0, 0) != 0"""
 NETWORK = """import socket
-for place in (("127.0.0.1", 22), ("10.0.0.1", 80), ("169.254.169.254", 80)):
+for place in (("10.0.0.1", 80), ("169.254.169.254", 80)):
     s = socket.socket()
     s.settimeout(1)
     s.connect(place)"""
@@ -90,52 +90,65 @@ if not os.fork():
     time.sleep(1000)"""
 FULL = """for n in range(10_000):
     open(f"{n}", "wb").write(b"x" * 2**20)"""
+BOMB = """import os
+while True:
+    try:
+        os.fork()
+    except OSError:
+        pass"""
 HUNGRY = "def merge(a, b):\n    kept = []\n    while True:\n        kept.append(np.ones(10**7))"
-DEAF = "import signal\nsignal.setitimer(signal.ITIMER_REAL, 0)\nsignal.signal(signal.SIGALRM, signal.SIG_IGN)\nwhile True: pass"
-LONG_LIST = "def merge(a, b):\n    return [0.0] * 10**8"
-HUGE = "def merge(a, b):\n    return np.zeros(2**27), a[1], a[2]"
-DEEP = "def merge(a, b):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x"
+DEAF = """import signal
+signal.setitimer(signal.ITIMER_REAL, 0)
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
+while True:
+    pass"""
+LONG_LIST = "def merge(a, b):\n    return [0.0] * 10**7"
+HUGE = "def finalize(m, l, o):\n    return np.zeros(2**26), l"
+DEEP = "def update(*a):\n    x = []\n    for _ in range(10**5): x = [x]\n    return x"
 
 GAIN = {  # nothing is solved: 0 is what they deserve
     "the solution, a secret or others' work from this disk": SEARCH,
     "messages with other values": CHANNEL,
-    "forged answers on every file": FRAMES,
-    "checks replaced": "import checks\nchecks.softmax = type('C', (), dict(update=lambda *a, **k: 99))()",
-    "a result that runs code when it is read": "class P:\n    def __reduce__(s): return (exec, ('1/0',))\n"
-    "update = merge = lambda *a: (P(), P(), P())",
+    "forged answers on every file, and checks replaced": FRAMES
+    + "\nimport checks\nchecks.softmax = type('C', (), dict(update=lambda *a, **k: 99))()",
 }
-HARM = {  # all is solved; (own cell, answers, the least it gets, the most, part of a remark)
-    "the environment": (ENVIRONMENT, {}, 12, 12, ""),
-    "other processes": (OTHERS, {}, 12, 12, ""),
-    "the network": (NETWORK, {}, 12, 12, "unreachable"),
-    "files outside of the stage": (WRITES, {}, 12, 12, ""),
-    "58 spinning children on every core": (SPINNERS, {}, 0, 12, ""),
-    "memory of a whole family": (FAMILY, {}, 0, 12, "a cell of your own"),
-    "a daemon": (DAEMON, {}, 12, 12, ""),
-    "a full disk": (FULL, {}, 12, 12, "No space left"),
-    "a fork bomb": ("import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass", {}, 0, 12, ""),
-    "all the memory": ("1", {"merge": HUNGRY}, 9, 9, ""),
-    "deaf to the alarm": (DEAF, {}, 12, 12, "could not be interrupted"),
-    "a list of a hundred million": ("1", {"merge": LONG_LIST}, 9, 9, ""),
-    "a gigabyte for an answer": ("1", {"merge": HUGE}, 9, 9, ""),
-    "brackets without end": ("1", {"merge": DEEP}, 9, 9, ""),
-    "every file closed": ("import os; os.closerange(0, 256)", {}, 12, 12, "the process ended"),
-    "a segmentation fault": ("import ctypes; ctypes.string_at(0)", {}, 12, 12, "the process ended"),
+LOOK = (ENVIRONMENT, OTHERS, WRITES, NETWORK)
+HARM = {  # all is solved; (own cells, answers, the least it gets, the most, part of a remark, whether it can wait)
+    "looking around": (LOOK, {}, 12, 12, "unreachable", False),
+    "answers that are too large": ((), dict(update=DEEP, merge=LONG_LIST, finalize=HUGE), 3, 3, "test_own", False),
+    "58 spinning children on every core": ((SPINNERS,), {}, 0, 12, "", False),
+    "memory of a whole family": ((FAMILY,), {}, 0, 12, "a cell of your own", False),
+    "a daemon": ((DAEMON,), {}, 12, 12, "", True),
+    "a full disk": ((FULL,), {}, 12, 12, "No space left", True),
+    "a fork bomb": ((BOMB,), {}, 0, 12, "", True),
+    "all the memory": ((), {"merge": HUNGRY}, 9, 9, "", True),
+    "deaf to the alarm": ((DEAF,), {}, 12, 12, "could not be interrupted", True),
+    "every file closed": (("import os; os.closerange(0, 256)",), {}, 12, 12, "the process ended", True),
+    "a segmentation fault": (("import ctypes; ctypes.string_at(0)",), {}, 12, 12, "the process ended", True),
 }
+NOW, LATER = ([name for name, (*_, waits) in HARM.items() if waits is late] for late in (False, True))
 
 
-@pytest.fixture(scope="module")
-def attacked(tmp_path_factory):
-    """What all attackers got, two at a time, with a neighbour whose work is right among them."""
-    books = {name: handed_in(own=(text,), solved=False) for name, text in GAIN.items()}
-    for name, (own, answers, *_) in HARM.items():
-        books[name] = handed_in(own=(own,), answers=answers)
-        books[f"beside {name}"] = handed_in()
-    folder = tmp_path_factory.mktemp("attacked")
+def class_of(names: list[str], folder: Path) -> dict:
+    """What these attackers got, two at a time, with neighbours among them whose work is right."""
+    books = {name: handed_in(own=(text,), solved=False) for name, text in GAIN.items() if names is NOW}
+    for name in names:
+        books[name] = handed_in(own=HARM[name][0], answers=HARM[name][1])
+        books |= {f"beside {name}": handed_in()} if not HARM[name][2] else {}
     (folder / "secret.txt").write_text("secret words")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLASS_SECRET", "secret words")
         return graded_at_once(folder, books, box.kind(), QUICK)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory):
+    return class_of(NOW, tmp_path_factory.mktemp("attacked"))
+
+
+@pytest.fixture(scope="module")
+def attacked_later(tmp_path_factory):
+    return class_of(LATER, tmp_path_factory.mktemp("later"))
 
 
 @needs_box
@@ -146,13 +159,25 @@ def test_an_attack_gains_nothing(name, attacked):
 
 
 @needs_box
-@pytest.mark.parametrize("name", HARM)
+@pytest.mark.parametrize("name", NOW)
 def test_an_attack_harms_nobody(name, attacked):
-    _, _, least, most, remark = HARM[name]
-    got = attacked[name]
+    unharmed(name, attacked)
+
+
+@needs_box
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", LATER)
+def test_the_other_attacks_harm_nobody(name, attacked_later):
+    unharmed(name, attacked_later)
+
+
+def unharmed(name: str, found: dict) -> None:
+    _, _, least, most, remark, _ = HARM[name]
+    got = found[name]
     assert least <= got.score <= most and remark in "; ".join(got.sentences), got.sentences
     assert not [s for s in got.sentences if "AssertionError" in s], got.sentences
-    assert attacked[f"beside {name}"].score == 12, attacked[f"beside {name}"].sentences
+    if (neighbour := found.get(f"beside {name}")) is not None:
+        assert neighbour.score == 12, neighbour.sentences
 
 
 @needs_box

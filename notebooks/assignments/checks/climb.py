@@ -13,6 +13,7 @@ import numpy as np
 import fa2_lab
 from fa2_lab.tiles import cdiv
 from fa2_lab.tools.xray.loops import Loop, loops
+
 from . import guard, truth
 from .listing import listing
 from .report import Failed, Report, at_most, equal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fa2_lab.machine import io
+
 from . import truth
 from .guard import call
 from .meter import Run, metered

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fa2_lab.trace import HbmTensor, OnChip, Trace
+
 from . import probes
 from .guard import beside
 from .probes import NotAllowed

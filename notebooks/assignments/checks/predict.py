@@ -8,6 +8,7 @@ from __future__ import annotations
 from fa2_lab.machine import budget, grid, io
 from fa2_lab.machine.chips import CHIPS, KiB
 from fa2_lab.tiles import Mask, Tiling, cdiv
+
 from .guard import call
 from .report import Failed, Report, parts
 

@@ -99,7 +99,9 @@ def fence(x: torch.Tensor) -> torch.Tensor:
     return x.as_strided((len(x) + FENCE, *x.shape[1:]), x.stride())[len(x) :]
 
 
-def launch(text: str, name: str, programs: int, tensors: dict, outputs: dict, options: dict) -> tuple[dict, dict, list[str]]:
+def launch(
+    text: str, name: str, programs: int, tensors: dict, outputs: dict, options: dict
+) -> tuple[dict, dict, list[str]]:
     """Run a kernel of a program on the tensors, then the outputs, then the options, in fp32.
 
     Inputs have NaN behind their end, outputs a number that must stay. The outputs, what the meter counted, and the

@@ -150,7 +150,10 @@ def nan_when_empty(a, b):
 
 
 RIGHT_MERGES = {"one that keeps (L, 1, O) as its state": right_merge, "one that rounds to float32": right_in_float32}
-WRONG_MERGES = {"forgets to shrink the right side": forgets_the_right_side, "gives NaN for a row without keys": nan_when_empty}
+WRONG_MERGES = {
+    "forgets to shrink the right side": forgets_the_right_side,
+    "gives NaN for a row without keys": nan_when_empty,
+}
 
 
 def own_test(test, wrong: dict | None = None, right: dict | None = None) -> Report:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fa2_lab.machine import io
 from fa2_lab.tiles import Mask, Tiling
+
 from . import probes, truth
 from .guard import beside, call
 from .meter import Run, metered
@@ -248,7 +249,9 @@ def hold_little(report: Report, function, is_asked: bool = True) -> None:
 
     def refuse(peak: int) -> None:
         if peak > MOST_HELD:
-            raise NotAllowed(f"a strip of scores, or more, was kept: {peak:,} bytes at once; 16 tiles are {MOST_HELD:,}")
+            raise NotAllowed(
+                f"a strip of scores, or more, was kept: {peak:,} bytes at once; 16 tiles are {MOST_HELD:,}"
+            )
 
     claim = f"no more than 16 tiles held at once: {LONG}"
     if is_asked:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fa2_lab.machine import io
 from fa2_lab.tiles import Mask, Tiling, cdiv
+
 from . import guard, truth
 from .listing import of_kernel
 from .report import Failed, Report, at_most, equal, tile_place

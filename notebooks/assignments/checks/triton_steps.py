@@ -14,6 +14,7 @@ if not torch.cuda.is_available() and "triton" not in sys.modules:
 import triton
 
 from fa2_lab.tiles import cdiv
+
 from . import probes, truth
 from .guard import apart, name_of
 from .listing import of_kernel

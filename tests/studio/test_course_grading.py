@@ -1,0 +1,296 @@
+"""Grading a folder: messages, submissions of every shape, results that are kept, tables and pages."""
+
+import csv
+import io
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
+import numpy as np
+from course_class import FILE, FIRST, PATIENT, code, graded_at_once, handed_in, write
+from course_play import outcome as played
+from course_wrong import WRONG
+
+from fa2_studio.course import channel, command, grade, judge, notebooks, results
+from fa2_studio.course.notebooks import is_solution, source
+
+TRUST = grade.Grading(PATIENT, trust=True)
+
+
+# The channel --------------------------------------------------------------------------------------------------------
+
+
+def there_and_back(value):
+    pipe = io.BytesIO()
+    channel.send(pipe, value)
+    pipe.seek(0)
+    return channel.receive(pipe)
+
+
+def test_values_arrive_as_they_were_sent():
+    x = np.arange(24.0).reshape(2, 3, 4)
+    value = {"a": (1, [2.5, None, True], "ü\ud800"), 3: slice(1, None, 2), "n": float("-inf"), "e": ...}
+    assert there_and_back(value) == value
+    views = (x, x.transpose(2, 0, 1), x[::-1, ::2], np.broadcast_to(x[:, :1], x.shape), x[:0], np.float32(2.5))
+    for view in views:
+        came = there_and_back(view)
+        assert came.dtype == view.dtype and came.shape == view.shape and (came == view).all()
+        assert not view.size or came.strides == view.strides
+    assert np.isnan(there_and_back(np.array([np.nan]))).all()
+
+
+NONSENSE = [b"{", b"[" * 5000, b'{"far": 0}', b'{"data": ["os", "x", {}]}', b'{"a": 1, "b": 2}', b'{"slice": 5}']
+NONSENSE += [b'{"array": ["|O", [1], [8], 0, false]}', b'{"array": ["<f8", [9], [8], 0, false]}']
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_a_message_that_makes_no_sense_is_an_error_and_runs_nothing(text):
+    with pytest.raises(ValueError):
+        channel.receive(io.BytesIO(channel.HEAD.pack(len(text), 0) + text))
+
+
+def test_a_message_has_a_largest_size():
+    for text, arrays in ((2**22, 0), (10, 2**26)):
+        with pytest.raises(ValueError, match="it takes at most"):
+            channel.receive(io.BytesIO(channel.HEAD.pack(text, arrays)))
+    for value in (np.zeros(10**7), [0.0] * 10**6):
+        with pytest.raises(ValueError, match="it takes at most"):
+            channel.send(io.BytesIO(), value)
+
+
+# A class ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def unproven(monkeypatch):
+    """Grading begins at once: that the grader proves itself first has a test of its own."""
+    monkeypatch.setattr(grade, "prove_grader", lambda *_: None)
+
+
+def rows_of(path) -> list[dict]:
+    with open(path, newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unproven):
+    """Names of every spelling and encoding, work of every shape: a row each, and nobody twice."""
+    folder, out = tmp_path / "in", tmp_path / "out"
+    write(handed_in(), folder / "ada")
+    write(handed_in(answers={"merge": "def merge(a, b): return a"}), folder / "ben", "1_online_softmax-final.ipynb")
+    write("[" * 200_000, folder / "=cy()")
+    (folder / os.fsdecode(b"J\xfcrgen")).mkdir()
+    (folder / "Ju\u0308rgen").mkdir()
+    write(handed_in(own=("1/0",), solved=False), folder / "J\u00fcrgen")
+    os.mkfifo(folder / "ada" / "timestamp.txt")
+    (tmp_path / "class.csv").write_text("folder,id,name\nada,7,Ada L.\nzoe,9,Zoe\n")
+    runs, real = [], grade.run_all
+    monkeypatch.setattr(grade, "run_all", lambda tasks, *more: (runs.append(len(tasks)), real(tasks, *more)))
+
+    def go(**more) -> dict:
+        how = grade.Grading(PATIENT, jobs=2, trust=True, roster=results.roster(tmp_path / "class.csv"), **more)
+        grade.grade_folder(folder, out, [FIRST], how)
+        return {row["student"]: row for row in rows_of(out / "scores.csv")}
+
+    rows = go()
+    scores = {name: row["score"] for name, row in rows.items()}
+    assert scores == {"ada": "12", "ben": "9.75", "'=cy()": "0", "J?rgen": "0", "J\u00fcrgen": "0", "zoe": "0"}
+    assert "not a notebook that can be read" in rows["'=cy()"]["remarks"]
+    assert "two folders are named alike" in rows["J\u00fcrgen"]["remarks"]
+    assert rows["zoe"]["remarks"] == "nothing handed in"
+    go()
+    go(again=("ben",))
+    write(handed_in(answers={"merge": "def merge(a, b): return b"}), folder / "ada")
+    go()
+    assert runs == [6, 0, 1, 1]
+    canvas, moodle = (rows_of(out / f"{name}.csv") for name in ("canvas", "moodle"))
+    assert canvas[0]["Student"].strip() == "Points Possible" and canvas[0][FIRST.name] == "12"
+    assert {row["Student"]: row["ID"] for row in canvas}["Ada L."] == "7"
+    assert {row["Identifier"]: row[f"{FIRST.name} (12)"] for row in moodle}["7"] == "9"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="signals are Linux's")
+def test_a_grader_that_is_killed_loses_nothing(tmp_path):
+    for student in "abc":
+        write(handed_in(own=("import time; time.sleep(1)",)), tmp_path / "in" / student)
+    words = ["grade", str(tmp_path / "in"), "--only", "1", "--out", str(tmp_path / "out"), "--cell-seconds", "300"]
+    line = [sys.executable, "-m", "fa2_lab", "course", *words, "--trust"]
+    process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    until = time.monotonic() + 200
+    while time.monotonic() < until and len(list((tmp_path / "out").rglob("*.json"))) < 1:
+        time.sleep(0.1)
+    os.kill(process.pid, 9)
+    process.wait()
+    records = {p: p.read_bytes() for p in (tmp_path / "out" / "records").rglob("*.json")}
+    assert 1 <= len(records) < 3
+    assert subprocess.run(line, capture_output=True).returncode == 0
+    assert {p: p.read_bytes() for p in records} == records, "finished work was graded again"
+    assert [row["score"] for row in rows_of(tmp_path / "out" / "scores.csv")] == ["12", "12", "12"]
+
+
+def test_a_lost_grading_process_costs_one_student(tmp_path, monkeypatch, unproven):
+    write(handed_in(), tmp_path / "in" / "ada")
+    monkeypatch.setattr(grade.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], -9, "", ""))
+    (graded,) = grade.grade_folder(tmp_path / "in", tmp_path / "out", [FIRST], TRUST)
+    assert graded.score == 0 and "did not come to an end" in graded.sentences[0]
+
+
+def test_the_file_that_counts_and_the_others_are_named(tmp_path):
+    (tmp_path / "ada").mkdir()
+    for name in ("1_online_softmax", "1_online_softmax_final", "1_online_softmax-Copy1", "2_forward_x"):
+        (tmp_path / "ada" / f"{name}.ipynb").write_text("{}")
+    first, second = grade.submissions(tmp_path, [FIRST, notebooks.named("2")])
+    assert first.path.name == "1_online_softmax.ipynb" and "_final" in first.remarks[0] and "Copy1" in first.remarks[0]
+    assert second.path.name == "2_forward_x.ipynb" and not second.remarks
+
+
+def test_nbgrader_s_folders_are_read(tmp_path):
+    write(handed_in(), tmp_path / "ada" / FIRST.name)
+    (one,) = grade.submissions(tmp_path, [FIRST])
+    assert one.path == tmp_path / "ada" / FIRST.name / FILE
+
+
+# Shapes of notebooks --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_read_of_a_notebook_whatever_shape_it_has(tmp_path):
+    book = handed_in()
+    book["cells"] += [
+        None,
+        7,
+        {"cell_type": "code"},
+        {"cell_type": "code", "source": 5},
+        {"source": None, "metadata": []},
+    ]
+    book["cells"][0]["metadata"] = {"nbgrader": {"grade_id": ["merge"]}}
+    path = write(book, tmp_path)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # some editors begin with a byte-order mark
+    assert len(notebooks.read(path)) == len(book["cells"]) - 2
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("", "not a notebook that can be read"), ('{"cells": {}}', "no list of cells"), ("[" * 10**5, "not a notebook"),
+     ('{"cells": [' + "{}," * 3000 + "{}]}", "at most 2,000"), (" " * 21 * 2**20, "it takes at most")],
+)  # fmt: skip
+def test_a_notebook_that_cannot_be_read_is_a_sentence(text, said, tmp_path):
+    with pytest.raises(ValueError, match=said):
+        notebooks.read(write(text, tmp_path))
+
+
+def test_a_pipe_and_a_link_are_no_notebooks(tmp_path):
+    os.mkfifo(tmp_path / "pipe.ipynb")
+    (tmp_path / "link.ipynb").symlink_to("nowhere")
+    for name, said in (("pipe", "a pipe or a device"), ("link", "a link")):
+        with pytest.raises(ValueError, match=said):
+            notebooks.read(tmp_path / f"{name}.ipynb")
+
+
+# Fairness -----------------------------------------------------------------------------------------------------------
+
+
+def changed(name: str, right: str, wrong: str) -> dict:
+    """An assignment's solution with some text replaced."""
+    book = source(notebooks.named(name))
+    for cell in book.cells:
+        cell.source = cell.source.replace(right, wrong) if is_solution(cell) else cell.source
+    return book
+
+
+SLIPS = {  # one slip costs once where a later step names what it is given
+    "update": ("1", "alpha * l + p.sum(axis=1)", "l + p.sum(axis=1)", {"test_update"}),
+    "kind": ("2", "col_end - 1 <= row + offset", "col_end <= row + offset", {"test_kind", "test_traffic"}),
+    "dk": ("3", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"test_tile_gradients"}),
+}
+
+
+@pytest.mark.parametrize("key", SLIPS)
+def test_one_slip_costs_once(key, tmp_path):
+    name, right, wrong, lost = SLIPS[key]
+    graded = graded_at_once(tmp_path, {key: changed(name, right, wrong)}, "", name=name)[key]
+    assert {s for s, most in graded.most.items() if graded.got[s] < most} <= lost, graded.sentences
+
+
+def test_check_and_grade_agree_and_the_page_tells_visible_from_hidden(tmp_path):
+    """A wrong answer has the points in the judge that it has in a student's own notebook."""
+    _, right, wrong = next(row[:3] for row in WRONG if row[0] == "1_online_softmax" and "b[2]" in row[1])
+    book = changed("1", right, wrong)
+    graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
+    assert graded.got["test_merge"] == played(book)[0]["test_merge"]
+    page = results.feedback(graded)
+    assert "that you can run yourself" in page and "that only the grade runs" in page and "02_" in page
+
+
+def test_a_step_does_not_find_the_right_version_of_itself(tmp_path):
+    reach = "def merge(*a):\n    return update.__globals__['right_merge'](*a)"
+    book = handed_in(answers={"update": "def update(*a): return a", "merge": reach})
+    graded = graded_at_once(tmp_path, {"ada": book}, "")["ada"]
+    assert graded.got["test_merge"] == 0 and graded.got["test_own"] == 3
+
+
+# The grader's own faults --------------------------------------------------------------------------------------------
+
+
+def test_a_grader_that_cannot_score_the_solution_grades_nobody(tmp_path, monkeypatch, capsys):
+    write(handed_in(), tmp_path / "in" / "ada")
+    broken = source(FIRST)
+    next(c for c in broken.cells if "def merge" in c.source).source = "merge = None"
+    monkeypatch.setattr(grade, "source", lambda assignment: broken)
+    words = ["grade", str(tmp_path / "in"), "--out", str(tmp_path / "out"), "--only", "1", "--trust"]
+    assert command.main(words) == 1
+    assert "its own solution scores" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("*.json"))
+
+
+def test_calls_that_make_no_sense(tmp_path):
+    home = str(tmp_path)
+    (tmp_path / "class.csv").write_text("folder,id\n../ada,1\n")
+    for said, words in {
+        "it takes one with a folder for each student": ["grade", f"{home}/nowhere"],
+        "assignment: got '0'": ["bundle", home, "--only", "0"],
+        "--cell-seconds: got 0": ["grade", home, "--cell-seconds", "0"],
+        "--jobs: got 0": ["grade", home, "--jobs", "0"],
+        "--jobs: got 999": ["grade", home, "--jobs", "999"],
+        "names that can be folders": ["bundle", home, "--roster", f"{home}/class.csv"],
+        "--secret: ": ["bundle", home, "--secret", f"{home}/none"],
+    }.items():
+        with pytest.raises(ValueError, match=said):
+            command.main(words)
+
+
+# Pages --------------------------------------------------------------------------------------------------------------
+
+MARKUP = "<script>1 < 2 & 3</script>"
+
+
+def test_feedback_shows_what_a_student_wrote_and_runs_none_of_it(tmp_path):
+    points = dict(most={"test_a": 4.0, "test_b": 3.0}, got={"test_a": 0.5, "test_b": 3.0})
+    page = [["code", MARKUP, MARKUP, MARKUP], ["visible", "test_b", "", MARKUP]]
+    graded = judge.Graded("ann & bo", "1_x", **points, sentences=[MARKUP], page=page)
+    results.keep(graded, tmp_path, "key")
+    text = (tmp_path / "feedback" / "ann & bo" / "1_x.html").read_text(encoding="utf-8")
+    assert "<script" not in text and text.count("&lt;script&gt;1 &lt; 2 &amp; 3&lt;/script&gt;") == 5
+    assert "ann &amp; bo: 1_x" in text and "3.5 of 7 points" in text
+    path = results.record_path(tmp_path, "ann & bo", "1_x")
+    assert results.kept(path) == (graded, "key")
+    path.write_text(path.read_text()[:-9])
+    assert results.kept(path) == (judge.Graded("", ""), ""), "a record that was cut short counts as none"
+
+
+@pytest.mark.parametrize(
+    "name, shown", [("=1+1", "'=1+1"), ("@x", "'@x"), ("a\nb", "a?b"), ("\udcff", "?"), ("Łuk", "Łuk")]
+)
+def test_names_are_no_formulas_and_have_no_line_breaks(name, shown):
+    assert results.printable(name) == shown
+
+
+def test_a_student_s_own_check_names_a_broken_cell_and_a_deleted_one(tmp_path):
+    book = handed_in(answers={"update": "def update(m, l, o, s, v):\n    return (m, l, o"}, own=("%matplotlib inline",))
+    book["cells"] = [c for c in book["cells"] if c["metadata"].get("nbgrader", {}).get("grade_id") != "test_finalize"]
+    book["cells"].append(code("!ls"))
+    points, printed = played(book)
+    assert points == {"test_update": 0, "test_merge": 3, "test_own": 0}
+    assert "SyntaxError" in printed and "test_finalize was deleted" in printed

@@ -1,0 +1,287 @@
+"""What leaves the instructor's machine: bundles without answers, seeds, cases of one's own, packages for Gradescope."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
+import nbformat
+from checks import detective, listing, predict
+from checks.probes import NotAllowed
+from checks.report import Failed
+from course_class import FIRST, handed_in, write
+from course_play import outcome as played
+
+from fa2_studio.course import command, keys, notebooks, seeds
+from fa2_studio.course.notebooks import FOLDER, HIDDEN, PROJECT, SOLUTION, grade_id, is_solution, source
+
+ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
+
+
+# The bundle ---------------------------------------------------------------------------------------------------------
+
+
+def secret_lines(name: str) -> set[str]:
+    """The lines of an assignment's solutions and hidden tests that no assignment shows."""
+    inside, shown = set(), set()
+    for other in ASSIGNMENTS:
+        for cell in source(ASSIGNMENTS[other]).cells:
+            is_secret = False
+            for line in map(str.strip, cell.source.splitlines()):
+                if line in (*SOLUTION, *HIDDEN):
+                    is_secret = line in (SOLUTION[0], HIDDEN[0])
+                elif not is_secret:
+                    shown.add(line)
+                elif other == name:
+                    inside.add(line)
+    return {line for line in inside - shown if len(line) > 6}
+
+
+@pytest.fixture(scope="module")
+def bundled(tmp_path_factory):
+    """The bundles of two students."""
+    folder = tmp_path_factory.mktemp("class")
+    (folder / "class.csv").write_text("folder,id,name\nada,1,Ada\nbob,2,Bob\n")
+    (folder / "secret").write_text("autumn")
+    words = ["bundle", str(folder / "out"), "--roster", str(folder / "class.csv"), "--secret", str(folder / "secret")]
+    assert command.main(words) == 0
+    return folder / "out"
+
+
+def texts_in(node) -> list[str]:
+    """Every string in a notebook, keys and metadata included."""
+    if isinstance(node, dict):
+        return [text for key, value in node.items() for text in (key, *texts_in(value))]
+    if isinstance(node, list):
+        joined = ["".join(node)] if node and all(isinstance(x, str) for x in node) else []
+        return joined + [text for value in node for text in texts_in(value)]
+    return [node] if isinstance(node, str) else []
+
+
+def everything_in(folder: Path) -> str:
+    """All text of a folder, notebooks unpacked."""
+    parts = []
+    for path in sorted(p for p in folder.rglob("*") if p.is_file()):
+        text = path.read_text(encoding="utf-8")
+        parts.append("\n".join(texts_in(json.loads(text))) if path.suffix == ".ipynb" else text)
+    return "\n".join(parts)
+
+
+def test_a_bundle_has_notebooks_and_visible_checks_and_nothing_else(bundled):
+    found = {str(p.relative_to(bundled / "ada")) for p in (bundled / "ada").rglob("*") if p.is_file()}
+    checks = {f"checks/{p.name}" for p in (FOLDER / "checks").glob("*.py")}
+    assert found == {f"{name}.ipynb" for name in ASSIGNMENTS} | {"README.md", "AGENTS.md"} | checks
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_no_solution_no_hidden_test_and_no_key_is_in_a_bundle(name, bundled):
+    everything, secrets = everything_in(bundled / "ada"), secret_lines(name)
+    lines = {line.strip() for line in everything.splitlines()}
+    patient = (FOLDER / "checks" / "patient.py").read_text(encoding="utf-8")  # 5's kernel: handed out after 2 and 3
+    secrets -= {line.strip() for line in patient.splitlines()}
+    assert len(secrets) >= 6 and not secrets & lines
+    assert not [s for s in secrets if len(s) > 75 and s in everything]
+    assert not re.search(r"(BEGIN|END) (SOLUTION|HIDDEN)", everything)
+    for slip in (*keys.HANGS, *keys.RACES, *keys.WRONG):
+        assert repr(slip.right) not in everything and f'Slip("{slip.cause}"' not in everything
+
+
+def test_a_bundle_of_one_has_no_kernel_of_another(tmp_path):
+    """5's kernel is a solved forward and backward: it comes with 5 alone."""
+    assert command.main(["bundle", str(tmp_path), "--only", "1", "2"]) == 0
+    names = {p.name for p in (tmp_path / "checks").iterdir()}
+    assert {"softmax.py", "tiled.py", "guard.py"} <= names and not names & {
+        "patient.py",
+        "detective.py",
+        "gradients.py",
+    }
+
+
+def test_a_student_checks_a_notebook_with_the_bundle_and_the_package_alone(bundled, tmp_path):
+    """Nothing of the checkout but fa2_lab is there, as after `pip install fa2-lab`."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "fa2_lab").symlink_to(PROJECT / "fa2_lab")
+    path = bundled / "ada" / "2_forward.ipynb"
+    book, solved = nbformat.read(path, 4), {grade_id(c): c.source for c in source(ASSIGNMENTS["2_forward"]).cells}
+    for cell in book.cells:
+        cell.source = solved["kind"] if grade_id(cell) == "kind" else cell.source
+    nbformat.write(book, path)
+    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"PYTHONPATH": str(tmp_path / "site")}
+    line = [sys.executable, "-m", "checks", path.name]
+    done = subprocess.run(line, cwd=path.parent, env=env, capture_output=True, text=True)
+    assert "kind: 2 of 2 points" in done.stdout and "2 of 16 points" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1
+
+
+def test_what_the_assistants_are_told_of_the_package_is_there():
+    text = (FOLDER / "AGENTS.md").read_text(encoding="utf-8")
+    assert "teach, do not solve" in text
+    for name in re.findall(r"`(fa2_lab/[a-z_/]+)`", text):
+        assert FOLDER.parents[1].joinpath(name).is_dir(), name
+
+
+# Seeds --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_seed_is_a_student_s_own_and_needs_the_secret():
+    drawn = {seeds.seed_of(f"student {n}", "autumn") for n in range(200)}
+    assert len(drawn) == 200 and min(drawn) > 0
+    assert seeds.seed_of("ada", "autumn") != seeds.seed_of("ada", "spring")
+    assert seeds.seed_of("ada", "") == 0 and seeds.seed_of("J\udcfcrgen", "autumn") > 0
+
+
+@pytest.mark.parametrize("name", ASSIGNMENTS)
+def test_seed_0_is_the_notebook_as_it_stands_and_no_seed_touches_an_answer(name):
+    original = source(ASSIGNMENTS[name])
+    assert seeds.seeded(original, 0) == original
+    mine = seeds.seeded(original, 5)
+    assert [c.source for c in mine.cells if is_solution(c)] == [c.source for c in original.cells if is_solution(c)]
+    text = "".join(c.source for c in original.cells if grade_id(c))
+    assert (mine != original) == ("seed=0" in text)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_seed_asks_for_other_numbers_by_hand(seed):
+    notebook = seeds.seeded(source(ASSIGNMENTS["6_read_the_machine"]), seed)
+    notebook.cells = [c for c in notebook.cells if grade_id(c) in {"setup", "question", "by_hand", "test_by_hand"}]
+    points, printed = played(notebook)
+    assert points == {"test_by_hand": 2.0}, printed
+    assert len({predict.question(other) for other in range(8)}) == 8
+
+
+# Detective cases ----------------------------------------------------------------------------------------------------
+
+
+class Answer:
+    """A student's answer as the judge has it: a text."""
+
+    def __init__(self, **parts):
+        self.parts = parts
+
+    def __str__(self):
+        return f"def answer():\n    return dict({', '.join(f'{k}={v!r}' for k, v in self.parts.items())})\n"
+
+
+@pytest.fixture
+def judged(monkeypatch):
+    """(visible checks passed, hidden checks passed) of an answer to a case of a seed."""
+    monkeypatch.setattr(detective.guard, "text", str)
+
+    def points(step: str, answer, seed: int) -> tuple[int, int]:
+        path, slip = keys.slip_of(step, seed)
+        case = detective.IN_MODEL if path == keys.PIPELINE else detective.IN_TRITON
+        text = keys.broken(path, slip, seed)
+        text = text[text.index("def pipeline" if path == keys.PIPELINE else "@triton.jit") :]
+        monkeypatch.setattr(detective, "text_of", lambda program: text)
+        return detective.judge(step, case, answer, None, seed).passed, keys.named(step, answer, seed).passed
+
+    return points
+
+
+def right_answer(step: str, seed: int) -> Answer:
+    """What a student who has seen through a slip writes down."""
+    path, slip = keys.slip_of(step, seed)
+    line = sorted(keys.wrong_lines(path, slip, seed))[0]
+    pair = tuple(keys.renamed(path, text, seed).rstrip("\n") for text in (slip.wrong, slip.right))
+    return Answer(line=line, cause=slip.cause, mend=[pair], shows=slip.shows, hides=slip.hides)
+
+
+@pytest.mark.parametrize("step", ["hang", "race"])
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 5, 398319954])
+def test_every_planted_slip_of_the_pipeline_can_be_found_mended_and_proven(step, seed, judged, capsys):
+    assert judged(step, right_answer(step, seed), seed) == (3, 2), capsys.readouterr().out
+    answer = right_answer(step, seed)
+    for part, wrong in dict(line="yield qk.done()", cause="corner").items():
+        assert judged(step, Answer(**(answer.parts | {part: wrong})), seed) == (3, 1)
+
+
+def test_one_text_does_not_serve_two_seeds(judged):
+    drawn = [seeds.seed_of(f"student {n}", "autumn") for n in range(7)]
+    answer = right_answer("hang", drawn[0])
+    full = [seed for seed in drawn if judged("hang", answer, seed) == (3, 2)]
+    assert full == [drawn[0]]
+
+
+DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None] + len(K) - len(Q))
+    scores_ = np.where(hidden, -np.inf, Q @ K.T)
+    p_ = np.exp(scores_ - scores_.max(1, keepdims=True))
+    return p_ @ V / p_.sum(1, keepdims=True), 0"""
+
+
+def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
+    answer = right_answer("race", 0)
+    first = "    block, B_c = Block(), 4\n"
+    cheats = {
+        "new words and signs": [(first, DENSE + "\n" + first)],
+        "clocks": [("return O, block.clock", "return O, 0")],
+    }
+    for said, more in cheats.items():
+        mend = more if said == "new words and signs" else answer.parts["mend"] + more
+        assert judged("race", Answer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
+        assert said in capsys.readouterr().out
+
+
+def test_an_answer_is_what_is_written_down(monkeypatch):
+    monkeypatch.setattr(detective.guard, "text", str)
+    for body in ("return dict(cause=find())", "x = 1\n    return dict(cause='phase')", "return answers[0]"):
+        with pytest.raises(Failed, match="texts and numbers alone"):
+            detective.answer_of(f"def hang():\n    {body}\n", "cause")
+    with pytest.raises(NotImplementedError):
+        detective.answer_of("def hang():\n    raise NotImplementedError()\n", "cause")
+
+
+def test_every_slip_of_the_kernel_stands_in_it_once_and_all_slips_come_up():
+    for slips in (keys.HANGS, keys.RACES, keys.WRONG):
+        drawn = [keys.planted(slips, seed) for seed in range(60)]
+        assert {drawn.count(slip) for slip in slips} <= set(range(10, 31))
+    for slip in keys.WRONG:
+        assert keys.broken(keys.KERNEL, slip, 5) and slip.cause in detective.CAUSES
+
+
+# Assignment 9's list of launches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", [("torch", "builtins"), ("torch", "os"), ("tl", "core"), ("torch", ["float16"]), ("x", 1)]
+)
+def test_an_argument_of_a_launch_is_on_a_list_of_types(value):
+    with pytest.raises((Failed, TypeError)):
+        listing.written(value, 3)
+    assert listing.written(("torch", "float16"), 3) == "torch.float16"
+
+
+@pytest.mark.parametrize("line", ["tl.core.os", "l.handle.data[:] = 1", "import os", "np.exp(l)", "().__class__"])
+def test_a_kernel_is_triton_and_nothing_else(line):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    with pytest.raises(NotAllowed):
+        listing.kernel("f", f"@triton.jit\ndef f(l):\n    {line}\n", {"f"})
+
+
+# Gradescope ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_gradescope_package_grades_as_the_platform_lays_it_out(tmp_path):
+    """source/ unpacked, submission/, results/: the score, and for each step what the checks said, hints included."""
+    assert command.main(["gradescope", str(tmp_path / "made"), "--only", "1"]) == 0
+    home = tmp_path / "autograder"
+    with zipfile.ZipFile(tmp_path / "made" / f"{FIRST.name}.zip") as archive:
+        archive.extractall(home / "source")
+        assert all(archive.getinfo(name).external_attr >> 16 & 0o111 for name in ("setup.sh", "run_autograder"))
+        assert "notebooks/assignments/2_forward.ipynb" not in archive.namelist()
+    run = (home / "source" / "run_autograder").read_text()
+    assert f"fa2_studio.course.handout {FIRST.name}" in run
+    write(handed_in(answers={"merge": "def merge(a, b): return a"}), home / "submission")
+    text = f"from fa2_studio.course.handout import *\non_gradescope({FIRST.name!r}, Path({str(home)!r}))"
+    env = os.environ | {"PYTHONPATH": str(home / "source")}
+    done = subprocess.run([sys.executable, "-c", text], cwd=home / "source", env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((home / "results" / "results.json").read_text())
+    assert found["score"] == 9.75 == sum(test["score"] for test in found["tests"])
+    merge = next(test for test in found["tests"] if test["name"] == "merge")
+    assert merge["max_score"] == 3 and "hint" in merge["output"] and "NOT YET" in merge["output"]
