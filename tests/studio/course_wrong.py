@@ -162,7 +162,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["came dV[0, 0] = nan", "The outputs start as NaN: was this row stored?"]),
     (SEVENTH, "tl.store(dQ + at_row, tau * dq, mask=real)", "tl.store(dQ + at_row, tau * dq)", {"rows": 0.6},
      ["came memory behind dQ changed", "tl.store takes a mask="]),
-    (SEVENTH, DQ, RACE, {"one_pass": 1.33},
+    (SEVENTH, DQ, RACE, {"one_pass": 0.0},
      ["at most 0 elements of dQ loaded", "another program may come in between"]),
     (EIGHTH, 'cause="arrivals"', 'cause="phase"', {"hang": 4.0}, ["came 'phase': a wait names the wrong phase"]),
     (EIGHTH, "line='emptied = [Barrier(f\"stage {s} emptied\", consumers + 1) for s in range(stages)]'",
