@@ -12,7 +12,7 @@ NUMBER = itertools.count()
 
 def defined(source: str, name: str):
     """What a piece of source defines under a name. Triton reads the source of its kernels, so it is kept."""
-    file = f"<suspect {next(NUMBER)}>"
+    file = f"<cell program {next(NUMBER)}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
     space = {"__name__": "suspect"}
     exec(compile(source, file, "exec"), space)
