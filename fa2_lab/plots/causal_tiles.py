@@ -82,9 +82,8 @@ def _grid(ax: Axes, name: str, tiling: Tiling) -> None:
     for kind in (Tile.FULL, Tile.SKIP):
         ground = dict(facecolor=FILLS[kind], edgecolor="none", pad=1.5)
         words = f"{kind.name}\n{len(centres[kind])}"
-        style.note(
-            ax, *np.mean(centres[kind], axis=0), words, ha="center", color=style.ink_on(FILLS[kind]), bbox=ground
-        )
+        x, y = np.mean(centres[kind], axis=0)
+        style.note(ax, x, y, words, ha="center", color=style.ink_on(FILLS[kind]), bbox=ground)
     style.bare(ax, (-4, tiling.N_k + 4), (-4, tiling.N_q + 4), aspect="equal", anchor="N", ylabel="← queries")
     ax.set_title(f"{name}, {tiling.N_q} × {tiling.N_k}")
     ax.set_xlabel(f"keys → ({len(centres[Tile.DIAGONAL])} DIAGONAL tiles, masked)", fontsize=style.SMALL)

@@ -23,7 +23,7 @@ def data(part: str, most: int = 10) -> dict:
 
     An idea that is in use on some problems and not on others counts twice. ideas_table() has all of them.
     """
-    groups = {}
+    groups: dict[tuple, list] = {}
     for row in worths():
         if row["part"] == part:
             groups.setdefault((row["idea"], row["kept"]), []).append(row)

@@ -59,7 +59,7 @@ def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -
             style.box(ax, SINK, 0, 3, N, "", style.fill("m"), edgecolor=style.hue("m"))
             style.note(ax, SINK + 1.5, N / 2, "sink: a score, no value", rotation=90, ha="center")
         _row(ax, parts, row)
-    for ax in axes[:3, 0]:
+    for ax, _ in axes[:3]:
         ax.set_ylabel("← queries")
     for ax in axes[2]:
         ax.set_xlabel("keys →")

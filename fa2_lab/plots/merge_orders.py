@@ -31,7 +31,8 @@ def data(blocks: int = 8, B_c: int = 4) -> dict:
 
 def merge_pairs(blocks: int) -> dict[str, list[tuple[int, int]]]:
     """Which two nodes each merge joins: leaves are numbered 0 … blocks − 1, merges from there on."""
-    half, tree, layer = blocks // 2, [], range(blocks)
+    half, layer = blocks // 2, range(blocks)
+    tree: list[tuple[int, int]] = []
     while len(layer) > 1:
         made = range(blocks + len(tree), blocks + len(tree) + len(layer) // 2)
         tree += zip(layer[::2], layer[1::2], strict=True)

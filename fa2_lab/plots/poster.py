@@ -85,7 +85,7 @@ def data(tag: str = "FA2.A1") -> dict:
                 if done.get(lane)
             }
             rows.append(
-                Row(line.number, line.depth, line.text, *map(code, (found.first_numpy, found.first_triton)), amount)
+                Row(line.number, line.depth, line.text, code(found.first_numpy), code(found.first_triton), amount)
             )
     return dict(algorithm=algorithm, rows=rows, files=(algorithm.numpy, triton_file(algorithm)))
 

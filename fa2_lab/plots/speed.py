@@ -18,7 +18,8 @@ BASELINE = "torch flash"
 
 def data() -> dict:
     """TFLOP/s of every contestant on the FA2 paper's grid."""
-    record, panels = load("paper"), {}
+    record = load("paper")
+    panels: dict[tuple, dict[str, list]] = {}
     for direction in ("forward", "backward"):
         for row in record.rows:
             if row.direction == direction:

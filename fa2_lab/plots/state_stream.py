@@ -22,7 +22,8 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
     Q, K, V = rng.standard_normal((B_r, d)), *rng.standard_normal((2, T_c * B_c, d))
     V = np.abs(V)  # so that o falls only where it is rescaled
     tiling = Tiling(B_r, T_c * B_c, B_r, B_c)
-    state, seen = SoftmaxState.reset(B_r, d), dict(s=[], m=[], l=[], o=[], alpha=[])
+    state = SoftmaxState.reset(B_r, d)
+    seen: dict[str, list] = dict(s=[], m=[], l=[], o=[], alpha=[])
     for j in range(T_c):
         s = Q @ K[tiling.cols(j)].T
         after = state.update(s, V[tiling.cols(j)])
