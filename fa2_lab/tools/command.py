@@ -25,7 +25,9 @@ COMMANDS = {
     "ladder": ("fa2_lab.tools.ladder", "the ladder of kernels: what each change is, and what it brought"),
     "xray": ("fa2_lab.tools.xray.command", "compile a kernel for any chip, and read what came out"),
 }
+HERE = ("tour", "where", "errata", "glossary", *COMMANDS)
 GROUP = "fa2_lab.commands"
+INSTALL = "`pip install --no-deps -e .`"
 EXTRAS = {"torch": "kernels", "triton": "kernels", "matplotlib": "plots", "transformers": "transformers"}
 
 
@@ -47,6 +49,10 @@ def main(argv: list[str] | None = None) -> int:
                 return run_command(import_main(COMMANDS[argv[0]][0]), argv[1:])
             if argv and argv[0] in studio():
                 return run_command(studio_main(studio()[argv[0]]), argv[1:])
+            if argv and argv[0].isalpha() and argv[0] not in HERE and not studio():
+                raise Refused(
+                    f"there is no {argv[0]!r} here; in a checkout, {INSTALL} adds bench, book, course and others"
+                )
             arguments = parser().parse_args(argv)
             return arguments.run(arguments)
         finally:

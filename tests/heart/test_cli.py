@@ -257,6 +257,12 @@ def test_without_a_checkout_its_commands_say_that_they_need_one(monkeypatch, cap
     assert "tune needs a checkout of the repository" in capsys.readouterr().err
 
 
+def test_in_a_checkout_that_is_not_installed_it_says_how_to_get_them(monkeypatch, capsys):
+    monkeypatch.setattr(command, "entry_points", lambda group: [])
+    assert command.main(["bench", "paper"]) == 2
+    assert "pip install --no-deps -e ." in capsys.readouterr().err
+
+
 def test_what_is_not_installed_is_named_with_the_extra_that_brings_it(monkeypatch, capsys):
     def missing(module):
         raise ModuleNotFoundError(f"No module named {module}", name="matplotlib.figure")
