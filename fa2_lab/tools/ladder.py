@@ -37,13 +37,13 @@ def main(argv: list[str]) -> int:
 
 def rows(results: Record, direction: str) -> dict:
     """The rows of the main shape: by mask where they are timed, by rung where they are counted."""
-    found = [row for row in results.rows if row.direction == direction]
+    all_rows = [row for row in results.rows if row.direction == direction]
     if direction == "forward":
         main = [
-            row for row in found if (row.problem["N_q"], row.problem["d"], row.problem["heads"]) == (N, D, 2048 // D)
+            row for row in all_rows if (row.problem["N_q"], row.problem["d"], row.problem["heads"]) == (N, D, 2048 // D)
         ]
         return {row.problem["causal"]: row for row in main}
-    return {row.problem["rung"]: row for row in found if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
+    return {row.problem["rung"]: row for row in all_rows if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
 
 
 COLUMNS = ("TFLOP/s", "causal", "share", "regs", "per SM", "tensor")
@@ -52,14 +52,14 @@ COLUMNS = ("TFLOP/s", "causal", "share", "regs", "per SM", "tensor")
 def cells(results: Record) -> list[tuple[str, list[str], str]]:
     """(name, a number for each column, the one change) of each rung, then of the peers, which have no change."""
     timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
-    peer, found = compared_with(timed[False].values), []
+    peer, lines = compared_with(timed[False].values), []
     for name in (*ladder.RUNGS, *(name for name in timed[False].values if name not in ladder.RUNGS)):
         short_name, sentence = ladder.change(name) if name in ladder.RUNGS else (NAMES.get(name, name), "")
         read = compiled[name].values if name in compiled else {}
         numbers = [speed(timed[False], name), speed(timed[True], name), share(timed[False], name, peer)]
         numbers += [one(read, "registers"), one(read, "programs on an SM"), percent(counted, name)]
-        found.append((f"{name[1:3]} {short_name}" if sentence else short_name, numbers, sentence))
-    return found
+        lines.append((f"{name[1:3]} {short_name}" if sentence else short_name, numbers, sentence))
+    return lines
 
 
 def setting(results: Record) -> str:
@@ -67,11 +67,11 @@ def setting(results: Record) -> str:
     timed = rows(results, "forward")[False]
     peer = compared_with(timed.values)
     where = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask"
-    told = f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
+    text = f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
     if newer := [name[1:3] for name in ladder.RUNGS if name not in timed.values and name not in timed.failed]:
-        told += f" Measured before rung {' and '.join(newer)} was added, with fa2_lab as it was then."
+        text += f" Measured before rung {' and '.join(newer)} was added, with fa2_lab as it was then."
     beside = "triton_tutorial" in timed.values
-    return told + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
+    return text + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
 
 
 def table(results: Record) -> str:
@@ -125,9 +125,9 @@ def step(results: Record, before: str, after: str) -> str:
             what = shape + ("causal" if p["causal"] else "no mask")
             lines.append(f"{what:48}{row.rate(before):8.0f}{row.rate(after):8.0f}  × {row.ratio(after, before):.2f}")
     for kind in ("compiled", "counters"):
-        found = rows(results, kind)
-        if before in found and after in found:
-            a, b = found[before].values, found[after].values
+        by_rung = rows(results, kind)
+        if before in by_rung and after in by_rung:
+            a, b = by_rung[before].values, by_rung[after].values
             lines += [f"{n:48}{short(a[n][0]):>8}{short(b[n][0]):>8}" for n in a if n in b and differ(a[n][0], b[n][0])]
     return "\n".join(lines) if len(lines) > 2 else "\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU"
 
