@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -11,10 +12,10 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
 from fa2_studio.bench.contest import Prepared, ceilings, collect, contest, refused
-from fa2_studio.bench.peers import dense
 from fa2_studio.bench.problem import Problem, distance, error
-from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading, wall_microseconds
+from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
 from fa2_studio.bench.results import machine
+from fa2_studio.bench.suites import host_cost
 
 ALONE = "reading alone"  # of as many bytes as the cache has
 PAGES = (16, 64, 256)
@@ -83,13 +84,8 @@ def graph(call: Callable) -> torch.cuda.CUDAGraph:
 
 def host(problem: Problem) -> Measurement:
     """How long an eager call keeps the host busy."""
-    q, k, v = problem.tensors()
     names = [name for name in contestants.names("decode") if contestants.CONTESTANTS[name].decode is None]
-    bare = {name: dense.bare(contestants.prepare(name, problem)) for name in names}
-    calls = {name: partial(attention, q, k, v) for name, (attention, _) in bare.items()}
-    taken = wall_microseconds(calls, {name: held for name, (_, held) in bare.items()})
-    values = {name: [microseconds] for name, microseconds in taken.items()}
-    return Measurement(described(problem), "host", values, unit="µs")
+    return replace(host_cost(problem, "forward", names), problem=described(problem), direction="host")
 
 
 def pages(problem: Problem) -> Measurement:

@@ -12,7 +12,7 @@ from fa2_lab.records import Measurement, Record, load, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants
 from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.results import label, shape_of
+from fa2_studio.bench.results import label, named, save, shape_of
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
 LEAD = """# Results
@@ -71,8 +71,8 @@ def heading(run: Record) -> list[str]:
     rows = run.rows + run.sustained
     sentences = [f"{what[0].upper()}{what[1:]}", *([shapes(rows)] if rows else [])]
     sentences += [SUMMARIES[run.suite](run)] if run.suite in SUMMARIES else []
-    table = [*sweep_table(run), ""] if run.suite == "sweep" else []
-    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *table]
+    table = TABLES[run.suite](run) if run.suite in TABLES else []
+    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *table, *([""] if table else [])]
 
 
 def how(run: Record) -> list[str]:
@@ -310,6 +310,7 @@ SUMMARIES: dict[str, Callable[[Record], str]] = dict(
     train=train_summary,
     ring=ring_summary,
 )
+TABLES = dict(sweep=sweep_table, ladder=ladder.markdown)
 
 
 # The README's sentence ----------------------------------------------------------------------------------------
@@ -376,6 +377,9 @@ def renewed(text: str, part: str, content: str) -> str:
 def write() -> None:
     """Write RESULTS.md, and the README's sentences on the ladder and on speed, from the recorded runs."""
     root = files.checkout("bench --results")
+    for run in recorded():
+        if (with_commit := named(run)) != run:
+            save(with_commit)
     files.write(root / "RESULTS.md", results_page())
     readme = (root / "README.md").read_text(encoding="utf-8")
     readme = renewed(readme, "ladder", ladder.claim(load("ladder")) + ".")

@@ -61,6 +61,14 @@ def label(row: Measurement) -> str:
     return f"{what}, N {N}, batch {batch}, heads {heads}, d {d}, {mask}"
 
 
+def named(record: Record) -> Record:
+    """The record with this checkout's commit, if it was measured where git was not, and the sources are these."""
+    here = commit()
+    if record.machine["commit"] != sources() or "sources" in here:
+        return record
+    return replace(record, machine=record.machine | dict(commit=f"{here} ({sources()})"))
+
+
 # What a record is made with -----------------------------------------------------------------------------------
 
 

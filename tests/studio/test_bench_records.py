@@ -104,6 +104,12 @@ def test_a_changed_checkout_names_its_commit_and_a_fingerprint(tmp_path, monkeyp
     (tmp_path / "fa2_lab" / "a.py").write_text("2\n")
     assert results.commit(tmp_path) == f"{commit} with changes ({results.sources()})"
     assert results.commit(tmp_path / "nowhere") == results.sources()
+    measured = suite()
+    measured.machine = MACHINE | dict(commit=results.sources())
+    monkeypatch.setattr(results, "commit", lambda: "abc1234")
+    assert results.named(measured).machine["commit"] == f"abc1234 ({results.sources()})"
+    assert results.named(suite()) == suite(), "measured with other sources"
+    monkeypatch.undo()
     monkeypatch.setenv("PATH", "")
     assert re.fullmatch(r"sources [0-9a-f]{12}", results.commit())
 
@@ -214,6 +220,6 @@ def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_marke
     (tmp_path / "README.md").write_text(f"before\n{between('ladder', '')}between\n{between('speed', 'old')}after\n")
     page.write()
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
-    table, sentence = "\n".join(ladder.markdown(records.load("ladder"))), page.sentence(records.load("paper"))
-    wanted = f"before\n{between('ladder', table)}between\n{between('speed', sentence)}after\n"
+    claim, sentence = ladder.claim(records.load("ladder")), page.sentence(records.load("paper"))
+    wanted = f"before\n{between('ladder', f'{claim}.')}between\n{between('speed', sentence)}after\n"
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted
