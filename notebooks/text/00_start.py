@@ -223,9 +223,10 @@ for name, rung in (("standard", "r00_standard"), ("FA2", "r07_two_loops")):
 #
 # The *meter* of this book counts requests. "Loaded", "stored" and "moved" always mean requests of the chip.
 #
-# Both counters run in this picture, on a small example with a small L2. Follow S and P: only standard sends them to HBM.
+# In motion: standard attention fills the whole square of scores and keeps it. FlashAttention-2 goes over the same square
+# and keeps one tile.
 #
-# ![Standard attention, FA1 and FA2 on one clock: blocks travel between HBM, L2, shared memory and registers](../figures/motion.svg)
+# ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the same](../figures/hero.svg)
 #
 # **Takeaway.** FA2 requests much, but little of it crosses to DRAM.
 

@@ -132,11 +132,6 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 # %% [markdown]
 # O is a right answer after every column block: the errors in the output are rounding.
 #
-# In motion, FA1 is the middle column. $o$, $\ell$ and $m$ come down from HBM for each tile, and go back. (The right column
-# is for chapter 04.)
-#
-# ![Standard attention, FA1 and FA2 on one clock: blocks travel between HBM, L2, shared memory and registers](../figures/motion.svg)
-#
 # **Takeaway.** No entry of S or P reaches HBM. But every row's unfinished answer travels there, once for each column
 # block.
 

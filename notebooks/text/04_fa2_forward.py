@@ -23,8 +23,8 @@
 import numpy as np
 
 from fa2_lab.machine import chips, io, time
-from fa2_lab.plots import causal_tiles, deferred_normalisation, motion, visiting_order
-from fa2_lab.plots.explorer import explore
+from fa2_lab.plots import causal_tiles, deferred_normalisation, visiting_order
+from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tile, Tiling
@@ -141,16 +141,11 @@ print(f"twice the N: {float(io.growth('fa2', 'forward', N=N, B=B, d=d)):.2f} tim
 # **Three to two:** $3Bd : 2Bd$.
 # </details>
 #
-# The next picture shows both in motion, beside standard attention. The clock counts requested bytes and is the same for
-# all three. A block counts when it has arrived, so the three counters differ a little. Standard attention loads all of Q
-# and K before its first score, so its blocks pile up, and only the last can be seen.
-#
-# Look at o, $\ell$ and m: in FA1 they come and go, in FA2 they stay in registers. FA2 requests k and v three times, and
-# L2 answers the second and the third. So of its 3,168 requested bytes 1,632 cross to DRAM.
+# Below, step through the tiles yourself: FA1 or FA2, the sizes of the tiles, the mask. Look at o, $\ell$ and m: in FA1 they
+# come and go, in FA2 they stay in registers.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-recorded = motion.data()
-show(motion.draw(**recorded), motion.moving(**recorded))
+live("algorithm1")
 
 # %% [markdown]
 # **Takeaway.** With square tiles the swap saves a third of the requests. (With the tiles of 4 × 2 above it saved more.)
@@ -371,11 +366,7 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # - Tweak 2: $L = m + \log \ell$ is all that the backward pass needs.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
 #
-# [The poster](../figures/poster_forward.pdf) has Algorithm 1 on one sheet. In a running notebook the next cell has sliders
-# for the time, the sizes and the mask.
-
-# %% tags=["nbval-ignore-output"]
-explore()
+# [The poster](../figures/poster_forward.pdf) has Algorithm 1 on one sheet.
 
 # %% [markdown]
 # ## Exercises
@@ -458,8 +449,6 @@ verdict("the corner tests = Tiling.kind, also for tiles that are not square", al
 chip, (old, new) = chips.A100, vars(time.tweak_1(chips.A100, 128, 64, 128)).values()
 removed = (old.fp32 - new.fp32) * chip.fp32_per_clock + (old.exp - new.exp) * chip.exp_per_clock
 verdict("tweak 1 removes 0.4% of 4.3 million operations", round(removed / 4.3e6, 3) == 0.004)
-FA2 = recorded["runs"]["FA2"]
-verdict("in motion: FA2 requests 3,168 bytes, and 1,632 cross", (FA2.total, FA2.crossed[-1]) == (3168, 1632))
 
 # %% [markdown] tags=["navigation"]
 # [← FlashAttention](03_fa1.ipynb) · [The map](00_start.ipynb) · [The backward pass →](05_backward.ipynb)
