@@ -20,7 +20,6 @@ SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
 HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
-WIDGET = "application/vnd.jupyter.widget-view+json"  # sliders need a running kernel, so they are not recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
@@ -91,10 +90,6 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         error = f"{failure.ename}: {failure.evalue}"
     except Exception as failure:  # the kernel has died
         error = f"{type(failure).__name__}: {failure}"
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            for output in cell.outputs:
-                output.get("data", {}).pop(WIDGET, None)
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     code = sum(c.cell_type == "code" for c in notebook.cells)
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)

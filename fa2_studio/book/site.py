@@ -16,7 +16,6 @@ import nbformat
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from fa2_lab.plots import explorer, motion
 from fa2_lab.tools import files, ladder
 from fa2_studio.book import reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
@@ -113,11 +112,6 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
                 look = {"code_prompt_show": "The output", "code_prompt_hide": "The output"}
             look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
-            if cell.source.startswith("explore()"):
-                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": explorer.page()})]
-            if "motion.moving(" in cell.source:
-                page = motion.page(**motion.data())
-                cell.outputs = [nbformat.v4.new_output("display_data", {"text/html": page})]
             for output in cell.outputs:
                 shown = output.get("data", {}).get("text/html", "")
                 if (found := PICTURE.search(shown)) and (file := drawn().get(unescape(found[1]))):

@@ -17,7 +17,6 @@ from urllib.parse import unquote
 import nbformat
 import pytest
 
-from fa2_lab.plots import explorer
 from fa2_lab.tools import command
 from fa2_studio.book import site
 from fa2_studio.book.chapters import NOTEBOOKS, written
@@ -100,10 +99,6 @@ def test_pictures_are_the_drawn_files_with_their_words(pages):
         drawn = [image for image in page.images if image["src"].startswith("data:image/png")]
         assert len(drawn) <= 1, path.name  # one is drawn in a chapter, from its own numbers
         assert all(image.get("alt") for image in page.images), path.name
-
-
-def test_the_explorer_is_alive(folder):
-    assert explorer.page() in html(folder, "04")
 
 
 def test_pictures_have_alternative_texts(pages):
