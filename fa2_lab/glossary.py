@@ -18,346 +18,171 @@ class Term:
     picture: str = ""  # that shows it: figures/NAME.svg
 
 
-def symbol(name: str, explained: str, shape: str, lives: str, english: str, chinese: str) -> Term:
-    return Term(name, english, chinese, explained, shape, lives)
+# name | chapter that explains it | shape | where it lives | English | Chinese; "-" is nothing
+SYMBOLS = """
+Q | 00 | (N_q, d) | HBM; a block q_i on chip | queries: what each row is looking for | 查询
+K | 00 | (N_k, d) | HBM; a block k_j on chip | keys: what each position offers to be found by | 键
+V | 00 | (N_k, d) | HBM; a block v_j on chip | values: what each position hands over | 值
+S | 00 | (N_q, N_k) | one tile s_ij on chip, never whole | scores, τ Q Kᵀ | 注意力分数
+P | 00 | (N_q, N_k) | one tile p_ij on chip, never whole | probabilities, softmax of S by rows | 注意力权重
+O | 00 | (N_q, d) | HBM; accumulator o_i on chip | output, P V | 输出
+dO | 01 | (N_q, d) | HBM | gradient of the loss with respect to O; it comes from outside | 输出的梯度
+dQ | 01 | (N_q, d) | HBM | gradient of the loss with respect to Q | 查询的梯度
+dK | 01 | (N_k, d) | HBM; accumulator dk_j on chip | gradient of the loss with respect to K | 键的梯度
+dV | 01 | (N_k, d) | HBM; accumulator dv_j on chip | gradient of the loss with respect to V | 值的梯度
+dS | 01 | (N_q, N_k) | one tile ds_ij on chip | gradient with respect to S: P ∘ (dP − D) | 分数的梯度
+dP | 01 | (N_q, N_k) | one tile dp_ij on chip | gradient with respect to P: dO Vᵀ | 权重的梯度
+D | 01 | (N_q,) | HBM | rowsum(dO ∘ O) = rowsum(P ∘ dP): what softmax takes off every dP of a row | 行内积
+L | 01 | (N_q,) | HBM | natural logarithm of rowsum(exp(S)); P = exp(S − L) | 对数求和指数
+m | 02 | (N_q,) | registers (FA1: HBM too) | largest score of a row so far | 行最大值
+l | 02 | (N_q,) | registers (FA1: HBM too) | rowsum(exp(S − m)) so far; the papers' ℓ | 指数和
+tau | 01 | number | argument | scale of the scores, usually 1 / √d; the papers' τ | 缩放系数
+alpha | 02 | (B_r,) | registers | exp(m_old − m_new): what old sums are multiplied by | 缩放因子
+B_r | 03 | number | compile time | rows of a tile; BLOCK_M in other kernels | 行块大小
+B_c | 03 | number | compile time | columns of a tile; BLOCK_N in other kernels | 列块大小
+T_r | 03 | number | - | row blocks: ⌈N_q / B_r⌉ | 行块数
+T_c | 03 | number | - | column blocks: ⌈N_k / B_c⌉ | 列块数
+M | 03 | number | - | elements that fit in on-chip memory | 片上存储容量
+N | 00 | number | - | sequence length; N_q queries and N_k keys where they differ | 序列长度
+d | 00 | number | - | head dimension: the length of a query, a key, a value | 头维度
+"""
+
+# name | chapter or rung that explains it | picture that shows it | English | Chinese; an indented line goes on
+WORDS = """
+# The map of a GPU
+HBM | 00 | - | high-bandwidth memory: the GPU's main memory, large and far away | 高带宽显存
+DRAM | 00 | - | the kind of memory that HBM is made of; what crosses to it can be counted by the GPU | 动态随机存储器
+L2 | 00 | - | a cache between HBM and all SMs: it keeps what came from HBM lately | 二级缓存
+SRAM | 00 | - | fast memory on the chip; in these papers the shared memory | 片上静态存储
+shared memory | 00 | - | the part of an SM's SRAM that a thread block's warps read and write together | 共享内存
+register | 00 | - | storage of one thread, the fastest there is | 寄存器
+register spill | A | block_budget | values that no longer fit in registers go to slow memory and back | 寄存器溢出
+on chip | 00 | - | in the registers or the shared memory of an SM, or on the way between them | 片上
+SM | 00 | - | streaming multiprocessor: one of the chip's processors; runs thread blocks | 流式多处理器
+tensor core | 00 | - | the unit of an SM that multiplies small matrices | 张量核心
+FP32 unit | 00 | - | a unit of an SM that adds and multiplies single numbers of 32 bits | 单精度运算单元
+special function unit | 00 | - | a unit of an SM that takes exponentials, logarithms and reciprocals | 特殊函数单元
+kernel | 00 | - | a function that runs on the GPU, many thread blocks at once | 核函数
+grid | 06 | - | all thread blocks of one launch | 网格
+thread block | 00 | - | threads that run on one SM and share its memory; one worker of figure 2 | 线程块
+program | 08 | - | Triton's word for a thread block: one run of the kernel, with a number of its own | 程序实例
+warp | 00 | - | 32 threads that issue instructions together; a thread block has several | 线程束
+warpgroup | 12 | wgmma | four warps in a row that start matrix products together, from Hopper on | 线程束组
+thread | 00 | - | one lane of a warp | 线程
+lane | A | row_reduction | the number of a thread in its warp, 0 to 31 | 线程束通道
+wave | 06 | waves | as many thread blocks as the chip runs at once; the last one is often not full | 波次
+wave quantization | 06 | - | time lost because the last wave is not full | 波次量化
+barrier | 07 | - | a point where a block's warps wait for each other | 同步屏障
+atomic add | 05 | - | read, add and write as one step that no other thread can interrupt | 原子加
+race | 05 | - | two workers read the same old value; one of their updates is lost | 数据竞争
+bank conflict | A | swizzle_xor | threads of a warp that want different words of one bank of shared memory, one
+    after the other | 存储体冲突
+swizzle | A | swizzle_xor | to store each row of a tile in another order, so that columns meet different banks |
+    地址交错
+# Quantities
+FLOP | 00 | - | one floating-point operation | 浮点运算
+matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
+extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
+request | 00 | - | an element that the chip asks for, wherever it is found; what the meter counts | 访存请求
+arithmetic intensity | 01 | - | FLOPs done for each byte that moves | 计算强度
+IO complexity | 03 | - | elements moved between HBM and the chip, as a function of N, d and M | 访存复杂度
+# The workshop
+launch option | 11 | - | what a launch asks of the compiler: warps, stages, registers | 启动选项
+PTX | 11 | - | NVIDIA's portable assembly language, which Triton writes | 并行线程执行汇编
+SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
+occupancy | 11 | - | the share of an SM's places for warps that are taken | 占用率
+roofline | 10 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
+stall | 11 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
+deadlock | 11 | - | a closed chain of workers, each of which waits for the next | 死锁
+autotuner | 11 | - | a program that times many launches and keeps the fastest | 自动调优器
+throttling | 11 | - | the GPU lowers its clock because it draws much power or is hot | 降频
+# The method
+head | 00 | - | one of several attentions computed side by side | 注意力头
+softmax | 00 | - | exponentials of a row, divided by their sum | 归一化指数函数
+standard attention | 00 | - | S, P and O one after the other, with S and P in HBM | 标准注意力
+safe softmax | 01 | - | softmax with the row's maximum subtracted, so that exp cannot overflow | 安全 softmax
+online softmax | 02 | - | softmax of a row that arrives in pieces, by keeping m, l and rescaling | 在线 softmax
+rescale | 02 | - | multiply what was summed under an old maximum by alpha | 重新缩放
+logsumexp | 01 | - | log of a sum of exponentials, computed as m + log l | 对数求和指数
+merge | 02 | - | join two softmax states of disjoint keys: blocks, warps, splits or GPUs | 合并
+tile | 00 | - | the B_r × B_c patch of S where row block i meets column block j | 分块
+row block | 03 | - | B_r queries, with their rows of O | 行块
+column block | 03 | - | B_c keys, with their values | 列块
+recompute | 05 | - | make S and P again in the backward pass instead of storing them | 重计算
+causal mask | 04 | - | a query sees no later key; aligned to the bottom right corner of S | 因果掩码
+padding | - | - | keys added to make lengths equal; nobody may see them | 填充
+dropout | 03 | - | each probability is set to 0 with probability p, the others divided by 1 − p | 随机失活
+multi-query attention | 05 | - | all query heads share one head of keys and values | 多查询注意力
+grouped-query attention | 05 | - | each group of query heads shares one head of keys and values | 分组查询注意力
+KV cache | 05 | - | keys and values kept from earlier tokens | 键值缓存
+decode | 14 | programs | making one token at a time: one query row, many keys | 逐词解码
+split-K | 07 | warp_split | the keys are divided among workers, which must merge their answers | 按键切分
+split-Q | 07 | warp_split | the queries are divided among workers, which need nothing from each other | 按查询切分
+# The ladder
+base 2 | rung 05 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
+pipelining | rung 08 | - | the next tiles are being copied while this one is computed | 软件流水
+stage | 12 | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
+sweep | rung 09 | - | to measure many sizes of tiles, warps and stages, and keep the fastest | 参数扫描
+bulk copy | rung 11 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
+    批量拷贝
+TMA | 12 | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
+descriptor | 12 | bulk_copy | where a tensor lies and how, written down once for the copy engine | 张量描述符
+wgmma | 12 | wgmma | Hopper's instruction for the matrix product of a warpgroup | 线程束组矩阵乘
+layout | 12 | row_reduction | which thread holds which number of a tile, or where in shared memory it lies | 布局
+Gluon | 12 | - | Triton's lower dialect: layouts, copies and barriers are written out | Gluon（Triton 的底层语言）
+phase | 12 | - | what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round | 相位
+fence | 12 | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
+warp specialisation | 12 | pipes | warps of one program have different jobs: one copies, others compute | 线程束特化
+aggregate | 12 | - | several values of a Gluon kernel under one name, with methods | 聚合
+inline assembly | 12 | - | machine instructions written out inside a kernel | 内联汇编
+ring | 12 | pipes | stages in shared memory that are filled and emptied in turn | 环形缓冲区
+producer | 12 | pipes | the warp that copies tiles ahead | 生产者
+consumer | 12 | pipes | a warpgroup that computes with the tiles that the producer copied | 消费者
+overlap | rung 15 | timeline | two units work at the same time | 计算重叠
+ping-pong | 12 | timeline | two consumers take turns: one computes products while the other is at its softmax | 乒乓调度
+persistent | rung 16 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
+tile scheduler | rung 16 | tickets | what tells a persistent program which row block comes next | 分块调度器
+mailbox | 12 | - | a place in shared memory where one warp leaves numbers for others | 信箱
+prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
+epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
+bulk reduction | 13 | pipes | the copy engine adds a tile of shared memory to HBM | 批量归约
+lagging | rung 19 | - | of m: it follows the row's maximum only when a score lies far above it | 滞后最大值
+split-KV | 14 | programs | the keys of one row block are divided among programs, which merge at the end | 键值切分
+part | 14 | shares | the state o, m and l that a program leaves when it has read some of a row's keys | 部分状态
+page | 14 | - | a piece of a KV cache with room for a fixed number of keys | 缓存页
+block table | 14 | - | says for each sequence which page holds its first keys, its next keys, … | 块表
+K/V head | 14 | - | a head of keys and values, which a group of query heads may share | 键值头
+stream-K | 14 | shares | split-KV in equal shares: all tiles laid end to end and cut into equal pieces | 等份切分
+rank | 15 | ring_schedule | one process with its GPU, of several that work together | 进程编号
+shard | 15 | zigzag | the part of a sequence that one rank keeps | 分片
+ring attention | 15 | ring_schedule | keys and values travel around a ring of GPUs, and each GPU keeps its queries |
+    环形注意力
+all-to-all | 15 | - | an exchange in which every rank has a parcel for every rank | 全交换
+zigzag | 15 | zigzag | each rank keeps a piece from the front and one from the back | 之字形切分
+# Masks
+interval | 16 | intervals | the keys from first up to last that one row sees | 区间
+window | 16 | intervals | how many keys before and after its own place a row sees: (left, right) | 滑动窗口
+packed | 16 | intervals | sequences of different lengths one after the other, without padding | 变长拼接
+softcap | 16 | - | scores bounded by c: c · tanh(s / c) | 分数软上限
+sink | 16 | intervals | one more score for each head that has no value | 注意力汇
+"""
+
+
+def cells(table: str) -> list[list[str]]:
+    """The rows of a table, cell by cell."""
+    rows = [line for line in table.strip().replace("\n    ", " ").splitlines() if not line.startswith("#")]
+    return [["" if cell == "-" else cell for cell in row.split(" | ")] for row in rows]
 
 
 TERMS = (
-    # Symbols
-    symbol("Q", "00", "(N_q, d)", "HBM; a block q_i on chip", "queries: what each row is looking for", "查询"),
-    symbol("K", "00", "(N_k, d)", "HBM; a block k_j on chip", "keys: what each position offers to be found by", "键"),
-    symbol("V", "00", "(N_k, d)", "HBM; a block v_j on chip", "values: what each position hands over", "值"),
-    symbol("S", "00", "(N_q, N_k)", "one tile s_ij on chip, never whole", "scores, τ Q Kᵀ", "注意力分数"),
-    symbol(
-        "P",
-        "00",
-        "(N_q, N_k)",
-        "one tile p_ij on chip, never whole",
-        "probabilities, softmax of S by rows",
-        "注意力权重",
+    *(
+        Term(name, english, chinese, explained, shape, lives)
+        for name, explained, shape, lives, english, chinese in cells(SYMBOLS)
     ),
-    symbol("O", "00", "(N_q, d)", "HBM; accumulator o_i on chip", "output, P V", "输出"),
-    symbol(
-        "dO", "01", "(N_q, d)", "HBM", "gradient of the loss with respect to O; it comes from outside", "输出的梯度"
+    *(
+        Term(name, english, chinese, explained, picture=picture)
+        for name, explained, picture, english, chinese in cells(WORDS)
     ),
-    symbol("dQ", "01", "(N_q, d)", "HBM", "gradient of the loss with respect to Q", "查询的梯度"),
-    symbol(
-        "dK", "01", "(N_k, d)", "HBM; accumulator dk_j on chip", "gradient of the loss with respect to K", "键的梯度"
-    ),
-    symbol(
-        "dV", "01", "(N_k, d)", "HBM; accumulator dv_j on chip", "gradient of the loss with respect to V", "值的梯度"
-    ),
-    symbol(
-        "dS", "01", "(N_q, N_k)", "one tile ds_ij on chip", "gradient with respect to S: P ∘ (dP − D)", "分数的梯度"
-    ),
-    symbol("dP", "01", "(N_q, N_k)", "one tile dp_ij on chip", "gradient with respect to P: dO Vᵀ", "权重的梯度"),
-    symbol(
-        "D",
-        "01",
-        "(N_q,)",
-        "HBM",
-        "rowsum(dO ∘ O) = rowsum(P ∘ dP): what softmax takes off every dP of a row",
-        "行内积",
-    ),
-    symbol("L", "01", "(N_q,)", "HBM", "natural logarithm of rowsum(exp(S)); P = exp(S − L)", "对数求和指数"),
-    symbol("m", "02", "(N_q,)", "registers (FA1: HBM too)", "largest score of a row so far", "行最大值"),
-    symbol("l", "02", "(N_q,)", "registers (FA1: HBM too)", "rowsum(exp(S − m)) so far; the papers' ℓ", "指数和"),
-    symbol("tau", "01", "number", "argument", "scale of the scores, usually 1 / √d; the papers' τ", "缩放系数"),
-    symbol("alpha", "02", "(B_r,)", "registers", "exp(m_old − m_new): what old sums are multiplied by", "缩放因子"),
-    symbol("B_r", "03", "number", "compile time", "rows of a tile; BLOCK_M in other kernels", "行块大小"),
-    symbol("B_c", "03", "number", "compile time", "columns of a tile; BLOCK_N in other kernels", "列块大小"),
-    symbol("T_r", "03", "number", "", "row blocks: ⌈N_q / B_r⌉", "行块数"),
-    symbol("T_c", "03", "number", "", "column blocks: ⌈N_k / B_c⌉", "列块数"),
-    symbol("M", "03", "number", "", "elements that fit in on-chip memory", "片上存储容量"),
-    symbol("N", "00", "number", "", "sequence length; N_q queries and N_k keys where they differ", "序列长度"),
-    symbol("d", "00", "number", "", "head dimension: the length of a query, a key, a value", "头维度"),
-    # The map of a GPU
-    Term("HBM", "high-bandwidth memory: the GPU's main memory, large and far away", "高带宽显存", "00"),
-    Term(
-        "DRAM",
-        "the kind of memory that HBM is made of; what crosses to it can be counted by the GPU",
-        "动态随机存储器",
-        "00",
-    ),
-    Term("L2", "a cache between HBM and all SMs: it keeps what came from HBM lately", "二级缓存", "00"),
-    Term("SRAM", "fast memory on the chip; in these papers the shared memory", "片上静态存储", "00"),
-    Term(
-        "shared memory",
-        "the part of an SM's SRAM that a thread block's warps read and write together",
-        "共享内存",
-        "00",
-    ),
-    Term("register", "storage of one thread, the fastest there is", "寄存器", "00"),
-    Term(
-        "register spill",
-        "values that no longer fit in registers go to slow memory and back",
-        "寄存器溢出",
-        "A",
-        picture="block_budget",
-    ),
-    Term("on chip", "in the registers or the shared memory of an SM, or on the way between them", "片上", "00"),
-    Term("SM", "streaming multiprocessor: one of the chip's processors; runs thread blocks", "流式多处理器", "00"),
-    Term("tensor core", "the unit of an SM that multiplies small matrices", "张量核心", "00"),
-    Term("FP32 unit", "a unit of an SM that adds and multiplies single numbers of 32 bits", "单精度运算单元", "00"),
-    Term(
-        "special function unit",
-        "a unit of an SM that takes exponentials, logarithms and reciprocals",
-        "特殊函数单元",
-        "00",
-    ),
-    Term("kernel", "a function that runs on the GPU, many thread blocks at once", "核函数", "00"),
-    Term("grid", "all thread blocks of one launch", "网格", "06"),
-    Term("thread block", "threads that run on one SM and share its memory; one worker of figure 2", "线程块", "00"),
-    Term(
-        "program", "Triton's word for a thread block: one run of the kernel, with a number of its own", "程序实例", "08"
-    ),
-    Term("warp", "32 threads that issue instructions together; a thread block has several", "线程束", "00"),
-    Term(
-        "warpgroup",
-        "four warps in a row that start matrix products together, from Hopper on",
-        "线程束组",
-        "12",
-        picture="wgmma",
-    ),
-    Term("thread", "one lane of a warp", "线程", "00"),
-    Term("lane", "the number of a thread in its warp, 0 to 31", "线程束通道", "A", picture="row_reduction"),
-    Term(
-        "wave",
-        "as many thread blocks as the chip runs at once; the last one is often not full",
-        "波次",
-        "06",
-        picture="waves",
-    ),
-    Term("wave quantization", "time lost because the last wave is not full", "波次量化", "06"),
-    Term("barrier", "a point where a block's warps wait for each other", "同步屏障", "07"),
-    Term("atomic add", "read, add and write as one step that no other thread can interrupt", "原子加", "05"),
-    Term("race", "two workers read the same old value; one of their updates is lost", "数据竞争", "05"),
-    Term(
-        "bank conflict",
-        "threads of a warp that want different words of one bank of shared memory, one after the other",
-        "存储体冲突",
-        "A",
-        picture="swizzle_xor",
-    ),
-    Term(
-        "swizzle",
-        "to store each row of a tile in another order, so that columns meet different banks",
-        "地址交错",
-        "A",
-        picture="swizzle_xor",
-    ),
-    # Quantities
-    Term("FLOP", "one floating-point operation", "浮点运算", "00"),
-    Term("matmul", "matrix product; a FLOP is one addition or one multiplication in it", "矩阵乘法", "00"),
-    Term("extra memory", "what an algorithm must hold beyond its inputs and outputs", "额外显存", "00"),
-    Term("request", "an element that the chip asks for, wherever it is found; what the meter counts", "访存请求", "00"),
-    Term("arithmetic intensity", "FLOPs done for each byte that moves", "计算强度", "01"),
-    Term("IO complexity", "elements moved between HBM and the chip, as a function of N, d and M", "访存复杂度", "03"),
-    # The workshop
-    Term("launch option", "what a launch asks of the compiler: warps, stages, registers", "启动选项", "11"),
-    Term("PTX", "NVIDIA's portable assembly language, which Triton writes", "并行线程执行汇编", "11"),
-    Term("SASS", "the machine code that an NVIDIA GPU executes", "机器汇编", "11"),
-    Term("occupancy", "the share of an SM's places for warps that are taken", "占用率", "11"),
-    Term(
-        "roofline",
-        "what memory and arithmetic units allow at most, by FLOPs per byte",
-        "屋顶线模型",
-        "10",
-        picture="roofline",
-    ),
-    Term("stall", "a warp cannot issue its next instruction; the hardware counts for which reason", "停顿", "11"),
-    Term("deadlock", "a closed chain of workers, each of which waits for the next", "死锁", "11"),
-    Term("autotuner", "a program that times many launches and keeps the fastest", "自动调优器", "11"),
-    Term("throttling", "the GPU lowers its clock because it draws much power or is hot", "降频", "11"),
-    # The method
-    Term("head", "one of several attentions computed side by side", "注意力头", "00"),
-    Term("softmax", "exponentials of a row, divided by their sum", "归一化指数函数", "00"),
-    Term("standard attention", "S, P and O one after the other, with S and P in HBM", "标准注意力", "00"),
-    Term(
-        "safe softmax", "softmax with the row's maximum subtracted, so that exp cannot overflow", "安全 softmax", "01"
-    ),
-    Term(
-        "online softmax", "softmax of a row that arrives in pieces, by keeping m, l and rescaling", "在线 softmax", "02"
-    ),
-    Term("rescale", "multiply what was summed under an old maximum by alpha", "重新缩放", "02"),
-    Term("logsumexp", "log of a sum of exponentials, computed as m + log l", "对数求和指数", "01"),
-    Term("merge", "join two softmax states of disjoint keys: blocks, warps, splits or GPUs", "合并", "02"),
-    Term("tile", "the B_r × B_c patch of S where row block i meets column block j", "分块", "00"),
-    Term("row block", "B_r queries, with their rows of O", "行块", "03"),
-    Term("column block", "B_c keys, with their values", "列块", "03"),
-    Term("recompute", "make S and P again in the backward pass instead of storing them", "重计算", "05"),
-    Term("causal mask", "a query sees no later key; aligned to the bottom right corner of S", "因果掩码", "04"),
-    Term("padding", "keys added to make lengths equal; nobody may see them", "填充", ""),
-    Term("dropout", "each probability is set to 0 with probability p, the others divided by 1 − p", "随机失活", "03"),
-    Term("multi-query attention", "all query heads share one head of keys and values", "多查询注意力", "05"),
-    Term(
-        "grouped-query attention",
-        "each group of query heads shares one head of keys and values",
-        "分组查询注意力",
-        "05",
-    ),
-    Term("KV cache", "keys and values kept from earlier tokens", "键值缓存", "05"),
-    Term("decode", "making one token at a time: one query row, many keys", "逐词解码", "14", picture="programs"),
-    Term(
-        "split-K",
-        "the keys are divided among workers, which must merge their answers",
-        "按键切分",
-        "07",
-        picture="warp_split",
-    ),
-    Term(
-        "split-Q",
-        "the queries are divided among workers, which need nothing from each other",
-        "按查询切分",
-        "07",
-        picture="warp_split",
-    ),
-    # The ladder
-    Term("base 2", "2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ", "以二为底", "rung 05"),
-    Term("pipelining", "the next tiles are being copied while this one is computed", "软件流水", "rung 08"),
-    Term(
-        "stage",
-        "one of the places of a ring or of a pipeline; it has room for one tile",
-        "流水级",
-        "12",
-        picture="pipes",
-    ),
-    Term("sweep", "to measure many sizes of tiles, warps and stages, and keep the fastest", "参数扫描", "rung 09"),
-    Term(
-        "bulk copy",
-        "a copy of a whole tile that one thread starts and the copy engine carries out",
-        "批量拷贝",
-        "rung 11",
-        picture="bulk_copy",
-    ),
-    Term("TMA", "tensor memory accelerator: Hopper's copy engine", "张量内存加速器", "12", picture="bulk_copy"),
-    Term(
-        "descriptor",
-        "where a tensor lies and how, written down once for the copy engine",
-        "张量描述符",
-        "12",
-        picture="bulk_copy",
-    ),
-    Term(
-        "wgmma", "Hopper's instruction for the matrix product of a warpgroup", "线程束组矩阵乘", "12", picture="wgmma"
-    ),
-    Term(
-        "layout",
-        "which thread holds which number of a tile, or where in shared memory it lies",
-        "布局",
-        "12",
-        picture="row_reduction",
-    ),
-    Term(
-        "Gluon",
-        "Triton's lower dialect: layouts, copies and barriers are written out",
-        "Gluon（Triton 的底层语言）",
-        "12",
-    ),
-    Term("phase", "what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round", "相位", "12"),
-    Term("fence", "what threads wrote before it is seen by the copy engine after it", "内存栅栏", "12"),
-    Term(
-        "warp specialisation",
-        "warps of one program have different jobs: one copies, others compute",
-        "线程束特化",
-        "12",
-        picture="pipes",
-    ),
-    Term("aggregate", "several values of a Gluon kernel under one name, with methods", "聚合", "12"),
-    Term("inline assembly", "machine instructions written out inside a kernel", "内联汇编", "12"),
-    Term("ring", "stages in shared memory that are filled and emptied in turn", "环形缓冲区", "12", picture="pipes"),
-    Term("producer", "the warp that copies tiles ahead", "生产者", "12", picture="pipes"),
-    Term(
-        "consumer", "a warpgroup that computes with the tiles that the producer copied", "消费者", "12", picture="pipes"
-    ),
-    Term("overlap", "two units work at the same time", "计算重叠", "rung 15", picture="timeline"),
-    Term(
-        "ping-pong",
-        "two consumers take turns: one computes products while the other is at its softmax",
-        "乒乓调度",
-        "12",
-        picture="timeline",
-    ),
-    Term(
-        "persistent",
-        "of a program: it stays on its SM and takes one row block after the other",
-        "常驻",
-        "rung 16",
-        picture="tickets",
-    ),
-    Term(
-        "tile scheduler",
-        "what tells a persistent program which row block comes next",
-        "分块调度器",
-        "rung 16",
-        picture="tickets",
-    ),
-    Term("mailbox", "a place in shared memory where one warp leaves numbers for others", "信箱", "12"),
-    Term("prologue", "what a pipelined loop does before its first whole step", "流水序段", "13"),
-    Term("epilogue", "what is left for a pipelined loop to do after its last step", "流水尾段", "13"),
-    Term(
-        "bulk reduction",
-        "the copy engine adds a tile of shared memory to HBM",
-        "批量归约",
-        "13",
-        picture="pipes",
-    ),
-    Term("lagging", "of m: it follows the row's maximum only when a score lies far above it", "滞后最大值", "rung 19"),
-    Term(
-        "split-KV",
-        "the keys of one row block are divided among programs, which merge at the end",
-        "键值切分",
-        "14",
-        picture="programs",
-    ),
-    Term(
-        "part",
-        "the state o, m and l that a program leaves when it has read some of a row's keys",
-        "部分状态",
-        "14",
-        picture="shares",
-    ),
-    Term("page", "a piece of a KV cache with room for a fixed number of keys", "缓存页", "14"),
-    Term("block table", "says for each sequence which page holds its first keys, its next keys, …", "块表", "14"),
-    Term("K/V head", "a head of keys and values, which a group of query heads may share", "键值头", "14"),
-    Term(
-        "stream-K",
-        "split-KV in equal shares: all tiles laid end to end and cut into equal pieces",
-        "等份切分",
-        "14",
-        picture="shares",
-    ),
-    Term("rank", "one process with its GPU, of several that work together", "进程编号", "15", picture="ring_schedule"),
-    Term("shard", "the part of a sequence that one rank keeps", "分片", "15", picture="zigzag"),
-    Term(
-        "ring attention",
-        "keys and values travel around a ring of GPUs, and each GPU keeps its queries",
-        "环形注意力",
-        "15",
-        picture="ring_schedule",
-    ),
-    Term("all-to-all", "an exchange in which every rank has a parcel for every rank", "全交换", "15"),
-    Term(
-        "zigzag", "each rank keeps a piece from the front and one from the back", "之字形切分", "15", picture="zigzag"
-    ),
-    # Masks
-    Term("interval", "the keys from first up to last that one row sees", "区间", "16", picture="intervals"),
-    Term(
-        "window",
-        "how many keys before and after its own place a row sees: (left, right)",
-        "滑动窗口",
-        "16",
-        picture="intervals",
-    ),
-    Term(
-        "packed",
-        "sequences of different lengths one after the other, without padding",
-        "变长拼接",
-        "16",
-        picture="intervals",
-    ),
-    Term("softcap", "scores bounded by c: c · tanh(s / c)", "分数软上限", "16"),
-    Term("sink", "one more score for each head that has no value", "注意力汇", "16", picture="intervals"),
 )
 
 GLOSSARY: dict[str, Term] = {term.name: term for term in TERMS}
