@@ -76,13 +76,3 @@ def test_ctrl_c_ends_with_130_and_leaves_whole_notebooks(book):
 def test_a_chapter_that_is_not_there_is_refused_with_the_names_of_those_that_are(book, capsys):
     assert command.main(["book", "77"]) == 2
     assert f"got '77'; it takes one of {', '.join(CELLS)}" in capsys.readouterr().err
-
-
-def test_verdicts_judge_under_python_O():
-    source = """
-from fa2_studio.book.verdicts import verdict
-assert False, "python -O leaves this out"
-verdict("1 = 2", False)
-"""
-    done = subprocess.run([sys.executable, "-O", "-c", source], capture_output=True, text=True, timeout=60)
-    assert done.stderr.endswith("AssertionError: does not hold: 1 = 2\n"), done.stderr

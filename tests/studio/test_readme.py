@@ -101,14 +101,3 @@ def test_files_and_folders_that_contributors_are_sent_to_exist():
     named = re.findall(r"`((?:fa2_lab|fa2_studio|tests|notebooks|\.github)/[^\s`*]*)`", text("CONTRIBUTING.md"))
     assert len(named) > 15
     assert [name for name in named if "NN" not in name and not (PROJECT / name).exists()] == []
-
-
-def test_the_floors_are_those_of_the_house():
-    from test_house import FLOORS, part_of
-
-    rows = re.findall(r"^\| (\d) \| (`.*?`) \|", section("The house", "CONTRIBUTING.md"), re.MULTILINE)
-    floors = {name.strip("`"): int(floor) for floor, names in rows for name in names.split(", ")}
-    assert len(floors) >= 10
-    for name, floor in floors.items():
-        assert (PROJECT / "fa2_lab" / name).exists(), name
-        assert FLOORS[part_of(f"fa2_lab.{name.removesuffix('.py').rstrip('/')}")] == floor, name
