@@ -118,7 +118,7 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     dQ, dK, dV = call(Q, Q, K, K, Q, L, None, given)
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, _), args, ((*_, start, sums, dK_at, dV_at), (counter, _, turns, *_)) = called["main"]
+    (programs, *_), args, ((*_, start, sums, dK_at, dV_at), (counter, _, turns, *_)) = called["main"]
     chosen = args["SIZES"]
     many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
     assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, same_bits)
@@ -141,9 +141,9 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     assert (turns is None) is not same_bits
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
-    (cleared, _), before, _ = called["before"]
+    (cleared, *_), before, _ = called["before"]
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
-    (added, _), after, (*_, dK_out, dV_out, _, _) = called["after"]
+    (added, *_), after, (*_, dK_out, dV_out, _, _) = called["after"]
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
     assert (dK_out is None) is (parts == 1) and after["scale"] == 0.1 and (dV_out is None) is (parts == 1)
 
