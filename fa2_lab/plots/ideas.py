@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
-from fa2_lab.records import load, recorded
+from fa2_lab.records import load
 
 # Data -----------------------------------------------------------------------------------------------------------
 
@@ -81,14 +81,6 @@ def entry(row: dict) -> str:
     where = "" if row["part"] == "decode" else f"{row['N_q']:,}{heads}:\N{NO-BREAK SPACE}"
     text = f"{where}{row['worth']:.2f}"
     return text if row["kept"] else f"*{text}*"
-
-
-def earlier_table(part: str) -> str:
-    """In Markdown: what was tried on earlier versions of the kernels, which no command repeats."""
-    columns = ("idea", "shape", "bought")
-    rows = [row for row in recorded("earlier_ideas")["rows"] if row["part"] == part]
-    lines = ["| idea | where | what it bought |", "| --- " * len(columns) + "|"]
-    return "\n".join(lines + ["| " + " | ".join(row[name] for name in columns) + " |" for row in rows])
 
 
 def folded(summary: str, text: str) -> str:

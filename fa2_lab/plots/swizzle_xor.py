@@ -24,7 +24,7 @@ def data(chunk: int = 2, itemsize: int = 2) -> dict:
         found[name] = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
         steps[name] = [bank_conflicts(offsets[:, c], itemsize) for c in range(places)]
     record = layouts_record()
-    layouts = {f"{k['target']}, d = {k['d']}": (parse(k["K"]["layout"]), k["K"]["shape"]) for k in record["layouts"]}
+    layouts = {f"{k['target']} d {k['d']}": (parse(k["K"]["layout"]), k["K"]["shape"]) for k in record["layouts"]}
     compiled = [name for name, (layout, shape) in layouts.items() if as_xor(layout, shape, itemsize)]
     return dict(places=found, steps=steps, chunk=chunk, compiled=compiled, made=compiled_by(record))
 
@@ -55,7 +55,7 @@ def draw(
     caption = (
         f"A swizzle bit by bit: chunk XOR row is the place; {steps[plain][chunk]} reads of one group of banks become"
         f" one of each. A line is a row of K, 128 bytes; a box is 16 bytes of it, with its chunk's number; dark: chunk"
-        f" {chunk} of every row, read together. Compiled kernels lie so, too: {', '.join(compiled)} ({made})."
+        f" {chunk} of every row, read together. Compiled kernels do the same: {', '.join(compiled)} ({made})."
     )
     figure, ax = style.new_figure(3.0, caption)
     rows, across = places[swizzled].shape

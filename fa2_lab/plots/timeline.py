@@ -50,7 +50,7 @@ NAMES = {"copy": "copies of K, V", "tensor": "tensor cores", "exp": "exponential
 def draw(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure, str]:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer or None, label, from, to), in clocks."""
     caption = "Exponentials can hide under products in two ways, within a warpgroup and between two, and the two go"
-    caption += " together. Busy: the tensor cores"
+    caption += " together. The shares are of the tensor cores"
     figure, axes = style.new_figure(6.9, f"{caption} ({setting}).", nrows=len(panels), sharex=True)
     for ax, panel in zip(axes, panels, strict=True):
         _panel(ax, panel, window)
