@@ -220,3 +220,75 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
     ("4_triton_forward", "@triton.jit\ndef one_tile(", POSING, {"one_tile": 0.0}, ["a Triton kernel is asked for"]),
     ("4_triton_forward", LOOP, LOOP.replace("B_c", "2 * B_c"), {"loop": 0.0}, ["Tiles have the sizes B_r and B_c"]),
 ]  # fmt: skip
+
+# Slips of assignments 1 and 2 that are known: (assignment, what is replaced, by what, the hint that a student gets)
+L_SUM, O_SUM = "alpha * l + p.sum(axis=1)", "alpha[:, None] * o + p @ v"
+P_OF, FULL_IF, SKIP_IF = "p = np.exp(s - base[:, None])", "col_end - 1 <= row + offset", "col > row_end - 1 + offset"
+CORNER = "np.arange(row, row + b)[:, None] + N_k - N_q"
+SLIPS = [
+    ("1", {"return m_new, alpha": "return m, alpha"}, "m is still the old maximum"),
+    ("1", {"m_new = np.maximum(m, s.max(axis=1))": "m_new = s.max(axis=1)"}, "The maximum so far counts as well"),
+    ("1", {"np.maximum(m, s.max(axis=1))": "np.full(len(m), max(m.max(), s.max()))"}, "not one for all"),
+    ("1", {L_SUM: "l + p.sum(axis=1)"}, "l is not rescaled"),
+    ("1", {L_SUM: "l / alpha + p.sum(axis=1)"}, "The factor of l is upside down"),
+    ("1", {L_SUM: "p.sum(axis=1)"}, "l is set to the block's sum"),
+    ("1", {P_OF: "p = np.exp(s - np.where(np.isneginf(m), 0.0, m)[:, None])"}, "weights stand under the old maximum"),
+    ("1", {P_OF: P_OF.replace("exp", "exp2")}, "The weights are powers of 2"),
+    ("1", {O_SUM: "o + p @ v"}, "o is not rescaled, though l is"),
+    ("1", {O_SUM: "o / alpha[:, None] + p @ v"}, "The factor of o is upside down"),
+    ("1", {O_SUM: "p @ v"}, "o is set to the block's part"),
+    ("1", {O_SUM: f"({O_SUM}) / ({L_SUM})[:, None]"}, "o is divided already"),
+    ("1", {O_SUM: "alpha[:, None] * o + v.sum(axis=0)"}, "added without their weights"),
+    ("1", {"right * b[1]": "b[1]"}, "l of the second side is not shrunk"),
+    ("1", {"left * a[1]": "a[1]"}, "l of the first side is not shrunk"),
+    ("1", {"left * a[1] + right * b[1]": "a[1] + b[1]"}, "Neither side's l is shrunk"),
+    ("1", {"left * a[1] + right * b[1]": "right * a[1] + left * b[1]"}, "The two factors are exchanged"),
+    ("1", {"return top, left": "return a[0], left"}, "m is that of the first side"),
+    ("1", {"right[:, None] * b[2]": "b[2]"}, "o of the second side is not shrunk"),
+    ("1", {"return o / divisor[:, None]": "return o"}, "o is not divided"),
+    ("1", {"m + np.log(divisor)": "m + np.log2(divisor)"}, "The logarithm is to base 2"),
+    ("1", {"m + np.log(divisor)": "np.log(divisor)"}, "m is missing"),
+    ("1", {"m + np.log(divisor)": "m + divisor"}, "take its logarithm"),
+    ("2", {"offset = N_k - N_q": "offset = 0"}, "The diagonal begins at the top left"),
+    ("2", {"offset = N_k - N_q": "offset = N_q - N_k"}, "N_k − N_q has the wrong sign"),
+    ("2", {SKIP_IF: "col > row_end + offset"}, "One row too many"),
+    ("2", {FULL_IF: "col_end <= row + offset"}, "One column too many"),
+    ("2", {FULL_IF: "col_end - 1 < row + offset", SKIP_IF: "col >= row_end - 1 + offset"}, "≤, not <"),
+    ("2", {f"if not causal or {FULL_IF}": "if True"}, "The mask is not asked for"),
+    ("2", {'return "full"': 'return "skip"', 'return "skip" if': 'return "full" if'}, "are exchanged"),
+    ("2", {'else "diagonal"': 'else "full"'}, '"diagonal" is missing'),
+    ("2", {"s = tau * (q_i @ k_j.T)": "s = q_i @ k_j.T"}, "τ is missing"),
+    ("2", {"s = tau * (q_i @ k_j.T)": "s = tau * tau * (q_i @ k_j.T)"}, "τ stands there twice"),
+    ("2", {'which == "skip"': "False", 'which == "diagonal"': "False"}, "rows look into the future"),
+    ("2", {CORNER: "np.arange(row, row + b)[:, None]", 'which == "skip"': "False", 'which == "diagonal"': "causal"},
+     "The mask's corner is at the top left"),
+    ("2", {f"> {CORNER}": f">= {CORNER}", 'which == "diagonal"': "causal"}, "The diagonal itself is visible"),
+    ("2", {"np.maximum(m, s.max(axis=1))": "s.max(axis=1)", L_SUM: "p.sum(axis=1)", f"{O_SUM}_j": "p @ v_j"},
+     "Only the last tile's part is here"),
+    ("2", {"range(0, N_k, B_c)": "range(0, N_k - B_c, B_c)"}, "The last tile is missing"),
+    ("2", {L_SUM: "l + p.sum(axis=1)", f"{O_SUM}_j": "o + p @ v_j"}, "o and l are not rescaled"),
+    ("2", {L_SUM: "l + p.sum(axis=1)"}, "l is not rescaled when m moves, though o is"),
+    ("2", {f"{O_SUM}_j": "o + p @ v_j"}, "o is not rescaled when m moves, though l is"),
+    ("2", {"return o / divisor[:, None], m": "return o, m"}, "o is not divided by l at the end"),
+    ("2", {"m + np.log(divisor)": "m + np.log2(divisor)"}, "L is to base 2"),
+    ("2", {"m + np.log(divisor)": "np.log(divisor)"}, "m is missing in L"),
+]  # fmt: skip
+
+# Ways to points that are not deserved: (assignment, what is replaced, the most that is left)
+KEEPS = """        kept.append((s, v_j))
+    m = np.max([s.max(axis=1) for s, _ in kept], axis=0) if kept else m
+    base = np.where(np.isneginf(m), 0.0, m)
+    for s, v_j in kept:
+        p = np.exp(s - base[:, None])
+        l, o = l + p.sum(axis=1), o + p @ v_j
+    divisor = np.where(l == 0, 1.0, l)
+    return o / divisor[:, None], m + np.log(divisor)
+    while True:
+"""
+M_NEW = "        m_new = np.maximum(m, s.max(axis=1))"
+EACH = "    for col in range(0, N_k, B_c):"
+GAINS = {
+    "no rescaling at all": ("2", {L_SUM: "l + p.sum(axis=1)", f"{O_SUM}_j": "o + p @ v_j"}, 5),
+    "a strip kept as a list of tiles": ("2", {M_NEW: KEEPS + M_NEW, EACH: f"    kept = []\n{EACH}"}, 10),
+    "nonsense with the right products": ("2", {"return o / divisor": "return 0 * o / divisor"}, 3),
+}

@@ -10,7 +10,7 @@ import nbformat
 import numpy as np
 from checks import guard
 from course_play import outcome as played
-from course_wrong import WRONG
+from course_wrong import GAINS, SLIPS, WRONG
 
 from fa2_lab.kernels import interpreter
 from fa2_studio.course import notebooks, seeds
@@ -157,6 +157,21 @@ def test_a_wrong_answer_gets_what_it_deserves(name, right, wrong, keeps, said, o
         assert re.sub(r"\s+", " ", part) in flat, printed
     assert {step: points[f"test_{step}"] for step in keeps} == pytest.approx(keeps, abs=0.01), printed
     assert any(points[f"test_{step}"] < full[f"test_{step}"] for step in keeps)
+
+
+@pytest.mark.parametrize(("number", "pairs", "hint"), SLIPS, ids=[f"{row[0]}: {row[2]}"[:50] for row in SLIPS])
+def test_a_slip_is_named(number, pairs, hint):
+    name = notebooks.named(number).name
+    steps = {"1": ["update", "merge", "finalize"], "2": ["kind", "row_block"]}[number]
+    _, printed = played(steps_alone(with_answer(name, list(pairs), list(pairs.values())), steps))
+    assert re.search(rf"hint +.*{re.escape(hint)}", printed), printed
+
+
+@pytest.mark.parametrize("name", GAINS)
+def test_what_is_not_deserved_is_not_gained(name):
+    number, pairs, most = GAINS[name]
+    points, printed = played(with_answer(notebooks.named(number).name, list(pairs), list(pairs.values())))
+    assert sum(points.values()) < most, printed
 
 
 # Plain parts ----------------------------------------------------------------------------------------------------------

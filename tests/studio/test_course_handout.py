@@ -40,7 +40,7 @@ def secret_lines(name: str) -> set[str]:
                     shown.add(line)
                 elif other == name:
                     inside.add(line)
-    return {line for line in inside - shown if len(line) > 6}
+    return {line for line in inside - shown if len(line) > 8}
 
 
 @pytest.fixture(scope="module")

@@ -95,10 +95,11 @@ def line_of(error: BaseException) -> str:
 NAN = "NaN comes from −inf − (−inf), from 0 / 0 or from 0 · inf: which of them can happen here?"
 
 
-def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=None) -> None:
+def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=None, slips=dict) -> None:
     """Fail at the first entry that differs by more than `tolerance`, relative to the largest true entry.
 
-    `place(index)` says where that is in words; without it the entry's row is named.
+    `place(index)` says where that is in words; without it the entry's row is named. `slips()` has hints, each with the
+    values that a slip comes to: the one that fits goes before all others.
     """
     want = np.asarray(want, dtype=np.float64)
     got = as_numbers(name, got, want.shape, hint)
@@ -109,10 +110,20 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         at = tuple(int(x) for x in np.argwhere(far)[0])
         label = f"{name}[{', '.join(map(str, at))}]" if at else name
         expected, came = (f"{label} = {number(x[at])}" for x in (want, got))
-        hint = hint or (NAN if np.isnan(got[at]) else "")
+        hint = slip_of(got, want, slips, tolerance * size) or hint or (NAN if np.isnan(got[at]) else "")
         where = place(at) if place and at else f"row {at[0]}" if at else ""
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
         raise Failed(expected, came, where + count, hint)
+
+
+def slip_of(got: np.ndarray, want: np.ndarray, slips, tolerance: float) -> str:
+    """The hint whose values these are; empty if none fits."""
+    with np.errstate(all="ignore"):
+        for hint, wrong in slips().items():
+            near = (got == wrong) | (np.abs(got - wrong) <= tolerance) | (np.isnan(got) & np.isnan(wrong))
+            if near.all() and not np.isnan(got).all() and (got != want).any():
+                return hint
+    return ""
 
 
 def at_most(what: str, came: int, most: int, hint: str = "") -> None:

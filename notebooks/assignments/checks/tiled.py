@@ -9,7 +9,7 @@ import numpy as np
 from fa2_lab.machine import io
 from fa2_lab.tiles import Mask, Tiling
 
-from . import probes, truth
+from . import probes, slips, truth
 from .guard import beside, call
 from .meter import Run, metered
 from .report import Failed, NotAllowed, Report, equal, parts, tile_place
@@ -43,20 +43,23 @@ def kind(function, groups: tuple = ((RAGGED, CAUSAL), (CAUSAL_RAGGED,), (EMPTY_R
     for cases in groups:
         with report.check("every tile of " + " and of ".join(map(str, cases)), CORNERS):
             for case in cases:
-                cut = tiling(case)
-                for i, j in np.ndindex(cut.T_r, cut.T_c):
-                    one_tile(function, case, cut, i, j)
+                check_kinds(function, case)
     return report
 
 
-def one_tile(function, case: Case, cut: Tiling, i: int, j: int) -> None:
-    """The kind of one tile against the truth."""
-    rows, cols = cut.rows(i), cut.cols(j)
-    got = call(function, rows.start, rows.stop, cols.start, cols.stop, case.N_q, case.N_k, case.causal)
-    want = cut.kind(i, j).value
-    if got != want:
-        where = f"tile ({i}, {j}): rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}"
-        raise Failed(repr(want), repr(got), where)
+def check_kinds(function, case: Case) -> None:
+    """The kinds of all tiles against the truth."""
+    cut = tiling(case)
+    at = list(np.ndindex(cut.T_r, cut.T_c))
+    tiles = [(cut.rows(i), cut.cols(j)) for i, j in at]
+    more = (case.N_q, case.N_k, case.causal)
+    got = [call(function, rows.start, rows.stop, cols.start, cols.stop, *more) for rows, cols in tiles]
+    want = [cut.kind(i, j).value for i, j in at]
+    for (i, j), (rows, cols), mine, true in zip(at, tiles, got, want, strict=True):
+        if mine != true:
+            where = f"tile ({i}, {j}): rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}"
+            hint = next((said for said, wrong in slips.of_kind(case, tiles).items() if wrong == got), "")
+            raise Failed(repr(true), repr(mine), where, hint)
 
 
 def row_block(function, seed: int = 0) -> Report:
@@ -90,8 +93,12 @@ def check_row_blocks(function, case: Case) -> None:
         def place(at, first=rows.start, i=i):
             return f"row {first + at[0]}, in row block {i}"
 
-        equal("o_i", o_i, O[rows], place=place)
-        equal("L_i", L_i, L[rows], place=place)
+        for name, mine, true, known in (("o_i", o_i, O, "O"), ("L_i", L_i, L, "L")):
+
+            def wrong(rows=rows, known=known):
+                return {said: values[rows] for said, values in slips.of_rows(case)[known].items()}
+
+            equal(name, mine, true[rows], place=place, slips=wrong)
 
 
 def run(function, case: Case) -> Run:
@@ -128,7 +135,11 @@ def check_result(ran: Run, case: Case) -> None:
     unwritten = "The outputs started as NaN: was this row stored?"
     for name, want in (("O", O), ("L", L)):
         hint = unwritten if np.isnan(ran.outputs[name]).any() else ""
-        equal(name, ran.outputs[name], want, place=tile_place(case.B_r), hint=hint)
+
+        def wrong(name=name):
+            return slips.of_rows(case)[name]
+
+        equal(name, ran.outputs[name], want, place=tile_place(case.B_r), hint=hint, slips=wrong)
 
 
 def traffic(function, cases=tuple(METERED)) -> Report:

@@ -1,0 +1,151 @@
+"""Slips of assignments 1 and 2 that are known by the values they come to: {the hint: those values}."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from . import truth
+from .truth import Case
+
+Slips = dict[str, np.ndarray]
+
+
+def finite(m: np.ndarray) -> np.ndarray:
+    return np.where(np.isneginf(m), 0.0, m)
+
+
+def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[str, Slips]:
+    """Slips of a block that is taken into a state, for m, l and o."""
+    (m, l, o), (top, true_l, true_o) = state, want
+    weights = np.exp(s - finite(top)[:, None])
+    early = np.exp(s - finite(m)[:, None])
+    new_l, new_o = weights.sum(axis=1), weights @ v
+    kept_l, kept_o = true_l - new_l, true_o - new_o
+    factor = kept_l / l
+    return {
+        "m": {
+            "m is still the old maximum: a larger score of the block has to replace it.": m,
+            "The maximum so far counts as well, not the block's alone.": s.max(axis=1),
+            "There is one maximum for each row, not one for all: which axis?": np.full_like(m, top.max()),
+        },
+        "l": {
+            "l is not rescaled: it was summed under the old maximum, and m has moved.": l + new_l,
+            "The factor of l is upside down: when m grows, l has to shrink.": l / factor + new_l,
+            "l is set to the block's sum: what was summed before has to stay in it.": new_l,
+            "The block's weights stand under the old maximum: use the new one for them.": kept_l + early.sum(axis=1),
+            "The weights are powers of 2: use np.exp.": np.exp2(s - finite(top)[:, None]).sum(axis=1),
+        },
+        "o": {
+            "o is not rescaled, though l is: both were summed under the old maximum.": o + new_o,
+            "The factor of o is upside down: when m grows, o has to shrink.": o / factor[:, None] + new_o,
+            "o is set to the block's part: what was summed before has to stay in it.": new_o,
+            "o is divided already: finalize divides, once, at the end.": true_o / true_l[:, None],
+            "The block's values are added without their weights.": kept_o + v.sum(axis=0),
+        },
+    }
+
+
+def of_merge(a: tuple, b: tuple, want: tuple) -> dict[str, Slips]:
+    """Slips of two states that are joined."""
+    left, right = (np.exp(x[0] - finite(want[0])) for x in (a, b))
+    slips = {
+        "m": {
+            "m is that of the first side: which of the two is it?": a[0],
+            "m is that of the second side: which of the two is it?": b[0],
+            "m is the smaller of the two: exponents would be above 0.": np.minimum(a[0], b[0]),
+        }
+    }
+    for name, first, second, f, g in (
+        ("l", a[1], b[1], left, right),
+        ("o", a[2], b[2], left[:, None], right[:, None]),
+    ):
+        slips[name] = {
+            f"{name} of the second side is not shrunk: it stands under its own maximum.": f * first + second,
+            f"{name} of the first side is not shrunk: it stands under its own maximum.": first + g * second,
+            f"Neither side's {name} is shrunk: each stands under its own maximum.": first + second,
+            "The two factors are exchanged: each side has its own.": g * first + f * second,
+        }
+    return slips
+
+
+def of_finalize(state: tuple) -> dict[str, Slips]:
+    """Slips of the end."""
+    m, l, o = state
+    return {
+        "o": {
+            "o is not divided: it is a sum, and l is the sum of its weights.": o,
+            "o is divided twice.": o / l[:, None] ** 2,
+            "o is multiplied by l: it has to be divided.": o * l[:, None],
+        },
+        "L": {
+            "The logarithm is to base 2: use np.log.": m + np.log2(l),
+            "m is missing: the weights were summed under it.": np.log(l),
+            "l is missing: this is the maximum alone.": m,
+            "l is added as it is: take its logarithm.": m + l,
+            "The logarithm of l has the wrong sign.": m - np.log(l),
+        },
+    }
+
+
+# Assignment 2 ---------------------------------------------------------------------------------------------------------
+
+
+def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]]:
+    """What a slip makes of all tiles of a tiling."""
+    row, col = np.arange(case.N_q + 1)[:, None], np.arange(case.N_k + 1)[None, :]
+    seen = col <= row + case.N_k - case.N_q if case.causal else np.ones((case.N_q + 1, case.N_k + 1), dtype=bool)
+
+    def kinds(seen: np.ndarray, rows: int = 0, cols: int = 0) -> list[str]:
+        cut = [seen[r.start : r.stop + rows, c.start : c.stop + cols] for r, c in tiles]
+        return ["full" if x.all() else "diagonal" if x.any() else "skip" for x in cut]
+
+    other = {"skip": "full", "full": "skip", "diagonal": "diagonal"}
+    return {
+        "The diagonal begins at the top left; it ends at the bottom right: N_k − N_q is missing.": kinds(col <= row),
+        "N_k − N_q has the wrong sign.": kinds(col <= row + case.N_q - case.N_k),
+        "One row too many is asked: the last row is row_end − 1.": kinds(seen, rows=1),
+        "One column too many is asked: the last column is col_end − 1.": kinds(seen, cols=1),
+        "The diagonal itself is visible: ≤, not <.": kinds(col < row + case.N_k - case.N_q),
+        "The mask is not asked for: without it every tile is full.": kinds(np.ones_like(seen)),
+        '"skip" and "full" are exchanged.': [other[x] for x in kinds(seen)],
+        '"diagonal" is missing: some entries of a tile may be visible, and others not.': [
+            "full" if x == "diagonal" else x for x in kinds(seen)
+        ],
+    }
+
+
+def of_rows(case: Case) -> dict[str, Slips]:
+    """What a slip makes of O and L."""
+    Q, K, V, _ = case.tensors()
+    row, col = np.arange(case.N_q)[:, None], np.arange(case.N_k)[None, :]
+    seen = truth.visible(case.N_q, case.N_k, case.causal)
+    S = np.where(seen, case.tau * Q @ K.T, -np.inf)
+    O, L = truth.dense(Q, K, V, case.tau, case.causal)
+    m = S.max(axis=1)
+    l = np.exp(L - m)
+    block = col[0] // case.B_c
+    tops = np.stack([S[:, block <= j].max(axis=1) for j in block], axis=1)  # the maximum when a column's tile came
+    early = np.exp(S - finite(tops))
+    early_l = early.sum(axis=1)
+    last, not_last = block == block[-1], block < block[-1]
+
+    def masked(seen: np.ndarray) -> tuple:
+        P, L = truth.softmax_parts(np.where(seen, case.tau * Q @ K.T, -np.inf))
+        return P @ V, L
+
+    slips = {
+        "τ is missing: s = tau * (q_i @ k_j.T).": truth.dense(Q, K, V, 1.0, case.causal),
+        "τ stands there twice.": truth.dense(Q, K, V, case.tau**2, case.causal),
+        "The mask is missing: rows look into the future.": masked(np.ones_like(seen)),
+        "The mask's corner is at the top left: N_k − N_q is missing.": masked(col <= row),
+        "The diagonal itself is visible: ≤, not <.": masked(seen & (col < row + case.N_k - case.N_q)),
+        "Only the last tile's part is here: the state is set where it has to grow.": masked(seen & last),
+        "The last tile is missing.": masked(seen & not_last),
+        "o and l are not rescaled when m moves.": (early @ V / early_l[:, None], m + np.log(early_l)),
+        "l is not rescaled when m moves, though o is.": (O * (l / early_l)[:, None], m + np.log(early_l)),
+        "o is not rescaled when m moves, though l is.": (early @ V / l[:, None], L),
+        "o is not divided by l at the end.": (O * l[:, None], L),
+        "L is to base 2: use np.log.": (O, m + np.log2(l)),
+        "m is missing in L: the weights were summed under it.": (O, np.log(l)),
+    }  # fmt: skip
+    return {name: {said: wrong[n] for said, wrong in slips.items()} for n, name in enumerate("OL")}
