@@ -85,7 +85,8 @@ def test_every_image_has_an_alternative_text(chapter):
         for data in (output.get("data", {}) for output in cell.get("outputs", [])):
             assert "image/png" not in data, "JupyterLab would show it without its text"
             for alt in re.findall(r'<img alt="([^"]*)"', data.get("text/html", "")):
-                assert len(alt) >= 80 and data["text/plain"].endswith(unescape(alt))
+                assert len(alt) >= 80
+                assert data["text/plain"].endswith(unescape(alt)) or data["text/plain"].startswith("[live] ")
 
 
 @each
