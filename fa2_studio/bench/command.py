@@ -92,7 +92,7 @@ def run(name: str, folder: Path, how: dict) -> int:
     measured = replace(measured, made_by=f"python -m fa2_lab bench {name}")
     earlier = load(name, folder) if path_of(name, folder).exists() else None
     path = results.save(results.joined(earlier, measured), folder)
-    print(page.tables(measured))
+    print(page.numbers(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
     if measured.missing:
         return 130

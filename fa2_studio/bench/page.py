@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from statistics import geometric_mean, median
 
@@ -46,8 +45,13 @@ def full_page(folder: Path | None = None) -> str:
 
 
 def tables(run: Record) -> str:
-    """One record: what it is, how it was measured, and all of its rows."""
-    lines = [*heading(run), *how(run), ""]
+    """One record: what it is, what came out, and all of its rows."""
+    return "\n".join([*heading(run), numbers(run)])
+
+
+def numbers(run: Record) -> str:
+    """How a record was measured, and all of its rows, also of a run that was interrupted."""
+    lines = [*how(run), ""]
     for view in views(run):
         for unit in dict.fromkeys(unit_of(row) for row in view.rows):
             lines += [f"{view.suite}:", "", *rows_table([row for row in view.rows if unit_of(row) == unit], unit), ""]
@@ -70,9 +74,10 @@ def heading(run: Record) -> list[str]:
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
     sentences = [f"{what[0].upper()}{what[1:]}", *([shapes(rows)] if rows else [])]
-    sentences += [SUMMARIES[run.suite](run)] if run.suite in SUMMARIES else []
-    table = TABLES[run.suite](run) if run.suite in TABLES else []
-    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *table, *([""] if table else [])]
+    sentences += [medians(run, *MEDIANS[run.suite])] if run.suite in MEDIANS else []
+    sentences += [SUMMARIES[run.suite](run)] if run.suite in SUMMARIES and not run.missing else []
+    table = [*TABLES[run.suite](run), ""] if run.suite in TABLES and not run.missing else []
+    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *table]
 
 
 def how(run: Record) -> list[str]:
@@ -296,21 +301,14 @@ def deterministic_summary(run: Record) -> str:
     return f"In the backward, the time with the same bits over the fast one's: {', '.join(prices)}"
 
 
-SUMMARIES: dict[str, Callable[[Record], str]] = dict(
-    deterministic=deterministic_summary,
-    accuracy=partial(
-        medians, titles={part: f"Median error of {part}" for part in ("O", "dQ", "dK", "dV")}, form="{:.1e}"
-    ),
-    small=partial(
-        medians,
-        titles=dict(forward="Host time of a forward call", both="Of forward with gradients and backward"),
-        form="{:.0f} µs",
-    ),
-    memory=memory_summary,
-    train=train_summary,
-    ring=ring_summary,
+MEDIANS = dict(
+    accuracy=({part: f"Median error of {part}" for part in ("O", "dQ", "dK", "dV")}, "{:.1e}"),
+    small=(dict(forward="Host time of a forward call", both="Of forward, with gradients, and backward"), "{:.0f} µs"),
 )
-TABLES = dict(sweep=sweep_table, ladder=ladder.markdown)
+SUMMARIES: dict[str, Callable[[Record], str]] = dict(  # of whole runs
+    deterministic=deterministic_summary, memory=memory_summary, train=train_summary, ring=ring_summary
+)
+TABLES: dict[str, Callable[[Record], list[str]]] = dict(sweep=sweep_table, ladder=ladder.markdown)
 
 
 # The README's sentence ----------------------------------------------------------------------------------------
