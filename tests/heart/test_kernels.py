@@ -37,7 +37,8 @@ def test_every_entry_fits_by_the_model(family):
     ("cuda", 120, "BLACKWELL"), ("hip", "gfx942", "CDNA"),
 ])  # fmt: skip
 def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
-    monkeypatch.setattr(launch.triton_versions, "target", lambda: SimpleNamespace(backend=backend, arch=arch))
+    target = SimpleNamespace(backend=backend, arch=arch)
+    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target)))
     assert launch.family() is getattr(launch, table)
 
 
