@@ -1,6 +1,7 @@
 """FlashAttention-2, built step by step. Importing this takes NumPy alone; torch and Triton come with `attention`."""
 
 from importlib import import_module
+from typing import Any
 
 from fa2_lab.paper import where
 
@@ -14,9 +15,13 @@ MODULES = {
 }  # each in its module of api
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """A call, imported when it is first asked for."""
     if name not in MODULES:
         raise AttributeError(f"module 'fa2_lab' has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(f"fa2_lab.api.{MODULES[name]}"), name)
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

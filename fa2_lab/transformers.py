@@ -16,7 +16,9 @@ row sees the whole cache, and how much of it is filled is a tensor, so that no s
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,7 +57,7 @@ class Interval(masking_utils.BlockMask):
         """Itself; `generate` asks for it."""
         return self
 
-    def to(self, device, **_) -> Interval:
+    def to(self, device: torch.device | str, **_: Any) -> Interval:
         """The same with its tensors on a device, as layers on several devices need it."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)
@@ -76,10 +78,10 @@ def interval(
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int | Tensor = 0,
-    mask_function=masking_utils.causal_mask_function,
+    mask_function: Callable = masking_utils.causal_mask_function,
     attention_mask: Tensor | None = None,
     device: torch.device | None = None,
-    **_,
+    **_: Any,
 ) -> Interval:
     """A mask of transformers as an interval. Row r is token q_offset + r, column c token kv_offset + c."""
     causal, left, right, starts = False, None, None, None
@@ -106,7 +108,13 @@ def interval(
     return Interval(size, causal, left, None if causal else right, keys, *seen, starts)
 
 
-def row_of_a_cache(size, keys: int, kv_offset: int, attention_mask: Tensor | None, device) -> Interval:
+def row_of_a_cache(
+    size: tuple[int, int, int, int],
+    keys: int,
+    kv_offset: int,
+    attention_mask: Tensor | None,
+    device: torch.device | None,
+) -> Interval:
     """One row that sees all filled keys of a static cache: its length is a tensor also where nothing is padding."""
     batch, *_, room = size
     if attention_mask is None:
@@ -117,7 +125,7 @@ def row_of_a_cache(size, keys: int, kv_offset: int, attention_mask: Tensor | Non
     return Interval(size, causal=False, left=None, right=None, keys=room, first=first, lengths=lengths)
 
 
-def parts_of(mask_function) -> list:
+def parts_of(mask_function: Callable) -> list:
     """The masks that a mask function is the intersection of: by their names, and what they were made with."""
     name, _, inner = mask_function.__qualname__.partition(".<locals>.")
     if mask_function.__module__ == masking_utils.__name__:
@@ -134,8 +142,11 @@ def parts_of(mask_function) -> list:
     raise ValueError(f"mask: got {name or inner}; {TAKES}")
 
 
-def closure(function) -> dict:
-    """The variables that a function brings along from where it was made."""
+def closure(function: Callable) -> dict[str, Any]:
+    """The variables that a function brings along from where it was made.
+
+    transformers has no public way to ask a mask what it is made of, but to evaluate it for every row and column.
+    """
     return dict(inspect.getclosurevars(function).nonlocals)
 
 
@@ -178,7 +189,7 @@ def attend(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    **more,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """One layer's attention as transformers calls it: O (batch, N, heads, d), and no weights."""
     for name in REFUSED:
@@ -192,19 +203,19 @@ def attend(
         what = described(seen) if isinstance(seen, Tensor) else type(seen).__name__
         raise ValueError(f"attention_mask: got {what}, made elsewhere; {TAKES}")
     window = None if seen.left is None and seen.right is None else (seen.left, seen.right)
-    options = dict(causal=seen.causal, window=window, softcap=softcap, sinks=s_aux, scale=scaling)
+    options: dict[str, Any] = dict(causal=seen.causal, window=window, softcap=softcap, sinks=s_aux, scale=scaling)
     if seen.starts is not None:
         if dropout:
             raise ValueError(f"dropout: got {dropout}; with several sequences in a row it takes 0")
-        rows = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (tokens, heads, d)
-        O = attention_packed(*rows, seen.starts, seen.starts, **options)
+        q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))  # (tokens, heads, d)
+        O: Any = attention_packed(q, k, v, seen.starts, seen.starts, **options)
         return O.unflatten(0, (query.shape[0], -1)), None
     options["dropout_p"] = dropout
     key, value = (x[:, :, : seen.keys] for x in (key, value))
     if seen.first is None:
         O = attention(query, key, value, key_lengths=seen.lengths, **options)
     else:  # each sequence for itself, from its first key on: the diagonal, counted from the end, stays
-        Os = []
+        Os: list[Any] = []
         for b, first in enumerate(seen.first):
             one = query[b : b + 1], key[b : b + 1, :, first:], value[b : b + 1, :, first:]
             lengths = None if seen.lengths is None else seen.lengths[b : b + 1]

@@ -94,8 +94,8 @@ def attention(
             check_range(key_lengths, k.shape[2])
         if sinks is not None:
             check_sinks(sinks)
-        seed = seed_tensor(seed, q.device) if dropout_p else None
-        return call(q, k, v, key_lengths, seed, sinks)
+        drawn = seed_tensor(seed, q.device) if dropout_p else None
+        return call(q, k, v, key_lengths, drawn, sinks)
     check_tensors(q, k, v)
     if key_lengths is not None:
         check_lengths(key_lengths, q, k.shape[2])
@@ -103,8 +103,8 @@ def attention(
     scale = check_numbers(causal, scale, q.shape[3], return_lse)
     options = options._replace(scale=scale, dropout_p=check_dropout(dropout_p), portable=backend == "portable")
     on_triton = runs_on_triton(backend, q.device.type)
-    seed = seed_tensor(seed, q.device) if dropout_p else None
-    tensors = Tensors(q, k, v, key_lengths, seed, sinks)
+    drawn = seed_tensor(seed, q.device) if dropout_p else None
+    tensors = Tensors(q, k, v, key_lengths, drawn, sinks)
     if on_triton:
         return operators.compute(kind, tensors, options, return_lse)
     q, options = with_positive_scale(q, options)

@@ -122,14 +122,14 @@ def check_order(name: str, starts: Tensor, total: int) -> None:
     """
     if starts.device.type != "cpu" or traced(starts):
         return
-    starts = starts.tolist()
-    if starts[0] != 0:
-        raise ValueError(f"{name}: got {starts[0]} as its first start; it takes 0")
-    for before, after in pairwise(starts):
+    first, *_, last = numbers = starts.tolist()
+    if first != 0:
+        raise ValueError(f"{name}: got {first} as its first start; it takes 0")
+    for before, after in pairwise(numbers):
         if after < before:
             raise ValueError(f"{name}: got {after} after {before}; it takes starts that never run backwards")
-    if starts[-1] != total:
-        raise ValueError(f"{name}: got {starts[-1]} as its end; it takes the number of rows, {total}")
+    if last != total:
+        raise ValueError(f"{name}: got {last} as its end; it takes the number of rows, {total}")
 
 
 def check_lengths(key_lengths: Tensor, q: Tensor, N_k: int) -> None:
@@ -179,7 +179,7 @@ def check_table(block_table: Tensor, q: Tensor) -> None:
         raise ValueError(f"block_table: got {described(block_table)}; it takes {takes} with batch {q.shape[0]}")
 
 
-def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, int], N_q: int, left: int | None) -> None:
+def check_entries(block_table: Tensor, key_lengths: Tensor, pages: tuple[int, ...], N_q: int, left: int | None) -> None:
     """Refuse a table that names a page which does not exist, where a sequence needs it and it can be known.
 
     `pages` is how many there are and how many keys each has.
@@ -206,7 +206,7 @@ def may_wait_for(x: Tensor) -> bool:
 # Options ------------------------------------------------------------------------------------------------------
 
 
-def check_numbers(causal, scale, d: int, return_lse) -> float:
+def check_numbers(causal: object, scale: object, d: int, return_lse: object) -> float:
     """Refuse switches that are none, and a scale that makes no sense; returns the scale to use."""
     for name, x in (("causal", causal), ("return_lse", return_lse)):
         if not isinstance(x, bool):
@@ -216,17 +216,24 @@ def check_numbers(causal, scale, d: int, return_lse) -> float:
     return real_number("scale", scale, "a finite number, or None for 1/√d")
 
 
-def check_dropout(dropout_p) -> float:
+def check_dropout(dropout_p: object) -> float:
     """Refuse a probability that makes no sense."""
     return real_number("dropout_p", dropout_p, "a probability, 0 ≤ p < 1", lambda p: 0 <= p < 1)
 
 
-def check_seed(seed) -> int:
+def check_seed(seed: object) -> int:
     """Refuse a seed that makes no sense; returns it as Python's own number."""
     return whole_number("seed", seed, low=0, high=2**64 - 1)
 
 
-def check_masks(causal: bool, window, softcap, sinks, q: Tensor, sizes: tuple[int, int, int]) -> Options:
+def check_masks(
+    causal: bool,
+    window: tuple[int | None, int | None] | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+    q: Tensor,
+    sizes: tuple[int, int, int],
+) -> Options:
     """Refuse a window, a softcap or sinks that make no sense; returns what of them is more than the causal mask.
 
     A bound that no row reaches is none, and right = 0 is the causal mask. `sizes` are query heads, N_q and N_k.
@@ -304,7 +311,7 @@ def runs_on_triton(backend: str, device: str) -> bool:
 
 
 # What torch.compiler.assume_constant_result does, which loads torch's compiler first: that takes two seconds.
-runs_on_triton._dynamo_marked_constant = True
+runs_on_triton._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def traced(*tensors: Tensor | None) -> bool:

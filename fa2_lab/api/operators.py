@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import torch
@@ -62,12 +62,20 @@ def compute(kind: tuple | None, tensors: Tensors, options: Options, return_lse: 
 class Call:
     """Calls of one kind: checks are passed, kernels prepared. Tensors come one by one, which is faster."""
 
-    def __init__(self, tensors: Tensors, options: Options, return_lse: bool):
+    def __init__(self, tensors: Tensors, options: Options, return_lse: bool) -> None:
         self.options, self.return_lse = options, return_lse
         self.forward = kernels().prepare_any(tensors, options)
 
     def __call__(
-        self, q: Tensor, k: Tensor, v: Tensor, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        key_lengths: Tensor | None = None,
+        seed: Tensor | None = None,
+        sinks: Tensor | None = None,
+        cu_q: Tensor | None = None,
+        cu_k: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
@@ -80,14 +88,16 @@ class Attention(torch.autograd.Function):
     """A call with gradients. A Python function costs a third of an operator, and each of its arguments counts."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, Tensors]):
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, Tensors]
+    ) -> Tensor | tuple[Tensor, Tensor]:
         call, tensors = call_and_tensors
         O, L = call.forward(*tensors)
         save(ctx, O, L, tensors, call.options)
         return (O, L) if call.return_lse else O
 
     @staticmethod
-    def backward(ctx, dO: Tensor | None, dL: Tensor | None = None) -> tuple:
+    def backward(ctx: Any, dO: Tensor | None, dL: Tensor | None = None) -> tuple:
         return *gradients(ctx, dO, dL), None
 
 
@@ -126,12 +136,12 @@ def records(given: Sequence) -> tuple[Tensors, Options]:
 
 
 @torch.library.custom_op("fa2_lab::forward", mutates_args=(), schema=f"({TENSORS}, {OPTIONS}) -> (Tensor, Tensor)")
-def forward_op(*given) -> tuple[Tensor, Tensor]:
+def forward_op(*given: Any) -> tuple[Tensor, Tensor]:
     return forward(*records(given))
 
 
 @forward_op.register_fake
-def forward_shapes(*given) -> tuple[Tensor, Tensor]:
+def forward_shapes(*given: Any) -> tuple[Tensor, Tensor]:
     (q, *_, cu_q, _), _ = records(given)
     rows = q.shape[:3] if cu_q is None else (q.shape[1], q.shape[0])
     return torch.empty_like(rows_contiguous(q)), q.new_empty(rows, dtype=torch.float32)
@@ -141,12 +151,12 @@ BACKWARD = f"(Tensor? dO, Tensor? dL, Tensor O, Tensor L, {TENSORS}, {OPTIONS}) 
 
 
 @torch.library.custom_op("fa2_lab::backward", mutates_args=(), schema=BACKWARD)
-def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given) -> list[Tensor]:
+def backward_op(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> list[Tensor]:
     return list(backward(dO, dL, O, L, *records(given)))
 
 
 @backward_op.register_fake
-def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given) -> list[Tensor]:
+def backward_shapes(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> list[Tensor]:
     (q, k, v, _, _, sinks, _, _), _ = records(given)
     found = [torch.empty_like(rows_contiguous(x)) for x in (q, k, v)]
     return found if sinks is None else [*found, sinks.new_empty(sinks.shape)]
@@ -159,11 +169,11 @@ def save_operator(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> Non
 
 def operator_gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
     """Gradients of every input of the operator."""
-    dQ, dK, dV, dsinks = gradients(ctx, dO, dL)
+    dQ, dK, dV, dsinks = cast(tuple[Tensor, ...], gradients(ctx, dO, dL))
     return *Tensors(dQ, dK, dV, sinks=dsinks), *[None] * len(Options._fields)
 
 
-def no_second_derivative(ctx: Any, *_) -> NoReturn:
+def no_second_derivative(ctx: Any, *_: Any) -> NoReturn:
     raise NotImplementedError("fa2_lab.attention: there is no second derivative, its gradient cannot be differentiated")
 
 
@@ -176,7 +186,7 @@ backward_op.register_autograd(no_second_derivative)
 
 def reference(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) by the NumPy ladder, with gradients."""
-    return Reference.apply(*tensors, options)
+    return Reference.apply(*tensors, options)  # one by one, so that torch sees them
 
 
 def reference_backward(
@@ -191,20 +201,19 @@ class Reference(torch.autograd.Function):
     """The NumPy ladder's last rung, head by head in float64, with its own backward."""
 
     @staticmethod
-    def forward(ctx, *given) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         from fa2_lab.reference import heads
 
-        *tensors, ctx.options = given
-        tensors = Tensors(*tensors)
-        q = tensors.q
-        arrays = map(to_numpy, (q, *real_keys(tensors, ctx.options)))
-        O, L = heads.forward(*arrays, **for_heads(tensors, ctx.options))
-        O, L = torch.from_numpy(O).to(q), torch.from_numpy(L).to(q.device, torch.float32)
+        tensors, ctx.options = Tensors(*given[:-1]), given[-1]
+        q, k, v = map(to_numpy, (tensors.q, *real_keys(tensors, ctx.options)))
+        found = heads.forward(q, k, v, **for_heads(tensors, ctx.options))
+        O, L = (torch.from_numpy(x).to(tensors.q.device) for x in found)
+        O, L = O.to(tensors.q.dtype), L.to(torch.float32)
         ctx.save_for_backward(O, L, *tensors)
         return O, L
 
     @staticmethod
-    def backward(ctx, dO: Tensor, dL: Tensor) -> tuple:
+    def backward(ctx: Any, dO: Tensor, dL: Tensor) -> tuple:
         O, L, *tensors = ctx.saved_tensors
         dQ, dK, dV, *dsinks = reference_backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
         return *Tensors(dQ, dK, dV, sinks=dsinks[0] if dsinks else None), None
@@ -214,30 +223,30 @@ class ReferenceBackward(torch.autograd.Function):
     """The ladder's backward, as a step of its own, so that a second derivative is refused."""
 
     @staticmethod
-    def forward(ctx, dO: Tensor, dL: Tensor, O: Tensor, L: Tensor, *given) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, dO: Tensor, dL: Tensor, O: Tensor, L: Tensor, *given: Any) -> tuple[Tensor, ...]:
         from fa2_lab.reference import heads
 
-        *tensors, options = given
-        tensors = Tensors(*tensors)
-        q, sinks = tensors.q, tensors.sinks
+        tensors, options = Tensors(*given[:-1]), given[-1]
         # One more column with dO = 1 and O = −dL makes D = rowsum(dO ∘ O) − dL, which is all that dL changes.
-        q_, k_, v_ = (to_numpy(pad(x, (0, 1))) for x in (q, *real_keys(tensors, options)))
+        q, k, v = (to_numpy(pad(x, (0, 1))) for x in (tensors.q, *real_keys(tensors, options)))
         O, dO = torch.cat([O.double(), -dL[..., None].double()], dim=3), pad(dO, (0, 1), value=1.0)
-        O, L, dO = map(to_numpy, (O, L, dO))
-        found = heads.backward(q_, k_, v_, O, L, dO, **for_heads(tensors, options))
-        found = tuple(torch.from_numpy(g[..., :-1].copy()).to(q) for g in found)
-        if sinks is None:
-            return found
-        return *found, torch.from_numpy(heads.sinks_backward(to_numpy(sinks), O, L, dO)).to(sinks)
+        results = [to_numpy(x) for x in (O, L, dO)]
+        found = [g[..., :-1].copy() for g in heads.backward(q, k, v, *results, **for_heads(tensors, options))]
+        gradients = tuple(torch.from_numpy(g).to(tensors.q) for g in found)
+        if tensors.sinks is None:
+            return gradients
+        dsinks = heads.sinks_backward(to_numpy(tensors.sinks), *results)
+        return *gradients, torch.from_numpy(dsinks).to(tensors.sinks)
 
     @staticmethod
-    def backward(ctx, *_) -> NoReturn:
+    def backward(ctx: Any, *_: Any) -> NoReturn:
         no_second_derivative(ctx)
 
 
 def for_heads(tensors: Tensors, options: Options) -> dict[str, Any]:
     """What the ladder takes, besides arrays of four dimensions."""
-    given = dict(causal=options.causal, scale=options.scale, dropout_p=options.dropout_p, softcap=options.softcap)
+    given: dict[str, Any] = dict(causal=options.causal, scale=options.scale, softcap=options.softcap)
+    given["dropout_p"] = options.dropout_p
     if options.left is not None or options.right is not None:
         given["window"] = options.left, options.right
     if tensors.seed is not None:

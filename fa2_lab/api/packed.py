@@ -13,6 +13,7 @@ that ends before it begins as empty, and rows behind the last start see nothing.
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -80,15 +81,16 @@ def attention_packed(
 def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence, each by attention's reference."""
     q, k, v, _, _, sinks, cu_q, cu_k = tensors
-    masks = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
-    given = dict(scale=options.scale, return_lse=True, backend="reference")
+    assert cu_q is not None and cu_k is not None
+    masks: dict[str, Any] = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
+    given: dict[str, Any] = dict(scale=options.scale, return_lse=True, backend="reference")
     Os, Ls = [], []
     for (a, b), (c, d) in zip(pairs(cu_q), pairs(cu_k), strict=True):
-        rows = [x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d])]
+        q_b, k_b, v_b = (x.transpose(0, 1)[None] for x in (q[a:b], k[c:d], v[c:d]))
         if a < b and c < d:
-            O, L = attention(*rows, **masks, **given)
+            O, L = attention(q_b, k_b, v_b, **masks, **given)
         else:  # rows without a key see their sink at most
-            O = torch.zeros_like(rows[0])
+            O = torch.zeros_like(q_b)
             unseen = q.new_full((q.shape[1],), -torch.inf, dtype=torch.float32)
             L = (unseen if sinks is None else sinks.float())[None, :, None].expand(O.shape[:3])
         Os.append(O[0].transpose(0, 1))

@@ -10,7 +10,7 @@ What lies behind a sequence's last key is not read, neither of a page nor of the
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -71,8 +71,10 @@ def attention_paged(
     """
     tensors = Pages(q, k_pages, v_pages, block_table, key_lengths, sinks)
     kind, found = recall(tensors, window, (causal, softcap, scale, return_lse, backend))
-    options, run = found or (None, None)
-    if run is None:  # the first of its kind
+    if found is not None:
+        options, run = found
+    else:  # the first of its kind
+        run = None
         check_q(q)
         check_cache(q, k_pages, v_pages)
         check_table(block_table, q)
@@ -103,14 +105,16 @@ def prepare(tensors: Pages, options: Options, on_triton: bool) -> Callable:
     if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k, v):
         decode = kernels.decode.prepare(q, k, v, options, lengths, table)
 
-        def on_pages(q, k, v, table, lengths, sinks) -> tuple[Tensor, Tensor]:
+        def on_pages(
+            q: Tensor, k: Tensor, v: Tensor, table: Tensor, lengths: Tensor, sinks: Tensor | None
+        ) -> tuple[Tensor, Tensor]:
             return decode(q, k, v, lengths, sinks=sinks, table=table)
 
         return kernels.served("decode over pages", on_pages)
 
-    def on_copies(q, *others) -> tuple[Tensor, Tensor]:
-        tensors = Pages(q, *others)
-        q, own = for_kernels(q, tensors.sinks, options)
+    def on_copies(*given: Any) -> tuple[Tensor, Tensor]:
+        tensors = Pages(*given)
+        q, own = for_kernels(tensors.q, tensors.sinks, options)
         tensors = tensors._replace(q=q)
         return torch.ops.fa2_lab.paged(*tensors, *own) if traced(*tensors[:3]) else paged(tensors, own)
 
@@ -126,7 +130,7 @@ PAGES = (
 
 
 @torch.library.custom_op("fa2_lab::paged", mutates_args=(), schema=f"({PAGES}) -> (Tensor, Tensor)")
-def paged_op(*given) -> tuple[Tensor, Tensor]:
+def paged_op(*given: Any) -> tuple[Tensor, Tensor]:
     many = len(Pages._fields)
     return paged(Pages(*given[:many]), Options(*given[many:]))
 
@@ -134,12 +138,12 @@ def paged_op(*given) -> tuple[Tensor, Tensor]:
 def paged(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) by the Triton kernels, which find every page by themselves."""
     q, k, v, table, lengths, sinks = tensors
-    q, lengths, sinks = map(rows_contiguous, (q, lengths, sinks))
+    q, lengths, sinks = rows_contiguous(q), rows_contiguous(lengths), rows_contiguous(sinks)
     return operators.kernels().decode.decode(q, k, v, options, lengths, table.contiguous(), sinks=sinks)
 
 
 @paged_op.register_fake
-def paged_shapes(q: Tensor, *_) -> tuple[Tensor, Tensor]:
+def paged_shapes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return torch.empty_like(rows_contiguous(q)), q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
@@ -149,8 +153,8 @@ def paged_shapes(q: Tensor, *_) -> tuple[Tensor, Tensor]:
 def gathered(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
     q, k_pages, v_pages, block_table, key_lengths, sinks = tensors
-    masks = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
-    given = dict(scale=options.scale, return_lse=True, backend="reference")
+    masks: dict[str, Any] = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
+    given: dict[str, Any] = dict(scale=options.scale, return_lse=True, backend="reference")
     O, L = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
     if sinks is not None:
         L[:] = sinks[:, None]  # all that rows without a key see

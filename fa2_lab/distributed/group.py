@@ -16,12 +16,14 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from numbers import Real
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import _get_default_store
+
+from fa2_lab.tiles import real_number
 
 HEADER = 2048  # bytes
 OWN = ("length",)  # what may differ from rank to rank
@@ -31,7 +33,7 @@ class Disagreement(ValueError):
     """The ranks were called with things that do not go together, or one of them refused what it got."""
 
 
-def process_group(mesh) -> dist.ProcessGroup:
+def process_group(mesh: DeviceMesh | dist.ProcessGroup | None) -> dist.ProcessGroup:
     """The process group behind a 1-D DeviceMesh, a ProcessGroup, or None for all ranks."""
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError("torch.distributed is not initialised: start with torchrun and call init_process_group")
@@ -48,13 +50,9 @@ def process_group(mesh) -> dist.ProcessGroup:
     return group
 
 
-def check_timeout(timeout) -> float:
+def check_timeout(timeout: float) -> float:
     """Refuse anything but a positive number of seconds."""
-    if isinstance(timeout, bool) or not isinstance(timeout, Real):
-        raise TypeError(f"timeout: got {timeout!r}; it takes seconds, a number above 0")
-    if not 0 < timeout < 1e6:
-        raise ValueError(f"timeout: got {timeout}; it takes seconds, a number above 0 and below a million")
-    return float(timeout)
+    return real_number("timeout", timeout, "seconds, a number above 0 and below a million", lambda s: 0 < s < 1e6)
 
 
 # Agreement ----------------------------------------------------------------------------------------------------
@@ -67,14 +65,14 @@ class Exchange:
     """Headers under way: this rank's to each other rank, and theirs to this one. Whoever begins one waits for it,
     whatever happens meanwhile, or the next call would take old headers for new ones."""
 
-    def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float):
+    def __init__(self, group: dist.ProcessGroup, header: dict, timeout: float) -> None:
         self.group, self.timeout = group, timeout
         rank, mine = dist.get_rank(group), encoded(header)
         self.every = [torch.empty_like(mine) for _ in range(dist.get_world_size(group))]
         self.every[rank] = mine
         others = [other for other in range(len(self.every)) if other != rank]
         with losing(group, timeout):
-            side = side_group(group, timeout)
+            side: Any = side_group(group, timeout)
             self.works = [side.recv([self.every[other]], other, 0) for other in others]
             self.works += [side.send([mine], other, 0) for other in others]
 
@@ -132,6 +130,7 @@ def side_group(group: dist.ProcessGroup, timeout: float) -> dist.ProcessGroupGlo
         store = dist.PrefixStore(f"fa2_lab/{group.group_name}/{timeout}", _get_default_store())
         size, limit = dist.get_world_size(group), timedelta(seconds=timeout)
         SIDE[group, timeout] = dist.ProcessGroupGloo(store, dist.get_rank(group), size, limit)
-    if SIDE[group, timeout] is None:
+    side = SIDE[group, timeout]
+    if side is None:
         raise RuntimeError("an earlier call on this group has lost a rank")
-    return SIDE[group, timeout]
+    return side

@@ -15,16 +15,18 @@ the streams: the allocator cannot give its memory away before. The host waits fo
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial, wraps
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
 
 from fa2_lab.api import operators
 from fa2_lab.api.attention import attention
@@ -39,11 +41,11 @@ from fa2_lab.tiles import Tile
 MESSAGE = 64 * 2**20  # bytes of K and V that go round together: more heads take turns, so that buffers stay small
 
 
-def not_compiled(function):
+def not_compiled(function: Callable) -> Callable:
     """torch.compiler.disable, put off until somebody compiles: it loads torch's compiler, which takes seconds."""
 
     @wraps(function)
-    def called(*arguments, **options):
+    def called(*arguments: Any, **options: Any) -> Any:
         compiling = torch.compiler.is_compiling()
         return (torch.compiler.disable(function) if compiling else function)(*arguments, **options)
 
@@ -55,7 +57,7 @@ def ring_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    mesh=None,
+    mesh: DeviceMesh | dist.ProcessGroup | None = None,
     *,
     causal: bool = False,
     scale: float | None = None,
@@ -102,7 +104,9 @@ def ring_attention(
     return (O, L) if return_lse else O
 
 
-def signature(q, k, v, causal, scale, layout: str, return_lse, backend: str) -> dict:
+def signature(
+    q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None, layout: str, return_lse: bool, backend: str
+) -> dict:
     """What the other ranks must say too, after the checks of attention(); all but the length must be the same."""
     some_rows = [at_least_one_row(x) for x in (q, k, v)]
     check_tensors(*some_rows)
@@ -118,7 +122,7 @@ def signature(q, k, v, causal, scale, layout: str, return_lse, backend: str) -> 
     return dict(call="forward", dtype=str(q.dtype), device=q.device.type) | shape | options
 
 
-def at_least_one_row(x):
+def at_least_one_row(x: Tensor) -> Tensor:
     """A shard without rows is checked as if it had one."""
     empty = isinstance(x, Tensor) and x.dim() == 4 and x.shape[2] == 0
     return x.new_empty((*x.shape[:2], 1, x.shape[3])) if empty else x
@@ -179,6 +183,7 @@ class Passing:
 
 
 COUNTERS: list[Counter] = []
+Part = tuple[slice, Tensor, Tensor]  # rows, their O and their L over some of the keys
 
 
 @contextmanager
@@ -204,29 +209,31 @@ def once_round(ring: Ring, k: Tensor, v: Tensor) -> Iterator[tuple[int, list[Ten
             kv = coming.wait()
 
 
-def first_half(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> tuple[slice, Tensor, Tensor] | None:
+def first_half(ring: Ring, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
     """What this rank's upper queries get from its own keys, in all heads: no other rank is needed."""
     return partial_forward(ring, shards.halves(q.shape[2], ring.causal)[0], q, k, v)
 
 
-def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part) -> None:
+def forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor, part: Part | None) -> None:
     """Write O and L of this rank's queries over all keys; `part` is first_half() of these heads.
 
     A part is merged when the next transfer has begun, which gets its SMs while such small kernels run between two large
     ones. (Begun right before a kernel that takes all SMs, it often waited for that one's end.)
     """
-    state, last_half = None, shards.halves(q.shape[2], ring.causal)[1]
+    state: State | Any = None
+    last_half = shards.halves(q.shape[2], ring.causal)[1]
     for source, kv in once_round(ring, k, v):
         state = state or State(q, ring.on_triton)
         seen = last_half if source == ring.rank else ring.meeting(source)
         if seen.kind is not Tile.SKIP:
-            state.merge(*part)
+            if part is not None:
+                state.merge(*part)
             part = partial_forward(ring, seen, q, *kv)
     if part:  # a rank without rows has none
         state.finalize(part, O, L)
 
 
-def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, Tensor] | None:
+def partial_forward(ring: Ring, seen: Meeting, q: Tensor, k: Tensor, v: Tensor) -> Part | None:
     """(rows, their O, their L) of those queries over those keys, by the one-GPU call; None if there is nothing."""
     if seen.kind is Tile.SKIP:
         return None
@@ -238,7 +245,9 @@ def partial_forward(ring: Ring, seen: Meeting, q, k, v) -> tuple[slice, Tensor, 
 # Backward -----------------------------------------------------------------------------------------------------
 
 
-def backward(ring: Ring, dO, dL, q, k, v, O, L) -> tuple[Tensor, Tensor, Tensor]:
+def backward(
+    ring: Ring, dO: Tensor, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """(dQ, dK, dV) of this rank's rows, in fp32. P = exp(S − L) and D = rowsum(dO ∘ O) of a block are exact, because
     L and O are those of all keys."""
     blocks = once_round(ring, k, v)
@@ -247,7 +256,7 @@ def backward(ring: Ring, dO, dL, q, k, v, O, L) -> tuple[Tensor, Tensor, Tensor]
     part_of = partial(partial_backward, ring, dO, dL, q, O, L)
     first_half, last_half = shards.halves(ring.lengths[own], ring.causal)
     add(first_half, part_of(first_half, own_kv), dQ, *home)
-    following = None
+    following: Passing | Any = None
     for source, kv in blocks:
         seen = ring.meeting(source)
         part = part_of(seen, kv)  # its kernels run while the block's gradients so far are still on their way
@@ -259,7 +268,9 @@ def backward(ring: Ring, dO, dL, q, k, v, O, L) -> tuple[Tensor, Tensor, Tensor]
     return dQ, dK, dV
 
 
-def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv) -> tuple[Tensor, Tensor, Tensor] | None:
+def partial_backward(
+    ring: Ring, dO: Tensor, dL: Tensor | None, q: Tensor, O: Tensor, L: Tensor, seen: Meeting, kv: list[Tensor]
+) -> tuple[Tensor, Tensor, Tensor] | None:
     """What those queries and those keys give to their dQ, dK and dV; None if there is nothing."""
     if seen.kind is Tile.SKIP:
         return None
@@ -267,7 +278,8 @@ def partial_backward(ring: Ring, dO, dL, q, O, L, seen: Meeting, kv) -> tuple[Te
     dL = None if dL is None else dL[:, :, seen.queries]
     tensors = Tensors(q, *(x[:, :, seen.keys] for x in kv))
     run = operators.backward if ring.on_triton else operators.reference_backward
-    return run(dO, dL, O, L.contiguous(), tensors, Options(seen.kind is Tile.DIAGONAL, ring.scale))
+    dQ, dK, dV = run(dO, dL, O, L.contiguous(), tensors, Options(seen.kind is Tile.DIAGONAL, ring.scale))
+    return dQ, dK, dV
 
 
 def add(seen: Meeting, part: tuple[Tensor, Tensor, Tensor] | None, dQ: Tensor, dK: Tensor, dV: Tensor) -> None:
@@ -284,7 +296,7 @@ class RingAttention(torch.autograd.Function):
     """Forward and backward: whatever needs other ranks begins when all have agreed on it."""
 
     @staticmethod
-    def forward(ctx, q, k, v, ring: Ring, header: dict):
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: Ring, header: dict) -> tuple[Tensor, Tensor]:
         asked = ranks.Exchange(ring.group, header, ring.timeout)
         try:
             begun = first_half(ring, q, k, v)
@@ -299,12 +311,12 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, dO, dL):
+    def backward(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> tuple:
         ranks.Exchange(ctx.ring.group, dict(call=f"backward of call {ctx.ring.call}"), ctx.ring.timeout).agree()
         return *all_heads_backward(ctx.ring, dO, dL, *ctx.saved_tensors), None, None
 
 
-def all_heads_forward(ring: Ring, q, k, v, begun) -> tuple[Tensor, Tensor]:
+def all_heads_forward(ring: Ring, q: Tensor, k: Tensor, v: Tensor, begun: Part | None) -> tuple[Tensor, Tensor]:
     """(O, L), heads taking turns; `begun` is the first_half() of all."""
     O, L = torch.empty(q.shape, dtype=q.dtype, device=q.device), q.new_empty(q.shape[:3], dtype=torch.float32)
     for heads, kv_heads in turns(ring, q, k):
@@ -313,12 +325,15 @@ def all_heads_forward(ring: Ring, q, k, v, begun) -> tuple[Tensor, Tensor]:
     return O, L
 
 
-def all_heads_backward(ring: Ring, dO, dL, q, k, v, O, L) -> list[Tensor]:
+def all_heads_backward(
+    ring: Ring, dO: Tensor | None, dL: Tensor | None, q: Tensor, k: Tensor, v: Tensor, O: Tensor, L: Tensor
+) -> list[Tensor]:
     """dQ, dK, dV in the dtype of q, heads taking turns."""
     found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k, v)]
     dO = torch.zeros_like(O) if dO is None else dO
     for heads, kv_heads in turns(ring, q, k):
-        dO_, dL_, q_, O_, L_ = (None if x is None else x[:, heads] for x in (dO, dL, q, O, L))
+        dO_, q_, O_, L_ = (x[:, heads] for x in (dO, q, O, L))
+        dL_ = None if dL is None else dL[:, heads]
         parts = backward(ring, dO_, dL_, q_, k[:, kv_heads], v[:, kv_heads], O_, L_)
         for x, at, part in zip(found, (heads, kv_heads, kv_heads), parts, strict=True):
             x[:, at] = part

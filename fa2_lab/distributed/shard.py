@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
 from fa2_lab.distributed import group as ranks
 from fa2_lab.reference import shards
 
 
-def shard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag") -> Tensor:
+def shard(
+    x: Tensor, mesh: DeviceMesh | dist.ProcessGroup | None = None, *, dim: int = 2, layout: str = "zigzag"
+) -> Tensor:
     """This rank's part of a tensor that every rank holds, cut along `dim`. Nothing is sent; gradients flow through.
 
     Whatever belongs to the sequence is cut alike: token ids and targets with dim=1, positions of a rotary embedding
@@ -23,7 +26,14 @@ def shard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag") -> Tens
 
 
 @torch.no_grad()
-def unshard(x: Tensor, mesh=None, *, dim: int = 2, layout: str = "zigzag", timeout: float = 300.0) -> Tensor:
+def unshard(
+    x: Tensor,
+    mesh: DeviceMesh | dist.ProcessGroup | None = None,
+    *,
+    dim: int = 2,
+    layout: str = "zigzag",
+    timeout: float = 300.0,
+) -> Tensor:
     """The whole tensor on every rank, from the parts that they hold; without a gradient. Parts may differ in length."""
     group, dim = ranks.process_group(mesh), dim % x.dim()
     shards.check_layout(layout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,8 +11,8 @@ from torch import Tensor
 class State:
     """m and l (batch, heads, N), o (batch, heads, N, d): what is known of a rank's rows, at first nothing."""
 
-    def __init__(self, q: Tensor, on_triton: bool):
-        options = dict(dtype=torch.float32, device=q.device)
+    def __init__(self, q: Tensor, on_triton: bool) -> None:
+        options: dict[str, Any] = dict(dtype=torch.float32, device=q.device)
         blank = torch.empty if on_triton else torch.zeros  # the kernel reads neither l nor o where m is −∞
         self.m = torch.full(q.shape[:3], -torch.inf, **options)
         self.l, self.o = blank(q.shape[:3], **options), blank(q.shape, **options)

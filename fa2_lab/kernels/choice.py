@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 import triton
@@ -33,25 +34,27 @@ def prepare_any(tensors: Tensors, options: Options) -> Callable:
     """prepare() for tensors in any strides: where a last dimension is not contiguous, copies are taken."""
     if not any(map(has_gaps, tensors)):
         return prepare(tensors, options)
-    return lambda *given: forward(Tensors(*map(rows_contiguous, given)), options)
+    return lambda *given: forward(Tensors(*[rows_contiguous(x) for x in given]), options)
 
 
 def prepare(tensors: Tensors, options: Options) -> Callable:
     """What computes (O, L) for calls of one kind."""
     q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
 
-    def last(*given) -> Callable:  # from the tensors of a call: none is kept here
+    def last(*given: Any) -> Callable:  # from the tensors of a call: none is kept here
         return prepare_portable(Tensors(*given), options)
 
     if cu_q is None and not options.dropout_p and decode.is_decode(q, k):
         return served("decode", decode.prepare(q, k, v, options, key_lengths), last)
     hopper = hopper_forward(q.device) if for_hopper(options, sinks) else None
-    takes = hopper is not None and hopper.enough_work(q, k, options.causal)
-    own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_q)) if takes else None
+    own = None
+    if hopper is not None and hopper.enough_work(q, k, options.causal):
+        own = hopper.prepare(q, k, v, options, key_lengths, sequences(cu_q))
     if own is None:
         return prepare_portable(tensors, options)
 
-    def hoppers(q, k, v, key_lengths, seed, sinks, cu_q, cu_k) -> tuple[Tensor, Tensor] | None:
+    def hoppers(*given: Any) -> tuple[Tensor, Tensor] | None:
+        q, k, v, key_lengths, _, _, cu_q, cu_k = given
         return own(q, k, v, key_lengths, cu_q, cu_k)
 
     return served("Hopper's forward", hoppers, last)
@@ -83,9 +86,10 @@ def prepare_any_backward(
     if dense and not any(map(has_gaps, (dO, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, same_bits)
 
-    def on_copies(dO, dL, O, L, *given) -> tuple:
-        dO, O, *given = map(rows_contiguous, (dO, O, *given))
-        return backward(dO, dL if dense else dL.contiguous(), O, L, Tensors(*given), options)
+    def on_copies(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple:
+        dL = dL if dL is None else dL.contiguous()
+        tensors = Tensors(*[rows_contiguous(x) for x in given])
+        return backward(rows_contiguous(dO), dL, rows_contiguous(O), L, tensors, options)
 
     return on_copies
 
@@ -94,15 +98,17 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
     """What computes the gradients for calls of one kind, given (dO, dL, O, L) and then their tensors."""
     q, k, v, key_lengths, _, sinks, cu_q, _ = tensors
     hopper = hopper_backward(q.device) if for_hopper(options, sinks) else None
-    takes = hopper is not None and hopper.enough_work(q, k)
-    own = hopper.prepare(dO, q, k, v, O, options, key_lengths, same_bits, sequences(cu_q)) if takes else None
+    own = None
+    if hopper is not None and hopper.enough_work(q, k):
+        own = hopper.prepare(dO, q, k, v, O, options, key_lengths, same_bits, sequences(cu_q))
     if own is None:
         return prepare_portable_backward(dO, O, tensors, options)
 
-    def last(dO, dL, O, L, *given) -> Callable:
+    def last(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> Callable:
         return prepare_portable_backward(dO, O, Tensors(*given), options)
 
-    def hoppers(dO, dL, O, L, q, k, v, key_lengths, seed, sinks, cu_q, cu_k) -> tuple | None:
+    def hoppers(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple | None:
+        q, k, v, key_lengths, _, _, cu_q, cu_k = given
         return own(dO, q, k, v, O, L, dL, key_lengths, cu_q, cu_k)
 
     return served("Hopper's backward", hoppers, last)
@@ -113,7 +119,8 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
     q, k, v, *_, cu_q, _ = tensors
     own = portable_backward.prepare(dO, q, k, v, O, options, sequences=sequences(cu_q))
 
-    def portables(dO, dL, O, L, q, k, v, *others) -> tuple:
+    def portables(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple:
+        q, k, v, *others = given
         return own(dO, q, k, v, O, L, dL, *others)
 
     return served("the portable backward", portables)
@@ -172,8 +179,9 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
     from then on if Triton cannot compile it. Where there is nothing else, that is an error."""
     works, instead = True, None
 
-    def call(*tensors):
+    def call(*tensors: Any) -> Any:
         nonlocal works, instead
+        found = None
         if works:
             try:
                 found = own(*tensors)
@@ -182,10 +190,10 @@ def served(name: str, own: Callable, otherwise: Callable[..., Callable] | None =
                     raise
                 if otherwise is None:
                     raise RuntimeError(f"fa2_lab: {refused(name, error)}; {ADVICE}") from error
-                works, found = False, None
+                works = False
                 warn_once(name, error)
-            if found is not None:
-                return found
+        if found is not None or otherwise is None:
+            return found
         instead = instead or otherwise(*tensors)
         return instead(*tensors)
 

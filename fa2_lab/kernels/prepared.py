@@ -11,7 +11,7 @@ were then; nothing is written onto the tensors. forget() empties both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 from weakref import ref
 
 from torch import Tensor
@@ -51,7 +51,7 @@ class Options(NamedTuple):
         return self.left, 0 if self.causal else self.right
 
 
-def prepared(key: tuple, make: Callable, *arguments) -> Any:
+def prepared(key: tuple, make: Callable, *arguments: Any) -> Any:
     """What make(*arguments) made when this key was first asked for."""
     found = PREPARED.get(key)
     if found is None:
@@ -83,9 +83,13 @@ def has_gaps(x: Tensor | None) -> bool:
     return x is not None and x.stride(-1) != 1 and x.shape[-1] > 1
 
 
+@overload
+def rows_contiguous(x: Tensor) -> Tensor: ...
+@overload
+def rows_contiguous(x: Tensor | None) -> Tensor | None: ...
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
     """x, copied where its last dimension is not contiguous."""
-    return x.contiguous() if has_gaps(x) else x
+    return x.contiguous() if x is not None and has_gaps(x) else x
 
 
 # Values that were looked at -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ def real_array(name: str, x: ArrayLike, ndim: int) -> np.ndarray:
     return array.astype(np.float64, copy=False)
 
 
-def same_shape(name: str, x: ArrayLike, shape: tuple, meaning: str) -> np.ndarray:
+def same_shape(name: str, x: ArrayLike, shape: tuple[int, ...], meaning: str) -> np.ndarray:
     """`x` as float64 of exactly this shape, or an error."""
     array = real_array(name, x, len(shape))
     if array.shape != shape:

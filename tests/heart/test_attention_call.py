@@ -244,7 +244,7 @@ def test_saved_tensors_may_come_back_in_other_strides():
 
 
 @pytest.mark.parametrize(
-    "options", [dict(), dict(causal=True, dropout_p=0.3, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
+    "options", [dict(scale=-0.7), dict(causal=True, dropout_p=0.3, seed=5), dict(scale=0.0, key_lengths=LENGTHS)]
 )
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_reference_behind_the_same_call(options, dtype):
@@ -334,9 +334,19 @@ def test_calls_from_several_threads():
 
 
 def test_the_package_gives_the_function():
-    code = (
-        "import sys, fa2_lab; assert not {'torch', 'triton'} & set(sys.modules); f = fa2_lab.attention; "
-        "from fa2_lab.api.attention import attention; assert f is fa2_lab.attention is attention"
-    )
+    """When it is first asked for; the package lists its calls before, and gives them all to `import *`."""
+    code = """
+import os, sys, fa2_lab
+before = dict(os.environ)
+assert {'attention', 'attention_packed', 'attention_paged', 'where'} <= set(dir(fa2_lab))
+assert not hasattr(fa2_lab, 'packed') and not hasattr(fa2_lab, '__wrapped__')
+assert not {'torch', 'triton'} & set(sys.modules) and os.environ == before
+f = fa2_lab.attention
+from fa2_lab.api.attention import attention
+from fa2_lab import *
+assert f is fa2_lab.attention is attention and attention_paged is fa2_lab.attention_paged
+fa2_lab.attention = 3
+assert fa2_lab.attention == 3
+"""
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert fa2_lab.attention is attention

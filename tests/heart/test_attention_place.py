@@ -65,15 +65,16 @@ AUTO, TRITON = CALL.format("auto"), CALL.format("triton")
 
 def test_where_triton_is_there_is_not_or_was_imported_first():
     hide, first = "import sys; sys.modules['triton'] = None; ", "import triton; "
-    codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON)
-    fine, early, early_auto, without_auto, without = python(*codes)
+    codes = (TRITON, first + TRITON, first + AUTO, hide + AUTO, hide + TRITON, hide + CALL.format("portable"))
+    fine, early, early_auto, without_auto, without, without_portable = python(*codes)
     if not interpreter.misfit():
         assert fine[0] == 0, fine
         assert fine[1].count("interpreter") == 1 and len(fine[1].strip().splitlines()) == 1
     assert early[0] == 1 and "import fa2_lab first" in early[1]
     assert early_auto == (0, "")
     assert without_auto[0] == 0
-    assert without[0] == 1 and "Triton is not installed" in without[1]
+    for status, said in (without, without_portable):
+        assert status == 1 and "Triton is not installed" in said
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="nothing is interpreted on a GPU")

@@ -42,7 +42,9 @@ def arguments_of(call: str) -> dict:
 def results(call: str, arguments: dict) -> list:
     """(O, L), and where there are gradients those of q, k, v and the sinks, of Σ O² + Σ L."""
     if call == "attention_paged":
-        return list(fa2_lab.attention_paged(**arguments, return_lse=True))
+        with torch.no_grad():
+            arguments = arguments | dict(q=arguments["q"].detach().requires_grad_())
+            return list(fa2_lab.attention_paged(**arguments, return_lse=True))
     names = [n for n in ("q", "k", "v", "sinks") if arguments[n] is not None]
     leaves = {name: arguments[name].detach().requires_grad_() for name in names}
     O, L = getattr(fa2_lab, call)(**arguments | leaves, return_lse=True)

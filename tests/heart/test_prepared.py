@@ -21,7 +21,11 @@ def test_what_is_prepared_is_made_once_and_forgotten_together():
     made = []
     assert prepared.prepared("a kind", lambda x: made.append(x) or made, 3) is made
     assert prepared.prepared("a kind", lambda x: made.append(x), 4) is made and made == [3]
+    lengths = torch.tensor([3])
+    prepared.remember_seen(lengths, (5,))
+    assert prepared.was_seen(lengths, (5,))
     prepared.forget()
+    assert not prepared.was_seen(lengths, (5,))
     assert prepared.prepared("a kind", lambda: 5) == 5
 
 
@@ -166,10 +170,10 @@ def test_inference_tensors_are_looked_at_each_time(first, looked):
     assert len(looked) == before + 3
 
 
-def paged_call(pages=6, page_size=4, width=3, table=None, lengths=None):
-    q = torch.zeros(2, 2, 1, 16, device=DEVICE)
+def paged_call(pages=6, page_size=4, N_q=1, window=None, table=None, lengths=None):
+    q = torch.zeros(2, 2, N_q, 16, device=DEVICE)
     cache = torch.zeros(pages, page_size, 1, 16, device=DEVICE)
-    return attention_paged(q, cache, cache, table, lengths)
+    return attention_paged(q, cache, cache, table, lengths, window=window)
 
 
 def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
@@ -193,6 +197,15 @@ def test_a_table_is_looked_at_again_where_pages_or_lengths_are_others(looked):
     table[0, 0] = 6
     with pytest.raises(ValueError, match="block_table: got pages from 0 to 6"):
         paged_call(table=table, lengths=lengths)
+
+
+def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
+    """Of 12 keys one query with 3 keys to the left sees the third page alone."""
+    table, lengths = torch.tensor([[99, 99, 1], [99, 99, 2]], device=DEVICE), torch.tensor([12, 12], device=DEVICE)
+    for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict()):
+        paged_call(window=(3, None), table=table, lengths=lengths)
+        with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
+            paged_call(**more, table=table, lengths=lengths)
 
 
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
