@@ -150,6 +150,7 @@ WRONG = dict(
     attention_packed=[
         ("cu_q", whole(0, 7, 24)),
         ("cu_q", whole(1, 7, 20)),
+        ("cu_q", whole(0, 7, 20, dtype=torch.int64)),
         ("cu_k", whole(0, 9, 20)),
         ("cu_k", whole(0, 30, 24)),
         ("cu_k", whole(2, 9, 24)),
@@ -194,6 +195,7 @@ def elsewhere(x, dim: int):
 def test_gaps_and_offsets_do_not_matter(call):
     base = arguments_of(call)
     want = defined(call, base)
+    compare(call, base, want, "where they were")
     for name, x in base.items():
         for dim in range(x.dim()) if isinstance(x, torch.Tensor) else ():
             if not (name.endswith("pages") and dim == 3):  # refused
@@ -203,16 +205,21 @@ def test_gaps_and_offsets_do_not_matter(call):
 @pytest.mark.parametrize("call", CALLS)
 def test_a_head_dimension_of_one(call):
     """Also with a stride, which then means nothing."""
-    names = [n for n in ("q", "k", "v", "k_pages", "v_pages") if n in arguments_of(call)]
+
+    def strange(x):
+        return x.contiguous().as_strided(x.shape, (*x.contiguous().stride()[:-1], 7))
+
     base = arguments_of(call)
-    for apart in (False, True):
-        cut = base | {n: elsewhere(base[n][..., :1], -1) if apart else base[n][..., :1] for n in names}
-        compare(call, cut, defined(call, cut), apart)
+    names = base.keys() & {"q", "k", "v", "k_pages", "v_pages"}
+    for lay in (torch.clone, strange, lambda x: elsewhere(x, -1)):
+        cut = base | {n: lay(base[n][..., :1]) for n in names}
+        compare(call, cut, defined(call, cut), lay)
 
 
 # Edges --------------------------------------------------------------------------------------------------------------
 
 EDGES = [(65, 65, (33, None)), (65, 65, (None, 33)), (10, 4, (None, 3)), (4, 10, (3, None)), (10, 4, (2, 1))]
+EDGES += [(10, 4, (None, 0)), (4, 10, (2, 0))]
 EDGES += [(10, 4, (left, None)) for left in (2, 3, 4, 9)] + [(10, 4, (None, right)) for right in (8, 9, 10)]
 EDGES += [(4, 10, (left, None)) for left in (8, 9, 10)] + [(4, 10, (None, right)) for right in (2, 4, 9)]
 

@@ -8,6 +8,7 @@ import torch
 from kernel_truth import DEVICE, tensors, worst
 
 from fa2_lab.api.attention import attention
+from fa2_lab.api.packed import attention_packed
 from fa2_lab.api.paged import attention_paged
 from fa2_lab.kernels import choice, prepared
 from fa2_lab.kernels.prepared import Options, Tensors
@@ -204,19 +205,21 @@ def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
     table, lengths = torch.tensor([[99, 99, 1], [99, 99, 2]], device=DEVICE), torch.tensor([12, 12], device=DEVICE)
     for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict()):
         paged_call(window=(3, None), table=table, lengths=lengths)
-        with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
+        with pytest.raises(ValueError, match="block_table: got pages from [01] to 99"):
             paged_call(**more, table=table, lengths=lengths)
 
 
 def test_the_portable_kernels_can_be_asked_for(monkeypatch):
     """Whoever chooses the kernels is told so, forward and backward, in recorded calls, too."""
-    asked = []
+    asked, starts = [], 2 * [torch.tensor([0, 40], dtype=torch.int32, device=DEVICE)]
     monkeypatch.setattr(choice, "for_hopper", lambda options, sinks: asked.append(options.portable))
     for backend, portable in (("portable", True), ("triton", False), ("auto", False)):
-        given = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
-        attention(*given, backend=backend).sum().backward()
-        assert asked == [portable, portable]
-        prepared.forget()
-        torch.compile(attention, backend="eager")(*given, backend=backend)
-        assert asked == 3 * [portable]
-        asked.clear()
+        dense = [torch.randn(1, 2, 40, 16, device=DEVICE, requires_grad=True) for _ in range(3)]
+        packed = [*(x.detach()[0].transpose(0, 1).requires_grad_() for x in dense), *starts]
+        for call, given in ((attention, dense), (attention_packed, packed)):
+            call(*given, backend=backend).sum().backward()
+            assert asked == [portable, portable]
+            prepared.forget()
+            torch.compile(call, backend="eager")(*given, backend=backend)
+            assert asked == 3 * [portable]
+            asked.clear()
