@@ -82,7 +82,7 @@ def by_sequence(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence, each by attention's reference."""
     q, k, v, _, _, sinks, cu_q, cu_k = tensors
     assert cu_q is not None and cu_k is not None
-    masks: dict[str, Any] = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
+    masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks)
     given: dict[str, Any] = dict(scale=options.scale, return_lse=True, backend="reference")
     Os, Ls = [], []
     for (a, b), (c, d) in zip(pairs(cu_q), pairs(cu_k), strict=True):

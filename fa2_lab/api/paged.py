@@ -100,9 +100,9 @@ def prepare(tensors: Pages, options: Options, on_triton: bool) -> Callable:
     if not on_triton:
         return lambda *given: gathered(Pages(*given), options)
     q, k, v, table, lengths, sinks = tensors
-    kernels = operators.kernels()
     as_they_are = table.is_contiguous() and not any(map(has_gaps, (q, lengths, sinks)))
     if as_they_are and for_kernels(q, sinks, options)[0] is q and not traced(q, k, v):
+        kernels = operators.kernels()
         decode = kernels.decode.prepare(q, k, v, options, lengths, table)
 
         def on_pages(
@@ -153,7 +153,7 @@ def paged_shapes(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
 def gathered(tensors: Pages, options: Options) -> tuple[Tensor, Tensor]:
     """(O, L) sequence by sequence: its pages side by side as one tensor, and attention's reference on that."""
     q, k_pages, v_pages, block_table, key_lengths, sinks = tensors
-    masks: dict[str, Any] = dict(causal=options.causal, window=options.window, softcap=options.softcap, sinks=sinks)
+    masks: dict[str, Any] = dict(window=options.window, softcap=options.softcap, sinks=sinks)
     given: dict[str, Any] = dict(scale=options.scale, return_lse=True, backend="reference")
     O, L = torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
     if sinks is not None:

@@ -205,7 +205,7 @@ def test_a_table_is_looked_at_again_where_more_of_it_is_needed():
     table, lengths = torch.tensor([[99, 99, 1], [99, 99, 2]], device=DEVICE), torch.tensor([12, 12], device=DEVICE)
     for more in (dict(N_q=6, window=(3, None)), dict(window=(4, None)), dict()):
         paged_call(window=(3, None), table=table, lengths=lengths)
-        with pytest.raises(ValueError, match="block_table: got pages from [01] to 99"):
+        with pytest.raises(ValueError, match=r"block_table: got pages from [01] to 99"):
             paged_call(**more, table=table, lengths=lengths)
 
 
