@@ -71,17 +71,6 @@ def test_the_table_on_a_page_has_the_same_cells(recorded):
     assert len(written[2:]) == len(ladder.RUNGS) + 1 and written[-1] == ["cuDNN", *written[-1][1:-1], ""]
 
 
-def test_the_legend_explains_a_rung_without_numbers_and_a_record_older_than_a_rung(recorded):
-    told, last = room.setting(recorded), ladder.RUNGS[-1]
-    assert "-: not measured here." in told
-    assert f"Measured before rung {last[1:3]} was added, with fa2_lab as it was then." in told
-    recorded.rows[0].failed[last] = "needs another GPU"
-    assert "was added" not in room.setting(recorded), "who was tried is not newer than the record"
-    del recorded.rows[0].failed[last]
-    recorded.rows[0].values[last] = [1.0]
-    assert "was added" not in room.setting(recorded)
-
-
 def test_two_rungs_give_the_sentence_the_diff_and_the_recorded_step(recorded, capsys):
     assert command.main(["ladder", "07", "08"]) == 0
     printed = capsys.readouterr().out

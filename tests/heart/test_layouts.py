@@ -74,13 +74,6 @@ def test_wgmma_m64_as_the_ptx_manual_draws_it(N):
             assert (owners.warp[at], owners.lane[at], owners.register[at]) == (warp, lane, i)
 
 
-def test_a_tile_of_broken_instructions_is_refused():
-    with pytest.raises(ValueError, match=r"^shape: got \(32, 64\); it takes multiples of \(64, 8\)"):
-        Mma(2, (4, 1), (16, 8)).owners((32, 64))
-    with pytest.raises(ValueError, match=r"^shape: got \(8, 32\); it takes"):
-        Shared(8, 1, 8).offsets((8, 32))
-
-
 SHARED = [(Shared(8, 1, 8), (64, 128)), (Shared(8, 1, 8, 64), (64, 128)), (Shared(8, 2, 4), (16, 32)),
           (Shared(8, 1, 8, 64, True), (128, 16)), (Shared(4, 2, 4, 32), (8, 64))]  # fmt: skip
 

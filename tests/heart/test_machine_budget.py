@@ -83,11 +83,6 @@ def test_the_sizes_of_the_fa2_paper_by_hand():
     assert budget.backward_registers(64, 128, 64, 8) == budget.columns_registers(64, 128, 64, 8)
 
 
-def test_fp32_inputs_need_twice_the_shared_memory():
-    assert budget.forward_shared_bytes(128, 64, 128, 2, itemsize=4) == 2 * budget.forward_shared_bytes(128, 64, 128, 2)
-    assert budget.forward_registers(64, 64, 64, itemsize=4) > budget.forward_registers(64, 64, 64)
-
-
 def test_which_sizes_fit_where():
     """d = 128 and two stages: 128 × 128 takes 160 KiB, which A100 and H100 give one block, and small chips do not."""
     everything = set(SIZES)
@@ -99,17 +94,6 @@ def test_which_sizes_fit_where():
     ):
         assert {size for size, (_, fit) in budget.table(chip, d).items() if fit.ok} == fitting
     assert fits(A100, 128, 128, 128, stages=2, warps=8).shared_bytes == 160 * KiB
-
-
-def test_table_takes_the_fewest_warps_that_fit():
-    table = budget.table(H100, 128)
-    assert {size: warps for size, (warps, _) in table.items()} == {
-        (64, 64): 4,
-        (64, 128): 4,
-        (128, 64): 8,
-        (128, 128): 8,
-    }
-    assert set(budget.table(H100, 64, "columns", sizes=(32, 256))) == {(32, 32), (32, 256), (256, 32), (256, 256)}
 
 
 def test_the_reason_names_what_is_short():

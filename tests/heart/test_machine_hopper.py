@@ -165,14 +165,6 @@ def test_no_unit_works_on_more_than_it_can():
 # Dealt or drawn -----------------------------------------------------------------------------------------------
 
 
-def test_heavy_blocks_are_drawn_before_light_ones():
-    """Causal rows see the more keys the lower they are: the first ticket is the last block, its rows in order."""
-    Q, K, V = draw(28, 28)
-    work = hopper.Work(Q, K, V, Tiling(28, 28, 4, 4, CAUSAL), 2, hopper.Costs(), Q.copy(), Q[:, 0].copy())
-    assert [work.rows_of(t) for t in range(work.blocks)] == [[6, 7], [4, 5], [2, 3], [0, 1]]
-    assert [len(work.columns(i)) for i in (6, 7, 4, 5, 2, 3, 0, 1)] == [7, 0, 5, 6, 3, 4, 1, 2]
-
-
 def test_dealt_by_hand():
     ran = hopper.dealt([4, 1, 3, 1], SMs=2)
     assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]

@@ -30,11 +30,6 @@ def test_one_tile_on_an_h100_by_hand():
     assert tile.shares()["exp"] > 1.5 * time.tile_clocks(A100, 128, 64, 128).shares()["exp"]
 
 
-def test_on_an_h100_with_d_64_exp_takes_as_long_as_the_products():
-    tile = time.tile_clocks(H100, 128, 128, 64)
-    assert tile.tensor == 1024 and tile.exp == pytest.approx(1024, rel=0.01)
-
-
 @each
 def test_clocks_follow_from_counts_and_rates(chip):
     for B_r, B_c, d in ((64, 64, 64), (128, 64, 128), (128, 128, 64)):
@@ -57,11 +52,6 @@ def test_what_the_changes_are_worth(chip):
     assert tweak.before.tensor == tweak.after.tensor and tweak.before.shared == tweak.after.shared
     assert split.serial > 1.3 and split.before.shared > 2 * split.after.shared
     assert split.before.exp == split.after.exp
-
-
-def test_split_k_is_bound_by_shared_memory_on_an_a100():
-    change = time.split(A100, 128, 64, 128)
-    assert (change.before.busiest, change.after.busiest) == ("shared", "tensor")
 
 
 def test_worth_is_a_ratio_of_times():

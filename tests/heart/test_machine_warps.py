@@ -108,14 +108,6 @@ def test_shared_memory_refuses_each_kind_of_race():
             shared.write(warp, "x", 0, 1.0)
 
 
-def test_shares_cover_everything_once():
-    for n in range(12):
-        for W in range(1, 7):
-            parts = [list(range(n))[s] for s in warps.shares(n, W)]
-            assert [x for part in parts for x in part] == list(range(n))
-            assert max(map(len, parts)) - min(map(len, parts)) <= 1
-
-
 @both
 @pytest.mark.parametrize(
     "change, error, named",
