@@ -14,7 +14,7 @@ from typing import Any
 
 import fa2_lab
 
-TORCH = "2.11", "2.15"  # what pyproject.toml and constraints.txt let through
+TORCH = "2.11", "2.13"  # the oldest and the newest that were tested
 OLDEST_GPU = 8.0  # compute capability of those whose tensor cores Triton uses
 FINE = "Nothing is wrong."
 
@@ -185,6 +185,6 @@ def screen(machine: Machine) -> str:
         "GPU": gpu or ("there is one that torch cannot use" if machine.gpu_node else "none"),
         "interpreter": interpreted(machine),
         **{f"causal, d {d}": kernels for d, kernels in machine.kernels.items()},
-        "tested": f"not with {machine.untested}" if machine.untested else "with this Triton" if machine.triton else "",
+        "tested": f"not with {machine.untested}" if machine.untested else "with these versions",
     }
     return "\n".join([*(f"{name:15}{what}" for name, what in rows.items()), "", advice(machine)])
