@@ -12,8 +12,6 @@ from fa2_lab.plots import style
 from fa2_lab.reference import fa2
 from fa2_lab.trace import Trace
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(T: int = 4, B: int = 8, d: int = 4) -> dict:
     """The five products as FA2's Algorithm 2 runs them, with what the meter counts of them on T × T tiles."""
@@ -29,8 +27,6 @@ def data(T: int = 4, B: int = 8, d: int = 4) -> dict:
     added = sum(e.tensor == "dQ" and e.op == "store" and e.j is not None for e in trace.events)
     return dict(T=T, products=products, passes=passes, dq_additions=added)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 #        name: (x, y, width, what is written, kind), in inches
 NODES = {

@@ -14,8 +14,6 @@ from fa2_lab.plots import style
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 
 
@@ -44,9 +42,6 @@ def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
         busy=block.busy("tensor", since=first[1]),
         setting=f"model: H200, d = {d}, tiles of {B_r} rows × 64 keys to a consumer",
     )
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture

@@ -11,8 +11,6 @@ from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
 from fa2_lab.records import recorded
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 BLOCKS = (32, 64, 128, 256)
 
 
@@ -45,8 +43,6 @@ def compiled_spills() -> dict[int, dict[tuple[int, int], int]] | None:
         spills.setdefault(row["d"], {})[row["B_r"], row["B_c"]] = row["spills"]
     return spills
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 SHADES = (0.03, 0.2, 0.4, 0.75)  # of cells that fit on all chips, on all but one, …
 VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too large"}

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared
 from fa2_lab.plots import style
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 10, B_c: int = 4, d: int = 64, itemsize: int = 2) -> dict:
     """The last tile of N keys: which of its rows exist, at which place of its line each chunk lies, how many bytes."""
@@ -20,8 +18,6 @@ def data(N: int = 10, B_c: int = 4, d: int = 64, itemsize: int = 2) -> dict:
     found = offsets * itemsize % LINE_BYTES // CHUNK_BYTES
     return dict(N=N, first=first, places=found, bytes=B_c * d * itemsize)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 ROW, WIDE = 0.25, 1.3
 TEXT, TILE, TOP, CHUNK = 1.75, 3.1, 1.7, 0.26

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 512, B: int = 64) -> dict:
     """Two causal tilings, and the share of tiles computed over N for three block sizes, by formula and counted."""
@@ -30,8 +28,6 @@ def visited_share(tiling: Tiling) -> float:
     """Tiles that are not skipped, over all tiles."""
     return 1 - tiling.counts()[Tile.SKIP] / (tiling.T_r * tiling.T_c)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35), Tile.FULL: style.hue("S")}
 

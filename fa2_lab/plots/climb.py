@@ -11,8 +11,6 @@ from fa2_lab.kernels import ladder
 from fa2_lab.plots import style
 from fa2_lab.records import compared_with, load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 class Rung(NamedTuple):
     """One rung in one shape, without a mask and under the causal mask, in TFLOP/s."""
@@ -38,8 +36,6 @@ def data(N: int = 4096, d: int = 128) -> dict:
     setting = f"{record.made()}; forward, 16,384 tokens, N = {N:,}, d = {d}, {2048 // d} heads"
     return dict(rungs=rungs, peer=(peer, full[peer], causal[peer]), setting=setting)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 NAMED = 1.08  # a factor from which on a jump is named
 JUMPS = {  # what the gain of a rung comes from

@@ -14,9 +14,6 @@ from fa2_lab.plots import style
 from fa2_lab.reference import fa1, fa2
 from fa2_lab.trace import Operation, Trace
 
-# Data -----------------------------------------------------------------------------------------------------------
-
-
 ONLY_FA1 = "scale p v"
 FREE = ("× τ", "+")  # no clocks: × τ is part of the FMA of τ s − m, and the sum into o part of the product's
 
@@ -67,9 +64,6 @@ def step(name: str, tensor: str, ran: Operation, chip: chips.Chip) -> Step:
     """An operation with the clocks that it takes on one SM."""
     rate = {"matmul": chip.tensor_per_clock, "exp": chip.exp_per_clock}.get(ran.kind, chip.fp32_per_clock)
     return Step(name, tensor, ran.operations / rate)
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 class Step(NamedTuple):

@@ -12,8 +12,6 @@ from fa2_lab.machine import grid
 from fa2_lab.plots import backward_graph, style
 from fa2_lab.tiles import Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Visit:
@@ -58,9 +56,6 @@ def visits(
             start = since + products * (placed.start + step)
             found.append(Visit(placed.SM, f"{kind} {n}", start, start + products, i, adds))
     return found
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture

@@ -10,8 +10,6 @@ from fa2_lab.plots import style
 from fa2_lab.reference.dropout import Dropout, sequential_mask
 from fa2_lab.tiles import Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 16, B_r: int = 4, B_c: int = 2, p: float = 0.25, seed: int = 7) -> dict:
     """The mask that each order of the tiles draws, from one running generator and from the keyed one."""
@@ -33,9 +31,6 @@ def keyed_mask(tiling: Tiling, dropout: Dropout, tiles: list[tuple[int, int]]) -
     for i, j in tiles:
         keep[tiling.rows(i), tiling.cols(j)] = dropout.z(tiling.rows(i), tiling.cols(j)) > 0
     return keep
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture

@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 class Place(NamedTuple):
     """One memory of one chip: all of its bytes, and the bytes it delivers in a second where the maker says so."""
@@ -38,8 +36,6 @@ def memories(chip: chips.Chip) -> list[Place]:
         Place("HBM", chip.hbm_bytes, chip.hbm_per_second),
     ]
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 SIDE, ZOOM = 1.75, 14  # inches of the side of HBM; how many times as long the sides under the lens are
 LENS, WORDS, BARS, LONGEST = 2.3, 3.2, 4.25, 0.85  # inches from the left, and of the longest bar

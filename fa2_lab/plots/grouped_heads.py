@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.reference import heads
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(query_heads: int = 8) -> dict:
     """Who reads and who adds, found out by running: disturb one K and see which O move; send one dO and see where."""
@@ -48,8 +46,6 @@ def adders(q: np.ndarray, k: np.ndarray, v: np.ndarray, dO: np.ndarray) -> list[
         pairs += [(h, int(g)) for g in np.flatnonzero(reached)]
     return pairs
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 Pairs = Sequence[tuple[int, int]]  # (query head, key head)
 

@@ -18,8 +18,6 @@ from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 FA2 = "r07_two_loops"  # the rung of the ladder whose counters are shown
 
 
@@ -84,8 +82,6 @@ def moved_by_meter(name: str, N: int, M: int, d: int) -> int:
         {"FA1": fa1, "FA2": fa2}[name].forward(Q, K, V, **block_sizes(name, M, d), trace=trace)
     return trace.hbm_elements
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 Points = Sequence[tuple[int, int]]  # (N or M, elements moved)
 LOOKS = {

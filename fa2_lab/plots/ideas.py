@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def worths() -> list[dict]:
     """Every idea on every problem it was measured on: speed with it over speed without it, in the same run."""
@@ -87,8 +85,6 @@ def folded(summary: str, text: str) -> str:
     """Markdown that opens when it is asked for."""
     return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3)
 

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import causal_tiles, style
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (14, 6, 12)) -> dict:
     """Six masks over N queries and N keys. A mask is a list of (where its rows and columns begin, tiling): packed
@@ -33,8 +31,6 @@ def data(N: int = 32, B: int = 4, left: int = 8, documents: tuple[int, ...] = (1
     }
     return dict(masks=masks, N=N, B=B, row=N * 3 // 4 - 1)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 SINK = -4  # where the sink's column stands, left of the keys
 MEANING = {

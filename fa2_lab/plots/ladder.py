@@ -11,8 +11,6 @@ from fa2_lab.machine import chips, grid, io, warps
 from fa2_lab.plots import style
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 8192, d: int = 64, B: int = 128, heads: int = 32, W: int = 4) -> dict:
     """What each change saves, in closed form: one head, square tiles; `heads` heads at batch 1 on an H100."""
@@ -44,8 +42,6 @@ def through_shared_memory(scheme: str, B: int, d: int, W: int) -> int:
     accesses = warps.tile_accesses(scheme, B, B, d, W)
     return sum(n * warps.BYTES[tensor] for (_, tensor), n in accesses.items())
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 CHAPTER, TEXT, GAUGE, LENGTH, FACTOR = 0.0, 0.42, 3.05, 1.3, 4.5  # inches
 HIGH = 0.46

@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
     """The states of one row's key blocks (d = 1), merged by three orders: pairs (left, right) of node numbers."""
@@ -50,9 +48,6 @@ def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
 
 def _node(state: SoftmaxState, left: int | None = None, right: int | None = None) -> Node:
     return Node(state.m.item(), state.l.item(), state.o.item(), left, right)
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 class Node(NamedTuple):

@@ -15,8 +15,6 @@ from fa2_lab.plots import style
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def small(consumers: int, T: int, **options: Any) -> hopper.Run:
     """The model on `T` tiles of 4 keys, 4 rows to a consumer; only the clocks are those of a real tile."""
@@ -66,8 +64,6 @@ def met(run: Any, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[
         for what, bar in barriers.items()
     }
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 PRODUCER, STAGES, CONSUMERS = (0.03, 0.95), (1.65, 3.35), (4.4, 5.7)  # from where to where, in inches
 LANE, FIRST, HIGH, GAP = 0.9, 0.15, 0.36, 0.75

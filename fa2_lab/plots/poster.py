@@ -20,8 +20,6 @@ from fa2_lab.plots import style
 from fa2_lab.reference import fa2
 from fa2_lab.trace import Trace
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 B_R, B_C, D = 101, 103, 107  # primes, so that a number of elements tells what it is the product of
 UNITS = {
     2 * B_R * B_C * D: "2 B_r B_c d",
@@ -130,8 +128,6 @@ def amounts(meter: LineMeter) -> dict[int, dict[str, Counter]]:
 def term(unit: str, n: int) -> str:
     return unit if n == 1 else f"{n} {unit}"
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 SHEET = (420 / 25.4, 297 / 25.4)  # A3, in inches
 MARGIN, TOP = 0.5, 2.75

@@ -10,8 +10,6 @@ from fa2_lab.machine import chips, splits
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 ALONE = "reading alone"  # of the cache's bytes, as the record calls it
 TILE, STAGES = 64, 4  # of the kernel on Hopper at d = 128
 BEGIN = 8e-6  # seconds that a launch of two kernels takes, with nothing to read
@@ -39,9 +37,6 @@ def data() -> dict:
 def seconds(cache: splits.Cache, n: int, slots: int, speed: splits.Pace) -> float:
     """By the model, with so many programs."""
     return splits.seconds(cache, splits.Shares(cache.tiles, n).blocks(), slots, speed)
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture

@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(heads: int = 32, d: int = 128, width: int = 2) -> dict:
     """Bytes of one layer's tensors over N, and the largest N whose S and P fit each GPU."""
@@ -25,8 +23,6 @@ def data(heads: int = 32, d: int = 128, width: int = 2) -> dict:
     setting = f"One layer, batch 1, {heads} heads, d = {d}, {width} bytes per element"
     return dict(N=N, sizes=sizes, chips=fits, setting=setting)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 GiB = 2**30
 

@@ -8,16 +8,11 @@ from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
     """What program i computes: its rows, the offsets of its tile's elements, and which of them exist."""
     rows = i * B_r + np.arange(B_r)
     return dict(N=N, i=i, rows=rows, offsets=rows[:, None] * d + np.arange(d), exist=rows < N)
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture

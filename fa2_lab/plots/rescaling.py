@@ -12,8 +12,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(exponentials: Sequence[float] = (1, 3, 4, 8), values: Sequence[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
     """One row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
@@ -29,8 +27,6 @@ def data(exponentials: Sequence[float] = (1, 3, 4, 8), values: Sequence[float] =
         ends={"ℓ": [first.l.item(), last.l.item()], "o": [first.o.item(), last.o.item()]},
     )
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 HIGH, STEP = 0.62, 1.0
 TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}

@@ -14,8 +14,6 @@ from fa2_lab.records import Record, load
 from fa2_lab.reference.shards import meeting
 from fa2_lab.tiles import Tile
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 ROUND = "K V once round"
 SIZES = dict(heads=16, kv_heads=16, d=128, causal=True)
 
@@ -82,8 +80,6 @@ def spans(direction: str, ranks: int, rows: int, rank: int, rates: dict) -> list
         start = end
     return found
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 PITCH = 1.3  # from one cell to the next
 LANES = ("kernels", "K V", "dK dV")

@@ -10,8 +10,6 @@ from fa2_lab.plots import style
 from fa2_lab.plots.speed import short
 from fa2_lab.records import Record, load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data() -> dict:
     """What `fa2-lab bench ring` has measured: forward and backward together."""
@@ -51,8 +49,6 @@ def ratio(values: dict, n: int) -> float:
     """How many times as fast as one GPU."""
     return values[name_of(1)][0] / values[name_of(n)][0]
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 MARKERS = {2: "s", 4: "o", 8: "D"}
 

@@ -14,8 +14,6 @@ from fa2_lab.plots import style
 from fa2_lab.plots.speed import apart
 from fa2_lab.records import Record, load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 DRAM = ("DRAM bytes read", "DRAM bytes written")
 SHOWN = ("00", "01", "02", "03", "05", "08")  # rungs; the others would lie on top of these
 
@@ -54,8 +52,6 @@ def counted(record: Record, d: int, counters: tuple[str, ...] = DRAM) -> dict[st
         raise ValueError(f"d: got {d}; the recorded ladder has no DRAM counters for it: {'; '.join(reasons) or 'none'}")
     return found
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 LABELS_APART = 0.085  # decades, so that two lines of text do not touch
 

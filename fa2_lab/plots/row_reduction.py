@@ -12,8 +12,6 @@ from fa2_lab.machine.layouts import Owners, parse
 from fa2_lab.plots import style
 from fa2_lab.records import compiled_by, layouts_record
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(row: int = 21, shape: tuple[int, int] = (64, 128)) -> dict:
     """Owners of what one wgmma computes, as compiled, and the maximum that each lane of a row knows step by step."""
@@ -28,8 +26,6 @@ def data(row: int = 21, shape: tuple[int, int] = (64, 128)) -> dict:
         known.append(np.maximum(known[-1], known[-1][np.searchsorted(lanes, lanes ^ step)]))
     return dict(owners=owners, row=row, scores=scores, known=known, made=compiled_by(record))
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 OBSERVED = "Observed (read from the compiled kernel)"
 LEFT, WIDE, HIGH = 0.95, 4.2, 1.5  # the whole accumulator, in inches

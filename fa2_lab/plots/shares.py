@@ -9,15 +9,11 @@ from fa2_lab.machine import splits
 from fa2_lab.machine.splits import Shares
 from fa2_lab.plots import style
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data() -> dict:
     """Five heads of 10, 3, 0, 12 and 2 tiles for four programs."""
     return dict(cut=splits.Shares((10, 3, 0, 12, 2), 4))
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 H = 0.62  # height of a tile
 

@@ -9,8 +9,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 CONTESTANTS = ("fa2_lab", "fa2_lab portable", "FlashAttention-3", "FlashAttention-4", "cuDNN", "FlexAttention")
 CONTESTANTS += ("torch flash", "flash_attn")
 BASELINE = "torch flash"
@@ -32,8 +30,6 @@ def data() -> dict:
     setting = f"{record.made()}; 16,384 tokens, hidden size 2,048; {BASELINE} is FlashAttention-2 in torch"
     return dict(panels=panels, gemm=record.ceilings["GEMM TFLOP/s"], baseline=BASELINE, setting=setting)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
 LOOKS = {

@@ -13,8 +13,6 @@ from fa2_lab.reference import naive
 from fa2_lab.reference.online_softmax import SoftmaxState
 from fa2_lab.tiles import Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, seed: int = 35) -> dict:
     """One row block's state after each key block, and α; of o and O the first component."""
@@ -33,9 +31,6 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
         state = after
     O, _ = naive.forward(Q, K, V, tau=1.0)
     return dict(row=row, O=O[:, 0]) | {name: np.stack(values) for name, values in seen.items()}
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture

@@ -12,8 +12,6 @@ from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared, bank_confli
 from fa2_lab.plots import style
 from fa2_lab.records import compiled_by, layouts_record
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(chunk: int = 2, itemsize: int = 2) -> dict:
     """The place of every chunk in lines of eight, rows one after the other and swizzled; what a read of each costs."""
@@ -36,8 +34,6 @@ def as_xor(layout: Shared, shape: Sequence[int], itemsize: int) -> bool:
     rows, chunks = np.indices(where.shape)
     return bool((where == (chunks % places ^ rows % places)).all())
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 

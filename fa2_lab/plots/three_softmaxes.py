@@ -11,8 +11,6 @@ from matplotlib.figure import Figure
 from fa2_lab.plots import style
 from fa2_lab.reference import naive
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 Rounding = Callable[[np.ndarray], np.ndarray]  # float64 to the nearest number of another type
 
 
@@ -84,8 +82,6 @@ def softmax_errors(normal: np.ndarray, scales: np.ndarray, to: Rounding) -> dict
             errors[name].append(np.abs(way["p"] - exact).sum(axis=-1).max())
     return {name: np.array([float(f"{x:.3g}") for x in values]) for name, values in errors.items()}
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 METHODS = {  # the widest line lies below
     "safe": dict(color=style.WORKERS[3], linewidth=4.5),

@@ -6,8 +6,6 @@ from fa2_lab.machine import chips, grid, hopper
 from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
 from fa2_lab.tiles import CAUSAL, Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 16384, d: int = 128, heads: int = 16, at_once: int = 4, B_r: int = 128) -> dict:
     """Causal row blocks on 132 SMs, shared out in two orders, or handed out in the second: `at_once` heads abreast."""

@@ -11,8 +11,6 @@ from matplotlib.ticker import FuncFormatter, NullLocator
 from fa2_lab.plots import style
 from fa2_lab.records import Record, load
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 # Whose line is whose in the records: rungs of the ladder, and contestants of the grids over N.
 RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1"}
 OVER_N = {"FA2": "torch flash", "ours": "fa2_lab"}
@@ -42,8 +40,6 @@ def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
             found[p["N_q"]] = row.values[name][0]
     return sorted(found.items())
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 Points = Sequence[tuple[int, float]]
 LOOKS = {

@@ -13,8 +13,6 @@ from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
 from fa2_lab.plots import style
 from fa2_lab.plots.pipes import small
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 FOUR_WAYS = {
     "Neither": (hopper.in_sequence, SHARED),
     "Within: P V of the tile before under the exponentials": (hopper.look_ahead, SHARED),
@@ -38,8 +36,6 @@ def owner(job: Any) -> int | None:
     """The number of the consumer whose job it is; copies are nobody's."""
     return int(job.actor.split()[1]) if job.actor.startswith("consumer") else None
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 HUE = {"S": "S", "PV": "O", "P": "P"}
 LANES = (("copy", None), ("tensor", 0), ("tensor", 1), ("exp", 0), ("exp", 1))

@@ -13,8 +13,6 @@ from fa2_lab.reference import fa1, fa2
 from fa2_lab.tiles import cdiv
 from fa2_lab.trace import Event, Trace
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
     """What the meter sees of FA1 and FA2 on the same small problem."""
@@ -25,9 +23,6 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
         stage.forward(Q, K, V, B_r=B_r, B_c=B_c, trace=trace)
         events[name] = trace.events
     return dict(T_r=cdiv(N, B_r), T_c=cdiv(N, B_c), events=events)
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture
@@ -73,7 +68,7 @@ def _timeline(ax: Axes, log: Sequence[Event], longest: int) -> None:
     lanes = [tensor for tensor in "QKVOlmL" if any(e.tensor == tensor for e in log)]
     for time, event in enumerate(log):
         lane, color = lanes.index(event.tensor), style.hue(event.tensor)
-        look = dict(edgecolor=color, linewidth=0.7)
+        look = dict(edgecolor=color, linewidth=0.7, linestyle=style.DASHED if event.tensor == "l" else "-")
         style.box(ax, time, lane - 0.38, 1, 0.76, fill=color if event.op == "load" else style.PAPER, **look)
     for lane, tensor in enumerate(lanes):
         total = sum(e.elements for e in log if e.tensor == tensor)

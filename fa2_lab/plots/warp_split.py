@@ -14,8 +14,6 @@ from fa2_lab.machine import warps
 from fa2_lab.plots import style
 from fa2_lab.tiles import Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(B_r: int = 128, B_c: int = 128, d: int = 64, W: int = 4) -> dict:
     """What one more tile adds to the shared-memory counts of a thread block that runs under either scheme."""
@@ -36,8 +34,6 @@ def _block(run: Any, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.Sh
     Q, (K, V) = rng.standard_normal((B_r, d)), rng.standard_normal((2, tiles * B_c, d))
     return run(Q, K, V, Tiling(B_r, tiles * B_c, B_r, B_c), 0, W).shared
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 NAMES = {"split_k": "Split-K (FA1): a warp takes keys", "split_q": "Split-Q (FA2): a warp takes queries"}
 HUE_OF = {"max": "m", "sum": "l", "PV": "O"}  # what crosses shared memory, in the hue of what it becomes

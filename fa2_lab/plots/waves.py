@@ -13,8 +13,6 @@ from fa2_lab.machine.grid import Schedule
 from fa2_lab.plots import style
 from fa2_lab.tiles import Mask, Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     """FA1 and FA2 at batch 1 on an H100, one resident block to an SM: without a mask, then causal in both orders."""
@@ -33,8 +31,6 @@ def data(heads: int = 32, N: int = 2048, B: int = 128) -> dict:
     )
     return dict(ran=ran, caption=caption)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 MANY = 1500  # blocks that no eye can tell apart
 

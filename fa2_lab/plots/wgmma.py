@@ -10,8 +10,6 @@ from matplotlib.figure import Figure
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 DEEP = 16  # of the dimension that is summed, in one instruction, for numbers of 16 bits
 SHARED, REGISTERS = "shared memory", "registers"
 
@@ -25,8 +23,6 @@ def data(d: int = 128, B_c: int = 128) -> dict:
     ]
     return dict(products=products, deep=DEEP, warps=warps)
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 SIZE = 1 / 100  # inches for an element
 LEFTS, HIGH = (0.05, 2.05, 4.3), 1.95

@@ -12,8 +12,6 @@ from fa2_lab.machine import grid
 from fa2_lab.plots import style
 from fa2_lab.tiles import Mask, Tiling
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(T: int = 4, B: int = 64) -> dict:
     """Who owns which tile, and who adds into which dQ, on a square of T × T tiles."""
@@ -21,8 +19,6 @@ def data(T: int = 4, B: int = 64) -> dict:
     owners = {(way, c): grid.owners(t, way) for way in ("forward", "backward") for c, t in tilings.items()}
     return dict(owners=owners, dq_writers={causal: grid.dq_writers(tiling) for causal, tiling in tilings.items()})
 
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 WIDER, DEEPER = 2.55, 0.85  # room beside the tiles for O or dQ, below them for dK and dV
 

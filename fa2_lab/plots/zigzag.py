@@ -12,8 +12,6 @@ from fa2_lab.machine import ring
 from fa2_lab.plots import style
 from fa2_lab.reference.shards import LAYOUTS, even_lengths, pieces
 
-# Data -----------------------------------------------------------------------------------------------------------
-
 
 def data(ranks: int = 4, N: int = 131072, B: int = 128) -> dict:
     """Who computes which pair of pieces, and the tiles of each rank, counted for one head of real size."""
@@ -29,9 +27,6 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
         for place in places:
             rank_of[place] = rank
     return np.where(np.tri(2 * ranks, dtype=bool), rank_of[:, None], -1)
-
-
-# Drawing --------------------------------------------------------------------------------------------------------
 
 
 @style.picture
