@@ -104,7 +104,7 @@ def _matrix(ax: Axes, tensor: str, name: str, x: float, y: float, w: float, h: f
     for k in range(W):
         place, chip = _part(k, W, x, y, w, h)[split]
         style.tensor_box(ax, *place, tensor, linewidth=1)
-        style.box(ax, chip[0] - 0.3, chip[1] - 0.3, 0.6, 0.6, f"{k + 1}", style.worker(k))
+        style.box(ax, chip[0] - 0.3, chip[1] - 0.3, 0.6, 0.6, f"{k + 1}", style.worker(k), zorder=2.5)
 
 
 def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, tuple]:
