@@ -15,12 +15,13 @@ import copy
 import functools
 import inspect
 from operator import is_
+from typing import Any
 
 from triton import knobs
 from triton.runtime import driver
 
 
-def relaunch(compiled, grid, stream, arguments, described=0, pointers=0):
+def relaunch(compiled: Any, grid: Any, stream: Any, arguments: Any, described: int = 0, pointers: int = 0) -> Any:
     """What launches `compiled` from now on, called with (stream, addresses); None where that cannot be.
 
     The first arguments are so many tensor descriptors, then so many pointers; all others stay as they are.
@@ -34,7 +35,7 @@ def relaunch(compiled, grid, stream, arguments, described=0, pointers=0):
 class Relaunch:
     """One launch, written down."""
 
-    def __init__(self, compiled, grid, stream, arguments, described, pointers):
+    def __init__(self, compiled: Any, grid: Any, stream: Any, arguments: Any, described: int, pointers: int) -> None:
         self.compiled = compiled  # while it lives, the GPU keeps its code
         arguments = [*arguments, *[None] * (len(compiled.src.fn.arg_names) - len(arguments))]
         handed = handed_over(compiled, grid, stream, arguments)
@@ -49,7 +50,7 @@ class Relaunch:
         self.base = [None if type(x).__name__ == "HookChain" else x for x in base]
         self.rest = [*map(plain, own[described + pointers :])]  # and no tensor is kept alive
 
-    def __call__(self, stream, addresses):
+    def __call__(self, stream: Any, addresses: Any) -> None:
         base = self.base.copy()
         base[3] = stream
         for at, hook in self.hooks:
@@ -66,7 +67,7 @@ class Relaunch:
             self.launcher(*base, *own)
 
 
-def handed_over(compiled, grid, stream, arguments) -> list:
+def handed_over(compiled: Any, grid: Any, stream: Any, arguments: list) -> list:
     """What Triton would hand to its `launch` for these arguments: a copy of what calls it is given a list instead."""
     run, seen = copy.copy(compiled.run), []
     run.launch = lambda *everything: seen.extend(everything)
@@ -75,28 +76,28 @@ def handed_over(compiled, grid, stream, arguments) -> list:
     return seen
 
 
-def as_given(handed, arguments) -> bool:
+def as_given(handed: Any, arguments: Any) -> bool:
     """Whether these are the arguments themselves, in their order."""
     return isinstance(handed, (list, tuple)) and len(handed) == len(arguments) and all(map(is_, handed, arguments))
 
 
-def plain(x):
+def plain(x: Any) -> Any:
     """A tuple of any kind, and those in it, as Python's own: it is taken apart three times as fast."""
     return tuple(map(plain, x)) if isinstance(x, tuple) else x
 
 
-def innermost(launch, described: int):
+def innermost(launch: Any, described: int) -> Any:
     """The driver's function in C, which takes no descriptors."""
     return inspect.getclosurevars(launch).nonlocals["launcher"] if described else launch
 
 
-def encoder(described, meta):
+def encoder(described: Any, meta: Any) -> Any:
     """The function from an address to what `launch` puts in a descriptor's place; it keeps the last 64."""
     from triton.backends.nvidia.driver import TMA_DTYPE_DEVICE_TO_HOST
 
     utils = driver.active.utils
     encode = getattr(utils, "fill_tma_descriptor_tiled", None) or utils.fill_tma_descriptor  # its name before 3.7
-    fixed = meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["block_size"]
+    fixed: tuple = meta["swizzle"], meta["elem_size"], TMA_DTYPE_DEVICE_TO_HOST[meta["elem_type"]], meta["block_size"]
     fixed += described.shape, described.strides, 0
     sizes = *described.shape, *described.strides
     return functools.lru_cache(64)(lambda address: (encode(address, *fixed), *sizes))

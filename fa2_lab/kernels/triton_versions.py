@@ -95,13 +95,13 @@ def newest_names() -> None:
         triton.aggregate = aggregate
 
 
-def atomic_add():
+def atomic_add() -> Any:
     """tma.async_atomic_add: have the copy engine add a tile of shared memory to HBM."""
     from triton._C.libtriton import ir
     from triton.experimental.gluon.language._core import builtin
 
     @builtin
-    def async_atomic_add(described, at, tile, _semantic=None):
+    def async_atomic_add(described: Any, at: Any, tile: Any, _semantic: Any = None) -> None:
         at = _semantic._convert_to_ir_values(at, require_i64=False)
         kind = ir.DESCRIPTOR_REDUCE_KIND.ADD
         _semantic.builder.create_async_tma_reduce(kind, described.handle, at, tile.handle)
@@ -109,16 +109,16 @@ def atomic_add():
     return async_atomic_add
 
 
-def aggregate(cls):
+def aggregate(cls: Any) -> Any:
     """triton.aggregate: a class of annotated fields, which go through a kernel together under one name."""
     constexpr, fields = triton.language.constexpr, cls.__annotations__
 
-    def __init__(self, *values, **named):
+    def __init__(self: Any, *values: Any, **named: Any) -> None:
         values = *values, *(named[name] for name in list(fields)[len(values) :])
         for (name, annotation), value in zip(fields.items(), values, strict=True):
             setattr(self, name, constexpr(value) if annotation is constexpr else value)
 
-    __init__.__triton_builtin__ = True  # Triton must not look in it for code to compile
+    vars(__init__)["__triton_builtin__"] = True  # Triton must not look in it for code to compile
     cls.__init__ = __init__
     return triton.language.core._aggregate(cls)
 
@@ -146,7 +146,7 @@ def quicken() -> None:
         rooms, is_builtin = (language, language.core), language.core.is_builtin
 
         @wraps(replace_all)
-        def replace_once(function):
+        def replace_once(function: Any) -> Any:
             """What undoes the replacements when `function` ends: nothing, where its caller has made them."""
             seen = [room for room in rooms if any(x is room for x in function.__globals__.values())]
             first = not seen or any(is_builtin(room.load) for room in seen)  # Triton's own `load` is there still
