@@ -76,17 +76,16 @@ PIECES = {
 
 
 class live:
-    """`live("algorithm1")` at the end of a cell. `still` is the drawn picture that stands in its place."""
+    """`live("algorithm1")` at the end of a cell."""
 
-    def __init__(self, name: str, still: tuple | None = None):
+    def __init__(self, name: str):
         if name not in PIECES:
             raise ValueError(f"name: got {name!r}; it takes one of {', '.join(PIECES)}")
         self.name, self.piece = name, PIECES[name]
-        self.still = still
 
     def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> tuple[dict, dict]:
         drawing = import_module(f"fa2_lab.plots.{self.piece.still}")
-        shown, _ = show(self.still or drawing.draw(**drawing.data()))._repr_mimebundle_()
+        shown, _ = show(drawing.draw(**drawing.data()))._repr_mimebundle_()
         words = f"{self.piece.title}. {self.piece.sentence}"
         still = f'<div class="still">{shown["text/html"]}<p>{escape(words)}</p></div>'
         frame = self.frame() if (FOLDER / f"{self.name}.html").is_file() else ""

@@ -29,7 +29,8 @@ class show:
         shown += f'<p style="max-width:{width}px">{escape(caption)}</p>' if caption else ""
         return {"text/html": shown, "text/plain": " ".join(filter(None, ["[figure]", caption, self.alt]))}, {}
 
-    def png(self) -> bytes:
+    def png(self) -> str:
+        """The picture as PNG, in letters."""
         full, png = BytesIO(), BytesIO()
         self.figure.savefig(full, format="png", dpi=192)
         Image.open(full).convert("RGB").quantize(256).save(png, format="png", optimize=True)  # a third of the bytes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +21,7 @@ SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
 HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
+FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # a live piece comes when it is run: its still is recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
 
@@ -90,6 +92,11 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         error = f"{failure.ename}: {failure.evalue}"
     except Exception as failure:  # the kernel has died
         error = f"{type(failure).__name__}: {failure}"
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            for output in cell.outputs:
+                if "text/html" in output.get("data", {}):
+                    output.data["text/html"] = FRAME.sub("", output.data["text/html"])
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     code = sum(c.cell_type == "code" for c in notebook.cells)
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)

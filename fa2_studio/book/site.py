@@ -16,13 +16,14 @@ import nbformat
 from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
-from fa2_lab.tools import files, ladder
-from fa2_studio.book import reach
-from fa2_studio.book.chapters import NOTEBOOKS, PARTS, Chapter, written
+from fa2_lab.tools import files
+from fa2_studio.book import front, reach
+from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="(data:image/png;base64,[^"]*)">')  # of plots/show.py
+LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)">')  # of plots/live.py
 PAGES = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
@@ -39,6 +40,7 @@ SETTINGS = {
     "html_static_path": [str(LOOKS)],
     "html_css_files": ["site.css"],
     "html_js_files": ["site.js"],
+    "html_favicon": str(FIGURES / "mark.svg"),
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "html_copy_source": False,
@@ -69,6 +71,7 @@ def render(folder: Path) -> Path:
             app.build()
         shutil.copytree(pages, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".buildinfo", "objects.inv"))
     shutil.copytree(FIGURES, folder / "figures", dirs_exist_ok=True, ignore=shutil.ignore_patterns("data", "*.md"))
+    files.write(folder / "figures" / "preview.png", front.preview())
     return folder / "index.html"
 
 
@@ -114,7 +117,9 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
             look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
             for output in cell.outputs:
                 shown = output.get("data", {}).get("text/html", "")
-                if (found := PICTURE.search(shown)) and (file := drawn().get(unescape(found[1]))):
+                if found := LIVE.search(shown):
+                    output.data = {"text/html": front.framed(found[1])}
+                elif (found := PICTURE.search(shown)) and (file := drawn().get(unescape(found[1]))):
                     output.data["text/html"] = shown.replace(found[2], f"figures/{file}")  # it knows dark pages
             cell.metadata.update(tags=tags, mystnb=look)
 
@@ -184,44 +189,14 @@ def with_links(text: str, at: Path) -> str:
 
 
 def index() -> str:
-    """The first page: one picture, one sentence, three ways in, the chapters by part, and the ladder."""
-    parts = {title: [c for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
-    shown = [f"## {title}\n\n" + "\n".join(map(entry, chapters)) for title, chapters in parts.items() if chapters]
-    toc = [tree(title, [c.name for c in chapters]) for title, chapters in parts.items() if chapters]
+    """The first page, and the table of contents."""
+    parts = {title: [c.name for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
+    toc = [tree(title, names) for title, names in parts.items() if names]
     toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in PAGES])]
-    hero = f"![{described('hero')}](figures/hero.svg)"
-    record = ladder.load(ladder.SUITE)
-    climb = [LADDER, f"![{described('climb')}](figures/climb.svg)", "\n".join(ladder.markdown(record))]
-    sections = [TITLE, hero, WELCOME, *shown, *climb, "## What runs where", reach.table(), POSTERS, *toc]
-    return "\n\n".join(sections) + "\n"
+    return front.index(assignments(), toc, with_links(LICENCE, files.ROOT))
 
 
-def described(picture: str) -> str:
-    """The text that a picture carries in itself."""
-    return ElementTree.parse(FIGURES / f"{picture}.svg").findtext("{http://www.w3.org/2000/svg}desc", "").strip()
-
-
-TITLE = "# FlashAttention-2, line by line"
-WELCOME = """Standard attention writes down every score. FlashAttention-2 keeps one small tile of them at a time, and
-its answer is the same. This book builds it in small steps: NumPy first, then Triton kernels, then kernels for NVIDIA's
-Hopper GPUs. Every step was run, and every result was checked against plain attention in float64.
-
-- **To understand it:** [begin with the map](00_start.ipynb). Matrix products are all that you need.
-- **To teach it:** [nine assignments](assignments/1_online_softmax.ipynb) that grade themselves, without a GPU.
-- **To change a kernel:** [Triton, forward](08_triton_forward.ipynb), then [the workshop](11_workshop.ipynb)."""
-
-LADDER = """## The ladder of kernels
-
-One file for each change, from three kernels with S in HBM to a kernel for Hopper."""
-
-POSTERS = """## On one sheet
-
-<a href="figures/poster_forward.pdf">The forward pass</a> and
-<a href="figures/poster_backward.pdf">the backward pass</a>, each on A3."""
-
-
-def entry(chapter: Chapter) -> str:
-    return f"- [{chapter.number} · {chapter.title}]({chapter.name}.ipynb): {chapter.question}"
+LICENCE = "Code: [MIT](LICENSE). Text and pictures: [Creative Commons Attribution 4.0](LICENSE-TEXT)."
 
 
 def tree(caption: str, names: list[str]) -> str:

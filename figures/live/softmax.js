@@ -20,6 +20,39 @@ form.innerHTML = [
 ].join("");
 const transport = new Transport($("transport"), { draw, dwell: (t) => (run[t].rises ? 1800 : 1000) });
 
+// What can be touched stays, also while it is dragged; all other marks are drawn anew.
+const marks = shape(stage, "g");
+const handles = upTo(N).map((c) => {
+  const range = { "aria-valuemin": LOW, "aria-valuemax": HIGH, "aria-label": `score of key ${c + 1}` };
+  const handle = shape(stage, "circle", { r: 9, tabindex: 0, role: "slider", ...range });
+  handle.addEventListener("pointerdown", (event) => drag(event, c));
+  handle.addEventListener("keydown", (event) => press(event, c));
+  handle.addEventListener("touchstart", (event) => event.preventDefault(), { passive: false }); // a drag, no scrolling
+  const button = {
+    class: "number",
+    tabindex: 0,
+    role: "button",
+    "aria-label": `hide key ${c + 1}`,
+    "data-key": `n${c}`,
+  };
+  const number = shape(stage, "g", button);
+  shape(number, "rect", { x: -14, y: 5, width: 28, height: 22, rx: 6 });
+  shape(number, "text", { y: 20, class: "small middle" }, " ");
+  number.addEventListener("click", () => hide(c));
+  number.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    event.preventDefault();
+    hide(c);
+  });
+  return [handle, number];
+});
+
+function hide(c) {
+  hidden[c] = !hidden[c];
+  prepare();
+  transport.show();
+}
+
 function prepare() {
   const row = scores.map((s, c) => (hidden[c] ? -Infinity : s));
   run = online(row, VALUES.map((v) => [v]), keyBlocks(set.order, N, set.B)); // prettier-ignore
@@ -57,29 +90,27 @@ const weightY = (w) => place.bottom - w * (place.bottom - place.mid - 26);
 function draw(t) {
   if (!stage.clientWidth) return; // not laid out yet
   const step = run[t];
-  const focused = document.activeElement?.dataset?.key;
-  stage.replaceChildren();
+  marks.replaceChildren();
   measure();
   drawAxes(step);
   for (const c of upTo(N)) drawKey(step, c);
   drawState(step);
   write($("say"), sentence(step));
   $("note").textContent = answer(step);
-  if (focused !== undefined) stage.querySelector(`[data-key="${focused}"]`)?.focus();
 }
 
 function drawAxes(step) {
   const { left, width, stateX, narrow, mid, bottom } = place;
   const right = narrow ? width : stateX - 24;
-  shape(stage, "line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" });
-  shape(stage, "line", { x1: left, x2: right, y1: mid, y2: mid, class: "axis" });
-  shape(stage, "text", { x: 2, y: place.top + 16, class: "letter" }, "s");
-  shape(stage, "text", { x: 2, y: mid + 28, class: "letter" }, step.op === "end" ? "P" : "p");
-  shape(stage, "text", { x: 2, y: place.keys, class: "letter" }, "v");
+  shape(marks, "line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "axis" });
+  shape(marks, "line", { x1: left, x2: right, y1: mid, y2: mid, class: "axis" });
+  shape(marks, "text", { x: 2, y: place.top + 16, class: "letter" }, "s");
+  shape(marks, "text", { x: 2, y: mid + 28, class: "letter" }, step.op === "end" ? "P" : "p");
+  shape(marks, "text", { x: 2, y: place.keys, class: "letter" }, "v");
   if (step.m === -Infinity) return;
   const y = scoreY(step.m);
-  shape(stage, "line", { x1: left, x2: right, y1: y, y2: y, class: "maximum" });
-  shape(stage, "text", { x: left, y: y - 5, class: "small" }, `m = ${show(step.m)}`);
+  shape(marks, "line", { x1: left, x2: right, y1: y, y2: y, class: "maximum" });
+  shape(marks, "text", { x: left, y: y - 5, class: "small" }, `m = ${show(step.m)}`);
 }
 
 function drawKey(step, c) {
@@ -87,22 +118,10 @@ function drawKey(step, c) {
   const { column, mid, bottom, keys } = place;
   const here = step.block.includes(c);
   const seen = step.weights[c] !== null;
-  if (here) shape(stage, "rect", { x: x - column / 2, y: 2, width: column, height: bottom, class: "here" });
+  if (here) shape(marks, "rect", { x: x - column / 2, y: 2, width: column, height: bottom, class: "here" });
+  drawHandle(c, x, seen || here);
   if (!hidden[c]) {
-    shape(stage, "line", { x1: x, x2: x, y1: mid, y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
-    const label = `score of key ${c + 1}`;
-    const range = { "aria-valuemin": LOW, "aria-valuemax": HIGH, "aria-valuenow": scores[c].toFixed(1) };
-    const at = {
-      cx: x,
-      cy: scoreY(scores[c]),
-      r: 9,
-      class: `grab${seen || here ? " on" : ""}`,
-      tabindex: 0,
-      role: "slider",
-    };
-    const e = shape(stage, "circle", { ...at, ...range, "aria-label": label, "data-key": c });
-    e.addEventListener("pointerdown", (event) => drag(event, c));
-    e.addEventListener("keydown", (event) => press(event, c));
+    shape(marks, "line", { x1: x, x2: x, y1: mid, y2: scoreY(scores[c]), class: seen || here ? "stem on" : "stem" });
     shape(
       stage,
       "text",
@@ -112,10 +131,10 @@ function drawKey(step, c) {
   }
   if (seen) {
     const y = weightY(step.weights[c]);
-    shape(stage, "rect", { x: x - column * 0.32, y, width: column * 0.64, height: bottom - y, class: "weight" });
+    shape(marks, "rect", { x: x - column * 0.32, y, width: column * 0.64, height: bottom - y, class: "weight" });
     if (step.op === "shrink" && step.rises) {
       const was = weightY(step.weights[c] / step.alpha);
-      shape(stage, "rect", {
+      shape(marks, "rect", {
         x: x - column * 0.32,
         y: was,
         width: column * 0.64,
@@ -123,35 +142,22 @@ function drawKey(step, c) {
         class: "ghost",
       });
     }
-    shape(stage, "text", { x, y: y - 4, class: "small middle" }, show(step.weights[c]));
+    shape(marks, "text", { x, y: y - 4, class: "small middle" }, show(step.weights[c]));
   }
-  drawNumber(c, x);
-  shape(stage, "text", { x, y: keys, class: "small middle" }, show(VALUES[c], 1));
+  shape(marks, "text", { x, y: keys, class: "small middle" }, show(VALUES[c], 1));
 }
 
-/** A key's number is a button that hides it. */
-function drawNumber(c, x) {
-  const e = shape(stage, "g", {
-    tabindex: 0,
-    role: "button",
-    "aria-pressed": hidden[c],
-    "data-key": `n${c}`,
-    class: "number",
-  });
-  e.setAttribute("aria-label", `hide key ${c + 1}`);
-  shape(e, "rect", { x: x - 14, y: place.bottom + 5, width: 28, height: 22, rx: 6 });
-  shape(e, "text", { x, y: place.bottom + 20, class: "small middle" }, hidden[c] ? "−∞" : String(c + 1));
-  const hide = () => {
-    hidden[c] = !hidden[c];
-    prepare();
-    transport.show();
-  };
-  e.addEventListener("click", hide);
-  e.addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" && event.key !== " ") return;
-    event.preventDefault();
-    hide();
-  });
+/** The handle of a score, and the number below it. */
+function drawHandle(c, x, on) {
+  const [handle, number] = handles[c];
+  handle.style.display = hidden[c] ? "none" : "";
+  handle.setAttribute("cx", x);
+  handle.setAttribute("cy", scoreY(scores[c]));
+  handle.setAttribute("class", on ? "grab on" : "grab");
+  handle.setAttribute("aria-valuenow", scores[c].toFixed(1));
+  number.setAttribute("transform", `translate(${x} ${place.bottom})`);
+  number.setAttribute("aria-pressed", hidden[c]);
+  number.lastChild.textContent = hidden[c] ? "−∞" : String(c + 1);
 }
 
 function drawState(step) {
@@ -165,14 +171,14 @@ function drawState(step) {
   rows.forEach(([name, v, share, hue], k) => {
     const top = y + k * (narrow ? 28 : 42);
     const length = v === -Infinity ? 0 : Math.max(0, Math.min(1, share(v))) * (w - 92);
-    shape(stage, "text", { x, y: top + 15, class: "letter" }, name);
-    shape(stage, "rect", { x: x + 24, y: top + 2, width: length, height: 16, class: `bar-${hue}` });
-    shape(stage, "text", { x: x + w, y: top + 15, class: "end" }, show(v));
+    shape(marks, "text", { x, y: top + 15, class: "letter" }, name);
+    shape(marks, "rect", { x: x + 24, y: top + 2, width: length, height: 16, class: `bar-${hue}` });
+    shape(marks, "text", { x: x + w, y: top + 15, class: "end" }, show(v));
   });
   const pill = step.op === "start" || step.op === "end" ? "" : `α = ${show(step.alpha)}`;
   const top = narrow ? y + 106 : y + 150;
-  if (step.rises) shape(stage, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
-  shape(stage, "text", { x: x + 12, y: top, class: step.rises ? "strong" : "small" }, pill);
+  if (step.rises) shape(marks, "rect", { x, y: top - 18, width: 96, height: 26, rx: 13, class: "pill" });
+  shape(marks, "text", { x: x + 12, y: top, class: step.rises ? "strong" : "small" }, pill);
 }
 
 function sentence(step) {
@@ -212,12 +218,13 @@ function move(c, s) {
 function drag(event, c) {
   event.preventDefault();
   transport.pause();
+  const handle = event.target;
+  handle.setPointerCapture(event.pointerId);
+  handle.focus();
   const start = { y: event.clientY, s: scores[c] };
   const scale = (HIGH - LOW) / (place.mid - 22 - place.top);
-  stage.setPointerCapture(event.pointerId); // the circle itself is drawn anew at every move
-  stage.onpointermove = (e) => move(c, start.s + (start.y - e.clientY) * scale);
-  stage.onpointerup = stage.onpointercancel = () => (stage.onpointermove = null);
-  stage.querySelector(`[data-key="${c}"]`).focus();
+  handle.onpointermove = (e) => move(c, start.s + (start.y - e.clientY) * scale);
+  handle.onpointerup = handle.onpointercancel = () => (handle.onpointermove = null);
 }
 
 function press(event, c) {

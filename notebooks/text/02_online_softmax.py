@@ -26,6 +26,7 @@ from itertools import permutations
 import numpy as np
 
 from fa2_lab.plots import merge_orders, rescaling, state_stream
+from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
 from fa2_lab.reference.naive import logsumexp, safe_softmax
@@ -164,6 +165,13 @@ for n in (3, 6, 9, 12):
 
 # %%
 show(state_stream.draw(**state_stream.data()))
+
+# %% [markdown]
+# Now do it yourself, on one row. Drag a score above the line m and step over its block: everything before it shrinks by one
+# factor. Hide all keys, and see what the last step must do.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("softmax")
 
 # %% [markdown]
 # **Takeaway.** Softmax can be finished at any time for the keys seen so far. The state does not grow with their number.

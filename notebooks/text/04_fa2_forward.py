@@ -366,7 +366,11 @@ show(causal_tiles.draw(**causal_tiles.data()))
 # - Tweak 2: $L = m + \log \ell$ is all that the backward pass needs.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
 #
-# [The poster](../figures/poster_forward.pdf) has Algorithm 1 on one sheet.
+# [The poster](../figures/poster_forward.pdf) has Algorithm 1 on one sheet. And here you choose the sizes: find a tile that
+# moves less than 128 × 64 and still fits on the chip.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("tiles")
 
 # %% [markdown]
 # ## Exercises

@@ -25,6 +25,7 @@ import numpy as np
 
 from fa2_lab.errata.cases import central_differences
 from fa2_lab.plots import backward_graph
+from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads, naive
 from fa2_lab.reference.naive import safe_softmax
@@ -203,8 +204,13 @@ print(f"after the race {stored[0, 0]:.6f}, the sum of the parts {sum(parts)[0, 0
 # **One part.** That of the worker that stores last. The others are lost.
 # </details>
 #
-# This is called a *race*. Load, add, store are three steps, and another worker can come between them.
-#
+# This is called a *race*. Load, add, store are three steps, and another worker can come between them. Step through it:
+# without a mask all workers add into the same block of dQ at once. Then try the causal mask, and two passes.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("backward")
+
+# %% [markdown]
 # **Takeaway.** Either the three steps become one, or each sum gets a single worker.
 
 # %% [markdown]

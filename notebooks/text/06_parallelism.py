@@ -26,6 +26,7 @@ import numpy as np
 
 from fa2_lab.machine import chips, grid, io
 from fa2_lab.plots import waves, workers
+from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa2, heads
 from fa2_lab.reference.naive import safe_softmax
@@ -290,6 +291,12 @@ for name, order in (("row by row", costs), ("heaviest first", sorted(costs, reve
 
 # %%
 show(waves.draw(**waves.data()))
+
+# %% [markdown]
+# Here you choose the SMs, the heads and the mask. For which numbers of SMs does the order make no difference?
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("timetable")
 
 # %% [markdown]
 # **Takeaway.** If thread blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.

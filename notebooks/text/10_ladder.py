@@ -30,6 +30,7 @@ from IPython.display import Markdown
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import chips, grid, io, time
 from fa2_lab.plots import climb, roofline, speed
+from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.tiles import Tiling
@@ -78,8 +79,13 @@ Markdown("\n".join(climbed.markdown(recorded["ladder"])))
 # </details>
 #
 # It is the parallelism of chapter 06. Pale bars are slower than the bar before, some by less than 1%. The dots are the
-# same rungs under the causal mask, where some of them gain. The fold above names each change.
-#
+# same rungs under the causal mask, where some of them gain. The fold above names each change. And here is the climb one
+# change at a time: what limited the rung before, and the lines that changed.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("climb")
+
+# %% [markdown]
 # The next tables show a rung's factor over the rung before, and what became of a counter, read without a mask.
 
 # %% tags=["hide-input"]

@@ -101,6 +101,19 @@ def test_pictures_are_the_drawn_files_with_their_words(pages):
         assert all(image.get("alt") for image in page.images), path.name
 
 
+def test_a_live_piece_stands_in_a_frame_with_its_still_for_print(folder, pages):
+    shown = [
+        frame for page in pages for frame in re.findall(r'<figure class="live-piece">.*?</figure>', page.read_text())
+    ]
+    assert shown
+    for figure in shown:
+        source, still = (
+            re.search(r'<iframe src="([^"]+)" title="[^"]{8,}"', figure),
+            re.search(r'<img class="still" src="([^"]+)"', figure),
+        )
+        assert (folder / source[1]).is_file() and (folder / still[1]).is_file()
+
+
 def test_every_chapter_and_assignment_has_a_page(folder):
     for name in [*(c.name for c in written()), *site.assignments()]:
         assert (folder / f"{name}.html").is_file(), name

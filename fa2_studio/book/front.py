@@ -1,0 +1,114 @@
+"""The first page of the site: one moving picture, one sentence, three ways in, the climb, and a card a chapter."""
+
+from __future__ import annotations
+
+from html import escape
+from io import BytesIO
+
+from fa2_lab.plots import climb, hero
+from fa2_lab.plots.live import PIECES
+from fa2_lab.tools import files, ladder
+from fa2_lab.tools.figures import PICTURES, caption
+from fa2_studio.book import reach
+from fa2_studio.book.chapters import PARTS, Chapter, written
+
+SENTENCE = (
+    "Standard attention writes down every score. FlashAttention-2 keeps one small tile of them at a time, and its "
+    "answer is the same."
+)
+WAYS = (  # what somebody wants, where to begin, and a sentence
+    ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrix products."),
+    ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
+    ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 21 kernels."),
+)
+POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
+
+
+def index(assignments: list[str], toctrees: list[str], licence: str) -> str:
+    """The page in Markdown, most of it HTML."""
+    data = climb.data()
+    peer, full, _ = data["peer"]
+    share = data["rungs"][-1].full / full
+    title = f"From {data['rungs'][0].full / full:.0%} to {share:.0%} of {peer} in {len(data['rungs']) - 1} changes"
+    claim = (
+        f"Here it is built in small steps, from NumPy to a kernel with {share:.0%} of the speed of {peer} on an H200."
+    )
+    parts = [
+        META.format(title=title),
+        "# FlashAttention-2, line by line",
+        block("hero", f'<img src="figures/hero.svg" width="840" height="560" alt="{escape(hero.ALT)}">'),
+        f"**{SENTENCE}** {claim} Every step was run, and every result was checked against plain attention in float64.",
+        block("ways", *(way(name, target, words, assignments) for name, target, words in WAYS)),
+        f"## {title}",
+        framed("climb"),
+        *(part(name, numbers) for name, numbers in PARTS.items()),
+        "## Posters",
+        block("cards", *(poster(name, words) for name, words in POSTERS.items())),
+        "## What runs where",
+        reach.table(),
+        "## Results",
+        "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
+        f"## Licence\n\n{licence}",
+        *toctrees,
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+META = """---
+myst:
+  html_meta:
+    "description": "{title}: exact attention from NumPy to Hopper, every step executed and checked."
+    "property=og:title": "FlashAttention-2, line by line"
+    "property=og:description": "{title}"
+    "property=og:image": "figures/preview.png"
+    "name=twitter:card": "summary_large_image"
+---"""
+
+
+def framed(name: str) -> str:
+    """A live piece as a page shows it: the piece in a frame, and its still where scripts do not run, and in print."""
+    piece = PIECES[name]
+    still = f'<img class="still" src="figures/{piece.still}.svg" alt="{escape(piece.sentence)}" loading="lazy">'
+    frame = f'<iframe src="figures/live/{name}.html" title="{escape(piece.title)}" loading="lazy"></iframe>'
+    own = f'<a href="figures/live/{name}.html">{escape(piece.title)}, on a page of its own</a>'
+    return f'<figure class="live-piece">{frame}{still}<figcaption>{escape(piece.sentence)} {own}</figcaption></figure>'
+
+
+def block(name: str, *inside: str) -> str:
+    """HTML that Markdown leaves alone: no empty line, no indentation."""
+    return f'<div class="{name}">\n' + "\n".join(inside) + "\n</div>"
+
+
+def way(name: str, target: str, words: str, assignments: list[str]) -> str:
+    address = target.format(first=assignments[0].split("/")[-1] if assignments else "")
+    return f'<a href="{address}"><b>{name}</b><span>{words}</span></a>'
+
+
+def part(title: str, numbers: str) -> str:
+    """A part of the book: a card with a picture for each chapter."""
+    chapters = [chapter for chapter in written() if chapter.number in numbers.split()]
+    return f"## {title}\n\n{block('cards', *map(card, chapters))}" if chapters else ""
+
+
+def card(chapter: Chapter) -> str:
+    picture = next((name for name, shown_in in PICTURES.items() if shown_in == chapter.name), None)
+    image = ""
+    if picture:
+        alt = caption(files.ROOT / "figures" / f"{picture}.svg")
+        image = f'<img src="figures/{picture}.svg" alt="{escape(alt)}" loading="lazy">'
+    words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
+    return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
+
+
+def poster(name: str, words: str) -> str:
+    image = f'<img src="figures/{name}.svg" alt="The poster: {words}" loading="lazy">'
+    return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A3, as PDF</span></a>'
+
+
+def preview() -> bytes:
+    """The picture that a link to the site shows: 1,200 × 630, the climb."""
+    figure, _ = climb.draw(**climb.data())
+    figure.set_size_inches(12, 6.3)
+    png = BytesIO()
+    figure.savefig(png, format="png", dpi=100)
+    return png.getvalue()
