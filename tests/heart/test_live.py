@@ -236,6 +236,16 @@ def test_programs_run_on_sms_as_list_scheduling_has_it():
         assert found["busy"] == pytest.approx(ran.utilisation)
 
 
+def collisions(tiling):
+    """For each step, {row block: workers that add into it in that same step}, where there are two or more."""
+    rows = [list(tiling.visited_rows(j)) for j in range(tiling.T_c)]
+    steps = []
+    for t in range(max(map(len, rows))):
+        at = {i: [j for j, visited in enumerate(rows) if visited[t : t + 1] == [i]] for i in range(tiling.T_r)}
+        steps.append({i: workers for i, workers in at.items() if len(workers) > 1})
+    return steps
+
+
 def test_the_backward_meets_on_dq_where_the_model_says_so():
     rng = np.random.default_rng(4)
     cases = [(sizes(rng, 40), passes) for passes in (1, 2) for _ in range(100)]
@@ -246,11 +256,8 @@ def test_the_backward_meets_on_dq_where_the_model_says_so():
         assert done["added"] == [len(w) for w in writers]
         assert done["products"] == (5 if passes == 1 else 7) * tiles  # two passes: S and dP twice
         meetings = [{int(i): w for i, w in step["meet"].items()} for step in walked]
-        if passes == 1:
-            assert meetings == (grid.dq_collisions(tiling) if tiles else [])
-            assert done["collisions"] == sum(len(w) - 1 for step in grid.dq_collisions(tiling) for w in step.values())
-        else:
-            assert not any(meetings)
+        assert meetings == (collisions(tiling) if passes == 1 else [{}] * len(walked))
+        assert done["collisions"] == sum(len(workers) - 1 for step in meetings for workers in step.values())
         for p in range(1, passes + 1):  # each pass visits each tile once
             seen = sorted((at["i"], at["j"]) for step in walked if step["pass"] == p for at in step["at"])
             assert seen == [(i, j) for i in range(tiling.T_r) for j in tiling.visited_cols(i)]
