@@ -175,7 +175,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
     scratch = torch.full((programs, R, d + 4), NAN)
     whole = SoftmaxState.reset(R, d)
     for part in scratch:
-        m, l, o = 30 * rng.standard_normal(R), rng.random(R) + 0.5, rng.standard_normal((R, d))
+        m, l, o = 3 * rng.standard_normal(R), rng.random(R) + 0.5, rng.standard_normal((R, d))
         m[rng.random(R) < 0.3] = -np.inf
         m[3] = -np.inf  # a row that nobody has seen a key of
         l[np.isneginf(m)], o[np.isneginf(m)] = 0, 0
@@ -265,6 +265,7 @@ def one_by_one(q, k, v, lengths, window, sinks, softcap):
 )
 @hypothesis.example(1, (1, 1), 1, 90, (0, 0), None, False, None, 6, 64, True, None)
 @hypothesis.example(1, (1, 1), 4, 90, (40, 0), None, False, None, 4, 64, True, None)  # begins inside the first split
+@hypothesis.example(2, (2, 2), 1, 80, (10, 0), None, False, None, 4, 64, False, None)  # whole heads, whole tiles
 @hypothesis.example(2, (4, 1), 5, 88, (23, None), None, False, None, 4, 16, False, None)
 @hypothesis.example(
     3, (2, 2), 3, 80, (10, 0), [0.2, 1.0, 0.9], True, 3, 4, 64, True, None
@@ -417,6 +418,7 @@ def test_where_decode_is_the_faster_kernel():
     (dict(H=8, N_k=65536), 128, 0, "one query, split heads", 255),
     (dict(H=32, N_q=2, dtype=torch.float32), 128, 0, "fp32", 240),
     (dict(H=512, N_q=1), 128, 16, "64 rows", 255),
+    (dict(H=64, N_q=1, dtype=torch.float32), 128, 16, "fp32", 240),
 ])  # fmt: skip
 def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, monkeypatch):
     """Tile, warps, stages, two more with pages, and the most registers, in what the compiler is told; and the merge."""
@@ -431,7 +433,7 @@ def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, m
         table, lengths = torch.empty(1, 300, device="meta"), torch.empty(1, device="meta")
     made = plan.prepare(Q, K, K, Options(causal=False, scale=0.1), lengths, table)
     want = plan.Entry(*plan.HOPPER[entry][d])
-    stages = want.stages + (2 if page else 0)
+    stages = want.stages + (2 if page and want.stages > 2 else 0)
     options = dict(num_warps=want.warps, num_stages=stages, maxnreg=registers)
     assert made.read.options | options == made.read.options and made.read.arguments["tile"].B_c.value == want.B_c
     if made.merge is not None:
