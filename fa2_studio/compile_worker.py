@@ -11,7 +11,7 @@ import sys
 import torch
 import triton
 
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import tables
 from fa2_lab.kernels.portable import forward
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.tools import offline
@@ -33,7 +33,7 @@ class Compiling:
 def compiled(kernel: Compiling, d: int, B_r: int, B_c: int, warps: int, stages: int, **_) -> dict:
     """Registers, spill instructions, shared memory and ttgir of the forward, called as for a long sequence in fp16."""
     Q = torch.empty(1, 16, 4096, d, dtype=torch.float16, device="meta")
-    blocks = launch.Blocks(B_r, B_c, warps, stages, d_pad=launch.padded(d))
+    blocks = tables.Blocks(B_r, B_c, warps, stages, d_pad=tables.padded(d))
     forward.prepare(Q, Q, Q, Options(causal=False, scale=d**-0.5), blocks=blocks)(Q, Q, Q, None, None)
     seen = offline.report(kernel.made)
     kept = dict(registers=seen["regs"], spills=seen["ldl"] + seen["stl"], shared=seen["shared"])

@@ -27,7 +27,7 @@ from fa2_lab.records import FOLDER as RECORDED
 from fa2_lab.tools import files
 
 PROJECT = Path(__file__).resolve().parents[1]
-SOURCES = ("forward.py", "softmax.py", "tile.py")  # of kernels/portable: what decides how the forward compiles
+SOURCES = ("portable/forward.py", "common/softmax.py", "common/tile.py")  # what decides how the forward compiles
 TARGETS = ("sm_80", "sm_90")
 TILE = dict(B_r=128, B_c=64, warps=4, stages=2)  # whose layouts are drawn
 INSTRUCTIONS = {2: "mma", 3: "wgmma"}
@@ -69,7 +69,7 @@ def source_digest() -> str:
     """A fingerprint of the forward's source that comments, line breaks and imports do not change."""
     words = []
     for name in SOURCES:
-        source = (PROJECT / "fa2_lab" / "kernels" / "portable" / name).read_text(encoding="utf-8")
+        source = (PROJECT / "fa2_lab" / "kernels" / name).read_text(encoding="utf-8")
         plain = re.sub(r"^(from|import) [^(\n]*(\([^)]*\))?\n", "", source, flags=re.MULTILINE).encode()
         words += [t.string for t in tokenize(BytesIO(plain).readline) if t.type in (NAME, NUMBER, OP, STRING)]
     return sha256(" ".join(words).encode()).hexdigest()[:16]

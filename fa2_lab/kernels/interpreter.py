@@ -35,7 +35,7 @@ def switched_on() -> bool:
     """Whether the kernels were made for the interpreter."""
     import triton
 
-    from fa2_lab.kernels.portable.tile import place
+    from fa2_lab.kernels.common.tile import place
 
     return not isinstance(place, triton.JITFunction)
 

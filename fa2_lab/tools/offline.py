@@ -56,7 +56,7 @@ def read(cubin: bytes) -> tuple[str, str]:
     """A binary's use of resources and its instructions, from NVIDIA's tools, which Triton brings along."""
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        return run("cuobjdump", "-res-usage", file.name), run("nvdisasm", "-c", file.name)
+        return nvidia_tool("cuobjdump", "-res-usage", file.name), nvidia_tool("nvdisasm", "-c", file.name)
 
 
 def from_cubin(cubin: bytes) -> dict[str, int]:
@@ -73,7 +73,7 @@ def disassembled(cubin: bytes) -> str:
     return read(cubin)[1]
 
 
-def run(tool: str, *arguments: str) -> str:
+def nvidia_tool(tool: str, *arguments: str) -> str:
     path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 

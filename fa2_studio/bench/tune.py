@@ -39,9 +39,9 @@ def main(argv: list[str]) -> int:
 
 def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
     """Search, and keep and print every result as soon as it is there; after Ctrl-C those so far stay."""
-    from fa2_lab.kernels import launch
+    from fa2_lab.kernels import tables, tuned
 
-    files.check_writable(launch.TUNED_FILE().parent, "tune")
+    files.check_writable(tuned.tuned_file().parent, "tune")
     jobs = [(d, causal, kernel) for d in ds for causal in (False, True) for kernel in kernels]
     bar = tqdm(jobs, desc="tune", unit="kernel", disable=None)
     for d, causal, kernel in bar:
@@ -50,8 +50,8 @@ def tune(ds, N: int, dtype: torch.dtype, kernels=KERNELS) -> int:
             torch.randn(max(1, 16384 // N), max(1, 2048 // d), N, d, device="cuda", dtype=dtype) for _ in range(4)
         ]
         before, best, timings = search(kernel, tensors, causal)
-        name = launch.name(kernel, tensors[0], causal)
-        file = launch.keep({name: [best.B_r, best.B_c, best.warps, best.stages, best.registers]})
+        name = tables.name(kernel, tensors[0], causal)
+        file = tuned.keep({name: [best.B_r, best.B_c, best.warps, best.stages, best.registers]})
         tqdm.write(f"{name}: {sizes(best)} {timings[best]:.3f} ms; before {sizes(before)} {timings[before]:.3f} ms")
     print(f"kept in {file}")
     return 0
@@ -63,9 +63,9 @@ def sizes(blocks) -> str:
 
 def search(kernel: str, tensors: list[torch.Tensor], causal: bool):
     """(the choice so far, the fastest right one, milliseconds of all that ran)."""
-    from fa2_lab.kernels import launch
+    from fa2_lab.kernels import tables
 
-    before = launch.blocks(kernel, tensors[0], causal)
+    before = tables.blocks(kernel, tensors[0], causal)
     make = caller(kernel, tensors, causal)
     truth = make(before)()
     calls, timings = {}, {}

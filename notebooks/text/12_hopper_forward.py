@@ -1110,7 +1110,7 @@ show(pipes.draw(**pipes.data(["forward"])))
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/launch.py", "forward", "prepare", "windowed", "prepare_launch", "enough_work")
-read("hopper/shared/descriptors.py", "HALVES", "FAR", "descriptor", "shape_of", "tile_at", "of", "copyable")
+read("hopper/shared/descriptors.py", "HALVES", "FAR", "descriptor", "shape_of", "tile_at", "copyable")
 
 # %% [markdown]
 # `prepare` is called once for each kind of call, `call` every time. Each call brings only pointers. `Options`
@@ -1120,7 +1120,8 @@ read("hopper/shared/descriptors.py", "HALVES", "FAR", "descriptor", "shape_of", 
 # engine does not, so d takes its place.
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors", "fits", "aligned")
+read("launch.py", "Launch")
+read("hopper/shared/host.py", "counter_for", "zeros", "multiprocessors", "fits", "aligned")
 
 # %% [markdown]
 # - `Launch` keeps all arguments that do not change. The first call goes through Triton, which compiles. Later ones go past
@@ -1134,7 +1135,7 @@ read("hopper/shared/host.py", "Launch", "counter_for", "zeros", "multiprocessors
 # exp becomes a power of 2:
 
 # %%
-read("portable/softmax.py", "SMALLEST", "base_2")
+read("common/softmax.py", "SMALLEST", "base_2")
 
 # %% [markdown]
 # `SMALLEST` stands for a scale of 0: −∞ times 0 would be no number.
@@ -1182,7 +1183,7 @@ read("hopper/forward/sizes.py", "FULL", "CAUSAL", "PORTABLE", "enough_work")
 # rungs. Fields are tensors, places in shared memory, or constants (`gl.constexpr`).
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "OPAQUE", "Pipes", "forward_kernel")
+read("hopper/forward/kernel.py", "ROWS", "NEXT", "NEXT_PACKED", "OPAQUE", "ForwardPipes", "forward_kernel")
 
 # %% [markdown]
 # The kernel makes room and barriers, writes down who gets what, and starts one to three consumers and the producer. N and
@@ -1211,7 +1212,7 @@ read("hopper/shared/geometry.py", "Scheduler", "draw")
 SHOWN = "first_row", "length", "seen", "begin", "tiles", "first_tile"
 read("hopper/shared/geometry.py", "Geometry", before="of_sequence")
 read("hopper/shared/geometry.py", *(f"Geometry.{method}" for method in SHOWN))
-read("portable/tile.py", "block_of", "keys_seen", "length_of")
+read("common/tile.py", "block_of", "keys_seen", "length_of")
 
 # %% [markdown]
 # A program's first block is the one with the program's number, every other is drawn. (`DRAWN` is for the backward.) The

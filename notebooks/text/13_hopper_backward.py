@@ -420,10 +420,10 @@ def source(file, *names):
 # %% [markdown]
 # ### What lies in shared memory
 #
-# `Pipes` is everything that the warps of a thread block share.
+# `BackwardPipes` is everything that the warps of a thread block share.
 
 # %% tags=["nbval-ignore-output"]
-source("kernel", "Pipes")
+source("kernel", "BackwardPipes")
 source("rows", "CONSUMERS", "COLS", "NEXT", "TOLD", "NEXT_IN_TURN", "TOLD_IN_TURN")
 
 # %% [markdown]

@@ -11,7 +11,7 @@ import sys
 import torch
 from compiling import Compiling
 
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import tables
 from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.tools import offline
@@ -41,7 +41,7 @@ def compile_for(target: str) -> list[dict]:
         O, L = forward.forward(Q, Q, Q, Options(causal, scale=0.1))
         backward.backward(O, Q, Q, Q, O, L, Options(causal, scale=0.1))
         for name, kernel in made.items():
-            blocks = launch.blocks(name, Q, causal)
+            blocks = tables.blocks(name, Q, causal)
             row = dict(target=target, kernel=name, d=d, dtype=dtype, causal=causal, blocks=str(blocks))
             waits = target == "sm_90" and dtype != "float32" and offline.serialized(kernel.made)
             rows.append(row | offline.report(kernel.made) | dict(waits=waits))

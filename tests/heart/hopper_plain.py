@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from hopper_language import LANGUAGE, Pointer, Tile, Whole, fields, made, maker, multiply, plain, wait, wipe
 
+from fa2_lab.kernels.common import tile
 from fa2_lab.kernels.hopper.backward import kernel as backward
 from fa2_lab.kernels.hopper.backward import products, rows, sizes, sums
 from fa2_lab.kernels.hopper.backward import turns as in_order
 from fa2_lab.kernels.hopper.forward import kernel as forward
 from fa2_lab.kernels.hopper.forward import softmax
 from fa2_lab.kernels.hopper.shared import descriptors, geometry
-from fa2_lab.kernels.portable import tile
 
 # The copy engine ------------------------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ class Described:
 
     def __init__(self, X, rows: int, d: int):
         like = torch.empty(X.shape, dtype=torch.float16, device="meta")
-        vars(self).update(descriptors.descriptor(like, rows, d), numbers=X.reshape(-1), d=X.shape[-1])
+        vars(self).update(vars(descriptors.descriptor(like, rows, d)), numbers=X.reshape(-1), d=X.shape[-1])
         assert X.flags.c_contiguous and self.numbers.base is not None
 
     def rows(self, at):

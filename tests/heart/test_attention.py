@@ -11,8 +11,8 @@ from kernel_truth import DEVICE, NAMES, dense, judge, keep, run, tensors, worst
 from slices import many_kernels, once, shared_out
 
 from fa2_lab.api.attention import attention
-from fa2_lab.kernels import launch
-from fa2_lab.kernels.portable import softmax
+from fa2_lab.kernels import tables
+from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.prepared import Options
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -84,7 +84,7 @@ def test_the_backward_by_itself(causal):
 @pytest.mark.parametrize("sizes", [(16, 16), (64, 16), (16, 64)])
 def test_any_block_sizes(sizes, monkeypatch):
     monkeypatch.setattr(
-        launch, "blocks", lambda kernel, Q, causal: launch.Blocks(*sizes, 4, 1, d_pad=launch.padded(Q.shape[3]))
+        tables, "blocks", lambda kernel, Q, causal: tables.Blocks(*sizes, 4, 1, d_pad=tables.padded(Q.shape[3]))
     )
     check(*tensors(1, 2, 1, 50, 83, 16), causal=True, lengths=torch.tensor([70], device=DEVICE))
     check(*tensors(1, 2, 1, 83, 50, 16), causal=True)

@@ -11,10 +11,10 @@ from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 from slices import many_kernels, once
 
 import fa2_lab
-from fa2_lab.kernels import interpreter, launch, prepared
+from fa2_lab.kernels import interpreter, prepared, tables
+from fa2_lab.kernels.common import softmax
 from fa2_lab.kernels.decode import kernel, plan
 from fa2_lab.kernels.decode.shares import least_share
-from fa2_lab.kernels.portable import softmax
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.machine.splits import Cache, Shares
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -145,7 +145,7 @@ def test_the_kernel_shares_as_the_model_says(monkeypatch, programs, lengths):
 @pytest.mark.parametrize("heads, N_k, splits", [(2, 150, 2), (1, 150, 4), (1, 127, 4), (2, 160, 2), (1, 128, 4)])
 def test_a_split_takes_every_so_many_th_tile_of_its_head(monkeypatch, heads, N_k, splits):
     """As many programs as are said to run at once; each leaves one part, of the tiles that are its own."""
-    monkeypatch.setattr(plan, "blocks_of", lambda *a: (launch.Blocks(16, 16, 1, 1, d_pad=16), 4))
+    monkeypatch.setattr(plan, "blocks_of", lambda *a: (tables.Blocks(16, 16, 1, 1, d_pad=16), 4))
     q, k, v, dO = drawn(1, 2 * heads, heads, 1, N_k, 16)
     got = []
     scratch = scratch_of(monkeypatch, lambda: got.append(decode(q, k, v)))
@@ -182,7 +182,7 @@ def test_the_merge_kernel_is_SoftmaxState_merge(programs):
         m = m.astype(np.float32).astype(float)
         part[:, :d], part[:, d], part[:, d + 1] = map(torch.from_numpy, (o, m, l))
         whole = whole.merge(SoftmaxState(scale * m, l, o))
-    blocks = launch.Blocks(16, 16, 1, 1, d_pad=d)
+    blocks = tables.Blocks(16, 16, 1, 1, d_pad=d)
     shape = plan.Shape(1, 1, R, 1, 16 * (programs - 1), d, 0, 0, 0, True)
     cut = plan.Cut(splits=0, programs=programs, share=1, whole_heads=False)
     common = dict(strides=plan.strides_of(O, O, O, None), N_k=shape.N_k, scales=softmax.scales(scale))
@@ -423,7 +423,7 @@ def test_where_decode_is_the_faster_kernel():
 def test_a_hopper_gets_its_entry_of_the_table(case, d, page, entry, registers, monkeypatch):
     """Tile, warps, stages, two more with pages, and the most registers, in what the compiler is told; and the merge."""
     monkeypatch.setattr(interpreter, "switched_on", lambda: False)
-    monkeypatch.setattr(launch, "family", lambda: launch.HOPPER)
+    monkeypatch.setattr(tables, "family", lambda: tables.HOPPER)
     H, N_q, N_k, dtype = (dict(H=2112, N_q=1, N_k=512, dtype=torch.bfloat16) | case).values()
     H_kv = 8 if page else min(H, 264 * 8)
     Q, K = (torch.empty(1, h, n, d, device="meta", dtype=dtype) for h, n in ((H, N_q), (H_kv, N_k)))

@@ -261,10 +261,10 @@ def test_launched_again_on_other_tensors(padded):
 @pytest.mark.gpu
 def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
     from fa2_lab.kernels.hopper.forward import launch
-    from fa2_lab.kernels.hopper.shared.host import Launch
+    from fa2_lab.kernels.launch import Launch
 
     made = []
-    monkeypatch.setattr(launch.host, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
+    monkeypatch.setattr(launch, "Launch", lambda *a, **b: made.append(Launch(*a, **b)) or made[0])
     Q = draw(1, 2, 200, 64, torch.float16)
     call = launch.prepare(Q, Q, Q, Options(False, 0.1))
     alive = [weakref.ref(x) for x in (Q, *call(Q, Q, Q, None))]

@@ -63,7 +63,7 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences):
     if causal:  # as many as 16 MiB of L2 hold, 32 MiB where they are long, up to twice that
         least = min(batch * H_kv, max(1, (32 if one >= MiB else 16) * MiB // one))
         assert least <= heads < 2 * least and -(batch * H_kv) % heads <= -(batch * H_kv) % least
-    rows = [described["block_shape"][-2] for described in made.descriptors]
+    rows = [described.block_shape[-2] for described in made.descriptors]
     assert rows == [64, want.B_c, want.B_c, 64]
 
 
@@ -112,13 +112,12 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
 
     monkeypatch.setattr(backward_sizes, "parts_for", parts_for)
     monkeypatch.setattr(backward, "Launch", launch)
-    monkeypatch.setattr(host, "Launch", launch)
     L = torch.empty(Q.shape[:-1], device="meta")
     call = backward.prepare(Q, Q, K, K, Q, Options(causal, 0.1), given, same_bits, sequences)
     dQ, dK, dV = call(Q, Q, K, K, Q, L, None, given)
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, *_), args, ((*_, start, sums, dK_at, dV_at), (counter, _, turns, *_)) = called["main"]
+    (programs, *_), args, (*_, start, sums, dK_at, dV_at, counter, _, turns, _, _) = called["main"]
     chosen = args["SIZES"]
     many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
     assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, same_bits)

@@ -10,8 +10,9 @@ import triton
 import triton.language as tl
 from kernel_truth import DEVICE, GPU  # before Triton
 
-from fa2_lab.kernels import choice, launch, prepared
-from fa2_lab.kernels.portable import backward, forward, tile
+from fa2_lab.kernels import choice, launch, prepared, tables, tuned
+from fa2_lab.kernels.common import tile
+from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine import budget
 
@@ -20,7 +21,7 @@ FAMILIES = dict(hopper=227, ampere=99, blackwell=99, cdna=64, fp32=64)
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_entry_fits_by_the_model(family):
-    table = getattr(launch, family.upper())
+    table = getattr(tables, family.upper())
     for kernel, entries in table.items():
         assert set(entries) == {16, 32, 64, 128, 256}
         shared_of, _ = budget.KERNELS[kernel]
@@ -38,37 +39,38 @@ def test_every_entry_fits_by_the_model(family):
 ])  # fmt: skip
 def test_each_chip_has_its_family(backend, arch, table, monkeypatch):
     target = SimpleNamespace(backend=backend, arch=arch)
-    monkeypatch.setattr(launch, "driver", SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target)))
-    assert launch.family() is getattr(launch, table)
+    there = SimpleNamespace(active=SimpleNamespace(get_current_target=lambda: target))
+    monkeypatch.setattr(tables, "driver", there)
+    assert tables.family() is getattr(tables, table)
 
 
 def test_finds_come_first_and_stay(tmp_path, monkeypatch):
     file = tmp_path / "deep" / "tuned.json"
     monkeypatch.setenv("FA2_LAB_TUNED", str(file))
-    monkeypatch.setattr(launch.interpreter, "switched_on", lambda: False)
+    monkeypatch.setattr(tables.interpreter, "switched_on", lambda: False)
     Q = torch.empty(1, 1, 8, 48, dtype=torch.float16, device=DEVICE)
-    entries = launch.HOPPER
-    monkeypatch.setattr(launch, "family", lambda: entries)
-    before = launch.blocks("forward", Q, True)
+    entries = tables.HOPPER
+    monkeypatch.setattr(tables, "family", lambda: entries)
+    before = tables.blocks("forward", Q, True)
     assert (before.B_r, before.B_c, before.registers, before.d_pad) == (64, 64, 128, 64)
-    launch.keep({launch.name("forward", Q, True): [16, 32, 2, 1, None]})
+    tuned.keep({tables.name("forward", Q, True): [16, 32, 2, 1, None]})
     prepared.keep("a kind of call", "what serves it")
-    launch.keep({"another": [6, 7, 8, 9, None]})
-    launch.keep({"another": [1, 2, 3, 4, 5]})
+    tuned.keep({"another": [6, 7, 8, 9, None]})
+    tuned.keep({"another": [1, 2, 3, 4, 5]})
     assert not prepared.PREPARED
-    assert launch.finds()["another"] == [1, 2, 3, 4, 5]
-    after = launch.blocks("forward", Q, True)
+    assert tuned.finds()["another"] == [1, 2, 3, 4, 5]
+    after = tables.blocks("forward", Q, True)
     assert (after.B_r, after.B_c, after.warps, after.stages, after.registers) == (16, 32, 2, 1, None)
-    assert launch.blocks("forward", Q, False) != after
-    assert set(json.loads(file.read_text())) == {launch.name("forward", Q, True), "another"}
+    assert tables.blocks("forward", Q, False) != after
+    assert set(json.loads(file.read_text())) == {tables.name("forward", Q, True), "another"}
 
 
 def test_a_find_is_for_one_chip_kernel_d_dtype_and_mask():
     Q, elsewhere = (torch.empty(1, 1, 8, 48, dtype=torch.float16, device=device) for device in ("cpu", "meta"))
-    assert launch.name("forward", Q, True) == "cpu, forward, d 64, float16, causal"
-    others = [launch.name("forward", x, True) for x in (elsewhere, Q.float(), torch.empty(1, 1, 8, 65))]
-    others += [launch.name("forward", Q, False), launch.name("rows", Q, True)]
-    assert len({launch.name("forward", Q, True), *others}) == 6, "two kinds of calls share a find"
+    assert tables.name("forward", Q, True) == "cpu, forward, d 64, float16, causal"
+    others = [tables.name("forward", x, True) for x in (elsewhere, Q.float(), torch.empty(1, 1, 8, 65))]
+    others += [tables.name("forward", Q, False), tables.name("rows", Q, True)]
+    assert len({tables.name("forward", Q, True), *others}) == 6, "two kinds of calls share a find"
 
 
 def test_what_a_call_s_kind_is_made_of():
@@ -89,15 +91,15 @@ def test_hopper_s_kernels_are_for_hopper(capability, here, monkeypatch):
 
 def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
     """The entry of the mask, the most registers of a thread, a program for each block, and dropout's rule."""
-    monkeypatch.setattr(launch.interpreter, "switched_on", lambda: False)
-    monkeypatch.setattr(launch, "finds", dict)
-    monkeypatch.setattr(launch, "family", lambda: launch.HOPPER)
+    monkeypatch.setattr(tables.interpreter, "switched_on", lambda: False)
+    monkeypatch.setattr(tables, "finds", dict)
+    monkeypatch.setattr(tables, "family", lambda: tables.HOPPER)
     Q = torch.empty(2, 3, 130, 128, dtype=torch.float16, device="meta")
-    tiles = [(found.B_r, found.B_c, found.warps) for found in (launch.blocks("rows", Q, c) for c in (False, True))]
+    tiles = [(found.B_r, found.B_c, found.warps) for found in (tables.blocks("rows", Q, c) for c in (False, True))]
     assert tiles == [(64, 64, 4), (128, 64, 8)]
-    assert launch.blocks("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
-    assert "maxnreg" not in launch.blocks("forward", Q, True).compiler_options()
-    assert [launch.padded(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
+    assert tables.blocks("forward", Q[..., :64], True).compiler_options()["maxnreg"] == 128
+    assert "maxnreg" not in tables.blocks("forward", Q, True).compiler_options()
+    assert [tables.padded(d) for d in (1, 16, 17, 96, 129)] == [16, 16, 32, 128, 256]
     assert launch.programs(Q, 64, None) == 2 * 3 * 3
     assert launch.programs(torch.empty(256, 3, 64, device="meta"), 64, 4) == 3 * (4 + 4 + 1)  # each may begin a block
     assert launch.dropout(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launch.dropout(0.0) == (0, 1.0)
@@ -143,7 +145,7 @@ def test_a_head_may_lie_behind_two_to_the_31_elements():
 def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):
     monkeypatch.delenv("FA2_LAB_TUNED", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert launch.TUNED_FILE() == tmp_path / "fa2_lab" / "tuned.json"
+    assert tuned.tuned_file() == tmp_path / "fa2_lab" / "tuned.json"
 
 
 class Kernel:
@@ -161,7 +163,7 @@ class Kernel:
 
         return call
 
-    def relaunch(self, made, grid, stream, arguments, pointers):
+    def relaunch(self, made, grid, stream, arguments, described, pointers):
         """As relaunch.relaunch, but what is launched again is kept."""
 
         def again(stream, at):
@@ -265,9 +267,9 @@ def test_the_search_keeps_the_fastest_right_one(monkeypatch, tmp_path, capsys):
     real = torch.randn
     monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: real(1, 1, 40, shape[-1], dtype=dtype).to(DEVICE))
     made = [
-        launch.Blocks(16, 16, 4, 1, d_pad=16),
-        launch.Blocks(32, 16, 4, 1, d_pad=16),
-        launch.Blocks(7, 7, 4, 1, d_pad=16),
+        tables.Blocks(16, 16, 4, 1, d_pad=16),
+        tables.Blocks(32, 16, 4, 1, d_pad=16),
+        tables.Blocks(7, 7, 4, 1, d_pad=16),
     ]
     monkeypatch.setattr(tune, "candidates", lambda kernel, before: [before, *made])
 

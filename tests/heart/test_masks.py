@@ -9,7 +9,7 @@ from kernel_truth import ALLOWED, DEVICE, keep, tensors, worst
 
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
-from fa2_lab.kernels import launch
+from fa2_lab.kernels import tables
 from fa2_lab.kernels.decode import plan
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -136,7 +136,7 @@ def test_tiles_between_the_edges_are_not_masked(window, monkeypatch):
     """Windows wider than several tiles, which begin and end within one."""
     sizes = (16, 16, 4, 1)
     if DEVICE == "cpu":
-        monkeypatch.setattr(launch, "INTERPRETED", dict(forward=sizes, columns=sizes, rows=sizes))
+        monkeypatch.setattr(tables, "INTERPRETED", dict(forward=sizes, columns=sizes, rows=sizes))
     check((1, 2, 1, 50, 100, 16), window=window)
 
 

@@ -6,7 +6,8 @@ import re
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-from fa2_lab.kernels.portable import forward, softmax
+from fa2_lab.kernels.common import softmax
+from fa2_lab.kernels.portable import forward
 from fa2_lab.tools import command
 from fa2_lab.tools.xray import Compiled, lines, loops, names, xray, xray_launches
 from fa2_lab.tools.xray import command as xray_command

@@ -10,7 +10,7 @@ pytest.importorskip("triton", reason="Triton is not installed here (it exists fo
 
 from bench_clock import Clocks  # noqa: E402
 
-from fa2_lab.kernels import launch  # noqa: E402
+from fa2_lab.kernels import tables  # noqa: E402
 from fa2_lab.kernels.ladder import RUNGS, SIDE  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
 from fa2_studio.bench import counters, ladder, problem, protocol, ring, tune  # noqa: E402
@@ -123,7 +123,7 @@ def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
     O = dense.plain(WHERE)(*tensors[:3])
     truth = [O.detach(), *torch.autograd.grad(O, tensors[:3], tensors[3])]
     make = tune.caller(kernel, [x.detach() for x in tensors], causal=True)
-    blocks = launch.blocks(kernel, tensors[0], causal=True)
+    blocks = tables.blocks(kernel, tensors[0], causal=True)
     found = make(blocks)()
     assert max(problem.distance(x, truth[n]) for x, n in zip(found, wanted, strict=True)) < 1e-2
     assert tune.works(make(blocks), found)
@@ -131,7 +131,7 @@ def test_a_search_runs_the_kernel_that_it_names(kernel, wanted):
 
 
 def test_an_interrupted_search_keeps_what_was_found(monkeypatch, tmp_path):
-    best = launch.Blocks(16, 32, 4, 1, d_pad=64)
+    best = tables.Blocks(16, 32, 4, 1, d_pad=64)
     results = iter([(best, best, {best: 1.5})] * 2)
 
     def search(kernel, tensors, causal):
@@ -142,7 +142,7 @@ def test_an_interrupted_search_keeps_what_was_found(monkeypatch, tmp_path):
     monkeypatch.setenv("FA2_LAB_TUNED", str(tmp_path / "tuned.json"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: torch.empty(1, 1, 40, 64, dtype=dtype))
-    monkeypatch.setattr(launch, "name", lambda kernel, Q, causal: f"{kernel} {causal}")
+    monkeypatch.setattr(tables, "name", lambda kernel, Q, causal: f"{kernel} {causal}")
     monkeypatch.setattr(tune, "search", search)
     assert top.main(["tune"]) == 130
     kept = json.loads((tmp_path / "tuned.json").read_text(encoding="utf-8"))

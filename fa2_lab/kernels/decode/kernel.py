@@ -13,9 +13,9 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels.constants import LN2, LOG2E, NEG_INF
-from fa2_lab.kernels.portable.softmax import capped
-from fa2_lab.kernels.portable.tile import columns_seen, head_of, length_of, load_rows, sees
+from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
+from fa2_lab.kernels.common.softmax import capped
+from fa2_lab.kernels.common.tile import columns_seen, head_of, length_of, load_rows, sees
 
 # What the kernels are given -------------------------------------------------------------------------------------
 
@@ -29,7 +29,7 @@ class Strides(NamedTuple):
     O: tuple
 
 
-class Tile(NamedTuple):
+class DecodeTile(NamedTuple):
     """What the kernels are compiled for: each of these is a tl.constexpr."""
 
     d: int
@@ -43,7 +43,7 @@ class Tile(NamedTuple):
     upcast: bool  # Triton's interpreter multiplies bf16 wrongly: tiles become fp32 first
 
 
-class Sizes(NamedTuple):
+class Counts(NamedTuple):
     """Numbers of which the compiler is told whether they are 1, and whether they are multiples of 16."""
 
     H: int  # query heads
@@ -69,7 +69,7 @@ class Strided(NamedTuple):
     strides: tuple
 
 
-class Rows(NamedTuple):
+class Queries(NamedTuple):
     """The queries, and what is computed for them."""
 
     sinks: tl.tensor  # one for each query head, or None
@@ -87,7 +87,7 @@ class Cache(NamedTuple):
     pages: tl.tensor  # how many there are
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """A row block: of sequence b and one K/V head, the rows i · B_r … of its group."""
 
     b: tl.tensor
@@ -290,9 +290,9 @@ def split_kv_kernel(Q, K, V, O, L, scratch, sinks, strides, N_k, scales, sizes, 
     """Split w of head h reads tiles w, w + splits, …; with WHOLE there is one split, which reads the whole head."""
     w, h, b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     splits = tl.num_programs(0)
-    rows = Rows(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
+    rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table=None, pages=sizes.pages)
-    block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, N_k, N_k)
+    block = RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, N_k, N_k)
     span = Span((first_tile(N_k, sizes.N_q, sizes.left, tile) + w) * tile.B_c, N_k, splits * tile.B_c, w == 0, WHOLE)
     part = Part(scratch, w + (b * sizes.heads + h) * (splits + 1))
     attend(rows, cache, block, span, part, scales, sizes, tile)
@@ -365,7 +365,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
     Of head h, counted through the batch, it leaves part w + h: from one part to the next w or h grows.
     """
     w, programs = tl.program_id(0), tl.num_programs(0)
-    rows = Rows(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
+    rows = Queries(sinks, Strided(Q, strides.Q), Strided(O, strides.O), L)
     cache = Cache(Strided(K, strides.K), Strided(V, strides.V), table, sizes.pages)
     work = Work(key_lengths, N_k, batch, sizes.heads, sizes.N_q, sizes.left, programs, share)
 
@@ -381,7 +381,7 @@ def stream_k_kernel(Q, K, V, O, L, scratch, sinks, key_lengths, table, strides, 
         length = length_of(key_lengths, b, N_k)
         units = units_of(length, work, tile)
         taken = tl.minimum(left, units - skipped)
-        block = Block(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
+        block = RowBlock(b, h // sizes.row_blocks, h % sizes.row_blocks, length, N_k if table is None else length)
         begin = first_tile(block.N_k, sizes.N_q, sizes.left, tile)
         first = (begin + tl.maximum(skipped - 1, 0)) * tile.B_c  # the unit that begins a head is no tile
         last = (begin + skipped + taken - 1) * tile.B_c

@@ -7,10 +7,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels import interpreter, launch
+from fa2_lab.kernels import interpreter, launch, tables
+from fa2_lab.kernels.common.softmax import scales
 from fa2_lab.kernels.decode import shares
-from fa2_lab.kernels.decode.kernel import Sizes, Strides, Tile, merge_kernel, split_kv_kernel, stream_k_kernel
-from fa2_lab.kernels.portable.softmax import scales
+from fa2_lab.kernels.decode.kernel import Counts, DecodeTile, Strides, merge_kernel, split_kv_kernel, stream_k_kernel
 from fa2_lab.kernels.prepared import Options, kind_of, prepared
 
 MOST_ROWS = 64  # of one tile
@@ -89,7 +89,7 @@ def prepare_merge(shape, blocks, cut, common) -> launch.Launch:
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
     parts = min(64, max(4, triton.next_power_of_2(cut.programs // heads + 2)))
     warps, registers = min(4, max(1, parts * width // 1024)), blocks.registers and 128
-    options = launch.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
+    options = tables.Blocks(blocks.B_r, blocks.B_c, warps, stages=1, registers=registers).compiler_options()
     if common["tile"].early_merge:
         options |= dict(launch_pdl=True)  # it may start while the other kernel still runs, and waits by itself
     numbers = dict(batch=shape.batch, share=cut.share, programs=cut.programs)
@@ -98,7 +98,7 @@ def prepare_merge(shape, blocks, cut, common) -> launch.Launch:
     return launch.Launch(merge_kernel, grid, options, **common | numbers | own)
 
 
-# Sizes ----------------------------------------------------------------------------------------------------------
+# Sizes -----------------------------------------------------------------------------------------------------------
 
 
 class Entry(NamedTuple):
@@ -122,7 +122,7 @@ HOPPER = {
     "a head on each SM": {64: (128, 4, 4, 1), 128: (64, 4, 4, 1)},
     "one query, split heads": {128: (64, 4, 4, 1)},
     "split or shared heads": {64: (64, 4, 3, 3, 168)},
-    "pages": {128: (32, 4, 4, 2)} if launch.TIGHT else {},
+    "pages": {128: (32, 4, 4, 2)} if tables.TIGHT else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
 AMPERE = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of the small ones
@@ -142,9 +142,9 @@ INTERPRETED = Entry(B_c=64, warps=1, stages=1, per_SM=4)
 PAGED = 2  # more stages, if there are more than two: the entry of the block table is loaded ahead of its page
 
 
-def blocks_of(Q: torch.Tensor, shape) -> tuple[launch.Blocks, int]:
+def blocks_of(Q: torch.Tensor, shape) -> tuple[tables.Blocks, int]:
     """Tile, warps, stages and registers for queries like Q, and how many programs run at once."""
-    B_r, d_pad = min(MOST_ROWS, max(16, triton.next_power_of_2(shape.rows))), launch.padded(shape.d)
+    B_r, d_pad = min(MOST_ROWS, max(16, triton.next_power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
         SMs, found, registers = 1, INTERPRETED, None
     else:
@@ -152,13 +152,13 @@ def blocks_of(Q: torch.Tensor, shape) -> tuple[launch.Blocks, int]:
         found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
         registers = None if table is CDNA else found.registers
     stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
-    fixed = dict(registers=registers, d_pad=d_pad, upcast=launch.upcast(Q))
-    return launch.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
+    fixed = dict(registers=registers, d_pad=d_pad, upcast=tables.upcast(Q))
+    return tables.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
 
 
 def cases(Q: torch.Tensor, shape, SMs: int, B_r: int) -> list[str]:
     """The cases of the tables that apply, in their order."""
-    usual = Entry(*family()["any"][launch.padded(shape.d)])
+    usual = Entry(*family()["any"][tables.padded(shape.d)])
     heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
     splits = shares.splits_of_head(SMs, heads, triton.cdiv(shape.N_k, usual.B_c))
     applies = {
@@ -176,8 +176,8 @@ def cases(Q: torch.Tensor, shape, SMs: int, B_r: int) -> list[str]:
 
 def family() -> dict:
     """The table for the GPU that the current driver speaks to."""
-    theirs = launch.family()
-    ours = ((launch.HOPPER, HOPPER), (launch.BLACKWELL, BLACKWELL), (launch.CDNA, CDNA))
+    theirs = tables.family()
+    ours = ((tables.HOPPER, HOPPER), (tables.BLACKWELL, BLACKWELL), (tables.CDNA, CDNA))
     return next((table for sizes, table in ours if sizes is theirs), AMPERE)
 
 
@@ -221,7 +221,7 @@ def cut_keys(shape, blocks, itemsize, at_once, programs, left=None) -> Cut:
     return Cut(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
-def tile_of(shape, blocks, window, split_kv, early_merge) -> Tile:
+def tile_of(shape, blocks, window, split_kv, early_merge) -> DecodeTile:
     """What the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
@@ -229,13 +229,13 @@ def tile_of(shape, blocks, window, split_kv, early_merge) -> Tile:
     masked = not (split_kv and all_seen)
     sizes = shape.d, blocks.d_pad, blocks.B_r, blocks.B_c, shape.page
     switches = masked, not split_kv, early_merge, blocks.upcast
-    return Tile(*map(tl.constexpr, (*sizes, *switches)))
+    return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
 
 
-def sizes_of(shape, blocks, window) -> Sizes:
+def sizes_of(shape, blocks, window) -> Counts:
     """The numbers of a call that hardly change from call to call."""
     row_blocks, R = triton.cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
-    return Sizes(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
+    return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
                  width=shape.width, left=window[0], right=window[1])  # fmt: skip
 
 

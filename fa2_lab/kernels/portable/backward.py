@@ -11,10 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels import launch
-from fa2_lab.kernels.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.portable.softmax import capped, scales
-from fa2_lab.kernels.portable.tile import (
+from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
+from fa2_lab.kernels.common.softmax import capped, scales
+from fa2_lab.kernels.common.tile import (
     Dropout,
     add_product,
     block_count,
@@ -36,7 +36,7 @@ from fa2_lab.kernels.portable.tile import (
 from fa2_lab.kernels.prepared import Options
 
 
-class Rows(NamedTuple):
+class RowTensors(NamedTuple):
     """What belongs to rows: tensors of all heads, and the strides of Q and dO."""
 
     Q: tl.tensor
@@ -157,7 +157,7 @@ def columns_kernel(Q, K, V, dO, L, D, dK, dV, key_lengths, seed, cu_q, cu_k, str
     dk_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     dv_j = tl.zeros((B_c, tile.d_pad), tl.float32)  # FA2.A2.L7
     columns = k_j, v_j, col, begin, end
-    rows = Rows(Q, dO, L, D, N_q, apart, Q_strides, dO_strides)
+    rows = RowTensors(Q, dO, L, D, N_q, apart, Q_strides, dO_strides)
     shared_by = Group(q_at, before, head_kv * group if GROUPED else head_kv, group)
     dk_j, dv_j = visit_rows(dk_j, dv_j, columns, rows, edges, shared_by, window, factors, seed, tile,
                             GROUPED, MASKED=True)  # fmt: skip
@@ -260,7 +260,7 @@ def sink_gradients(sinks, L, D):
 
 def prepare_rows(dO, Q, K, V, O, options: Options, blocks=None, sequences=None) -> launch.Launch:
     """D and dQ: one program for each row block of a query head."""
-    blocks = blocks or launch.blocks("rows", Q, options.causal)
+    blocks = blocks or tables.blocks("rows", Q, options.causal)
     return launch.Launch(
         *(rows_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=tuple(map(launch.strides, (Q, K, V, O, dO, torch.empty_like(Q, device="meta")))),
@@ -271,7 +271,7 @@ def prepare_rows(dO, Q, K, V, O, options: Options, blocks=None, sequences=None) 
 
 def prepare_columns(dO, Q, K, V, options: Options, blocks=None, sequences=None) -> launch.Launch:
     """dK and dV: one program for each column block of a K/V head."""
-    blocks = blocks or launch.blocks("columns", Q, options.causal)
+    blocks = blocks or tables.blocks("columns", Q, options.causal)
     return launch.Launch(
         *(columns_kernel, launch.programs(K, blocks.B_c, sequences), blocks.compiler_options()),
         strides=tuple(map(launch.strides, (Q, K, V, dO, *(torch.empty_like(x, device="meta") for x in (K, V))))),

@@ -4,10 +4,10 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels import launch
-from fa2_lab.kernels.constants import LN2, LOG2E, NEG_INF
-from fa2_lab.kernels.portable.softmax import capped, scales, softmax_step
-from fa2_lab.kernels.portable.tile import (
+from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels.common.constants import LN2, LOG2E, NEG_INF
+from fa2_lab.kernels.common.softmax import capped, scales, softmax_step
+from fa2_lab.kernels.common.tile import (
     Dropout,
     block_count,
     columns_of,
@@ -104,10 +104,10 @@ def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=
 
     `sequences`: how many are packed in Q, K and V, (tokens, heads, d); then the call takes their starts, cu_q and cu_k.
     """
-    blocks = blocks or launch.blocks("forward", Q, options.causal)
+    blocks = blocks or tables.blocks("forward", Q, options.causal)
     (batch, H, N_q, _), device = launch.shape(Q), Q.device
     rows = (batch, H, N_q) if sequences is None else (H, N_q)
-    run = launch.Launch(
+    kernel = launch.Launch(
         *(forward_kernel, launch.programs(Q, blocks.B_r, sequences), blocks.compiler_options()),
         strides=tuple(map(launch.strides, (Q, K, V, torch.empty_like(Q, device="meta")))),
         **launch.sizes(Q, K, of=Q, streamed=K, sequences=sequences),
@@ -119,7 +119,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, blocks=None, sequences=
         O = torch.empty_like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with launch.on_device_of(Q):
-            run(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k)
+            kernel(Q, K, V, O, L, key_lengths, seed, sinks, cu_q, cu_k)
         return O, L  # FA2.A1.L17
 
     return call

@@ -8,9 +8,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fa2_lab.kernels import launch
-from fa2_lab.kernels.constants import NEG_INF
-from fa2_lab.kernels.portable.tile import head_of, load_rows, store_rows
+from fa2_lab.kernels import launch, tables
+from fa2_lab.kernels.common.constants import NEG_INF
+from fa2_lab.kernels.common.tile import head_of, load_rows, store_rows
 from fa2_lab.kernels.prepared import kind_of, prepared, rows_contiguous
 
 ROWS = 32  # of a program
@@ -68,9 +68,9 @@ def merge(m, l, o, rows: slice, O, L, O_out=None, L_out=None) -> None:
     O, L = rows_contiguous(O), L.contiguous()
     if O.shape[2] or O_out is not None:
         key = "merge", rows.start, m.shape, *map(kind_of, (O, O_out, L_out))
-        run = prepared(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
+        kernel = prepared(key, prepare, m.shape[2], rows.start, O, O_out, L_out)
         with launch.on_device_of(O):
-            run(m, l, o, L, O, L_out, O_out)
+            kernel(m, l, o, L, O, L_out, O_out)
 
 
 def prepare(N: int, first: int, O: torch.Tensor, O_out, L_out) -> launch.Launch:
@@ -78,5 +78,5 @@ def prepare(N: int, first: int, O: torch.Tensor, O_out, L_out) -> launch.Launch:
     batch, H, n, d = O.shape
     blocks = triton.cdiv(n if O_out is None else N, ROWS)
     strides = tuple(None if X is None else X.stride()[:3] for X in (O, O_out, L_out))
-    sizes = dict(first=first, n=n, N=N, H=H, d=d, d_pad=launch.padded(d), B_r=ROWS)
+    sizes = dict(first=first, n=n, N=N, H=H, d=d, d_pad=tables.padded(d), B_r=ROWS)
     return launch.Launch(merge_kernel, blocks * batch * H, {}, strides=strides, **sizes)

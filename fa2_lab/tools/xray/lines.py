@@ -24,7 +24,7 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
     """
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
-        text = offline.run("nvdisasm", "-g", "-c", file.name)
+        text = offline.nvidia_tool("nvdisasm", "-g", "-c", file.name)
     found, here, inlined, product = {}, None, False, None
     for line in text.splitlines():
         if mark := MARK.search(line):

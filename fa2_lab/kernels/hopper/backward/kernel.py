@@ -13,7 +13,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
-from fa2_lab.kernels.constants import LN2
+from fa2_lab.kernels.common.constants import LN2
+from fa2_lab.kernels.common.tile import block_count
 from fa2_lab.kernels.hopper.backward.products import HELD, start_dk, start_dp, start_dq, start_dv, start_scores
 from fa2_lab.kernels.hopper.backward.rows import (
     COLS,
@@ -42,11 +43,10 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     several,
     wipe,
 )
-from fa2_lab.kernels.portable.tile import block_count
 
 
 @triton.aggregate
-class Pipes:
+class BackwardPipes:
     """The shared memory of one thread block, and the sizes of the launch."""
 
     k: Ring
@@ -332,7 +332,7 @@ def backward_kernel(Q, K, V, dO, starts, sums, dK, dV, counter, key_lengths, tur
     rows = new_rows(Q, dO, starts, TOLD_IN_TURN if IN_TURN else TOLD)
     READERS: gl.constexpr = 2 * CONSUMERS if IN_TURN else CONSUMERS
     mailbox = new_mailbox(NEXT_IN_TURN if IN_TURN and dK.dtype == gl.float32 else NEXT, READERS)
-    pipes = Pipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
+    pipes = BackwardPipes(k, v, rows, ds, ds_filled, dq, mailbox, turns, SIZES)
     fence_async_shared()  # the copy engine must see the barriers
     copies = Q, K, V, dO, starts, pipes, scheduler, geometry, T_r, parts
     if IN_TURN:

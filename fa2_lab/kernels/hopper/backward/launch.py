@@ -4,13 +4,13 @@ import functools
 
 import torch
 
+from fa2_lab.kernels.common.softmax import base_2
 from fa2_lab.kernels.hopper.backward import sizes
 from fa2_lab.kernels.hopper.backward.kernel import backward_kernel
 from fa2_lab.kernels.hopper.backward.sums import after_kernel, before_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import copyable, descriptor, lines
 from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape, strides
-from fa2_lab.kernels.portable.softmax import base_2
 from fa2_lab.kernels.prepared import Options
 
 
@@ -53,7 +53,7 @@ def prepare(dO, Q, K, V, O, options: Options, key_lengths=None, same_bits=False,
         turns = sums[lines_of_sums:].view(torch.int32) if same_bits else None
         with on_device_of(Q):
             before(O, dO, L, dL, start, sums, cu_q)
-            main((Q, K, V, dO, start, sums, *columns), (host.counter_for(Q), key_lengths, turns, cu_q, cu_k))
+            main(Q, K, V, dO, start, sums, *columns, host.counter_for(Q), key_lengths, turns, cu_q, cu_k)
             after(sums, dQ, *((dK, dV) if divided else (None, None)), cu_q, cu_k)
         return dQ, dK, dV  # FA2.A2.L20
 
@@ -102,9 +102,7 @@ def prepare_before(dO, Q, O, options: Options, chosen: sizes.Sizes, sums: tuple[
     )
 
 
-def prepare_main(
-    dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool, sequences
-) -> host.Launch:
+def prepare_main(dO, Q, K, V, options: Options, key_lengths, chosen, parts: int, same_bits: bool, sequences) -> Launch:
     """dK, dV and the sums of dQ: one program for each SM. With `same_bits` a head's parts run side by side."""
     causal, scale = options.window != (None, None), options.scale
     (batch, H, N_q, d), (_, H_kv, *_) = shape(Q), shape(K)
@@ -122,11 +120,11 @@ def prepare_main(
         at_once = parts * sizes.at_once_in_turn(-(-N_q // many), d, H // H_kv)
     else:
         at_once = sizes.at_once(-(-column_blocks // (batch * H_kv * many)), heads, SMs, causal)
-    return host.Launch(
+    return Launch(
         backward_kernel,
         min(SMs, column_blocks * parts),
+        chosen.options,
         (describe(Q, chosen.B_r), describe(K, 128), describe(V, 128), describe(dO, chosen.B_r), *sums, *columns),
-        dict(num_warps=4),
         **dict(group=H // H_kv, T_r=starts[0] // (batch * H), heads=heads, parts=parts, sequences=sequences),
         **dict(at_once=min(heads, at_once), left=options.left, right=options.right, scale=base_2(scale)),
         **dict(CAUSAL=options.causal, RAGGED=ragged(K, key_lengths, sequences), SIZES=chosen),

@@ -4,7 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma
 
-from fa2_lab.kernels.constants import NEG_INF
+from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.backward.rows import COLS
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator, as_operand, matrix
 

@@ -8,7 +8,8 @@ import math
 from dataclasses import dataclass
 
 from fa2_lab.kernels.hopper.shared.host import evenly
-from fa2_lab.kernels.launch import TIGHT, MiB
+from fa2_lab.kernels.launch import MiB
+from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT
 
 DIMENSIONS = (32, 64, 96, 128)  # 32 is filled up with zeros to 64
 SMALLEST_SCALE = 2.0**-60  # S starts from −L/scale, which must not overflow
@@ -32,6 +33,11 @@ class Sizes:
         """Columns of a consumer's part of dQ, which has 64 rows."""
         return self.B_r * self.d_pad // 128
 
+    @property
+    def options(self) -> dict:
+        """What the compiler is told."""
+        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty and self.d_pad == 128 else {})
+
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> Sizes:
     """The fastest sizes.
@@ -44,8 +50,8 @@ def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False
         return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits, thrifty=TIGHT)
     hold_v = not (causal or ragged or same_bits)
     late = causal and N_q > 2048
-    registers = 232 if TIGHT and same_bits else 240
-    return Sizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, registers=registers)
+    thrifty = TIGHT and same_bits
+    return Sizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, thrifty=thrifty)
 
 
 # Where the portable kernels are faster: they start sooner, and their two launches take the host 25 µs, these three 40.

@@ -16,8 +16,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma
 
-from fa2_lab.kernels.constants import LOG2E, NEG_INF
-from fa2_lab.kernels.portable.tile import block_count, head_of, load_rows, packed_block, store_rows
+from fa2_lab.kernels.common.constants import LOG2E, NEG_INF
+from fa2_lab.kernels.common.tile import block_count, head_of, load_rows, packed_block, store_rows
 
 
 @gluon.jit

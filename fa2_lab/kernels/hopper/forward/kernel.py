@@ -11,7 +11,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
-from fa2_lab.kernels.constants import LN2, NEG_INF
+from fa2_lab.kernels.common.constants import LN2, NEG_INF
+from fa2_lab.kernels.common.tile import block_count
 from fa2_lab.kernels.hopper.forward.softmax import Interval, first_state, mask, rounded, shrunk, softmax_step
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of, tile_at
 from fa2_lab.kernels.hopper.shared.geometry import Geometry, Scheduler
@@ -28,7 +29,6 @@ from fa2_lab.kernels.hopper.shared.pipeline import (
     several,
     wipe,
 )
-from fa2_lab.kernels.portable.tile import block_count
 from fa2_lab.kernels.triton_versions import by_triton
 
 ROWS = gl.constexpr(64)  # of one consumer: what one warpgroup multiplies at a time
@@ -38,7 +38,7 @@ OPAQUE = gl.constexpr(by_triton({"3.6": False, "3.7": True, "3.8": False}))
 
 
 @triton.aggregate
-class Pipes:
+class ForwardPipes:
     """The shared memory of one thread block."""
 
     q: Ring  # two stages for each consumer, so that the next row block's Q comes early; one where O waits in it
@@ -297,7 +297,7 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
     v = new_ring(V, SIZES.stages, CONSUMERS, RELEASED=False)  # K's releases tell of it
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)
     mailbox = new_mailbox(NEXT if sequences is None else NEXT_PACKED, CONSUMERS)
-    pipes = Pipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, SIZES.thrifty, K.block_shape[-1])
+    pipes = ForwardPipes(q, k, v, o, ping_pong, mailbox, CONSUMERS, SIZES.O_apart, SIZES.thrifty, K.block_shape[-1])
     fence_async_shared()  # the copy engine must see the barriers
     copies = (Q, K, V, pipes, scheduler, geometry)
     first = (0, O, L, pipes, geometry, factor)

@@ -4,12 +4,12 @@ import functools
 
 import torch
 
+from fa2_lab.kernels.common.softmax import base_2
 from fa2_lab.kernels.hopper.forward import sizes
 from fa2_lab.kernels.hopper.forward.kernel import forward_kernel
 from fa2_lab.kernels.hopper.shared import host
 from fa2_lab.kernels.hopper.shared.descriptors import descriptor
-from fa2_lab.kernels.launch import on_device_of, programs, shape
-from fa2_lab.kernels.portable.softmax import base_2
+from fa2_lab.kernels.launch import Launch, on_device_of, programs, shape
 from fa2_lab.kernels.prepared import Options
 
 
@@ -41,7 +41,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, sequences=None):
         O = torch.empty_like(Q)
         L = torch.empty(*rows, dtype=torch.float32, device=device)
         with on_device_of(Q):
-            launch((Q, K, V, O), (L, host.counter_for(Q), key_lengths, cu_q, cu_k))
+            launch(Q, K, V, O, L, host.counter_for(Q), key_lengths, cu_q, cu_k)
         return O, L  # FA2.A1.L17
 
     return call
@@ -52,7 +52,7 @@ def windowed(options: Options) -> bool:
     return options.left is not None or options.right is not None
 
 
-def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | None = None) -> host.Launch:
+def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | None = None) -> Launch:
     """One program for each SM; `lengths`: whether there are key_lengths. Packed sequences pass for equally long."""
     causal, scale, many = options.causal, options.scale, sequences or 1
     (batch, H, N_q, d), (_, H_kv, N_k, _) = shape(Q), shape(K)
@@ -63,11 +63,11 @@ def prepare_launch(Q, K, V, options: Options, lengths: bool, sequences: int | No
     else:
         chosen = sizes.choose(d, -(-N_q // many), -(-N_k // many), many * batch * H, SMs, causal, lengths)
     describe = functools.partial(descriptor, d=chosen.d_pad)
-    return host.Launch(
+    return Launch(
         forward_kernel,
         min(SMs, programs(Q, chosen.rows, sequences)),
-        (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         chosen.options,
+        (describe(Q, 64), describe(K, chosen.B_c), describe(V, chosen.B_c), describe(O, 64)),
         **dict(sequences=sequences, left=options.left, right=options.right),
         **dict(group=group, at_once=group * sizes.heads_at_once(-(-N_k // many), d, batch * H_kv, causal)),
         **dict(factor=base_2(scale), CAUSAL=causal, RAGGED=ragged or N_k % chosen.B_c != 0, SIZES=chosen),

@@ -8,7 +8,8 @@ rows, in all heads, for each SM.
 from dataclasses import dataclass, replace
 
 from fa2_lab.kernels.hopper.shared.host import evenly
-from fa2_lab.kernels.launch import FEWER_REGISTERS, TIGHT, MiB
+from fa2_lab.kernels.launch import MiB
+from fa2_lab.kernels.tables import FEWER_REGISTERS, TIGHT
 
 ANY = float("inf")
 DIMENSIONS = (32, 64, 96, 128, 192, 256)  # 32 is filled up with zeros, and has the sizes of 64

@@ -20,7 +20,7 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-from fa2_lab.kernels.constants import NEG_INF
+from fa2_lab.kernels.common.constants import NEG_INF
 from fa2_lab.kernels.hopper.shared.pipeline import accumulator
 
 LOWEST = gl.constexpr(-3.0e38)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number

@@ -18,7 +18,7 @@ HALVES = {torch.float16: gl.float16, torch.bfloat16: gl.bfloat16}
 FAR = gl.constexpr(2**30)  # more rows than any tensor has
 
 
-def descriptor(X: torch.Tensor, rows: int, d: int) -> dict:
+def descriptor(X: torch.Tensor, rows: int, d: int) -> TensorDescriptor:
     """What a bulk copy must know to fetch or store `rows` rows of one head of X, except where X lies."""
     shape = list(launch.shape(X))
     strides = [stride if n > 1 else d for n, stride in zip(shape, launch.strides(X), strict=False)]
@@ -27,7 +27,7 @@ def descriptor(X: torch.Tensor, rows: int, d: int) -> dict:
         shape, strides = [far + 1, tokens, heads, far + 1, shape[3]], [2**34 - row, row, head, row]
     block = [1] * (len(shape) - 2) + [rows, d]
     layout = gl.NVMMASharedLayout.get_default_for(block, HALVES[X.dtype])
-    return vars(TensorDescriptor(torch.empty(0, dtype=X.dtype), shape, [*strides, 1], block, layout))
+    return TensorDescriptor(torch.empty(0, dtype=X.dtype), shape, [*strides, 1], block, layout)
 
 
 @gluon.jit
@@ -48,17 +48,10 @@ def tile_at(X, batch, head, row, N):
         return FAR, batch - 1, head, FAR + 1 - N + row, 0
 
 
-def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> dict:
+def lines(shape: tuple[int, int], block: tuple[int, int], swizzle: int = 0) -> TensorDescriptor:
     """What a bulk copy must know to fetch, or to add, a block of a matrix of fp32."""
     layout = gl.NVMMASharedLayout(swizzle_byte_width=swizzle, element_bitwidth=32, rank=2)
-    return vars(TensorDescriptor(torch.empty(0), list(shape), [shape[1], 1], list(block), layout))
-
-
-def of(X: torch.Tensor, described: dict) -> TensorDescriptor:
-    """The descriptor of X, without the checks that its kind has passed already."""
-    new = object.__new__(TensorDescriptor)
-    vars(new).update(described, base=X)
-    return new
+    return TensorDescriptor(torch.empty(0), list(shape), [shape[1], 1], list(block), layout)
 
 
 def copyable(shape, strides) -> bool:

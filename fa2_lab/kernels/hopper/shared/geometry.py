@@ -8,8 +8,8 @@ import triton
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fa2_lab.kernels.common.tile import block_of, keys_seen, length_of, packed_block
 from fa2_lab.kernels.hopper.shared.descriptors import shape_of
-from fa2_lab.kernels.portable.tile import block_of, keys_seen, length_of, packed_block
 
 NO_ROW = gl.constexpr(2**30)  # more rows than any tensor has
 

@@ -3,34 +3,11 @@
 import math
 
 import torch
-import triton
 
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable, of
-from fa2_lab.kernels.launch import FUSED, addresses, current_stream
+from fa2_lab.kernels.hopper.shared.descriptors import HALVES, copyable
+from fa2_lab.kernels.launch import addresses, current_stream
 from fa2_lab.kernels.prepared import prepared
-from fa2_lab.kernels.triton_versions import relaunch
-
-
-class Launch:
-    """A kernel and all its arguments but tensors. These come first: some by descriptors, then others by pointers."""
-
-    def __init__(self, kernel, programs: int, descriptors: tuple[dict, ...], options: dict, **arguments):
-        self.kernel, self.grid, self.options = kernel, (programs, 1, 1), options | FUSED
-        self.descriptors, self.arguments = descriptors, arguments
-        self.again = None  # what launches from the second time on; False where Triton does not let itself be passed by
-
-    def __call__(self, tensors: tuple, pointers: tuple) -> None:
-        """Launch by Triton's own call, which compiles; from the second time on past it."""
-        stream = current_stream(tensors[0])
-        if self.again:
-            self.again(stream, addresses((*tensors, *pointers)))
-            return
-        given = *map(of, tensors, self.descriptors), *pointers
-        made = self.kernel[self.grid](*given, **self.arguments, **self.options)
-        if self.again is None and isinstance(made, triton.compiler.CompiledKernel):
-            everything = *given, *(self.arguments[name] for name in made.src.fn.arg_names[len(given) :])
-            self.again = relaunch(made, self.grid, stream, everything, len(tensors), len(pointers)) or False
 
 
 def counter_for(X: torch.Tensor) -> torch.Tensor:

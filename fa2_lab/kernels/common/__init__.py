@@ -1,0 +1,1 @@
+"""What the portable kernels, decode and Hopper's own share: numbers, tiles, and the softmax step."""

@@ -1,0 +1,132 @@
+"""Block sizes, warps and stages of the portable kernels, for each chip family and d.
+
+Three kernels: "forward", and of the backward "columns" (dK, dV) and "rows" (dQ). The entries for Hopper were found by
+measuring on an H200. The others were chosen by compiling (tests/heart/test_compile.py does it again): the largest that
+fit the chip's shared memory and, up to d = 128, spill no register. `fa2-lab tune` measures on the GPU at hand and its
+finds come first.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+
+from fa2_lab.kernels import interpreter
+from fa2_lab.kernels.common.tile import Tile
+from fa2_lab.kernels.triton_versions import by_triton, driver
+from fa2_lab.kernels.tuned import finds
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """The size of a tile (B_r × B_c; elsewhere BLOCK_M × BLOCK_N), warps of a program, stages of loads in flight."""
+
+    B_r: int
+    B_c: int
+    warps: int
+    stages: int
+    registers: int | None = None  # the most a thread may take; only NVIDIA's compiler can be told
+    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
+    d_pad: int = 0  # d as the tensor cores take it
+    upcast: bool = False  # whether tiles become fp32 before they are multiplied
+
+    def compiler_options(self) -> dict:
+        """What Triton's compiler is told: warps, stages, and the most registers of a thread if they are limited."""
+        limit = {} if self.registers is None else dict(maxnreg=self.registers)
+        return dict(num_warps=self.warps, num_stages=self.stages) | limit | (FEWER_REGISTERS if self.thrifty else {})
+
+    def tile(self, Q: torch.Tensor) -> Tile:
+        """What a kernel for tensors like Q is compiled for."""
+        numbers = self.B_r, self.B_c, Q.shape[-1], self.d_pad, self.upcast
+        return Tile(*map(triton.language.constexpr, numbers))
+
+
+TIGHT = by_triton({"3.6": False, "3.9": True})  # it keeps more addresses in registers: without care some are spilled
+FEWER_REGISTERS = dict(sched4reg=True)  # an option since Triton 3.9: its order of instructions needs fewer
+
+# {kernel: {d_pad: (B_r, B_c, warps, stages[, registers[, thrifty]])}}; a pair is (full, causal)
+HOPPER = dict(
+    forward={
+        16: (64, 64, 4, 3),
+        32: (64, 64, 4, 3),
+        64: (64, 64, 4, 3, 128, TIGHT),  # with 128 registers four programs fit on an SM, with 132 three: 10% slower
+        128: (64, 64, 4, 3),
+        256: (128, 32, 8, 2, None, TIGHT),
+    },
+    columns={
+        16: (64, 64, 4, 2),
+        32: (64, 64, 4, 2),
+        64: (64, 64, 4, 3),
+        # the large one is 12% faster; with grouped heads it spills 14 registers, and is as much faster all the same
+        128: by_triton({"3.6": (64, 128, 8, 3), "3.7": (32, 128, 8, 3)}),
+        256: (32, 64, 8, 2),
+    },
+    # at 16, 64 × 64 in two or three stages crashes the ptxas of Triton 3.6 where N_q = N_k = 1
+    rows={
+        16: (64, 32, 4, 2),
+        32: (64, 64, 4, 3),
+        64: (64, 64, 4, 3),
+        128: ((64, 64, 4, 2), (128, 64, 8, 3)),
+        256: (64, 32, 4, 2),
+    },
+)
+AMPERE = dict(  # sm_80 to sm_89: everything fits into the 99 KiB of the small ones
+    forward={16: (128, 64, 4, 2), 32: (128, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    columns={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (32, 64, 4, 1), 128: (32, 64, 4, 2), 256: (32, 32, 4, 1)},
+    rows={16: (64, 64, 4, 2), 32: (64, 64, 4, 2), 64: (128, 64, 8, 2), 128: (64, 32, 4, 2), 256: (32, 32, 4, 1)},
+)
+BLACKWELL = dict(  # sm_100 and sm_120, the latter with 99 KiB
+    # at 64, without a number of registers, ptxas stops at 128 for sm_100 and spills 4
+    forward=AMPERE["forward"] | {64: (128, 64, 8, 2, 168), 128: (128, 64, 8, 2)},
+    columns=AMPERE["columns"] | {128: (32, 64, 8, 2)},
+    rows=AMPERE["rows"],
+)
+CDNA = dict(  # AMD's MI300 family: 64 KiB
+    forward={16: (128, 64, 4, 1), 32: (128, 64, 4, 1), 64: (128, 64, 4, 1), 128: (64, 64, 4, 1), 256: (32, 32, 4, 1)},
+    columns={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (32, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
+    rows={16: (64, 64, 4, 1), 32: (64, 64, 4, 1), 64: (64, 64, 4, 1), 128: (32, 32, 4, 1), 256: (32, 32, 4, 1)},
+)
+FP32 = dict(  # no tensor cores: products of single numbers, held in registers
+    forward={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (32, 16, 4, 1)},
+    columns={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (16, 32, 4, 1), 128: (16, 16, 8, 1), 256: (16, 16, 8, 1)},
+    rows={16: (32, 32, 4, 1), 32: (32, 32, 4, 1), 64: (32, 32, 4, 1), 128: (32, 16, 4, 1), 256: (16, 16, 4, 1)},
+)
+INTERPRETED = dict(forward=(32, 64, 1, 1), columns=(64, 32, 1, 1), rows=(32, 64, 1, 1))  # a few large tiles are fastest
+
+
+def family() -> dict:
+    """The table for the GPU that the current driver speaks to."""
+    target = driver.active.get_current_target()
+    if target.backend == "hip":
+        return CDNA
+    return HOPPER if target.arch // 10 == 9 else BLACKWELL if target.arch >= 100 else AMPERE
+
+
+def padded(d: int) -> int:
+    """d as the tensor cores take it: a power of two of at least 16."""
+    return max(16, triton.next_power_of_2(d))
+
+
+def upcast(Q: torch.Tensor) -> bool:
+    """Whether tiles must become fp32 before they are multiplied: bf16 in the interpreter."""
+    return Q.dtype == torch.bfloat16 and interpreter.switched_on()
+
+
+def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
+    """The block sizes of one kernel for tensors like Q: what was tuned here, else the chip family's entry."""
+    fixed = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
+    if interpreter.switched_on():
+        return Blocks(*INTERPRETED[kernel], **fixed)
+    if tuned := finds().get(name(kernel, Q, causal)):
+        return Blocks(*tuned, **fixed)
+    entry = (FP32 if Q.dtype == torch.float32 else family())[kernel][fixed["d_pad"]]
+    if isinstance(entry[0], tuple):
+        entry = entry[causal]
+    return Blocks(*entry, **fixed)
+
+
+def name(kernel: str, Q: torch.Tensor, causal: bool) -> str:
+    """The name under which tuned sizes are kept: the chip, the kernel, the shape's padded d, the dtype and the mask."""
+    chip = torch.cuda.get_device_name(Q.device) if Q.is_cuda else str(Q.device)
+    dtype, mask = str(Q.dtype).removeprefix("torch."), "causal" if causal else "full"
+    return f"{chip}, {kernel}, d {padded(Q.shape[-1])}, {dtype}, {mask}"
