@@ -626,8 +626,7 @@ source("launch", "prepare_before", "prepare_main", "prepare_after", "enough_work
 
 # %% [markdown]
 # `prepare` returns `None` for a call that this kernel does not take; the portable kernels do it then. `call` makes the
-# outputs and runs the three launches one after the other. `host.Launch` is chapter 12's. `Launch` is the same for plain
-# Triton kernels, without descriptors.
+# outputs and runs the three launches one after the other. `Launch` is chapter 12's.
 #
 # All sums lie in one tensor, in lines of 32 numbers. So `before_kernel` clears them together. In their order:
 #
