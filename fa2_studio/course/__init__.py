@@ -5,6 +5,7 @@ seeds, keys     numbers, sizes and planted slips of each student's own; what stu
 box         the box around a student's process; worker: what runs in it; channel: plain messages between the two
 judge       one notebook: its tests here, the student's code in the box
 grade       a folder of submissions, each judged in a process that may be lost; results: records, tables, pages
+similar     which submissions share lines
 package     parts of this package as a folder; handout: bundles for students, packages for Gradescope
 """
 

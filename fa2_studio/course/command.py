@@ -1,4 +1,4 @@
-"""The command line of `fa2-lab course`: build, bundle, check, grade, gradescope."""
+"""The command line of `fa2-lab course`: build, bundle, check, grade, similar, gradescope."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ NEEDS = {
     "bundle": ("nbformat",),
     "grade": ("nbformat",),
     "gradescope": ("nbformat",),
+    "similar": ("nbformat",),
     "check": (),
 }
 
@@ -44,15 +45,18 @@ def parser() -> argparse.ArgumentParser:
     grade.add_argument("--cell-seconds", type=float, default=60, help="time for one cell")
     grade.add_argument("--notebook-seconds", type=float, default=300, help="time for one notebook")
     grade.add_argument("--memory-mb", type=int, default=4096, help="memory for one notebook")
+    similar = commands.add_parser("similar", help="list pairs of submissions that share lines of their own")
+    similar.add_argument("folder", type=Path)
     scope = commands.add_parser("gradescope", help="write an autograder package for each assignment")
     scope.add_argument("folder", type=Path, nargs="?", default=Path("gradescope"))
     build = commands.add_parser("build", help="renew the nbgrader sources from their texts")
     for one in (bundle, grade):
         one.add_argument("--roster", type=Path, help="a CSV file with the columns folder, id, name")
         one.add_argument("--secret", type=Path, help="a file with any words: each student gets numbers of their own")
-    for one in (bundle, grade, scope):
+    for one in (bundle, grade, scope, similar):
         one.add_argument("--only", nargs="+", default=[], help="names or numbers of assignments, such as 2")
     runs = {check: run_check, bundle: run_bundle, grade: run_grade, scope: run_gradescope, build: run_build}
+    runs[similar] = run_similar
     for one, run in runs.items():
         one.set_defaults(run=run)
     return top
@@ -96,6 +100,18 @@ def run_gradescope(options) -> int:
     from fa2_studio.course import handout
 
     print("\n".join(str(path) for path in handout.gradescope(options.folder, chosen(options.only))))
+    return 0
+
+
+def run_similar(options) -> int:
+    from fa2_studio.course import results, similar
+
+    for assignment in chosen(options.only):
+        for pair in similar.pairs(options.folder, assignment):
+            names = f"{results.printable(pair.first)} and {results.printable(pair.second)}"
+            print(
+                f"{assignment.name}: {names} share {len(pair.shared)} of {pair.of} lines, such as {pair.shared[0][:80]}"
+            )
     return 0
 
 

@@ -153,6 +153,19 @@ def test_nbgrader_s_folders_are_read(tmp_path):
     assert one.path == tmp_path / "ada" / FIRST.name / FILE
 
 
+def test_submissions_that_share_lines_of_their_own_are_listed(tmp_path, capsys):
+    """A copy with other spaces is listed; what the release gives, and what everybody writes, is not."""
+    for n in range(6):
+        own_way = f"def merge(a, b):\n    my_own_way_of_joining_{n} = a[0] + b[0] * {n}"
+        write(handed_in(answers={"merge": own_way}), tmp_path / f"s{n}")
+    odd = "def merge(a, b):\n    a_strange_way_to_join_the_two = (a[0] -  b[0]) * 17 + b[0]"
+    for name in ("ada", "bob"):
+        write(handed_in(answers={"merge": odd.replace("  b", " b" if name == "bob" else "  b")}), tmp_path / name)
+    assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
+
+
 # Shapes of notebooks --------------------------------------------------------------------------------------------------
 
 

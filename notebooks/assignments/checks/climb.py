@@ -139,11 +139,8 @@ def compiled(function, seed: int = 0) -> Report:
             raise Failed("asynchronous copies in the loop (LDGSTS or UTMALDG)", "none: every load is waited for")
     if found and not isinstance(found[0], Exception):
         per_score, registers, copies = found[0]
-        print(f"  {CARD} {per_score:.2f} instructions a score, {registers} registers, {copies} copies in a round")
+        print(f"  {per_score:.2f} instructions a score, {registers} registers, {copies} copies in a round")
     return report
-
-
-CARD = "card:"  # the line that the class's leaderboard reads
 
 
 def costs(function) -> tuple[float, int, int]:
@@ -200,7 +197,7 @@ def check_shares(counted: dict, compiled: list) -> None:
     """The products that were compiled are those that ran, each does more than an eighth, and none is for nothing."""
     total = counted["multiplications of products"]
     ran = sorted(list(place) for place, n in counted["products"] if SHARE * n > total)
-    hint = "Loops that hardly run would make the card. Write a tl.dot for each product, and none that is not needed."
+    hint = "Loops that hardly run would be counted. Write a tl.dot for each product, and none that is not needed."
     if ran != compiled:
         raise Failed(f"each tl.dot does more than 1/{SHARE} of a causal call's multiplications",
                      f"{len(compiled)} in the machine code, {len(ran)} that do", hint=hint)  # fmt: skip
