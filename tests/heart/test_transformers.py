@@ -34,7 +34,7 @@ FAMILIES = dict(
     Llama=dict(),
     Mistral=dict(sliding_window=4),
     GptOss=LAYERS | EXPERTS,
-    Gemma2=LAYERS | dict(attn_logit_softcapping=1.5, query_pre_attn_scalar=16),
+    Gemma2=LAYERS | dict(attn_logit_softcapping=1.5, query_pre_attn_scalar=9),
 )
 PADDING = dict(none=None, left=[[0] * 3 + [1] * 6, [1] * 9], right=[[1] * 9, [1] * 5 + [0] * 4])
 
@@ -181,6 +181,8 @@ CALLS = [  # rows, columns, the first row and the first column
     (2, 6, 4, 0),
     (2, 9, 4, 0),  # a cache with room for 9
     (1, 9, 5, 0),
+    (1, 9, 3, 0),  # one more than the window has
+    (1, 9, 2, 0),
     (1, 9, torch.tensor(5), 0),  # as a static cache says it
     (1, 6, torch.tensor(5), 0),
     (1, 4, 7, 4),  # a cache that has forgotten 4
@@ -201,7 +203,7 @@ def test_an_interval_is_the_mask_that_transformers_would_make(name, real):
         real_ = None if real is None else torch.tensor(real, dtype=torch.bool)
         given = dict(q_offset=row, kv_offset=column, mask_function=FUNCTIONS[name], attention_mask=real_)
         if name == "around" and N_k > row + N_q:
-            with pytest.raises(ValueError, match=r"^mask: got [12] rows from [45], 9 columns from 0"):
+            with pytest.raises(ValueError, match=r"^mask: got [12] rows from [2-5], 9 columns from 0"):
                 ours.interval(2, N_q, N_k, **given)
             continue
         want = masking_utils.sdpa_mask(2, N_q, N_k, allow_is_causal_skip=False, **given)
@@ -225,10 +227,12 @@ def test_sequences_one_after_the_other():
     want = masking_utils.sdpa_mask(3, 6, 6, mask_function=mask, allow_is_causal_skip=False)
     seen = ours.interval(3, 6, 6, mask_function=mask)
     assert torch.equal(visible(seen, 3, 6, 6), want[:, 0]) and seen.starts.dtype == torch.int32
-    model, (ids, *_), places = model_of("Mistral"), tokens(), torch.tensor([[0, 1, 2, 3, 4, 5, 0, 1, 2]], device=DEVICE)
-    alone = torch.cat([model(part).logits[0] for part in ids[:1].split([6, 3], 1)])
+    assert seen.starts.tolist() == [0, 2, 5, 6, 12, 13, 18] and seen.to("meta").starts.device.type == "meta"
+    model, (ids, *_) = model_of("Mistral"), tokens()
+    places = torch.tensor([[*range(9)], [*range(6), *range(3)]], device=DEVICE)  # at the seam both are sequence 0
+    alone = torch.cat([model(part).logits[0] for part in (ids[:1], *ids[1:].split([6, 3], 1))])
     model.set_attn_implementation("fa2_lab")
-    assert worst(model(ids[:1], position_ids=places).logits[0], alone) < 1e-4
+    assert worst(model(ids, position_ids=places).logits.flatten(0, 1), alone) < 1e-4
     with pytest.raises(ValueError, match=r"^dropout: got 0.1; with several sequences in a row it takes 0"):
         q = torch.zeros(3, 1, 6, 16, device=DEVICE)
         ours.attend(None, q, q, q, seen, dropout=0.1)
@@ -271,11 +275,30 @@ def test_a_model_says_what_it_cannot(what, given):
         model(ids[:1], **{name: x.to(DEVICE) for name, x in given.items()})
 
 
-@pytest.mark.parametrize("name", ours.REFUSED)
+@pytest.mark.parametrize("name", ("position_bias", "head_mask", "output_attentions"))
 def test_what_only_eager_does_is_refused(name):
     q = torch.zeros(1, 1, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match=f"^{name}: got "):
         ours.attend(None, q, q, q, None, is_causal=True, **{name: True})
+
+
+@pytest.mark.parametrize("causal, sliding, window", [
+    (False, None, None), (True, None, (None, 0)), (False, 3, (2, 2)), (True, 3, (2, 0)),
+])  # fmt: skip
+def test_no_mask_but_a_window_and_a_switch(causal, sliding, window):
+    """A layer says what it is by an argument or by itself; its scale, softcap, sinks and dropout are heeded."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, heads, 6, 16, generator=draw).to(DEVICE) for heads in (2, 1, 1))
+    sinks, module = torch.tensor([0.5, -1.0], device=DEVICE), torch.nn.Module()
+    module.is_causal = causal
+    for given in (dict(is_causal=causal), dict()):
+        got = ours.attend(module, q, k, v, None, sliding_window=sliding, scaling=0.4, softcap=2.0, s_aux=sinks, **given)
+        want = fa2_lab.attention(q, k, v, window=window, scale=0.4, softcap=2.0, sinks=sinks, backend="reference")
+        assert worst(got[0], want.transpose(1, 2)) < 1e-5 and got[1] is None
+    torch.manual_seed(3)
+    (dropped, _) = ours.attend(module, q, k, v, None, sliding_window=sliding, dropout=0.5)
+    torch.manual_seed(3)
+    assert torch.equal(dropped, fa2_lab.attention(q, k, v, window=window, dropout_p=0.5).transpose(1, 2))
 
 
 def test_no_mask_at_all():
