@@ -37,7 +37,7 @@ CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed seque
     ((2, 4, 2, 300, 512, 128), False, True, None),
     ((1, 8, 1, 1000, 1000, 64), True, False, None),
     ((3, 16, 4, 4096, 4096, 128), True, False, None),
-    ((3, 16, 4, 8192, 8192, 64), True, False, None),
+    ((8, 16, 4, 8192, 8192, 64), True, False, None),
     ((1, 4, 2, 1024, 1024, 128), False, False, 4),  # rows in whole tiles: a sequence need not be
     ((1, 4, 1, 1024, 1024, 64), True, False, 2),
     ((1, 2, 2, 64, 128, 32), False, False, None),
@@ -45,13 +45,15 @@ CASES = [  # batch, H, H_kv, N_q, N_k, d, causal, with key_lengths, packed seque
 
 
 @pytest.mark.parametrize("shape, causal, lengths, sequences", CASES)
-def test_the_forward_s_launch(shape, causal, lengths, sequences):
+def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     batch, H, H_kv, N_q, N_k, d = shape
     Q, K = tensors(*shape, packed=sequences is not None)
     many, group = sequences or 1, H // H_kv
+    asked, choose = [], forward_sizes.choose
+    monkeypatch.setattr(forward_sizes, "choose", lambda *given: asked.append(given) or choose(*given))
     made = forward.prepare_launch(Q, K, K, Options(causal, 0.1), lengths, sequences)
-    args = made.arguments
-    want = forward_sizes.choose(d, ceil(N_q / many), ceil(N_k / many), many * batch * H, SMs, causal, lengths)
+    args, want = made.arguments, choose(*asked[0])
+    assert asked == [(d, ceil(N_q / many), ceil(N_k / many), many * batch * H, SMs, causal, lengths)]
     blocks = batch * ceil(N_q / want.rows) if sequences is None else N_q // want.rows + sequences + 1
     assert args["SIZES"] == want and made.grid == (min(SMs, H * blocks), 1, 1)
     assert args["RAGGED"] is (lengths or sequences is not None or N_k % want.B_c != 0)
