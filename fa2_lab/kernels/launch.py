@@ -3,6 +3,7 @@
 import math
 from contextlib import nullcontext
 from copy import copy
+from typing import Any
 
 import torch
 import triton
@@ -26,15 +27,19 @@ class Launch:
     by their names, strides and sizes with those that are constants to the compiler; `options` are the compiler's own.
     """
 
-    def __init__(self, kernel, grid: int | tuple[int, int, int], options: dict, descriptors: tuple = (), **arguments):
+    def __init__(
+        self, kernel: Any, grid: int | tuple[int, int, int], options: dict, descriptors: tuple = (), **arguments: Any
+    ) -> None:
         if interpreter.switched_on():
             interpreter.say_so()
         self.kernel, self.options, self.arguments = kernel, options | FUSED, arguments
         self.grid = grid if isinstance(grid, tuple) else (grid, 1, 1)
         self.descriptors = descriptors
-        self.again = None  # what launches from the second time on; False where Triton does not let itself be passed by
+        self.again: Any = (
+            None  # what launches from the second time on; False where Triton does not let itself be passed by
+        )
 
-    def __call__(self, *tensors) -> None:
+    def __call__(self, *tensors: Any) -> None:
         """Launch by Triton's own call, which compiles; from the second time on past it, at a third of the cost.
 
         Triton compiles another kernel where a pointer is no multiple of 16, so then it is asked each time. Kernels with
@@ -54,7 +59,7 @@ class Launch:
             self.again = relaunch(made, self.grid, stream, everything, described, pointers) or False
 
 
-def described_at(descriptor, X: torch.Tensor):
+def described_at(descriptor: Any, X: torch.Tensor) -> Any:
     """The descriptor of X, from one of its kind, without the checks that its kind has passed already."""
     found = copy(descriptor)
     found.base = X
@@ -66,7 +71,7 @@ def current_stream(X: torch.Tensor) -> int:
     return driver.active.get_current_stream(X.get_device())
 
 
-def addresses(tensors) -> list[int]:
+def addresses(tensors: Any) -> list[int]:
     """Where tensors lie; 0 for None, whose place in a launch nobody reads."""
     return [0 if X is None else X.data_ptr() for X in tensors]
 
@@ -74,12 +79,12 @@ def addresses(tensors) -> list[int]:
 # What else a launch needs -------------------------------------------------------------------------------------
 
 
-def shape(X: torch.Tensor) -> tuple[int, int, int, int]:
+def shape(X: torch.Tensor) -> tuple[int, ...]:
     """(batch, heads, N, d); packed sequences, (tokens, heads, d), are the rows of one batch entry."""
     return X.shape if X.dim() == 4 else (1, X.shape[1], X.shape[0], X.shape[2])
 
 
-def strides(X: torch.Tensor) -> tuple[int, int, int]:
+def strides(X: torch.Tensor) -> tuple[int, ...]:
     """How far apart batch entries, heads and rows of a tensor lie; its columns lie side by side.
 
     A packed sequence is found by its first row, as a batch entry is by its number.
@@ -100,7 +105,7 @@ def sizes(Q: torch.Tensor, K: torch.Tensor, of: torch.Tensor, streamed: torch.Te
     return found | dict(heads_at_once=heads_at_once(streamed, 8))
 
 
-def window(options) -> tuple:
+def window(options: Any) -> tuple:
     """(left, right) of the diagonal. The causal mask's 0 is known to the compiler, a window's sizes are not."""
     return options.left, triton.language.constexpr(0) if options.causal else options.right
 
@@ -116,7 +121,7 @@ def dropout(p: float) -> tuple[int, float]:
     return math.floor(p * 2**32), 1 / (1 - p)
 
 
-def on_device_of(Q: torch.Tensor):
+def on_device_of(Q: torch.Tensor) -> Any:
     """Triton launches on the current GPU: make it Q's for the time of a launch. The interpreter does one at a time."""
     if not Q.is_cuda:
         return interpreter.ONE_AT_A_TIME

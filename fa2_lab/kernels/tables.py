@@ -7,6 +7,7 @@ finds come first.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -114,7 +115,7 @@ def upcast(Q: torch.Tensor) -> bool:
 
 def blocks(kernel: str, Q: torch.Tensor, causal: bool) -> Blocks:
     """The block sizes of one kernel for tensors like Q: what was tuned here, else the chip family's entry."""
-    fixed = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
+    fixed: dict[str, Any] = dict(d_pad=padded(Q.shape[-1]), upcast=upcast(Q))
     if interpreter.switched_on():
         return Blocks(*INTERPRETED[kernel], **fixed)
     if tuned := finds().get(name(kernel, Q, causal)):

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from fa2_lab.kernels.prepared import forget, prepared
 
@@ -13,7 +14,7 @@ def tuned_file() -> Path:
     return Path(os.environ.get("FA2_LAB_TUNED") or Path(cache_folder) / "fa2_lab" / "tuned.json")
 
 
-def finds() -> dict[str, list[int]]:
+def finds() -> dict[str, Any]:
     """{name: [B_r, B_c, warps, stages, registers]}; empty where nothing was tuned."""
     file = tuned_file()
     return prepared(("finds", file), read, file)

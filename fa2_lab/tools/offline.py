@@ -12,6 +12,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 import torch
 import triton
@@ -29,10 +30,10 @@ def compile_for(chip: str) -> None:
 class Absent:
     """Stands in for the driver of a GPU: it names its target and has nothing to launch on."""
 
-    def __init__(self, target):
+    def __init__(self, target: Any) -> None:
         self.target = target
 
-    def get_current_target(self):
+    def get_current_target(self) -> Any:
         return self.target
 
     def get_current_device(self) -> int:
@@ -45,7 +46,7 @@ class Absent:
         return torch.device("cpu")
 
 
-def report(kernel) -> dict[str, int]:
+def report(kernel: Any) -> dict[str, int]:
     """Registers, stack bytes, instructions that spill or use tensor cores, and shared memory of a compiled kernel."""
     found = from_amdgcn(kernel.asm["amdgcn"]) if "amdgcn" in kernel.asm else from_cubin(kernel.asm["cubin"])
     return found | dict(shared=kernel.metadata.shared)
@@ -62,7 +63,7 @@ def read(cubin: bytes) -> tuple[str, str]:
 def from_cubin(cubin: bytes) -> dict[str, int]:
     """What a binary for NVIDIA's GPUs says."""
     usage, code = read(cubin)
-    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage).groups()
+    registers, stack = re.findall(r"REG:(\d+) STACK:(\d+)", usage)[0]
     counts = {name: len(re.findall(rf"\b{name.upper()}\b", code)) for name in ("ldl", "stl", "hgmma", "hmma")}
     tensor = sum(len(re.findall(rf"\b{name}\b", code)) for name in ("HGMMA", "HMMA", "UTCHMMA"))
     return dict(regs=int(registers), stack=int(stack), tensor=tensor, **counts)
@@ -82,14 +83,14 @@ def from_amdgcn(code: str) -> dict[str, int]:
     """What AMD's compiler writes into its assembly."""
 
     def field(name: str) -> int:
-        return int(re.search(rf"\.{name}:\s*(\d+)", code)[1])
+        return int(re.findall(rf"\.{name}:\s*(\d+)", code)[0])
 
     spilled = field("vgpr_spill_count")
     stack = field("private_segment_fixed_size")
     return dict(regs=field("vgpr_count"), stack=stack, ldl=spilled, stl=spilled, tensor=len(re.findall("v_mfma", code)))
 
 
-def serialized(kernel) -> bool:
+def serialized(kernel: Any) -> bool:
     """Whether the compiler makes every asynchronous product (Hopper's wgmma) wait for the one before it."""
     _, code = read(kernel.asm["cubin"])
     return len(re.findall(r"WARPGROUP\.DEPBAR", code)) > len(re.findall("HGMMA", code)) / 2

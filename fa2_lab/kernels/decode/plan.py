@@ -1,11 +1,14 @@
 """How decode is launched: in tiles of which size, with how many programs, and by which of the two kernels."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from fa2_lab.kernels import interpreter, launch, tables
 from fa2_lab.kernels.common.softmax import scales
@@ -20,13 +23,22 @@ DEEPEST = 65535  # programs in a grid's second and third dimension
 # The call -------------------------------------------------------------------------------------------------------
 
 
-def is_decode(Q, K) -> bool:
+def is_decode(Q: Tensor, K: Tensor) -> bool:
     """Whether decode is the faster kernel for such tensors: few rows to a K/V head, or more of them on a long cache."""
     rows = Q.shape[1] // K.shape[1] * Q.shape[2]
     return Q.shape[2] <= 16 and (rows <= 16 or (rows <= MOST_ROWS and K.shape[2] >= 2048))
 
 
-def decode(Q, K, V, options: Options, key_lengths=None, table=None, programs=None, sinks=None):
+def decode(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    options: Options,
+    key_lengths: Tensor | None = None,
+    table: Tensor | None = None,
+    programs: int | None = None,
+    sinks: Tensor | None = None,
+) -> Any:
     """O like Q, and L (batch, heads, N_q): attention of a few queries, whose result does not depend on how it is split.
 
     With a table (batch, width), K and V are pages (pages, page_size, kv heads, d), in which key_lengths keys are real.
@@ -46,7 +58,18 @@ class Decode:
     merge: launch.Launch | None  # None where every program reads whole heads
     scratch: int  # numbers in fp32 that hold the parts
 
-    def __call__(self, Q, K, V, key_lengths=None, seed=None, sinks=None, cu_q=None, cu_k=None, table=None):
+    def __call__(
+        self,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
+        key_lengths: Tensor | None = None,
+        seed: Tensor | None = None,
+        sinks: Tensor | None = None,
+        cu_q: Tensor | None = None,
+        cu_k: Tensor | None = None,
+        table: Tensor | None = None,
+    ) -> Any:
         """(O, L); there is never a seed, nor are sequences packed."""
         O = torch.empty_like(Q)
         L = torch.empty(size=Q.shape[:3], dtype=torch.float32, device=Q.device)
@@ -61,7 +84,15 @@ class Decode:
         return O, L
 
 
-def prepare(Q, K, V, options: Options, key_lengths=None, table=None, programs=None) -> Decode:
+def prepare(
+    Q: Tensor,
+    K: Tensor,
+    V: Tensor,
+    options: Options,
+    key_lengths: Tensor | None = None,
+    table: Tensor | None = None,
+    programs: int | None = None,
+) -> Decode:
     """decode() for calls of one kind: sizes, programs, and what the kernels are compiled for."""
     shape = shape_of(Q, K, table, one_length=key_lengths is None)
     blocks, at_once = blocks_of(Q, shape)
@@ -70,10 +101,10 @@ def prepare(Q, K, V, options: Options, key_lengths=None, table=None, programs=No
     tile = tile_of(shape, blocks, window, split_kv=cut.splits > 0, early_merge=starts_early(Q.device))
     sizes, strides = sizes_of(shape, blocks, window), strides_of(Q, K, V, table)
     factors = scales(options.scale, options.softcap)
-    common = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
+    common: dict[str, Any] = dict(strides=strides, N_k=shape.N_k, scales=factors, sizes=sizes, tile=tile)
     if cut.splits:
-        grid, own = (cut.splits, sizes.heads, shape.batch), dict(WHOLE=cut.splits == 1)
-        read = launch.Launch(split_kv_kernel, grid, blocks.compiler_options(), **common, **own)
+        grid, split = (cut.splits, sizes.heads, shape.batch), common | dict(WHOLE=cut.splits == 1)
+        read = launch.Launch(split_kv_kernel, grid, blocks.compiler_options(), **split)
     else:
         common |= dict(batch=shape.batch, share=cut.share)
         read = launch.Launch(stream_k_kernel, cut.programs, blocks.compiler_options(), **common)
@@ -84,7 +115,7 @@ def prepare(Q, K, V, options: Options, key_lengths=None, table=None, programs=No
     return Decode(cut.splits > 0, read, merge, scratch=parts * sizes.R * (blocks.d_pad + 4))
 
 
-def prepare_merge(shape, blocks, cut, common) -> launch.Launch:
+def prepare_merge(shape: Shape, blocks: tables.Blocks, cut: Cut, common: dict[str, Any]) -> launch.Launch:
     """A program for some columns of each row of O, with as many warps as these and a head's parts give work to."""
     width, heads = min(blocks.d_pad, MERGE_WIDTH), shape.batch * common["sizes"].heads
     parts = min(64, max(4, triton.next_power_of_2(cut.programs // heads + 2)))
@@ -115,7 +146,7 @@ class Entry(NamedTuple):
 # of those that were timed with `python -m fa2_lab bench decode` on an H200, where about 96 KiB on their way to each SM
 # are best. That all entries fit, `python -m pytest tests/test_compile.py` says: no register spills, and an SM holds as
 # many programs as stand here.
-HOPPER = {
+HOPPER: dict[str, dict[int, tuple]] = {
     "fp32, 64 rows": {d: (32 if d < 256 else 16, 4, 3, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": {d: (64 if d < 256 else 16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "64 rows": {16: (64, 4, 5, 2), 32: (64, 4, 5, 2), 64: (64, 4, 4, 2), 128: (32, 4, 4, 2), 256: (16, 4, 4, 2)},
@@ -125,7 +156,9 @@ HOPPER = {
     "pages": {128: (32, 4, 4, 2)} if tables.TIGHT else {},
     "any": {16: (128, 4, 4, 2), 32: (128, 4, 4, 2), 64: (128, 4, 3, 2), 128: (64, 4, 3, 2), 256: (32, 4, 3, 2)},
 }
-AMPERE = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of the small ones
+AMPERE: dict[
+    str, dict[int, tuple]
+] = {  # and every other GPU by NVIDIA: all of it fits into the 99 KiB of the small ones
     "fp32, 64 rows": {d: (16, 4, 2, 2, 240) for d in (16, 32, 64, 128, 256)},
     "fp32": HOPPER["fp32"],
     "64 rows": {d: (16, 4, 3, 2) for d in (16, 32, 64, 128, 256)},
@@ -142,7 +175,7 @@ INTERPRETED = Entry(B_c=64, warps=1, stages=1, per_SM=4)
 PAGED = 2  # more stages, if there are more than two: the entry of the block table is loaded ahead of its page
 
 
-def blocks_of(Q: torch.Tensor, shape) -> tuple[tables.Blocks, int]:
+def blocks_of(Q: torch.Tensor, shape: Shape) -> tuple[tables.Blocks, int]:
     """Tile, warps, stages and registers for queries like Q, and how many programs run at once."""
     B_r, d_pad = min(MOST_ROWS, max(16, triton.next_power_of_2(shape.rows))), tables.padded(shape.d)
     if interpreter.switched_on():
@@ -152,11 +185,11 @@ def blocks_of(Q: torch.Tensor, shape) -> tuple[tables.Blocks, int]:
         found = next(Entry(*table[case][d_pad]) for case in cases(Q, shape, SMs, B_r) if d_pad in table.get(case, ()))
         registers = None if table is CDNA else found.registers
     stages = found.stages + PAGED * (shape.page > 0 and found.stages > 2)
-    fixed = dict(registers=registers, d_pad=d_pad, upcast=tables.upcast(Q))
+    fixed: dict[str, Any] = dict(registers=registers, d_pad=d_pad, upcast=tables.upcast(Q))
     return tables.Blocks(B_r, found.B_c, found.warps, stages, **fixed), SMs * found.per_SM
 
 
-def cases(Q: torch.Tensor, shape, SMs: int, B_r: int) -> list[str]:
+def cases(Q: torch.Tensor, shape: Shape, SMs: int, B_r: int) -> list[str]:
     """The cases of the tables that apply, in their order."""
     usual = Entry(*family()["any"][tables.padded(shape.d)])
     heads, few, fp32 = shape.equal_heads, B_r == 16, Q.dtype == torch.float32
@@ -203,7 +236,9 @@ class Cut(NamedTuple):
     whole_heads: bool  # whether every program reads whole heads, so that nothing has to be merged
 
 
-def cut_keys(shape, blocks, itemsize, at_once, programs, left=None) -> Cut:
+def cut_keys(
+    shape: Shape, blocks: tables.Blocks, itemsize: int, at_once: int, programs: int | None, left: int | None = None
+) -> Cut:
     """Split-KV where the rules of shares.py say so and nobody asks for a number of programs, else stream-K."""
     row_blocks, tiles = triton.cdiv(shape.rows, blocks.B_r), triton.cdiv(shape.N_k, blocks.B_c)
     if left is not None:  # and no tile before the window of the first query
@@ -221,7 +256,7 @@ def cut_keys(shape, blocks, itemsize, at_once, programs, left=None) -> Cut:
     return Cut(splits=0, programs=programs, share=share, whole_heads=share % (tiles + 1) == 0)
 
 
-def tile_of(shape, blocks, window, split_kv, early_merge) -> DecodeTile:
+def tile_of(shape: Shape, blocks: tables.Blocks, window: tuple, split_kv: bool, early_merge: bool) -> DecodeTile:
     """What the kernels are compiled for. A share may end anywhere in a head, so stream-K always masks."""
     left, right = window
     cut = left is not None or (right is not None and shape.N_q > 1)
@@ -232,7 +267,7 @@ def tile_of(shape, blocks, window, split_kv, early_merge) -> DecodeTile:
     return DecodeTile(*map(tl.constexpr, (*sizes, *switches)))
 
 
-def sizes_of(shape, blocks, window) -> Counts:
+def sizes_of(shape: Shape, blocks: tables.Blocks, window: tuple) -> Counts:
     """The numbers of a call that hardly change from call to call."""
     row_blocks, R = triton.cdiv(shape.rows, blocks.B_r), min(blocks.B_r, shape.rows)
     return Counts(shape.H, shape.group, shape.N_q, row_blocks, heads=shape.H_kv * row_blocks, R=R, pages=shape.pages,
@@ -272,7 +307,7 @@ class Shape(NamedTuple):
         return self.batch * self.H_kv if self.one_length else 0
 
 
-def shape_of(Q, K, table, one_length) -> Shape:
+def shape_of(Q: Tensor, K: Tensor, table: Tensor | None, one_length: bool) -> Shape:
     """K is (batch, heads, N_k, d), or with a table pages (pages, page_size, heads, d)."""
     batch, H, N_q, d = Q.shape
     if table is None:
@@ -282,9 +317,9 @@ def shape_of(Q, K, table, one_length) -> Shape:
     return Shape(batch, H_kv, H // H_kv, N_q, width * page, d, page, pages, width, one_length)
 
 
-def strides_of(Q, K, V, table) -> Strides:
+def strides_of(Q: Tensor, K: Tensor, V: Tensor, table: Tensor | None) -> Strides:
     """Of batch entries (or pages), heads, and rows (or keys)."""
     order = (0, 1, 2) if table is None else (0, 2, 1)
-    strides = [[x.stride(i) for i in order] for x in (K, V)]
+    K_strides, V_strides = (tuple(x.stride(i) for i in order) for x in (K, V))
     O = torch.empty_like(Q, device="meta")
-    return Strides(Q.stride()[:3], *map(tuple, strides), O.stride()[:3])
+    return Strides(Q.stride()[:3], K_strides, V_strides, O.stride()[:3])

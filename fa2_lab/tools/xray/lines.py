@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any
 
 from fa2_lab.paper import Place, where
 from fa2_lab.tools import offline
@@ -25,7 +26,8 @@ def by_line(cubin: bytes) -> dict[str, list[str]]:
     with NamedTemporaryFile(suffix=".cubin") as file:
         Path(file.name).write_bytes(cubin)
         text = offline.nvidia_tool("nvdisasm", "-g", "-c", file.name)
-    found, here, inlined, product = {}, None, False, None
+    found: dict = {}
+    here, inlined, product = None, False, None
     for line in text.splitlines():
         if mark := MARK.search(line):
             if not inlined:  # the first mark is the line itself, those after it say from where it was called
@@ -49,7 +51,7 @@ def sass_of(tag: str, chip: str = "sm_90") -> str:
     return "\n".join(part for place in found.first_triton for part in instructions(place, kernels))
 
 
-def instructions(place: Place, kernels) -> list[str]:
+def instructions(place: Place, kernels: Any) -> list[str]:
     """One line of code, and how often each machine instruction stands in what it became."""
     rows = [f"{place.file}:{place.number}  {place.text.split('  #')[0].strip()}"]
     for kernel in kernels:
