@@ -157,6 +157,8 @@ def take(c: gl.constexpr, r, pipes, geometry):
     """Wait for K and V; returns this consumer's rows of V."""  # (64, d)
     k = pipes.k.take(r).slice(c * COLS, COLS, 0)
     v = pipes.v.take(r).slice(c * COLS, COLS, 0)
+    # Each consumer wipes its own 64 rows of K. For dQ it reads the other's, too, but only once that one has arrived at
+    # ds_filled, after it has wiped them and fenced.
     if geometry.KEYS:
         real = pipes.mailbox.read(r, "length") - pipes.mailbox.read(r, "col") - c * COLS
         wipe(k, real)
@@ -220,7 +222,11 @@ def step(c: gl.constexpr, n, dk, dv, v, held, seen, sums, pipes, scale, ds):
 
 @gluon.jit
 def exchange(c: gl.constexpr, n, ds, pipes):
-    """Store this consumer's dS where both read it. They do so in the next step, so two places are enough."""
+    """Store this consumer's dS where both read it. They do so in the next step, so two places are enough.
+
+    The fence is needed twice: the tensor cores read what was stored, and once the rows are released the copy engine
+    writes where rows.start() has read.
+    """
     pipes.ds.index(n & 1).slice(c * COLS, COLS, 0).store(ds)
     fence_async_shared()
     mbarrier.arrive(pipes.ds_filled, count=1)

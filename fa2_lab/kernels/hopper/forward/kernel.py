@@ -293,6 +293,8 @@ def forward_kernel(Q, K, V, O, L, counter, key_lengths, cu_q, cu_k, sequences, l
         o = gl.allocate_shared_memory(O.dtype, several(CONSUMERS, O.block_shape), O.layout)
     else:
         o = q.tiles
+    # K and V have equally many stages: a release of K's tile frees V's, too. With key_lengths there are at least two:
+    # a consumer waits for V's first tile before it releases K's, and the producer fills K's second before V's first.
     k = new_ring(K, SIZES.stages, CONSUMERS)
     v = new_ring(V, SIZES.stages, CONSUMERS, RELEASED=False)  # K's releases tell of it
     ping_pong = new_ping_pong(CONSUMERS, SIZES.ping_pong)

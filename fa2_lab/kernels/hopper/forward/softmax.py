@@ -106,7 +106,10 @@ RAISED = gl.constexpr(RAISED + "DONE:\n}")
 
 @gluon.jit
 def raised(m, scale, top, factor):
-    """m, its scale and alpha, all (64, 4). If some `top` lies more than 8 above its m, the warp's rows follow."""
+    """m, its scale and alpha, all (64, 4). If some `top` lies more than 8 above its m, the warp's rows follow.
+
+    The assembly takes two numbers of a thread at a time: they must be those of its rows r and r + 8, side by side.
+    """
     factor = gl.full([m.shape[0], m.shape[1]], factor, gl.float32, m.type.layout)
     return gl.inline_asm_elementwise(RAISED, "=&f,=&f,=&f,=&f,=&f,=&f,0,1,2,3,f,f,f,f", [m, scale, top, factor],
                                      (gl.float32, gl.float32, gl.float32), True, 2)  # fmt: skip

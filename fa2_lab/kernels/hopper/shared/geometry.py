@@ -53,7 +53,10 @@ class Scheduler:
 
     @gluon.jit
     def leave(self):
-        """The last program to leave puts both counters back to zero."""
+        """The last program to leave puts both counters back to zero.
+
+        So launches that share a counter must follow one another: see counter_for().
+        """
         if draw(self.counter + 1) == gl.num_programs(0) - 1:
             gl.store(self.counter, 0)
             gl.store(self.counter + 1, 0)

@@ -88,7 +88,10 @@ class Mailbox:
 
     @gluon.jit
     def release(self, n):
-        """Consumer: the numbers of the n-th block are no longer needed here."""
+        """Consumer: the numbers of the n-th block are no longer needed here.
+
+        Compiled, this waits for all threads twice: here, and where the compiler makes one thread arrive for all.
+        """
         all_threads()
         mbarrier.arrive(self.emptied.index(n & 1), count=1)
 
