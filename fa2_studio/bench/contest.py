@@ -12,7 +12,7 @@ from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
 from fa2_studio.bench.peers import dense
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition, worst
-from fa2_studio.bench.protocol import Timing, in_a_line, measure
+from fa2_studio.bench.protocol import Timing, measure, tried
 from fa2_studio.bench.results import label
 
 DIRECTIONS = ("forward", "backward")
@@ -61,19 +61,6 @@ def all_tried(prepares: Mapping[str, Callable]) -> tuple[dict, dict[str, str]]:
     return {name: call for name, call in prepared.items() if name not in failed}, failed
 
 
-def tried(prepare: Callable):
-    """What it returns, or in a line why it does not."""
-    try:
-        return prepare()
-    except dense.Missing as why:
-        return str(why)
-    except torch.OutOfMemoryError:
-        torch.cuda.empty_cache()
-        return "out of memory"
-    except Exception as failure:  # a peer that fails is named with its reason
-        return in_a_line(failure)
-
-
 def contest(
     where: dict,
     direction: str,
@@ -87,8 +74,7 @@ def contest(
     timings = timing(calls)
     failed |= {name: why for name, why in timings.items() if isinstance(why, str)}
     timed = {name: t for name, t in timings.items() if isinstance(t, Timing)}
-    scale = 1e3 if unit == "µs" else 1.0
-    values = {name: [scale * x for x in (t.median, t.low, t.high)] for name, t in timed.items()}
+    values = {name: t.numbers(scale=1e3 if unit == "µs" else 1.0) for name, t in timed.items()}
     chip = {name: list(t.chip) for name, t in timed.items() if t.chip}
     return Measurement(where, direction, values, failed, unit, flops=flops, chip=chip)
 

@@ -275,10 +275,15 @@ def train_summary(run: Record) -> str:
     """Tokens per second, and how far the loss curves are apart."""
     time = next(row for row in run.rows if row.direction == "time")
     speeds = ", ".join(f"{name} {1e6 / x[0]:,.0f}" for name, x in time.values.items())
+    sizes = f"{time.problem['layers']} layers, {time.problem['steps']} steps"
+    return f"{sizes}. Tokens per second: {speeds}. {curves_summary(run)}"
+
+
+def curves_summary(run: Record) -> str:
+    """How far loss curves are apart."""
     curves = list(run.curves.values())
     apart = max(abs(a - b) for curve in curves for a, b in zip(curve, curves[0], strict=True))
-    sizes = f"{time.problem['layers']} layers, {time.problem['steps']} steps"
-    return f"{sizes}. Tokens per second: {speeds}. Its loss curves are never further apart than {apart:.4f}"
+    return f"Its loss curves are never further apart than {apart:.2g}"
 
 
 def ring_summary(run: Record) -> str:
@@ -306,7 +311,11 @@ MEDIANS = dict(
     small=(dict(forward="Host time of a forward call", both="Of forward, with gradients, and backward"), "{:.0f} µs"),
 )
 SUMMARIES: dict[str, Callable[[Record], str]] = dict(  # of whole runs
-    deterministic=deterministic_summary, memory=memory_summary, train=train_summary, ring=ring_summary
+    deterministic=deterministic_summary,
+    memory=memory_summary,
+    train=train_summary,
+    ring=ring_summary,
+    models=curves_summary,
 )
 TABLES: dict[str, Callable[[Record], list[str]]] = dict(sweep=sweep_table, ladder=ladder.markdown)
 

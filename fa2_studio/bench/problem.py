@@ -7,6 +7,10 @@ from dataclasses import asdict, dataclass
 import torch
 
 
+class Missing(Exception):
+    """Why a contestant cannot take part; the reason is printed in its place."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """The shape of one call. FLOPs are counted as the FA2 paper counts them: 4 N_q N_k d per head, half if causal."""

@@ -17,6 +17,7 @@ from itertools import accumulate, pairwise
 import torch
 
 from fa2_studio.bench.power import Meter
+from fa2_studio.bench.problem import Missing
 
 REPEATS, WARM_UP = 20, 3
 HEAD_START = 3_000_000  # clock cycles that the host has to launch a call: about 1.5 ms
@@ -55,6 +56,10 @@ class Timing:
     low: float
     high: float
     chip: tuple[float, ...] = ()  # SM clock in MHz and power in watts meanwhile, where they were read
+
+    def numbers(self, scale: float = 1.0) -> list[float]:
+        """As a record keeps them."""
+        return [scale * x for x in (self.median, self.low, self.high)]
 
 
 def overwriting() -> Callable[[], object]:
@@ -134,21 +139,27 @@ def milliseconds(call: Callable[[], object], times: int) -> float:
 
 def warm_up(call: Callable[[], object]) -> str:
     """Run a call a few times; returns why it failed, or nothing."""
-    try:
+
+    def runs() -> str:
         for _ in range(WARM_UP):
             call()
         torch.cuda.synchronize()
+        return ""
+
+    return tried(runs)
+
+
+def tried(call: Callable):
+    """What it returns, or in a line why it does not: who fails is named with the reason, and the run goes on."""
+    try:
+        return call()
+    except Missing as why:
+        return str(why)
     except torch.OutOfMemoryError:
         torch.cuda.empty_cache()
         return "out of memory"
-    except Exception as failure:  # a peer that fails must not end the run; its reason goes into the table
-        return in_a_line(failure)
-    return ""
-
-
-def in_a_line(failure: Exception) -> str:
-    """What went wrong, short enough for a table."""
-    return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
+    except Exception as failure:
+        return f"{type(failure).__name__}: {failure}".splitlines()[0][:160]
 
 
 def summary(milliseconds: list[float]) -> Timing:

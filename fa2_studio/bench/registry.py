@@ -35,6 +35,7 @@ SUITES |= {
     "memory": Suite("suites:memory", "peak bytes over the length"),
     "ladder": Suite("ladder:run", "one change of a kernel at a time, beside the fastest peers, with counters"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),
+    "models": Suite("models:run", "no GPU needed: a small Llama of transformers with its attention swapped", gpu=False),
     "ring": Suite("ring:run", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"),
 }
 OTHERS = {  # records that no command writes; each says how it was made

@@ -109,11 +109,11 @@ def measured(problem: Problem, group: dist.ProcessGroup, layout: str) -> dict[st
         backward=lambda O=O: torch.autograd.grad(O, mine, dO, retain_graph=True),
         both=lambda: torch.autograd.grad(attention(), mine, dO),
     )
-    values = {name: numbers(slowest(call, group)) for name, call in calls.items()}
+    values = {name: slowest(call, group).numbers() for name, call in calls.items()}
     del O, calls["backward"]
     values["peak memory"] = [peak_mebibytes(calls["both"], group)]
     if dist.get_world_size(group) > 1:
-        values["K V once round"] = numbers(slowest(lambda: once_round(problem, k, v, group), group))
+        values["K V once round"] = slowest(lambda: once_round(problem, k, v, group), group).numbers()
     return values
 
 
@@ -140,10 +140,6 @@ def slowest(call: Callable[[], object], group: dist.ProcessGroup) -> Timing:
     longest = torch.tensor(times[1:], device="cuda")
     dist.all_reduce(longest, dist.ReduceOp.MAX, group)
     return summary(longest.tolist())
-
-
-def numbers(timing: Timing) -> list[float]:
-    return [timing.median, timing.low, timing.high]
 
 
 def peak_mebibytes(call: Callable[[], object], group: dist.ProcessGroup) -> float:

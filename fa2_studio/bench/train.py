@@ -14,8 +14,8 @@ from tqdm import tqdm
 from fa2_lab.paper import PACKAGE
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import tried
 from fa2_studio.bench.problem import Problem
+from fa2_studio.bench.protocol import tried
 from fa2_studio.bench.results import machine
 
 PROTOCOL = "bf16 autocast, AdamW, the same seed and batches for every backend; seconds without the first 10 steps"

@@ -196,16 +196,17 @@ else:
 # causal, a sliding window, padding on either side. Grouped heads, a cache, and that chapter's sinks (an extra term in ℓ)
 # and softcap (bounded scores) work too. Any other mask is refused.
 #
-# `python -m fa2_studio.models` trains a small Llama several times. Each run starts with the same weights and sees the
+# `python -m fa2_lab bench models` trains a small Llama several times. Each run starts with the same weights and sees the
 # same batches. Only the attention differs.
 #
 # **Predict.** One attention writes the N × N matrix of scores, another does not. How far apart are their losses
 # in any of 31 steps, at most: about 0.1, 0.001 or 0.00001?
 
 # %%
-from fa2_studio import models
+from fa2_lab.records import load
+from fa2_studio.bench import models
 
-print(models.table(models.recorded()["curves"]))
+print(models.table(load("models").curves))
 
 # %% [markdown]
 # <details><summary>Answer</summary>

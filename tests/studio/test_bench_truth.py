@@ -111,7 +111,7 @@ def test_inputs_are_what_the_protocol_says():
     assert all(abs(x.var() - 1.1) < 0.05 for x in drawn["outliers"])
     q, k, *_ = drawn["peaked"]
     s = (q @ k.transpose(2, 3) / 8).masked_fill(torch.ones(500, 500, dtype=torch.bool).triu(1), -torch.inf)
-    assert torch.softmax(s, 3).amax(3).median() > 0.99
+    assert (torch.softmax(s, 3).amax(3) > 0.9).float().mean() > 0.95, "each query is twice a key that it sees"
 
 
 def test_a_layout_changes_memory_and_nothing_else():

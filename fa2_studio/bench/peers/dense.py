@@ -11,13 +11,9 @@ from importlib import import_module
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fa2_studio.bench.problem import Problem
+from fa2_studio.bench.problem import Missing, Problem
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-
-
-class Missing(Exception):
-    """Why a contestant cannot take part; the reason is printed in its place."""
 
 
 def ours(problem: Problem, backend: str = "auto") -> Attention:

@@ -3,13 +3,14 @@
 import pytest
 from kernel_truth import DEVICE
 
-from fa2_studio import models
+from fa2_lab.records import load
+from fa2_studio.bench import models
 
 
 def test_recorded_curves_fall_and_lie_together():
-    record = models.recorded()
-    curves = record["curves"]
-    assert {"eager", "fa2_lab"} <= set(curves) <= set(models.NAMES) and "transformers" in record["machine"]
+    record = load("models")
+    curves = record.curves
+    assert {"eager", "fa2_lab"} <= set(curves) <= set(models.NAMES) and "transformers" in record.machine
     for losses in curves.values():
         assert len(losses) == models.STEPS and losses[-1] < losses[0] - 1
         assert all(abs(x - y) < 1e-3 for x, y in zip(losses, curves["eager"], strict=True))

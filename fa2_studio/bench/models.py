@@ -1,0 +1,60 @@
+"""The suite `models`: a small model of Hugging Face's transformers, trained with one attention after the other.
+
+The model is a Llama of two layers that reads the package's own sources byte by byte. All start with the same weights
+and see the same batches, so the loss curves differ by rounding alone.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from fa2_lab.records import Measurement, Record
+from fa2_studio.bench.problem import Problem
+from fa2_studio.bench.protocol import tried
+from fa2_studio.bench.results import machine, version
+from fa2_studio.bench.train import batches, losses
+
+NAMES = ("eager", "sdpa", "flex_attention", "fa2_lab")  # as transformers calls them
+CONTEXT, BATCH, STEPS, RATE = 32, 2, 31, 1e-2
+SIZES = dict(vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, head_dim=16)
+HEADS = dict(num_attention_heads=2, num_key_value_heads=1)
+PROBLEM = Problem(BATCH, *HEADS.values(), CONTEXT, CONTEXT, SIZES["head_dim"], causal=True, dtype="float32")
+PROTOCOL = f"the loss after {STEPS} steps of AdamW in float32, the same seed and batches for every attention"
+
+
+def train(implementation: str, device: str, steps: int = STEPS) -> list[float]:
+    """The loss of every step."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    import fa2_lab.transformers  # noqa: F401 (registers itself)
+
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES, **HEADS, attn_implementation=implementation)).to(device)
+    data = batches(steps, BATCH, CONTEXT, device)
+    return [loss.item() for loss in losses(model, lambda model, batch: model(batch, labels=batch).loss, RATE, data)]
+
+
+def run() -> Record:
+    """A loss curve for each attention that runs here."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    trained = {name: tried(partial(train, name, device)) for name in NAMES}
+    curves = {name: curve for name, curve in trained.items() if not isinstance(curve, str)}
+    failed = {name: why for name, why in trained.items() if isinstance(why, str)}
+    last = {name: curve[-1:] for name, curve in curves.items()}
+    row = Measurement(PROBLEM.as_dict(), "loss", last, failed, unit="nats")
+    made_with = machine() | dict(transformers=version("transformers"))
+    return Record("models", made_with, PROTOCOL, rows=[row], curves=curves)
+
+
+def table(curves: dict[str, list[float]]) -> str:
+    """Every tenth loss of each curve, and how far it lies from the first curve at most."""
+    first = next(iter(curves.values()))
+    steps = range(0, len(first), 10)
+    lines = [f"{'loss after step':16}" + "".join(f"{n:8}" for n in steps) + "   largest difference"]
+    for name, curve in curves.items():
+        apart = max(abs(a - b) for a, b in zip(curve, first, strict=True))
+        numbers = "".join(f"{curve[n]:8.3f}" for n in steps)
+        lines.append(f"{name:16}{numbers}" + f"   {apart:.0e}" * (curve is not first))
+    return "\n".join(lines)
