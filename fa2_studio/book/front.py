@@ -68,7 +68,7 @@ myst:
 def framed(name: str) -> str:
     """A live piece as a page shows it: the piece in a frame, and its still where scripts do not run, and in print."""
     piece = PIECES[name]
-    still = f'<img class="still" src="figures/{piece.still}.svg" alt="{escape(piece.sentence)}" loading="lazy">'
+    still = f'<img class="still" src="figures/{piece.still}.svg" alt="{escape(piece.sentence)}">'
     frame = f'<iframe src="figures/live/{name}.html" title="{escape(piece.title)}" loading="lazy"></iframe>'
     own = f'<a href="figures/live/{name}.html">{escape(piece.title)}, on a page of its own</a>'
     return f'<figure class="live-piece">{frame}{still}<figcaption>{escape(piece.sentence)} {own}</figcaption></figure>'
@@ -95,13 +95,13 @@ def card(chapter: Chapter) -> str:
     image = ""
     if picture:
         alt = caption(files.ROOT / "figures" / f"{picture}.svg")
-        image = f'<img src="figures/{picture}.svg" alt="{escape(alt)}" loading="lazy">'
+        image = f'<img src="figures/{picture}.svg" alt="{escape(alt)}">'
     words = f"<b>{chapter.number} · {escape(chapter.title)}</b><span>{escape(chapter.question)}</span>"
     return f'<a href="{chapter.name}.html"><i>{image}</i>{words}</a>'
 
 
 def poster(name: str, words: str) -> str:
-    image = f'<img src="figures/{name}.svg" alt="The poster: {words}" loading="lazy">'
+    image = f'<img src="figures/{name}.svg" alt="The poster: {words}">'
     return f'<a href="figures/{name}.pdf"><i>{image}</i><b>{words}</b><span>One sheet of A3, as PDF</span></a>'
 
 

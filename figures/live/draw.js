@@ -182,7 +182,7 @@ function onWidth(e, draw) {
   new ResizeObserver(() => {
     if (e.clientWidth === wide) return;
     wide = e.clientWidth;
-    draw();
+    requestAnimationFrame(draw);
   }).observe(e);
 }
 
@@ -205,10 +205,11 @@ function frame() {
     own = null;
   }
   addEventListener("message", (e) => theme(e.data?.theme));
-  new ResizeObserver(() => {
+  const tell = () => {
     const height = Math.ceil(document.body.getBoundingClientRect().height);
     if (own) own.style.height = `${height}px`;
     parent.postMessage({ live: height }, "*");
-  }).observe(document.body);
+  };
+  new ResizeObserver(() => requestAnimationFrame(tell)).observe(document.body);
 }
 frame();
