@@ -33,7 +33,7 @@ def every() -> list[tuple]:
 
 def few() -> list[tuple]:
     """All sizes once, each with the mask and the length that were met least so far; and a few more of each kind."""
-    from fa2_lab.kernels.hopper.forward.sizes import IN_TURN, USUAL, WIDE, WINDOW
+    from fa2_lab.kernels.hopper.forward.sizes import CAUSAL, USUAL, WIDE, WINDOW
 
     jobs, met = [], Counter()
     for d in (64, 128, 256):
@@ -44,7 +44,7 @@ def few() -> list[tuple]:
             jobs.append((d, N, sizes, *mask))
     jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
     jobs += [(d, 511 + keys, WINDOW[d], True, keys, dict(left=100)) for d, keys in ((64, True), (128, False))]
-    packed = ((64, USUAL[64], False), (64, IN_TURN, True), (128, WIDE, True), (128, USUAL[128], True))
+    packed = ((64, USUAL[64], False), (64, CAUSAL[64][-1][3], True), (128, WIDE, True), (128, USUAL[128], True))
     return jobs + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
 
 

@@ -35,7 +35,6 @@ from fa2_lab.kernels.hopper.shared.mailbox import Mailbox, new_mailbox
 from fa2_lab.kernels.hopper.shared.pipeline import (
     Ring,
     accumulator,
-    anew,
     as_operand,
     barriers,
     matrix,
@@ -277,8 +276,7 @@ def store(c: gl.constexpr, x, X, batch, head, col, N_k, pipes):
     room: gl.constexpr = several(pipes.sizes.B_r // 64, X.block_shape)
     tile = pipes.dq.index(c).reinterpret(X.dtype, room, X.layout).index(0)
     tma.store_wait(0)
-    tile = matrix(tile)
-    (anew(tile) if pipes.sizes.thrifty else tile).store(x.to(X.dtype))
+    matrix(tile).store(x.to(X.dtype))
     fence_async_shared()
     tma.async_store(X, tile_at(X, batch, head, col + c * COLS, N_k), tile)
 

@@ -26,30 +26,32 @@ class Sizes:
     hold_v: bool  # half of V stays in registers
     last_first: bool  # row blocks from the last to the first; the last is seen by all column blocks of a head
     registers: int = 240  # of a consumer thread
-    thrifty: bool = False  # addresses that only a column block's end needs are computed there
+    thrifty: bool = False  # whether the compiler must do with fewer registers than it would
+
+    @property
+    def options(self) -> dict:
+        """What the compiler is told."""
+        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty else {})
 
     @property
     def W(self) -> int:
         """Columns of a consumer's part of dQ, which has 64 rows."""
         return self.B_r * self.d_pad // 128
 
-    @property
-    def options(self) -> dict:
-        """What the compiler is told."""
-        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty and self.d_pad == 128 else {})
-
 
 def choose(d: int, N_q: int, causal: bool, ragged: bool, same_bits: bool = False) -> Sizes:
     """The fastest sizes.
 
-    dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it.
+    dk_late is 2 to 7% faster under the causal mask, at d 128 from 2,049 rows on only, and 2 to 4% slower without it;
+    since Triton 3.9 it is up to 4% slower everywhere.
     hold_v, 16 registers, is 1 to 4% faster at d 128; with a mask, or where all add in turn, there are not that many.
     last_first is 1 to 2% faster at d 64 where sequences are long, and up to 6% slower at d 128 where they are short.
     """
     if d <= 64:
-        return Sizes(128, 64, dv_late=True, dk_late=causal, hold_v=False, last_first=not same_bits, thrifty=TIGHT)
+        order = dict(dv_late=True, dk_late=causal and not TIGHT, hold_v=False, last_first=not same_bits)
+        return Sizes(128, 64, **order, thrifty=TIGHT and not causal)
     hold_v = not (causal or ragged or same_bits)
-    late = causal and N_q > 2048
+    late = causal and N_q > 2048 and not TIGHT
     thrifty = TIGHT and same_bits
     return Sizes(64, 128, dv_late=TIGHT and hold_v, dk_late=late, hold_v=hold_v, last_first=False, thrifty=thrifty)
 

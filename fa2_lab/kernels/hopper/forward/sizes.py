@@ -60,7 +60,7 @@ WINDOW = {64: HALF[64]} | dict.fromkeys((96, 128), replace(HALF[128], thrifty=TI
 # For d 64, where blocks of 192 rows fit badly.
 SHORT = Sizes(128, consumers=2, stages=3, d_pad=64, ping_pong=True)
 # For d 64, where rows are long.
-IN_TURN = replace(USUAL[64], ping_pong=True, thrifty=TIGHT)
+IN_TURN = replace(USUAL[64], ping_pong=True)
 # For d 96 and 128, where rows are long: K and V are read once for 192 of them.
 WIDE = Sizes(64, consumers=3, stages=5, O_apart=False)
 
@@ -90,7 +90,7 @@ CAUSAL = {  # d: (per_SM up to, N_q up to, with key_lengths or without, sizes)
         (ANY, ANY, True, SHORT),
         (10, 2048, None, SHORT),
         (ANY, 2048, None, HALF[64]),
-        (ANY, ANY, None, IN_TURN),
+        (ANY, ANY, None, replace(IN_TURN, thrifty=TIGHT)),
     ],
     96: [(2.3, ANY, None, ALONE[96]), (ANY, ANY, None, USUAL[96])],
     128: [
