@@ -42,13 +42,13 @@ def switched_on() -> bool:
 
 @cache
 def misfit() -> str:
-    """What to install where the interpreter cannot work; nothing where it can."""
+    """What to install where the kernels cannot work; nothing where they can."""
     import numpy
     import triton
 
     from fa2_lab.kernels import triton_versions
 
-    return triton_versions.misfit_of(triton.__version__, numpy.__version__)
+    return triton_versions.misfit_of(triton.__version__, numpy.__version__, switched_on())
 
 
 @cache

@@ -50,11 +50,11 @@ def by_triton(entries: dict[str, Any]) -> Any:
     return entries[max((version for version in entries if number(version) <= number(triton.__version__)), key=number)]
 
 
-def misfit_of(triton: str, numpy: str) -> str:
-    """What to install where the interpreter of one version cannot work with another of NumPy; nothing where it can."""
+def misfit_of(triton: str, numpy: str, interpreted: bool = True) -> str:
+    """What to install where one version cannot work with another of NumPy; nothing where it can."""
     if number(triton) < number(OLDEST):
         return f"Triton {triton} is too old for these kernels: install 'triton>={OLDEST}'"
-    if number(triton) < (3, 7) and number(numpy) >= (2, 4):
+    if interpreted and number(triton) < (3, 7) and number(numpy) >= (2, 4):
         return (
             f"the interpreter of Triton {triton} does not work with NumPy {numpy}: install 'triton>=3.7' or 'numpy<2.4'"
         )

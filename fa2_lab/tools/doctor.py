@@ -69,10 +69,12 @@ def examine() -> Machine:
         gpu_node=any(os.path.exists(node) for node in GPU_NODES),
         asked=asked,
         untested=untested(torch, triton, triton_versions.TESTED),
-        misfit=triton_versions.misfit_of(triton, numpy) if triton else "",
     )
     if torch and here["gpu_node"]:  # importing torch takes a second
         here |= graphics()
+    if triton:
+        interpreted = asked == "1" or not here.get("gpu")
+        here["misfit"] = triton_versions.misfit_of(triton, numpy, interpreted)
     return Machine(**here, kernels=serving(Machine(**here)))
 
 
