@@ -163,13 +163,13 @@ WRONG = dict(
         ("sinks", INFINITE.repeat(2)),
     ],
 )
-WAITS = ("cu_q", "cu_k", "sinks")  # on a GPU nobody waits to see these
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
 @pytest.mark.parametrize("call, name, bad", [(call, *pair) for call, pairs in WRONG.items() for pair in pairs])
 def test_a_good_call_before_opens_no_door(call, name, bad, backend):
-    if DEVICE != "cpu" and name in WAITS and backend != "reference":
+    starts = name in ("cu_q", "cu_k") and bad.dtype == torch.int32
+    if DEVICE != "cpu" and (starts or (name == "sinks" and backend != "reference")):
         pytest.skip("on a GPU nobody waits to see it")
     base, run = arguments_of(call) | dict(backend=backend), getattr(fa2_lab, call)
     for _ in range(2):
