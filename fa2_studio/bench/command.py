@@ -1,4 +1,4 @@
-"""The command line of `fa2-lab bench`."""
+"""`fa2-lab bench`: measure the kernels and their peers on a GPU."""
 
 from __future__ import annotations
 

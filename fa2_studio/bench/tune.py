@@ -1,4 +1,4 @@
-"""`fa2-lab tune`: search block sizes, warps and stages on the GPU at hand, and keep what is fastest.
+"""`fa2-lab tune`: search for the best block sizes on a GPU.
 
 The paper tuned by hand and left the search as future work. The kernels pick up what was found at the next call.
 """

@@ -1,4 +1,4 @@
-"""`fa2-lab book`: run the book's notebooks on this machine, or render them as a site."""
+"""`fa2-lab book`: run the book, or render it as a site."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of `fa2-lab course`: build, bundle, check, grade, similar, gradescope."""
+"""`fa2-lab course`: build, bundle, check, grade, compare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run another project's tests on this package, behind the names that they import; without arguments, their verdicts."""
+"""`fa2-lab judge`: run other projects' tests on these kernels."""
 
 from __future__ import annotations
 

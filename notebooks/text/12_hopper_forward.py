@@ -1423,12 +1423,12 @@ read("hopper/forward/kernel.py", "consumer", "receive", "skip")
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/forward/kernel.py", "visit", "interval", "opaque", "step", "start_scores")
-read("hopper/shared/pipeline.py", "accumulator", "as_operand")
+read("hopper/shared/pipeline.py", "anew", "accumulator", "as_operand")
 
 # %% [markdown]
 # It is rung 15. `visit` holds the first tile and the last P V, `step` is the loop's body. `accumulator` is the layout of
 # sitting 1's table, `as_operand` that of a left factor. `interval` writes down from which key to which each of 64 rows
-# sees, and which tiles all of them see. `opaque` is for Triton 3.7 alone.
+# sees, and which tiles all of them see. `opaque` is for Triton 3.7 alone, `anew` for 3.9: they save registers there.
 #
 # `visit` masks the first tile also if only the end is ragged, `step` does not. That is enough: the rightmost tile comes
 # first, and no other can reach past the last key.
@@ -2009,10 +2009,13 @@ SIZES_OF = {  # sitting 5's table: for N = 512, 1,024, …, 16,384
 
 
 def chosen():
+    from dataclasses import replace
+
     from fa2_lab.kernels.hopper.forward import sizes
 
     def name(d, N, causal):
         found = sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
+        found = replace(found, thrifty=False)  # True with Triton 3.9, where registers are short
         sets = {name: getattr(sizes, name) for name in SETS}
         return next(name for name, one in sets.items() if found == (one.get(d) if isinstance(one, dict) else one))
 

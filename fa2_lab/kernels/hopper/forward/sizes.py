@@ -39,8 +39,8 @@ class Sizes:
 
     @property
     def options(self) -> dict:
-        """What the compiler is told."""
-        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty else {})
+        """What the compiler is told. At d 256 it is enough that Q's addresses are computed where they are needed."""
+        return dict(num_warps=4) | (FEWER_REGISTERS if self.thrifty and self.d_pad < 256 else {})
 
 
 # Sizes by d. One consumer alone is slower than two, but needs fewer rows to keep an SM busy.
