@@ -219,7 +219,7 @@ def entry(module: str, name: str = "tune") -> EntryPoint:
 def test_a_command_of_another_package_is_listed_with_its_summary_and_run(monkeypatch, capsys):
     monkeypatch.setattr(command, "entry_points", lambda group: [entry("fa2_studio.bench.tune")])
     monkeypatch.setattr(EntryPoint, "load", lambda entry: lambda argv: int(argv[1]))
-    assert "tune " in command.parser().format_help() and "search block sizes" in command.parser().format_help()
+    assert "tune " in command.parser().format_help() and "best block sizes" in command.parser().format_help()
     assert command.main(["tune", "--d", "1"]) == 1
     assert command.main(["tune", "--d", "x"]) == 2
     assert capsys.readouterr().err.startswith("fa2-lab: invalid literal")
