@@ -22,7 +22,8 @@ RECORD = files.ROOT / "figures" / "data" / "judged.json"
 
 def main(argv: list[str]) -> int:
     """0 if nothing failed."""
-    parser = argparse.ArgumentParser(prog="fa2-lab judge", description="Run other projects' tests, behind the names they import; without a suite, the record.")
+    words = "Run other projects' tests, behind the names that they import; without a suite, what the record says."
+    parser = argparse.ArgumentParser(prog="fa2-lab judge", description=words)
     parser.add_argument("suite", nargs="?", help=", ".join(SUITES))
     parser.add_argument("checkout", nargs="?", type=Path, help="a checkout of that project, at the commit named here")
     parser.add_argument("--processes", type=int, default=1, help="on a GPU 6: their references take much memory")
