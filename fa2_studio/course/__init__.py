@@ -1,6 +1,6 @@
 """The course around the assignments in notebooks/assignments: what students get, and how their work is graded.
 
-notebooks   the assignments and what is handed in: building, reading, what students get of them
+notebooks   the assignments and what is handed in: reading, what students get of them; texts: built from their texts
 seeds, keys     numbers, sizes and planted slips of each student's own; what students do not get
 box         the box around a student's process; worker: what runs in it; channel: plain messages between the two
 judge       one notebook: its tests here, the student's code in the box

@@ -81,10 +81,10 @@ def secret_of(options) -> str:
 
 def run_build(options) -> int:
     from fa2_lab.tools import files
-    from fa2_studio.course import notebooks
+    from fa2_studio.course import texts
 
     files.checkout("course build")
-    print("\n".join(str(path) for path in notebooks.build()))
+    print("\n".join(str(path) for path in texts.build()))
     return 0
 
 

@@ -14,7 +14,8 @@ from course_wrong import GAINS, SLIPS, WRONG
 
 from fa2_lab.kernels import interpreter
 from fa2_studio.course import notebooks, seeds
-from fa2_studio.course.notebooks import FOLDER, TEXT, from_text, grade_id, is_solution, source
+from fa2_studio.course.notebooks import FOLDER, TEXT, grade_id, is_solution, source
+from fa2_studio.course.texts import from_text
 
 ASSIGNMENTS = {a.name: a for a in notebooks.ASSIGNMENTS}
 each = pytest.mark.parametrize("name", ASSIGNMENTS)

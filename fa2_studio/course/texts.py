@@ -1,0 +1,51 @@
+"""The assignments' notebooks from their texts: what `course build` writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jupytext
+import nbformat
+
+from fa2_lab.tools import files
+from fa2_studio.course import seeds
+from fa2_studio.course.notebooks import ASSIGNMENTS, FOLDER, TEXT, grade_id
+
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def from_text(path: Path) -> nbformat.NotebookNode:
+    """A text as an nbgrader source. A cell is marked locked="id", solution="id", or test="id" points=4.
+
+    A test with given="kind" is run again, where it fails, with the right `kind` in the place of the student's.
+    """
+    notebook = jupytext.read(path, fmt="py:percent")
+    for number, cell in enumerate(notebook.cells):
+        cell["id"] = f"{path.stem[:1]}-{number:03d}"
+        cell.metadata = nbformat.from_dict(nbgrader_metadata(cell))
+    ids = [grade_id(cell) for cell in notebook.cells if grade_id(cell)]
+    if len(set(ids)) < len(ids):
+        raise ValueError(f"{path.name}: two cells have one name in {ids}")
+    notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    return seeds.seeded(notebook, seed=0)
+
+
+def nbgrader_metadata(cell) -> dict:
+    """A text's marks in nbgrader's words; a cell without marks is the reader's own."""
+    own = dict(cell.metadata)
+    kind = next((k for k in ("locked", "solution", "test") if k in own), None)
+    if kind is None:
+        return {}
+    mine = {"schema_version": 3, "cell_type": cell.cell_type, "task": False}
+    mine |= {"grade": kind == "test", "solution": kind == "solution", "locked": kind != "solution"}
+    mine |= {"grade_id": f"test_{own[kind]}" if kind == "test" else own[kind]}
+    given = {"fa2_lab": {"given": own["given"].split()}} if "given" in own else {}
+    return {"nbgrader": mine | ({"points": own["points"]} if kind == "test" else {})} | given
+
+
+def build() -> list[Path]:
+    """Renew every nbgrader source from its text."""
+    files.check_writable(FOLDER, "course build")
+    texts = [(TEXT / f"{a.name}.py", FOLDER / f"{a.name}.ipynb") for a in ASSIGNMENTS]
+    return [files.write(path, nbformat.writes(from_text(text)) + "\n") for text, path in texts]
