@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions
 from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill, indent
@@ -83,6 +83,11 @@ def run_command(main: Callable[[], Callable], argv: list[str]) -> int:
 
 def import_main(module: str) -> Callable[[], Callable]:
     return lambda: import_module(module).main
+
+
+def entry_points(group: str) -> list[EntryPoint]:
+    """Those of all that is installed, also where an older fa2_lab.egg-info lies in the checkout and would hide some."""
+    return [entry for found in distributions() for entry in found.entry_points if entry.group == group]
 
 
 def studio() -> dict[str, EntryPoint]:
