@@ -1,6 +1,9 @@
 """Listings that a chapter calls whole are run as they are printed, on what a reader would try next."""
 
+import ast
 import re
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +12,10 @@ import pytest
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Mask, Tiling
 from fa2_lab.trace import UNWATCHED
+from fa2_studio.book.build import Case, check
+from fa2_studio.book.chapters import NOTEBOOKS, TEXT, written
+from fa2_studio.book.run import read_source
 
-TEXT = Path(__file__).resolve().parents[2] / "notebooks" / "text"
 CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, with and without blocks that are skipped
     (8, 8, False),
     (13, 11, True),
@@ -44,3 +49,75 @@ def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
     assert np.allclose(O, true_O, atol=1e-12) and np.allclose(L, true_L, atol=1e-12)
     for ours, true in zip(found, naive.backward(Q, K, V, P, dO), strict=True):
         assert np.allclose(ours, true, atol=1e-12)
+
+
+# The functions that readers write ---------------------------------------------------------------------------------
+
+WRONG = {}  # chapter: (a part of its solution, what a reader might write there)
+BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
+
+
+class Chapter:
+    """A chapter's cells, run as they stand up to its build, without pictures."""
+
+    def __init__(self, chapter, folder: Path):
+        self.names, self.folder = {"__name__": chapter.name}, folder
+        cells = read_source(chapter).cells
+        start = next(k for k, cell in enumerate(cells) if cell.source.startswith("**Build.**"))
+        checked = next(k for k in range(start, len(cells)) if "\ncheck(" in f"\n{cells[k].source}")
+        for cell in cells[:checked]:
+            if cell.cell_type == "code":
+                self.run(cell.source)
+        self.check = cells[checked].source
+        self.solution = re.search(r"```python\n(.*?)```", cells[checked + 1].source, re.DOTALL)[1]
+
+    def run(self, source: str) -> str:
+        """What a cell prints. It lies in a file, where Triton looks for a kernel's lines."""
+        tree = ast.parse(source)
+        pictures = [s for s in tree.body if re.match(r"(show|live)\(", ast.unparse(s))]
+        tree.body = [s for s in tree.body if s not in pictures]
+        file = self.folder / f"cell_{len(list(self.folder.iterdir()))}.py"
+        file.write_text(source, encoding="utf-8")
+        with redirect_stdout(StringIO()) as printed:
+            exec(compile(tree, str(file), "exec"), self.names)
+        return printed.getvalue()
+
+
+@pytest.mark.parametrize("chapter", BUILDS, ids=lambda c: c.number)
+def test_a_build_is_empty_and_its_solution_passes(chapter, tmp_path, monkeypatch):
+    monkeypatch.chdir(NOTEBOOKS)
+    cells = Chapter(chapter, tmp_path)
+    assert cells.run(cells.check).startswith("not written yet")
+    cells.run(cells.solution)
+    assert cells.run(cells.check).startswith("right")
+    if chapter.number in WRONG:
+        right, wrong = WRONG[chapter.number]
+        assert right in cells.solution
+        cells.run(cells.solution.replace(right, wrong))
+        assert cells.run(cells.check).startswith("wrong")
+
+
+@pytest.mark.parametrize(
+    "result, says",
+    [
+        (..., "not written yet: answer returns nothing"),
+        ((np.ones(2), np.nan), "wrong: why?\n  result 2: got nan, should be -inf"),
+        ((np.ones(2), np.inf), "wrong: why?\n  result 2: got inf, should be -inf"),
+        ((np.array([1.0, 0.5]), -np.inf), "wrong: why?\n  result 1: got 0.5 at [1], should be 1"),
+        ((np.ones((2, 1)), -np.inf), "wrong: why?\n  result 1: got shape (2, 1), should be (2,)"),
+        (np.ones(2), "wrong: why?\n  got 1 result(s), should be 2"),
+        (ValueError("two\nlines"), "wrong: why?\n  ValueError: two"),
+        ((np.ones(2), -np.inf), "right: answer passes all 1 cases"),
+    ],
+)
+def test_what_a_check_prints(result, says, capsys):
+    def answer(x):
+        x[:] = 0  # a reader's function may write into what it is given
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    x = np.ones(3)
+    check(answer, Case("why?", (x,), (np.ones(2), -np.inf)))
+    assert capsys.readouterr().out == f"{says}\n"
+    assert x.all()

@@ -1,0 +1,54 @@
+"""The empty function of a chapter, and its check: not written yet, right, or wrong, with the case that tells why."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fa2_studio.book.verdicts import close
+
+
+class Case(NamedTuple):
+    words: str  # what the case is, and the question that leads to the mistake
+    arguments: tuple
+    expected: Any  # an array, or a tuple of arrays
+
+
+def check(function: Callable, *cases: Case, tolerance: float = 1e-9) -> None:
+    """Call a reader's function on each case, up to the first that fails, and print how it went."""
+    says = f"right: {function.__name__} passes all {len(cases)} cases"
+    for case in cases:
+        try:
+            with np.errstate(all="ignore"):
+                got = function(*deepcopy(case.arguments))
+            if got is None or got is ...:
+                says = f"not written yet: {function.__name__} returns nothing"
+                break
+            wrong = difference(got, case.expected, tolerance)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}".splitlines()[0]
+        if wrong:
+            says = f"wrong: {case.words}\n  {wrong}"
+            break
+    print(says)
+
+
+def difference(got: Any, expected: Any, tolerance: float) -> str:
+    """Where a result is farthest from what it should be; empty if it is close everywhere."""
+    if isinstance(expected, tuple):
+        number = len(got) if isinstance(got, tuple | list) else 1
+        if number != len(expected):
+            return f"got {number} result(s), should be {len(expected)}"
+        parts = [difference(x, y, tolerance) for x, y in zip(got, expected, strict=True)]
+        return next((f"result {n}: {part}" for n, part in enumerate(parts, 1) if part), "")
+    got, expected = np.asarray(got, dtype=np.float64), np.asarray(expected, dtype=np.float64)
+    if got.shape != expected.shape:
+        return f"got shape {got.shape}, should be {expected.shape}"
+    if close(got, expected, tolerance):
+        return ""
+    with np.errstate(invalid="ignore"):
+        apart = np.where(got == expected, 0, np.abs(got - expected))  # argmax stops at the first NaN
+    place = np.unravel_index(np.argmax(apart), apart.shape)
+    at = f" at {[int(x) for x in place]}" if place else ""
+    return f"got {got[place]:.6g}{at}, should be {expected[place]:.6g}"
