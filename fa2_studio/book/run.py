@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from fa2_studio.book.chapters import NOTEBOOKS, TEXT, Chapter, navigation, writt
 SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter": "tags"}}
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
+ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=re.DOTALL)  # code, and what it printed
 HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
 FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # a live piece comes when it is run: its still is recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
@@ -54,7 +56,7 @@ def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
     asked = False
     for cell in cells:
         if cell.cell_type == "markdown":
-            asked = QUESTION in cell.source
+            asked = QUESTION in cell.source and "<details>" not in cell.source
             continue
         folds = {"outputs_hidden": asked, "source_hidden": HIDE_CODE in cell.metadata.get("tags", [])}
         if any(folds.values()):
@@ -62,8 +64,8 @@ def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
 
 
 def write_source(chapter: Chapter) -> None:
-    """Put the navigation bars into the source as well."""
-    notebook = read_source(chapter)
+    """Put the navigation bars, and what the answers printed, into the source as well."""
+    notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
     notebook.metadata = nbformat.from_dict(SOURCE)
     for cell in notebook.cells:
         cell.metadata.pop("jupyter", None)  # folds follow from the text
@@ -86,8 +88,14 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
     try:
         client.reset_execution_trackers()
         with client.setup_kernel():  # client.execute() would keep Ctrl-C to itself
+            count = 0
             for index, cell in enumerate(notebook.cells):
-                client.execute_cell(cell, index, execution_count=client.code_cells_executed + 1)
+                if cell.cell_type == "code":
+                    count += 1
+                    client.execute_cell(cell, index, execution_count=count)
+                elif QUESTION in cell.source:
+                    cell.source = ANSWER.sub(partial(answer, client, index), cell.source)
+                    notebook.cells[index] = cell
     except CellExecutionError as failure:
         error = f"{failure.ename}: {failure.evalue}"
     except Exception as failure:  # the kernel has died
@@ -100,6 +108,13 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     code = sum(c.cell_type == "code" for c in notebook.cells)
     return notebook, Verdict(chapter.name, code, time.perf_counter() - start, error)
+
+
+def answer(client: NotebookClient, index: int, code: re.Match) -> str:
+    """The code in a question's fold, followed by what it prints."""
+    cell = client.execute_cell(nbformat.v4.new_code_cell(code[2]), index, store_history=False)
+    printed = "".join(output.text for output in cell.outputs if output.output_type == "stream").rstrip()
+    return code[1] + (f"\n```text\n{printed}\n```\n" if printed else "")
 
 
 def keep(notebook: nbformat.NotebookNode, folder: Path, chapter: Chapter) -> None:
@@ -126,8 +141,9 @@ def write_blank(folder: Path, chapters: list[Chapter]) -> None:
 
 
 def record(chapters: list[Chapter]) -> list[Verdict]:
-    """Renew the committed notebooks: navigation into the sources, then every output."""
+    """Renew the committed notebooks: every output, and what their sources have of it."""
     files.check_writable(TEXT, "book --record")
+    verdicts = run_all(NOTEBOOKS, chapters)
     for chapter in chapters:
         write_source(chapter)
-    return run_all(NOTEBOOKS, chapters)
+    return verdicts

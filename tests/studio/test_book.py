@@ -11,7 +11,7 @@ from jupytext.config import load_jupytext_config
 
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, TEXT, navigation, written
 from fa2_studio.book.command import main
-from fa2_studio.book.run import read_source
+from fa2_studio.book.run import execute, read_source
 
 CHAPTERS = written()
 each = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda c: c.name)
@@ -105,11 +105,39 @@ def test_answers_wait(chapter):
     asked = False
     for cell in load(chapter).cells:
         if cell.cell_type == "markdown":
-            asked = "**Predict.**" in cell.source
+            asked = "**Predict.**" in cell.source and "<details>" not in cell.source
         else:
             folds = cell.metadata.get("jupyter", {})
             assert folds.get("outputs_hidden", False) == asked, cell.source
             assert folds.get("source_hidden", False) == ("hide-input" in tags(cell)), cell.source
+
+
+def cards(chapter) -> list[str]:
+    return [c.source for c in load(chapter).cells if "**Predict.**" in c.source and "<details>" in c.source]
+
+
+@each
+def test_a_card_offers_its_right_answer(chapter):
+    """The site compares what is ticked with the answer's bold words."""
+    for card in cards(chapter):
+        question, answer = card.split("<details><summary>Answer</summary>")
+        choices = re.findall(r"^- ☐ (.+?)[.,:]?$", question, re.MULTILINE)
+        right = re.search(r"\*\*(.+?)[.,:]?\*\*", answer)[1].split("; ")
+        assert not choices or set(right) < set(choices), (choices, right)
+
+
+@pytest.mark.parametrize(
+    "chapter",
+    [
+        pytest.param(chapter, id=chapter.name, marks=[] if "01" < chapter.number < "06" else pytest.mark.exhaustive)
+        for chapter in CHAPTERS
+        if any("```python" in card for card in cards(chapter))
+    ],
+)
+def test_answers_show_what_their_code_prints(chapter):
+    again, verdict = execute(chapter)
+    assert not verdict.error
+    assert [c.source for c in again.cells] == [c.source for c in load(chapter).cells]
 
 
 def test_jupyterlab_opens_the_notebook_as_it_is():

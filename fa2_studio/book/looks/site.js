@@ -21,7 +21,6 @@ new MutationObserver(tellTheme).observe(document.documentElement, { attributeFil
 
 const WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split(" ");
 const plain = (text) => text.trim().replace(/[.,:?]+$/, "").toLowerCase();
-const bare = (text) => plain(text).replace(/^(about|nearly) /, "");
 
 /** A number, written in digits or as a word, or null. */
 function numberIn(text) {
@@ -31,29 +30,22 @@ function numberIn(text) {
   return word < 0 ? null : word;
 }
 
-/** What a question can be answered with: its own choices, yes or no, a number, or nothing but a look. */
-function kindOf(question, answer) {
-  const offered = /(?::|,)\s([^:?.]+ or [^:?.]+)\?\s*$/.exec(question);
-  if (offered) {
-    const choices = offered[1].split(/,? or |, /).map((choice) => choice.trim()).filter(Boolean);
-    const right = choices.filter((choice) => bare(answer).startsWith(bare(choice)));
-    if (choices.length > 1 && right.length === 1) return { choices, right: right[0] };
-  }
-  const yesOrNo = /^(yes|no)\b/.exec(plain(answer));
-  if (yesOrNo && !/\b(and|or) (yes|no)\b/.test(plain(answer)))
-    return { choices: ["yes", "no"], right: yesOrNo[1] };
+/** What a question can be answered with: its choices, a number, or (null) nothing but a look. */
+function kindOf(choices, answer) {
+  const right = answer.split("; ").map(plain);
+  if (choices.length) return { choices, right: choices.filter((choice) => right.includes(plain(choice))) };
   const number = numberIn(answer);
   if (number !== null) return { number, within: /^(about|nearly)/.test(plain(answer)) ? 0.1 * number : 0 };
   return null;
 }
 
-/** Question, code cells and the answer's fold that follow each other; null if there is no fold. */
+/** What follows a question: its choices, if it lists some, and the answer's fold; null if there is no fold. */
 function partsOf(question) {
-  const cells = [];
-  for (let e = question.nextElementSibling; e && cells.length < 3; e = e.nextElementSibling) {
-    if (e.matches("details") && e.querySelector("summary")?.textContent === "Answer") return { cells, fold: e };
-    if (!e.matches("div.cell")) return null;
-    cells.push(e);
+  let list = null;
+  for (let e = question.nextElementSibling; e; e = e.nextElementSibling) {
+    if (e.matches("details") && e.querySelector("summary")?.textContent === "Answer") return { list, fold: e };
+    if (!e.matches("ul, p, math, table, div.highlight-python, div.math-wrapper")) return null;
+    if (e.textContent.trim().startsWith("☐")) list = e;
   }
   return null;
 }
@@ -65,12 +57,13 @@ function element(tag, className, ...inside) {
   return e;
 }
 
-/** Radio buttons or a field for a number. */
+/** Radio buttons, check boxes where several choices are right, or a field for a number. */
 function fieldFor(kind, name) {
   if (kind.choices) {
+    const type = kind.right.length > 1 ? "checkbox" : "radio";
     const labels = kind.choices.map((choice) => {
-      const radio = Object.assign(document.createElement("input"), { type: "radio", name, value: choice });
-      return element("label", "", radio, ` ${choice}`);
+      const box = Object.assign(document.createElement("input"), { type, name, value: choice });
+      return element("label", "", box, ` ${choice}`);
     });
     return element("span", "choices", ...labels);
   }
@@ -79,9 +72,9 @@ function fieldFor(kind, name) {
   return input;
 }
 
-function isRight(kind, said) {
-  if (kind.choices) return said === kind.right;
-  const number = numberIn(said);
+function isRight(kind, given) {
+  if (kind.choices) return given.length === kind.right.length && given.every((choice) => kind.right.includes(choice));
+  const number = numberIn(given[0]);
   return number !== null && Math.abs(number - kind.number) <= Math.abs(kind.within);
 }
 
@@ -89,25 +82,26 @@ function isRight(kind, said) {
 function makeCard(question, n) {
   const parts = partsOf(question);
   if (!parts) return;
-  const { cells, fold } = parts;
+  const { list, fold } = parts;
+  while (question.nextElementSibling !== fold) question.append(question.nextElementSibling);
   const answer = element("div", "answer");
   answer.hidden = true;
-  answer.append(...[...fold.childNodes].filter((e) => e.nodeName !== "SUMMARY"), ...cells);
+  answer.append(...[...fold.childNodes].filter((e) => e.nodeName !== "SUMMARY"));
   fold.remove();
-  const words = [...question.children].filter((e) => !e.matches(".admonition-title")).map((e) => e.textContent);
-  const bold = answer.querySelector("strong");
-  const kind = kindOf(words.join(" ").replace(/\s+/g, " ").trim(), bold?.textContent ?? "");
+  list?.remove();
+  const choices = [...(list?.children ?? [])].map((item) => item.textContent.replace("☐", "").trim());
+  const kind = kindOf(choices, answer.querySelector("strong")?.textContent ?? "");
   const button = element("button", "", kind ? "Check" : "Show the answer");
   const verdict = element("output", "verdict");
   const form = element("form", "ask", ...(kind ? [fieldFor(kind, `card${n}`)] : []), button, verdict);
   form.onsubmit = (event) => {
     event.preventDefault();
-    const said = kind && new FormData(form).get(`card${n}`);
-    if (kind && !said?.trim()) {
+    const given = kind ? new FormData(form).getAll(`card${n}`).filter((value) => value.trim()) : [];
+    if (kind && !given.length) {
       verdict.textContent = "First a guess: there is nothing to lose.";
       return;
     }
-    if (kind) verdict.textContent = isRight(kind, said) ? "Right." : "Not quite.";
+    if (kind) verdict.textContent = isRight(kind, given) ? "Right." : "Not quite.";
     answer.hidden = false;
     button.hidden = !kind;
   };
