@@ -5,8 +5,6 @@ our own words and keep the papers' numbers. Where the printed line has a slip, t
 names the erratum. In the code, the comment `# FA2.A1.L9` marks what computes line 9 of FA2's Algorithm 1.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from difflib import get_close_matches

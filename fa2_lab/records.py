@@ -4,8 +4,6 @@
 Pictures, tables and chapters read them here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Queries run down (rows, `i`), keys run right (columns, `j`). A tile is the B_r Ã
 row block i meets column block j. B_r and B_c are called BLOCK_M and BLOCK_N in other kernels.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

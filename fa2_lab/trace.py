@@ -6,8 +6,6 @@ on-chip array, and so is everything computed from it; each NumPy operation on su
 The algorithms are written once, in plain NumPy: without a meter the same lines run on plain arrays.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -186,7 +184,7 @@ class HbmTensor:
         self.name, self.array, self.trace = name, np.asarray(array), trace
         self.shape, self.dtype = self.array.shape, self.array.dtype
 
-    def __getitem__(self, where: Any) -> OnChip:
+    def __getitem__(self, where: Any) -> "OnChip":
         block = np.array(self.array[where])
         self.trace._record("load", self.name, block.size)
         return _on_chip(block, self.trace, len(self.trace.steps) - 1)

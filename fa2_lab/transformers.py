@@ -13,8 +13,6 @@ With a static cache `generate` makes the mask before it calls the model, and on 
 row sees the whole cache, and how much of it is filled is a tensor, so that no step compiles anew.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -53,11 +51,11 @@ class Interval(masking_utils.BlockMask):
         """As that of a tensor."""
         return self.size
 
-    def contiguous(self) -> Interval:
+    def contiguous(self) -> "Interval":
         """Itself; `generate` asks for it."""
         return self
 
-    def to(self, device: torch.device | str, **_: Any) -> Interval:
+    def to(self, device: torch.device | str, **_: Any) -> "Interval":
         """The same with its tensors on a device, as layers on several devices need it."""
         moved = {name: x.to(device) for name in ("lengths", "starts") if (x := getattr(self, name)) is not None}
         return replace(self, **moved)

@@ -20,8 +20,6 @@ How it differs from torch.nn.functional.scaled_dot_product_attention:
 Where |scores| pass about 10⁶, L in fp32 is too coarse to find P again: O stays right, gradients are not to be trusted.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ Every refusal names the argument, what it got and what it takes. A value that li
 worth waiting for, once for each tensor and version; where it is not looked at, the kernels clamp it.
 """
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -4,8 +4,6 @@ Tensors travel as one record, and what is no tensor as another: Tensors and Opti
 both, one by one. The NumPy reference takes the same two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from types import ModuleType

@@ -10,8 +10,6 @@ values are not checked but made harmless. The first start counts as 0, one outsi
 that ends before it begins as empty, and rows behind the last start see nothing.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

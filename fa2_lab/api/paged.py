@@ -7,8 +7,6 @@
 What lies behind a sequence's last key is not read, neither of a page nor of the table. Nothing here has a gradient.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -9,8 +9,6 @@ transfer.) Nothing is kept from call to call: a rank that trusted an earlier agr
 nobody answers. Once a rank has heard that all agree, a transfer's own time limit is that of the user's group.
 """
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

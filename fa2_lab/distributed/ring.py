@@ -12,8 +12,6 @@ and is waited for before its block is needed. What is sent or received stays ref
 the streams: the allocator cannot give its memory away before. The host waits for no GPU.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -156,7 +154,7 @@ class Ring:
     def meeting(self, source: int) -> Meeting:
         return shards.meeting(self.lengths, self.rank, source, self.layout, self.causal)
 
-    def pass_on(self, block: list[Tensor], what: str, source: int) -> Passing:
+    def pass_on(self, block: list[Tensor], what: str, source: int) -> "Passing":
         """Start sending a block's tensors to the right; those of `source`, shaped alike, come from the left."""
         incoming = [x.new_empty((*x.shape[:2], self.lengths[source], x.shape[3])) for x in block]
         right, left = (self.rank + 1) % self.size, (self.rank - 1) % self.size

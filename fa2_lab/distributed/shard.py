@@ -1,7 +1,5 @@
 """Cutting a tensor among the ranks along its sequence, and joining it again."""
 
-from __future__ import annotations
-
 import torch
 import torch.distributed as dist
 from torch import Tensor

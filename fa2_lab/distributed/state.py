@@ -1,7 +1,5 @@
 """SoftmaxState of the NumPy ladder on tensors in fp32, changed in place."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Slips in the article on FlashAttention-2."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from types import ModuleType

@@ -1,7 +1,5 @@
 """The small attentions that errata are judged on, with the truth beside them: dense float64 and central differences."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """What an erratum is: a claim, the right version, and a measurement that tells them apart."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple

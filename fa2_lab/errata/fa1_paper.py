@@ -1,7 +1,5 @@
 """Slips in the FlashAttention paper, appendix B."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Slips in the FlashAttention-2 paper, sections 2 and 3. "(arXiv)": the ICLR version does not have it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

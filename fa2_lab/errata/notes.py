@@ -1,7 +1,5 @@
 """Slips in two texts of notes on FlashAttention-2: an outline of the paper, and notes in English and Chinese."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from fa2_lab.errata.cases import Case, distance

@@ -6,8 +6,6 @@ units go through one actor's jobs in their order. Between actors they share thei
 first: how a GPU divides its tensor cores among warps is not documented.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -94,7 +92,7 @@ class Block:
         self.running.append(job)
         return job
 
-    def run(self, actors: Mapping[str, Generator[Wait]]) -> Block:
+    def run(self, actors: Mapping[str, Generator[Wait]]) -> "Block":
         """Let all actors go on as far as they can, then the clock to the next end of a job, until all have ended."""
         asleep = {name: (Wait(lambda: True, "the start"), self.clock) for name in actors}
         while asleep:

@@ -15,8 +15,6 @@ Four kernels:  forward   a row block stays, K and V stream by
                rows      the second: a row block stays, K and V stream by, for dQ alone
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

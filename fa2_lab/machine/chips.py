@@ -6,8 +6,6 @@ fp32, which consumer cards do at half the rate that their advertised fp16 figure
 on these sheets, a GB/s of bandwidth 10⁹.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any

@@ -5,8 +5,6 @@ free first (list scheduling). Time is counted in tiles of the pass in question (
 matmul), and blocks on the same SM are taken not to slow each other down.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass

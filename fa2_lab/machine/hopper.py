@@ -6,8 +6,6 @@ Numbers are computed when a job ends, from what lies in shared memory at that mo
 stage holds NaN. So a barrier too few shows in the result, and one too many as a Deadlock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import count

@@ -5,8 +5,6 @@ consumers own half of a column block each. They meet at dS, which dQ needs from 
 them. A barrier too few shows in the result, and one too many as a Deadlock.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from itertools import count

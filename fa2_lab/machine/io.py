@@ -4,8 +4,6 @@ All forms take a `Tiling` (N_q, N_k, B_r, B_c, mask) and the head dimension d, a
 The meter in `fa2_lab.trace` counts the same while the algorithm runs; both must agree to the element.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +33,7 @@ class Traffic:
     def total(self) -> int:
         return self.loaded + self.stored
 
-    def __add__(self, other: Traffic) -> Traffic:
+    def __add__(self, other: "Traffic") -> "Traffic":
         """Both, one after the other."""
         loads = Counter(self.loads) + Counter(other.loads)
         return Traffic(dict(loads), dict(Counter(self.stores) + Counter(other.stores)))

@@ -4,8 +4,6 @@ Triton writes its layouts into its intermediate code (ttgir). `parse` takes that
 a compiler chose, not what one would choose by hand. Thread blocks only, no clusters.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple

@@ -9,8 +9,6 @@ block's dK and dV follow it one step behind and come home in the last one. K and
 fp32.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

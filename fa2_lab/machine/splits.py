@@ -7,8 +7,6 @@ the next. Equal shares have no second wave, and unequal lengths do not matter to
 kernels/decode/shares.py. Time is counted in units of work: reading a tile is one, beginning a head is another.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction

@@ -9,8 +9,6 @@ tensor core's accumulator (FA2) or by an FMA (FA1, which must scale the new part
 FP32 rate; conversions, addresses, loop control and HBM are left out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fa2_lab.machine import io, warps

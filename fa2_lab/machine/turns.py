@@ -5,8 +5,6 @@ row blocks that see them. At every row block they add in one order, whoever is q
 kernels/hopper/backward/turns.py has it: the last column block first. Time is counted in steps, one row block each.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -15,8 +15,6 @@ are not counted, nor are bank conflicts. The arithmetic is float64; bytes are th
 fp32 statistics and partial sums.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,12 +1,6 @@
 """The backward as a graph of five products, and the two ways to get dQ."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference import fa2
@@ -51,9 +45,7 @@ WAYS, BOX = 4.05, 0.48  # where the two ways begin, and the width of a product t
 
 
 @style.picture
-def draw(
-    T: int, products: int, passes: Mapping[str, Mapping[str, Sequence[str]]], dq_additions: int
-) -> tuple[Figure, str]:
+def draw(T: int, products: int, passes: dict[str, dict[str, list[str]]], dq_additions: int) -> style.Drawn:
     """The graph above, and beneath the products of one tile when dQ is added by atomics and when it has its own pass.
 
     T: tiles along each side. products: per tile, as the meter counts them. passes: {name: {loop: products}}.
@@ -85,7 +77,7 @@ def draw(
     return figure, alt
 
 
-def _edge(ax: Axes, start: str, end: str) -> None:
+def _edge(ax: style.Axes, start: str, end: str) -> None:
     """From the bottom of one box to the top of the next; what is loaded lends its hue."""
     x0, y0, w0, _, kind = NODES[start]
     x1, y1, w1, *_ = NODES[end]
@@ -94,7 +86,7 @@ def _edge(ax: Axes, start: str, end: str) -> None:
     style.arrow(ax, (x0 + w0 / 2, y0 + HIGH), (head, y1), style.hue(start) if kind == "loaded" else style.QUIET)
 
 
-def _box(ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
+def _box(ax: style.Axes, x: float, y: float, w: float, h: float, tensor: str, label: str, again: bool = False) -> None:
     """A tensor's box, white if it is computed again."""
     if again:
         style.box(ax, x, y, w, h, label, edgecolor=style.hue(tensor), linewidth=1.4)
@@ -102,7 +94,7 @@ def _box(ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: s
         style.tensor_box(ax, x, y, w, h, tensor, label)
 
 
-def _ways(ax: Axes, T: int, passes: Mapping[str, Mapping[str, Sequence[str]]], dq_additions: int) -> None:
+def _ways(ax: style.Axes, T: int, passes: dict[str, dict[str, list[str]]], dq_additions: int) -> None:
     """A row for each way: its products as boxes, pass by pass, and who writes dQ."""
     notes = (f"atomics: {dq_additions // T} workers\nadd into each dQ", "one writer\nfor each dQ")
     for n, ((name, loops), words) in enumerate(zip(passes.items(), notes, strict=True)):

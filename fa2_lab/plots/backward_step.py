@@ -1,12 +1,6 @@
 """One step of the Hopper backward over time: the five products, the exponentials and the additions of two consumers."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips, hopper_backward
 from fa2_lab.machine.asynchrony import IN_ORDER
@@ -45,7 +39,7 @@ def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
 
 
 @style.picture
-def draw(n: int, jobs: Sequence[tuple], window: tuple[float, float], busy: float, setting: str) -> tuple[Figure, str]:
+def draw(n: int, jobs: list[tuple], window: tuple[float, float], busy: float, setting: str) -> style.Drawn:
     """Three lanes for each consumer; what belongs to step n has a strong edge."""
     caption = "The products of a step, in order: S, dV, dP, dK, and its dQ in the next step, beside the exponentials."
     figure, ax = style.new_figure(3.3, f"{caption} Strong edges: step {n} ({setting}).")
@@ -70,7 +64,9 @@ def draw(n: int, jobs: Sequence[tuple], window: tuple[float, float], busy: float
     return figure, alt
 
 
-def _job(ax: Axes, row: float, span: tuple[float, float], unit: str, what: str, number: int, strong: bool) -> None:
+def _job(
+    ax: style.Axes, row: float, span: tuple[float, float], unit: str, what: str, number: int, strong: bool
+) -> None:
     """One job as a box in its tensor's colour; "+ dQ 2" is the addition of a part of dQ."""
     begun, ended = span
     label = f"+ {what} {number}" if unit == "copy" else what

@@ -1,11 +1,6 @@
 """Which block sizes fit: shared memory, registers, and on which chips."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+from collections.abc import Mapping
 
 from fa2_lab.machine import budget, chips
 from fa2_lab.plots import style
@@ -50,12 +45,12 @@ VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too
 
 @style.picture
 def draw(
-    sizes: Sequence[int],
+    sizes: list[int],
     stages: int,
-    cells: Mapping[int, Mapping[tuple[int, int], Mapping]],
-    limits: Mapping[str, int],
-    compiled: Mapping[int, Mapping[tuple[int, int], int]] | None = None,
-) -> tuple[Figure, str]:
+    cells: dict[int, dict[tuple[int, int], Mapping]],
+    limits: dict[str, int],
+    compiled: dict[int, dict[tuple[int, int], int]] | None = None,
+) -> style.Drawn:
     """A heatmap of block sizes for each d; a cell says what the forward needs, and is darker the fewer chips have it.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
@@ -81,7 +76,7 @@ def draw(
     return figure, alt
 
 
-def verdict(cell: Mapping, limits: Mapping[str, int]) -> str:
+def verdict(cell: dict, limits: dict[str, int]) -> str:
     """In one or two words: where the block size fits, or what stops it."""
     if not cell["fits_on"]:
         return VERDICTS[cell["limit"]]
@@ -90,12 +85,12 @@ def verdict(cell: Mapping, limits: Mapping[str, int]) -> str:
     return ", ".join(cell["fits_on"])
 
 
-def _summary(table: Mapping[tuple[int, int], Mapping], limits: Mapping[str, int]) -> str:
+def _summary(table: dict[tuple[int, int], Mapping], limits: dict[str, int]) -> str:
     verdicts = [verdict(cell, limits) for cell in table.values()]
     return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
 
 
-def _square(ax: Axes, sizes: Sequence[int], table: Mapping, limits: Mapping[str, int], compiled: Mapping) -> None:
+def _square(ax: style.Axes, sizes: list[int], table: dict, limits: dict[str, int], compiled: dict) -> None:
     for (B_r, B_c), cell in table.items():
         y, x = sizes.index(B_r), sizes.index(B_c)
         missing = len(limits) - len(cell["fits_on"])

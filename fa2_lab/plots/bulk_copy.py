@@ -1,10 +1,6 @@
 """A bulk copy on its way: a tile that reaches past the end of K, its zeros, its swizzle, and the barrier it meets."""
 
-from __future__ import annotations
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared
 from fa2_lab.plots import style
@@ -24,7 +20,7 @@ TEXT, TILE, TOP, CHUNK = 1.75, 3.1, 1.7, 0.26
 
 
 @style.picture
-def draw(N: int, first: int, places: np.ndarray, bytes: int) -> tuple[Figure, str]:
+def draw(N: int, first: int, places: np.ndarray, bytes: int) -> style.Drawn:
     """N keys in HBM. places: for each row of the tile that begins at `first`, where in its line each chunk lies."""
     rows, d = len(places), 8 * places.shape[1]  # a chunk has 8 numbers
     caption = "A tile on its way by the copy engine: one thread starts it, and rows that do not exist arrive as zeros."
@@ -54,7 +50,7 @@ def draw(N: int, first: int, places: np.ndarray, bytes: int) -> tuple[Figure, st
     return figure, alt
 
 
-def _tile(ax: Axes, real: int, places: np.ndarray) -> None:
+def _tile(ax: style.Axes, real: int, places: np.ndarray) -> None:
     """The tile in shared memory: each box is 16 bytes with its chunk's number, or zeros."""
     style.note(ax, TILE, TOP - 0.33, "The tile in shared memory", weight="bold")
     style.note(ax, TILE, TOP - 0.12, "a box: 16 bytes, chunk c at c XOR row")

@@ -1,10 +1,6 @@
 """What a causal mask leaves of the tiles: SKIP, DIAGONAL, FULL, and the share of the work that remains."""
 
-from __future__ import annotations
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.tiles import CAUSAL, Tile, Tiling
@@ -33,9 +29,7 @@ FILLS = {Tile.SKIP: style.MASKED, Tile.DIAGONAL: style.tint(style.hue("S"), 0.35
 
 
 @style.picture
-def draw(
-    tilings: dict[str, Tiling], N: np.ndarray, shares: dict[int, tuple[np.ndarray, np.ndarray]]
-) -> tuple[Figure, str]:
+def draw(tilings: dict[str, Tiling], N: np.ndarray, shares: dict[int, tuple[np.ndarray, np.ndarray]]) -> style.Drawn:
     """The tiles of each tiling by kind with their counts, the mask's edge on them, and the share of tiles computed.
 
     shares: {block size: (from the formula, from counting tiles)} at each sequence length N.
@@ -65,7 +59,7 @@ def _counts(tiling: Tiling) -> str:
     return ", ".join(f"{tiling.counts()[kind]} {kind.name}" for kind in (Tile.FULL, Tile.DIAGONAL, Tile.SKIP))
 
 
-def _grid(ax: Axes, name: str, tiling: Tiling) -> None:
+def _grid(ax: style.Axes, name: str, tiling: Tiling) -> None:
     centres: dict[Tile, list] = {kind: [] for kind in FILLS}
     for i in range(tiling.T_r):
         for j in range(tiling.T_c):
@@ -85,7 +79,7 @@ def _grid(ax: Axes, name: str, tiling: Tiling) -> None:
     ax.set_xlabel(f"keys → ({len(centres[Tile.DIAGONAL])} DIAGONAL tiles, masked)", fontsize=style.SMALL)
 
 
-def _curves(ax: Axes, N: np.ndarray, shares: dict) -> None:
+def _curves(ax: style.Axes, N: np.ndarray, shares: dict) -> None:
     for B, (formula, counted) in shares.items():
         ax.plot(N, formula, color=style.QUIET, linewidth=1.4)
         ax.plot(N, counted, "o", color=style.INK, markersize=3.5)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
@@ -79,8 +76,8 @@ HIGH = 0.62
 
 @style.picture
 def draw(
-    prices: dict[str, dict[str, float]], loops: dict[str, Sequence[Step]], end: Sequence[Step], setting: str
-) -> tuple[Figure, str]:
+    prices: dict[str, dict[str, float]], loops: dict[str, list[Step]], end: list[Step], setting: str
+) -> style.Drawn:
     """Above, what an operation costs; beneath, FA1's and FA2's steps of a tile on one time axis.
 
     What FA2 left out stands outlined at its end, what it does once beneath. prices: {chip: {operation: matmul FLOPs}};
@@ -115,7 +112,7 @@ def draw(
     return figure, alt
 
 
-def _prices(ax: Axes, prices: dict[str, dict[str, float]]) -> None:
+def _prices(ax: style.Axes, prices: dict[str, dict[str, float]]) -> None:
     lane, longest = 0, max(max(price.values()) for price in prices.values())
     for kind in next(iter(prices.values())):
         for chip, price in prices.items():
@@ -127,7 +124,7 @@ def _prices(ax: Axes, prices: dict[str, dict[str, float]]) -> None:
     ax.set_title("The price of an operation in matmul FLOPs")
 
 
-def _boxes(ax: Axes, y: float, steps: Sequence[Step]) -> float:
+def _boxes(ax: style.Axes, y: float, steps: list[Step]) -> float:
     x = 0.0
     for step in steps:
         fill = style.fill(step.tensor) if step.name else style.hue(step.tensor)
@@ -137,7 +134,7 @@ def _boxes(ax: Axes, y: float, steps: Sequence[Step]) -> float:
     return x
 
 
-def _box(ax: Axes, x: float, y: float, width: float, name: str, fill: str, **look: Any) -> None:
+def _box(ax: style.Axes, x: float, y: float, width: float, name: str, fill: str, **look: Any) -> None:
     """A box with its name, upright where the box is narrow."""
     patch = style.box(ax, x, y, width, HIGH, name.replace(" ", "\n", 1) if 200 < width < 400 else name, fill, **look)
     if len(name) > 1 and width < 200:

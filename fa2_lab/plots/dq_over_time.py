@@ -1,12 +1,7 @@
 """Atomics against two passes over time: which worker writes which block of dQ, and when."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import grid
 from fa2_lab.plots import backward_graph, style
@@ -45,7 +40,7 @@ def data(T: int = 4, B: int = 32, SMs: int = 4) -> dict:
 
 
 def visits(
-    tiling: Tiling, blocks: Sequence[grid.Block], SMs: int, products: int, kind: str, adds: bool, since: float = 0
+    tiling: Tiling, blocks: list[grid.Block], SMs: int, products: int, kind: str, adds: bool, since: float = 0
 ) -> list[Visit]:
     """The tiles of blocks that run as the schedule says, each for so many products, the first one from `since` on."""
     found = []
@@ -59,7 +54,7 @@ def visits(
 
 
 @style.picture
-def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
+def draw(ways: dict[str, Mapping], T: int, SMs: int) -> style.Drawn:
     """For each way the SMs over time, tile by tile, and beneath them dQ's blocks with a mark for every write.
 
     ways: {name: dict(visits: each Visit, writes: (block of dQ, time, worker) each)}.
@@ -93,13 +88,13 @@ def draw(ways: Mapping[str, Mapping], T: int, SMs: int) -> tuple[Figure, str]:
     return figure, alt
 
 
-def _most_at_once(writes: Sequence[tuple[int, float, str]]) -> int:
+def _most_at_once(writes: list[tuple[int, float, str]]) -> int:
     """The largest number of writes into one block at one time."""
     places = [(i, time) for i, time, _ in writes]
     return max(places.count(place) for place in places)
 
 
-def _work(ax: Axes, visits: Sequence[Visit]) -> None:
+def _work(ax: style.Axes, visits: list[Visit]) -> None:
     """A box for every tile, in its worker's colour, with what it adds to."""
     for v in visits:
         label = f"+ dQ {v.rows}" if v.adds else f"dQ {v.rows}" if v.worker.startswith("row") else "dK, dV"
@@ -108,7 +103,7 @@ def _work(ax: Axes, visits: Sequence[Visit]) -> None:
         style.box(ax, *box, label, style.worker(n), edgecolor=style.PAPER)
 
 
-def _writes(ax: Axes, writes: Sequence[tuple[int, float, str]], SMs: int) -> None:
+def _writes(ax: style.Axes, writes: list[tuple[int, float, str]], SMs: int) -> None:
     """A mark for every time at which a block is written: its writer's number, or how many write at that time."""
     at: dict[tuple[int, float], list[str]] = {}
     for i, time, worker in writes:

@@ -1,10 +1,6 @@
 """Dropout masks drawn in FA1's and in FA2's order, by a generator that remembers and by one that is keyed."""
 
-from __future__ import annotations
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference.dropout import Dropout, sequential_mask
@@ -34,7 +30,7 @@ def keyed_mask(tiling: Tiling, dropout: Dropout, tiles: list[tuple[int, int]]) -
 
 
 @style.picture
-def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) -> tuple[Figure, str]:
+def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) -> style.Drawn:
     """A row for each generator: the mask in FA1's order, in FA2's, and the entries where they differ.
 
     masks: {generator: {"FA1", "FA2": True where kept}}.
@@ -62,7 +58,7 @@ def draw(masks: dict[str, dict[str, np.ndarray]], B_r: int, B_c: int, p: float) 
     return figure, alt
 
 
-def _grid(ax: Axes, filled: np.ndarray, B_r: int, B_c: int, color: str, title: str) -> None:
+def _grid(ax: style.Axes, filled: np.ndarray, B_r: int, B_c: int, color: str, title: str) -> None:
     """Every True entry as a square, and the borders of the tiles."""
     N_q, N_k = filled.shape
     style.bars(ax, [(j + 0.05, i + 0.05, 0.9, 0.9) for i, j in np.argwhere(filled)], color)

@@ -1,12 +1,7 @@
 """The map of a GPU: the sizes of its memories as areas, and their bytes per second as bars, both to scale."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from math import sqrt
 from typing import NamedTuple
-
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
@@ -42,7 +37,7 @@ LENS, WORDS, BARS, LONGEST = 2.3, 3.2, 4.25, 0.85  # inches from the left, and o
 
 
 @style.picture
-def draw(chip: str, places: Sequence[Place], link: float) -> tuple[Figure, str]:
+def draw(chip: str, places: list[Place], link: float) -> style.Drawn:
     """HBM as a square with the chip's memories as dots in it; these under a lens; the speed of each as a bar."""
     caption = f"Far memory is big and slow; near memory is small and fast ({chip}; areas and bars to scale)."
     figure, ax = style.new_figure(3.15, caption)

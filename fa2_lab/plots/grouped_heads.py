@@ -1,12 +1,6 @@
 """Grouped and multi-query heads: who reads which K and V, and who adds into which dK and dV."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference import heads
@@ -47,11 +41,11 @@ def adders(q: np.ndarray, k: np.ndarray, v: np.ndarray, dO: np.ndarray) -> list[
     return pairs
 
 
-Pairs = Sequence[tuple[int, int]]  # (query head, key head)
+Pairs = list[tuple[int, int]]  # (query head, key head)
 
 
 @style.picture
-def draw(heads: int, layouts: dict[str, dict]) -> tuple[Figure, str]:
+def draw(heads: int, layouts: dict[str, dict]) -> style.Drawn:
     """For each layout the query heads above the key heads: lines for who reads in the forward, arrows for who adds.
 
     layouts: {name: {"key_heads": number, "reads": pairs of the forward, "adds": pairs of the backward}}.
@@ -77,7 +71,7 @@ def draw(heads: int, layouts: dict[str, dict]) -> tuple[Figure, str]:
     return figure, alt
 
 
-def _heads(ax: Axes, heads: int, key_heads: int, pairs: Pairs, names: tuple[str, str, str]) -> None:
+def _heads(ax: style.Axes, heads: int, key_heads: int, pairs: Pairs, names: tuple[str, str, str]) -> None:
     query, key, value = names
     width = heads / key_heads
     for h, g in pairs:

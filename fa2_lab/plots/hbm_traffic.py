@@ -1,14 +1,9 @@
 """HBM traffic of standard attention, FA1 and FA2: over the sequence length, and over the size of the on-chip memory."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips, io
 from fa2_lab.plots import style
@@ -83,7 +78,7 @@ def moved_by_meter(name: str, N: int, M: int, d: int) -> int:
     return trace.hbm_elements
 
 
-Points = Sequence[tuple[int, int]]  # (N or M, elements moved)
+Points = list[tuple[int, int]]  # (N or M, elements moved)
 LOOKS = {
     "standard": dict(color=style.QUIET, linestyle=":"),
     "FA1": dict(color=style.INK, linestyle="--"),
@@ -96,11 +91,11 @@ def draw(
     N: int,
     M: int,
     d: int,
-    over_N: Mapping[str, Mapping[str, Points]],
-    over_M: Mapping[str, Mapping[str, Points]],
-    memories: Mapping[str, int],
-    counters: Mapping | None = None,
-) -> tuple[Figure, str]:
+    over_N: dict[str, dict[str, Points]],
+    over_M: dict[str, dict[str, Points]],
+    memories: dict[str, int],
+    counters: dict | None = None,
+) -> style.Drawn:
     """Elements that one head's forward moves: over N with M fixed, over M with N fixed, and what a GPU counted.
 
     over_N, over_M: {"FA2": {"form": points, "meter": points}, ...}. memories: {chip: bytes that a block can have}.
@@ -142,11 +137,11 @@ def short(count: float) -> str:
     return f"{count:.3g}"
 
 
-def _name(ax: Axes, words: str, at: tuple[int, int], shift: tuple[int, int], **look: Any) -> None:
+def _name(ax: style.Axes, words: str, at: tuple[int, int], shift: tuple[int, int], **look: Any) -> None:
     ax.annotate(words, at, shift, textcoords="offset points", fontsize=style.SMALL, **dict(va="center") | look)
 
 
-def _over_N(ax: Axes, M: int, d: int, curves: Mapping[str, Mapping[str, Points]]) -> None:
+def _over_N(ax: style.Axes, M: int, d: int, curves: dict[str, dict[str, Points]]) -> None:
     lengths = [x for x, _ in curves["FA2"]["form"]]
     for name, curve in curves.items():
         _name(ax, name, curve["form"][-1], (6, -2 if name == "FA2" else 2))
@@ -156,7 +151,7 @@ def _over_N(ax: Axes, M: int, d: int, curves: Mapping[str, Mapping[str, Points]]
     ax.set_title(f"One head, d = {d}, M = {M:,} elements of 2 bytes ({M * 2 // 1024} KiB)")
 
 
-def _over_M(ax: Axes, N: int, curves: Mapping[str, Mapping[str, Points]], memories: Mapping[str, int]) -> None:
+def _over_M(ax: style.Axes, N: int, curves: dict[str, dict[str, Points]], memories: dict[str, int]) -> None:
     sizes = [x for x, _ in curves["FA2"]["form"]]
     _name(ax, "standard", curves["standard"]["form"][-1], (6, 0))
     _name(ax, "FA1", curves["FA1"]["form"][-1], (6, 4))
@@ -171,7 +166,7 @@ def _over_M(ax: Axes, N: int, curves: Mapping[str, Mapping[str, Points]], memori
     ax.set_title(f"N = {N:,}: lines are closed forms, dots the meter")
 
 
-def _counted(ax: Axes, source: str, bars: Mapping[str, int]) -> None:
+def _counted(ax: style.Axes, source: str, bars: dict[str, int]) -> None:
     most = max(bars.values())
     for n, (what, elements) in enumerate(bars.items()):
         style.box(ax, 0, n + 0.12, elements, 0.76, fill=style.WORKERS[1], linewidth=0)

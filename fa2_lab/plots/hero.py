@@ -6,8 +6,6 @@ An element as it is written is its last frame, and only keyframes take it back t
 (a printer, a reader who asked for none) sees the result.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

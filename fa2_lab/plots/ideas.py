@@ -1,11 +1,5 @@
 """What each idea for the Hopper kernels was worth: the table of all, and bars around 1 of those that change most."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from matplotlib.figure import Figure
-
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
@@ -90,7 +84,7 @@ TICKS = (0.5, 0.7, 1, 1.5, 2, 3)
 
 
 @style.picture
-def draw(part: str, rows: Sequence[dict], setting: str) -> tuple[Figure, str]:
+def draw(part: str, rows: list[dict], setting: str) -> style.Drawn:
     """The ideas for one part. rows: idea, shape, low and high (speed with it over speed without), kept."""
     caption = (
         f"The {len(rows)} ideas that change most in the {part}: speed with it over speed without; open bars are not"

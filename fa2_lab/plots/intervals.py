@@ -1,10 +1,6 @@
 """Masks as intervals of keys: causal, windows, padding, packed documents, a sink; and the tiles that each visits."""
 
-from __future__ import annotations
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import causal_tiles, style
 from fa2_lab.tiles import CAUSAL, Mask, Tile, Tiling
@@ -42,7 +38,7 @@ LINE = dict(linewidth=0.5, edgecolor=style.QUIET)
 
 
 @style.picture
-def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> tuple[Figure, str]:
+def draw(masks: dict[str, list[tuple[int, Tiling]]], N: int, B: int, row: int) -> style.Drawn:
     """Each mask's tiles by kind, the lines where intervals begin and end, and one row's interval in numbers."""
     caption = f"Six masks, each an interval in every row: the keys from first up to last. The bar is row {row}."
     figure, axes = style.new_figure(7.2, caption, nrows=4, ncols=2, height_ratios=[1, 1, 1, 0.1])
@@ -78,7 +74,7 @@ def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
     return sum(n[Tile.FULL] + n[Tile.DIAGONAL] for n in counts)
 
 
-def _tiles(ax: Axes, parts: list[tuple[int, Tiling]]) -> int:
+def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
     N = sum(tiling.N_q for _, tiling in parts)
     if len(parts) > 1:
         style.masked(ax, 0, 0, N, N, **LINE)
@@ -95,7 +91,7 @@ def _tiles(ax: Axes, parts: list[tuple[int, Tiling]]) -> int:
     return visited_tiles(parts)
 
 
-def _row(ax: Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
+def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
     """One row's interval as a bar, with its numbers beside it."""
     start, tiling = next((s, t) for s, t in parts if s <= row < s + t.N_q)
     first, last = (int(start + end) for end in tiling.interval(row - start))
@@ -104,7 +100,7 @@ def _row(ax: Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
     style.note(ax, y=row + 0.5, words=f"[{first}, {last})", bbox=style.CLEAR, **at)
 
 
-def _legend(ax: Axes) -> None:
+def _legend(ax: style.Axes) -> None:
     for n, (kind, meaning) in enumerate(MEANING.items()):
         style.box(ax, n, 0, 0.08, 1, "", causal_tiles.FILLS[kind], hatch=causal_tiles.hatch(kind), **LINE)
         style.note(ax, n + 0.11, 0.5, meaning)

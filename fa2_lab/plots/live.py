@@ -4,8 +4,6 @@
 itself, and elsewhere (GitHub, print) a still picture and a sentence that says what it would show.
 """
 
-from __future__ import annotations
-
 import ast
 import difflib
 import json

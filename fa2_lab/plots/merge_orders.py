@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
@@ -69,7 +66,7 @@ W, H = 0.9, 0.76  # of one state's box
 
 
 @style.picture
-def draw(leaves: Sequence[Node], orders: dict[str, Sequence[Node]], L: dict[str, float]) -> tuple[Figure, str]:
+def draw(leaves: list[Node], orders: dict[str, list[Node]], L: dict[str, float]) -> style.Drawn:
     """The states of all blocks, and beneath them each order of merging them, every box with its m, l and o.
 
     orders: {"loop", "tree", "split": the merges}; nodes are numbered leaves first. L: the logsumexp of each order.
@@ -94,7 +91,7 @@ def draw(leaves: Sequence[Node], orders: dict[str, Sequence[Node]], L: dict[str,
     return figure, alt
 
 
-def _places(leaves: int, merges: Sequence[Node]) -> list[tuple[float, float]]:
+def _places(leaves: int, merges: list[Node]) -> list[tuple[float, float]]:
     """Leaves side by side; a merge stands under the block it takes in, or below and between the two it joins."""
     places = [(float(k), 0.0) for k in range(leaves)]
     for node in merges:
@@ -103,7 +100,7 @@ def _places(leaves: int, merges: Sequence[Node]) -> list[tuple[float, float]]:
     return places
 
 
-def _order(ax: Axes, places: Sequence, leaves: int, merges: Sequence[Node], L: float) -> None:
+def _order(ax: style.Axes, places: list, leaves: int, merges: list[Node], L: float) -> None:
     for k in range(leaves):
         style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k + 1}", style.tint(style.INK, 0.06), linewidth=0.5)
     for (x, y), node in zip(places[leaves:], merges, strict=True):
@@ -118,7 +115,7 @@ def _order(ax: Axes, places: Sequence, leaves: int, merges: Sequence[Node], L: f
     style.bare(ax, (-0.5, leaves - 0.5), (-0.25, bottom + 0.35))
 
 
-def _arrow(ax: Axes, start: tuple, end: tuple, leaf: bool) -> None:
+def _arrow(ax: style.Axes, start: tuple, end: tuple, leaf: bool) -> None:
     (x0, y0), (x1, y1) = start, end
     if y0 == y1:  # along a chain
         style.arrow(ax, (x0 + W / 2, y0), (x1 - W / 2, y1))
@@ -127,6 +124,6 @@ def _arrow(ax: Axes, start: tuple, end: tuple, leaf: bool) -> None:
         style.arrow(ax, (x0, y0 + (0.2 if leaf else H / 2)), (x1 + aside, y1 - H / 2))
 
 
-def _state(ax: Axes, x: float, y: float, node: Node) -> None:
+def _state(ax: style.Axes, x: float, y: float, node: Node) -> None:
     words = f"m {node.m:.2f}\nl {node.l:.2f}\no {node.o:.2f}".replace("-", "−")
     style.box(ax, x - W / 2, y - H / 2, W, H, words, style.fill("m"))

@@ -1,13 +1,9 @@
 """Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import hopper, hopper_backward
 from fa2_lab.machine.asynchrony import Barrier
@@ -24,7 +20,7 @@ def small(consumers: int, T: int, **options: Any) -> hopper.Run:
     return hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4), consumers, **options)
 
 
-def data(ways: Sequence[str] = ("forward", "backward")) -> dict:
+def data(ways: list[str] = ("forward", "backward")) -> dict:
     """Every barrier of a run of each pass: who waits there, who arrives, and how many arrivals end a phase."""
     return dict(blocks={way: {"forward": _forward, "backward": _backward}[way]() for way in ways})
 
@@ -75,7 +71,7 @@ DOES = {
 
 
 @style.picture
-def draw(blocks: Mapping[str, Mapping]) -> tuple[Figure, str]:
+def draw(blocks: dict[str, Mapping]) -> style.Drawn:
     """A panel for each pass. blocks: {"forward": dict(stages, barriers), "backward": …, with places and adds}.
 
     stages: {ring: how many}. barriers: {"K filled": {"waits": [...], "arrives": [...], "expected": n}, ...}.
@@ -100,9 +96,7 @@ def draw(blocks: Mapping[str, Mapping]) -> tuple[Figure, str]:
     return figure, " ".join(alt)
 
 
-def _block(
-    ax: Axes, way: str, stages: Mapping[str, int], barriers: Mapping, places: int = 0, adds: Sequence = ()
-) -> str:
+def _block(ax: style.Axes, way: str, stages: dict[str, int], barriers: dict, places: int = 0, adds: list = ()) -> str:
     """The producer, the rings, the consumers and every arrow between them; gives it in words."""
     bottom = FIRST + LANE * len(stages) - 0.15
     names = sorted({who for bar in barriers.values() for who in bar["waits"] if who.startswith("consumer")})
@@ -134,7 +128,7 @@ def _block(
     )
 
 
-def _ring(ax: Axes, y: float, ring: str, number: int, barriers: Mapping) -> None:
+def _ring(ax: style.Axes, y: float, ring: str, number: int, barriers: dict) -> None:
     """The stages of one ring, what empties them, and the arrows between them and the producer."""
     left, right = STAGES
     width = (right - left) / number
@@ -156,7 +150,7 @@ def _ring(ax: Axes, y: float, ring: str, number: int, barriers: Mapping) -> None
         style.note(ax, sum(ends) / 2, y + 0.18, "empty?", ha="center")
 
 
-def _right(ax: Axes, y: float, port: float, ring: str, who: str, barriers: Mapping) -> None:
+def _right(ax: style.Axes, y: float, port: float, ring: str, who: str, barriers: dict) -> None:
     """Between the stages and one consumer: what it takes, and what it gives back."""
     ends = (STAGES[1] - 0.06, CONSUMERS[0])
     if who in barriers[f"{ring} filled"]["waits"]:
@@ -165,7 +159,7 @@ def _right(ax: Axes, y: float, port: float, ring: str, who: str, barriers: Mappi
         _flow(ax, (ends[1], port + 0.05), (ends[0], y + 0.07), ring, back=True)
 
 
-def _between(ax: Axes, tops: Mapping[str, float], high: float, barrier: Mapping, words: str) -> None:
+def _between(ax: style.Axes, tops: dict[str, float], high: float, barrier: dict, words: str) -> None:
     """What consumers hand each other: an arrow from each that arrives to each other one that waits."""
     middle = sum(CONSUMERS) / 2
     for start in barrier["arrives"]:
@@ -177,13 +171,13 @@ def _between(ax: Axes, tops: Mapping[str, float], high: float, barrier: Mapping,
     style.note(ax, middle, (min(tops.values()) + high + max(tops.values())) / 2, words, ha="center")
 
 
-def _flow(ax: Axes, start: tuple, end: tuple, ring: str = "", back: bool = False) -> None:
+def _flow(ax: style.Axes, start: tuple, end: tuple, ring: str = "", back: bool = False) -> None:
     """One arrow, in the colour of what travels along it; dashed where a stage is given back."""
     color = style.hue(ring) if ring in style.HUES else style.hue("Q") if ring in ("rows", "dQ") else style.INK
     style.arrow(ax, start, end, color, linestyle=(0, (4, 2)) if back else "-", linewidth=1.1)
 
 
-def _sums(ax: Axes, top: float, tops: Mapping[str, float], high: float, adds: Sequence[str]) -> None:
+def _sums(ax: style.Axes, top: float, tops: dict[str, float], high: float, adds: list[str]) -> None:
     """From each consumer to its place for dQ, and from there, by the copy engine, to HBM."""
     right = CONSUMERS[1]
     for n, who in enumerate(adds):

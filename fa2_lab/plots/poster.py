@@ -3,8 +3,6 @@
 Words and code come from `fa2_lab.paper.where` and the amounts from the meter, so that they cannot go stale.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections import Counter
@@ -12,7 +10,6 @@ from textwrap import wrap
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.paper import ALGORITHMS, Algorithm, Place, triton_file, where
@@ -140,7 +137,7 @@ NUMBER = {"FA2.A1": "Algorithm 1", "FA2.A2": "Algorithm 2"}
 
 
 @style.picture
-def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> tuple[Figure, str]:
+def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> style.Drawn:
     """A sheet of A3: the tiles of the loops, then a row for each line, the loops as nested grounds."""
     figure = Figure(figsize=SHEET)
     title = f"{algorithm.title.replace(', ', ': the ')} pass, line by line"
@@ -172,7 +169,7 @@ def draw(algorithm: Algorithm, rows: list[Row], files: tuple[str, str]) -> tuple
     return figure, alt
 
 
-def _head(ax: Axes, title: str, algorithm: Algorithm, files: tuple[str, str]) -> None:
+def _head(ax: style.Axes, title: str, algorithm: Algorithm, files: tuple[str, str]) -> None:
     """The title, what the letters mean, and the columns' names."""
     ax.text(0, 0.62, title, fontsize=19, weight="bold", va="center")
     under = (
@@ -192,7 +189,7 @@ def _head(ax: Axes, title: str, algorithm: Algorithm, files: tuple[str, str]) ->
         style.note(ax, COLUMNS["work"] + LANE * (k + 0.5), TOP - 0.2, words, ha="center", linespacing=1.05)
 
 
-def _tiles(ax: Axes, x: float, y: float, tag: str) -> None:
+def _tiles(ax: style.Axes, x: float, y: float, tag: str) -> None:
     """The loops as a picture: S is never stored, only its tile is there; what a worker keeps has a strong edge."""
     forward, side, wide, i, j = tag == "FA2.A1", 1.1, 0.2, 2, 3
     cell = side / 5
@@ -246,7 +243,7 @@ def wrapped(row: Row, column: str) -> list[str]:
     return [part for line in getattr(row, column) for part in wrap(line, WRAP[column], subsequent_indent=" " * 6)]
 
 
-def _ground(ax: Axes, depth: int, y: float, height: float) -> None:
+def _ground(ax: style.Axes, depth: int, y: float, height: float) -> None:
     """The loops around a line: one ground in the other, each with a bar at its left."""
     for level in range(1, depth + 1):
         x = COLUMNS["words"] - 0.1 + STEP * (level - 1)
@@ -267,7 +264,7 @@ def made_of(lines: tuple[str, ...]) -> list[str]:
     return list(found.values())
 
 
-def _entry(ax: Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
+def _entry(ax: style.Axes, row: Row, cells: dict[str, list[str]], middle: float) -> None:
     """One line of the algorithm, across all columns."""
     tensors = made_of(row.numpy)
     for k, tensor in enumerate(tensors):

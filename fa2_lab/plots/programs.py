@@ -1,11 +1,5 @@
 """Decode over the number of programs that share one cache: measured, by the model, and reading alone."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
-from matplotlib.figure import Figure
-
 from fa2_lab.machine import chips, splits
 from fa2_lab.plots import style
 from fa2_lab.records import load
@@ -41,13 +35,13 @@ def seconds(cache: splits.Cache, n: int, slots: int, speed: splits.Pace) -> floa
 
 @style.picture
 def draw(
-    curve: Sequence[tuple[int, float]],
-    model: Sequence[tuple[int, float]],
+    curve: list[tuple[int, float]],
+    model: list[tuple[int, float]],
     floor: float,
     usual: int,
-    rivals: Mapping[str, float],
+    rivals: dict[str, float],
     setting: str,
-) -> tuple[Figure, str]:
+) -> style.Drawn:
     """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]

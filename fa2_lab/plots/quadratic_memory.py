@@ -1,12 +1,8 @@
 """How many bytes the N × N matrices take beside everything else, and which GPU they fill."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from math import isqrt
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips
 from fa2_lab.plots import style
@@ -28,9 +24,7 @@ GiB = 2**30
 
 
 @style.picture
-def draw(
-    N: np.ndarray, sizes: dict[str, np.ndarray], chips: Sequence[tuple[str, int, int]], setting: str
-) -> tuple[Figure, str]:
+def draw(N: np.ndarray, sizes: dict[str, np.ndarray], chips: list[tuple[str, int, int]], setting: str) -> style.Drawn:
     """Bytes over sequence length against the memory of GPUs.
 
     sizes: {"S and P", "Q, K, V, O": bytes at each N}; chips: (name, bytes of memory, largest N whose S and P fit).

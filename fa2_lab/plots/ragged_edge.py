@@ -1,10 +1,6 @@
 """From a program's number to its rows, their addresses, and a masked tile where the tensor ends."""
 
-from __future__ import annotations
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 
@@ -16,7 +12,7 @@ def data(N: int = 10, d: int = 4, B_r: int = 4, i: int = 2) -> dict:
 
 
 @style.picture
-def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> tuple[Figure, str]:
+def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarray) -> style.Drawn:
     """Q in memory, with the next head behind it; the tile's offsets; the tile as loaded under its mask."""
     (B_r, d), beyond = offsets.shape, int((~exist).sum())
     caption = f"Program {i} asks for {B_r} rows; {beyond} of them belong to the next head, and the mask keeps them out."
@@ -54,7 +50,7 @@ def draw(N: int, i: int, rows: np.ndarray, offsets: np.ndarray, exist: np.ndarra
     return figure, alt
 
 
-def _tile(ax: Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
+def _tile(ax: style.Axes, x: float, y: float, rows: np.ndarray, values: np.ndarray, exist: np.ndarray) -> None:
     """A tile, a row for each row of Q; −1 stands for a zero that was not loaded."""
     for r, numbers in enumerate(values):
         fill = style.tint(style.hue("Q"), 0.45) if exist[r] else style.PAPER

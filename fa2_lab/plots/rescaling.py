@@ -1,19 +1,14 @@
 """What a new maximum does to l and o: bars of terms, before, after multiplying by α, and after adding."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
 
 
-def data(exponentials: Sequence[float] = (1, 3, 4, 8), values: Sequence[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
+def data(exponentials: list[float] = (1, 3, 4, 8), values: list[float] = (8, 0, 4, 2), B_c: int = 2) -> dict:
     """One row in two blocks of keys: its terms of l and o after the first, rescaled, and after the second."""
     s, v = np.log(np.array(exponentials, dtype=float)), np.array(values, dtype=float)
     first = SoftmaxState.reset(1, 1).update(s[None, :B_c], v[:B_c, None])
@@ -33,7 +28,7 @@ TERMS = {"ℓ": "the sum of e^(s − m)", "o": "the sum of e^(s − m) v"}
 
 
 @style.picture
-def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> tuple[Figure, str]:
+def draw(l: list[np.ndarray], o: list[np.ndarray], m: list[float], ends: dict[str, list[float]]) -> style.Drawn:
     """Two panels, l and o: three bars each, a box for each key's term, widths to scale.
 
     l, o: terms before, rescaled and at the end; m: e to the old and the new maximum; ends: the package's sums.
@@ -60,7 +55,7 @@ def _fraction(x: float) -> str:
     return str(Fraction(x).limit_denominator(100))
 
 
-def _bars(ax: Axes, name: str, stages: list[np.ndarray], hue: str) -> None:
+def _bars(ax: style.Axes, name: str, stages: list[np.ndarray], hue: str) -> None:
     widest = max(terms.sum() for terms in stages)
     ends = [np.concatenate([[0.0], np.cumsum(terms)]) for terms in stages]
     for n, (terms, left) in enumerate(zip(stages, ends, strict=True)):

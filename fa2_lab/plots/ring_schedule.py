@@ -1,11 +1,7 @@
 """Attention over several GPUs: whose keys are where when, and one rank's time."""
 
-from __future__ import annotations
+from collections.abc import Mapping
 
-from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
 from fa2_lab.machine import ring
@@ -86,7 +82,7 @@ LANES = ("kernels", "K V", "dK dV")
 
 
 @style.picture
-def draw(cells: Sequence[Sequence[Mapping]], lanes: Mapping, took: Mapping, setting: str) -> tuple[Figure, str]:
+def draw(cells: list[list[Mapping]], lanes: dict, took: dict, setting: str) -> style.Drawn:
     """Above, for each rank and step, whose keys are here and which scores they make; below, one rank's time.
 
     cells: [rank][step] of dict(source, rows, cols, diagonal), with rows and cols as shares (from, to) of a shard.
@@ -125,7 +121,7 @@ def draw(cells: Sequence[Sequence[Mapping]], lanes: Mapping, took: Mapping, sett
     return figure, alt
 
 
-def _cell(ax: Axes, x: float, y: float, cell: Mapping) -> None:
+def _cell(ax: style.Axes, x: float, y: float, cell: dict) -> None:
     """The square of one meeting: what is computed in the colour of the keys' owner, the rest hatched."""
     style.masked(ax, x, y)
     (top, bottom), (left, right) = cell["rows"], cell["cols"]
@@ -140,7 +136,7 @@ def _cell(ax: Axes, x: float, y: float, cell: Mapping) -> None:
     style.note(ax, *at, f"{cell['source']}", ha="center", color=style.ink_on(fill), fontsize=style.LARGE)
 
 
-def _lanes(ax: Axes, direction: str, spans: Sequence[tuple], took: float) -> None:
+def _lanes(ax: style.Axes, direction: str, spans: list[tuple], took: float) -> None:
     """One rank's kernels and its two kinds of transfer, each on a line of its own, and what was measured."""
     used = [lane for lane in LANES if any(span[0] == lane for span in spans)]
     for lane, start, end, label, source in spans:
@@ -157,7 +153,7 @@ def _lanes(ax: Axes, direction: str, spans: Sequence[tuple], took: float) -> Non
     ax.set_title(f"{direction}, one rank, {took:.1f} ms measured")
 
 
-def _times(lanes: Mapping[str, Sequence[tuple]], took: Mapping[str, float]) -> str:
+def _times(lanes: dict[str, list[tuple]], took: dict[str, float]) -> str:
     """Times in words."""
     parts = []
     for direction, spans in lanes.items():

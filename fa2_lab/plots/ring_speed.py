@@ -1,11 +1,5 @@
 """The ring as measured: how many times faster than one GPU, and how much memory each GPU needs."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
-from matplotlib.figure import Figure
-
 from fa2_lab.plots import style
 from fa2_lab.plots.speed import short
 from fa2_lab.records import Record, load
@@ -55,11 +49,11 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 @style.picture
 def draw(
-    curves: Mapping[int, Sequence[tuple[int, float]]],
+    curves: dict[int, list[tuple[int, float]]],
     contiguous: tuple[int, int, float] | None,
-    memory: Mapping[int, float],
+    memory: dict[int, float],
     setting: str,
-) -> tuple[Figure, str]:
+) -> style.Drawn:
     """Above, times faster than one GPU over the length; beneath, MiB of each GPU. Both: {number of GPUs: ...}."""
     most = max(curves)
     N, best = curves[most][-1]

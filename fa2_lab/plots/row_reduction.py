@@ -1,12 +1,6 @@
 """A 64 × 128 accumulator by warp, lane and register, and a row's maximum on its way through four lanes."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine.layouts import Owners, parse
 from fa2_lab.plots import style
@@ -34,7 +28,7 @@ TONES = (1.0, 0.65, 0.4, 0.2)
 
 
 @style.picture
-def draw(owners: Owners, row: int, scores: np.ndarray, known: Sequence[np.ndarray], made: str) -> tuple[Figure, str]:
+def draw(owners: Owners, row: int, scores: np.ndarray, known: list[np.ndarray], made: str) -> style.Drawn:
     """From above: the accumulator by warp, with all of one lane; a row of it by lane and register; its maximum.
 
     scores: the numbers of the row. known: the maximum that each of its lanes knows, at first and after each exchange.
@@ -64,7 +58,7 @@ def _tone(k: int) -> str:
     return style.tint(style.hue("S"), TONES[k])
 
 
-def _whole(ax: Axes, owners: Owners, row: int, lane: int) -> None:
+def _whole(ax: style.Axes, owners: Owners, row: int, lane: int) -> None:
     """The accumulator to scale: a strip for each warp, all numbers of one lane, and a frame around the row."""
     rows, cols = owners.lane.shape
     wide, high, warp = WIDE / cols, HIGH / rows, owners.warp[row, 0]
@@ -82,7 +76,7 @@ def _whole(ax: Axes, owners: Owners, row: int, lane: int) -> None:
     style.note(ax, LEFT, -0.14, words, weight="bold")
 
 
-def _row(ax: Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
+def _row(ax: style.Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> None:
     """The first and the last columns of the row: number, lane and register of each."""
     cols, lanes = len(scores), np.unique(owners.lane[row]).tolist()
     style.note(ax, LEFT, y - 0.42, f"Row {row}, column by column", weight="bold")
@@ -99,7 +93,7 @@ def _row(ax: Axes, y: float, owners: Owners, row: int, scores: np.ndarray) -> No
     style.note(ax, LEFT + CELL * first + GAP / 2, y + 0.4, "…", ha="center")
 
 
-def _reduction(ax: Axes, y: float, row: int, lanes: np.ndarray, known: Sequence[np.ndarray], each: int) -> None:
+def _reduction(ax: style.Axes, y: float, row: int, lanes: np.ndarray, known: list[np.ndarray], each: int) -> None:
     """What every lane knows, a line for each step; two strokes come from the lanes that were compared."""
     style.note(ax, LEFT, y - 0.42, f"The maximum of row {row}: what each lane knows", weight="bold")
     steps = [f"of its {each} numbers", "after lane XOR 1", "after lane XOR 2"]

@@ -1,10 +1,5 @@
 """Decode: the tiles of all heads in equal shares, and the parts that come of it."""
 
-from __future__ import annotations
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from fa2_lab.machine import splits
 from fa2_lab.machine.splits import Shares
 from fa2_lab.plots import style
@@ -19,7 +14,7 @@ H = 0.62  # height of a tile
 
 
 @style.picture
-def draw(cut: Shares) -> tuple[Figure, str]:
+def draw(cut: Shares) -> style.Drawn:
     """Every head a row of tiles in its program's colour, the parts that must be merged, and the output they make."""
     caption = (
         "Every program gets an equal share of all tiles, and may end anywhere: only a head that several have read is"
@@ -42,7 +37,7 @@ def draw(cut: Shares) -> tuple[Figure, str]:
     return figure, _described(cut)
 
 
-def _parts(ax: Axes, cut: Shares, head: int, x: float) -> None:
+def _parts(ax: style.Axes, cut: Shares, head: int, x: float) -> None:
     """What is merged, and what comes of it."""
     readers = cut.readers(head)
     if len(readers) > 1:

@@ -1,7 +1,5 @@
 """A picture as a notebook shows it: as wide as the text, with its caption and its alternative text."""
 
-from __future__ import annotations
-
 from base64 import b64encode
 from html import escape
 from io import BytesIO

@@ -1,11 +1,5 @@
 """Speed over the sequence length, beside the peers of the same run."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
-from matplotlib.figure import Figure
-
 from fa2_lab.plots import style
 from fa2_lab.records import load
 
@@ -31,7 +25,7 @@ def data() -> dict:
     return dict(panels=panels, gemm=record.ceilings["GEMM TFLOP/s"], baseline=BASELINE, setting=setting)
 
 
-Curve = Sequence[tuple[int, float]]  # (N, TFLOP/s)
+Curve = list[tuple[int, float]]  # (N, TFLOP/s)
 LOOKS = {
     "fa2_lab": dict(color=style.OURS, linewidth=2.2, marker="o", zorder=4),
     "fa2_lab portable": dict(color=style.OURS, linewidth=1.1, linestyle="--", marker="o", zorder=3),
@@ -46,8 +40,8 @@ LOOKS = {
 
 @style.picture
 def draw(
-    panels: Mapping[tuple[str, int, bool], Mapping[str, Curve]], gemm: float, baseline: str, setting: str
-) -> tuple[Figure, str]:
+    panels: dict[tuple[str, int, bool], dict[str, Curve]], gemm: float, baseline: str, setting: str
+) -> style.Drawn:
     """TFLOP/s over N: a column for each direction, a row for each d and mask.
 
     panels: {(direction, d, causal): {contestant: curve}}; gemm: TFLOP/s of a large product in the same run, a line;
@@ -75,7 +69,7 @@ def draw(
     return figure, alternative(panels, gemm, baseline)
 
 
-def apart(values: Sequence[float], gap: float) -> list[float]:
+def apart(values: list[float], gap: float) -> list[float]:
     """Heights as near to the values as can be, in their order, each at least the gap from the next."""
     order = sorted(range(len(values)), key=lambda n: values[n])
     pools: list[list[float]] = []  # neighbours that push each other: the mean of each pool stays
@@ -88,7 +82,7 @@ def apart(values: Sequence[float], gap: float) -> list[float]:
     return [placed[n] for n in range(len(values))]
 
 
-def ahead(panels: Mapping[tuple[str, int, bool], Mapping[str, Curve]]) -> str:
+def ahead(panels: dict[tuple[str, int, bool], dict[str, Curve]]) -> str:
     """Every peer, and at how many of the points where both were measured fa2_lab is the faster."""
     peers_at: dict[str, list[str]] = {}
     for peer in LOOKS:
@@ -104,7 +98,7 @@ def short(N: int) -> str:
     return str(N) if N < 1024 else f"{N // 1024}k"
 
 
-def alternative(panels: Mapping, gemm: float, baseline: str) -> str:
+def alternative(panels: dict, gemm: float, baseline: str) -> str:
     """The picture in words: at the longest sequence, our speed and how it compares with the baseline."""
     parts = []
     for (direction, d, causal), curves in panels.items():

@@ -1,12 +1,8 @@
 """The state (m, l, o) of one row block while the key blocks stream past."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference import naive
@@ -36,7 +32,7 @@ def data(B_r: int = 4, B_c: int = 4, T_c: int = 10, d: int = 4, row: int = 2, se
 @style.picture
 def draw(
     row: int, s: np.ndarray, m: np.ndarray, l: np.ndarray, o: np.ndarray, alpha: np.ndarray, O: np.ndarray
-) -> tuple[Figure, str]:
+) -> style.Drawn:
     """α of every row and key block as a grid, and beneath it the scores, m, l and one component of o of one row.
 
     s: (T_c, B_r, B_c); m, l, o, alpha: (T_c, B_r), after each key block; O: (B_r,), the same component of the answer.
@@ -64,7 +60,7 @@ def draw(
     return figure, alt
 
 
-def _factors(ax: Axes, alpha: np.ndarray, row: int) -> None:
+def _factors(ax: style.Axes, alpha: np.ndarray, row: int) -> None:
     T_c, B_r = alpha.shape
     for j in range(T_c):
         for i in range(B_r):
@@ -79,7 +75,7 @@ def _factors(ax: Axes, alpha: np.ndarray, row: int) -> None:
     ax.set_title(f"α = exp(m before − m after), the factor for l and o (row {row} is drawn below)")
 
 
-def _maximum(ax: Axes, s: np.ndarray, m: np.ndarray) -> None:
+def _maximum(ax: style.Axes, s: np.ndarray, m: np.ndarray) -> None:
     T_c, B_c = s.shape
     x = np.arange(T_c)[:, None] + (np.arange(B_c) + 0.5) / B_c
     ax.plot(x.ravel(), s.ravel(), "o", color=style.hue("S"), markersize=4)
@@ -89,7 +85,7 @@ def _maximum(ax: Axes, s: np.ndarray, m: np.ndarray) -> None:
     ax.set_title("m, the largest score so far")
 
 
-def _sum(ax: Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
+def _sum(ax: style.Axes, name: str, meaning: str, total: np.ndarray, alpha: np.ndarray, **look: Any) -> None:
     """Two levels in each block: after multiplying by α, then after adding."""
     before = np.concatenate([[0.0], total[:-1]])
     levels = np.stack([alpha * before, total], axis=1).ravel()

@@ -5,8 +5,6 @@ name printed on it. What is measured is grey, and ours has one accent. Hatched m
 run right. A picture is drawn for a column of 560 pixels; its message is the caption beside it, not a title inside.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
@@ -24,6 +22,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.text import Annotation, Text
+
+Drawn = tuple[Figure, str]  # what draw() of a picture returns: a figure and its alternative text
 
 WIDTH = 560 / 96  # inches: 560 pixels of a page
 SMALL, NORMAL, LARGE = 8.25, 9.0, 11.0  # points: 11, 12 and 15 pixels of a page
@@ -73,11 +73,11 @@ RC = {
 }
 
 
-def picture(draw: Callable[..., tuple[Figure, str]]) -> Callable[..., tuple[Figure, str]]:
+def picture(draw: Callable[..., Drawn]) -> Callable[..., Drawn]:
     """Mark a figure function: it draws in this style, ℓ is ℓ, and its layout is settled once and for all."""
 
     @wraps(draw)
-    def drawn(*args: Any, **kwargs: Any) -> tuple[Figure, str]:
+    def drawn(*args: Any, **kwargs: Any) -> Drawn:
         with matplotlib.rc_context(RC):
             figure, alt = draw(*args, **kwargs)
             for text in figure.findobj(Text):

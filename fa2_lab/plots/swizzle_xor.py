@@ -1,12 +1,6 @@
 """The swizzle as XOR: a chunk's place from its number and its row, bit by bit, and the bank conflicts counted."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine.layouts import CHUNK_BYTES, LINE_BYTES, Shared, bank_conflicts, parse
 from fa2_lab.plots import style
@@ -27,7 +21,7 @@ def data(chunk: int = 2, itemsize: int = 2) -> dict:
     return dict(places=found, steps=steps, chunk=chunk, compiled=compiled, made=compiled_by(record))
 
 
-def as_xor(layout: Shared, shape: Sequence[int], itemsize: int) -> bool:
+def as_xor(layout: Shared, shape: list[int], itemsize: int) -> bool:
     """Whether the chunks of eight rows lie at chunk XOR row, in each line of 128 bytes."""
     places = LINE_BYTES // CHUNK_BYTES
     where = layout.offsets(tuple(shape))[:places, :: layout.vec] * itemsize % LINE_BYTES // CHUNK_BYTES
@@ -40,8 +34,8 @@ FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 
 @style.picture
 def draw(
-    places: Mapping[str, np.ndarray], steps: Mapping[str, list[int]], chunk: int, compiled: Sequence[str], made: str
-) -> tuple[Figure, str]:
+    places: dict[str, np.ndarray], steps: dict[str, list[int]], chunk: int, compiled: list[str], made: str
+) -> style.Drawn:
     """Left: row XOR chunk = place, in bits. Then both layouts in memory, and the reads of each group of banks.
 
     places: {layout: place of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.
@@ -75,7 +69,7 @@ def _steps(steps: list[int]) -> str:
     return " or ".join(style.counted(n, "step") for n in steps)
 
 
-def _bits(ax: Axes, where: np.ndarray, chunk: int) -> None:
+def _bits(ax: style.Axes, where: np.ndarray, chunk: int) -> None:
     """For every row: row XOR chunk = place, with three bits each."""
     style.note(ax, 0, -1.5, "XOR of their bits", weight="bold")
     columns = dict(row=0.7, chunk=2.9, place=5.1)
@@ -88,7 +82,7 @@ def _bits(ax: Axes, where: np.ndarray, chunk: int) -> None:
         style.note(ax, 4.0, row + 0.5, "=", ha="center")
 
 
-def _memory(ax: Axes, x: float, where: np.ndarray, chunk: int) -> None:
+def _memory(ax: style.Axes, x: float, where: np.ndarray, chunk: int) -> None:
     """Every chunk at its place; above, the groups of banks; beneath, how many of the marked reads each has to serve."""
     for place in range(where.shape[1]):
         style.note(ax, x + place + 0.5, -0.5, f"{place}", ha="center")

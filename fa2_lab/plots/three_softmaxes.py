@@ -1,12 +1,8 @@
 """Softmax three ways on one row: where it overflows, how well it rounds, and its state while keys stream past."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference import naive
@@ -91,7 +87,7 @@ METHODS = {  # the widest line lies below
 
 
 @style.picture
-def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> tuple[Figure, str]:
+def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]) -> style.Drawn:
     """One row of scores through three softmaxes number by number, and beneath it their errors over the logits' scale.
 
     row: s, unsafe_e, unsafe_p, safe_e, safe_p, online_p (all (N,)), sums, m, l, alpha (one for each block), dtype;
@@ -122,7 +118,7 @@ def draw(row: dict, scales: np.ndarray, errors: dict[str, dict[str, np.ndarray]]
     return figure, alt
 
 
-def _row(ax: Axes, row: dict) -> None:
+def _row(ax: style.Axes, row: dict) -> None:
     N, blocks = len(row["s"]), len(row["m"])
     scores, weights = style.fill("S"), style.fill("P")
     lines = [
@@ -158,7 +154,7 @@ def _number(x: float) -> str:
     return f"{x:,.0f}" if x >= 1000 else f"{x:.0e}".replace("e-0", "e−").replace("e-", "e−")
 
 
-def _errors(ax: Axes, dtype: str, scales: np.ndarray, curves: dict[str, np.ndarray]) -> None:
+def _errors(ax: style.Axes, dtype: str, scales: np.ndarray, curves: dict[str, np.ndarray]) -> None:
     for name, look in METHODS.items():
         ax.plot(scales, curves[name], **look)
     end = _last(curves["unsafe"])

@@ -1,7 +1,5 @@
 """Causal row blocks on SMs: shared out before anything runs, or handed out by a scheduler when an SM is free."""
 
-from __future__ import annotations
-
 from fa2_lab.machine import chips, grid, hopper
 from fa2_lab.plots.waves import draw  # noqa: F401  a picture's file has data() and draw()
 from fa2_lab.tiles import CAUSAL, Tiling

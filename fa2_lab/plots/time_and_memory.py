@@ -1,11 +1,5 @@
 """What the book is about, as measured: the same attention four ways, its time and its memory, while N grows."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
 from fa2_lab.plots import style
@@ -41,7 +35,7 @@ def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
     return sorted(found.items())
 
 
-Points = Sequence[tuple[int, float]]
+Points = list[tuple[int, float]]
 LOOKS = {
     "standard": dict(color=style.QUIET, linestyle=":", marker="s"),
     "FA1": dict(color=style.QUIET, linestyle="--", marker="^"),
@@ -52,7 +46,7 @@ NAMES = {"FA1": "FA1 as printed:\none worker a head", "FA2": "FA2 (PyTorch)", "o
 
 
 @style.picture
-def draw(time: Mapping[str, Points], memory: Mapping[str, Points], setting: str) -> tuple[Figure, str]:
+def draw(time: dict[str, Points], memory: dict[str, Points], setting: str) -> style.Drawn:
     """Two charts over N on logarithmic axes: milliseconds above, MiB below; {name: points} for each."""
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
@@ -77,12 +71,12 @@ def draw(time: Mapping[str, Points], memory: Mapping[str, Points], setting: str)
     return figure, _alt(time, memory)
 
 
-def _name(ax: Axes, name: str, at: tuple[int, float], words: str) -> None:
+def _name(ax: style.Axes, name: str, at: tuple[int, float], words: str) -> None:
     look = dict(color=LOOKS[name]["color"], fontsize=style.SMALL, weight="bold" if name == "ours" else "normal")
     ax.annotate(words, at, (7, 0), textcoords="offset points", va="center", **look)
 
 
-def _alt(time: Mapping[str, Points], memory: Mapping[str, Points]) -> str:
+def _alt(time: dict[str, Points], memory: dict[str, Points]) -> str:
     ms, MiB = ("; ".join(f"{name} {_range(curve)}" for name, curve in curves.items()) for curves in (time, memory))
     return f"Two charts over N on logarithmic axes. Milliseconds: {ms}. MiB beyond the inputs: {MiB}."
 

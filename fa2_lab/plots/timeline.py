@@ -1,12 +1,7 @@
 """Copies, tensor cores and exponentials of one SM over time, for two warpgroups that work in four manners."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips, hopper
 from fa2_lab.machine.asynchrony import IN_ORDER, SHARED
@@ -43,7 +38,7 @@ NAMES = {"copy": "copies of K, V", "tensor": "tensor cores", "exp": "exponential
 
 
 @style.picture
-def draw(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure, str]:
+def draw(window: float, panels: list[Mapping], setting: str) -> style.Drawn:
     """panels: name, share of the tensor cores' time, jobs as (unit, consumer or None, label, from, to), in clocks."""
     caption = "Exponentials can hide under products in two ways, within a warpgroup and between two, and the two go"
     caption += " together. The shares are of the tensor cores"
@@ -60,7 +55,7 @@ def draw(window: float, panels: Sequence[Mapping], setting: str) -> tuple[Figure
     return figure, alt
 
 
-def _panel(ax: Axes, panel: Mapping, window: float) -> None:
+def _panel(ax: style.Axes, panel: dict, window: float) -> None:
     for lane, (unit, consumer) in enumerate(LANES):
         for job in panel["jobs"]:
             if job[:2] == (unit, consumer) and job[3] < window:
@@ -72,7 +67,7 @@ def _panel(ax: Axes, panel: Mapping, window: float) -> None:
     ax.set_title(f"{panel['name']}: {panel['share']:.0%} busy")
 
 
-def _job(ax: Axes, lane: int, label: str, begun: float, ended: float, window: float) -> None:
+def _job(ax: style.Axes, lane: int, label: str, begun: float, ended: float, window: float) -> None:
     """One job as a box; copies are thin, K's above V's, and each slot has a height of its own."""
     kind, number = label.split()
     ended = min(ended, window)

@@ -1,12 +1,6 @@
 """In which order FA1 and FA2 visit the tiles, and every load and store that costs."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1, fa2
@@ -26,7 +20,7 @@ def data(N: int = 12, d: int = 4, B_r: int = 4, B_c: int = 3) -> dict:
 
 
 @style.picture
-def draw(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure, str]:
+def draw(T_r: int, T_c: int, events: dict[str, list[Event]]) -> style.Drawn:
     """A row for each algorithm: its tile grid with the time of each visit, and its HBM traffic over time.
 
     events: {"FA1": ..., "FA2": ...} as a Trace recorded them, or one of them alone.
@@ -52,19 +46,19 @@ def draw(T_r: int, T_c: int, events: dict[str, Sequence[Event]]) -> tuple[Figure
     return figure, alt
 
 
-def visits(log: Sequence[Event]) -> list[tuple[int, int]]:
+def visits(log: list[Event]) -> list[tuple[int, int]]:
     """The tiles (i, j) in the order of their first event; events outside both loops belong to no tile."""
     return list(dict.fromkeys((e.i, e.j) for e in log if e.i is not None and e.j is not None))
 
 
-def _grid(ax: Axes, name: str, T_r: int, T_c: int, order: list[tuple[int, int]]) -> None:
+def _grid(ax: style.Axes, name: str, T_r: int, T_c: int, order: list[tuple[int, int]]) -> None:
     style.tile_axes(ax, T_r, T_c)
     for time, (i, j) in enumerate(order):
         style.box(ax, j, i, 1, 1, str(time + 1), style.fill("P"), size=style.NORMAL)
     ax.set_title(f"{name}: {'columns' if name == 'FA1' else 'rows'} outside")
 
 
-def _timeline(ax: Axes, log: Sequence[Event], longest: int) -> None:
+def _timeline(ax: style.Axes, log: list[Event], longest: int) -> None:
     lanes = [tensor for tensor in "QKVOlmL" if any(e.tensor == tensor for e in log)]
     for time, event in enumerate(log):
         lane, color = lanes.index(event.tensor), style.hue(event.tensor)

@@ -1,14 +1,9 @@
 """How four warps share one tile (the FA2 paper's figure 3), and what each way moves through shared memory."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import warps
 from fa2_lab.plots import style
@@ -46,9 +41,9 @@ def draw(
     B_c: int,
     d: int,
     W: int,
-    moved: Mapping[str, Mapping[tuple[str, str], int]],
-    barriers: Mapping[str, Mapping[str, int]],
-) -> tuple[Figure, str]:
+    moved: dict[str, dict[tuple[str, str], int]],
+    barriers: dict[str, dict[str, int]],
+) -> style.Drawn:
     """Q Kᵀ = S and P V = O under both schemes, and beneath, the bytes that one tile writes and reads.
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}. barriers: {"split_k": {what for: how many}, ...}.
@@ -77,11 +72,11 @@ def kib(size: int) -> str:
     return f"{size / 1024:.0f}"
 
 
-def _partials(moved: Mapping[tuple[str, str], int]) -> int:
+def _partials(moved: dict[tuple[str, str], int]) -> int:
     return sum(size for (_, tensor), size in moved.items() if tensor in HUE_OF)
 
 
-def _operands(ax: Axes, scheme: str, W: int) -> None:
+def _operands(ax: style.Axes, scheme: str, W: int) -> None:
     """Kᵀ above S and Q beside it, V above O: rows are queries for Q, S, O and keys for V."""
     keys = scheme == "split_k"
     d, left, top = W / 2, W / 2 + GAP, W + GAP
@@ -95,7 +90,7 @@ def _operands(ax: Axes, scheme: str, W: int) -> None:
     ax.set_title(NAMES[scheme])
 
 
-def _matrix(ax: Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
+def _matrix(ax: style.Axes, tensor: str, name: str, x: float, y: float, w: float, h: float, split: str, W: int) -> None:
     """One operand: whole and seen by all warps, or a part with the name of each; layers are parts of full size."""
     style.note(ax, x + w / 2, y - 0.12, name, ha="center", va="bottom")
     if split == "whole":
@@ -118,7 +113,7 @@ def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, t
     }
 
 
-def _bars(ax: Axes, moved: Mapping[str, Mapping[tuple[str, str], int]], waits: Mapping[str, int]) -> None:
+def _bars(ax: style.Axes, moved: dict[str, dict[tuple[str, str], int]], waits: dict[str, int]) -> None:
     """A bar of writes and a bar of reads for each scheme, cut by tensor."""
     widest = max(sum(n for (op, _), n in moved[s].items() if op == "read") for s in NAMES) / 1024
     for n, scheme in enumerate(NAMES):
@@ -132,7 +127,7 @@ def _bars(ax: Axes, moved: Mapping[str, Mapping[tuple[str, str], int]], waits: M
     style.bare(ax, (-0.09 * widest, 1.12 * widest), (-1.1, 4.6), xticks=ticks, xlabel="KiB for a tile")
 
 
-def _bar(ax: Axes, lane: float, sizes: Mapping[str, float]) -> None:
+def _bar(ax: style.Axes, lane: float, sizes: dict[str, float]) -> None:
     """One bar, a segment for each tensor; the narrow ones are named behind it."""
     left, narrow = 0.0, []
     for tensor in ("K", "V", "Q", "max", "sum", "PV"):

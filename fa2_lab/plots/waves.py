@@ -1,11 +1,5 @@
 """Thread blocks on SMs over time: one per head (FA1) against one per row block (FA2), and the causal tail."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fa2_lab.machine import chips, grid
@@ -36,7 +30,7 @@ MANY = 1500  # blocks that no eye can tell apart
 
 
 @style.picture
-def draw(ran: Mapping[str, Schedule], caption: str) -> tuple[Figure, str]:
+def draw(ran: dict[str, Schedule], caption: str) -> style.Drawn:
     """Schedules one above the other on one time scale: each SM a line, each block a bar as long as its tiles.
 
     ran: {panel's name: Schedule}.
@@ -68,7 +62,7 @@ def turns(schedule: Schedule) -> list[int]:
     return turn
 
 
-def _bars(ax: Axes, schedule: Schedule) -> None:
+def _bars(ax: style.Axes, schedule: Schedule) -> None:
     """Every block as a bar on the line of its SM, in two greys by turns; where there are many, each SM's work."""
     if len(schedule.placed) > MANY:
         ends = [0.0] * schedule.SMs
@@ -86,7 +80,7 @@ def _bars(ax: Axes, schedule: Schedule) -> None:
         style.bars(ax, places, style.worker(1 + grey))
 
 
-def _end(ax: Axes, schedule: Schedule, last: float) -> None:
+def _end(ax: style.Axes, schedule: Schedule, last: float) -> None:
     """A line where the last block ends, and how many SMs never had one."""
     end = schedule.makespan
     ax.plot([end, end], [0, schedule.SMs], color=style.INK, linewidth=1, clip_on=False)

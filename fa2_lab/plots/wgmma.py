@@ -1,12 +1,5 @@
 """What one product of a Hopper warpgroup reads, and where its result stays: Q Kᵀ and P V of a tile."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import style
 
@@ -29,7 +22,7 @@ LEFTS, HIGH = (0.05, 2.05, 4.3), 1.95
 
 
 @style.picture
-def draw(products: Sequence[Sequence[tuple]], deep: int, warps: Sequence[int]) -> tuple[Figure, str]:
+def draw(products: list[list[tuple]], deep: int, warps: list[int]) -> style.Drawn:
     """products: (tensor, name, shape, place) of the left factor, the right factor and the result."""
     caption = (
         "The two products of a tile: the right factor comes from shared memory, and the result stays in registers."
@@ -51,7 +44,7 @@ def draw(products: Sequence[Sequence[tuple]], deep: int, warps: Sequence[int]) -
     return figure, alt
 
 
-def _product(ax: Axes, top: float, matrices: Sequence[tuple], deep: int, warps: Sequence[int]) -> None:
+def _product(ax: style.Axes, top: float, matrices: list[tuple], deep: int, warps: list[int]) -> None:
     """Left × right = result, side by side, each with its place beneath it."""
     middle = top + matrices[1][2][0] * SIZE / 2
     for n, ((tensor, name, shape, place), x) in enumerate(zip(matrices, LEFTS, strict=True)):

@@ -1,12 +1,6 @@
 """Which worker owns which tile (the FA2 paper's figure 2), and how many of them write each block of the result."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import grid
 from fa2_lab.plots import style
@@ -24,9 +18,7 @@ WIDER, DEEPER = 2.55, 0.85  # room beside the tiles for O or dQ, below them for 
 
 
 @style.picture
-def draw(
-    owners: Mapping[tuple[str, bool], np.ndarray], dq_writers: Mapping[bool, Sequence[Sequence[int]]]
-) -> tuple[Figure, str]:
+def draw(owners: dict[tuple[str, bool], np.ndarray], dq_writers: dict[bool, list[list[int]]]) -> style.Drawn:
     """Tile grids, forward above and backward below, all tiles on the left and causal on the right.
 
     owners: {("forward" or "backward", causal): worker of each tile (T_r, T_c), −1 where skipped}.
@@ -56,11 +48,11 @@ def draw(
     return figure, alt
 
 
-def _count(writers: Sequence[Sequence[int]]) -> str:
+def _count(writers: list[list[int]]) -> str:
     return ", ".join(str(len(who)) for who in writers)
 
 
-def _grid(ax: Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
+def _grid(ax: style.Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
     T_r, T_c = owner.shape
     bare = dict(aspect="equal", title=title, ylabel="← queries")
     style.bare(ax, (-0.05, T_c + WIDER), (-0.45, T_r + 0.05 + deeper), **bare)
@@ -72,7 +64,7 @@ def _grid(ax: Axes, owner: np.ndarray, title: str, deeper: float = 0) -> None:
             style.box(ax, j, i, 1, 1, f"{k + 1}", style.worker(k), size=style.NORMAL)
 
 
-def _rows_of(ax: Axes, T_c: int, tensor: str, writers: Sequence[Sequence[int]], verb: str) -> None:
+def _rows_of(ax: style.Axes, T_c: int, tensor: str, writers: list[list[int]], verb: str) -> None:
     """The blocks of the result beside their rows, each followed by those who write it."""
     left = T_c + 0.2
     style.note(ax, left + 0.72, -0.22, verb)

@@ -1,12 +1,6 @@
 """Which rows a rank should take: contiguous shards against a front and a back piece for each rank."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
-
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import ring
 from fa2_lab.plots import style
@@ -30,7 +24,7 @@ def owners_of(ranks: int, layout: str) -> np.ndarray:
 
 
 @style.picture
-def draw(owners: Mapping[str, np.ndarray], tiles: Mapping[str, Sequence[int]], setting: str) -> tuple[Figure, str]:
+def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: str) -> style.Drawn:
     """Which rank computes which part of a causal S under two layouts, and how many tiles that makes.
 
     owners: {layout: rank of each pair of pieces, −1 where nothing is visible}; tiles: {layout: of each rank}.
@@ -61,7 +55,7 @@ def draw(owners: Mapping[str, np.ndarray], tiles: Mapping[str, Sequence[int]], s
     return figure, alt
 
 
-def _bars(ax: Axes, counts: Sequence[int], most: int, busy: float) -> None:
+def _bars(ax: style.Axes, counts: list[int], most: int, busy: float) -> None:
     for rank, n in enumerate(counts):
         style.box(ax, 0, rank + 0.1, n / most, 0.8, fill=style.worker(rank))
         style.note(ax, -0.02, rank + 0.5, f"rank {rank}", ha="right")

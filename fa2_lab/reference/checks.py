@@ -1,7 +1,5 @@
 """What the reference refuses, in one place: every error names the argument, what it got and what it takes."""
 
-from __future__ import annotations
-
 import numpy as np
 from numpy.typing import ArrayLike
 

@@ -4,8 +4,6 @@ The generator is Philox4x32 with ten rounds, keyed by the seed and counted by (c
 that Triton's `tl.philox` draws. An entry's fate is therefore the same in every loop order, forward and backward.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any

@@ -4,8 +4,6 @@ Every tile is computed, whatever the mask, as the paper's algorithms say. fa2.py
 the difference of the two files is the difference of the two papers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fa2_lab.reference import checks

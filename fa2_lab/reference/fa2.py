@@ -4,8 +4,6 @@ Tiles that the mask leaves empty are never visited, and only those it cuts are m
 same words: the difference of the two files is the difference of the two papers.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fa2_lab.reference import checks

@@ -3,8 +3,6 @@
 Grouped heads: query head h reads key head h // group, nothing is copied, and dK and dV are summed over the group.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fa2_lab.reference import checks, fa1, fa2, naive

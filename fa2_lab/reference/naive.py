@@ -4,8 +4,6 @@ Beside it the forward and backward of the FA1 paper's appendix B.1 and B.2, whic
 still compute every entry from scratch whenever it is needed.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fa2_lab.reference import checks

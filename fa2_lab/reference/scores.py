@@ -4,8 +4,6 @@ softcap  a score s becomes c · tanh(s / c): nearly s where it is small, never b
 sink     one number for each head, a score that has no value: it takes part in the softmax, and adds nothing to O
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fa2_lab.reference.online_softmax import finite

@@ -8,8 +8,6 @@ zigzag       rank r holds the r-th piece from the front and the r-th from the ba
 A rank's rows are in the order of the sequence. In zigzag the front piece is the longer half where they are not equal.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The `fa2-lab` command, also `python -m fa2_lab`: without arguments it takes the tour."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import os

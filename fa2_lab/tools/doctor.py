@@ -1,7 +1,5 @@
 """`fa2-lab doctor`: what this machine has, which kernels would serve on it, and the one thing to do if one is wrong."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

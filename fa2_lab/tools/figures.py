@@ -1,7 +1,5 @@
 """`fa2-lab figures`: draw every picture into figures/, each with its description inside, and a page that shows all."""
 
-from __future__ import annotations
-
 import argparse
 from importlib import import_module
 from io import BytesIO

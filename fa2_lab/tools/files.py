@@ -1,7 +1,5 @@
 """Files that are kept: whole at any time, and only where they can be kept."""
 
-from __future__ import annotations
-
 import os
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path

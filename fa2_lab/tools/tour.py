@@ -1,7 +1,5 @@
 """The tour: every stage of the house runs once on this machine and is held against dense attention in float64."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The suite `accuracy`: how far O, dQ, dK and dV of every contestant are from float64, on inputs of three kinds."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 

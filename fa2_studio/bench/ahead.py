@@ -3,8 +3,6 @@
 Torch and Triton keep what they compile on disk; the run that measures finds it there.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable, Sequence

@@ -8,8 +8,6 @@ after, after, before, so that drift hits both alike. A row is slower if it is so
 runs differ. 0: none is slower. 1: some are.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

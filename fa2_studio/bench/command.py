@@ -1,7 +1,5 @@
 """`fa2-lab bench`: measure the kernels and their peers on a GPU."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A contest: who gives right answers is timed, who does not is named with the reason; and the rows of a whole suite."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 

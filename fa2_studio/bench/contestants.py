@@ -1,7 +1,5 @@
 """Who is measured: one table for all suites, pages and pictures of the bench."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial

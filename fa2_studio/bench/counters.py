@@ -4,8 +4,6 @@
 the module whose `everybody(problem, tensors)` lists the contestants.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import subprocess

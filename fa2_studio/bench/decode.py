@@ -1,7 +1,5 @@
 """The suite `decode`: one query over long caches, where bytes are everything; dense, paged, uneven, and by programs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The suite `masks`: a sliding window, a softcap and sinks under the causal mask, each beside the causal mask alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from itertools import product

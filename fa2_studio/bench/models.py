@@ -4,8 +4,6 @@ The model is a Llama of two layers that reads the package's own sources byte by 
 and see the same batches, so the loss curves differ by rounding alone.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """The suite `packed`: causal sequences of different lengths, one after the other without padding, or padded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

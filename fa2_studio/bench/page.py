@@ -1,7 +1,5 @@
 """Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts; nothing in them is typed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SM clock and power of the GPU, read beside a measurement by a process of nvidia-smi."""
 
-from __future__ import annotations
-
 import statistics
 import subprocess
 import threading
@@ -17,7 +15,7 @@ class Meter:
     def __init__(self, command: list[str] | None = None):
         self.command, self.process, self.noted = command, None, []  # noted: seconds, MHz, watts
 
-    def __enter__(self) -> Meter:
+    def __enter__(self) -> "Meter":
         with suppress(OSError):
             self.process = subprocess.Popen(self.command or smi(), stdout=subprocess.PIPE, text=True)
             threading.Thread(target=self.listen, daemon=True).start()

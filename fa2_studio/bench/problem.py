@@ -1,7 +1,5 @@
 """One attention problem: its tensors, its FLOPs, and a check that an answer is right."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 
 import torch
@@ -26,7 +24,7 @@ class Problem:
     layout: str = ""  # "rows first" for tensors that lie in memory as (batch, N, heads, d)
 
     @classmethod
-    def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> Problem:
+    def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
         """Self-attention with the paper's sizes: 16k tokens in all and a hidden dimension of 2048."""
         heads = hidden // d
         return cls(max(1, tokens // N), heads, heads, N, N, d, causal)

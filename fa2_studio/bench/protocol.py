@@ -4,8 +4,6 @@ Both begin with a warm-up. Rested, the contestants take turns in each repetition
 sustained, one follows the other.
 """
 
-from __future__ import annotations
-
 import random
 import statistics
 import time

@@ -1,7 +1,5 @@
 """What reading alone costs: a kernel that looks at every byte once and keeps nothing, the floor of all that reads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

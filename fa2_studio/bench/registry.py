@@ -1,7 +1,5 @@
 """The suites of the bench by name, and the records that no command writes."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

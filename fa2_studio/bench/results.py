@@ -1,7 +1,5 @@
 """How a run becomes a record: what it was made with, and what of an earlier run stays."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

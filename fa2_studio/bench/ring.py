@@ -4,8 +4,6 @@
 that all shares come from the same machine in the same minutes.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 In Triton's interpreter a kernel takes thousands of times what it takes on a GPU, so these times compare nothing.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """The suites over a grid of dense problems: which problems, in which direction, against whom."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace

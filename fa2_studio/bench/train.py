@@ -1,7 +1,5 @@
 """A small GPT trained on the project's own text, with its attention swapped: same curve, other speed and memory."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 The paper tuned by hand and left the search as future work. The kernels pick up what was found at the next call.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Callable
 from dataclasses import replace

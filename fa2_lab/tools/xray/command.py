@@ -1,7 +1,5 @@
 """`fa2-lab xray NAME`: what a kernel becomes on a chip that need not be here."""
 
-from __future__ import annotations
-
 import argparse
 
 from fa2_lab.tools.xray.compile import CHIPS, OPTIONS, STAGES, Compiled, names, xray_launches

@@ -1,7 +1,5 @@
 """One question, one process: Triton remembers the first chip that it met, so each question starts a fresh Python."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """From a source line to its machine instructions: Triton writes line numbers into its code, nvdisasm reads them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from pathlib import Path

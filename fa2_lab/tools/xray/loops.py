@@ -1,7 +1,5 @@
 """The loops of a kernel's machine code that hold products, and how many instructions a score costs in them."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The process that compiles: every launch of one call is compiled for one chip and not run. Prints JSON."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

@@ -1,7 +1,5 @@
 """How each contestant computes dense attention: from a problem to a function of q, k and v."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """FlexAttention, torch's compiler for attention: dense, and with masks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cache
 

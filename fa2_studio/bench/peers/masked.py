@@ -1,7 +1,5 @@
 """How contestants compute what is asked for besides the causal mask; the window counts a row's own key."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

@@ -1,7 +1,5 @@
 """How contestants compute causal sequences of different lengths, one after the other or padded."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
