@@ -146,6 +146,34 @@ def traffic(algorithm: str, direction: str, tiling: Tiling, d: int) -> Traffic:
     return _known(FORMS, algorithm, direction)(tiling, d)
 
 
+def sizes(tiling: Tiling, d: int) -> dict[str, int]:
+    """Elements of every tensor of one head."""
+    q, k, s = _sizes(tiling, d)
+    rows, columns, scores = ("Q", "O", "dO", "dQ"), ("K", "V", "dK", "dV"), ("S", "P", "dS", "dP")
+    numbers = dict.fromkeys(("l", "m", "L", "D"), tiling.N_q)
+    return dict.fromkeys(rows, q) | dict.fromkeys(columns, k) | dict.fromkeys(scores, s) | numbers
+
+
+def at_most(passes: int, moved: Traffic, size: dict[str, int]) -> Traffic:
+    """What of it a cache lets through, if each tensor comes by so many times and is found there otherwise."""
+    loads, stores = (
+        {tensor: min(n, passes * size[tensor]) for tensor, n in part.items()} for part in (moved.loads, moved.stores)
+    )
+    return Traffic(loads, stores)
+
+
+FLOAT32 = ("S", "dP", "l", "m", "L", "D", "dQ")  # scores, statistics, and a sum that is carried on through HBM
+
+
+def in_bytes(algorithm: str, moved: Traffic) -> Traffic:
+    """The same in bytes: two for a number, but four for those of FLOAT32, and for the O that FA1 carries on."""
+    wide = (*FLOAT32, "O") if algorithm == "fa1" else FLOAT32
+    loads, stores = (
+        {tensor: n * (4 if tensor in wide else 2) for tensor, n in part.items()} for part in (moved.loads, moved.stores)
+    )
+    return Traffic(loads, stores)
+
+
 # Operations -------------------------------------------------------------------------------------------------
 #
 # A tile of b rows and c columns costs so many operations of each kind, without dropout. Every count is a sum of

@@ -84,11 +84,14 @@ def tile_clocks(
     )
 
 
-def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int) -> int:
-    """FP32 instructions of one forward tile: the meter's count less the two kinds of addition that cost none."""
-    counted = io.not_matmul(io.tile_operations(algorithm, "forward", B_r, B_c, d))
-    in_the_fma_of_tau_s_minus_m, in_the_update_of_o = B_r * B_c, B_r * d
-    return counted - in_the_fma_of_tau_s_minus_m - in_the_update_of_o
+def fp32_instructions(algorithm: str, B_r: int, B_c: int, d: int, direction: str = "forward") -> int:
+    """FP32 instructions of one tile: the meter's count less the additions that cost none.
+
+    τ s − m is one multiply-add, and sums into o, or into dQ, dK and dV, are made by an accumulator or a multiply-add.
+    """
+    counted = io.not_matmul(io.tile_operations(algorithm, direction, B_r, B_c, d))
+    summed = B_r * d if direction == "forward" else (B_r + 2 * B_c) * d
+    return counted - B_r * B_c - summed
 
 
 def readers(chip: Chip, B_r: int, W: int) -> int:

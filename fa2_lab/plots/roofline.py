@@ -1,36 +1,97 @@
-"""The roofline of a GPU with the ladder of kernels under it: what each rung reaches and what the memory allows."""
+"""The roofline of a GPU: how fast a method can be at most, by the bytes that it asks for and those that cross to DRAM.
+
+A chapter ends its cost beat with
+
+    show(roofline.draw(**roofline.data("FA1")))                      one method, as the chapters count it
+    show(roofline.draw(**roofline.data("standard", "FA1", "FA2")))   several
+    show(roofline.draw(**roofline.data("FA2", B_r=128, B_c=128)))    with any word of machine.prices.cost:
+                                                                     N, N_q, d, B_r, B_c, heads, causal, chip
+    own = prices.cost("decode", N=8192, N_q=8)
+    show(roofline.draw(**roofline.data(("8 queries", own))))         (label, Cost): several settings in one picture
+
+Names: those of prices.METHODS. The numbers beside it: cost.limit(chip) gives the slowest unit and its seconds,
+cost.seconds(chip) all units, cost.intensity("requested") and ("crossed") the two places of the method.
+Without a name `data()` is the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import log10
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips
+from fa2_lab.machine.prices import Cost, cost, prices
 from fa2_lab.plots import style
 from fa2_lab.plots.speed import apart
 from fa2_lab.records import Record, load
 
 DRAM = ("DRAM bytes read", "DRAM bytes written")
 SHOWN = ("00", "01", "02", "03", "05", "08")  # rungs; the others would lie on top of these
+PRINTED = {"FA1": "Algorithm 1 as printed,\none worker a head"}  # not the kernel of FA1's authors
 
 
-def data(d: int = 128) -> dict:
+class Roof(NamedTuple):
+    """What bounds the speed: TFLOP/s at most, and TB/s, times the FLOPs for each byte."""
+
+    flops: float
+    bytes: float
+    slope: str  # words beside the sloping part
+    flat: str = ""  # and at the flat one
+    dashed: bool = False
+
+
+# What is drawn --------------------------------------------------------------------------------------------------
+
+
+def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chips.H200, **sizes: Any) -> dict:
+    """The places of some methods under the roofs of L2 and of DRAM; without a method, the measured ladder."""
+    if not methods:
+        return ladder(d)
+    costs = dict(m if isinstance(m, tuple) else (m, cost(m, d=d, chip=chip, **sizes)) for m in methods)
+    price = prices(chip)
+    top, flat = price.tensor / 1e12, f"tensor cores {price.tensor / 1e12:.0f} TFLOP/s"
+    roofs = [
+        Roof(top, price.l2 / 1e12, f"L2 {price.l2 / 1e12:.1f} TB/s", flat),
+        Roof(top, price.dram / 1e12, f"DRAM {price.dram / 1e12:.1f} TB/s"),
+    ]
+    points, words = {}, []
+    for name, asked in costs.items():
+        unit, seconds = asked.limit(chip)
+        height = asked.flops / seconds / 1e12
+        points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
+        words.append(f"{name}: at most {height:.0f} TFLOP/s, limited by {unit}")
+    caption = (
+        f"{'; '.join(words)} ({chip.name}). A ring: FLOPs per byte requested. A dot: per byte that crosses to DRAM."
+    )
+    return dict(points=points, roofs=roofs, caption=caption, xlabel="FLOPs per byte")
+
+
+def ladder(d: int) -> dict:
     """Every rung in the training shape without a mask: TFLOP/s, and FLOPs per byte that DRAM moved."""
     record = load("ladder")
     row = training_row(record, d)
     moved = counted(record, d)
     rungs = [name for name in row.values if name in moved and (name[1:3] in SHOWN or name == "fa2_lab")]
-    speeds = {name: row.flops / row.values[name][0] / 1e9 for name in rungs}
-    points = {name: (row.flops / moved[name], speeds[name]) for name in rungs}
+    points = {name: (row.flops / moved[name], row.flops / row.values[name][0] / 1e9) for name in rungs}
     chip, p = chips.named(record.machine["gpu"]), row.problem
-    roof = dict(flops=record.ceilings["GEMM TFLOP/s"], bytes=record.ceilings["copy TB/s"])
-    printed = dict(flops=chip.tensor_flops / 1e12, bytes=chip.hbm_per_second / 1e12)
-    shape = f"forward, batch {p['batch']}, {p['heads']} heads, N = {p['N_q']:,}, d = {d}, no mask"
-    return dict(points=points, measured=roof, datasheet=printed, setting=f"{record.made()}; {shape}")
+    gemm, copy = record.ceilings["GEMM TFLOP/s"], record.ceilings["copy TB/s"]
+    flops, speed = chip.tensor_flops / 1e12, chip.hbm_per_second / 1e12
+    roofs = [
+        Roof(gemm, copy, f"a copy: {copy:.2f} TB/s", f"a GEMM: {gemm:.0f}"),
+        Roof(flops, speed, "", f"datasheet: {flops:.0f} TFLOP/s, {speed:.1f} TB/s", dashed=True),
+    ]
+    caption = (
+        f"The ladder under the roofline of an {chip.name}: from rung 03 on, DRAM is no longer the limit. Solid: a copy"
+        f" and a product in the same run. {record.made()}; forward, batch {p['batch']}, {p['heads']} heads,"
+        f" N = {p['N_q']:,}, d = {d}, no mask."
+    )
+    xlabel = "FLOPs per byte that DRAM moved (hardware counters)"
+    return dict(points=points, roofs=roofs, caption=caption, xlabel=xlabel, height=4.2)
 
 
 def training_row(record: Record, d: int) -> dict:
@@ -53,69 +114,84 @@ def counted(record: Record, d: int, counters: tuple[str, ...] = DRAM) -> dict[st
     return found
 
 
-LABELS_APART = 0.085  # decades, so that two lines of text do not touch
+def named(rung: str) -> str:
+    """A rung's number and name, as the ladder has them."""
+    return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung
+
+
+# The picture ----------------------------------------------------------------------------------------------------
+
+Place = Sequence[float]  # FLOPs per byte that crosses, TFLOP/s; of a method also FLOPs per byte requested
+LINE = 0.2  # inches from one line of words to the next
 
 
 @style.picture
 def draw(
-    points: Mapping[str, tuple[float, float]],
-    measured: Mapping[str, float],
-    datasheet: Mapping[str, float],
-    setting: str,
+    points: Mapping[str, Place], roofs: Sequence[Roof], caption: str, xlabel: str, height: float = 2.6
 ) -> tuple[Figure, str]:
-    """TFLOP/s over FLOPs per byte of DRAM traffic, on logarithmic axes.
+    """TFLOP/s over FLOPs per byte, on logarithmic axes.
 
-    points: {rung: (FLOPs per DRAM byte, TFLOP/s)} from the first rung to the last.
-    measured, datasheet: the roof, {"flops": TFLOP/s, "bytes": TB/s}, as reached in the same run and as printed.
+    points: {name: (FLOPs per byte that crosses to DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
+    a ring at the same height.
     """
-    caption = "The ladder under the roofline of an H200: from rung 03 on, DRAM is no longer the limit."
-    caption += " Solid: measured in the same run."
-    figure, ax = style.new_figure(4.2, f"{caption} {setting}.")
-    left, right = 0.4 * min(x for x, _ in points.values()), 14 * max(x for x, _ in points.values())
-    for roof, look in (
-        (datasheet, dict(color=style.QUIET, linewidth=0.9, linestyle="--")),
-        (measured, dict(color=style.INK)),
-    ):
-        ridge = roof["flops"] / roof["bytes"]
-        ax.plot([left, ridge, right], [left * roof["bytes"], roof["flops"], roof["flops"]], **look)
-    ridge = measured["flops"] / measured["bytes"]
-    words = f"datasheet: {datasheet['flops']:.0f} TFLOP/s, {datasheet['bytes']:.1f} TB/s"
-    style.note(ax, right / 1.05, 1.06 * datasheet["flops"], words, ha="right", va="bottom", color=style.QUIET)
-    style.note(ax, 1.05 * ridge, 0.93 * measured["flops"], f"a GEMM: {measured['flops']:.0f}", va="top")
-    words = f"a copy: {measured['bytes']:.2f} TB/s"
-    style.note(ax, 0.4 * ridge, 0.5 * measured["flops"], words, ha="right", va="bottom")
-    _points(ax, points, measured["flops"])
-    low = min(y for _, y in points.values())
-    ax.set(xscale="log", yscale="log", xlabel="FLOPs per byte that DRAM moved (hardware counters)", ylabel="TFLOP/s")
-    style.log_ticks(ax.xaxis, [10, 100, 1000, 10000])
-    style.log_ticks(ax.yaxis, [y for y in (10, 20, 50, 100, 200, 500, 1000) if y >= 0.5 * low])
-    ax.set(xlim=(left, right), ylim=(0.5 * low, 1.9 * datasheet["flops"]))
-    reached = "; ".join(f"{named(name)} {y:.0f} at {x:,.0f} FLOPs per byte" for name, (x, y) in points.items())
-    alt = (
-        f"Log-log roofline, TFLOP/s over FLOPs per DRAM byte. The roof as measured: a copy at {measured['bytes']:.2f}"
-        f" TB/s up to a GEMM at {measured['flops']:.0f} TFLOP/s; dashed, the datasheet's {datasheet['bytes']:.1f} TB/s"
-        f" and {datasheet['flops']:.0f}. Points, in TFLOP/s: {reached}."
-    )
+    figure, ax = style.new_figure(height, caption)
+    top = max(roof.flops for roof in roofs)
+    across = [x for place in points.values() for x in place[::2]]
+    left, right = min(across), max(across)
+    left, column, right = min(8, 0.4 * left), max(5000, 2.3 * right), max(60000, 25 * right)  # names in a column
+    low = min(50, 0.5 * min(place[1] for place in points.values()))
+    ax.set(xscale="log", yscale="log", xlabel=xlabel, ylabel="TFLOP/s", xlim=(left, right), ylim=(low, 1.9 * top))
+    style.log_ticks(ax.xaxis, [x for x in (1, 10, 100, 1000, 10000) if left <= x <= right])
+    style.log_ticks(ax.yaxis, [y for y in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if low <= y <= 1.9 * top])
+    crowded = any(roof.dashed for roof in roofs)
+    for number, roof in enumerate(roofs):
+        _roof(ax, roof, left, right, left_of_it=number == 0, under_it=crowded)
+    _points(ax, points, column, min(roof.flops for roof in roofs))
+    reached = "; ".join(f"{_read(name, place)}" for name, place in points.items())
+    walls = "; ".join(f"{roof.bytes:.2f} TB/s up to {roof.flops:.0f} TFLOP/s" for roof in roofs)
+    alt = f"Log-log roofline, TFLOP/s over FLOPs per byte. Roofs: {walls}. Points, in TFLOP/s: {reached}."
     return figure, alt
 
 
-def _points(ax: Axes, points: Mapping[str, tuple[float, float]], roof: float) -> None:
-    """A dot for each rung, its label beside it, or in a column to the right where dots crowd."""
-    farthest = max(x for x, _ in points.values())
-    crowd = {name: at for name, at in points.items() if at[0] > farthest / 30}
-    _, *heights = apart([log10(roof), *(log10(y) for _, y in crowd.values())], LABELS_APART)
-    for name, (x, y) in points.items():
+def _read(name: str, place: Place) -> str:
+    x, y, *requested = place
+    ring = f", {requested[0]:,.0f} requested" if requested else ""
+    return f"{' '.join(named(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{ring}"
+
+
+def _roof(ax: Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool) -> None:
+    """A slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
+    ridge = roof.flops / roof.bytes
+    look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
+    ax.plot([left, ridge, right], [left * roof.bytes, roof.flops, roof.flops], **look)
+    if left_of_it:
+        style.note(ax, 0.4 * ridge, 0.5 * roof.flops, roof.slope, ha="right", va="bottom")
+    else:
+        style.note(ax, 0.16 * ridge, 0.1 * roof.flops, roof.slope, va="top")
+    if roof.dashed:
+        style.note(ax, right / 1.05, 1.06 * roof.flops, roof.flat, ha="right", va="bottom", color=style.QUIET)
+    elif under_it:
+        style.note(ax, 1.05 * ridge, 0.93 * roof.flops, roof.flat, va="top")
+    else:
+        style.note(ax, 1.05 * ridge, 1.06 * roof.flops, roof.flat, va="bottom")
+
+
+def _points(ax: Axes, points: Mapping[str, Place], column: float, roof: float) -> None:
+    """The places of each name, and the name in a column to the right of all; far from it, beside its place."""
+    crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
+    decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
+    gap = LINE * decades * max(name.count("\n") + 1 for name in points)
+    _, *heights = apart([log10(roof), *(log10(place[1]) for place in crowd.values())], gap)
+    for name, (x, y, *requested) in points.items():
         color = style.OURS if name == "fa2_lab" else style.INK
-        ax.plot(x, y, "o", color=color, markersize=5)
         words, look = f"{named(name)}, {y:.0f}", dict(color=color, fontsize=style.SMALL, va="center")
+        for ring in requested:
+            ax.plot([ring, x], [y, y], color=color, linewidth=0.8)
+            ax.plot(ring, y, "o", color=color, markersize=5, markerfacecolor=style.PAPER)
+        ax.plot(x, y, "o", color=color, markersize=5)
         if name in crowd:
             height = 10 ** heights[list(crowd).index(name)]
-            ax.plot([x, 2.2 * farthest], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
-            ax.text(2.3 * farthest, height, words, **look)
+            ax.plot([x, 0.95 * column], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
+            ax.text(column, height, words, **look)
         else:
             ax.annotate(words, (x, y), (8, -2), textcoords="offset points", **look)
-
-
-def named(rung: str) -> str:
-    """A rung's number and name, as the ladder has them."""
-    return rung[1:].replace("_", " ") if re.match(r"r\d\d_", rung) else rung

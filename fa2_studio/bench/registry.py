@@ -32,6 +32,7 @@ SUITES |= {
     "small": Suite("suites:small", "what one call costs on the host"),
     "memory": Suite("suites:memory", "peak bytes over the length"),
     "ladder": Suite("ladder:run", "one change of a kernel at a time, beside the fastest peers, with counters"),
+    "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),
     "models": Suite("models:run", "no GPU needed: a small Llama of transformers with its attention swapped", gpu=False),
     "ring": Suite("ring:run", "one sequence over several GPUs: torchrun --nproc-per-node 4 -m fa2_lab bench ring"),

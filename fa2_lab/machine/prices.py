@@ -1,0 +1,166 @@
+"""The currency of the book: what a method asks of each unit of a chip, and how long each unit takes.
+
+A multiply-add is one instruction and two FLOPs. Six prices: a FLOP of the tensor cores, another instruction, an
+exponential, and a byte from shared memory, from L2 and from DRAM. Tensor cores, FP32 units, special function units, L2
+and DRAM can all work at once, so the slowest sets the pace of a method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fa2_lab.machine import chips, io
+from fa2_lab.machine.chips import Chip
+from fa2_lab.machine.time import fp32_instructions
+from fa2_lab.records import load, path_of
+from fa2_lab.tiles import Mask, Tiling, cdiv, whole_number
+
+L2_PER_CLOCK = 5120  # bytes, of a whole A100 (NVIDIA A100 whitepaper); of later chips the maker prints no figure
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What one chip does in a second: FLOPs of the tensor cores, instructions, exponentials, bytes."""
+
+    tensor: float
+    fp32: float
+    exp: float
+    shared: float
+    l2: float
+    dram: float
+
+    def in_flops(self) -> dict[str, float]:
+        """The price of each: FLOPs that the tensor cores do meanwhile."""
+        return {name: self.tensor / getattr(self, name) for name in ("fp32", "exp", "shared", "l2", "dram")}
+
+
+def prices(chip: Chip) -> Prices:
+    """As the maker prints them; L2 as it was measured on this chip, else by the one figure that there is."""
+    clocks = chip.SMs * chip.clock_hz
+    l2 = measured(chip).get("L2 TB/s")
+    return Prices(
+        tensor=chip.tensor_flops,
+        fp32=chip.fp32_per_clock * clocks,
+        exp=chip.exp_per_clock * clocks,
+        shared=chip.shared_per_clock * clocks,
+        l2=1e12 * l2 if l2 else L2_PER_CLOCK * chip.clock_hz,
+        dram=chip.hbm_per_second,
+    )
+
+
+def measured(chip: Chip) -> dict[str, float]:
+    """What `fa2-lab bench prices` reached on this chip; empty if it ran on another one or not at all."""
+    record = load("prices") if path_of("prices").exists() else None
+    return record.ceilings if record and chips.named(record.machine["gpu"]) == chip else {}
+
+
+# What a method asks for -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One call, all heads: what each unit has to do."""
+
+    flops: int  # of matrix products
+    instructions: int  # neither a matrix product nor an exponential
+    exponentials: int
+    requested: int  # bytes that the SMs load and store
+    crossed: int  # bytes of these that cross to DRAM
+    workers: int  # thread blocks that can work at the same time
+
+    def seconds(self, chip: Chip) -> dict[str, float]:
+        """Of each unit, at full speed; if there are fewer workers than SMs, the other SMs' units stand still."""
+        price, at_work = prices(chip), min(1.0, self.workers / chip.SMs)
+        return {
+            "tensor cores": self.flops / price.tensor / at_work,
+            "FP32 units": self.instructions / price.fp32 / at_work,
+            "special function units": self.exponentials / price.exp / at_work,
+            "L2": self.requested / price.l2,
+            "DRAM": self.crossed / price.dram,
+        }
+
+    def limit(self, chip: Chip) -> tuple[str, float]:
+        """The unit that takes longest, and its seconds: no kernel of this method can be faster."""
+        seconds = self.seconds(chip)
+        slowest = max(seconds, key=lambda unit: seconds[unit])
+        return slowest, seconds[slowest]
+
+    def intensity(self, place: str) -> float:
+        """FLOPs for each byte that is "requested" or has "crossed"."""
+        return self.flops / getattr(self, place)
+
+
+METHODS = {  # name: the algorithm and the direction in io
+    "standard": ("standard", "forward"),
+    "FA1": ("fa1", "forward"),
+    "FA2": ("fa2", "forward"),
+    "standard backward": ("standard", "backward"),
+    "FA1 backward": ("fa1", "backward"),
+    "FA2 backward": ("fa2", "backward"),
+    "decode": ("fa2", "forward"),  # N_q: the queries that share a key head
+}
+
+
+def cost(
+    method: str,
+    *,
+    N: int = 4096,
+    d: int = 128,
+    B_r: int = 64,
+    B_c: int = 64,
+    heads: int = 64,
+    N_q: int | None = None,
+    causal: bool = False,
+    chip: Chip = chips.H200,
+) -> Cost:
+    """What `heads` heads of N_q queries and N keys ask for, counted by machine/io; N_q = N if not given.
+
+    Standard attention stores S and P; its operations are those of one tile as large as S. Decode splits the keys, so
+    it has work for every SM.
+    """
+    if method not in METHODS:
+        raise ValueError(f"method: got {method!r}; it takes one of {', '.join(METHODS)}")
+    whole_number("heads", heads, low=1)
+    algorithm, direction = METHODS[method]
+    tiling = Tiling(N if N_q is None else N_q, N, B_r, B_c, Mask(causal=causal))
+    moved, workers = io.traffic(algorithm, direction, tiling, d), workers_of(method, tiling, chip)
+    crossed = io.at_most(passes(algorithm, tiling, d, moved, workers, heads, chip), moved, io.sizes(tiling, d))
+    if algorithm == "standard":
+        algorithm, tiling = "fa2", Tiling(tiling.N_q, N, tiling.N_q, N)
+    ops = io.operations(algorithm, direction, tiling, d)
+    tiles = io.scores_visited(tiling) / (tiling.B_r * tiling.B_c)
+    instructions = tiles * fp32_instructions(algorithm, tiling.B_r, tiling.B_c, d, direction)
+    return Cost(
+        flops=heads * ops["matmul"],
+        instructions=round(heads * instructions),
+        exponentials=heads * ops["exp"],
+        requested=heads * io.in_bytes(METHODS[method][0], moved).total,
+        crossed=heads * io.in_bytes(METHODS[method][0], crossed).total,
+        workers=heads * workers,
+    )
+
+
+def workers_of(method: str, tiling: Tiling, chip: Chip) -> int:
+    """Thread blocks that share a head: FA1, as printed, has one, FA2 one for each row block (backward: column block).
+
+    The products of standard attention have enough for any chip, and decode has by splitting the keys.
+    """
+    algorithm, direction = METHODS[method]
+    if algorithm == "standard" or method == "decode":
+        return chip.SMs
+    return 1 if algorithm == "fa1" else tiling.T_r if direction == "forward" else tiling.T_c
+
+
+def passes(algorithm: str, tiling: Tiling, d: int, moved: io.Traffic, workers: int, heads: int, chip: Chip) -> int:
+    """How often what is loaded again and again comes from DRAM.
+
+    Once, if L2 has room for it, for all heads that are computed at the same time. If not, the workers of one head still
+    load the same tile at about the same time: as often as there are waves of workers. One worker alone, and one kernel
+    after the other for all heads: each time.
+    """
+    size = io.sizes(tiling, d)
+    again = {tensor: size[tensor] for tensor, n in moved.loads.items() if n > size[tensor]}
+    at_once = heads if algorithm == "standard" else min(heads, cdiv(chip.SMs, workers))
+    if at_once * io.in_bytes(algorithm, io.Traffic(again, {})).total <= chip.l2_bytes:
+        return 1
+    return cdiv(workers, chip.SMs) if algorithm == "fa2" else max(tiling.T_c, 2)

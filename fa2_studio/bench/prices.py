@@ -1,0 +1,88 @@
+"""Bytes per second from shared memory, from L2 and from DRAM: the prices of a byte, each read as fast as it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fa2_lab.records import Record
+from fa2_studio.bench.contest import ceilings
+from fa2_studio.bench.protocol import measure, rested
+from fa2_studio.bench.results import machine
+
+REPEATS, BLOCK, WARPS = 9, 2048, 4  # BLOCK: numbers of four bytes, four for each thread at a time
+LOADS = 512  # blocks that one worker reads
+SIZES = (8, 16, 24, 32, 48, 64, 128, 1024, 8192)  # MiB of the buffer
+IN_L2, IN_DRAM = 16, 8192
+STAGES, ROWS, COLUMNS, ROUNDS = 2, 64, 128, 4096
+
+
+@triton.jit
+def read_kernel(X, out, blocks, loads, BLOCK: tl.constexpr):
+    """Workers go through a buffer side by side, again and again. ".cg" passes by the L1 cache of the SM."""
+    worker, workers, lane = tl.program_id(0), tl.num_programs(0), tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for k in range(loads):
+        block = ((worker + k * workers) % blocks).to(tl.int64)
+        total += tl.load(X + block * BLOCK + lane, cache_modifier=".cg")
+    tl.store(out + worker * BLOCK + lane, total)
+
+
+@gluon.jit
+def read_shared_kernel(out, rounds, STAGES: gl.constexpr, ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Each warp reads rows of COLUMNS numbers, 512 bytes at a time: no two lanes meet in a bank."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 4], [1, 32], [4, 1], [1, 0])
+    rows: gl.constexpr = gl.SliceLayout(1, layout)
+    columns: gl.constexpr = gl.SliceLayout(0, layout)
+    plain: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
+    memory = gl.allocate_shared_memory(gl.float32, [STAGES, ROWS, COLUMNS], plain)
+    total = gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+    for stage in gl.static_range(STAGES):
+        memory.index(stage).store(total)
+    for k in range(rounds):
+        total += memory.index(k % STAGES).load(layout)
+    at = gl.arange(0, ROWS, rows)[:, None] * COLUMNS + gl.arange(0, COLUMNS, columns)[None, :]
+    gl.store(out + gl.program_id(0) * ROWS * COLUMNS + at, total)
+
+
+def run() -> Record:
+    """The three prices, and the speed over the size of the buffer."""
+    SMs = torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    workers = 8 * SMs
+    X = torch.zeros(max(SIZES) * 2**18, device="cuda")
+    out = torch.empty(workers * BLOCK, device="cuda")
+    calls: dict = {size: partial(read, X, out, size, workers) for size in SIZES}
+    calls["shared"] = read_shared(SMs)
+    timings = measure(calls, repeats=REPEATS)
+    failed = {name: why for name, why in timings.items() if isinstance(why, str)}
+    if failed:
+        raise RuntimeError(f"prices: {failed}")
+    moved = dict.fromkeys(SIZES, 4 * BLOCK * LOADS * workers) | {"shared": shared_bytes(SMs)}
+    speed = {name: moved[name] / timings[name].median / 1e9 for name in calls}
+    found = {"shared TB/s": speed["shared"], "L2 TB/s": speed[IN_L2], "DRAM TB/s": speed[IN_DRAM]} | ceilings()
+    over_size = {f"read from {size} MiB, TB/s": [speed[size]] for size in SIZES}
+    return Record("prices", machine(), rested(REPEATS), found, curves=over_size)
+
+
+def read(X: torch.Tensor, out: torch.Tensor, size: int, workers: int) -> None:
+    """Every worker reads LOADS blocks of the first `size` MiB."""
+    blocks = size * 2**18 // BLOCK
+    read_kernel[(workers,)](X, out, blocks, LOADS, BLOCK=BLOCK, num_warps=WARPS)
+
+
+def read_shared(SMs: int) -> Callable[[], object]:
+    """Two workers on an SM, so that one loads while the other adds."""
+    out = torch.empty(2 * SMs * ROWS * COLUMNS, device="cuda")
+    sizes = dict(STAGES=STAGES, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=WARPS)
+    return lambda: read_shared_kernel[(2 * SMs,)](out, ROUNDS, **sizes)
+
+
+def shared_bytes(SMs: int) -> int:
+    """What all workers of read_shared read."""
+    return 2 * SMs * ROUNDS * ROWS * COLUMNS * 4
