@@ -12,7 +12,7 @@ class Term:
     name: str
     english: str
     chinese: str
-    explained: str  # a chapter, as "02", or a rung of the ladder, as "rung 16"; empty: not in the book
+    explained: str  # a chapter, as "02" or "12a", or a rung of the ladder, as "rung 16"; empty: not in the book
     shape: str = ""
     lives: str = ""
     picture: str = ""  # that shows it: figures/NAME.svg
@@ -67,7 +67,7 @@ grid | 06 | - | all thread blocks of one launch | 网格
 thread block | 00 | - | threads that run on one SM and share its memory; one worker of figure 2 | 线程块
 program | 08 | - | Triton's word for a thread block: one run of the kernel, with a number of its own | 程序实例
 warp | 00 | - | 32 threads that issue instructions together; a thread block has several | 线程束
-warpgroup | 12 | wgmma | four warps in a row that start matrix products together, from Hopper on | 线程束组
+warpgroup | 12a | wgmma | four warps in a row that start matrix products together, from Hopper on | 线程束组
 thread | 00 | - | one lane of a warp | 线程
 lane | A | row_reduction | the number of a thread in its warp, 0 to 31 | 线程束通道
 wave | 06 | waves | as many thread blocks as the chip runs at once; the last one is often not full | 波次
@@ -121,28 +121,28 @@ split-Q | 07 | warp_split | the queries are divided among workers, which need no
 # The ladder
 base 2 | rung 05 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
 pipelining | rung 08 | - | the next tiles are being copied while this one is computed | 软件流水
-stage | 12 | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
+stage | 12a | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
 sweep | rung 09 | - | to measure many sizes of tiles, warps and stages, and keep the fastest | 参数扫描
 bulk copy | rung 11 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝
-TMA | 12 | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
-descriptor | 12 | bulk_copy | where a tensor lies and how, written down once for the copy engine | 张量描述符
-wgmma | 12 | wgmma | Hopper's instruction for the matrix product of a warpgroup | 线程束组矩阵乘
-layout | 12 | row_reduction | which thread holds which number of a tile, or where in shared memory it lies | 布局
-Gluon | 12 | - | Triton's lower dialect: layouts, copies and barriers are written out | Gluon（Triton 的底层语言）
-phase | 12 | - | what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round | 相位
-fence | 12 | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
-warp specialisation | 12 | pipes | warps of one program have different jobs: one copies, others compute | 线程束特化
-aggregate | 12 | - | several values of a Gluon kernel under one name, with methods | 聚合
-inline assembly | 12 | - | machine instructions written out inside a kernel | 内联汇编
-ring | 12 | pipes | stages in shared memory that are filled and emptied in turn | 环形缓冲区
-producer | 12 | pipes | the warp that copies tiles ahead | 生产者
-consumer | 12 | pipes | a warpgroup that computes with the tiles that the producer copied | 消费者
+TMA | 12a | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
+descriptor | 12a | bulk_copy | where a tensor lies and how, written down once for the copy engine | 张量描述符
+wgmma | 12a | wgmma | Hopper's instruction for the matrix product of a warpgroup | 线程束组矩阵乘
+layout | 12a | row_reduction | which thread holds which number of a tile, or where in shared memory it lies | 布局
+Gluon | 12a | - | Triton's lower dialect: layouts, copies and barriers are written out | Gluon（Triton 的底层语言）
+phase | 12a | - | what a barrier in shared memory counts through, 0, 1, 0, …: one for each full round | 相位
+fence | 12a | - | what threads wrote before it is seen by the copy engine after it | 内存栅栏
+warp specialisation | 12a | pipes | warps of one program have different jobs: one copies, others compute | 线程束特化
+aggregate | 12b | - | several values of a Gluon kernel under one name, with methods | 聚合
+inline assembly | 12a | - | machine instructions written out inside a kernel | 内联汇编
+ring | 12a | pipes | stages in shared memory that are filled and emptied in turn | 环形缓冲区
+producer | 12a | pipes | the warp that copies tiles ahead | 生产者
+consumer | 12a | pipes | a warpgroup that computes with the tiles that the producer copied | 消费者
 overlap | rung 15 | timeline | two units work at the same time | 计算重叠
-ping-pong | 12 | timeline | two consumers take turns: one computes products while the other is at its softmax | 乒乓调度
+ping-pong | 12b | timeline | two consumers take turns: one computes products while the other is at its softmax | 乒乓调度
 persistent | rung 16 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
 tile scheduler | rung 16 | tickets | what tells a persistent program which row block comes next | 分块调度器
-mailbox | 12 | - | a place in shared memory where one warp leaves numbers for others | 信箱
+mailbox | 12a | - | a place in shared memory where one warp leaves numbers for others | 信箱
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
 epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
 bulk reduction | 13 | pipes | the copy engine adds a tile of shared memory to HBM | 批量归约

@@ -18,7 +18,7 @@ class Chapter(NamedTuple):
 
     @property
     def number(self) -> str:
-        """Its place: 00 to 16, or an appendix's letter."""
+        """Its place: 00 to 16 (12 has two, 12a and 12b), or an appendix's letter."""
         return self.name.split("_")[0]
 
 
@@ -35,7 +35,8 @@ CHAPTERS = [
     Chapter("09_triton_backward", "The Triton backward kernels", "How do many blocks add into one dQ?"),
     Chapter("10_ladder", "The ladder, measured", "What did each change buy on a real GPU?"),
     Chapter("11_workshop", "The workshop", "What does a GPU programmer do all day?"),
-    Chapter("12_hopper_forward", "Hopper, forward", "What does an H100 want beyond FlashAttention-2?"),
+    Chapter("12a_hopper_rungs", "Hopper, machine and rungs", "What does an H100 want beyond FlashAttention-2?"),
+    Chapter("12b_hopper_kernel", "Hopper, the kernel", "How does the fast kernel work, line by line?"),
     Chapter("13_hopper_backward", "Hopper, backward", "One pass over the columns: who adds up dQ?"),
     Chapter("14_decode", "Decode", "One query, a long cache: who does the work?"),
     Chapter("15_rings", "Rings", "What if the sequence does not fit on one GPU?"),
@@ -49,7 +50,7 @@ PARTS = {  # of the book, and the numbers of their chapters
     "I · The method": "00 01 02 03 04 05",
     "II · The machine": "06 07",
     "III · Triton": "08 09 10 11",
-    "IV · Hopper": "12 13",
+    "IV · Hopper": "12a 12b 13",
     "V · Beyond one call": "14 15 16",
     "Appendices": "A B C",
 }

@@ -118,7 +118,7 @@ def table(rows: list[list[str]]) -> str:
 
 # Pages --------------------------------------------------------------------------------------------------------------
 
-CHAPTERS = dict(zip("123456789", ("01 02", "03 04", "05", "08", "B 05", "06 07 A", "09", "12", "10 11"), strict=True))
+CHAPTERS = dict(zip("123456789", ("01 02", "03 04", "05", "08", "B 05", "06 07 A", "09", "12a", "10 11"), strict=True))
 STYLE = """body{font:1rem/1.5 system-ui,sans-serif;max-width:60rem;margin:1rem auto;padding:0 1rem;color:#111}
 pre{background:#f4f4f4;padding:.75rem;overflow-x:auto;font-size:.875rem}
 table{border-collapse:collapse}td,th{padding:.25rem .75rem;text-align:left;border-bottom:1px solid #bbb}"""

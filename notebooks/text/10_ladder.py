@@ -306,7 +306,7 @@ for n, found in over.items():
 # ## From here on, Hopper
 #
 # Rung 09 chooses the sizes of tiles, rung 10 the order of row blocks. Rungs 11 to 20 use what only Hopper
-# chips have. [Chapter 12](12_hopper_forward.ipynb) builds rungs 12 to 20. Here is what they are worth.
+# chips have. [Chapter 12a](12a_hopper_rungs.ipynb) builds rungs 12 to 20. Here is what they are worth.
 
 # %% tags=["hide-input"]
 steps(("09-13",), ("14", "L2 bytes"), ("15", "stall: barrier"), ("16", "tensor cores at work, %"), ("17",), ("18",), ("19", "tensor cores at work, %"), ("20", "L2 bytes"))
@@ -404,7 +404,7 @@ show(speed.draw(**speed.data()))
 # d = 64 under the causal mask: 0.7% at N = 8,192 and 16,384.
 #
 # Plain Triton is ahead of torch's FlashAttention-2, written for the A100, in every shape. The distance between our two
-# lines is what chapters 12 and 13 gain. The line marked GEMM is a large matrix product, 798 TFLOP/s in this run (805 in
+# lines is what chapters 12a, 12b and 13 gain. The line marked GEMM is a large matrix product, 798 TFLOP/s in this run (805 in
 # that of the roofline). Our best forward is as fast: 799, at d = 128 under the causal mask with N = 16,384.
 #
 # **Takeaway.** Being faster than an old kernel on a new chip says little. Compare with the matrix product.

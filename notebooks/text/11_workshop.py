@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, forward →](12_hopper_forward.ipynb)
+# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, machine and rungs →](12a_hopper_rungs.ipynb)
 
 # %% [markdown]
 # # 11 · The workshop
@@ -166,7 +166,7 @@ for name in FIVE:
 
 # %% [markdown]
 # The waits for data fall to a sixth. The issue slots used rise by as much as the kernel gets faster. Now *wait* and
-# *barrier* are the largest stalls. Chapter 12 goes after them. This is the command:
+# *barrier* are the largest stalls. Chapter 12a goes after them. This is the command:
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 import shutil
@@ -351,7 +351,7 @@ print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*
 # | … the same with K 2 and V 1 | … the same with K 1 and V 1 |
 #
 # The **tool** is a model: both actors as Python generators, which yield what they wait for. If everybody waits and no work is
-# left, the model says who waits for what: a *deadlock*. (Chapter 12 explains the folded code.)
+# left, the model says who waits for what: a *deadlock*. (Chapter 12a explains the folded code.)
 #
 # **Predict.** One stage. The producer has filled K 0. Who waits for whom?
 
@@ -455,7 +455,7 @@ for wait in (False, True):
 # waits as late as it can, so it costs nothing where the copy is quick.
 #
 # The **tool** is to change the speeds. On a GPU, run the call a thousand times and compare the bits. (`compute-sanitizer
-# --tool racecheck` reports races in shared memory. The barriers of chapter 12 it does not see, so there it names right
+# --tool racecheck` reports races in shared memory. The barriers of chapter 12a it does not see, so there it names right
 # code, too.)
 #
 # **Takeaway.** If a result depends on a speed, there is a race, even if the result is right today.
@@ -712,4 +712,4 @@ verdict("rung 07: far right of the ridge, under half of the roof",
 verdict("one winner is 10% behind elsewhere, one is not", max(loss.values()) > 0.1 > min(loss.values()))
 
 # %% [markdown] tags=["navigation"]
-# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, forward →](12_hopper_forward.ipynb)
+# [← The ladder, measured](10_ladder.ipynb) · [The map](00_start.ipynb) · [Hopper, machine and rungs →](12a_hopper_rungs.ipynb)

@@ -1,5 +1,5 @@
 # %% [markdown] tags=["navigation"]
-# [← Hopper, forward](12_hopper_forward.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)
+# [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)
 
 # %% [markdown]
 # # 13 · Hopper, backward
@@ -20,7 +20,7 @@
 # *Time: a good two and a half hours with the questions, in four sittings of at most 45 minutes. Hardware: any laptop
 # with Triton; on a Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in bf16. Before
 # this: [05 · The backward pass](05_backward.ipynb), [09 · The Triton backward kernels](09_triton_backward.ipynb) and
-# [12 · Hopper, forward](12_hopper_forward.ipynb), from which producers, consumers, rings and barriers are taken as
+# [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), from which producers, consumers, rings and barriers are taken as
 # known.*
 
 # %%
@@ -366,7 +366,7 @@ print(f"in additions of 4 bytes: {added / 4e9:.1f} billion; in tiles of 64 × 64
 # %% [markdown]
 # ## Who waits for whom?
 #
-# The whole thread block, with chapter 12's rings and mailbox.
+# The whole thread block, with chapter 12b's rings and mailbox.
 #
 # **Predict.** What might a consumer have to wait for? Name what you can before you look at the arrows.
 
@@ -389,7 +389,7 @@ show(pipes.draw(**pipes.data(["backward"])))
 # Now the code, seven files in `fa2_lab/kernels/hopper/backward`. `kernel.py` is the whole, `rows.py` holds what consumers
 # are given, `products.py` starts the five products, `sums.py` adds, `turns.py` can have it add in a fixed order, and
 # `launch.py` and `sizes.py` run on the host. Until sitting 4 skip the lines that speak of turns. Skip those for
-# packed sequences, too (`cu_q`, `cu_k`, `sequences`, `before`; chapter 12 says why).
+# packed sequences, too (`cu_q`, `cu_k`, `sequences`, `before`; chapter 12b says why).
 
 # %% tags=["hide-input"]
 FOLDER, READ = Path(launch.__file__).parent, {}  # file: what has been read of it
@@ -445,7 +445,7 @@ source("rows", "Rows", "new_rows")
 # %% [markdown]
 # ### The producer
 #
-# One warp. It announces column blocks and starts copies. What it asks of `Geometry` (chapter 12) comes first. Of
+# One warp. It announces column blocks and starts copies. What it asks of `Geometry` (chapter 12b) comes first. Of
 # `column_block` only this: where nothing is packed, `j` is `block`, both batch entries are `batch`, and `T` is `T_r`.
 
 # %% tags=["nbval-ignore-output"]
@@ -529,7 +529,7 @@ source("products", "HELD", "start_scores", "spread", "start_dp")
 # `spread` makes accumulators of a row of numbers: each of the 64 keys begins at the same $-L/\tau$ or $-D$. With `hold_v`,
 # product 3 is done in two halves into the same accumulator, the first from registers, the second from shared memory.
 #
-# From the row `seen.full` on tiles need no mask. The mask is chapter 12's test of bits, with the row in place of the
+# From the row `seen.full` on tiles need no mask. The mask is chapter 12b's test of bits, with the row in place of the
 # column: it means `row >= seen.begin - first`.
 
 # %% tags=["nbval-ignore-output"]
@@ -592,7 +592,7 @@ source("kernel", "backward_kernel")
 # - The first eight arguments are *tensor descriptors*. `NVMMASharedLayout` is the swizzled layout that the tensor cores want
 #   for dS.
 # - `warp_specialize`: consumer 1 has `SIZES.registers` = 240 a thread, the producer 24, and consumer 0 gets what is left,
-#   240 as well (chapter 12, rung 14). The two `writer` warps are about turns. They cost no registers: these are given out
+#   240 as well (chapter 12a, rung 14). The two `writer` warps are about turns. They cost no registers: these are given out
 #   for four warps at a time, and the producer is one.
 
 # %% [markdown]
@@ -626,7 +626,7 @@ source("launch", "prepare_before", "prepare_main", "prepare_after", "enough_work
 
 # %% [markdown]
 # `prepare` returns `None` for a call that this kernel does not take; the portable kernels do it then. `call` makes the
-# outputs and runs the three launches one after the other. `Launch` is chapter 12's.
+# outputs and runs the three launches one after the other. `Launch` is chapter 12b's.
 #
 # All sums lie in one tensor, in lines of 32 numbers. So `before_kernel` clears them together. In their order:
 #
@@ -1048,7 +1048,7 @@ else:
 # %% [markdown]
 # ## Ten questions on part IV
 #
-# Chapters 12 and 13, without looking back. An answer opens when you click it.
+# Chapters 12a, 12b and 13, without looking back. An answer opens when you click it.
 #
 # <details><summary>1. A product has been started and not waited for. What must stay in place?</summary>
 #
@@ -1222,4 +1222,4 @@ half = "half of V in registers"
 verdict("half of V: a gain without a mask, a loss with one", reach(half, causal=False)[0] > 1 > reach(half, causal=True)[1])
 
 # %% [markdown] tags=["navigation"]
-# [← Hopper, forward](12_hopper_forward.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)
+# [← Hopper, the kernel](12b_hopper_kernel.ipynb) · [The map](00_start.ipynb) · [Decode →](14_decode.ipynb)

@@ -182,7 +182,7 @@ for row in timed:
 
 # %% [markdown]
 # Packed, a call takes about half of the time. FlashAttention-3 takes 7% and 15% more than we do forward, 1% and 2% more
-# backward. On Hopper these calls run on the kernels of chapters 12 and 13.
+# backward. On Hopper these calls run on the kernels of chapters 12b and 13.
 #
 # **Takeaway.** Packing is addressing. Inside a document nothing is new.
 

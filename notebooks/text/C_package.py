@@ -44,7 +44,7 @@ from fa2_studio.book.verdicts import close, verdict
 # | `tiles.py`, `trace.py` | geometry of tiles; the meter |
 # | `paper.py`, `glossary.py` | the papers' algorithms and the words, as data |
 # | `reference/` | NumPy in float64, a file for each stage: `naive`, `online_softmax`, `fa1`, `fa2` |
-# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12): `ladder/` to be read, the others to be called |
+# | `kernels/` | Triton and Gluon (Triton's lower-level language, chapter 12a): `ladder/` to be read, the others to be called |
 # | `attention.py`, `packed.py`, `paged.py`, `transformers.py`, `distributed/` | the public calls (`checks.py` and `operators.py` serve them) |
 # | `machine/`, `errata/` | models of a GPU; slips of the papers, run |
 # | `plots/`, `studio/` | pictures; book, course, bench and commands |
@@ -124,7 +124,7 @@ def kernels_here():
     if not torch.cuda.is_available():
         return "in Triton's interpreter: right numbers, small sizes, no speed (torch sees no GPU)."
     major, minor = torch.cuda.get_device_capability()
-    hopper = "chapters 12 and 13 included" if major == 9 else "all but Hopper's own"
+    hopper = "chapters 12b and 13 included" if major == 9 else "all but Hopper's own"
     return f"on {torch.cuda.get_device_name()} (capability {major}.{minor}): {hopper}."
 
 
@@ -140,7 +140,7 @@ print("Kernels run", kernels_here())
 #
 # The output depends on the machine in front of you, so it may differ from what is printed here.
 #
-# **Takeaway.** NumPy runs on any laptop, Triton on one with Linux. The kernels of chapters 12 and 13 need a Hopper GPU, and
+# **Takeaway.** NumPy runs on any laptop, Triton on one with Linux. The kernels of chapters 12b and 13 need a Hopper GPU, and
 # measuring time needs a GPU.
 
 # %% [markdown]

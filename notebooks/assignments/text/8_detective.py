@@ -11,7 +11,7 @@
 # | 2. `race`: right or wrong, as the clock has it | 5 |
 # | 3. `wrong`: a wrong answer at the ends | 5 |
 #
-# *Time: 4 to 5 hours. Before this: assignment 4, chapters 07 and 12 up to its ring. Hardware: Linux, for Triton; a GPU is not
+# *Time: 4 to 5 hours. Before this: assignment 4, chapters 07 and 12a up to its ring. Hardware: Linux, for Triton; a GPU is not
 # needed.*
 #
 # **How it is graded.** Each case has five checks of one point. You see three: the mended program, the run that shows, the run
@@ -59,7 +59,7 @@ from checks import detective as check
 # %% [markdown]
 # ## 1. A hang
 #
-# The program below is the skeleton of a warp-specialised kernel, run by the model of chapter 12. A producer copies tiles of K
+# The program below is the skeleton of a warp-specialised kernel, run by the model of chapter 12a. A producer copies tiles of K
 # and V into the stages of a ring. Consumers own some rows each; they wait until a stage is filled, compute, and release it.
 # `Barrier(what, n)` ends a phase when n arrivals are in; `yield barrier.over(phase)` waits for the end of that phase;
 # `yield job.done()` waits for a copy, a product or a softmax, which takes so many clocks. If everybody waits and nothing is
