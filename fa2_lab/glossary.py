@@ -139,7 +139,7 @@ ring | 12a | pipes | stages in shared memory that are filled and emptied in turn
 producer | 12a | pipes | the warp that copies tiles ahead | 生产者
 consumer | 12a | pipes | a warpgroup that computes with the tiles that the producer copied | 消费者
 overlap | rung 15 | timeline | two units work at the same time | 计算重叠
-ping-pong | 12b | timeline | two consumers take turns: one computes products while the other is at its softmax | 乒乓调度
+ping-pong | 12b | timeline | two consumers alternate: one computes products while the other does its softmax | 乒乓调度
 persistent | rung 16 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
 tile scheduler | rung 16 | tickets | what tells a persistent program which row block comes next | 分块调度器
 mailbox | 12a | - | a place in shared memory where one warp leaves numbers for others | 信箱

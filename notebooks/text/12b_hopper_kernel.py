@@ -15,8 +15,8 @@
 # - say which waits can be left out because another one implies them,
 # - say what it reached, and what each idea is worth in it.
 #
-# *Time: two and a half hours, in four sittings of at most 50 minutes. You need [12a](12a_hopper_rungs.ipynb). Hardware:
-# any laptop with Linux; on a Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in
+# *Time: two and a half hours, in four sittings of at most 50 minutes. You need [12a](12a_hopper_rungs.ipynb).
+# Hardware: any laptop with Linux; on a Hopper GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in
 # bf16.*
 
 # %%
