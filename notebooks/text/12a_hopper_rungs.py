@@ -177,7 +177,8 @@ show(wgmma.draw(**wgmma.data()))
 #
 # `use_acc=False` says that the result does not begin with what `zero` holds. `deps` names the values that the wait makes
 # valid. So P V of one tile can run under the exponentials of the next.
-#
+
+# %% [markdown]
 # **Predict.** One warpgroup at d = 128: a product takes 512 clocks, the exponentials of a tile take 512. S of tile j and
 # P V of tile j − 1 start together. Which share of the peak is reached?
 
