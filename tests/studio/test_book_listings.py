@@ -53,7 +53,9 @@ def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
 
 # The functions that readers write ---------------------------------------------------------------------------------
 
-WRONG = {}  # chapter: (a part of its solution, what a reader might write there)
+WRONG = {  # chapter: (a part of its solution, what a reader might write there)
+    "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
+}
 BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
 
 
@@ -63,7 +65,7 @@ class Chapter:
     def __init__(self, chapter, folder: Path):
         self.names, self.folder = {"__name__": chapter.name}, folder
         cells = read_source(chapter).cells
-        start = next(k for k, cell in enumerate(cells) if cell.source.startswith("**Build.**"))
+        start = next(k for k, cell in enumerate(cells) if "**Build.**" in cell.source)
         checked = next(k for k in range(start, len(cells)) if "\ncheck(" in f"\n{cells[k].source}")
         for cell in cells[:checked]:
             if cell.cell_type == "code":
