@@ -1,0 +1,143 @@
+"""The clocks that a rung of the ladder should need, from what the compiler made of it: a model to redo by hand.
+
+A warpgroup takes a tile of its 64 rows through the units of an SM in turn: the way from L2 into shared memory (until
+copies run ahead), the tensor cores, the issue slots, the exponential unit. Then it waits for things that it shares
+with nobody. Warpgroups on one SM queue at every unit: `clocks` is mean-value analysis of these queues. Row blocks queue
+for SMs in the order in which they are launched: `makespan`.
+
+Three numbers are fitted, without a mask at d = 128: PATH and WAIT to rungs 07 and 09, AHEAD to rungs 11 to 16. All
+others come from the compiled code and the chip's data sheet. HBM is in the model for rung 00 alone, and no waiting of
+one product for another is in it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fa2_lab.machine.chips import H200, Chip
+
+ROWS = 64  # of a warpgroup
+PATH = 29.5  # bytes a clock and SM from L2 through registers into shared memory
+WAIT = 120  # clocks of a tile in which its warpgroup waits for nothing that others use
+AHEAD = 375  # the same where the next tiles are copied ahead
+
+# From which rung on: the ladder keeps what it has.
+ON_CHIP, ROW_BLOCKS, SKIPPING, COPIED_AHEAD, HEAVY_FIRST = 2, 3, 7, 10, 12
+
+
+class Rung(NamedTuple):
+    """What the model knows of a rung: its place in the ladder, and what the compiler made of its loop over tiles."""
+
+    number: int
+    programs: int  # that fit on an SM at the same time
+    instructions: int  # of a thread for one tile
+    exponentials: int  # among them
+    d: int = 128
+    keys: int = 64  # of a tile
+    consumers: int = 1  # warpgroups of a program that multiply, 64 rows each
+
+
+# One tile -------------------------------------------------------------------------------------------------------
+
+
+def units(rung: Rung, chip: Chip = H200) -> dict[str, float]:
+    """Clocks that one tile of one warpgroup keeps each unit of an SM busy. A scheduler has one warp of the four."""
+    clocks = dict(
+        tensor=4 * ROWS * rung.keys * rung.d / chip.tensor_per_clock,
+        issue=float(rung.instructions),
+        exp=128 * rung.exponentials / chip.exp_per_clock,
+    )
+    if rung.number < COPIED_AHEAD:
+        clocks["path"] = tile_bytes(rung) / PATH
+    return clocks
+
+
+def tile_bytes(rung: Rung) -> int:
+    """What a tile brings onto the chip and takes away: K and V, or Q and, in four bytes a number, O, ℓ and m."""
+    if rung.number < ON_CHIP:
+        return ROWS * (2 * rung.d + 4 * 2 * (rung.d + 2))
+    return 2 * rung.keys * 2 * rung.d
+
+
+def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
+    """Clocks of a tile for one warpgroup, when so many programs are on its SM (as many as fit).
+
+    Whoever comes to a unit finds those who on average stand there when there is one warpgroup less.
+    """
+    demands = units(rung, chip)
+    wait = WAIT if rung.number < COPIED_AHEAD else AHEAD
+    standing = dict.fromkeys(demands, 0.0)
+    tile = wait + sum(demands.values())
+    for warpgroups in range(1, (programs or rung.programs) * rung.consumers + 1):
+        stay = {unit: demand * (1 + standing[unit]) for unit, demand in demands.items()}
+        tile = wait + sum(stay.values())
+        standing = {unit: warpgroups * time / tile for unit, time in stay.items()}
+    return tile
+
+
+# One launch -----------------------------------------------------------------------------------------------------
+
+
+def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
+    """Clocks of one launch."""
+    if rung.number == 0:
+        return hbm_clocks(heads * N * (12 * N + 8 * rung.d), chip)  # S in four bytes, P in two, written and read
+    tile = [clocks(rung, k, chip) for k in range(1, rung.programs + 1)]
+    return makespan(blocks(rung, heads, N, causal), tile, chip.SMs)
+
+
+def hbm_clocks(moved: float, chip: Chip = H200) -> float:
+    """Clocks in which HBM can move so many bytes, by the data sheet."""
+    return moved * chip.clock_hz / chip.hbm_per_second
+
+
+def blocks(rung: Rung, heads: int, N: int, causal: bool) -> list[int]:
+    """How many tiles each program visits, in launch order."""
+    rows = ROWS * rung.consumers
+    if rung.number < ROW_BLOCKS:
+        return heads * [-(-N // rows) * -(-N // rung.keys)]
+    seen = [min(N, first + rows) if causal and rung.number >= SKIPPING else N for first in range(0, N, rows)]
+    tiles = [-(-keys // rung.keys) for keys in seen]
+    if rung.number < HEAVY_FIRST:
+        return heads * tiles
+    return [n for n in tiles[::-1] for _ in range(heads)]
+
+
+def makespan(tiles: Sequence[int], tile: Sequence[float], SMs: int = H200.SMs) -> float:
+    """Clocks until all programs are done.
+
+    tiles: of each program, in launch order. tile[k]: clocks of one tile with k + 1 programs on the SM.
+    """
+    waiting = iter(tiles)
+    left: list[list[float]] = [[] for _ in range(SMs)]  # tiles that each program still has to do
+    since, plan = [0.0] * SMs, [0] * SMs  # when an SM was looked at last, and how often
+    ends: list[tuple[float, int, int]] = []  # when a program of an SM ends, by which plan
+
+    def look(SM: int, now: float) -> None:
+        since[SM], plan[SM] = now, plan[SM] + 1
+        if left[SM]:
+            heapq.heappush(ends, (now + min(left[SM]) * tile[len(left[SM]) - 1], SM, plan[SM]))
+
+    for _ in tile:
+        for SM in range(SMs):
+            left[SM] += [n for n in [next(waiting, 0)] if n]
+    for SM in range(SMs):
+        look(SM, 0.0)
+    now = 0.0
+    while ends:
+        then, SM, planned = heapq.heappop(ends)
+        if planned != plan[SM]:
+            continue
+        now, done = then, (then - since[SM]) / tile[len(left[SM]) - 1]
+        left[SM] = [n - done for n in left[SM] if n - done > 1e-9]
+        while len(left[SM]) < len(tile) and (n := next(waiting, 0)):
+            left[SM].append(n)
+        look(SM, now)
+    return now
+
+
+def speedup(before: Rung, after: Rung, heads: int, N: int = 4096, causal: bool = False) -> float:
+    """How many times faster the model says that a rung is than the one before."""
+    return launch(before, heads, N, causal) / launch(after, heads, N, causal)
