@@ -5,11 +5,11 @@ from __future__ import annotations
 from html import escape
 from io import BytesIO
 
-from fa2_lab.plots import climb, hero
+from fa2_lab.plots import climb
 from fa2_lab.plots.live import PIECES
 from fa2_lab.tools import files, ladder
 from fa2_lab.tools.figures import PICTURES, caption
-from fa2_studio.book import reach
+from fa2_studio.book import hero, reach
 from fa2_studio.book.chapters import PARTS, Chapter, written
 
 SENTENCE = (

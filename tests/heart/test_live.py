@@ -266,11 +266,6 @@ def test_the_backward_meets_on_dq_where_the_model_says_so():
 # The pages --------------------------------------------------------------------------------------------------------
 
 
-def test_what_the_pieces_read_is_today_s_ladder_and_record():
-    for name, content in live.files().items():
-        assert (PIECES / name).read_text(encoding="utf-8") == content, "run `python -m fa2_lab figures live`"
-
-
 @pytest.mark.parametrize("name", live.PIECES)
 def test_a_piece_is_one_document_that_asks_for_nothing_and_says_itself_without_scripts(name):
     page = live.page(name)

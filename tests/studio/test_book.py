@@ -9,6 +9,7 @@ import nbformat
 import pytest
 from jupytext.config import load_jupytext_config
 
+from fa2_studio.book import pictures
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, TEXT, navigation, written
 from fa2_studio.book.command import main
 from fa2_studio.book.run import execute, read_source
@@ -168,3 +169,9 @@ def test_the_interpreter_is_decided_before_triton_is_imported(path):
     before, triton, _ = path.read_text(encoding="utf-8").partition("\nimport triton\n")
     settles = r'^(import|from) (fa2_lab\.kernels|fa2_studio\.course|checks)\b|"TRITON_INTERPRET"\] = '
     assert not triton or re.search(settles, before, re.MULTILINE), "import fa2_lab.kernels first"
+
+
+def test_the_first_picture_and_the_live_pieces_data_are_what_the_code_makes():
+    for name, content in pictures.files().items():
+        file = NOTEBOOKS.parent / "figures" / name
+        assert file.read_text(encoding="utf-8") == content, "run `python -m fa2_studio.book.pictures`"

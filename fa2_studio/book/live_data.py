@@ -1,0 +1,205 @@
+"""What the live pieces read: the GPUs for the playground; for the climb each rung's speed, counters, words, change."""
+
+import ast
+import difflib
+import json
+from collections.abc import Iterable
+
+from fa2_lab.kernels import ladder
+from fa2_lab.machine import chips
+from fa2_lab.records import Record, load
+
+
+def script() -> str:
+    """figures/live/data.js."""
+    text = json.dumps(data(), ensure_ascii=False, separators=(",", ":")).replace("</", "<\\/")
+    return f"window.LIVE = {text};\n"
+
+
+def data() -> dict:
+    """The GPUs for the playground, and the rungs for the climb."""
+    names = [name for name in chips.figures(chips.H200) if name not in ("compute_capability", "name")]
+    gpus = {chip.name: {name: getattr(chip, name) for name in names} for chip in chips.CHIPS.values()}
+    return dict(chips=gpus, climb=climb())
+
+
+SHAPES = {"full128": (False, 128), "causal128": (True, 128), "full64": (False, 64), "causal64": (True, 64)}
+N = 4096
+PEERS = {"FlashAttention-3": "FlashAttention-3", "cuDNN": "cuDNN", "triton_tutorial": "Triton tutorial"}
+
+
+def climb() -> dict:
+    """Every rung of the record: its speed, its counters beside those of the rung before, its words and its change."""
+    record = load("ladder")
+    speeds, counters = speeds_of(record), counters_of(record)
+    timed = [name for name in ladder.RUNGS if all(name in speeds[shape] for shape in SHAPES)]
+    rungs = []
+    for before, name in zip([None, *timed], timed, strict=False):
+        title, sentence = ladder.change(name)
+        hunks = differences(source(before), source(name)) if before else [first_kernel(name)]
+        rungs.append(
+            dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, more=more(name))
+            | dict(rate=rates(speeds, name), limit=limit(counters.get(before)) if before else "")
+            | dict(counters=beside(counters.get(before, {}), counters.get(name, {})))
+            | dict(diff=excerpt(hunks), whole=joined(hunks), plus=count(hunks, "+"), minus=count(hunks, "-"))
+        )
+    peers = [dict(name=PEERS[p], rate=rates(speeds, p)) for p in PEERS if all(p in speeds[s] for s in SHAPES)]
+    machine = record.machine
+    versions = f"torch {machine['torch'].split('+')[0]}, Triton {machine['triton']}"
+    made = f"{machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}; {versions}"
+    return dict(made=made, rungs=rungs, peers=peers)
+
+
+def speeds_of(record: Record) -> dict[str, dict[str, float]]:
+    """{shape: {contestant: TFLOP/s}} of the shape that fills the GPU."""
+    found: dict[str, dict[str, float]] = {shape: {} for shape in SHAPES}
+    for row in record.rows:
+        problem = row.problem
+        main = row.direction == "forward" and problem["N_q"] == N and problem["batch"] * N == 16384
+        for shape, (causal, d) in SHAPES.items():
+            if main and (problem["causal"], problem["d"]) == (causal, d):
+                found[shape] = {name: row.rate(name) for name in row.values}
+    return found
+
+
+def rates(speeds: dict, name: str) -> dict[str, float]:
+    return {shape: round(values[name], 2) for shape, values in speeds.items()}
+
+
+def counters_of(record: Record) -> dict[str, dict[str, float]]:
+    """{rung: {counter: value}} without a mask, compiled and counted alike."""
+    found: dict[str, dict[str, float]] = {}
+    for row in record.rows:
+        if row.direction in ("compiled", "counters") and not row.problem.get("causal"):
+            values = found.setdefault(row.problem["rung"], {})
+            values |= {name: value[0] for name, value in row.values.items()}
+    for values in found.values():
+        if "DRAM bytes read" in values:
+            values["DRAM bytes"] = values["DRAM bytes read"] + values["DRAM bytes written"]
+    return found
+
+
+COUNTERS = {  # name in the record: name on the page, divisor, unit, decimals
+    "DRAM bytes": ("HBM, read and written", 1e9, "GB", 1),
+    "L2 bytes": ("through the L2 cache", 1e9, "GB", 1),
+    "SM cycles": ("million clocks of an SM", 1e6, "", 2),
+    "tensor cores at work, %": ("tensor cores at work", 1, "%", 0),
+    "issue slots used, %": ("issue slots used", 1, "%", 0),
+    "registers": ("registers of a thread", 1, "", 0),
+    "programs on an SM": ("programs on an SM", 1, "", 0),
+    "shared": ("shared memory of a program", 1024, "KiB", 0),
+    "stall: long_scoreboard": ("wait for data", 1, "clocks", 1),
+    "stall: barrier": ("wait at barriers", 1, "clocks", 1),
+}
+
+
+def beside(before: dict[str, float], now: dict[str, float]) -> list[list]:
+    """The tensor cores' share, and the two other counters that changed most: [name, before, now, unit, decimals]."""
+    always = "tensor cores at work, %"
+
+    def change(name: str) -> float:
+        return abs(now[name] - before[name]) / max(abs(now[name]), abs(before[name]), 1e-9)
+
+    both = sorted((name for name in COUNTERS if name in before and name in now and name != always), key=change)
+    moved = [name for name in both[::-1][:2] if change(name) > 0.05]
+    names = moved if before else [name for name in ("DRAM bytes", "stall: long_scoreboard") if name in now]
+    rows = []
+    for name in [*names, *([always] if always in now else [])]:
+        words, unit, suffix, places = COUNTERS[name]
+        old = round(before[name] / unit, places) if name in before else None
+        rows.append([words, old, round(now[name] / unit, places), suffix, places])
+    return rows
+
+
+STALLS = {
+    "long_scoreboard": "data from HBM or L2",
+    "short_scoreboard": "shared memory and exponentials",
+    "mio_throttle": "shared memory and exponentials",
+    "math_pipe_throttle": "a busy arithmetic unit",
+    "barrier": "other warps at a barrier",
+    "gmma": "products of the tensor cores",
+    "wait": "the result of the instruction before",
+    "membar": "its own stores",
+    "sleeping": "nothing: they sleep",
+}
+
+
+def limit(values: dict[str, float] | None) -> str:
+    """What limited a rung, as its counters have it: how busy the tensor cores were, and what its warps waited for."""
+    stalls = {name.removeprefix("stall: "): x for name, x in (values or {}).items() if name.startswith("stall: ")}
+    if not stalls:
+        return ""
+    busy, worst = values["tensor cores at work, %"], max(stalls, key=stalls.get)
+    waited = f"its warps waited most for {STALLS.get(worst, worst)}, {stalls[worst]:.1f} clocks an instruction"
+    return f"The tensor cores worked {busy:.0f}% of the time; {waited}."
+
+
+# A rung's change in code ----------------------------------------------------------------------------------------
+
+LINES = 14  # of a difference that are shown at once
+
+
+def source(name: str) -> list[str]:
+    """A rung's lines without the words at its head, which change in every rung."""
+    text = (ladder.FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    lines = text.split("\n")[ast.parse(text).body[0].end_lineno :]
+    return [line for line in lines if not line.startswith("DIFF =")]
+
+
+def more(name: str) -> str:
+    """What a rung's file says at its head after its one sentence."""
+    text = (ladder.FOLDER / f"{name}.py").read_text(encoding="utf-8")
+    return " ".join(" ".join(ast.get_docstring(ast.parse(text)).split("\n")[1:]).split())
+
+
+def first_kernel(name: str) -> list[str]:
+    lines = source(name)
+    start = next(k for k, line in enumerate(lines) if "tl.dot" in line)
+    return [f"+{line}" for line in lines[start - 1 : start + LINES - 1] if line.strip()]
+
+
+def differences(old: list[str], new: list[str]) -> list[list[str]]:
+    """The hunks of a difference, each line with its mark: + or −, or a blank; indentation and comments are none."""
+    bare_old, bare_new = ([line.split("  # ")[0].strip() for line in lines] for lines in (old, new))
+    match = difflib.SequenceMatcher(None, bare_old, bare_new, autojunk=False)
+    hunks = []
+    for group in match.get_grouped_opcodes(1):
+        hunk: list[str] = []
+        for tag, a, b, c, e in group:
+            if tag == "equal":
+                hunk += [f" {line}" for line in new[c:e]]
+            else:
+                hunk += [f"-{line}" for line in old[a:b]] + [f"+{line}" for line in new[c:e]]
+        hunks.append([line for line in hunk if line[1:].strip()])
+    return [hunk for hunk in hunks if any(line[0] != " " for line in hunk)]
+
+
+def weight(hunk: list[str]) -> int:
+    """How much of a hunk is the change itself: new code inside a kernel counts, imports and comments do not."""
+    code = [line[1:].strip() for line in hunk if line[0] == "+"]
+    return sum(len(line) > 3 and not line.startswith(("#", '"""', "import", "from", "@")) for line in code)
+
+
+def excerpt(hunks: list[list[str]]) -> list[str]:
+    """At most LINES lines: the whole change, or the hunks that carry most of it, in their order."""
+    if sum(map(len, hunks)) + len(hunks) - 1 <= LINES:
+        return joined(hunks)
+    best = max(range(len(hunks)), key=lambda k: weight(hunks[k]))
+    if len(hunks[best]) > LINES:
+        marks = [line[0] for line in hunks[best]]
+        start = max(next(k for k, mark in enumerate(marks) if mark != " ") - 1, marks.index("+") - LINES // 3)
+        return hunks[best][max(0, start) :][:LINES]
+    chosen, room = {best}, LINES - len(hunks[best])
+    for k in sorted(range(len(hunks)), key=lambda k: -weight(hunks[k])):
+        if k not in chosen and len(hunks[k]) < room and weight(hunks[k]):
+            chosen.add(k)
+            room -= len(hunks[k]) + 1
+    return joined(hunks[k] for k in sorted(chosen))
+
+
+def joined(hunks: Iterable[list[str]]) -> list[str]:
+    return [line for hunk in hunks for line in [*hunk, "…"]][:-1]
+
+
+def count(hunks: list[list[str]], mark: str) -> int:
+    return sum(line[0] == mark for hunk in hunks for line in hunk)
