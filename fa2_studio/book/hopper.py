@@ -1,0 +1,140 @@
+"""What chapters 12a, 12b and 13 share: listings of the Hopper kernels, and the ladder's record, rung by rung."""
+
+from __future__ import annotations
+
+import ast
+from difflib import SequenceMatcher
+
+import numpy as np
+from IPython.display import Markdown, display
+
+from fa2_lab.kernels import ladder
+from fa2_lab.paper import PACKAGE
+from fa2_lab.tools import ladder as climbed
+from fa2_lab.tools import steps
+
+NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
+PEER = "FlashAttention-3"
+
+
+# Listings -----------------------------------------------------------------------------------------------------------
+
+
+def lines_of(file: str, name: str) -> list[str]:
+    """A function, a class, a method or a constant of a file of kernels/, with the comment above it."""
+    lines = (PACKAGE / "kernels" / file).read_text(encoding="utf-8").splitlines()
+    nodes = ast.parse("\n".join(lines)).body
+    for part in name.split("."):
+        found = [node for node in nodes if isinstance(node, NODES | ast.AugAssign) and part in names_of(node)]
+        if not found:
+            raise ValueError(f"name: got {name!r}; {file} has none of that name")
+        begun, node = found[0], found[-1]
+        nodes = getattr(node, "body", [])
+    first = min([begun.lineno, *(x.lineno for x in getattr(begun, "decorator_list", []))]) - 1
+    while lines[first - 1].startswith("# "):
+        first -= 1
+    shown = [line[begun.col_offset :] for line in lines[first : node.end_lineno]]
+    return [line for line in shown if line.strip() not in ("@gluon.jit", "@triton.jit")]
+
+
+def names_of(node: ast.AST) -> set[str]:
+    """What a definition defines."""
+    if hasattr(node, "name"):
+        return {node.name}
+    targets = getattr(node, "targets", [getattr(node, "target", node)])
+    return {x.id for target in targets for x in ast.walk(target) if isinstance(x, ast.Name)}
+
+
+def read(file: str, *names: str, begin: str = "", end: str = "") -> None:
+    """Show definitions of a file of kernels/; of the only one, the lines from one that begins so up to another."""
+    listing = "\n\n".join("\n".join(lines_of(file, name)) for name in names).split("\n")
+    if begin:
+        listing = listing[at(listing, begin) :]
+        listing = [line.removeprefix(" " * (len(listing[0]) - len(listing[0].lstrip()))) for line in listing]
+    if end:
+        listing = listing[: at(listing, end) + 1]
+    show_code("\n".join(listing))
+
+
+def at(listing: list[str], words: str) -> int:
+    """The first line that begins with these words."""
+    return next(n for n, line in enumerate(listing) if line.strip().startswith(words))
+
+
+def show_code(text: str, language: str = "python") -> None:
+    display(Markdown(f"```{language}\n{text}\n```"))
+
+
+def change(old: str, new: str, *names: str) -> None:
+    """What a rung changes in these functions, and the whole step in a fold."""
+    old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
+    known = {name for node in ast.parse(steps.source(old)).body for name in names_of(node)}
+    parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
+    show_code("\n  …\n".join("\n".join(part) for part in parts), "diff")
+    whole = steps.diff(old, new)
+    summary = f"The whole step, {len(whole.splitlines())} lines"
+    display(Markdown(f"<details><summary>{summary}</summary>\n\n```diff\n{whole}\n```\n</details>"))
+
+
+def marked(before: list[str], after: list[str], around: int = 1) -> list[str]:
+    """The lines of a diff; one that only moves to the right is the same. Long stretches without a change are cut."""
+    matcher = SequenceMatcher(None, [x.strip() for x in before], [x.strip() for x in after], autojunk=False)
+    shown: list[str] = []
+    for what, a, b, c, d in matcher.get_opcodes():
+        same = [f"  {line}" for line in after[c:d]]
+        if what != "equal":
+            shown += [f"- {line}" for line in before[a:b]] + [f"+ {line}" for line in after[c:d]]
+        elif len(same) > 2 * around + 1:
+            shown += [*same[: around if c or shown else 0], "  …", *(same[-around:] if d < len(after) else [])]
+        else:
+            shown += same
+    return shown
+
+
+# The record ---------------------------------------------------------------------------------------------------------
+
+
+class Climb:
+    """The ladder's record at 16,384 tokens, N = 4,096; its counters are of d = 128 without a mask."""
+
+    def __init__(self) -> None:
+        self.record = climbed.load(climbed.SUITE)
+        rows = [row for row in self.record.rows if row.direction == "forward"]
+        main = [row for row in rows if (row.problem["N_q"], row.problem["batch"]) == (4096, 4)]
+        self.shapes = {(row.problem["d"], row.problem["causal"]): row for row in main}
+        self.counted, self.compiled = (climbed.rows(self.record, what) for what in ("counters", "compiled"))
+
+    def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
+        """How many times as fast a rung is as the one before it."""
+        new = ladder.find(new) if new[:1].isdigit() else new
+        return self.shapes[d, causal].ratio(new, ladder.find(old) if old else before(new))
+
+    def value(self, name: str, what: str) -> float:
+        """A counter, or a number of the compiled kernel; `clock` is SM cycles over time, in GHz."""
+        name = ladder.find(name) if name[:1].isdigit() else name
+        if what == "clock, GHz":
+            return self.value(name, "SM cycles") / (np.median(self.shapes[128, False].values[name]) * 1e6)
+        found = (self.counted if what in self.counted.get(name, self.compiled[name]).values else self.compiled)[name]
+        return found.values[what][0]
+
+    def table(self, *names: str) -> None:
+        """TFLOP/s of each, and the share of FlashAttention-3's in the same run."""
+        titles = [f"d = {d}{', causal' if causal else ''}" for d, causal in self.shapes]
+        print(f"{'':22}" + "".join(f"{title:>16}" for title in titles))
+        for name in names:
+            cells = [f"{row.rate(name):.0f} {row.ratio(name, PEER):5.0%}" for row in self.shapes.values()]
+            print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
+
+    def step(self, number: str, *counters: str) -> None:
+        """A rung beside the one before it."""
+        new = ladder.find(number)
+        self.table(before(new), new)
+        print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
+        for name in counters:
+            a, b = self.value(before(new), name), self.value(new, name)
+            short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else climbed.short
+            print(f"{name}: {short(a)} → {short(b)}  (× {b / a:.2f})")
+
+
+def before(rung: str) -> str:
+    return ladder.RUNGS[ladder.RUNGS.index(rung) - 1]
