@@ -115,9 +115,8 @@ def gallery_page(folder: Path) -> str:
     if (folder / "hero.svg").exists():
         message = caption(folder / "hero.svg")
         parts.append(
-            f"## hero\n\n![{message}](hero.svg)\n\n{message}. Standing still, for print:"
-            " [hero_still.svg](hero_still.svg). Shown in the [README](../README.md). Drawn by"
-            " [book/hero.py](../fa2_studio/book/hero.py).\n"
+            f"## hero\n\n![{message}](hero.svg)\n\n{message}. Shown in the [README](../README.md)."
+            " Drawn by [book/hero.py](../fa2_studio/book/hero.py).\n"
         )
     for name, chapter in PICTURES.items():
         if not (folder / f"{name}.svg").exists():

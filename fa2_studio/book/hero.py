@@ -1,6 +1,6 @@
 """The first picture: standard attention stores all scores, FlashAttention-2 one tile, and the output is the same.
 
-`moving(**data())` is an SVG that plays by itself, without a script; `still(**data())` is the same in three panels.
+`moving(**data())` is an SVG that plays by itself, without a script.
 Every tint is a number: seeded queries, keys and values, attention in float64, and o_i after each tile of Algorithm 1.
 An element as it is written is its last frame, and only keyframes take it back to the start. So whoever shows no motion
 (a printer, a reader who asked for none) sees the result.
@@ -178,8 +178,7 @@ def tints(base: float, power: float) -> str:
     return "".join(f".a{k}{{fill-opacity:{n(x)}}}" for k, x in shares.items())
 
 
-LIGHT_STYLE = LIGHT + LOOKS + tints(0.14, 1.3)
-STYLE = LIGHT_STYLE + f"@media(prefers-color-scheme:dark){{{DARK}{tints(0.24, 1.15)}}}"
+STYLE = LIGHT + LOOKS + tints(0.14, 1.3) + f"@media(prefers-color-scheme:dark){{{DARK}{tints(0.24, 1.15)}}}"
 
 
 def inputs(Q: np.ndarray, K: np.ndarray, V: np.ndarray) -> str:
@@ -335,7 +334,7 @@ def end(film: Film) -> str:
     return f'<g class="z">{stays}<g{film.shown("h", GHOST[0])}>{moved}</g>{words}</g>'
 
 
-# The pictures ---------------------------------------------------------------------------------------------------
+# The picture ----------------------------------------------------------------------------------------------------
 
 TITLE = "Standard attention stores N × N scores; FlashAttention-2 stores one tile, and the output is the same"
 ALT = (
@@ -345,21 +344,6 @@ ALT = (
     "and the output's rows grow with each tile. At the end the left output is laid over the right one: they are equal. "
     "For N = 8,192, one head and tiles of 128 × 128 these are 67,108,864 and 16,384 scores."
 )
-STILL_ALT = (
-    f"Left: standard attention has filled a square of {N} × {N} scores. Middle: FlashAttention-2's window of {B} × {B} "
-    "scores is at its tenth tile; of the tiles before only dots remain, and two of four row blocks of the output are "
-    f"finished. Right: both outputs are the same; {N * N} and {B * B} scores were stored."
-)
-
-
-def document(title: str, alt: str, width: int, height: int, style_sheet: str, inside: str, defs: str) -> str:
-    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    card = f'width="{width - 1.5}" height="{height - 1.5}" rx="14" fill="var(--card)" stroke="var(--edge)"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">\n'
-        f'<title id="title">{title}</title>\n<desc id="desc">{alt}</desc>\n<style>{style_sheet}</style>\n'
-        f'<defs>{defs}</defs>\n<rect x=".75" y=".75" {card} stroke-width="1.5"/>\n{inside}\n</svg>\n'
-    )
 
 
 def moving(**numbers: Any) -> str:
@@ -373,51 +357,11 @@ def moving(**numbers: Any) -> str:
     film.rules += [
         f"@media {where}{{*{{animation:none!important}}}}" for where in ("print", "(prefers-reduced-motion:reduce)")
     ]
-    body = f'<g transform="translate({a})">{left}</g>\n<g transform="translate({b})">{right}</g>\n{last}'
-    return document(TITLE, ALT, W, H, "\n".join([STYLE, *film.rules]), body, definitions(**numbers))
-
-
-def still(**numbers: Any) -> str:
-    """Three panels for print: the full square, the gliding tile, and the two outputs with their numbers."""
-    left = text(GX, GY + SIDE + 40, "filled, and kept", "p") + text(GX, GY + SIDE + 70, "then read back for O", "q")
-    left = heading("Standard attention", "stores all N × N scores") + use("i") + use("s") + use("o") + left
-    panels = (24, left), (400, still_tile(numbers["O"], numbers["steps"])), (786, still_outputs())
-    body = "".join(f'<g transform="translate({x} 0) scale(.86)">{panel}</g>' for x, panel in panels)
-    return document("The same output", STILL_ALT, 1080, 456, LIGHT_STYLE, body, definitions(**numbers))
-
-
-def still_tile(O: np.ndarray, steps: np.ndarray) -> str:
-    """The middle panel: the third row block at its second tile."""
-    i, j, size = 2, 1, STEP + 3
-    spots = [(r, c) for r in range(T_C) for c in range(T_C) if (r, c) < (i, j)]
-    dots = "".join(f"<g {at(GX + c * STEP, GY + r * STEP)}>{use('d')}</g>" for r, c in spots)
-    done = "".join(cells(output_levels(O, steps, r, T_C - 1), OW, C, GAP, OX, GY + r * STEP) for r in range(i))
-    done += cells(output_levels(O, steps, i, j), OW, C, GAP, OX, GY + i * STEP)
-    y, x = GY - 2.3 + i * STEP, GX - 2.3 + j * STEP
-    frames = box(x, y, size, size) + box(QX - 2.6, y, 4 * QW + 4, size, kind="w t")
-    frames += box(OX - 2.6, y, 4 * OW + 3.6, size, kind="w t")
-    frames += box(x, KY - 2.6, size, VY - KY + 4 * KH + 4, kind="w t")
-    words = text(GX, GY + SIDE + 40, "used once, and dropped", "p") + text(
-        GX, GY + SIDE + 70, "dots: no longer stored", "q"
+    style_sheet, size = "\n".join([STYLE, *film.rules]), f'viewBox="0 0 {W} {H}" width="{W}" height="{H}"'
+    card = f'width="{W - 1.5}" height="{H - 1.5}" rx="14" fill="var(--card)" stroke="var(--edge)"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-labelledby="title desc">\n'
+        f'<title id="title">{TITLE}</title>\n<desc id="desc">{ALT}</desc>\n<style>{style_sheet}</style>\n'
+        f'<defs>{definitions(**numbers)}</defs>\n<rect x=".75" y=".75" {card} stroke-width="1.5"/>\n'
+        f'<g transform="translate({a})">{left}</g>\n<g transform="translate({b})">{right}</g>\n{last}\n</svg>\n'
     )
-    shown = f"{dots}{group('S', use(f't{i}{j}'))}{group('O', done)}{frames}"
-    return heading("FlashAttention-2", "one tile at a time") + use("i") + shown + words
-
-
-def still_outputs() -> str:
-    """The right panel: two outputs, an equals sign, and how many scores were stored for each."""
-    panel = heading("The same output", "and what was stored for it")
-    panel += f'<path d="M112 {n(GY + SIDE / 2 - 8)}h36m-36 16h36" class="w" stroke-width="4"/>'
-    for x, count, word in ((22, N * N, "N × N"), (190, B * B, "one tile")):
-        middle = x + 2 * OW
-        panel += f'<g transform="translate({n(x - OX)})">{use("o")}{RING}</g>'
-        panel += text(middle, GY - 14, "O", "l", MIDDLE)
-        panel += text(middle, GY + SIDE + 62, str(count), "big", f'{MIDDLE} style="font-size:56px"')
-        panel += text(middle, GY + SIDE + 92, word, "q", MIDDLE)
-    return panel
-
-
-def files() -> dict[str, str]:
-    """{name: SVG} of both pictures."""
-    numbers = data()
-    return {"hero.svg": moving(**numbers), "hero_still.svg": still(**numbers)}

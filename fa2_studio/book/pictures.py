@@ -8,7 +8,7 @@ from fa2_studio.book import hero, live_data
 
 def files() -> dict[str, str]:
     """{place in figures/: content}."""
-    return hero.files() | {"live/data.js": live_data.script()}
+    return {"hero.svg": hero.moving(**hero.data()), "live/data.js": live_data.script()}
 
 
 def main(folder: Path = ROOT / "figures") -> None:
