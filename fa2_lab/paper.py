@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
-from textwrap import fill
+from textwrap import dedent, fill
 
 TAG = re.compile(r"\bFA\d+\.A\d+\.L\d+\b")
 # Tags begin a comment, or follow its text after two spaces, as in `# (B_r, d)  FA2.A1.L4`.
@@ -49,9 +49,15 @@ class Algorithm:
         return "\n".join([f"{self.tag}  {self.title} ({self.source})", f"     needs: {self.needs}", *rows])
 
 
-def end(number: int, depth: int) -> Line:
-    """The line that closes a loop."""
-    return Line(number, depth, "end for", computes=False)
+def steps(text: str) -> tuple[Line, ...]:
+    """An algorithm's lines as a paper sets them: indented by the loops around them, with errata in brackets."""
+    found = []
+    for number, line in enumerate(dedent(text).strip().splitlines(), 1):
+        words, _, errata = line.rstrip("]").partition("  [")
+        depth = (len(words) - len(words.lstrip())) // 4
+        names = tuple(errata.split(", ")) if errata else ()
+        found.append(Line(number, depth, " ".join(words.split()), names, computes=words.strip() != "end for"))
+    return tuple(found)
 
 
 CUT_QKV = "Cut Q into T_r = ⌈N / B_r⌉ blocks of B_r rows; cut K and V into T_c = ⌈N / B_c⌉ blocks of B_c rows."
@@ -62,37 +68,29 @@ FA1_A2 = Algorithm(
     title="FlashAttention, forward",
     source="FA1, appendix B.3",
     needs="Q, K, V (N × d) in HBM; on-chip memory of M elements; scale τ; a mask; dropout probability p",
-    lines=(
-        Line(1, 0, "Set up the random generator and keep its state R in HBM.", ("fa1-dropout-order",)),
-        Line(2, 0, FITTING, ("fa1-block-size",)),
-        Line(3, 0, "In HBM, start from O = 0 (N × d), l = 0 (N) and m = −∞ (N)."),
-        Line(4, 0, CUT_QKV),
-        Line(5, 0, "Cut O, l and m into T_r blocks of B_r rows as well."),
-        Line(6, 0, "for each column block j = 1 … T_c:"),
-        Line(7, 1, "Load k_j and v_j."),
-        Line(8, 1, "for each row block i = 1 … T_r:"),
-        Line(9, 2, "Load q_i, o_i, l_i and m_i: the row block's state comes back from HBM."),
-        Line(10, 2, "Score the tile: s_ij = τ q_i k_jᵀ (B_r × B_c)."),
-        Line(11, 2, "Put −∞ wherever the mask hides an entry of s_ij."),
-        Line(
-            12,
-            2,
-            "Softmax statistics of this tile alone: m̃ = rowmax(s_ij), p̃ = exp(s_ij − m̃), l̃ = rowsum(p̃).",
-            ("fa1-empty-rows",),
-        ),
-        Line(13, 2, "Join them to the row's: m_new = max(m_i, m̃); l_new = e^(m_i − m_new) l_i + e^(m̃ − m_new) l̃."),
-        Line(14, 2, "Drop entries of p̃ with probability p and divide the kept ones by 1 − p."),
-        Line(
-            15,
-            2,
-            "Store o_i ← (l_i e^(m_i − m_new) o_i + e^(m̃ − m_new) p̃ v_j) / l_new, row by row: a finished answer "
-            "for the keys seen so far.",
-        ),
-        Line(16, 2, "Store l_i ← l_new and m_i ← m_new."),
-        end(17, 1),
-        end(18, 0),
-        Line(19, 0, "Return O, l and m; the caller keeps R."),
-    ),
+    lines=steps(f"""
+        Set up the random generator and keep its state R in HBM.  [fa1-dropout-order]
+        {FITTING}  [fa1-block-size]
+        In HBM, start from O = 0 (N × d), l = 0 (N) and m = −∞ (N).
+        {CUT_QKV}
+        Cut O, l and m into T_r blocks of B_r rows as well.
+        for each column block j = 1 … T_c:
+            Load k_j and v_j.
+            for each row block i = 1 … T_r:
+                Load q_i, o_i, l_i and m_i: the row block's state comes back from HBM.
+                Score the tile: s_ij = τ q_i k_jᵀ (B_r × B_c).
+                Put −∞ wherever the mask hides an entry of s_ij.
+                Softmax statistics of this tile alone: m̃ = rowmax(s_ij), p̃ = exp(s_ij − m̃), l̃ = \
+                  rowsum(p̃).  [fa1-empty-rows]
+                Join them to the row's: m_new = max(m_i, m̃); l_new = e^(m_i − m_new) l_i + e^(m̃ − m_new) l̃.
+                Drop entries of p̃ with probability p and divide the kept ones by 1 − p.
+                Store o_i ← (l_i e^(m_i − m_new) o_i + e^(m̃ − m_new) p̃ v_j) / l_new, row by row: a finished answer \
+                  for the keys seen so far.
+                Store l_i ← l_new and m_i ← m_new.
+            end for
+        end for
+        Return O, l and m; the caller keeps R.
+    """),
     numpy="fa2_lab/reference/fa1.py",
     triton=("fa2_lab/kernels/ladder/r01_fa1.py",),
 )
@@ -102,14 +100,14 @@ FA1_A3 = Algorithm(
     title="standard attention, backward",
     source="FA1, appendix B.4",
     needs="Q, K, V, dO (N × d) and P (N × N) in HBM",
-    lines=(
-        Line(1, 0, "Load P and dO, compute dV = Pᵀ dO, store dV."),
-        Line(2, 0, "Load dO and V, compute dP = dO Vᵀ (N × N), store dP."),
-        Line(3, 0, "Load P and dP, compute dS = P ∘ (dP − rowsum(P ∘ dP)) (N × N), store dS."),
-        Line(4, 0, "Load dS and K, compute dQ = τ dS K, store dQ; τ is the scale of S."),
-        Line(5, 0, "Load dS and Q, compute dK = τ dSᵀ Q, store dK; τ is the scale of S."),
-        Line(6, 0, "Return dQ, dK and dV."),
-    ),
+    lines=steps("""
+        Load P and dO, compute dV = Pᵀ dO, store dV.
+        Load dO and V, compute dP = dO Vᵀ (N × N), store dP.
+        Load P and dP, compute dS = P ∘ (dP − rowsum(P ∘ dP)) (N × N), store dS.
+        Load dS and K, compute dQ = τ dS K, store dQ; τ is the scale of S.
+        Load dS and Q, compute dK = τ dSᵀ Q, store dK; τ is the scale of S.
+        Return dQ, dK and dV.
+    """),
     numpy="fa2_lab/reference/naive.py",
 )
 
@@ -118,36 +116,34 @@ FA1_A4 = Algorithm(
     title="FlashAttention, backward",
     source="FA1, appendix B.4",
     needs="Q, K, V, O, dO (N × d) and l, m (N) in HBM; M, τ, the mask, p, and the generator's state R",
-    lines=(
-        Line(
-            1, 0, "Put the random generator back into the state R that the forward pass kept.", ("fa1-dropout-order",)
-        ),
-        Line(2, 0, FITTING, ("fa1-block-size",)),
-        Line(3, 0, CUT_QKV),
-        Line(4, 0, "Cut O, dO, l and m into T_r blocks of B_r rows as well."),
-        Line(5, 0, "In HBM, start from dQ = 0 in T_r blocks, and dK = 0 and dV = 0 in T_c blocks."),
-        Line(6, 0, "for each column block j = 1 … T_c:"),
-        Line(7, 1, "Load k_j and v_j."),
-        Line(8, 1, "On chip, start dk_j = 0 and dv_j = 0 (B_c × d)."),
-        Line(9, 1, "for each row block i = 1 … T_r:"),
-        Line(10, 2, "Load q_i, o_i, do_i, dq_i, l_i and m_i."),
-        Line(11, 2, "Score the tile again: s_ij = τ q_i k_jᵀ (B_r × B_c)."),
-        Line(12, 2, "Put −∞ wherever the mask hides an entry of s_ij."),
-        Line(13, 2, "The probabilities again, now final: p_ij = exp(s_ij − m_i) / l_i.", ("fa1-empty-rows",)),
-        Line(14, 2, "The dropout mask again: z_ij is 1 / (1 − p) where an entry was kept and 0 where it was dropped."),
-        Line(15, 2, "p_dropped = p_ij ∘ z_ij."),
-        Line(16, 2, "dv_j ← dv_j + p_droppedᵀ do_i (B_c × d)."),
-        Line(17, 2, "dp_dropped = do_i v_jᵀ (B_r × B_c)."),
-        Line(18, 2, "dp_ij = dp_dropped ∘ z_ij."),
-        Line(19, 2, "D_i = rowsum(do_i ∘ o_i): one number for each row, the same for every j."),
-        Line(20, 2, "ds_ij = p_ij ∘ (dp_ij − D_i)."),
-        Line(21, 2, "Store dq_i ← dq_i + τ ds_ij k_j."),
-        Line(22, 2, "dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d)."),
-        end(23, 1),
-        Line(24, 1, "Store dk_j and dv_j: column block j is finished."),
-        end(25, 0),
-        Line(26, 0, "Return dQ, dK and dV."),
-    ),
+    lines=steps(f"""
+        Put the random generator back into the state R that the forward pass kept.  [fa1-dropout-order]
+        {FITTING}  [fa1-block-size]
+        {CUT_QKV}
+        Cut O, dO, l and m into T_r blocks of B_r rows as well.
+        In HBM, start from dQ = 0 in T_r blocks, and dK = 0 and dV = 0 in T_c blocks.
+        for each column block j = 1 … T_c:
+            Load k_j and v_j.
+            On chip, start dk_j = 0 and dv_j = 0 (B_c × d).
+            for each row block i = 1 … T_r:
+                Load q_i, o_i, do_i, dq_i, l_i and m_i.
+                Score the tile again: s_ij = τ q_i k_jᵀ (B_r × B_c).
+                Put −∞ wherever the mask hides an entry of s_ij.
+                The probabilities again, now final: p_ij = exp(s_ij − m_i) / l_i.  [fa1-empty-rows]
+                The dropout mask again: z_ij is 1 / (1 − p) where an entry was kept and 0 where it was dropped.
+                p_dropped = p_ij ∘ z_ij.
+                dv_j ← dv_j + p_droppedᵀ do_i (B_c × d).
+                dp_dropped = do_i v_jᵀ (B_r × B_c).
+                dp_ij = dp_dropped ∘ z_ij.
+                D_i = rowsum(do_i ∘ o_i): one number for each row, the same for every j.
+                ds_ij = p_ij ∘ (dp_ij − D_i).
+                Store dq_i ← dq_i + τ ds_ij k_j.
+                dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d).
+            end for
+            Store dk_j and dv_j: column block j is finished.
+        end for
+        Return dQ, dK and dV.
+    """),
     numpy="fa2_lab/reference/fa1.py",
 )
 
@@ -156,35 +152,27 @@ FA2_A1 = Algorithm(
     title="FlashAttention-2, forward",
     source="FA2, section 3.1.1",
     needs="Q, K, V (N × d) in HBM; block sizes B_r and B_c",
-    lines=(
-        Line(1, 0, CUT_QKV),
-        Line(2, 0, "Cut O (N × d) and L (N) into blocks 1 … T_r of B_r rows.", ("fa2-block-index",)),
-        Line(3, 0, "for each row block i = 1 … T_r:"),
-        Line(4, 1, "Load q_i: it stays on chip while the keys stream past."),
-        Line(5, 1, "On chip, start o_i = 0 (B_r × d), l_i = 0 and m_i = −∞ (B_r)."),
-        Line(6, 1, "for each column block j = 1 … T_c:"),
-        Line(7, 2, "Load k_j and v_j."),
-        Line(8, 2, "Score the tile: s_ij = τ q_i k_jᵀ (B_r × B_c).", ("fa2-scale",)),
-        Line(
-            9,
-            2,
-            "m_new = max(m_i, rowmax(s_ij)); p_ij = exp(s_ij − m_new); l_new = e^(m_i − m_new) l_i + rowsum(p_ij).",
-            ("fa2-P-tilde", "fa1-empty-rows"),
-        ),
-        Line(
-            10,
-            2,
-            "o_i ← e^(m_i − m_new) o_i + p_ij v_j, not divided by anything; then l_i ← l_new and m_i ← m_new.",
-            ("fa2-tweak1", "fa2-inverse"),
-        ),
-        end(11, 1),
-        Line(12, 1, "Divide once: o_i ← o_i / l_i, row by row."),
-        Line(13, 1, "L_i = m_i + log l_i: the only statistic that the backward pass needs."),
-        Line(14, 1, "Store o_i as block i of O."),
-        Line(15, 1, "Store L_i as block i of L."),
-        end(16, 0),
-        Line(17, 0, "Return O and L."),
-    ),
+    lines=steps(f"""
+        {CUT_QKV}
+        Cut O (N × d) and L (N) into blocks 1 … T_r of B_r rows.  [fa2-block-index]
+        for each row block i = 1 … T_r:
+            Load q_i: it stays on chip while the keys stream past.
+            On chip, start o_i = 0 (B_r × d), l_i = 0 and m_i = −∞ (B_r).
+            for each column block j = 1 … T_c:
+                Load k_j and v_j.
+                Score the tile: s_ij = τ q_i k_jᵀ (B_r × B_c).  [fa2-scale]
+                m_new = max(m_i, rowmax(s_ij)); p_ij = exp(s_ij − m_new); l_new = e^(m_i − m_new) l_i + \
+                  rowsum(p_ij).  [fa2-P-tilde, fa1-empty-rows]
+                o_i ← e^(m_i − m_new) o_i + p_ij v_j, not divided by anything; then l_i ← l_new and m_i ← \
+                  m_new.  [fa2-tweak1, fa2-inverse]
+            end for
+            Divide once: o_i ← o_i / l_i, row by row.
+            L_i = m_i + log l_i: the only statistic that the backward pass needs.
+            Store o_i as block i of O.
+            Store L_i as block i of L.
+        end for
+        Return O and L.
+    """),
     numpy="fa2_lab/reference/fa2.py",
     triton=("fa2_lab/kernels/ladder/r08_pipelined.py", "fa2_lab/kernels/portable/forward.py"),
 )
@@ -194,33 +182,29 @@ FA2_A2 = Algorithm(
     title="FlashAttention-2, backward",
     source="FA2, section 3.1.2",
     needs="Q, K, V, O, dO (N × d) and L (N) in HBM; block sizes B_r and B_c",
-    lines=(
-        Line(1, 0, CUT_QKV),
-        Line(2, 0, "Cut O, dO and L into T_r blocks of B_r rows as well."),
-        Line(3, 0, "In HBM, start dQ = 0 in T_r blocks; cut dK and dV into T_c blocks."),
-        Line(4, 0, "D = rowsum(dO ∘ O) (N), stored in HBM and cut into T_r blocks.", ("fa2-D-shape",)),
-        Line(5, 0, "for each column block j = 1 … T_c:"),
-        Line(6, 1, "Load k_j and v_j."),
-        Line(7, 1, "On chip, start dk_j = 0 and dv_j = 0 (B_c × d)."),
-        Line(8, 1, "for each row block i = 1 … T_r:"),
-        Line(9, 2, "Load q_i, do_i, L_i and D_i.", ("fa2-loads",)),
-        Line(10, 2, "Score the tile again: s_ij = τ q_i k_jᵀ (B_r × B_c).", ("fa2-scale",)),
-        Line(11, 2, "The final probabilities in one step: p_ij = exp(s_ij − L_i).", ("fa2-S-index", "fa1-L")),
-        Line(12, 2, "dv_j ← dv_j + p_ijᵀ do_i (B_c × d)."),
-        Line(13, 2, "dp_ij = do_i v_jᵀ (B_r × B_c)."),
-        Line(14, 2, "ds_ij = p_ij ∘ (dp_ij − D_i)."),
-        Line(
-            15,
-            2,
-            "In HBM, dQ_i ← dQ_i + τ ds_ij k_j: atomically, or in another pass, where column blocks run in parallel.",
-            ("fa2-dQ-race", "fa2-scale"),
-        ),
-        Line(16, 2, "dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d).", ("fa2-scale",)),
-        end(17, 1),
-        Line(18, 1, "Store dk_j and dv_j: column block j is finished."),
-        end(19, 0),
-        Line(20, 0, "Return dQ, dK and dV."),
-    ),
+    lines=steps(f"""
+        {CUT_QKV}
+        Cut O, dO and L into T_r blocks of B_r rows as well.
+        In HBM, start dQ = 0 in T_r blocks; cut dK and dV into T_c blocks.
+        D = rowsum(dO ∘ O) (N), stored in HBM and cut into T_r blocks.  [fa2-D-shape]
+        for each column block j = 1 … T_c:
+            Load k_j and v_j.
+            On chip, start dk_j = 0 and dv_j = 0 (B_c × d).
+            for each row block i = 1 … T_r:
+                Load q_i, do_i, L_i and D_i.  [fa2-loads]
+                Score the tile again: s_ij = τ q_i k_jᵀ (B_r × B_c).  [fa2-scale]
+                The final probabilities in one step: p_ij = exp(s_ij − L_i).  [fa2-S-index, fa1-L]
+                dv_j ← dv_j + p_ijᵀ do_i (B_c × d).
+                dp_ij = do_i v_jᵀ (B_r × B_c).
+                ds_ij = p_ij ∘ (dp_ij − D_i).
+                In HBM, dQ_i ← dQ_i + τ ds_ij k_j: atomically, or in another pass, where column blocks run in \
+                  parallel.  [fa2-dQ-race, fa2-scale]
+                dk_j ← dk_j + τ ds_ijᵀ q_i (B_c × d).  [fa2-scale]
+            end for
+            Store dk_j and dv_j: column block j is finished.
+        end for
+        Return dQ, dK and dV.
+    """),
     numpy="fa2_lab/reference/fa2.py",
     triton=("fa2_lab/kernels/ladder/b00_atomics.py", "fa2_lab/kernels/portable/backward.py"),
 )
