@@ -17,8 +17,10 @@ Four kernels:  forward   a row block stays, K and V stream by
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
+from typing import Any
 
-from fa2_lab.machine.chips import Chip, KiB
+from fa2_lab.machine.chips import Chip, KiB, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 FIXED_REGISTERS = 40  # per thread: addresses, loop counters, m and l, masks
@@ -117,7 +119,7 @@ def fits(
     chip: Chip, B_r: int, B_c: int, d: int, stages: int = 2, warps: int = 4, itemsize: int = 2, kernel: str = "forward"
 ) -> Fit:
     """Does one thread block of this size fit on the chip without spilling, and how many of them on one SM?"""
-    _check_chip(chip)
+    check_chip(chip)
     if kernel not in KERNELS:
         raise ValueError(f"kernel: got {kernel!r}; it takes one of {', '.join(KERNELS)}")
     shared_of, registers_of = KERNELS[kernel]
@@ -125,40 +127,25 @@ def fits(
     registers = registers_of(B_r, B_c, d, warps, itemsize)
     most = register_limit(chip, warps)
     resident = blocks_per_sm(chip, shared, min(registers, most), warps)
+    limit = reason = ""
     if shared > chip.shared_per_block:
-        reason = (
-            f"shared memory: {shared / KiB:.0f} KiB needed, {chip.name} gives a block {chip.shared_per_block // KiB}"
-        )
-        return Fit(False, reason, "shared memory", shared, registers, 0)
-    if registers > most:
-        reason = f"registers: about {registers} a thread needed, {most} to be had with {warps} warps; the rest spills"
-        return Fit(False, reason, "registers", shared, registers, resident)
-    return Fit(True, "", "", shared, registers, resident)
+        limit, resident = "shared memory", 0
+        reason = f"{limit}: {shared / KiB:.0f} KiB needed, {chip.name} gives a block {chip.shared_per_block // KiB}"
+    elif registers > most:
+        limit = "registers"
+        reason = f"{limit}: about {registers} a thread needed, {most} to be had with {warps} warps; the rest spills"
+    return Fit(not limit, reason, limit, shared, registers, resident)
 
 
 def table(
-    chip: Chip,
-    d: int,
-    kernel: str = "forward",
-    sizes: Sequence[int] = (64, 128),
-    stages: int = 2,
-    warps: Sequence[int] = (4, 8),
-    itemsize: int = 2,
+    chip: Chip, d: int, sizes: Sequence[int] = (64, 128), warps: Sequence[int] = (4, 8), **options: Any
 ) -> dict[tuple[int, int], tuple[int, Fit]]:
     """{(B_r, B_c): (warps, Fit)} over all pairs of sizes, with the first of `warps` that fits, or else the last."""
-    return {
-        (B_r, B_c): _first_fit(chip, B_r, B_c, d, stages, warps, itemsize, kernel) for B_r in sizes for B_c in sizes
-    }
-
-
-def _first_fit(
-    chip: Chip, B_r: int, B_c: int, d: int, stages: int, warps: Sequence[int], itemsize: int, kernel: str
-) -> tuple[int, Fit]:
-    for W in warps:
-        fit = fits(chip, B_r, B_c, d, stages, W, itemsize, kernel)
-        if fit.ok:
-            break
-    return W, fit
+    found = {}
+    for B_r, B_c in product(sizes, sizes):
+        tried = [(W, fits(chip, B_r, B_c, d, warps=W, **options)) for W in warps]
+        found[B_r, B_c] = next((one for one in tried if one[1].ok), tried[-1])
+    return found
 
 
 def register_limit(chip: Chip, warps: int) -> int:
@@ -181,8 +168,3 @@ def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> 
 def _check(B_r: int, B_c: int, d: int, stages: int, itemsize: int) -> None:
     for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
         whole_number(name, value, low=1)
-
-
-def _check_chip(chip: Chip) -> None:
-    if not isinstance(chip, Chip):
-        raise TypeError(f"chip: got {chip!r}; it takes a Chip, as in chips.A100")

@@ -274,15 +274,8 @@ CHIPS = {chip.name: chip for chip in (A100, H100, H200, B200, RTX_3090, RTX_4090
 
 # The GPU that is here -------------------------------------------------------------------------------------------
 
-DRIVER_NAMES = {
-    "NVIDIA A100-SXM4-80GB": A100,
-    "NVIDIA H100 80GB HBM3": H100,
-    "NVIDIA H200": H200,
-    "NVIDIA B200": B200,
-    "NVIDIA GeForce RTX 3090": RTX_3090,
-    "NVIDIA GeForce RTX 4090": RTX_4090,
-    "NVIDIA L40S": L40S,
-}
+DRIVER_NAMES = {f"NVIDIA {name}": chip for name, chip in CHIPS.items()}
+DRIVER_NAMES |= {"NVIDIA A100-SXM4-80GB": A100, "NVIDIA H100 80GB HBM3": H100}
 
 
 def named(name: str) -> Chip:
@@ -298,3 +291,9 @@ def named(name: str) -> Chip:
 def figures(chip: Chip) -> list[str]:
     """The fields that hold a figure: all but the sources themselves."""
     return [f.name for f in fields(chip) if f.name != "sources"]
+
+
+def check_chip(chip: Chip) -> None:
+    """Refuse anything but a Chip."""
+    if not isinstance(chip, Chip):
+        raise TypeError(f"chip: got {chip!r}; it takes a Chip, as in chips.A100")

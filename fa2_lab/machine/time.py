@@ -9,10 +9,10 @@ tensor core's accumulator (FA2) or by an FMA (FA1, which must scale the new part
 FP32 rate; conversions, addresses, loop control and HBM are left out.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fa2_lab.machine import io, warps
-from fa2_lab.machine.chips import Chip
+from fa2_lab.machine.chips import Chip, check_chip
 from fa2_lab.tiles import cdiv, whole_number
 
 WARPGROUP_ROWS = 64  # from compute capability 9.0 on, four warps multiply 64 rows together
@@ -30,22 +30,20 @@ class Clocks:
     @property
     def overlapped(self) -> float:
         """All units at once: the busiest decides."""
-        return max(self.tensor, self.fp32, self.exp, self.shared)
+        return max(asdict(self).values())
 
     @property
     def serial(self) -> float:
         """One unit after the other."""
-        return self.tensor + self.fp32 + self.exp + self.shared
+        return sum(asdict(self).values())
 
     @property
     def busiest(self) -> str:
-        shares = self.shares()
-        return max(shares, key=lambda unit: shares[unit])
+        return max(asdict(self), key=asdict(self).__getitem__)
 
     def shares(self) -> dict[str, float]:
         """Each unit's share of the serial time."""
-        units = dict(tensor=self.tensor, fp32=self.fp32, exp=self.exp, shared=self.shared)
-        return {unit: clocks / self.serial for unit, clocks in units.items()}
+        return {unit: clocks / self.serial for unit, clocks in asdict(self).items()}
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ def tile_clocks(
     chip: Chip, B_r: int, B_c: int, d: int, *, W: int = 4, algorithm: str = "fa2", scheme: str = "split_q"
 ) -> Clocks:
     """One forward tile with the arithmetic of FA1 or FA2, its W warps splitting Q or K."""
-    _check(chip, W)
+    check_chip(chip)
+    whole_number("W", W, low=1, high=32)
     ops = io.tile_operations(algorithm, "forward", B_r, B_c, d)
     moved = warps.tile_bytes(scheme, B_r, B_c, d, readers(chip, B_r, W))
     return Clocks(
@@ -110,9 +109,3 @@ def tweak_1(chip: Chip, B_r: int, B_c: int, d: int, W: int = 4) -> Worth:
 def split(chip: Chip, B_r: int, B_c: int, d: int, W: int = 4) -> Worth:
     """Warps that split the keys against warps that split the queries. The barriers' waiting is not in it."""
     return Worth(*(tile_clocks(chip, B_r, B_c, d, W=W, scheme=name) for name in ("split_k", "split_q")))
-
-
-def _check(chip: Chip, W: int) -> None:
-    if not isinstance(chip, Chip):
-        raise TypeError(f"chip: got {chip!r}; it takes a Chip, as in chips.A100")
-    whole_number("W", W, low=1, high=32)
