@@ -194,4 +194,5 @@ def _points(ax: Axes, points: Mapping[str, Place], column: float, roof: float) -
             ax.plot([x, 0.95 * column], [y, height], color=style.QUIET, linewidth=0.6, zorder=0)
             ax.text(column, height, words, **look)
         else:
-            ax.annotate(words, (x, y), (8, -2), textcoords="offset points", **look)
+            below = -10 if y > 0.9 * roof else -2  # not on the roof's line
+            ax.annotate(words, (x, y), (8, below), textcoords="offset points", **look)
