@@ -78,7 +78,12 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_setup(item):
-    """What calls have found out with other kernels in place is nothing for this test."""
+    """Whether its GPU is here; and what calls have found out with other kernels in place is nothing for this test."""
+    for asked in item.iter_markers("gpu"):
+        if not torch.cuda.is_available():
+            pytest.skip("needs a CUDA GPU")
+        if asked.args and torch.cuda.get_device_capability() != (9, 0):
+            pytest.skip(f"needs a {asked.args[0]} GPU")
     if table := sys.modules.get("fa2_lab.kernels.prepared"):
         table.forget()
 

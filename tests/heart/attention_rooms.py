@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from kernel_truth import GPU, dense, dense_for, judge, run
+from kernel_truth import GPU, dense, dense_for, judge, poison, run
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import choice
 from fa2_lab.kernels.portable import backward as backward_room
 from fa2_lab.kernels.portable import forward as forward_room
 
-gpu = pytest.mark.skipif(not GPU, reason="needs a CUDA GPU")
 HOPPER = choice.hopper_forward(torch.device("cuda", 0)) if GPU else None
 ROOMS = [forward_room, backward_room]
 ROOMS += [HOPPER, choice.hopper_backward(torch.device("cuda", 0))] if HOPPER else []
@@ -31,19 +30,7 @@ def kernels(request, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def poisoned(monkeypatch):
-    """Whatever is allocated without being filled holds NaN, so that an unwritten output cannot pass."""
-
-    def poison(make):
-        def made(*arguments, **options):
-            x = make(*arguments, **options)
-            return x.fill_(float("nan")) if x.is_floating_point() and not torch.compiler.is_compiling() else x
-
-        return made
-
-    for room in ROOMS:
-        fake = type("torch", (), {"__getattr__": lambda _, name: getattr(torch, name)})()
-        fake.empty, fake.empty_like = poison(torch.empty), poison(torch.empty_like)
-        monkeypatch.setattr(room, "torch", fake)
+    poison(monkeypatch, *ROOMS)
 
 
 def check(q, k, v, dO, causal=False, scale=None, lengths=None, p=0.0, seed=0, dL=None, rough=False) -> tuple:

@@ -16,14 +16,19 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 COPIED = ("fa2_lab", "fa2_studio", "tests", "notebooks", "figures")
 PYTEST = ("-q", "-x", "--tb=line", "-o", "addopts=", "-p", "no:cacheprovider", "-m", "not exhaustive and not beside")
 SECONDS = 600
+IMPORTED = ("hypothesis.strategies", "triton.language", "torch._dynamo", "transformers")  # once, not for each fault
 
 
 class Fault(NamedTuple):
@@ -81,8 +86,11 @@ def run(copy: Path, tests: tuple[str, ...]) -> int:
 
 
 def main(parts: list[str]) -> int:
-    import hypothesis.strategies  # noqa: F401 — what most tests import, once for all of them
-    import torch  # noqa: F401
+    if not torch.cuda.is_available():
+        os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+    for name in IMPORTED:
+        with suppress(ImportError):
+            import_module(name)
 
     planted = [fault for fault in faults() if not parts or fault.part in parts]
     with tempfile.TemporaryDirectory() as folder:

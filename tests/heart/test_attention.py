@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from attention_rooms import HOPPER, backward_room, check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from attention_rooms import HOPPER, backward_room, check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, dense, judge, keep, run, tensors, worst
 from slices import many_kernels, once, shared_out
 
@@ -25,7 +25,6 @@ D = (1, 13, 16, 32, 40, 64, 96, 111, 128, 192, 256)
 # The product --------------------------------------------------------------------------------------------------
 
 
-@gpu
 @pytest.mark.gpu
 def test_everything_once(kernels):  # noqa: F811
     """Every d, dtype, mask, number of heads and pair of lengths."""
@@ -35,7 +34,6 @@ def test_everything_once(kernels):  # noqa: F811
         check(*tensors(1, *heads, *lengths, d, dtype), causal=causal)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -9,7 +9,7 @@ from importlib import metadata
 
 import pytest
 import torch
-from attention_rooms import check, gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
+from attention_rooms import check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, run, tensors, worst
 
 import fa2_lab
@@ -108,37 +108,6 @@ def test_an_interpreter_that_is_another_inside_is_left_alone(monkeypatch):
     assert not hasattr(inside, "_patch_lang")
 
 
-# torch's machinery ----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("p", (0.0, 0.2))
-def test_opcheck(p):
-    q, k, v, dO = tensors(2, 2, 1, 20, 30, 16)
-    seed = torch.full((1,), 5, device=DEVICE) if p else None
-    sinks, masks = (torch.ones(2, device=DEVICE), (8, None, 2.0)) if p else (None, ())
-    rest = torch.tensor([9, 30], device=DEVICE), seed, sinks, None, None, True, 0.25, p, *masks
-    torch.library.opcheck(torch.ops.fa2_lab.forward.default, (q, k, v, *rest))
-    O, L = (x.detach() for x in attention(q, k, v, return_lse=True))
-    plain = [x.detach() for x in (q, k, v)]
-    dL = torch.ones_like(L) if p else None
-    torch.library.opcheck(torch.ops.fa2_lab.backward.default, (dO, dL, O, L, *plain, *rest))
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
-@pytest.mark.parametrize("dropout", (dict(), dict(dropout_p=0.2, seed=9)), ids=("", "dropout"))
-def test_compiled(dropout, backend):
-    def f(q, k, v, lengths):
-        O, L = fa2_lab.attention(q * 1.5, k, v, causal=True, key_lengths=lengths, return_lse=True, **dropout)
-        return O.sin() + L[..., None]
-
-    q, k, v, dO = tensors(2, 4, 2, 40, 50, 16)
-    lengths = torch.tensor([30, 50], device=DEVICE)
-    want = torch.autograd.grad(f(q, k, v, lengths), (q, k, v), dO)
-    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(q, k, v, lengths), (q, k, v), dO)
-    torch._dynamo.reset()
-    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
-
-
 # On a GPU -------------------------------------------------------------------------------------------------------
 
 
@@ -150,7 +119,6 @@ def same_bits(kernels):  # noqa: F811
     torch.use_deterministic_algorithms(False)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (48, 64, 96, 128))
@@ -163,7 +131,6 @@ def test_bitwise_the_same_over_and_over(d, causal, same_bits):
             assert torch.equal(a, b), name
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 def test_many_blocks_at_once_bitwise(same_bits):
@@ -173,14 +140,12 @@ def test_many_blocks_at_once_bitwise(same_bits):
         assert all(torch.equal(a, b) for a, b in zip(first, run(attention, q, k, v, dO), strict=True))
 
 
-@gpu
 @pytest.mark.gpu
 def test_a_large_batch_is_no_grid_dimension():
     q, k, v, dO = tensors(70000, 1, 1, 3, 5, 16, torch.float16)
     check(q, k, v, dO, causal=True)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("pitch", ("batches", "rows"))
@@ -200,7 +165,6 @@ def test_offsets_beyond_2_to_the_31(pitch):
     assert all(torch.equal(a[-1:], b) for a, b in zip(got, want, strict=True))
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
@@ -210,7 +174,6 @@ def test_a_whole_tensor_of_more_than_2_to_the_31_elements():
     assert (O[-1:] - alone).abs().max() < 0.01
 
 
-@gpu
 @pytest.mark.gpu
 def test_cuda_graph():
     q, k, v, dO = tensors(2, 4, 2, 100, 120, 64, torch.float16)
@@ -239,7 +202,6 @@ def test_cuda_graph():
     assert torch.equal(torch.isnan(out[0]), torch.isnan(empty)) and (out[0] - empty).abs().max() < 5
 
 
-@gpu
 @pytest.mark.gpu
 def test_another_stream():
     q, k, v, _ = tensors(1, 8, 8, 2048, 2048, 64, torch.float16)
@@ -255,7 +217,6 @@ def test_another_stream():
     assert torch.equal(got, want)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("N_q, N_k, d", ((100, 100, 64), (1, 300, 64), (700, 700, 128)))
@@ -270,7 +231,6 @@ def test_tensors_on_another_gpu_than_the_current(N_q, N_k, d):
         assert torch.cuda.current_device() == 0
 
 
-@gpu
 @pytest.mark.gpu
 def test_memory_is_O_L_and_D_only(kernels):  # noqa: F811
     """On Hopper, dQ's sums in fp32 besides."""
@@ -290,18 +250,3 @@ def test_memory_is_O_L_and_D_only(kernels):  # noqa: F811
     torch.autograd.grad(O, (q, k, v), dO)
     sums = 2 * bytes_O + bytes_L if kernels == "chosen" else 0
     assert torch.cuda.max_memory_allocated() - before <= 1.01 * (bytes_O + 2 * bytes_L + 3 * bytes_O + sums)
-
-
-@gpu
-@pytest.mark.gpu
-def test_nothing_waits_for_the_gpu():
-    q, k, v, dO = tensors(1, 2, 2, 128, 128, 64, torch.float16)
-    lengths = torch.tensor([100], device=DEVICE)
-    options = dict(causal=True, key_lengths=lengths, dropout_p=0.1)
-    run(attention, q, k, v, dO, **options)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        run(attention, q, k, v, dO, **options)
-        run(attention, q, k, v, dO, **options, seed=5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")

@@ -1,15 +1,17 @@
 """The three calls side by side: a second call of nearly the same kind, tensors with gaps, edges, what torch is told."""
 
-from itertools import pairwise
+import re
+from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (fixtures)
-from kernel_truth import DEVICE, worst
-from test_masks import truth
+from kernel_truth import DEVICE, dense, dense_packed, worst
 
 import fa2_lab
+from fa2_lab.kernels import launch
 
 NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 MASKS = dict(causal=False, window=None, softcap=None, sinks=None, scale=None)
@@ -56,37 +58,21 @@ def loss_of(O, L):
 
 
 def defined(call: str, arguments: dict) -> list:
-    """The same by the definition, sequence by sequence, in float64."""
+    """The same by the definition, in float64."""
     given = MASKS | arguments
-    masks = {name: given[name] for name in MASKS}
-    q, lengths = given["q"], given.get("key_lengths")
+    q, masks = given["q"], {name: given[name] for name in MASKS}
     if call == "attention_paged":
-        pieces = []
-        for b, n in enumerate(lengths.tolist()):
-            k, v = (given[x][given["block_table"][b].long()].flatten(0, 1)[:n] for x in ("k_pages", "v_pages"))
-            pieces.append((q[[b]], k.transpose(0, 1)[None], v.transpose(0, 1)[None], None))
-    elif call == "attention_packed":
-        spans = (pairwise(given[name].tolist()) for name in ("cu_q", "cu_k"))
-        pieces = []
-        for (a, b), (c, d) in zip(*spans, strict=True):
-            pieces.append([x.transpose(0, 1)[None] for x in (q[a:b], given["k"][c:d], given["v"][c:d])] + [None])
-    else:
-        pieces = [(q, given["k"], given["v"], lengths)]
-    found = []
-    for q, k, v, lengths in pieces:
-        more = dict(p=given.get("dropout_p", 0.0), seed=given.get("seed", 0)) if "dropout_p" in given else {}
-        common = dict(lengths=lengths, **masks, **more)
-        O, L, *gradients = truth(q, k, v, 0 * q, 0 * q[..., 0], **common)
-        if call != "attention_paged":
-            _, _, *gradients = truth(q, k, v, 2 * O, torch.ones_like(L), **common)
-        found.append([O, L, *gradients])
+        found = []
+        for b, n in enumerate(given["key_lengths"].tolist()):
+            pages = (given[name][given["block_table"][b].long()].flatten(0, 1)[:n] for name in ("k_pages", "v_pages"))
+            found.append(dense(q[[b]], *(x.transpose(0, 1)[None] for x in pages), q[[b]], **masks)[:2])
+        return [torch.cat(each) for each in zip(*found, strict=True)]
     if call == "attention":
-        return found[0]
-    O, L, dQ, dK, dV, *dsinks = zip(*found, strict=True)
-    if call == "attention_paged":
-        return [torch.cat(O), torch.cat(L)]
-    rows = [torch.cat([x[0].transpose(0, 1) for x in part]) for part in (O, dQ, dK, dV)]
-    return [rows[0], torch.cat(L, dim=2)[0], *rows[1:], *(sum(x) for x in dsinks)]
+        truth = partial(dense, lengths=given.get("key_lengths"), p=given.get("dropout_p", 0.0), seed=given.get("seed"))
+    else:
+        truth = partial(dense_packed, cu_q=given["cu_q"], cu_k=given["cu_k"])
+    O, L, *_ = truth(q, given["k"], given["v"], q, **masks)
+    return truth(q, given["k"], given["v"], 2 * O, dL=torch.ones_like(L), **masks)
 
 
 def compare(call: str, arguments: dict, want: list, what) -> None:
@@ -137,45 +123,107 @@ def test_dropout_s_probability_and_seed_are_of_the_call(change):
     compare("attention", base | change, defined("attention", base | change), change)
 
 
-INFINITE = torch.tensor([0, torch.inf], device=DEVICE)
-WRONG = dict(
+# What is refused ----------------------------------------------------------------------------------------------------
+
+
+def first_start(x):
+    return x + (torch.arange(3, device=DEVICE) == 0)
+
+
+WRONG = [  # of every call: an argument, what is raised, and a value or what becomes of the good one
+    *[("q", TypeError, x) for x in (3, None, torch.Tensor.double, torch.Tensor.int, lambda x: x.to(torch.uint8))],
+    *[("q", ValueError, x) for x in (lambda x: x[0], lambda x: x[:, :0], lambda x: x[..., :0], torch.Tensor.to_sparse)],
+    ("q", ValueError, lambda x: x.new_zeros(*x.shape[:-1], 257)),
+    *[(name, TypeError, x) for name in "kv" for x in (None, torch.Tensor.half, torch.Tensor.double)],
+    *[(name, ValueError, x) for name in "kv" for x in (lambda x: x[..., :4], lambda x: x[0], lambda x: x.to("meta"))],
+    ("v", ValueError, lambda x: x[:-1]),
+    *[("causal", TypeError, x) for x in (1, None)],
+    *[("return_lse", TypeError, x) for x in (0, None)],
+    *[("scale", TypeError, x) for x in ("1", True)],
+    *[("scale", ValueError, x) for x in (torch.nan, torch.inf, 10**400, -(10**400))],
+    *[("window", TypeError, x) for x in (3, (1.0, 0), (True, 0))],
+    *[("window", ValueError, x) for x in ((), (1, 2, 3), (-1, 0), [None, -2], (np.int64(-1), None))],
+    *[("softcap", TypeError, x) for x in ("50", True)],
+    *[("softcap", ValueError, x) for x in (0.0, -50.0, torch.inf, torch.nan, 10**400)],
+    *[("sinks", TypeError, x) for x in ([0.0, 0.0], torch.Tensor.int, torch.Tensor.double)],
+    *[("sinks", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
+    ("backend", ValueError, "cuda"),
+]
+OF_LENGTHS = [
+    *[("key_lengths", TypeError, x) for x in ([3, 4], torch.Tensor.float)],
+    *[("key_lengths", ValueError, x) for x in (lambda x: x[:1], lambda x: x + 1, lambda x: x - 8)],
+    ("key_lengths", ValueError, lambda x: x.to("meta")),
+]
+OWN = dict(
     attention=[
-        ("key_lengths", whole(3, 25)),
-        ("key_lengths", whole(-1, 24)),
-        ("sinks", INFINITE),
-        ("q", torch.zeros(2, 2, 20, 8, dtype=torch.uint8, device=DEVICE)),
-        ("window", (np.int64(-1), None)),
-        ("seed", np.int64(-1)),
+        *OF_LENGTHS,
+        *[("k", ValueError, x) for x in (lambda x: x[:1], lambda x: x[:, :, :0], lambda x: x[:, [0, 0, 0]])],
+        ("v", ValueError, lambda x: x[:, :, 1:]),
+        *[("dropout_p", ValueError, x) for x in (1.0, -0.1, torch.nan, Fraction(10**20 - 1, 10**20))],
+        ("dropout_p", TypeError, "0"),
+        ("seed", TypeError, 1.5),
+        *[("seed", ValueError, x) for x in (2**64, -1, np.int64(-1))],
     ],
     attention_packed=[
-        ("cu_q", whole(0, 7, 24)),
-        ("cu_q", whole(1, 7, 20)),
-        ("cu_q", whole(0, 7, 20, dtype=torch.int64)),
-        ("cu_k", whole(0, 9, 20)),
-        ("cu_k", whole(0, 30, 24)),
-        ("cu_k", whole(2, 9, 24)),
-        ("sinks", INFINITE),
+        ("k", ValueError, lambda x: x[:, [0, 0, 0]]),
+        *[
+            (name, TypeError, x)
+            for name in ("cu_q", "cu_k")
+            for x in ([0, 7, 20], torch.Tensor.long, torch.Tensor.float)
+        ],
+        *[("cu_q", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
+        ("cu_k", ValueError, lambda x: x[:2]),
     ],
     attention_paged=[
-        ("key_lengths", whole(13, 7)),
-        ("block_table", whole(*[[5, 0, 6], [1, 4, 2]])),
-        ("block_table", whole(*[[5, 0, 3], [1, -1, 2]])),
-        ("sinks", INFINITE.repeat(2)),
+        *OF_LENGTHS,
+        *[
+            ("k", ValueError, x)
+            for x in (lambda x: x[:0], lambda x: x[:, :, [0, 0, 0]], lambda x: x.mT.contiguous().mT)
+        ],
+        *[(name, ValueError, lambda x: x.clone().requires_grad_()) for name in ("q", "k", "v", "sinks")],
+        *[("block_table", TypeError, x) for x in (torch.Tensor.tolist, torch.Tensor.float)],
+        *[("block_table", ValueError, x) for x in (lambda x: x[:1], lambda x: x[0], lambda x: x.to("meta"))],
+        *[("block_table", ValueError, x) for x in (lambda x: x + 1, lambda x: x - 1)],
     ],
 )
+NOT_WAITED_FOR = dict(  # values that are looked at where they lie on the CPU
+    attention=[("sinks", lambda x: x + torch.inf)],
+    attention_packed=[
+        ("sinks", lambda x: x + torch.inf),
+        *[("cu_q", x) for x in (first_start, whole(0, 7, 24), whole(0, 21, 20), whole(0, 7, 19))],
+        *[("cu_k", x) for x in (first_start, whole(0, 9, 20), whole(0, 30, 24), whole(0, 9, 25))],
+    ],
+    attention_paged=[("sinks", lambda x: x + torch.inf)],
+)
+OF_KERNELS = [("scale", ValueError, x) for x in (1e39, -1e39)]  # the reference takes every float
 
 
 @pytest.mark.parametrize("backend", ("auto", "reference"))
-@pytest.mark.parametrize("call, name, bad", [(call, *pair) for call, pairs in WRONG.items() for pair in pairs])
-def test_a_good_call_before_opens_no_door(call, name, bad, backend):
-    starts = name in ("cu_q", "cu_k") and bad.dtype == torch.int32
-    if DEVICE != "cpu" and (starts or (name == "sinks" and backend != "reference")):
-        pytest.skip("on a GPU nobody waits to see it")
+@pytest.mark.parametrize("call", CALLS)
+def test_bad_input_is_named_before_any_launch_and_a_good_call_before_opens_no_door(call, backend, monkeypatch):
     base, run = arguments_of(call) | dict(backend=backend), getattr(fa2_lab, call)
-    for _ in range(2):
-        run(**base)
-        with pytest.raises((TypeError, ValueError), match=rf"^{name}: got .*; it takes "):
+    base |= dict(dropout_p=0.5, seed=3) if call == "attention" else {}
+    wrong = WRONG + OWN[call] + (OF_KERNELS if backend == "auto" else [])
+    wrong += [(name, ValueError, x) for name, x in NOT_WAITED_FOR[call] if DEVICE == "cpu"]
+    run(**base)
+    for name, error, bad in wrong:
+        name = f"{name}_pages" if call == "attention_paged" and name in "kv" else name
+        bad = bad(base[name]) if callable(bad) else bad
+        with monkeypatch.context() as patch, pytest.raises(error) as refused:
+            patch.setattr(launch.Launch, "__call__", None)
             run(**base | {name: bad})
+        assert re.match(rf"{name}: got .*; (it|with .* it) takes ", str(refused.value)), (name, bad, refused.value)
+
+
+EQUAL = dict(causal=(True, 1), return_lse=(False, 0), dropout_p=(0.0, False), scale=(1.0, True), softcap=(1.0, True))
+
+
+@pytest.mark.parametrize("name, fine, bad", [*((n, *x) for n, x in EQUAL.items()), ("window", (1, 0), (True, 0))])
+def test_what_only_equals_a_good_value_is_refused(name, fine, bad):
+    base = arguments_of("attention") | {name: fine}
+    fa2_lab.attention(**base)
+    with pytest.raises(TypeError, match=f"^{name}: got "):
+        fa2_lab.attention(**base | {name: bad})
 
 
 # The same numbers elsewhere in memory -------------------------------------------------------------------------------
@@ -229,7 +277,7 @@ def test_windows_that_just_reach_an_edge(N_q, N_k, window):
     """And those that just do not: where they end before a tile does, and where one of N_q and N_k is the smaller."""
     DRAW.manual_seed(2)
     q, k, v = floats(1, 2, N_q, 8), floats(1, 1, N_k, 8), floats(1, 1, N_k, 8)
-    O, L, *_ = truth(q, k, v, 0 * q, 0 * q[..., 0], **MASKS | dict(window=window), lengths=None)
+    O, L, *_ = dense(q, k, v, q, window=window)
     for backend in ("auto", "reference"):
         got = fa2_lab.attention(q, k, v, window=window, return_lse=True, backend=backend)
         assert all(worst(a, b) < 1e-5 for a, b in zip(got, (O, L), strict=True)), backend
@@ -249,7 +297,7 @@ def test_the_largest_scale_with_a_softcap_of_any_size(softcap, N_q):
     DRAW.manual_seed(3)
     q, k, v = floats(1, 2, N_q, 8) * 1e-19, floats(1, 2, 24, 8) * 1e-19, floats(1, 2, 24, 8)
     got = fa2_lab.attention(q, k, v, scale=1e38, softcap=softcap, return_lse=True)
-    want = truth(q, k, v, 0 * q, 0 * q[..., 0], **MASKS | dict(scale=1e38, softcap=softcap), lengths=None)
+    want = dense(q, k, v, q, scale=1e38, softcap=softcap)
     assert all(worst(a, b) < 1e-3 for a, b in zip(got, want, strict=False))
 
 
@@ -297,3 +345,79 @@ def test_who_only_asks_for_shapes_is_told_what_will_come(call, layout):
         real = op(*inputs, *options)
         told = op(*(None if x is None else x.to("meta") for x in inputs), *options)
         assert [(x.shape, x.dtype, x.stride()) for x in told] == [(x.shape, x.dtype, x.stride()) for x in real]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_opcheck(call):
+    ops, given, masks = torch.ops.fa2_lab, arguments_of(call), (True, 0.3, 0.0, 9, None, 2.0)
+    if call == "attention_paged":
+        inputs = *(given[n] for n in ("q", "k_pages", "v_pages", "block_table", "key_lengths", "sinks")), *masks
+        torch.library.opcheck(ops.paged.default, inputs, test_utils=("test_schema", "test_faketensor"))
+        return
+    q, k, v, sinks = (given[n] for n in ("q", "k", "v", "sinks"))
+    seed, p = (whole(5, dtype=torch.int64), 0.2) if call == "attention" else (None, 0.0)
+    rest = *(given.get(n) for n in ("cu_q", "cu_k")), *masks[:2], p, *masks[3:]
+    leaves = (
+        *(x.clone().requires_grad_() for x in (q, k, v)),
+        given.get("key_lengths"),
+        seed,
+        sinks.clone().requires_grad_(),
+    )
+    torch.library.opcheck(ops.forward.default, (*leaves, *rest))
+    saved = q, k, v, given.get("key_lengths"), seed, sinks, *rest
+    O, L = ops.forward(*saved)
+    for dL in (torch.ones_like(L), None):
+        torch.library.opcheck(ops.backward.default, (O, dL, O, L, *saved))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("call", CALLS)
+def test_compiled(call, backend):
+    attention, given = getattr(fa2_lab, call), arguments_of(call)
+    given |= dict(dropout_p=0.2, seed=9) if call == "attention" else {}
+
+    def f(q, sinks, **more):
+        O, L = attention(1.5 * q, sinks=2 * sinks, **more, return_lse=True)
+        return O.sin().sum() + L.exp().sum()
+
+    found = []
+    for function in (f, torch.compile(f, backend=backend, fullgraph=True)):
+        if call == "attention_paged":
+            found.append([function(**given)])
+        else:
+            leaves = {name: given[name].clone().requires_grad_() for name in ("q", "k", "v", "sinks")}
+            found.append(torch.autograd.grad(function(**given | leaves), leaves.values()))
+    torch._dynamo.reset()
+    assert all(worst(a, b) < 1e-5 * b.abs().max().item() for a, b in zip(*found, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS)
+def test_in_a_cuda_graph(call):
+    """It holds no number: tensors, lengths, starts, pages and sinks may change between replays."""
+    base, attention = arguments_of(call) | dict(return_lse=True), getattr(fa2_lab, call)
+    attention(**base)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = attention(**base)
+    for name, others in OTHERS.items():
+        if isinstance(base.get(name), torch.Tensor):
+            other = others[1 if name == "sinks" else 0]
+            base[name].copy_(other(base[name]) if callable(other) else other)
+            graph.replay()
+            assert all(map(torch.equal, kept, attention(**base))), name
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("call", CALLS[:2])
+def test_nothing_waits_for_the_gpu(call):
+    base = arguments_of(call)
+    kinds = [base, base | dict(dropout_p=0.1), base | dict(dropout_p=0.1, seed=5)] if call == "attention" else [base]
+    for arguments in kinds:
+        results(call, arguments)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for arguments in kinds:
+            results(call, arguments)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

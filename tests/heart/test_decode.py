@@ -5,7 +5,7 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from decode_checks import DTYPES, NAN, check, decode, drawn, gpu, near, poisoned  # noqa: F401 (one is a fixture)
+from decode_checks import DTYPES, NAN, check, decode, drawn, near, poisoned  # noqa: F401 (one is a fixture)
 from hypothesis import strategies as st
 from kernel_truth import DEVICE, GPU, dense, judge, run, tensors, worst
 from slices import many_kernels, once
@@ -30,14 +30,12 @@ CALLS += [((2, 40, 1, 2, 1000), dict(causal=True))]  # more rows than a tile tak
 D = (1, 40, 64, 96, 128, 256)
 
 
-@gpu
 @pytest.mark.gpu
 def test_everything_once():
     for (shape, options), d, dtype in once(CALLS, D, DTYPES):
         check((*shape, d), dtype, **options)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -47,7 +45,6 @@ def test_whole_product(d, dtype):
         check((*shape, d), dtype, **options)
 
 
-@gpu
 @pytest.mark.gpu
 def test_a_graph_follows_the_lengths():
     """A recorded call reads lengths and table anew at every replay."""
@@ -63,7 +60,6 @@ def test_a_graph_follows_the_lengths():
         near(got, q, k, v, dO, scale=0.1, lengths=lengths)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 def test_the_same_bits_every_time():
@@ -73,7 +69,6 @@ def test_the_same_bits_every_time():
         assert all(map(torch.equal, decode(q, k, v, scale=0.1), want))
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.exhaustive
 def test_more_elements_than_32_bits_can_count():

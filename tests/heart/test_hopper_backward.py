@@ -12,8 +12,6 @@ pytest.importorskip("triton")
 
 from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 D, DTYPES, LENGTHS = (32, 64, 96, 128), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
 KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart
 PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
@@ -266,14 +264,12 @@ def try_all(cases):
         check(Q, K, V, dO, dL, lengths, causal)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_everything_once():
     try_all(once(D, DTYPES, PAIRS, KINDS))
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
@@ -281,8 +277,7 @@ def test_right(d, dtype):
     try_all(product((d,), (dtype,), PAIRS, KINDS))
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (64, 128))
 def test_more_blocks_than_programs_and_odd_lengths(d):
@@ -294,8 +289,7 @@ def test_more_blocks_than_programs_and_odd_lengths(d):
             check(Q, K, V, dO, None, lengths, causal, scale=0.2)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("parts", (1, 2, 5, 100))
 @pytest.mark.parametrize("d", (64, 96, 128))
@@ -309,8 +303,7 @@ def test_any_number_of_parts(d, parts, divided):
         check(Q, K, V, dO, None, lengths, causal)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("N_q, N_k", [(4096, 4096), (4100, 3900)])
 @pytest.mark.parametrize("d", (64, 96, 128))
@@ -323,8 +316,7 @@ def test_long_sequences(d, N_q, N_k):
         check(Q, K, V, dO, None, lengths, causal=True)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
@@ -332,8 +324,7 @@ def test_large_scores(d):
         check(Q * 16, K, V, dO, None, None, causal)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("parts", (1, 4))
 @pytest.mark.parametrize("N, causal", [(1000, False), (1000, True), (4100, True)])
@@ -353,8 +344,7 @@ def test_a_thousand_times(d, N, causal, parts, divided):
     assert off < 2**-6 and (parts > 1 or not differ)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("N_k, lengths", [(127, None), (255, None), (300, [127, 300]), (300, [255, 1000])])
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
@@ -365,8 +355,7 @@ def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
         check(Q.abs() + 3, -K.abs() - 3, V, dO, None, lengths, causal)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("H, H_kv, N_q, N_k", [(32, 1, 64, 16384), (1, 1, 16384, 128), (8, 2, 2048, 2048)])
 @pytest.mark.parametrize("d", (64, 128))
@@ -395,8 +384,7 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
     assert wrong == 0
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("parts", (1, 4))
 def test_graph_and_counter(parts, divided):
     divided(parts)
@@ -418,8 +406,7 @@ def test_graph_and_counter(parts, divided):
 # Behind the public call ---------------------------------------------------------------------------------------
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d, causal, lengths", shared_out(D, (False, True), LENGTHS), ids=str)
 def test_attention_takes_it(d, causal, lengths, monkeypatch):
     from fa2_lab import attention
@@ -436,8 +423,7 @@ def test_attention_takes_it(d, causal, lengths, monkeypatch):
         judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, **options, dtype=q.dtype), f"{d} {options}")
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_the_same_bits_if_torch_is_asked(d):
     from fa2_lab import attention

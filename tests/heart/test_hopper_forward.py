@@ -18,8 +18,6 @@ pytest.importorskip("triton")
 
 from fa2_lab.kernels.prepared import Options
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 D, DTYPES, LENGTHS = (32, 64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
 PAIRS = [
     (1, 239),
@@ -86,8 +84,7 @@ def try_all(d, dtype, cases, planned):
         check(Q, K, V, lengths, causal, hidden=float("nan"))
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d, dtype", once(D, DTYPES), ids=str)
 def test_everything_once(d, dtype, planned):
     """Every plan, mask and pair of lengths."""
@@ -96,8 +93,7 @@ def test_everything_once(d, dtype, planned):
     try_all(d, dtype, dealt(PAIRS, some), planned)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("d", D)
@@ -105,8 +101,7 @@ def test_right(d, dtype, planned):
     try_all(d, dtype, product(PAIRS, (False, True), kinds(d)), planned)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("causal", (False, True))
@@ -137,8 +132,7 @@ def differing(times, Q, K, V, lengths, causal):
     return bool(differ)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("d, N", ((64, 1000), (64, 250), (128, 1000), (128, 2300), (128, 250)))
@@ -147,8 +141,7 @@ def test_same_bits_a_thousand_times(d, N, causal):
     assert not differing(1000, Q, K, V, None, causal)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("d", (64, 128, 256))
 def test_short_loops(d, planned):
@@ -162,8 +155,7 @@ def test_short_loops(d, planned):
         assert not differing(100, Q, K, V, lengths, causal), (d, N_q, N_k, sizes, causal, padded)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.exhaustive
 def test_processes_that_take_turns_on_the_gpu():
     script = Path(__file__).with_name("hopper_in_turns.py")
@@ -179,8 +171,7 @@ def assert_counters_are_put_back():
     assert counters and not any(counter.any() for counter in counters)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_counter_is_put_back_and_graphs_have_their_own():
     call = ready(*(draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3)), None, True, 0.1)
     O, _ = call()
@@ -206,8 +197,7 @@ def no_portable_forward(monkeypatch):
     monkeypatch.setattr(launch, "enough_work", lambda *_: True)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d, causal, lengths, scale", shared_out(D, (False, True), LENGTHS, (None, -0.2, 0.0)), ids=str)
 def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
     """Forward and gradients of the public call, whichever backward it takes."""
@@ -221,8 +211,7 @@ def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
     judge(got, truth, dense(q, k, v, dO, lengths=lengths, dtype=q.dtype, **options), f"{d} {options}")
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_what_it_does_not_take_goes_elsewhere():
     from fa2_lab import attention
 
@@ -236,8 +225,7 @@ def test_what_it_does_not_take_goes_elsewhere():
 # Launched again -----------------------------------------------------------------------------------------------
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("padded", (False, True))
 def test_launched_again_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
@@ -257,8 +245,7 @@ def test_launched_again_on_other_tensors(padded):
             assert worst(got, want) < 2e-3
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_launched_again_past_triton_and_keeps_nothing_alive(monkeypatch):
     from fa2_lab.kernels.hopper.forward import launch
     from fa2_lab.kernels.launch import Launch

@@ -13,8 +13,6 @@ pytest.importorskip("triton")
 from fa2_lab import attention
 from fa2_lab.kernels.prepared import Options
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 DTYPES = (torch.float16, torch.bfloat16)
 PAIRS = [(1, 239), (113, 203), (300, 50), (192, 192), (127, 513), (1023, 1024), (2100, 1999), (1100, 1100)]
 WINDOWS = [(0, 0), (7, 0), (200, 0), (None, 40), (64, None), (130, 127), (1000, 0), (70, 300)]
@@ -105,16 +103,14 @@ def cases(d, dtype, window, pair, padded, heads=(6, 2)):
 # Windows ------------------------------------------------------------------------------------------------------
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d, window", [*product((64, 128), WINDOWS), *once((32, 96), WINDOWS)], ids=str)
 def test_windows(d, window):
     for pair, dtype, padded in once(PAIRS, DTYPES, (False, True)):
         check(*cases(d, dtype, window, pair, padded))
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_windows_over_long_rows_and_column_blocks_in_parts(d, monkeypatch):
     from fa2_lab.kernels.hopper.backward import sizes
@@ -127,8 +123,7 @@ def test_windows_over_long_rows_and_column_blocks_in_parts(d, monkeypatch):
 # The same bits ------------------------------------------------------------------------------------------------
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, 96, 128))
 def test_gradients_in_turn_are_right(d, monkeypatch):
     from fa2_lab.kernels.hopper.backward import sizes
@@ -139,8 +134,7 @@ def test_gradients_in_turn_are_right(d, monkeypatch):
         check(*cases(d, dtype, window, pair, padded), same_bits=True)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("busy", (False, True), ids=("alone", "beside other work"))
 @pytest.mark.parametrize(
     "d, N, H_kv, causal", [*product((64, 128), (1000, 4096), (8,), (False, True)), (128, 4096, 1, True)]
@@ -168,8 +162,7 @@ def test_the_same_bits_200_times(d, N, H_kv, causal, busy):
     assert not differ
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_behind_the_public_call(monkeypatch):
     """attention() has Hopper's own kernels do it."""
     from fa2_lab.kernels import choice
@@ -190,8 +183,7 @@ def test_behind_the_public_call(monkeypatch):
 
 
 @alone
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_what_they_cost():
     """In turn takes at most a fifth more than in any order; a window less than all. -s prints it."""
     from fa2_lab.kernels.hopper.backward.launch import prepare

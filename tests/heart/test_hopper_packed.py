@@ -25,8 +25,6 @@ from fa2_lab.kernels.prepared import Options, Tensors
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
 
-HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-gpu = pytest.mark.skipif(not HOPPER, reason="needs a Hopper GPU")
 NAN = float("nan")
 NAMES = "O", "L", "dQ", "dK", "dV"
 # Lengths of queries and of keys: no rows, one, a whole block, one more; more queries than keys and the other way round.
@@ -282,8 +280,7 @@ def check(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, same_bits=False, w
 MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2100, 1, *[3] * 300])]
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
 def test_packed(d):
     for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
@@ -291,8 +288,7 @@ def test_packed(d):
         check(n_q, n_k, not causal, d, dtype)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_every_plan_of_the_forward(d, monkeypatch):
     from fa2_lab.kernels.hopper.forward import sizes
@@ -303,8 +299,7 @@ def test_every_plan_of_the_forward(d, monkeypatch):
         check(*MANY[-1], causal, d, torch.bfloat16)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
     from fa2_lab.kernels.hopper.backward import sizes
@@ -314,8 +309,7 @@ def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
         check(*lengths, causal, d, torch.bfloat16, same_bits=same_bits)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("planted", (0, 1, 4))
 @pytest.mark.parametrize("d", (64, 128))
 def test_no_sequence_sees_another(d, planted):
@@ -335,8 +329,7 @@ def test_no_sequence_sees_another(d, planted):
             assert worst(x, y) <= 3 * worst(z, y) + 1e-5, (name, causal)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("wild", ([0, 7, 4], [0, 2**31 - 1, 7], [0, -(2**31), 7], [7, 0, 0]), ids=str)
 def test_starts_that_are_wrong_write_nothing_wild(wild):
     """Outputs lie amid other tensors, which must stay as they were."""
@@ -350,8 +343,7 @@ def test_starts_that_are_wrong_write_nothing_wild(wild):
     assert not any(x.any() for x in beside)
 
 
-@gpu
-@pytest.mark.gpu
+@hopper
 @pytest.mark.parametrize("d", (64, 128))
 def test_behind_the_public_call(d, monkeypatch):
     """attention_packed() has Hopper's own kernels do it; other starts need no new launch."""
@@ -371,8 +363,7 @@ def test_behind_the_public_call(d, monkeypatch):
 
 
 @alone
-@gpu
-@pytest.mark.gpu
+@hopper
 def test_what_it_costs():
     """Less than by the portable kernels, where sequences are long enough. -s prints the times and where that is."""
     from fa2_lab.kernels.hopper.backward import launch as backward

@@ -4,8 +4,8 @@ from itertools import combinations, product
 
 import pytest
 import torch
-from attention_rooms import gpu, kernels, poisoned  # noqa: F401 (two are fixtures)
-from kernel_truth import ALLOWED, DEVICE, keep, tensors, worst
+from attention_rooms import kernels, poisoned  # noqa: F401 (two are fixtures)
+from kernel_truth import ALLOWED, DEVICE, dense, tensors, worst
 
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
@@ -15,34 +15,6 @@ from fa2_lab.kernels.decode import plan
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 NAMES = ("O", "L", "dQ", "dK", "dV", "dsinks")
 WINDOWS = (None, (0, 0), (5, 3), (40, None), (None, 7), (3000, 3000))
-
-
-def truth(
-    q, k, v, dO, dL, *, causal, window, softcap, sinks, lengths, p=0.0, seed=0, scale=None, dtype=torch.float64
-) -> tuple:
-    """O, L and all gradients by the definition: every score, the sink as a column, what is not seen struck out."""
-    q, k, v = (x.detach().to(dtype).requires_grad_() for x in (q, k, v))
-    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
-    S = q @ k.repeat_interleave(heads // k.shape[1], 1).mT * (d**-0.5 if scale is None else scale)
-    if softcap is not None:
-        S = softcap * torch.tanh(S / softcap)
-    off = torch.arange(N_k)[None, :] - (torch.arange(N_q)[:, None] + N_k - N_q)  # columns right of the diagonal
-    left, right = window or (None, None)
-    seen = (off >= (-torch.inf if left is None else -left)) & (off <= (torch.inf if right is None else right))
-    seen = (seen & (off <= 0) if causal else seen).to(q.device).expand(batch, 1, N_q, N_k)
-    if lengths is not None:
-        seen = seen & (torch.arange(N_k, device=q.device) < lengths[:, None, None, None])
-    S, wanted = S.masked_fill(~seen, -torch.inf), [q, k, v]
-    if sinks is not None:
-        wanted.append(sinks.detach().to(dtype).requires_grad_())
-        S = torch.cat([S, wanted[3][None, :, None, None].expand(batch, heads, N_q, 1)], 3)
-    empty = torch.isinf(S).all(3)
-    P = torch.softmax(S.masked_fill(empty[..., None], 0.0), 3)[..., :N_k].masked_fill(empty[..., None], 0.0)
-    L = torch.logsumexp(S.masked_fill(empty[..., None], 0.0), 3)
-    factors = keep(p, seed, batch, heads, N_q, N_k, q.device) if p else torch.ones((), device=q.device)
-    O = (P * factors.to(dtype)) @ v.repeat_interleave(heads // v.shape[1], 1)
-    loss = (O * dO.to(dtype)).sum() + (L.masked_fill(empty, 0.0) * dL.to(dtype)).sum()
-    return O.detach(), L.detach().masked_fill(empty, -torch.inf), *torch.autograd.grad(loss, wanted)
 
 
 def check(shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", gradients=True, **options) -> tuple:
@@ -58,7 +30,7 @@ def check(shape, dtype=torch.float32, *, sink=False, p=0.0, backend="auto", grad
     if gradients:
         got = O, L, *torch.autograd.grad((O, L), [q, k, v] + [sinks] * sink, (dO, dL))
     options |= dict(sinks=sinks, p=p, seed=3)
-    right, torchs = (truth(q, k, v, dO, dL, **options, dtype=t) for t in (torch.float64, dtype))
+    right, torchs = (dense(q, k, v, dO, dL=dL, dtype=t, **options) for t in (torch.float64, dtype))
     # dsinks comes from D = rowsum(dO ∘ O), whose O is rounded; that is what torch, which keeps P, does not lose
     lost = dict(dsinks=torch.finfo(dtype).eps * (dO * right[0]).square().sum((0, 2, 3)).max().sqrt().item())
     for name, a, t, b in zip(NAMES, got, right, torchs, strict=False):
@@ -116,7 +88,6 @@ def test_every_two_options_meet_in_more_cases(case):
     run_case(**case)
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("part", range(4))
 def test_every_two_options_meet_at_length(part):
@@ -184,52 +155,6 @@ def test_a_softcap_of_any_size(softcap):
     check((1, 1, 1, 33, 40, 16), softcap=softcap)
 
 
-# torch's machinery ----------------------------------------------------------------------------------------------
-
-MASKS = dict(causal=True, window=(9, None), softcap=2.0)
-
-
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=gpu)])
-def test_compiled(backend):
-    def f(q, k, v, sinks):
-        O, L = attention(q * 1.5, k, v, sinks=2 * sinks, return_lse=True, **MASKS)
-        return O.sin() + L[..., None]
-
-    q, k, v, dO = tensors(1, 4, 2, 40, 50, 16)
-    inputs = q, k, v, torch.linspace(-1, 1, 4, device=DEVICE).requires_grad_()
-    want = torch.autograd.grad(f(*inputs), inputs, dO)
-    got = torch.autograd.grad(torch.compile(f, backend=backend, fullgraph=True)(*inputs), inputs, dO)
-    torch._dynamo.reset()
-    assert all(worst(a, b) < 1e-5 for a, b in zip(got, want, strict=True))
-
-
-@gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("N_q", (1, 200))
-def test_in_a_cuda_graph(N_q):
-    """Sinks and tensors that change between replays."""
-    q, k, v, _ = (x.detach() for x in tensors(2, 4, 2, N_q, 200, 64, torch.float16))
-    sinks = torch.zeros(4, device=DEVICE)
-    call = lambda: attention(q, k, v, sinks=sinks, return_lse=True, **MASKS)  # noqa: E731
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        kept = call()
-    for x in (q, sinks):
-        x += 1.5
-    graph.replay()
-    assert all(map(torch.equal, kept, call()))
-
-
-def test_an_operator_for_pages_takes_them_too():
-    q, k, _, _ = (x.detach() for x in tensors(2, 4, 2, 3, 16, 16))
-    table, lengths = torch.zeros(2, 4, dtype=torch.int32, device=DEVICE), torch.tensor([9, 60], device=DEVICE)
-    inputs = q, k.transpose(1, 2), k.transpose(1, 2), table, lengths, torch.zeros(4, device=DEVICE), True, 0.25
-    torch.library.opcheck(
-        torch.ops.fa2_lab.paged.default, (*inputs, 0.0, 7, None, 2.0), test_utils=("test_schema", "test_faketensor")
-    )
-
-
 def test_sinks_alone_may_want_a_gradient():
     q, k, v, dO = (x.detach() for x in tensors(1, 4, 2, 20, 30, 16))
     sinks = torch.zeros(8, device=DEVICE).requires_grad_()
@@ -266,7 +191,6 @@ def test_decode(shape, options, decode_alone):
     check(shape, gradients=False, **options | dict(lengths=lengths))
 
 
-@gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_decode_over_a_long_cache(dtype, decode_alone):

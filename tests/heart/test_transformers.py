@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from attention_rooms import gpu
 from kernel_truth import DEVICE, worst
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -101,7 +100,7 @@ def test_loss_and_gradients_are_eager_s(family, padding):
     judge(family, torch.float32, PADDING[padding])
 
 
-@gpu
+@pytest.mark.gpu
 @pytest.mark.parametrize("padding", PADDING)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16), ids=str)
