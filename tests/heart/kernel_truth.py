@@ -151,15 +151,3 @@ def run(attention, q, k, v, dO, dL=None, **options):
     O, L = attention(q, k, v, return_lse=True, **options)
     outputs, grads = ((O, L), (dO, dL)) if dL is not None else ((O,), (dO,))
     return O, L, *torch.autograd.grad(outputs, (q, k, v), grads)
-
-
-def milliseconds(call) -> float:
-    """The mean time of a call on the GPU, of twenty after ten."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for n in range(30):
-        if n == 10:
-            begin.record()
-        call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 20

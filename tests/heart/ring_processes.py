@@ -155,10 +155,12 @@ def watched():
 
 
 def disagreements(rank, world):
-    """Each fault in turn on rank 1, then a kernel that fails on all; in the end a call that everybody makes alike."""
+    """Each fault in turn on rank 1, at last another call's backward; a kernel that fails on all; in the end a call that
+    everybody makes alike."""
     seen, did = watched(), {}
     tasks = {name: lambda c=change: call(**(c if rank == 1 else {})) for name, (change, _) in FAULTS.items()}
     tasks["unshard"] = lambda: unshard(torch.zeros(1, 2, 3 + rank, 4 + (rank == 1)), timeout=20.0)
+    tasks["backward"] = lambda: [call(grad=True), call(grad=True)][rank == 1].sum().backward()
     tasks["kernel"] = kernel_fails
     tasks["afterwards"] = lambda: tuple(call(rows=5 + rank).shape)
     found = {}

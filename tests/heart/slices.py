@@ -1,6 +1,5 @@
 """A few cases out of a product of many, chosen in the same way every time."""
 
-import os
 from itertools import product
 
 import pytest
@@ -28,9 +27,6 @@ def shared_out(*lists) -> list:
 def thinned(values: list, step: int) -> list:
     """All as parameters of a test, of which every so many-th belongs to the default run."""
     return [pytest.param(x, marks=pytest.mark.exhaustive) if n % step else x for n, x in enumerate(values)]
-
-
-alone = pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="times are taken alone: name this file")
 
 
 def many_kernels(test):

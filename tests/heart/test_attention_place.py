@@ -12,7 +12,6 @@ import torch
 from attention_rooms import check, kernels, poisoned  # noqa: F401 (two are fixtures)
 from kernel_truth import DEVICE, NAMES, run, tensors, worst
 
-import fa2_lab
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import triton_versions
 

@@ -5,14 +5,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from kernel_truth import dense, judge, run, tensors, worst  # before Triton
+from hopper_gpu import DTYPES, backward_of, check, counters_are_put_back, draw, lengths_of, replayed
+from kernel_truth import dense, hopper, judge, run, tensors, worst  # before Triton
 from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
 
-from fa2_lab.kernels.prepared import PREPARED, Options, Tensors
+from fa2_lab.kernels.prepared import Options, Tensors
 
-D, DTYPES, LENGTHS = (32, 64, 96, 128), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
+D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
 KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart
 PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (1024, 1023), (300, 50), (2048, 2048)]
 
@@ -197,23 +198,6 @@ def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
 # Right on a GPU -----------------------------------------------------------------------------------------------
 
 
-def draw(batch, heads, N, d, dtype, turned=False, seed=0):
-    """Random rows, on request as a view of (batch, N, heads, d)."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
-    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
-    return x.transpose(1, 2) if turned else x
-
-
-def poison(Q, K) -> None:
-    """Leave NaN in the memory that outputs and sums are likely to get."""
-    rows = -(-Q.shape[2] // 128) * 128
-    keep = [torch.full_like(X, float("nan")) for X in (Q, K, K)]
-    for columns in (128, 64, 2):
-        keep.append(torch.full((*Q.shape[:2], rows, columns), float("nan"), device="cuda"))
-    del keep
-
-
 @pytest.fixture
 def divided(monkeypatch):
     """A function that has every column block divided into so many parts."""
@@ -222,46 +206,14 @@ def divided(monkeypatch):
     return lambda parts: monkeypatch.setattr(sizes, "parts_for", lambda *_: parts)
 
 
-def ready(dO, dL, Q, K, V, O, L, lengths, causal, scale):
-    """The backward on these tensors, to be called as often as one likes."""
-    from fa2_lab.kernels.hopper.backward.launch import prepare
-
-    call = prepare(dO, Q, K, V, O, Options(causal, scale), lengths)
-    return lambda: call(dO, Q, K, V, O, L, dL, lengths)
-
-
-def forward(Q, K, V, causal):
-    """O and L, with a scale of 0.1."""
-    from fa2_lab.kernels.hopper.forward.launch import forward
-
-    return forward(Q, K, V, Options(causal, 0.1))
-
-
-def check(Q, K, V, dO, dL, lengths, causal, scale=None):
-    """Against float64; keys from their length on hold NaN, and nothing but their own zero gradients may show it."""
-    options = dict(causal=causal, lengths=lengths, dL=dL, scale=scale)
-    truth, torchs = dense(Q, K, V, dO, **options), dense(Q, K, V, dO, **options, dtype=Q.dtype)
-    O, L = truth[0].to(Q.dtype), truth[1].float()
-    if Q.stride() != O.stride():
-        O = torch.empty_like(Q).copy_(O)
-    if lengths is not None:
-        unused = torch.arange(K.shape[2], device="cuda") >= lengths[:, None]
-        K, V = (x.masked_fill(unused[:, None, :, None], float("nan")) for x in (K, V))
-    poison(Q, K)
-    got = ready(dO, dL, Q, K, V, O, L, lengths, causal, Q.shape[3] ** -0.5 if scale is None else scale)()
-    for name, mine, want, theirs in zip(("dQ", "dK", "dV"), got, truth[2:], torchs[2:], strict=True):
-        what = name, Q.shape, K.shape, lengths, causal, worst(mine, want), worst(theirs, want)
-        assert worst(mine, want) <= 3 * worst(theirs, want) + 1e-5, what
-
-
 def try_all(cases):
     """Cases are d, dtype, a pair of lengths, and a kind of call."""
     for d, dtype, (N_q, N_k), (causal, padded, turned) in cases:
         Q, dO = draw(2, 6, N_q, d, dtype, turned, 0), draw(2, 6, N_q, d, dtype, turned, 3)
         K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
         dL = draw(2, 6, N_q, 1, torch.float32, seed=4)[..., 0].contiguous() if turned else None
-        lengths = torch.tensor([N_k // 3, N_k], dtype=torch.int32, device="cuda") if padded else None
-        check(Q, K, V, dO, dL, lengths, causal)
+        lengths = lengths_of(N_k // 3, N_k) if padded else None
+        check(Q, K, V, dO, Options(causal, d**-0.5), lengths, dL=dL)
 
 
 @hopper
@@ -285,8 +237,8 @@ def test_more_blocks_than_programs_and_odd_lengths(d):
     for causal, group in product((False, True), (1, 4)):
         Q, dO = draw(4, 8, 700, d, torch.bfloat16), draw(4, 8, 700, d, torch.bfloat16, seed=1)
         K, V = (draw(4, 8 // group, 900, d, torch.bfloat16, seed=seed) for seed in (2, 3))
-        for lengths in (None, torch.tensor([0, 128, 129, 1000], dtype=torch.int64, device="cuda")):
-            check(Q, K, V, dO, None, lengths, causal, scale=0.2)
+        for lengths in (None, lengths_of(0, 128, 129, 1000, dtype=torch.int64)):
+            check(Q, K, V, dO, Options(causal, 0.2), lengths)
 
 
 @hopper
@@ -299,8 +251,8 @@ def test_any_number_of_parts(d, parts, divided):
     for (N_q, N_k), causal, padded, H_kv in product(PAIRS[2:-1], (False, True), (False, True), (6, 2)):
         Q, dO = draw(2, 6, N_q, d, torch.bfloat16), draw(2, 6, N_q, d, torch.bfloat16, seed=3)
         K, V = (draw(2, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = torch.tensor([N_k // 3, N_k], dtype=torch.int32, device="cuda") if padded else None
-        check(Q, K, V, dO, None, lengths, causal)
+        lengths = lengths_of(N_k // 3, N_k) if padded else None
+        check(Q, K, V, dO, Options(causal, d**-0.5), lengths)
 
 
 @hopper
@@ -312,8 +264,8 @@ def test_long_sequences(d, N_q, N_k):
     for H_kv, padded in product((2, 1), (False, True)):
         Q, dO = draw(2, 2, N_q, d, torch.bfloat16), draw(2, 2, N_q, d, torch.bfloat16, seed=3)
         K, V = (draw(2, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = torch.tensor([N_k // 3, N_k], dtype=torch.int32, device="cuda") if padded else None
-        check(Q, K, V, dO, None, lengths, causal=True)
+        lengths = lengths_of(N_k // 3, N_k) if padded else None
+        check(Q, K, V, dO, Options(True, d**-0.5), lengths)
 
 
 @hopper
@@ -321,7 +273,7 @@ def test_long_sequences(d, N_q, N_k):
 def test_large_scores(d):
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
         Q, K, V, dO = (draw(2, 4, 500, d, dtype, seed=seed) for seed in range(4))
-        check(Q * 16, K, V, dO, None, None, causal)
+        check(Q * 16, K, V, dO, Options(causal, d**-0.5))
 
 
 @hopper
@@ -333,7 +285,7 @@ def test_a_thousand_times(d, N, causal, parts, divided):
     """Undivided, dK and dV have one order of sums: the same bits. The rest stays within a rounding or two."""
     divided(parts)
     Q, K, V, dO = (draw(4, 8000 // N, N, d, torch.bfloat16, seed=seed) for seed in range(4))
-    call = ready(dO, None, Q, K, V, *forward(Q, K, V, causal), None, causal, 0.1)
+    call = backward_of(Q, K, V, dO, Options(causal, 0.1))
     first = call()
     differ, off = torch.zeros((), dtype=torch.bool, device="cuda"), torch.zeros((), device="cuda")
     for _ in range(1000):
@@ -349,10 +301,10 @@ def test_a_thousand_times(d, N, causal, parts, divided):
 @pytest.mark.parametrize("d", (64, pytest.param(128, marks=pytest.mark.exhaustive)))
 def test_keys_past_the_end_would_weigh_most(d, N_k, lengths):
     """All scores are far below 0, which is what a key of zeros would get."""
-    lengths = None if lengths is None else torch.tensor(lengths, dtype=torch.int32, device="cuda")
+    lengths = None if lengths is None else lengths_of(*lengths)
     for dtype, causal in product((torch.float16, torch.bfloat16), (False, True)):
         Q, K, V, dO = (draw(2, 4, N, d, dtype, seed=seed) for seed, N in enumerate((200, N_k, N_k, 200)))
-        check(Q.abs() + 3, -K.abs() - 3, V, dO, None, lengths, causal)
+        check(Q.abs() + 3, -K.abs() - 3, V, dO, Options(causal, d**-0.5), lengths)
 
 
 @hopper
@@ -364,6 +316,8 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 
     In the first of these shapes all programs add to the same rows of dQ at the same time, which holds up the additions.
     """
+    from fa2_lab.kernels.hopper.backward.launch import prepare
+
     generator = torch.Generator("cuda").manual_seed(0)
 
     def halves(heads, N, columns):  # the lower rows are the upper ones, negative
@@ -377,9 +331,10 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
     L = torch.full((1, H, N_q), N_k, device="cuda").log()
     dL = torch.randint(-9, 10, (1, H, N_q // 2), device="cuda", generator=generator).float().repeat(1, 1, 2)
     wrong = torch.zeros((), dtype=torch.int64, device="cuda")
-    call = ready(dO, dL, Q, K, V, torch.zeros_like(Q), L, None, False, 0.1)
+    O = torch.zeros_like(Q)
+    call = prepare(dO, Q, K, V, O, Options(False, 0.1))
     for _ in range(300):
-        for gradient in call():
+        for gradient in call(dO, Q, K, V, O, L, dL, None):
             wrong += gradient.count_nonzero() + gradient.isnan().sum()
     assert wrong == 0
 
@@ -388,19 +343,10 @@ def test_what_must_cancel_does(d, H, H_kv, N_q, N_k):
 @pytest.mark.parametrize("parts", (1, 4))
 def test_graph_and_counter(parts, divided):
     divided(parts)
-    Q, K, V, dO = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
-    call = ready(dO, None, Q, K, V, *forward(Q, K, V, True), None, True, 0.1)
-    want = call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    for _ in range(3):
-        for x in captured:
-            x.fill_(float("nan"))
-        graph.replay()
+    given = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(4))
+    for captured, want in replayed(backward_of(*given, Options(True, 0.1))):
         assert all(worst(x, y) < 1e-2 for x, y in zip(captured, want, strict=True))
-    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
-    assert counters and not any(counter.any() for counter in counters)
+    assert counters_are_put_back()
 
 
 # Behind the public call ---------------------------------------------------------------------------------------
@@ -413,7 +359,7 @@ def test_attention_takes_it(d, causal, lengths, monkeypatch):
     from fa2_lab.kernels import choice
 
     monkeypatch.setattr(choice, "portable_backward", None)
-    lengths = None if lengths is None else torch.tensor([213, 77], dtype=lengths, device="cuda")
+    lengths = None if lengths is None else lengths_of(213, 77, dtype=lengths)
     for scale in (None, -0.2):
         q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
         dL = torch.randn(2, 4, 190, device="cuda")

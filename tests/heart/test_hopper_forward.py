@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from hopper_gpu import DTYPES, check, counters_are_put_back, draw, lengths_of, replayed
 from hopper_worker import kinds
-from kernel_truth import dense, judge, run, tensors, worst  # before Triton
+from kernel_truth import dense, hopper, judge, run, tensors, worst  # before Triton
 from slices import dealt, once, shared_out
 
 pytest.importorskip("triton")
 
 from fa2_lab.kernels.prepared import Options
 
-D, DTYPES, LENGTHS = (32, 64, 96, 128, 192, 256), (torch.float16, torch.bfloat16), (None, torch.int64, torch.uint8)
+D, LENGTHS = (32, 64, 96, 128, 192, 256), (None, torch.int64, torch.uint8)
 PAIRS = [
     (1, 239),
     (113, 203),
@@ -32,20 +33,6 @@ PAIRS = [
 ]
 
 
-def draw(batch, heads, N, d, dtype, turned=False, seed=0):
-    """Random rows, on request as a view of (batch, N, heads, d)."""
-    generator = torch.Generator("cuda").manual_seed(seed)
-    shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
-    x = torch.randn(shape, device="cuda", generator=generator).to(dtype)
-    return x.transpose(1, 2) if turned else x
-
-
-def poison(Q):
-    """Leave NaN in the memory that the outputs are likely to get."""
-    keep = [torch.full_like(Q, float("nan")), torch.full(Q.shape[:3], float("nan"), device="cuda")]
-    del keep
-
-
 @pytest.fixture
 def planned(monkeypatch):
     """Has every call take these sizes, from now on."""
@@ -54,24 +41,10 @@ def planned(monkeypatch):
     return lambda chosen: monkeypatch.setattr(sizes, "choose", lambda *_: chosen)
 
 
-def ready(Q, K, V, lengths, causal, scale):
-    """The forward on these tensors, to be called as often as one likes."""
+def prepare_of(*kind):
     from fa2_lab.kernels.hopper.forward.launch import prepare
 
-    call = prepare(Q, K, V, Options(causal, scale), lengths)
-    return lambda: call(Q, K, V, lengths)
-
-
-def check(Q, K, V, lengths, causal, hidden=0.0):
-    truth = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths)
-    torchs = dense(Q, K, V, torch.zeros_like(Q), causal=causal, lengths=lengths, dtype=Q.dtype)
-    if lengths is not None:
-        unused = torch.arange(K.shape[2], device="cuda") >= lengths[:, None]
-        K, V = (x.masked_fill(unused[:, None, :, None], hidden) for x in (K, V))
-    poison(Q)
-    O, L = ready(Q, K, V, lengths, causal, Q.shape[3] ** -0.5)()
-    for name, got, want, theirs in zip("OL", (O, L), truth, torchs, strict=False):
-        assert worst(got, want) <= 2 * worst(theirs, want) + 1e-5, (name, Q.shape, K.shape, lengths, causal)
+    return prepare(*kind)
 
 
 def try_all(d, dtype, cases, planned):
@@ -80,8 +53,7 @@ def try_all(d, dtype, cases, planned):
         planned(sizes)
         Q = draw(2, 6, N_q, d, dtype, turned, 0)
         K, V = (draw(2, 2, N_k, d, dtype, turned, seed) for seed in (1, 2))
-        lengths = torch.tensor([N_k // 3, N_k + 9], dtype=torch.int32, device="cuda") if padded else None
-        check(Q, K, V, lengths, causal, hidden=float("nan"))
+        check(Q, K, V, None, Options(causal, d**-0.5), lengths_of(N_k // 3, N_k + 9) if padded else None)
 
 
 @hopper
@@ -117,12 +89,12 @@ def test_scores_that_climb(d, causal, dtype, planned):
         planned(sizes)
         slope = torch.linspace(-1, 1, 1024, device="cuda")[:, None] - top  # the highest score is 0, or `height`
         K = height * slope * direction + 0.1 * draw(1, 2, 1024, d, torch.float32, seed=1)
-        check(Q.to(dtype), K.to(dtype), V, None, causal)
+        check(Q.to(dtype), K.to(dtype), V, None, Options(causal, d**-0.5))
 
 
 def differing(times, Q, K, V, lengths, causal):
     """Whether any of so many repeats differs in a bit; outputs are poisoned, else a block left out would look right."""
-    call = ready(Q, K, V, lengths, causal, 0.1)
+    call = partial(prepare_of(Q, K, V, Options(causal, 0.1), lengths), Q, K, V, lengths)
     first = call()
     differ = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(times):
@@ -150,8 +122,8 @@ def test_short_loops(d, planned):
         planned(sizes)
         Q = draw(4, 12, N_q, d, torch.bfloat16, seed=0)
         K, V = (draw(4, 12, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = torch.tensor([0, N_k, 1, N_k // 2], dtype=torch.int32, device="cuda") if padded else None
-        check(Q, K, V, lengths, causal)
+        lengths = lengths_of(0, N_k, 1, N_k // 2) if padded else None
+        check(Q, K, V, None, Options(causal, d**-0.5), lengths)
         assert not differing(100, Q, K, V, lengths, causal), (d, N_q, N_k, sizes, causal, padded)
 
 
@@ -164,25 +136,12 @@ def test_processes_that_take_turns_on_the_gpu():
     assert all(line.startswith("0 of ") for line in said), said
 
 
-def assert_counters_are_put_back():
-    from fa2_lab.kernels.prepared import PREPARED
-
-    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
-    assert counters and not any(counter.any() for counter in counters)
-
-
 @hopper
 def test_counter_is_put_back_and_graphs_have_their_own():
-    call = ready(*(draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3)), None, True, 0.1)
-    O, _ = call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured, _ = call()
-    for _ in range(3):
-        captured.fill_(float("nan"))
-        graph.replay()
-        assert torch.equal(captured, O)
-    assert_counters_are_put_back()
+    Q, K, V = (draw(2, 8, 700, 64, torch.float16, seed=seed) for seed in range(3))
+    for captured, want in replayed(partial(prepare_of(Q, K, V, Options(True, 0.1)), Q, K, V, None)):
+        assert all(map(torch.equal, captured, want))
+    assert counters_are_put_back()
 
 
 # Behind the public call ---------------------------------------------------------------------------------------
@@ -204,7 +163,7 @@ def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
     from fa2_lab import attention
 
     q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
-    lengths = None if lengths is None else torch.tensor([213, 77], dtype=lengths, device="cuda")
+    lengths = None if lengths is None else lengths_of(213, 77, dtype=lengths)
     options = dict(causal=causal, scale=scale)
     got = run(attention, q, k, v, dO, key_lengths=lengths, **options)
     truth = dense(q, k, v, dO, lengths=lengths, **options)
@@ -229,14 +188,11 @@ def test_what_it_does_not_take_goes_elsewhere():
 @pytest.mark.parametrize("padded", (False, True))
 def test_launched_again_on_other_tensors(padded):
     """New addresses, another stream, lengths that are no multiple of 16 bytes away from anything."""
-    from fa2_lab.kernels.hopper.forward.launch import prepare
-
-    call = None
-    lengths = torch.tensor([50, 300, 1, 0, 299], dtype=torch.int32, device="cuda")
+    call, lengths = None, lengths_of(50, 300, 1, 0, 299)
     for seed in range(4):
         Q, K, V = (draw(2, 4, 300, 64, torch.float16, seed=10 * seed + i) for i in range(3))
         some = lengths[seed % 2 : seed % 2 + 2] if padded else None
-        call = call or prepare(Q, K, V, Options(False, 0.125), some)
+        call = call or prepare_of(Q, K, V, Options(False, 0.125), some)
         with torch.cuda.stream(torch.cuda.Stream() if seed == 2 else torch.cuda.current_stream()):
             torch.cuda.synchronize()
             O, L = call(Q, K, V, some)

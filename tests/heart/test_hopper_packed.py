@@ -2,20 +2,19 @@
 
 import random
 from dataclasses import replace
-from functools import partial
-from itertools import pairwise, product
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from kernel_truth import DEVICE, dense, judge, milliseconds, worst  # before Triton
-from slices import alone, once
+from hopper_gpu import check, computed
+from kernel_truth import DEVICE, NAMES, dense_packed, hopper, judge, worst  # before Triton
+from slices import once
 
 pytest.importorskip("triton")
 
 from hopper_plain import by_python, in_turn, run_backward, run_forward
-from test_hopper_plain import dense as by_definition
 from test_hopper_plain import in_any_order
 
 from fa2_lab.api.packed import attention_packed
@@ -26,7 +25,6 @@ if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
 
 NAN = float("nan")
-NAMES = "O", "L", "dQ", "dK", "dV"
 # Lengths of queries and of keys: no rows, one, a whole block, one more; more queries than keys and the other way round.
 LENGTHS = [
     ([0, 1, 40, 64, 0, 129], [0, 1, 40, 64, 0, 129]),
@@ -80,14 +78,8 @@ def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), p
     draw, starts = np.random.default_rng(len(n_q) + sum(n_q)), (ends(n_q), ends(n_k))
     Q, dO = draw.standard_normal((2, starts[0][-1] + behind, heads[0], 8))
     K, V = draw.standard_normal((2, starts[1][-1] + behind, heads[1], 8))
-    want = [np.zeros(x.shape) for x in (Q, Q[..., 0], Q, K, V)]
-    want[1][:] = -np.inf
-    for a, c in zip(*map(pairwise, starts), strict=True):
-        a, c = slice(*a), slice(*c)
-        one = (x.swapaxes(0, 1)[None] for x in (Q[a], K[c], V[c], dO[a]))
-        O, L, dK, dV, dQ, _ = by_definition(*one, (None, 0 if causal else None), None)[0]
-        for x, at, found in zip(want, (a, a, a, c, c), (O, L, dQ, dK, dV), strict=True):
-            x[at] = found[0].swapaxes(0, 1)
+    cu = map(torch.tensor, starts)
+    O, L, *gradients = dense_packed(*(torch.from_numpy(x.copy()) for x in (Q, K, V, dO)), *cu, causal=causal)
     hidden = [slice(starts[0][-1], None)], [slice(starts[1][-1], None)]
     if planted is not None:
         hidden = [[*at, slice(*cu[planted : planted + 2])] for at, cu in zip(hidden, starts, strict=True)]
@@ -95,7 +87,7 @@ def check_by_python(n_q, n_k, causal, d=64, B_c=64, consumers=2, heads=(4, 2), p
         for at in cuts:
             x[at] = NAN
     got = found_by_python(Q, K, V, dO, starts, causal, d, B_c, consumers, parts)
-    for name, x, y, others in zip(NAMES, got, map(torch.from_numpy, want), [0, 0, 0, 1, 1], strict=True):
+    for name, x, y, others in zip(NAMES, got, (O, L.T, *gradients), [0, 0, 0, 1, 1], strict=True):
         if planted is not None:
             x[hidden[others][1]] = y[hidden[others][1]]
         assert worst(x, y) < 2e-5, (name, n_q, n_k, causal, d, parts)
@@ -192,89 +184,29 @@ def test_packed_sequences_are_chosen_for_as_if_equally_long(d, causal, plan, mon
     assert replace(chosen, thrifty=False) == replace(named, thrifty=False) and chosen.d_pad == d
 
 
-def test_windows_over_packed_sequences_go_elsewhere(monkeypatch):
-    from fa2_lab.kernels.hopper.backward import launch as backward
-    from fa2_lab.kernels.hopper.forward import launch as forward
-
-    monkeypatch.setattr(forward.host, "multiprocessors", lambda device: 132)
-    q = torch.empty(80, 2, 64, dtype=torch.float16, device="meta")
-    for options, taken in (
-        (Options(True, 0.1), True),
-        (Options(True, 0.1, left=3), False),
-        (Options(False, 0.1, right=3), False),
-    ):
-        assert (forward.prepare(q, q, q, options, None, 2) is not None) is taken
-        assert (backward.prepare(q, q, q, q, q, options, None, False, 2) is not None) is taken
-
-
 # On a GPU -----------------------------------------------------------------------------------------------------
 
 
 def drawn(n_q, n_k, heads, d, dtype, behind=0):
     """q, k, v, dO, amid NaN: rows before and after, heads between; and both starts."""
-    generator = torch.Generator("cuda").manual_seed(sum(n_q))
+    generator = torch.Generator(DEVICE).manual_seed(sum(n_q))
 
     def fenced(rows, heads):
-        room = torch.full((rows + 8, heads + 2, d), NAN, device="cuda", dtype=dtype)
-        room[4:-4, 1:-1] = torch.randn(rows, heads, d, device="cuda", generator=generator)
+        room = torch.full((rows + 8, heads + 2, d), NAN, device=DEVICE, dtype=dtype)
+        room[4:-4, 1:-1] = torch.randn(rows, heads, d, device=DEVICE, generator=generator)
         return room[4:-4, 1:-1]
 
-    starts = [torch.tensor(ends(n), dtype=torch.int32, device="cuda") for n in (n_q, n_k)]
+    starts = [torch.tensor(ends(n), dtype=torch.int32, device=DEVICE) for n in (n_q, n_k)]
     rows = [(n, heads[which]) for n, which in ((sum(n_q), 0), (sum(n_k), 1), (sum(n_k), 1), (sum(n_q), 0))]
     return *(fenced(n + behind, H) for n, H in rows), *starts
 
 
-def poison(*tensors) -> None:
-    """Leave NaN in the memory that outputs and sums are likely to get."""
-    keep = [torch.full_like(x, NAN) for x in tensors for _ in range(2)]
-    keep += [torch.full((2 * x.numel() + 4096 * 128,), NAN, device="cuda") for x in tensors]
-    del keep
-
-
-def computed(q, k, v, dO, cu_q, cu_k, options, dL=None, same_bits=False):
-    """O, L, dQ, dK, dV by Hopper's own kernels, as far as they take this d."""
-    from fa2_lab.kernels.hopper.backward import launch as backward
-    from fa2_lab.kernels.hopper.forward import launch as forward
-
-    many = len(cu_q) - 1
-    poison(q, k)
-    O, L = forward.prepare(q, k, v, options, None, many)(q, k, v, None, cu_q, cu_k)
-    call = backward.prepare(dO, q, k, v, O, options, None, same_bits, many)
-    poison(q, k)
-    return O, L, *(call(dO, q, k, v, O, L, dL, None, cu_q, cu_k) if call else ())
-
-
-def truths(q, k, v, dO, cu_q, cu_k, causal, dL=None):
-    """Each sequence for itself, in float64 and as torch would round it; rows of no sequence see nothing."""
-    both = []
-    for dtype in (torch.float64, q.dtype):
-        want = [torch.zeros(x.shape, dtype=torch.float64, device="cuda") for x in (q, q[..., 0].T, q, k, v)]
-        want[1].fill_(-torch.inf)
-        for a, c in zip(pairwise(cu_q.tolist()), pairwise(cu_k.tolist()), strict=True):
-            a, c = slice(*a), slice(*c)
-            if a.start == a.stop or c.start == c.stop:
-                continue
-            one = [x.transpose(0, 1)[None] for x in (q[a], k[c], v[c], dO[a])]
-            found = dense(*one, causal=causal, dtype=dtype, dL=None if dL is None else dL[None, :, a])
-            for x, at, y in zip(want, (a, None, a, c, c), found, strict=True):
-                if at is None:
-                    x[:, a] = y[0]
-                else:
-                    x[at] = y[0].transpose(0, 1)
-        both.append(want)
-    return both
-
-
-def check(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, same_bits=False, with_dL=False):
-    q, k, v, dO, cu_q, cu_k = drawn(n_q, n_k, heads, d, dtype, behind)
-    for x, cu in ((q, cu_q), (k, cu_k), (v, cu_k), (dO, cu_q)):
-        x[int(cu[-1]) :] = NAN
-    dL = torch.randn(heads[0], len(q), device="cuda") if with_dL else None
-    want, theirs = truths(q, k, v, dO, cu_q, cu_k, causal, dL)
-    got = computed(q, k, v, dO, cu_q, cu_k, Options(causal, d**-0.5), dL, same_bits)
-    assert len(got) == (5 if d <= 128 else 2)
-    for name, x, y, z in zip(NAMES, got, want, theirs, strict=False):
-        assert worst(x, y) <= 3 * worst(z, y) + 1e-5, (name, n_q, n_k, causal, d, dtype, worst(x, y), worst(z, y))
+def check_packed(n_q, n_k, causal, d, dtype, heads=(6, 2), behind=0, same_bits=False, with_dL=False):
+    q, k, v, dO, *cu = drawn(n_q, n_k, heads, d, dtype, behind)
+    for x, starts in zip((q, k, v, dO), (cu[0], cu[1], cu[1], cu[0]), strict=True):
+        x[int(starts[-1]) :] = NAN
+    dL = torch.randn(heads[0], len(q), device=DEVICE) if with_dL else None
+    check(q, k, v, dO, Options(causal, d**-0.5), cu=cu, dL=dL, same_bits=same_bits)
 
 
 MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2100, 1, *[3] * 300])]
@@ -284,8 +216,8 @@ MANY = [*LENGTHS, ([1000, 17, 0, 333, 2049, 64, *[3] * 300], [900, 17, 5, 333, 2
 @pytest.mark.parametrize("d", (32, 64, 96, 128, 256))
 def test_packed(d):
     for (n_q, n_k), causal, dtype, behind in once(MANY, (False, True), (torch.bfloat16, torch.float16), (0, 70)):
-        check(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)
-        check(n_q, n_k, not causal, d, dtype)
+        check_packed(n_q, n_k, causal, d, dtype, behind=behind, with_dL=causal)
+        check_packed(n_q, n_k, not causal, d, dtype)
 
 
 @hopper
@@ -296,7 +228,7 @@ def test_every_plan_of_the_forward(d, monkeypatch):
     plans = dict.fromkeys([*(row[0] for row in sizes.FULL[d]), *(row[-1] for row in sizes.CAUSAL[d])])
     for plan, causal in product(plans, (False, True)):
         monkeypatch.setattr(sizes, "choose", lambda *_, plan=plan: plan)
-        check(*MANY[-1], causal, d, torch.bfloat16)
+        check_packed(*MANY[-1], causal, d, torch.bfloat16)
 
 
 @hopper
@@ -306,7 +238,7 @@ def test_column_blocks_in_parts_and_in_turn(d, monkeypatch):
 
     for lengths, parts, causal, same_bits in once(MANY, (1, 3, 100), (True, False), (True, True, False)):
         monkeypatch.setattr(sizes, "parts_for", lambda *_, parts=parts: parts)
-        check(*lengths, causal, d, torch.bfloat16, same_bits=same_bits)
+        check_packed(*lengths, causal, d, torch.bfloat16, same_bits=same_bits)
 
 
 @hopper
@@ -317,11 +249,11 @@ def test_no_sequence_sees_another(d, planted):
     lengths = [3, 70, 1, 0, 200, 65]
     for causal in (False, True):
         q, k, v, dO, cu, _ = drawn(lengths, lengths, (4, 2), d, torch.bfloat16)
-        want, theirs = truths(q, k, v, dO, cu, cu, causal)
+        want, theirs = (dense_packed(q, k, v, dO, cu, cu, causal=causal, dtype=t) for t in (torch.float64, q.dtype))
         rows = slice(*cu[planted : planted + 2].tolist())
         for x in (q, k, v, dO):
             x[rows] = NAN
-        got = computed(q, k, v, dO, cu, cu, Options(causal, d**-0.5))
+        got = computed(q, k, v, dO, Options(causal, d**-0.5), cu=(cu, cu))
         for name, x, y, z in zip(NAMES, got, want, theirs, strict=True):
             x, y, z = (x.T, y.T, z.T) if name == "L" else (x, y, z)
             assert x[rows].isnan().all(), name
@@ -334,11 +266,11 @@ def test_no_sequence_sees_another(d, planted):
 def test_starts_that_are_wrong_write_nothing_wild(wild):
     """Outputs lie amid other tensors, which must stay as they were."""
     q, k, v, dO, good, _ = drawn([4, 3], [4, 3], (2, 2), 64, torch.bfloat16)
-    cu = torch.tensor(wild, dtype=torch.int32, device="cuda")
+    cu = torch.tensor(wild, dtype=torch.int32, device=DEVICE)
     beside = [torch.zeros(2**16, device="cuda") for _ in range(64)]
     del beside[::2]
     for pair in ((cu, good), (good, cu), (cu, cu)):
-        computed(q, k, v, dO, *pair, Options(True, 0.125))
+        computed(q, k, v, dO, Options(True, 0.125), cu=pair)
     torch.cuda.synchronize()
     assert not any(x.any() for x in beside)
 
@@ -358,37 +290,5 @@ def test_behind_the_public_call(d, monkeypatch):
         q, k, v = (x.requires_grad_() for x in (q, k, v))
         O, L = attention_packed(q, k, v, cu_q, cu_k, causal=True, return_lse=True)
         got = O, L, *torch.autograd.grad(O, (q, k, v), dO)
-        want, theirs = truths(q.detach(), k.detach(), v.detach(), dO, cu_q, cu_k, True)
+        want, theirs = (dense_packed(q, k, v, dO, cu_q, cu_k, causal=True, dtype=t) for t in (torch.float64, q.dtype))
         judge(got, want, theirs, f"{n_q} {n_k}")
-
-
-@alone
-@hopper
-def test_what_it_costs():
-    """Less than by the portable kernels, where sequences are long enough. -s prints the times and where that is."""
-    from fa2_lab.kernels.hopper.backward import launch as backward
-    from fa2_lab.kernels.hopper.forward import launch as forward
-    from fa2_lab.kernels.portable import backward as portable_backward
-    from fa2_lab.kernels.portable import forward as portable
-
-    for d, causal, (kind, n) in product(
-        (64, 128), (False, True), [("equal", [1024] * 16), ("short", [128] * 128), ("mixed", [8192, *[512] * 16])]
-    ):
-        options, many = Options(causal, d**-0.5), len(n)
-        q, k, v, dO, *cu = drawn(n, n, (2048 // d, 2048 // d), d, torch.bfloat16)
-        rooms = forward.prepare(q, k, v, options, None, many), portable.prepare(q, k, v, options, sequences=many)
-        (own, theirs) = rooms
-        O, L = own(q, k, v, None, *cu)
-        ahead = [
-            milliseconds(partial(own, q, k, v, None, *cu)),
-            milliseconds(partial(theirs, q, k, v, None, None, None, *cu)),
-        ]
-        own = backward.prepare(dO, q, k, v, O, options, None, False, many)
-        theirs = portable_backward.prepare(dO, q, k, v, O, options, sequences=many)
-        back = [
-            milliseconds(partial(own, dO, q, k, v, O, L, None, None, *cu)),
-            milliseconds(partial(theirs, dO, q, k, v, O, L, None, None, None, None, *cu)),
-        ]
-        print(f"\nd {d}, {kind}, {'causal' if causal else 'full'}: forward {ahead[0]:.3f} ms, portable {ahead[1]:.3f};"
-              f" backward {back[0]:.3f} ms, portable {back[1]:.3f}", end="")  # fmt: skip
-        assert kind == "short" or (ahead[0] < ahead[1] and back[0] < back[1])

@@ -5,6 +5,8 @@ from itertools import product
 
 import numpy as np
 import pytest
+import torch
+from kernel_truth import dense  # before Triton
 
 pytest.importorskip("triton")
 
@@ -24,28 +26,14 @@ def plain(monkeypatch):
 # Who sees whom ------------------------------------------------------------------------------------------------
 
 
-def dense(Q, K, V, dO, window, lengths):
-    """O, L, dK, dV, dQ and D in float64, and K and V with NaN where no row of their batch entry sees them."""
-    (batch, H, N_q, d), (_, H_kv, N_k, _) = Q.shape, K.shape
-    left, right = window
-    r, col = np.arange(N_q)[:, None] + N_k - N_q, np.arange(N_k)[None, :]
-    sees = (col >= r - (left if left is not None else np.inf)) & (col <= r + (right if right is not None else np.inf))
-    real = np.full(batch, N_k) if lengths is None else np.minimum(lengths, N_k)
-    sees = sees & (col < real[:, None, None])  # (batch, N_q, N_k)
-    k, v = (np.repeat(X, H // H_kv, 1) for X in (K, V))
-    s = np.where(sees[:, None], d**-0.5 * Q @ k.transpose(0, 1, 3, 2), -np.inf)
-    L = np.logaddexp.reduce(s, 3)
-    p = np.exp(s - np.where(L == -np.inf, 0, L)[..., None])
-    O = p @ v
-    D = (dO * O).sum(3)
-    ds = p * (dO @ v.transpose(0, 1, 3, 2) - D[..., None])
-    group = (batch, H_kv, H // H_kv, N_k, d)
-    dK = d**-0.5 * (ds.transpose(0, 1, 3, 2) @ Q).reshape(group).sum(2)
-    dV = (p.transpose(0, 1, 3, 2) @ dO).reshape(group).sum(2)
-    before = max(0, N_k - N_q - left) if left is not None else 0
-    unseen = (col[0] < before) | (col[0] >= real[:, None])  # (batch, N_k)
-    dQ = d**-0.5 * (ds @ k)
-    return (O, L, dK, dV, dQ, D), [np.where(unseen[:, None, :, None], NAN, X) for X in (K, V)]
+def truth(Q, K, V, dO, window, lengths):
+    """O, L, dK, dV and D in float64, and K and V with NaN where no row of their batch entry sees them."""
+    N_q, N_k, lengths = Q.shape[2], K.shape[2], torch.tensor([K.shape[2]] if lengths is None else lengths)
+    found = dense(*map(torch.from_numpy, (Q, K, V, dO)), lengths=lengths, window=window)
+    O, L, _, dK, dV = (x.numpy() for x in found)
+    col, left = np.arange(N_k), N_k if window[0] is None else window[0]
+    unseen = (col < N_k - N_q - left) | (col >= lengths.numpy()[:, None])  # (batch, N_k)
+    return (O, L, dK, dV, (dO * O).sum(3)), [np.where(unseen[:, None, :, None], NAN, X) for X in (K, V)]
 
 
 CASES = [(n, *shape) for n, shape in enumerate([(1, 239), (200, 333), (333, 200), (70, 300), (300, 300)])]
@@ -58,12 +46,12 @@ def test_every_row_sees_its_interval_and_nothing_else(n, N_q, N_k):
         lengths = (None, [N_k // 3, N_k], [0, 130])[(n + w) % 3]
         Q, dO = draw.standard_normal((2, 2, 2, N_q, 8))
         K, V = draw.standard_normal((2, 2, 1, N_k, 8))
-        want, (K, V) = dense(Q, K, V, dO, window, lengths)
+        want, (K, V) = truth(Q, K, V, dO, window, lengths)
         with np.errstate(invalid="ignore", divide="ignore"):
             B_c, consumers = ((64, 2), (128, 1), (64, 3), (128, 2))[(n + w) % 4]
             got = run_forward(Q, K, V, window, lengths, B_c, consumers)
             sizes = choose((128, 64)[w % 2], N_q, window != (None, None), ragged=True)
-            given = starting(want[1], want[5], 8, sizes.B_r)
+            given = starting(want[1], want[4], 8, sizes.B_r)
             got += run_backward(Q, K, V, dO, given, window, sizes, lengths)[:2]
         for name, x, y in zip(("O", "L", "dK", "dV"), got, want, strict=False):
             np.testing.assert_allclose(x, y, atol=1e-9, err_msg=f"{name} {window} {lengths}")
@@ -111,9 +99,9 @@ def test_every_turn_is_passed_on_once_it_has_ended(N_q, N_k, causal, parts):
     draw = np.random.default_rng(N_q)
     Q, dO, K, V = (draw.standard_normal((1, 2, N, 8)) for N in (N_q, N_q, N_k, N_k))
     window = (None, 0 if causal else None)
-    want, _ = dense(Q, K, V, dO, window, None)
+    want, _ = truth(Q, K, V, dO, window, None)
     sizes = choose(64, N_q, causal, ragged=True, same_bits=True)
-    given = (Q, K, V, dO, starting(want[1], want[5], 8, sizes.B_r), window, sizes, None, parts)
+    given = (Q, K, V, dO, starting(want[1], want[4], 8, sizes.B_r), window, sizes, None, parts)
     (dK, dV, sums), (dK_, dV_, sums_) = (run_backward(*given, turns=turns) for turns in (True, False))
     for x, y in zip((dK, dV, *sums), (dK_, dV_, *sums_), strict=True):
         np.testing.assert_allclose(x, y, atol=1e-9)

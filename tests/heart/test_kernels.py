@@ -11,7 +11,7 @@ import triton.language as tl
 from kernel_truth import DEVICE, GPU  # before Triton
 
 from fa2_lab.kernels import choice, launch, prepared, tables, tuned
-from fa2_lab.kernels.common import tile
+from fa2_lab.kernels.common import softmax, tile
 from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.kernels.prepared import Options, Tensors
 from fa2_lab.machine import budget
@@ -140,6 +140,18 @@ def test_a_head_may_lie_behind_two_to_the_31_elements():
     head_kernel[(4,)](X, at, (2**30, 3 * 2**28))
     offsets = (at - X.data_ptr()) // X.element_size()
     assert offsets.tolist() == [n * (2**30 + 3 * 2**28) for n in range(4)]
+
+
+@triton.jit
+def tanh_kernel(x, y, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(y + at, softmax.tanh(tl.load(x + at)))
+
+
+def test_tanh_keeps_its_digits_where_its_series_ends():
+    x, y = torch.linspace(-1, 1, 4096, device=DEVICE), torch.empty(4096, device=DEVICE)
+    tanh_kernel[(1,)](x, y, 4096)
+    assert ((y - x.double().tanh()).abs() <= 1e-6 * x.double().tanh().abs()).all()
 
 
 def test_default_file_is_in_the_users_cache(monkeypatch, tmp_path):

@@ -1,6 +1,7 @@
 """The NumPy reference: every stage against autograd in float64, its parts by known answers, and what it refuses."""
 
 import inspect
+import itertools
 import re
 
 import hypothesis
@@ -282,31 +283,41 @@ def test_a_rank_s_own_meeting_in_two_calls(length, causal, want):
     assert shards.halves(length, causal) == want
 
 
-@pytest.mark.parametrize(
-    ("layout", "rank", "source", "causal", "want"),
-    [
-        ("zigzag", 1, 0, True, (slice(0, 4), slice(0, 3), Tile.FULL)),  # the front piece of an earlier rank
-        ("zigzag", 0, 1, True, (slice(3, 5), slice(0, 4), Tile.FULL)),  # by the back piece, all of a later rank
-        ("zigzag", 1, 1, True, (slice(0, 4), slice(0, 4), Tile.DIAGONAL)),
-        ("zigzag", 1, 0, False, (slice(0, 4), slice(0, 5), Tile.FULL)),
-        ("zigzag", 2, 0, True, (slice(0, 1), slice(0, 3), Tile.FULL)),
-        ("zigzag", 2, 3, True, (slice(1, 1), slice(0, 0), Tile.SKIP)),
-        ("contiguous", 1, 0, True, (slice(0, 4), slice(0, 5), Tile.FULL)),
-        ("contiguous", 0, 1, True, (slice(5, 5), slice(0, 4), Tile.SKIP)),
-        ("contiguous", 0, 3, False, (slice(0, 5), slice(0, 0), Tile.SKIP)),
-        ("contiguous", 3, 3, True, (slice(0, 0), slice(0, 0), Tile.SKIP)),
-    ],
-)
-def test_what_a_rank_sees_of_another(layout, rank, source, causal, want):
-    """Four ranks hold 5, 4, 1 and no rows."""
-    assert shards.meeting([5, 4, 1, 0], rank, source, layout, causal) == want
-
-
 def test_where_pieces_lie():
     assert shards.even_lengths(11, 3) == [4, 4, 3]
     assert shards.pieces([4, 4, 3], "contiguous") == [[slice(0, 4)], [slice(4, 8)], [slice(8, 11)]]
     zigzag = [[slice(0, 2), slice(9, 11)], [slice(2, 4), slice(7, 9)], [slice(4, 6), slice(6, 7)]]
     assert shards.pieces([4, 4, 3], "zigzag") == zigzag
+
+
+LENGTHS = [[5, 8], [4, 0, 7], [1, 1, 1], [3, 6, 2, 2], [13], [7, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("layout", shards.LAYOUTS)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_pieces_are_the_sequence_cut_once_and_meetings_the_mask_each_entry_once(lengths, layout):
+    N, ranks = sum(lengths), range(len(lengths))
+    rows = [np.concatenate([np.arange(N)[p] for p in of_rank]) for of_rank in shards.pieces(lengths, layout)]
+    assert sorted(np.concatenate(rows).tolist()) == list(range(N)) and [len(held) for held in rows] == lengths
+    assert all((np.diff(held) > 0).all() for held in rows)
+    for causal in (False, True):
+        seen, by_halves = np.zeros((2, N, N), dtype=int)
+        for rank, source in itertools.product(ranks, ranks):
+            calls = [shards.meeting(lengths, rank, source, layout, causal)]
+            add(seen, calls, rows[rank], rows[source])
+            add(by_halves, shards.halves(lengths[rank], causal) if rank == source else calls, rows[rank], rows[source])
+        want = np.tri(N, dtype=int) if causal else np.ones((N, N), dtype=int)
+        assert np.array_equal(seen, want) and np.array_equal(by_halves, want)
+
+
+def add(seen, calls, queries, keys):
+    for call in calls:
+        q, k = queries[call.queries], keys[call.keys]
+        assert (len(q) and len(k)) or call.kind is Tile.SKIP
+        if call.kind is not Tile.SKIP:
+            seen[np.ix_(q, k)] += (
+                np.tri(len(q), len(k), len(k) - len(q), dtype=int) if call.kind is Tile.DIAGONAL else 1
+            )
 
 
 # Bad input ------------------------------------------------------------------------------------------------------
@@ -401,6 +412,7 @@ def forward(Q=ONE, K=ONE, V=ONE, **options):
         (lambda: heads.forward(*HEADS, key_lengths=[-1]), "key_lengths: got -1; it takes a whole number from 0 to 4"),
         (lambda: heads.sinks_backward(np.ones(2), ONE, ONE, ONE), "O: got shape (4, 3); it takes 4 dimensions, none"),
         (lambda: shards.check_layout("ring"), "layout: got 'ring'; it takes one of zigzag, contiguous"),
+        (lambda: shards.pieces([2], "ring"), "layout: got 'ring'; it takes one of zigzag, contiguous"),
         (lambda: shards.even_lengths(0, 2), "N: got 0; it takes a whole number of at least 1"),
         (lambda: shards.even_lengths(2, 0), "ranks: got 0; it takes a whole number of at least 1"),
     ],

@@ -1,0 +1,97 @@
+"""Hopper's own kernels on such a GPU, called past the choice: on memory that holds NaN, and judged by float64."""
+
+from functools import partial
+
+import torch
+from kernel_truth import DEVICE, dense, dense_packed, judge
+
+from fa2_lab.kernels.prepared import PREPARED
+
+DTYPES, NAN = (torch.float16, torch.bfloat16), float("nan")
+
+
+def draw(batch, heads, N, d, dtype, turned=False, seed=0):
+    """Random rows, on request as a view of (batch, N, heads, d)."""
+    shape = (batch, N, heads, d) if turned else (batch, heads, N, d)
+    x = torch.randn(shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(seed)).to(dtype)
+    return x.transpose(1, 2) if turned else x
+
+
+def lengths_of(*numbers, dtype=torch.int32):
+    return torch.tensor(numbers, dtype=dtype, device=DEVICE)
+
+
+def poison(*tensors) -> None:
+    """Leave NaN in the memory that outputs and sums are likely to get."""
+    keep = [torch.full_like(x, NAN) for x in tensors for _ in range(2)]
+    keep += [torch.full((2 * x.numel() + 4096 * 128,), NAN, device=DEVICE) for x in tensors]
+    del keep
+
+
+def computed(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
+    """O, L and, with a dO and as far as there is a backward for this d, dQ, dK and dV; cu is (cu_q, cu_k)."""
+    from fa2_lab.kernels.hopper.backward import launch as backward
+    from fa2_lab.kernels.hopper.forward import launch as forward
+
+    many = len(cu[0]) - 1 if cu else None
+    poison(q, k)
+    O, L = forward.prepare(q, k, v, options, lengths, many)(q, k, v, lengths, *cu)
+    if dO is None:
+        return O, L
+    call = backward.prepare(dO, q, k, v, O, options, lengths, same_bits, many)
+    poison(q, k)
+    return O, L, *(call(dO, q, k, v, O, L, dL, lengths, *cu) if call else ())
+
+
+def hidden(q, k, v, options, lengths):
+    """k and v with NaN where no row sees them."""
+    col, N_k = torch.arange(k.shape[2], device=DEVICE), k.shape[2]
+    unseen = col[None] >= (lengths_of(N_k) if lengths is None else lengths)[:, None]
+    if options.left is not None:
+        unseen = unseen | (col < N_k - q.shape[2] - options.left)
+    return [x.masked_fill(unseen[:, None, :, None], NAN) for x in (k, v)]
+
+
+def check(q, k, v, dO, options, lengths=None, cu=(), dL=None, same_bits=False):
+    """By the rule; the gradients' truth is that for O as it was returned, which is rounded."""
+    truth = partial(dense_packed, cu_q=cu[0], cu_k=cu[1]) if cu else partial(dense, lengths=lengths)
+    given = torch.zeros_like(q) if dO is None else dO
+    truth = partial(truth, q, k, v, given, window=options.window, scale=options.scale)
+    want, torchs = truth(dL=dL), truth(dL=dL, dtype=q.dtype)
+    if not cu:
+        k, v = hidden(q, k, v, options, lengths)
+    got = computed(q, k, v, dO, options, lengths, cu, dL, same_bits)
+    if dO is not None:
+        assert len(got) == (5 if q.shape[-1] <= 128 else 2)
+        lost = (given.nan_to_num() * (want[0] - got[0]).nan_to_num()).sum(-1)
+        lost = lost.T if cu else lost
+        want = *want[:2], *truth(dL=lost if dL is None else dL + lost)[2:]
+    judge(got, want, torchs, f"{tuple(q.shape)} {tuple(k.shape)} {options} {lengths} {cu}")
+
+
+def backward_of(Q, K, V, dO, options, same_bits=False):
+    """The backward on these tensors, to be called as often as one likes."""
+    from fa2_lab.kernels.hopper.backward.launch import prepare
+    from fa2_lab.kernels.hopper.forward.launch import forward
+
+    O, L = forward(Q, K, V, options)
+    call = prepare(dO, Q, K, V, O, options, same_bits=same_bits)
+    return lambda: call(dO, Q, K, V, O, L, None, None)
+
+
+def counters_are_put_back() -> bool:
+    counters = [made for key, made in PREPARED.items() if key[0] == "counter"]
+    return bool(counters) and not any(counter.any() for counter in counters)
+
+
+def replayed(call):
+    """What a recorded call gives, three times, where before there was NaN."""
+    want = call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = call()
+    for _ in range(3):
+        for x in captured:
+            x.fill_(NAN)
+        graph.replay()
+        yield captured, want
