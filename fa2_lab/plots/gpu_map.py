@@ -4,11 +4,12 @@ from math import sqrt
 from typing import NamedTuple
 
 from fa2_lab.machine import chips
+from fa2_lab.machine.prices import measured
 from fa2_lab.plots import style
 
 
 class Place(NamedTuple):
-    """One memory of one chip: all of its bytes, and the bytes it delivers in a second where the maker says so."""
+    """One memory of one chip: all of its bytes, and the bytes it delivers in a second if that is known."""
 
     name: str
     size: int
@@ -22,12 +23,12 @@ def data(name: str = "H200") -> dict:
 
 
 def memories(chip: chips.Chip) -> list[Place]:
-    """The registers' speed is what the FP32 units can read: three numbers of four bytes in each clock."""
-    clocks = chip.SMs * chip.clock_hz
+    """The registers' speed is what the FP32 units can read, three numbers of four bytes a clock; L2's was measured."""
+    clocks, l2 = chip.SMs * chip.clock_hz, measured(chip).get("L2 TB/s")
     return [
         Place("registers", 4 * chip.SMs * chip.registers_per_sm, 3 * 4 * chip.fp32_per_clock * clocks),
         Place("shared memory", chip.SMs * chip.shared_per_sm, chip.shared_per_clock * clocks),
-        Place("L2", chip.l2_bytes, None),
+        Place("L2", chip.l2_bytes, 1e12 * l2 if l2 else None),
         Place("HBM", chip.hbm_bytes, chip.hbm_per_second),
     ]
 
@@ -67,7 +68,7 @@ def draw(chip: str, places: list[Place], link: float) -> style.Drawn:
         left = BARS + 0.42 * (speed == link)
         if speed:
             style.box(ax, left, y - 0.11, LONGEST * speed / fastest, 0.22, fill=style.WORKERS[1], linewidth=0)
-        words = _speed(speed) if speed else "not published"
+        words = _speed(speed) if speed else "not measured"
         style.note(ax, left + LONGEST * (speed or 0) / fastest + 0.06, y, words)
     style.note(ax, 0, 0.1, "size", weight="bold")
     style.note(ax, LENS, 0.1, f"sides × {ZOOM}", weight="bold")

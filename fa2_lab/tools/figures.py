@@ -18,7 +18,8 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "time_and_memory": "00_start",
     "gpu_map": "00_start",
     "ladder": "00_start",
-    "quadratic_memory": "01_naive_attention",
+    "card": "00_start",
+    "attention_map": "01_naive_attention",
     "rescaling": "02_online_softmax",
     "three_softmaxes": "02_online_softmax",
     "state_stream": "02_online_softmax",
@@ -55,6 +56,7 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "swizzle_xor": "A_lanes",
     "block_budget": "A_lanes",
 }
+PRINTED = ("card",)  # also as PDF
 SHEETS = {"poster_forward": "FA2.A1", "poster_backward": "FA2.A2"}
 
 
@@ -69,7 +71,10 @@ def build(folder: Path, names: list[str] | None = None) -> None:
         build_posters(folder)
     for name in tqdm(chosen(names), desc="figures", unit="figure", disable=None):
         picture = module(name)
-        files.write(folder / f"{name}.svg", style.svg(*picture.draw(**picture.data())))
+        figure, alt = picture.draw(**picture.data())
+        files.write(folder / f"{name}.svg", style.svg(figure, alt))
+        if name in PRINTED:
+            files.write(folder / f"{name}.pdf", pdf(figure))
     files.write(folder / "README.md", gallery_page(folder))
 
 

@@ -11,53 +11,66 @@
 #
 # After this notebook you can
 #
-# - compute attention by hand for three queries, derive its gradients, and check them,
+# - read a map of weights, derive the gradients of attention, and check them,
 # - read the meter, and say why standard attention cannot use more than a part of a GPU's speed,
 # - turn a score into its probability with a single number per row.
 #
-# *Time: 45 minutes with the questions and exercises. Hardware: any laptop, NumPy alone. Before this: [00 · The
+# *Time: 25 minutes, and 5 for the exercise. Hardware: any laptop, NumPy alone. Before this: [00 · The
 # map](00_start.ipynb), and the chain rule.*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 
-from fa2_lab.machine import chips, io
-from fa2_lab.plots import quadratic_memory
+from fa2_lab.machine import io
+from fa2_lab.machine.prices import cost
+from fa2_lab.plots import attention_map, roofline
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import UNWATCHED, Trace
+from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
 # ## Three queries, three keys
 #
-# We go through the four lines of chapter 00 with small numbers. All exponentials are 1, 2 or 3, and the scores are not
-# divided by $\sqrt{d}$ yet.
-#
-# **Predict.** Query 0 is (1, 0), so its scores are 0, log 2 and 0. The values are (8, 0), (2, 0) and (0, 20). What is its
-# output?
+# We go through the four lines of chapter 00 with numbers that can be followed in the head. All exponentials are 1, 2 or 3,
+# and the scores are not divided by $\sqrt{d}$ yet.
 
-# %% tags=["hide-input"]
+# %%
 Q = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])  # (N, d): one query to a row
 K = np.array([[0.0, 0.0], [np.log(2), 0.0], [0.0, np.log(3)]])
 V = np.array([[8.0, 0.0], [2.0, 0.0], [0.0, 20.0]])
-
 S = Q @ K.T  # (N, N) scores
 E = np.exp(S)
 P = E / E.sum(axis=1, keepdims=True)  # (N, N) every row sums to 1
 O = P @ V  # (N, d)
-print("exp(S) =", np.round(E, 9).tolist())
-print("O =", np.round(O, 9).tolist())
+print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].round(6))
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **(3, 5).** The exponentials are 1, 2 and 1. Their sum is 4, so the weights are 1/4, 1/2 and 1/4. The output is 1/4 ·
-# (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20).
-# </details>
+# Query 0 has the scores 0, log 2 and 0. The exponentials are 1, 2 and 1 with the sum 4, so the weights are 1/4, 1/2 and
+# 1/4. The output is 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
 #
 # **Takeaway.** A row of P says how one query divides its attention among the keys.
+
+# %% [markdown]
+# ## What does P look like for a real sentence?
+
+# %% tags=["hide-input"]
+show(attention_map.draw(**attention_map.data()))
+
+# %% [markdown]
+# Read a row from left to right. It belongs to one word, and each square is the weight of one key. A word sees only itself
+# and the words before it. Look at the second "a": nearly all of its weight lies on "woodchuck", the word that followed
+# the first "a".
+#
+# This P is computed, not drawn by hand. The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next
+# word. In a second it reads 2,400 random texts over twelve words, in which a word is mostly followed by the same one.
+# Nobody told it to look for repetitions, and it has never seen this sentence. The guess after the second "a" is right.
+# After the second "woodchuck" it bets on "chuck", and is wrong. All that it needs is the forward pass above and the
+# gradients at the end of this chapter.
+#
+# **Takeaway.** P is where a model looks. The weights are large where a query finds its key.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -67,63 +80,44 @@ print("O =", np.round(O, 9).tolist())
 # the scores changes almost nothing. A model cannot learn from that. So the scores are multiplied by a scale $\tau$,
 # usually $1 / \sqrt{d}$: $S = \tau QK^\top$.
 #
-# Individual scores can still be large. There is a largest float32 number. From a score of about 88.7 on, the
-# exponential lies above it and becomes infinite.
-#
-# **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight, computed as the formula stands?
+# Individual scores can still be large. From a score of about 88.7 on, the exponential is above the largest float32 number
+# and becomes infinite.
 
-
-# %% tags=["hide-input"]
+# %%
 def softmax_as_written(s):
     e = np.exp(s)
     return e / e.sum()
 
 
-def softmax_shifted(s):
-    e = np.exp(s - s.max())  # the largest exponent is now 0
-    return e / e.sum()
-
-
-with np.errstate(all="ignore"):
-    for row in ([90, 89, 0], [-200, -201, -202]):
-        s = np.array(row, dtype=np.float32)
-        shifted = softmax_shifted(s).astype(float).round(3)
-        print(row, " as written:", softmax_as_written(s), " shifted:", shifted)
-
 # %% [markdown]
+# **Predict.** A float32 row has the scores 90, 89 and 0. What is its first weight by `softmax_as_written`?
+#
+# - ☐ 0.731
+# - ☐ infinite
+# - ☐ not a number
+#
 # <details><summary>Answer</summary>
 #
-# **Not a number.** $e^{90}$ and the sum are infinite, and ∞/∞ is NaN. In the second row all exponentials are 0, and 0/0 is
-# NaN as well.
-# </details>
+# **not a number.** $e^{90}$ and the sum are both infinite, and ∞/∞ is NaN. If all scores are very negative, all
+# exponentials are 0, and 0/0 is NaN as well. The right weight is 0.731.
 #
-# The cure is to subtract the row's maximum first. That divides numerator and denominator by the same number, so the
+# ```python
+# with np.errstate(all="ignore"):
+#     s = np.array([90, 89, 0], dtype=np.float32)
+#     print(softmax_as_written(s), softmax_as_written(s - s.max()).round(3))
+# ```
+#
+# ```text
+# [nan nan  0.] [0.731 0.269 0.   ]
+# ```
+# </details>
+
+# %% [markdown]
+# The cure is to subtract the row's maximum first, as the second print does. That divides numerator and denominator by the same number, so the
 # weights stay the same. But now the largest exponential is 1, and the sum is at least 1.
 #
 # **Takeaway.** $S = \tau QK^\top$. Subtract the row's maximum before the exponential: this is *safe softmax*, and from here
 # on softmax always means it.
-
-# %% [markdown]
-# ## How much memory do S and P take?
-#
-# A layer of a model has many heads, each with its own S and P. Let their numbers have two bytes here.
-#
-# **Predict.** With 32 heads and N = 8,192, the S and P of one layer take 8 GiB. Which N fills a GPU of 80 GiB: about
-# 26,000, about 82,000, or about 260,000?
-
-# %%
-show(quadratic_memory.draw(**quadratic_memory.data()))
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **About 26,000.** Ten times the memory holds $\sqrt{10}$, about 3.2, times the tokens.
-# </details>
-#
-# In the picture, S and P outgrow the memory of one GPU after another, and Q, K, V and O stay at the bottom.
-# (Batch 1 means one text. L comes at the end of this chapter.)
-#
-# **Takeaway.** S and P decide how long a text may be.
 
 # %% [markdown]
 # ## How do we count what moves?
@@ -151,12 +145,8 @@ def standard(Q, K, V, tau, trace=UNWATCHED):
     return np.asarray(O)
 
 
-# %% [markdown]
-# **Predict.** N = 8 and d = 4. How many elements of S and P are loaded and stored together?
-
-# %% tags=["hide-input"]
 rng = np.random.default_rng(1)
-Q8, K8, V8, dO8 = rng.standard_normal((4, 8, 4))
+Q8, K8, V8 = rng.standard_normal((3, 8, 4))  # N = 8, d = 4
 meter = Trace()
 standard(Q8, K8, V8, 0.5, meter)
 for tensor in "QKSPVO":
@@ -164,13 +154,8 @@ for tensor in "QKSPVO":
 print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **256.** S goes out and comes back, and so does P: 4 · 64.
-# </details>
-#
-# Q, K and V come in and O goes out: 4 · 32 = 128 more. These are requests of the chip. In chapter 00 nearly all that
-# standard attention requested crossed to DRAM.
+# S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. These are
+# requests of the chip. In chapter 00 nearly all that standard attention requested crossed to DRAM.
 #
 # **Takeaway.** Standard attention moves $4N^2 + 4Nd$ elements, nearly all of them for S and P.
 
@@ -178,32 +163,43 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # ## Is that much?
 #
 # Either the arithmetic or the memory is slower, and the other one waits. The *arithmetic intensity* decides which: how many
-# FLOPs are done for each byte that is moved? Each of the two products takes 2d FLOPs for each of $N^2$ scores or weights:
-# $4N^2 d$ together. As in chapter 00, S has four bytes a number and P has two. Each is stored once and loaded once: 12
-# bytes for each of the $N^2$ places.
+# FLOPs are done for each byte that is moved?
 #
-# **Predict.** What is the arithmetic intensity for d = 128?
-
-# %% tags=["hide-input"]
-N, d = 8192, 128
-t = io.standard_forward(Tiling(N, N, N, N), d)
-moved = sum(n * (4 if tensor == "S" else 2) for part in (t.loads, t.stores) for tensor, n in part.items())  # bytes
-intensity = 4 * N * N * d / moved
-print(f"standard attention: {intensity:.0f} FLOPs for each byte")
-for chip in (chips.A100, chips.H100, chips.H200):
-    reach = intensity / chip.flops_per_byte
-    print(f"{chip.name:13} could do {chip.flops_per_byte:3.0f}: at most {reach:.0%} of its tensor cores' speed")
-
-# %% [markdown]
+# - FLOPs: each of the two products takes d multiply-adds for each of $N^2$ places, $4N^2 d$ FLOPs together.
+# - Bytes: S has four bytes a number and P has two. Each is stored once and loaded once, 12 bytes for each place.
+#
+# So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128.)
+#
+# **Predict.** The text becomes twice as long. Does standard attention wait for memory less, as a product of two large
+# matrices would?
+#
+# - ☐ less, its intensity doubles
+# - ☐ as much as before
+# - ☐ more, its intensity halves
+#
 # <details><summary>Answer</summary>
 #
-# **About 43.** $4N^2 d / 12N^2 = d/3$. Q, K, V and O are moved as well, so it is 42.
+# **as much as before.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices does $2N^3$ FLOPs on $3N^2$
+# numbers, so there a larger N helps. Here the inner dimension is d, and d stays.
+#
+# ```python
+# print([round(cost("standard", N=N).intensity("crossed"), 1) for N in (4096, 8192, 16384)])
+# ```
+#
+# ```text
+# [41.8, 42.2, 42.4]
+# ```
 # </details>
+
+# %% tags=["hide-input"]
+show(roofline.draw(**roofline.data("standard")))
+
+# %% [markdown]
+# The tensor cores of an H200 could do 206 FLOPs for each byte that HBM delivers, and standard attention has 42 to do. So it
+# reaches at most a fifth of the roof. Only moving less helps. FA1 comes into this picture in chapter 03 and FA2 in
+# chapter 04, where the question is settled.
 #
-# A larger N does not help: FLOPs and bytes both grow with $N^2$. Only moving less helps.
-#
-# **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte. The GPUs A100, H100 and H200 could
-# do four to seven times as many.
+# **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte, at any N.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -213,23 +209,8 @@ for chip in (chips.A100, chips.H100, chips.H200):
 # the last line, $O = PV$.
 #
 # Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
-# P_{02} V_{20}$. Then dO is 1 there and 0 elsewhere.
-#
-# **Predict.** What is the gradient with respect to the three entries of V?
-
-# %% tags=["hide-input"]
-dO = np.array([[1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
-dV = P.T @ dO  # (N, d)
-dP = dO @ V.T  # (N, N)
-print("dV, first column:", np.round(dV[:, 0], 9).tolist())
-print("dP, first row:   ", np.round(dP[0], 9).tolist())
-
-# %% [markdown]
-# <details><summary>Answer</summary>
-#
-# **The weights** $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4. In the same way, the gradient with respect to these weights is
-# $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
-# </details>
+# P_{02} V_{20}$. The gradient with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4,
+# and with respect to the weights it is $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
 # In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV = P^\top dO$. And $P_{ij}$ enters every column c
 # with $V_{jc}$, so $dP = dO\, V^\top$.
@@ -239,30 +220,40 @@ print("dP, first row:   ", np.round(dP[0], 9).tolist())
 # %% [markdown]
 # ## Backwards through softmax
 #
-# Raise one score of a row. Its weight grows and all others shrink, because they share one sum: $p_j = e^{s_j} / \Sigma$
-# with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is $e^{s_j}$, and so is that of
-# $\Sigma$, because only one of its terms contains $s_j$. So the quotient rule gives $\partial p_j / \partial s_j =
-# e^{s_j}/\Sigma - (e^{s_j}/\Sigma)^2 = p_j - p_j^2$. For two different keys it gives $\partial p_j / \partial s_k =
-# -p_j p_k$. As a matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
+# **Predict.** A row has the weights 0.6, 0.3 and 0.1. The score of the first key is raised a little. What happens to the
+# other two weights?
 #
-# The score $s_k$ changes every weight. So by the chain rule its gradient is $ds_k = \sum_j dp_j\, \partial p_j /
-# \partial s_k$: ds is the Jacobian times dp. Here for query 0:
-
-# %% tags=["hide-input"]
-p, dp = P[0], dP[0]
-jacobian = np.diag(p) - np.outer(p, p)  # (N, N)
-D = p @ dp  # one number for the row
-print("jacobian @ dp: ", np.round(jacobian @ dp, 9).tolist())
-print("p * (dp - D):  ", np.round(p * (dp - D), 9).tolist(), " with D =", round(float(D), 9))
-print("do · o =", round(float(dO[0] @ O[0]), 9))
+# - ☐ nothing, only the first score changed
+# - ☐ both fall by the same amount
+# - ☐ the larger one falls more
+#
+# <details><summary>Answer</summary>
+#
+# **the larger one falls more.** They share one sum. As it grows, both shrink by the same *factor*, so 0.3 loses three times
+# as much as 0.1.
+#
+# ```python
+# print(naive.safe_softmax(np.log([0.6, 0.3, 0.1]) + [0.1, 0, 0]).round(4))
+# ```
+#
+# ```text
+# [0.6237 0.2822 0.0941]
+# ```
+# </details>
 
 # %% [markdown]
-# The second line needs no matrix:
-# $(\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D)$, with the single number
-# $D = p \cdot dp$. (∘ multiplies entry by entry.)
+# Now exactly. $p_j = e^{s_j} / \Sigma$ with $\Sigma = \sum_k e^{s_k}$. The derivative of $e^{s_j}$ with respect to $s_j$ is
+# $e^{s_j}$, and so is that of $\Sigma$, because only one of its terms contains $s_j$. The quotient rule gives
+# $\partial p_j / \partial s_j = p_j - p_j^2$, and for two different keys $\partial p_j / \partial s_k = -p_j p_k$. As a
+# matrix, the *Jacobian*, this is $\mathrm{diag}(p) - p p^\top$.
 #
-# And D can be computed without the row of P. Lower case with an index is a row of a matrix. Since
-# $dP_{ij} = do_i \cdot v_j$,
+# The score $s_k$ changes every weight. By the chain rule $ds_k = \sum_j dp_j\, \partial p_j / \partial s_k$, so ds is the
+# Jacobian times dp. (∘ multiplies entry by entry.)
+#
+# $$ds = (\mathrm{diag}(p) - pp^\top)\,dp = p \circ dp - p\,(p \cdot dp) = p \circ (dp - D), \qquad D = p \cdot dp .$$
+#
+# No matrix is left, only the number D. And D can be computed without the row of P. Lower case with an index is a row of a
+# matrix. Since $dP_{ij} = do_i \cdot v_j$,
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
 #
@@ -271,12 +262,11 @@ print("do · o =", round(float(dO[0] @ O[0]), 9))
 # %% [markdown]
 # ## How do we know that a gradient is right?
 #
-# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. But is that right? *Finite
-# differences* need no formula: change one entry by +h and by −h, subtract the two losses, and divide by 2h. Below, 5
-# queries and keys have d = 4. We compare dK: once right, once without $\tau$, and once without the transpose.
+# $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. That makes five lines,
+# Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags).
 
 
-# %% tags=["hide-input"]
+# %%
 def backward(Q, K, V, P, dO, tau):
     dV = P.T @ dO  # FA1.A3.L1  (N_k, d)
     dP = dO @ V.T  # FA1.A3.L2  (N_q, N_k)
@@ -286,14 +276,10 @@ def backward(Q, K, V, P, dO, tau):
     return dQ, dK, dV, dS
 
 
-def differences(loss, X, h=1e-5):
-    gradient = np.empty_like(X)
-    for at in np.ndindex(X.shape):
-        step = np.zeros_like(X)
-        step[at] = h
-        gradient[at] = (loss(X + step) - loss(X - step)) / (2 * h)
-    return gradient
-
+# %% [markdown]
+# But is that right? *Finite differences* need no formula: change one entry by +h and by −h, subtract the two losses, and
+# divide by 2h. Below, 5 queries and keys have d = 4 and $\tau$ = 0.5. We compare dK: once right, once without $\tau$, and
+# once without the transpose.
 
 # %% tags=["hide-input"]
 tau = 0.5
@@ -306,6 +292,15 @@ def loss(Q, K, V):  # its gradient with respect to O is dO
     return float((dO * (naive.safe_softmax(tau * Q @ K.T) @ V)).sum())
 
 
+def differences(loss, X, h=1e-5):
+    gradient = np.empty_like(X)
+    for at in np.ndindex(X.shape):
+        step = np.zeros_like(X)
+        step[at] = h
+        gradient[at] = (loss(X + step) - loss(X - step)) / (2 * h)
+    return gradient
+
+
 truth = differences(lambda X: loss(Q, X, V), K)
 for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau * dS @ Q)):
     print(f"dK = {name:8} first entry {guess[0, 0]:7.4f}, finite differences say {truth[0, 0]:7.4f}")
@@ -313,8 +308,6 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # %% [markdown]
 # All three have the right shape, the last one because there are as many queries as keys. Without $\tau$ the gradient is
 # too large by a factor $1/\tau$ = 2. Nothing would crash, so only a comparison finds it.
-#
-# Open the code: the five lines of `backward` are Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags).
 #
 # **Takeaway.** Compare a gradient with finite differences. Use unequal lengths and $\tau$ ≠ 1, so that no slip can hide.
 
@@ -327,7 +320,7 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 # $$P_{ij} = e^{S_{ij}} / e^{L_i} = e^{S_{ij} - L_i} .$$
 #
 # The function below, from appendix B.1 of the [FlashAttention paper](https://arxiv.org/abs/2205.14135), keeps L and one
-# row of scores. But for each query it loads all keys twice, and all values once.
+# row of scores.
 
 
 # %%
@@ -343,30 +336,39 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 
 
 # %% [markdown]
-# **Predict.** How many times $N^2$ elements does this function move, for N = 512 and d = 64?
-
-# %% tags=["hide-input"]
-q, k, v = rng.standard_normal((3, 512, 64))
-meters = Trace(), Trace()
-results = standard(q, k, v, 1 / 8, meters[0]), forward_by_rows(q, k, v, 1 / 8, meters[1])[0]
-for name, meter, O_row, held in zip(("standard", "by rows"), meters, results, (2 * 512**2, 2 * 512), strict=True):
-    print(f"{name:8}: first number {O_row[0, 0]:.9f}, holds {held:7,}, moves {meter.hbm_elements:10,} elements")
-ratio = meters[1].hbm_elements / meters[0].hbm_elements
-print(f"by rows moves {meters[1].hbm_elements / 512**2:.0f} N², {ratio:.0f} times what standard moves")
-
-# %% [markdown]
+# **Predict.** For N = 512 this holds 1,024 numbers instead of half a million. How many elements does it move, with d = 64,
+# compared with standard attention?
+#
+# - ☐ about a fortieth
+# - ☐ about as many
+# - ☐ about 40 times as many
+#
 # <details><summary>Answer</summary>
 #
-# **192.** 3d for each query and each key. That is 43 times what standard attention moves.
+# **about 40 times as many.** For each query it loads all keys twice and all values once: $3dN^2 = 192N^2$ elements.
+# Standard attention moves a little more than $4N^2$. Memory held and elements moved are two costs. One can fall while the
+# other rises.
+#
+# ```python
+# q, k, v = np.random.default_rng(2).standard_normal((3, 512, 64))
+# for function in (standard, forward_by_rows):
+#     watch = Trace()
+#     function(q, k, v, 1 / 8, watch)
+#     print(f"{function.__name__}: {watch.hbm_elements:,} elements, {watch.hbm_elements / 512**2:.0f} N²")
+# ```
+#
+# ```text
+# standard: 1,179,648 elements, 4 N²
+# forward_by_rows: 50,430,976 elements, 192 N²
+# ```
 # </details>
-#
-# It holds 1,024 numbers instead of half a million. But far more is moved than before.
-#
+
+# %% [markdown]
 # What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on chip. So
 # the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
 # softmax can take that.
 #
-# **Takeaway.** Memory held and elements moved are two costs. One can fall while the other rises.
+# **Takeaway.** One number per row, L, replaces S and P. What is moved must be saved in another way.
 
 # %% [markdown]
 # ## Recap
@@ -380,41 +382,7 @@ print(f"by rows moves {meters[1].hbm_elements / 512**2:.0f} N², {ratio:.0f} tim
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** The backward pass by rows, from appendix B.2 of the same paper, keeps no P. Compute row i of P from
-# K, one query, L and $\tau$, in place of the `...`.
-#
-# <details><summary>Hint</summary>
-#
-# First the row of scores, as in `forward_by_rows`. Then the last formula of the recap.
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# return np.exp(tau * (K @ q_i) - L_i)
-# ```
-# </details>
-
-
-# %%
-def probabilities(q_i, K, L_i, tau):  # (d,), (N_k, d), a number, a number -> (N_k,)
-    return ...
-
-
-# %% tags=["hide-input"]
-O, L = forward_by_rows(Q, K, V, tau)
-D = (dO * O).sum(axis=1)
-row_0 = probabilities(Q[0], K, L[0], tau)
-if row_0 is ...:
-    print("not written yet")
-elif np.shape(row_0) != (5,) or not close(np.sum(row_0), 1.0):
-    print("not yet: a row of P has 5 entries that sum to 1, yours:", row_0)
-else:
-    rows = [probabilities(Q[i], K, L[i], tau) for i in range(5)]
-    dQ_rows = [tau * (rows[i] * (V @ dO[i] - D[i])) @ K for i in range(5)]
-    print("right" if close(dQ_rows, dQ) else "not yet: the row sums to 1, but it is not softmax of the scaled scores")
-
-# %% [markdown]
-# **2. Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Write a test of dS that needs no reference: True for the
+# **Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Write a test of dS that needs no reference: True for the
 # right dS, False for this one.
 #
 # <details><summary>Hint</summary>
@@ -435,14 +403,8 @@ def looks_right(dS):  # (N_q, N_k)
 
 
 # %% tags=["hide-input"]
-dP = dO @ V.T
-right_one, wrong_one = looks_right(P * (dP - D[:, None])), looks_right(P * dP)
-if right_one is ...:
-    print("not written yet")
-elif not right_one:
-    print("not yet: your test rejects the right dS, whose rows sum to", np.round(dS.sum(axis=1), 6) + 0.0)
-else:
-    print("not yet: your test accepts the wrong dS" if wrong_one else "right")
+right, wrong = dS, P * (dO @ V.T)
+check(looks_right, Case("the right dS", (right,), True), Case("P * dP, without D", (wrong,), False))
 
 # %% [markdown]
 # ## Checks
@@ -456,9 +418,15 @@ verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forwa
 judge = differences(lambda X: loss(X, K, V), Q), truth, differences(lambda X: loss(Q, K, X), V)
 verdict("dQ, dK, dV = finite differences of the loss", all(map(close, (dQ, dK, dV), judge, [1e-7] * 3)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
-verdict("the jacobian = naive.softmax_jacobian", close(jacobian, naive.softmax_jacobian(p)))
-verdict("the meter = the closed form", meters[0].hbm_elements == io.standard_forward(Tiling(512, 512, 1, 1), 64).total)
-verdict("by rows: 192 N², 43 times standard", [round(meters[1].hbm_elements / 512**2), round(ratio)] == [192, 43])
+p, dp = P[0], (dO @ V.T)[0]
+verdict("p (dp − D) = the Jacobian times dp", close(p * (dp - p @ dp), naive.softmax_jacobian(p) @ dp))
+verdict("D = do · o", close(p @ dp, dO[0] @ (P @ V)[0]))
+verdict("the meter = the closed form", meter.hbm_elements == io.standard_forward(Tiling(8, 8, 1, 1), 4).total)
+intensity = cost("standard", N=8192, d=128).intensity("crossed")
+verdict("42 FLOPs a byte, a fifth of the roof", [round(intensity), round(intensity / 20.6)] == [42, 2])
+seen = attention_map.data()
+a, woodchuck = 8, seen["words"].index("woodchuck")
+verdict("the second a looks at the first woodchuck", seen["P"][a, woodchuck] > 0.9)
 
 # %% [markdown] tags=["navigation"]
 # [← The map](00_start.ipynb) · [Online softmax →](02_online_softmax.ipynb)

@@ -1,0 +1,91 @@
+"""The weights P of a real sentence, by one head that is trained here in a second to guess the next word."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fa2_lab.plots import style
+from fa2_lab.reference import naive
+from fa2_lab.tiles import CAUSAL
+
+SENTENCE = "how much wood would a woodchuck chuck if a woodchuck could chuck wood"
+WORDS, N = 12, 24  # words that the head knows, by number; length of the texts that it trains on. d = WORDS
+STEPS, TEXTS, RATE = 150, 16, 0.3
+
+
+def data(sentence: str = SENTENCE) -> dict:
+    """The words of a sentence and the head's P; the head has never seen it, and knows words by number alone."""
+    words = sentence.split()
+    known = list(dict.fromkeys(words))
+    if len(known) > WORDS:
+        raise ValueError(f"sentence: got {len(known)} different words; the head knows {WORDS}")
+    _, P = naive.forward(*head(np.array([known.index(word) for word in words]), *trained()), tau=1.0, mask=CAUSAL)
+    return dict(words=words, P=P.round(2))
+
+
+@cache
+def trained(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """W_Q and W_K after STEPS steps of descent on texts in which each word is mostly followed by the same one."""
+    draw = np.random.default_rng(seed)
+    W = 0.1 * draw.standard_normal((2, WORDS, WORDS))
+    for _ in range(STEPS):
+        W -= RATE * np.mean([gradient(text(draw), *W) for _ in range(TEXTS)], axis=0)
+    return W[0], W[1]
+
+
+def text(draw: np.random.Generator) -> np.ndarray:
+    """A text of N + 1 words. What follows a word is drawn anew for every text."""
+    after, words = draw.permutation(WORDS), [int(draw.integers(WORDS))]
+    while len(words) <= N:
+        usual = draw.random() < 0.8
+        words.append(int(after[words[-1]]) if usual else int(draw.integers(WORDS)))
+    return np.array(words)
+
+
+def one_hot(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Each word, and the word before it, as rows with a single 1."""
+    X = np.eye(WORDS)[words]
+    return X, np.vstack([np.zeros(WORDS), X[:-1]])
+
+
+def head(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Q, K and V of a text: a key belongs to the word before, its value to the word itself."""
+    X, before = one_hot(words)
+    return X @ W_Q, before @ W_K, X
+
+
+def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of the loss −Σ log O[i, word i + 1], with respect to W_Q and W_K, by chapter 01's formulas."""
+    Q, K, V = head(words[:-1], W_Q, W_K)
+    O, P = naive.forward(Q, K, V, tau=1.0, mask=CAUSAL)  # O: the chance of each word to come next
+    dO, rows = np.zeros_like(O), np.arange(len(O))
+    dO[rows, words[1:]] = -1 / (O[rows, words[1:]] + 0.01)
+    dQ, dK, _ = naive.backward(Q, K, V, P, dO, tau=1.0)
+    X, before = one_hot(words[:-1])
+    return X.T @ dQ, before.T @ dK
+
+
+@style.picture
+def draw(words: Sequence[str], P: np.ndarray) -> tuple[Figure, str]:
+    """A square for each weight, its area the weight; queries run down, keys run right."""
+    caption = "One head reads a sentence: a word that was seen before looks at what followed it then."
+    figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the weight.")
+    n = len(words)
+    for i, row in enumerate(P):
+        ax.plot([-0.5, n - 0.5], [i, i], color=style.MASKED, linewidth=0.6, zorder=0)
+        for j in np.flatnonzero(row):
+            side = float(np.sqrt(row[j]))
+            style.box(ax, j - side / 2, i - side / 2, side, side, fill=style.hue("P"), linewidth=0.5)
+    style.bare(ax, (-0.6, n - 0.4), (-0.6, n - 0.4), aspect="equal", ylabel="← queries", xlabel="keys →")
+    ax.set_xticks(range(n), words, rotation=90)
+    ax.set_yticks(range(n), words)
+    ax.xaxis.tick_top()
+    ax.xaxis.set_label_position("top")
+    strong = [(words[i], words[j], P[i, j]) for i, j in np.argwhere(np.asarray(P) > 0.8) if i]
+    seen = "; ".join(f"The second {query} looks at {key} with weight {weight:.2f}" for query, key, weight in strong)
+    alt = f"A map of {n} by {n} words: {' '.join(words)}. {seen}. Words that are new look at all words before them."
+    return figure, alt
