@@ -7,9 +7,9 @@
 # **What if the score matrix never leaves the chip?**
 #
 # Standard attention writes S and P to HBM and reads them back, $4N^2$ numbers in all (chapter 01). Softmax can take its
-# keys one block at a time (chapter 02). FlashAttention of 2022, FA1, puts the two together: compute a small tile of S on
-# the chip, use it at once, and throw it away. One kernel does what three did. This is called *fusion*: what lies between
-# the steps never travels.
+# keys one block at a time (chapter 02). FlashAttention of 2022, FA1, puts the two together: compute a small tile of S
+# on the chip, use it at once, and throw it away. One kernel does what three did. This is called *fusion*: what lies
+# between the steps never travels.
 #
 # After this notebook you can
 #
@@ -23,7 +23,7 @@
 import numpy as np
 
 from fa2_lab.machine import chips, io
-from fa2_lab.plots import hbm_traffic, time_and_memory
+from fa2_lab.plots import hbm_traffic, roofline, time_and_memory
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, naive
@@ -53,8 +53,8 @@ from fa2_studio.book.verdicts import close, verdict
 #
 # $$\ell_{new} = \alpha\,\ell + \beta\,\ell_{tile} \qquad o_{new} = \frac{\alpha\,\ell\,o + \beta\,p\,v}{\ell_{new}}$$
 #
-# Here $\alpha = 3/8$ and $\beta = 1$. So $\ell_{new} = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$, and
-# $o_{new} = (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$. That is the answer of chapter 02.
+# Here $\alpha = 3/8$ and $\beta = 1$. So $\ell_{new} = \frac{3}{8} \cdot \frac{4}{3} + \frac{3}{2} = 2$, and $o_{new} =
+# (\frac{3}{8} \cdot \frac{4}{3} \cdot 2 + 4) / 2 = 5/2$. That is the answer of chapter 02.
 
 # %% [markdown]
 # ## Now write it
@@ -159,7 +159,7 @@ def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
 
 
 # %% tags=["hide-input"]
-Q, K, V, dO = np.random.default_rng(0).standard_normal((4, 8, 4))
+Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
 tau = 0.5
 for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
     O, l, m = np.empty((8, 4)), np.empty(8), np.empty(8)
@@ -215,8 +215,8 @@ print(f"the piece above, with d = 2: {fa1_elements(8, 2, 2)}")
 #
 # <details><summary>Answer</summary>
 #
-# **more.** (3 · 64 + 4) / 32 is 6.1 elements for each score, and standard attention has 4. The unfinished answers travel
-# in place of S and P. They cost less only if a block has more than (3d + 4) / 4 = 49 keys.
+# **more.** (3 · 64 + 4) / 32 is 6.1 elements for each score, and standard attention has 4. The unfinished answers
+# travel in place of S and P. They cost less only if a block has more than (3d + 4) / 4 = 49 keys.
 # </details>
 
 # %% [markdown]
@@ -237,36 +237,37 @@ for d in (64, 128):
 
 # %% [markdown]
 # The paper's rule is $B_c = \lceil M / 4d \rceil$: the blocks q, k, v and o fill the M elements of shared memory. It
-# leaves no room for the tile of scores, so it is an upper limit. The paper tried 64 to 512 keys and gained nothing beyond
+# leaves no room for the tile of scores, so it is an upper limit. The paper tried 64 to 512 keys and gained nothing
+# beyond
 # 256. This book has 64 keys in the first kernels of chapter 10, and 128 where it lists what each chapter saves: 2.6 times
 # less than standard attention for d = 64.
 #
 # With the rule, $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$ elements. The paper calls this the *IO
-# complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is still $N^2$, divided by
-# the room on the chip.
+# complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is still $N^2$, divided
+# by the room on the chip.
 
 # %% tags=["nbval-ignore-output"]
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# Above, tiles shift the line down and do not tilt it. In the middle N is fixed: with little room on the chip, FA1 is above
-# standard attention. The bars were counted on an H200, for FA2 (next chapter): L2 answered most requests, and about each
-# of Q, K, V and O crossed to DRAM once.
+# Above, tiles shift the line down and do not tilt it. In the middle N is fixed: with little room on the chip, FA1 is
+# above standard attention. The bars were counted on an H200, for FA2 (next chapter): L2 answered most requests, and
+# about each of Q, K, V and O crossed to DRAM once.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
 # Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was 2 to 4 times faster. [Their
-# paper](https://arxiv.org/abs/2205.14135) (figure 2) has GPT-2 medium on an A100: N = 1,024, d = 64, 64 texts with 16 heads
-# each, forward and backward.
+# paper](https://arxiv.org/abs/2205.14135) (figure 2) has GPT-2 medium on an A100: N = 1,024, d = 64, 64 texts with 16
+# heads each, forward and backward.
 #
 # | | standard | FA1, the authors' kernel |
 # | --- | ---: | ---: |
 # | HBM reads and writes | 40.3 GB | 4.4 GB |
 # | time | 41.7 ms | 7.3 ms |
 #
-# Their kernel, too, has one worker for each head: a *thread block*, the group of threads that runs on one SM. Two things
-# differ.
+# Their kernel, too, has one worker for each head: a *thread block*, the group of threads that runs on one SM. Two
+# things differ.
 #
 # - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00's longest text is a single one: 16 workers
 #   for 132 SMs.
@@ -319,8 +320,15 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
     print(f"{name:10} {share / parts.total:4.0%}")
 
 # %% [markdown]
-# Two thirds are unfinished answers. Nobody reads them between two column blocks; they leave the chip only to make room for
-# other rows. What if the queries stayed, and the keys came by? That is the next chapter.
+# Two thirds are unfinished answers. Nobody reads them between two column blocks; they leave the chip only to make room
+# for other rows. On the roofline of chapter 00 that puts the algorithm, as printed, below standard attention:
+
+# %% tags=["hide-input"]
+show(roofline.draw(**roofline.data("standard", "FA1")))
+
+# %% [markdown]
+# (d = 128, 64 keys a block, N = 4,096, 64 heads.) Ring and dot coincide: 64 heads at once do not fit into L2, so what
+# is requested crosses to DRAM. What if the queries stayed, and the keys came by? That is the next chapter.
 
 # %% [markdown]
 # ## Recap
@@ -332,48 +340,19 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 #
 # <details><summary>If you train with dropout: how is its mask not stored?</summary>
 #
-# *Dropout* sets entries of P to 0 by chance, and the backward pass must drop the same ones. Storing $N^2$ bits would cost
-# the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column. FA1 drew
-# them in the order of the tiles. In FA2 the two passes visit the tiles in different orders, and 12 of 16 tiles would get
-# other numbers ([picture](../figures/dropout_orders.svg)).
+# *Dropout* sets entries of P to 0 by chance, and the backward pass must drop the same ones. Storing $N^2$ bits would
+# cost the memory that we have just saved. So each random number is computed anew, from a seed, its row and its column.
+# FA1 drew them in the order of the tiles. In FA2 the two passes visit the tiles in different orders, and 12 of 16 tiles
+# would get other numbers ([picture](../figures/dropout_orders.svg)).
 # </details>
 #
 # [Assignment 2](assignments/2_forward.ipynb) goes further: all of the forward pass, graded with the meter on.
 
 # %% [markdown]
-# ## Exercises
-#
-# **Complete.** FA1's backward clears dQ, dK and dV at the start. It loads K and V once and stores dK and dV once. For
-# each column block it loads Q, O, dO, dQ, ℓ and m, and stores dQ. Write its number of elements.
-#
-# <details><summary>Hint</summary>
-#
-# Count in three parts: what is cleared at the start, what moves once, and what moves for each column block.
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# return N * d + 6 * N * d + T_c * (5 * N * d + 2 * N)
-# ```
-# </details>
-
-
-# %%
-def fa1_backward_elements(N, d, T_c):
-    ...
-
-
-# %% tags=["hide-input"]
-meter = Trace()
-fa1.backward(Q, K, V, O, l, m, dO, B_r=4, B_c=2, tau=tau, trace=meter)
-words = "the chapter's example has N = 8, d = 4 and T_c = 4. The meter counts what its backward pass moves."
-check(fa1_backward_elements, Case(words, (8, 4, 4), meter.hbm_elements))
-
-# %% [markdown]
 # ## Checks
 #
-# The functions of this notebook against the package, and the package against plain attention: unequal and ragged lengths,
-# a mask with an empty row and an empty tile, dropout, and large scores.
+# The functions of this notebook against the package, and the package against plain attention: unequal and ragged
+# lengths, a mask with an empty row and an empty tile, dropout, and large scores.
 
 # %% tags=["hide-input"]
 O, l, m = np.empty((8, 4)), np.empty(8), np.empty(8)

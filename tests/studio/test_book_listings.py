@@ -26,11 +26,11 @@ CASES = [  # N_q, N_k, causal: square; ragged; more keys; rows that see no key, 
 
 
 def listing(chapter: str, *functions: str) -> dict:
-    """The functions of a chapter's cells by their names; its numbers have d = 4."""
-    source = (TEXT / f"{chapter}.py").read_text(encoding="utf-8")
-    names = {"np": np, "UNWATCHED": UNWATCHED, "tau": 0.5}
+    """The last that a chapter says of some functions, in its cells or in a fold, by their names."""
+    source = re.sub("^# ", "", (TEXT / f"{chapter}.py").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    names = {"np": np, "UNWATCHED": UNWATCHED}
     for function in functions:
-        exec(re.search(rf"^def {function}\(.*?(?=^\S|\Z)", source, re.MULTILINE | re.DOTALL)[0], names)
+        exec(re.findall(rf"^def {function}\(.*?(?=^\S|\Z)", source, re.MULTILINE | re.DOTALL)[-1], names)
     return names
 
 
@@ -39,10 +39,10 @@ def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
     draw = np.random.default_rng(N_q)
     Q, K, V, dO = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k, N_q))
     tiling = Tiling(N_q, N_k, 4, 2, Mask(causal))
-    O, L = np.full((N_q, 4), np.nan), np.full(N_q, np.nan)
     with np.errstate(all="raise", under="ignore"):
-        listing("04_fa2_forward", "raw_step", "fa2_forward")["fa2_forward"](Q, K, V, O, L, tiling)
-        found = listing("05_backward", "p_and_ds", "fa2_backward")["fa2_backward"](Q, K, V, O, L, dO, tiling)
+        O, L = listing("04_fa2_forward", "update", "forward")["forward"](Q, K, V, tiling)
+        backward = listing("05_backward", "tile_gradients", "fa2_backward")["fa2_backward"]
+        found = backward(Q, K, V, O, L, dO, tiling)
     true_O, P = naive.forward(Q, K, V, mask=tiling.mask)
     visible = Tiling(N_q, N_k, N_q, N_k, tiling.mask).visible(0, 0)
     true_L = naive.logsumexp(np.where(visible, Q @ K.T / 2, -np.inf))
@@ -51,10 +51,23 @@ def test_forward_and_backward_of_chapters_04_and_05(N_q, N_k, causal):
         assert np.allclose(ours, true, atol=1e-12)
 
 
+@pytest.mark.parametrize("N_q, N_k", [(8, 8), (13, 11), (5, 17)])
+def test_forward_of_chapter_03(N_q, N_k):
+    draw = np.random.default_rng(N_q)
+    Q, K, V = (draw.standard_normal((n, 4)) for n in (N_q, N_k, N_k))
+    O, l, m = np.full((N_q, 4), np.nan), np.full(N_q, np.nan), np.full(N_q, np.nan)
+    with np.errstate(all="raise", under="ignore"):
+        listing("03_fa1", "fa1_step", "fa1_forward")["fa1_forward"](Q, K, V, O, l, m, B_r=4, B_c=2, tau=0.5)
+    assert np.allclose(O, naive.forward(Q, K, V)[0], atol=1e-12)
+    assert np.allclose(m + np.log(l), naive.logsumexp(Q @ K.T / 2), atol=1e-12)
+
+
 # The functions that readers write ---------------------------------------------------------------------------------
 
 WRONG = {  # chapter: (a part of its solution, what a reader might write there)
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
+    "04": ("l_i = np.where(l_i == 0, 1, l_i)", "pass"),
+    "05": ("np.where(np.isneginf(L), 0, L)", "L"),
 }
 BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
 
