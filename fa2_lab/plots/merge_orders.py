@@ -102,7 +102,7 @@ def _places(leaves: int, merges: list[Node]) -> list[tuple[float, float]]:
 
 def _order(ax: style.Axes, places: list, leaves: int, merges: list[Node], L: float) -> None:
     for k in range(leaves):
-        style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k + 1}", style.tint(style.INK, 0.06), linewidth=0.5)
+        style.box(ax, k - W / 2, -0.2, W, 0.4, f"block {k}", style.tint(style.INK, 0.06), linewidth=0.5)
     for (x, y), node in zip(places[leaves:], merges, strict=True):
         for child in (node.left, node.right):
             _arrow(ax, places[child], (x, y), leaf=child < leaves)

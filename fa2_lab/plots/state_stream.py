@@ -54,7 +54,7 @@ def draw(
     alt = (
         f"{len(alpha)} key blocks stream past {alpha.shape[1]} rows. A grid shows the factor α for each row and block:"
         f" 1 almost everywhere, smaller only where a row meets a new maximum. For row {row} that happens at blocks"
-        f" {', '.join(str(j + 1) for j in events)}: there m steps up, and l and o first drop to α times what they were"
+        f" {', '.join(str(j) for j in events)}: there m steps up, and l and o first drop to α times what they were"
         f" before the block is added. At the end o / l = {ratio:.4f}, as standard attention has it."
     )
     return figure, alt
@@ -69,7 +69,7 @@ def _factors(ax: style.Axes, alpha: np.ndarray, row: int) -> None:
             look = dict(linewidth=1.8, zorder=3) if i == row else dict(linewidth=0.6, edgecolor=style.QUIET)
             style.box(ax, j, i, 1, 1, label, style.hue("m") if new else style.PAPER, **look)
     ax.set(xlim=(0, T_c + 0.9), ylim=(B_r + 0.05, -0.05), xticks=np.arange(T_c) + 0.5)
-    ax.set(yticks=np.arange(B_r) + 0.5, yticklabels=[f"row {i}" for i in range(B_r)], xticklabels=range(1, T_c + 1))
+    ax.set(yticks=np.arange(B_r) + 0.5, yticklabels=[f"row {i}" for i in range(B_r)], xticklabels=range(T_c))
     ax.tick_params(length=0)
     ax.spines[:].set_visible(False)
     ax.set_title(f"α = exp(m before − m after), the factor for l and o (row {row} is drawn below)")

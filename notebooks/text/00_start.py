@@ -15,7 +15,7 @@
 # - say where a GPU keeps numbers, and what each kind of work costs,
 # - read a roofline, the picture in which this book compares costs.
 #
-# *Time: 20 minutes, and 5 for the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's
+# *Time: 25 minutes with the exercise. Hardware: any laptop, NumPy alone. Before this: matrix products, and NumPy's
 # arrays.*
 #
 # A question marked **Predict** has its answer folded below it. Choose first, then open it.
@@ -46,13 +46,11 @@ show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
 # At N = 16,384 our kernel is 5.8 times as fast as standard attention. With each doubling of N, standard's memory grows
-# fourfold, until the GPU is full. FA2's and ours double.
+# fourfold, until the GPU is full. FA2's and ours double. (bf16 is a number of two bytes, *causal* a word of chapter 04.)
 #
-# Why is FA1 the slowest line? It is Algorithm 1 of the FA1 paper exactly as printed, with one worker a *head* (a model does
-# attention many times side by side, and one of them is a head). There are 16 heads here, and room for 132 workers. The
-# kernel of FA1's authors was fast. It gave each head one worker as well, but in training there are far more heads (batch
-# times heads), and it ran all steps in one CUDA kernel, without a detour through memory. The FA2 paper says what it reached:
-# two to four times the speed of standard attention, and 30 to 50% of what an A100 can do in the forward pass. Wherever
+# FA1 is the slowest line here. It is Algorithm 1 of the FA1 paper exactly as printed, with one worker a *head*. (A model
+# does attention many times side by side; one of them is a head.) There are 16 heads, and the GPU has room for 132 workers.
+# The kernel of FA1's authors was fast, two to four times as fast as standard attention. Chapter 03 shows why. Wherever
 # this book shows FA1, it is Algorithm 1 as printed.
 #
 # **Takeaway.** The same answer can be had several times faster, in memory that grows with N and not with N².
@@ -85,21 +83,10 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 #
 # **(3, 3).** All its scores are 0, so all its weights are equal: 1/4. Softmax always hands out a total weight of 1. A query
 # that finds nothing gets the plain mean of all values.
-#
-# ```python
-# K = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [0.0, 0.0]])
-# V = np.array([[8.0, 0.0], [0.0, 4.0], [4.0, 0.0], [0.0, 8.0]])
-# print(attention(np.zeros((1, 2)), K, V)[0])
-# ```
-#
-# ```text
-# [3. 3.]
-# ```
 # </details>
 
 # %% [markdown]
 # In formulas: $S = QK^\top / \sqrt{d}$, $P = \mathrm{softmax}(S)$ row by row, and the output is $O = PV$.
-#
 # Q, K, V and O have N · d numbers each, S and P have N². At N = 8,192 and d = 64 that is 128 times as many. With four bytes
 # a number, S of one head takes 256 MiB.
 #
@@ -112,8 +99,8 @@ def attention(Q, K, V):  # (N, d) each: one token to a row
 show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
-# Areas are sizes. The three dots on HBM are registers, shared memory and L2, drawn there to compare. Bars are speeds
-# (TB/s: 10¹² bytes in a second). Far memory is big and slow. Near memory is small and fast.
+# Areas are sizes, bars are speeds (TB/s: 10¹² bytes in a second). Far memory is big and slow, near memory small and fast.
+# (The link to other GPUs comes in chapter 15.)
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -151,8 +138,8 @@ for name, price in prices(chip).in_flops().items():
 # - `shared`, `l2`, `dram`: one byte from shared memory, from L2, and from HBM. (*DRAM* is the word that measuring tools
 #   use for HBM.)
 #
-# A byte from L2 costs more than half of one from HBM: to find a number there is no free lunch.
-# (NVIDIA prints the figures behind all of these but L2's: the project measures it with `fa2-lab bench prices`.)
+# A byte from L2 costs more than half of one from HBM. L2 helps, but what it delivers is not free. (All figures are NVIDIA's
+# for this GPU, except L2's: that is NVIDIA's for an A100, 5,120 bytes a clock.)
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
@@ -166,14 +153,6 @@ for name, price in prices(chip).in_flops().items():
 #
 # **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650.
 # To compute twice looks like waste, and is 13 times as cheap.
-#
-# ```python
-# print(2 * 64, round(2 * 4 * prices(chip).in_flops()["dram"]))
-# ```
-#
-# ```text
-# 128 1649
-# ```
 # </details>
 
 # %% [markdown]
@@ -188,19 +167,14 @@ for name, price in prices(chip).in_flops().items():
 #
 # ![Standard attention fills a square of scores and keeps it; FlashAttention-2 keeps one tile; the output is the same](../figures/hero.svg)
 #
-# Here are 8 queries and 8 keys, by the four lines above, and by standard, FA1 and FA2 of this book's package:
+# Here are 8 queries and 8 keys, by the four lines above, and by standard, FA1 and FA2 of the package:
 
 # %% tags=["hide-input"]
 Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
 sizes = dict(B_r=4, B_c=2)  # rows (queries) and columns (keys) of a tile
-results = dict(
-    attention=attention(Q, K, V),
-    standard=naive.forward(Q, K, V)[0],
-    FA1=fa1.forward(Q, K, V, **sizes)[0],
-    FA2=fa2.forward(Q, K, V, **sizes)[0],
-)
-for name, O in results.items():
-    print(f"{name:10} first number of O: {O[0, 0]:.12f}")
+tiled = fa1.forward(Q, K, V, **sizes)[0], fa2.forward(Q, K, V, **sizes)[0]
+for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
+    print(f"first number of O: {O[0, 0]:.12f}")
 
 # %% [markdown]
 # FlashAttention is the same sum in another order, not an approximation. Approximate attention (sparse, low-rank, linear)
@@ -240,10 +214,10 @@ for name, O in results.items():
 # </details>
 
 # %% [markdown]
-# How long must it take, then? Every unit works at its own speed, and the slowest sets the pace. The *roofline* below draws
-# that. To the right, more FLOPs are done for each byte. Under the slope of DRAM the bytes set the pace, under the flat
-# roof the tensor cores do. A method has two places at one height: a ring by the bytes it requests from L2, a dot by
-# those that cross to DRAM. Its height is the highest speed that its slowest unit allows.
+# How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
+# Further right, more FLOPs are done for each byte. On a slope the bytes set the pace, on the flat roof the tensor cores
+# do. A method has two places at one height: a ring over its FLOPs per byte requested, and a dot over its FLOPs per byte
+# that crosses to DRAM. The height is the highest speed that the slowest unit allows.
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
@@ -252,7 +226,7 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # Standard's dot lies on the slope of DRAM. FA2's dot is far to the right, so DRAM no longer limits it. Its ring lies on the
 # slope of L2: what it requests is the next limit. Chapter 04 comes back to that.
 #
-# "Loaded", "stored" and "moved" always mean requests of the chip. Each chapter ends its bill with such a roofline.
+# "Loaded", "stored" and "moved" always mean requests of the chip. Where a chapter counts a cost, it ends with this picture.
 #
 # **Takeaway.** Cost has one currency: the time of the slowest unit.
 
@@ -291,15 +265,9 @@ Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPT
 # **Find the bug.** In the four lines somebody wrote `E.sum(axis=0, keepdims=True)`. All shapes are right. Write a test
 # of P that finds it: True for the right weights, False for the wrong ones.
 #
-# <details><summary>Hint</summary>
-#
-# What must the weights of each query sum to? `np.allclose` compares.
-# </details>
 # <details><summary>Solution</summary>
 #
-# ```python
-# return np.allclose(P.sum(axis=1), 1)
-# ```
+# The weights of each query must sum to 1: `return np.allclose(P.sum(axis=1), 1)`
 # </details>
 
 
@@ -336,6 +304,7 @@ for name, rung in (("standard", "r00_standard"), ("FA2", "r07_two_loops")):
     verdict(f"{name} crosses what was counted", abs(cost(name).crossed / counts[rung] - 1) < 0.05)
 few = cost("FA2")
 verdict("of FA2's requests 3% cross to DRAM", round(few.crossed / few.requested, 2) == 0.03)
+verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
 limits = [cost(name).limit(chip)[0] for name in ("standard", "FA2")]
 verdict("DRAM limits standard, L2 limits FA2", limits == ["DRAM", "L2"])
 

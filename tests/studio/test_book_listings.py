@@ -65,6 +65,7 @@ def test_forward_of_chapter_03(N_q, N_k):
 # The functions that readers write ---------------------------------------------------------------------------------
 
 WRONG = {  # chapter: (a part of its solution, what a reader might write there)
+    "02": ("alpha * l + p.sum", "l + p.sum"),
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
     "04": ("l_i = np.where(l_i == 0, 1, l_i)", "pass"),
     "05": ("np.where(np.isneginf(L), 0, L)", "L"),
