@@ -17,7 +17,7 @@
 # - count what FA1 requests, and say how the size of a block decides it,
 # - explain how the backward pass gets P back from two numbers for each row.
 #
-# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
+# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
 
 # %%
 import numpy as np
@@ -27,8 +27,7 @@ from fa2_lab.plots import hbm_traffic, roofline, time_and_memory
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import fa1, naive
-from fa2_lab.reference.dropout import Dropout
-from fa2_lab.tiles import Mask, Tiling
+from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
@@ -237,10 +236,9 @@ for d in (64, 128):
 
 # %% [markdown]
 # The paper's rule is $B_c = \lceil M / 4d \rceil$: the blocks q, k, v and o fill the M elements of shared memory. It
-# leaves no room for the tile of scores, so it is an upper limit. The paper tried 64 to 512 keys and gained nothing
-# beyond
-# 256. This book has 64 keys in the first kernels of chapter 10, and 128 where it lists what each chapter saves: 2.6 times
-# less than standard attention for d = 64.
+# leaves no room for the tile of scores, so it is an upper limit. The paper tried 64 to 512 keys, and the time fell no
+# further beyond 256 keys. This book has 64 in the first kernels of chapter 10, and 128 where it lists what each chapter
+# saves: 2.6 times less than standard attention for d = 64.
 #
 # With the rule, $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$ elements. The paper calls this the *IO
 # complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is still $N^2$, divided
@@ -250,7 +248,7 @@ for d in (64, 128):
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# Above, tiles shift the line down and do not tilt it. In the middle N is fixed: with little room on the chip, FA1 is
+# In the first chart tiles shift the line down and do not tilt it. In the second N is fixed: with little room on the chip, FA1 is
 # above standard attention. The bars were counted on an H200, for FA2 (next chapter): L2 answered most requests, and
 # about each of Q, K, V and O crossed to DRAM once.
 
@@ -327,7 +325,7 @@ for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
 show(roofline.draw(**roofline.data("standard", "FA1")))
 
 # %% [markdown]
-# (d = 128, 64 keys a block, N = 4,096, 64 heads.) Ring and dot coincide: 64 heads at once do not fit into L2, so what
+# (d = 128, 64 keys a block, N = 4,096, 64 heads; O travels in four bytes a number.) Ring and dot coincide: 64 heads at once do not fit into L2, so what
 # is requested crosses to DRAM. What if the queries stayed, and the keys came by? That is the next chapter.
 
 # %% [markdown]
@@ -351,8 +349,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook against the package, and the package against plain attention: unequal and ragged
-# lengths, a mask with an empty row and an empty tile, dropout, and large scores.
+# The functions of this notebook against the package, and the text against the record.
 
 # %% tags=["hide-input"]
 O, l, m = np.empty((8, 4)), np.empty(8), np.empty(8)
@@ -360,20 +357,6 @@ fa1_forward(Q, K, V, O, l, m, B_r=4, B_c=2, tau=tau)
 theirs = fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau)
 verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), theirs)))
 verdict("fa1_elements here = io.fa1_forward", fa1_elements(13, 4, 5) == io.fa1_forward(Tiling(13, 13, 3, 5), 4).total)
-rng = np.random.default_rng(2)
-q, do, k, v = *rng.standard_normal((2, 10, 4)), *rng.standard_normal((2, 13, 4))
-allowed = rng.random((10, 13)) < 0.6
-allowed[3], allowed[:3, :5] = False, False  # a row and a tile with nothing to see
-mask, dropout = Mask(allowed=allowed), Dropout(p=0.3, seed=7)
-for size in (1.0, 30.0):
-    given = dict(tau=size, mask=mask, dropout=dropout)
-    O_dense, P_dense = naive.forward(q, k, v, **given)
-    dense = naive.backward(q, k, v, P_dense, do, tau=size, dropout=dropout)
-    o, l_q, m_q = fa1.forward(q, k, v, B_r=3, B_c=5, **given)
-    got = fa1.backward(q, k, v, o, l_q, m_q, do, B_r=3, B_c=5, **given)
-    verdict(f"scores of size {size:g}: fa1.forward = dense", close(o, O_dense))
-    agree = [close(a, b, 1e-10) for a, b in zip(got, dense, strict=True)]
-    verdict(f"scores of size {size:g}: fa1.backward = dense", all(agree))
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 of chapter 10: four times standard's time", round(slow["FA1"][4096] / slow["standard"][4096]) == 4)
 crossed = hbm_traffic.data()["counters"]["bars"]["crossed to DRAM"]

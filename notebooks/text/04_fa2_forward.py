@@ -265,26 +265,23 @@ check(
 # <details><summary>A solution: the whole of Algorithm 1, with the paper's lines</summary>
 #
 # ```python
-# def forward(Q, K, V, tiling, trace=UNWATCHED):
+# def forward(Q, K, V, tiling):
 #     tau = 1 / np.sqrt(Q.shape[1])
-#     Q, K, V = trace.hbm(Q=Q, K=K, V=V)
-#     O, L = trace.hbm(O=np.empty(Q.shape), L=np.empty(len(Q)))
-#     for i in trace.parallel("i", range(tiling.T_r)):  # FA2.A1.L3
+#     O, L = np.empty(Q.shape), np.empty(len(Q))
+#     for i in range(tiling.T_r):  # FA2.A1.L3
 #         rows = tiling.rows(i)
 #         q_i = Q[rows]  # FA2.A1.L4  (B_r, d)
 #         m_i, l_i = np.full(len(q_i), -np.inf), np.zeros(len(q_i))  # FA2.A1.L5
 #         o_i = np.zeros(q_i.shape)  # FA2.A1.L5
-#         for j in trace.serial("j", tiling.visited_cols(i)):  # FA2.A1.L6
+#         for j in tiling.visited_cols(i):  # FA2.A1.L6
 #             k_j, v_j = K[tiling.cols(j)], V[tiling.cols(j)]  # FA2.A1.L7  (B_c, d)
 #             s_ij = tiling.hide(tau * (q_i @ k_j.T), i, j)  # FA2.A1.L8  (B_r, B_c)
 #             m_i, l_i, o_i = update(m_i, l_i, o_i, s_ij, v_j)  # FA2.A1.L9 FA2.A1.L10
 #         l_i = np.where(l_i == 0, 1, l_i)  # a row without keys: O = 0, and L = m_i = −∞
 #         O[rows] = (1 / l_i)[:, None] * o_i  # FA2.A1.L12 FA2.A1.L14: one division a row
 #         L[rows] = m_i + np.log(l_i)  # FA2.A1.L13 FA2.A1.L15
-#     return np.asarray(O), np.asarray(L)
+#     return O, L
 # ```
-#
-# (Without `trace` it is the same; with it, a meter can watch.)
 # </details>
 #
 # [The poster](../figures/poster_forward.pdf) has these lines beside the paper's.

@@ -27,7 +27,7 @@ from fa2_lab.errata.cases import central_differences
 from fa2_lab.plots import backward_graph, roofline
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
-from fa2_lab.reference import fa2, heads, naive
+from fa2_lab.reference import fa2, naive
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
 from fa2_lab.trace import UNWATCHED, Trace
@@ -151,9 +151,8 @@ check(
 # %% [markdown]
 # ## The loops around it
 #
-# A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. What belongs to the outer loop stays on the chip, as in
-# chapter
-# 04. Everything else is loaded for each tile, and a sum is stored again:
+# A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. As in chapter 04, what belongs to the outer loop stays on the
+# chip. Everything else is loaded for each tile, and a sum is stored again:
 #
 # | outer loop | stays | loaded for each tile | stored for each tile |
 # | --- | --- | --- | --- |
@@ -223,18 +222,6 @@ live("backward")
 # <details><summary>Answer</summary>
 #
 # **one of the four parts.** That of the worker that stores last. The others are lost.
-#
-# ```python
-# dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])  # all tiles at once
-# parts = [tau * (dS[:, tiling.cols(j)] @ K[tiling.cols(j)]) for j in range(4)]
-# for part in parts:
-#     stored = np.zeros((8, 4)) + part  # all have loaded the zeros; one stores after the other
-# print(f"dQ[0, 0]: {stored[0, 0]:.6f} after the race, right is {sum(parts)[0, 0]:.6f}")
-# ```
-#
-# ```text
-# dQ[0, 0]: -0.021808 after the race, right is 0.134015
-# ```
 # </details>
 #
 # This is a *race*: load, add and store are three steps, and another worker can come between them. Either the three
@@ -268,13 +255,6 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 
 # %% [markdown]
 # ## Second way out: a pass of its own
-
-# %%
-show(backward_graph.draw(**backward_graph.data()))
-
-# %% [markdown]
-# The upper half is one tile, from top to bottom: white boxes are recomputed, dashed boxes are gradients, numbers count
-# the five products. The lower half has the two ways to sum dQ.
 #
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep
 # $dq_i$ on the chip. The first kernel leaves line 15 out.
@@ -291,16 +271,23 @@ show(backward_graph.draw(**backward_graph.data()))
 # dP and dQ: seven products. For each tile the first loads q and do, the second k and v: four blocks, as many as q, do,
 # and dq in and out.
 # </details>
+
+# %%
+show(backward_graph.draw(**backward_graph.data()))
+
+# %% [markdown]
+# The upper half is one tile, from top to bottom: white boxes are recomputed, dashed boxes are gradients, numbers count
+# the five products. The lower half has both ways to sum dQ. With the second pass every result has one owner, so the
+# same input gives the same bits in every run. Which way is faster depends on the chip. Chapter 09 has both as kernels.
 #
-# In return every result has one owner, so the same input gives the same bits in every run. Which way is faster depends
-# on the chip. Chapter 09 has both as kernels. This is the bill of one pass, beside the forward pass:
+# This is the bill of one pass, beside the forward pass:
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 
 # %% [markdown]
 # (d = 128, tiles of 64 × 64.) DRAM is no limit here either. A requested byte gets fewer FLOPs than in the forward pass,
-# since dQ travels in four bytes a number.
+# since dQ comes and goes in four bytes a number.
 
 # %% [markdown]
 # ## Recap
@@ -387,7 +374,7 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook against the package, and the package against plain attention and finite differences.
+# The functions of this notebook against the package, and against finite differences.
 
 # %% tags=["hide-input"]
 for mask in (NO_MASK, CAUSAL):
@@ -397,16 +384,6 @@ for mask in (NO_MASK, CAUSAL):
     theirs = fa2.backward(Q, K, V, o, lse, dO, B_r=4, B_c=2, mask=mask, trace=packages)
     verdict(f"fa2_backward = fa2.backward, causal = {mask.causal}", all(map(close, mine, theirs)))
     verdict("and it moves the same elements in the same order", ours.events == packages.events)
-q, do = np.random.default_rng(1).standard_normal((2, 2, 4, 13, 5))
-k, v = np.random.default_rng(2).standard_normal((2, 2, 2, 29, 5))
-for name, keys, size in (("ragged, grouped heads, causal", 29, 1), ("more queries than keys, huge scores", 7, 100)):
-    results = []
-    for stage in heads.STAGES:
-        given = dict(stage=stage, causal=True, B_r=4, B_c=6)
-        q_s, k_s, v_s = size * q, k[:, :, :keys], v[:, :, :keys]
-        results.append(heads.backward(q_s, k_s, v_s, *heads.forward(q_s, k_s, v_s, **given), do, **given))
-    same = [close(a, b, 1e-10) for other in results[1:] for a, b in zip(other, results[0], strict=True)]
-    verdict(f"standard, FA1 and FA2 agree: {name}", all(same))
 
 
 def loss_of(X):  # its gradient with respect to O is dO
