@@ -408,18 +408,22 @@ read("hopper/shared/mailbox.py", "Mailbox", begin="def send", end="return self.n
 # ## What does it do with a row block?
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "consumer", begin="last = here.tiles", end="n += last")
+read("hopper/forward/kernel.py", "consumer", begin="# Two intervals", end="q = pipes")
 
 # %% [markdown]
-# Two intervals of tiles are in play. The producer copied the tiles that *any* of the consumers needs, from `begin` up to
-# `last`. These 64 rows need those from `first` up to `end`. Tiles run from right to left:
+# The producer copied the tiles that *any* of the consumers needs, from `begin` up to `last`. These 64 rows need those from
+# `first` up to `end`. Tiles run from right to left:
 #
 # ```text
 # begin            first                    end             last
 #   |  skip: window  |   visit: these rows    |  skip: causal  |
 #                                        ◄── this way
 # ```
-#
+
+# %% tags=["nbval-ignore-output"]
+read("hopper/forward/kernel.py", "consumer", begin="for j in range(last - end)", end="n += last")
+
+# %% [markdown]
 # If these rows lie past the last row of the sequence, `end` is `first`, and all tiles are skipped. Q is released once:
 # by `visit`, after the last S, if O lies apart. Else when the copy of O has left Q's place.
 

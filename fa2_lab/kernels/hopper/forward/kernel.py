@@ -103,10 +103,12 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
     while row >= 0:
         here = geometry.of_sequence(N_q, N_k)
         length = here.length(batch)
-        last = here.tiles(row, here.B_r, length)  # the end of the tiles that any consumer visits,
-        begin = here.first_tile(row, last)  # and the first
+        # Two intervals of tiles: from begin to last those of all consumers, from first to end those of this one. Without
+        # rows of its own (row past the last) it has none: end = first.
+        last = here.tiles(row, here.B_r, length)
+        begin = here.first_tile(row, last)
         row += c * ROWS
-        end, first = gl.where(row < here.N_q, here.tiles(row, ROWS, length), begin), begin  # of this one's
+        end, first = gl.where(row < here.N_q, here.tiles(row, ROWS, length), begin), begin
         if here.left is not None:
             first = gl.where(row < here.N_q, here.first_tile(row, end), begin)
         q_tile = r * pipes.consumers + c
@@ -160,7 +162,7 @@ def visit(c: gl.constexpr, n, q, q_tile, row, first, end, length, pipes, geometr
     sees = interval(row, length, geometry)
     o = gl.zeros([ROWS, pipes.d], gl.float32, accumulator(pipes.d))  # FA2.A1.L5
 
-    if geometry.KEYS:
+    if geometry.KEYS:  # waits for V before K is released: needs two stages, see forward_kernel()
         wipe(pipes.v.take(n), length - (end - 1) * B_c)
     s = start_scores(c, n, q, pipes)
     pipes.ping_pong.pass_on(c)
