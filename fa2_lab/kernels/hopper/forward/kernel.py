@@ -103,8 +103,8 @@ def consumer(c: gl.constexpr, O, L, pipes, geometry, factor):
     while row >= 0:
         here = geometry.of_sequence(N_q, N_k)
         length = here.length(batch)
-        # Two intervals of tiles: from begin to last those of all consumers, from first to end those of this one. Without
-        # rows of its own (row past the last) it has none: end = first.
+        # Two intervals of tiles: begin to last are those of all consumers, first to end are this one's. If its rows lie
+        # past the last row, it has none: end = first.
         last = here.tiles(row, here.B_r, length)
         begin = here.first_tile(row, last)
         row += c * ROWS
