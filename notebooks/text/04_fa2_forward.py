@@ -113,10 +113,10 @@ live("algorithm1")
 #
 # Look at what the loop reads. The next step uses the old $m$, $\ell$ and $o$, and multiplies both sums by the same
 # $\alpha$. It never uses the ratio $o / \ell$. So nothing in the loop is wrong while $o$ is undivided, and one division
-# after the last tile gives what a division in every tile would have given. With the finished answer $a = o / \ell$:
+# after the last tile gives what a division in every tile would have given. Left is FA1's step, which undoes the old
+# division, adds and divides; right the raw sums of FA2, with the division that can wait:
 #
-# $$\underbrace{\frac{\alpha\,\ell\,a + p\,v}{\alpha\,\ell + \sum p}}_{\text{FA1: undo, add, divide}} =
-# \underbrace{\frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}}_{\text{FA2: add; divide at the end}}$$
+# $$\frac{\alpha\,\ell\,(o / \ell) + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
 # This is tweak 1 of the paper. The subtraction of m is another matter: without it, $e^s$ of this very tile overflows.
 #
