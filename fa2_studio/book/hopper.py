@@ -104,36 +104,55 @@ class Climb:
         self.shapes = {(row.problem["d"], row.problem["causal"]): row for row in main}
         self.counted, self.compiled = (climbed.rows(self.record, what) for what in ("counters", "compiled"))
 
+    def has(self, *names: str) -> bool:
+        """Whether all of these were timed and counted."""
+        full = self.shapes[128, False].values
+        return all(name in full and name in self.counted for name in map(full_name, names))
+
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
-        """How many times as fast a rung is as the one before it."""
-        new = ladder.find(new) if new[:1].isdigit() else new
-        return self.shapes[d, causal].ratio(new, ladder.find(old) if old else before(new))
+        """How many times as fast a rung is as the one before it, or as `old`; NaN where one was not timed."""
+        row, new = self.shapes[d, causal], full_name(new)
+        old = full_name(old) if old else before(new)
+        return row.ratio(new, old) if {new, old} <= set(row.values) else np.nan
 
     def value(self, name: str, what: str) -> float:
-        """A counter, or a number of the compiled kernel; `clock` is SM cycles over time, in GHz."""
-        name = ladder.find(name) if name[:1].isdigit() else name
+        """A counter, or a number of the compiled kernel; the clock is SM cycles over time. NaN where not measured."""
+        name = full_name(name)
         if what == "clock, GHz":
-            return self.value(name, "SM cycles") / (np.median(self.shapes[128, False].values[name]) * 1e6)
-        found = (self.counted if what in self.counted.get(name, self.compiled[name]).values else self.compiled)[name]
-        return found.values[what][0]
+            row = self.shapes[128, False]
+            seconds = np.median(row.values[name]) / 1e3 if name in row.values else np.nan
+            return self.value(name, "SM cycles") / seconds / 1e9
+        values = [rows[name].values for rows in (self.counted, self.compiled) if name in rows]
+        return next((x[what][0] for x in values if what in x), np.nan)
 
     def table(self, *names: str) -> None:
         """TFLOP/s of each, and the share of FlashAttention-3's in the same run."""
         titles = [f"d = {d}{', causal' if causal else ''}" for d, causal in self.shapes]
         print(f"{'':22}" + "".join(f"{title:>16}" for title in titles))
-        for name in names:
-            cells = [f"{row.rate(name):.0f} {row.ratio(name, PEER):5.0%}" for row in self.shapes.values()]
+        for name in map(full_name, names):
+            cells = [
+                f"{row.rate(name):.0f} {row.ratio(name, PEER):5.0%}" if name in row.values else "-"
+                for row in self.shapes.values()
+            ]
             print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
 
     def step(self, number: str, *counters: str) -> None:
         """A rung beside the one before it."""
-        new = ladder.find(number)
+        new = full_name(number)
         self.table(before(new), new)
+        if not self.has(before(new), new):
+            print("not recorded yet: `fa2-lab bench ladder` measures it on a GPU")
+            return
         print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
         for name in counters:
             a, b = self.value(before(new), name), self.value(new, name)
             short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else climbed.short
             print(f"{name}: {short(a)} → {short(b)}  (× {b / a:.2f})")
+
+
+def full_name(name: str) -> str:
+    """A rung's full name; the others keep theirs."""
+    return ladder.find(name) if name[:1].isdigit() else name
 
 
 def before(rung: str) -> str:
