@@ -108,7 +108,8 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
             if is_imports(cell):
-                tags, look = [*tags, "hide-input"], {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
+                tags = sorted({*tags, "hide-input"})
+                look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
             elif "hide-input" in tags:
                 look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
             if cell.metadata.get("jupyter", {}).get("outputs_hidden") and cell.outputs:

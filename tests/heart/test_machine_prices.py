@@ -2,9 +2,9 @@
 
 import pytest
 
-from fa2_lab.machine import chips, io, prices, time
+from fa2_lab.machine import chips, io, prices, splits, time
 from fa2_lab.machine.chips import A100, H200
-from fa2_lab.plots import roofline
+from fa2_lab.plots import deferred_normalisation, roofline
 from fa2_lab.records import load
 from fa2_lab.tiles import Tiling
 
@@ -39,6 +39,17 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
     one_sm = {unit: seconds * H200.clock_hz for unit, seconds in seen.seconds(H200).items()}
     assert one_sm["FP32 units"] == pytest.approx(clocks.fp32)
     assert one_sm["tensor cores"] == pytest.approx(clocks.tensor, rel=0.01)
+
+
+def test_what_chapters_say_of_the_same_thing_is_the_same():
+    """00 and the card: prices; 04: the picture of tweak 1; 10: the ladder's FLOPs; 14: a row of decode."""
+    drawn = deferred_normalisation.data()["prices"]["H100"]
+    price = prices.prices(chips.H100).in_flops()
+    assert list(drawn.values()) == pytest.approx([price["fp32"], price["exp"]], rel=0.01)
+    assert roofline.training_row(load("ladder"), 128).flops == prices.cost("FA2", heads=64).flops
+    cache = splits.Cache((8192,), kv_heads=1, d=128, rows=4)
+    decode = prices.cost("decode", N=8192, N_q=4, heads=1)
+    assert decode.intensity("requested") == pytest.approx(float(cache.flops_per_byte), rel=0.01)
 
 
 def test_the_slowest_unit_is_the_limit_and_idle_sms_count():
