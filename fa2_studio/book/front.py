@@ -48,6 +48,7 @@ def index(assignments: list[str], toctrees: list[str], licence: str) -> str:
         reach.table(),
         "## Results",
         "\n".join(ladder.markdown(ladder.load(ladder.SUITE))),
+        "[Every row of every record](results.md)",
         f"## Licence\n\n{licence}",
         *toctrees,
     ]

@@ -17,6 +17,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.tools import files
+from fa2_studio.bench.page import full_page
 from fa2_studio.book import front, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 
@@ -88,6 +89,7 @@ def write_sources(folder: Path) -> None:
         text = (files.ROOT / name).read_text(encoding="utf-8")
         (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
+    (folder / "results.md").write_text(full_page(), encoding="utf-8")
     (folder / "index.md").write_text(index(), encoding="utf-8")
 
 
@@ -193,7 +195,8 @@ def index() -> str:
     """The first page, and the table of contents."""
     parts = {title: [c.name for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     toc = [tree(title, names) for title, names in parts.items() if names]
-    toc += [tree("The course", assignments()), tree("When something fails", [Path(name).stem for name in PAGES])]
+    toc += [tree("The course", assignments()), tree("Results", ["results"])]
+    toc += [tree("When something fails", [Path(name).stem for name in PAGES])]
     return front.index(assignments(), toc, with_links(LICENCE, files.ROOT))
 
 
