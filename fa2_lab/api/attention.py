@@ -67,7 +67,8 @@ def attention(
                  causal means right = 0
     softcap      c: scores become c · tanh(scores / c) after the scale
     sinks        floats (heads,): one more score in every row of a head, without a key or a value, neither scaled,
-                 capped nor masked; gradients flow to it
+                 capped nor masked; gradients flow to it. −∞ is no sink. +∞ would leave no key a share: it is refused
+                 where it can be seen without waiting for a GPU, and gives NaN where it cannot
     scale        None means 1/√d
     key_lengths  integers (batch,), from 0 to N_k. On a GPU their range is looked up once per tensor and version, which
                  waits for the GPU; in a CUDA graph or a compiled function it is not, and a length outside is clamped.

@@ -34,7 +34,7 @@ def forward(tensors: Tensors, options: Options) -> tuple[Tensor, Tensor]:
     return kernels().forward(tensors, options)
 
 
-def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
+def backward(dO: Tensor | None, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> tuple:
     """(dQ, dK, dV) by the kernels that fit, and dsinks where there are sinks."""
     dO = torch.zeros_like(O) if dO is None else dO
     return kernels().backward(dO, dL, O, L, tensors, options)
@@ -77,7 +77,7 @@ class Call:
     ) -> Tensor | tuple[Tensor, Tensor]:
         wanted = q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
         if (wanted and torch.is_grad_enabled()) or forward_ad._current_level >= 0:  # a tangent is refused, not lost
-            return Attention.apply(q, k, v, sinks, (self, Tensors(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)))
+            return Attention.apply(q, k, v, sinks, (self, (q, k, v, key_lengths, seed, sinks, cu_q, cu_k)))
         O, L = self.forward(q, k, v, key_lengths, seed, sinks, cu_q, cu_k)
         return (O, L) if self.return_lse else O
 
@@ -87,7 +87,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, Tensors]
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, call_and_tensors: tuple[Call, tuple]
     ) -> Tensor | tuple[Tensor, Tensor]:
         call, tensors = call_and_tensors
         O, L = call.forward(*tensors)
@@ -99,7 +99,7 @@ class Attention(torch.autograd.Function):
         return *gradients(ctx, dO, dL), None
 
 
-def save(ctx: Any, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> None:
+def save(ctx: Any, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> None:
     """Keep what the backward needs: the inputs, O and L, and nothing of size N²."""
     ctx.options = options
     ctx.save_for_backward(O, L, *tensors)
@@ -114,7 +114,7 @@ def gradients(ctx: Any, dO: Tensor | None, dL: Tensor | None) -> Sequence[Tensor
         found = torch.ops.fa2_lab.backward(dO, dL, *ctx.saved_tensors, *ctx.options)
     else:
         O, L, *tensors = ctx.saved_tensors
-        found = backward(dO, dL, O, L, Tensors(*tensors), ctx.options)
+        found = backward(dO, dL, O, L, tensors, ctx.options)
     return found if len(found) == 4 else (*found, None)
 
 

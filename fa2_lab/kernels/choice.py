@@ -7,7 +7,7 @@ call can be what is prepared.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -53,8 +53,7 @@ def prepare(tensors: Tensors, options: Options) -> Callable:
     if own is None:
         return prepare_portable(tensors, options)
 
-    def hoppers(*given: Any) -> tuple[Tensor, Tensor] | None:
-        q, k, v, key_lengths, _, _, cu_q, cu_k = given
+    def hoppers(q: Any, k: Any, v: Any, key_lengths: Any, _: Any, __: Any, cu_q: Any, cu_k: Any) -> tuple | None:
         return own(q, k, v, key_lengths, cu_q, cu_k)
 
     return served("Hopper's forward", hoppers, last)
@@ -70,8 +69,9 @@ def prepare_portable(tensors: Tensors, options: Options) -> Callable:
 # Backward -----------------------------------------------------------------------------------------------------
 
 
-def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tensors, options: Options) -> tuple:
-    """(dQ, dK, dV) of one call, and dsinks where there are sinks."""
+def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Sequence, options: Options) -> tuple:
+    """(dQ, dK, dV) of one call, and dsinks where there are sinks. To make a record of the tensors takes time on the
+    host, so it is made for the first call of a kind alone."""
     same_bits = torch.are_deterministic_algorithms_enabled()
     kind = "backward", options, same_bits, *map(kind_of, (dO, dL, O, *tensors))
     call = prepared(kind, prepare_any_backward, dO, dL, O, tensors, options, same_bits)
@@ -79,9 +79,10 @@ def backward(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, tensors: Tenso
 
 
 def prepare_any_backward(
-    dO: Tensor, dL: Tensor | None, O: Tensor, tensors: Tensors, options: Options, same_bits: bool
+    dO: Tensor, dL: Tensor | None, O: Tensor, given: Sequence, options: Options, same_bits: bool
 ) -> Callable:
     """prepare_backward() for tensors in any strides."""
+    tensors = Tensors(*given)
     dense = dL is None or dL.is_contiguous()
     if dense and not any(map(has_gaps, (dO, O, *tensors))):
         return prepare_backward(dO, O, tensors, options, same_bits)
@@ -107,8 +108,10 @@ def prepare_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: Options, 
     def last(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> Callable:
         return prepare_portable_backward(dO, O, Tensors(*given), options)
 
-    def hoppers(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple | None:
-        q, k, v, key_lengths, _, _, cu_q, cu_k = given
+    def hoppers(
+        dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, q: Any, k: Any, v: Any, *others: Any
+    ) -> tuple | None:
+        key_lengths, _, _, cu_q, cu_k = others
         return own(dO, q, k, v, O, L, dL, key_lengths, cu_q, cu_k)
 
     return served("Hopper's backward", hoppers, last)
@@ -119,8 +122,7 @@ def prepare_portable_backward(dO: Tensor, O: Tensor, tensors: Tensors, options: 
     q, k, v, *_, cu_q, _ = tensors
     own = portable_backward.prepare(dO, q, k, v, O, options, sequences=sequences(cu_q))
 
-    def portables(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, *given: Any) -> tuple:
-        q, k, v, *others = given
+    def portables(dO: Tensor, dL: Tensor | None, O: Tensor, L: Tensor, q: Any, k: Any, v: Any, *others: Any) -> tuple:
         return own(dO, q, k, v, O, L, dL, *others)
 
     return served("the portable backward", portables)
