@@ -12,7 +12,7 @@ class Term:
     name: str
     english: str
     chinese: str
-    explained: str  # a chapter, as "02" or "12a", or a rung of the ladder, as "rung 16"; empty: not in the book
+    explained: str  # a chapter, as "02" or "12a", or a rung of the ladder, as "rung 21"; empty: not in the book
     shape: str = ""
     lives: str = ""
     picture: str = ""  # that shows it: figures/NAME.svg
@@ -119,11 +119,11 @@ decode | 14 | programs | making one token at a time: one query row, many keys | 
 split-K | 07 | warp_split | the keys are divided among workers, which must merge their answers | 按键切分
 split-Q | 07 | warp_split | the queries are divided among workers, which need nothing from each other | 按查询切分
 # The ladder
-base 2 | rung 05 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
-pipelining | rung 08 | - | the next tiles are being copied while this one is computed | 软件流水
+base 2 | rung 06 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
+pipelining | rung 10 | - | the next tiles are being copied while this one is computed | 软件流水
 stage | 12a | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
-sweep | rung 09 | - | to measure many sizes of tiles, warps and stages, and keep the fastest | 参数扫描
-bulk copy | rung 11 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
+sweep | rung 13 | - | to measure many sizes of tiles, warps and stages, and keep the fastest | 参数扫描
+bulk copy | rung 14 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝
 TMA | 12a | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
 descriptor | 12a | bulk_copy | where a tensor lies and how, written down once for the copy engine | 张量描述符
@@ -138,15 +138,15 @@ inline assembly | 12a | - | machine instructions written out inside a kernel | �
 ring | 12a | pipes | stages in shared memory that are filled and emptied in turn | 环形缓冲区
 producer | 12a | pipes | the warp that copies tiles ahead | 生产者
 consumer | 12a | pipes | a warpgroup that computes with the tiles that the producer copied | 消费者
-overlap | rung 15 | timeline | two units work at the same time | 计算重叠
+overlap | rung 20 | timeline | two units work at the same time | 计算重叠
 ping-pong | 12b | timeline | two consumers alternate: one computes products while the other does its softmax | 乒乓调度
-persistent | rung 16 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
-tile scheduler | rung 16 | tickets | what tells a persistent program which row block comes next | 分块调度器
+persistent | rung 21 | tickets | of a program: it stays on its SM and takes one row block after the other | 常驻
+tile scheduler | rung 21 | tickets | what tells a persistent program which row block comes next | 分块调度器
 mailbox | 12a | - | a place in shared memory where one warp leaves numbers for others | 信箱
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
 epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
 bulk reduction | 13 | pipes | the copy engine adds a tile of shared memory to HBM | 批量归约
-lagging | rung 19 | - | of m: it follows the row's maximum only when a score lies far above it | 滞后最大值
+lagging | rung 22 | - | of m: it follows the row's maximum only when a score lies far above it | 滞后最大值
 split-KV | 14 | programs | the keys of one row block are divided among programs, which merge at the end | 键值切分
 part | 14 | shares | the state o, m and l that a program leaves when it has read some of a row's keys | 部分状态
 page | 14 | - | a piece of a KV cache with room for a fixed number of keys | 缓存页

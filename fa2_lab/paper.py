@@ -174,7 +174,7 @@ FA2_A1 = Algorithm(
         Return O and L.
     """),
     numpy="fa2_lab/reference/fa2.py",
-    triton=("fa2_lab/kernels/ladder/r08_pipelined.py", "fa2_lab/kernels/portable/forward.py"),
+    triton=("fa2_lab/kernels/ladder/r11_diagonal_first.py", "fa2_lab/kernels/portable/forward.py"),
 )
 
 FA2_A2 = Algorithm(

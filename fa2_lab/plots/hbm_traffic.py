@@ -13,7 +13,7 @@ from fa2_lab.reference import fa1, fa2, naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import Trace
 
-FA2 = "r07_two_loops"  # the rung of the ladder whose counters are shown
+FA2 = ("r09_free_loads", "r07_two_loops")  # the rung whose counters are shown; its name before 24 rungs
 
 
 def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
@@ -42,7 +42,7 @@ def counters(d: int, B: int = 64) -> dict | None:
     record = load("ladder")
     for row in record.rows:
         p, read = row.problem, row.values
-        if row.direction == "counters" and (p["d"], p["rung"]) == (d, FA2) and {"L2 bytes", *DRAM} <= set(read):
+        if row.direction == "counters" and p["d"] == d and p["rung"] in FA2 and {"L2 bytes", *DRAM} <= set(read):
             numbers, N = 2 * p["batch"] * p["heads"], p["N_q"]  # bytes of one bf16 element of every head
             bars = {
                 f"asked for, tiles {B} × {B}": io.traffic("fa2", "forward", Tiling(N, N, B, B), d).total,

@@ -23,10 +23,10 @@ def source(rung: str) -> str:
 
 
 def code(rung: str) -> list[str]:
-    """A rung's lines after its docstring, without those that are empty and DIFF, which speaks of the step itself."""
+    """A rung's lines after its docstring, without those that are empty."""
     text = source(rung)
     docstring = ast.parse(text).body[0]
-    return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip() and not line.startswith("DIFF")]
+    return [line for line in text.splitlines()[docstring.end_lineno :] if line.strip()]
 
 
 def steps(old: str, new: str) -> list[tuple[str, list[str], list[str]]]:

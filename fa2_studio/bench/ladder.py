@@ -26,7 +26,7 @@ from fa2_studio.bench.results import machine
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
-COUNTED = ("r07_two_loops", *ladder.SIDE)  # whose counters are read there
+COUNTED = ("r09_free_loads", *ladder.SIDE)  # whose counters are read there
 FEW_HEADS = [Problem(1, 8, 8, 4096, 4096, 128, causal) for causal in (False, True)]
 ON_AN_SM = dict(registers=65_536, shared=228 * 1024, warps=64)  # of compute capability 9.0
 

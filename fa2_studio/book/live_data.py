@@ -142,8 +142,7 @@ LINES = 14  # of a difference that are shown at once
 def source(name: str) -> list[str]:
     """A rung's lines without the words at its head, which change in every rung."""
     text = (ladder.FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    lines = text.split("\n")[ast.parse(text).body[0].end_lineno :]
-    return [line for line in lines if not line.startswith("DIFF =")]
+    return text.split("\n")[ast.parse(text).body[0].end_lineno :]
 
 
 def more(name: str) -> str:

@@ -8,9 +8,9 @@
 #
 # Chapter 04 has Algorithm 1 in NumPy. Chapter 06 made each row block a worker of its own. Now we write the program that
 # such a worker runs, in *Triton*: Python with blocks of numbers. You say what one thread block does, and the compiler
-# shares the work among its warps (chapter 07). The book has 21 versions of attention, each one change away from the one
-# before, the first twelve in Triton: the *ladder*, which chapter 10 climbs. One of them is a *rung*. This chapter ends
-# with all lines of rung 08.
+# shares the work among its warps (chapter 07). The book has 24 versions of attention, each one change away from the one
+# before, the first fifteen in Triton: the *ladder*, which chapter 10 climbs. One of them is a *rung*. This chapter ends
+# with all lines of rung 11.
 #
 # After this notebook you can
 #
@@ -148,7 +148,7 @@ for name, q in (("the view", view), ("its copy", view.contiguous())):
 # **0, 100, 1, 101, …** Between two rows of head 0 lies one of head 1. A test with one head passes.
 # </details>
 #
-# The number of places from one row to the next is the *stride*. Rung 08 copies such a view (`contiguous()`). The
+# The number of places from one row to the next is the *stride*. Rung 11 copies such a view (`contiguous()`). The
 # package's own kernel is handed the stride.
 #
 # **Takeaway.** Row r, column c lies at r · stride + c. Know the stride, or make it d.
@@ -290,7 +290,7 @@ for name, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(np.log2(np.e) 
 # if that is negative. `keys_seen` computes it.
 #
 # The folded kernel is `loop_kernel` with `visit` in its loop. `keys_seen` counts from key 0, and `visit` from the
-# tile's first key, so `visit` is handed `seen - j`. The paper starts m at −∞. Rung 08 starts at $-10^{30}$, lower than
+# tile's first key, so `visit` is handed `seen - j`. The paper starts m at −∞. Rung 11 starts at $-10^{30}$, lower than
 # any score.
 #
 # **Predict.** 20 queries and 12 keys, causal. For how many rows does a start at −∞ give NaN?
@@ -402,21 +402,21 @@ for type_ in (torch.float32, torch.float16):
 # %% [markdown]
 # ## All lines together
 #
-# This is the kernel of rung 08, and the line that launches it. New is `head`, the program's second number: a launch has
+# This is the kernel of rung 11, and the line that launches it. New is `head`, the program's second number: a launch has
 # $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
-# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third (rung 07 is the
-# same kernel with `num_stages=1`). The masked loop stands first: in the other order, with copies running ahead, NVIDIA's
+# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third (`num_stages=1`
+# copies nothing ahead). The masked loop stands first: in the other order, with copies running ahead, NVIDIA's
 # compiler makes every product wait for the one before.
 
 # %% tags=["nbval-ignore-output"]
-rung = load("08")
+rung = load("11")
 print(getsource(rung.forward_kernel.fn))
 print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 
 # %% tags=["hide-input"]
 q, k, v = normal(1, 4, 100, 16), normal(1, 4, 130, 16, seed=1), normal(1, 4, 130, 16, seed=2)
 for causal in (False, True):
-    print("rung 08, 4 heads, 100 queries, 130 keys,", "causal" if causal else "no mask")
+    print("rung 11, 4 heads, 100 queries, 130 keys,", "causal" if causal else "no mask")
     compare(rung.forward(q, k, v, causal), heads.forward(*map(host, (q, k, v)), stage="naive", causal=causal))
 
 # %% [markdown]
@@ -496,7 +496,7 @@ else:
 # ```python
 # return head // (heads // kv_heads)
 # ```
-# In rung 08 K then begins at `K + head // group * N_k * d`, and V likewise. Nothing else changes.
+# In rung 11 K then begins at `K + head // group * N_k * d`, and V likewise. Nothing else changes.
 # </details>
 
 # %%
@@ -524,7 +524,7 @@ else:
 # %% [markdown]
 # ## Checks
 #
-# The functions of this notebook are rung 08's. The kernels agree with `attention()`, and this with the dense result in
+# The functions of this notebook are rung 11's. The kernels agree with `attention()`, and this with the dense result in
 # float64.
 
 # %% tags=["hide-input"]
@@ -535,7 +535,7 @@ def lines(function):  # without docstring, comments and spaces
 
 for mine in (load_rows, keys_seen, visit):
     theirs = getattr(rung, mine.fn.__name__)
-    verdict(f"{mine.fn.__name__} here = rung 08's, line for line", lines(mine) == lines(theirs))
+    verdict(f"{mine.fn.__name__} here = rung 11's, line for line", lines(mine) == lines(theirs))
 for causal in (False, True):
     package = [host(x)[0, 0] for x in attention(*(x[None, None] for x in (Q, K, V)), causal=causal, return_lse=True)]
     mine = run(one_loop_kernel, Q, K, V, tau_log2, -1e30, CAUSAL=causal)
@@ -554,7 +554,7 @@ for name, (H, H_kv, N_q, N_k, d, size, tolerance) in cases.items():
         want = heads.forward(*map(host, (q, k, v)), stage="naive", causal=causal)
         both = dict(package=attention(q, k, v, causal=causal, return_lse=True))
         each = (x.repeat_interleave(H // H_kv, dim=1) for x in (k, v))
-        both["rung 08"] = rung.forward(q, *each, causal)
+        both["rung 11"] = rung.forward(q, *each, causal)
         for who, got in both.items():
             right = all(close(host(a), b, tolerance) for a, b in zip(got, want, strict=True))
             verdict(f"{who} = the dense result: {name}, causal = {causal}", right)

@@ -31,7 +31,7 @@ import numpy as np
 import torch
 
 from fa2_lab import attention, attention_paged
-from fa2_lab.kernels.ladder.r08_pipelined import LN2, LOWEST, NEG_INF, load_rows, visit
+from fa2_lab.kernels.ladder.r11_diagonal_first import LN2, LOWEST, NEG_INF, load_rows, visit
 from fa2_lab.machine import chips, grid, splits
 from fa2_lab.plots import programs, shares
 from fa2_lab.plots.show import show
@@ -82,7 +82,7 @@ print(f"FLOPs per byte: {flops // read}; in the time of one byte the chip does {
 # %% [markdown]
 # ## How often is a key read?
 #
-# For one query, rung 08 has a program for each query head. In a group of four, these four want the same keys, and would
+# For one query, rung 11 has a program for each query head. In a group of four, these four want the same keys, and would
 # read them four times. But in memory the four queries lie one below the other, so they can be four rows of *one* tile.
 # `tl.dot` takes 16 rows at least (chapter 08). The other twelve are zeros and are not loaded. Multiplying them
 # takes a little time, which hides behind the reading of the keys:

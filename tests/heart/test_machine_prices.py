@@ -8,7 +8,7 @@ from fa2_lab.plots import deferred_normalisation, roofline
 from fa2_lab.records import load
 from fa2_lab.tiles import Tiling
 
-RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_two_loops"}
+RUNGS = {"standard": "r00_standard", "FA1": "r01_fa1", "FA2": "r07_skipping"}
 
 
 @pytest.mark.parametrize("method", RUNGS)

@@ -34,7 +34,7 @@ paged = fa2_lab.attention_paged(q, *pages, table, lengths, causal=False)
 assert close(paged[0, 0])
 assert fa2_lab.where("FA2.A1.L9").first_numpy and fa2_lab.where("FA2.A1.L9").first_triton
 assert fa2_lab.records.load("ladder").rows
-assert ladder.load("08").forward(*(x.half() for x in (q, k, v)), causal=True)[0].shape == q.shape
+assert ladder.load("11").forward(*(x.half() for x in (q, k, v)), causal=True)[0].shape == q.shape
 """
 
 
@@ -93,7 +93,7 @@ def test_every_public_call_works_from_the_wheel(installed):
         ("errata", "differ"),
         ("glossary warp", "线程束"),
         ("ladder", "TFLOP/s"),
-        ("ladder 08", "pipelined"),
+        ("ladder 10", "pipelined"),
         ("figures climb --folder figures", ""),
         ("doctor", "fa2_lab"),
         ("xray --help", "usage"),

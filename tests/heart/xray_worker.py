@@ -14,12 +14,12 @@ PLAIN = [{}]
 
 if __name__ == "__main__":
     with TemporaryDirectory() as folder:
-        mine = shutil.copy(Path(ladder.__file__).with_name("r05_base_2.py"), Path(folder) / "mine.py")
+        mine = shutil.copy(Path(ladder.__file__).with_name("r06_base_2.py"), Path(folder) / "mine.py")
         for asked, name, launches, chip, sizes in [
             ("launches", "portable.forward", LAUNCHES, "sm_90", dict(d=64, N=1024)),
             ("gfx942", "portable.forward", PLAIN, "gfx942", dict(d=64, N=1024)),
             ("too wide", "portable.forward", PLAIN, "sm_90", dict(d=100_000)),
-            ("r08_pipelined, sm_90", "r08", PLAIN, "sm_90", {}),
+            ("r11_diagonal_first, sm_90", "r11", PLAIN, "sm_90", {}),
             ("mine.py", str(mine), PLAIN, "sm_90", dict(d=64)),
             ("mine.py, unfused by default", str(mine), PLAIN, "sm_90", dict(d=64)),
             ("portable.forward, unfused by default", "portable.forward", PLAIN, "sm_90", dict(d=64, N=1024)),

@@ -178,9 +178,9 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      ["with {'heads': 2, 'N_q': 40"]),
     (NINTH, "num_stages=3", "num_stages=1", {"compiled": 3.75}, ["came none: every load is waited for"]),
     (NINTH, "sees(i, N_q, N_k, CAUSAL) // B_c * B_c,", "0 * i,", {"meter": 3.0},
-     ["at most 76,800 entries under a mask", "(Rung 07)"]),
+     ["at most 76,800 entries under a mask", "(Rung 08)"]),
     (NINTH, "sees(i + B_r - 1, N_q, N_k, CAUSAL)", "N_k", {"meter": 1.0},
-     ["elements of K and V loaded", "(Rung 06)"]),
+     ["elements of K and V loaded", "(Rung 07)"]),
     (NINTH, "o = alpha[:, None] * o + tl.dot(p.to(v.dtype), v)", "o = alpha[:, None] * o + (tl.dot((p / l[:, None]).to("
      "v.dtype), v)) * l[:, None]", {"meter": 3.0}, ["no more divisions for 256 keys than for 128", "can wait until"]),
     (NINTH, "row < N, other=0.0)", "row < N + 64, other=0.0)", {"right": 0.5}, ["nan", "memory behind the end of K"]),

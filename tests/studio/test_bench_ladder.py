@@ -37,7 +37,7 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
 def test_counters_are_read_where_the_table_begins_and_where_side_rungs_take_part():
     names = [name for name, _ in ladder.everybody(ladder.MAIN, tensors=None)]
     assert names[: len(RUNGS)] == list(RUNGS) and ladder.counted_here(ladder.MAIN) == names
-    assert ladder.counted_here(ladder.WARPS) == ["r07_two_loops", *SIDE]
+    assert ladder.counted_here(ladder.WARPS) == ["r09_free_loads", *SIDE]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The ladder: attention forward, from three kernels to one ahead of FlashAttention-3, one change a rung.
 
     from fa2_lab.kernels import ladder
-    O, L = ladder.load("07").forward(q, k, v, causal=True)
+    O, L = ladder.load("08").forward(q, k, v, causal=True)
 
 Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
 neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
@@ -21,7 +21,7 @@ SIDE, BACKWARD = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]
 
 
 def find(rung: str) -> str:
-    """The full name of a rung that is given as 07, r07 or r07_two_loops, of one beside the ladder as s00."""
+    """The full name of a rung that is given as 07, r07 or r08_two_loops, of one beside the ladder as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], name[1:3].lstrip("0"))]
     found += [name for name in SIDE + BACKWARD if asked in (name, name[:3])]

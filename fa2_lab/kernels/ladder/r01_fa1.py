@@ -1,14 +1,13 @@
-"""Rung 01, fa1: tiles; S and P stay on chip, and O, ℓ and m come from HBM and go back to it at every tile.
+"""Rung 01, fa1: tiles, one program a head; S and P stay on chip, and O, ℓ and m go through HBM at every tile.
 
 This is the FA1 paper's Algorithm 2. Its outer loop runs over keys, so a row block's state changes at every pass of it,
-and one program has to do a whole head.
+and one program has to do a whole head. Three kernels, each with a loop of its own or none, become one with two loops.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-DIFF = "three kernels, each with a loop of its own or none, become one with two loops"
 NEG_INF = tl.constexpr(float("-inf"))
 LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 

@@ -1,7 +1,7 @@
 """What a kernel becomes: compiled for a chip that need not be here, and read back as numbers and as text.
 
 from fa2_lab.tools.xray import xray
-for kernel in xray("r07", chip="sm_90"):
+for kernel in xray("r09", chip="sm_90"):
     print(kernel.name, kernel.numbers["registers"], kernel.numbers["tensor"])
     print(kernel.stages["sass"])
 """

@@ -46,7 +46,7 @@ def xray(
 ) -> list[Compiled]:
     """Every kernel that one call of `name` launches, for q, k and v of shape (4, 16, N, d), compiled for `chip`.
 
-    `name` is a rung ("r07", "07", "r07_two_loops"), one of the product's ("portable.forward"), or a file of your own
+    `name` is a rung ("r09", "09", "r09_free_loads"), one of the product's ("portable.forward"), or a file of your own
     ("mine.py") with a forward(q, k, v, causal). No GPU is needed.
     """
     return xray_launches(name, [{}], chip, d=d, N=N, causal=causal, dtype=dtype)[0]

@@ -1,6 +1,6 @@
-"""Rung 04, deferred: o_i is divided once, after the last tile, and not at every tile.
+"""Rung 04, one maximum: a tile's exponentials are taken against the new maximum at once, and no factor β follows.
 
-A tile's exponentials are taken against the new maximum at once, so that no factor β brings them to it.
+o_i is still a mean after every tile, so P V still needs registers of its own beside o_i.
 """
 
 import torch
@@ -28,14 +28,16 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 @triton.jit
 def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
     """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
-    s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
-    s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
+    s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA1.A2.L10
+    s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)  # FA1.A2.L11
     m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
     p_ij = tl.exp(s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
     alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L9
-    l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
-    o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
-    return o_i, l_i, m_new
+    l_new = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
+    share = 1.0 / tl.where(l_new == 0.0, 1.0, l_new)  # (B_r,)  FA1.A2.L15
+    pv = tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA1.A2.L15
+    o_i = (share * alpha * l_i)[:, None] * o_i + share[:, None] * pv  # (B_r, d)  FA1.A2.L15
+    return o_i, l_new, m_new
 
 
 @triton.jit
@@ -58,7 +60,6 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.con
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
-    o_i = (1.0 / l_i)[:, None] * o_i  # (B_r, d)  FA2.A1.L12
     L_i = tl.where(empty, NEG_INF, m_i + tl.log(l_i))  # (B_r,)  FA2.A1.L13
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]
     tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row[:, None] < N_q)  # FA2.A1.L14

@@ -1,6 +1,6 @@
-"""Rung 11, bulk copies: a tile is fetched whole by the copy engine, with zeros past the last row.
+"""Rung 12, heavy first: of all heads the row blocks that see most keys come first.
 
-It takes tensors whose rows are multiples of 16 bytes. On GPUs before Hopper Triton turns it back into plain loads.
+Now all heads run side by side, and their keys no longer fit in the L2 cache together.
 """
 
 import math
@@ -8,17 +8,21 @@ import math
 import torch
 import triton
 import triton.language as tl
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 NEG_INF = tl.constexpr(float("-inf"))
 LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = tl.constexpr(math.log(2))
-SIZES = {  # (d, causal): B_r, B_c, warps, stages, registers of a thread; fitted by `fa2-lab bench ladder --tune`
-    (64, False): (64, 64, 4, 3, 128),
-    (64, True): (64, 64, 4, 3, 255),
-    (128, False): (64, 64, 4, 3, 255),
-    (128, True): (64, 64, 4, 3, 255),
-}
+
+
+@triton.jit
+def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexpr):
+    """Rows first … first + B of one head. With RAGGED, rows from N on are not touched and read as zero."""
+    row, column = tl.arange(0, B)[:, None], tl.arange(0, d)[None, :]
+    at = X + tl.cast(first, tl.int64) * d + (row * d + column)  # (B, d)
+    if RAGGED:
+        return tl.load(at, mask=first + row < N, other=0.0)
+    else:
+        return tl.load(at)
 
 
 @triton.jit
@@ -42,43 +46,37 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
 
 
 @triton.jit
-def place(T_r, heads, at_once):
-    """This program's row block and head: `at_once` heads side by side, the row blocks that see most keys first."""
-    section, within = tl.program_id(0) // (at_once * T_r), tl.program_id(0) % (at_once * T_r)
-    width = tl.minimum(at_once, heads - section * at_once)
-    return T_r - 1 - within // width, section * at_once + within % width
-
-
-@triton.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr,
-                   B_r: tl.constexpr, B_c: tl.constexpr):  # fmt: skip
-    """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
-    i, head = place(tl.cdiv(N_q, B_r), heads, at_once)  # FA2.A1.L3
-    i = i * B_r
+def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
+                   B_c: tl.constexpr):  # fmt: skip
+    """One program computes one row block of one head."""
+    i = (tl.num_programs(1) - 1 - tl.program_id(1)) * B_r  # the row blocks that see most keys first  FA2.A1.L3
+    head = tl.program_id(0).to(tl.int64)
+    Q, K, V = Q + head * N_q * d, K + head * N_k * d, V + head * N_k * d
     row = i + tl.arange(0, B_r)  # (B_r,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (B_r,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c * B_c  # every row sees all keys up to here
     last = keys_seen(i + B_r - 1, N_q, N_k, CAUSAL)  # no row sees a key from here on
 
-    q_i = Q.load([head, i, 0]).reshape(B_r, d)  # (B_r, d)  FA2.A1.L4
+    q_i = load_rows(Q, i, N_q, B_r, d, True)  # (B_r, d)  FA2.A1.L4
     o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     m_i = tl.full((B_r,), LOWEST, tl.float32)  # FA2.A1.L5
     for j in range(full, last, B_c):  # FA2.A1.L6
-        k_j = K.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
-        v_j = V.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
+        k_j = load_rows(K, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
+        v_j = load_rows(V, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
         o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
     for j in range(0, full, B_c):  # FA2.A1.L6
-        k_j = K.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
-        v_j = V.load([head, j, 0]).reshape(B_c, d)  # (B_c, d)  FA2.A1.L7
+        k_j = load_rows(K, j, N_k, B_c, d, False)  # (B_c, d)  FA2.A1.L7
+        v_j = load_rows(V, j, N_k, B_c, d, False)  # (B_c, d)  FA2.A1.L7
         o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, False)
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
     o_i = (1.0 / l_i)[:, None] * o_i  # (B_r, d)  FA2.A1.L12
     L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # (B_r,)  FA2.A1.L13
-    O.store([head, i, 0], o_i.to(O.dtype).reshape(1, B_r, d))  # FA2.A1.L14
-    tl.store(L + head.to(tl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+    at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]
+    tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row[:, None] < N_q)  # FA2.A1.L14
+    tl.store(L + head * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
 
 
 def forward(q, k, v, causal):
@@ -88,12 +86,7 @@ def forward(q, k, v, causal):
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    B_r, B_c, warps, stages, registers = SIZES.get((d, causal), (64, 64, 4, 3, 255))
-    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
-    grid = (triton.cdiv(N_q, B_r) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
-    blocks = zip((Q, K, V, O), (B_r, B_c, B_c, B_r), strict=True)
-    Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, B, d]) for X, B in blocks)
-    forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
-                         d=d, B_r=B_r, B_c=B_c, num_warps=warps, num_stages=stages, maxnreg=registers,
-                         enable_fp_fusion=True)  # fmt: skip
+    grid = batch * heads, triton.cdiv(N_q, 64)  # FA2.A1.L1 FA2.A1.L2
+    forward_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=64, B_c=64,
+                         num_warps=4, num_stages=3, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

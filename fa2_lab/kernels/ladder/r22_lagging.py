@@ -1,6 +1,8 @@
-"""Rung 18, lanes: each of the 4 lanes that share a row sums its own part of ℓ, and they meet after the last tile.
+"""Rung 22, lagging: m follows the maximum only when a score lies more than 8 above it, so that o seldom shrinks.
 
-This file is longer than 200 lines because of rung 16's tile scheduler.
+Whatever stands for the maximum cancels out of O and L. It only has to keep p from overflowing, and 2⁸ is far from that.
+As long as m stays, the 4 lanes of a row need not talk to each other, so each keeps its own part of ℓ until the last
+tile, and nothing is multiplied by alpha = 1. Two pieces of PTX let a warp jump over what it need not do.
 """
 
 import math
@@ -109,8 +111,9 @@ def scores(q_i, k_j):
 @gluon.jit
 def mask(s_ij, j, seen):
     """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
-    col = j + gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))
-    return gl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)  # (64, B_c)
+    col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
+    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
@@ -120,14 +123,39 @@ def by_lanes(x):
 
 
 @gluon.jit
+def along(state, x):
+    """What each lane holds once, (64, 4), beside all that it holds of x, a tile by lanes."""
+    return gl.convert_layout(state, gl.SliceLayout(1, gl.SliceLayout(3, x.type.layout)))[:, None, :, None]
+
+
+RAISED = gl.constexpr("""{
+.reg .pred p, some; .reg .f32 a, b, x, y;
+mov.f32 $0, $2; mov.f32 $1, $3;
+setp.gt.f32 p, $4, $6; setp.gt.or.f32 p, $5, $7, p;
+vote.sync.any.pred some, p, -1; @!some bra.uni DONE;
+shfl.sync.bfly.b32 x, $4, 1, 31, -1; max.f32 a, $4, x; shfl.sync.bfly.b32 y, $5, 1, 31, -1; max.f32 b, $5, y;
+shfl.sync.bfly.b32 x, a, 2, 31, -1; max.f32 a, a, x; shfl.sync.bfly.b32 y, b, 2, 31, -1; max.f32 b, b, y;
+max.f32 $0, $0, a; max.f32 $1, $1, b;
+DONE:
+}""")  # $0, $1: the new m of a thread's two rows; $2, $3: the old; $4, $5: its largest scores; $6, $7: their limits
+
+
+@gluon.jit
+def raised(m_i, top, limit):
+    """m (64, 4). If some `top` of a warp's rows is above its limit, the warp raises m to the largest of the row."""
+    return gl.inline_asm_elementwise(RAISED, "=&f,=&f,f,f,f,f,f,f", [m_i, top, limit], gl.float32, True, 2)
+
+
+@gluon.jit
 def softmax(s_ij, l_i, m_i, tau_log2):
     """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
-    m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
-    p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
-    alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
-    shrink = gl.convert_layout(alpha, gl.SliceLayout(1, l_i.type.layout))[:, None]
-    l_i = shrink * l_i + gl.sum(gl.sum(by_lanes(p_ij), 3), 1)  # (64, 4)  FA2.A1.L9
-    return p_ij, alpha, l_i, m_new
+    x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
+    top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
+    m_new = raised(m_i, top, m_i + 8.0)  # (64, 4)  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2⁸  FA2.A1.L9
+    alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
+    l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
+    return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new
 
 
 @gluon.jit
@@ -138,6 +166,29 @@ def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     else:
         p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
     return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.constexpr_function
+def multiply_unless_one(n):
+    """PTX for a warp: n numbers of o times their row's alpha, unless it is 1 in all its rows."""
+    test = f"setp.eq.f32 p, ${2 * n}, 1.0; setp.eq.and.f32 p, ${2 * n + 2}, 1.0, p; vote.sync.all.pred all, p, -1;"
+    products = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
+    return "\n".join(["{ .reg .pred p, all;", test, "@all bra.uni DONE;", *products, "DONE: }"])
+
+
+@gluon.constexpr_function
+def in_place(n):
+    """n outputs, n inputs in the same registers, n more inputs."""
+    return ",".join(["=f"] * n + [str(i) for i in range(n)] + ["f"] * n)
+
+
+@gluon.jit
+def shrunk(o_i, alpha):
+    """alpha o_i, row by row; most often there is nothing to do."""
+    N: gl.constexpr = o_i.shape[1] // 2  # numbers of o in a thread
+    x, a = gl.broadcast(by_lanes(o_i), along(alpha, by_lanes(o_i)))
+    x = gl.inline_asm_elementwise(multiply_unless_one(N), in_place(N), [x, a], gl.float32, True, N)
+    return gl.convert_layout(x.reshape([64, 2 * N]), o_i.type.layout)
 
 
 @gluon.jit
@@ -185,7 +236,6 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
 
         q_i = take(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
-        m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
         for n in range(first, begin):
             take(k, n)
             release(k, n)
@@ -198,6 +248,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
             s_ij = mask(s_ij, (mine - 1) * B_c, seen)
         LANES: gl.constexpr = gl.SliceLayout(1, gl.SliceLayout(3, by_lanes(s_ij).type.layout))
         l_i = gl.zeros([64, 4], gl.float32, LANES)  # FA2.A1.L5
+        m_i = gl.full([64, 4], LOWEST, gl.float32, LANES)  # FA2.A1.L5
         p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
         p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
         for n in range(begin + 1, end):  # FA2.A1.L6
@@ -213,14 +264,14 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
             p_next = rounded(p_next, O.dtype, O_LAYOUT)
             o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
             release(v, n - 1)
-            o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
+            o_i = shrunk(o_i, alpha)
             p_ij = p_next
         release(q, q_n)
         o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
         release(v, end - 1)
 
-        l_i = gl.convert_layout(gl.sum(l_i, 1), ROWS)  # (64,)
+        l_i, m_i = gl.convert_layout(gl.sum(l_i, 1), ROWS), gl.convert_layout(gl.max(m_i, 1), ROWS)  # (64,)
         empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
         l_i = gl.where(empty, 1.0, l_i)
         o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
@@ -259,7 +310,7 @@ def forward(q, k, v, causal):
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
+    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
     consumers, B_c, stages = SIZES[d]
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2

@@ -1,10 +1,7 @@
-"""Rung 15, overlap: Q Kᵀ of the next tile and P V of this one run together, and the softmax runs under P V.
+"""Rung 18, long tiles: a tile has 128 keys, so what a tile costs once is paid half as often.
 
 A ring has a few stages, each with room for one tile and two barriers: one says "filled", the other "emptied". A barrier
 flips its phase, 0 or 1, when all whom it expects have arrived; who waits names the phase whose end it waits for.
-The softmax waits for Q Kᵀ alone. But in the binary the exponentials wait for P V, too: the row maxima run under it, and
-the exponentials under the other consumer's products. With Triton 3.6 it spills at d = 64 under the causal mask. This
-file is longer than 200 lines because the first tile stands before the loop: no product can run beside its scores.
 """
 
 import math
@@ -21,7 +18,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys of a tile, stages; what fits in one SM
+SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys of a tile, stages; what fits in one SM
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
 
@@ -91,8 +88,9 @@ def scores(q_i, k_j):
 @gluon.jit
 def mask(s_ij, j, seen):
     """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
-    col = j + gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))
-    return gl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)  # (64, B_c)
+    col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
+    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
@@ -103,6 +101,16 @@ def softmax(s_ij, l_i, m_i, tau_log2):
     alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
     l_i = alpha * l_i + gl.sum(p_ij, 1)  # (64,)  FA2.A1.L9
     return p_ij, alpha, l_i, m_new
+
+
+@gluon.jit
+def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    if dtype == gl.bfloat16:
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+    else:
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+    return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
 
 
 @gluon.jit
@@ -128,9 +136,7 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
     row = i + gl.arange(0, 64, ROWS)  # (64,)
     seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
-    used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
-    mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
-    begin = T_c - mine  # tiles before it only other consumers' rows see
+    begin = T_c - gl.where(i < N_q, gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c), 0)  # before: others' tiles
 
     q_i = take(q, c)  # FA2.A1.L4
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
@@ -141,30 +147,19 @@ def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, C
         release(k, n)
         take(v, n)
         release(v, n)
-    s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
-    s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
-    release(k, begin)
-    if mine > full:
-        s_ij = mask(s_ij, (mine - 1) * B_c, seen)
-    p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
-    p_ij = gl.convert_layout(p_ij.to(O.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-    for n in range(begin + 1, T_c):  # FA2.A1.L6
+    for n in range(begin, T_c):  # FA2.A1.L6
         j = T_c - 1 - n
         s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
-        o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
-        s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
+        s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
         release(k, n)
-        if CAUSAL:
-            if j >= full:
-                s_ij = mask(s_ij, j * B_c, seen)
-        p_next, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
-        p_next = gl.convert_layout(p_next.to(O.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-        o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
-        release(v, n - 1)
+        if j >= full:
+            s_ij = mask(s_ij, j * B_c, seen)
+        p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+        p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
         o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
-        p_ij = p_next
-    o_i = hopper.warpgroup_mma(p_ij, take(v, T_c - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
-    o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
+        o_i = hopper.warpgroup_mma(p_ij, take(v, n), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
+        release(v, n)
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = gl.where(empty, 1.0, l_i)
@@ -185,7 +180,6 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl
     i, head = place(gl.cdiv(N_q, B_r), heads, at_once)  # FA2.A1.L3
     i = i * B_r
     T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # tiles from here on are seen by no row
-    T_c = gl.maximum(T_c, 1)  # rows that see no key visit one tile all the same
     q = ring(room(Q, CONSUMERS), 1)
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     hopper.fence_async_shared()  # the copy engine sees the barriers
@@ -205,7 +199,7 @@ def forward(q, k, v, causal):
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
+    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
     consumers, B_c, stages = SIZES[d]
     grid = (triton.cdiv(N_q, 64 * consumers) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)

@@ -1,7 +1,4 @@
-"""Rung 08, pipelined: the copies of two tiles are under way while a third one is computed (num_stages=3).
-
-This is the canonical Triton kernel: FlashAttention-2's Algorithm 1 as one would write it down.
-"""
+"""Rung 09, free loads: where every key is real, a load does not ask whether it is."""
 
 import math
 
@@ -60,14 +57,14 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
     o_i = tl.zeros((B_r, d), tl.float32)  # FA2.A1.L5
     l_i = tl.zeros((B_r,), tl.float32)  # FA2.A1.L5
     m_i = tl.full((B_r,), LOWEST, tl.float32)  # FA2.A1.L5
-    for j in range(full, last, B_c):  # FA2.A1.L6
-        k_j = load_rows(K, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
-        v_j = load_rows(V, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
     for j in range(0, full, B_c):  # FA2.A1.L6
         k_j = load_rows(K, j, N_k, B_c, d, False)  # (B_c, d)  FA2.A1.L7
         v_j = load_rows(V, j, N_k, B_c, d, False)  # (B_c, d)  FA2.A1.L7
         o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, False)
+    for j in range(full, last, B_c):  # FA2.A1.L6
+        k_j = load_rows(K, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
+        v_j = load_rows(V, j, N_k, B_c, d, True)  # (B_c, d)  FA2.A1.L7
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2, True)
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
@@ -87,5 +84,5 @@ def forward(q, k, v, causal):
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     grid = triton.cdiv(N_q, 64), batch * heads  # FA2.A1.L1 FA2.A1.L2
     forward_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=64, B_c=64,
-                         num_warps=4, num_stages=3, enable_fp_fusion=True)  # fmt: skip
+                         num_warps=4, num_stages=1, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

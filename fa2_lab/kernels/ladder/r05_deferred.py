@@ -1,10 +1,7 @@
-"""Rung 05, base 2: the scale and log₂e are one factor, and one multiply-add leads to the exponential 2ˣ.
+"""Rung 05, deferred: o_i is divided once, after the last tile, so that P V is added to it where it lies.
 
-The compiler makes the multiplication and the subtraction one instruction because enable_fp_fusion asks for it. Without
-it they are two, and rounded in between; Triton 3.10 is to do so unless it is asked.
+The product adds to α o_i in the accumulator itself. Before, P V took as many registers as o_i.
 """
-
-import math
 
 import torch
 import triton
@@ -12,7 +9,6 @@ import triton.language as tl
 
 NEG_INF = tl.constexpr(float("-inf"))
 LOWEST = tl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
-LN2 = tl.constexpr(math.log(2))
 
 
 @triton.jit
@@ -30,20 +26,20 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 
 
 @triton.jit
-def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2):
+def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau):
     """Take one tile into the state of a row block. Row r sees the first seen[r] keys of the tile."""
-    s_ij = tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
+    s_ij = tau * tl.dot(q_i, k_j.T)  # (B_r, B_c)  FA2.A1.L8
     s_ij = tl.where(tl.arange(0, k_j.shape[0])[None, :] < seen[:, None], s_ij, NEG_INF)
-    m_new = tl.maximum(m_i, tau_log2 * tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
-    p_ij = tl.exp2(tau_log2 * s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
-    alpha = tl.exp2(m_i - m_new)  # (B_r,)  FA2.A1.L9
+    m_new = tl.maximum(m_i, tl.max(s_ij, 1))  # (B_r,)  FA2.A1.L9
+    p_ij = tl.exp(s_ij - m_new[:, None])  # (B_r, B_c)  FA2.A1.L9
+    alpha = tl.exp(m_i - m_new)  # (B_r,)  FA2.A1.L9
     l_i = alpha * l_i + tl.sum(p_ij, 1)  # (B_r,)  FA2.A1.L9
     o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
     return o_i, l_i, m_new
 
 
 @triton.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
+def forward_kernel(Q, K, V, O, L, N_q, N_k, tau, CAUSAL: tl.constexpr, d: tl.constexpr, B_r: tl.constexpr,
                    B_c: tl.constexpr):  # fmt: skip
     """One program computes one row block of one head."""
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)  # FA2.A1.L3
@@ -58,12 +54,12 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, tau_log2, CAUSAL: tl.constexpr, d: t
     for j in range(0, N_k, B_c):  # FA2.A1.L6
         k_j = load_rows(K, j, N_k, B_c, d)  # (B_c, d)  FA2.A1.L7
         v_j = load_rows(V, j, N_k, B_c, d)  # (B_c, d)  FA2.A1.L7
-        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau_log2)
+        o_i, l_i, m_i = visit(o_i, l_i, m_i, q_i, k_j, v_j, seen - j, tau)
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
     l_i = tl.where(empty, 1.0, l_i)
     o_i = (1.0 / l_i)[:, None] * o_i  # (B_r, d)  FA2.A1.L12
-    L_i = tl.where(empty, NEG_INF, (m_i + tl.log2(l_i)) * LN2)  # (B_r,)  FA2.A1.L13
+    L_i = tl.where(empty, NEG_INF, m_i + tl.log(l_i))  # (B_r,)  FA2.A1.L13
     at = (head * N_q + row)[:, None] * d + tl.arange(0, d)[None, :]
     tl.store(O + at, o_i.to(O.dtype.element_ty), mask=row[:, None] < N_q)  # FA2.A1.L14
     tl.store(L + head * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
@@ -77,6 +73,6 @@ def forward(q, k, v, causal):
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
     grid = triton.cdiv(N_q, 64), batch * heads  # FA2.A1.L1 FA2.A1.L2
-    forward_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5 / math.log(2), CAUSAL=causal, d=d, B_r=64, B_c=64,
+    forward_kernel[grid](Q, K, V, O, L, N_q, N_k, d**-0.5, CAUSAL=causal, d=d, B_r=64, B_c=64,
                          num_warps=4, num_stages=1, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -1,7 +1,9 @@
-"""Rung 12, wgmma: the same tiles in Gluon, where we place every tile, start every product and wait for it ourselves.
+"""Rung 15, Gluon: the tiles, stages and copies of rung 14, written down by us instead of chosen by Triton.
 
-One warpgroup does one thing after the other: copy, product, softmax, copy, product. All that overlaps are the programs
-that share an SM. It takes d = 64 and 128, in 16 bits, on Hopper.
+This step is more than one change, because a language brings its own habits. The two loops are one from right to left,
+and an `if` asks for the mask. Numbers of p are rounded in pairs, by an instruction that Triton does not choose. And
+P V is waited for at once, where Triton let it run on: rung 20 gives that back. It takes d = 64 and 128, in 16 bits, on
+Hopper.
 """
 
 import math
@@ -14,11 +16,9 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-DIFF = "another language: what Triton decided is now written down"
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
-all_threads = gl.barrier
 
 
 @gluon.jit
@@ -36,12 +36,21 @@ def place(T_r, heads, at_once):
 
 
 @gluon.jit
-def fetch(X, head, row, tile, barrier, phase: gl.constexpr):
-    """Copy rows of one head into a tile of shared memory, and wait until they are there."""
-    all_threads()  # nobody reads the tile any more
-    mbarrier.expect(barrier, X.block_type.nbytes)
-    tma.async_load(X, [head, row, 0], barrier, tile)
-    mbarrier.wait(barrier, phase)
+def start(X, head, row, tiles, arrived, n, there):
+    """Begin to copy rows of one head into the stage of tile n, if there is such a tile."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    mbarrier.expect(arrived.index(n % STAGES), X.block_type.nbytes, pred=there)
+    tma.async_load(X, [head, row, 0], arrived.index(n % STAGES), tiles.index(n % STAGES), pred=there)
+
+
+@gluon.jit
+def room(X, STAGES: gl.constexpr):
+    """Shared memory for so many tiles as X describes them, and a barrier for each."""
+    tiles = gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(arrived.index(stage), count=1)
+    return tiles, arrived
 
 
 @gluon.jit
@@ -61,8 +70,9 @@ def scores(q_i, k_j):
 @gluon.jit
 def mask(s_ij, j, seen):
     """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
-    col = j + gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))
-    return gl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)  # (64, B_c)
+    col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
+    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
@@ -76,7 +86,17 @@ def softmax(s_ij, l_i, m_i, tau_log2):
 
 
 @gluon.jit
-def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr):
+def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    if dtype == gl.bfloat16:
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+    else:
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+    return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.jit
+def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr, STAGES: gl.constexpr):
     """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
     B_c: gl.constexpr = K.block_shape[1]
     d: gl.constexpr = K.block_shape[2]
@@ -89,28 +109,35 @@ def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl
     full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
     T_c = gl.cdiv(keys_seen(i + 63, N_q, N_k, CAUSAL), B_c)  # no row sees a key of the tiles from here on
 
-    q = gl.allocate_shared_memory(Q.dtype, Q.block_shape, Q.layout)
-    k = gl.allocate_shared_memory(K.dtype, K.block_shape, K.layout)
-    v = gl.allocate_shared_memory(V.dtype, V.block_shape, V.layout)
-    arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(arrived, count=1)
-    hopper.fence_async_shared()  # the copy engine sees the barrier
-    fetch(Q, head, i, q, arrived, 0)  # FA2.A1.L4
+    q, q_here = room(Q, 1)
+    k, k_here = room(K, STAGES)
+    v, v_here = room(V, STAGES)
+    hopper.fence_async_shared()  # the copy engine sees the barriers
+    start(Q, head, i, q, q_here, 0, True)  # FA2.A1.L4
+    for n in gl.static_range(STAGES - 1):
+        start(K, head, (T_c - 1 - n) * B_c, k, k_here, n, n < T_c)  # FA2.A1.L7
+        start(V, head, (T_c - 1 - n) * B_c, v, v_here, n, n < T_c)  # FA2.A1.L7
+    mbarrier.wait(q_here.index(0), 0)
+    q = q.index(0)
     o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
     l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
     m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
     for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
         j = T_c - 1 - n
-        fetch(K, head, j * B_c, k, arrived, 1)  # FA2.A1.L7
-        s_ij = scores(rows_of(q), rows_of(k))  # (64, B_c)  FA2.A1.L8
+        ahead = n + STAGES - 1  # goes where tile n − 1 lay
+        gl.barrier()  # nobody reads tile n − 1 any more
+        start(K, head, (T_c - 1 - ahead) * B_c, k, k_here, ahead, ahead < T_c)  # FA2.A1.L7
+        start(V, head, (T_c - 1 - ahead) * B_c, v, v_here, ahead, ahead < T_c)  # FA2.A1.L7
+        mbarrier.wait(k_here.index(n % STAGES), n // STAGES & 1)
+        s_ij = scores(rows_of(q), rows_of(k.index(n % STAGES)))  # (64, B_c)  FA2.A1.L8
         s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
         if j >= full:
             s_ij = mask(s_ij, j * B_c, seen)
         p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
-        p_ij = gl.convert_layout(p_ij.to(Q.dtype), gl.DotOperandLayout(0, O_LAYOUT, 2))
-        fetch(V, head, j * B_c, v, arrived, 0)  # FA2.A1.L7
+        p_ij = rounded(p_ij, Q.dtype, O_LAYOUT)
+        mbarrier.wait(v_here.index(n % STAGES), n // STAGES & 1)
         o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
-        o_i = hopper.warpgroup_mma(p_ij, rows_of(v), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        o_i = hopper.warpgroup_mma(p_ij, rows_of(v.index(n % STAGES)), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
 
     empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
@@ -129,11 +156,11 @@ def forward(q, k, v, causal):
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
+    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, 64, 64, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
-                         num_warps=4, enable_fp_fusion=True)  # fmt: skip
+                         STAGES=3, num_warps=4, enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

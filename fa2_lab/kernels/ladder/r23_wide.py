@@ -1,8 +1,7 @@
-"""Rung 19, lagging: m follows the maximum only when a score lies more than 8 above it, so that o seldom shrinks.
+"""Rung 23, wide: at d = 128, too, 192 rows share each tile of K and V, because O waits in the place that Q leaves.
 
-Whatever stands for the maximum cancels out of O and L. It only has to keep p from overflowing, and 2⁸ is far from that.
-As long as m stays, the 4 lanes of a row need not talk to each other, and nothing is multiplied by alpha = 1. This file
-is longer than 200 lines because of rung 16's tile scheduler and of what is written in PTX.
+Even so the third consumer takes room: tiles have 64 keys again, now in five stages. In Q's place O makes the next Q
+late, so few row blocks go as before, by two consumers.
 """
 
 import math
@@ -17,11 +16,11 @@ from triton.experimental.gluon.language.nvidia import hopper
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-DIFF = "m, too, is kept by lane now, and two pieces of PTX let a warp jump over what it need not do"
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
-SIZES = {64: (3, 128, 4), 128: (2, 128, 2)}  # by d: consumers, keys of a tile, stages; what fits in one SM
+SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys of a tile, stages; if O lies apart
+FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # where an SM has fewer than 4 blocks of 192 rows
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
 Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
 
@@ -112,8 +111,9 @@ def scores(q_i, k_j):
 @gluon.jit
 def mask(s_ij, j, seen):
     """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
-    col = j + gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))
-    return gl.where(col[None, :] < seen[:, None], s_ij, NEG_INF)  # (64, B_c)
+    col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
+    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
 
 
 @gluon.jit
@@ -192,10 +192,10 @@ def shrunk(o_i, alpha):
 
 
 @gluon.jit
-def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr):
+def producer(Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, at_once, CAUSAL: gl.constexpr):
     """One warp: draw row blocks while there are any, and start every copy as early as its stage is free."""
     B_c: gl.constexpr = K.block_shape[1]
-    CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
+    CONSUMERS: gl.constexpr = o.shape[0]
     r, first, t = 0, 0, gl.program_id(0)
     blocks = gl.cdiv(N_q, 64 * CONSUMERS) * heads
     while t < blocks:
@@ -217,7 +217,8 @@ def producer(Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSA
 @gluon.jit
 def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr):
     """One warpgroup: its 64 rows of every row block that this program gets."""
-    CONSUMERS: gl.constexpr = q.tiles.shape[0] // 2
+    CONSUMERS: gl.constexpr = o.shape[0]
+    APART: gl.constexpr = q.tiles.shape[0] > CONSUMERS  # O does not lie where Q lay
     B_c: gl.constexpr = k.tiles.shape[2]
     d: gl.constexpr = k.tiles.shape[3]
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
@@ -233,7 +234,6 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
         used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
         mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
         begin, end = first + T_c - mine, first + T_c  # tiles before it only other consumers' rows see
-
         q_i = take(q, q_n)  # FA2.A1.L4
         o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
         for n in range(first, begin):
@@ -266,11 +266,11 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
             release(v, n - 1)
             o_i = shrunk(o_i, alpha)
             p_ij = p_next
-        release(q, q_n)
+        if APART:
+            release(q, q_n)
         o_i = hopper.warpgroup_mma(p_ij, take(v, end - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
         o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
         release(v, end - 1)
-
         l_i, m_i = gl.convert_layout(gl.sum(l_i, 1), ROWS), gl.convert_layout(gl.max(m_i, 1), ROWS)  # (64,)
         empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
         l_i = gl.where(empty, 1.0, l_i)
@@ -281,6 +281,9 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
         hopper.fence_async_shared()
         tma.async_store(O, [head, i, 0], o.index(c))  # FA2.A1.L14
         gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+        if not APART:
+            tma.store_wait(0)  # O has left, and Q may come
+            release(q, q_n)
         r, first = r + 1, first + T_c
         t = receive(mailbox, r)
     tma.store_wait(0)  # shared memory must outlive the last copy
@@ -288,16 +291,17 @@ def consumer(c: gl.constexpr, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_onc
 
 @gluon.jit
 def forward_kernel(Q, K, V, O, L, counter, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr,
-                   CONSUMERS: gl.constexpr, STAGES: gl.constexpr):  # fmt: skip
+                   CONSUMERS: gl.constexpr, STAGES: gl.constexpr, APART: gl.constexpr):  # fmt: skip
     """A program stays on its SM and computes one row block after the other. Q, K, V and O are descriptors."""
-    q, o = ring(room(Q, 2 * CONSUMERS), 1), room(O, CONSUMERS)
+    q = ring(room(Q, 2 * CONSUMERS if APART else CONSUMERS), 1)
+    o = room(O, CONSUMERS) if APART else q.tiles
     k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
     mailbox = ring(gl.allocate_shared_memory(gl.int32, [1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])), CONSUMERS)
     hopper.fence_async_shared()  # the copy engine sees the barriers
     first = (0, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
     second = (1, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
     third = (2, O, L, q, k, v, o, mailbox, N_q, N_k, heads, at_once, tau_log2, CAUSAL)
-    copy = (Q, K, V, counter, q, k, v, mailbox, N_q, N_k, heads, at_once, CAUSAL)
+    copy = (Q, K, V, counter, q, k, v, o, mailbox, N_q, N_k, heads, at_once, CAUSAL)
     if CONSUMERS == 2:
         gl.warp_specialize([(consumer, first), (consumer, second), (producer, copy)], [4, 1], [240, 24])
     else:
@@ -310,14 +314,14 @@ def forward(q, k, v, causal):
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**25 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 32 MiB of the L2 cache
-    consumers, B_c, stages = SIZES[d]
+    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
+    consumers, B_c, stages, apart = (FEW if triton.cdiv(N_q, 192) * batch * heads < 4 * SMs else SIZES)[d]
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
     layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
     blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
     tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
     forward_kernel[grid](*tiles, L, counter_on(q.device), N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2),
-                         CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, num_warps=4,
+                         CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4,
                          enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17

@@ -1,0 +1,226 @@
+"""Rung 20, overlap: Q Kᵀ of the next tile and P V of this one run together, and row maxima are found under P V.
+
+A ring has a few stages, each with room for one tile and two barriers: one says "filled", the other "emptied". A barrier
+flips its phase, 0 or 1, when all whom it expects have arrived; who waits names the phase whose end it waits for.
+The softmax waits for Q Kᵀ alone. In the binary the exponentials wait for P V, too, and run under the other consumer's
+products.
+"""
+
+import math
+from collections import namedtuple
+
+import torch
+import triton
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+NEG_INF = gl.constexpr(float("-inf"))
+LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
+LN2 = gl.constexpr(math.log(2))
+SIZES = {64: (3, 128, 4), 128: (2, 128, 3)}  # by d: consumers, keys of a tile, stages; what fits in one SM
+Ring = namedtuple("Ring", "tiles filled emptied")  # tiles (stages, 1, rows, d), and two barriers for each
+
+
+@gluon.jit
+def keys_seen(row, N_q, N_k, CAUSAL: gl.constexpr):
+    """How many keys a row sees, counted from the left; the causal diagonal ends in the bottom right corner."""
+    return gl.minimum(gl.maximum(row + 1 + N_k - N_q, 0), N_k) if CAUSAL else N_k + 0 * row
+
+
+@gluon.jit
+def place(T_r, heads, at_once):
+    """This program's row block and head: `at_once` heads side by side, the row blocks that see most keys first."""
+    section, within = gl.program_id(0) // (at_once * T_r), gl.program_id(0) % (at_once * T_r)
+    width = gl.minimum(at_once, heads - section * at_once)
+    return T_r - 1 - within // width, section * at_once + within % width
+
+
+@gluon.jit
+def room(X, STAGES: gl.constexpr):
+    """Shared memory for so many tiles as X describes them."""
+    return gl.allocate_shared_memory(X.dtype, [STAGES, 1, X.block_shape[1], X.block_shape[2]], X.layout)
+
+
+@gluon.jit
+def ring(tiles, CONSUMERS: gl.constexpr):
+    """A ring of these tiles, empty."""
+    STAGES: gl.constexpr = tiles.shape[0]
+    filled = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    emptied = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(filled.index(stage), count=1)
+        mbarrier.init(emptied.index(stage), count=CONSUMERS)
+    return Ring(tiles, filled, emptied)
+
+
+@gluon.jit
+def fill(ring, n, X, head, row):
+    """Producer: start to copy rows of one head into the n-th tile, as soon as its stage is empty."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.emptied.index(n % STAGES), (n // STAGES & 1) ^ 1)
+    mbarrier.expect(ring.filled.index(n % STAGES), X.block_type.nbytes)
+    tma.async_load(X, [head, row, 0], ring.filled.index(n % STAGES), ring.tiles.index(n % STAGES))
+
+
+@gluon.jit
+def take(ring, n):
+    """Consumer: the n-th tile, (rows, d), as soon as it is there."""
+    STAGES: gl.constexpr = ring.tiles.shape[0]
+    mbarrier.wait(ring.filled.index(n % STAGES), n // STAGES & 1)
+    return ring.tiles.index(n % STAGES).reshape([ring.tiles.shape[2], ring.tiles.shape[3]])
+
+
+@gluon.jit
+def release(ring, n):
+    """Consumer: the n-th tile is no longer needed."""
+    mbarrier.arrive(ring.emptied.index(n % ring.tiles.shape[0]), count=1)
+
+
+@gluon.jit
+def scores(q_i, k_j):
+    """Start q_i k_jᵀ, both in shared memory. Of 64 rows each warp will hold 16, and 4 of its threads share a row."""
+    B_c: gl.constexpr = k_j.shape[0]
+    zero = gl.zeros([64, B_c], gl.float32, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
+    return hopper.warpgroup_mma(q_i, k_j.permute((1, 0)), zero, use_acc=False, is_async=True)  # (64, B_c)  FA2.A1.L8
+
+
+@gluon.jit
+def mask(s_ij, j, seen):
+    """The scores of keys j, j + 1, …, with −∞ in place of those that a row does not see."""
+    col = gl.arange(0, s_ij.shape[1], gl.SliceLayout(0, s_ij.type.layout))[None, :]
+    # 2 and 4 in a column's number are the lane's part: without them it is a constant, and takes no register
+    return gl.where((col & ~6) < (seen - j)[:, None] - (col & 6), s_ij, NEG_INF)  # (64, B_c)
+
+
+@gluon.jit
+def softmax(s_ij, l_i, m_i, tau_log2):
+    """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
+    m_new = gl.maximum(m_i, tau_log2 * gl.max(s_ij, 1))  # (64,)  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * s_ij - m_new[:, None])  # (64, B_c)  FA2.A1.L9
+    alpha = gl.exp2(m_i - m_new)  # (64,)  FA2.A1.L9
+    l_i = alpha * l_i + gl.sum(p_ij, 1)  # (64,)  FA2.A1.L9
+    return p_ij, alpha, l_i, m_new
+
+
+@gluon.jit
+def rounded(p, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+    """p in 16 bits as the left operand of a product, two numbers by one instruction."""
+    if dtype == gl.bfloat16:
+        p = gl.inline_asm_elementwise("cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.bfloat16, True, 2)
+    else:
+        p = gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $2, $1;", "=r,r,r", [p], gl.float16, True, 2)
+    return gl.convert_layout(p, gl.DotOperandLayout(0, LAYOUT, 2))
+
+
+@gluon.jit
+def producer(Q, K, V, q, k, v, head, i, T_c):
+    """One warp: start every copy as early as its stage is free."""
+    B_c: gl.constexpr = K.block_shape[1]
+    CONSUMERS: gl.constexpr = q.tiles.shape[0]
+    for c in gl.static_range(CONSUMERS):
+        fill(q, c, Q, head, i + 64 * c)  # FA2.A1.L4
+    for n in range(T_c):  # from right to left: the masked tiles come first  FA2.A1.L6
+        fill(k, n, K, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+        fill(v, n, V, head, (T_c - 1 - n) * B_c)  # FA2.A1.L7
+
+
+@gluon.jit
+def consumer(c: gl.constexpr, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL: gl.constexpr):
+    """One warpgroup: the 64 rows from i + 64 c on."""
+    B_c: gl.constexpr = k.tiles.shape[2]
+    d: gl.constexpr = k.tiles.shape[3]
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, d, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, B_c, 16]))
+    i = i + 64 * c
+    row = i + gl.arange(0, 64, ROWS)  # (64,)
+    seen = keys_seen(row, N_q, N_k, CAUSAL)  # (64,)
+    full = keys_seen(i, N_q, N_k, CAUSAL) // B_c  # every row sees all keys of so many tiles
+    used = gl.where(i < N_q, keys_seen(i + 63, N_q, N_k, CAUSAL), 0)  # keys that its rows see, if it has any rows
+    mine = gl.maximum(gl.cdiv(used, B_c), 1)  # tiles, at least one
+    begin = T_c - mine  # tiles before it only other consumers' rows see
+
+    q_i = take(q, c)  # FA2.A1.L4
+    o_i = gl.zeros([64, d], gl.float32, O_LAYOUT)  # FA2.A1.L5
+    l_i = gl.zeros([64], gl.float32, ROWS)  # FA2.A1.L5
+    m_i = gl.full([64], LOWEST, gl.float32, ROWS)  # FA2.A1.L5
+    for n in range(begin):
+        take(k, n)
+        release(k, n)
+        take(v, n)
+        release(v, n)
+    s_ij = scores(q_i, take(k, begin))  # (64, B_c)  FA2.A1.L8
+    s_ij = hopper.warpgroup_mma_wait(0, deps=[s_ij])
+    release(k, begin)
+    if mine > full:
+        s_ij = mask(s_ij, (mine - 1) * B_c, seen)
+    p_ij, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+    p_ij = rounded(p_ij, O.dtype, O_LAYOUT)
+    for n in range(begin + 1, T_c):  # FA2.A1.L6
+        j = T_c - 1 - n
+        s_ij = scores(q_i, take(k, n))  # (64, B_c)  FA2.A1.L8
+        o_i = hopper.warpgroup_mma(p_ij, take(v, n - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+        s_ij = hopper.warpgroup_mma_wait(1, deps=[s_ij])
+        release(k, n)
+        if CAUSAL:
+            if j >= full:
+                s_ij = mask(s_ij, j * B_c, seen)
+        p_next, alpha, l_i, m_i = softmax(s_ij, l_i, m_i, tau_log2)
+        p_next = rounded(p_next, O.dtype, O_LAYOUT)
+        o_i, p_ij = hopper.warpgroup_mma_wait(0, deps=[o_i, p_ij])
+        release(v, n - 1)
+        o_i = gl.convert_layout(alpha, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i
+        p_ij = p_next
+    o_i = hopper.warpgroup_mma(p_ij, take(v, T_c - 1), o_i, is_async=True)  # (64, d)  FA2.A1.L10
+    o_i = hopper.warpgroup_mma_wait(0, deps=[o_i])
+
+    empty = l_i == 0.0  # a row that sees no key gets O = 0 and L = −∞
+    l_i = gl.where(empty, 1.0, l_i)
+    o_i = gl.convert_layout(1.0 / l_i, gl.SliceLayout(1, O_LAYOUT))[:, None] * o_i  # (64, d)  FA2.A1.L12
+    L_i = gl.where(empty, NEG_INF, (m_i + gl.log2(l_i)) * LN2)  # (64,)  FA2.A1.L13
+    q_i.store(o_i.to(O.dtype))
+    hopper.fence_async_shared()
+    tma.async_store(O, [head, i, 0], q.tiles.index(c))  # FA2.A1.L14
+    gl.store(L + head.to(gl.int64) * N_q + row, L_i, mask=row < N_q)  # FA2.A1.L15
+    tma.store_wait(0)  # shared memory must outlive the copy
+
+
+@gluon.jit
+def forward_kernel(Q, K, V, O, L, N_q, N_k, heads, at_once, tau_log2, CAUSAL: gl.constexpr, CONSUMERS: gl.constexpr,
+                   STAGES: gl.constexpr):  # fmt: skip
+    """One program computes one row block of one head. Q, K, V and O are descriptors of (heads, N, d)."""
+    B_r: gl.constexpr = 64 * CONSUMERS
+    i, head = place(gl.cdiv(N_q, B_r), heads, at_once)  # FA2.A1.L3
+    i = i * B_r
+    T_c = gl.cdiv(keys_seen(i + B_r - 1, N_q, N_k, CAUSAL), K.block_shape[1])  # tiles from here on are seen by no row
+    T_c = gl.maximum(T_c, 1)  # rows that see no key visit one tile all the same
+    q = ring(room(Q, CONSUMERS), 1)
+    k, v = ring(room(K, STAGES), CONSUMERS), ring(room(V, STAGES), CONSUMERS)
+    hopper.fence_async_shared()  # the copy engine sees the barriers
+    first = (0, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
+    second = (1, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
+    third = (2, O, L, q, k, v, head, i, T_c, N_q, N_k, tau_log2, CAUSAL)
+    copy = (Q, K, V, q, k, v, head, i, T_c)
+    if CONSUMERS == 2:
+        gl.warp_specialize([(consumer, first), (consumer, second), (producer, copy)], [4, 1], [240, 24])
+    else:
+        gl.warp_specialize([(consumer, first), (consumer, second), (consumer, third), (producer, copy)],
+                           [4, 4, 1], [160, 160, 24])  # fmt: skip
+
+
+def forward(q, k, v, causal):
+    """O like q, and L (batch, heads, N_q), the natural logarithm of each row's sum of exponentials."""
+    (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
+    O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
+    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
+    consumers, B_c, stages = SIZES[d]
+    grid = (triton.cdiv(N_q, 64 * consumers) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
+    layout = gl.NVMMASharedLayout.get_default_for([1, 64, d], gl.bfloat16 if q.dtype == torch.bfloat16 else gl.float16)
+    blocks = zip((q, k, v, O), (64, B_c, B_c, 64), strict=True)
+    tiles = [TensorDescriptor.from_tensor(X.contiguous().view(-1, *X.shape[2:]), [1, B, d], layout) for X, B in blocks]
+    forward_kernel[grid](*tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,
+                         CONSUMERS=consumers, STAGES=stages, num_warps=4, enable_fp_fusion=True)  # fmt: skip
+    return O, L  # FA2.A1.L17
