@@ -16,7 +16,7 @@
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
 # - name three remedies against idle processors: another loop, another order, and split keys.
 #
-# *Time: 30 minutes with the questions, the function and the exercises. Hardware: any laptop, NumPy alone. Before
+# *Time: 30 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
 # this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), and [05 · The backward pass](05_backward.ipynb) for the
 # section on dQ.*
 
@@ -73,8 +73,7 @@ for stage in ("fa1", "fa2"):
     heads.forward(q, k, v, stage=stage, B_r=4, B_c=2, trace=meter)
     seen = meter.by_worker()
     (each,) = {counts["matmul"] for counts in seen.values()}  # the same for all
-    work = f"{len(seen):2} workers × {each:,} matmul FLOPs = {meter.matmul_flops:,}"
-    print(f"{stage}: {work}")
+    print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {meter.matmul_flops:,}")
 
 # %% [markdown]
 # FA2 has twice as many workers, and each has half of the work.
@@ -193,6 +192,32 @@ for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
 # uses a quarter of the chip.
 
 # %% [markdown]
+# ## Why not make row blocks much smaller?
+#
+# A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more. But every
+# worker loads all of K and V, so half the rows mean twice the requests. `limit` says which unit of an H200 takes longest.
+
+# %%
+costs = {}
+for B_r in (128, 64, 32, 16):
+    cost = prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64)
+    busy = grid.efficiency(cost.workers, SMs)
+    unit, seconds = cost.limit(chips.H200)
+    print(f"B_r {B_r:3}: {cost.workers:3} workers, busy {busy:3.0%}", end=", ")
+    print(f"{cost.requested / 1e6:5.0f} MB; {1e6 * seconds:3.0f} µs by {unit}")
+    costs[f"B_r = {B_r}"] = cost
+
+# %%
+show(roofline.draw(**roofline.data(*costs.items())))
+
+# %% [markdown]
+# At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
+# is the limit, and the launch is a little faster. Below that, requests double again and nothing is gained.
+#
+# **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest row blocks that keep
+# the SMs busy.
+
+# %% [markdown]
 # ## What if several thread blocks share an SM?
 #
 # So far each SM had one thread block. Often two, three or four fit: as many as its registers and its shared memory have
@@ -233,41 +258,20 @@ for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
 # kernel is faster.
 
 # %% [markdown]
-# ## Why not make row blocks much smaller?
+# ## One query, many keys
 #
-# A single head of 8,192 queries in row blocks of 128 gives 64 workers for 132 SMs. Smaller row blocks give more. But every
-# worker loads all of K and V, so half the rows mean twice the requests. `limit` says which unit of an H200 takes longest.
-
-# %%
-costs = {}
-for B_r in (128, 64, 32, 16):
-    cost = prices.cost("FA2", heads=1, N=8192, B_r=B_r, B_c=64)
-    busy = grid.efficiency(cost.workers, SMs)
-    unit, seconds = cost.limit(chips.H200)
-    print(f"B_r {B_r:3}: {cost.workers:3} workers, busy {busy:3.0%}", end=", ")
-    print(f"{cost.requested / 1e6:5.0f} MB; {1e6 * seconds:3.0f} µs by {unit}")
-    costs[f"B_r = {B_r}"] = cost
-
-# %%
-show(roofline.draw(**roofline.data(*costs.items())))
-
-# %% [markdown]
-# At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
-# is the limit, and the launch is a little faster. Below that, requests double again and nothing is gained.
+# A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One query
+# is one row block, so FA2 is back at one worker per head. The loop over keys is the only one left. Its iterations share a
+# state, but chapter 02 can merge states that never met. So cut the keys of each head into parts, and let a second small
+# kernel merge the results: each part writes its O (already divided by $\ell$) and its L. Chapter 14 builds it, and asks
+# how many parts are best.
 #
-# **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest row blocks that keep
-# the SMs busy.
+# **Takeaway.** With too few rows, split the keys and merge, as in chapter 02, but among thread blocks. This is called
+# *split-KV*.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
 #
-# Each lane is an SM, and each bar a thread block. Choose the SMs, the heads, the mask and the order, and look at the right
-# end, where some SMs have nothing left to do.
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("timetable")
-
-# %% [markdown]
 # Under the causal mask, with as many queries as keys and square tiles, row block i has i + 1 tiles. Two heads of 4 row
 # blocks have 20 tiles. On three SMs no order can end before 7.
 #
@@ -285,27 +289,23 @@ live("timetable")
 #
 # ```python
 # costs = [1, 2, 3, 4] * 2
-# show_times("row by row", costs, 3)
-# show_times("the longest first", sorted(costs, reverse=True), 3)
-# show_times("the shortest first", sorted(costs), 3)
+# orders = {"row by row": costs, "longest first": sorted(costs, reverse=True)}
+# orders["shortest first"] = sorted(costs)
+# print({name: max(ends(order, 3)) for name, order in orders.items()})
 # ```
 #
 # ```text
-# row by row: 8 thread blocks, the last ends at 9
-#   SM 0   0– 1  1– 5  5– 9
-#   SM 1   0– 2  2– 3  3– 5
-#   SM 2   0– 3  3– 6
-# the longest first: 8 thread blocks, the last ends at 7
-#   SM 0   0– 4  4– 6  6– 7
-#   SM 1   0– 4  4– 6  6– 7
-#   SM 2   0– 3  3– 6
-# the shortest first: 8 thread blocks, the last ends at 8
-#   SM 0   0– 1  1– 3  3– 7
-#   SM 1   0– 1  1– 4  4– 8
-#   SM 2   0– 2  2– 5
+# {'row by row': 9.0, 'longest first': 7.0, 'shortest first': 8.0}
 # ```
 # </details>
 #
+# Each lane below is an SM, and each bar a thread block. Choose the SMs, the heads, the mask and the order, and look at the
+# right end, where some SMs have nothing left to do.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("timetable")
+
+# %% [markdown]
 # **Takeaway.** If thread blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.
 
 # %% [markdown]
@@ -328,18 +328,6 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
 # **Takeaway.** Forward, a worker owns rows and shares nothing. Backward, it owns columns, and all workers add into dQ.
 
 # %% [markdown]
-# ## One query, many keys
-#
-# A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One query
-# is one row block, so FA2 is back at one worker per head. The loop over keys is the only one left. Its iterations share a
-# state, but chapter 02 can merge states that never met. So cut the keys of each head into parts, and let a second small
-# kernel merge the results: each part writes its O (already divided by $\ell$) and its L. Chapter 14 builds it, and asks
-# how many parts are best.
-#
-# **Takeaway.** With too few rows, split the keys and merge, as in chapter 02, but among thread blocks. This is called
-# *split-KV*.
-
-# %% [markdown]
 # ## Recap
 #
 # - The iterations of a loop may run at the same time if they write to different places, and none reads what another writes.
@@ -353,36 +341,14 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** There is no mask. Four backward workers start together. Worker j may visit the row blocks in an order
-# of its own. Find orders such that no two workers ever add to the same block of dQ in the same step.
+# **1.** There is no mask. Four backward workers start together. Worker j may visit the row blocks in an order of its own.
+# Find orders such that no two workers ever add to the same block of dQ in the same step.
 #
-# <details><summary>Hint</summary>
-#
-# Let worker j begin at row block j.
-# </details>
 # <details><summary>Solution</summary>
 #
-# `return [(j + t) % T for t in range(T)]`: everybody goes round, each from another start. Real workers do not keep step, so
-# the additions must be atomic all the same. But they seldom wait for each other.
+# Worker j visits (j + t) mod 4 in its step t: everybody goes round, each from another start. Real workers do not keep step,
+# so the additions must be atomic all the same. But they seldom wait for each other.
 # </details>
-
-
-# %%
-def rows_of_worker(j, T):
-    return ...  # a list of all T row blocks
-
-
-# %% tags=["hide-input"]
-def meetings(T):  # steps in which two workers add to the same block
-    orders = [rows_of_worker(j, T) for j in range(T)]
-    if ... in orders:
-        return None
-    if any(sorted(order) != list(range(T)) for order in orders):
-        raise ValueError(f"every worker must visit row blocks 0 to {T - 1} once; yours: {orders}")
-    return sum(len({order[t] for order in orders}) < T for t in range(T))
-
-
-check(meetings, Case("steps in which two of 4 workers meet. Do all begin at the same row block?", (4,), 0))
 
 # %% [markdown]
 # ## Checks
