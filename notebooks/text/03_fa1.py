@@ -8,8 +8,7 @@
 #
 # Standard attention writes S and P to HBM and reads them back, $4N^2$ numbers in all (chapter 01). Softmax can take its
 # keys one block at a time (chapter 02). FlashAttention of 2022, FA1, puts the two together: compute a small tile of S
-# on the chip, use it at once, and throw it away. One kernel does what three did. This is called *fusion*: what lies
-# between the steps never travels.
+# on the chip, use it at once, and throw it away. One kernel does what three did.
 #
 # After this notebook you can
 #
@@ -88,7 +87,11 @@ four, values = np.log([[1.0, 3.0, 4.0, 8.0]]), np.array([[8.0], [0.0], [4.0], [2
 S[0, 0] = 5  # the first row has its largest score in the first tile
 check(
     step,
-    Case("three rows meet their first tile: what is o before it?", (*nothing, S[:, :3], V[:3]), after(S[:, :3], V[:3])),
+    Case(
+        "three rows meet their first tile. Has each its own maximum, and is o divided in the end?",
+        (*nothing, S[:, :3], V[:3]),
+        after(S[:, :3], V[:3]),
+    ),
     Case(
         "the table above. o arrives divided by ℓ: what undoes that?",
         (*after(four[:, :2], values[:2]), four[:, 2:], values[2:]),
@@ -359,6 +362,7 @@ verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), theirs)))
 verdict("fa1_elements here = io.fa1_forward", fa1_elements(13, 4, 5) == io.fa1_forward(Tiling(13, 13, 3, 5), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 of chapter 10: four times standard's time", round(slow["FA1"][4096] / slow["standard"][4096]) == 4)
+verdict("a score to HBM and back: 1,650 FLOPs", round(8 * chips.H200.flops_per_byte, -1) == 1650)
 crossed = hbm_traffic.data()["counters"]["bars"]["crossed to DRAM"]
 verdict("DRAM moved about Q, K, V and O once", 0.95 < crossed / (4 * 4096 * 64) < 1.05)
 

@@ -127,7 +127,7 @@ def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small proble
 everything = slice(None)
 check(
     one_tile,
-    case("4 queries and 6 keys in a single tile. Which results take τ?", 4, 6, everything, everything),
+    case("4 queries and 6 keys in a single tile. Which results take τ, and which matrix is transposed?", 4, 6, everything, everything),
     case("2 of 4 queries, 3 of 6 keys. Do L and D come from this tile?", 4, 6, slice(2, 4), slice(0, 3)),
     case("some scores are hidden. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
     case("rows 0 and 1 see no key: s and L are −∞. What is s − L?", 6, 4, everything, everything, CAUSAL),
