@@ -313,15 +313,15 @@ show(roofline.draw(**roofline.data("standard", *rows.items())))
 #
 # FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That is $B_r$ FLOPs for
 # each requested byte (the rings). But row blocks that work side by side request the same keys, and L2 answers all but
-# the first. To DRAM only Q, K, V and O cross, about once (the dots). So the swap helps twice: with one worker for each
-# head, 64 heads would stream through L2 at once, and little would be answered there.
+# the first. To DRAM only Q, K, V and O cross, about once (the dots). In chapter 03 ring and dot coincided: with one
+# worker for each head, 64 heads stream through L2 at once, and little is answered there. So the swap helps twice.
 
 # %%
 for name, c in rows.items():
     unit, seconds = c.limit(chips.H200)
     print(f"{name:13} {c.intensity('requested'):4.0f} FLOPs for a byte requested", end=", ")
     print(f"{c.intensity('crossed'):,.0f} for one that crosses;", end=" ")
-    print(f"at most {c.flops / seconds / 1e12:.0f} TFLOP/s, by the {unit}")
+    print(f"at most {c.flops / seconds / 1e12:.0f} TFLOP/s, limited by {unit}")
 
 # %% [markdown]
 # An H200's counters saw 2,100 FLOPs for each byte of DRAM. The thread that chapter 01 began ends here: memory far away
