@@ -15,6 +15,7 @@ UNKNOWN = "The model counts instructions and programs on an SM. It knows no wait
 class Reason(NamedTuple):
     """One change: in a few words for the table, and as a hypothesis that a measurement can refute."""
 
+    cause: str  # what it is about
     limit: str  # what limited the rung before
     removes: str  # what the change takes away, or adds
     why: str
@@ -22,9 +23,10 @@ class Reason(NamedTuple):
     modelled: bool = True  # predicted by fa2_lab.machine.ladder; if not, only a limit follows from the counters
 
 
-NOTHING = Reason("", "", "Nothing comes before this rung: it is where the climb begins.")
+NOTHING = Reason("", "", "", "Nothing comes before this rung: it is where the climb begins.")
 REASONS = {
     "01": Reason(
+        "HBM bytes",
         "HBM: S and P go there and back",
         "S and P in HBM; adds O, ℓ and m at every tile",
         "FA1's loops keep S and P on the chip. But with one program a head, most SMs have no work in a small batch,"
@@ -32,6 +34,7 @@ REASONS = {
         "The model sends rung 01 to L2 and rung 00 to HBM at full speed; both in truth wait longer.",
     ),
     "02": Reason(
+        "HBM bytes",
         "HBM: O, ℓ and m at every tile",
         "O, ℓ and m in HBM until a row block is done",
         "With the loop over row blocks outside, o, ℓ and m stay in registers, and only K and V travel.",
@@ -39,6 +42,7 @@ REASONS = {
         "HBM, and rung 01, which moves more, waits longer.",
     ),
     "03": Reason(
+        "idle SMs",
         "SMs without work: a program a head",
         "idle SMs; HBM reads of K and V",
         "Every row block gets a program. All SMs have work, a second program on each computes while the first one "
@@ -47,40 +51,47 @@ REASONS = {
         "rung 03 finds them in L2. With 8 heads they fit there in both, and the model should be right.",
     ),
     "04": Reason(
+        "instructions",
         "latency: two programs on an SM",
         "β, the second rescaling of a tile",
         "p is computed against the new maximum, so P V needs no factor of its own. But o is still divided in every "
         "tile, so P V still needs an accumulator beside o: the registers stay, and so does the number of programs.",
     ),
     "05": Reason(
+        "programs on an SM",
         "latency: two programs on an SM",
         "the division, and a second accumulator",
         "With neither β nor a division in the loop, the tensor cores add P V where o lies. That frees the registers"
         " of a second accumulator. If a third program fits by it, it computes while the others wait.",
     ),
     "06": Reason(
+        "instructions",
         "issue slots; under the mask: programs",
         "the guard for denormals, two products",
         "exp becomes exp2: the guard for very small results goes, and the products by log₂e and by the scale become"
         " part of one multiply-add. Under the mask the registers fall to what lets a third program in.",
     ),
     "07": Reason(
+        "tiles",
         "tiles that no row sees",
         "half of the tiles, under the causal mask",
         "The loop ends at the diagonal. Without a mask there is nothing to skip.",
     ),
     "08": Reason(
+        "instructions",
         "issue slots: the mask in every tile",
         "the mask's test; adds a second loop",
         "Only tiles on the diagonal need the test. The second loop is a second copy of the code, and may cost "
         "registers: if a program goes by it, the change loses.",
     ),
     "09": Reason(
+        "instructions",
         "issue slots: a test for every load",
         "the test where every key is real",
         "In the loop without a mask all keys are real, so its loads need no condition.",
     ),
     "10": Reason(
+        "waits for data",
         "data: a tile is fetched when needed",
         "the way through registers, and its wait",
         "With num_stages=3 the copies of two tiles are under way while a third is computed, straight into shared "
@@ -89,6 +100,7 @@ REASONS = {
         "product wait for the one before: the next rung.",
     ),
     "11": Reason(
+        "waits for products",
         "waits: each product for the one before",
         "all of these waits but one",
         "The two loops change places. Now no product of the long loop is still under way when the masked loop "
@@ -96,18 +108,21 @@ REASONS = {
         "The waits that go are not in the model.",
     ),
     "12": Reason(
+        "the last wave",
         "the end: heavy row blocks run last",
         "the tail, under the causal mask",
         "The row blocks with most tiles start first, those of all heads together, so that light ones fill the end.",
         "The model does not know HBM, and this order asks for the keys of all heads at the same time.",
     ),
     "13": Reason(
+        "HBM bytes",
         "HBM: too many heads at the same time",
         "HBM reads of K and V",
         "Heads run in groups whose K and V fit in L2. The model does not know HBM, and predicts nothing.",
         "The model does not know HBM.",
     ),
     "14": Reason(
+        "instructions",
         "issue slots: addresses",
         "the arithmetic of addresses",
         "The copy engine moves whole tiles, of K and V and of O: one thread asks, and no thread computes addresses.",
@@ -115,6 +130,7 @@ REASONS = {
         " it.",
     ),
     "15": Reason(
+        "language",
         "nothing new: a change of language",
         "the compiler's choice; p in pairs",
         "The same tiles, stages and copies, written in Gluon: what Triton's compiler decided now stands in the "
@@ -122,12 +138,14 @@ REASONS = {
         "The model counts instructions. Where they stand in the loop, it does not know.",
     ),
     "16": Reason(
+        "instructions",
         "issue slots: who computes also copies",
         "copies and their waits in the loop",
         "A warp of its own starts all copies. The warps that compute only wait for a barrier.",
         "The model counts the instructions of who computes. It does not know how long they wait at barriers.",
     ),
     "17": Reason(
+        "L2 bytes",
         "perhaps the bytes from L2",
         "half of the bytes from L2",
         "More rows share each tile of K and V. If the bytes from L2 are the limit, this gains. The model says that "
@@ -135,12 +153,14 @@ REASONS = {
         "The model does not know the bytes from L2.",
     ),
     "18": Reason(
+        "waits",
         "what each tile costs once",
         "half of the waits, maxima and barriers",
         "A tile of 128 keys pays once what two of 64 keys pay twice. Each byte from L2 stays.",
         "How much of its wait a tile pays once is fitted, and to other rungs.",
     ),
     "19": Reason(
+        "instructions",
         "issue slots: the mask in every tile",
         "the mask's test, without a mask",
         "The tile that may be masked comes first, before the loop.",
@@ -148,6 +168,7 @@ REASONS = {
         "nor what the first tile costs by itself.",
     ),
     "20": Reason(
+        "idle tensor cores",
         "tensor cores stand still in the softmax",
         "that pause: two products in flight",
         "Q Kᵀ of the next tile and P V of this one run while the softmax is computed. At best the tensor cores "
@@ -155,6 +176,7 @@ REASONS = {
         modelled=False,
     ),
     "21": Reason(
+        "idle tensor cores",
         "start and end of every row block",
         "most of that; takes a stage",
         "A program takes row block after row block. The next Q comes, and O leaves, while the tensor cores work. "
@@ -162,12 +184,14 @@ REASONS = {
         modelled=False,
     ),
     "22": Reason(
+        "instructions",
         "issue slots: rows are combined",
         "rescaling of o, and talk between lanes",
         "m seldom moves by much. While it does not, o is not rescaled, and the threads of a row exchange nothing.",
         modelled=False,
     ),
     "23": Reason(
+        "power",
         "power: the clock falls",
         "a third of the bytes from L2",
         "192 rows share a tile. The tensor cores already work most of the time, so cycles can hardly fall. Bytes "
@@ -272,6 +296,8 @@ def facts() -> dict[tuple[str, bool, int], dict]:
 
 def modelled(name: str, causal: bool, d: int) -> model.Rung | None:
     """What the model knows of a rung; None where it is not recorded."""
+    if name == ladder.RUNGS[0]:
+        return model.Rung(0, programs=1, instructions=0, exponentials=0, d=d)  # three kernels, which HBM limits
     row = facts().get((name, causal, d))
     if row is None:
         return None

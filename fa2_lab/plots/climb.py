@@ -8,6 +8,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from fa2_lab.kernels import ladder
+from fa2_lab.machine import reasons
 from fa2_lab.plots import style
 from fa2_lab.records import compared_with, load
 
@@ -37,23 +38,7 @@ def data(N: int = 4096, d: int = 128) -> dict:
     return dict(rungs=rungs, peer=(peer, full[peer], causal[peer]), setting=setting)
 
 
-NAMED = 1.08  # a factor from which on a jump is named
-JUMPS = {  # what the gain of a rung comes from
-    "rows outside": "o, l and m stay on chip",
-    "row blocks": "a program for each row block",
-    "deferred": "no division in the loop",
-    "base 2": "one multiply-add for three steps",
-    "skipping": "half the tiles",
-    "pipelined": "copies run ahead",
-    "ring": "a warp of its own copies",
-    "two consumers": "more rows share a tile",
-    "long tiles": "128 keys a tile",
-    "overlap": "products run together",
-    "persistent": "no idle SM at the end",
-    "lagging": "lanes of a row seldom talk",
-    "heavy first": "light row blocks come last",
-    "diagonal first": "one wait a tile, not twelve",
-}
+NAMED = 1.08  # a factor from which on a jump is named, by its cause
 
 
 @style.picture
@@ -76,7 +61,7 @@ def draw(rungs: Sequence[Rung], peer: tuple[str, float, float], setting: str) ->
         words = f"{rung.full:.0f}"
         if named:
             mask = "" if gain == rung.full / before.full else "causal "
-            words += f"   {mask}× {gain:.2f}" + (f": {JUMPS[rung.name]}" if rung.name in JUMPS else "")
+            words += f"   {mask}× {gain:.2f}: {reasons.REASONS[rung.number].cause}"
         style.note(ax, max(rung.full, rung.causal) + 0.02 * most, y, words, bbox=style.CLEAR)
     dots = dict(color=style.PAPER, markeredgecolor=style.INK, markersize=4.5, linestyle="none")
     ax.plot([r.causal for r in rungs], range(len(rungs)), "o", **dots)

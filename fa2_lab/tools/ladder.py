@@ -1,16 +1,19 @@
-"""`fa2-lab ladder`: every rung, its one change and what it reached; `fa2-lab ladder 07 08`: one change and its diff."""
+"""`fa2-lab ladder`: every rung, cause beside effect; `fa2-lab ladder 07 08`: one change on one page."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+import textwrap
 
 from fa2_lab.kernels import ladder
-from fa2_lab.records import Measurement, Record, compared_with, load
+from fa2_lab.machine import reasons
+from fa2_lab.records import Record, compared_with, load
 from fa2_lab.tools import steps
 
-SUITE, N, D = "ladder", 4096, 128
+SUITE, D = "ladder", 128
 NAMES = {"triton_tutorial": "Triton's tutorial 06"}  # of a file that was timed by `bench ladder --beside`
+MASKS = {False: "no mask", True: "causal"}
 
 
 def main(argv: list[str]) -> int:
@@ -26,110 +29,234 @@ def main(argv: list[str]) -> int:
         return 0
     order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if names[0] in order)
     before = order[max(0, order.index(names[0]) - 1)] if len(names) == 1 else names[0]
-    after = names[-1]
-    name, sentence = ladder.change(after)
-    print(f"Rung {after.split('_')[0].removeprefix('r')}, {name}: {sentence}\n")
-    if before != after:
-        print(f"{before} → {after}\n{steps.diff(before, after, sys.stdout.isatty())}")
-    print(step(results, before, after))
+    print(page(results, before, names[-1], sys.stdout.isatty()))
     return 0
 
 
 def rows(results: Record, direction: str) -> dict:
-    """The rows of the main shape: by mask where they are timed, by rung where they are counted."""
-    all_rows = [row for row in results.rows if row.direction == direction]
+    """The rows of the main shape: by mask where they are timed, by rung where they are counted or compiled."""
     if direction == "forward":
-        main = [
-            row for row in all_rows if (row.problem["N_q"], row.problem["d"], row.problem["heads"]) == (N, D, 2048 // D)
-        ]
-        return {row.problem["causal"]: row for row in main}
-    return {row.problem["rung"]: row for row in all_rows if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
+        return {causal: row for causal in MASKS if (row := reasons.timed(results, causal, D))}
+    every = [row for row in results.rows if row.direction == direction and not row.problem["causal"]]
+    return {row.problem["rung"]: row for row in every if row.problem["d"] == D or row.problem["rung"] in ladder.SIDE}
 
 
-COLUMNS = ("TFLOP/s", "causal", "share", "regs", "per SM", "tensor")
+# The table ------------------------------------------------------------------------------------------------------
+
+COLUMNS = ("TFLOP/s", "causal", "share", "predicted", "causal", "measured", "causal", "per SM", "registers", "GHz")
+WIDTHS = (8, 7, 6, 11, 7, 10, 7, 8, 11, 6)
 
 
-def cells(results: Record) -> list[tuple[str, list[str], str]]:
-    """(name, a number for each column, the one change) of each rung, then of the peers, which have no change."""
-    timed, compiled, counted = (rows(results, what) for what in ("forward", "compiled", "counters"))
-    peer, lines = compared_with(timed[False].values), []
-    for name in (*ladder.RUNGS, *(name for name in timed[False].values if name not in ladder.RUNGS)):
-        short_name, sentence = ladder.change(name) if name in ladder.RUNGS else (NAMES.get(name, name), "")
-        read = compiled[name].values if name in compiled else {}
-        numbers = [speed(timed[False], name), speed(timed[True], name), share(timed[False], name, peer)]
-        numbers += [one(read, "registers"), one(read, "programs on an SM"), percent(counted, name)]
-        lines.append((f"{name[1:3]} {short_name}" if sentence else short_name, numbers, sentence))
-    return lines
+class Line:
+    """What a table shows of a rung, or of a peer, which has no change."""
+
+    def __init__(self, results: Record, name: str, peer: str):
+        self.change = [reasons.step(results, before(name), name, causal) for causal in MASKS] if climbs(name) else []
+        reason = reasons.reason(name) if name in ladder.RUNGS else reasons.NOTHING
+        self.limit, self.removes, self.missed = reason.limit, reason.removes, reason.missed
+        self.name = label(name)
+        rows = [reasons.timed(results, causal, D) for causal in MASKS]
+        speeds = [f"{row.rate(name):.0f}" if row and name in row.values else "-" for row in rows]
+        share = f"{rows[0].ratio(name, peer):.0%}" if speeds[0] != "-" else "-"
+        steps = [x.prediction for x in self.change] + [reasons.times(x.measured) for x in self.change]
+        held = [both(name, what) for what in ("programs", "registers")]
+        clock = reasons.gigahertz(results, name)
+        self.numbers = [*speeds, share, *(steps or 4 * ["-"]), *held, f"{clock:.2f}" if clock else "-"]
+
+
+def climbs(name: str) -> bool:
+    """Whether it is a rung with one before it."""
+    return name in ladder.RUNGS[1:]
+
+
+def before(name: str) -> str:
+    """The rung below."""
+    return ladder.RUNGS[ladder.RUNGS.index(name) - 1]
+
+
+def label(name: str) -> str:
+    """05 deferred; a peer's own name."""
+    return f"{name[1:3]} {ladder.change(name)[0]}" if name in ladder.RUNGS else NAMES.get(name, name)
+
+
+def both(name: str, what: str) -> str:
+    """A compiled number without a mask and under it."""
+    facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
+    return "/".join(f"{row[what]}" for row in facts) if None not in facts else "-"
+
+
+def lines(results: Record) -> list[Line]:
+    """Every rung, then the peers."""
+    values = reasons.timed(results, causal=False, d=D).values
+    peer = compared_with(values)
+    return [Line(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
     """What the table's numbers are of."""
-    timed = rows(results, "forward")[False]
-    peer = compared_with(timed.values)
-    where = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}, d = {D}; share: of {peer}, no mask"
-    text = f"{where}; tensor: share of the cycles in which the tensor cores work; -: not measured here."
-    if newer := [name[1:3] for name in ladder.RUNGS if name not in timed.values and name not in timed.failed]:
-        text += f" Measured before rung {' and '.join(newer)} was added, with fa2_lab as it was then."
-    beside = "triton_tutorial" in timed.values
+    row = reasons.timed(results, causal=False, d=D)
+    peer = compared_with(row.values)
+    shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
+    text = (
+        f"{shape}; share: of {peer}, no mask; predicted and measured: how many times as fast as the rung before, by "
+        "fa2_lab.machine.ladder and by the clock; ≤: what busy tensor cores allow at most; per SM: programs at the "
+        "same time; registers: of a thread that multiplies; a/b: no mask/causal; GHz: the SM clock in a run without "
+        "pauses, else cycles over time; -: not measured here."
+    )
+    if newer := [name[1:3] for name in ladder.RUNGS if name not in row.values and name not in row.failed]:
+        text += f" Measured before rung {', '.join(newer)} stood here, with fa2_lab as it was then."
+    beside = "triton_tutorial" in row.values
     return text + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
 
 
 def table(results: Record) -> str:
-    """A line for each rung, then the peers."""
-    lines = [setting(results), ""]
-    for name, numbers, sentence in [("rung", list(COLUMNS), "the one change"), *cells(results)]:
-        columns = "".join(f"{x:>{width}}" for x, width in zip(numbers, (8, 8, 7, 6, 8, 8), strict=True))
-        lines.append(f"{name:22}{columns}  {sentence}".rstrip())
-    return "\n".join(lines)
+    """A line for each rung, then the peers, and a sentence for each prediction that misses."""
+    every = lines(results)
+    head = "".join(f"{x:>{width}}" for x, width in zip(COLUMNS, WIDTHS, strict=True))
+    text = [textwrap.fill(setting(results), 120), "", f"{'rung':22}{head}  limited before → removed"]
+    for line in every:
+        columns = "".join(f"{x:>{width}}" for x, width in zip(line.numbers, WIDTHS, strict=True))
+        cause = f"  {line.limit} → {line.removes}" if line.limit else ""
+        text.append(f"{line.name:22}{columns}{cause}".rstrip())
+    misses = [f"{line.name}: {line.missed}" for line in every if any(step.misses for step in line.change)]
+    if misses:
+        text += ["", "Predictions that miss by more than a tenth:", *(textwrap.fill(x, 120) for x in misses)]
+    return "\n".join(text)
 
 
 def claim(results: Record) -> str:
     """The whole ladder in a line."""
-    shares = [numbers[2] for _, numbers, _ in cells(results)[: len(ladder.RUNGS)] if numbers[2] != "-"]
-    peer = compared_with(rows(results, "forward")[False].values)
-    return f"From {shares[0]} to {shares[-1]} of {peer} in {len(shares) - 1} changes"
+    row = reasons.timed(results, causal=False, d=D)
+    peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
+    first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
+    return f"From {first} to {last} of {peer} in {len(climbed) - 1} changes"
 
 
 def markdown(results: Record) -> list[str]:
     """The same table for a page, under a line that can be opened."""
-    lines = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
-    lines += [f"| rung | {' | '.join(COLUMNS)} | the one change |", "| --- |" + " ---: |" * len(COLUMNS) + " --- |"]
-    lines += [f"| {name} | {' | '.join(numbers)} | {sentence} |" for name, numbers, sentence in cells(results)]
-    return [*lines, "", "</details>"]
+    every = lines(results)
+    text = [f"<details><summary>{claim(results)}: every rung</summary>", "", setting(results), ""]
+    text += [
+        f"| rung | {' | '.join(COLUMNS)} | limited before | removed |",
+        f"| --- |{len(COLUMNS) * ' ---: |'} --- | --- |",
+    ]
+    text += [f"| {line.name} | {' | '.join(line.numbers)} | {line.limit} | {line.removes} |" for line in every]
+    misses = [f"- {line.name}: {line.missed}" for line in every if any(step.misses for step in line.change)]
+    if misses:
+        text += ["", "Predictions that miss by more than a tenth:", "", *misses]
+    return [*text, "", "</details>"]
 
 
-def speed(row: Measurement, name: str) -> str:
-    return f"{row.rate(name):.0f}" if name in row.values else "-"
+# One change on one page -----------------------------------------------------------------------------------------
 
 
-def share(row: Measurement, name: str, peer: str) -> str:
-    return f"{row.ratio(name, peer):.0%}" if name in row.values else "-"
+def page(results: Record, old: str, new: str, colours: bool = False) -> str:
+    """Sentence, hypothesis, prediction and measurement, difference, counters before and after, and what comes next."""
+    name, sentence = ladder.change(new)
+    parts = [f"Rung {new.split('_')[0].removeprefix('r')}, {name}: {sentence}"]
+    if climbs(new) and old == before(new):
+        parts.append(hypothesis(results, old, new))
+    if old != new:
+        parts.append(f"{old} → {new}\n{steps.diff(old, new, colours)}")
+    parts += filter(None, [compared(results, old, new), following(new)])
+    return "\n\n".join(parts)
 
 
-def one(values: dict, name: str) -> str:
-    return f"{values[name][0]:.0f}" if name in values else "-"
+def hypothesis(results: Record, old: str, new: str) -> str:
+    """What limited the rung before, what the change should do and why, and what it did."""
+    why = reasons.reason(new)
+    text = [
+        f"Limit of {old[1:3]}:  {why.limit}",
+        f"Removes:      {why.removes}",
+        textwrap.fill(f"Hypothesis:   {why.why}", 120),
+        "",
+    ]
+    shapes = {f"d {d}, {MASKS[causal]}": reasons.step(results, old, new, causal, d) for causal, d in reasons.SHAPES}
+    text.append("".join(f"{x:>17}" for x in ("", *shapes)))
+    for what, shown in (("predicted ×", lambda x: x.prediction), ("measured ×", lambda x: reasons.times(x.measured))):
+        text.append(f"{what:17}" + "".join(f"{shown(step):>17}" for step in shapes.values()))
+    if any(step.misses for step in shapes.values()):
+        text += ["", textwrap.fill(f"The prediction misses: {why.missed}", 120)]
+    return "\n".join(text)
 
 
-def percent(counted: dict, rung: str) -> str:
-    values = counted[rung].values if rung in counted else {}
-    return one(values, "tensor cores at work, %") + ("%" if "tensor cores at work, %" in values else "")
+def card(results: Record, name: str, *counted: str) -> str:
+    """The same page in Markdown, at d = 128: these counters, and of the difference the lines that change."""
+    old = before(name)
+    (title, sentence), why = ladder.change(name), reasons.reason(name)
+    changes = [reasons.step(results, old, name, causal) for causal in MASKS]
+    text = [f"**Rung {name[1:3]}, {title}:** {sentence}", ""]
+    text += [f"- *What limited rung {old[1:3]}:* {why.limit}.", f"- *What goes:* {why.removes}."]
+    text += [f"- *Hypothesis:* {why.why}", "", "| | no mask | causal |", "| --- | ---: | ---: |"]
+    text += [f"| predicted | {' | '.join(x.prediction for x in changes)} |"]
+    text += [f"| **measured** | {' | '.join(f'**{reasons.times(x.measured)}**' for x in changes)} |"]
+    for what in ("programs", "registers", "instructions", "waits"):
+        was, now = (both(rung, what).split("/") for rung in (old, name))
+        if was != now:
+            shown = " | ".join(f"{a} → {b}" for a, b in zip(was, now, strict=True))
+            text.append(f"| {COMPILED[what]} | {shown} |")
+    a, b = (reasons.counters(results, rung) for rung in (old, name))
+    text += [f"| {what} | {short(a[what])} → {short(b[what])} | |" for what in counted if what in a and what in b]
+    changed = [line for line in steps.diff(old, name).splitlines() if line[0] in "+-"]
+    changed = [line for line in changed if not only_words(line, changed)]
+    if any(x.misses for x in changes):
+        text += ["", f"*The prediction misses by more than a tenth.* {why.missed}"]
+    return "\n".join([*text, "", "```diff", *changed, "```", following(name)])
 
 
-def step(results: Record, before: str, after: str) -> str:
-    """What the change did in the record: speed in every shape, registers, and the counter that moved most."""
-    lines = ["", f"{'recorded, TFLOP/s':48}{before[:3]:>8}{after[:3]:>8}"]
+def several(results: Record, **numbers: str) -> str:
+    """Several changes as a table in Markdown: r05="L2 bytes" is rung 05 and a counter that shows it."""
+    heads = ("rung", "about", "predicted", "causal", "measured", "causal", "counter", "before → after")
+    text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"]
+    for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
+        changes = [reasons.step(results, before(name), name, causal) for causal in MASKS]
+        cells = [x.prediction for x in changes] + [f"**{reasons.times(x.measured)}**" for x in changes]
+        a, b = (reasons.counters(results, rung).get(counter) for rung in (before(name), name))
+        moved = f"{short(a)} → {short(b)}" if a is not None and b is not None else ""
+        text.append(f"| {' | '.join([label(name), reasons.reason(name).cause, *cells, counter, moved])} |")
+    return "\n".join(text)
+
+
+def only_words(line: str, changed: list[str]) -> bool:
+    """Whether a line of a difference comes back with the same code and another comment."""
+    code, other = line[1:].split("  # ")[0].strip(), "-" if line[0] == "+" else "+"
+    same = [x for x in changed if x[0] == other and x[1:].split("  # ")[0].strip() == code]
+    return bool(same) and all(x[1:].strip() != line[1:].strip() for x in same)
+
+
+COMPILED = {
+    "programs": "programs on an SM",
+    "registers": "registers of a thread",
+    "instructions": "instructions of a tile",
+    "waits": "waits for products, a tile",
+}
+
+
+def following(name: str) -> str:
+    """What limits this rung, and which one takes that on."""
+    if name not in ladder.RUNGS[:-1]:
+        return ""
+    after = ladder.RUNGS[ladder.RUNGS.index(name) + 1]
+    return f"Next: {label(after)}. {reasons.reason(after).limit[:1].upper()}{reasons.reason(after).limit[1:]}."
+
+
+def compared(results: Record, old: str, new: str) -> str:
+    """Speed in every recorded shape, compiled numbers, and the counters that moved by more than a tenth."""
+    text = [f"{'recorded, TFLOP/s':48}{old[:3]:>8}{new[:3]:>8}"]
     for row in results.rows:
-        if row.flops and {before, after} <= set(row.values):
+        if row.flops and {old, new} <= set(row.values):
             p = row.problem
-            shape = f"N {p['N_q']:,}, batch {p['batch']}, {p['heads']} heads, d {p['d']}, "
-            what = shape + ("causal" if p["causal"] else "no mask")
-            lines.append(f"{what:48}{row.rate(before):8.0f}{row.rate(after):8.0f}  × {row.ratio(after, before):.2f}")
-    for kind in ("compiled", "counters"):
-        by_rung = rows(results, kind)
-        if before in by_rung and after in by_rung:
-            a, b = by_rung[before].values, by_rung[after].values
-            lines += [f"{n:48}{short(a[n][0]):>8}{short(b[n][0]):>8}" for n in a if n in b and differ(a[n][0], b[n][0])]
-    return "\n".join(lines) if len(lines) > 2 else "\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU"
+            shape = f"N {p['N_q']:,}, batch {p['batch']}, {p['heads']} heads, d {p['d']}, {MASKS[p['causal']]}"
+            text.append(f"{shape:48}{row.rate(old):8.0f}{row.rate(new):8.0f}  × {row.ratio(new, old):.2f}")
+    for d, causal in ((D, False), (D, True), (64, False)):
+        facts = [reasons.facts().get((name, causal, d)) for name in (old, new)]
+        if None not in facts:
+            a, b = ({name: row[name] for name in reasons.COMPILED} for row in facts)
+            text += [f"{f'{n}, {MASKS[causal]}, d {d}':48}{a[n]:>8}{b[n]:>8}" for n in a if a[n] != b[n]]
+    counted = [reasons.counters(results, name) for name in (old, new)]
+    a, b = counted
+    text += [f"{n:48}{short(a[n]):>8}{short(b[n]):>8}" for n in a if n in b and differ(a[n], b[n])]
+    return "\n".join(text) if len(text) > 1 else "not recorded yet: `fa2-lab bench ladder` measures it on a GPU"
 
 
 def differ(a: float, b: float) -> bool:

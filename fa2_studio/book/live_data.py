@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import chips
+from fa2_lab.machine import chips, reasons
 from fa2_lab.records import Record, load
 
 
@@ -29,7 +29,7 @@ PEERS = {"FlashAttention-3": "FlashAttention-3", "cuDNN": "cuDNN", "triton_tutor
 
 
 def climb() -> dict:
-    """Every rung of the record: its speed, its counters beside those of the rung before, its words and its change."""
+    """Every rung of the record: cause, prediction and speed, its counters beside those before, its change in code."""
     record = load("ladder")
     speeds, counters = speeds_of(record), counters_of(record)
     timed = [name for name in ladder.RUNGS if all(name in speeds[shape] for shape in SHAPES)]
@@ -38,8 +38,8 @@ def climb() -> dict:
         title, sentence = ladder.change(name)
         hunks = differences(source(before), source(name)) if before else [first_kernel(name)]
         rungs.append(
-            dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, more=more(name))
-            | dict(rate=rates(speeds, name), limit=limit(counters.get(before)) if before else "")
+            dict(n=name[1:3], file=f"{name}.py", name=title, says=sentence, rate=rates(speeds, name))
+            | dict(waited=limit(counters.get(before)) if before else "", **because(record, before, name))
             | dict(counters=beside(counters.get(before, {}), counters.get(name, {})))
             | dict(diff=excerpt(hunks), whole=joined(hunks), plus=count(hunks, "+"), minus=count(hunks, "-"))
         )
@@ -48,6 +48,28 @@ def climb() -> dict:
     versions = f"torch {machine['torch'].split('+')[0]}, Triton {machine['triton']}"
     made = f"{machine['gpu']}, bf16, forward, 16,384 tokens, N = {N:,}; {versions}"
     return dict(made=made, rungs=rungs, peers=peers)
+
+
+def because(record: Record, before: str | None, name: str) -> dict:
+    """What limited the rung before, what the change removes and why it should help, and what was predicted."""
+    reason = reasons.reason(name)
+    if before is None:
+        return dict(cause="", limit="", removes="", why=reason.why, predicted={}, missed={}, compiled={})
+    steps = {shape: reasons.step(record, before, name, causal, d) for shape, (causal, d) in SHAPES.items()}
+    predicted = {shape: step.prediction for shape, step in steps.items() if step.predicted is not None}
+    missed = {shape: reason.missed for shape, step in steps.items() if step.misses}
+    words = {name: getattr(reason, name) for name in ("cause", "limit", "removes", "why")}
+    compiled = {shape: in_words(before, name, *of) for shape, of in SHAPES.items()}
+    return words | dict(predicted=predicted, missed=missed, compiled=compiled)
+
+
+def in_words(before: str, name: str, causal: bool, d: int) -> str:
+    """What the compiler made of both rungs."""
+    old, new = (reasons.facts().get((rung, causal, d)) for rung in (before, name))
+    if old is None or new is None:
+        return ""
+    words = dict(programs="programs on an SM", registers="registers of a thread", instructions="instructions of a tile")
+    return f"Compiled: {', '.join(f'{words[x]} {old[x]} → {new[x]}' for x in words)}."
 
 
 def speeds_of(record: Record) -> dict[str, dict[str, float]]:
@@ -67,15 +89,13 @@ def rates(speeds: dict, name: str) -> dict[str, float]:
 
 
 def counters_of(record: Record) -> dict[str, dict[str, float]]:
-    """{rung: {counter: value}} without a mask, compiled and counted alike."""
-    found: dict[str, dict[str, float]] = {}
-    for row in record.rows:
-        if row.direction in ("compiled", "counters") and not row.problem.get("causal"):
-            values = found.setdefault(row.problem["rung"], {})
-            values |= {name: value[0] for name, value in row.values.items()}
-    for values in found.values():
+    """{rung: {counter: value}} without a mask."""
+    found = {}
+    for name in ladder.RUNGS:
+        values = reasons.counters(record, name)
         if "DRAM bytes read" in values:
             values["DRAM bytes"] = values["DRAM bytes read"] + values["DRAM bytes written"]
+        found[name] = values
     return found
 
 
@@ -85,9 +105,6 @@ COUNTERS = {  # name in the record: name on the page, divisor, unit, decimals
     "SM cycles": ("million clocks of an SM", 1e6, "", 2),
     "tensor cores at work, %": ("tensor cores at work", 1, "%", 0),
     "issue slots used, %": ("issue slots used", 1, "%", 0),
-    "registers": ("registers of a thread", 1, "", 0),
-    "programs on an SM": ("programs on an SM", 1, "", 0),
-    "shared": ("shared memory of a program", 1024, "KiB", 0),
     "stall: long_scoreboard": ("wait for data", 1, "clocks", 1),
     "stall: barrier": ("wait at barriers", 1, "clocks", 1),
 }
@@ -143,12 +160,6 @@ def source(name: str) -> list[str]:
     """A rung's lines without the words at its head, which change in every rung."""
     text = (ladder.FOLDER / f"{name}.py").read_text(encoding="utf-8")
     return text.split("\n")[ast.parse(text).body[0].end_lineno :]
-
-
-def more(name: str) -> str:
-    """What a rung's file says at its head after its one sentence."""
-    text = (ladder.FOLDER / f"{name}.py").read_text(encoding="utf-8")
-    return " ".join(" ".join(ast.get_docstring(ast.parse(text)).split("\n")[1:]).split())
 
 
 def first_kernel(name: str) -> list[str]:

@@ -99,15 +99,20 @@ function article(k) {
   const [rung, before] = [rungs[k], rungs[k - 1]];
   const e = make("article", "rung");
   const paragraph = (className, text) => text && add(e, className, "p", text);
-  e.append(make("h2", "", make("small", "", `Rung ${rung.n}, change ${k} of ${rungs.length - 1}`), rung.name));
+  const about = rung.cause ? `: ${rung.cause}` : "";
+  e.append(make("h2", "", make("small", "", `Rung ${rung.n}, change ${k} of ${rungs.length - 1}${about}`), rung.name));
   paragraph(`gain${loses(k) ? " loss" : ""}`, `${Math.round(rate(rung))} TFLOP/s, ${gain(k)}`);
   paragraph("note", elsewhere(k));
   paragraph("says", sentence(rung.says));
-  paragraph("why", rung.more);
-  if (rung.limit) {
-    add(e, "", "h3", `What limited rung ${before.n}`);
-    paragraph("why", rung.limit);
+  if (before) {
+    add(e, "", "h3", `What limited rung ${before.n}: ${rung.limit}`);
+    paragraph("note", rung.waited);
+    add(e, "", "h3", `What the change removes: ${rung.removes}`);
   }
+  paragraph("why", rung.why);
+  paragraph("says", forecast(k));
+  paragraph("note", rung.compiled[shapeName()]);
+  paragraph("note", rung.missed[shapeName()]);
   if (rung.counters.length) {
     e.append(counters(rung, before));
     paragraph(
@@ -123,7 +128,17 @@ function article(k) {
     fold.append(difference(rung.whole, `All of the difference to ${rung.file}`));
     e.append(fold);
   }
+  const next = rungs[k + 1];
+  if (next) paragraph("note", `Next, rung ${next.n}, ${next.name}. What limits this one: ${next.limit}.`);
   return e;
+}
+
+/** What was predicted for this shape before it was measured, beside the measurement. */
+function forecast(k) {
+  const x = rungs[k].predicted[shapeName()];
+  if (!x) return "";
+  const words = x.startsWith("≤") ? `At most × ${x.slice(2)}, if the tensor cores never stop` : `Predicted × ${x}`;
+  return `${words}; measured × ${ratio(k).toFixed(2)}.`;
 }
 
 // The chart -----------------------------------------------------------------------------------------------------------

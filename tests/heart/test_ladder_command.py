@@ -1,5 +1,6 @@
-"""`fa2-lab ladder` and its picture: what they print and draw is the record's, for every rung."""
+"""`fa2-lab ladder`: what it prints is the record's, the compiled numbers' and the model's, for every rung."""
 
+import json
 import re
 
 import pytest
@@ -7,19 +8,32 @@ import pytest
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
 from fa2_lab import records
 from fa2_lab.kernels import ladder
+from fa2_lab.machine import reasons
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import command
-from fa2_lab.tools import ladder as room
+from fa2_lab.tools import ladder as page
 from fa2_studio.bench.problem import Problem
 from fa2_studio.bench.results import save
 
 MACHINE = dict(gpu="NVIDIA H200", driver="1", python="3", torch="2.11", triton="3.6", cudnn="9", peers={}, commit="abc")
+LAST = ladder.RUNGS[-1]
 
 
 def took(rung: str, causal: bool) -> float:
     """Milliseconds that the fake record gives a rung: no two alike, and rung 02 slower than 01."""
     number = {"01": 2, "02": 1}.get(rung[1:3], int(rung[1:3]))
     return 40.0 / (number + 1) + 0.5 * causal
+
+
+def busy(n: int) -> float:
+    """Percent of the time in which the fake record's tensor cores work."""
+    return (n + 1) ** 2 / 6
+
+
+def compiled(rung: str, causal: bool) -> dict:
+    n = int(rung[1:3])
+    numbers = dict(registers=64 + 8 * n + causal, programs=2 - causal, spills=0, shared=1024, waits=1)
+    return dict(rung=rung, d=128, causal=causal, instructions=600 - n, exponentials=34, keys=64, consumers=1) | numbers
 
 
 @pytest.fixture
@@ -32,54 +46,74 @@ def recorded(tmp_path, monkeypatch):
         made.rows.append(Measurement(problem.as_dict(), "forward", values, flops=problem.flops("forward")))
     for n, rung in enumerate(ladder.RUNGS[:-1]):
         of = Problem.square(4096, 128, False).as_dict() | dict(rung=rung)
-        made.rows.append(
-            Measurement(of, "compiled", {"registers": [64.0 + 8 * n], "programs on an SM": [2.0]}, unit="count")
-        )
-        made.rows.append(
-            Measurement(of, "counters", {"tensor cores at work, %": [n * n / 5], "L2 bytes": [5e9]}, unit="count")
-        )
-    other = Problem.square(4096, 64, False).as_dict() | dict(rung="r09_free_loads")  # a picture's, not the table's
-    made.rows.append(
-        Measurement(other, "counters", {"tensor cores at work, %": [99.0], "L2 bytes": [5e9]}, unit="count")
-    )
+        counts = {"tensor cores at work, %": [busy(n)], "L2 bytes": [5e9], "SM cycles": [1e6]}
+        made.rows.append(Measurement(of, "counters", counts, unit="count"))
     save(made, tmp_path)
+    rows = [compiled(rung, causal) for rung in ladder.RUNGS[:-1] for causal in (False, True)]
+    (tmp_path / "compiled.json").write_text(json.dumps(dict(ladder=rows)))
     monkeypatch.setattr(records, "FOLDER", tmp_path)
-    return made
+    reasons.facts.cache_clear()
+    yield made
+    reasons.facts.cache_clear()
 
 
-def test_the_table_has_every_rung_with_its_change_and_its_numbers(recorded, capsys):
+def row_of(text: str, rung: str) -> list[str]:
+    """A rung's cells in the printed table."""
+    (line,) = [line for line in text.splitlines() if line.startswith(page.label(rung) + " ")]
+    return line[22:].replace("≤ ", "≤").split(maxsplit=len(page.COLUMNS))
+
+
+def test_the_table_has_every_rung_with_prediction_beside_measurement(recorded, capsys):
     assert command.main(["ladder"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    printed = capsys.readouterr().out
     for n, rung in enumerate(ladder.RUNGS[:-1]):
-        (line,) = [line for line in lines if line.startswith(rung[1:3] + " ")]
-        name, sentence = ladder.change(rung)
-        speeds = [recorded.rows[causal].rate(rung) for causal in (0, 1)]
-        share = 2.0 / took(rung, False)
-        assert line.split(None, 1)[1].startswith(name) and line.endswith(sentence)
-        numbers = line.removesuffix(sentence)[22:].split()
-        assert numbers == [f"{x:.0f}" for x in speeds] + [f"{share:.0%}", f"{64 + 8 * n}", "2", f"{n * n / 5:.0f}%"]
-    (last,) = [line for line in lines if line.startswith(ladder.RUNGS[-1][1:3] + " ")]
-    assert last.removesuffix(ladder.change(ladder.RUNGS[-1])[1])[22:].split() == ["-"] * 6
+        cells = row_of(printed, rung)
+        assert cells[:2] == [f"{recorded.rows[causal].rate(rung):.0f}" for causal in (0, 1)]
+        assert cells[2] == f"{2.0 / took(rung, False):.0%}" and cells[7:9] == ["2/1", f"{64 + 8 * n}/{65 + 8 * n}"]
+        assert float(cells[9]) == pytest.approx(1 / took(rung, False), abs=0.0051)
+        if n:
+            old = ladder.RUNGS[n - 1]
+            assert cells[5:7] == [f"{took(old, c) / took(rung, c):.2f}" for c in (False, True)]
+            reason = reasons.reason(rung)
+            assert cells[10] == f"{reason.limit} → {reason.removes}"
+            at_most = f"≤{100 / busy(n - 1):.2f}"
+            assert (cells[3] == at_most and cells[4] == "-") if not reason.modelled else float(cells[3]) > 0
+    assert row_of(printed, LAST)[:3] == ["-", "-", "-"]
+
+
+def test_a_prediction_that_misses_has_its_sentence_and_no_other_has(recorded, capsys):
+    assert command.main(["ladder"]) == 0
+    below = capsys.readouterr().out.split("Predictions that miss by more than a tenth:\n")[1]
+    missed = [
+        rung
+        for old, rung in zip(ladder.RUNGS[:-2], ladder.RUNGS[1:-1], strict=True)
+        if any(reasons.step(recorded, old, rung, causal).misses for causal in (False, True))
+    ]
+    assert re.findall(r"^(\d\d) ", below, re.MULTILINE) == [rung[1:3] for rung in missed] != []
 
 
 def test_the_table_on_a_page_has_the_same_cells(recorded):
-    lines = room.markdown(recorded)
+    lines = page.markdown(recorded)
     first, last = (f"{2 / took(ladder.RUNGS[n], False):.0%}" for n in (0, -2))
     assert f"From {first} to {last} of cuDNN in {len(ladder.RUNGS) - 2} changes: every rung" in lines[0]
     written = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    assert written[2:] == [[name, *numbers, sentence] for name, numbers, sentence in room.cells(recorded)]
-    assert len(written[2:]) == len(ladder.RUNGS) + 1 and written[-1] == ["cuDNN", *written[-1][1:-1], ""]
+    assert written[2:] == [[x.name, *x.numbers, x.limit, x.removes] for x in page.lines(recorded)]
 
 
-def test_two_rungs_give_the_sentence_the_diff_and_the_recorded_step(recorded, capsys):
+def test_one_change_has_cause_prediction_difference_counters_and_what_comes_next(recorded, capsys):
     assert command.main(["ladder", "09", "10"]) == 0
     printed = capsys.readouterr().out
     before, after = ladder.find("09"), ladder.find("10")
+    reason = reasons.reason(after)
     assert printed.startswith(f"Rung 10, {': '.join(ladder.change(after))}\n")
+    assert reason.limit in printed and reason.removes in printed and reason.why.split()[-1] in printed
     assert f"{before} → {after}" in printed and re.search(r"^\+.*num_stages=", printed, re.MULTILINE)
     ratio = took(before, False) / took(after, False)
+    assert re.search(rf"^measured × +{ratio:.2f} ", printed, re.MULTILINE)
+    assert f"{reasons.predicted(before, after, causal=False, d=128):.2f}" in printed
     assert re.search(rf"N 4,096, batch 4, 16 heads, d 128, no mask .* × {ratio:.2f}$", printed, re.MULTILINE)
-    assert "tensor cores at work, %" in printed and "L2 bytes" not in printed, "what did not move is not told"
+    assert "tensor cores at work, %" in printed and "L2 bytes" not in printed, "what did not move is not shown"
+    assert printed.rstrip().splitlines()[-1].startswith(f"Next: {page.label(ladder.find('11'))}. ")
     assert command.main(["ladder", "10"]) == 0 and capsys.readouterr().out == printed
     assert command.main(["ladder", "s00", "s01"]) == 0
     assert capsys.readouterr().out.endswith("\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU\n")

@@ -3,6 +3,7 @@
 import pytest
 
 pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
+from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
 from fa2_lab.machine.ladder import Rung, blocks, clocks, launch, makespan, speedup, tile_bytes, units
 
@@ -102,6 +103,11 @@ def test_waves_make_a_saw_over_the_heads():
 
 
 # The reasons ------------------------------------------------------------------------------------------------------
+
+
+def test_every_rung_has_a_reason():
+    assert list(reasons.REASONS) == [name[1:3] for name in ladder.RUNGS[1:]]
+    assert all(reason.limit and reason.removes and reason.why for reason in reasons.REASONS.values())
 
 
 def test_a_prediction_misses_by_more_than_a_tenth():
