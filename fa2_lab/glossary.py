@@ -80,7 +80,9 @@ bank conflict | A | swizzle_xor | threads of a warp that want different words of
 swizzle | A | swizzle_xor | to store each row of a tile in another order, so that columns meet different banks |
     地址交错
 # Quantities
-FLOP | 00 | - | one floating-point operation | 浮点运算
+FLOP | 00 | - | one floating-point operation; a multiply-add is two | 浮点运算
+multiply-add | 00 | - | a · b + c in one instruction | 乘加
+fusion | 00 | - | several steps in one kernel; what lies between them stays on chip | 算子融合
 matmul | 00 | - | matrix product; a FLOP is one addition or one multiplication in it | 矩阵乘法
 extra memory | 00 | - | what an algorithm must hold beyond its inputs and outputs | 额外显存
 request | 00 | - | an element that the chip asks for, wherever it is found; what the meter counts | 访存请求
@@ -91,7 +93,7 @@ launch option | 11 | - | what a launch asks of the compiler: warps, stages, regi
 PTX | 11 | - | NVIDIA's portable assembly language, which Triton writes | 并行线程执行汇编
 SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
 occupancy | 11 | - | the share of an SM's places for warps that are taken | 占用率
-roofline | 10 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
+roofline | 00 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
 stall | 11 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
 deadlock | 11 | - | a closed chain of workers, each of which waits for the next | 死锁
 autotuner | 11 | - | a program that times many launches and keeps the fastest | 自动调优器

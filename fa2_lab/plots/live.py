@@ -34,7 +34,7 @@ PIECES = {
         "Drag a score",
         "A row of softmax that is read in blocks. A larger score shrinks the sums of all scores before it by one "
         "factor α, and every order of the blocks ends at the same row.",
-        "rescaling",
+        "state_stream",
     ),
     "tiles": Piece(
         "The tile playground",

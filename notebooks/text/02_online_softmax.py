@@ -25,7 +25,7 @@ from itertools import permutations
 
 import numpy as np
 
-from fa2_lab.plots import merge_orders, rescaling, state_stream
+from fa2_lab.plots import merge_orders, rescaling
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.reference import online_softmax
@@ -80,16 +80,6 @@ show(rescaling.draw(**rescaling.data()))
 #
 # **Takeaway.** When the maximum moves, $\ell$ and $o$ are *rescaled*: multiplied by one factor,
 # $\alpha = e^{m_{old} - m_{new}}$.
-
-# %% [markdown]
-# ## Move a score
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("softmax")
-
-# %% [markdown]
-# Drag a score above the line m and step over its block: everything before it shrinks by one factor. Then make the first
-# score the largest, and step again: nothing shrinks any more.
 
 # %% [markdown]
 # ## A whole row, block by block
@@ -173,12 +163,14 @@ check(
 # ```
 # </details>
 
-# %%
-show(state_stream.draw(**state_stream.data()))
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("softmax")
 
 # %% [markdown]
-# Ten blocks stream past four rows. Follow row 2. At the border between two blocks, ℓ and o shrink if a larger score has
-# come. In the middle of a block its terms are added. Where m does not step up, $\alpha$ is 1.
+# Where scripts run, drag a score above the line m and step over its block: everything before it shrinks by one factor. Then
+# make the first score the largest, and step again: nothing shrinks any more. Where none run, follow row 2 of the
+# [picture](../figures/state_stream.svg). At the border between two blocks ℓ and o shrink if a larger score has come, in
+# the middle of a block its terms are added, and where m does not step up, $\alpha$ is 1.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
 # softmax of chapter 01 ([picture](../figures/three_softmaxes.svg)).
@@ -191,8 +183,8 @@ show(state_stream.draw(**state_stream.data()))
 # In chapter 04 a *mask* hides some keys. A word, for example, must not see the words after it. A hidden key has the score
 # $-\infty$, since $e^{-\infty} = 0$. Sometimes all keys of a block are hidden from a row.
 #
-# **Predict.** A row's m is still $-\infty$, and a block arrives whose scores are all $-\infty$. What does the solution above
-# add to $\ell$?
+# **Predict.** A row's m is still $-\infty$, and a block arrives whose scores are all $-\infty$. What does the solution of
+# `update` add to $\ell$?
 #
 # - ☐ 0, as it should
 # - ☐ 1 for each key
@@ -245,7 +237,7 @@ show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
 # A loop, a tree and two separate workers join the same eight blocks. Look at the end of each: the results are the same. (The
-# words in brackets name later chapters: 07 for warps, 06 and 14 for decoding, that is writing a text token by token.)
+# words in brackets are explained later, warps in 07, decoding in 14.)
 #
 # A loop keeps one running state. A tree keeps one for each leaf. In return the leaves need nothing from each other, so
 # many workers can compute them at the same time.
@@ -293,8 +285,8 @@ show(merge_orders.draw(**merge_orders.data()))
 # %% [markdown]
 # ## Exercises
 #
-# **Find the bug.** Somebody's `update` returns `l + p.sum(axis=1)` and forgets $\alpha$ there. In one run of 4 rows, one row
-# came out right. What is special about it, and what follows for tests of softmax?
+# **Find the bug.** Somebody's `update` returns `l + p.sum(axis=1)` and forgets $\alpha$ there. One of four rows came out right.
+# What is special about it, and what follows for tests of softmax?
 #
 # <details><summary>Solution</summary>
 #
