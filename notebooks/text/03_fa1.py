@@ -298,7 +298,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # rows, cols = slice(4, 8), slice(2, 4)  # one of the 8 tiles
 # s = tau * (Q[rows] @ K[cols].T)
 # p = np.exp(s - m[rows][:, None]) / l[rows][:, None]
-# print("from s, m and l:", p[0].round(6), " P:", naive.safe_softmax(tau * Q @ K.T)[4, 2:4].round(6))
+# P = naive.safe_softmax(tau * Q @ K.T)
+# print("from s, m and l:", p[0].round(6), " P:", P[4, 2:4].round(6))
 # ```
 #
 # ```text

@@ -52,7 +52,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
     for i in trace.parallel("i", range(tiling.T_r)):
         rows = tiling.rows(i)
         q_i = Q[rows]  # FA1 loads it in the inner loop
-        m_i, l_i = np.full(len(q_i), -np.inf), np.zeros(len(q_i))  # FA1 loads these, too
+        m_i, l_i = np.full(len(q_i), -np.inf), np.zeros(len(q_i))  # FA1 loads them
         o_i = np.zeros(q_i.shape)
         for j in trace.serial("j", range(tiling.T_c)):
             k_j, v_j = K[tiling.cols(j)], V[tiling.cols(j)]  # FA1: in the outer loop
@@ -135,7 +135,7 @@ Q, K, V = np.random.default_rng(0).standard_normal((3, 8, 4))
 O, l, m = np.empty((8, 4)), np.empty(8), np.empty(8)
 queries_outside(Q, K, V, O, l, m, Tiling(8, 8, B_r=4, B_c=2), update)
 exact, _ = naive.forward(Q, K, V)
-print(f"divided once, at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:.6f}")
+print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:.6f}")
 
 # %% [markdown]
 # ## What did it save?
@@ -167,7 +167,8 @@ print(f"divided once, at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[
 # before, after_1 = vars(time.tweak_1(chips.A100, 128, 64, 128)).values()
 # for name, c in (("FA1", before), ("FA2", after_1)):
 #     print(f"{name}: {c.tensor:,.0f} + {c.fp32:.0f} + {c.exp:.0f}", end=" clocks; ")
-#     print(f"in turns {c.tensor + c.fp32 + c.exp:,.0f}, at once {max(c.tensor, c.fp32, c.exp):,.0f}")
+#     in_turns, at_once = c.tensor + c.fp32 + c.exp, max(c.tensor, c.fp32, c.exp)
+#     print(f"in turns {in_turns:,.0f}, at once {at_once:,.0f}")
 # ```
 #
 # ```text
@@ -319,8 +320,8 @@ show(roofline.draw(**roofline.data("standard", *rows.items())))
 # %%
 for name, c in rows.items():
     unit, seconds = c.limit(chips.H200)
-    print(f"{name:13} {c.intensity('requested'):4.0f} FLOPs for a byte requested", end=", ")
-    print(f"{c.intensity('crossed'):,.0f} for one that crosses;", end=" ")
+    print(f"{name:13} {c.intensity('requested'):4.0f} FLOPs a byte requested", end=", ")
+    print(f"{c.intensity('crossed'):,.0f} a byte that crosses;", end=" ")
     print(f"at most {c.flops / seconds / 1e12:.0f} TFLOP/s, limited by {unit}")
 
 # %% [markdown]
