@@ -69,6 +69,10 @@ WRONG = {  # chapter: (a part of its solution, what a reader might write there)
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
     "04": ("l_i = np.where(l_i == 0, 1, l_i)", "pass"),
     "05": ("np.where(np.isneginf(L), 0, L)", "L"),
+    "06": ("free.index(min(free))", "len(ends) % SMs"),
+    "07": ("np.where(np.isfinite(top), top, 0)", "top"),
+    "08": ("(m_i + tl.log2(l_i)) * LN2", "m_i + tl.log2(l_i)"),
+    "09": ("store_rows(dK, tau * dk_j", "store_rows(dK, dk_j"),
 }
 BUILDS = [c for c in written() if "# **Build.**" in (TEXT / f"{c.name}.py").read_text(encoding="utf-8")]
 
