@@ -129,7 +129,7 @@ show(gpu_map.draw(**gpu_map.data()))
 # in the time of one other thing?
 
 # %%
-chip = chips.H200  # the GPU of the measurements in this book, where nothing else is said
+chip = chips.H200  # the GPU of this book, where nothing else is said
 for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
 
@@ -204,12 +204,12 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # ```python
 # for name in ("standard", "FA2"):
 #     c = cost(name, N=4096, d=128, heads=64)
-#     print(f"{name:8} GB requested {c.requested / 1e9:5.1f}, crossed {c.crossed / 1e9:5.2f}")
+#     print(f"{name:8} requests {c.requested / 1e9:.1f} GB, crossed: {c.crossed / 1e9:.1f}")
 # ```
 #
 # ```text
-# standard GB requested  13.2, crossed 13.15
-# FA2      GB requested   8.7, crossed  0.27
+# standard requests 13.2 GB, crossed: 13.2
+# FA2      requests 8.7 GB, crossed: 0.3
 # ```
 # </details>
 

@@ -71,7 +71,7 @@ from fa2_studio.book.verdicts import close, verdict
 # \cdot 4 + 1 \cdot 2 = 5$, and $o / \ell = 2.5$.
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 show(rescaling.draw(**rescaling.data()))
 
 # %% [markdown]
@@ -152,14 +152,15 @@ check(
 # for n in (3, 6, 9, 12):
 #     state = state.update(S[:, n - 3 : n], V[n - 3 : n])
 #     exact = safe_softmax(S[:, :n]) @ V[:n]
-#     print(f"after {n:2} keys: o / l = {state.finalize()[0][0].round(6)}, plain softmax {exact[0].round(6)}")
+#     ratio = state.o[0] / state.l[0]
+#     print(f"{n:2} keys: o / l = {ratio.round(6)}, plain softmax {exact[0].round(6)}")
 # ```
 #
 # ```text
-# after  3 keys: o / l = [0.316624 0.62364 ], plain softmax [0.316624 0.62364 ]
-# after  6 keys: o / l = [-0.173845  0.319587], plain softmax [-0.173845  0.319587]
-# after  9 keys: o / l = [ 0.070357 -0.776593], plain softmax [ 0.070357 -0.776593]
-# after 12 keys: o / l = [ 0.071576 -0.758555], plain softmax [ 0.071576 -0.758555]
+#  3 keys: o / l = [0.316624 0.62364 ], plain softmax [0.316624 0.62364 ]
+#  6 keys: o / l = [-0.173845  0.319587], plain softmax [-0.173845  0.319587]
+#  9 keys: o / l = [ 0.070357 -0.776593], plain softmax [ 0.070357 -0.776593]
+# 12 keys: o / l = [ 0.071576 -0.758555], plain softmax [ 0.071576 -0.758555]
 # ```
 # </details>
 
@@ -197,11 +198,12 @@ live("softmax")
 #
 # ```python
 # state = SoftmaxState.reset(1, 1).update(np.full((1, 2), -np.inf), np.ones((2, 1)))
-# print("the package: l =", state.l.item(), " at the end O, L =", [x.item() for x in state.finalize()])
+# O, L = state.finalize()
+# print("the package: l =", state.l[0], " at the end O =", O[0, 0], " L =", L[0])
 # ```
 #
 # ```text
-# the package: l = 0.0  at the end O, L = [0.0, -inf]
+# the package: l = 0.0  at the end O = 0.0  L = -inf
 # ```
 # </details>
 
@@ -224,15 +226,17 @@ live("softmax")
 # in all six orders:
 
 # %%
-parts = [SoftmaxState.reset(4, 2).update(S[:, keys], V[keys]) for keys in (slice(0, 5), slice(5, 6), slice(6, 12))]
-joined = [reduce(SoftmaxState.merge, order).finalize()[0] for order in permutations(parts)]
-print("row 0:", joined[0][0].round(9), " plain softmax:", (safe_softmax(S) @ V)[0].round(9))
-print("largest difference between the orders:", f"{max(np.abs(x - joined[0]).max() for x in joined):.0e}")
+empty, plain = SoftmaxState.reset(4, 2), safe_softmax(S) @ V
+cuts = slice(0, 5), slice(5, 6), slice(6, 12)
+parts = [empty.update(S[:, keys], V[keys]) for keys in cuts]
+for order in permutations(parts):
+    O, _ = reduce(SoftmaxState.merge, order).finalize()
+    print("row 0:", O[0].round(9), f" off plain softmax by {np.abs(O - plain).max():.12f}")
 
 # %% [markdown]
 # The merge adds the plain sums $e^m \ell$ and $e^m o$. So order and grouping do not matter, except for rounding.
 
-# %%
+# %% tags=["hide-input"]
 show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
@@ -261,8 +265,11 @@ show(merge_orders.draw(**merge_orders.data()))
 # $\sum e^s v$. The first is $e^L$, the second $e^L O$. So $(L, 1, O)$ is a state that stands for $(m, \ell, o)$.
 #
 # ```python
-# a, b = (SoftmaxState(L, np.ones(4), O) for O, L in (part.finalize() for part in (parts[0], parts[1].merge(parts[2]))))
-# print("finished parts, merged:", a.merge(b).finalize()[0][0].round(9))
+# O_a, L_a = parts[0].finalize()
+# O_b, L_b = parts[1].merge(parts[2]).finalize()
+# one = np.ones(4)
+# both = SoftmaxState(L_a, one, O_a).merge(SoftmaxState(L_b, one, O_b))
+# print("finished parts, merged:", (both.o[0] / both.l[0]).round(9))
 # ```
 #
 # ```text
@@ -303,7 +310,8 @@ show(merge_orders.draw(**merge_orders.data()))
 # The package against plain softmax, also for rows that the notebook did not look at.
 
 # %% tags=["hide-input"]
-verdict("six orders of the parts = plain softmax", all(close(x, safe_softmax(S) @ V) for x in joined))
+joined = [reduce(SoftmaxState.merge, order).finalize()[0] for order in permutations(parts)]
+verdict("six orders of the parts = plain softmax", all(close(x, plain) for x in joined))
 rng = np.random.default_rng(1)
 for size in (1.0, 1000.0):
     S_r, V_r = size * rng.standard_normal((50, 37)), rng.standard_normal((37, 5))
