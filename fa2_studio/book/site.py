@@ -24,6 +24,7 @@ from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
 FIGURES = files.ROOT / "figures"
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="(data:image/png;base64,[^"]*)">')  # of plots/show.py
+SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)">')  # of plots/live.py
 PAGES = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
 SETTINGS = {
@@ -42,6 +43,7 @@ SETTINGS = {
     "html_css_files": ["site.css"],
     "html_js_files": ["site.js"],
     "html_favicon": str(FIGURES / "mark.svg"),
+    "html_logo": str(FIGURES / "mark.svg"),
     "html_show_sphinx": False,
     "html_show_copyright": False,
     "html_copy_source": False,
@@ -109,7 +111,9 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             tags, look = list(cell.metadata.get("tags", [])), {}
-            if is_imports(cell):
+            if SHOWN.fullmatch(cell.source) and cell.outputs:
+                tags = [*tags, "remove-input"]  # the picture speaks
+            elif is_imports(cell):
                 tags = sorted({*tags, "hide-input"})
                 look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
             elif "hide-input" in tags:

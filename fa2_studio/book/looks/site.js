@@ -17,6 +17,17 @@ addEventListener("message", (event) => {
 });
 new MutationObserver(tellTheme).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 
+// Listings: a tag such as # FA2.A1.L9 goes to the margin, a comment that says "moved" or "new" stands out -----------------
+
+const markListings = () => {
+  for (const comment of document.querySelectorAll(".highlight .c1")) {
+    const [, before, tag] = /^(# .*?)((?:FA\d\.[A-Z]\S+ ?)+)$/.exec(comment.textContent) ?? [];
+    if (tag) comment.replaceChildren(element("span", "tag", tag.trim()), before.replace(/^#\s*$/, "").trimEnd());
+    if (/^# (new|moved|changed)\b/.test(comment.textContent)) comment.classList.add("changed");
+  }
+};
+addEventListener("DOMContentLoaded", markListings);
+
 // Cards ---------------------------------------------------------------------------------------------------------------
 
 const WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split(" ");
