@@ -21,7 +21,6 @@
 
 # %%
 import heapq
-import random
 from itertools import count
 from unittest.mock import patch
 
@@ -31,15 +30,15 @@ from IPython.display import Markdown, display
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import asynchrony, chips, grid, hopper
+from fa2_lab.machine import chips, grid, hopper
 from fa2_lab.machine.layouts import Mma
 from fa2_lab.plots import forward_ideas, ideas, pipes
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
-from fa2_lab.reference import fa2, naive
 from fa2_lab.reference import heads as by_heads
-from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
+from fa2_lab.tiles import CAUSAL, Tiling
 from fa2_studio.book.hopper import Climb, read
+from fa2_studio.book.ring import PAUSE, Ring, run
 from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
@@ -281,38 +280,7 @@ for stages in (1, 2, 3):
 # | K's tile n | K's tile n − stages | itself | yes, for this copy |
 # | V's tile n − 1 | V's tile n − 1 − stages | K's tile n − stages | yes, one line earlier |
 #
-# Here is that protocol as a model: a ring, a producer without a wait for V, and consumers that release K only.
-
-# %% tags=["hide-input"]
-PAUSE = (asynchrony.Barrier("pause", 1), 1, "")  # over at once: somebody else may go first
-
-
-class Ring:  # of chapter 12a
-    def __init__(self, stages, consumers):
-        self.stages, self.tiles = stages, [None] * stages
-        self.filled = [asynchrony.Barrier("filled", 1) for _ in range(stages)]
-        self.emptied = [asynchrony.Barrier("emptied", consumers) for _ in range(stages)]
-
-    def room(self, n):
-        return self.emptied[n % self.stages], (n // self.stages & 1) ^ 1, "room"
-
-    def copy(self, n):
-        self.tiles[n % self.stages] = np.nan  # on its way: neither old nor new
-        yield PAUSE
-        self.tiles[n % self.stages] = n
-        self.filled[n % self.stages].arrive("copy engine")
-
-    def take(self, n):
-        yield self.filled[n % self.stages], n // self.stages & 1, "a tile"
-
-
-def run(actors, seed):  # chance picks who goes on
-    chance, asleep = random.Random(seed), dict.fromkeys(actors, PAUSE)
-    while awake := [name for name, (bar, phase, _) in asleep.items() if bar.over(phase).ready()]:
-        name = chance.choice(awake)
-        asleep[name] = next(actors[name], None)
-        if asleep[name] is None:
-            del asleep[name]
+# Here is that protocol on 12a's model of a ring: a producer without a wait for V, and consumers that release K only.
 
 
 # %%
@@ -338,7 +306,7 @@ def tiles_of(K, V, T, blocks, seen):  # a consumer
         yield from K.take(n)
         if n % T > 0:
             yield from multiply(n - 1)
-        K.emptied[n % K.stages].arrive(id(seen))  # and V's tile n − 1
+        K.release(n)  # and V's tile n − 1
         if n % T == T - 1:
             yield from multiply(n)
 
@@ -750,8 +718,8 @@ for (d, causal), ratio in over.items():
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, the model against the reference, and `attention()` against
-# float64. On a Hopper GPU the kernel of this notebook is called in its place.
+# The small functions of this notebook against the package, and `attention()` against float64. On a Hopper GPU the kernel
+# of this notebook is called in its place.
 
 # %% tags=["hide-input"]
 for costs in (one_head, [3] * 500):
@@ -773,16 +741,6 @@ for careful in (False, True):
         run({"producer": copies(K2, V2, 4, 2, careful)} | actors, seed)
         right.append(all(tiles == list(range(8)) for tiles in seen))
     verdict(f"V without releases, a wait before its last tile: {careful}", all(right) == careful)
-
-# %% tags=["hide-input"]
-for N_q, N_k, mask in ((24, 32, NO_MASK), (22, 30, CAUSAL), (30, 18, CAUSAL)):
-    Q, (K, V) = rng.standard_normal((N_q, 4)), rng.standard_normal((2, N_k, 4))
-    want, tiling = naive.forward_linear_memory(Q, K, V, mask=mask), Tiling(N_q, N_k, 4, 4, mask)
-    name = f"{N_q} × {N_k}, {'causal' if mask.causal else 'full'}"
-    verdict(f"fa2.forward = dense: {name}", close(fa2.forward(Q, K, V, B_r=4, B_c=4, mask=mask)[0], want[0]))
-    for consumers, in_turn in ((1, False), (2, True), (3, True)):
-        ran = hopper.forward(Q, K, V, tiling, consumers, ping_pong=in_turn)
-        verdict(f"the model = dense: {name}, {consumers} consumers", close(ran.O, want[0]) and close(ran.L, want[1]))
 
 
 # %% tags=["hide-input"]

@@ -1,0 +1,164 @@
+"""Exercise 2 of chapter 12a: a kernel in Gluon, one function of which the reader writes.
+
+The function runs on NumPy first, with a few lines in place of Gluon's words, so that its mistakes can be named: a wait
+that never ends, a tile that is read too early. Then the whole kernel is compiled for Hopper.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+import numpy as np
+
+from fa2_lab.machine.asynchrony import Barrier
+from fa2_lab.tools.xray import xray
+from fa2_studio.book.verdicts import close
+
+BEFORE = """import torch
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+all_threads = gl.barrier
+@gluon.jit
+"""
+KERNEL = """
+@gluon.jit
+def row_maxima(Q, K, M, N_k):
+    SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16])
+    ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    i = 64 * gl.program_id(0)
+    q = gl.allocate_shared_memory(Q.dtype, Q.block_shape, Q.layout)
+    k = gl.allocate_shared_memory(K.dtype, K.block_shape, K.layout)
+    arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(arrived, count=1)
+    fence_async_shared()
+    mbarrier.expect(arrived, Q.block_type.nbytes)
+    tma.async_load(Q, [i, 0], arrived, q)
+    mbarrier.wait(arrived, 0)
+    m = gl.full([64], float("-inf"), gl.float32, ROWS)
+    for j in range(gl.cdiv(N_k, 64)):
+        m = gl.maximum(m, tile_maxima(j, q, k, K, arrived, gl.zeros([64, 64], gl.float32, SCORES)))
+    gl.store(M + i + gl.arange(0, 64, ROWS), m)
+"""
+HOST = """
+def forward(q, k, v, causal):
+    Q, K = q[0, 0], k[0, 0]
+    layout = gl.NVMMASharedLayout.get_default_for([64, 64], gl.bfloat16)
+    M = torch.full((len(Q),), torch.nan, device=q.device)
+    tiles = [TensorDescriptor.from_tensor(X, [64, 64], layout) for X in (Q, K)]
+    row_maxima[(len(Q) // 64,)](*tiles, M, len(K), num_warps=4)
+    return M
+"""
+
+SOLUTION = """all_threads()
+mbarrier.expect(arrived, K.block_type.nbytes)
+tma.async_load(K, [64 * j, 0], arrived, k)
+mbarrier.wait(arrived, (j + 1) & 1)
+s = warpgroup_mma(q, k.permute((1, 0)), zero, use_acc=False, is_async=True)
+s = warpgroup_mma_wait(0, deps=[s])
+return gl.max(s, 1)"""
+
+
+def judge(source: str) -> str:
+    """Whether a reader's `tile_maxima` is right, or what is wrong with it."""
+    if re.search(r"^ +\.\.\.$", source, re.MULTILINE):
+        return "not written yet"
+    if wrong := on_numpy(source):
+        return wrong
+    if "all_threads()" not in source:
+        return "one thread may start the copy while others still read the old tile: all_threads() is missing"
+    if find_spec("triton") is None:
+        return "right on NumPy; Triton is missing here, so it was not compiled (it exists for Linux only)"
+    return compiled_for_hopper(source) or "right"
+
+
+# On NumPy ----------------------------------------------------------------------------------------------------------
+
+
+class SharedTile(np.ndarray):
+    """A tile of shared memory: an array with Gluon's word for a transpose."""
+
+    def permute(self, order: tuple[int, ...]) -> np.ndarray:
+        return self.transpose(order)
+
+
+def model_of_gluon(coming: list) -> dict:
+    """The words that the function may use; `coming` holds copies on their way."""
+
+    def start_copy(X, place, barrier, tile):
+        tile[:] = np.nan
+        coming.append((X, place[0], barrier, tile))
+
+    def wait(barrier, phase):
+        while not barrier.over(phase).ready():
+            if not coming:
+                raise RuntimeError(f"it waits for ever: no copy is on its way that could end phase {phase}")
+            X, row, arrived, tile = coming.pop(0)
+            if vars(arrived).pop("bytes", 0) != X.block_type.nbytes:
+                raise RuntimeError("the barrier was not told how many bytes to expect")
+            tile[:] = X.rows[row : row + 64]
+            arrived.arrive("copy engine")
+
+    def expect(barrier, nbytes):
+        barrier.bytes = nbytes
+
+    def product(a, b, c, **options):
+        return SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b))
+
+    return dict(
+        all_threads=lambda: None,
+        tma=SimpleNamespace(async_load=start_copy),
+        mbarrier=SimpleNamespace(expect=expect, wait=wait),
+        gl=SimpleNamespace(max=np.max, maximum=np.maximum),
+        warpgroup_mma=product,
+        warpgroup_mma_wait=lambda left, deps: deps[0].when_waited_for(),
+    )
+
+
+def on_numpy(source: str) -> str:
+    """What is wrong with the function when it runs on three tiles; empty if nothing is."""
+    rows = np.random.default_rng(1).standard_normal((4, 64, 64))
+    q, k = rows[0].view(SharedTile), np.full((64, 64), np.nan).view(SharedTile)
+    K = SimpleNamespace(rows=rows[1:].reshape(192, 64), block_type=SimpleNamespace(nbytes=8192))
+    arrived, m = Barrier("a copy", 1), np.full(64, -np.inf)
+    arrived.arrive("copy engine")  # the copy of Q
+    words = model_of_gluon([])
+    exec(source, words)
+    try:
+        for j in range(3):
+            m = np.maximum(m, words["tile_maxima"](j, q, k, K, arrived, None))
+    except RuntimeError as stuck:
+        return f"tile {j}: {stuck}"
+    except Exception as failure:
+        return f"tile {j}: {type(failure).__name__}: {failure}"
+    if np.isnan(m).any():
+        return "a tile was read while its copy was on its way"
+    return "" if close(m, (q @ K.rows.T).max(axis=1)) else "it runs, and its maxima are wrong"
+
+
+# Compiled -----------------------------------------------------------------------------------------------------------
+
+EXPECTED = {  # in the machine code: what is missing if there is less of it
+    ("UTMALDG", 2): "only Q is fetched: the copy of K is missing",
+    ("SYNCS.PHASECHK", 4): "nobody waits for the copy of K",
+    ("HGMMA", 4): "a product of 64 × 64 by 64 × 64 takes four wgmma, and they are missing",
+}
+
+
+def compiled_for_hopper(source: str) -> str:
+    """What is wrong with it when it is compiled; empty if nothing is."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder, "mine.py")
+        file.write_text(BEFORE + source + KERNEL + HOST, encoding="utf-8")
+        try:
+            (made,) = xray(str(file), "sm_90", d=64)
+        except ValueError as why:
+            return f"it does not compile: {str(why).split(' here: ')[-1]}"
+    wrong = [said for (code, least), said in EXPECTED.items() if made.stages["sass"].count(code) < least]
+    return "; ".join(wrong + ["some numbers have no register and spill"] * (made.numbers["spills"] > 0))

@@ -1,0 +1,46 @@
+"""The exercises of chapter 12a: one says what is wrong with a kernel, and takes the right one."""
+
+import math
+
+import numpy as np
+import pytest
+
+from fa2_lab.machine import hopper
+from fa2_lab.tiles import Tiling
+from fa2_studio.book import maxima
+
+WRONG = {  # a change of the solution, and what must be said of it
+    ("tma.async_load(K, [64 * j, 0], arrived, k)", "pass"): "tile 0: it waits for ever",
+    ("mbarrier.expect(arrived, K.block_type.nbytes)", "pass"): "tile 0: the barrier was not told",
+    ("(j + 1) & 1", "j & 1"): "a tile was read while its copy was on its way",
+    ("gl.max(s, 1)", "gl.max(s, 0)"): "it runs, and its maxima are wrong",
+    ("s = warpgroup_mma_wait(0, deps=[s])", "pass"): "tile 0: ",
+    ("all_threads()", "pass"): "one thread may start the copy while others still read the old tile",
+}
+
+
+def written(body: str) -> str:
+    return "def tile_maxima(j, q, k, K, arrived, zero):\n    " + body.replace("\n", "\n    ") + "\n"
+
+
+@pytest.mark.parametrize("change", WRONG, ids=lambda change: change[0].split("(")[0])
+def test_the_exercise_names_a_mistake(change):
+    assert maxima.judge(written(maxima.SOLUTION.replace(*change))).startswith(WRONG[change])
+
+
+def test_the_exercise_takes_its_solution():
+    assert maxima.judge(written("...")) == "not written yet"
+    assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
+
+
+@pytest.mark.parametrize("copy", [500, 1500, 2500])
+def test_so_few_stages_keep_a_consumer_from_waiting(copy):
+    """What the solution of the first exercise says, by the model; one stage less and it waits."""
+    needed, work, T = math.ceil(copy / 1000 + 1 / 4), 1000, 50
+    price = hopper.Costs(copy=copy, scores=work / 4, values=work / 4, softmax=work / 2)
+    Q, (K, V) = np.ones((4, 4)), np.ones((2, 4 * T, 4))
+    for stages, waits in ((needed, False), (needed - 1, True)):
+        if stages > 0:
+            tiling = Tiling(4, 4 * T, 4, 4)
+            ran = hopper.forward(Q, K, V, tiling, 1, stages, visit=hopper.in_sequence, costs=price)
+            assert (max(job.ended for job in ran.block.jobs) - copy - T * work >= 1) == waits
