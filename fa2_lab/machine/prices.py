@@ -80,7 +80,11 @@ class Cost:
         }
 
     def limit(self, chip: Chip) -> tuple[str, float]:
-        """The unit that takes longest, and its seconds: no kernel of this method can be faster."""
+        """The unit that takes longest, and its seconds.
+
+        A kernel of this method is not faster, but for requests that the L1 cache of an SM answers before L2: in the
+        recorded ladder L2 saw a fifth less than FA2 requests with tiles of 64 × 64.
+        """
         seconds = self.seconds(chip)
         slowest = max(seconds, key=lambda unit: seconds[unit])
         return slowest, seconds[slowest]

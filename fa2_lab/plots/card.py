@@ -51,7 +51,7 @@ def data(name: str = "H200") -> dict:
     for method in ("standard", "FA1", "FA2"):
         asked = cost(method, chip=chip)
         unit, seconds = asked.limit(chip)
-        words = f"at most {asked.flops / seconds / 1e12:.0f} TFLOP/s, by {unit}"
+        words = f"{asked.flops / seconds / 1e12:.0f} TFLOP/s, set by {unit}"
         limits[method] = f"{words}{' (as printed, one worker a head)' if method == 'FA1' else ''}"
     sections = {
         "Shapes": SHAPES,

@@ -64,7 +64,7 @@ def data(*methods: str | tuple[str, Cost], d: int = 128, chip: chips.Chip = chip
         unit, seconds = asked.limit(chip)
         height = asked.flops / seconds / 1e12
         points[PRINTED.get(name, name)] = (asked.intensity("crossed"), height, asked.intensity("requested"))
-        words.append(f"{name}: at most {height:.0f} TFLOP/s, limited by {unit}")
+        words.append(f"{name}: {height:.0f} TFLOP/s, set by {unit}")
     caption = (
         f"{'; '.join(words)} ({chip.name}). A ring: FLOPs per byte requested. A dot: per byte that crosses to DRAM."
     )

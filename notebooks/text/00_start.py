@@ -25,7 +25,7 @@ import numpy as np
 from IPython.display import Markdown
 
 from fa2_lab.machine import chips
-from fa2_lab.machine.prices import cost, prices
+from fa2_lab.machine.prices import cost, measured, prices
 from fa2_lab.plots import gpu_map, roofline, time_and_memory
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -100,7 +100,6 @@ show(gpu_map.draw(**gpu_map.data()))
 
 # %% [markdown]
 # Areas are sizes, bars are speeds (TB/s: 10¹² bytes in a second). Far memory is big and slow, near memory small and fast.
-# (The link to other GPUs comes in chapter 15.)
 #
 # | place | what it is | room on an H200 |
 # | --- | --- | --- |
@@ -132,14 +131,15 @@ show(gpu_map.draw(**gpu_map.data()))
 chip = chips.H200  # the GPU of this book, where nothing else is said
 for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
+print("L2:", "measured" if measured(chip) else "by NVIDIA's figure for an A100")
 
 # %% [markdown]
 # - `fp32`: an instruction of an FP32 unit (addition, multiplication, or multiply-add). `exp`: an exponential.
 # - `shared`, `l2`, `dram`: one byte from shared memory, from L2, and from HBM. (*DRAM* is the word that measuring tools
 #   use for HBM.)
 #
-# A byte from L2 costs more than half of one from HBM. L2 helps, but what it delivers is not free. (All figures are NVIDIA's
-# for this GPU, except L2's: that is NVIDIA's for an A100, 5,120 bytes a clock.)
+# A byte from L2 costs more than half of one from HBM. L2 helps, but what it delivers is not free. (All figures but L2's are
+# NVIDIA's for this GPU. L2's: see the last line.)
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
@@ -217,14 +217,15 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
 # Further right, more FLOPs are done for each byte. On a slope the bytes set the pace, on the flat roof the tensor cores
 # do. A method has two places at one height: a ring over its FLOPs per byte requested, and a dot over its FLOPs per byte
-# that crosses to DRAM. The height is the highest speed that the slowest unit allows.
+# that crosses to DRAM. The height is the speed that the slowest unit sets.
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
 
 # %% [markdown]
 # Standard's dot lies on the slope of DRAM. FA2's dot is far to the right, so DRAM no longer limits it. Its ring lies on the
-# slope of L2: what it requests is the next limit. Chapter 04 comes back to that.
+# slope of L2: what it requests is the next limit, and chapter 04 comes back to that. (A small cache in each SM answers
+# some requests before L2, so a real kernel can come out a little above its ring.)
 #
 # "Loaded", "stored" and "moved" always mean requests of the chip. Where a chapter counts a cost, it ends with this picture.
 #
@@ -248,9 +249,8 @@ def row(chapter):
 Markdown("\n".join(["| | chapter | question |", "|---|---|---|", *map(row, CHAPTERS)]))
 
 # %% [markdown]
-# All shapes, formulas and prices stand on [one page](../figures/card.svg) ([PDF](../figures/card.pdf)). A tag such as
-# FA2.A1.L12 in a comment names a paper, an algorithm and a line: `fa2-lab where FA2.A1.L12` prints it with its code.
-# `fa2-lab glossary` explains words, also in Chinese.
+# All formulas and prices stand on [one page](../figures/card.svg) ([PDF](../figures/card.pdf)). A tag such as FA2.A1.L12
+# names a paper, an algorithm and a line, and `fa2-lab where FA2.A1.L12` prints it. `fa2-lab glossary` explains words.
 
 # %% [markdown]
 # ## Recap
