@@ -429,13 +429,7 @@ for i in range(0, 300, 64):
 # Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But `o_i` and `l_i` stay in fp32. $o$ is
 # divided only at the end, so over 2,048 keys with equal scores, whose values are 40, it grows to 81,920. The largest
 # number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
-
-# %%
-for dtype in (torch.float32, torch.float16):
-    o, l = torch.tensor(2048 * 40.0, dtype=dtype).item(), 2048.0
-    print(f"o kept in {dtype}: o = {o}, output {o / l}")
-
-# %% [markdown]
+#
 # A trap for kernels in fp32: on a GPU `tl.dot` rounds fp32 factors to 10 bits behind the point, a format called *TF32*,
 # unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter does not round, so only a GPU shows it. Chapter
 # 11 measures how much is lost.

@@ -251,6 +251,9 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 # In rung b01 the same kernel, `columns_kernel`, has a second program number for the head.
 # </details>
 #
+# Query heads that share a head of K and V (chapter 05) share its dK, too. One program for each column block of that head
+# goes through the rows of all its query heads: one owner for each number, and fewer, longer programs.
+#
 # **Takeaway.** A column program keeps k, v, dk and dv on chip, and has them to itself.
 #
 # [Assignment 7](assignments/7_triton_backward.ipynb) goes further: both loop orders, and the one pass.
@@ -423,12 +426,8 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # ## Where do the registers go?
 #
 # A thread has at most 255 registers. A column program of 4 warps, with tiles of 64 × 64 and d = 128, keeps four blocks in
-# them, each number in fp32: dk and dv, which stay through the loop, and S and dP, which come and go.
-
-# %%
-THREADS = 4 * 32
-for name, size in (("dk and dv", 2 * 64 * 128), ("S and dP", 2 * 64 * 64)):
-    print(f"{name:10} {size // THREADS:4} registers of each thread")
+# them, each number in fp32. dk and dv stay through the loop: 2 · 64 · 128 / 128 threads = 128 registers. S and dP come and
+# go: 2 · 64 · 64 / 128 = 64.
 
 # %% tags=["hide-input"]
 for row in record_of("ladder").rows:
@@ -443,16 +442,6 @@ for row in record_of("ladder").rows:
 # kernels take 8 warps, or smaller tiles: the same numbers among more threads. `fa2-lab xray b01 --full` compiles it here.
 #
 # **Takeaway.** What stays on chip through a loop must fit into 255 registers a thread. Count it before you choose the tile.
-
-# %% [markdown]
-# ## Who owns dK if query heads share keys?
-#
-# Grouped query heads share one head of K and V, for short a *K/V head*. Its dK is a sum over all query heads of its group
-# (chapter 05). Again we want one owner for each number: one program for each column block of each K/V head. It goes
-# through the rows of the first query head, then of the second, and keeps dk and dv all the while. The price is fewer and
-# longer programs. Chapter 06 says when that leaves SMs idle.
-#
-# **Takeaway.** Give each block of the output one program. Then a shared sum needs no atomic additions.
 
 # %% [markdown]
 # ## Recap
