@@ -28,15 +28,10 @@ def _cells(where: dict, d: int, stages: int) -> dict[tuple[int, int], dict]:
     return cells
 
 
-def compiled_spills() -> dict[int, dict[tuple[int, int], int]] | None:
-    """{d: {(B_r, B_c): spill instructions}} of the compiled forward, if it has been recorded."""
-    record = recorded("compiled")
-    if record is None:
-        return None
-    spills: dict[int, dict[tuple[int, int], int]] = {}
-    for row in record["forward"]:
-        spills.setdefault(row["d"], {})[row["B_r"], row["B_c"]] = row["spills"]
-    return spills
+def compiled_spills() -> dict[tuple[int, int, int], int]:
+    """{(d, B_r, B_c): spill instructions} of the compiled forward, where it has been recorded."""
+    rows = (recorded("compiled") or {}).get("forward", ())
+    return {(row["d"], row["B_r"], row["B_c"]): row["spills"] for row in rows}
 
 
 SHADES = (0.03, 0.2, 0.4, 0.75)  # of cells that fit on all chips, on all but one, …
@@ -44,17 +39,11 @@ VERDICTS = {"registers": "spills", "shared memory": "too large", "threads": "too
 
 
 @style.picture
-def draw(
-    sizes: list[int],
-    stages: int,
-    cells: dict[int, dict[tuple[int, int], Mapping]],
-    limits: dict[str, int],
-    compiled: dict[int, dict[tuple[int, int], int]] | None = None,
-) -> style.Drawn:
+def draw(sizes: tuple, stages: int, cells: dict, limits: dict[str, int], compiled: dict) -> style.Drawn:
     """A heatmap of block sizes for each d; a cell says what the forward needs, and is darker the fewer chips have it.
 
     cells: {d: {(B_r, B_c): dict(shared, registers, warps, limit, fits_on)}}. limits: {chip: bytes for one block}, the
-    smallest first. compiled: {d: {(B_r, B_c): spill instructions}}, where somebody compiled it.
+    smallest first. compiled: {(d, B_r, B_c): spill instructions}, where somebody compiled it.
     """
     room = ", ".join(f"{size // 1024} KiB on {chip}" for chip, size in limits.items())
     caption = (
@@ -65,7 +54,8 @@ def draw(
     caption += f" Forward, 16-bit, {stages} stages, 4 warps (8 where 4 do not fit)."
     figure, axes = style.new_figure(3.3, caption, ncols=len(cells))
     for ax, (d, table) in zip(axes, cells.items(), strict=True):
-        _square(ax, sizes, table, limits, (compiled or {}).get(d, {}))
+        spilling = [(B_r, B_c) for B_r, B_c in table if compiled.get((d, B_r, B_c))]
+        _square(ax, sizes, table, limits, spilling)
         ax.set_title(f"d = {d}: {sum(bool(c['fits_on']) for c in table.values())} of {len(table)} fit")
     summaries = "; ".join(f"d = {d}: {_summary(table, limits)}" for d, table in cells.items())
     alt = (
@@ -78,11 +68,8 @@ def draw(
 
 def verdict(cell: dict, limits: dict[str, int]) -> str:
     """In one or two words: where the block size fits, or what stops it."""
-    if not cell["fits_on"]:
-        return VERDICTS[cell["limit"]]
-    if len(cell["fits_on"]) == len(limits):
-        return "all chips"
-    return ", ".join(cell["fits_on"])
+    everywhere = len(cell["fits_on"]) == len(limits)
+    return "all chips" if everywhere else ", ".join(cell["fits_on"]) or VERDICTS[cell["limit"]]
 
 
 def _summary(table: dict[tuple[int, int], Mapping], limits: dict[str, int]) -> str:
@@ -90,11 +77,11 @@ def _summary(table: dict[tuple[int, int], Mapping], limits: dict[str, int]) -> s
     return ", ".join(f"{verdicts.count(v)} {v}" for v in dict.fromkeys(verdicts))
 
 
-def _square(ax: style.Axes, sizes: list[int], table: dict, limits: dict[str, int], compiled: dict) -> None:
+def _square(ax: style.Axes, sizes: list[int], table: dict, limits: dict[str, int], spilling: list) -> None:
     for (B_r, B_c), cell in table.items():
         y, x = sizes.index(B_r), sizes.index(B_c)
         missing = len(limits) - len(cell["fits_on"])
-        cross = " ×" if compiled.get((B_r, B_c)) else ""
+        cross = " ×" if (B_r, B_c) in spilling else ""
         words = f"{cell['registers']}{cross}\n{cell['shared'] // 1024} KiB"
         words += "" if cell["fits_on"] else f"\n{VERDICTS[cell['limit']]}"
         style.box(ax, x, y, 1, 1, words, style.tint(style.INK, SHADES[missing]))

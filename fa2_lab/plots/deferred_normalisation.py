@@ -75,9 +75,7 @@ HIGH = 0.62
 
 
 @style.picture
-def draw(
-    prices: dict[str, dict[str, float]], loops: dict[str, list[Step]], end: list[Step], setting: str
-) -> style.Drawn:
+def draw(prices: dict[str, dict], loops: dict[str, list], end: list, setting: str) -> style.Drawn:
     """Above, what an operation costs; beneath, FA1's and FA2's steps of a tile on one time axis.
 
     What FA2 left out stands outlined at its end, what it does once beneath. prices: {chip: {operation: matmul FLOPs}};

@@ -33,26 +33,23 @@ def data(N: int = 1024, M: int = 2**15, d: int = 64) -> dict:
     return dict(N=N, M=M, d=d, over_N=over_N, over_M=over_M, memories=memories, counters=counters(d))
 
 
-def counters(d: int, B: int = 64) -> dict | None:
+def counters(d: int, B: int = 64) -> dict:
     """FA2's rung, with tiles of B × B, in elements of one head: what it asks for, and what a GPU's counters saw of it.
 
     Only this rung has one item size throughout (L in fp32 is a number per row); standard and FA1 keep S or O in fp32.
-    None if nobody has measured it for this d.
     """
     record = load("ladder")
-    for row in record.rows:
-        p, read = row.problem, row.values
-        if row.direction == "counters" and p["d"] == d and p["rung"] in FA2 and {"L2 bytes", *DRAM} <= set(read):
-            numbers, N = 2 * p["batch"] * p["heads"], p["N_q"]  # bytes of one bf16 element of every head
-            bars = {
-                f"asked for, tiles {B} × {B}": io.traffic("fa2", "forward", Tiling(N, N, B, B), d).total,
-                "reached L2": round(read["L2 bytes"][0] / numbers),
-                "crossed to DRAM": round(sum(read[name][0] for name in DRAM) / numbers),
-                "floor: 4 N d": 4 * N * d,
-            }
-            source = f"Counted on an {record.machine['gpu'].removeprefix('NVIDIA ')}: FA2 at N = {N:,}, a head"
-            return dict(source=source, bars=bars)
-    return None
+    counted = (row for row in record.rows if row.direction == "counters" and row.problem["rung"] in FA2)
+    p, read = next((row.problem, row.values) for row in counted if row.problem["d"] == d)
+    numbers, N = 2 * p["batch"] * p["heads"], p["N_q"]  # bytes of one bf16 element of every head
+    bars = {
+        f"asked for, tiles {B} × {B}": io.traffic("fa2", "forward", Tiling(N, N, B, B), d).total,
+        "reached L2": round(read["L2 bytes"][0] / numbers),
+        "crossed to DRAM": round(sum(read[name][0] for name in DRAM) / numbers),
+        "floor: 4 N d": 4 * N * d,
+    }
+    source = f"Counted on an {record.machine['gpu'].removeprefix('NVIDIA ')}: FA2 at N = {N:,}, a head"
+    return dict(source=source, bars=bars)
 
 
 def block_sizes(name: str, M: int, d: int) -> dict[str, int]:
@@ -87,23 +84,14 @@ LOOKS = {
 
 
 @style.picture
-def draw(
-    N: int,
-    M: int,
-    d: int,
-    over_N: dict[str, dict[str, Points]],
-    over_M: dict[str, dict[str, Points]],
-    memories: dict[str, int],
-    counters: dict | None = None,
-) -> style.Drawn:
+def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict, counters: dict) -> style.Drawn:
     """Elements that one head's forward moves: over N with M fixed, over M with N fixed, and what a GPU counted.
 
     over_N, over_M: {"FA2": {"form": points, "meter": points}, ...}. memories: {chip: bytes that a block can have}.
-    counters: {"source": "H200, FA2, …", "bars": {what: elements}} as hardware counted them, if it did.
+    counters: {"source": "H200, FA2, …", "bars": {what: elements}} as hardware counted them.
     """
     caption = "What the chip asks for grows as N². A larger tile asks for less, and L2 answers most of it."
-    figure, axes = style.new_figure(7.4 if counters else 5.6, caption, nrows=3 if counters else 2,
-                                    height_ratios=[3, 3, 1.2][: 3 if counters else 2])  # fmt: skip
+    figure, axes = style.new_figure(7.4, caption, nrows=3, height_ratios=[3, 3, 1.2])
     for ax, curves in zip(axes, (over_N, over_M), strict=False):
         for name, curve in curves.items():
             ax.plot(*zip(*curve["form"], strict=True), **LOOKS[name])
@@ -115,6 +103,7 @@ def draw(
         ax.set(xscale="log", yscale="log", ylabel="elements")
     _over_N(axes[0], M, d, over_N)
     _over_M(axes[1], N, over_M, memories)
+    _counted(axes[2], **counters)
     last = {name: curve["form"][-1][1] for name, curve in over_N.items()}
     alt = (
         f"Two log-log charts of elements moved by one head. Over N, with on-chip memory of {M:,} elements, three"
@@ -122,10 +111,8 @@ def draw(
         f" {short(last['standard'])}, FA1 {short(last['FA1'])}, FA2 {short(last['FA2'])}. Over memory, at N = {N:,},"
         f" standard stays flat while FA1 and FA2 fall in proportion, from above it to far below. A thin line is the"
         f" floor, 4 N d: each of Q, K, V and O once. Lines are closed form; dots are the meter and lie on the lines."
+        f" Bars: {', '.join(f'{what} {short(n)}' for what, n in counters['bars'].items())} elements."
     )
-    if counters:
-        _counted(axes[2], **counters)
-        alt += f" Bars: {', '.join(f'{what} {short(n)}' for what, n in counters['bars'].items())} elements."
     return figure, alt
 
 

@@ -34,14 +34,7 @@ def seconds(cache: splits.Cache, n: int, slots: int, speed: splits.Pace) -> floa
 
 
 @style.picture
-def draw(
-    curve: list[tuple[int, float]],
-    model: list[tuple[int, float]],
-    floor: float,
-    usual: int,
-    rivals: dict[str, float],
-    setting: str,
-) -> style.Drawn:
+def draw(curve: list, model: list, floor: float, usual: int, rivals: dict[str, float], setting: str) -> style.Drawn:
     """Microseconds over the number of programs that share one cache: measured, by the model, and reading alone."""
     best = min(curve, key=lambda point: point[1])
     at_usual = dict(curve)[usual]

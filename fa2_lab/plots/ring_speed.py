@@ -48,12 +48,7 @@ MARKERS = {2: "s", 4: "o", 8: "D"}
 
 
 @style.picture
-def draw(
-    curves: dict[int, list[tuple[int, float]]],
-    contiguous: tuple[int, int, float] | None,
-    memory: dict[int, float],
-    setting: str,
-) -> style.Drawn:
+def draw(curves: dict, contiguous: tuple[int, int, float] | None, memory: dict, setting: str) -> style.Drawn:
     """Above, times faster than one GPU over the length; beneath, MiB of each GPU. Both: {number of GPUs: ...}."""
     most = max(curves)
     N, best = curves[most][-1]

@@ -39,9 +39,7 @@ LOOKS = {
 
 
 @style.picture
-def draw(
-    panels: dict[tuple[str, int, bool], dict[str, Curve]], gemm: float, baseline: str, setting: str
-) -> style.Drawn:
+def draw(panels: dict[tuple, dict], gemm: float, baseline: str, setting: str) -> style.Drawn:
     """TFLOP/s over N: a column for each direction, a row for each d and mask.
 
     panels: {(direction, d, causal): {contestant: curve}}; gemm: TFLOP/s of a large product in the same run, a line;

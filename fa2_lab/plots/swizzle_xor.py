@@ -33,9 +33,7 @@ FIRST, SECOND = 7.2, 16.2  # where the two grids begin
 
 
 @style.picture
-def draw(
-    places: dict[str, np.ndarray], steps: dict[str, list[int]], chunk: int, compiled: list[str], made: str
-) -> style.Drawn:
+def draw(places: dict, steps: dict, chunk: int, compiled: list[str], made: str) -> style.Drawn:
     """Left: row XOR chunk = place, in bits. Then both layouts in memory, and the reads of each group of banks.
 
     places: {layout: place of [row, chunk] in its line}. steps: {layout: steps to read each chunk of all rows}.

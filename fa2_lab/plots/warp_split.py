@@ -36,14 +36,7 @@ GAP = 0.75
 
 
 @style.picture
-def draw(
-    B_r: int,
-    B_c: int,
-    d: int,
-    W: int,
-    moved: dict[str, dict[tuple[str, str], int]],
-    barriers: dict[str, dict[str, int]],
-) -> style.Drawn:
+def draw(B_r: int, B_c: int, d: int, W: int, moved: dict, barriers: dict) -> style.Drawn:
     """Q Kᵀ = S and P V = O under both schemes, and beneath, the bytes that one tile writes and reads.
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}. barriers: {"split_k": {what for: how many}, ...}.
