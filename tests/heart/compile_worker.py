@@ -1,22 +1,59 @@
-"""Compile the kernels as they are launched, for GPUs that need not be here; prints a line of JSON for each.
+"""Compile kernels as they are launched, for GPUs that need not be here; prints a line of JSON for each.
 
-Triton's interpreter must be off, and a process keeps its first target, so every target gets a process of its own.
+    python tests/heart/compile_worker.py KIND few|all [TARGET …]
+
+A kind is portable, decode, forward or backward: the last two are Hopper's. Triton's interpreter must be off, and a
+process keeps its first target, so every target gets a process of its own.
 """
 
 import json
-import multiprocessing
 import os
 import sys
+from collections import Counter
+from functools import cache
+from itertools import product
+from multiprocessing import get_context
 
 import torch
-from compiling import Compiling
+import ttgir
 
 from fa2_lab.kernels import tables
+from fa2_lab.kernels.decode import plan
 from fa2_lab.kernels.portable import backward, forward
 from fa2_lab.kernels.prepared import Options
 from fa2_lab.tools import offline
 
-FEW = {  # every entry of the tables once, where it is tightest
+PACKED, NEAR, IN_TURN = dict(packed=3), dict(left=100), dict(same_bits=True)  # what a call of Hopper's kernels may ask
+
+
+class Compiling:
+    """Stands in for a kernel: called in the same way, it compiles and keeps what came out."""
+
+    def __init__(self, kernel):
+        self.kernel, self.made = kernel, None
+
+    def __getitem__(self, grid):
+        def call(*arguments, **options):
+            self.made = self.kernel.warmup(*arguments, grid=grid, **options)
+
+        return call
+
+
+def compiling(module, *names: str) -> list[Compiling]:
+    """Puts stand-ins in the place of a module's kernels."""
+    for name in names:
+        if not isinstance(getattr(module, name), Compiling):
+            setattr(module, name, Compiling(getattr(module, name)))
+    return [getattr(module, name) for name in names]
+
+
+def meta(*shape, dtype=torch.bfloat16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+# Portable -----------------------------------------------------------------------------------------------------
+
+FEW_PORTABLE = {  # every entry of the tables once, where it is tightest
     "sm_80": [(64, "bfloat16", True)],
     "sm_86": [(256, "bfloat16", True), (256, "float32", False)],
     "sm_89": [(128, "bfloat16", True)],
@@ -25,19 +62,16 @@ FEW = {  # every entry of the tables once, where it is tightest
     "sm_120": [(64, "bfloat16", True)],
     "gfx942": [(64, "bfloat16", True), (128, "bfloat16", True), (256, "float32", False)],
 }
-KERNELS = dict(forward="forward_kernel", columns="columns_kernel", rows="rows_kernel")
 
 
-def compile_for(target: str) -> list[dict]:
+def portable(target: str, which: str) -> list[dict]:
     """Every kernel in the sizes that are asked of this target."""
     offline.compile_for(target)
-    rooms = dict(forward=forward, columns=backward, rows=backward)
-    made = {name: Compiling(getattr(rooms[name], kernel)) for name, kernel in KERNELS.items()}
-    for name, kernel in KERNELS.items():
-        setattr(rooms[name], kernel, made[name])
+    made = dict(zip(("columns", "rows"), compiling(backward, "columns_kernel", "rows_kernel"), strict=True))
+    made |= dict(forward=compiling(forward, "forward_kernel")[0])
     rows = []
-    for d, dtype, causal in asked(target) if sys.argv[1] == "all" else FEW[target]:
-        Q = torch.empty(2, 16, 8192, d, dtype=getattr(torch, dtype), device="meta")
+    for d, dtype, causal in asked(target) if which == "all" else FEW_PORTABLE[target]:
+        Q = meta(2, 16, 8192, d, dtype=getattr(torch, dtype))
         O, L = forward.forward(Q, Q, Q, Options(causal, scale=0.1))
         backward.backward(O, Q, Q, Q, O, L, Options(causal, scale=0.1))
         for name, kernel in made.items():
@@ -60,8 +94,164 @@ def asked(target: str) -> list[tuple[int, str, bool]]:
     return jobs
 
 
+# Decode -------------------------------------------------------------------------------------------------------
+
+CALLS = {  # (batch, query heads, N_q, page size or 0, key_lengths, causal): 8 K/V heads
+    "one query": (2, 32, 1, 0, False, False),
+    "whole heads": (32, 32, 1, 0, False, False),
+    "a head on each SM": (16, 32, 1, 0, False, False),
+    "shares": (12, 32, 1, 0, False, False),
+    "lengths": (2, 32, 4, 0, True, True),
+    "pages of 16": (2, 32, 1, 16, True, True),
+    "pages of 64": (2, 32, 1, 64, True, True),
+    "64 rows": (2, 32, 16, 0, True, True),
+}
+OF_D_64 = ("lengths", "64 rows", "one query", "a head on each SM")
+
+
+def decode(target: str, which: str) -> list[dict]:
+    """Every kind of call at d = 128; at 64 the two that take the most registers, and those with sizes of their own."""
+    offline.compile_for(target)
+    plan.starts_early = lambda device: target in ("sm_90", "sm_100", "sm_120")
+    split_kv, stream_k, merge = compiling(plan, "split_kv_kernel", "stream_k_kernel", "merge_kernel")
+    rows, few = [], ("one query", "64 rows")  # on a chip that is not Hopper
+    for d, calls in ((64, OF_D_64), (128, CALLS)) if which == "all" or target == "sm_90" else ((128, few),):
+        for what in calls:
+            batch, heads, N_q, page, lengths, causal = CALLS[what]
+            q, k = meta(batch, heads, N_q, d), meta(1000, page, 8, d) if page else meta(batch, 8, 8192, d)
+            table = meta(2, 500, dtype=torch.int32) if page else None
+            given = meta(2, dtype=torch.int32) if lengths else None
+            made = plan.prepare(q, k, k, Options(causal, scale=0.1), given, table)
+            made(q, k, k, given, table=table)
+            programs = plan.blocks_of(q, plan.shape_of(q, k, table, one_length=given is None))[1]
+            row = dict(target=target, call=what, d=d, warps=made.read.options["num_warps"], programs=programs // 132)
+            read = split_kv if made.split_kv else stream_k
+            rows.append(row | offline.report(read.made) | dict(merge=offline.report(merge.made)))
+    return rows
+
+
+# Hopper's forward ---------------------------------------------------------------------------------------------
+
+
+SIZES, HEADS = (60, 250, 500, 1000, 2000, 8000, 32000), (1, 8, 32, 128, 512)
+
+
+def kinds(d: int) -> list[tuple]:
+    """All (sizes, causal, with key_lengths) that the forward chooses somewhere for this d."""
+    from fa2_lab.kernels.hopper.forward.sizes import choose
+
+    masks = product((False, True), (False, True))
+    shapes = product(masks, SIZES, (1, 2), HEADS)
+    return list(dict.fromkeys((choose(d, N, n * N, H, 132, *mask), *mask) for mask, N, n, H in shapes))
+
+
+def every() -> list[tuple]:
+    """All kinds of calls, with whole tiles and ragged ones, and with packed sequences; 96 is as 128."""
+    all_kinds = [(d, kind) for d in (64, 128, 256) for kind in kinds(d)]
+    packed = [(d, 511, sizes, causal, False, PACKED) for d, (sizes, causal, keys) in all_kinds if not keys]
+    return [(d, N, *kind) for d, kind in all_kinds for N in (512, 511)] + packed
+
+
+def few() -> list[tuple]:
+    """All sizes once, each with the mask and the length that were met least so far; and a few more of each kind."""
+    from fa2_lab.kernels.hopper.forward.sizes import CAUSAL, USUAL, WIDE, WINDOW
+
+    jobs, met = [], Counter()
+    for d in (64, 128, 256):
+        for sizes in dict.fromkeys(sizes for sizes, *_ in kinds(d)):
+            masks = [tuple(mask) for other, *mask in kinds(d) if other == sizes]
+            mask, N = min(product(masks, (512, 511)), key=met.__getitem__)
+            met[mask, N] += 1
+            jobs.append((d, N, sizes, *mask))
+    jobs.append((128, 512, WIDE, True, False))  # met without the mask alone above
+    jobs += [(d, 511 + keys, WINDOW[d], True, keys, dict(left=100)) for d, keys in ((64, True), (128, False))]
+    packed = ((64, USUAL[64], False), (64, CAUSAL[64][-1][3], True), (128, WIDE, True), (128, USUAL[128], True))
+    return jobs + [(d, 511, sizes, causal, False, PACKED) for d, sizes, causal in packed]
+
+
+@cache
+def pretend() -> None:
+    """Have a Hopper GPU, as far as compiling goes."""
+    from fa2_lab.kernels.hopper.shared import host
+
+    offline.compile_for("sm_90")
+    host.multiprocessors = lambda device: 132
+    host.fits = lambda *kind: True
+    host.counter_for = lambda X: torch.zeros(2, dtype=torch.int32)
+
+
+def call_of(d: int, N: int, keys: torch.dtype | None, packed: int | None = None) -> tuple:
+    """Rows, lengths and starts of a call."""
+    Q = torch.empty((2, 4, N, d) if packed is None else (N, 4, d), dtype=torch.bfloat16)
+    lengths = None if keys is None else torch.ones(2, dtype=keys)
+    return Q, lengths, () if packed is None else 2 * (torch.zeros(packed + 1, dtype=torch.int32),)
+
+
+def hopper_forward(d: int, N: int, sizes, causal: bool, keys: bool, more: dict | None = None) -> list[dict]:
+    """One call of the forward as far as the launch."""
+    pretend()
+    from fa2_lab.kernels.hopper.forward import launch
+
+    launch.sizes.choose = lambda *_: sizes
+    more = more or {}
+    many, options = more.get("packed"), Options(causal, d**-0.5, left=more.get("left"))
+    Q, lengths, starts = call_of(d, N, torch.int32 if keys else None, many)
+    (kernel,) = compiling(launch, "forward_kernel")
+    launch.prepare(Q, Q, Q, options, lengths, many)(Q, Q, Q, lengths, *starts)
+    chosen = launch.prepare_launch(Q, Q, Q, options, keys, many).arguments["SIZES"]
+    text, row = kernel.made.asm["ttgir"], dict(d=d, N=N, consumers=chosen.consumers, causal=causal, keys=keys)
+    row |= offline.report(kernel.made) | dict(waits=offline.serialized(kernel.made), idle=ttgir.idle_barriers(text))
+    row |= dict(overwrites=ttgir.overwrites(text), hasty=ttgir.hasty(text, chosen.ping_pong))
+    return [row | dict(before=ttgir.before_the_draw(text))]
+
+
+# Hopper's backward --------------------------------------------------------------------------------------------
+
+BACKWARD = ("before_kernel", "backward_kernel", "after_kernel")
+LENGTHS = [*product((64, 128), (1024,), (False, True), (False, True))]  # d, N, causal, key_lengths
+LENGTHS += [(64, 1000, True, False), (96, 1000, True, False), (96, 1000, False, False), (96, 1024, False, False)]
+LENGTHS += [(128, 4096, True, False), (96, 4096, True, True)]  # long enough for dK's product in the next step
+MORE = [(LENGTHS[0], 3, IN_TURN), (LENGTHS[7], 1, IN_TURN), (LENGTHS[6], 1, NEAR), (LENGTHS[2], 3, NEAR)]
+MORE += [(LENGTHS[2], 1, NEAR | IN_TURN), (LENGTHS[2], 1, PACKED), (LENGTHS[4], 3, PACKED | IN_TURN)]
+ALL = [*product(LENGTHS, (1, 3), ({},)), *MORE]  # in one part, and in three that share dK and dV
+FEW = [(LENGTHS[n], parts, {}) for n, parts in ((0, 1), (3, 3), (5, 3), (6, 1), (8, 1), (10, 3), (12, 3), (13, 1))]
+FEW += MORE
+
+
+def hopper_backward(length: tuple, parts: int, more: dict) -> list[dict]:
+    """One call of the backward as far as the launches."""
+    pretend()
+    from fa2_lab.kernels.hopper.backward import launch
+
+    (d, N, causal, keys), many = length, more.get("packed")
+    launch.sizes.parts_for = lambda *_: parts
+    Q, lengths, starts = call_of(d, N, torch.int64 if keys else None, many)
+    kernels, L = compiling(launch, *BACKWARD), torch.empty(2, 4, N)
+    options = Options(causal, d**-0.5, left=more.get("left"))
+    call = launch.prepare(Q, Q, Q, Q, Q, options, lengths, "same_bits" in more, many)
+    call(Q, Q, Q, Q, Q, L, L if causal else None, lengths, *starts)
+    rows = []
+    for name, kernel in zip(BACKWARD, kernels, strict=True):
+        text, specialized = kernel.made.asm["ttgir"], name == "backward_kernel"
+        row = dict(kernel=name, d=d, N=N, causal=causal, keys=keys, parts=parts) | offline.report(kernel.made)
+        row |= dict(early=ttgir.too_early(text), waits=specialized and offline.serialized(kernel.made))
+        rows.append(row | dict(idle=ttgir.idle_barriers(text) if specialized else []))
+    return rows
+
+
+KINDS = dict(portable=portable, decode=decode, forward=hopper_forward, backward=hopper_backward)
+
+
+def rows_of(job: tuple) -> list[dict]:
+    kind, *given = job
+    return KINDS[kind](*given)
+
+
 if __name__ == "__main__":
-    with multiprocessing.get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1) as pool:
-        for rows in pool.imap_unordered(compile_for, sys.argv[2:]):
-            for row in rows:
-                print(json.dumps(row), flush=True)
+    kind, which, *targets = sys.argv[1:]
+    jobs = [(target, which) for target in targets]
+    if kind in ("forward", "backward"):
+        jobs = dict(forward=every if which == "all" else few, backward=lambda: ALL if which == "all" else FEW)[kind]()
+    with get_context("spawn").Pool(os.cpu_count(), maxtasksperchild=1 if targets else None) as pool:
+        for rows in pool.imap(rows_of, [(kind, *job) for job in jobs]):
+            print(*map(json.dumps, rows), sep="\n", flush=True)

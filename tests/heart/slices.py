@@ -34,8 +34,8 @@ def many_kernels(test):
     return pytest.mark.exhaustive(test) if GPU else test
 
 
-def compiled_by(worker: str, *targets: str):
-    """Has a test look at what a worker of this folder compiles: a few kinds in every run, all of them if asked for."""
-    few, every = (pytest.mark.beside(worker, jobs, *targets) for jobs in ("few", "all"))
+def compiled_by(kind: str, *targets: str):
+    """Has a test look at what the worker compiles of a kind: a few jobs in every run, all of them if asked for."""
+    few, every = (pytest.mark.beside("compile_worker.py", kind, jobs, *targets) for jobs in ("few", "all"))
     every = pytest.param("all", marks=[every, pytest.mark.exhaustive])
     return pytest.mark.parametrize("jobs", [pytest.param("few", marks=few), every])

@@ -11,7 +11,7 @@ TARGETS = {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227, "sm_100": 227, 
 AN_SM = {"sm_80": 164, "sm_86": 100, "sm_89": 100, "sm_90": 228, "sm_100": 228, "sm_120": 100, "gfx942": 64}
 
 
-@compiled_by("compile_worker.py", *TARGETS)
+@compiled_by("portable", *TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_default_blocks(rows, target, jobs):
     rows = [row for row in rows if row["target"] == target]
@@ -23,7 +23,7 @@ def test_default_blocks(rows, target, jobs):
         assert not row["waits"], row
 
 
-@compiled_by("decode_compile_worker.py", *TARGETS)
+@compiled_by("decode", *TARGETS)
 @pytest.mark.parametrize("target", TARGETS)
 def test_decode(rows, target, jobs):
     """Nothing spills, tensor cores multiply, and an SM holds as many programs as are launched for it."""

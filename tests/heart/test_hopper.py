@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hopper_worker import kinds
+from compile_worker import kinds
 from slices import compiled_by
 
 pytest.importorskip("triton")
@@ -14,7 +14,7 @@ from fa2_lab.kernels.prepared import Options, Tensors
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
 
-@compiled_by("hopper_worker.py")
+@compiled_by("forward")
 def test_fits_and_spills_nothing(rows, jobs):
     assert len(rows) > (50 if jobs == "all" else 10)
     assert len({(row["causal"], row["keys"], row["N"]) for row in rows}) == 8, "a mask, or ragged tiles, are left out"

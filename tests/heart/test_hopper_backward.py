@@ -21,7 +21,7 @@ PAIRS = [(1, 1), (1, 239), (113, 203), (127, 513), (192, 192), (1023, 1024), (10
 # Without a GPU ------------------------------------------------------------------------------------------------
 
 
-@compiled_by("hopper_backward_worker.py")
+@compiled_by("backward")
 def test_fits_and_spills_nothing(rows, jobs):
     assert len(rows) == (105 if jobs == "all" else 45)
     for name in ("causal", "keys", "parts"):

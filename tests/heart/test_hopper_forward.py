@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from compile_worker import kinds
 from hopper_gpu import DTYPES, check, counters_are_put_back, draw, lengths_of, replayed
-from hopper_worker import kinds
 from kernel_truth import dense, hopper, judge, run, tensors, worst  # before Triton
 from slices import dealt, once, shared_out
 
