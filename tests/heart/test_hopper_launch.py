@@ -68,6 +68,14 @@ def test_the_forward_s_launch(shape, causal, lengths, sequences, monkeypatch):
     rows = [described.block_shape[-2] for described in made.descriptors]
     assert rows == [64, want.B_c, want.B_c, 64]
 
+    called, V = [], torch.empty_like(K)
+    monkeypatch.setattr(forward, "prepare_launch", lambda *kind: lambda *tensors: called.extend(tensors))
+    given = torch.empty(batch, device="meta", dtype=torch.int32) if lengths else None
+    O, L = forward.prepare(Q, K, V, Options(causal, 0.1), given, sequences)(Q, K, V, given, "cu_q", "cu_k")
+    assert O.shape == Q.shape and L.shape == ((batch, H, N_q) if sequences is None else (H, N_q))
+    want = Q, K, V, O, L, "counter", given, "cu_q", "cu_k"
+    assert all(x is y for x, y in zip(called, want, strict=True))
+
 
 @pytest.mark.parametrize(
     "options", [Options(False, 0.1, left=3), Options(True, 0.1, left=3), Options(False, 0.1, right=0)]
@@ -114,12 +122,14 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
 
     monkeypatch.setattr(backward_sizes, "parts_for", parts_for)
     monkeypatch.setattr(backward, "Launch", launch)
-    L = torch.empty(Q.shape[:-1], device="meta")
-    call = backward.prepare(Q, Q, K, K, Q, Options(causal, 0.1), given, same_bits, sequences)
-    dQ, dK, dV = call(Q, Q, K, K, Q, L, None, given)
+    L, dO, V, O = (torch.empty_like(x) for x in (Q[..., 0], Q, K, Q))
+    call = backward.prepare(dO, Q, K, V, O, Options(causal, 0.1), given, same_bits, sequences)
+    dQ, dK, dV = call(dO, Q, K, V, O, L, "dL", given, "cu_q", "cu_k")
     assert [x.shape for x in (dQ, dK, dV)] == [Q.shape, K.shape, K.shape]
 
-    (programs, *_), args, (*_, start, sums, dK_at, dV_at, counter, _, turns, _, _) = called["main"]
+    (programs, *_), args, (*main, start, sums, dK_at, dV_at, counter, keys, turns, cu_q, cu_k) = called["main"]
+    assert all(x is y for x, y in zip(main, (Q, K, V, dO), strict=True)) and keys is given
+    assert (cu_q, cu_k) == ("cu_q", "cu_k")
     chosen = args["SIZES"]
     many, group, ragged = sequences or 1, H // H_kv, lengths or sequences is not None or N_k % 128 != 0
     assert chosen == backward_sizes.choose(d, ceil(N_q / many), causal, ragged, same_bits)
@@ -135,16 +145,19 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
     if parts > 1:
         places += [(x.storage_offset(), column_blocks * 128 * chosen.d_pad) for x in (dK_at, dV_at)]
     else:
-        assert (dK_at.shape, dV_at.shape) == (K.shape, K.shape)
+        assert dK_at is dK and dV_at is dV
     if same_bits:
         places.append((turns.storage_offset(), 2 * (row_blocks + column_blocks)))
         assert turns.numel() >= places[-1][1]
     assert (turns is None) is not same_bits
     for (begin, size), (later, _) in zip(places, [*places[1:], (sums.numel(), 0)], strict=True):
         assert begin % tile == 0 and begin + size <= later, "one lies in another's place"
-    (cleared, *_), before, _ = called["before"]
+    (cleared, *_), before, given = called["before"]
+    assert all(x is y for x, y in zip(given, (O, dO, L, "dL", start, sums, "cu_q"), strict=True))
     assert before["tiles"] * tile == sums.numel() and cleared == row_blocks * chosen.B_r // 64
-    (added, *_), after, (*_, dK_out, dV_out, _, _) = called["after"]
+    (added, *_), after, (*given, dK_out, dV_out, cu_q, cu_k) = called["after"]
+    assert given[0] is sums and given[1] is dQ and (cu_q, cu_k) == ("cu_q", "cu_k")
+    assert (dK_out is dK and dV_out is dV) is (parts > 1)
     assert added == 2 * row_blocks + 4 * column_blocks * (parts > 1)
     assert (dK_out is None) is (parts == 1) and after["scale"] == 0.1 and (dV_out is None) is (parts == 1)
 
