@@ -11,7 +11,7 @@ from slices import compiled_by, once, shared_out
 
 pytest.importorskip("triton")
 
-from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels.prepared import Options
 
 D, LENGTHS = (32, 64, 96, 128), (None, torch.int64, torch.uint8)
 KINDS = [*product((False, True), (False, True), (False, True))]  # causal, with key_lengths, rows that lie apart
@@ -91,59 +91,6 @@ def test_what_it_takes(change, fine, some_hopper):
     assert (some_hopper.prepare(dO, Q, K, K, Q, Options(True, scale)) is not None) is fine
 
 
-@pytest.mark.parametrize("odd", ("dO", "O", "L", "dL", "Q", "K", "V", None))
-def test_every_address_is_looked_at(odd, some_hopper, monkeypatch):
-    for name in ("prepare_before", "prepare_main", "prepare_after"):
-        monkeypatch.setattr(some_hopper, name, lambda *_: lambda *_: None)
-    monkeypatch.setattr(some_hopper.host, "counter_for", lambda X: None)
-
-    def tensor(name):
-        return (
-            torch.empty(1, 2, 40, 64, dtype=torch.float16)
-            .view(-1)[8 - 4 * (name == odd) :][: 2 * 32 * 64]
-            .view(1, 2, 32, 64)
-        )
-
-    dO, dL, Q, K, V, O, L = (tensor(name) for name in ("dO", "dL", "Q", "K", "V", "O", "L"))
-    found = some_hopper.backward(dO, Q, K, V, O, L, Options(True, 0.1), dL)
-    assert (found is None) is (odd is not None)
-
-
-ASKED = dict(plain={}, dropout=dict(dropout_p=0.1), left=dict(left=3), right=dict(right=3), softcap=dict(softcap=2.0))
-ASKED |= dict(portable=dict(portable=True))
-TAKEN = product(("plain", "left", "right"), (False, True))  # by whoever prepares; it may still leave it to the others
-
-
-@pytest.mark.parametrize("on_hopper, kind, aligned, enough, asked, same_bits, chosen", [
-    *[(True, True, True, True, asked, same_bits, "hopper") for asked, same_bits in TAKEN],
-    *[(True, True, True, True, asked, False, "portable") for asked in ("dropout", "softcap", "sinks", "portable")],
-    (True, True, True, False, "plain", False, "portable"),
-    (True, True, False, True, "plain", False, "portable"),
-    (True, False, True, True, "plain", False, "portable"),
-    (False, True, True, True, "plain", False, "portable"),
-])  # fmt: skip
-def test_choice(on_hopper, kind, aligned, enough, asked, same_bits, chosen, monkeypatch):
-    from fa2_lab.kernels import choice
-
-    dO, Q, K, V, O, L, dL = (torch.empty(1, 1, 80, 64) for _ in range(7))
-    lengths = torch.ones(1, dtype=torch.int64)
-    seed, sinks = (torch.ones(1) if asked == name else None for name in ("dropout", "sinks"))
-    options = Options(asked != "right", 0.5)._replace(**ASKED.get(asked, {}))
-    tensors = dO, Q, K, V, O, L, dL, lengths, seed, sinks
-    portable = SimpleNamespace(
-        prepare=lambda *given, sequences: lambda *all_ten: ("portable", given[5], all_ten[:10]),
-    )
-    hopper = SimpleNamespace(enough_work=lambda *_: enough)
-    made = lambda *given: ("hopper", options, (*given[:8], seed, sinks)) if aligned else None  # noqa: E731
-    hopper.prepare = lambda *given: made if kind and given[5:] == (options, lengths, same_bits, None) else None
-    monkeypatch.setattr(choice, "portable_backward", portable)
-    monkeypatch.setattr(choice, "hopper_backward", lambda device: hopper if on_hopper else None)
-    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: same_bits)
-    name, got, found = choice.backward(dO, dL, O, L, Tensors(Q, K, V, lengths, seed, sinks), options)
-    assert name == chosen and got == options
-    assert all(a is b for a, b in zip(found, tensors, strict=True))
-
-
 SMALL = [(64, 4, 128, 264), (64, 4, 512, 264), (96, 4, 256, 132), (128, 4, 256, 132), (32, 4, 2049, 792)]
 LARGE = [(64, 4, 513, 0), (64, 2, 128, 0), (96, 4, 257, 0), (128, 4, 257, 0), (128, 2, 256, 0), (32, 1, 128, 0)]
 
@@ -175,17 +122,6 @@ def test_parts():
         assert parts_for(64 * 28, group * 56, 132, False, group, 128) == 1
     for d, parts in ((64, 2), (128, 1)):  # short: the sums of dK and dV cost more, or at d 64 less, than is saved
         assert parts_for(12 * 14, 2 * 14, 132, False, 2, d) == parts
-
-
-@pytest.mark.parametrize("blocks, heads, causal, most", [
-    (32, 64, False, 1), (32, 64, True, 4), (16, 128, True, 8), (64, 64, True, 4), (11, 32, True, 16), (25, 16, True, 8),
-    (27, 16, True, 4)
-])  # fmt: skip
-def test_heads_at_once(blocks, heads, causal, most):
-    """Causal: as many as fill 132 SMs once, at least four, and no few left over."""
-    from fa2_lab.kernels.hopper.backward.sizes import at_once
-
-    assert at_once(blocks, heads, 132, causal) == most
 
 
 def test_in_turn_fewer_heads_of_large_groups_run_at_a_time():
@@ -367,18 +303,3 @@ def test_attention_takes_it(d, causal, lengths, monkeypatch):
         got = run(attention, q, k, v, dO, dL, key_lengths=lengths, **options)
         options |= dict(lengths=lengths, dL=dL)
         judge(got, dense(q, k, v, dO, **options), dense(q, k, v, dO, **options, dtype=q.dtype), f"{d} {options}")
-
-
-@hopper
-@pytest.mark.parametrize("d", (64, 128))
-def test_the_same_bits_if_torch_is_asked(d):
-    from fa2_lab import attention
-
-    q, k, v, dO = tensors(4, 4, 2, 900, 860, d, torch.bfloat16)
-    torch.use_deterministic_algorithms(True)
-    try:
-        first = run(attention, q, k, v, dO)
-        for _ in range(50):
-            assert all(map(torch.equal, first, run(attention, q, k, v, dO)))
-    finally:
-        torch.use_deterministic_algorithms(False)

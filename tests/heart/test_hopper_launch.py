@@ -164,8 +164,6 @@ def test_the_backward_s_launches_and_its_sums(shape, causal, lengths, sequences,
 
 def test_what_the_backward_leaves_to_others(monkeypatch):
     Q, K = tensors(1, 2, 1, 300, 300, 64)
-    assert backward.prepare(Q, Q, K, K, Q, Options(False, 2.0**-60)) is not None
-    assert backward.prepare(Q, Q, K, K, Q, Options(False, 2.0**-61)) is None  # S starts from −L / scale
     looked_at = []
     monkeypatch.setattr(host, "aligned", lambda *tensors: looked_at.append(tensors))
     given = [torch.empty_like(x) for x in (Q, Q, K, K, Q)] + [torch.empty(1, 2, 300, device="meta")] * 2

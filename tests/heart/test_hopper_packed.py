@@ -3,7 +3,6 @@
 import random
 from dataclasses import replace
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,7 @@ from test_hopper_plain import in_any_order
 
 from fa2_lab.api.packed import attention_packed
 from fa2_lab.kernels import interpreter
-from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels.prepared import Options
 
 if interpreter.misfit():
     pytest.skip(interpreter.misfit(), allow_module_level=True)
@@ -143,31 +142,6 @@ def test_all_add_in_one_order_and_nobody_waits_for_ever(n_q, n_k, monkeypatch):
 
 
 # The choice ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fine, chosen", ((True, "hopper"), (False, "portable")))
-def test_choice(fine, chosen, monkeypatch):
-    """Hopper's own for tensors that the copy engine can have; all are given the starts."""
-    from fa2_lab.kernels import choice
-
-    q, cu_q, cu_k = torch.empty(80, 1, 64), *torch.tensor([[0, 30, 80], [0, 50, 80]], dtype=torch.int32)
-    given, options = [], Options(True, 0.5)
-
-    def room(name):
-        def prepare(*kind, sequences=None):
-            assert (sequences if name == "portable" else kind[-1]) == 2
-            return lambda *tensors: given.append(tensors) or (name if name == "portable" or fine else None)
-
-        return SimpleNamespace(prepare=prepare, enough_work=lambda *_: True)
-
-    for name in ("forward", "backward"):
-        monkeypatch.setattr(choice, f"hopper_{name}", lambda device: room("hopper"))
-        monkeypatch.setattr(choice, "portable" if name == "forward" else "portable_backward", room("portable"))
-    packed = Tensors(q, q, q, cu_q=cu_q, cu_k=cu_k)
-    assert choice.forward(packed, options) == chosen
-    assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
-    assert choice.backward(q, None, q, q[..., 0], packed, options) == chosen
-    assert given[-1][-2] is cu_q and given[-1][-1] is cu_k
 
 
 @pytest.mark.parametrize("d, causal, plan", (
