@@ -98,35 +98,3 @@ def test_without_a_mask_every_query_sees_all_keys(backend):
     O, L = fa2_lab.attention_paged(**arguments, causal=False, return_lse=True, backend=backend)
     for b, n in ((0, 64), (2, 37)):
         near((O[[b]], L[[b]]), arguments["q"][[b]], k[[b], :, :n], v[[b], :, :n], dO[[b]], causal=False)
-
-
-def test_the_table_is_looked_at_again_after_a_change():
-    arguments, _ = serving()
-    fa2_lab.attention_paged(**arguments)
-    arguments["block_table"][0, 3] = 99
-    with pytest.raises(ValueError, match="block_table: got pages from 0 to 99"):
-        fa2_lab.attention_paged(**arguments)
-    arguments["key_lengths"][0] = 48  # now nobody needs that page
-    fa2_lab.attention_paged(**arguments)
-    short, long = (torch.tensor([n, 0, 37], device=DEVICE) for n in (48, 64))  # two tensors, of the same version
-    fa2_lab.attention_paged(**arguments | dict(key_lengths=short))
-    with pytest.raises(ValueError, match="block_table"):
-        fa2_lab.attention_paged(**arguments | dict(key_lengths=long))
-    arguments, _ = serving()
-    fa2_lab.attention_paged(**arguments)
-    last = int(arguments["block_table"].max())
-    fewer = {name: arguments[name][:last] for name in ("k_pages", "v_pages")}
-    with pytest.raises(ValueError, match=f"block_table: got pages from 0 to {last}; .* for {last} pages"):
-        fa2_lab.attention_paged(**arguments | fewer)
-    shorter = {name: arguments[name][:, :15] for name in ("k_pages", "v_pages")}
-    lengths = torch.tensor([15 * 4, 0, 37], device=DEVICE)  # three pages of 15 for the last: as many as of 16
-    fa2_lab.attention_paged(**arguments | dict(key_lengths=lengths))
-    fa2_lab.attention_paged(**arguments | shorter | dict(key_lengths=lengths))
-    shortest = {name: arguments[name][:, :9] for name in ("k_pages", "v_pages")}
-    lengths = torch.tensor([0, 0, 36], device=DEVICE)
-    fa2_lab.attention_paged(**arguments | dict(key_lengths=lengths))
-    with pytest.raises(ValueError, match="block_table: got pages from -2147483648"):
-        fa2_lab.attention_paged(**arguments | shortest | dict(key_lengths=lengths))
-    with torch.inference_mode():
-        arguments, _ = serving()
-        fa2_lab.attention_paged(**arguments)

@@ -1,11 +1,11 @@
 """Windows, softcap and sinks against float64, forward and backward: on a GPU large, in the interpreter a thin slice."""
 
-from itertools import combinations, product
-
+import hypothesis
 import pytest
 import torch
 from attention_rooms import kernels, poisoned  # noqa: F401 (two are fixtures)
-from kernel_truth import ALLOWED, DEVICE, dense, tensors, worst
+from hypothesis import strategies as st
+from kernel_truth import ALLOWED, DEVICE, GPU, dense, tensors, worst
 
 from fa2_lab.api.attention import attention
 from fa2_lab.api.paged import attention_paged
@@ -53,23 +53,6 @@ AXES = dict(
 )
 
 
-def pairwise(axes: dict, seed: int = 0) -> list[dict]:
-    """A few cases in which every two values of different axes meet."""
-    names = list(axes)
-    left = {(a, x, b, y) for a, b in combinations(names, 2) for x in range(len(axes[a])) for y in range(len(axes[b]))}
-    found, draw = [], torch.Generator().manual_seed(seed)
-    while left:
-        many = [{n: int(torch.randint(len(axes[n]), (), generator=draw)) for n in names} for _ in range(60)]
-        met = [{(a, c[a], b, c[b]) for a, b in combinations(names, 2)} & left for c in many]
-        best = max(range(60), key=lambda i: len(met[i]))
-        left -= met[best]
-        found.append({n: axes[n][many[best][n]] for n in names} if met[best] else found.pop())
-    return found
-
-
-CASES = pairwise(AXES)
-
-
 def run_case(N, kv_heads, lengths, size=1, **case) -> None:
     """A case of AXES, its lengths times `size`."""
     N_q, N_k = (size * n for n in N)
@@ -77,29 +60,17 @@ def run_case(N, kv_heads, lengths, size=1, **case) -> None:
     check((2, 2, kv_heads, N_q, N_k, 16), lengths=lengths, **case)
 
 
-@pytest.mark.parametrize("case", CASES[:8], ids=lambda case: " ".join(map(str, case.values())))
-def test_every_two_options_meet(case):
-    run_case(**case)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("case", CASES[8:], ids=lambda case: " ".join(map(str, case.values())))
-def test_every_two_options_meet_in_more_cases(case):
-    run_case(**case)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("part", range(4))
-def test_every_two_options_meet_at_length(part):
-    for case in CASES[part::4]:
-        for size in (1, 7):
+@pytest.mark.parametrize(
+    "examples, sizes", [(8, (1,)), pytest.param(60, (1, 7), marks=pytest.mark.exhaustive)], ids=("few", "many")
+)
+def test_options_meet(examples, sizes):
+    @hypothesis.settings(max_examples=examples, deadline=None, derandomize=True, phases=[hypothesis.Phase.generate])
+    @hypothesis.given(st.fixed_dictionaries({name: st.sampled_from(values) for name, values in AXES.items()}))
+    def each(case):
+        for size in sizes if GPU else sizes[:1]:
             run_case(**case, size=size)
 
-
-def test_pairs_are_complete():
-    for a, b in combinations(AXES, 2):
-        met = {(str(c[a]), str(c[b])) for c in CASES}
-        assert met == {(str(x), str(y)) for x, y in product(AXES[a], AXES[b])}
+    each()
 
 
 @pytest.mark.parametrize("window", ((60, 25), (0, 45), (45, None)))

@@ -260,18 +260,16 @@ def test_padding_in_the_middle_is_refused():
         ours.interval(1, 4, 4, attention_mask=torch.tensor([[True, False, True, True]]))
 
 
-@pytest.mark.parametrize(
-    "what, given",
-    [
-        (r"attention_mask: got shape \(1, 1, 9, 9\), made elsewhere", dict(attention_mask=torch.zeros(1, 1, 9, 9))),
-    ],
-)
-def test_a_model_says_what_it_cannot(what, given):
-    model = model_of("Llama")
+def test_rows_before_all_columns_are_refused():
+    with pytest.raises(ValueError, match=r"^mask: got 1 rows from 3, 4 columns from 4; it takes "):
+        ours.interval(1, 1, 4, q_offset=3, kv_offset=4)
+
+
+def test_a_mask_that_was_made_elsewhere_is_refused():
+    model, (ids, *_) = model_of("Llama"), tokens()
     model.set_attn_implementation("fa2_lab")
-    ids, *_ = tokens()
-    with pytest.raises(ValueError, match=what):
-        model(ids[:1], **{name: x.to(DEVICE) for name, x in given.items()})
+    with pytest.raises(ValueError, match=r"attention_mask: got shape \(1, 1, 9, 9\), made elsewhere"):
+        model(ids[:1], attention_mask=torch.zeros(1, 1, 9, 9, device=DEVICE))
 
 
 @pytest.mark.parametrize("name", ("position_bias", "head_mask", "output_attentions"))
@@ -279,6 +277,7 @@ def test_what_only_eager_does_is_refused(name):
     q = torch.zeros(1, 1, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match=f"^{name}: got "):
         ours.attend(None, q, q, q, None, is_causal=True, **{name: True})
+    assert ours.attend(None, q, q, q, None, is_causal=True, **{name: False})[1] is None
 
 
 @pytest.mark.parametrize("causal, sliding, window", [
@@ -304,6 +303,7 @@ def test_no_mask_at_all():
     """As encoders for pictures have it."""
     q, k = torch.zeros(1, 1, 2, 16, device=DEVICE), torch.zeros(1, 1, 3, 16, device=DEVICE)
     assert ours.attend(None, q, k, k, None, is_causal=False)[0].shape == (1, 2, 1, 16)
+    assert ours.attend(None, q[:, :, :1], k, k, None, is_causal=True)[0].shape == (1, 1, 1, 16)
     with pytest.raises(ValueError, match=r"^attention_mask: got None for 2 causal rows and 3 columns"):
         ours.attend(None, q, k, k, None, is_causal=True)
 
