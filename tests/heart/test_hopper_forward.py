@@ -13,7 +13,7 @@ import torch
 from compile_worker import kinds
 from hopper_gpu import DTYPES, check, counters_are_put_back, draw, lengths_of, replayed
 from kernel_truth import dense, hopper, judge, run, tensors, worst  # before Triton
-from slices import dealt, once, shared_out
+from slices import dealt, once
 
 pytest.importorskip("triton")
 
@@ -145,29 +145,6 @@ def test_counter_is_put_back_and_graphs_have_their_own():
 
 
 # Behind the public call ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def no_portable_forward(monkeypatch):
-    from fa2_lab.kernels import choice
-    from fa2_lab.kernels.hopper.forward import launch
-
-    monkeypatch.setattr(choice, "portable", None)
-    monkeypatch.setattr(launch, "enough_work", lambda *_: True)
-
-
-@hopper
-@pytest.mark.parametrize("d, causal, lengths, scale", shared_out(D, (False, True), LENGTHS, (None, -0.2, 0.0)), ids=str)
-def test_attention_takes_it(d, causal, lengths, scale, no_portable_forward):
-    """Forward and gradients of the public call, whichever backward it takes."""
-    from fa2_lab import attention
-
-    q, k, v, dO = tensors(2, 4, 2, 190, 213, d, torch.bfloat16)
-    lengths = None if lengths is None else lengths_of(213, 77, dtype=lengths)
-    options = dict(causal=causal, scale=scale)
-    got = run(attention, q, k, v, dO, key_lengths=lengths, **options)
-    truth = dense(q, k, v, dO, lengths=lengths, **options)
-    judge(got, truth, dense(q, k, v, dO, lengths=lengths, dtype=q.dtype, **options), f"{d} {options}")
 
 
 @hopper

@@ -58,11 +58,6 @@ def test_contestants_take_turns_and_nobody_always_comes_after_the_same_one(clock
     assert {each[0] for each in rounds} == {"a", "b", "c"}
 
 
-def test_a_timing_is_the_median_and_the_middle_half():
-    timing = protocol.summary([1.0, 2.0, 3.0, 4.0, 100.0])
-    assert timing.median == 3.0 and timing.low < 3.0 < timing.high
-
-
 # Sustained ----------------------------------------------------------------------------------------------------
 
 

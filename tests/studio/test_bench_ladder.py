@@ -1,7 +1,6 @@
 """The ladder, hardware counters, the search for sizes and the ring, as far as they go without a GPU."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +10,6 @@ pytest.importorskip("triton", reason="Triton is not installed here (it exists fo
 from bench_clock import Clocks  # noqa: E402
 
 from fa2_lab.kernels import tables  # noqa: E402
-from fa2_lab.kernels.ladder import RUNGS, SIDE  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
 from fa2_studio.bench import counters, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
@@ -32,12 +30,6 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     row = ladder.timed(WHERE, "backward", calls, lambda answer: answer)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
-
-
-def test_counters_are_read_where_the_table_begins_and_where_side_rungs_take_part():
-    names = [name for name, _ in ladder.everybody(ladder.MAIN, tensors=None)]
-    assert names[: len(RUNGS)] == list(RUNGS) and ladder.counted_here(ladder.MAIN) == names
-    assert ladder.counted_here(ladder.WARPS) == ["r09_free_loads", *SIDE]
 
 
 @pytest.mark.parametrize(
@@ -78,39 +70,6 @@ def test_the_kernels_of_each_call_are_added_up_in_bytes_and_shares_weighted_by_c
     assert fa2 == {"DRAM bytes read": 3e6, XU: 6.0, counters.CYCLES: 10.0, BUSY: 90.0}
     standard, fa2 = counters.summed(ncu(special=""))
     assert XU not in standard and fa2[XU] == 6, "a counter that a kernel lacks is left out"
-
-
-def test_ncu_watches_a_process_that_marks_each_second_call(monkeypatch):
-    log = []
-
-    def run(command, **how):
-        log.extend(command[command.index(counters.__name__) + 1 :])
-        return SimpleNamespace(returncode=0, stdout=ncu(special="30"), stderr="")
-
-    monkeypatch.setattr(counters.subprocess, "run", run)
-    found = counters.read("some.module", WHERE, ["a", "fails"])
-    assert list(found) == ["a", "fails"] and log == ["some.module", "1", "2", "40", "16", "1", "a", "fails"]
-
-    def fails():
-        log.append("fails")
-        raise RuntimeError
-
-    module = SimpleNamespace(everybody=lambda problem, tensors: [("a", lambda: log.append("a")), ("fails", fails)])
-    monkeypatch.setattr(counters, "import_module", lambda name: module)
-    monkeypatch.setattr(Problem, "tensors", lambda self: "q, k, v")
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: log.append("marker"), raising=False)
-    for name in ("start", "stop"):
-        monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: log.append(name))
-    arguments, _ = log.copy(), log.clear()
-    counters.main(arguments)
-    assert log == ["a", "fails", "start", "marker", "a", "marker", "stop"]
-
-
-def test_without_ncu_the_reason_is_given(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(RuntimeError, match=r"^ncu is not installed$"):
-        counters.read("fa2_studio.bench.ladder", WHERE, ["fa1"])
 
 
 # Tuning -------------------------------------------------------------------------------------------------------
@@ -185,9 +144,3 @@ def test_the_slowest_gpu_counts_and_the_first_call_does_not(four, monkeypatch):
     took = iter([50.0, 1, 2, 3, 4, 5, 6, 7])
     timing = ring.slowest(lambda: clocks.work(next(took) / 1e3), "a group")
     assert timing.median == pytest.approx(4.1) and four == ["barrier"] * 8
-
-
-def test_the_ring_says_how_it_is_started(monkeypatch):
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
-    with pytest.raises(ValueError, match=r"^ring: start it with `torchrun --nproc-per-node GPUS "):
-        ring.start()
