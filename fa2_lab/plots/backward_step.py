@@ -1,11 +1,8 @@
 """One step of the Hopper backward over time: the five products, the exponentials and the additions of two consumers."""
 
-import numpy as np
-
 from fa2_lab.machine import chips, hopper_backward
 from fa2_lab.machine.asynchrony import IN_ORDER
 from fa2_lab.plots import style
-from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 
 UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
@@ -16,12 +13,8 @@ def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
 
     A job is (consumer, unit, what, of which step, from, to). A model in which the tensor cores serve one job at a time.
     """
-    rng = np.random.default_rng(0)
-    Q, dO, K, V = *rng.standard_normal((2, 4 * T, 4)), *rng.standard_normal((2, 8, 4))
-    O, L = naive.forward_linear_memory(Q, K, V)
-    late = hopper_backward.Late(dv=False, dk=False)
-    options = dict(costs=hopper_backward.costs(chips.H200, B_r, d), tensor=IN_ORDER, late=late)
-    block = hopper_backward.backward(Q, K, V, O, L, dO, Tiling(4 * T, 8, 4, 8), **options).block
+    costs = hopper_backward.costs(chips.H200, B_r, d)
+    block, _ = hopper_backward.backward(Tiling(4 * T, 8, 4, 8), costs, tensor=IN_ORDER)
     jobs = []
     for job in block.jobs:
         what, number = job.label.split()

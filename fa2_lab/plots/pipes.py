@@ -6,9 +6,8 @@ from typing import Any
 import numpy as np
 
 from fa2_lab.machine import hopper, hopper_backward
-from fa2_lab.machine.asynchrony import Barrier
+from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.plots import style
-from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 
 
@@ -30,29 +29,25 @@ def _forward(consumers: int = 2, stages: int = 2) -> dict:
     p = run.pipes
     alone = [*p.mailbox.filled, *p.mailbox.emptied, *p.ping_pong.begun]
     numbers = {"mailbox": 2, "Q": p.q.stages, "K": stages, "V": stages}
-    return dict(stages=numbers, barriers=met(run, alone, (p.q, p.k, p.v)))
+    return dict(stages=numbers, barriers=met(run.block, alone, (p.q, p.k, p.v)))
 
 
 def _backward() -> dict:
     """Four row blocks, four column blocks of 8 keys."""
-    rng = np.random.default_rng(0)
-    Q, dO, K, V = *rng.standard_normal((2, 16, 4)), *rng.standard_normal((2, 32, 4))
-    O, L = naive.forward_linear_memory(Q, K, V)
-    run = hopper_backward.backward(Q, K, V, O, L, dO, Tiling(16, 32, 4, 8))
-    p = run.pipes
-    barriers = met(run, [*p.mailbox.filled, *p.mailbox.emptied, p.ds.filled], (p.k, p.v, p.rows))
+    block, p = hopper_backward.backward(Tiling(16, 32, 4, 8))
+    barriers = met(block, [*p.mailbox.filled, *p.mailbox.emptied, p.ds], (p.k, p.v, p.rows))
     stages = {"mailbox": 2, "K": p.k.stages, "V": p.v.stages, "rows": p.rows.stages}
-    adds = sorted({job.actor for job in run.block.jobs if job.unit == "copy" and job.label.startswith("dQ")})
-    return dict(stages=stages, barriers=barriers, places=len(p.ds.places), adds=adds)
+    adds = sorted({job.actor for job in block.jobs if job.unit == "copy" and job.label.startswith("dQ")})
+    return dict(stages=stages, barriers=barriers, places=p.places, adds=adds)
 
 
-def met(run: Any, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
+def met(block: Block, alone: list[Barrier], rings: tuple[hopper.Ring, ...]) -> dict[str, dict]:
     """Of every barrier, by its name: who waited there, who arrived, and how many arrivals end a phase."""
     all_barriers = alone + [bar for ring in rings for bar in (*ring.filled, *ring.emptied)]
     barriers = {bar.what: dict(waits=set(), arrives=set(), expected=bar.expected) for bar in all_barriers}
     for bar in all_barriers:
         barriers[bar.what]["arrives"] |= set(bar.came) - {"the start"}
-    for waited in run.block.waits:
+    for waited in block.waits:
         if waited.what in barriers:
             barriers[waited.what]["waits"].add(waited.actor)
     return {
