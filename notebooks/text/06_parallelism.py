@@ -212,8 +212,13 @@ show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
 # At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
-# is the limit, and the launch is a little faster. Below that, requests double again and nothing is gained.
-#
+# is the limit, and the launch is a little faster. Below that, requests double again and nothing is gained. Try it with other
+# heads, lengths and chips:
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("tiles")
+
+# %% [markdown]
 # **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest row blocks that keep
 # the SMs busy.
 
@@ -252,7 +257,7 @@ show(roofline.draw(**roofline.data(*costs.items())))
 # ```
 # </details>
 #
-# Such a kernel is on the ladder. Chapter 10 has its times.
+# Rung 05 of the ladder is such a kernel: chapter 10 has its times.
 #
 # **Takeaway.** How many thread blocks fit on an SM and how many waves that makes belong together. Neither alone says which
 # kernel is faster.

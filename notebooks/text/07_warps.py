@@ -199,6 +199,17 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 # **Takeaway.** Reading shared inputs four times is cheaper than exchanging partial outputs: 192 KiB against 718.
 
 # %% [markdown]
+# ## Could split-K merge once, at the end?
+#
+# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
+# one. Then nothing crosses inside the loop, and the result is right. But now each warp holds an $o$ of full size in its
+# registers. A warp has 32 threads, and a thread has at most 255 registers, with one fp32 number in each. An $o$ of
+# 128 × 128 would take 128 · 128 / 32 = 512 of them. Under split-Q the four warps share the rows: 128.
+#
+# **Takeaway.** Split-K needs W blocks of output, in shared memory or in registers. Split-Q shares one block among the
+# warps.
+
+# %% [markdown]
 # ## What do the barriers protect?
 #
 # Split-Q exchanges no results. It still needs two barriers per tile, because all warps read the same blocks of K and V.
@@ -268,17 +279,6 @@ waits = {name: list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits) for name, 
 #
 # **Takeaway.** For each barrier ask: which block is written before it and read after it, or read before it and overwritten
 # after it?
-
-# %% [markdown]
-# ## Could split-K merge once, at the end?
-#
-# Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
-# one. Then nothing crosses inside the loop, and the result is right. But now each warp holds an $o$ of full size in its
-# registers. A warp has 32 threads, and a thread has at most 255 registers, with one fp32 number in each. An $o$ of
-# 128 × 128 would take 128 · 128 / 32 = 512 of them. Under split-Q the four warps share the rows: 128.
-#
-# **Takeaway.** Split-K needs W blocks of output, in shared memory or in registers. Split-Q shares one block among the
-# warps.
 
 # %% [markdown]
 # ## What is it worth?

@@ -20,7 +20,7 @@
 # - say why some of its lines do not look like the paper's,
 # - recognise six mistakes by the numbers that they print.
 #
-# *Time: 40 minutes with the questions, the kernel and the exercises. Hardware: any machine with Linux; without an
+# *Time: 35 minutes with the questions, the kernel and the exercises. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
@@ -37,6 +37,7 @@ from fa2_lab.kernels.ladder import load
 from fa2_lab.plots import ragged_edge
 from fa2_lab.plots.show import show
 from fa2_lab.reference import heads
+from fa2_lab.tiles import CAUSAL, Tile, Tiling
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
@@ -115,7 +116,8 @@ def load_rows(X, first, N, B: tl.constexpr, d: tl.constexpr, RAGGED: tl.constexp
 show(ragged_edge.draw(**ragged_edge.data()))
 
 # %% [markdown]
-# Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d).
+# Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d). Take 10 rows and 2 heads. Row r holds
+# the number r in head 0, and 100 + r in head 1. Which rows does `load_rows` read for head 0 of such a view?
 
 
 # %% tags=["hide-input"]
@@ -132,31 +134,15 @@ def rows_read(q):
     maxima_kernel[(3,)](q, maxima, 10, B=4, d=16)
     return [int(x) for x in maxima]
 
+# %%
+made = torch.arange(10.0, device=device)[:, None, None].repeat(1, 2, 16)
+made[:, 1] += 100
+view = made.transpose(0, 1)  # (heads, N, d): nothing was copied
+for name, q in (("the view", view), ("its copy", view.contiguous())):
+    print(f"{name}, {q.stride(1)} numbers from row to row: head 0 is {rows_read(q)}")
+
 # %% [markdown]
-# **Predict.** 10 rows, 2 heads. Row r holds the number r in head 0, and 100 + r in head 1. Which rows does `load_rows` read
-# for head 0 of such a view?
-#
-# - ☐ 0, 1, 2, 3, …
-# - ☐ 0, 100, 1, 101, …
-# - ☐ none: PyTorch refuses to hand over a view
-#
-# <details><summary>Answer</summary>
-#
-# **0, 100, 1, 101, …** Between two rows of head 0 lies one of head 1. A test with one head passes.
-#
-# ```python
-# made = torch.arange(10.0, device=device)[:, None, None] + torch.zeros(10, 2, 16, device=device)
-# made[:, 1] += 100
-# view = made.transpose(0, 1)  # (heads, N, d): nothing was copied
-# for name, q in (("the view", view), ("its copy", view.contiguous())):
-#     print(f"{name}, {q.stride(1)} numbers from row to row: head 0 is {rows_read(q)}")
-# ```
-#
-# ```text
-# the view, 32 numbers from row to row: head 0 is [0, 100, 1, 101, 2, 102, 3, 103, 4, 104]
-# its copy, 16 numbers from row to row: head 0 is [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
-# ```
-# </details>
+# Between two rows of head 0 lies one of head 1, and nobody complains. A test with one head passes.
 #
 # The number of places from one row to the next is the *stride*. Our rungs copy such a view (`contiguous()`). The
 # package's own kernel is handed the stride.
@@ -294,30 +280,14 @@ def visit(o_i, l_i, m_i, q_i, k_j, v_j, seen, tau_log2, MASKED: tl.constexpr):
     o_i = alpha[:, None] * o_i + tl.dot(p_ij.to(v_j.dtype), v_j)  # (B_r, d)  FA2.A1.L10
     return o_i, l_i, m_new
 
+# %% tags=["hide-input"]
+scores, values = np.zeros(8), np.arange(8.0)  # eight equal scores: O is the mean of the values
+for name, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(np.log2(np.e) * scores), np.log2)):
+    print(f"base {name}: O = {p @ values / p.sum()}, L = {log(p.sum()):.4f}")
+
 # %% [markdown]
-# **Predict.** Change exp to exp2 and log to log2 everywhere, with this scale. What comes out wrong?
-#
-# - ☐ O
-# - ☐ L
-# - ☐ both
-#
-# <details><summary>Answer</summary>
-#
-# **L.** p, α, ℓ and o are what they were. L comes out as a logarithm to base 2, so it must be multiplied by ln 2. Eight
-# equal keys have L = ln 8 = 2.0794, not 3.
-#
-# ```python
-# scores, values = np.zeros(8), np.arange(8.0)  # equal scores: O is the mean of the values
-# scaled = np.log2(np.e) * scores
-# for base, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(scaled), np.log2)):
-#     print(f"base {base}: O = {p @ values / p.sum()}, L = {log(p.sum()):.4f}")
-# ```
-#
-# ```text
-# base e: O = 3.5, L = 2.0794
-# base 2: O = 3.5, L = 3.0000
-# ```
-# </details>
+# With exp2 and log2 everywhere, p, α, ℓ, o and O are what they were. But L comes out as a logarithm to base 2, so it must be
+# multiplied by ln 2: eight equal keys have L = ln 8 = 2.0794, not 3.
 #
 # A test of O does not show this mistake. The backward pass does: its $P = e^{S-L}$ no longer sums to 1.
 #
@@ -417,7 +387,28 @@ for i in range(0, 300, 64):
     print(f"{-(-300 // 32) - free - masked} skipped")
 
 # %% [markdown]
-# Two tiles of each row block are masked here; in a long sequence that is little. So the kernel gets two loops. One goes
+# **Predict.** Two tiles of each row block are masked here. With 8,192 queries and keys and tiles of 128 × 64, what share of
+# the tiles that are visited needs the mask?
+#
+# - ☐ half, as the mask hides half of the scores
+# - ☐ about a tenth
+# - ☐ about 3%
+#
+# <details><summary>Answer</summary>
+#
+# **about 3%.** The mask hides whole tiles, which are skipped, and cuts through two in each row block.
+#
+# ```python
+# long = Tiling(8192, 8192, 128, 64, CAUSAL).counts()
+# print(f"{long[Tile.DIAGONAL] / (long[Tile.DIAGONAL] + long[Tile.FULL]):.1%}")
+# ```
+#
+# ```text
+# 3.1%
+# ```
+# </details>
+#
+# So the kernel gets two loops. One goes
 # from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`, and calls `visit` and loads its rows
 # without a mask.
 #

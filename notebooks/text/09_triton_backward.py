@@ -331,8 +331,14 @@ print("five runs, different dQ:", len({host(run[0]).tobytes() for run in runs}))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# $dQ_i$ is a sum over keys. So give it to a program that owns row block i, as in chapter 08. `rows_kernel` is this
-# second pass.
+# Here are both ways on one clock. With one pass the additions into one block of dQ meet. With two, each block has one owner.
+
+# %% tags=["nbval-ignore-output", "hide-input"]
+live("backward")
+
+# %% [markdown]
+# $dQ_i$ is a sum over keys. So give it to a program that owns row block i, as in chapter 08. Per tile a column program needs
+# five products, or four without line 15, and a row program three. `rows_kernel` is this second pass.
 
 # %%
 @triton.jit
@@ -367,26 +373,10 @@ compare("dQ", runs[:1], [dQ])
 print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 
 # %% [markdown]
-# **Predict.** In chapter 08 a larger score could turn up late, and then all of `o_i` was multiplied by α. What does the
-# same for `dq_i`?
-#
-# - ☐ `tile`, by L
-# - ☐ the line of `dq_i`, as `tl.dot` adds
-# - ☐ nothing
-#
-# <details><summary>Answer</summary>
-#
-# **nothing.** L is the outcome of the whole row, so every p is final as soon as it is computed.
-# </details>
-#
 # Every number of dQ is written by one program, which adds its parts in the order of the keys. So on one machine all runs
-# give the same bits. Per tile a column program needs five products, or four without line 15, and a row program three.
-# Here are both ways on one clock: see where additions into one block of dQ meet.
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("backward")
-
-# %% [markdown]
+# give the same bits. No line rescales `dq_i`, as α did with `o_i` in chapter 08: L is the outcome of the whole row, so every
+# p is final as soon as it is computed.
+#
 # **Takeaway.** One writer for each number, one order for each sum: the same bits in every run.
 
 # %% [markdown]
@@ -429,17 +419,34 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # them, each number in fp32. dk and dv stay through the loop: 2 · 64 · 128 / 128 threads = 128 registers. S and dP come and
 # go: 2 · 64 · 64 / 128 = 64.
 
-# %% tags=["hide-input"]
-for row in record_of("ladder").rows:
-    if row.direction == "compiled" and row.problem["rung"] in ("b00_atomics", "b01_two_passes"):
-        n = {name: x[0] for name, x in row.values.items()}
-        print(f"{row.problem['rung']:14} compiled, d = {row.problem['d']}: {n['registers']} registers,", end=" ")
-        print(f"{n['spills']} spills, {n['programs on an SM']} program on an SM")
-
 # %% [markdown]
-# 192 are gone before P, dS, the addresses and the next tiles have any. The compiler takes all 255, and some values find no
-# register and live in memory: those are *spills*. A forward kernel keeps one such block, $o$, and needs about 170. So backward
-# kernels take 8 warps, or smaller tiles: the same numbers among more threads. `fa2-lab xray b01 --full` compiles it here.
+# **Predict.** A forward kernel with the same tile keeps one such block, $o$, and needs about 170 registers. And a column
+# program?
+#
+# - ☐ about as many, as it has as many warps
+# - ☐ more, but it fits
+# - ☐ it does not fit: some values find no register
+#
+# <details><summary>Answer</summary>
+#
+# **it does not fit: some values find no register.** 192 are gone before P, dS, the addresses and the next tiles have any.
+# The values that find none live in memory: those are *spills*.
+#
+# ```python
+# for row in record_of("ladder").rows:
+#     if row.direction == "compiled" and row.problem["rung"][:3] in ("b00", "b01"):
+#         n = {name: x[0] for name, x in row.values.items()}
+#         print(row.problem["rung"], f"{n['registers']} registers, {n['spills']} spills")
+# ```
+#
+# ```text
+# b00_atomics 255 registers, 39 spills
+# b01_two_passes 255 registers, 38 spills
+# ```
+# </details>
+#
+# So backward kernels take 8 warps, or smaller tiles: the same numbers among more threads. `fa2-lab xray b01 --full` compiles
+# it here.
 #
 # **Takeaway.** What stays on chip through a loop must fit into 255 registers a thread. Count it before you choose the tile.
 
