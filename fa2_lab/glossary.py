@@ -95,7 +95,7 @@ SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
 occupancy | 11 | - | the share of an SM's places for warps that are taken | 占用率
 roofline | 00 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
 stall | 11 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
-deadlock | 11 | - | a closed chain of workers, each of which waits for the next | 死锁
+deadlock | 12a | - | a closed chain of workers, each of which waits for the next | 死锁
 autotuner | 11 | - | a program that times many launches and keeps the fastest | 自动调优器
 throttling | 11 | - | the GPU lowers its clock because it draws much power or is hot | 降频
 # The method
