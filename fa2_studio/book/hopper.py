@@ -70,24 +70,22 @@ def change(old: str, new: str, *names: str) -> None:
     old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
     known = {name for node in ast.parse(steps.source(old)).body for name in names_of(node)}
     parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
-    show_code("\n  …\n".join("\n".join(part) for part in parts), "diff")
+    show_code("\n".join("\n".join(part) for part in parts), "diff")
     whole = steps.diff(old, new)
     summary = f"The whole step, {len(whole.splitlines())} lines"
     display(Markdown(f"<details><summary>{summary}</summary>\n\n```diff\n{whole}\n```\n</details>"))
 
 
-def marked(before: list[str], after: list[str], around: int = 1) -> list[str]:
-    """The lines of a diff; one that only moves to the right is the same. Long stretches without a change are cut."""
+def marked(before: list[str], after: list[str]) -> list[str]:
+    """The lines that differ, and where others stand between. A line that only moves to the right is the same."""
+    before, after = ([line for line in lines if line.strip()] for lines in (before, after))
     matcher = SequenceMatcher(None, [x.strip() for x in before], [x.strip() for x in after], autojunk=False)
     shown: list[str] = []
     for what, a, b, c, d in matcher.get_opcodes():
-        same = [f"  {line}" for line in after[c:d]]
-        if what != "equal":
-            shown += [f"- {line}" for line in before[a:b]] + [f"+ {line}" for line in after[c:d]]
-        elif len(same) > 2 * around + 1:
-            shown += [*same[: around if c or shown else 0], "  …", *(same[-around:] if d < len(after) else [])]
+        if what == "equal":
+            shown += ["  …"] if d - c > 1 else [f"  {line}" for line in after[c:d]]
         else:
-            shown += same
+            shown += [f"- {line}" for line in before[a:b]] + [f"+ {line}" for line in after[c:d]]
     return shown
 
 

@@ -17,13 +17,12 @@
 # - work out how many warpgroups, rows and stages fit on an SM,
 # - write a small kernel of your own in Gluon, and compile it for an H100 that need not be here.
 #
-# *Time: TIME, in four sittings. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)), [the
+# *Time: two hours, in four sittings of half an hour. You need a Triton kernel that you have read ([08](08_triton_forward.ipynb)), [the
 # ladder](10_ladder.ipynb), and lanes, layouts and banks ([appendix A](A_lanes.ipynb)). No CUDA. Hardware: any laptop with
 # Linux. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%
 import heapq
-import random
 import runpy
 from importlib.util import find_spec
 from inspect import getsource
@@ -35,7 +34,8 @@ import numpy as np
 import torch
 
 from fa2_lab.kernels import ladder
-from fa2_lab.machine import asynchrony, chips, grid, hopper
+from fa2_lab.machine import chips, grid, hopper
+from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.plots import bulk_copy, row_reduction, tickets, timeline, wgmma
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
@@ -50,7 +50,7 @@ from fa2_studio.book.verdicts import close, verdict
 
 # %% tags=["nbval-ignore-output"]
 on_hopper = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0)
-print(torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU", "| Hopper:", on_hopper)
+print("Hopper:", on_hopper)
 
 # %% [markdown]
 # ## Sitting 1 · The machine, and a first kernel
@@ -84,8 +84,8 @@ def clocks(chip, d, B_r=64, B_c=128):
 # for chip in (chips.A100, chips.H100):
 #     for d in (64, 128):
 #         products, exps = clocks(chip, d)
-#         share = products / (products + exps)
-#         print(f"{chip.name:15} d = {d:3}  {products:8}  {exps:12}   {share:11.0%} of the peak")
+#         share = f"{products / (products + exps):11.0%} of the peak"
+#         print(f"{chip.name:15} d = {d:3}  {products:8}  {exps:12}   {share}")
 # ```
 #
 # ```text
@@ -145,9 +145,9 @@ show(wgmma.draw(**wgmma.data()))
 # running, and waits for the others:
 #
 # ```python
-# s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)   # started; s is not there yet
-# o = warpgroup_mma(p, v, o, is_async=True)                     # started after it
-# s = warpgroup_mma_wait(1, deps=[s])                           # at most 1 still runs: so s is there, o need not be
+# s = warpgroup_mma(q, k, zero, use_acc=False, is_async=True)  # started, not there yet
+# o = warpgroup_mma(p, v, o, is_async=True)  # started after it
+# s = warpgroup_mma_wait(1, deps=[s])  # at most 1 still runs: s is there, o need not be
 # ```
 #
 # `use_acc=False`: the result does not begin with what `zero` holds. `deps` names the values that the wait makes valid.
@@ -221,25 +221,12 @@ show(bulk_copy.draw(**bulk_copy.data()))
 
 
 # %%
-class Barrier:
-    def __init__(self, arrivals):
-        self.expected = self.missing = arrivals
-        self.phase = 0
-
-    def arrive(self):
-        self.missing -= 1
-        if self.missing == 0:
-            self.phase, self.missing = 1 - self.phase, self.expected
-
-    def over(self, phase):  # one bit is all that can be compared
-        return self.phase != phase
-
-
-bar = Barrier(arrivals=2)
+show_code(getsource(Barrier.arrive) + getsource(Barrier.over))
+bar = Barrier("two arrivals", arrivals=2)
 for arrival in range(5):
-    over = [f"phase {phase} over? {bar.over(phase)!s:5}" for phase in (0, 1)]
+    over = (f"phase {phase} over? {bar.over(phase).ready()!s:5}" for phase in (0, 1))
     print(f"after {arrival} arrivals:", *over)
-    bar.arrive()
+    bar.arrive("somebody")
 
 # %% [markdown]
 # Look at the first line. Nobody has arrived, and phase 1 counts as over: it looks like the phase before the first one.
@@ -266,7 +253,7 @@ for arrival in range(5):
 # | a thread stores | another thread loads | the threads' barrier, `gl.barrier()` |
 #
 # The second line is the one that is forgotten: nothing was written, so what should be made visible? But a load may be
-# late, and the engine must not overtake it. The forward has no such place. The backward has one (chapter 13).
+# late, and the engine must not overtake it. The backward depends on it (chapter 13).
 #
 # **Takeaway.** A fence stands wherever a thread's access and the engine's follow each other in one place, if one of them
 # writes.
@@ -294,11 +281,12 @@ read("ladder/r15_gluon.py", "rounded")
 # %% [markdown]
 # This is *inline assembly*, a line of PTX, NVIDIA's portable assembly language. `cvt.rn.bf16x2.f32`: convert to two bf16,
 # round to nearest, from fp32. `$0` is the result; PTX puts the number that is named first into the upper half. Left alone,
-# the compiler rounds one by one and swaps halves afterwards, at d = 64 between the two products of every tile. The loop:
+# the compiler rounds one by one and sometimes swaps halves afterwards. The loop:
 
 # %% tags=["nbval-ignore-output"]
-read("ladder/r15_gluon.py", "forward_kernel", begin="q, q_here", end="m_i = gl.full")
-read("ladder/r15_gluon.py", "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
+r15 = "ladder/r15_gluon.py"
+read(r15, "forward_kernel", begin="q, q_here", end="m_i = gl.full")
+read(r15, "forward_kernel", begin="for n in range(T_c)", end="o_i = hopper.warpgroup_mma_wait")
 
 # %% [markdown]
 # Two tiles are on their way before the loop. In step n the copy of tile n + 2 begins, into the stage of tile n − 1.
@@ -306,7 +294,7 @@ read("ladder/r15_gluon.py", "forward_kernel", begin="for n in range(T_c)", end="
 # each time the stages have gone round.
 
 # %% tags=["nbval-ignore-output"]
-read("ladder/r15_gluon.py", "forward_kernel", begin="rows_of(q).store", end="tma.store_wait")
+read(r15, "forward_kernel", begin="rows_of(q).store", end="tma.store_wait")
 climb = Climb()
 climb.step("15", "registers", "programs on an SM")
 
@@ -327,7 +315,8 @@ MINE = """
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 @gluon.jit
@@ -337,7 +326,7 @@ def row_sums(Q, S):
     tile = gl.allocate_shared_memory(Q.dtype, Q.block_shape, Q.layout)
     arrived = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     mbarrier.init(arrived, count=1)
-    fence_async_shared()
+    hopper.fence_async_shared()
     mbarrier.expect(arrived, Q.block_type.nbytes)
     tma.async_load(Q, [i, 0], arrived, tile)
     mbarrier.wait(arrived, 0)
@@ -347,7 +336,8 @@ def row_sums(Q, S):
 def forward(q, k, v, causal):
     Q, S = q[0, 0], torch.empty(q.shape[2], device=q.device)
     layout = gl.NVMMASharedLayout.get_default_for([64, Q.shape[1]], gl.bfloat16)
-    row_sums[(len(Q) // 64,)](TensorDescriptor.from_tensor(Q, [64, Q.shape[1]], layout), S, num_warps=4)
+    tiles = TensorDescriptor.from_tensor(Q, [64, Q.shape[1]], layout)
+    row_sums[(len(Q) // 64,)](tiles, S, num_warps=4)
     return S
 """
 
@@ -359,13 +349,14 @@ with TemporaryDirectory() as folder:
         print("no Triton here (it exists for Linux only)")
     else:
         (made,) = xray(str(file), "sm_90", d=64)
-        print(made.name, {name: made.numbers[name] for name in ("registers", "spills", "shared")})
-        sass = made.stages["sass"]
-        print({code: sass.count(code) for code in ("UTMALDG", "SYNCS", "HGMMA", "SHFL")})
+        print(made.name, {x: made.numbers[x] for x in ("registers", "spills", "shared")})
+        codes, sass = ("UTMALDG", "SYNCS", "HGMMA", "SHFL"), made.stages["sass"]
+        print({code: sass.count(code) for code in codes})
     if on_hopper:
         q = torch.randn(1, 1, 256, 64, device="cuda", dtype=torch.bfloat16)
         forward = runpy.run_path(str(file))["forward"]
-        print("off by at most", (forward(q, q, q, False) - q[0, 0].float().sum(1)).abs().max().item())
+        wrong = forward(q, q, q, False) - q[0, 0].float().sum(1)
+        print("off by at most", wrong.abs().max().item())
 
 # %% [markdown]
 # `UTMALDG` is a bulk copy, `SYNCS` something at a barrier, `HGMMA` a product, `SHFL` an exchange between lanes. For a file of
@@ -396,7 +387,8 @@ with TemporaryDirectory() as folder:
 # and words that say what it waits for. Chance picks who goes on.
 
 # %%
-show_code("".join(getsource(method) for method in (Ring.room, Ring.copy, Ring.take, Ring.release)))
+shown = Ring.room, Ring.copy, Ring.take, Ring.release
+show_code("".join(getsource(method) for method in shown))
 
 # %% [markdown]
 # The consumers take each tile, multiply for a while, note what they have read, and release. Beside the right one stand two
@@ -426,7 +418,8 @@ def hasty(*arguments):
 
 ends = [try_out(consumer, seed) for seed in range(500)]
 print("of 500 orders all done in", sum(end == "all done" for end, _ in ends))
-print("every consumer read 0 to 5 in", sum(seen == 3 * [list(range(6))] for _, seen in ends))
+right = 3 * [list(range(6))]
+print("every consumer read 0 to 5 in", sum(seen == right for _, seen in ends))
 
 # %% [markdown]
 # **Predict.** Which of the two mistakes could slip through a test?
@@ -469,15 +462,16 @@ print("every consumer read 0 to 5 in", sum(seen == 3 * [list(range(6))] for _, s
 # is called *warp specialisation*. They meet only at the ring's barriers:
 
 # %% tags=["nbval-ignore-output"]
-read("ladder/r16_ring.py", "fill", "take", "release")
-read("ladder/r16_ring.py", "producer", begin="fill")
+r16 = "ladder/r16_ring.py"
+read(r16, "fill", "take", "release")
+read(r16, "producer", begin="fill")
 
 # %% [markdown]
 # And the consumer's loop, without any copy in it:
 
 # %% tags=["nbval-ignore-output"]
-read("ladder/r16_ring.py", "consumer", begin="for n in range(T_c)", end="release(v, n)")
-read("ladder/r16_ring.py", "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
+read(r16, "consumer", begin="for n in range(T_c)", end="release(v, n)")
+read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 
 # %% [markdown]
 # - `arrive(…, count=1)` in `release` is one arrival, by one thread. It speaks for the whole warpgroup: before it the
@@ -490,12 +484,12 @@ read("ladder/r16_ring.py", "forward_kernel", begin="q, k, v = ring", end="gl.war
 
 
 # %%
-def left_for_the_first(at_launch, *others):  # registers of a thread, when the other warpgroups have theirs
+def left_for_the_first(at_launch, *others):  # registers of a thread, by eights
     return (at_launch * (1 + len(others)) - sum(others)) // 8 * 8
 
 
 print(left_for_the_first(128, 24), "registers for a thread of the consumer")
-climb.step("16", "programs on an SM", "stall: long_scoreboard", "tensor cores at work, %")
+climb.step("16", "programs on an SM", "stall: long_scoreboard")
 
 # %% [markdown]
 # Copying takes hardly any registers, computing takes many. (`long_scoreboard`: cycles that warps wait for L2 or HBM, for
@@ -525,13 +519,20 @@ def l2_bytes(d, consumers, B_c=128):  # of K and V, for each clock of products
     return 2 * B_c * d * 2 / (consumers * clocks(chips.H200, d)[0])
 
 
-print("  d  keys  consumers   KiB   registers needed, to be had   bytes from L2 a clock")
-for d, B_c, consumers in ((64, 128, 1), (64, 128, 3), (128, 128, 1), (128, 128, 2), (128, 128, 3), (128, 64, 3)):
-    most = min(255, (65536 // 128 - 24) // consumers // 8 * 8)  # the producer keeps 24, and a thread can have 255
+print("  d  keys  consumers   KiB   registers needed, had   bytes from L2 a clock")
+for d, B_c, consumers in (
+    (64, 128, 1),
+    (64, 128, 3),
+    (128, 128, 1),
+    (128, 128, 2),
+    (128, 128, 3),
+    (128, 64, 3),
+):
+    most = min(255, (65536 // 128 - 24) // consumers // 8 * 8)  # the producer keeps 24
     needs, moved = held(d, B_c) + 24, l2_bytes(d, consumers)
     lacks = "" if needs <= most else "too few registers"
     line = f"{d:3} {B_c:5} {consumers:10} {kib(d, consumers, 2, B_c):5.0f} {needs:18}"
-    print(line, f"{most:11} {moved:23.1f}  {lacks}")
+    print(line, f"{most:5} {moved:23.1f}  {lacks}")
 
 # %% [markdown]
 # (24 registers are for m, ℓ, addresses and the mask.) At d = 128 two consumers fit, and three only with tiles of 64
@@ -554,10 +555,10 @@ for d, B_c, consumers in ((64, 128, 1), (64, 128, 3), (128, 128, 1), (128, 128, 
 # </details>
 
 # %% tags=["nbval-ignore-output"]
-change("16", "17", "SIZES", "ring", "consumer")
+change("16", "17", "consumer")
 
 # %% [markdown]
-# Each consumer has its own rows; its number `c` is a constant for the compiler, so its code exists once for each. The last
+# In `ring`, *emptied* now expects one arrival of each consumer. Each has its own rows; its number `c` is a constant for the compiler, so its code exists once for each. The last
 # row block may end before a consumer's 64 rows begin. Then `begin` is `T_c`: it computes nothing.
 
 # %%
@@ -650,12 +651,13 @@ def deal(costs, SMs):  # when the last program ends
 def draw(costs, SMs):
     free = [0] * SMs
     for cost in costs:
-        heapq.heappush(free, heapq.heappop(free) + cost)  # whoever is free first draws next
+        heapq.heappush(free, heapq.heappop(free) + cost)  # the first to be free draws
     return max(free)
 
 
 tiling = Tiling(16384, 16384, 128, 128, CAUSAL)
-tiles_of_a_head = [len(tiling.visited_cols(i)) for i in reversed(range(tiling.T_r))]  # heavy blocks first
+heavy_first = reversed(range(tiling.T_r))
+tiles_of_a_head = [len(tiling.visited_cols(i)) for i in heavy_first]
 
 # %% [markdown]
 # **Predict.** 16 heads, N = 16,384, d = 128, causal, heavy blocks first in each head. How much longer does the first way
@@ -671,8 +673,9 @@ tiles_of_a_head = [len(tiling.visited_cols(i)) for i in reversed(range(tiling.T_
 # blocks again and again. Drawing evens out nearly all of it.
 #
 # ```python
-# four_heads = [n for n in tiles_of_a_head for _ in range(4)]  # all heaviest blocks, then all second heaviest, …
-# for name, costs in (("head by head", 16 * tiles_of_a_head), ("4 heads at once", 4 * four_heads)):
+# one_by_one = 16 * tiles_of_a_head
+# side_by_side = 4 * [n for n in tiles_of_a_head for _ in range(4)]  # heaviest of 4 heads, …
+# for name, costs in (("head by head", one_by_one), ("4 heads at once", side_by_side)):
 #     least = sum(costs) / 132
 #     dealt, drawn = deal(costs, 132) / least, draw(costs, 132) / least
 #     print(f"{name:15}: shared out {dealt:.2f}, drawn {drawn:.3f} of an even share")
@@ -720,7 +723,7 @@ climb.step("21", "SM cycles", "clock, GHz")
 
 
 # %%
-def in_tiles(s, lag):  # s (tiles, rows, columns) in powers of 2: log₂ of the sums, how often m grew, the largest p
+def in_tiles(s, lag):  # s (tiles, rows, columns), in powers of 2
     m, l, grew, largest = np.full(s.shape[1], -np.inf), np.zeros(s.shape[1]), -1, 0.0
     for tile in s:
         top = tile.max(axis=1)
@@ -729,13 +732,13 @@ def in_tiles(s, lag):  # s (tiles, rows, columns) in powers of 2: log₂ of the 
             m, l, grew = grown, l * np.exp2(m - grown), grew + 1
         p = np.exp2(tile - m[:, None])
         l, largest = l + p.sum(axis=1), max(largest, p.max())
-    return m + np.log2(l), grew, largest
+    return m + np.log2(l), grew, largest  # log₂ of the sums, how often m grew, largest p
 
 
 s16 = np.log2(np.e) * np.random.default_rng(16).standard_normal((128, 16, 128))
 for lag in (0, 8):
     _, grew, largest = in_tiles(s16, lag)
-    print(f"m may lag by {lag}: it grows in {grew:2} of 127 tiles, the largest p is {largest:.3g}")
+    print(f"lag {lag}: m grows in {grew:2} of 127 tiles, the largest p is {largest:.3g}")
 
 # %% [markdown]
 # These are the 16 rows of a warp, with normal scores. One of 16 rows has a new maximum often enough, but nothing ever lies
@@ -770,7 +773,9 @@ read("ladder/r22_lagging.py", "RAISED")
 # `shrunk` does the same for o: if α is 1 in all lanes, the warp jumps over 64 products.
 
 # %%
-climb.step("22", "tensor cores at work, %", "issue slots used, %", "SM cycles", "clock, GHz")
+climb.step("22", "issue slots used, %", "SM cycles", "clock, GHz")
+
+# %% tags=["hide-input"]
 price = {}
 for row in load("accuracy").rows:
     part, kind, dtype = row.problem["rung"].split(", ")
@@ -781,7 +786,7 @@ for kind, found in price.items():
     print(f"{kind:9} {min(found):.2f} to {max(found):.2f} times")
 
 # %% [markdown]
-# Where one number in a thousand is an outlier, the error grows most. Why at all, if rounding is relative? With an exact
+# And what does it cost? Where one number in a thousand is an outlier, the error grows most. Why at all, if rounding is relative? With an exact
 # maximum the largest p of a row is 1, which is not rounded, and it weighs most in O. With a lagging m it is, say,
 # $2^{3.7}$.
 #
@@ -848,14 +853,14 @@ change("22", "23", "SIZES", "FEW", "consumer")
 # cycles and times of every rung, so the clock is one division away (d = 128, no mask, each factor against the rung before):
 
 # %%
-print("                        in cycles   in time   clock, GHz   L2, GB   tensor cores")
+print("                        in cycles   in time   clock, GHz   L2, GB   tensor")
 shown = [rung for rung in ladder.RUNGS[10:] if climb.has(rung)]
 for old, new in pairwise(shown):
     cycles = climb.value(old, "SM cycles") / climb.value(new, "SM cycles")
     clock, moved = climb.value(new, "clock, GHz"), climb.value(new, "L2 bytes") / 1e9
     busy = climb.value(new, "tensor cores at work, %")
     gains = f"{cycles:10.2f} {climb.factor(new, old=old):9.2f}"
-    print(f"{new:22} {gains} {clock:12.2f} {moved:8.1f} {busy:13.0f}%")
+    print(f"{new:22} {gains} {clock:12.2f} {moved:8.1f} {busy:7.0f}%")
 if not shown[1:]:
     print("not recorded yet: `fa2-lab bench ladder` measures it on a GPU")
 
@@ -905,7 +910,7 @@ def needed_stages(copy, work):
 
 check(
     needed_stages,
-    Case("a copy takes half of a tile's time. May it begin before the tile is done?", (500, 1000), 1),
+    Case("a copy takes half a tile. May it begin before the tile is done?", (500, 1000), 1),
     Case("a copy takes one and a half tiles. When is its stage free?", (1500, 1000), 2),
     Case("a copy takes two and a half tiles", (2500, 1000), 3),
 )
@@ -914,7 +919,8 @@ check(
 # **2. Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. The kernel below goes through the tiles
 # of K and calls `tile_maxima` for each. Write that function in place of the `...`: start the copy of tile j of K, start the
 # product, wait for it, and return the largest score of each row. N_k is a multiple of 64, so no mask is needed. Your words
-# are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
+# are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`. k is room for a tile, `zero`
+# registers for 64 × 64 scores.
 #
 # <details><summary>Hint</summary>
 #
@@ -937,8 +943,7 @@ check(
 
 
 # %%
-def tile_maxima(j, q, k, K, arrived, zero):  # k: room for a tile; zero: registers for 64 × 64 scores
-    ...
+def tile_maxima(j, q, k, K, arrived, zero): ...
 
 
 # %% [markdown]
@@ -955,14 +960,6 @@ print(maxima.judge(getsource(tile_maxima)))
 # The small functions of this notebook against the package, and what the text says of the record.
 
 # %% tags=["hide-input"]
-chance, here, theirs = random.Random(1), Barrier(3), asynchrony.Barrier("x", 3)
-same = []
-for _ in range(100):
-    if chance.random() < 0.7:
-        here.arrive()
-        theirs.arrive("anybody")
-    same += [here.over(phase) == theirs.over(phase).ready() for phase in (0, 1)]
-verdict("Barrier here = asynchrony.Barrier", all(same))
 rng = np.random.default_rng(0)
 for d in (64, 128):
     costs, (products, exps) = hopper.costs(chips.H200, 64, 128, d), clocks(chips.H200, d)

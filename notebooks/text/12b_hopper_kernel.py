@@ -16,7 +16,7 @@
 # - say which waits can be left out because another one implies them,
 # - say what the kernel reached, and what each of its ideas is worth.
 #
-# *Time: TIME, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a Hopper
+# *Time: an hour and a quarter, in three sittings. You need [12a](12a_hopper_rungs.ipynb). Hardware: any laptop with Linux; on a Hopper
 # GPU the checks run the real kernel. Numbers were measured on an NVIDIA H200 in bf16.*
 
 # %%
@@ -46,7 +46,7 @@ on_gpu = torch.cuda.is_available()
 on_hopper = on_gpu and torch.cuda.get_device_capability() == (9, 0)
 print(torch.cuda.get_device_name() if on_gpu else "no GPU", "| Hopper:", on_hopper)
 device = "cuda" if on_gpu else "cpu"
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says once how it runs here
+_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
 
 # %% [markdown]
 # ## Sitting 1 · Who waits for whom, and who copies
@@ -93,7 +93,7 @@ read("hopper/forward/launch.py", "prepare_launch", begin="causal, scale")
 #
 # `sizes.choose` picks one of a few sets. This is what they are:
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 from fa2_lab.kernels.hopper.forward import sizes
 
 SETS = {name: getattr(sizes, name) for name in ("ALONE", "USUAL", "HALF", "SHORT", "IN_TURN", "WIDE")}
@@ -118,7 +118,7 @@ display(Markdown("\n".join(lines)))
 # taken for 16,384 tokens of hidden size 2,048:
 
 
-# %% tags=["nbval-ignore-output"]
+# %% tags=["nbval-ignore-output", "hide-input"]
 def name_of(d, N, causal):
     found = sizes.choose(d, N, N, heads=2048 // d * 16384 // N, SMs=132, causal=causal, lengths=False)
     kinds = {name: one.get(d) if isinstance(one, dict) else one for name, one in SETS.items()}
@@ -144,8 +144,9 @@ display(Markdown("\n".join(lines)))
 # (It is an *aggregate*, Gluon's class with typed fields.)
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "ForwardPipes")
-read("hopper/forward/kernel.py", "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
+KERNEL = "hopper/forward/kernel.py"
+read(KERNEL, "ForwardPipes")
+read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 
 # %% [markdown]
 # `new_ring` is chapter 12a's ring. K and V must have equally many stages, and the comment says why. After the fence the
@@ -171,17 +172,19 @@ read("hopper/shared/geometry.py", "Scheduler.next", "draw")
 
 
 # %%
-def drawn(costs, SMs, early):  # when the last program ends; early: the next number is drawn as a block begins
+def drawn(costs, SMs, early):  # when the last program ends
     order = count()
-    programs = [(0, next(order), 0) for _ in range(SMs)]  # when it draws, after how many others, when it is free
+    # of each program: when it draws, after how many others, when it is free
+    programs = [(0, next(order), 0) for _ in range(SMs)]
     for cost in costs:
         _, _, free = heapq.heappop(programs)
-        heapq.heappush(programs, (free if early else free + cost, next(order), free + cost))
+        end = free + cost
+        heapq.heappush(programs, (free if early else end, next(order), end))
     return max(free for *_, free in programs)
 
 
 long = Tiling(32768, 32768, 128, 128, CAUSAL)
-one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]  # tiles of its row blocks, heavy first
+one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]  # heavy first
 
 # %% [markdown]
 # **Predict.** A causal head of 32,768 rows has 256 row blocks for 132 programs, the heavy ones first. What happens if
@@ -199,7 +202,8 @@ one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]  # til
 # ```python
 # least = sum(one_head) / 132
 # for early in (True, False):
-#     print(f"drawn {'early' if early else 'late'}: {drawn(one_head, 132, early) / least:.2f} of an even share")
+#     share = drawn(one_head, 132, early) / least
+#     print(f"drawn {'early' if early else 'late'}: {share:.2f} of an even share")
 # ```
 #
 # ```text
@@ -218,7 +222,7 @@ one_head = [len(long.visited_cols(i)) for i in reversed(range(long.T_r))]  # til
 # ## What does the producer do?
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "producer", begin="while scheduler", end="r += 1")
+read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 
 # %% [markdown]
 # For each row block: a message to the consumers, the rightmost tile of K, Q, then K one tile ahead of V, from right to
@@ -240,7 +244,7 @@ read("hopper/forward/kernel.py", "producer", begin="while scheduler", end="r += 
 
 
 # %%
-def v_first(pipes, work, counter):  # the model's producer: V of a tile before K of the next
+def v_first(pipes, work, counter):  # the model's producer, V before the next K
     t, n = next(counter), 0
     yield from pipes.mailbox.send(0, t)
     for c, i in enumerate(work.rows_of(t)):
@@ -254,12 +258,13 @@ def v_first(pipes, work, counter):  # the model's producer: V of a tile before K
 
 rng = np.random.default_rng(0)
 Q, (K, V) = rng.standard_normal((8, 4)), rng.standard_normal((2, 64, 4))
-price = hopper.costs(chips.H200, 64, 128, 128)  # clocks as for tiles of 64 × 128, d = 128
+price = hopper.costs(chips.H200, 64, 128, 128)  # as for tiles of 64 × 128, d = 128
 ends = {}
 for stages in (1, 2, 3):
     for name, version in (("K first", hopper.producer), ("V first", v_first)):
         with patch.object(hopper, "producer", version):
-            ran = hopper.forward(Q, K, V, Tiling(8, 64, 4, 4), stages=stages, costs=price)
+            tiling = Tiling(8, 64, 4, 4)
+            ran = hopper.forward(Q, K, V, tiling, stages=stages, costs=price)
         ends[stages, name] = max(job.ended for job in ran.block.jobs)
         print(f"stages {stages}, {name}: {ends[stages, name]:,.0f} clocks")
 
@@ -333,12 +338,12 @@ def tiles_of(K, V, T, blocks, seen):  # a consumer
 #         consumers = {c: tiles_of(K, V, 4, 2, seen[c]) for c in range(2)}
 #         run({"producer": copies(K, V, 4, 2, careful)} | consumers, seed)
 #         wrong += any(tiles != list(range(8)) for tiles in seen)
-#     print(f"a wait before V's last tile: {careful!s:5}, wrong in {wrong:3} of 500 orders")
+#     print(f"a wait before V's last tile: {careful!s:5}, wrong in {wrong:3} of 500")
 # ```
 #
 # ```text
-# a wait before V's last tile: False, wrong in 401 of 500 orders
-# a wait before V's last tile: True , wrong in   0 of 500 orders
+# a wait before V's last tile: False, wrong in 401 of 500
+# a wait before V's last tile: True , wrong in   0 of 500
 # ```
 # </details>
 
@@ -376,7 +381,7 @@ read("hopper/shared/mailbox.py", "Mailbox", begin="def send", end="return self.n
 # ## What does it do with a row block?
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "consumer", begin="# Two intervals", end="q = pipes")
+read(KERNEL, "consumer", begin="# Two intervals", end="q = pipes")
 
 # %% [markdown]
 # The producer copied the tiles that *any* of the consumers needs, from `begin` up to `last`. These 64 rows need those from
@@ -389,14 +394,14 @@ read("hopper/forward/kernel.py", "consumer", begin="# Two intervals", end="q = p
 # ```
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "consumer", begin="for j in range(last - end)", end="n += last")
+read(KERNEL, "consumer", begin="for j in range(last - end)", end="n += last")
 
 # %% [markdown]
 # If these rows lie past the last row of the sequence, `end` is `first`, and all tiles are skipped. Q is released once:
 # by `visit`, after the last S, if O lies apart. Else when the copy of O has left Q's place.
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "skip")
+read(KERNEL, "skip")
 
 # %% [markdown]
 # **Predict.** `skip` does not multiply with V's tile and does not release it. Why does it call `pipes.v.take(n)`?
@@ -422,7 +427,7 @@ read("hopper/forward/kernel.py", "skip")
 # `step` is the body of the loop over tiles. It is rung 20, with the softmax of rung 22.
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "step", begin="s = start_scores")
+read(KERNEL, "step", begin="s = start_scores")
 
 # %% [markdown]
 # | line | started and running | waits for |
@@ -538,7 +543,8 @@ read("hopper/forward/softmax.py", "mask")
 owners = Mma(3, (4, 1), (16, 128)).owners((64, 128))
 for lane in (4, 5, 6):
     col = np.flatnonzero(owners.lane[lane // 4] == lane)
-    print(f"lane {lane}: columns", *col[:6], " & 6:", *(col[:6] & 6), " & ~6:", *(col[:6] & ~6))
+    col = col[:6]
+    print(f"lane {lane}: columns", *col, " & 6:", *(col & 6), " & ~6:", *(col & ~6))
 
 # %% [markdown]
 # **Predict.** What does the compiler gain by this form?
@@ -571,7 +577,7 @@ for lane in (4, 5, 6):
 # ## The last copy
 
 # %% tags=["nbval-ignore-output"]
-read("hopper/forward/kernel.py", "store", begin="LANES")
+read(KERNEL, "store", begin="LANES")
 
 # %% [markdown]
 # These are lines 12 to 15 of Algorithm 1. ℓ's four lanes are added at last. A row that sees no key is found here, by
@@ -591,7 +597,7 @@ read("hopper/forward/kernel.py", "store", begin="LANES")
 #
 # Recorded on the H200: 16,384 tokens, hidden size 2,048, all contestants in one run.
 
-# %%
+# %% tags=["hide-input"]
 climb = Climb()
 climb.table(*ladder.RUNGS[-3:], "fa2_lab", "FlashAttention-3", "cuDNN")
 paper = load("paper")
@@ -624,7 +630,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # **for long sequences, in every shape.** A short sequence has little work for each launch and each row block's start.
 #
 # ```python
-# print("our speed over cuDNN's" + "".join(f"{N:>8,}" for N in (1024, 2048, 4096, 8192, 16384)))
+# print("our speed over cuDNN's" + "".join(f"{2**n:>8,}" for n in range(10, 15)))
 # for d, causal in ((64, False), (64, True), (128, False), (128, True)):
 #     found = "".join(f"{ratio:8.2f}" for ratio in ratios("cuDNN", (d,), (causal,)))
 #     print(f"d = {d:3} {'causal' if causal else 'full  '}        {found}")
@@ -646,7 +652,7 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # kernel faster. (In this record *tickets* are numbers drawn from the scheduler, *slots* are stages, and *turns on the
 # tensor cores* are ping-pong.)
 
-# %%
+# %% tags=["hide-input"]
 show(forward_ideas.draw(**forward_ideas.data()))
 Markdown(ideas.folded("All of them, problem by problem (N: factor)", ideas.ideas_table("forward", "host")))
 
@@ -658,7 +664,7 @@ Markdown(ideas.folded("All of them, problem by problem (N: factor)", ideas.ideas
 # saves depends on what else the program waits for, so the two differ, and single prices do not multiply to the whole:
 # against the last rung the kernel has
 
-# %%
+# %% tags=["hide-input"]
 over = {shape: climb.factor("fa2_lab", *shape, old=ladder.RUNGS[-1]) for shape in climb.shapes}
 for (d, causal), ratio in over.items():
     print(f"d = {d:3}, {'causal' if causal else 'no mask':8}: {ratio:.3f} times its speed")

@@ -16,7 +16,7 @@
 # - write one step of the kernel with its waits, and say of each wait whom it is for,
 # - say why the last bits of dQ differ from run to run, and what it costs to have the same bits.
 #
-# *Time: TIME, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel. Numbers
+# *Time: an hour and a half, in three sittings. Hardware: any laptop with Triton; on a Hopper GPU the checks run the real kernel. Numbers
 # were measured on an NVIDIA H200 in bf16. Before this: [05](05_backward.ipynb), [09](09_triton_backward.ipynb), and
 # [12a](12a_hopper_rungs.ipynb) and [12b](12b_hopper_kernel.ipynb), from which producers, consumers, rings and barriers
 # are taken as known.*
@@ -48,7 +48,7 @@ on_gpu = torch.cuda.is_available()
 on_hopper = on_gpu and torch.cuda.get_device_capability() == (9, 0)
 print(torch.cuda.get_device_name() if on_gpu else "no GPU", "| Hopper:", on_hopper)
 device = "cuda" if on_gpu else "cpu"
-_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says once how it runs here
+_ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it runs here
 
 # %% [markdown]
 # ## Sitting 1 · One step and its waits
@@ -83,7 +83,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # the package says 
 
 
 # %%
-def step(q, do, L_i, D_i, k, v, dk, dv):  # (B_r, d) twice, (B_r,) twice, (B_c, d) four times
+def step(q, do, L_i, D_i, k, v, dk, dv):  # 2 (B_r, d), 2 (B_r,), 4 (B_c, d)
     tau = q.shape[1] ** -0.5
     s = k @ q.T - L_i / tau  # 1. (B_c, B_r)  FA2.A2.L10
     p = np.exp(tau * s)  # (B_c, B_r)  FA2.A2.L11
@@ -183,7 +183,7 @@ def kernel_order(block, ds_filled, T, add=600):
         s = block.start("tensor", 256, f"S {n}")  # product 1
         if n > 0:
             yield ds_filled.over((n - 1) & 1)
-            dq = block.start("tensor", 256, f"dQ {n - 1}")  # product 5 of the step before
+            dq = block.start("tensor", 256, f"dQ {n - 1}")  # product 5
         yield s.done()
         yield block.start("exp", 256, f"P {n}").done()  # beside dQ
         dv = block.start("tensor", 256, f"dV {n}")  # product 2
@@ -202,7 +202,7 @@ def kernel_order(block, ds_filled, T, add=600):
 
 
 # %%
-def clocks_of_a_step(way, T=50, **options):  # two consumers; the tensor cores do one product at a time
+def clocks_of_a_step(way, T=50, **options):  # of two consumers
     block, ds_filled = Block(tensor=IN_ORDER), Barrier("dS filled", arrivals=2)
     block.run({f"consumer {c}": way(block, ds_filled, T, **options) for c in range(2)})
     return block.clock / T
@@ -210,7 +210,8 @@ def clocks_of_a_step(way, T=50, **options):  # two consumers; the tensor cores d
 
 for way in (one_by_one, kernel_order):
     took = clocks_of_a_step(way)
-    print(f"{way.__name__:12}: {took:5,.0f} clocks a step, tensor cores busy {2560 / took:.0%}")
+    busy = f"tensor cores busy {2560 / took:.0%}"
+    print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
 # While one consumer waits, the other one multiplies, and dQ hides the exponentials. Two steps of the full model in
@@ -260,13 +261,15 @@ show(backward_step.draw(**backward_step.data()))
 # %%
 def share_dS(places, seed, steps=8):  # what each consumer read for dQ of steps 0, 1, …
     block, chance, read = Block(), random.Random(seed), [[], []]
-    place, both = [[None, None] for _ in range(places)], Barrier("both have written", arrivals=2)
+    place = [[None, None] for _ in range(places)]
+    both = Barrier("both have written", arrivals=2)
 
     def consumer(c):
         for n in range(steps):
-            if n > 0:  # dQ of the step before, from what lies there when the product ends
+            if n > 0:  # dQ of the step before, from what lies there at its end
                 yield both.over((n - 1) & 1)
-                dq = block.start("tensor", chance.randint(1, 9), "dQ", lambda at=place[(n - 1) % places]: tuple(at))
+                at = place[(n - 1) % places]
+                dq = block.start("tensor", chance.randint(1, 9), "dQ", lambda at=at: tuple(at))
             yield block.start("exp", chance.randint(1, 9), "P").done()
             if n > 0:
                 yield dq.done()
@@ -314,7 +317,7 @@ def share_dS(places, seed, steps=8):  # what each consumer read for dQ of steps 
 #
 # Each column block of 128 keys adds $N \times d$ numbers to dQ. With N = 16,384, d = 128 and 16 heads:
 
-# %%
+# %% tags=["hide-input"]
 paper = load("paper")
 backward_rows = [row for row in paper.rows if row.direction == "backward" and row.problem["N_q"] >= 1024]
 N, d, n_heads = 16384, 128, 16
@@ -462,7 +465,8 @@ read("hopper/backward/sums.py", "add_lines", "as_held")
 W = 64
 x = np.add.outer(100 * np.arange(64), np.arange(W))  # row · 100 + column
 held = x.reshape(4, 2, 8, W // 8, 4, 2).transpose(3, 0, 2, 4, 1, 5).reshape(2 * W, 32)
-print("line 0:", *(f"lane {lane} {held[0, 4 * lane : 4 * lane + 4].tolist()}" for lane in range(3)), "…")
+for lane in range(3):
+    print("line 0, lane", lane, held[0, 4 * lane : 4 * lane + 4].tolist())
 
 # %% [markdown]
 # ## Three launches
@@ -502,7 +506,7 @@ print("line 0:", *(f"lane {lane} {held[0, 4 * lane : 4 * lane + 4].tolist()}" fo
 # memory.
 # </details>
 
-# %%
+# %% tags=["hide-input"]
 tried = [row for row in ideas.worths() if row["part"] == "backward"]
 
 
@@ -532,7 +536,7 @@ for idea in (together, "S begins at −L/τ, dP at −D", dQ_late, dK_late, half
 # With grouped heads, a column block belongs to a K/V head and goes through the rows of all query heads that share it.
 # Batch 2, 32 query heads, N = 4,096, d = 128, causal:
 
-# %%
+# %% tags=["hide-input"]
 print("K/V heads  column blocks  steps each  parts of each  SMs with work")
 for kv_heads in (32, 8, 4, 1):
     column_blocks, group = 2 * kv_heads * (4096 // 128), 32 // kv_heads
@@ -578,12 +582,12 @@ for kv_heads in (4, 1):
 # first, *others = (torch.from_numpy(x).bfloat16() for x in results)
 # changed = sum(int((x != first).sum()) for x in others) / len(others)
 # print("different results in fp32:", len({x.tobytes() for x in results}), "of 5")
-# print(f"after rounding to bf16: {changed:.0f} of 8,192 numbers differ between two orders")
+# print(f"after rounding to bf16: {changed:.0f} of 8,192 numbers differ")
 # ```
 #
 # ```text
 # different results in fp32: 5 of 5
-# after rounding to bf16: 3 of 8,192 numbers differ between two orders
+# after rounding to bf16: 3 of 8,192 numbers differ
 # ```
 # </details>
 
@@ -637,20 +641,21 @@ read("hopper/backward/turns.py", "UNTIL")
 # first to the last, each would wait at its own diagonal until all to its left had come down to there.
 #
 # ```python
-# print("a model, N = 4,096, 64 heads; 1.00 is: the first column block handed out first, no turns")
 # tiling = Tiling(4096, 4096, 64, 128, CAUSAL)
-# fast = turns.time(turns.handed_out(tiling, 64, 4, last_column_first=False), 132, in_turn=False)
-# for name, last_first, in_turn in (("last first, no turns", True, False), ("last first, turns", True, True),
-#                                   ("first first, turns", False, True)):
-#     took = turns.time(turns.handed_out(tiling, 64, 4, last_first), 132, in_turn=in_turn)
-#     print(f"{name:21} {took / fast:.2f}")
+#
+#
+# def took(last_first, in_turn):  # 64 heads, four at a time
+#     return turns.time(turns.handed_out(tiling, 64, 4, last_first), 132, in_turn=in_turn)
+#
+#
+# fast = took(last_first=False, in_turn=False)
+# print(f"from the last to the first: {took(True, True) / fast:.2f} of the time without turns")
+# print(f"from the first to the last: {took(False, True) / fast:.2f}")
 # ```
 #
 # ```text
-# a model, N = 4,096, 64 heads; 1.00 is: the first column block handed out first, no turns
-# last first, no turns  1.07
-# last first, turns     1.07
-# first first, turns    1.81
+# from the last to the first: 1.07 of the time without turns
+# from the first to the last: 1.81
 # ```
 # </details>
 
@@ -660,7 +665,7 @@ read("hopper/backward/turns.py", "UNTIL")
 # cost in the record:
 
 
-# %%
+# %% tags=["hide-input"]
 def line(d, causal, peer):
     asked = [row for row in backward_rows if (row.problem["d"], row.problem["causal"]) == (d, causal)]
     return [row.ratio("fa2_lab", peer) for row in sorted(asked, key=lambda row: row.problem["N_q"])]
@@ -692,7 +697,7 @@ for row in repeated:
 # Ratios are our speed over theirs.
 
 
-# %%
+# %% tags=["hide-input"]
 def mean_ratio(asked, peer):
     found = [row.ratio("fa2_lab", peer) for row in asked if peer in row.values]
     return float(np.prod(found)) ** (1 / len(found)), min(found), max(found)
@@ -753,7 +758,7 @@ else:
     with np.errstate(invalid="ignore"):
         ds = np.exp(s / 2) * (np.where(visible, -D[:4], begin) + V[:4] @ dO[:4].T)
     wrong = int((~(ds[~visible] == 0)).sum())
-    print("right" if wrong == 0 else f"not yet: {wrong} of {(~visible).sum()} masked entries of dS are not 0")
+    print("right" if wrong == 0 else f"not yet: {wrong} masked entries of dS are not 0")
 
 # %% [markdown]
 # **2. Complete: a dQ that is the same every time.** Six programs, a column block each, go through six row blocks.
@@ -782,7 +787,8 @@ def may_add(j, i, added):
     return ...
 
 
-parts_of_dQ = np.random.default_rng(2).standard_normal((6, 6, 64)).astype(np.float32)  # column block, row block
+# of each column block and row block
+parts_of_dQ = np.random.default_rng(2).standard_normal((6, 6, 64)).astype(np.float32)
 
 
 def one_run(rule, seed):  # the bits of dQ, and the clock at the end
@@ -791,7 +797,7 @@ def one_run(rule, seed):  # the bits of dQ, and the clock at the end
 
     def program(j):
         for i in range(T):
-            yield block.start("tensor", chance.randint(200, 400), "five products").done()
+            yield block.start("tensor", chance.randint(200, 400), "products").done()
             yield Wait(lambda i=i: rule(j, i, added[i]), f"its turn in row block {i}")
             yield block.start("copy", 40, "add").done()
             dQ[i] += parts_of_dQ[j, i]
@@ -809,12 +815,13 @@ def outcome(rule, seeds=range(40)):
 
 anyhow = outcome(lambda j, i, added: True)
 if may_add(0, 0, []) is ...:
-    print(f"not written yet; in any order 40 runs give {anyhow[0]} different dQ, in {anyhow[1]:,.0f} clocks")
+    print(f"not written yet; in any order 40 runs give {anyhow[0]} different dQ")
 else:
     try:
         kinds, end = outcome(may_add)
         price = f"{end:,.0f} clocks instead of {anyhow[1]:,.0f}"
-        print(f"right: one dQ in 40 runs, {price}" if kinds == 1 else f"not yet: 40 runs gave {kinds} different dQ")
+        right = f"right: one dQ in 40 runs, {price}"
+        print(right if kinds == 1 else f"not yet: 40 runs gave {kinds} different dQ")
     except Deadlock as reason:
         print(f"not yet: a deadlock, {str(reason).split(';')[0]}")
 
