@@ -228,10 +228,3 @@ def smallest_shard(direction: str, *, flops: float, link: float, **sizes: Any) -
     """Rows that a shard needs so that the transfer of a step hides under its computation; d cancels."""
     work, moved = per_row(direction, **sizes)
     return ceil(moved / Fraction(link) * Fraction(flops) / work)
-
-
-def ring_seconds(ranks: int, rows: int, **sizes: Any) -> float:
-    """A causal forward. The first transfer starts when 9/16 of the own block are computed; the last step has none."""
-    one = step(rows, "forward", **sizes)
-    first = EARLY * one.compute + max((1 - EARLY) * one.compute, one.transfer)
-    return first + (ranks - 2) * one.overlapped + one.compute

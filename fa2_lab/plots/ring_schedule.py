@@ -96,16 +96,12 @@ def draw(cells: list[list[Mapping]], lanes: dict, took: dict, setting: str) -> s
         style.note(axes[0], -0.25, PITCH * rank + 0.5, f"rank {rank}", ha="right")
         for step, cell in enumerate(row):
             _cell(axes[0], pitch * step, PITCH * rank, cell)
-            if step and rank:  # the block comes from the rank above
-                start, end = (
-                    (pitch * (step - 1) + 1.05, PITCH * (rank - 1) + 0.5),
-                    (pitch * step - 0.05, PITCH * rank + 0.5),
-                )
-                style.arrow(axes[0], start, end, style.hue("K"), linewidth=1.2)
-            elif step:  # or round the corner
-                style.arrow(
-                    axes[0], (pitch * step - 0.4, 0.5), (pitch * step - 0.05, 0.5), style.hue("K"), linewidth=1.2
-                )
+            if not step:
+                continue
+            above, corner = (pitch * (step - 1) + 1.05, PITCH * (rank - 1) + 0.5), (pitch * step - 0.4, 0.5)
+            end = (pitch * step - 0.05, PITCH * rank + 0.5)
+            style.arrow(axes[0], above if rank else corner, end, style.hue("K"), linewidth=1.2)
+            if not rank:
                 style.note(axes[0], pitch * step - 0.42, 0.5, f"from {ranks - 1}", ha="right")
     for step in range(ranks):
         style.note(axes[0], pitch * step + 0.5, -0.22, f"step {step}", ha="center")

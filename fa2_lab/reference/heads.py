@@ -3,6 +3,9 @@
 Grouped heads: query head h reads key head h // group, nothing is copied, and dK and dV are summed over the group.
 """
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from fa2_lab.reference import checks, fa1, fa2, naive
@@ -16,35 +19,22 @@ STAGES = ("naive", "fa1", "fa2")
 
 
 def forward(
-    q: np.ndarray,
-    k: np.ndarray,
-    v: np.ndarray,
-    *,
-    stage: str = "fa2",
-    causal: bool = False,
-    window: tuple[int | None, int | None] | None = None,
-    softcap: float | None = None,
-    sinks: np.ndarray | None = None,
-    scale: float | None = None,
-    key_lengths: np.ndarray | None = None,
-    dropout_p: float = 0.0,
-    seed: int | None = None,
-    B_r: int = 64,
-    B_c: int = 64,
-    trace: Trace = UNWATCHED,
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, *, stage: str = "fa2", B_r: int = 64, B_c: int = 64, **options: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """O (batch, heads, N_q, d) and L (batch, heads, N_q) of any stage; k and v may have fewer heads than q."""
-    q, k, v = checks.qkv_heads(q, k, v)
-    lengths = _check(stage, key_lengths, k)
-    sink_of = _check_sinks(sinks, q)
-    group = q.shape[1] // k.shape[1]
+    """O (batch, heads, N_q, d) and L (batch, heads, N_q) of any stage; k and v may have fewer heads than q. options:
+    as each_head() takes them."""
+    q, k, v = _check(stage, q, k, v)
     O, L = np.empty_like(q), np.empty(q.shape[:3])
-    for b in trace.parallel("b", range(q.shape[0])):
-        for h in trace.parallel("h", range(q.shape[1])):
-            qkv = q[b, h], k[b, h // group], v[b, h // group]
-            mask, dropout = Mask(causal, lengths[b], window=window), Dropout(dropout_p, seed, b, h)
-            common = dict(tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace)
-            O[b, h], L[b, h] = _forward(stage, *qkv, B_r, B_c, common)
+    for b, h, _, qkv, common in each_head(q, k, v, **options):
+        if stage == "naive":
+            O[b, h], _ = naive.forward(*qkv, **common)
+            scores = {name: common[name] for name in ("tau", "mask", "softcap", "sink")}
+            _, L[b, h] = naive.forward_linear_memory(*qkv, **scores)
+        elif stage == "fa1":
+            O[b, h], l, m = fa1.forward(*qkv, B_r=B_r, B_c=B_c, **common)
+            L[b, h] = m + np.log(nonzero(l))
+        else:
+            O[b, h], L[b, h] = fa2.forward(*qkv, B_r=B_r, B_c=B_c, **common)
     return O, L
 
 
@@ -57,6 +47,35 @@ def backward(
     dO: np.ndarray,
     *,
     stage: str = "fa2",
+    B_r: int = 64,
+    B_c: int = 64,
+    **options: Any,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """dQ, dK, dV of any stage from the O and L of its forward. Those of the sinks: sinks_backward."""
+    q, k, v = _check(stage, q, k, v)
+    O, dO = checks.like(q, O=O, dO=dO)
+    (L,) = checks.per_row(q, L=L)
+    dQ, dK, dV = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
+    for b, h, g, qkv, common in each_head(q, k, v, **options):
+        kept = {name: x for name, x in common.items() if name != "sink"}  # L holds it already
+        if stage == "naive":
+            _, P = naive.forward(*qkv, **common | dict(trace=UNWATCHED))
+            del kept["mask"]  # P holds it already
+            dQ[b, h], dk, dv = naive.backward(*qkv, P, dO[b, h], **kept)
+        elif stage == "fa1":  # l = 1 and m = L say the same as the l and m of the forward: exp(S − m) / l = exp(S − L)
+            l = np.where(np.isneginf(L[b, h]), 0.0, 1.0)
+            dQ[b, h], dk, dv = fa1.backward(*qkv, O[b, h], l, L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **kept)
+        else:
+            dQ[b, h], dk, dv = fa2.backward(*qkv, O[b, h], L[b, h], dO[b, h], B_r=B_r, B_c=B_c, **kept)
+        dK[b, g] += dk
+        dV[b, g] += dv
+    return dQ, dK, dV
+
+
+def each_head(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
     causal: bool = False,
     window: tuple[int | None, int | None] | None = None,
     softcap: float | None = None,
@@ -65,27 +84,16 @@ def backward(
     key_lengths: np.ndarray | None = None,
     dropout_p: float = 0.0,
     seed: int | None = None,
-    B_r: int = 64,
-    B_c: int = 64,
     trace: Trace = UNWATCHED,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """dQ, dK, dV of any stage from the O and L of its forward. Those of the sinks: sinks_backward."""
-    q, k, v = checks.qkv_heads(q, k, v)
-    O, dO = checks.like(q, O=O, dO=dO)
-    (L,) = checks.per_row(q, L=L)
-    lengths = _check(stage, key_lengths, k)
-    sink_of = _check_sinks(sinks, q)
-    group = q.shape[1] // k.shape[1]
-    dQ, dK, dV = np.empty_like(q), np.zeros_like(k), np.zeros_like(v)
+) -> Iterator[tuple]:
+    """For each query head: its place (b, h), its key head, its q, k and v, and what else a stage is to be given."""
+    lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     for b in trace.parallel("b", range(q.shape[0])):
         for h in trace.parallel("h", range(q.shape[1])):
-            qkv = q[b, h], k[b, h // group], v[b, h // group]
+            g = h // group
             mask, dropout = Mask(causal, lengths[b], window=window), Dropout(dropout_p, seed, b, h)
             common = dict(tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace)
-            dQ[b, h], dk, dv = _backward(stage, *qkv, O[b, h], L[b, h], dO[b, h], B_r, B_c, common)
-            dK[b, h // group] += dk
-            dV[b, h // group] += dv
-    return dQ, dK, dV
+            yield b, h, g, (q[b, h], k[b, g], v[b, g]), common
 
 
 def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarray) -> np.ndarray:
@@ -95,46 +103,15 @@ def sinks_backward(sinks: np.ndarray, O: np.ndarray, L: np.ndarray, dO: np.ndarr
     return np.array([0.0 if s is None else sink_backward(s, O[:, h], L[:, h], dO[:, h]) for h, s in heads])
 
 
-def _forward(
-    stage: str, Q: np.ndarray, K: np.ndarray, V: np.ndarray, B_r: int, B_c: int, common: dict
-) -> tuple[np.ndarray, np.ndarray]:
-    if stage == "naive":
-        O, _ = naive.forward(Q, K, V, **common)
-        scores = {name: common[name] for name in ("tau", "mask", "softcap", "sink")}
-        return O, naive.forward_linear_memory(Q, K, V, **scores)[1]
-    if stage == "fa1":
-        O, l, m = fa1.forward(Q, K, V, B_r=B_r, B_c=B_c, **common)
-        return O, m + np.log(nonzero(l))
-    return fa2.forward(Q, K, V, B_r=B_r, B_c=B_c, **common)
-
-
-def _backward(
-    stage: str,
-    Q: np.ndarray,
-    K: np.ndarray,
-    V: np.ndarray,
-    O: np.ndarray,
-    L: np.ndarray,
-    dO: np.ndarray,
-    B_r: int,
-    B_c: int,
-    common: dict,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    if stage == "naive":
-        _, P = naive.forward(Q, K, V, **common | dict(trace=UNWATCHED))
-        del common["mask"], common["sink"]  # P holds them already
-        return naive.backward(Q, K, V, P, dO, **common)
-    del common["sink"]  # L holds it already
-    if stage == "fa1":  # l = 1 and m = L say the same as the l and m of the forward: exp(S − m) / l = exp(S − L)
-        l = np.where(np.isneginf(L), 0.0, 1.0)
-        return fa1.backward(Q, K, V, O, l, L, dO, B_r=B_r, B_c=B_c, **common)
-    return fa2.backward(Q, K, V, O, L, dO, B_r=B_r, B_c=B_c, **common)
-
-
-def _check(stage: str, key_lengths: np.ndarray | None, k: np.ndarray) -> list:
-    """The key length of every batch entry, after checking stage and lengths."""
+def _check(stage: str, *qkv: np.ndarray) -> tuple[np.ndarray, ...]:
+    """q, k and v in float64, after refusing a stage that does not exist."""
     if stage not in STAGES:
         raise ValueError(f"stage: got {stage!r}; it takes one of {', '.join(STAGES)}")
+    return checks.qkv_heads(*qkv)
+
+
+def _check_lengths(key_lengths: np.ndarray | None, k: np.ndarray) -> list:
+    """The key length of every batch entry."""
     if key_lengths is None:
         return [None] * k.shape[0]
     lengths = np.asarray(key_lengths)

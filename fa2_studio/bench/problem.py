@@ -21,7 +21,6 @@ class Problem:
     d: int
     causal: bool
     dtype: str = "bfloat16"
-    layout: str = ""  # "rows first" for tensors that lie in memory as (batch, N, heads, d)
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
@@ -38,21 +37,20 @@ class Problem:
         return self.forward_flops * {"forward": 1.0, "backward": 2.5, "both": 3.5}[direction]
 
     def tensors(self, seed: int = 0, grad: bool = False, device: str = "cuda") -> tuple[torch.Tensor, ...]:
-        """Normal random q, k, v and, with `grad`, dO; all are (batch, heads, N, d), whatever the layout."""
-        generator = torch.Generator(device).manual_seed(seed)
+        """Normal random q, k, v and, with `grad`, dO, (batch, heads, N, d) each."""
+        options = dict(device=device, dtype=getattr(torch, self.dtype), generator=torch.Generator(device))
+        options["generator"].manual_seed(seed)
 
         def draw(heads: int, N: int) -> torch.Tensor:
-            shape = (self.batch, N, heads, self.d) if self.layout else (self.batch, heads, N, self.d)
-            x = torch.randn(shape, device=device, dtype=getattr(torch, self.dtype), generator=generator)
-            return x.transpose(1, 2) if self.layout else x
+            return torch.randn((self.batch, heads, N, self.d), **options)
 
         q, k, v = (draw(*s) for s in ((self.heads, self.N_q), (self.kv_heads, self.N_k), (self.kv_heads, self.N_k)))
         inputs = tuple(x.requires_grad_(grad) for x in (q, k, v))
         return (*inputs, draw(self.heads, self.N_q)) if grad else inputs
 
     def as_dict(self) -> dict:
-        """Its fields for a record; the layout where it is not the usual one."""
-        return {name: value for name, value in asdict(self).items() if name != "layout" or value}
+        """Its fields for a record."""
+        return asdict(self)
 
 
 # Right or wrong -----------------------------------------------------------------------------------------------

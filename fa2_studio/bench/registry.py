@@ -14,11 +14,9 @@ class Suite(NamedTuple):
 
 CONTESTS = {
     "paper": "the FA2 paper's grid: d 64 and 128, 16k tokens",
-    "quick": "three lengths of that grid",
     "nvidia": "64 query heads on 8, d 128, one sequence",
     "long": "one sequence of up to 262,144 tokens",
     "heads": "grouped heads",
-    "layout": "tensors that lie as (batch, N, heads, d)",
     "deterministic": "gradients with the same bits in every call, beside the fast ones",
     "sweep": "200 random shapes that no size was chosen for, beside cuDNN and FlashAttention-3",
 }

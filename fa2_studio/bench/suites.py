@@ -19,8 +19,9 @@ from fa2_studio.bench.protocol import HOST_PROTOCOL, REPEATS, SUSTAINED, measure
 from fa2_studio.bench.results import machine
 
 
-def paper_grid(lengths=(512, 1024, 2048, 4096, 8192, 16384)) -> list[Problem]:
+def paper_grid() -> list[Problem]:
     """The grid of the FA2 paper's figures: d 64 and 128, 16k tokens, causal or not."""
+    lengths = (512, 1024, 2048, 4096, 8192, 16384)
     return [Problem.square(N, d, causal) for d in (64, 128) for causal in (False, True) for N in lengths]
 
 
@@ -38,12 +39,6 @@ def heads_grid() -> list[Problem]:
 def nvidia_grid() -> list[Problem]:
     """The shape in which NVIDIA publishes cuDNN's speed: one sequence, 64 query heads on 8, d 128."""
     return [Problem(1, 64, 8, N, N, 128, causal) for causal in (False, True) for N in (2048, 4096, 8192, 16384, 32768)]
-
-
-def layout_grid() -> list[Problem]:
-    """What models hand over: projections leave (batch, N, heads, d), and a transpose makes heads come first."""
-    shapes = [(d, causal, N) for d in (64, 128) for causal in (False, True) for N in (2048, 8192)]
-    return [replace(Problem.square(N, d, causal), layout="rows first") for d, causal, N in shapes]
 
 
 def same_bits_grid() -> list[Problem]:
@@ -86,11 +81,9 @@ class Contest(NamedTuple):
 
 CONTESTS = dict(
     paper=Contest(paper_grid),
-    quick=Contest(partial(paper_grid, (1024, 4096, 16384))),
     nvidia=Contest(nvidia_grid),
     long=Contest(long_grid),
     heads=Contest(heads_grid),
-    layout=Contest(layout_grid),
     deterministic=Contest(same_bits_grid, "deterministic"),
     sweep=Contest(random_grid, "sweep", repeats=7),
 )

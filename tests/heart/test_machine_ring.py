@@ -95,14 +95,3 @@ def test_the_smallest_shard_hides_its_transfer_and_the_next_smaller_does_not(dir
     assert ring.step(rows, direction, **SIZES).hidden == 1 > ring.step(rows - 1, direction, **SIZES).hidden
     assert rows == ring.smallest_shard(direction, **SIZES | dict(d=128))
     assert rows == pytest.approx(2 * ring.smallest_shard(direction, **SIZES | dict(causal=False)), abs=1)
-
-
-def test_the_ring_s_time():
-    rows = 10 * ring.smallest_shard("forward", **SIZES)
-    step = ring.step(rows, "forward", **SIZES)
-    assert ring.ring_seconds(4, rows, **SIZES) == pytest.approx(4 * step.compute)
-    short = ring.step(50, "forward", **SIZES)
-    assert ring.ring_seconds(4, 50, **SIZES) == pytest.approx(3 * short.transfer + (1 + 9 / 16) * short.compute)
-    hidden = ring.smallest_shard("forward", **SIZES)
-    begun = ring.ring_seconds(4, hidden, **SIZES) / ring.step(hidden, "forward", **SIZES).compute
-    assert begun == pytest.approx(4 + 9 / 16, rel=0.01), "the first transfer has less than half a step beside it"

@@ -360,11 +360,11 @@ HEADS_REFUSED = dict(
 @pytest.mark.parametrize("stage", heads.STAGES)
 @pytest.mark.parametrize("call", [heads.forward, heads.backward], ids=lambda call: call.__name__)
 def test_a_batch_of_heads_looks_at_every_argument(call, stage):
-    takes = inspect.signature(call).parameters
+    takes = inspect.signature(call).parameters | inspect.signature(heads.each_head).parameters
     good = {name: x for name, x in HEADS_TAKEN.items() if name in takes} | dict(stage=stage)
     call(**good)
     call(**good | dict(key_lengths=[0, 5]))
-    for name in takes.keys() - {"trace", *(("B_r", "B_c") if stage == "naive" else ())}:
+    for name in takes.keys() - {"trace", "options", *(("B_r", "B_c") if stage == "naive" else ())}:
         with pytest.raises((TypeError, ValueError), match=rf"^{name}: got "):
             call(**good | {name: HEADS_REFUSED[name]})
 

@@ -103,7 +103,7 @@ def test_every_suite_has_a_function_that_measures_it(name):
 
 def test_without_a_gpu_the_command_says_where_recorded_results_are(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for names in (["paper"], ["smoke", "quick"]):
+    for names in (["paper"], ["smoke", "long"]):
         with pytest.raises(ValueError, match=r"^bench: there is no CUDA GPU here .* in figures/data$"):
             command.main(names)
 
