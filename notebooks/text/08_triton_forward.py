@@ -421,9 +421,9 @@ for i in range(0, 300, 64):
 # divided only at the end, so over 2,048 keys with equal scores, whose values are 40, it grows to 81,920. The largest
 # number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
 #
-# A trap for kernels in fp32: on a GPU `tl.dot` rounds fp32 factors to 10 bits behind the point, a format called *TF32*,
-# unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter does not round, so only a GPU shows it. Chapter
-# 11 measures how much is lost.
+# A trap for kernels in fp32: on a GPU `tl.dot` keeps only 10 bits behind the point of fp32 factors, a format called *TF32*,
+# unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter keeps all, so only a GPU shows it. Chapter 11
+# counts how much is lost.
 #
 # **Takeaway.** Factors may have 16 bits. Sums need 32.
 
