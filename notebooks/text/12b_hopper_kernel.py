@@ -453,8 +453,8 @@ read(KERNEL, "step", begin="s = start_scores")
 # | cost of an unmasked tile | one comparison and a jump, the same for all threads | none |
 # | after the diagonal | nothing to do | the state (o, m, ℓ, and a product under way) passes from loop to loop |
 #
-# On the ladder two loops came with a gain for another reason: loads of whole tiles need no predicates (rungs 08 and 09,
-# [chapter 10](10_ladder.ipynb)). Here the copy engine loads, and nothing has a predicate.
+# On the ladder a second loop let the loads of whole tiles go without predicates (rungs 08 and 09, [chapter
+# 10](10_ladder.ipynb)). Here the copy engine loads, and nothing has a predicate.
 
 # %% [markdown]
 # ## Who multiplies first?

@@ -223,7 +223,8 @@ show(backward_step.draw(**backward_step.data()))
 # %% [markdown]
 # Follow the boxes with strong edges: S, P, dV, dP, dK of step 3, and its dQ only in the next step, beside P of step 4. The
 # two consumers fill each other's gaps, while dQ is being added.
-#
+
+# %% [markdown]
 # **Predict.** In each step a consumer hands over one part of dQ. How long may one addition take before everybody becomes
 # slower?
 #
@@ -493,7 +494,8 @@ for lane in range(3):
 # ## What is the order worth?
 #
 # The order of the products was found by trying: speed with an idea over the speed without it, in the same run.
-#
+
+# %% [markdown]
 # **Predict.** One could start S and dP together, and hide more behind them. What happens?
 #
 # - ☐ it is faster by a few percent
@@ -558,7 +560,8 @@ for kv_heads in (4, 1):
 # ## Which bits come out?
 #
 # Which column block adds first is chance, and a sum in fp32 depends on its order.
-#
+
+# %% [markdown]
 # **Predict.** 128 column blocks add to 8,192 numbers, in two different orders. After rounding to bf16, how many of the
 # 8,192 differ?
 #
@@ -626,7 +629,8 @@ read("hopper/backward/turns.py", "UNTIL")
 # **Can this deadlock?** No. The last column block of each head is handed out first, and at each row block the turn goes
 # from the last to the first. So whoever is waited for was handed out earlier, and is running: only a program that runs
 # draws a number. The lowest number that is not done waits for nobody.
-#
+
+# %% [markdown]
 # **Predict.** Under the causal mask a column block begins with the row block on its diagonal. Turns may go from the last
 # column block to the first, or from the first to the last. Which is better?
 #
@@ -838,8 +842,8 @@ else:
 # </details>
 # <details><summary>3. Between which two events is a fence needed?</summary>
 #
-# Between a thread's access to shared memory, a store or a load, and the copy engine's or the tensor cores' access to the
-# same place, if one of the two writes.
+# Where a thread has stored or loaded, and the copy engine or a product comes next to the same place, if one of the two
+# writes.
 # </details>
 # <details><summary>4. m may lag behind the row's maximum. Why is the result still right?</summary>
 #
