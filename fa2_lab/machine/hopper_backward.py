@@ -79,11 +79,12 @@ class Consumer:
         shared, n = self.shared, self.n
         yield from shared.rows.take(n)
         s = self.product(f"S {n}")
-        dq = None if before is None else (yield from self.start_dq())
+        if before is not None:
+            dq = yield from self.start_dq()
         yield s.done()
         yield self.block.start("exp", self.costs.softmax, f"P {n}").done()
         dv = self.product(f"dV {n}")
-        if dq is not None:
+        if before is not None:
             yield dq.done()
             yield from self.add_dq(before)
         yield self.product(f"dP {n}").done()

@@ -16,6 +16,7 @@ from fa2_lab.tiles import Mask, whole_number
 from fa2_lab.trace import UNWATCHED, Trace
 
 STAGES = ("naive", "fa1", "fa2")
+QKV = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def forward(
@@ -85,14 +86,16 @@ def each_head(
     dropout_p: float = 0.0,
     seed: int | None = None,
     trace: Trace = UNWATCHED,
-) -> Iterator[tuple]:
+) -> Iterator[tuple[int, int, int, QKV, dict[str, Any]]]:
     """For each query head: its place (b, h), its key head, its q, k and v, and what else a stage is to be given."""
     lengths, sink_of, group = _check_lengths(key_lengths, k), _check_sinks(sinks, q), q.shape[1] // k.shape[1]
     for b in trace.parallel("b", range(q.shape[0])):
         for h in trace.parallel("h", range(q.shape[1])):
             g = h // group
             mask, dropout = Mask(causal, lengths[b], window=window), Dropout(dropout_p, seed, b, h)
-            common = dict(tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace)
+            common: dict[str, Any] = dict(
+                tau=scale, mask=mask, softcap=softcap, sink=sink_of[h], dropout=dropout, trace=trace
+            )
             yield b, h, g, (q[b, h], k[b, g], v[b, g]), common
 
 
