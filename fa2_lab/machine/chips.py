@@ -6,9 +6,9 @@ fp32, which consumer cards do at half the rate that their advertised fp16 figure
 on these sheets, a GB/s of bandwidth 10⁹.
 """
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields
 
 KiB, MiB, GiB = 2**10, 2**20, 2**30
 TFLOPS, GB, MHZ = 10**12, 10**9, 10**6
@@ -77,44 +77,41 @@ _PER_CAPABILITY = {
     "blocks_per_sm": f"{_LIMITS}, row maximum resident blocks per multiprocessor",
 }
 
-_EVERYWHERE: dict[str, Any] = dict(
-    exp_per_clock=16, shared_per_clock=128, registers_per_sm=65536, registers_per_thread=255
-)
-
-_SM_80: dict[str, Any] = dict(
-    compute_capability=(8, 0),
-    fp32_per_clock=64,
-    shared_per_sm=164 * KiB,
-    shared_per_block=163 * KiB,
-    threads_per_sm=2048,
-    warps_per_sm=64,
-    blocks_per_sm=32,
-    **_EVERYWHERE,
-)
-_SM_86: dict[str, Any] = dict(
-    compute_capability=(8, 6),
-    fp32_per_clock=128,
-    shared_per_sm=100 * KiB,
-    shared_per_block=99 * KiB,
-    threads_per_sm=1536,
-    warps_per_sm=48,
-    blocks_per_sm=16,
-    **_EVERYWHERE,
-)
-_SM_89 = _SM_86 | dict(compute_capability=(8, 9), blocks_per_sm=24)
-_SM_90 = _SM_80 | dict(
-    compute_capability=(9, 0), fp32_per_clock=128, shared_per_sm=228 * KiB, shared_per_block=227 * KiB
-)
-_SM_100 = _SM_90 | dict(compute_capability=(10, 0))
+_SMS = """
+SM   FP32 lanes  shared KiB  warps  blocks
+80   64          164         64     32
+86   128         100         48     16
+89   128         100         48     24
+90   128         228         64     32
+100  128         228         64     32
+"""
 
 # The chips ------------------------------------------------------------------------------------------------------
 
+# TFLOP/s of tensor cores and of FP32; tensor FLOPs per clock and SM; memory; L2; the link to other GPUs, one way.
+_CHIPS = """
+chip              SM   SMs  MHz   TFLOP/s  FP32  per clock  GiB  GB/s  L2 MiB  link GB/s
+A100 SXM 80GB     80   108  1410  312      19.5  2048       80   2039  40      300
+H100 SXM          90   132  1830  989.4    66.9  4096       80   3350  50      450
+H200              90   132  1830  989.4    66.9  4096       141  4800  60      450
+B200              100  148  1860  2250     75    8192       180  7672  126.5   900
+GeForce RTX 3090  86   82   1695  71       35.6  512        24   936   6       56.25
+GeForce RTX 4090  89   128  2520  165.2    82.6  512        24   1008  72      32
+L40S              89   142  2520  362.05   91.6  1024       48   864   96      32
+"""
 
-def _sources(sheet: str, memory: str | None = None, tensor: str | None = None, **other: str) -> dict[str, str]:
+
+def _rows(table: str) -> dict[str, list]:
+    """{first column: the numbers of the others}, without the head."""
+    rows = [re.split(r"\s{2,}", line) for line in table.strip().splitlines()[1:]]
+    return {name: [float(x) if "." in x else int(x) for x in numbers] for name, *numbers in rows}
+
+
+def _sources(sheet: str, memory: str | None = None, **other: str) -> dict[str, str]:
     """Sources of one chip: its own sheet for what is its own, the CUDA guide for the rest."""
     own = ("name", "SMs", "clock_hz", "tensor_flops", "fp32_flops", "tensor_per_clock", "l2_bytes", "link_per_second")
     table = dict.fromkeys(own, sheet) | dict.fromkeys(("hbm_bytes", "hbm_per_second"), memory or sheet)
-    return table | _PER_CAPABILITY | ({"tensor_flops": tensor} if tensor else {}) | other
+    return table | _PER_CAPABILITY | other
 
 
 _GA100 = "NVIDIA A100 Tensor Core GPU Architecture (whitepaper), table Comparison of NVIDIA Data Center GPUs"
@@ -129,72 +126,34 @@ _DGX_B200 = "NVIDIA DGX B200 datasheet, table Specifications, an eighth of its f
 _BLACKWELL = "NVIDIA Blackwell Tuning Guide (docs.nvidia.com/cuda/blackwell-tuning-guide)"
 _B200_DRIVER = "reported by the driver of a B200 (github.com/pytorch/ao, pull request 4002)"
 _SM_TENSOR = "section on the tensor core: FMAs per clock and tensor core, times 4 tensor cores, times 2"
-
-A100 = Chip(
-    name="A100 SXM 80GB",
-    SMs=108,
-    clock_hz=1410 * MHZ,
-    tensor_flops=312 * TFLOPS,
-    fp32_flops=19.5 * TFLOPS,
-    tensor_per_clock=2048,
-    hbm_bytes=80 * GiB,
-    hbm_per_second=2039 * GB,
-    l2_bytes=40 * MiB,
-    link_per_second=300 * GB,
-    sources=_sources(
+_FP32_SUMS = "row Peak FP16 Tensor TFLOPS with FP32 Accumulate"
+_HOPPER = dict(
+    clock_hz=f"{_GH100}: 1830 MHz for tensor-core work (its FP32 figure is given at 1980 MHz)",
+    tensor_per_clock=f"NVIDIA H100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
+)
+_SOURCES = {
+    "A100 SXM 80GB": _sources(
         _GA100,
         memory="NVIDIA A100 datasheet, column A100 80GB SXM",
         link_per_second="NVIDIA A100 datasheet, row Interconnect: NVLink 600 GB/s, half of it each way",
         tensor_per_clock=f"NVIDIA A100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
     ),
-    **_SM_80,
-)
-H100 = Chip(
-    name="H100 SXM",
-    SMs=132,
-    clock_hz=1830 * MHZ,
-    tensor_flops=989.4 * TFLOPS,
-    fp32_flops=66.9 * TFLOPS,
-    tensor_per_clock=4096,
-    hbm_bytes=80 * GiB,
-    hbm_per_second=3350 * GB,
-    l2_bytes=50 * MiB,
-    link_per_second=450 * GB,
-    sources=_sources(
+    "H100 SXM": _sources(
         _GH100,
         memory="NVIDIA H100 datasheet, column H100 SXM",
         link_per_second="NVIDIA H100 datasheet, row Interconnect: NVLink 900 GB/s, half of it each way",
-        clock_hz=f"{_GH100}: 1830 MHz for tensor-core work (its FP32 figure is given at 1980 MHz)",
-        tensor_per_clock=f"NVIDIA H100 Tensor Core GPU Architecture (whitepaper), {_SM_TENSOR}",
+        **_HOPPER,
     ),
-    **_SM_90,
-)
-H200 = replace(
-    H100,
-    name="H200",
-    hbm_bytes=141 * GiB,
-    hbm_per_second=4800 * GB,
-    l2_bytes=60 * MiB,
-    sources=dict(H100.sources)
-    | dict.fromkeys(("name", "hbm_bytes", "hbm_per_second"), _H200)
-    | dict.fromkeys(
-        ("tensor_flops", "fp32_flops"), f"{_GH100}; the H200 datasheet prints them rounded (1,979 sparse, 67)"
-    )
-    | {"link_per_second": f"{_H200}: NVLink 900 GB/s, half of it each way"}
-    | {"l2_bytes": "reported by the driver of an H200 (torch.cuda.get_device_properties, L2_cache_size)"},
-)
-B200 = Chip(
-    name="B200",
-    SMs=148,
-    clock_hz=1860 * MHZ,
-    tensor_flops=2250 * TFLOPS,
-    fp32_flops=75 * TFLOPS,
-    tensor_per_clock=8192,
-    hbm_bytes=180 * GiB,
-    hbm_per_second=7672 * GB,
-    l2_bytes=int(126.5 * MiB),
-    link_per_second=900 * GB,
-    sources=_sources(
+    "H200": _sources(
+        f"{_GH100}; the H200 datasheet prints them rounded (1,979 sparse, 67)",
+        memory=_H200,
+        name=_H200,
+        SMs=_GH100,
+        link_per_second=f"{_H200}: NVLink 900 GB/s, half of it each way",
+        l2_bytes="reported by the driver of an H200 (torch.cuda.get_device_properties, L2_cache_size)",
+        **_HOPPER,
+    ),
+    "B200": _sources(
         _B200,
         memory=f"{_B200_DRIVER}: 7,680 bits twice in each of 3,996 million clocks a second; {_DGX_B200}: 8 TB/s",
         SMs=_B200_DRIVER,
@@ -203,61 +162,21 @@ B200 = Chip(
         clock_hz="worked out: 2,250 dense TFLOP/s are 148 SMs × 8,192 at 1860 MHz (the FP32 figure is one at 1980 MHz)",
         tensor_per_clock="twice the H100's of each SM: it gives the datasheet's 2,250 TFLOP/s at 1860 MHz",
         link_per_second=f"{_BLACKWELL}, section Fifth-Generation NVLink: 1.8 TB/s, half of it each way",
-        **dict.fromkeys(
-            ("shared_per_sm", "shared_per_block"), f"{_BLACKWELL}, section Unified Shared Memory/L1/Texture Cache"
-        ),
+        shared_per_sm=f"{_BLACKWELL}, section Unified Shared Memory/L1/Texture Cache",
+        shared_per_block=f"{_BLACKWELL}, section Unified Shared Memory/L1/Texture Cache",
     ),
-    **_SM_100,
-)
-RTX_3090 = Chip(
-    name="GeForce RTX 3090",
-    SMs=82,
-    clock_hz=1695 * MHZ,
-    tensor_flops=71 * TFLOPS,
-    fp32_flops=35.6 * TFLOPS,
-    tensor_per_clock=512,
-    hbm_bytes=24 * GiB,
-    hbm_per_second=936 * GB,
-    l2_bytes=6 * MiB,
-    link_per_second=56.25 * GB,
-    sources=_sources(
+    "GeForce RTX 3090": _sources(
         _GA102,
-        tensor=f"{_GA102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate",
+        tensor_flops=f"{_GA102}, {_FP32_SUMS}",
         link_per_second="NVIDIA Ampere GA102 GPU Architecture (whitepaper V2), third-generation NVLink: 112.5 GB/s "
         "both ways, between the two cards of a bridge",
     ),
-    **_SM_86,
-)
-RTX_4090 = Chip(
-    name="GeForce RTX 4090",
-    SMs=128,
-    clock_hz=2520 * MHZ,
-    tensor_flops=165.2 * TFLOPS,
-    fp32_flops=82.6 * TFLOPS,
-    tensor_per_clock=512,
-    hbm_bytes=24 * GiB,
-    hbm_per_second=1008 * GB,
-    l2_bytes=72 * MiB,
-    link_per_second=32 * GB,
-    sources=_sources(
+    "GeForce RTX 4090": _sources(
         _AD102,
-        tensor=f"{_AD102}, row Peak FP16 Tensor TFLOPS with FP32 Accumulate",
+        tensor_flops=f"{_AD102}, {_FP32_SUMS}",
         link_per_second="no NVLink: PCI Express 4.0 with 16 lanes, 64 GB/s both ways on the L40S sheet",
     ),
-    **_SM_89,
-)
-L40S = Chip(
-    name="L40S",
-    SMs=142,
-    clock_hz=2520 * MHZ,
-    tensor_flops=362.05 * TFLOPS,
-    fp32_flops=91.6 * TFLOPS,
-    tensor_per_clock=1024,
-    hbm_bytes=48 * GiB,
-    hbm_per_second=864 * GB,
-    l2_bytes=96 * MiB,
-    link_per_second=32 * GB,
-    sources=_sources(
+    "L40S": _sources(
         _L40S,
         SMs=f"{_L40S}: 18,176 CUDA cores of 128 per SM",
         clock_hz=f"{_L40S}: 91.6 TFLOP/s of FP32 are 142 SMs × 128 lanes × 2 at 2520 MHz",
@@ -266,10 +185,22 @@ L40S = Chip(
         l2_bytes=_L40,
         link_per_second=f"{_L40S}, row Interconnect Interface: PCIe Gen4 x16, 64 GB/s bidirectional",
     ),
-    **_SM_89,
-)
+}
 
-CHIPS = {chip.name: chip for chip in (A100, H100, H200, B200, RTX_3090, RTX_4090, L40S)}
+
+def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
+    """A row of the table of chips, with what holds for every SM of its kind."""
+    tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
+    lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
+    return Chip(
+        *(name, divmod(SM, 10), SMs, clock * MHZ, tensor * TFLOPS, fp32 * TFLOPS, int(tensor_per_clock)),
+        *(lanes, 16, 128, shared * KiB, (shared - 1) * KiB, 65536, 255, 32 * warps, warps, blocks),
+        *(int(hbm * GiB), hbm_speed * GB, int(l2 * MiB), link * GB, _SOURCES[name]),
+    )
+
+
+CHIPS = {name: _chip(name, *numbers) for name, numbers in _rows(_CHIPS).items()}
+A100, H100, H200, B200, RTX_3090, RTX_4090, L40S = CHIPS.values()
 
 
 # The GPU that is here -------------------------------------------------------------------------------------------
