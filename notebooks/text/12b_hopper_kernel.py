@@ -652,8 +652,10 @@ print(f"best: {best:.0f} TFLOP/s, {best / peak:.0%} of the datasheet, {best / ge
 # kernel faster. (In this record *tickets* are numbers drawn from the scheduler, *slots* are stages, and *turns on the
 # tensor cores* are ping-pong.)
 
-# %% tags=["hide-input"]
+# %%
 show(forward_ideas.draw(**forward_ideas.data()))
+
+# %% tags=["hide-input"]
 Markdown(ideas.folded("All of them, problem by problem (N: factor)", ideas.ideas_table("forward", "host")))
 
 # %% [markdown]
