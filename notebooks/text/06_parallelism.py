@@ -147,7 +147,7 @@ def show_times(name, costs, SMs):
         print(f"  SM {SM} ", *(spans or [" idle"]))
 
 
-show_times("FA1", [16] * 4, 6)
+show_times("FA1 as printed", [16] * 4, 6)
 show_times("FA2", [4] * 16, 6)
 
 # %% [markdown]

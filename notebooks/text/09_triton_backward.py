@@ -331,7 +331,7 @@ print("five runs, different dQ:", len({host(run[0]).tobytes() for run in runs}))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# Here are both ways on one clock. With one pass the additions into one block of dQ meet. With two, each block has one owner.
+# With one pass, additions into one block of dQ meet. Switch to two passes: now each block of dQ has one owner.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
@@ -399,7 +399,7 @@ for name, cost in ways.items():
 # %% tags=["hide-input"]
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 names = {"b00_atomics": "b00, one pass", "b01_two_passes": "b01, two passes", "b02_one_pass": "b02, one pass on Hopper"}
-print("measured on an H200:", ", ".join(f"{words} {times[name][0]:.1f} ms" for name, words in names.items()))
+print("measured on an H200:", *(f"{words}: {times[name][0]:.1f} ms" for name, words in names.items()), sep="\n  ")
 
 # %%
 show(roofline.draw(**roofline.data(*ways.items())))
