@@ -345,7 +345,8 @@ live("backward")
 def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
                 d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
-    Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
+    Q, dO, L, D = (Q + head * N_q * d, dO + head * N_q * d,
+                   L + head * N_q, D + head * N_q)
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d
     q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
     do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
@@ -389,7 +390,8 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # %%
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64
 into_dQ = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: heads, column blocks, dQ in fp32
-two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - 2 * into_dQ))
+requested = 2 * (one.requested - 2 * into_dQ)
+two = replace(one, flops=one.flops * 7 // 5, requested=requested)
 ways = {"one pass": one, "two passes": two}
 for name, cost in ways.items():
     unit, seconds = cost.limit(chips.H200)

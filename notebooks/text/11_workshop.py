@@ -288,7 +288,8 @@ rng = np.random.default_rng(0)
 for repeats in (1, 7, 49):  # 2,000 searches among 20 equal launches
     timings = rng.normal(1.0, 0.01, size=(2000, 20, repeats))
     best = np.median(timings, axis=2).min(axis=1)
-    print(f"median of {repeats:2}: the winner seems {1 - best.mean():.1%} faster than it is")
+    gain = 1 - best.mean()
+    print(f"median of {repeats:2}: the winner seems {gain:.1%} faster than it is")
 
 # %% [markdown]
 # **Takeaway.** Check the result, take turns, use medians, and try the winner at another shape.
