@@ -34,6 +34,7 @@ INSIDE = (
     Inside("runtime.driver.active", "the chip and its stream; offline.py puts an absent GPU there", TESTED),
     Inside("runtime.interpreter: _patch_lang, …", "quicken(): the interpreter, three times as fast", TESTED),
     Inside("CompiledKernel.run, CudaLauncher.launch, …", "relaunch.py: a launch at a third of the time", TESTED),
+    Inside("CompiledKernel.metadata, .packed_metadata", "more_shared(): fewer programs on an SM", TESTED),
     Inside("language.core._aggregate", "triton.aggregate, public since 3.8", TESTED[:2]),
     Inside("builder.create_async_tma_reduce", "tma.async_atomic_add, public since 3.8", TESTED[:2]),
     Inside("shared_memory_descriptor._reinterpret", ".reinterpret, public since 3.9", TESTED[:3]),
@@ -121,6 +122,12 @@ def aggregate(cls: Any) -> Any:
     vars(__init__)["__triton_builtin__"] = True  # Triton must not look in it for code to compile
     cls.__init__ = __init__
     return triton.language.core._aggregate(cls)
+
+
+def more_shared(kernel: Any, bytes_asked: int) -> None:
+    """Before a compiled kernel's first launch: let it ask for more shared memory than it needs."""
+    metadata = kernel.metadata._replace(shared=max(kernel.metadata.shared, bytes_asked))
+    kernel.metadata, kernel.packed_metadata = metadata, (metadata.num_warps, metadata.num_ctas, metadata.shared)
 
 
 # The interpreter ----------------------------------------------------------------------------------------------

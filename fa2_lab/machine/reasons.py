@@ -290,7 +290,7 @@ def facts() -> dict[tuple[str, bool, int], dict]:
     Each has the numbers of COMPILED, keys and consumers. registers: of a thread that multiplies. programs: on an SM at
     the same time. instructions, exponentials, waits and keys: of the loop without a mask, for one tile.
     """
-    rows = (recorded("compiled") or {}).get("ladder", [])
+    rows = (recorded("rungs") or {}).get("rungs", [])
     return {(row["rung"], row["causal"], row["d"]): row for row in rows}
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
-from fa2_lab.records import FOLDER, load, path_of
+from fa2_lab.records import FOLDER, Record, load, path_of
 from fa2_lab.tools import files
 from fa2_studio.bench.registry import SUITES
 
@@ -30,6 +30,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, help="where the records lie; figures/data if not given")
     parser.add_argument("--sustained", action="store_true", help="without pauses, seconds for each contestant in turn")
     parser.add_argument("--direction", choices=("forward", "backward"), help="only this one")
+    parser.add_argument("--part", action="append", choices=SUITES["ladder"].parts, help="ladder: only this; repeatable")
     parser.add_argument("--beside", type=Path, metavar="FILE.py", help="ladder: time its forward(q, k, v, causal), too")
     options = parser.parse_args(argv)
     if options.results:
@@ -38,6 +39,7 @@ def main(argv: list[str]) -> int:
     how = {"sustained": True} if options.sustained else {}
     how |= {"directions": (options.direction,)} if options.direction else {}
     how |= {"beside": options.beside} if options.beside else {}
+    how |= {"parts": options.part} if options.part else {}
     check(options.suite, how)
     if not options.folder:
         files.checkout("bench without --folder")
@@ -69,7 +71,9 @@ def check(names: list[str], how: dict) -> None:
     if "beside" in how and (names != ["ladder"] or not how["beside"].is_file()):
         got = f"{', '.join(names)} beside {how['beside']}"
         raise ValueError(f"suite: got {got}; --beside takes ladder, and a file with forward(q, k, v, causal)")
-    if how.keys() - {"beside"} and not all(SUITES[name].contest for name in names):
+    if "parts" in how and names != ["ladder"]:
+        raise ValueError(f"suite: got {', '.join(names)}; --part takes ladder")
+    if how.keys() - {"beside", "parts"} and not all(SUITES[name].contest for name in names):
         contests = ", ".join(name for name, suite in SUITES.items() if suite.contest)
         raise ValueError(f"suite: got {', '.join(names)}; with --sustained or --direction it takes {contests}")
 
@@ -86,10 +90,16 @@ def run(name: str, folder: Path, how: dict) -> int:
     module, function = SUITES[name].measure.split(":")
     start = time.perf_counter()
     measure = getattr(import_module(f"fa2_studio.bench.{module}"), function)
-    measured = measure(name, **how) if SUITES[name].contest else measure(**how)
-    measured = replace(measured, made_by=f"python -m fa2_lab bench {name}")
     earlier = load(name, folder) if path_of(name, folder).exists() else None
-    path = results.save(results.joined(earlier, measured), folder)
+
+    def keep(record: Record) -> Path:
+        record = replace(record, made_by=f"python -m fa2_lab bench {name}")
+        return results.save(results.joined(earlier, record), folder)
+
+    if SUITES[name].parts:
+        how = how | {"keep": keep}
+    measured = measure(name, **how) if SUITES[name].contest else measure(**how)
+    path = keep(measured)
     print(page.numbers(measured))
     print(f"{name}: {time.perf_counter() - start:.0f} s, kept in {path}", flush=True)
     if measured.missing:

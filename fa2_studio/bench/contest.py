@@ -22,13 +22,19 @@ Prepared = Callable[[], object] | str  # the call to time, or why there is none
 # A suite ------------------------------------------------------------------------------------------------------
 
 
-def collect(results: Record, jobs: list[partial]) -> Record:
-    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing."""
+def collect(results: Record, jobs: list[partial], keep: Callable[[Record], object] | None = None) -> Record:
+    """Run the jobs under a progress bar. Ctrl-C keeps what is measured so far and lists the rest as missing.
+
+    `keep` is handed the results after each row: what it keeps stays even if the process is killed.
+    """
     try:
         for job in tqdm(jobs, desc=f"bench {results.suite}", unit="row", disable=None):
-            results.rows.append(attempt(job))
+            row = attempt(job)
+            (results.sustained if job.keywords.get("sustained") else results.rows).append(row)
+            if keep:
+                keep(results)
     except KeyboardInterrupt:
-        results.missing = [described(job) for job in jobs[len(results.rows) :]]
+        results.missing = [described(job) for job in jobs[len(results.rows + results.sustained) :]]
     return results
 
 

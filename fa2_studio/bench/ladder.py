@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache, partial
@@ -13,68 +13,100 @@ import torch
 
 from fa2_lab.api.attention import attention
 from fa2_lab.kernels import ladder
+from fa2_lab.machine.budget import blocks_per_sm
+from fa2_lab.machine.chips import H200
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files
-from fa2_studio.bench import contestants, counters
+from fa2_studio.bench import contestants, counters, experiments
 from fa2_studio.bench.ahead import elsewhere
 from fa2_studio.bench.contest import ceilings, collect, contest, refused
 from fa2_studio.bench.peers import dense
+from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Problem, error, gradient_error, gradients_by_definition
-from fa2_studio.bench.protocol import PROTOCOL, measure
+from fa2_studio.bench.protocol import PROTOCOL, SUSTAINED, measure, sustain
+from fa2_studio.bench.registry import SUITES
 from fa2_studio.bench.results import machine
 
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
 COUNTED = ("r09_free_loads", *ladder.SIDE)  # whose counters are read there
-FEW_HEADS = [Problem(1, 8, 8, 4096, 4096, 128, causal) for causal in (False, True)]
-ON_AN_SM = dict(registers=65_536, shared=228 * 1024, warps=64)  # of compute capability 9.0
+SHOWN = [(rung, WARPS if rung in ladder.SIDE else MAIN) for rung in ladder.RUNGS + ladder.SIDE + ladder.BACKWARD]
+PARTS = SUITES["ladder"].parts
 
 
 def grid() -> list[Problem]:
-    """16,384 tokens of hidden size 2,048 at two lengths, both head dimensions, both masks; and eight heads alone."""
-    squares = [Problem.square(N, d, causal) for N in (4096, 16384) for d in (128, 64) for causal in (False, True)]
-    return squares + FEW_HEADS
+    """16,384 tokens of hidden size 2,048, both head dimensions, both masks; and eight heads alone."""
+    squares = [Problem.square(4096, d, causal) for d in (128, 64) for causal in (False, True)]
+    return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
 
 
-def run(beside: Path | None = None) -> Record:
-    """Time every rung on every problem; then read what was compiled, and the hardware's counters where allowed.
+def run(
+    beside: Path | None = None, parts: Sequence[str] = PARTS, keep: Callable[[Record], object] | None = None
+) -> Record:
+    """Time every rung on every problem, ask the experiments, and read what the compiler and the hardware say.
 
-    `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more.
+    `beside` is a file with one more contestant: forward(q, k, v, causal), which returns O, or O and more. `keep` is
+    handed the record after each row, so that a run that is killed leaves what it measured.
     """
     down_here = [replace(MAIN, causal=causal) for causal in (False, True)]
-    calls = [(rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()]  # the last rungs compile longest
-    calls = [(rung, problem) for rung, problem in calls if problem.N_q == MAIN.N_q or rung not in SLOW]
-    calls += [(rung, WARPS) for rung in ladder.SIDE] + [(rung, p) for rung in ladder.BACKWARD for p in down_here]
-    elsewhere(call_once, calls)
-    shown = [(rung, WARPS if rung in ladder.SIDE else MAIN) for rung in ladder.RUNGS + ladder.SIDE + ladder.BACKWARD]
-    with ThreadPoolExecutor(os.cpu_count()) as several:  # each compiles in a process of its own
-        read = dict(zip(shown, several.map(compiled, *zip(*shown, strict=True)), strict=True))
-    jobs = [partial(climb, problem, beside=beside) for problem in grid()]
-    jobs += [partial(down, problem) for problem in down_here]
-    jobs += [partial(lambda problem, rung: read[rung, problem], problem, rung) for rung, problem in shown]
-    jobs += [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)]
-    return collect(Record("ladder", machine(), PROTOCOL, ceilings()), jobs)
+    asked = experiments.problems()
+    calls = {
+        "rungs": [(rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()],  # the last compile longest
+        "experiments": [(name, problem) for problem, names in asked.items() for name in names],
+        "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
+    }
+    jobs = {
+        "rungs": [partial(climb, problem, beside=beside) for problem in grid()],
+        "experiments": [partial(ask, problem, names) for problem, names in asked.items()],
+        "sustained": [partial(climb, problem, beside=beside, sustained=True) for problem in down_here],
+        "backward": [partial(down, problem) for problem in down_here],
+        "compiled": [partial(compiled, problem, rung) for rung, problem in SHOWN],
+        "counters": [partial(count, problem, name) for problem in (WARPS, MAIN) for name in counted_here(problem)],
+    }
+    side = [(rung, WARPS) for rung in ladder.SIDE]
+    elsewhere(call_once, [call for part in parts for call in calls.get(part, side)])
+    record = Record("ladder", machine(), PROTOCOL, ceilings(), sustained_protocol=SUSTAINED)
+    return collect(record, [job for part in PARTS if part in parts for job in jobs[part]], keep)
 
 
-def call_once(rung: str, problem: Problem) -> None:
-    """One call, so that what it compiles lies on disk when it is timed."""
+def call_once(name: str, problem: Problem) -> None:
+    """One call of a rung or an experiment, so that what it compiles lies on disk when it is timed."""
     q, k, v, dO = (x.detach() for x in problem.tensors(grad=True))
-    if rung in ladder.BACKWARD:
+    if name in ladder.BACKWARD:
         L = torch.zeros(q.shape[:3], device=q.device)
-        ladder.load(rung).backward(q, k, v, q, L, dO, problem.causal)
+        ladder.load(name).backward(q, k, v, q, L, dO, problem.causal)
     else:
-        ladder.load(rung).forward(q, k, v, problem.causal)
+        experiments.forward(name)(q, k, v, problem.causal)
 
 
-def climb(problem: Problem, beside: Path | None = None) -> Measurement:
-    """Milliseconds of every rung and of its peers on one problem."""
+def climb(problem: Problem, beside: Path | None = None, sustained: bool = False) -> Measurement:
+    """Milliseconds of every rung and of its peers on one problem, in turn or each for a second without a pause."""
     tensors = problem.tensors()
     calls = everybody(problem, tensors)
     if beside:
         mine = files.module_at(beside).forward
         calls.append((beside.stem, lambda: dense.O_of(mine(*tensors, problem.causal))))
-    return timed(problem, "forward", calls, lambda O: error(O, *tensors, problem.causal))
+
+    def check(O: torch.Tensor) -> float:
+        return error(O, *tensors, problem.causal)
+
+    if not sustained:
+        return timed(problem, "forward", calls, check)
+    with Meter() as meter:
+        return timed(problem, "forward", calls, check, partial(sustain, meter=meter))
+
+
+def ask(problem: Problem, names: Sequence[str]) -> Measurement:
+    """Milliseconds of experiments, and of the rungs that they are compared with."""
+    tensors = problem.tensors()
+    forward = cache(experiments.forward)  # made when it is called first, so that its failure is its own
+
+    def call(name: str) -> torch.Tensor:
+        return forward(name)(*tensors, problem.causal)[0]
+
+    calls = [(name, partial(call, name)) for name in names]
+    return timed(problem, "experiments", calls, lambda O: error(O, *tensors, problem.causal))
 
 
 def down(problem: Problem) -> Measurement:
@@ -95,19 +127,22 @@ def forward_of(rung: str, tensors, causal: bool):
     return ladder.load(rung).forward(*tensors, causal)[0]
 
 
-def timed(problem: Problem, direction: str, calls: list[tuple], error_of: Callable) -> Measurement:
-    """Milliseconds of each (name, call), checked first."""
+def timed(
+    problem: Problem, direction: str, calls: list[tuple], error_of: Callable, timing: Callable | None = None
+) -> Measurement:
+    """Milliseconds of each (name, call), checked first; slow ones are timed fewer times."""
 
     def checked(call: Callable):
         return refused([error_of(call())]) or call
 
-    def timing(right: dict) -> dict:
+    def rested(right: dict) -> dict:
         slow = {name: call for name, call in right.items() if name in SLOW}
         timings = measure({name: call for name, call in right.items() if name not in slow}) | measure(slow, FEW)
         return {name: timings[name] for name in right}
 
     prepared = {name: partial(checked, call) for name, call in calls}
-    return contest(problem.as_dict(), direction, prepared, problem.flops(direction), timing)
+    flops = problem.flops("backward" if direction == "backward" else "forward")
+    return contest(problem.as_dict(), direction, prepared, flops, timing or rested)
 
 
 def everybody(problem: Problem, tensors) -> list[tuple]:
@@ -123,7 +158,19 @@ def everybody(problem: Problem, tensors) -> list[tuple]:
     return calls
 
 
-def compiled(rung: str, problem: Problem) -> Measurement:
+def compiled(problem: Problem, rung: str) -> Measurement:
+    """What the compiler made of a rung."""
+    return all_compiled()[rung, problem]
+
+
+@cache
+def all_compiled() -> dict[tuple[str, Problem], Measurement]:
+    """What the compiler made of every rung, each in a process of its own."""
+    with ThreadPoolExecutor(os.cpu_count()) as several:
+        return dict(zip(SHOWN, several.map(compile_one, *zip(*SHOWN, strict=True)), strict=True))
+
+
+def compile_one(rung: str, problem: Problem) -> Measurement:
     """What the compiler made of the largest kernel of a rung, and how many of its programs fit on an SM."""
     from fa2_lab.tools.xray import xray
 
@@ -133,14 +180,8 @@ def compiled(rung: str, problem: Problem) -> Measurement:
         return Measurement(problem.as_dict() | dict(rung=rung), "compiled", {}, {"xray": str(failure)}, unit="count")
     numbers = max((kernel.numbers for kernel in kernels), key=lambda numbers: numbers["registers"])
     kept = {name: [numbers[name]] for name in ("registers", "spills", "shared", "tensor", "exponential", "warps")}
-    kept["programs on an SM"] = [programs_on_an_sm(**{name: numbers[name] for name in ON_AN_SM})]
+    kept["programs on an SM"] = [blocks_per_sm(H200, numbers["shared"], numbers["registers"], numbers["warps"])]
     return Measurement(problem.as_dict() | dict(rung=rung), "compiled", kept, unit="count")
-
-
-def programs_on_an_sm(registers: int, shared: int, warps: int) -> int:
-    """How many fit at the same time; a program's shared memory has 1 KiB more than it asks for."""
-    a_warp = 32 * (-(-registers // 8) * 8)  # registers are given out eight at a time
-    return min(ON_AN_SM["registers"] // (a_warp * warps), ON_AN_SM["shared"] // (shared + 1024), 64 // warps)
 
 
 def count(problem: Problem, rung: str) -> Measurement:

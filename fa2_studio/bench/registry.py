@@ -9,6 +9,7 @@ class Suite(NamedTuple):
     measure: str  # module:function
     what: str
     gpu: bool = True
+    parts: tuple[str, ...] = ()  # that can be measured alone; the function takes them, and what keeps each row
     contest: bool = False  # the function takes the suite, the directions, and whether to measure without pauses
 
 
@@ -29,7 +30,11 @@ SUITES |= {
     "decode": Suite("decode:run", "one query over long caches, dense and in pages"),
     "small": Suite("suites:small", "what one call costs on the host"),
     "memory": Suite("suites:memory", "peak bytes over the length"),
-    "ladder": Suite("ladder:run", "one change of a kernel at a time, beside the fastest peers, with counters"),
+    "ladder": Suite(
+        "ladder:run",
+        "one change of a kernel at a time, beside the fastest peers; experiments, clock, power and counters",
+        parts=("rungs", "experiments", "sustained", "backward", "compiled", "counters"),
+    ),
     "prices": Suite("prices:run", "bytes per second from shared memory, from L2 and from DRAM"),
     "train": Suite("train:run", "a small GPT with its attention swapped"),
     "models": Suite("models:run", "no GPU needed: a small Llama of transformers with its attention swapped", gpu=False),

@@ -32,10 +32,11 @@ import torch
 
 import fa2_lab.kernels  # first: without a GPU it switches Triton's interpreter on
 from fa2_lab.kernels import ladder
+from fa2_lab.machine.budget import blocks_per_sm
+from fa2_lab.machine.chips import H200
 from fa2_lab.tools import files
 from fa2_lab.tools import ladder as climbed
 from fa2_lab.tools.xray import xray, xray_launches
-from fa2_studio.bench.ladder import ON_AN_SM, programs_on_an_sm
 from fa2_studio.book.verdicts import close, verdict
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -62,7 +63,7 @@ if __name__ == "__main__":
 folder = TemporaryDirectory()
 mine = Path(folder.name) / "mine.py"
 rung = ladder.FOLDER / f"{ladder.find('11')}.py"
-_ = mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
+mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
 
 # %% [markdown]
 # | you want to know | the line |
@@ -71,7 +72,7 @@ _ = mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
 # | its instructions | `fa2-lab xray mine.py --full --sass` |
 # | how long each kernel takes | `nsys profile -o mine python mine.py; nsys stats -r cuda_gpu_kern_sum mine.nsys-rep` |
 # | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` |
-# | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
+# | the same, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
 # | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
 # | a race in shared memory (not with the barriers of chapter 12) | `compute-sanitizer --tool racecheck python mine.py` |
 # | a value | `TRITON_INTERPRET=1 python mine.py`, with `breakpoint()` in the kernel and q, k, v on the CPU |
@@ -99,7 +100,7 @@ kernels = dict(zip(LAUNCHES, (kernel for (kernel,) in compiled), strict=True))
 print(f"{'':14}{'registers':>10}{'spills':>8}{'shared KiB':>12}{'programs on an SM':>20}")
 for launch, kernel in kernels.items():
     n = kernel.numbers
-    fit = programs_on_an_sm(**{name: n[name] for name in ON_AN_SM})
+    fit = blocks_per_sm(H200, n["shared"], n["registers"], n["warps"])
     print(f"{launch:14}{n['registers']:10}{n['spills']:8}{n['shared'] / 1024:12.0f}{fit:20}")
 
 # %% [markdown]
@@ -156,7 +157,7 @@ for launch, kernel in kernels.items():
 # %%
 taller = mine.with_name("taller.py")
 text = mine.read_text(encoding="utf-8").replace("B_r=64", "B_r=128")
-_ = taller.write_text(text.replace("cdiv(N_q, 64)", "cdiv(N_q, 128)"), encoding="utf-8")
+taller.write_text(text.replace("cdiv(N_q, 64)", "cdiv(N_q, 128)"), encoding="utf-8")
 (tall,) = xray_launches(str(taller), [dict(num_warps=8)], "sm_90", causal=False)[0]
 for rows, kernel in {64: kernels["num_warps=8"], 128: tall}.items():
     for_a_row = kernel.numbers["exponential"] * 32 * 8 // rows
@@ -288,8 +289,7 @@ rng = np.random.default_rng(0)
 for repeats in (1, 7, 49):  # 2,000 searches among 20 equal launches
     timings = rng.normal(1.0, 0.01, size=(2000, 20, repeats))
     best = np.median(timings, axis=2).min(axis=1)
-    gain = 1 - best.mean()
-    print(f"median of {repeats:2}: the winner seems {gain:.1%} faster than it is")
+    print(f"median of {repeats:2}: the winner seems {1 - best.mean():.1%} faster than it is")
 
 # %% [markdown]
 # **Takeaway.** Check the result, take turns, use medians, and try the winner at another shape.
@@ -484,7 +484,7 @@ verdict("shared memory: Q once, K and V for each stage", [plain["shared"], stage
 verdict("maxnreg is paid in spills", narrow["spills"] > staged["spills"] == 0)
 verdict("8 warps, 64 rows: as many exponentials of a thread as with 4", wide["exponential"] == staged["exponential"])
 verdict("8 warps, 64 rows: [8, 1]", any("[8, 1]" in layout for layout in kernels["num_warps=8"].layouts.values()))
-fit = [programs_on_an_sm(**{name: n[name] for name in ON_AN_SM}) for n in (staged, narrow)]
+fit = [blocks_per_sm(H200, n["shared"], n["registers"], n["warps"]) for n in (staged, narrow)]
 verdict("2 programs fit, and 2 with maxnreg=128", fit == [2, 2])
 verdict("16 HGMMA in the line of s", became["as it is"]["HGMMA"] == became["num_stages=1"]["HGMMA"] == 16)
 verdict("TF32 is worse than fp16, and fp32 a thousand times better", error(tf32) > error(np.float16) > 300 * error(np.float32))

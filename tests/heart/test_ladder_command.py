@@ -50,7 +50,7 @@ def recorded(tmp_path, monkeypatch):
         made.rows.append(Measurement(of, "counters", counts, unit="count"))
     save(made, tmp_path)
     rows = [compiled(rung, causal) for rung in ladder.RUNGS[:-1] for causal in (False, True)]
-    (tmp_path / "compiled.json").write_text(json.dumps(dict(ladder=rows)))
+    (tmp_path / "rungs.json").write_text(json.dumps(dict(rungs=rows)))
     monkeypatch.setattr(records, "FOLDER", tmp_path)
     reasons.facts.cache_clear()
     yield made

@@ -9,9 +9,11 @@ pytest.importorskip("triton", reason="Triton is not installed here (it exists fo
 
 from bench_clock import Clocks  # noqa: E402
 
+from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
+from fa2_lab.kernels.ladder import find, load  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
-from fa2_studio.bench import counters, ladder, problem, protocol, ring, tune  # noqa: E402
+from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
@@ -32,18 +34,43 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
 
 
-@pytest.mark.parametrize(
-    "numbers, fit",
-    [
-        (dict(registers=128, shared=0, warps=4), 4),  # 64 K registers are 4 × 4 × 32 × 128
-        (dict(registers=129, shared=0, warps=4), 3),
-        (dict(registers=32, shared=57 * 1024 - 1024, warps=4), 4),
-        (dict(registers=32, shared=57 * 1024, warps=4), 3),
-        (dict(registers=16, shared=0, warps=8), 8),
-    ],
-)
-def test_how_many_programs_fit_on_an_sm(numbers, fit):
-    assert ladder.programs_on_an_sm(**numbers) == fit
+def test_every_experiment_is_asked_beside_what_it_is_compared_with():
+    for names in experiments.problems().values():
+        for name in set(names) & set(experiments.EXPERIMENTS):
+            asked = experiments.EXPERIMENTS[name]
+            against = asked.against if asked.against in experiments.EXPERIMENTS else find(asked.against)
+            assert against in names[: names.index(name)], name
+
+
+def test_an_experiment_changes_its_launch_and_leaves_its_rung():
+    given = []
+    asked = experiments.Launched(Kernel(given), dict(at_once=3, num_stages=2))
+    asked[(7,)]("q", 5, 16, num_stages=1, num_warps=4)
+    assert given == [((7,), ("q", 5, 3), dict(num_stages=2, num_warps=4))]
+    changed = experiments.forward("22 that always raises m")
+    assert changed.__globals__["LAG"].value == -1e30 and load("r22").LAG.value == 8.0
+
+
+class Kernel:
+    """Notes how it is launched."""
+
+    arg_names = ("Q", "heads", "at_once")
+
+    def __init__(self, given):
+        self.given = given
+
+    def __getitem__(self, grid):
+        return lambda *given, **named: self.given.append((grid, given, named))
+
+
+def test_a_run_of_parts_keeps_each_row_where_it_belongs(monkeypatch):
+    kept = []
+    row = records.Measurement(WHERE.as_dict(), "forward", {"a": [1.0]})
+    monkeypatch.setattr(ladder, "climb", lambda problem, beside=None, sustained=False: row)
+    monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: None)
+    monkeypatch.setattr(ladder, "ceilings", dict)
+    record = ladder.run(parts=("sustained", "rungs"), keep=lambda r: kept.append((len(r.rows), len(r.sustained))))
+    assert kept[0] == (1, 0) and kept[-1] == (len(record.rows), len(record.sustained)) == (len(ladder.grid()), 2)
 
 
 # Counters -----------------------------------------------------------------------------------------------------

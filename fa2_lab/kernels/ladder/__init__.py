@@ -6,37 +6,59 @@
 Each file is one rung and can be read alone: it imports no other. Its first line names its one change, and two
 neighbours differ by that change only. `forward` takes q, k, v (batch, heads, N, d) with equal heads in fp16 or bf16; N
 may differ between q and k, d is a power of two from 16 on for the Triton rungs, 64 or 128 for the Gluon rungs, which
-need a Hopper GPU. Beside the ladder stand s00 and s01, two ways for warps to share a tile, and b00, b01 and b02, three
-ways for the backward to sum up dQ; their backward(q, k, v, O, L, dO, causal) returns dQ, dK and dV. b02 is in Gluon.
+need a Hopper GPU. `python -m fa2_lab.kernels.ladder.r08` runs one by itself.
+
+Beside the ladder stand s00 and s01, two ways for warps to share a tile; x23, rung 23 with exponentials by other units;
+and b00, b01 and b02, three ways for the backward to sum up dQ: their backward(q, k, v, O, L, dO, causal) returns dQ, dK
+and dV. b02 is in Gluon.
 """
 
 import ast
+import sys
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import count
 from pathlib import Path
 from types import ModuleType
 
 FOLDER = Path(__file__).parent
 RUNGS = tuple(sorted(path.stem for path in FOLDER.glob("r[0-9][0-9]_*.py")))
-SIDE, BACKWARD = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sb")
+SIDE, BACKWARD, OTHERS = (tuple(sorted(path.stem for path in FOLDER.glob(f"{x}[0-9][0-9]_*.py"))) for x in "sbx")
+copies = count()
 
 
 def find(rung: str) -> str:
     """The full name of a rung that is given as 07, r07 or r08_two_loops, of one beside the ladder as s00."""
     asked = rung.strip().lower().removeprefix("r")
     found = [name for name in RUNGS if asked in (name[1:], name[1:3], name[1:3].lstrip("0"))]
-    found += [name for name in SIDE + BACKWARD if asked in (name, name[:3])]
+    found += [name for name in SIDE + BACKWARD + OTHERS if asked in (name, name[:3])]
     if not asked or not found:
-        raise ValueError(f"rung: got {rung!r}; it takes {', '.join(RUNGS + SIDE + BACKWARD)}, or the number alone")
+        known = ", ".join(RUNGS + SIDE + BACKWARD + OTHERS)
+        raise ValueError(f"rung: got {rung!r}; it takes {known}, or the number alone")
     return found[0]
 
 
 def load(rung: str) -> ModuleType:
     """A rung's module; its forward(q, k, v, causal) returns O and L."""
+    ready()
+    return import_module(f"{__name__}.{find(rung)}")
+
+
+def copied(rung: str) -> ModuleType:
+    """A rung's module once more, with kernels of its own: who changes them leaves the rung as it is."""
+    ready()
+    spec = spec_from_file_location(f"{__name__}.copy_{next(copies)}_of_{find(rung)}", FOLDER / f"{find(rung)}.py")
+    module = sys.modules[spec.name] = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ready() -> None:
+    """Before a rung is imported: what older Tritons need."""
     from fa2_lab.kernels import triton_versions
 
     triton_versions.prepare()
     triton_versions.newest_names()
-    return import_module(f"{__name__}.{find(rung)}")
 
 
 def change(rung: str) -> tuple[str, str]:
@@ -44,3 +66,16 @@ def change(rung: str) -> tuple[str, str]:
     first = ast.get_docstring(ast.parse((FOLDER / f"{find(rung)}.py").read_text(encoding="utf-8"))).split("\n")[0]
     name, sentence = first.split(", ", 1)[1].split(": ", 1)
     return name, sentence
+
+
+class ByNumber:
+    """Finds r08_two_loops.py where r08 is asked for, so that `python -m fa2_lab.kernels.ladder.r08` runs it."""
+
+    @staticmethod
+    def find_spec(name: str, path=None, target=None):
+        parent, _, short = name.rpartition(".")
+        if parent == __name__ and short in {full[:3] for full in RUNGS + OTHERS}:
+            return spec_from_file_location(name, FOLDER / f"{find(short)}.py")
+
+
+sys.meta_path.append(ByNumber)

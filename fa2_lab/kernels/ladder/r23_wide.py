@@ -19,6 +19,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 NEG_INF = gl.constexpr(float("-inf"))
 LOWEST = gl.constexpr(-1.0e30)  # where m starts: at −∞ a row without keys would compute −∞ − (−∞), not a number
 LN2 = gl.constexpr(math.log(2))
+LAG = gl.constexpr(8.0)  # m is raised when a score lies so far above it, in powers of 2
 SIZES = {64: (3, 128, 4, True), 128: (3, 64, 5, False)}  # by d: consumers, keys of a tile, stages; if O lies apart
 FEW = {64: SIZES[64], 128: (2, 128, 2, True)}  # where an SM has fewer than 4 blocks of 192 rows
 counter_on = cache(lambda device: torch.zeros(1, dtype=torch.int32, device=device))  # 0 between launches on one stream
@@ -151,8 +152,8 @@ def softmax(s_ij, l_i, m_i, tau_log2):
     """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
     x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
     top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
-    m_new = raised(m_i, top, m_i + 8.0)  # (64, 4)  FA2.A1.L9
-    p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2⁸  FA2.A1.L9
+    m_new = raised(m_i, top, m_i + LAG)  # (64, 4)  FA2.A1.L9
+    p_ij = gl.exp2(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG  FA2.A1.L9
     alpha = gl.exp2(m_i - m_new)  # (64, 4)  FA2.A1.L9
     l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)  FA2.A1.L9
     return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new
@@ -325,3 +326,9 @@ def forward(q, k, v, causal):
                          CAUSAL=causal, CONSUMERS=consumers, STAGES=stages, APART=apart, num_warps=4,
                          enable_fp_fusion=True)  # fmt: skip
     return O, L  # FA2.A1.L17
+
+
+if __name__ == "__main__":
+    from fa2_lab.tools.rung import alone
+
+    alone(__file__)

@@ -13,12 +13,13 @@ PRODUCTS = (  # a warp's multiplications: four warps share one of Hopper's produ
 
 
 class Loop(NamedTuple):
-    """One loop: its instructions, a warp's multiplications in one round, copies that nobody waits for, exponentials."""
+    """One loop: its instructions, a warp's multiplications in one round, copies that nobody waits for, and more."""
 
     instructions: int
     multiplications: float
     copies: int
     exponentials: int = 0
+    waits: int = 0  # for products of the tensor cores
 
     def per_score(self, d: int) -> float:
         """Instructions of a thread for one score: each score takes part in 2 d multiplications."""
@@ -44,8 +45,9 @@ def loops(sass: str) -> list[Loop]:
                 body = code[labels[back[1]] :]
                 products = sum(multiplications(text) for text in body)
                 copies = sum("LDGSTS" in text or "UTMALDG" in text for text in body)
+                exponentials, waits = (sum(name in text for text in body) for name in ("MUFU.EX2", "WARPGROUP.DEPBAR"))
                 if products:
-                    found.append(Loop(len(body), products, copies, sum("MUFU.EX2" in text for text in body)))
+                    found.append(Loop(len(body), products, copies, exponentials, waits))
     return found
 
 

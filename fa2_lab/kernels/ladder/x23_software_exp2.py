@@ -1,0 +1,65 @@
+"""Beside the ladder, rung 23 with some of its exponentials computed by the FMA units.
+
+2ˣ = 2ⁿ 2ᶠ with n = ⌊x⌋ and f in [0, 1). A cubic gives 2ᶠ within 9e-5, far finer than the 16 bits into which p is
+rounded, and n goes into the exponent. It should pay on a B200, where the exponential unit alone is the limit. On an
+H200 tensor cores, exponential unit and issue slots bind alike, and nine instructions take the place of one.
+
+Three traps, each silent. A plain max for the clamp turns NaN into 0, as if the key were masked: hence max.NaN. Adding n
+to the exponent's bits turns NaN into 3.4e38: hence a product by 2ⁿ. And a clamp at −126 leaves −∞ with a p of 1.2e-38,
+so that a row without keys gets the mean of V: hence −127, whose 2ⁿ is zero.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+from fa2_lab.kernels import ladder
+
+wide = ladder.copied("r23")  # its functions, and its softmax below in the place of its own
+by_lanes, along, raised, LAG = wide.by_lanes, wide.along, wide.raised, wide.LAG
+EVERY = gl.constexpr(8)  # one exponential in so many goes to the FMA units, the others to the exponential unit
+
+
+@gluon.constexpr_function
+def cubic(y, x):
+    """PTX: y = 2^x for −∞ ≤ x < 128 without the exponential unit. NaN stays NaN, −∞ gives +0."""
+    return f"""max.NaN.f32 a, {x}, 0fC2FE0000; add.rm.f32 t, a, 0f4B400000;
+sub.rn.f32 f, t, 0f4B400000; sub.rn.f32 f, a, f;
+fma.rn.f32 r, f, 0f3D9DD556, 0f3E691BC4; fma.rn.f32 r, r, f, 0f3F31F32D; fma.rn.f32 r, r, f, 0f3F800000;
+mov.b32 n, t; mad.lo.s32 n, n, 0x800000, 0x3F800000; mov.b32 t, n; mul.rn.f32 {y}, r, t;"""
+
+
+@gluon.constexpr_function
+def one_in(every):
+    """PTX: 8 exponentials, one in `every` by the cubic."""
+    soft = [i % every == every - 1 for i in range(8)]
+    lines = [cubic(f"${i}", f"${8 + i}") if soft[i] else f"ex2.approx.ftz.f32 ${i}, ${8 + i};" for i in range(8)]
+    return "\n".join(["{ .reg .f32 a, t, f, r; .reg .b32 n;", *lines, "}"])
+
+
+@gluon.jit
+def some_by_fma(x):
+    """2^x."""
+    registers: gl.constexpr = "=&f,=&f,=&f,=&f,=&f,=&f,=&f,=&f,f,f,f,f,f,f,f,f"
+    return gl.inline_asm_elementwise(one_in(EVERY), registers, [x], gl.float32, True, 8)
+
+
+@gluon.jit
+def softmax(s_ij, l_i, m_i, tau_log2):
+    """Take a tile's scores into l and m: p, and the factor by which o shrinks."""
+    x = by_lanes(s_ij)  # (64, B_c / 8, 4, 2)
+    top = gl.convert_layout(tau_log2 * gl.max(gl.max(x, 3), 1), m_i.type.layout)  # (64, 4)
+    m_new = raised(m_i, top, m_i + LAG)  # (64, 4)
+    p_ij = some_by_fma(tau_log2 * x - along(m_new, x))  # (64, B_c / 8, 4, 2), at most 2^LAG
+    alpha = gl.exp2(m_i - m_new)  # (64, 4)
+    l_i = alpha * l_i + gl.sum(gl.sum(p_ij, 3), 1)  # (64, 4)
+    return gl.convert_layout(p_ij.reshape(s_ij.shape), s_ij.type.layout), alpha, l_i, m_new
+
+
+wide.softmax = softmax
+forward = wide.forward
+
+
+if __name__ == "__main__":
+    from fa2_lab.tools.rung import alone
+
+    alone(__file__)

@@ -1,0 +1,87 @@
+"""One rung by itself: `python -m fa2_lab.kernels.ladder.r08` checks it, and prints what it compiles to and its time."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fa2_lab.kernels import interpreter, ladder
+from fa2_lab.machine.budget import blocks_per_sm
+from fa2_lab.machine.chips import H200
+from fa2_lab.tools import steps
+from fa2_lab.tools.xray import xray
+
+SMALL = [(128, 128, 64, False), (70, 100, 64, True), (100, 37, 64, True)]  # N_q, N_k, d, causal
+LARGE = [(1000, 1300, 64, False), (1300, 1000, 64, True), (999, 1025, 128, False), (4096, 4096, 128, True)]
+
+
+def alone(file: str) -> None:
+    """A rung, given by its file: its sentence, its errors, its compiled numbers, and on a GPU its time."""
+    name = Path(file).stem
+    print(steps.sentence(name) + "\n")
+    gpu = torch.cuda.is_available()
+    if "gluon" in steps.source(name) and not (gpu and torch.cuda.get_device_capability() == (9, 0)):
+        print("It runs on a Hopper GPU only, and there is none here.")
+    elif interpreter.misfit():
+        print(interpreter.misfit())
+    else:
+        check(name, LARGE if gpu else SMALL, "cuda" if gpu else "cpu")
+        if gpu:
+            compare(name)
+    print("\ncompiled for an H200   registers   spills   shared memory   programs on an SM")
+    for d in (128, 64):
+        for causal in (False, True):
+            kernel = max(xray(name, "sm_90", d=d, causal=causal), key=lambda kernel: kernel.numbers["registers"])
+            registers, spills, shared, warps = (kernel.numbers[x] for x in ("registers", "spills", "shared", "warps"))
+            programs = blocks_per_sm(H200, shared, registers, warps)
+            print(f"{f'd = {d}, ' + mask(causal):22}{registers:10} {spills:8} {shared:15,} {programs:19}")
+
+
+def check(name: str, cases: list[tuple], device: str) -> None:
+    """Print how far O and L are from float64."""
+    print("against float64                          O          L")
+    for N_q, N_k, d, causal in cases:
+        draw = torch.Generator().manual_seed(0)
+        q, k, v = (torch.randn(1, 2, n, d, generator=draw).half().to(device) for n in (N_q, N_k, N_k))
+        O, L = ladder.load(name).forward(q, k, v, causal)
+        errors = [off(*pair) for pair in zip((O, L), by_definition(q, k, v, causal), strict=True)]
+        wrong = "" if errors[0] < 1e-3 and errors[1] < 1e-5 else "   WRONG"
+        print(f"{f'{N_q} queries, {N_k} keys, d = {d}, {mask(causal)}':35}{errors[0]:8.1e}   {errors[1]:8.1e}{wrong}")
+
+
+def by_definition(q: Any, k: Any, v: Any, causal: bool) -> tuple[Any, Any]:
+    """O and L in float64; a row without keys has O = 0 and L = −∞."""
+    S = q.double() @ k.double().mT * q.shape[3] ** -0.5
+    if causal:
+        behind = torch.arange(S.shape[3]) - (torch.arange(S.shape[2])[:, None] + S.shape[3] - S.shape[2])
+        S = S.masked_fill((behind > 0).to(S.device), -torch.inf)
+    L = torch.logsumexp(S, dim=3)
+    return torch.nan_to_num(torch.exp(S - L[..., None])) @ v.double(), L
+
+
+def off(x: Any, truth: Any) -> float:
+    """The largest error beside the largest value; where the truth is infinite, x must be the same."""
+    infinite = torch.isinf(truth)
+    if not torch.equal(torch.isinf(x), infinite):
+        return torch.inf
+    return float((x.double() - truth)[~infinite].abs().max() / truth[~infinite].abs().max())
+
+
+def compare(name: str) -> None:
+    """Print the time of the rung and of the one before it."""
+    from triton.testing import do_bench
+
+    rungs = [name] if name not in ladder.RUNGS[1:] else [ladder.RUNGS[ladder.RUNGS.index(name) - 1], name]
+    print(f"\n64 heads of 4,096, d = 128, bf16{'':5}" + "".join(f"{rung:>22}" for rung in rungs))
+    for causal in (False, True):
+        q, k, v = torch.randn(3, 4, 16, 4096, 128, device="cuda", dtype=torch.bfloat16)
+        calls = [partial(ladder.load(rung).forward, q, k, v, causal) for rung in rungs]
+        times = map(do_bench, calls)
+        print(f"{mask(causal):37}" + "".join(f"{time:19.3f} ms" for time in times))
+
+
+def mask(causal: bool) -> str:
+    return "causal" if causal else "no mask"

@@ -1,0 +1,209 @@
+"""Questions to the rungs: the same kernels, launched in another way, each with what was expected before it was timed.
+
+    forward("05 at 168 registers")(q, k, v, causal=True)
+
+What a change names is looked for in three places: constants of the rung's file, arguments of its kernel, and options of
+the launch. `shared` is new: so many bytes of shared memory are asked for, which keeps other programs off the SM.
+`fa2-lab bench ladder` times each beside `against`.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from fa2_lab.kernels import ladder, triton_versions
+from fa2_studio.bench.problem import Problem
+
+TWO = 110 * 1024  # bytes of shared memory with which two programs fit on an SM
+
+
+class Experiment(NamedTuple):
+    """One question. A shape is (d, causal, heads of 4,096 tokens); None is expected where nothing was predicted."""
+
+    rung: str
+    changes: dict[str, Any]
+    against: str  # a rung, or an experiment by its name
+    asks: str
+    expected: dict[tuple[int, bool, int], float | None]  # how many times as fast as `against`
+
+
+def at(factor: float | None, *shapes: tuple[int, bool, int]) -> dict:
+    return dict.fromkeys(shapes, factor)
+
+
+FULL, CAUSAL = (128, False, 64), (128, True, 64)  # d, mask and heads that fill the GPU
+FULL_64, CAUSAL_64 = (64, False, 128), (64, True, 128)
+FEW, FEW_CAUSAL = (128, False, 8), (128, True, 8)
+
+EXPERIMENTS = {
+    # A third program on an SM, or the arithmetic?
+    "03 at 168 registers": Experiment(
+        "r03", dict(maxnreg=168), "r03", "Is a third program worth 20% without deferring anything?", at(1.21, FULL)
+    ),
+    "05 at 168 registers": Experiment(
+        "r05",
+        dict(maxnreg=168),
+        "r05",
+        "Tweak 1 gains nothing under the mask, where 174 registers are two programs. And with three?",
+        at(1.21, CAUSAL),
+    ),
+    "05 at 128 registers": Experiment(
+        "r05", dict(maxnreg=128), "r03", "The same at d = 64, where rung 05 lost a fourth program", at(1.07, CAUSAL_64)
+    ),
+    "06 held to two programs": Experiment(
+        "r06",
+        dict(shared=TWO),
+        "r05",
+        "How much of rung 06 under the mask are instructions, without the third program?",
+        at(1.06, CAUSAL),
+    ),
+    "07 at 168 registers": Experiment(
+        "r07",
+        dict(maxnreg=168),
+        "r07",
+        "Under the mask skipping costs the third program",
+        at(1.2, CAUSAL),
+    ),
+    "09 at 168 registers": Experiment(
+        "r09",
+        dict(maxnreg=168),
+        "r09",
+        "Is it for the third program that two loops lose?",
+        at(1.19, FULL, CAUSAL),
+    ),
+    "13 at 128 registers": Experiment(
+        "r13", dict(maxnreg=128), "r13", "At d = 64 groups cost the fourth program", at(None, FULL_64)
+    ),
+    # Copies ahead, and the order of the loops
+    "11 with one stage": Experiment(
+        "r11",
+        dict(num_stages=1),
+        "r09",
+        "Without copies ahead, does the loops' order matter?",
+        at(1.0, FULL, CAUSAL),
+    ),
+    "14 with one stage": Experiment(
+        "r14",
+        dict(num_stages=1),
+        "r14",
+        "What are copies ahead worth, if four programs may hide them?",
+        at(None, FULL, CAUSAL),
+    ),
+    "15 with one stage": Experiment(
+        "r15",
+        dict(STAGES=1),
+        "14 with one stage",
+        "Triton and Gluon, the same work in the same order: is the language worth anything?",
+        at(1.0, FULL, CAUSAL),
+    ),
+    "15 with one stage, 8 heads": Experiment(
+        "r15", dict(STAGES=1), "r15", "Four programs hide the copies. With few heads as well?", at(0.66, FEW_CAUSAL)
+    ),
+    "15 with one stage, two programs": Experiment(
+        "r15",
+        dict(STAGES=1, shared=TWO),
+        "15 with one stage, 8 heads",
+        "Do fewer programs help where all row blocks start at once?",
+        at(1.1, FEW_CAUSAL),
+    ),
+    "14 with two stages": Experiment(
+        "r14", dict(num_stages=2), "r14", "At d = 64 barriers cost the fourth program", at(None, FULL_64, CAUSAL_64)
+    ),
+    "18 with two stages": Experiment(
+        "r18", dict(STAGES=2), "r18", "What is the third stage worth, which rung 21 gives away?", at(1.0, FULL, CAUSAL)
+    ),
+    "20 with two stages": Experiment(
+        "r20", dict(STAGES=2), "r20", "The same where products overlap", at(1.0, FULL, CAUSAL)
+    ),
+    # Order, and the L2 cache
+    "13, heavy first in each head": Experiment(
+        "r13",
+        dict(at_once=1),
+        "r12",
+        "Is heavy first inside each head enough?",
+        at(0.68, FEW_CAUSAL),
+    ),
+    **{
+        f"{rung} at_once={n}": Experiment(
+            f"r{rung}", dict(at_once=n), f"r{rung}", "How many heads fit in L2 side by side?", at(None, FULL, CAUSAL)
+        )
+        for rung in ("13", "23")
+        for n in (1, 2, 8, 16)
+    },
+    # The last rungs
+    "20 for fewer registers": Experiment(
+        "r20",
+        dict(sched4reg=True),
+        "r20",
+        "With Triton 3.9 it spills at d = 64 without a mask. What does that cost?",
+        at(1.01, FULL_64),
+    ),
+    "22 that always raises m": Experiment(
+        "r22", dict(LAG=-1e30), "r21", "Is part of rung 22 the order of its instructions?", at(1.02, FULL, CAUSAL)
+    ),
+    "23 with software exponentials": Experiment(
+        "x23",
+        {},
+        "r23",
+        "One exponential in eight by the FMA units. Predicted for an H200: nothing is gained",
+        at(1.0, FULL_64, CAUSAL_64),
+    ),
+}
+WAVES = {  # rungs by heads of 4,096 tokens, d = 128, no mask: programs come in waves
+    "r02": (8, 12, 16, 24, 32),  # K and V of all heads at the same time: do they fit in L2?
+    **dict.fromkeys(("r03", "r05", "r07", "r09"), (1, 2, 4, 6, 8, 12, 16, 20)),
+}
+
+
+def forward(name: str) -> Callable:
+    """forward(q, k, v, causal) of an experiment, in a copy of its rung; of a rung, as it is."""
+    if name not in EXPERIMENTS:
+        return ladder.load(name).forward
+    asked = EXPERIMENTS[name]
+    if not asked.changes:
+        return ladder.load(asked.rung).forward
+    module = ladder.copied(asked.rung)
+    constants = {name for name in asked.changes if hasattr(module, name)}
+    for constant in constants:
+        setattr(module, constant, type(getattr(module, constant))(asked.changes[constant]))
+    launch = {name: value for name, value in asked.changes.items() if name not in constants}
+    if launch:
+        module.forward_kernel = Launched(module.forward_kernel, launch)
+    return module.forward
+
+
+class Launched:
+    """Stands in for a kernel: it is launched with other arguments and options."""
+
+    def __init__(self, kernel: Any, changes: Mapping[str, Any]) -> None:
+        self.kernel, self.changes = kernel, dict(changes)
+        self.shared = self.changes.pop("shared", None)
+
+    def __getitem__(self, grid: tuple) -> Callable:
+        def launch(*given: Any, **named: Any) -> None:
+            names = self.kernel.arg_names
+            given = [self.changes.get(name, value) for name, value in zip(names, given, strict=False)]
+            named |= {name: value for name, value in self.changes.items() if name not in names[: len(given)]}
+            if self.shared:
+                triton_versions.more_shared(self.kernel.warmup(*given, grid=grid, **named), self.shared)
+            self.kernel[grid](*given, **named)
+
+        return launch
+
+
+def problems() -> dict[Problem, list[str]]:
+    """{problem: the experiments that ask for it, each after what it is compared with, and the rungs of its wave}."""
+    found: dict[Problem, dict[str, None]] = {}
+    for name, asked in EXPERIMENTS.items():
+        against = asked.against if asked.against in EXPERIMENTS else ladder.find(asked.against)
+        for shape in asked.expected:
+            found.setdefault(problem_of(*shape), {}).update({against: None, name: None})
+    for rung, many in WAVES.items():
+        for heads in many:
+            found.setdefault(problem_of(128, False, heads), {})[ladder.find(rung)] = None
+    return {problem: list(names) for problem, names in found.items()}
+
+
+def problem_of(d: int, causal: bool, heads: int) -> Problem:
+    """So many heads of 4,096 tokens; those that fill the GPU are four sequences, as in the table."""
+    filling = Problem.square(4096, d, causal)
+    return filling if heads == filling.batch * filling.heads else Problem(1, heads, heads, 4096, 4096, d, causal)
