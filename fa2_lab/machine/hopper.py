@@ -1,17 +1,14 @@
-"""The Hopper forward as a model that runs anywhere: its rings, mailbox and ping-pong, on NumPy tiles and a clock.
+"""The Hopper forward as a timetable that runs anywhere: its rings, mailbox and ping-pong, on units and a clock.
 
 Names and order are those of kernels/hopper, but that V's tiles have releases of their own: there one release stands for
 a tile of V and the next of K. One thread block: a producer that starts copies, and consumers that own B_r rows each.
-Numbers are computed when a job ends, from what lies in shared memory at that moment; while a copy is on its way, its
-stage holds NaN. So a barrier too few shows in the result, and one too many as a Deadlock.
+Nothing is multiplied here: that the kernel itself waits for all that it reads, tests see without a GPU.
 """
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
-
-import numpy as np
 
 from fa2_lab.machine.asynchrony import SHARED, Barrier, Block, Job, Wait
 from fa2_lab.machine.chips import Chip
@@ -49,27 +46,18 @@ class Ring:
 
     def __init__(self, block: Block, tensor: str, stages: int, consumers: int):
         self.block, self.tensor, self.stages = block, tensor, stages
-        self.tiles: list = [None] * stages
         self.filled = [Barrier(f"{tensor} filled", 1) for _ in range(stages)]
         self.emptied = [Barrier(f"{tensor} emptied", consumers) for _ in range(stages)]
 
-    def fill(self, n: int, tile: np.ndarray, clocks: float) -> Generator[Wait, None, Job]:
-        """Producer: copy a tile into the n-th place, once its stage is empty."""
+    def fill(self, n: int, clocks: float) -> Generator[Wait, None, Job]:
+        """Producer: copy the n-th tile into its place, once that stage is empty."""
         stage = n % self.stages
         yield self.emptied[stage].over((n // self.stages & 1) ^ 1)
-        self.tiles[stage] = np.full_like(tile, np.nan)  # half of the old tile, half of the new one
+        return self.block.start("copy", clocks, f"{self.tensor} {n}", lambda: self.filled[stage].arrive("copy engine"))
 
-        def arrived() -> None:
-            self.tiles[stage] = tile
-            self.filled[stage].arrive("copy engine")
-
-        return self.block.start("copy", clocks, f"{self.tensor} {n}", arrived)
-
-    def take(self, n: int) -> Generator[Wait, None, Callable[[], np.ndarray]]:
-        """Consumer: the n-th tile as soon as it is there: where it lies, not what it holds."""
-        stage = n % self.stages
-        yield self.filled[stage].over(n // self.stages & 1)
-        return lambda: self.tiles[stage]
+    def take(self, n: int) -> Generator[Wait]:
+        """Consumer: wait until the n-th tile is there."""
+        yield self.filled[n % self.stages].over(n // self.stages & 1)
 
     def release(self, n: int) -> None:
         """Consumer: the n-th tile is no longer needed here."""
@@ -132,46 +120,6 @@ class Pipes:
     mailbox: Mailbox
 
 
-# Rows and their state -----------------------------------------------------------------------------------------
-
-
-@dataclass
-class Rows:
-    """The rows of one consumer: where they see what, and their m, l and undivided o."""
-
-    tiling: Tiling
-    i: int
-    q: Callable[[], np.ndarray]
-    d: int
-    m: np.ndarray = field(init=False)
-    l: np.ndarray = field(init=False)
-    o: np.ndarray = field(init=False)
-
-    def __post_init__(self) -> None:
-        rows = self.tiling.rows(self.i)
-        b = rows.stop - rows.start
-        self.m, self.l, self.o = np.full(b, -np.inf), np.zeros(b), np.zeros((b, self.d))
-
-    def scores(self, k: np.ndarray, j: int) -> np.ndarray:
-        """Masked scores of tile (i, j)."""  # (B_r, B_c)
-        s = self.q() @ k.T / np.sqrt(self.d)
-        return np.where(self.tiling.visible(self.i, j), s, -np.inf)
-
-    def softmax_step(self, s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """s into m and l: p, and alpha, by which what came before shrinks."""  # (B_r, B_c), (B_r,)
-        m_new = np.maximum(self.m, s.max(axis=1))
-        m_ref = np.where(np.isneginf(m_new), 0.0, m_new)
-        p, alpha = np.exp(s - m_ref[:, None]), np.exp(self.m - m_ref)
-        self.m, self.l = m_new, alpha * self.l + p.sum(axis=1)
-        return p, alpha
-
-    def add(self, p: np.ndarray, v: np.ndarray) -> None:
-        self.o = self.o + p @ v
-
-    def shrink(self, alpha: np.ndarray) -> None:
-        self.o = alpha[:, None] * self.o
-
-
 # The producer and a consumer ----------------------------------------------------------------------------------
 
 
@@ -179,14 +127,9 @@ class Rows:
 class Work:
     """What one thread block has to do: row blocks of `consumers` times B_r rows, the lowest first."""
 
-    Q: np.ndarray
-    K: np.ndarray
-    V: np.ndarray
     tiling: Tiling
     consumers: int
     costs: Costs
-    O: np.ndarray
-    L: np.ndarray
 
     @property
     def blocks(self) -> int:
@@ -205,27 +148,24 @@ class Work:
         """The column blocks that any consumer of the t-th block visits, from right to left."""
         return sorted({j for i in self.rows_of(t) for j in self.columns(i)}, reverse=True)
 
-    def q(self, i: int) -> np.ndarray:
-        return self.Q[self.tiling.rows(i)] if i < self.tiling.T_r else np.zeros((0, self.Q.shape[1]))
-
 
 def producer(pipes: Pipes, work: Work, counter: Iterator[int]) -> Generator[Wait]:
     """Start every copy as early as its stage is free. V's tile is needed a step later than K's, so K runs ahead."""
-    K, V, tiling, copy = work.K, work.V, work.tiling, work.costs.copy
+    copy = work.costs.copy
     n = r = 0  # tiles of K, and of V, so far; row blocks so far
     t = next(counter)
     yield from pipes.mailbox.send(r, t)
     while t < work.blocks:
         columns = work.all_columns(t)
-        yield from pipes.k.fill(n, K[tiling.cols(columns[0])], copy)
-        for c, i in enumerate(work.rows_of(t)):
-            yield from pipes.q.fill(r * work.consumers + c, work.q(i), copy)
-        for k, v in zip(columns[1:], columns[:-1], strict=True):
-            yield from pipes.k.fill(n + 1, K[tiling.cols(k)], copy)
-            yield from pipes.v.fill(n, V[tiling.cols(v)], copy)
+        yield from pipes.k.fill(n, copy)
+        for c in range(work.consumers):
+            yield from pipes.q.fill(r * work.consumers + c, copy)
+        for _ in columns[1:]:
+            yield from pipes.k.fill(n + 1, copy)
+            yield from pipes.v.fill(n, copy)
             n += 1
         t = next(counter)
-        yield from pipes.v.fill(n, V[tiling.cols(columns[-1])], copy)
+        yield from pipes.v.fill(n, copy)
         n += 1
         r += 1
         yield from pipes.mailbox.send(r, t)
@@ -239,14 +179,12 @@ def consumer(c: int, block: Block, pipes: Pipes, work: Work, visit: Callable) ->
         i = work.rows_of(t)[c]
         all_columns, columns = work.all_columns(t), work.columns(i)
         q_tile = r * work.consumers + c
-        q = yield from pipes.q.take(q_tile)
+        yield from pipes.q.take(q_tile)
         before = all_columns.index(columns[0]) if columns else len(all_columns)  # tiles that only lower rows see
         for m in range(n, n + before):
             yield from skip(c, m, pipes)
         if columns:
-            rows = Rows(work.tiling, i, q, work.Q.shape[1])
-            yield from visit(c, n + before, block, rows, columns, pipes, work.costs)
-            store(rows, work)
+            yield from visit(c, n + before, block, columns, pipes, work.costs)
         for m in range(n + before + len(columns), n + len(all_columns)):  # a window: tiles that only upper rows see
             yield from skip(c, m, pipes)
         n += len(all_columns)
@@ -271,77 +209,58 @@ def skip(c: int, n: int, pipes: Pipes) -> Generator[Wait]:
         ring.release(n)
 
 
-def store(rows: Rows, work: Work) -> None:
-    """Divide by l and write O and L."""
-    l = np.where(rows.l == 0, 1.0, rows.l)  # a row that sees no key: O = 0 and L = −inf
-    where = work.tiling.rows(rows.i)
-    work.O[where], work.L[where] = rows.o / l[:, None], rows.m + np.log(l)
-
-
 # Two ways through the tiles -----------------------------------------------------------------------------------
 
 
-def start_scores(
-    c: int, n: int, j: int, block: Block, rows: Rows, pipes: Pipes, costs: Costs
-) -> Generator[Wait, None, Job]:
-    """Start Q Kᵀ of the n-th tile, column block j."""
-    k = yield from pipes.k.take(n)
+def start_scores(c: int, n: int, block: Block, pipes: Pipes, costs: Costs) -> Generator[Wait, None, Job]:
+    """Start Q Kᵀ of the n-th tile."""
+    yield from pipes.k.take(n)
     yield from pipes.ping_pong.wait(c, n)
-    return block.start("tensor", costs.scores, f"S {n}", lambda: rows.scores(k(), j))
+    return block.start("tensor", costs.scores, f"S {n}")
 
 
-def start_values(
-    n: int, p: np.ndarray, block: Block, rows: Rows, pipes: Pipes, costs: Costs
-) -> Generator[Wait, None, Job]:
+def start_values(n: int, block: Block, pipes: Pipes, costs: Costs) -> Generator[Wait, None, Job]:
     """Start P V of the n-th tile."""
-    v = yield from pipes.v.take(n)
-    return block.start("tensor", costs.values, f"PV {n}", lambda: rows.add(p, v()))
+    yield from pipes.v.take(n)
+    return block.start("tensor", costs.values, f"PV {n}")
 
 
-def exponentiate(n: int, s: np.ndarray, block: Block, rows: Rows, costs: Costs) -> Generator[Wait, None, tuple]:
+def exponentiate(n: int, block: Block, costs: Costs) -> Wait:
     """The softmax step, as long as its exponentials take."""
-    job = block.start("exp", costs.softmax, f"P {n}", lambda: rows.softmax_step(s))
-    yield job.done()
-    return job.result
+    return block.start("exp", costs.softmax, f"P {n}").done()
 
 
-def look_ahead(
-    c: int, n: int, block: Block, rows: Rows, columns: list[int], pipes: Pipes, costs: Costs
-) -> Generator[Wait]:
+def look_ahead(c: int, n: int, block: Block, columns: list, pipes: Pipes, costs: Costs) -> Generator[Wait]:
     """As the kernel does it: Q Kᵀ of a tile and P V of the one before start together, exponentials run under P V."""
-    s = yield from start_scores(c, n, columns[0], block, rows, pipes, costs)
+    s = yield from start_scores(c, n, block, pipes, costs)
     pipes.ping_pong.pass_on(c)
     yield s.done()
     pipes.k.release(n)
-    p, _ = yield from exponentiate(n, s.result, block, rows, costs)
-    for j in columns[1:]:
+    yield exponentiate(n, block, costs)
+    for _ in columns[1:]:
         n += 1
-        s = yield from start_scores(c, n, j, block, rows, pipes, costs)
-        pv = yield from start_values(n - 1, p, block, rows, pipes, costs)
+        s = yield from start_scores(c, n, block, pipes, costs)
+        pv = yield from start_values(n - 1, block, pipes, costs)
         pipes.ping_pong.pass_on(c)
         yield s.done()
         pipes.k.release(n)
-        p, alpha = yield from exponentiate(n, s.result, block, rows, costs)
+        yield exponentiate(n, block, costs)
         yield pv.done()
         pipes.v.release(n - 1)
-        rows.shrink(alpha)
-    pv = yield from start_values(n, p, block, rows, pipes, costs)
+    pv = yield from start_values(n, block, pipes, costs)
     yield pv.done()
     pipes.v.release(n)
 
 
-def in_sequence(
-    c: int, n: int, block: Block, rows: Rows, columns: list[int], pipes: Pipes, costs: Costs
-) -> Generator[Wait]:
+def in_sequence(c: int, n: int, block: Block, columns: list, pipes: Pipes, costs: Costs) -> Generator[Wait]:
     """As one writes it first: every tile to its end before the next one, every step to its end before the next step."""
-    for j in columns:
-        s = yield from start_scores(c, n, j, block, rows, pipes, costs)
+    for _ in columns:
+        s = yield from start_scores(c, n, block, pipes, costs)
         pipes.ping_pong.pass_on(c)
         yield s.done()
         pipes.k.release(n)
-        p, alpha = yield from exponentiate(n, s.result, block, rows, costs)
-        rows.shrink(alpha)
-        pv = yield from start_values(n, p, block, rows, pipes, costs)
+        yield exponentiate(n, block, costs)
+        pv = yield from start_values(n, block, pipes, costs)
         yield pv.done()
         pipes.v.release(n)
         n += 1
@@ -350,20 +269,7 @@ def in_sequence(
 # One thread block ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Run:
-    """What one thread block computed, and how."""
-
-    O: np.ndarray
-    L: np.ndarray
-    block: Block
-    pipes: Pipes
-
-
 def forward(
-    Q: np.ndarray,
-    K: np.ndarray,
-    V: np.ndarray,
     tiling: Tiling,
     consumers: int = 2,
     stages: int = 2,
@@ -371,7 +277,7 @@ def forward(
     visit: Callable = look_ahead,
     costs: Costs = Costs(),
     tensor: str = SHARED,
-) -> Run:
+) -> tuple[Block, Pipes]:
     """One head by one thread block, which draws the numbers 0, 1, 2, … alone."""
     whole_number("consumers", consumers, low=1, high=3)
     whole_number("stages", stages, low=1)
@@ -384,11 +290,10 @@ def forward(
         Ring(block, "V", stages, consumers),
     )
     pipes = Pipes(*rings, PingPong(block, consumers, ping_pong), Mailbox(block, consumers))
-    O, L = np.full(Q.shape, np.nan), np.full(len(Q), np.nan)
-    work = Work(Q, K, V, tiling, consumers, costs, O, L)
+    work = Work(tiling, consumers, costs)
     actors = {PRODUCER: producer(pipes, work, count())}
     actors |= {name(c): consumer(c, block, pipes, work, visit) for c in range(consumers)}
-    return Run(O, L, block.run(actors), pipes)
+    return block.run(actors), pipes
 
 
 # Many thread blocks -------------------------------------------------------------------------------------------

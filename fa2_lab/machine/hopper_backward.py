@@ -8,15 +8,12 @@ them. Nothing is multiplied here: that the kernel itself waits for all that it r
 from collections.abc import Generator
 from dataclasses import dataclass
 
-import numpy as np
-
 from fa2_lab.machine.asynchrony import SHARED, Barrier, Block, Job, Wait
 from fa2_lab.machine.chips import Chip
 from fa2_lab.machine.hopper import PRODUCER, Mailbox, Ring, name
 from fa2_lab.tiles import Tiling
 
 CONSUMERS = 2
-TILE = np.zeros(1)  # rings copy tiles; to the clock it does not matter what is in them
 
 
 @dataclass(frozen=True)
@@ -115,10 +112,10 @@ def producer(shared: Shared, tiling: Tiling, costs: Costs) -> Generator[Wait]:
     for j in range(tiling.T_c):
         row_blocks = tiling.visited_rows(j) or [tiling.T_r - 1]  # the last one where nobody sees these columns
         yield from shared.mailbox.send(j, row_blocks)
-        yield from shared.k.fill(j, TILE, costs.copy)
-        yield from shared.v.fill(j, TILE, costs.copy)
+        yield from shared.k.fill(j, costs.copy)
+        yield from shared.v.fill(j, costs.copy)
         for _ in row_blocks:
-            yield from shared.rows.fill(n, TILE, costs.copy)
+            yield from shared.rows.fill(n, costs.copy)
             n += 1
     yield from shared.mailbox.send(tiling.T_c, None)
 

@@ -1,22 +1,11 @@
 """Who waits for whom inside a thread block of the Hopper kernels: one row for each ring of buffers."""
 
 from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
 
 from fa2_lab.machine import hopper, hopper_backward
 from fa2_lab.machine.asynchrony import Barrier, Block
 from fa2_lab.plots import style
 from fa2_lab.tiles import Tiling
-
-
-def small(consumers: int, T: int, **options: Any) -> hopper.Run:
-    """The model on `T` tiles of 4 keys, 4 rows to a consumer; only the clocks are those of a real tile."""
-    N_q, N_k = 4 * consumers, 4 * T
-    rng = np.random.default_rng(0)
-    Q, (K, V) = rng.standard_normal((N_q, 4)), rng.standard_normal((2, N_k, 4))
-    return hopper.forward(Q, K, V, Tiling(N_q, N_k, 4, 4), consumers, **options)
 
 
 def data(ways: list[str] = ("forward", "backward")) -> dict:
@@ -25,11 +14,10 @@ def data(ways: list[str] = ("forward", "backward")) -> dict:
 
 
 def _forward(consumers: int = 2, stages: int = 2) -> dict:
-    run = small(consumers, 8, stages=stages, ping_pong=True)
-    p = run.pipes
+    block, p = hopper.forward(Tiling(4 * consumers, 32, 4, 4), consumers, stages, ping_pong=True)
     alone = [*p.mailbox.filled, *p.mailbox.emptied, *p.ping_pong.begun]
     numbers = {"mailbox": 2, "Q": p.q.stages, "K": stages, "V": stages}
-    return dict(stages=numbers, barriers=met(run.block, alone, (p.q, p.k, p.v)))
+    return dict(stages=numbers, barriers=met(block, alone, (p.q, p.k, p.v)))
 
 
 def _backward() -> dict:
