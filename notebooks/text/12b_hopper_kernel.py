@@ -247,25 +247,23 @@ read(KERNEL, "producer", begin="while scheduler", end="r += 1")
 def v_first(pipes, work, counter):  # the model's producer, V before the next K
     t, n = next(counter), 0
     yield from pipes.mailbox.send(0, t)
-    for c, i in enumerate(work.rows_of(t)):
-        yield from pipes.q.fill(c, work.q(i), work.costs.copy)
-    for j in work.all_columns(t):
-        yield from pipes.k.fill(n, work.K[work.tiling.cols(j)], work.costs.copy)
-        yield from pipes.v.fill(n, work.V[work.tiling.cols(j)], work.costs.copy)
+    for c in range(work.consumers):
+        yield from pipes.q.fill(c, work.costs.copy)
+    for _ in work.all_columns(t):
+        yield from pipes.k.fill(n, work.costs.copy)
+        yield from pipes.v.fill(n, work.costs.copy)
         n += 1
     yield from pipes.mailbox.send(1, next(counter))
 
 
-rng = np.random.default_rng(0)
-Q, (K, V) = rng.standard_normal((8, 4)), rng.standard_normal((2, 64, 4))
 price = hopper.costs(chips.H200, 64, 128, 128)  # as for tiles of 64 × 128, d = 128
 ends = {}
 for stages in (1, 2, 3):
     for name, version in (("K first", hopper.producer), ("V first", v_first)):
         with patch.object(hopper, "producer", version):
             tiling = Tiling(8, 64, 4, 4)
-            ran = hopper.forward(Q, K, V, tiling, stages=stages, costs=price)
-        ends[stages, name] = max(job.ended for job in ran.block.jobs)
+            block, _ = hopper.forward(tiling, stages=stages, costs=price)
+        ends[stages, name] = max(job.ended for job in block.jobs)
         print(f"stages {stages}, {name}: {ends[stages, name]:,.0f} clocks")
 
 # %% [markdown]
