@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from itertools import pairwise
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 
 from fa2_lab.machine import asynchrony, chips, grid, hopper
@@ -136,12 +137,11 @@ def test_dealt_by_hand():
 
 @pytest.mark.parametrize("name, value", [("consumers", 4), ("stages", 0), ("consumers", True)])
 def test_bad_numbers_are_named(name, value):
-    Q, K, V = draw(4, 4)
     with pytest.raises((ValueError, TypeError), match=name):
-        hopper.forward(Q, K, V, Tiling(4, 4, 4, 4), **{name: value})
+        hopper.forward(Tiling(4, 4, 4, 4), **{name: value})
 
 
 def test_a_mask_that_is_no_interval_is_refused():
     tiling = Tiling(4, 4, 2, 2, Mask(allowed=np.eye(4, dtype=bool)))
     with pytest.raises(ValueError, match=r"^tiling: got .*; it takes"):
-        hopper.forward(*np.ones((3, 4, 2)), tiling)
+        hopper.forward(tiling)
