@@ -10,6 +10,7 @@ from slices import compiled_by
 pytest.importorskip("triton")
 
 from fa2_lab.kernels.prepared import Options, Tensors
+from fa2_lab.kernels.tables import TIGHT
 
 # Compiling without a GPU --------------------------------------------------------------------------------------
 
@@ -255,6 +256,7 @@ def test_sizes_fit():
     from fa2_lab.kernels.hopper.forward import sizes
 
     assert set(sizes.FULL) == set(sizes.CAUSAL) == set(sizes.USUAL) == {max(d, 64) for d in sizes.DIMENSIONS}
+    assert all(size.thrifty is TIGHT for size, causal, _ in kinds(64) if causal and size.ping_pong and size.stages == 4)
     for size in {size for d in sizes.USUAL for size, *_ in kinds(d)}:
         assert 128 * (size.registers * size.consumers + 32) <= 65536
         rows = 64 * size.consumers * (3 if size.O_apart else 1) + 2 * size.stages * size.B_c

@@ -165,43 +165,26 @@ def test_right(d, dtype):
     try_all(product((d,), (dtype,), PAIRS, KINDS))
 
 
-@hopper
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("d", (64, 128))
-def test_more_blocks_than_programs_and_odd_lengths(d):
-    """Several column blocks to a program, so that every barrier goes round many times; lengths beyond N_k, and 0."""
-    for causal, group in product((False, True), (1, 4)):
-        Q, dO = draw(4, 8, 700, d, torch.bfloat16), draw(4, 8, 700, d, torch.bfloat16, seed=1)
-        K, V = (draw(4, 8 // group, 900, d, torch.bfloat16, seed=seed) for seed in (2, 3))
-        for lengths in (None, lengths_of(0, 128, 129, 1000, dtype=torch.int64)):
-            check(Q, K, V, dO, Options(causal, 0.2), lengths)
+MANY = [(4, 8, 700, 900, 8), (4, 8, 700, 900, 2)]  # several column blocks to a program: every barrier goes round often
+MANY += [
+    (2, 2, N_q, N_k, H_kv) for N_q, N_k in ((4096, 4096), (4100, 3900)) for H_kv in (2, 1)
+]  # another order of work
+SOME = [(2, 6, *pair, H_kv) for pair in PAIRS[2:-1] for H_kv in (6, 2)]
 
 
 @hopper
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("parts", (1, 2, 5, 100))
+@pytest.mark.parametrize("parts", (None, 1, 2, 5, 100), ids=str)
 @pytest.mark.parametrize("d", (64, 96, 128))
-def test_any_number_of_parts(d, parts, divided):
-    """Also more parts than there are steps; a part may begin within a query head."""
-    divided(parts)
-    for (N_q, N_k), causal, padded, H_kv in product(PAIRS[2:-1], (False, True), (False, True), (6, 2)):
-        Q, dO = draw(2, 6, N_q, d, torch.bfloat16), draw(2, 6, N_q, d, torch.bfloat16, seed=3)
-        K, V = (draw(2, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = lengths_of(N_k // 3, N_k) if padded else None
-        check(Q, K, V, dO, Options(causal, d**-0.5), lengths)
-
-
-@hopper
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("N_q, N_k", [(4096, 4096), (4100, 3900)])
-@pytest.mark.parametrize("d", (64, 96, 128))
-def test_long_sequences(d, N_q, N_k):
-    """Causal ones have another order of products from some length on."""
-    for H_kv, padded in product((2, 1), (False, True)):
-        Q, dO = draw(2, 2, N_q, d, torch.bfloat16), draw(2, 2, N_q, d, torch.bfloat16, seed=3)
-        K, V = (draw(2, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
-        lengths = lengths_of(N_k // 3, N_k) if padded else None
-        check(Q, K, V, dO, Options(True, d**-0.5), lengths)
+def test_many_blocks_and_any_number_of_parts(d, parts, divided):
+    """Also more parts than there are steps; a part may begin within a query head. Lengths of 0, and beyond N_k."""
+    if parts:
+        divided(parts)
+    for (batch, H, N_q, N_k, H_kv), causal, padded in product(SOME if parts else MANY, (False, True), (False, True)):
+        Q, dO = (draw(batch, H, N_q, d, torch.bfloat16, seed=seed) for seed in (0, 3))
+        K, V = (draw(batch, H_kv, N_k, d, torch.bfloat16, seed=seed) for seed in (1, 2))
+        lengths = lengths_of(*[N_k // 3, N_k + 100, 0, 129][:batch], dtype=torch.int64) if padded else None
+        check(Q, K, V, dO, Options(causal, 0.2), lengths)
 
 
 @hopper

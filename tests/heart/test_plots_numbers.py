@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
-from fa2_lab.machine import chips, io, ring, splits, time
+from fa2_lab.machine import chips, io
 from fa2_lab.plots import hbm_traffic, poster, speed, three_softmaxes
 from fa2_lab.records import path_of
 from fa2_lab.reference import fa2, naive
-from fa2_lab.tiles import Tile, Tiling
+from fa2_lab.tiles import Tiling
 from fa2_lab.tools.figures import SHEETS, module
 from fa2_lab.trace import Trace
 
@@ -103,28 +103,6 @@ def test_the_meter_lies_on_the_closed_forms_and_the_counted_bars_are_the_record_
     assert bars[0] > bars[1] > bars[2] and bars[2] == pytest.approx(bars[3], rel=0.05)
 
 
-def test_the_clocks_of_a_tile_are_the_machine_model_s():
-    seen, worth = data("deferred_normalisation"), time.tweak_1(chips.A100, 128, 64, 128)
-    for name, tile in (("FA1", worth.before), ("FA2", worth.after)):
-        assert sum(s.clocks for s in seen["loops"][name]) == pytest.approx(tile.tensor + tile.fp32 + tile.exp)
-    assert [p["exponential"] for p in seen["prices"].values()] == [128, 256]
-
-
-def test_the_share_of_causal_tiles_is_counted():
-    seen = data("causal_tiles")
-    for tiling in seen["tilings"].values():
-        visible = np.tri(tiling.N_q, tiling.N_k, tiling.N_k - tiling.N_q, dtype=bool)
-        tiles = visible.reshape(tiling.T_r, tiling.B_r, tiling.T_c, tiling.B_c).swapaxes(1, 2)
-        full, seen_any = tiles.all(axis=(2, 3)).sum(), tiles.any(axis=(2, 3)).sum()
-        assert (tiling.counts()[Tile.FULL], tiling.counts()[Tile.DIAGONAL]) == (full, seen_any - full)
-    assert all(np.allclose(formula, counted) for formula, counted in seen["shares"].values())
-
-
-def test_keyed_dropout_does_not_depend_on_the_order_and_sequential_dropout_does():
-    masks = data("dropout_orders")["masks"]
-    assert np.array_equal(*masks["keyed"].values()) and not np.array_equal(*masks["sequential"].values())
-
-
 def test_intervals_are_what_each_mask_lets_through():
     seen, found = data("intervals"), []
     for parts in seen["masks"].values():
@@ -162,22 +140,6 @@ def test_schedules_by_hand():
         )
 
 
-def test_owners_and_writers_by_hand():
-    seen = data("workers")
-    for causal, i, j in itertools.product((False, True), range(4), range(4)):
-        hidden = causal and j > i
-        assert seen["owners"]["forward", causal][i, j] == (-1 if hidden else i)
-        assert seen["owners"]["backward", causal][i, j] == (-1 if hidden else j)
-        assert list(seen["dq_writers"][causal][i]) == list(range(i + 1 if causal else 4))
-
-
-def test_bytes_through_shared_memory_by_hand():
-    moved, (b, d, W) = data("warp_split")["moved"], (128, 64, 4)
-    assert moved["split_k"]["write", "PV"] == moved["split_k"]["read", "PV"] == W * b * d * 4
-    assert moved["split_k"]["read", "Q"] == W * 2 * b * d and moved["split_q"]["read", "K"] == W * 2 * b * d
-    assert 2 * sum(moved["split_q"].values()) < sum(moved["split_k"].values())
-
-
 def test_writes_of_dq_by_hand():
     one, two = data("dq_over_time")["ways"].values()
     assert sorted(one["writes"]) == [(i, 5.0 * (i + 1), f"column {j}") for i in range(4) for j in range(4)]
@@ -191,15 +153,6 @@ def test_rungs_of_the_book_are_closed_forms():
     assert rungs["FA2: loops swapped"] == pytest.approx(
         float(io.fa1_over_fa2(Tiling(8192, 8192, 128, 128), 64)), rel=0.02
     )
-
-
-def test_what_fits_is_arithmetic():
-    seen = data("block_budget")
-    for d, table in seen["cells"].items():
-        for (B_r, B_c), cell in table.items():
-            assert cell["shared"] == 2 * d * (B_r + 2 * 2 * B_c)
-            room = {name for name, size in seen["limits"].items() if size >= cell["shared"]}
-            assert set(cell["fits_on"]) == (room if cell["registers"] <= 255 else set())
 
 
 def test_chunks_lie_at_chunk_xor_row_and_compiled_kernels_do_so_too():
@@ -237,23 +190,6 @@ def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
     mine = [(what, number) for c, unit, what, number, begun, _ in sorted(seen["jobs"], key=lambda job: job[4])
             if (c, unit) == (0, "tensor") and seen["window"][0] <= begun][:5]  # fmt: skip
     assert mine == [("S", 3), ("dQ", 2), ("dV", 3), ("dP", 3), ("dK", 3)]
-
-
-def test_shares_are_equal_and_read_every_tile_once():
-    cut = data("shares")["cut"]
-    spans = [(w, *span) for w in range(cut.busy) for span in cut.spans(w)]
-    assert sorted((h, t) for _, h, first, last in spans for t in range(first, last)) == [
-        (h, t) for h, n in enumerate(cut.tiles) for t in range(n)
-    ]
-    assert isinstance(cut, splits.Shares) and cut.share * cut.busy >= sum(cut.tiles) + len(cut.tiles)
-
-
-def test_zigzag_is_even_and_contiguous_is_not():
-    tiles = data("zigzag")["tiles"]
-    whole = sum(range(1, 1025))
-    assert sum(tiles["contiguous"]) == whole and tiles["contiguous"][3] == 7 * tiles["contiguous"][0] - 768
-    assert len(set(tiles["zigzag"])) == 1 and sum(tiles["zigzag"]) == whole
-    assert ring.work([256] * 4, "zigzag", True, 128, 128).sum() == 36
 
 
 def test_kernels_of_the_ring_run_at_the_recorded_speed_and_times_are_the_record_s():

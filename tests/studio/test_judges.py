@@ -65,12 +65,7 @@ def test_what_cannot_be_run_is_refused(argv, message):
         ("flash-attention-2", "test_flash_attn_output", {"dropout_p": 0.0, "alibi": False}, ""),
         ("flash-attention-3", "test_flash_attn_output", {"dtype": torch.float8_e4m3fn}, "FP8"),
         ("flash-attention-4", "test_flash_attn_output", {"local_enum": 2}, "windows of negative size"),
-        (
-            "flash-attention-4",
-            "test_flash_attn_varlen_output",
-            {"local_enum": 2, "unpad_q": True, "unpad_kv": True},
-            "",
-        ),
+        ("flash-attention-4", "test_flash_attn_varlen_output", dict(local_enum=2, unpad_q=True, unpad_kv=True), ""),
     ],
 )
 def test_only_what_we_have_not_is_left_out(suite, test, case, left_out):

@@ -140,7 +140,8 @@ def choose(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool, lengt
         rounds, keys = -(-(-(-N_q // sizes.rows) * heads) // SMs), -(-N_k // sizes.B_c) * sizes.B_c
         return rounds * (tile * keys / 128 + start)
 
-    return min((row for row in FULL[d] if not (lengths and row[0] == WIDE)), key=time)[0]
+    found = min((row for row in FULL[d] if not (lengths and row[0] == WIDE)), key=time)[0]
+    return replace(found, thrifty=TIGHT) if causal and found == IN_TURN else found  # the mask takes registers, too
 
 
 def enough_work(d: int, N_q: int, N_k: int, heads: int, SMs: int, causal: bool) -> bool:
