@@ -215,7 +215,7 @@ show(bulk_copy.draw(**bulk_copy.data()))
 # %% [markdown]
 # ## How do you know that a copy has arrived?
 #
-# At a **barrier**: a counter in shared memory. It is told how many arrivals to expect. Whoever starts a copy arrives and
+# At a **barrier**: a counter in shared memory. It is made with the number of arrivals that it expects. Whoever starts a copy arrives and
 # says how many bytes will come; the copy engine counts them off. When all have arrived and all bytes are there, a *phase*
 # ends, and the barrier starts over. Whoever waits names the phase whose end it needs. A barrier keeps a single bit, so
 # phases are called 0, 1, 0, 1, …

@@ -675,22 +675,22 @@ def line(d, causal, peer):
     return [row.ratio("fa2_lab", peer) for row in sorted(asked, key=lambda row: row.problem["N_q"])]
 
 
-print("two passes over one   " + "".join(f"{N:>8,}" for N in (1024, 2048, 4096, 8192, 16384)))
+print("time, 2 passes over 1 " + "".join(f"{N:>8,}" for N in (1024, 2048, 4096, 8192, 16384)))
 for d, causal in ((64, False), (64, True), (128, False), (128, True)):
     found = "".join(f"{ratio:8.2f}" for ratio in line(d, causal, "fa2_lab portable"))
     print(f"d = {d:3} {'causal' if causal else 'full  '}        {found}")
 repeated = [row for row in load("deterministic").rows if row.direction == "backward"]
-print("\nturns over none                   ours   FlashAttention-3's")
+print("\ntime with turns over without      ours   FlashAttention-3's")
 for row in repeated:
     mask = "causal" if row.problem["causal"] else "full"
     ours, theirs = (row.ratio(name, f"{name} deterministic") for name in ("fa2_lab", "FlashAttention-3"))
     print(f"d = {row.problem['d']:3}, N = {row.problem['N_q']:6,}, {mask:6}{ours:14.2f} {theirs:14.2f}")
 
 # %% [markdown]
-# Compare the two columns of turns. The kernel pays more than the model says: each part goes through a writer, with two barriers and a counter in HBM. And
-# `choose` gives something up: at d = 64 the order `last_first`, at d = 128 without a mask half of V in registers. Two
-# passes cost more than turns everywhere, and not all of it is the second pass: the portable kernels have no producers and
-# rings, either.
+# Compare the two columns of turns. The kernel pays more than the model says: each part goes through a writer, with two
+# barriers and a counter in HBM. And `choose` gives something up: at d = 64 the order `last_first`, at d = 128 without a
+# mask half of V in registers. Two passes cost more than turns everywhere, and not all of it is the second pass: the
+# portable kernels have no producers and rings, either.
 #
 # **Takeaway.** Sums that meet in any order lose their last bits, and nothing else. To keep them, take turns.
 
