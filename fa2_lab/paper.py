@@ -252,7 +252,7 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
 }
 PICTURE_OF = {f"{a}.L{n}": name for name, lines in PICTURES.items() for a, ns in lines.items() for n in ns}
 
-ROOMS = ("reference", "ladder", "portable", "decode", "hopper")  # the order in which places are told
+FOLDERS = ("reference", "ladder", "portable", "decode", "hopper")  # in the order in which places are named
 SHOWN = 10  # lines at most that a short answer has
 
 
@@ -312,8 +312,8 @@ class Whereabouts:
         ends = [f"picture  figures/{self.picture}.svg"] if self.picture else []
         room = SHOWN - len(self.words()) - len(ends) - 1  # for code; the last line says what else there is
         numpy, triton = self.first_numpy[: (room + 1) // 2], self.first_triton[: room // 2]
-        untold = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
-        more = [f"{untold} place{'s' * (untold > 1)}: fa2-lab where {self.tag} --all"] if untold else []
+        left = len(self.numpy + self.triton + self.notebooks) - len(numpy + triton)
+        more = [f"{left} place{'s' * (left > 1)}: fa2-lab where {self.tag} --all"] if left else []
         more += [f"fa2-lab errata {name}" for name in self.line.errata]
         ends += [f"more     {'; '.join(more)}"] if more else []
         rows = [*titled("NumPy", numpy, "no line of code carries this tag yet")]
@@ -351,14 +351,14 @@ def where(tag: str) -> Whereabouts:
         raise ValueError(unknown_tag(tag))
     algorithm, line = LINES[tag]
     project = PACKAGE.parent
-    twins = project / "notebooks" / "text" if (project / "pyproject.toml").is_file() else None
+    texts = project / "notebooks" / "text" if (project / "pyproject.toml").is_file() else None
     return Whereabouts(
         tag,
         algorithm,
         line,
         numpy=places(tag, PACKAGE / "reference", algorithm.numpy),
         triton=places(tag, PACKAGE / "kernels", triton_file(algorithm)),
-        notebooks=places(tag, twins),
+        notebooks=places(tag, texts),
     )
 
 
@@ -373,7 +373,7 @@ def unknown_tag(tag: str) -> str:
 
 
 def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Place, ...]:
-    """Every line in a folder's Python files that carries the tag: those of the file `first`, then room by room."""
+    """Every line in a folder's Python files that carries the tag: those of the file `first`, then folder by folder."""
     if folder is None or not folder.is_dir():
         return ()
     found = [
@@ -382,12 +382,14 @@ def places(tag: str, folder: Path | None, first: str | None = None) -> tuple[Pla
         for tags, number, text in tagged_lines(path.read_text(encoding="utf-8"))
         if tag in tags
     ]
-    return tuple(sorted(found, key=lambda place: (place.file != first, room(place.file), place.file, place.number)))
+    return tuple(
+        sorted(found, key=lambda place: (place.file != first, folder_of(place.file), place.file, place.number))
+    )
 
 
-def room(file: str) -> int:
-    """The place of a file's room in the order of the rooms; files of no room come last."""
-    return next((n for n, name in enumerate(ROOMS) if f"/{name}/" in file), len(ROOMS))
+def folder_of(file: str) -> int:
+    """The number of a file's folder in that order; other files come last."""
+    return next((n for n, name in enumerate(FOLDERS) if f"/{name}/" in file), len(FOLDERS))
 
 
 @cache

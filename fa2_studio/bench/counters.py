@@ -1,6 +1,6 @@
 """Hardware counters of one call of each contestant, read by NVIDIA's ncu from a process of its own.
 
-`python -m fa2_studio.bench.counters ROOM BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches. ROOM is
+`python -m fa2_studio.bench.counters MODULE BATCH HEADS N D CAUSAL NAME...` is the process that ncu watches. MODULE is
 the module whose `everybody(problem, tensors)` lists the contestants.
 """
 
@@ -35,10 +35,10 @@ UNITS = {"byte": 1, "Kbyte": 1e3, "Mbyte": 1e6, "Gbyte": 1e9, "Tbyte": 1e12}
 MARKER = "spin_kernel"  # of torch.cuda._sleep: it stands before the kernels of each contestant
 
 
-def read(room: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
+def read(module: str, problem: Problem, names: Sequence[str], timeout: int = 300) -> dict[str, dict[str, float]]:
     """{contestant: {metric: sum over all kernels of one call}}, of contestants that a module lists."""
     sizes = [problem.batch, problem.heads, problem.N_q, problem.d, int(problem.causal)]
-    watched = [sys.executable, "-m", "fa2_studio.bench.counters", room, *map(str, sizes), *names]
+    watched = [sys.executable, "-m", "fa2_studio.bench.counters", module, *map(str, sizes), *names]
     options = ["--clock-control", "none", "--profile-from-start", "off", "--csv", "--page", "raw"]
     command = ["ncu", *options, "--metrics", ",".join(METRICS.values()), *watched]
     try:
@@ -91,10 +91,10 @@ def main(argv: list[str]) -> None:
     """Call each contestant twice and let ncu watch the second calls."""
     import torch
 
-    room, *sizes = argv[:6]
+    module, *sizes = argv[:6]
     batch, heads, N, d, causal = map(int, sizes)
     problem = Problem(batch, heads, heads, N, N, d, bool(causal))
-    calls = dict(import_module(room).everybody(problem, problem.tensors()))
+    calls = dict(import_module(module).everybody(problem, problem.tensors()))
     for name in argv[6:]:
         calls[name] = calls[name] if works(calls[name]) else (lambda: None)
     torch.cuda.profiler.start()

@@ -87,7 +87,7 @@ def test_where_reads_first_what_stands_for_the_algorithm():
     found = where("FA2.A1.L9")
     files = [place.file.split("/")[2] for place in found.triton if place not in found.first_triton]
     places = [key for n, key in enumerate(files) if key not in files[:n]]
-    assert [place for place in places if place in paper.ROOMS] == ["ladder", "portable", "decode", "hopper"]
+    assert [place for place in places if place in paper.FOLDERS] == ["ladder", "portable", "decode", "hopper"]
     assert found.numpy[0].file == "fa2_lab/reference/fa2.py" and found.triton[0] == found.first_triton[0]
     nowhere = str(replace(found, numpy=(), triton=(), notebooks=()))
     assert "no line of code" in nowhere and "Triton   none: no kernel" in nowhere and "--all" not in nowhere
