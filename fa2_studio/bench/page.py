@@ -74,7 +74,7 @@ def heading(run: Record) -> list[str]:
     sentences = [f"{what[0].upper()}{what[1:]}", *([shapes(rows)] if rows else [])]
     sentences += [medians(run, *MEDIANS[run.suite])] if run.suite in MEDIANS else []
     sentences += [SUMMARIES[run.suite](run)] if run.suite in SUMMARIES and not run.missing else []
-    table = [*TABLES[run.suite](run), ""] if run.suite in TABLES and not run.missing else []
+    table = [*ladder.markdown(run), ""] if run.suite == "ladder" and not run.missing else []
     return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *table]
 
 
@@ -170,19 +170,6 @@ def cell(row: Measurement, name: str) -> str:
     number = f"{row.rate(name):.0f}" if row.flops else f"{row.values[name][0]:,.4g}"
     compared = "fa2_lab" in row.values and name != "fa2_lab" and row.unit not in NO_RATIO
     return f"{number} ({row.ratio('fa2_lab', name):.2f})" if compared else number
-
-
-def sweep_table(run: Record) -> list[str]:
-    """How many of the shapes each peer is faster on, and where by most."""
-    lines = [line(["direction", "behind", "shapes", "share", "the worst three"]), line(["---"] * 5)]
-    for direction in dict.fromkeys(row.direction for row in run.rows):
-        for peer in peers_in(run.rows):
-            rows = [r for r in run.rows if r.direction == direction and {"fa2_lab", peer} <= r.values.keys()]
-            slower = losses(rows, peer)
-            worst = "; ".join(f"{x:.2f} ({label(row)})" for x, row in slower[:3]) or "–"
-            share = f"{len(slower) / len(rows):.1%}"
-            lines.append(line([direction, peer, f"{len(slower)} of {len(rows)}", share, worst]))
-    return lines
 
 
 def standings(runs: list[Record]) -> list[str]:
@@ -315,7 +302,6 @@ SUMMARIES: dict[str, Callable[[Record], str]] = dict(  # of whole runs
     ring=ring_summary,
     models=curves_summary,
 )
-TABLES: dict[str, Callable[[Record], list[str]]] = dict(sweep=sweep_table, ladder=ladder.markdown)
 
 
 # The README's sentence ----------------------------------------------------------------------------------------

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
 from difflib import SequenceMatcher
+from itertools import pairwise
 
 import numpy as np
 from IPython.display import Markdown, display
 
 from fa2_lab.kernels import ladder
+from fa2_lab.machine.reasons import reason
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import ladder as climbed
 from fa2_lab.tools import steps
+from fa2_studio.book.verdicts import verdict
 
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 PEER = "FlashAttention-3"
+MISSING = "not recorded yet: `fa2-lab bench ladder` measures it on a GPU"
 
 
 # Listings -----------------------------------------------------------------------------------------------------------
@@ -135,17 +140,41 @@ class Climb:
             print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
 
     def step(self, number: str, *counters: str) -> None:
-        """A rung beside the one before it."""
+        """A rung beside the one before it, and why it is there."""
         new = full_name(number)
+        why = reason(new)
+        print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
         self.table(before(new), new)
         if not self.has(before(new), new):
-            print("not recorded yet: `fa2-lab bench ladder` measures it on a GPU")
+            print(MISSING)
             return
         print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
         for name in counters:
             a, b = self.value(before(new), name), self.value(new, name)
             short = (lambda x: f"{x:.3f}") if name == "clock, GHz" else climbed.short
             print(f"{name}: {short(a)} → {short(b)}  (× {b / a:.2f})")
+
+    def compare(self, rung: str, what: str) -> float:
+        """A counter of a rung over that of the one before it."""
+        new = full_name(rung)
+        return self.value(new, what) / self.value(before(new), what)
+
+    def clocks(self, first: str) -> None:
+        """From one rung on: gains in cycles and in time, and the clock that lies between them."""
+        print("                        in cycles   in time   clock, GHz   L2, GB   tensor")
+        shown = [rung for rung in ladder.RUNGS if rung >= full_name(first) and self.has(rung)]
+        for old, new in pairwise(shown):
+            cycles, time = self.value(old, "SM cycles") / self.value(new, "SM cycles"), self.factor(new, old=old)
+            clock, moved = self.value(new, "clock, GHz"), self.value(new, "L2 bytes") / 1e9
+            busy = self.value(new, "tensor cores at work, %")
+            print(f"{new:22} {cycles:10.2f} {time:9.2f} {clock:12.2f} {moved:8.1f} {busy:7.0f}%")
+        if len(shown) < 2:
+            print(MISSING)
+
+    def says(self, claim: str, rungs: tuple[str, ...], holds: Callable[[], bool]) -> None:
+        """A verdict on the record, if it has these rungs."""
+        recorded = self.has(*rungs)
+        verdict(claim if recorded else f"not recorded yet: {claim}", not recorded or holds())
 
 
 def full_name(name: str) -> str:

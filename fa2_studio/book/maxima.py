@@ -67,7 +67,7 @@ return gl.max(s, 1)"""
 
 def judge(source: str) -> str:
     """Whether a reader's `tile_maxima` is right, or what is wrong with it."""
-    if re.search(r"^ +\.\.\.$", source, re.MULTILINE):
+    if re.search(r"^(def .*:)? +\.\.\.$", source, re.MULTILINE):
         return "not written yet"
     if wrong := on_numpy(source):
         return wrong

@@ -73,7 +73,8 @@ for stage in ("fa1", "fa2"):
     heads.forward(q, k, v, stage=stage, B_r=4, B_c=2, trace=meter)
     seen = meter.by_worker()
     (each,) = {counts["matmul"] for counts in seen.values()}  # the same for all
-    print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {meter.matmul_flops:,}")
+    total = meter.matmul_flops
+    print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {total:,}")
 
 # %% [markdown]
 # FA2 has twice as many workers, and each has half of the work.
@@ -147,7 +148,7 @@ def show_times(name, costs, SMs):
         print(f"  SM {SM} ", *(spans or [" idle"]))
 
 
-show_times("FA1", [16] * 4, 6)
+show_times("FA1 as printed", [16] * 4, 6)
 show_times("FA2", [4] * 16, 6)
 
 # %% [markdown]
@@ -178,13 +179,14 @@ for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
 #
 # ```python
 # for blocks in (132, 133, 2048):
-#     print(f"{blocks:5,}: {grid.waves(blocks, 132):2} waves, busy {grid.efficiency(blocks, 132):.0%}")
+#     waves, busy = grid.waves(blocks, 132), grid.efficiency(blocks, 132)
+#     print(f"{blocks:5,} thread blocks: {waves:2} waves, busy {busy:.0%}")
 # ```
 #
 # ```text
-#   132:  1 waves, busy 100%
-#   133:  2 waves, busy 50%
-# 2,048: 16 waves, busy 97%
+#   132 thread blocks:  1 waves, busy 100%
+#   133 thread blocks:  2 waves, busy 50%
+# 2,048 thread blocks: 16 waves, busy 97%
 # ```
 # </details>
 #
@@ -246,14 +248,14 @@ live("tiles")
 # for blocks in (4096, 512):
 #     for places in (2 * 132, 3 * 132):
 #         waves, busy = grid.waves(blocks, places), grid.efficiency(blocks, places)
-#         print(f"{blocks:5,} blocks on {places} places: {waves:2} waves, busy {busy:.0%}")
+#         print(f"{blocks:5,} on {places} places: {waves:2} waves, busy {busy:.0%}")
 # ```
 #
 # ```text
-# 4,096 blocks on 264 places: 16 waves, busy 97%
-# 4,096 blocks on 396 places: 11 waves, busy 94%
-#   512 blocks on 264 places:  2 waves, busy 97%
-#   512 blocks on 396 places:  2 waves, busy 65%
+# 4,096 on 264 places: 16 waves, busy 97%
+# 4,096 on 396 places: 11 waves, busy 94%
+#   512 on 264 places:  2 waves, busy 97%
+#   512 on 396 places:  2 waves, busy 65%
 # ```
 # </details>
 #

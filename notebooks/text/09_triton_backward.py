@@ -331,7 +331,7 @@ print("five runs, different dQ:", len({host(run[0]).tobytes() for run in runs}))
 # %% [markdown]
 # ## Who could own dQ?
 #
-# Here are both ways on one clock. With one pass the additions into one block of dQ meet. With two, each block has one owner.
+# With one pass, additions into one block of dQ meet. Switch to two passes: now each block of dQ has one owner.
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("backward")
@@ -345,7 +345,8 @@ live("backward")
 def rows_kernel(Q, K, V, dO, L, D, dQ, N_q, N_k, tau, CAUSAL: tl.constexpr,
                 d: tl.constexpr, B_r: tl.constexpr, B_c: tl.constexpr):
     i, head = tl.program_id(0) * B_r, tl.program_id(1).to(tl.int64)
-    Q, dO, L, D = Q + head * N_q * d, dO + head * N_q * d, L + head * N_q, D + head * N_q
+    Q, dO, L, D = (Q + head * N_q * d, dO + head * N_q * d,
+                   L + head * N_q, D + head * N_q)
     K, V, dQ = K + head * N_k * d, V + head * N_k * d, dQ + head * N_q * d
     q_i = load_rows(Q, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
     do_i = load_rows(dO, i, N_q, B_r, d)  # (B_r, d)  FA2.A2.L9
@@ -389,7 +390,8 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # %%
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64
 into_dQ = 64 * (4096 // 64) * 4096 * 128 * 4  # bytes: heads, column blocks, dQ in fp32
-two = replace(one, flops=one.flops * 7 // 5, requested=2 * (one.requested - 2 * into_dQ))
+requested = 2 * (one.requested - 2 * into_dQ)
+two = replace(one, flops=one.flops * 7 // 5, requested=requested)
 ways = {"one pass": one, "two passes": two}
 for name, cost in ways.items():
     unit, seconds = cost.limit(chips.H200)
@@ -399,7 +401,7 @@ for name, cost in ways.items():
 # %% tags=["hide-input"]
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 names = {"b00_atomics": "b00, one pass", "b01_two_passes": "b01, two passes", "b02_one_pass": "b02, one pass on Hopper"}
-print("measured on an H200:", ", ".join(f"{words} {times[name][0]:.1f} ms" for name, words in names.items()))
+print("measured on an H200:", *(f"{words}: {times[name][0]:.1f} ms" for name, words in names.items()), sep="\n  ")
 
 # %%
 show(roofline.draw(**roofline.data(*ways.items())))

@@ -63,7 +63,7 @@ if __name__ == "__main__":
 folder = TemporaryDirectory()
 mine = Path(folder.name) / "mine.py"
 rung = ladder.FOLDER / f"{ladder.find('11')}.py"
-mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
+_ = mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
 
 # %% [markdown]
 # | you want to know | the line |
@@ -72,7 +72,7 @@ mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
 # | its instructions | `fa2-lab xray mine.py --full --sass` |
 # | how long each kernel takes | `nsys profile -o mine python mine.py; nsys stats -r cuda_gpu_kern_sum mine.nsys-rep` |
 # | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` |
-# | the same, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
+# | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
 # | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
 # | a race in shared memory (not with the barriers of chapter 12) | `compute-sanitizer --tool racecheck python mine.py` |
 # | a value | `TRITON_INTERPRET=1 python mine.py`, with `breakpoint()` in the kernel and q, k, v on the CPU |
@@ -157,7 +157,7 @@ for launch, kernel in kernels.items():
 # %%
 taller = mine.with_name("taller.py")
 text = mine.read_text(encoding="utf-8").replace("B_r=64", "B_r=128")
-taller.write_text(text.replace("cdiv(N_q, 64)", "cdiv(N_q, 128)"), encoding="utf-8")
+_ = taller.write_text(text.replace("cdiv(N_q, 64)", "cdiv(N_q, 128)"), encoding="utf-8")
 (tall,) = xray_launches(str(taller), [dict(num_warps=8)], "sm_90", causal=False)[0]
 for rows, kernel in {64: kernels["num_warps=8"], 128: tall}.items():
     for_a_row = kernel.numbers["exponential"] * 32 * 8 // rows
@@ -289,7 +289,8 @@ rng = np.random.default_rng(0)
 for repeats in (1, 7, 49):  # 2,000 searches among 20 equal launches
     timings = rng.normal(1.0, 0.01, size=(2000, 20, repeats))
     best = np.median(timings, axis=2).min(axis=1)
-    print(f"median of {repeats:2}: the winner seems {1 - best.mean():.1%} faster than it is")
+    gain = 1 - best.mean()
+    print(f"median of {repeats:2}: the winner seems {gain:.1%} faster than it is")
 
 # %% [markdown]
 # **Takeaway.** Check the result, take turns, use medians, and try the winner at another shape.

@@ -26,7 +26,6 @@ import heapq
 import runpy
 from importlib.util import find_spec
 from inspect import getsource
-from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -846,6 +845,8 @@ change("22", "23", "SIZES", "FEW", "consumer")
 # ```
 #
 # ```text
+# limit before: power: the clock falls
+# taken away:   a third of the bytes from L2
 #                                d = 128 d = 128, causal          d = 64  d = 64, causal
 # r22_lagging                          -               -               -               -
 # r23_wide                             -               -               -               -
@@ -860,16 +861,7 @@ change("22", "23", "SIZES", "FEW", "consumer")
 # cycles and times of every rung, so the clock is one division away (d = 128, no mask, each factor against the rung before):
 
 # %%
-print("                        in cycles   in time   clock, GHz   L2, GB   tensor")
-shown = [rung for rung in ladder.RUNGS[10:] if climb.has(rung)]
-for old, new in pairwise(shown):
-    cycles = climb.value(old, "SM cycles") / climb.value(new, "SM cycles")
-    clock, moved = climb.value(new, "clock, GHz"), climb.value(new, "L2 bytes") / 1e9
-    busy = climb.value(new, "tensor cores at work, %")
-    gains = f"{cycles:10.2f} {climb.factor(new, old=old):9.2f}"
-    print(f"{new:22} {gains} {clock:12.2f} {moved:8.1f} {busy:7.0f}%")
-if not shown[1:]:
-    print("not recorded yet: `fa2-lab bench ladder` measures it on a GPU")
+climb.clocks("10")
 
 # %% [markdown]
 # Read the columns from top to bottom. As the tensor cores work more, the clock falls, and a part of every gain in cycles goes
@@ -926,8 +918,7 @@ check(
 # **2. Write a kernel.** For 64 rows of Q and all keys: the largest score of each row. The kernel below goes through the tiles
 # of K and calls `tile_maxima` for each. Write that function in place of the `...`: start the copy of tile j of K, start the
 # product, wait for it, and return the largest score of each row. N_k is a multiple of 64, so no mask is needed. Your words
-# are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`. k is room for a tile, `zero`
-# registers for 64 × 64 scores.
+# are `gl`, `mbarrier`, `tma`, `all_threads`, `warpgroup_mma` and `warpgroup_mma_wait`.
 #
 # <details><summary>Hint</summary>
 #
@@ -950,7 +941,9 @@ check(
 
 
 # %%
-def tile_maxima(j, q, k, K, arrived, zero): ...
+def tile_maxima(j, q, k, K, arrived, zero):
+    # k: room for a tile; zero: registers for 64 × 64 scores
+    ...
 
 
 # %% [markdown]
@@ -988,27 +981,17 @@ verdict("a forgotten release hangs", all(try_out(forgetful, seed)[0] != "all don
 
 
 # %% tags=["hide-input"]
-def says(claim, rungs, holds):  # of the record, if it has these rungs
-    recorded = climb.has(*rungs)
-    verdict(claim if recorded else f"not recorded yet: {claim}", not recorded or holds())
-
-
-def compare(rung, what):
-    new = ladder.find(rung)
-    return climb.value(new, what) / climb.value(ladder.RUNGS[ladder.RUNGS.index(new) - 1], what)
-
-
-says("rung 17: half of the bytes through L2, and hardly faster", ("16", "17"),
-     lambda: 0.45 < compare("17", "L2 bytes") < 0.65 and 0.93 < climb.factor("17") < 1.05)  # fmt: skip
-says("rung 18: the same bytes, and faster by a tenth", ("17", "18"),
-     lambda: 0.9 < compare("18", "L2 bytes") < 1.1 and 1.07 < climb.factor("18"))  # fmt: skip
-says("rung 20 gains at d = 128", ("19", "20"), lambda: climb.factor("20") > 1.03)
-says("rung 22 gains, with fewer issue slots", ("21", "22"),
-     lambda: climb.factor("22") > 1.03 and compare("22", "issue slots used, %") < 1)  # fmt: skip
-says("rung 23: a quarter fewer bytes through L2, the same cycles, no lower clock", ("22", "23"),
-     lambda: compare("23", "L2 bytes") < 0.8 and 0.98 < compare("23", "SM cycles") < 1.02
-     and compare("23", "clock, GHz") > 0.995)  # fmt: skip
-says("the clock falls along the rungs", ("10", "22"),
+climb.says("rung 17: half of the bytes through L2, and hardly faster", ("16", "17"),
+     lambda: 0.45 < climb.compare("17", "L2 bytes") < 0.65 and 0.93 < climb.factor("17") < 1.05)  # fmt: skip
+climb.says("rung 18: the same bytes, and faster by a tenth", ("17", "18"),
+     lambda: 0.9 < climb.compare("18", "L2 bytes") < 1.1 and 1.07 < climb.factor("18"))  # fmt: skip
+climb.says("rung 20 gains at d = 128", ("19", "20"), lambda: climb.factor("20") > 1.03)
+climb.says("rung 22 gains, with fewer issue slots", ("21", "22"),
+     lambda: climb.factor("22") > 1.03 and climb.compare("22", "issue slots used, %") < 1)  # fmt: skip
+climb.says("rung 23: a quarter fewer bytes through L2, the same cycles, no lower clock", ("22", "23"),
+     lambda: climb.compare("23", "L2 bytes") < 0.8 and 0.98 < climb.compare("23", "SM cycles") < 1.02
+     and climb.compare("23", "clock, GHz") > 0.995)  # fmt: skip
+climb.says("the clock falls along the rungs", ("10", "22"),
      lambda: climb.value("22", "clock, GHz") < 0.97 * climb.value("10", "clock, GHz"))  # fmt: skip
 verdict("outliers cost most", max(price, key=lambda kind: max(price[kind])) == "outliers")
 verdict("with 192 rows O, Q, K and V take 208 KiB of 227", (3 + 2 * 5) * 16 == 208 <= PLACES * 16)

@@ -144,7 +144,7 @@ WRONG = [  # of every call: an argument, what is raised, and a value or what bec
     *[("window", TypeError, x) for x in (3, (1.0, 0), (True, 0))],
     *[("window", ValueError, x) for x in ((), (1, 2, 3), (-1, 0), [None, -2], (np.int64(-1), None))],
     *[("softcap", TypeError, x) for x in ("50", True)],
-    *[("softcap", ValueError, x) for x in (0.0, -50.0, torch.inf, torch.nan, 10**400)],
+    *[("softcap", ValueError, x) for x in (0.0, -50.0, torch.inf, torch.nan, 10**400, 1e-31, 1e31)],
     *[("sinks", TypeError, x) for x in ([0.0, 0.0], torch.Tensor.int, torch.Tensor.double)],
     *[("sinks", ValueError, x) for x in (lambda x: x[:1], lambda x: x[None], lambda x: x.to("meta"))],
     ("backend", ValueError, "cuda"),
@@ -183,7 +183,7 @@ OWN = dict(
         *[(name, ValueError, lambda x: x.clone().requires_grad_()) for name in ("q", "k", "v", "sinks")],
         *[("block_table", TypeError, x) for x in (torch.Tensor.tolist, torch.Tensor.float)],
         *[("block_table", ValueError, x) for x in (lambda x: x[:1], lambda x: x[0], lambda x: x.to("meta"))],
-        *[("block_table", ValueError, x) for x in (lambda x: x + 1, lambda x: x - 1)],
+        *[("block_table", ValueError, x) for x in (lambda x: x + 1, lambda x: x - 1, lambda x: x[:, :0])],
     ],
 )
 NOT_WAITED_FOR = dict(  # values that are looked at where they lie on the CPU
@@ -205,7 +205,7 @@ def test_bad_input_is_named_before_any_launch_and_a_good_call_before_opens_no_do
     base |= dict(dropout_p=0.5, seed=3) if call == "attention" else {}
     wrong = WRONG + OWN[call] + (OF_KERNELS if backend == "auto" else [])
     wrong += [(name, ValueError, x) for name, x in NOT_WAITED_FOR[call] if DEVICE == "cpu"]
-    run(**base)
+    before = run(**base)
     for name, error, bad in wrong:
         name = f"{name}_pages" if call == "attention_paged" and name in "kv" else name
         bad = bad(base[name]) if callable(bad) else bad
@@ -213,6 +213,7 @@ def test_bad_input_is_named_before_any_launch_and_a_good_call_before_opens_no_do
             patch.setattr(launch.Launch, "__call__", None)
             run(**base | {name: bad})
         assert re.match(rf"{name}: got .*; (it|with .* it) takes ", str(refused.value)), (name, bad, refused.value)
+    assert torch.equal(run(**base), before), "a refused call left something behind"
 
 
 EQUAL = dict(causal=(True, 1), return_lse=(False, 0), dropout_p=(0.0, False), scale=(1.0, True), softcap=(1.0, True))

@@ -154,33 +154,6 @@ def test_attention_is_what_float64_says(examples):
 
 
 @several
-def test_a_refused_call_leaves_nothing_behind(examples):
-    """The same call gives the same bits before and after one that is refused."""
-    wrong = st.sampled_from([
-        (dict(dropout_p=1.5), ValueError),
-        (dict(scale=torch.nan), ValueError),
-        (dict(backend="cuda"), ValueError),
-        (dict(key_lengths=torch.tensor([-1, -1, -1])), ValueError),
-        (dict(causal=1), TypeError),
-    ])  # fmt: skip
-
-    @settings(max_examples=examples // 3, derandomize=examples == FEW, **COMMON)
-    @given(calls, wrong)
-    def fuzz(call, wrong):
-        (q, k, v, dO), options = call.tensors(), call.options()
-        before = called(q, k, v, dO, (True, True, True), options)
-        asked, error = wrong
-        with pytest.raises(error, match=next(iter(asked))):
-            attention(q, k, v, **asked)
-        after = called(q, k, v, dO, (True, True, True), options)
-        for a, b in zip(before[:2], after[:2], strict=True):
-            assert torch.equal(a, b)
-        compare(after, (q, k, v, dO), **options)
-
-    fuzz()
-
-
-@several
 def test_pages_in_any_order_are_what_float64_says(examples):
     """A cache in pages that lie anywhere, the unused ones and the rest of each last one full of NaN."""
 

@@ -48,13 +48,6 @@ def test_copyable():
     assert descriptor(odd, 64, 64).strides == [64, 6400, 64, 1], "its step would be no whole 16 bytes"
 
 
-def test_nothing_for_a_cpu():
-    from fa2_lab.kernels.hopper.forward.launch import prepare
-
-    Q = torch.empty(1, 2, 8, 64, dtype=torch.float16)
-    assert prepare(Q, Q, Q, Options(False, 0.1)) is None
-
-
 @pytest.fixture
 def some_hopper(monkeypatch):
     """As if tensors without data were on one."""
@@ -243,12 +236,6 @@ def test_no_few_heads_are_left_over(heads, least, at_once):
     from fa2_lab.kernels.hopper.shared.host import evenly
 
     assert evenly(heads, least) == at_once
-
-
-def test_no_hopper_here():
-    from fa2_lab.kernels import choice
-
-    assert choice.hopper_forward(torch.device("cpu")) is None
 
 
 def test_sizes_fit():

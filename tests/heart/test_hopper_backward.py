@@ -33,15 +33,6 @@ def test_fits_and_spills_nothing(rows, jobs):
         assert row["hmma"] == 0 and not row["waits"] and not row["early"] and not row["idle"], row
 
 
-def test_sizes_fit():
-    """Registers of two consumers and the producer's warpgroup."""
-    from fa2_lab.kernels.hopper.backward.sizes import DIMENSIONS, choose
-
-    for d, N_q, causal, ragged in product(DIMENSIONS, (1, 4096), (False, True), (False, True)):
-        sizes = choose(d, N_q, causal, ragged)
-        assert 128 * (2 * sizes.registers + 24) <= 65536 and sizes.B_r in (64, 128)
-
-
 @pytest.mark.parametrize("W", (64, 128))
 def test_sums_are_put_in_order(W, monkeypatch):
     """as_held is what each thread holds, four numbers together, and in_order its inverse: both run here by torch."""

@@ -105,6 +105,12 @@ def test_what_the_compiler_and_the_kernels_are_told(monkeypatch):
     assert launch.dropout(0.3) == (math.floor(0.3 * 2**32), 1 / 0.7) and launch.dropout(0.0) == (0, 1.0)
 
 
+def test_a_descriptor_of_one_tensor_stays_that_of_its_kind():
+    kind, X = SimpleNamespace(base=None, shape=[4, 4]), torch.empty(1)
+    found = launch.described_at(kind, X)
+    assert (found.base is X and found.shape == [4, 4]) and kind.base is None
+
+
 def test_heads_at_once_stream_no_more_than_is_given():
     """K and V of a head of 1024 rows, d 64, fp16 are 256 KiB together."""
     assert launch.heads_at_once(torch.empty(2, 7, 1024, 64, dtype=torch.float16, device="meta"), 8) == 32
@@ -230,7 +236,7 @@ def test_a_launch_serves_again_only_where_triton_would_not_compile_anew(standing
         for n, x in first.items()
         if n in second and n not in "QKVOL"
     }
-    assert counts(store[0, 1:513].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
+    assert counts(store[0, 2:514].view(1, 1, 32, 16)) == (1, 0)  # not a multiple of 16 bytes
     assert counts(q, causal=True) == (1, 0)
     assert counts(q, torch.tensor([3])) == (1, 0)
     assert counts(q, torch.tensor([3], dtype=torch.int32)) == (1, 0)
@@ -250,7 +256,7 @@ def test_every_pointer_is_looked_at_before_a_kernel_serves_again(odd, standing_i
     store = {name: torch.zeros(512) for name in shapes}
 
     def tensors(odd):
-        starts = {name: int(name == odd) for name in shapes}
+        starts = {name: 2 * (name == odd) for name in shapes}
         return [store[n][starts[n] :][: math.prod(shapes[n])].view(shapes[n]) for n in shapes]
 
     O, dO, L, dL = tensors(None)

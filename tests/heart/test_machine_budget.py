@@ -148,30 +148,3 @@ def test_what_fits_is_within_every_limit(kernel, chip, B_r, B_c, d, stages, warp
     assert fit.blocks_per_sm >= fit.ok
     if fit.ok and stages > 1:  # less of anything fits as well
         assert fits(chip, B_r, B_c, d, stages - 1, warps, kernel=kernel).ok
-
-
-# Bad input ------------------------------------------------------------------------------------------------------
-
-
-@each_kernel
-@pytest.mark.parametrize(
-    "change, error, message",
-    [
-        (dict(B_r=0), ValueError, "B_r: got 0"),
-        (dict(B_c=64.0), TypeError, r"B_c: got 64\.0"),
-        (dict(d=-1), ValueError, "d: got -1"),
-        (dict(stages=0), ValueError, "stages: got 0"),
-        (dict(itemsize=0), ValueError, "itemsize: got 0"),
-        (dict(warps=33), ValueError, "warps: got 33"),
-        (dict(chip="H100"), TypeError, "chip: got 'H100'"),
-    ],
-)
-def test_bad_input_is_named(kernel, change, error, message):
-    good = dict(chip=H100, B_r=64, B_c=64, d=64, stages=2, warps=4, itemsize=2, kernel=kernel)
-    with pytest.raises(error, match=message):
-        fits(**good | change)
-
-
-def test_an_unknown_kernel_is_refused():
-    with pytest.raises(ValueError, match="kernel: got 'sideways'; it takes one of forward, backward, columns, rows"):
-        fits(H100, 64, 64, 64, kernel="sideways")

@@ -44,7 +44,3 @@ def test_h200_is_an_h100_with_other_memory():
 
 def test_names():
     assert chips.named("H200") is H200 and chips.named("NVIDIA A100-SXM4-80GB") is A100
-    with pytest.raises(ValueError, match="name: got 'V100'; it takes one of A100"):
-        chips.named("V100")
-    with pytest.raises(TypeError, match="name: got 90"):
-        chips.named(90)

@@ -131,26 +131,3 @@ def test_dq_writers_and_steps_agree(tiling):
         assert workers == tiling.visited_cols(i)
         assert workers == [j for j in range(tiling.T_c) if i in steps[j]]
     assert sum(map(len, writers)) == (steps >= 0).sum()
-
-
-# Bad input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "call, error, message",
-    [
-        (lambda: grid.waves(0, 4), ValueError, "blocks: got 0"),
-        (lambda: grid.waves(4, 1.5), TypeError, "slots: got 1.5"),
-        (lambda: schedule([], 4), ValueError, "blocks: got none"),
-        (lambda: schedule([Block(0, None, 1)], 0), ValueError, "SMs: got 0"),
-        (lambda: schedule([Block(0, None, 1)], 1, 0), ValueError, "blocks_per_sm: got 0"),
-        (lambda: fa1_grid(0, Tiling(8, 8, 4, 4)), ValueError, "heads: got 0"),
-        (lambda: grid.dq_steps(None), TypeError, "tiling: got NoneType"),
-        (lambda: fa2_grid(1, (8, 8)), TypeError, "tiling: got tuple"),
-        (lambda: fa2_grid(1, Tiling(8, 8, 4, 4), "sideways"), ValueError, "direction: got 'sideways'"),
-        (lambda: fa2_grid(1, Tiling(8, 8, 4, 4), order="random"), ValueError, "order: got 'random'"),
-    ],
-)
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

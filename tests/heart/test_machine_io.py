@@ -129,28 +129,3 @@ def test_causal_skipping_moves_just_over_half_of_k_and_v():
     full, causal = (io.fa2_forward(Tiling(T * B, T * B, B, B, mask), d) for mask in (Mask(), CAUSAL))
     assert Fraction(causal.loads["K"], full.loads["K"]) == Fraction(T * (T + 1) // 2, T * T)
     assert causal.loads["Q"] == full.loads["Q"]
-
-
-# Bad input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("algorithm, direction", ALL)
-@pytest.mark.parametrize(
-    "tiling, d, error, named",
-    [
-        ((8, 8), 4, TypeError, "tiling"),
-        (Tiling(8, 8, 4, 4), 0, ValueError, "d"),
-        (Tiling(8, 8, 4, 4), 2.0, TypeError, "d"),
-    ],
-)
-def test_bad_input_is_named(algorithm, direction, tiling, d, error, named):
-    with pytest.raises(error, match=f"^{named}: got"):
-        io.traffic(algorithm, direction, tiling, d)
-
-
-def test_unknown_names_are_refused():
-    for call in (io.traffic, io.operations):
-        with pytest.raises(ValueError, match=r"fa3.*it takes"):
-            call("fa3", "forward", Tiling(8, 8, 4, 4), 4)
-    with pytest.raises(ValueError, match="b: got 0"):
-        io.tile_operations("fa2", "forward", 0, 4, 4)

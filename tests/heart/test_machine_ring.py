@@ -49,8 +49,6 @@ def test_bytes_by_hand():
     assert ring.sent([8] * 4, 0, "forward", kv_heads=2, d=16) == {"K V": 3 * 1024}
     assert ring.sent([8] * 4, 0, "backward", kv_heads=2, d=16) == {"K V": 3 * 1024, "dK dV": 3 * 2048}
     assert ring.sent([8], 0, "backward", kv_heads=2, d=16) == {}
-    with pytest.raises(ValueError, match="direction: got 'sideways'; it takes forward or backward"):
-        ring.sent([8] * 4, 0, "sideways", kv_heads=2, d=16)
 
 
 # Tiles --------------------------------------------------------------------------------------------------------

@@ -100,15 +100,3 @@ def test_time_is_what_memory_allows():
     alone = splits.seconds(cache, splits.same_splits(cache.tiles, 1), 396, speed)
     assert cache.bytes / speed.bandwidth < shared < 1.05 * cache.bytes / speed.bandwidth
     assert alone == pytest.approx(2049 * cache.tile_bytes / speed.alone) and alone > 5 * shared
-
-
-@pytest.mark.parametrize("make, name", [
-    (lambda: Cache((), 8, 128), "lengths"), (lambda: Cache((-1,), 8, 128), "lengths"),
-    (lambda: Cache((5,), 0, 128), "kv_heads"), (lambda: Cache((5,), 1, 128, rows=0), "rows"),
-    (lambda: Shares((), 4), "tiles"), (lambda: Shares((1, -1), 4), "tiles"), (lambda: Shares((1,), 0), "programs"),
-    (lambda: Shares((1,), 1, least=0), "least"), (lambda: splits.same_splits((4,), 0), "splits"),
-    (lambda: splits.pace(chips.H200, Cache((5,), 1, 16), stages=1), "stages"),
-])  # fmt: skip
-def test_bad_input_is_named(make, name):
-    with pytest.raises(ValueError, match=f"^{name}: got"):
-        make()

@@ -57,21 +57,3 @@ def test_what_the_changes_are_worth(chip):
 def test_worth_is_a_ratio_of_times():
     change = Worth(Clocks(4, 3, 2, 1), Clocks(4, 1, 2, 1))
     assert (change.overlapped, change.serial) == (1, 10 / 8)
-
-
-# Bad input ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "call, error, message",
-    [
-        (lambda: time.tile_clocks("A100", 64, 64, 64), TypeError, "chip: got 'A100'"),
-        (lambda: time.tile_clocks(A100, 64, 64, 64, W=0), ValueError, "W: got 0"),
-        (lambda: time.tile_clocks(A100, 0, 64, 64), ValueError, "b: got 0"),
-        (lambda: time.tile_clocks(A100, 64, 64, 64, algorithm="fa3"), ValueError, "fa3"),
-        (lambda: time.tile_clocks(A100, 64, 64, 64, scheme="split_d"), ValueError, "scheme: got 'split_d'"),
-    ],
-)
-def test_bad_input_is_named(call, error, message):
-    with pytest.raises(error, match=message):
-        call()

@@ -185,32 +185,6 @@ def test_it_has_a_caption_and_words_for_those_who_cannot_see_it(name):
     assert all("".join(t.itertext()) != caption for t in root.iter(f"{SVG}text"))  # it stands beside the picture
 
 
-# Deficiencies: linear RGB as seen with full protan-, deuteran- and tritanopia (Machado, Oliveira, Fernandes 2009).
-SEEN = {
-    "all": np.eye(3),
-    "protanopia": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
-    "deuteranopia": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
-    "tritanopia": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
-}
-
-
-def lab(color, matrix):
-    """CIE Lab of a colour, as seen through a deficiency."""
-    rgb = np.array(matplotlib.colors.to_rgb(color))
-    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
-    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
-    seen = to_xyz @ np.clip(np.array(matrix) @ linear, 0, 1) / np.array([0.9505, 1.0, 1.089])
-    x, y, z = np.cbrt(np.maximum(seen, 1e-4))
-    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
-
-
-@pytest.mark.parametrize("eyes", SEEN)
-def test_the_palette_survives_colour_blindness(eyes):
-    for group in (sorted(set(style.HUES.values()) - {style.PALE_PINK}), style.WORKERS, (style.INK, style.OURS)):
-        for a, b in itertools.combinations(group, 2):
-            assert np.linalg.norm(lab(a, SEEN[eyes]) - lab(b, SEEN[eyes])) > 10, (a, b)
-
-
 # The folder and the command -------------------------------------------------------------------------------------
 
 

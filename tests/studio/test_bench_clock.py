@@ -10,7 +10,6 @@ import pytest
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_clock import Clocks  # noqa: E402
-from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from fa2_studio.bench import before_after, contest, protocol, suites  # noqa: E402
 from fa2_studio.bench.contestants import CONTESTANTS, Contestant  # noqa: E402
@@ -148,39 +147,6 @@ def test_memory_is_what_a_second_call_takes_beyond_what_was_there(monkeypatch):
     monkeypatch.setitem(CONTESTANTS, "gone", Contestant(gone))
     row = suites.peak_memory(Problem(1, 2, 2, 40, 40, 16, causal=False, dtype="float32"), "forward", ("torch", "gone"))
     assert (row.values, row.unit, row.failed) == ({"torch": [6.0]}, "MiB", {"gone": "not installed"})
-
-
-def on_the_cpu(monkeypatch, *names: str) -> list:
-    """Let these functions of torch make their tensors here; what they made."""
-    made = []
-    for name in names:
-        usual = getattr(torch, name)
-
-        def make(*shape, device, dtype, usual=usual):
-            made.append(usual(*shape, dtype=dtype))
-            return made[-1]
-
-        monkeypatch.setattr(torch, name, make)
-    return made
-
-
-def test_ceilings_count_a_products_flops_and_a_copys_bytes(monkeypatch):
-    on_the_cpu(monkeypatch, "randn")
-    call, flops = dense.gemm_call(24)
-    with FlopCounterMode(display=False) as counted:
-        call()
-    assert counted.get_total_flops() == flops == 2 * 24**3
-    (both,) = (on_the_cpu(monkeypatch, "empty"),)
-    call, moved = dense.copy_call(1000)
-    source, target = both[0].fill_(1.0)
-    target.zero_()
-    call()
-    assert torch.equal(source, target) and moved == source.nbytes + target.nbytes
-    timings = dict(gemm=protocol.Timing(6.0, 1.0, 9.0), copy=protocol.Timing(4.0, 1.0, 9.0))
-    monkeypatch.setattr(contest, "measure", lambda calls: timings)
-    monkeypatch.setattr(dense, "gemm_call", lambda: (None, 3e12))
-    monkeypatch.setattr(dense, "copy_call", lambda: (None, 8e9))
-    assert contest.ceilings() == {"GEMM TFLOP/s": pytest.approx(500.0), "copy TB/s": pytest.approx(2.0)}
 
 
 def test_a_row_is_slower_if_it_is_so_by_more_than_a_hundredth_and_than_chance():
