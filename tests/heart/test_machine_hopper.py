@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from itertools import pairwise
 from unittest.mock import patch
 
-import numpy as np
 import pytest
 
 from fa2_lab.machine import asynchrony, chips, grid, hopper
@@ -133,15 +132,3 @@ def test_dealt_by_hand():
     assert [(p.SM, p.start, p.end) for p in ran.placed] == [(0, 0, 4), (1, 0, 1), (0, 4, 7), (1, 1, 2)]
     drawn = grid.schedule([grid.Block(0, n, cost) for n, cost in enumerate([4, 1, 3, 1])], 2)
     assert (ran.makespan, drawn.makespan) == (7, 5)
-
-
-@pytest.mark.parametrize("name, value", [("consumers", 4), ("stages", 0), ("consumers", True)])
-def test_bad_numbers_are_named(name, value):
-    with pytest.raises((ValueError, TypeError), match=name):
-        hopper.forward(Tiling(4, 4, 4, 4), **{name: value})
-
-
-def test_a_mask_that_is_no_interval_is_refused():
-    tiling = Tiling(4, 4, 2, 2, Mask(allowed=np.eye(4, dtype=bool)))
-    with pytest.raises(ValueError, match=r"^tiling: got .*; it takes"):
-        hopper.forward(tiling)

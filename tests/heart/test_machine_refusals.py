@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fa2_lab.machine import budget, chips, grid, hopper, hopper_backward, io, ring, splits, time, warps
+from fa2_lab.machine import budget, chips, grid, hopper, io, ring, splits, time, warps
 from fa2_lab.machine.chips import A100, H100, H200
 from fa2_lab.tiles import Mask, Tiling
 
@@ -32,8 +32,7 @@ CALLS = [  # a call, good arguments, and wrong ones for each
     (splits.Shares, dict(tiles=(1,), programs=1, least=1), dict(tiles=[(), (1, -1)], programs=[0], least=[0])),
     (splits.same_splits, dict(tiles=(4,), splits=1), dict(splits=[0])),
     (splits.pace, dict(chip=H200, cache=splits.Cache((5,), 1, 16), stages=2), dict(stages=[1])),
-    (hopper.forward, dict(**QKV, tiling=TILING), dict(consumers=[4, True], stages=[0], tiling=[NO_INTERVAL])),
-    (hopper_backward.backward, dict(**QKV, O=ONES, L=ONES[:, 0], dO=ONES, tiling=TILING), dict(places=[0])),
+    (hopper.forward, dict(tiling=TILING), dict(consumers=[4, True], stages=[0], tiling=[NO_INTERVAL])),
     (ring.sent, dict(lengths=[8, 8], rank=0, direction="forward", kv_heads=2, d=16), dict(direction=["sideways"])),
     (chips.named, dict(name="H200"), dict(name=["V100", 90])),
 ]  # fmt: skip
@@ -54,5 +53,3 @@ def test_an_algorithm_that_there_is_not_is_refused():
             call("fa3", "forward", TILING, 4)
     with pytest.raises(ValueError, match="fa3"):
         time.tile_clocks(A100, 64, 64, 64, algorithm="fa3")
-    with pytest.raises(ValueError, match="B_c: got 5; it takes an even number"):
-        hopper_backward.backward(*[ONES] * 4, ONES[:, 0], ONES, Tiling(8, 8, 4, 5))
