@@ -193,9 +193,28 @@ def _chip(name: str, SM: int, SMs: int, clock: int, *numbers: float) -> Chip:
     tensor, fp32, tensor_per_clock, hbm, hbm_speed, l2, link = numbers
     lanes, shared, warps, blocks = _rows(_SMS)[str(SM)]
     return Chip(
-        *(name, divmod(SM, 10), SMs, clock * MHZ, tensor * TFLOPS, fp32 * TFLOPS, int(tensor_per_clock)),
-        *(lanes, 16, 128, shared * KiB, (shared - 1) * KiB, 65536, 255, 32 * warps, warps, blocks),
-        *(int(hbm * GiB), hbm_speed * GB, int(l2 * MiB), link * GB, _SOURCES[name]),
+        name=name,
+        compute_capability=divmod(SM, 10),
+        SMs=SMs,
+        clock_hz=clock * MHZ,
+        tensor_flops=tensor * TFLOPS,
+        fp32_flops=fp32 * TFLOPS,
+        tensor_per_clock=int(tensor_per_clock),
+        fp32_per_clock=lanes,
+        exp_per_clock=16,
+        shared_per_clock=128,
+        shared_per_sm=shared * KiB,
+        shared_per_block=(shared - 1) * KiB,
+        registers_per_sm=65536,
+        registers_per_thread=255,
+        threads_per_sm=32 * warps,
+        warps_per_sm=warps,
+        blocks_per_sm=blocks,
+        hbm_bytes=int(hbm * GiB),
+        hbm_per_second=hbm_speed * GB,
+        l2_bytes=int(l2 * MiB),
+        link_per_second=link * GB,
+        sources=_SOURCES[name],
     )
 
 
