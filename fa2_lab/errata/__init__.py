@@ -12,9 +12,9 @@ ERRATA: dict[str, Erratum] = {e.id: e for source in (fa2_paper, fa1_paper, notes
 SOURCES = {  # what an erratum's source begins with, and what that is
     "FA1 paper": "Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022), arXiv:2205.14135",
     "FA2 paper": "Dao: FlashAttention-2, arXiv:2307.08691 (2023). Marked (arXiv): not in the version of ICLR 2024",
-    "lecture notes on FA2": "an outline of the FA2 paper, heading by heading; author unknown",
-    "article on FA2": "an article, FlashAttention II: better work partitioning; author unknown",
-    "bilingual notes on FA2": "notes on the FA2 paper in English and Chinese; author unknown",
+    "article on FA2": "FlashAttention II: better work partitioning (kernelengineering.vizuara.ai)",
+    "lecture notes on FA2": "an outline of the FA2 paper, heading by heading, dated 18 Jul 2023; author unknown",
+    "bilingual notes on FA2": "the FA2 paper's abstract and algorithms in English and Chinese; author unknown",
 }
 
 __all__ = ["ERRATA", "SOURCES", "Erratum", "Verdict", "judge"]

@@ -20,6 +20,7 @@ class Erratum:
     right: Callable[[], Any]
     error: Callable[[Any], float]  # distance from the truth: another formula, central differences, a count
     tolerance: float = 1e-9
+    met: str = ""  # where people met it: "project #number, #number; project #number", threads on GitHub
 
     def check(self, result: object) -> bool:
         """True if the result is as close to the truth as it should be; NaN never is."""

@@ -1,18 +1,20 @@
-"""Slips in the FlashAttention paper, appendix B."""
+"""Slips in the FlashAttention paper, appendices B and C."""
 
 from collections.abc import Callable
 
 import numpy as np
 
-from fa2_lab.errata.cases import Case, distance
+from fa2_lab.errata.cases import Case, TwoBlocks, distance
 from fa2_lab.errata.erratum import Erratum
 from fa2_lab.reference import fa1
 from fa2_lab.reference.dropout import Dropout, sequential_mask
+from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import Tiling, cdiv
 from fa2_lab.trace import Trace
 
 CASE = Case(N=8, d=4)
 SQUARE = Case(N=5, d=5)
+TWO = TwoBlocks(CASE, cut=3)
 
 
 def scores(q_of: Callable[[int], np.ndarray], k_of: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -26,9 +28,22 @@ COLUMNS = Erratum(
     claim="q_i, k_j, v_j and o_i are columns of Q, K, V and O.",
     why="Q is N × d with one query to a row; S_ij = q_i · k_j with columns gives Qᵀ K, a d × d matrix.",
     instead="They are rows.",
+    met="Dao-AILab/flash-attention #786",
     wrong=lambda: scores(lambda i: SQUARE.Q[:, i], lambda j: SQUARE.K[:, j]),
     right=lambda: scores(lambda i: SQUARE.Q[i], lambda j: SQUARE.K[j]),
     error=lambda S: distance(SQUARE.tau * S, SQUARE.S),
+)
+
+PROOF = Erratum(
+    id="fa1-proof",
+    source="FA1 paper, appendix C, proof of Theorem 1",
+    claim="After j column blocks, P V = diag(ℓ) exp(S − m) V.",
+    why="Softmax divides by its sum. The next steps of the proof need the inverse as well, for diag(ℓ) to cancel.",
+    instead="P V = diag(ℓ)⁻¹ exp(S − m) V.",
+    met="Dao-AILab/flash-attention #273, #301, #439, #627",
+    wrong=lambda: TWO.l1 * (TWO.e1 @ TWO.V1),  # after the first of two blocks
+    right=lambda: TWO.e1 @ TWO.V1 / TWO.l1,
+    error=lambda O: distance(O, safe_softmax(TWO.S1) @ TWO.V1),
 )
 
 
@@ -58,6 +73,7 @@ BLOCK_SIZE = Erratum(
     claim="Blocks of B_c = ⌈M / 4d⌉ and B_r = min(B_c, d) rows fit in on-chip memory of M elements, both ways.",
     why="Four blocks fill M alone. The score tile comes on top, and the backward holds eight blocks and two tiles.",
     instead="M / 4d up to a constant: the largest B with 4Bd + B² + 2B ≤ M (forward), 8Bd + 2B² + 2B ≤ M (backward).",
+    met="Dao-AILab/flash-attention #618, #1704",
     wrong=lambda: (cdiv(M_ON_CHIP, 4 * HEAD), cdiv(M_ON_CHIP, 4 * HEAD)),
     right=lambda: (largest_block(backward=False), largest_block(backward=True)),
     error=lambda B: max(misfit(B[0], backward=False), misfit(B[1], backward=True)),
@@ -116,6 +132,7 @@ DROPOUT_ORDER = Erratum(
     why="One sequential generator repeats itself only if both passes visit the tiles in the same order. FA2's forward "
     "runs rows outside, its backward columns outside: about half the entries of the mask differ at p = 0.5.",
     instead="Derive each random number from its place, by (seed, batch, head, row, column); then no order matters.",
+    met="Dao-AILab/flash-attention #612",
     wrong=lambda: (sequential_mask(GRID, 0.5, 0, "fa2"), sequential_mask(GRID, 0.5, 0, "fa1")),
     right=lambda: (keyed_mask("fa2"), keyed_mask("fa1")),
     error=lambda masks: float((masks[0] != masks[1]).mean()),
@@ -140,10 +157,11 @@ EMPTY_ROWS = Erratum(
     claim="P̃ = exp(S − m) with m = max(m, rowmax(S)), also where a mask hides the whole first tile of a row.",
     why="Then m is −∞ and the exponent −∞ − (−∞) = NaN, which every later tile inherits.",
     instead="Subtract 0 instead of m while m is −∞: exp(−∞ − 0) = 0, and a row with no key at all gets O = 0, L = −∞.",
+    met="flashinfer-ai/flashinfer #4401; tracel-ai/burn #4697",
     wrong=lambda: empty_row(lambda m: m),
     right=lambda: empty_row(lambda m: 0.0 if np.isneginf(m) else m),
     error=lambda o: distance(o, [(np.exp(1) * 1 + np.exp(2) * 3) / (np.exp(1) + np.exp(2))]),
 )
 
 
-ERRATA = (COLUMNS, BLOCK_SIZE, FLOPS, L_NAME, DROPOUT_ORDER, EMPTY_ROWS)
+ERRATA = (COLUMNS, PROOF, BLOCK_SIZE, FLOPS, L_NAME, DROPOUT_ORDER, EMPTY_ROWS)

@@ -24,6 +24,7 @@ DK = Erratum(
     why="The shapes only fit when N = d, and even then the numbers are others: dK_j sums dS_ij q_i over the queries i. "
     "The ICLR version has dSᵀ Q.",
     instead="dK = dSᵀ Q.",
+    met="Dao-AILab/flash-attention #373",
     wrong=lambda: UNSCALED.Q @ UNSCALED.dS.T,
     right=lambda: UNSCALED.dS.T @ UNSCALED.Q,
     error=lambda dK: distance(dK, UNSCALED.dK),
@@ -80,6 +81,7 @@ TWEAK_1 = Erratum(
     claim="Un-scaled output after the second block: Õ² = diag(ℓ¹)⁻¹ O¹ + exp(S² − m²) V².",
     why="O¹ is already divided by ℓ¹ and stands under the maximum m¹; dividing it again moves it further away.",
     instead="Õ² = diag(ℓ¹ e^(m¹ − m²)) O¹ + exp(S² − m²) V²: undo the division, move to the new maximum.",
+    met="Dao-AILab/flash-attention #991, #1349",
     wrong=lambda: divided_at_the_end(1 / TWO.l1),
     right=lambda: divided_at_the_end(TWO.l1 * np.exp(TWO.m1 - TWO.m2)),
     error=lambda O: distance(O, TWO.O),
@@ -96,8 +98,9 @@ TWO_TERMS = Erratum(
     source="FA2 paper, section 3.1.1 (arXiv)",
     claim="Scaled output after the second block: O² = diag(ℓ¹ / ℓ²)⁻¹ O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
     why="The ratio is upside down, and the step from the old maximum to the new one is missing. The ICLR version "
-    "turns the ratio round; the step is missing there too.",
+    "turns the ratio round; the step is missing there too. Section 2.3.1 ends with the same equation.",
     instead="O² = diag((ℓ¹ / ℓ²) e^(m¹ − m²)) O¹ + diag(ℓ²)⁻¹ exp(S² − m²) V².",
+    met="Dao-AILab/flash-attention #411, #897, #1349, #2342",
     wrong=lambda: divided_in_every_step(TWO.l2 / TWO.l1),
     right=lambda: divided_in_every_step(TWO.l1 / TWO.l2 * np.exp(TWO.m1 - TWO.m2)),
     error=lambda O: distance(O, TWO.O),
@@ -116,6 +119,7 @@ P_TILDE = Erratum(
     claim="In the two-block example, P̃² = diag(ℓ²)⁻¹ exp(S² − m²).",
     why="That is FA1's definition. Used in FA2 it divides the second block twice, and Algorithm 1, line 9, has none.",
     instead="P̃² = exp(S² − m²); the one division by ℓ² comes at the end.",
+    met="Dao-AILab/flash-attention #991",
     wrong=lambda: with_probabilities(TWO.e2 / TWO.l2),
     right=lambda: with_probabilities(TWO.e2),
     error=lambda O: distance(O, TWO.O),
@@ -194,8 +198,10 @@ INVERSE = Erratum(
     "bilingual notes on FA2, Algorithm 1 (forward), line 10, in both languages",
     claim="O^(j) = diag(exp(m^(j−1) − m^(j)))⁻¹ O^(j−1) + P V_j.",
     why="The accumulator must shrink when the maximum grows; the inverse makes it grow, and at the first tile, where "
-    "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile). The ICLR version has no inverse.",
+    "m^(0) = −∞, it gives 1/0 · 0 = NaN (here: the second tile). The ICLR version has no inverse. Line 21 of "
+    "FlashAttention-3's Algorithm 1 had it again (Dao-AILab/flash-attention #1303).",
     instead="No inverse: O^(j) = diag(exp(m^(j−1) − m^(j))) O^(j−1) + P V_j.",
+    met="Dao-AILab/flash-attention #333, #417, #991; kyegomez/FlashAttention20 #3",
     wrong=lambda: second_tile(1 / np.exp(TWO.m1 - TWO.m2)),
     right=lambda: second_tile(np.exp(TWO.m1 - TWO.m2)),
     error=lambda O: distance(O, TWO.O),
@@ -226,6 +232,7 @@ D_SHAPE = Erratum(
     claim="D = rowsum(dO ∘ O) is a vector of R^d.",
     why="A row sum has one number for each row, and N rows; a vector of d numbers would be a column sum.",
     instead="D ∈ R^N, subtracted from every entry of its row.",
+    met="Dao-AILab/flash-attention #2555",
     wrong=lambda: gradients_with((SQUARE.dO * SQUARE.O).sum(axis=0)),
     right=lambda: gradients_with((SQUARE.dO * SQUARE.O).sum(axis=1)[:, None]),
     error=lambda gradients: max(map(distance, gradients, (SQUARE.dQ, SQUARE.dK))),
@@ -284,6 +291,7 @@ DQ_RACE = Erratum(
     why="Blocks that load the same old dQ_i overwrite each other, and the last one wins. The paper knows it: its "
     "section 3.2 uses atomic adds. The algorithm does not say so.",
     instead="Add atomically, or compute dQ in a pass of its own with rows outside.",
+    met="Dao-AILab/flash-attention #1496",
     wrong=lambda: dQ_of_parallel_columns(atomic=False),
     right=lambda: dQ_of_parallel_columns(atomic=True),
     error=lambda dQ: distance(dQ, CASE.dQ),

@@ -191,8 +191,10 @@ def show_errata(arguments: argparse.Namespace) -> int:
         ("says", erratum.claim),
         ("but", erratum.why),
         ("right", erratum.instead),
+        ("met in", erratum.met),
     ):
-        print(paragraph(title, text))
+        if text:
+            print(paragraph(title, text))
     print(paragraph("run", f"wrong: error {verdict.wrong_error:.1e}; right: error {verdict.right_error:.1e}"))
     if lines:
         print(paragraph("lines", ", ".join(lines)))
@@ -229,7 +231,7 @@ def close_to(name: str, names: Iterable[str]) -> str:
 
 def paragraph(title: str, text: str) -> str:
     """A titled paragraph, 78 columns wide."""
-    return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8)
+    return fill(text, 78, initial_indent=f"{title:8}", subsequent_indent=" " * 8, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ def test_errata_as_a_table_and_in_full(capsys):
         assert command.main(["errata", name]) == 0
         out = capsys.readouterr().out
         assert max(map(width, out.splitlines())) <= 80
-        for text in (erratum.source, erratum.claim, erratum.why, erratum.instead):
+        for text in (erratum.source, erratum.claim, erratum.why, erratum.instead, erratum.met):
             assert " ".join(text.split()) in " ".join(out.split()), name
 
 
