@@ -481,15 +481,9 @@ read(r16, "forward_kernel", begin="q, k, v = ring", end="gl.warp_specialize")
 #   two lists say how many warps they have and how many registers a thread: `[1]`, `[24]`.
 # - Registers change hands only by whole warpgroups. At d = 128 a program starts with 8 warps of 128 registers a thread:
 #   four for the consumer, four set aside for the producer, although it needs one. The producer's threads keep 24 each, so
-#   the consumer's may have
-
+#   the consumer's may have 2 · 128 − 24 = 232.
 
 # %%
-def left_for_the_first(at_launch, *others):  # registers of a thread, by eights
-    return (at_launch * (1 + len(others)) - sum(others)) // 8 * 8
-
-
-print(left_for_the_first(128, 24), "registers for a thread of the consumer")
 climb.step("16", "programs on an SM", "stall: long_scoreboard")
 
 # %% [markdown]
@@ -503,8 +497,7 @@ climb.step("16", "programs on an SM", "stall: long_scoreboard")
 # ## Who shares a tile?
 #
 # Each tile of K and V comes from L2 for 64 rows. Two consumers in one program, with 64 rows each, can read the same tile.
-# What limits them is room: an SM has 65,536 registers, a program can have 227 KiB of shared memory. A consumer holds o and
-# s in fp32, and p in 16 bits.
+# What limits them is room: an SM has 65,536 registers. A consumer holds o and s in fp32, and p in 16 bits.
 
 
 # %%
@@ -512,28 +505,17 @@ def held(d, B_c=128, threads=128):  # registers of a thread for o, s and p of 64
     return 64 * (d + B_c + B_c // 2) // threads
 
 
-def kib(d, consumers, stages, B_c=128):  # Q of all consumers, and the stages of K and V
-    return (64 * consumers + 2 * stages * B_c) * d * 2 / 1024
-
-
 def l2_bytes(d, consumers, B_c=128):  # of K and V, for each clock of products
     return 2 * B_c * d * 2 / (consumers * clocks(chips.H200, d)[0])
 
 
-print("  d  keys  consumers   KiB   registers needed, had   bytes from L2 a clock")
-for d, B_c, consumers in (
-    (64, 128, 1),
-    (64, 128, 3),
-    (128, 128, 1),
-    (128, 128, 2),
-    (128, 128, 3),
-    (128, 64, 3),
-):
+print("  d  keys  consumers   registers needed, had   bytes from L2 a clock")
+at_128 = (128, 128, 1), (128, 128, 2), (128, 128, 3), (128, 64, 3)
+for d, B_c, consumers in ((64, 128, 1), (64, 128, 3), *at_128):
     most = min(255, (65536 // 128 - 24) // consumers // 8 * 8)  # the producer keeps 24
     needs, moved = held(d, B_c) + 24, l2_bytes(d, consumers)
     lacks = "" if needs <= most else "too few registers"
-    line = f"{d:3} {B_c:5} {consumers:10} {kib(d, consumers, 2, B_c):5.0f} {needs:18}"
-    print(line, f"{most:5} {moved:23.1f}  {lacks}")
+    print(f"{d:3} {B_c:5} {consumers:10} {needs:18} {most:5} {moved:23.1f}  {lacks}")
 
 # %% [markdown]
 # (24 registers are for m, ℓ, addresses and the mask.) At d = 128 two consumers fit, and three only with tiles of 64
@@ -802,18 +784,12 @@ for kind, found in price.items():
 #
 # With tiles of 64 keys, s and p are half as wide, and the registers suffice. What about shared memory? 64 rows of Q, K, V or
 # O take 16 KiB at d = 128, so 227 KiB have room for 14 such tiles. (A stage is a tile of K and a tile of V.)
-
-# %%
-PLACES = 227 // 16  # for 64 × 128 numbers of 16 bits
-for name, consumers, each, parts in (
-    ("rung 22: tiles of 128 keys", 2, 3, 2),
-    ("three consumers, tiles of 64 keys", 3, 3, 1),
-    ("rung 23: the same, O in Q's place", 3, 1, 1),
-):
-    left = PLACES - consumers * each
-    stages = left // (2 * parts)
-    way = f"{stages} stages, {64 * parts * stages} keys on their way"
-    print(f"{name:34} Q and O take {consumers * each} of 14, left {left:2}: {way}")
+#
+# | | Q and O take | left | stages | keys on their way |
+# | --- | ---: | ---: | ---: | ---: |
+# | rung 22: two consumers, tiles of 128 keys | 2 · 3 | 8 | 2 | 256 |
+# | three consumers, tiles of 64 keys | 3 · 3 | 5 | 2 | 128 |
+# | rung 23: the same, O in Q's place | 3 · 1 | 11 | 5 | 320 |
 
 # %% [markdown]
 # O is stored only after the last S of the row block has read Q. So O can wait in Q's place. Then Q's place is free only when
@@ -994,7 +970,8 @@ climb.says("rung 23: a quarter fewer bytes through L2, the same cycles, no lower
 climb.says("the clock falls along the rungs", ("10", "22"),
      lambda: climb.value("22", "clock, GHz") < 0.97 * climb.value("10", "clock, GHz"))  # fmt: skip
 verdict("outliers cost most", max(price, key=lambda kind: max(price[kind])) == "outliers")
-verdict("with 192 rows O, Q, K and V take 208 KiB of 227", (3 + 2 * 5) * 16 == 208 <= PLACES * 16)
+for row, stages in (((2, 3, 2), 2), ((3, 3, 1), 2), ((3, 1, 1), 5)):  # consumers, tiles of Q and O each, 64 keys
+    verdict(f"of 14 places {stages} stages are left", (227 // 16 - row[0] * row[1]) // (2 * row[2]) == stages)
 
 # %% [markdown] tags=["navigation"]
 # [← The workshop](11_workshop.ipynb) · [The map](00_start.ipynb) · [Hopper, the kernel →](12b_hopper_kernel.ipynb)
