@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
 
 from fa2_lab.machine.chips import H200, Chip
@@ -80,6 +81,7 @@ def clocks(rung: Rung, programs: int | None = None, chip: Chip = H200) -> float:
 # One launch -----------------------------------------------------------------------------------------------------
 
 
+@cache
 def launch(rung: Rung, heads: int, N: int = 4096, causal: bool = False, chip: Chip = H200) -> float:
     """Clocks of one launch."""
     if rung.number == 0:

@@ -312,10 +312,14 @@ def counters(record: Record, name: str) -> dict[str, float]:
     return {what: x[0] for what, x in max(rows, key=lambda row: row.problem["d"]).values.items()} if rows else {}
 
 
-def gigahertz(record: Record, name: str) -> float | None:
-    """The SM clock while a rung runs again and again without a pause; else its counted cycles over its time."""
+def chip(record: Record, name: str) -> tuple[float, ...]:
+    """The SM clock in GHz and power in watts while a rung runs again and again without a pause, and no mask.
+
+    Where that was not measured, the clock alone: counted cycles over time.
+    """
     for row in record.sustained:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):
-            return row.chip[name][0] / 1e3
+            clock, watts = row.chip[name]
+            return clock / 1e3, watts
     row, cycles = timed(record, causal=False, d=128), counters(record, name).get("SM cycles")
-    return cycles / row.values[name][0] / 1e6 if row and cycles and name in row.values else None
+    return (cycles / row.values[name][0] / 1e6,) if row and cycles and name in row.values else ()

@@ -27,10 +27,17 @@ def main(argv: list[str]) -> int:
     if not names:
         print(table(results))
         return 0
-    order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if names[0] in order)
-    before = order[max(0, order.index(names[0]) - 1)] if len(names) == 1 else names[0]
-    print(page(results, before, names[-1], sys.stdout.isatty()))
+    old = names[0] if len(names) == 2 else compared(names[0])
+    print(page(results, old, names[-1], sys.stdout.isatty()))
     return 0
+
+
+def compared(name: str) -> str:
+    """Beside which one a rung is shown: the one below; of x23, rung 23."""
+    if name in ladder.OTHERS:
+        return ladder.find(name[1:3])
+    order = next(order for order in (ladder.RUNGS, ladder.SIDE, ladder.BACKWARD) if name in order)
+    return order[max(0, order.index(name) - 1)]
 
 
 def rows(results: Record, direction: str) -> dict:
@@ -60,8 +67,8 @@ class Line:
         share = f"{rows[0].ratio(name, peer):.0%}" if speeds[0] != "-" else "-"
         steps = [x.prediction for x in self.change] + [reasons.times(x.measured) for x in self.change]
         held = [both(name, what) for what in ("programs", "registers")]
-        clock = reasons.gigahertz(results, name)
-        self.numbers = [*speeds, share, *(steps or 4 * ["-"]), *held, f"{clock:.2f}" if clock else "-"]
+        clock = [f"{x:.2f}" for x in reasons.chip(results, name)[:1]]
+        self.numbers = [*speeds, share, *(steps or 4 * ["-"]), *held, *(clock or "-")]
 
 
 def climbs(name: str) -> bool:
@@ -158,7 +165,7 @@ def page(results: Record, old: str, new: str, colours: bool = False) -> str:
         parts.append(hypothesis(results, old, new))
     if old != new:
         parts.append(f"{old} → {new}\n{steps.diff(old, new, colours)}")
-    parts += filter(None, [compared(results, old, new), following(new)])
+    parts += filter(None, [numbers(results, old, new), following(new)])
     return "\n\n".join(parts)
 
 
@@ -240,7 +247,7 @@ def following(name: str) -> str:
     return f"Next: {label(after)}. {reasons.reason(after).limit[:1].upper()}{reasons.reason(after).limit[1:]}."
 
 
-def compared(results: Record, old: str, new: str) -> str:
+def numbers(results: Record, old: str, new: str) -> str:
     """Speed in every recorded shape, compiled numbers, and the counters that moved by more than a tenth."""
     text = [f"{'recorded, TFLOP/s':48}{old[:3]:>8}{new[:3]:>8}"]
     for row in results.rows:

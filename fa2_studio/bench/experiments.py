@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fa2_lab.kernels import ladder, triton_versions
+from fa2_lab.records import Record
 from fa2_studio.bench.problem import Problem
 
 TWO = 110 * 1024  # bytes of shared memory with which two programs fit on an SM
@@ -207,3 +208,28 @@ def problem_of(d: int, causal: bool, heads: int) -> Problem:
     """So many heads of 4,096 tokens; those that fill the GPU are four sequences, as in the table."""
     filling = Problem.square(4096, d, causal)
     return filling if heads == filling.batch * filling.heads else Problem(1, heads, heads, 4096, 4096, d, causal)
+
+
+# What came out --------------------------------------------------------------------------------------------------
+
+
+def ratio(record: Record, name: str, d: int, causal: bool, heads: int) -> float | None:
+    """How many times as fast an experiment was as what it is compared with; None if it was not measured."""
+    asked = EXPERIMENTS[name]
+    against = asked.against if asked.against in EXPERIMENTS else ladder.find(asked.against)
+    problem = problem_of(d, causal, heads).as_dict()
+    rows = [row for row in record.rows if (row.direction, row.problem) == ("experiments", problem)]
+    return next((row.ratio(name, against) for row in rows if {name, against} <= row.values.keys()), None)
+
+
+def table(record: Record) -> list[str]:
+    """Every question for a page: what was expected of it and what was measured, in each shape."""
+    lines = ["| experiment | question | over | d, heads | expected | measured |"]
+    lines.append("| --- | --- | --- | --- | ---: | ---: |")
+    for name, asked in EXPERIMENTS.items():
+        for (d, causal, heads), expected in asked.expected.items():
+            numbers = (expected, ratio(record, name, d, causal, heads))
+            cells = ["-" if x is None else f"{x:.2f}" for x in numbers]
+            shape = f"{d}, {heads}{', causal' * causal}"
+            lines.append(f"| {name} | {asked.asks} | {asked.against} | {shape} | {' | '.join(cells)} |")
+    return lines

@@ -115,6 +115,7 @@ def test_one_change_has_cause_prediction_difference_counters_and_what_comes_next
     assert "tensor cores at work, %" in printed and "L2 bytes" not in printed, "what did not move is not shown"
     assert printed.rstrip().splitlines()[-1].startswith(f"Next: {page.label(ladder.find('11'))}. ")
     assert command.main(["ladder", "10"]) == 0 and capsys.readouterr().out == printed
+    assert command.main(["ladder", "x23"]) == 0 and f"{LAST} → {ladder.find('x23')}" in capsys.readouterr().out
     assert command.main(["ladder", "s00", "s01"]) == 0
     assert capsys.readouterr().out.endswith("\nnot recorded yet: `fa2-lab bench ladder` measures it on a GPU\n")
 

@@ -1,4 +1,4 @@
-"""Beside the ladder, rung 23 with some of its exponentials computed by the FMA units.
+"""Side rung x23, software exp2: some of the exponentials of rung 23 are computed by the FMA units.
 
 2ˣ = 2ⁿ 2ᶠ with n = ⌊x⌋ and f in [0, 1). A cubic gives 2ᶠ within 9e-5, far finer than the 16 bits into which p is
 rounded, and n goes into the exponent. It should pay on a B200, where the exponential unit alone is the limit. On an
