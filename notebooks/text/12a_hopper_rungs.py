@@ -615,9 +615,9 @@ climb.step("20", "tensor cores at work, %", "stall: barrier")
 # So at most the maxima and a few multiply-adds run under one's own P V. The exponentials run under the products of the other
 # consumer.
 #
-# There is a trap at d = 64. When this change was tried with p rounded one by one, it *lost* 3 to 4%: 32 swaps of bytes stood
-# between the two products, and under the causal mask 72 numbers spilled. The overlap was right. What it hid was paid back
-# in instructions. With `rounded` from rung 15 there are none.
+# There is a trap at d = 64. Tried with p rounded one by one, this change *lost* a few percent: swaps of bytes stood between
+# the two products, and under the causal mask numbers spilled. The overlap was right. What it hid was paid back in
+# instructions. With `rounded` from rung 15 there are no swaps and no spills.
 #
 # **Takeaway.** Start early, wait late, keep in place what is still being read, and look at what the compiler made of it.
 
