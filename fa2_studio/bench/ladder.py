@@ -58,7 +58,7 @@ def run(
     }
     jobs = {
         "rungs": [partial(climb, problem, beside=beside) for problem in grid()],
-        "experiments": [partial(ask, problem, names) for problem, names in asked.items()],
+        "experiments": [partial(ask, problem, names=names) for problem, names in asked.items()],
         "sustained": [partial(climb, problem, beside=beside, sustained=True) for problem in down_here],
         "backward": [partial(down, problem) for problem in down_here],
         "compiled": [partial(compiled, problem, rung) for rung, problem in SHOWN],
