@@ -617,7 +617,8 @@ climb.step("20", "tensor cores at work, %", "stall: barrier")
 #
 # There is a trap at d = 64. Tried with p rounded one by one, this change *lost* a few percent: swaps of bytes stood between
 # the two products, and under the causal mask numbers spilled. The overlap was right. What it hid was paid back in
-# instructions. With `rounded` from rung 15 there are no swaps and no spills.
+# instructions. With `rounded` from rung 15, Triton 3.6, with which the record was made, leaves no swaps and no spills. Your
+# Triton may differ: `fa2-lab xray 20 --d 64 --full` says.
 #
 # **Takeaway.** Start early, wait late, keep in place what is still being read, and look at what the compiler made of it.
 
