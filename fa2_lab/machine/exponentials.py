@@ -3,9 +3,8 @@
 2ˣ = 2ⁿ · 2ʳ with n = ⌊x⌋. A cubic gives 2ʳ for r from 0 to 1, and n goes into the bits of the exponent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -36,10 +35,10 @@ def exp2(
     """2ˣ for x below 128, within 10⁻⁴; NaN stays NaN, −∞ gives 0."""
     a = highest(np.float32(x), np.float32(lowest))
     n = floor(a)
-    return join(np.polyval(np.float32(cubic), a - n).astype(np.float32), n)
+    return join(np.polyval(np.asarray(cubic, np.float32), a - n).astype(np.float32), n)
 
 
-WAYS = {  # how to call exp2; all but the first are wrong where no score is ordinary
+WAYS: dict[str, dict[str, Any]] = {  # how to call exp2; all but the first are wrong where no score is ordinary
     "right": {},
     "max drops NaN": dict(highest=np.fmax),
     "n added to the exponent": dict(join=by_addition),
@@ -47,7 +46,7 @@ WAYS = {  # how to call exp2; all but the first are wrong where no score is ordi
 }
 
 
-def some(x: np.ndarray, every: int = 8, **way: object) -> np.ndarray:
+def some(x: np.ndarray, every: int = 8, **way: Any) -> np.ndarray:
     """2ˣ with one column in `every` by the cubic, as a kernel has it, the others by the exponential unit."""
     p = np.exp2(np.float32(x))
     p[:, every - 1 :: every] = exp2(x[:, every - 1 :: every], **way)

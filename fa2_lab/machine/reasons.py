@@ -244,8 +244,7 @@ def times(factor: float | None) -> str:
 def step(record: Record, before: str, after: str, causal: bool = False, d: int = 128) -> Step:
     """The change from one rung to another in the shape that fills the GPU."""
     row = timed(record, causal, d)
-    both = row is not None and {before, after} <= row.values.keys()
-    measured = row.ratio(after, before) if both else None
+    measured = row.ratio(after, before) if row and {before, after} <= row.values.keys() else None
     if reason(after).modelled:
         return Step(predicted(before, after, causal, d), measured)
     return Step(None if causal else most(record, before, d), measured, at_most=True)
@@ -263,10 +262,10 @@ def timed(record: Record, causal: bool, d: int) -> Measurement | None:
 
 def predicted(before: str, after: str, causal: bool, d: int, heads: int | None = None) -> float | None:
     """What the model says of a change; None where a rung's compiled numbers are not recorded."""
-    rungs = [modelled(name, causal, d) for name in (before, after)]
-    if None in rungs:
+    old, new = (modelled(name, causal, d) for name in (before, after))
+    if old is None or new is None:
         return None
-    return model.speedup(*rungs, heads or TOKENS // N * HIDDEN // d, N, causal)
+    return model.speedup(old, new, heads or TOKENS // N * HIDDEN // d, N, causal)
 
 
 def most(record: Record, before: str, d: int) -> float | None:
@@ -321,5 +320,5 @@ def chip(record: Record, name: str) -> tuple[float, ...]:
         if name in row.chip and (row.problem["d"], row.problem["causal"]) == (128, False):
             clock, watts = row.chip[name]
             return clock / 1e3, watts
-    row, cycles = timed(record, causal=False, d=128), counters(record, name).get("SM cycles")
-    return (cycles / row.values[name][0] / 1e6,) if row and cycles and name in row.values else ()
+    main, cycles = timed(record, causal=False, d=128), counters(record, name).get("SM cycles")
+    return (cycles / main.values[name][0] / 1e6,) if main and cycles and name in main.values else ()

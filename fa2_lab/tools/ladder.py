@@ -8,7 +8,7 @@ import textwrap
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
-from fa2_lab.records import Record, compared_with, load
+from fa2_lab.records import Measurement, Record, compared_with, load
 from fa2_lab.tools import steps
 
 SUITE, D = "ladder", 128
@@ -64,7 +64,7 @@ class Line:
         self.name = label(name)
         rows = [reasons.timed(results, causal, D) for causal in MASKS]
         speeds = [f"{row.rate(name):.0f}" if row and name in row.values else "-" for row in rows]
-        share = f"{rows[0].ratio(name, peer):.0%}" if speeds[0] != "-" else "-"
+        share = f"{rows[0].ratio(name, peer):.0%}" if rows[0] and name in rows[0].values else "-"
         steps = [x.prediction for x in self.change] + [reasons.times(x.measured) for x in self.change]
         held = [both(name, what) for what in ("programs", "registers")]
         clock = [f"{x:.2f}" for x in reasons.chip(results, name)[:1]]
@@ -89,19 +89,26 @@ def label(name: str) -> str:
 def both(name: str, what: str) -> str:
     """A compiled number without a mask and under it."""
     facts = [reasons.facts().get((name, causal, D)) for causal in MASKS]
-    return "/".join(f"{row[what]}" for row in facts) if None not in facts else "-"
+    return "/".join(f"{row[what]}" for row in facts if row) if all(facts) else "-"
+
+
+def unmasked(results: Record) -> Measurement:
+    """The row without a mask of the shape that fills the GPU; every record of the ladder has it."""
+    row = reasons.timed(results, causal=False, d=D)
+    assert row is not None
+    return row
 
 
 def lines(results: Record) -> list[Line]:
     """Every rung, then the peers."""
-    values = reasons.timed(results, causal=False, d=D).values
+    values = unmasked(results).values
     peer = compared_with(values)
     return [Line(results, name, peer) for name in (*ladder.RUNGS, *(x for x in values if x not in ladder.RUNGS))]
 
 
 def setting(results: Record) -> str:
     """What the table's numbers are of."""
-    row = reasons.timed(results, causal=False, d=D)
+    row = unmasked(results)
     peer = compared_with(row.values)
     shape = f"{results.machine['gpu']}, bf16, forward, 16,384 tokens, N = {reasons.N:,}, d = {D}"
     text = (
@@ -133,7 +140,7 @@ def table(results: Record) -> str:
 
 def claim(results: Record) -> str:
     """The whole ladder in a line."""
-    row = reasons.timed(results, causal=False, d=D)
+    row = unmasked(results)
     peer, climbed = compared_with(row.values), [name for name in ladder.RUNGS if name in row.values]
     first, last = (f"{row.ratio(name, peer):.0%}" for name in (climbed[0], climbed[-1]))
     return f"From {first} to {last} of {peer} in {len(climbed) - 1} changes"
@@ -257,8 +264,8 @@ def numbers(results: Record, old: str, new: str) -> str:
             text.append(f"{shape:48}{row.rate(old):8.0f}{row.rate(new):8.0f}  × {row.ratio(new, old):.2f}")
     for d, causal in ((D, False), (D, True), (64, False)):
         facts = [reasons.facts().get((name, causal, d)) for name in (old, new)]
-        if None not in facts:
-            a, b = ({name: row[name] for name in reasons.COMPILED} for row in facts)
+        if all(facts):
+            a, b = ({name: row[name] for name in reasons.COMPILED} for row in facts if row)
             text += [f"{f'{n}, {MASKS[causal]}, d {d}':48}{a[n]:>8}{b[n]:>8}" for n in a if a[n] != b[n]]
     counted = [reasons.counters(results, name) for name in (old, new)]
     a, b = counted
