@@ -219,14 +219,15 @@ def card(results: Record, name: str, *counted: str) -> str:
 
 
 def several(results: Record, **numbers: str) -> str:
-    """Several changes as a table in Markdown: r05="L2 bytes" is rung 05 and a counter that shows it."""
-    heads = ("rung", "about", "predicted", "causal", "measured", "causal", "counter", "before → after")
-    text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | --- | ---: |"]
+    """Several changes as a table in Markdown: r05="L2 bytes" is rung 05 with this counter."""
+    heads = ("rung", "about", "predicted", "causal", "measured", "causal", "per SM", "counter", "before → after")
+    text = [f"| {' | '.join(heads)} |", "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | ---: |"]
     for name, counter in ((ladder.find(number), counter) for number, counter in numbers.items()):
         changes = [reasons.step(results, before(name), name, causal) for causal in MASKS]
         cells = [x.prediction for x in changes] + [f"**{reasons.times(x.measured)}**" for x in changes]
         a, b = (reasons.counters(results, rung).get(counter) for rung in (before(name), name))
         moved = f"{short(a)} → {short(b)}" if a is not None and b is not None else ""
+        cells.append(" → ".join(both(rung, "programs") for rung in (before(name), name)))
         text.append(f"| {' | '.join([label(name), reasons.reason(name).cause, *cells, counter, moved])} |")
     return "\n".join(text)
 
