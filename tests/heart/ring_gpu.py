@@ -1,4 +1,4 @@
-"""The ring on real GPUs, started with `torchrun --nproc-per-node 4 tests/ring_gpu.py`: NCCL, 2 GPUs and all of them.
+"""The ring on real GPUs, started with `torchrun --nproc-per-node 4 tests/heart/ring_gpu.py`: NCCL, 2 GPUs and all of them.
 
 Every rank judges the joined result by the rule of the kernels' tests: against float64, at most 2 times (O and L) or
 3 times (gradients) the error that torch makes in the same dtype.
@@ -18,8 +18,9 @@ import torch.distributed as dist
 sys.path[:0] = [str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parent)]
 
 import kernel_truth as truths  # noqa: E402
+import ring_processes as processes  # noqa: E402
 
-from fa2_lab.distributed import ring, ring_attention, shard, unshard  # noqa: E402
+from fa2_lab.distributed import ring, ring_attention  # noqa: E402
 
 START = time.perf_counter()
 HALF, BF16 = torch.float16, torch.bfloat16
@@ -43,13 +44,7 @@ def tensors(case):
 
 def run(case, group, inputs, **options):
     """(O, L, dQ, dK, dV) of the whole sequence, by the ring."""
-    causal, layout = case[5:]
-    q, k, v, dO, dL = (shard(x, group, layout=layout) for x in inputs)
-    mine = [x.requires_grad_() for x in (q, k, v)]
-    options = dict(causal=causal, layout=layout, timeout=30.0) | options
-    O, L = ring_attention(*mine, group, return_lse=True, **options)
-    gradients = torch.autograd.grad((O, L), mine, (dO, dL))
-    return [unshard(x, group, layout=layout, timeout=30.0) for x in (O, L, *gradients)]
+    return processes.run(inputs, group, causal=case[5], layout=case[6], backend="auto", **options)
 
 
 def right(case, group, message=ring.MESSAGE):

@@ -11,7 +11,7 @@ from bench_records import MACHINE, contest, suite  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.records import Record  # noqa: E402
-from fa2_studio.bench import command, contestants, page, results, smoke, suites, train  # noqa: E402
+from fa2_studio.bench import command, contestants, results, smoke, suites, train  # noqa: E402
 from fa2_studio.bench.contest import DIRECTIONS, collect  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -45,24 +45,6 @@ def test_what_fails_as_a_whole_is_a_row_and_the_run_goes_on(failure, reason):
     kept = collect(suite(), [partial(fails, WHERE, "backward"), partial(contest)])
     assert len(kept.rows) == 2 and not kept.missing
     assert kept.rows[0].failed == {"everybody": reason} and kept.rows[0].direction == "backward"
-
-
-def test_after_an_interrupted_suite_the_command_stops_and_keeps_it(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(command, "check", lambda names, how: None)
-    ran = []
-
-    def measure(name):
-        ran.append(name)
-        return Record(name, MACHINE, "by hand", rows=[contest()], missing=["the rest"] if name == "long" else [])
-
-    monkeypatch.setattr(suites, "contests", measure)
-    assert command.main(["paper", "long", "heads", "--folder", str(tmp_path)]) == 130
-    assert ran == ["paper", "long"] and "1 rows were not measured" in capsys.readouterr().out
-    kept = records.load("long", tmp_path)
-    assert kept.missing == ["the rest"] and kept.made_by == "python -m fa2_lab bench long"
-    for name in ("ladder", "train", "memory", "deterministic", "sweep", "accuracy"):
-        results.save(Record(name, MACHINE, "by hand", rows=[contest()], missing=["the rest"]), tmp_path)
-    assert page.full_page(tmp_path).count("1 rows were not measured") == 7
 
 
 @pytest.mark.parametrize(
