@@ -1,4 +1,4 @@
-"""The ring on real GPUs, started with `torchrun --nproc-per-node 4 tests/heart/ring_gpu.py`: NCCL, 2 GPUs and all of them.
+"""The ring on real GPUs: `torchrun --nproc-per-node 4 tests/heart/ring_gpu.py`: NCCL, 2 GPUs and all of them.
 
 Every rank judges the joined result by the rule of the kernels' tests: against float64, at most 2 times (O and L) or
 3 times (gradients) the error that torch makes in the same dtype.

@@ -247,7 +247,7 @@ def test_half_precision_within_the_rule(dtype):
 
 @pytest.mark.gpu
 def test_kernels_within_the_rule():
-    """The kernels of four ranks that share a GPU; tests/ring_gpu.py asks several GPUs."""
+    """The kernels of four ranks that share a GPU; ring_gpu.py asks several GPUs."""
     within_the_rule(inputs_of(2, 1, 600, 64, torch.bfloat16, device="cuda"), [160, 130, 150, 160], on_triton=True)
 
 
