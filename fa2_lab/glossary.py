@@ -1,7 +1,5 @@
 """The words and symbols of the book: English, Chinese, and where each is explained."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

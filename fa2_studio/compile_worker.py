@@ -3,8 +3,6 @@
 A process has one target from its start to its end, because Triton's kernels remember the first one they met.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

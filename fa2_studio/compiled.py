@@ -4,8 +4,6 @@
 figures/data/layouts.json, compiled.json and rungs.json. `python -m fa2_studio.compiled ladder` writes rungs.json alone.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -5,8 +5,6 @@ and Triton's version, then a line for each stretch that the kernel names: when i
 microseconds. figures/data/inside.txt is what it printed on an H200.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory

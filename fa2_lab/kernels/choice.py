@@ -4,8 +4,6 @@ What is prepared for calls of one kind takes their tensors one by one, in the or
 call can be what is prepared.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Sequence
 from types import ModuleType

@@ -8,8 +8,6 @@ A few values are looked at before a launch, such as the range of key_lengths. SE
 were then; nothing is written onto the tensors. forget() empties both.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple, overload
 from weakref import ref

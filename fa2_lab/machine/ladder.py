@@ -10,8 +10,6 @@ others come from the compiled code and the chip's data sheet. HBM is in the mode
 one product for another is in it.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Sequence
 from functools import cache

@@ -5,8 +5,6 @@ exponential, and a byte from shared memory, from L2 and from DRAM. Tensor cores,
 and DRAM can all work at once, so the slowest sets the pace of a method.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from fa2_lab.machine import chips, io

@@ -1,7 +1,5 @@
 """Why each rung of the ladder is there: what limited the one before, what the change removes, what it should give."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The weights P of a real sentence, by one head that is trained here in a second to guess the next word."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 

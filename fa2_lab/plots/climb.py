@@ -1,7 +1,5 @@
 """The ladder as measured: the speed of every rung, from three kernels to one ahead of its peers, one change a rung."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Tweak 1: what an operation costs, and FA1's and FA2's arithmetic of one tile as a timeline."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +8,15 @@ from fa2_lab.machine import chips
 from fa2_lab.plots import style
 from fa2_lab.reference import fa1, fa2
 from fa2_lab.trace import Operation, Trace
+
+
+class Step(NamedTuple):
+    """One operation of the inner loop, or of the end of a row block, in the order it ran."""
+
+    name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
+    tensor: str  # whose hue it takes
+    clocks: float
+
 
 ONLY_FA1 = "scale p v"
 FREE = ("× τ", "+")  # no clocks: × τ is part of the FMA of τ s − m, and the sum into o part of the product's
@@ -61,14 +68,6 @@ def step(name: str, tensor: str, ran: Operation, chip: chips.Chip) -> Step:
     """An operation with the clocks that it takes on one SM."""
     rate = {"matmul": chip.tensor_per_clock, "exp": chip.exp_per_clock}.get(ran.kind, chip.fp32_per_clock)
     return Step(name, tensor, ran.operations / rate)
-
-
-class Step(NamedTuple):
-    """One operation of the inner loop, or of the end of a row block, in the order it ran."""
-
-    name: str  # "" for the few operations on m, l and α: one for each row, too short for a label
-    tensor: str  # whose hue it takes
-    clocks: float
 
 
 HIGH = 0.62

@@ -1,7 +1,5 @@
 """The ladder as one picture: what each stage of the book changes, and what becomes smaller by it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

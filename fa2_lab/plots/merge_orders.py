@@ -1,13 +1,21 @@
 """One merge, three orders: in a loop, as a tree, and split between two workers."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np
 
 from fa2_lab.plots import style
 from fa2_lab.reference.online_softmax import SoftmaxState
+
+
+class Node(NamedTuple):
+    """The state of one row after some key blocks; a merge knows which earlier nodes it was made of."""
+
+    m: float
+    l: float
+    o: float
+    left: int | None = None
+    right: int | None = None
 
 
 def data(blocks: int = 8, B_c: int = 4) -> dict:
@@ -45,16 +53,6 @@ def _chain(start: int, stop: int, number: int) -> list[tuple[int, int]]:
 
 def _node(state: SoftmaxState, left: int | None = None, right: int | None = None) -> Node:
     return Node(state.m.item(), state.l.item(), state.o.item(), left, right)
-
-
-class Node(NamedTuple):
-    """The state of one row after some key blocks; a merge knows which earlier nodes it was made of."""
-
-    m: float
-    l: float
-    o: float
-    left: int | None = None
-    right: int | None = None
 
 
 WHERE = {

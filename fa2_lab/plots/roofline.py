@@ -14,8 +14,6 @@ cost.seconds(chip) all units, cost.intensity("requested") and ("crossed") the tw
 Without a name `data()` is the ladder of chapter 10 as it was measured, over the bytes that hardware counters saw.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from math import log10

@@ -1,7 +1,5 @@
 """`fa2-lab ladder`: every rung, cause beside effect; `fa2-lab ladder 07 08`: one change on one page."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import textwrap

@@ -1,7 +1,5 @@
 """One rung by itself: `python -m fa2_lab.kernels.ladder.r08` checks it, and prints what it compiles to and its time."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Any

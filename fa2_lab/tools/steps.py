@@ -1,7 +1,5 @@
 """The step from one rung of the ladder to another, as a diff."""
 
-from __future__ import annotations
-
 import ast
 from difflib import SequenceMatcher
 from pathlib import Path

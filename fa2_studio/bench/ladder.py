@@ -1,7 +1,5 @@
 """The ladder of kernels, measured rung by rung beside the fastest peer, with what the compiler and the hardware say."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

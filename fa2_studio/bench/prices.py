@@ -1,7 +1,5 @@
 """Bytes per second from shared memory, from L2 and from DRAM: the prices of a byte, each read as fast as it goes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

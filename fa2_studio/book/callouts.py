@@ -1,7 +1,5 @@
 """The Sphinx extension of the site: Predict and Takeaway as callouts, formulas as MathML."""
 
-from __future__ import annotations
-
 from xml.etree import ElementTree
 
 from docutils import nodes

@@ -1,7 +1,5 @@
 """The chapters in reading order, and the navigation bar that every notebook carries on top and at the end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """`fa2-lab book`: run the book, or render it as a site."""
 
-from __future__ import annotations
-
 import argparse
 from importlib.util import find_spec
 from pathlib import Path

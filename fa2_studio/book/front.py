@@ -1,7 +1,5 @@
 """The first page of the site: one moving picture, one sentence, three ways in, the climb, and a card a chapter."""
 
-from __future__ import annotations
-
 from html import escape
 from io import BytesIO
 

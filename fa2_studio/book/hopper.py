@@ -1,7 +1,5 @@
 """What chapters 12a, 12b and 13 share: listings of the Hopper kernels, and the ladder's record, rung by rung."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable
 from difflib import SequenceMatcher

@@ -4,8 +4,6 @@ The function runs on NumPy first, with a few lines in place of Gluon's words, so
 that never ends, a tile that is read too early. Then the whole kernel is compiled for Hopper.
 """
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path

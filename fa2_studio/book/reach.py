@@ -3,8 +3,6 @@
 `python -m fa2_studio.book.reach` writes the table into TROUBLESHOOTING.md.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

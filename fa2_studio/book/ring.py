@@ -3,8 +3,6 @@
 An actor yields a barrier, the phase whose end it waits for, and words that say what it waits for.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator
 

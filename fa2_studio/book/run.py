@@ -1,7 +1,5 @@
 """Running notebooks: from their sources into a folder, or into notebooks/ with the outputs recorded."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """The book as an offline site: the executed notebooks, rendered by Sphinx with myst-nb; nothing is run here."""
 
-from __future__ import annotations
-
 import ast
 import os
 import re

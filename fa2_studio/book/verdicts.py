@@ -1,7 +1,5 @@
 """What the last section of every notebook prints: a line for each claim that holds, an error for one that does not."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

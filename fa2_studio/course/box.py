@@ -4,8 +4,6 @@ No network, nothing of the disk but Python and a part of the package, all of it 
 on; one core; limits on memory, processes, files, time and on what comes back.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -3,8 +3,6 @@
 Whatever arrives is data. Reading it runs nothing, and a message that makes no sense is a ValueError.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -1,7 +1,5 @@
 """`fa2-lab course`: build, bundle, check, grade, compare."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -12,8 +12,6 @@ What an assignment keeps to, so that its checks can judge in another process tha
    hands stands between the marks of hidden tests, or in `keys`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

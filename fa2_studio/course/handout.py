@@ -1,7 +1,5 @@
 """What leaves the instructor's machine: a bundle for students, and packages that grade on Gradescope."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

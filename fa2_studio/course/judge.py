@@ -4,8 +4,6 @@ The original is rebuilt from the release. Of a submission only text enters: that
 each name, and that of all other code cells as the student's own. Its tests, points and metadata count for nothing.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import io

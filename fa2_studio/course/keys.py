@@ -4,8 +4,6 @@ The programs are right as they stand in notebooks/assignments/programs. A slip r
 which, and what the program calls its variables.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The assignments' notebooks: nbgrader sources, and what students get of them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

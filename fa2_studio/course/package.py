@@ -1,7 +1,5 @@
 """Parts of this package as a folder: what a student's process in the box may import, and what a bundle holds."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

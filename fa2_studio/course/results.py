@@ -1,7 +1,5 @@
 """What grading leaves: a record for each submission, tables for people and for platforms, and pages for students."""
 
-from __future__ import annotations
-
 import csv
 import html
 import io

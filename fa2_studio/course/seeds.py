@@ -4,8 +4,6 @@ A seed enters a notebook where its tests say `seed=0`, and in the cells that are
 the same seed into the original before it takes a student's answers over.
 """
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import re

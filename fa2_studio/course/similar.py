@@ -1,7 +1,5 @@
 """Which submissions share lines that the release does not hold: a reason to ask both students, and no more."""
 
-from __future__ import annotations
-
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple

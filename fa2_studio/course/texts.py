@@ -1,7 +1,5 @@
 """The assignments' notebooks from their texts: what `course build` writes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jupytext

@@ -3,8 +3,6 @@
 It judges nothing and knows no right value. Everything in it belongs to the student.
 """
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import importlib.abc

@@ -1,7 +1,5 @@
 """`fa2-lab judge`: run other projects' tests on these kernels."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """The suites: whose tests, at which commit, what stands in for what they import, and which of them apply to us."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """What the adapters share: (batch, N, heads, d) instead of (batch, heads, N, d), and −1 for an unbounded window."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
