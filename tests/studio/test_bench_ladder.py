@@ -1,6 +1,7 @@
 """The ladder, hardware counters, the search for sizes and the ring, as far as they go without a GPU."""
 
 import json
+from itertools import product
 
 import pytest
 
@@ -11,8 +12,9 @@ from bench_clock import Clocks  # noqa: E402
 
 from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
-from fa2_lab.kernels.ladder import find, load  # noqa: E402
+from fa2_lab.kernels.ladder import OTHERS, RUNGS, find, load  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
+from fa2_studio import compiled  # noqa: E402
 from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
 from fa2_studio.bench.peers import dense  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
@@ -71,6 +73,15 @@ def test_a_run_of_parts_keeps_each_row_where_it_belongs(monkeypatch):
     monkeypatch.setattr(ladder, "ceilings", dict)
     record = ladder.run(parts=("sustained", "rungs"), keep=lambda r: kept.append((len(r.rows), len(r.sustained))))
     assert kept[0] == (1, 0) and kept[-1] == (len(record.rows), len(record.sustained)) == (len(ladder.grid()), 2)
+
+
+def test_what_is_recorded_of_compiled_rungs_is_of_these_files_and_spills_nowhere_else():
+    record = records.recorded("rungs")
+    assert record["made_by"]["source"] == compiled.digest_of_rungs(), f"stale: {records.COMPILE} ladder"
+    seen = {(row["rung"], row["d"], row["causal"]): row for row in record["rungs"]}
+    assert seen.keys() == set(product(RUNGS + OTHERS, (64, 128), (False, True)))
+    spilling = [key for key, row in seen.items() if row["spills"]]
+    assert spilling == [("r20_overlap", 64, False)], "its file says so"
 
 
 # Counters -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 A ring has a few stages, each with room for one tile and two barriers: one says "filled", the other "emptied". A barrier
 flips its phase, 0 or 1, when all whom it expects have arrived; who waits names the phase whose end it waits for.
 The softmax waits for Q Kᵀ alone. In the binary the exponentials wait for P V, too, and run under the other consumer's
-products.
+products. With Triton 3.9 two of three consumers spill at d = 64 without a mask, 8 times in a tile.
 """
 
 import math
