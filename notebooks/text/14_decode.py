@@ -163,7 +163,6 @@ def split_kernel(
         o, l, m = visit(o, l, m, q, k_j, v_j, seen - j, tau_log2, True)
     leave_part(parts, head * tl.num_programs(0) + w, o, l, m, group, d)
 
-
 # %% tags=["hide-input"]
 def normal(*shape, seed=0):
     x = np.random.default_rng(seed).standard_normal(shape)
@@ -225,7 +224,6 @@ def merge_kernel(parts, O, L, splits, group, S: tl.constexpr, d: tl.constexpr):
     L_row = tl.where(l == 0.0, NEG_INF, (m + tl.log2(divisor)) * LN2)
     tl.store(L + head * group + row, L_row)
 
-
 # %% tags=["hide-input"]
 def merge(parts, q):
     (heads, splits, group, _), d = parts.shape, q.shape[-1]
@@ -268,7 +266,6 @@ def load_keys(
     at = X + row[:, None] * d + tl.arange(0, d)[None, :]
     return tl.load(at, mask=(key < last)[:, None], other=0.0)
 
-
 # %% [markdown]
 # The paged kernel is `split_kernel` with this load, and with the table and the length of its sequence:
 
@@ -290,7 +287,6 @@ def paged_kernel(
         v_j = load_keys(V, table, j, last, head % H_kv, H_kv, page, d, B_c)
         o, l, m = visit(o, l, m, q, k_j, v_j, seen - j, tau_log2, True)
     leave_part(parts, head * tl.num_programs(0) + w, o, l, m, group, d)
-
 
 # %% tags=["hide-input"]
 def decode_paged(q, k_pages, v_pages, table, lengths, splits):
@@ -326,11 +322,8 @@ print("sequence 1, no key: O =", O3[1].abs().max().item(), " L =", L3[1].max().i
 # Three sequences have 37, 0 and 48 keys here. All that no sequence owns is NaN, and unused entries of the table are −1.
 #
 # A kernel must not load first and mask afterwards: 0 · NaN is NaN. And it must not follow −1 to an address. So all
-# loads carry a mask, the table's as well.
-#
-# That is a whole decode kernel: split, merged, paged, and under 130 lines with its launches.
-#
-# **Takeaway.** A block table changes where a row lies, and nothing else.
+# loads carry a mask, the table's as well. That is a whole decode kernel: split, merged, paged, and under 130 lines with
+# its launches.
 
 # %% [markdown]
 # ## What if lengths differ?
@@ -347,8 +340,6 @@ show(shares.draw(**shares.data()))
 # counts as one more unit of work, so there are 32 units for four programs. Only heads 0 and 3 are read by two programs,
 # and only these two are merged. Program w leaves its part of a head in place w + head. From one part to the next, w or
 # the head's number grows, so no two parts share a place.
-#
-# **Takeaway.** Because there is a merge, cuts may fall anywhere. So make all shares equal.
 
 # %% [markdown]
 # ## How near is the limit?
@@ -451,7 +442,6 @@ def finished_kernel(O_parts, L_parts, O, splits, S: tl.constexpr, d: tl.constexp
     L_w = tl.load(L_parts + w, mask=there, other=NEG_INF)  # (S,)
     weight = tl.where(L_w > NEG_INF, 1.0, 0.0)  # your line
     tl.store(O + column, tl.sum(weight[:, None] * O_w, 0) / tl.sum(weight, 0))
-
 
 # %% tags=["hide-input"]
 def finished(O_parts, L_parts):

@@ -219,7 +219,8 @@ show(zigzag.draw(**zigzag.data()))
 # <details><summary>Answer</summary>
 #
 # **with long shards.** For twice the rows a step computes four times as much and sends twice as much. Both times are
-# equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s). Neither d nor the number of heads is in it.
+# equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s). Neither d nor the number of heads is in it. (If four query heads share a
+# K/V head, a quarter of these rows is enough.)
 # </details>
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three
@@ -296,7 +297,7 @@ show(ring_speed.draw(**recorded))
 # %% [markdown]
 # ## Exercises
 #
-# **1. Complete.** The backward ring with four lists, 24 rows and no mask. Each rank adds to dK and dV of the block that is
+# **Complete.** The backward ring with four lists, 24 rows and no mask. Each rank adds to dK and dV of the block that is
 # with it, and hands K and V on. Something else must go on with them. Replace the line.
 #
 # <details><summary>Hint</summary>
@@ -322,7 +323,6 @@ def backward_ring(q, kv, o, lse, do):  # lists, one entry for each rank
         d_kv = d_kv  # your line
     return np.array(d_kv)
 
-
 # %% tags=["hide-input"]
 Q_e, K_e, V_e, dO_e = np.random.default_rng(5).standard_normal((4, 24, d))
 O_e, L_e = fa2.forward(Q_e, K_e, V_e, B_r=4, B_c=4)
@@ -332,31 +332,6 @@ want = np.stack(fa2.backward(Q_e, K_e, V_e, O_e, L_e, dO_e, B_r=4, B_c=4)[1:])
 want = want.reshape(2, ranks, 6, d).swapaxes(0, 1)  # (ranks, 2, 6, d)
 words = "four ranks. Whose keys do the gradients on rank 0 belong to after a step?"
 check(backward_ring, Case(words, tuple(lists), want))
-
-# %% [markdown]
-# **2. Complete.** With grouped heads, `group` query heads share one K/V head. From how many rows on are transfers hidden
-# now? The work is that of the query heads; the bytes are those of the K/V heads.
-#
-# <details><summary>Hint</summary>
-#
-# For each K/V head: group · $2n^2d$ FLOPs and $4nd$ bytes. When do both take the same time?
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# return 2 * flops / link / group
-# ```
-# With four query heads for each K/V head, a quarter of the rows is enough.
-# </details>
-
-# %%
-def smallest_grouped(flops, link, group):
-    ...
-
-
-# %% tags=["hide-input"]
-one, four = ((5e14, 2.5e11, group) for group in (1, 4))
-check(smallest_grouped, Case("1 head", one, 4000.0), Case("4 heads", four, 1000.0))
 
 # %% [markdown]
 # ## Checks
@@ -410,11 +385,8 @@ verdict("four processes: right, bytes as counted", printed == want)
 
 # %% tags=["hide-input"]
 sizes = dict(heads=16, kv_heads=16, causal=True, flops=5e14, link=4.5e11)
-for d in (64, 128):
-    same = model.smallest_shard("forward", d=d, **sizes) == smallest(5e14, 4.5e11)
-    verdict(f"smallest = model.smallest_shard, d = {d}", same)
-even = model.work([64] * 4, "zigzag", True, 4, 4).sum(axis=1)
-verdict("zigzag is even, tile by tile", len(set(even.tolist())) == 1)
+by_model = [model.smallest_shard("forward", d=d, **sizes) for d in (64, 128)]
+verdict("smallest = the model's for any d", by_model == [smallest(5e14, 4.5e11)] * 2)
 gib = 2**20 * 16 * 128 * 2 / 2**30
 held = gib, 4 * 32 * gib, round(chips.H200.hbm_bytes / 2**30)
 verdict("4, 512 and 141 GiB", held == (4, 512, 141))

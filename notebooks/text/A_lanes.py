@@ -254,7 +254,6 @@ show(block_budget.draw(**block_budget.data()))
 def place(r, c):  # row, chunk 0 to 3
     ...
 
-
 # %% tags=["hide-input"]
 def steps_with_your_place(chunk):  # of eight rows; 99 if two chunks collide
     if place(0, 0) is None:

@@ -258,7 +258,6 @@ Markdown(
 def accepts(version):
     ...
 
-
 # %% tags=["hide-input"]
 words = "the version {!r}. Does your test pass what is right, and nothing else?"
 right_first = enumerate(VERSIONS.items())
