@@ -101,32 +101,18 @@ show(roofline.draw(**roofline.data(*points.items())))
 # ## Are eight heads enough?
 #
 # There are 8 K/V heads and 132 SMs. A head has 1,024 tiles of 64 keys. We cut the tiles of a head into *splits*, with a
-# program for each split (split-KV). Suppose one program runs on an SM.
-#
-# **Predict.** How many splits for each head end first?
-#
-# - ☐ 16: the programs just fit, 128 on 132 SMs
-# - ☐ 17: no SM is left idle
-# - ☐ 33: the more programs, the evener the load
-#
-# <details><summary>Answer</summary>
-#
-# **16: the programs just fit, 128 on 132 SMs.** With 17 there are 136 programs, and the last four start a second wave.
-# 33 make two full waves and end no earlier. But each of their 264 programs begins anew and leaves something to merge.
-#
-# ```python
-# for n in (1, 16, 17, 33):
-#     ran = grid.schedule(splits.same_splits((1024,) * 8, n), 132)
-#     print(f"{n:2} splits: {8 * n} programs, {ran.waves} waves, end {ran.makespan:.0f}")
-# ```
-#
-# ```text
-#  1 splits: 8 programs, 1 waves, end 1025
-# 16 splits: 128 programs, 1 waves, end 65
-# 17 splits: 136 programs, 2 waves, end 122
-# 33 splits: 264 programs, 2 waves, end 65
-# ```
-# </details>
+# program for each split (split-KV). Suppose one program runs on an SM:
+
+# %% tags=["hide-input"]
+for n in (1, 16, 17, 33):
+    ran = grid.schedule(splits.same_splits((1024,) * 8, n), 132)
+    print(f"{n:2} splits: {8 * n:3} programs, waves: {ran.waves}", end=", ")
+    print(f"end: {ran.makespan:4.0f}, busy: {ran.utilisation:4.0%}")
+
+# %% [markdown]
+# Time is counted in tiles, and one more to begin. With 16 splits the 128 programs just fit. With 17 there are 136, and the
+# last four start a second wave. 33 splits make two full waves and end no earlier, but each of their 264 programs begins
+# anew and leaves something to merge.
 
 # %% [markdown]
 # ## What does a split leave behind?
@@ -235,13 +221,32 @@ def merge(parts, q):
 
 
 right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
-for n in (1, 2, 5, 40):
-    O, _ = merge(split(q, k, v, n), q)
-    print(f"{n:2} splits: {host(O).flat[-1]:.3f}, should be {right.flat[-1]:.3f}")
 
 # %% [markdown]
-# 200 keys are 13 tiles of 16, so with 40 splits most get no tile. Such a part has m = $-10^{30}$ and $\ell = 0$. Its
-# factor $\beta = 2^{-10^{30} - m}$ is zero beside the m of any real score, and it counts for nothing.
+# **Predict.** 200 keys are 13 tiles of 16, so with 40 splits most get no tile. Such a part has m = $-10^{30}$ and
+# $\ell = 0$. What does it do in the merge?
+#
+# - ☐ it makes NaN: $\ell$ is 0
+# - ☐ nothing: its factor is 0
+# - ☐ it pulls the row towards 0, as one part more in the mean
+#
+# <details><summary>Answer</summary>
+#
+# **nothing: its factor is 0.** $\beta = 2^{-10^{30} - m}$ is zero beside the m of any real score.
+#
+# ```python
+# for n in (1, 2, 5, 40):
+#     O, _ = merge(split(q, k, v, n), q)
+#     print(f"{n:2} splits: {host(O).flat[-1]:.3f}, should be {right.flat[-1]:.3f}")
+# ```
+#
+# ```text
+#  1 splits: 0.142, should be 0.142
+#  2 splits: 0.142, should be 0.142
+#  5 splits: 0.142, should be 0.142
+# 40 splits: 0.142, should be 0.142
+# ```
+# </details>
 #
 # The parts are merged in their order, not in the order in which the splits end. So the same number of splits gives the
 # same bits. Another number gives other rounding.

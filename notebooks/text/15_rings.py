@@ -180,8 +180,11 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 # %% [markdown]
 # Rank 0 works in one step of four: all other keys lie in its future. Rank 3 works all the time, and the others wait for
 # it. The longer the shards, the nearer is the work to 1 : 3 : 5 : 7. Then the ranks work 16 of 28 units, 57%.
+
+# %% [markdown]
+# ## Which cut is fair?
 #
-# **Predict.** Cut the sequence otherwise. Which cut gives all ranks equal work, without a mask in most steps?
+# **Predict.** Which cut gives all ranks equal work, without a mask in most steps?
 #
 # - ☐ rank r has rows r, r + 4, r + 8, …
 # - ☐ 8 pieces: rank r has pieces r and 7 − r
@@ -208,20 +211,9 @@ show(zigzag.draw(**zigzag.data()))
 #
 # A rank starts to send a block before it computes with it. If the transfer ends before the computation, it has cost no
 # time. Let a shard have n rows. Per head, a step of the causal forward computes $2n^2d$ FLOPs (half of a square) and sends
-# $4nd$ bytes (K and V, 2 bytes a number).
-#
-# **Predict.** When are transfers easier to hide?
-#
-# - ☐ with short shards: they send fewer bytes
-# - ☐ with long shards
-# - ☐ with large d: each key gives more work
-#
-# <details><summary>Answer</summary>
-#
-# **with long shards.** For twice the rows a step computes four times as much and sends twice as much. Both times are
-# equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s). Neither d nor the number of heads is in it. (If four query heads share a
-# K/V head, a quarter of these rows is enough.)
-# </details>
+# $4nd$ bytes (K and V, 2 bytes a number). For twice the rows it computes four times as much and sends twice as much. So
+# long shards hide their transfers. Both times are equal at $n = 2 \cdot$ FLOP/s $/$ (bytes/s): neither d nor the number of
+# heads is in it. (If four query heads share a K/V head, a quarter of these rows is enough.)
 #
 # In the table, *link* is the cable between GPUs: NVLink, or on the RTX 4090 the computer's ordinary bus. The first three
 # lines take half of the peak FLOP/s and the link's speed from the data sheets, in one direction. The last is measured: the
@@ -252,16 +244,26 @@ show(ring_schedule.draw(**ring_schedule.data()))
 
 # %% [markdown]
 # ## What do four GPUs gain?
+#
+# One GPU running `attention`, forward and backward, is the baseline.
+#
+# **Predict.** At 8,192 tokens, are four GPUs faster than one?
+#
+# - ☐ nearly four times
+# - ☐ a little
+# - ☐ no, about four times slower
+#
+# <details><summary>Answer</summary>
+#
+# **no, about four times slower.** A shard has 2,048 rows, and the kernel of a step is over in a few hundredths of a
+# millisecond. Agreeing, starting transfers and launching kernels take longer than that.
+# </details>
 
 # %%
 recorded = ring_speed.data()
 show(ring_speed.draw(**recorded))
 
 # %% [markdown]
-# One GPU running `attention`, forward and backward, is the baseline. At 8,192 tokens four GPUs are four times *slower*
-# than one. A shard has 2,048 rows, and the kernel of a step is over in a few hundredths of a millisecond. Agreeing,
-# starting transfers and launching kernels take longer than that.
-#
 # From 32,768 tokens on the ring is faster. At 131,072 four GPUs are 3.55 times as fast as one. What is missing to 4 goes
 # to transfers, which occupy some SMs, and to merges. A profile of both (chapter 11) would tell how much. The cross is four
 # GPUs with contiguous shards.

@@ -220,6 +220,10 @@ for row in timed:
 # first tokens, called *attention sinks* by [Xiao and others](https://arxiv.org/abs/2309.17453). A window takes those tokens
 # away. The model gpt-oss gives each head a learned number instead, the *sink*: one more score in each row's softmax, with
 # no value.
+#
+# Take the sink as the key that a row meets first. The maximum is then the sink, the sum is $e^{sink - m} = 1$, and there is
+# no value to add. So the loop of chapter 02 only gets another first state: $m$ = sink and $\ell = 1$, where it was
+# $m = -\infty$ and $\ell = 0$. No tile and no mask changes. $L$ includes the sink.
 
 # %%
 def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
@@ -230,35 +234,17 @@ def one_row(s, V, m, l, o, B_c=4):  # chapter 02's loop, from any first state
         m, l, o = m_new, alpha * l + p.sum(), alpha * o + p @ v_j
     return o / l, m + np.log(l)
 
-# %% [markdown]
-# **Predict.** What must change so that this loop has a sink in every row?
-#
-# - ☐ the first state: m = sink, ℓ = 1, o = 0
-# - ☐ the first state: m = sink, ℓ = sink, o = 0
-# - ☐ one more key in the first tile, with a value of ones
-# - ☐ ℓ gets one more exponential in every tile
-#
-# <details><summary>Answer</summary>
-#
-# **the first state: m = sink, ℓ = 1, o = 0.** Take the sink as the key that a row meets first. The maximum is
-# then the sink, the sum is $e^{sink - m} = 1$, and there is no value to add.
-#
-# ```python
-# rng = np.random.default_rng(1)
-# s, values, sink = rng.standard_normal(10), rng.standard_normal((10, 3)), 1.5
-# o, L = one_row(s, values, m=sink, l=1.0, o=np.zeros(3))
-# by_softmax = naive.safe_softmax(np.append(s, sink)[None])[0, :10] @ values
-# print("o:", o.round(4), "by a softmax with 11 scores:", by_softmax.round(4))
-# ```
-#
-# ```text
-# o: [-0.1704  0.1114 -0.2055] by a softmax with 11 scores: [-0.1704  0.1114 -0.2055]
-# ```
-# </details>
+
+rng = np.random.default_rng(1)
+s, values, sink = rng.standard_normal(10), rng.standard_normal(10), 1.5
+o, L = one_row(s, values, m=sink, l=1.0, o=0.0)
+with_eleven = naive.safe_softmax(np.append(s, sink)[None])[0, :10] @ values
+print(f"o {o:.6f}, by a softmax with 11 scores {with_eleven:.6f}")
+for sink in (-5.0, 1.5, 5.0):
+    _, L = one_row(s, values, m=sink, l=1.0, o=0.0)
+    print(f"sink {sink:4}: weight left for the keys {1 - np.exp(sink - L):.4f}")
 
 # %% [markdown]
-# Without a sink the loop starts at $m = -\infty$, $\ell = 0$. No tile and no mask changes. $L$ includes the sink.
-#
 # Its gradient follows from chapter 05: $dS = P \circ (dP - D)$, where $D = \mathrm{rowsum}(dO \circ O)$. This holds for
 # every score of a row, so for the sink's too. For a key, $dP$ is $dO \cdot v$. The sink has no value, so its $dP$ is 0, and
 # $-P_{sink} D$ is left. All rows of a head share its sink, so its gradient is the sum over the rows:

@@ -127,46 +127,50 @@ for layout in compilations:
 # instruction also fixes which lane must hold which number of its left factor. For a 16 × 16 piece of P, NVIDIA's
 # [description of mma](https://docs.nvidia.com/cuda/parallel-thread-execution/) says: a lane holds rows g and g + 8, where
 # g is the lane divided by 4, and columns 2h, 2h + 1, 2h + 8 and 2h + 9, where h is the remainder.
-
-# %%
-needs = np.full((16, 16), -1)
-for lane in range(32):
-    g, h = divmod(lane, 4)
-    for row in (g, g + 8):
-        needs[row, [2 * h, 2 * h + 1, 2 * h + 8, 2 * h + 9]] = lane
-r, c = np.mgrid[:16, :16]
-print("numbers that change lanes:", (needs != lane_of(r, c)).sum(), "of", needs.size)
-
-# %% [markdown]
-# None. Row 5, columns 2 and 3, for example, are the result of lane 21. As a factor they belong to g = 5 and h = 1: lane
-# 4 · 5 + 1. So P goes from softmax into the second product without leaving its registers. It is only converted to 16 bits,
-# and need not pass through shared memory.
-
-# %% [markdown]
-# ## Why is K scrambled in shared memory?
 #
-# Shared memory consists of 32 **banks**. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in neighbouring
-# banks, and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores: one *chunk* of 16 bytes from each
-# of eight rows at a time. (On `sm_90` the tensor cores read these chunks themselves.) A chunk covers four banks. So eight
-# chunks can be read in one step, if they lie in eight different groups of banks.
+# **Predict.** How many numbers of P must change lanes?
 #
-# **Predict.** Let d = 64, with 2 bytes per number, and let the rows of K lie one after the other. We read chunk 2 of rows 0
-# to 7. How many steps does that take?
-#
-# - ☐ 1: eight chunks, eight groups of banks
-# - ☐ 4: each chunk covers four banks
-# - ☐ 8
+# - ☐ none
+# - ☐ half of them: those of columns 8 to 15
+# - ☐ nearly all: a result has another layout than a factor
 #
 # <details><summary>Answer</summary>
 #
-# **8.** A row has 128 bytes: exactly once around all banks. So chunk 2 of every row begins at the same bank. All eight want
-# the same group, and wait for each other: a *bank conflict*.
+# **none.** Row 5, columns 2 and 3, for example, are the result of lane 21. As a factor they belong to g = 5 and h = 1: lane
+# 4 · 5 + 1. So P goes from softmax into the second product without leaving its registers. It is only converted to 16 bits,
+# and need not pass through shared memory.
+#
+# ```python
+# needs = np.full((16, 16), -1)
+# for lane in range(32):
+#     g, h = divmod(lane, 4)
+#     for row in (g, g + 8):
+#         needs[row, [2 * h, 2 * h + 1, 2 * h + 8, 2 * h + 9]] = lane
+# r, c = np.mgrid[:16, :16]
+# print("numbers of P that must change lanes:", (needs != lane_of(r, c)).sum())
+# ```
+#
+# ```text
+# numbers of P that must change lanes: 0
+# ```
 # </details>
+
+# %% [markdown]
+# ## Why is K scrambled in shared memory?
 
 # %% tags=["nbval-ignore-output"]
 show(swizzle_xor.draw(**swizzle_xor.data()))
 
 # %% [markdown]
+# Shared memory consists of 32 **banks**. Each gives 4 bytes in a step. Neighbouring groups of 4 bytes lie in neighbouring
+# banks, and after bank 31 comes bank 0. On `sm_80` the lanes load K for the tensor cores: one *chunk* of 16 bytes from each
+# of eight rows at a time. (On `sm_90` the tensor cores read these chunks themselves.) A chunk covers four banks. So eight
+# chunks can be read in one step, if they lie in eight different groups of banks.
+#
+# With d = 64 and 2 bytes per number, a row of K has 128 bytes: exactly once around all banks. Let the rows lie one after
+# the other. Then chunk 2 of every row begins at the same bank. All eight want the same group, and wait for each other, a
+# *bank conflict*: eight steps instead of one.
+#
 # The remedy is called a **swizzle**: row r keeps its chunk c at place $c \oplus (r \bmod 8)$, where $\oplus$ is XOR. The
 # row is still complete. But the same chunk of eight rows now lies at eight different places, and eight steps become one.
 #
