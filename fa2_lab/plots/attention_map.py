@@ -1,10 +1,8 @@
 """The weights P of a real sentence, by one head that is trained here in a second to guess the next word."""
 
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from matplotlib.figure import Figure
 
 from fa2_lab.plots import style
 from fa2_lab.reference import naive
@@ -68,7 +66,7 @@ def gradient(words: np.ndarray, W_Q: np.ndarray, W_K: np.ndarray) -> tuple[np.nd
 
 
 @style.picture
-def draw(words: Sequence[str], P: np.ndarray) -> tuple[Figure, str]:
+def draw(words: list[str], P: np.ndarray) -> style.Drawn:
     """A square for each weight, its area the weight; queries run down, keys run right."""
     caption = "One head reads a sentence: a word that was seen before looks at what followed it then."
     figure, ax = style.new_figure(4.3, f"{caption} The area of a square is the weight.")

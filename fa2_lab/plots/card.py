@@ -1,9 +1,5 @@
 """All shapes, formulas and prices of the book on one page of A5."""
 
-from collections.abc import Mapping
-
-from matplotlib.figure import Figure
-
 from fa2_lab.machine import chips
 from fa2_lab.machine.prices import cost, prices
 from fa2_lab.plots import style
@@ -68,7 +64,7 @@ LINE, GAP, RIGHT = 0.235, 0.16, 2.9  # inches from line to line, above a section
 
 
 @style.picture
-def draw(sections: Mapping[str, Mapping[str, str]]) -> tuple[Figure, str]:
+def draw(sections: dict[str, dict[str, str]]) -> style.Drawn:
     """A section is a title and lines of two parts: a formula or number, and what it is."""
     height = sum(GAP + LINE * (1 + len(lines)) for lines in sections.values()) + 0.1
     caption = "Shapes, formulas and prices on one page."
@@ -86,7 +82,7 @@ def draw(sections: Mapping[str, Mapping[str, str]]) -> tuple[Figure, str]:
     return figure, f"A page of formulas, in sections: {'; '.join(sections)}. {read(sections)}"
 
 
-def read(sections: Mapping[str, Mapping[str, str]]) -> str:
+def read(sections: dict[str, dict[str, str]]) -> str:
     """The numbers among it, in words."""
     *_, priced, limits = sections.values()
     return "; ".join(f"{left}: {right}" for lines in (priced, limits) for left, right in lines.items())

@@ -1,9 +1,6 @@
 """The ladder as measured: the speed of every rung, from three kernels to one ahead of its peers, one change a rung."""
 
-from collections.abc import Sequence
 from typing import NamedTuple
-
-from matplotlib.figure import Figure
 
 from fa2_lab.kernels import ladder
 from fa2_lab.machine import reasons
@@ -40,7 +37,7 @@ NAMED = 1.08  # a factor from which on a jump is named, by its cause
 
 
 @style.picture
-def draw(rungs: Sequence[Rung], peer: tuple[str, float, float], setting: str) -> tuple[Figure, str]:
+def draw(rungs: list[Rung], peer: tuple[str, float, float], setting: str) -> style.Drawn:
     """A bar for each rung without a mask, a dot for the causal mask, and the peer as a line behind them."""
     name, full, causal = peer
     first, last = rungs[0].full / full, rungs[-1].full / full

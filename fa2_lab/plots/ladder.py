@@ -1,9 +1,6 @@
 """The ladder as one picture: what each stage of the book changes, and what becomes smaller by it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips, grid, io, warps
 from fa2_lab.plots import style
@@ -63,7 +60,7 @@ class Rung:
 
 
 @style.picture
-def draw(rungs: Sequence[Rung], setting: str) -> tuple[Figure, str]:
+def draw(rungs: list[Rung], setting: str) -> style.Drawn:
     """A line for each change, with the share that it leaves as a bar, and the factor."""
     caption = "The same result on every rung; each makes one thing smaller. A bar shows the share that is left."
     figure, ax = style.new_figure(HIGH * len(rungs) + 0.4, f"{caption} {setting}.")

@@ -15,12 +15,8 @@ Without a name `data()` is the ladder of chapter 10 as it was measured, over the
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from math import log10
 from typing import Any, NamedTuple
-
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from fa2_lab.machine import chips
 from fa2_lab.machine.prices import Cost, cost, prices
@@ -119,14 +115,12 @@ def named(rung: str) -> str:
 
 # The picture ----------------------------------------------------------------------------------------------------
 
-Place = Sequence[float]  # FLOPs per byte that crosses, TFLOP/s; of a method also FLOPs per byte requested
+Place = list[float]  # FLOPs per byte that crosses, TFLOP/s; of a method also FLOPs per byte requested
 LINE = 0.2  # inches from one line of words to the next
 
 
 @style.picture
-def draw(
-    points: Mapping[str, Place], roofs: Sequence[Roof], caption: str, xlabel: str, height: float = 2.6
-) -> tuple[Figure, str]:
+def draw(points: dict[str, Place], roofs: list[Roof], caption: str, xlabel: str, height: float = 2.6) -> style.Drawn:
     """TFLOP/s over FLOPs per byte, on logarithmic axes.
 
     points: {name: (FLOPs per byte that crosses to DRAM, TFLOP/s)}, a dot; a third number, FLOPs per byte requested, is
@@ -157,7 +151,7 @@ def _read(name: str, place: Place) -> str:
     return f"{' '.join(named(name).split())} {y:.0f} at {x:,.0f} FLOPs per byte{ring}"
 
 
-def _roof(ax: Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool) -> None:
+def _roof(ax: style.Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, under_it: bool) -> None:
     """A slope and a flat roof with their words; a dashed one lies above a solid one and is named there."""
     ridge = roof.flops / roof.bytes
     look = dict(color=style.QUIET, linewidth=0.9, linestyle="--") if roof.dashed else dict(color=style.INK)
@@ -174,7 +168,7 @@ def _roof(ax: Axes, roof: Roof, left: float, right: float, *, left_of_it: bool, 
         style.note(ax, 1.05 * ridge, 1.06 * roof.flops, roof.flat, va="bottom")
 
 
-def _points(ax: Axes, points: Mapping[str, Place], column: float, roof: float) -> None:
+def _points(ax: style.Axes, points: dict[str, Place], column: float, roof: float) -> None:
     """The places of each name, and the name in a column to the right of all; far from it, beside its place."""
     crowd = {name: place for name, place in points.items() if place[0] >= column / 60 or len(place) > 2}
     decades = log10(ax.get_ylim()[1] / ax.get_ylim()[0]) / ax.figure.get_figheight()
