@@ -103,7 +103,7 @@ show(row_reduction.draw(**row_reduction.data()))
 # %% [markdown]
 # ## Which warp holds which row?
 #
-# In Triton the compiler chooses. The code between Triton and assembly says what it chose (`fa2-lab xray 07` prints it).
+# In Triton the compiler chooses. The code between Triton and assembly says what it chose (`fa2-lab xray 11` prints it).
 # `warpsPerCTA = [4, 1]` means four warps along the rows and one along the keys: split-Q. (CTA is NVIDIA's word for a thread
 # block.) Below is such a line of our forward kernel, as compiled for `sm_90`, and what four compilations chose.
 
