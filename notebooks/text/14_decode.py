@@ -226,7 +226,7 @@ right, _ = reference.forward(*map(host, (q, k, v)), stage="naive")
 # **Predict.** 200 keys are 13 tiles of 16, so with 40 splits most get no tile. Such a part has m = $-10^{30}$ and
 # $\ell = 0$. What does it do in the merge?
 #
-# - ☐ it makes NaN: $\ell$ is 0
+# - ☐ it makes NaN: ℓ is 0
 # - ☐ nothing: its factor is 0
 # - ☐ it pulls the row towards 0, as one part more in the mean
 #

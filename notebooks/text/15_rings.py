@@ -201,7 +201,7 @@ print(f"share of the time in which the ranks work: {model.balance(tiles):.0%}")
 show(zigzag.draw(**zigzag.data()))
 
 # %% [markdown]
-# Each number is the rank that computes this part of the scores. The right cut is called *zigzag*. Of any two ranks' rows
+# Each number is the rank that computes this part of the scores. The cut on the right is called *zigzag*. Of any two ranks' rows
 # there are two cases. If the keys belong to a later rank, the back half of a rank's rows sees all of them. If they belong
 # to an earlier rank, all its rows see the front half of them. So each step is one kernel call without a mask, on half of
 # the square. Only a rank's own block is causal.

@@ -201,12 +201,12 @@ for row in timed:
 # cap_first = np.where(seen, c * np.tanh(s / c), -np.inf)
 # mask_first = c * np.tanh(np.where(seen, s, -np.inf) / c)
 # for name, x in (("cap, then mask", cap_first), ("mask, then cap", mask_first)):
-#     print(name, "weights", (np.exp(x) / np.exp(x).sum()).round(4))
+#     print(name, *(f"{weight:.4f}" for weight in np.exp(x) / np.exp(x).sum()))
 # ```
 #
 # ```text
-# cap, then mask weights [0.2864 0.7136 0.     0.    ]
-# mask, then cap weights [2.860e-01 7.126e-01 7.000e-04 7.000e-04]
+# cap, then mask 0.2864 0.7136 0.0000 0.0000
+# mask, then cap 0.2860 0.7126 0.0007 0.0007
 # ```
 # </details>
 #
