@@ -32,7 +32,6 @@ from fa2_lab.reference import fa2, naive
 from fa2_lab.tiles import CAUSAL, Tiling
 from fa2_lab.tools import command
 from fa2_lab.trace import Trace
-from fa2_studio.bench import models
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
@@ -181,6 +180,8 @@ for event in meter.events:
 # digit, and 30 steps let the change grow a little.
 #
 # ```python
+# from fa2_studio.bench import models  # it needs torch
+#
 # print(models.table(load("models").curves))
 # ```
 #
