@@ -102,14 +102,14 @@ def test_a_kernel_that_cannot_be_compiled_hands_its_calls_on_and_says_so_once(er
     with pytest.warns(RuntimeWarning) as said:
         got = run(attention, *inputs, causal=True)
     judge(got, dense(*inputs, causal=True), dense(*inputs, causal=True, dtype=torch.float32))
-    sentences = [str(w.message) for w in said]
+    sentences = [str(w.message) for w in said if w.category is RuntimeWarning]  # NumPy deprecates what Triton 3.6 does
     assert len(sentences) == 2  # the forward's and the backward's
     for name, sentence in zip(("Hopper's forward", "Hopper's backward"), sentences, strict=True):
         assert f"Triton {triton.__version__} cannot compile {name}" in sentence
         assert "portable" in sentence and "fa2_lab doctor" in sentence and "\n" not in sentence
     assert counts == dict(prepared=2, launched=2, portable=2)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", RuntimeWarning)
         again = run(attention, *inputs, causal=True)
         assert all(map(torch.equal, got, again)) and counts == dict(prepared=2, launched=2, portable=2)
         run(attention, *inputs)  # another kind is tried, for it may compile, and nothing is said twice
