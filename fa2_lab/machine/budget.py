@@ -47,19 +47,16 @@ class Fit:
 
 def forward_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """Q_i once, K_j and V_j in every stage. O_i leaves through Q_i's place."""
-    _check(B_r, B_c, d, stages, itemsize)
     return (B_r * d + stages * 2 * B_c * d) * itemsize
 
 
 def rows_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """Q_i and dO_i once, K_j and V_j in every stage."""
-    _check(B_r, B_c, d, stages, itemsize)
     return (2 * B_r * d + stages * 2 * B_c * d) * itemsize
 
 
 def columns_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize: int = 2) -> int:
     """K_j and V_j once; Q_i, dO_i, and L_i, D_i in fp32, in every stage."""
-    _check(B_r, B_c, d, stages, itemsize)
     return (2 * B_c * d + stages * 2 * B_r * d) * itemsize + stages * 2 * B_r * STATISTIC
 
 
@@ -73,25 +70,21 @@ def backward_shared_bytes(B_r: int, B_c: int, d: int, stages: int = 2, itemsize:
 
 def forward_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
     """Per thread: o in fp32, s in fp32, p as operand."""
-    _check(B_r, B_c, d, 1, itemsize)
     return _per_thread(B_r * d + B_r * B_c + _operand(B_r * B_c, itemsize), warps)
 
 
 def rows_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
     """Per thread: dq, p and dp in fp32, ds as operand."""
-    _check(B_r, B_c, d, 1, itemsize)
     return _per_thread(B_r * d + 2 * B_r * B_c + _operand(B_r * B_c, itemsize), warps)
 
 
 def columns_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
     """Per thread: dk and dv, p and dp in fp32, p or ds as operand."""
-    _check(B_r, B_c, d, 1, itemsize)
     return _per_thread(2 * B_c * d + 2 * B_r * B_c + _operand(B_r * B_c, itemsize), warps)
 
 
 def backward_registers(B_r: int, B_c: int, d: int, warps: int = 4, itemsize: int = 2) -> int:
     """Per thread: dk and dv all the time, and either p and dp or, when they are used up, dq."""
-    _check(B_r, B_c, d, 1, itemsize)
     changing = max(2 * B_r * B_c, B_r * d)
     return _per_thread(2 * B_c * d + changing + _operand(B_r * B_c, itemsize), warps)
 
@@ -120,6 +113,8 @@ def fits(
 ) -> Fit:
     """Does one thread block of this size fit on the chip without spilling, and how many of them on one SM?"""
     check_chip(chip)
+    for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
+        whole_number(name, value, low=1)
     if kernel not in KERNELS:
         raise ValueError(f"kernel: got {kernel!r}; it takes one of {', '.join(KERNELS)}")
     shared_of, registers_of = KERNELS[kernel]
@@ -163,8 +158,3 @@ def blocks_per_sm(chip: Chip, shared_bytes: int, registers: int, warps: int) -> 
         chip.shared_per_sm // (shared_bytes + RESERVED),
         chip.registers_per_sm // (per_warp * warps),
     )
-
-
-def _check(B_r: int, B_c: int, d: int, stages: int, itemsize: int) -> None:
-    for name, value in (("B_r", B_r), ("B_c", B_c), ("d", d), ("stages", stages), ("itemsize", itemsize)):
-        whole_number(name, value, low=1)
