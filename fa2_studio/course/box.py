@@ -110,6 +110,7 @@ def container(engine: str, name: str, package: Path, limits: Limits) -> list[str
     """The same by a container engine."""
     command = f"{engine} run --rm -i --name {name} --network none --read-only --cap-drop ALL --cpus 1"
     command += f" --security-opt no-new-privileges --user 65534:65534 --pids-limit {PROCESSES} --workdir /stage"
+    command += " --ipc none" + (" --read-only-tmpfs=false" if engine == "podman" else "")
     command += f" --memory {limits.memory_mb}m --memory-swap {limits.memory_mb}m"
     command += f" --tmpfs /stage:size={STAGE_MB}m,mode=1777 --volume {package}:{package}:ro"
     for key, value in environment(package, "/stage").items():

@@ -40,7 +40,9 @@ SETUP = """#!/usr/bin/env bash
 set -e
 apt-get update && apt-get install -y python3 python3-pip python3-venv
 python3 -m venv /autograder/env
-/autograder/env/bin/pip install -c /autograder/source/constraints.txt {needs}
+# torch comes without CUDA: the platform's container has no GPU
+/autograder/env/bin/pip install -c /autograder/source/constraints.txt {needs} \\
+    --extra-index-url https://download.pytorch.org/whl/cpu
 chmod -R go-rwx /autograder/source
 """
 RUN = """#!/usr/bin/env bash
@@ -76,6 +78,9 @@ def on_gradescope(name: str, home: Path) -> dict:
     assignment = named(name)
     how = grade.Grading(trust=True)
     (one,) = grade.of_student("", [home / "submission"], [assignment])
+    alone = [p for p in grade.files_below(home / "submission") if p.suffix == ".ipynb"]
+    if one.path is None and len(alone) == 1:  # who uploads here says by that which assignment it is
+        one.path, one.remarks = alone[0], [f"{alone[0].name} was graded"]
     with grade.packages([assignment]) as staged:
         graded = grade.grade_one(one, 0, staged, how, 0, box.kind() or "user")
     graded.sentences = one.remarks + graded.sentences

@@ -276,7 +276,7 @@ def test_a_gradescope_package_grades_as_the_platform_lays_it_out(tmp_path):
         assert "notebooks/assignments/2_forward.ipynb" not in archive.namelist()
     run = (home / "source" / "run_autograder").read_text()
     assert f"fa2_studio.course.handout {FIRST.name}" in run
-    write(handed_in(answers={"merge": "def merge(a, b): return a"}), home / "submission")
+    write(handed_in(answers={"merge": "def merge(a, b): return a"}), home / "submission", "my homework.ipynb")
     text = f"from fa2_studio.course.handout import *\non_gradescope({FIRST.name!r}, Path({str(home)!r}))"
     env = os.environ | {"PYTHONPATH": str(home / "source")}
     done = subprocess.run([sys.executable, "-c", text], cwd=home / "source", env=env, capture_output=True, text=True)
