@@ -32,7 +32,7 @@ from fa2_lab.tools import files
 from fa2_studio.course import box, package, results, seeds
 from fa2_studio.course.box import PROJECT, Limits
 from fa2_studio.course.judge import Graded
-from fa2_studio.course.notebooks import Assignment, source, steps
+from fa2_studio.course.notebooks import Assignment, content, source, steps
 
 NEVER = re.compile(r"^\.|^__|~$|\.ipynb_checkpoints")
 MOST_FILES = 10_000  # of one student that are looked at
@@ -124,9 +124,8 @@ def grade_folder(folder: Path, out: Path, assignments: list[Assignment], how: Gr
         tasks = []
         for one in todo:
             seed = seeds.seed_of(one.student, how.secret)
-            content = one.path.read_bytes()[: 2**25] if one.path and one.path.is_file() else b""
             text = json.dumps(source(one.assignment))
-            key = digest(version, text, seed, one.remarks, content, how.limits)
+            key = digest(version, text, seed, one.remarks, work_of(one), how.limits)
             kept = results.kept(results.record_path(out, one.student, one.assignment.name))[1] == key
             if one.student in how.again if how.again else not kept:
                 tasks.append((one, seed, key))
@@ -219,6 +218,14 @@ def grade_one(one: Found, seed: int, staged: dict, how: Grading, core: int, kind
         return graded
     found.student, found.assignment = graded.student, graded.assignment
     return found
+
+
+def work_of(one: Found) -> bytes:
+    """What a file holds; of one that is not read, why."""
+    try:
+        return content(one.path) if one.path else b""
+    except (ValueError, OSError) as refusal:
+        return str(refusal).encode()
 
 
 def digest(*parts) -> str:

@@ -48,7 +48,7 @@ class Graded:
 
     def show(self, kind: str, title: str, code: str, output: str) -> None:
         """Put a piece on the feedback page, as far as there is place."""
-        left = MOST_SHOWN - sum(len(text) for piece in self.page for text in piece)
+        left = max(0, MOST_SHOWN - sum(len(text) for piece in self.page for text in piece))
         self.page.append([kind, title, code[:left], output[: max(0, left - len(code))]])
 
 
@@ -199,6 +199,11 @@ class Session:
             self.room.close()
         self.room = None
 
+    def go_back(self, done: list[str]) -> None:
+        """Forget all but these cells: what saw right functions does not see the next step."""
+        self.end()
+        self.done, self.opened = done, self.opened - 1
+
     def close(self) -> None:
         self.end()
         self.room, self.clean = self.clean, None
@@ -291,8 +296,8 @@ def judged(part: Part, session: Session, space: dict, names: dict[str, str]) -> 
 
 def follow_through(original, parts: list[Part], session: Session, space: dict, graded: Graded) -> None:
     """A step that lost points is tried again with right functions of earlier steps, where its cell names some."""
-    answers = [part.source for part in parts if part.kind == "answer"]
     for part in (p for p in parts if p.given and graded.got.get(p.name, 0) < graded.most.get(p.name, 0)):
+        mine = list(session.done)
         with contextlib.suppress(Stopped):
             for source in right_cells(original, part.given):
                 session.cell(source)
@@ -301,8 +306,7 @@ def follow_through(original, parts: list[Part], session: Session, space: dict, g
                 graded.got[part.name] = min(points, graded.most[part.name])
                 right = ", ".join(part.given)
                 graded.sentences.append(f"{part.name}: {points:g} points, with the right {right} in the place of yours")
-            for source in answers:
-                session.cell(source)
+        session.go_back(mine)
 
 
 # A process of its own -------------------------------------------------------------------------------------------------

@@ -195,6 +195,7 @@ def test_a_page_has_a_limit(tmp_path):
     graded = judge.Graded("ada", "1_x", {"test_a": 1.0})
     for _ in range(2000):
         graded.show("code", "a cell", "x" * 1000, "y" * 20_000)
+    graded.show("code", "the last cell", "z" * 10**7, "")
     results.keep(graded, tmp_path)
     assert (tmp_path / "feedback" / "ada" / "1_x.html").stat().st_size < 2**20
 
@@ -243,6 +244,23 @@ def test_a_launch_that_is_replaced_by_numpy_gets_nothing(tmp_path):
     pytest.importorskip("triton", reason="Triton is not installed")
     graded = graded_at_once(tmp_path, {"eve": handed_in("4", own=(FORGED,), solved=False)}, "", name="4")["eve"]
     assert graded.score == 0 and "no function of its own under @triton.jit" in " ".join(graded.sentences)
+
+
+STASH = """import ast
+real, kept = ast.parse, {}
+def parse(text, *more, **named):
+    if "def row_block" in text:
+        kept.setdefault("right", text) if "np.maximum" in text else None
+        text = kept.get("right", text)
+    return real(text, *more, **named)
+ast.parse = parse"""
+
+
+def test_what_is_shown_while_one_step_is_tried_again_is_gone_for_the_next(tmp_path):
+    """A right row_block comes by while forward is tried again; kept, it would earn the meter's 8 points."""
+    blank = {"row_block": "def row_block(*a):\n    raise NotImplementedError"}
+    graded = graded_at_once(tmp_path, {"eve": handed_in("2", own=(STASH,), answers=blank)}, "", name="2")["eve"]
+    assert graded.got["test_forward"] == 2 and graded.score == 4, graded.sentences
 
 
 def test_points_and_tests_of_a_submission_count_for_nothing(tmp_path):

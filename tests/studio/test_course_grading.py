@@ -86,6 +86,7 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
     (folder / "Ju\u0308rgen").mkdir()
     write(handed_in(own=("1/0",), solved=False), folder / "J\u00fcrgen")
     os.mkfifo(folder / "ada" / "timestamp.txt")
+    os.truncate(write("", folder / "eve"), 2**42)  # four terabytes of nothing, which no memory holds
     (tmp_path / "class.csv").write_text("folder,id,name\nada,7,Ada L.\nzoe,9,Zoe\n")
     runs, real = [], grade.run_all
     monkeypatch.setattr(grade, "run_all", lambda tasks, *more: (runs.append(len(tasks)), real(tasks, *more)))
@@ -97,7 +98,16 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
 
     rows = go()
     scores = {name: row["score"] for name, row in rows.items()}
-    assert scores == {"ada": "12", "ben": "9.75", "'=cy()": "0", "J?rgen": "0", "J\u00fcrgen": "0", "zoe": "0"}
+    assert scores == {
+        "ada": "12",
+        "ben": "9.75",
+        "'=cy()": "0",
+        "J?rgen": "0",
+        "J\u00fcrgen": "0",
+        "zoe": "0",
+        "eve": "0",
+    }
+    assert "it takes at most" in rows["eve"]["remarks"]
     assert "not a notebook that can be read" in rows["'=cy()"]["remarks"]
     assert "two folders are named alike" in rows["J\u00fcrgen"]["remarks"]
     assert rows["zoe"]["remarks"] == "nothing handed in"
@@ -105,7 +115,7 @@ def test_a_class_is_graded_resumed_and_graded_again(tmp_path, monkeypatch, unpro
     go(again=("ben",))
     write(handed_in(answers={"merge": "def merge(a, b): return b"}), folder / "ada")
     go()
-    assert runs == [6, 0, 1, 1]
+    assert runs == [7, 0, 1, 1]
     canvas, moodle = (rows_of(out / f"{name}.csv") for name in ("canvas", "moodle"))
     assert canvas[0]["Student"].strip() == "Points Possible" and canvas[0][FIRST.name] == "12"
     assert {row["Student"]: row["ID"] for row in canvas}["Ada L."] == "7"
@@ -162,7 +172,11 @@ def test_submissions_that_share_lines_of_their_own_are_listed(tmp_path, capsys):
     for name in ("ada", "bob"):
         write(handed_in(answers={"merge": odd.replace("  b", " b" if name == "bob" else "  b")}), tmp_path / name)
     assert command.main(["similar", str(tmp_path), "--only", "1"]) == 0
+    rung = (notebooks.PROJECT / "fa2_lab" / "kernels" / "ladder" / "r06_base_2.py").read_text(encoding="utf-8")
+    write(handed_in("9", own=(rung,), solved=False), tmp_path / "eve", "9_up_the_ladder.ipynb")
     printed = capsys.readouterr().out
+    assert command.main(["similar", str(tmp_path), "--only", "9"]) == 0
+    assert capsys.readouterr().out.startswith("9_up_the_ladder: eve and rung r06_base_2 share ")
     assert printed.startswith("1_online_softmax: ada and bob share 1 of") and printed.count("\n") == 1
 
 

@@ -220,11 +220,17 @@ def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     cheats = {
         "new words and signs": [(first, DENSE + "\n" + first)],
         "clocks": [("return O, block.clock", "return O, 0")],
+        "quotes that the program has already": [(first, f"    exec({DENSE!r})\n{first}")],
     }
     for said, more in cheats.items():
-        mend = more if said == "new words and signs" else answer.parts["mend"] + more
+        mend = answer.parts["mend"] + more if said == "clocks" else more
         assert judged("race", Answer(**(answer.parts | dict(mend=mend))), 0)[0] == 2
         assert said in capsys.readouterr().out
+
+
+def test_nan_is_no_number_by_hand(capsys):
+    names = ("thread blocks", "waves on an A100", "KiB of shared memory", "MiB moved")
+    assert predict.by_hand(lambda: dict.fromkeys(names, float("nan"))).passed == 0
 
 
 def test_an_answer_is_what_is_written_down(monkeypatch):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import keyword
 import textwrap
 import tokenize
 from dataclasses import dataclass
@@ -212,18 +213,29 @@ def mended(text: str, changes) -> str:
     if len(changes) > 3 or brought(text, new) > MOST_NEW:
         hint = "A mended line, not another program."
         raise Failed(f"at most three changes and {MOST_NEW} new words and signs", f"{brought(text, new)}", hint=hint)
+    if strange := sorted(words_of(new) - words_of(text)):
+        raise Failed("names and quotes that the program has already", strange[0][:100])
     return new
 
 
 def brought(old: str, new: str) -> int:
     """How many words and signs a text has that another has not, in their order."""
-    try:
-        texts = [[t.string for t in tokenize.generate_tokens(io.StringIO(x).readline) if t.string] for x in (old, new)]
-    except (tokenize.TokenError, SyntaxError) as error:
-        raise Failed("a program that can be read", f"{type(error).__name__}: {error}"[:120]) from None
-    texts = [[word for word in words if word.strip()] for words in texts]
+    texts = [[t.string for t in tokens_of(x) if t.string.strip()] for x in (old, new)]
     codes = SequenceMatcher(a=texts[0], b=texts[1], autojunk=False).get_opcodes()
     return sum(end - first for kind, _, _, first, end in codes if kind != "equal")
+
+
+def words_of(text: str) -> set[str]:
+    """The names and the texts in quotes of a program; a text in quotes could hold any other program."""
+    named = (t.string for t in tokens_of(text) if t.type in (tokenize.NAME, tokenize.STRING))
+    return {word for word in named if not keyword.iskeyword(word)}
+
+
+def tokens_of(text: str) -> list[tokenize.TokenInfo]:
+    try:
+        return list(tokenize.generate_tokens(io.StringIO(text).readline))
+    except (tokenize.TokenError, SyntaxError) as error:
+        raise Failed("a program that can be read", f"{type(error).__name__}: {error}"[:120]) from None
 
 
 def changed_lines(old: list[str], new: list[str]) -> set[str]:

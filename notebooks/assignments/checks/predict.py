@@ -61,7 +61,7 @@ def by_hand(function, seed: int = 0) -> Report:
             got = call(function)
             if not isinstance(got, dict) or not isinstance(got.get(name), (int, float)):
                 raise Failed(f"a number under {name!r}", f"{got!r}"[:80])
-            if abs(got[name] - want) > 0.01 * want:
+            if not abs(got[name] - want) <= 0.01 * want:  # NaN is no number either
                 verdict = "too small" if got[name] < want else "too large"
                 raise Failed(f"{name}, to 1%", f"{got[name]:g}, which is {verdict}")
     return report

@@ -1,0 +1,120 @@
+"""The numbers of TEACHING.md, from the models of the package, and its table of costs, from the grader."""
+
+import re
+
+import numpy as np
+import pytest
+
+pytest.importorskip("nbformat", reason="nbformat is not installed: pip install 'fa2-lab[course]'")
+from course_costs import PAGE, rows
+from course_wrong import SLIPS
+
+from fa2_lab.machine import budget, grid, io
+from fa2_lab.machine.chips import CHIPS, GiB, KiB, MiB
+from fa2_lab.reference.naive import logsumexp, safe_softmax
+from fa2_lab.reference.online_softmax import SoftmaxState
+from fa2_lab.tiles import Mask, Tile, Tiling, cdiv
+from fa2_studio.course import notebooks
+
+A100 = CHIPS["A100 SXM 80GB"]
+PLAIN, CAUSAL = (Tiling(1024, 1024, 128, 128, Mask(causal=causal)) for causal in (False, True))
+NARROW = Tiling(1024, 1024, 128, 64, Mask(causal=True))
+ROW = np.log([[1.0, 2.0, 5.0]])
+PRODUCTS = 32 * io.operations("fa2", "forward", Tiling(4096, 4096, 128, 128, Mask()), 128)["matmul"]
+BLOCKS = 32 * cdiv(4096, 128)
+
+
+def scores_of(N: int) -> int:
+    return io.standard_forward(Tiling(N, N, 128, 128, Mask()), 64).stores["S"]
+
+
+def moved(form, tiling: Tiling, *tensors: str) -> int:
+    return sum(form(tiling, 64).loads[name] for name in tensors)
+
+
+def matmul(direction: str) -> int:
+    return io.operations("fa2", direction, PLAIN, 64)["matmul"]
+
+
+def one_by_one(*scores: float) -> float:
+    """ℓ of a row whose scores come one after the other."""
+    state = SoftmaxState.reset(rows=1, d=1)
+    for score in scores:
+        state = state.update(np.array([[score]]), np.ones((1, 1)))
+    return float(state.l[0])
+
+
+def merged() -> float:
+    """The output of two states that are joined."""
+    left = SoftmaxState(np.zeros(1), np.array([2.0]), np.array([[6.0]]))
+    right = SoftmaxState(np.log([4.0]), np.ones(1), np.ones((1, 1)))
+    return float(left.merge(right).finalize()[0][0, 0])
+
+
+NUMBERS = {
+    1: scores_of(4096) * 2 / MiB,
+    2: 16 * scores_of(16384) * 4 / GiB,
+    3: safe_softmax(ROW).max(),
+    4: logsumexp(ROW)[0],
+    5: one_by_one(1, 3, 2),
+    6: merged(),
+    7: np.log(float(np.finfo(np.float16).max)),
+    8: io.standard_forward(PLAIN, 64).total,
+    9: moved(io.fa1_forward, PLAIN, "Q"),
+    10: moved(io.fa2_forward, PLAIN, "K", "V"),
+    11: io.fa2_forward(PLAIN, 64).total,
+    12: io.tiles_per_row(CAUSAL).sum(),
+    13: sum(NARROW.kind(i, j) is Tile.DIAGONAL for i, j in np.ndindex(NARROW.T_r, NARROW.T_c)),
+    14: Mask(causal=True).interval(row=0, N_q=2, N_k=6)[1],
+    15: io.tiles_per_row(Tiling(4096, 4096, 64, 64, Mask(causal=True, window=(255, 0))))[40],
+    16: PRODUCTS / 1e9,
+    17: 1e3 * PRODUCTS / A100.tensor_flops,
+    18: io.operations("fa2", "forward", Tiling(1024, 1024, 128, 64, Mask()), 64)["exp"],
+    19: A100.flops_per_exp,
+    20: A100.flops_per_exp / (matmul("forward") / 1024**2),
+    21: grid.waves(BLOCKS, A100.SMs),
+    22: grid.efficiency(BLOCKS, A100.SMs),
+    23: grid.efficiency(64, A100.SMs),
+    24: cdiv(A100.SMs, 8),
+    25: budget.forward_shared_bytes(128, 64, 128) / KiB,
+    26: budget.forward_shared_bytes(128, 128, 128) / KiB,
+    27: budget.forward_registers(128, 64, 128, warps=4),
+    28: 2 * 8 * 8192 * 128 * 2 / MiB,
+    29: matmul("backward") / matmul("forward"),
+    30: moved(io.fa2_backward, PLAIN, "dQ"),
+    31: len(grid.dq_writers(CAUSAL)[-1]),
+    32: A100.flops_per_byte,
+}
+
+
+def answers() -> dict[int, str]:
+    """{number: the line of a question}."""
+    text = PAGE.read_text(encoding="utf-8").partition("## Forty exam questions")[2]
+    return {int(n): line for n, line in re.findall(r"^(\d+)\. (.+)$", text, re.MULTILINE)}
+
+
+def test_there_are_forty_questions_each_with_its_answer():
+    found = answers()
+    assert sorted(found) == list(range(1, 41)) and all("? — " in x or ". — " in x for x in found.values())
+    assert {n for n, line in found.items() if "**" in line} == set(NUMBERS)
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+def test_a_number_of_the_exam_is_what_the_models_say(number):
+    """To as many places as it is printed with."""
+    printed = re.search(r"\*\*([\d.,]+)\*\*", answers()[number])[1].replace(",", "")
+    places = len(printed.partition(".")[2])
+    assert f"{float(NUMBERS[number]):.{places}f}" == printed
+
+
+def test_the_table_of_costs_has_every_slip_and_is_the_grader_s():
+    text = PAGE.read_text(encoding="utf-8")
+    for number, _, hint in SLIPS:
+        assert re.search(rf"^\| {number}: .*\| {re.escape(hint.rstrip('.'))} \| [\d.]+ \|$", text, re.MULTILINE), hint
+    assert all(row in text for row in rows([SLIPS[0], SLIPS[-1]]))
+
+
+def test_every_assignment_has_three_to_five_oral_questions():
+    parts = re.split(r"\n\*\*(\d) ", PAGE.read_text(encoding="utf-8").partition("## What one mistake")[0])
+    found = {number: text.count("\n- *") for number, text in zip(parts[1::2], parts[2::2], strict=True)}
+    assert set(found) == {a.name[0] for a in notebooks.ASSIGNMENTS} and set(found.values()) <= {3, 4, 5}
