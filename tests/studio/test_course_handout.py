@@ -213,6 +213,13 @@ DENSE = """    hidden = causal & (np.arange(len(K)) > np.arange(len(Q))[:, None]
     p_ = np.exp(scores_ - scores_.max(1, keepdims=True))
     return p_ @ V / p_.sum(1, keepdims=True), 0"""
 
+CLOCKS = {
+    (run["copy"], run["consumers"], run["causal"]): clocks
+    for run, clocks in zip(detective.PIPELINE_RUNS, detective.PIPELINE_CLOCKS, strict=True)
+}
+WHOLE = f"""def pipeline(Q, K, V, copy, consumers, causal, **more):
+{DENSE[:-3]}, {CLOCKS}[copy, consumers, causal]"""
+
 
 def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     answer = right_answer("race", 0)
@@ -220,7 +227,9 @@ def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     cheats = {
         "new words and signs": [(first, DENSE + "\n" + first)],
         "clocks": [("return O, block.clock", "return O, 0")],
-        "quotes that the program has already": [(first, f"    exec({DENSE!r})\n{first}")],
+        "quotes that the program has already": [
+            ("return O, block.clock", f"return O, block.clock\n\n\nexec({WHOLE!r})")
+        ],
     }
     for said, more in cheats.items():
         mend = answer.parts["mend"] + more if said == "clocks" else more

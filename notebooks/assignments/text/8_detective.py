@@ -37,7 +37,8 @@ from checks import detective as check
 # - `line`: the wrong line as it stands there. If a line is missing or stands in the wrong place, name it or a neighbour;
 # - `cause`: one of the words below;
 # - `mend`: a list of up to three pairs (what stands there, what should stand there). Each first text stands in the program
-#   once; it may be part of a line or several lines. At most 26 words and signs may be new;
+#   once; it may be part of a line or several lines. At most 26 words and signs may be new; names
+#   are those that the program has;
 # - `shows`, `hides`: the sizes and clocks of two runs, as dicts. What you leave out stays as usual.
 #
 # | cause | in words |
