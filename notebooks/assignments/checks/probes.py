@@ -64,80 +64,12 @@ def peak(function, inputs: list, outputs: list, *args, **options) -> tuple[int, 
         tracemalloc.stop()
 
 
-# Triton ----------------------------------------------------------------------------------------------------------
-
-
-def launch(text: str, name: str, grid: tuple, arguments: list, options: dict) -> tuple[list, list]:
-    """Launch a kernel of a program; arrays among the arguments become tensors. They afterwards, and its products.
-
-    A product is (rows, inner, columns, input precision), as the kernel's tl.dot asked for it.
-    """
-    import torch
-
-    from .probes_cases import defined
-
-    kernel = defined(text, name)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tensors = [torch.from_numpy(np.array(a)).to(device) if isinstance(a, np.ndarray) else a for a in arguments]
-    with products() as seen:
-        compiled = kernel[tuple(grid)](*tensors, **options)
-    made = [x.cpu().numpy() for x in tensors if isinstance(x, torch.Tensor)]
-    return made, sorted(seen | compiled_products(compiled))
-
-
-def timed(text: str, name: str, grid: tuple, arguments: list, options: dict) -> tuple[float, list]:
-    """The median milliseconds of a kernel on the GPU, and its arrays after one launch."""
-    import torch
-    from triton.testing import do_bench
-
-    from .probes_cases import defined
-
-    kernel, (made, _) = defined(text, name), launch(text, name, grid, arguments, options)
-    tensors = [torch.from_numpy(np.array(a)).cuda() if isinstance(a, np.ndarray) else a for a in arguments]
-    return float(do_bench(lambda: kernel[tuple(grid)](*tensors, **options), return_mode="median")), made
-
-
 def is_kernel(kernel) -> bool:
     """Whether something is a kernel of Triton's own making, compiled or interpreted."""
     from triton.runtime.interpreter import InterpretedFunction
     from triton.runtime.jit import JITFunction
 
     return type(kernel) in (JITFunction, InterpretedFunction)
-
-
-class products:
-    """Notes the shapes and the precision of every product that Triton's interpreter makes inside this block."""
-
-    def __enter__(self) -> set:
-        from triton.runtime.interpreter import InterpreterBuilder
-
-        self.builder, self.dot, seen = InterpreterBuilder, InterpreterBuilder.create_dot, set()
-        dot = self.dot
-
-        def create_dot(builder, a, b, d, input_precision, *more):
-            seen.add(
-                (*a.data.shape[-2:], b.data.shape[-1], getattr(input_precision, "name", str(input_precision)).lower())
-            )
-            return dot(builder, a, b, d, input_precision, *more)
-
-        InterpreterBuilder.create_dot = create_dot
-        return seen
-
-    def __exit__(self, *_) -> None:
-        self.builder.create_dot = self.dot
-
-
-def compiled_products(compiled) -> set:
-    """The same, read from a compiled kernel's Triton IR."""
-    import re
-
-    found = set()
-    for line in (getattr(compiled, "asm", None) or {}).get("ttir", "").splitlines():
-        shapes = re.search(r"tt\.dot .*: tensor<(\d+)x(\d+)x\w+> \* tensor<\d+x(\d+)x", line)
-        if shapes:
-            precision = re.search(r"inputPrecision = (\w+)", line)
-            found.add((*map(int, shapes.groups()), precision[1] if precision else "ieee"))
-    return found
 
 
 def flops_of(counts: dict) -> Counter:

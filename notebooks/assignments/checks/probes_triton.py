@@ -1,11 +1,13 @@
 """Where no code of the student's has run: Triton kernels in Triton's interpreter, on fenced tensors and on a meter.
 
 The meter counts what all programs of a launch do together: elements loaded from and stored to each tensor, elements
-added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over.
+added to it by atomic adds, multiplications of products, exponentials, divisions, and entries that a mask goes over; and
+of each product its rows, its inner length, its columns and its precision, as tl.dot was asked for it.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +30,7 @@ class Meter:
     stores: Counter = field(default_factory=Counter)
     adds: Counter = field(default_factory=Counter)
     operations: Counter = field(default_factory=Counter)
+    products: Counter = field(default_factory=Counter)
 
 
 @contextmanager
@@ -55,9 +58,11 @@ def metered(**tensors: torch.Tensor) -> Iterator[Meter]:
         count(meter.adds, pointers, mask)
         return kept["create_atomic_rmw"](kind, pointers, value, mask, *rest)
 
-    def dot(a, b, *rest):
-        meter.operations["multiplications of products"] += a.data.shape[-2] * a.data.shape[-1] * b.data.shape[-1]
-        return kept["create_dot"](a, b, *rest)
+    def dot(a, b, d, precision, *rest):
+        size = (*a.data.shape[-2:], b.data.shape[-1])
+        meter.operations["multiplications of products"] += math.prod(size)
+        meter.products[(*size, getattr(precision, "name", str(precision)).lower())] += 1
+        return kept["create_dot"](a, b, d, precision, *rest)
 
     def counting(name: str, kind: str):
         def counted(*operands):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 
 from fa2_lab.machine import io
 from fa2_lab.tiles import Mask, Tiling, cdiv
 
-from . import guard, truth
-from .listing import of_kernel
+from . import truth
 from .report import Failed, Report, at_most, equal, tile_place
+from .triton_steps import launch
 from .truth import Case
 
 __all__ = ["Case", "columns", "one_pass", "row_dots", "rows", "tile"]
@@ -92,21 +90,6 @@ def compare(names: tuple[str, ...], got: dict, meter: dict, given: dict, case: C
                 hint = "The outputs start as NaN: was this row stored?"
         place = tile_place(case.B_r if name == "dQ" else case.B_c)
         equal(name, got[name], want[name], TOLERANCE, hint or slip(name, got[name], given, case), place)
-
-
-def launch(kernel, programs: int, given: dict, outputs: dict, sizes: dict) -> tuple[dict, dict]:
-    """One launch of a student's kernel, in a process apart: the outputs in float64, and the meter."""
-    from . import probes_triton  # imports Triton, which the first cell has to set up
-
-    program, name = of_kernel(kernel), guard.name_of(kernel)
-    got, meter, spilled = guard.apart(probes_triton.launch, kernel, program, name, programs, given, outputs, sizes)
-    for name in spilled:
-        raise Failed(
-            "nothing written behind the last row", f"memory behind {name} changed", hint="tl.store takes a mask=."
-        )
-    return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, {
-        kind: Counter(counts) for kind, counts in meter.items()
-    }
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:

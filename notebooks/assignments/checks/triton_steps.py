@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import sys
+from collections import Counter
 
 import numpy as np
-import torch
-
-if not torch.cuda.is_available() and "triton" not in sys.modules:
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # has to be settled before Triton is imported
-
-import triton
 
 from fa2_lab.tiles import cdiv
 
-from . import probes, truth
+from . import truth
 from .guard import apart, name_of
 from .listing import of_kernel
-from .report import Failed, Report, as_numbers, equal, tile_place
+from .report import Failed, Report, equal, tile_place
 from .truth import Case
 
-GPU = torch.cuda.is_available()
 LOG2E = 1.4426950408889634
 LOW_TOLERANCE = 1e-2  # fp32 keeps a score of −20,000 to 0.002
 BEHIND = "Was this row stored? And is anything loaded from behind the last key? There is NaN."
@@ -38,32 +30,35 @@ FULL = [
 ]
 
 
-def launch(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, np.ndarray]:
-    """Run a student's kernel on one head: O and L. NaN stands behind Q, K and V, and in the last `hidden` values.
+def launch(kernel, programs: int, given: dict, outputs: dict, options: dict) -> tuple[dict, dict]:
+    """One launch of a student's kernel, in a process apart: the outputs in float64, and the meter.
 
-    Nothing may be written behind O and L, and every product must be one of tiles, by tl.dot in full fp32.
+    NaN stands behind what is given. Nothing may be written behind the outputs.
     """
-    Q, K, V = (np.float32(x) for x in case.tensors()[:3])
-    V[case.N_k - hidden :] = np.nan
-    Q, K, V = (fenced(x, np.nan) for x in (Q, K, V))
-    O, L = (fenced(np.full(shape, np.nan, np.float32), 5.0) for shape in ((case.N_q, case.d), (case.N_q,)))
-    scale_log2 = case.tau * LOG2E
-    arguments = {
-        "one_tile": [Q, K, V, O, scale_log2],
-        "loop": [Q, K, V, O, L, case.N_k, scale_log2],
-        "full": [Q, K, V, O, L, case.N_q, case.N_k, scale_log2],
-    }[step]
-    options = dict(B_r=case.B_r, B_c=case.B_c, d=case.d) | ({"CAUSAL": case.causal} if step == "full" else {})
-    program = of_kernel(kernel)
-    grid = (cdiv(case.N_q, case.B_r),)
-    made, products = apart(probes.launch, kernel, program, name_of(kernel), grid, arguments, options)
-    check_products(products, case)
-    O, L = (as_numbers(name, x, y.shape) for name, x, y in zip("OL", [*made[3:], L], (O, L), strict=False))
-    if not (O[case.N_q :] == 5.0).all() or not (L[case.N_q :] == 5.0).all():
+    from . import probes_triton  # imports Triton, which the first cell has to set up
+
+    text, name = of_kernel(kernel), name_of(kernel)
+    got, meter, spilled = apart(probes_triton.launch, kernel, text, name, programs, given, outputs, options)
+    for name in spilled:
         raise Failed(
-            "nothing written behind the last row", "memory behind O or L changed", hint="tl.store takes a mask=."
+            "nothing written behind the last row", f"memory behind {name} changed", hint="tl.store takes a mask=."
         )
-    return O[: case.N_q], L[: case.N_q]
+    return {name: np.asarray(got[name], dtype=np.float64) for name in outputs}, {
+        kind: Counter(counts) for kind, counts in meter.items()
+    }
+
+
+def run(kernel, case: Case, step: str, hidden: int = 0) -> tuple[np.ndarray, np.ndarray | None]:
+    """A student's forward on one head: O and L. The last `hidden` values are NaN."""
+    Q, K, V, _ = case.tensors()
+    V[case.N_k - hidden :] = np.nan
+    outputs = dict(O=np.full(Q.shape, np.nan)) | ({} if step == "one_tile" else dict(L=np.full(case.N_q, np.nan)))
+    options = dict(scale_log2=case.tau * LOG2E, B_r=case.B_r, B_c=case.B_c, d=case.d)
+    options |= {} if step == "one_tile" else dict(N_k=case.N_k)
+    options |= dict(N_q=case.N_q, CAUSAL=case.causal) if step == "full" else {}
+    got, meter = launch(kernel, cdiv(case.N_q, case.B_r), dict(Q=Q, K=K, V=V), outputs, options)
+    check_products(sorted(meter["products"]), case)
+    return got["O"], got.get("L")
 
 
 def check_products(products: list, case: Case) -> None:
@@ -79,14 +74,9 @@ def check_products(products: list, case: Case) -> None:
             raise Failed("products in full fp32", f"in {precision}", hint='tl.dot takes input_precision="ieee".')
 
 
-def fenced(x: np.ndarray, value: float) -> np.ndarray:
-    """The same array with a fence of known numbers behind it, in the same memory."""
-    return np.concatenate([x, np.full((128, *x.shape[1:]), value, x.dtype)])
-
-
 def check_case(kernel, case: Case, step: str, with_L: bool) -> None:
     """One launch against the dense result."""
-    O, L = launch(kernel, case, step)
+    O, L = run(kernel, case, step)
     want_O, want_L = truth.forward(case)
     hint = why_nan(np.isnan(O).any(axis=1), want_L, case)
     tolerance = LOW_TOLERANCE if case.shift else TOLERANCE * max(1, case.size / 3)  # large scores round more
@@ -148,48 +138,7 @@ def check_skips(kernel) -> None:
     """Keys that no row of a block sees are NaN: whoever loads their tile and multiplies shows it."""
     case = Case(48, 48, 16, 16, 16, causal=True, seed=49, tau=0.25)
     check_case(kernel, case, "full", with_L=False)
-    O, _ = launch(kernel, case, "full", hidden=16)  # only the last row block sees these
+    O, _ = run(kernel, case, "full", hidden=16)  # only the last row block sees these
     for i in range(2):
         if np.isnan(O[16 * i : 16 * i + 16]).any():
             raise Failed("values 32 to 47 not loaded for rows 0 to 31", "they were", f"tile ({i}, 2)")
-
-
-# On a GPU, extra points ---------------------------------------------------------------------------------------------
-
-
-def timed(kernel) -> Report:
-    """On a GPU: the student's kernel against the package's, on a long sequence; without a GPU, nothing."""
-    report = Report("gpu")
-    if not GPU:
-        print("  no CUDA GPU on this machine: no extra points to be had, none lost")
-        return report
-    for share in (0.25, 0.5):
-        with report.check(f"{share:.0%} of the reference kernel's speed", "Is a tile masked that needs no mask?"):
-            mine, theirs = milliseconds(kernel)
-            print(f"  yours {mine:.3f} ms, the reference kernel {theirs:.3f} ms (causal, fp16, d 64, N {LONG.N_q})")
-            if theirs / mine < share:
-                raise Failed(f"at most {theirs / share:.3f} ms", f"{mine:.3f} ms")
-    return report
-
-
-LONG = Case(32768, 32768, 64, 64, 64, causal=True, seed=50, tau=0.125)
-
-
-def milliseconds(kernel) -> tuple[float, float]:
-    """The median times of a student's kernel and of the package's, after their results were compared."""
-    from fa2_lab.api.attention import attention
-
-    Q, K, V = (np.float16(x) for x in LONG.tensors()[:3])
-    O, L = np.full_like(Q, np.nan), np.empty(LONG.N_q, np.float32)
-    arguments = [Q, K, V, O, L, LONG.N_q, LONG.N_k, LONG.tau * LOG2E]
-    options = dict(CAUSAL=True, B_r=64, B_c=64, d=64)
-    program = of_kernel(kernel)
-    mine, made = apart(probes.timed, kernel, program, name_of(kernel), (LONG.N_q // 64,), arguments, options)
-    q, k, v = (torch.from_numpy(x).cuda()[None, None] for x in (Q, K, V))
-
-    def theirs():
-        return attention(q, k, v, causal=True, scale=LONG.tau)[0, 0]
-
-    want = theirs().double().cpu().numpy()
-    equal("O", made[3], want, 5e-3, "fp16: only the product's operand is rounded, not m, l and o.")
-    return float(mine), triton.testing.do_bench(theirs, return_mode="median")
