@@ -128,7 +128,7 @@ EXPERIMENTS = {
             f"r{rung}", dict(at_once=n), f"r{rung}", "How many heads fit in L2 side by side?", at(None, FULL, CAUSAL)
         )
         for rung in ("13", "23")
-        for n in (1, 2, 8, 16)
+        for n in (1, 2, 4, 16)
     },
     # The last rungs
     "20 for fewer registers": Experiment(

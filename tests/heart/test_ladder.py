@@ -192,8 +192,8 @@ def test_rungs_are_launched_as_they_say(monkeypatch):
     stages = [launched(rung, monkeypatch, **sizes)[2]["num_stages"] for rung in ladder.RUNGS[9:11]]
     assert stages == [1, 3]
     assert [launched(rung, monkeypatch, **sizes)[0] for rung in ("11", "12")] == [(2, 3), (3, 2)]
-    for rung in ("13", "14"):  # heads side by side whose K and V fill 8 MiB
-        for N_k, at_once in ((300, 2**23 // (2 * 300 * 64 * 2)), (2**16, 1)):
+    for rung in ("13", "14"):  # heads side by side whose K and V fill 16 MiB
+        for N_k, at_once in ((300, 2**24 // (2 * 300 * 64 * 2)), (2**16, 1)):
             grid, given, _ = launched(rung, monkeypatch, **sizes | dict(N_k=N_k))
             assert grid == (6,) and given[7:9] == (3, at_once)
 

@@ -82,7 +82,7 @@ def forward(q, k, v, causal):
     Q, K, V = (x.to(torch.float32 if no_bf16 else q.dtype).contiguous() for x in (q, k, v))
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
+    at_once = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
     grid = (triton.cdiv(N_q, 64) * batch * heads,)  # FA2.A1.L1 FA2.A1.L2
     Q, K, V, O_tiles = (TensorDescriptor.from_tensor(X.view(batch * heads, -1, d), [1, 64, d]) for X in (Q, K, V, O))
     forward_kernel[grid](Q, K, V, O_tiles, L, N_q, N_k, batch * heads, at_once, d**-0.5 / math.log(2), CAUSAL=causal,

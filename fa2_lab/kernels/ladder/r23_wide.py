@@ -315,7 +315,7 @@ def forward(q, k, v, causal):
     (batch, heads, N_q, d), N_k = q.shape, k.shape[2]
     O = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     L = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device)
-    at_once = max(1, 2**23 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 8 MiB of the L2 cache
+    at_once = max(1, 2**24 // (2 * N_k * d * q.element_size()))  # heads whose K and V fill 16 MiB of the L2 cache
     SMs = torch.cuda.get_device_properties(q.device).multi_processor_count
     consumers, B_c, stages, apart = (FEW if triton.cdiv(N_q, 192) * batch * heads < 4 * SMs else SIZES)[d]
     grid = (min(SMs, triton.cdiv(N_q, 64 * consumers) * batch * heads),)  # FA2.A1.L1 FA2.A1.L2
