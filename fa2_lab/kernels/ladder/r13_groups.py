@@ -1,7 +1,7 @@
 """Rung 13, groups: heads take turns in groups whose keys fit in the L2 cache.
 
-16 MiB of keys and values a group: of 1 to 16 heads side by side (4,096 keys, d = 128), 8 are within 1% of the best on an
-H200 with and without a mask, from here to the last rung.
+16 MiB of keys and values a group: of 1 to 16 heads side by side (4,096 keys, d = 128), 8 are within 1% of the best on
+an H200 with and without a mask, from here to the last rung.
 """
 
 import math
