@@ -9,8 +9,8 @@ from fa2_lab.machine import io
 from . import truth
 from .guard import call
 from .meter import Run, metered
-from .report import Failed, NotAllowed, Report, equal, parts, tile_place
-from .tiled import LESS, MORE, first_extra, tiling, within
+from .report import Failed, Report, equal, parts, tile_place
+from .tiled import LESS, MORE, first_extra, on_the_meter, tiling, within
 from .truth import Case
 
 CASES = [
@@ -74,11 +74,8 @@ def tile_case(case: Case, masked: int | None = None, empty_row: int | None = Non
         seen = np.tri(case.N_q, case.N_k, dtype=bool)
     if empty_row is not None:
         seen[empty_row] = False
-    P, L = truth.softmax_parts(np.where(seen, case.tau * Q @ K.T, -np.inf))
-    D = (dO * (P @ V)).sum(axis=1)
-    dS = P * (dO @ V.T - D[:, None])
-    want = case.tau * dS @ K, case.tau * dS.T @ Q, P.T @ dO
-    return [Q, K, V, dO, L, D, seen, case.tau], want
+    O, L, want = truth.whole(Q, K, V, dO, case.tau, seen)
+    return [Q, K, V, dO, L, (dO * O).sum(axis=1), seen, case.tau], want
 
 
 # The whole backward ---------------------------------------------------------------------------------------------
@@ -92,13 +89,7 @@ def run(function, case: Case) -> Run:
     nan = {"D": (len(Q), "i"), "dQ": (Q.shape, "i"), "dK": (K.shape, "j"), "dV": (V.shape, "j")}
     outputs = {name: (np.full(shape, np.nan), axis) for name, (shape, axis) in nan.items()}
     ran = metered(function, case, inputs, outputs, tau=case.tau, causal=case.causal)
-    written = not np.isnan(ran.outputs["dV"]).all()
-    unread = [name for name in ("Q", "K", "V", "dO") if not ran.meter.loads(name)]
-    if written and unread:
-        raise NotAllowed(f"{unread[0]} was read without being loaded: index it, as in q_i = Q[rows]")
-    if written and not ran.meter.matmul_flops:
-        raise NotAllowed("products were computed off the meter: work on what Q[rows] gives you, without np.array")
-    return ran
+    return on_the_meter(ran, ("Q", "K", "V", "dO"), "dV")
 
 
 HINTS = {
@@ -214,15 +205,11 @@ def grouped(function, seed: int = 0) -> Report:
 
 def grouped_truth(q, k, v, dO, tau: float, causal: bool) -> tuple[tuple, np.ndarray, np.ndarray]:
     """(dq, dk, dv), O and L by the definition: copy each key head for its group, add the copies' gradients up again."""
-    group = len(q) // len(k)
-    O, L = np.empty_like(q), np.empty(q.shape[:2])
-    dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
-    for h in range(len(q)):
-        g = h // group
-        O[h], L[h] = truth.dense(q[h], k[g], v[g], tau, causal)
-        dq[h], dk_h, dv_h = truth.gradients(q[h], k[g], v[g], dO[h], tau, causal)
-        dk[g] += dk_h
-        dv[g] += dv_h
+    group, seen = len(q) // len(k), truth.visible(q.shape[1], k.shape[1], causal)
+    heads = [truth.whole(q[h], k[h // group], v[h // group], dO[h], tau, seen) for h in range(len(q))]
+    dq, dk, dv = (np.array(parts) for parts in zip(*(gradients for _, _, gradients in heads), strict=True))
+    dk, dv = (x.reshape(len(k), group, *k.shape[1:]).sum(axis=1) for x in (dk, dv))
+    O, L = (np.array([head[n] for head in heads]) for n in range(2))
     return (dq, dk, dv), O, L
 
 
@@ -251,9 +238,5 @@ def dropped_case(case: Case, p: float) -> tuple[list, tuple]:
     """A tile that is all there is, and what dropout makes of it, by the chain rule on whole matrices."""
     Q, K, V, dO = case.tensors()
     kept = np.random.default_rng([case.seed, 7]).random((case.N_q, case.N_k)) >= p
-    Z = kept / (1 - p)
-    P, L = truth.softmax_parts(case.tau * Q @ K.T)
-    O, dP = (Z * P) @ V, Z * (dO @ V.T)
-    dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
-    want = O, case.tau * dS @ K, case.tau * dS.T @ Q, (Z * P).T @ dO
-    return [Q, K, V, dO, L, (dO * O).sum(axis=1), kept, p, case.tau], want
+    O, L, gradients = truth.whole(Q, K, V, dO, case.tau, np.ones_like(kept), kept / (1 - p))
+    return [Q, K, V, dO, L, (dO * O).sum(axis=1), kept, p, case.tau], (O, *gradients)

@@ -102,6 +102,11 @@ def waves(function, shapes=SHAPES) -> Report:
     return report
 
 
+def in_words(N: int, blocks: tuple[int, int], causal: bool, d: int = 0) -> str:
+    """What is asked about, as a check says it."""
+    return f"N {N}, {f'd {d}, ' if d else ''}tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+
+
 TRAFFIC = [(1024, 64, (128, 64), False), (1024, 64, (128, 64), True), (1000, 96, (64, 128), False)]
 
 
@@ -109,7 +114,7 @@ def traffic(function, shapes=TRAFFIC) -> Report:
     """HBM bytes of one head."""
     report = Report("traffic")
     for N, d, blocks, causal in shapes:
-        where = f"N {N}, d {d}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        where = in_words(N, blocks, causal, d)
         hint = "Q, O and L once; K and V once for each row block" + (" that sees them." if causal else ".")
         with report.check(where, hint):
             compare("bytes", call(function, N, d, *blocks, causal), bytes_moved(tiling(N, blocks, causal), d), where)
@@ -121,12 +126,18 @@ FITS = [(A100, (128, 64), 128), (H100, (128, 128), 128), (RTX, (128, 128), 128),
 
 def fits(function, shapes=FITS) -> Report:
     """Bytes of shared memory, registers a thread, and whether both are to be had."""
-    report = Report("fits")
+    hint = "Is it the limit of a block, or of a thread? Are both asked for?"
+    return fitting("fits", "forward", function, shapes, hint)
+
+
+def fitting(step: str, kernel: str, function, shapes, hint: str) -> Report:
+    """The same for a program of the forward, or of the backward's first pass."""
+    report = Report(step)
     for chip, blocks, d in shapes:
         for warps in WARPS:
             where = f"{chip.name}, tiles {blocks[0]}×{blocks[1]}, d {d}, {warps} warps, 2 stages"
-            want = budget.fits(chip, *blocks, d, 2, warps)
-            with report.check(where, "Is it the limit of a block, or of a thread? Are both asked for?"):
+            want = budget.fits(chip, *blocks, d, 2, warps, kernel=kernel)
+            with report.check(where, hint):
                 got = parts("(shared, registers, fits)", call(function, chip, *blocks, d, 2, warps), 3)
                 compare("shared memory in bytes", got[0], want.shared_bytes, where)
                 compare("registers", got[1], want.registers, where)
@@ -183,7 +194,7 @@ def writers(function, shapes=WRITERS) -> Report:
     """How many column blocks add into each row block of dQ."""
     report = Report("writers")
     for N, blocks, causal in shapes:
-        where = f"N {N}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        where = in_words(N, blocks, causal)
         want = [len(workers) for workers in grid.dq_writers(tiling(N, blocks, causal))]
         with report.check(where, "One program for each column block. Which row blocks see it, the last row included?"):
             got = call(function, N, *blocks, causal)
@@ -216,7 +227,7 @@ def backward_traffic(function, shapes=PASSES) -> Report:
     """HBM bytes of one head's backward in one pass."""
     report = Report("backward_traffic")
     for N, d, blocks, causal in shapes:
-        where = f"N {N}, d {d}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        where = in_words(N, blocks, causal, d)
         hint = "O once; dO once for D. Then Q, dO, L, D and dQ for each visited tile: is dQ loaded, stored, or both?"
         with report.check(where, hint):
             compare("bytes", call(function, N, d, *blocks, causal), one_pass_bytes(tiling(N, blocks, causal), d), where)
@@ -227,7 +238,7 @@ def passes(function, shapes=PASSES) -> Report:
     """One pass or two: the bytes of two, and which moves fewer."""
     report = Report("passes")
     for N, d, blocks, causal in shapes:
-        where = f"N {N}, d {d}, tiles {blocks[0]}×{blocks[1]}{', causal' if causal else ''}"
+        where = in_words(N, blocks, causal, d)
         cut = tiling(N, blocks, causal)
         with report.check(where, "The first pass no longer touches dQ; the second is laid out like the forward."):
             got = parts("(bytes of two passes, 1 or 2)", call(function, N, d, *blocks, causal), 2)
@@ -243,15 +254,5 @@ COLUMN_FITS = [(A100, (64, 128), 128), (H100, (64, 128), 128), (RTX, (128, 128),
 
 def backward_fits(function, shapes=COLUMN_FITS) -> Report:
     """Bytes of shared memory, registers a thread, and whether both are to be had, for a program of the first pass."""
-    report = Report("backward_fits")
-    for chip, blocks, d in shapes:
-        for warps in WARPS:
-            where = f"{chip.name}, tiles {blocks[0]}×{blocks[1]}, d {d}, {warps} warps, 2 stages"
-            want = budget.fits(chip, *blocks, d, 2, warps, kernel="columns")
-            with report.check(where, "What stays is a column block: dk and dv have B_c rows each. What streams by?"):
-                got = parts("(shared, registers, fits)", call(function, chip, *blocks, d, 2, warps), 3)
-                compare("shared memory in bytes", got[0], want.shared_bytes, where)
-                compare("registers", got[1], want.registers, where)
-                if bool(got[2]) is not want.ok:
-                    raise Failed(f"fits: {want.ok}", f"{got[2]!r}", where)
-    return report
+    hint = "What stays is a column block: dk and dv have B_c rows each. What streams by?"
+    return fitting("backward_fits", "columns", function, shapes, hint)

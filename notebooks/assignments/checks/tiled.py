@@ -109,12 +109,13 @@ def run(function, case: Case) -> Run:
     return on_the_meter(metered(function, case, inputs, outputs, tau=case.tau, causal=case.causal))
 
 
-def on_the_meter(ran: Run) -> Run:
+def on_the_meter(ran: Run, read: tuple[str, ...] = ("Q", "K", "V"), written: str = "O") -> Run:
     """Refuse a run whose data was taken off the meter: nothing would count any more."""
-    unread = [name for name in ("Q", "K", "V") if not ran.meter.loads(name)]
-    if unread and not np.isnan(ran.outputs["O"]).all():
+    unread = [name for name in read if not ran.meter.loads(name)]
+    is_written = not np.isnan(ran.outputs[written]).all()
+    if is_written and unread:
         raise NotAllowed(f"{unread[0]} was read without being loaded: index it, as in q_i = Q[rows]")
-    if not ran.meter.matmul_flops and not np.isnan(ran.outputs["O"]).all():
+    if is_written and not ran.meter.matmul_flops:
         raise NotAllowed("products were computed off the meter: work on what Q[rows] gives you, without np.array")
     return ran
 

@@ -78,7 +78,12 @@ def dense(Q: np.ndarray, K: np.ndarray, V: np.ndarray, tau: float, causal: bool)
 
 def gradients(Q, K, V, dO, tau: float, causal: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """dQ, dK, dV of one head."""
-    P, _ = softmax_parts(np.where(visible(len(Q), len(K), causal), tau * (Q @ K.T), -np.inf))
-    dP = dO @ V.T
+    return whole(Q, K, V, dO, tau, visible(len(Q), len(K), causal))[2]
+
+
+def whole(Q, K, V, dO, tau: float, seen: np.ndarray, Z: np.ndarray | float = 1.0) -> tuple:
+    """O, L and (dQ, dK, dV) by the chain rule on whole matrices; Z multiplies P, as dropout does."""
+    P, L = softmax_parts(np.where(seen, tau * (Q @ K.T), -np.inf))
+    dP = Z * (dO @ V.T)
     dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
-    return tau * dS @ K, tau * dS.T @ Q, P.T @ dO
+    return (Z * P) @ V, L, (tau * dS @ K, tau * dS.T @ Q, (Z * P).T @ dO)
