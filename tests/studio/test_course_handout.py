@@ -227,7 +227,7 @@ def test_dense_attention_and_no_clocks_are_no_mend(judged, capsys):
     cheats = {
         "new words and signs": [(first, DENSE + "\n" + first)],
         "clocks": [("return O, block.clock", "return O, 0")],
-        "quotes that the program has already": [
+        "names that the program has already": [
             ("return O, block.clock", f"return O, block.clock\n\n\nexec({WHOLE!r})")
         ],
     }

@@ -213,8 +213,8 @@ def mended(text: str, changes) -> str:
     if len(changes) > 3 or brought(text, new) > MOST_NEW:
         hint = "A mended line, not another program."
         raise Failed(f"at most three changes and {MOST_NEW} new words and signs", f"{brought(text, new)}", hint=hint)
-    if strange := sorted(words_of(new) - words_of(text)):
-        raise Failed("names and quotes that the program has already", strange[0][:100])
+    if strange := sorted(names_of(new) - names_of(text)):
+        raise Failed("names that the program has already", strange[0][:100])
     return new
 
 
@@ -225,10 +225,10 @@ def brought(old: str, new: str) -> int:
     return sum(end - first for kind, _, _, first, end in codes if kind != "equal")
 
 
-def words_of(text: str) -> set[str]:
-    """The names and the texts in quotes of a program; a text in quotes could hold any other program."""
-    named = (t.string for t in tokens_of(text) if t.type in (tokenize.NAME, tokenize.STRING))
-    return {word for word in named if not keyword.iskeyword(word)}
+def names_of(text: str) -> set[str]:
+    """The names in a program: with others, such as exec, a text in quotes could be any program."""
+    names = {t.string for t in tokens_of(text) if t.type == tokenize.NAME}
+    return {name for name in names if not keyword.iskeyword(name)}
 
 
 def tokens_of(text: str) -> list[tokenize.TokenInfo]:
