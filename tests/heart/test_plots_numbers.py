@@ -71,7 +71,8 @@ def test_the_three_softmaxes_are_those_of_float16():
         e = np.exp(s.astype(np.float32)).astype(np.float16)  # NumPy 2.3's exp of float16 is a last bit off
         assert np.array_equal(row["unsafe_e"], e)
         assert np.array_equal(row["unsafe_p"], e / e.sum(), equal_nan=True)
-    assert np.allclose(row["safe_p"], naive.safe_softmax(s), rtol=2**-10, atol=0) and row["l"][-1] == row["sums"]["safe"]
+    assert np.allclose(row["safe_p"], naive.safe_softmax(s), rtol=2**-10, atol=0)
+    assert row["l"][-1] == row["sums"]["safe"]
     assert np.abs(row["online_p"] - naive.safe_softmax(row["s"])).max() < 2**-10
     assert three_softmaxes.bfloat16([1 + 2**-8, 1 + 3 * 2**-8]).tolist() == [1, 1 + 2**-6]  # to nearest even
 
