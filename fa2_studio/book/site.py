@@ -16,7 +16,7 @@ from sphinx.util.docutils import docutils_namespace, patch_docutils
 
 from fa2_lab.tools import files
 from fa2_studio.bench.page import full_page
-from fa2_studio.book import front, reach
+from fa2_studio.book import api, front, reach
 from fa2_studio.book.chapters import NOTEBOOKS, PARTS, written
 
 LOOKS = Path(__file__).with_name("looks")  # the style sheet
@@ -24,7 +24,7 @@ FIGURES = files.ROOT / "figures"
 PICTURE = re.compile(r'<img alt="([^"]*)" width="\d+" src="(data:image/png;base64,[^"]*)">')  # of plots/show.py
 SHOWN = re.compile(r"(show|live)\(.*\)", flags=re.DOTALL)  # a cell that does nothing but show a picture or a piece
 LIVE = re.compile(r'<div class="live-piece" data-piece="(\w+)">')  # of plots/live.py
-PAGES = ("TROUBLESHOOTING.md",)  # of the repository, shown as pages too
+PAGES = ("API.md", "TROUBLESHOOTING.md")  # of the repository, shown as pages too
 SETTINGS = {
     "project": "fa2_lab",
     "html_title": "fa2_lab",
@@ -86,7 +86,7 @@ def write_sources(folder: Path) -> None:
         relink(notebook, (NOTEBOOKS / name).parent)
         nbformat.write(notebook, folder / f"{name}.ipynb")
     for name in PAGES:
-        text = (files.ROOT / name).read_text(encoding="utf-8")
+        text = api.page() if name == "API.md" else (files.ROOT / name).read_text(encoding="utf-8")
         (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
     (folder / "results.md").write_text(full_page(), encoding="utf-8")
@@ -198,7 +198,7 @@ def index() -> str:
     parts = {title: [c.name for c in written() if c.number in numbers.split()] for title, numbers in PARTS.items()}
     toc = [tree(title, names) for title, names in parts.items() if names]
     toc += [tree("The course", assignments()), tree("Results", ["results"])]
-    toc += [tree("When something fails", [Path(name).stem for name in PAGES])]
+    toc += [tree("The package", [Path(name).stem for name in PAGES])]
     return front.index(assignments(), toc, with_links(LICENCE, files.ROOT))
 
 

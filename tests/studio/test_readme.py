@@ -1,9 +1,11 @@
 """The front pages: links lead somewhere, commands exist, code and numbers are those of the package and its records."""
 
+import doctest
 import re
 import subprocess
 import sys
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from fa2_studio.book import reach
 from fa2_studio.book.chapters import written
 
 PROJECT = Path(__file__).resolve().parents[2]
-PAGES = ("README.md", "RESULTS.md", "TROUBLESHOOTING.md", "CONTRIBUTING.md")
+PAGES = ("README.md", "API.md", "RESULTS.md", "TROUBLESHOOTING.md", "CONTRIBUTING.md")
 
 
 def text(name: str = "README.md") -> str:
@@ -95,6 +97,15 @@ def test_every_link_leads_somewhere(name):
             file, _, anchor = target.partition("#")
             assert not file or (PROJECT / file).exists(), target
             assert not anchor or anchor in anchors(text(file or name)), target
+
+
+def test_the_examples_of_the_calls_do_what_they_show():
+    words = text("API.md")
+    if find_spec("transformers") is None:
+        words = re.sub(r"^## transformers$.*?(?=^## )", "", words, flags=re.DOTALL | re.MULTILINE)
+    examples = doctest.DocTestParser().get_doctest(words, {}, "API.md", "API.md", 0)
+    found = doctest.DocTestRunner().run(examples)
+    assert found.attempted > 30 and found.failed == 0
 
 
 def test_files_and_folders_that_contributors_are_sent_to_exist():
