@@ -90,6 +90,9 @@ IO complexity | 03 | - | elements moved between HBM and the chip, as a function 
 launch option | 11 | - | what a launch asks of the compiler: warps, stages, registers | 启动选项
 PTX | 11 | - | NVIDIA's portable assembly language, which Triton writes | 并行线程执行汇编
 SASS | 11 | - | the machine code that an NVIDIA GPU executes | 机器汇编
+issue slot | 10 | - | a clock in which one of an SM's four schedulers starts one instruction of a warp | 发射槽
+mean-value analysis | 10 | saw | how long workers wait at units that they share, from what each finds there on average |
+    均值分析
 occupancy | 11 | - | the share of an SM's places for warps that are taken | 占用率
 roofline | 00 | roofline | what memory and arithmetic units allow at most, by FLOPs per byte | 屋顶线模型
 stall | 11 | - | a warp cannot issue its next instruction; the hardware counts for which reason | 停顿
@@ -146,6 +149,7 @@ mailbox | 12a | - | a place in shared memory where one warp leaves numbers for o
 prologue | 13 | - | what a pipelined loop does before its first whole step | 流水序段
 epilogue | 13 | - | what is left for a pipelined loop to do after its last step | 流水尾段
 bulk reduction | 13 | pipes | the copy engine adds a tile of shared memory to HBM | 批量归约
+denormal | 10 | - | a number so small that its exponent has no room; fast units make 0 of it | 非规格化数
 lagging | rung 22 | - | of m: it follows the row's maximum only when a score lies far above it | 滞后最大值
 split-KV | 14 | programs | the keys of one row block are divided among programs, which merge at the end | 键值切分
 part | 14 | shares | the state o, m and l that a program leaves when it has read some of a row's keys | 部分状态

@@ -37,6 +37,7 @@ PICTURES = {  # fa2_lab/plots/NAME.py: the chapter that shows it
     "ragged_edge": "08_triton_forward",
     "dq_over_time": "09_triton_backward",
     "climb": "10_ladder",
+    "saw": "10_ladder",
     "roofline": "10_ladder",
     "speed": "10_ladder",
     "wgmma": "12a_hopper_rungs",
