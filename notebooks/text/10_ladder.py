@@ -214,6 +214,12 @@ card("05", "tensor cores at work, %")
 #     print(f"rung {number} at 168 registers: × {answer(f'{number} at 168 registers', mask):.2f}")
 # ```
 #
+# ```text
+# rung 05 at 168 registers: × 1.21
+# rung 03 at 168 registers: × 1.05
+# rung 09 at 168 registers: × 1.16
+# ```
+#
 # Rung 03 gains from the third program without deferring anything, and rung 09 wins back what two loops lost.
 # </details>
 
@@ -251,6 +257,16 @@ Markdown(climbed.several(record, r06=issued, r07="", r08=busy, r09=issued))
 # for heads, measured in teeth["measured"].items():
 #     print(f"{heads:2} heads: predicted × {teeth['model'][heads]:.2f}, measured × {measured:.2f}")
 # ```
+#
+# ```text
+#  2 heads: predicted × 1.02, measured × 1.08
+#  4 heads: predicted × 1.02, measured × 1.06
+#  6 heads: predicted × 0.64, measured × 0.66
+#  8 heads: predicted × 1.27, measured × 1.07
+# 12 heads: predicted × 0.85, measured × 0.83
+# 16 heads: predicted × 0.96, measured × 0.87
+# 20 heads: predicted × 1.02, measured × 0.90
+# ```
 # </details>
 
 # %% [markdown]
@@ -271,10 +287,12 @@ card("11", "tensor cores at work, %", "stall: wait")
 
 # %% [markdown]
 # This is the clearest cause on the ladder: the same work, the same registers, and the waits of a tile can be counted in
-# the listing (`fa2-lab xray 10`, `DEPBAR`). With one stage nothing runs on, and the order of the loops gains nothing.
+# the listing (`fa2-lab xray 10`, `DEPBAR`). With one stage nothing runs on, and without a mask the order of the loops gains
+# nothing. Under the mask it gains some percent even so, with the same registers and 2% fewer instructions. Which wait goes
+# there is open: the counters were read without a mask, and a causal run of them would tell.
 #
 # Triton's tutorial 06, in the last line of the table above, was timed in the same run, in bf16, with bulk copies and the
-# best of three tile sizes. Its copies run ahead, too. It lies between rungs 09 and 11.
+# best of three tile sizes. Its copies run ahead, too. With 64 heads and more it lies between rungs 09 and 18.
 
 # %% [markdown]
 # ## From here on, Hopper
@@ -312,6 +330,11 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16="stal
 #     change = reasons.step(record, old, new)
 #     print(f"rung {number}: L2 bytes × {counts[new][l2] / counts[old][l2]:.2f};", end=" ")
 #     print(f"predicted × {change.predicted:.2f}, measured × {change.measured:.2f}")
+# ```
+#
+# ```text
+# rung 17: L2 bytes × 0.54; predicted × 1.00, measured × 0.98
+# rung 18: L2 bytes × 0.99; predicted × 1.15, measured × 1.14
 # ```
 # </details>
 
@@ -426,6 +449,19 @@ print(f"B200: tensor cores {on['tensor'] / 2:.0f}, the rest the same")
 #     print(f"measured with f = 1/8 on an H200{', causal' * mask}: × {found:.2f}")
 # ```
 #
+# ```text
+# H200, f = 0.000: busiest 528 clocks
+# H200, f = 0.125: busiest 512 clocks
+# H200, f = 0.250: busiest 554 clocks
+# H200, f = 0.500: busiest 682 clocks
+# B200, f = 0.000: busiest 528 clocks
+# B200, f = 0.125: busiest 490 clocks
+# B200, f = 0.250: busiest 554 clocks
+# B200, f = 0.500: busiest 682 clocks
+# measured with f = 1/8 on an H200: × 0.98
+# measured with f = 1/8 on an H200, causal: × 0.92
+# ```
+#
 # It was built and measured all the same. The right answer to an idea may be: do not.
 # </details>
 #
@@ -489,22 +525,24 @@ verdict("rung 04 gains nothing, rung 05 more than the 8% of chapter 04, and unde
         abs(factor("04", full) - 1) < 0.03 and factor("05", full) > 1.12 and factor("05", causal) < 1.05)
 verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, and there rung 06 gains more", [held("04"), held("05")] == [2, 3]
         and [held(n, True) for n in ("04", "05", "06")] == [2, 2, 3] and factor("06", causal) > factor("06", full) + 0.1)
-verdict("skipping: nothing without a mask, 1.4 to 2.2 with one",
-        all((1.4 < factor("07", x) < 2.2) if key[3] else abs(factor("07", x) - 1) < 0.05 for key, x in timed.items()))
+verdict("skipping: nothing without a mask, 1.3 to 2.2 with one",
+        all((1.3 < factor("07", x) < 2.2) if key[3] else abs(factor("07", x) - 1) < 0.05 for key, x in timed.items()))
 verdict("rung 08: a program less without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
 tooth = saw.data()["measured"]
 verdict("rung 09 over 07: a gain with 8 heads, a loss with 6 and 12, more with 6", tooth[6] < tooth[12] < 1 < tooth[8])
-verdict("at 168 registers rungs 03, causal 05 and 09 gain a tenth and more",
-        min(answer(f"{n} at 168 registers", n == "05") for n in ("03", "05", "09")) > 1.1)
-verdict("with one stage the order of the loops gains nothing", max(answer("11 with one stage", x) for x in (False, True)) < 1.03)
+verdict("at 168 registers causal 05 and 09 gain a tenth and more, 03 a little",
+        min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.1 > answer("03 at 168 registers") > 1.03)
+verdict("with one stage the order of the loops gains nothing without a mask, and some with one",
+        abs(answer("11 with one stage") - 1) < 0.02 and answer("11 with one stage", True) > 1.04)
 verdict("software exponentials gain nothing", max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.01)
 waited = "stall: long_scoreboard"
 verdict("rung 10 waits less for data, and gains in every shape",
         count("10", waited) < 0.6 * count("09", waited) and min(factor("10", row) for row in timed.values()) > 1.1)
 verdict("rung 11: far fewer waits in a tile, and a gain", held("11", what="waits") < held("10", what="waits") / 3
         and min(factor("11", full), factor("11", causal)) > 1.04)
-over = [[row.ratio(ladder.find(n), "triton_tutorial") for row in timed.values()] for n in ("09", "11")]
-verdict("the tutorial's kernel lies between rungs 09 and 11 in every shape", max(over[0]) < 1 < min(over[1]))
+many = [row for key, row in timed.items() if key[0] >= 64]
+over = [[row.ratio(ladder.find(n), "triton_tutorial") for row in many] for n in ("09", "18")]
+verdict("the tutorial's kernel lies between rungs 09 and 18", max(over[0]) < 1 < min(over[1]))
 verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
         count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03)
 verdict("rung 23 keeps the tensor cores busy, the clock falls, and more is gained in cycles than in time",
