@@ -412,7 +412,9 @@ for name in (*ladder.BACKWARD, "fa2_lab portable", "fa2_lab"):
 # - At the end the chip lowers its clock. There, a gain in cycles is not yet a gain in time.
 
 # %% [markdown]
-# ## Exercise: exponentials by hand
+# ## Exercises
+#
+# ### Exponentials by hand
 #
 # On Hopper, at d = 64, three units are nearly equally busy. For a tile of 64 × 128:
 
