@@ -20,7 +20,7 @@ SOURCE = {"jupytext": {"notebook_metadata_filter": "-all", "cell_metadata_filter
 KERNEL = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
 QUESTION = "**Predict.**"
 ANSWER = re.compile(r"(```python\n(.*?)\n```\n)(\n```text\n.*?\n```\n)?", flags=re.DOTALL)  # code, and what it printed
-HIDE_CODE = "hide-input"  # a cell whose code would tell the answer, or is not for reading
+HIDE_CODE = "hide-input"  # a cell whose code is not for reading
 FRAME = re.compile(r"<iframe.*?</iframe>", flags=re.DOTALL)  # a live piece comes when it is run: its still is recorded
 LANGUAGE = {"language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python"}}
 
@@ -43,22 +43,17 @@ def read_source(chapter: Chapter) -> nbformat.NotebookNode:
     notebook.cells = [ends[0], *cells, ends[1]]
     for number, cell in enumerate(notebook.cells):
         cell["id"] = f"{chapter.number}-{number:03d}"
-    fold_answers(notebook.cells)
+    fold_code(notebook.cells)
     notebook.metadata = nbformat.from_dict(KERNEL | LANGUAGE)
     notebook.nbformat, notebook.nbformat_minor = 4, 5
     return notebook
 
 
-def fold_answers(cells: list[nbformat.NotebookNode]) -> None:
-    """What follows right after a question stays folded in JupyterLab: what it shows, and code that would tell it."""
-    asked = False
+def fold_code(cells: list[nbformat.NotebookNode]) -> None:
+    """Code that is not for reading stays folded in JupyterLab."""
     for cell in cells:
-        if cell.cell_type == "markdown":
-            asked = QUESTION in cell.source and "<details>" not in cell.source
-            continue
-        folds = {"outputs_hidden": asked, "source_hidden": HIDE_CODE in cell.metadata.get("tags", [])}
-        if any(folds.values()):
-            cell.metadata["jupyter"] = {fold: True for fold, closed in folds.items() if closed}
+        if HIDE_CODE in cell.metadata.get("tags", []):
+            cell.metadata["jupyter"] = {"source_hidden": True}
 
 
 def write_source(chapter: Chapter) -> None:

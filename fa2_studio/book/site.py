@@ -102,7 +102,7 @@ def assignments() -> list[str]:
 
 
 def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
-    """Leave out the navigation bars; fold imports and answers; give printed Python its colours, pictures their text."""
+    """Leave out the navigation bars; fold imports and hidden code; give printed Python colours, pictures their text."""
     notebook.cells = [c for c in notebook.cells if "navigation" not in c.metadata.get("tags", [])]
     if button:
         notebook.cells[0].source += f"\n\n{button}"
@@ -116,9 +116,6 @@ def dress(notebook: nbformat.NotebookNode, button: str = "") -> None:
                 look = {"code_prompt_show": "Imports", "code_prompt_hide": "Imports"}
             elif "hide-input" in tags:
                 look = {"code_prompt_show": "The code", "code_prompt_hide": "The code"}
-            if cell.metadata.get("jupyter", {}).get("outputs_hidden") and cell.outputs:
-                tags = [*tags, "hide-output"] if "hide-input" not in tags else ["hide-cell"]  # one fold for both
-                look = {"code_prompt_show": "The output", "code_prompt_hide": "The output"}
             look["text_lexer"] = next(filter(None, (lexer(o.get("text", "")) for o in cell.outputs)), "text")
             for output in cell.outputs:
                 shown = output.get("data", {}).get("text/html", "")
