@@ -16,15 +16,22 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--folder", type=Path, default=Path("book"), help="where the executed copies or the pages go")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--html", action="store_true", help="render the committed notebooks as an offline site instead")
+    what.add_argument("--slides", type=Path, metavar="DIR", help="write ten lectures as decks and handouts into DIR")
     what.add_argument("--colab", type=Path, metavar="DIR", help="write copies for Colab into DIR")
     what.add_argument("--record", action="store_true", help="renew the committed notebooks instead")
     what.add_argument("--blank", type=Path, metavar="DIR", help="write the chapters into DIR, nothing executed")
     options = parser.parse_args(argv)
     files.checkout("book")
+    if (options.html or options.slides) and options.chapters:
+        parser.error("--html and --slides take all chapters")
+    if options.slides:
+        check_extra("--slides")
+        from fa2_studio.book import slides
+
+        print(f"open {slides.write(options.slides)[0]}")
+        return 0
     if options.html:
-        if options.chapters:
-            parser.error("--html renders all chapters")
-        check_extra()
+        check_extra("--html")
         from fa2_studio.book.site import render
 
         print(f"open {render(options.folder)}")
@@ -45,11 +52,11 @@ def main(argv: list[str]) -> int:
     return 1 if any(v.error for v in verdicts) else 0
 
 
-def check_extra() -> None:
+def check_extra(what: str) -> None:
     """Refuse to render where the extra `site` is not installed."""
     missing = [module for module in ("sphinx", "myst_nb", "sphinx_book_theme") if find_spec(module) is None]
     if missing:
-        raise ValueError(f"book --html needs {', '.join(missing)}, which is not here: pip install -e '.[site]'")
+        raise ValueError(f"book {what} needs {', '.join(missing)}, which is not here: pip install -e '.[site]'")
 
 
 def chosen(names: list[str]) -> list[Chapter]:

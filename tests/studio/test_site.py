@@ -18,7 +18,7 @@ import nbformat
 import pytest
 
 from fa2_lab.tools import command
-from fa2_studio.book import site
+from fa2_studio.book import site, slides
 from fa2_studio.book.chapters import NOTEBOOKS, written
 
 pytest.importorskip("sphinx_book_theme", reason="not installed: pip install -e '.[site]'")
@@ -213,3 +213,23 @@ def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_pa
     assert len(seen) == len(server.pages) > len(written())
     assert {page: found for page, found in seen.items() if found} == {}
     assert server.missing == [] and complaints == []
+
+
+# Slides ---------------------------------------------------------------------------------------------------------
+
+
+def test_ten_decks_ask_for_no_other_file_and_show_every_picture_of_their_chapters(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "")  # no browser: the handouts take long
+    assert command.main(["book", "--slides", str(tmp_path)]) == 0
+    decks = sorted(tmp_path.glob("*.html"))
+    assert len(decks) == 10
+    for deck, chapters in zip(decks, slides.LECTURES.values(), strict=True):
+        page, text = Page(deck), deck.read_text(encoding="utf-8")
+        assert not page.links and all(load.startswith("data:") for load in page.loads), deck.name
+        answers = [re.search("<aside>.*", part, re.DOTALL) for part in text.split("<section") if "Predict." in part]
+        assert answers and all(answer and len(answer[0]) > 60 for answer in answers), "the notes have the answer"
+        for chapter in (c for c in written() if c.number in chapters and not chapters[c.number]):
+            for cell in notebook(chapter).cells:
+                shown = "".join(o.get("data", {}).get("text/html", "") for o in cell.get("outputs", []))
+                drawn = re.findall(r'src="data:image/png;base64,([^"]{40,}?)"', shown)
+                assert all(picture in text for picture in drawn), (deck.name, cell.source)
