@@ -1,4 +1,4 @@
-"""Where the chapters run: a table of chapters and machines, and copies of the NumPy chapters for Colab.
+"""Where the chapters run: a table of chapters and machines, and copies of the chapters for Colab.
 
 `python -m fa2_studio.book.reach` writes the table into TROUBLESHOOTING.md.
 """
@@ -53,12 +53,37 @@ def table() -> str:
 
 # Colab ----------------------------------------------------------------------------------------------------------
 
-INSTALL = """# Colab: fetch the project at the commit that this copy was made from
+FETCH = """# Colab: fetch the project at the commit that this copy was made from
 !git clone -q https://github.com/{repository} /content/fa2_lab && git -C /content/fa2_lab checkout -q {commit}
+%pip install -q --no-deps -e /content/fa2_lab
 %cd -q /content/fa2_lab/notebooks
+"""
+PREPARE = """import os
+import subprocess
 import sys
+from importlib import metadata
 
-sys.path.insert(0, "/content/fa2_lab")"""
+sys.path.insert(0, os.path.dirname(os.getcwd()))
+
+
+def version(name):
+    try:
+        return tuple(int(part) for part in metadata.version(name).split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return (0, 0)
+
+
+if version("torch") < (2, 11):
+    %pip install -q -U "torch>=2.11" "triton>=3.6"
+if version("triton") < (3, 6):  # torch for CPUs brings none
+    %pip install -q -U "triton>=3.6"
+print({name: version(name) for name in ("torch", "triton", "numpy")})
+
+query = "nvidia-smi --query-gpu=compute_cap --format=csv,noheader"
+chips = subprocess.run(query, shell=True, capture_output=True, text=True).stdout.split()
+if not chips or not chips[0][0].isdigit() or float(chips[0]) < 8:
+    # No GPU, or one such as a T4, for which Triton has no tensor cores: everything runs as on a laptop.
+    os.environ.update(TRITON_INTERPRET="1", CUDA_VISIBLE_DEVICES="")"""
 TAGS = ["nbval-skip", "skip-execution"]  # nothing of this is run by tests
 
 
@@ -68,27 +93,23 @@ def origin() -> tuple[str, str] | None:
     return found if all(found) else None
 
 
-def on_colab(chapter: Chapter) -> bool:
-    return kind(chapter) == "NumPy"
-
-
 def button(chapter: Chapter) -> str:
     """A link to a chapter's copy for Colab, which pages.yml keeps in a branch of its own."""
-    if origin() is None or not on_colab(chapter):
+    if origin() is None:
         return ""
     address = f"https://colab.research.google.com/github/{origin()[0]}/blob/colab/{chapter.name}.ipynb"
     return f"[Open in Colab]({address})"
 
 
 def write_for_colab(folder: Path) -> None:
-    """The chapters that need NumPy alone, each with a first cell that fetches the project."""
+    """The chapters, each with a first cell that fetches the project and settles who runs its kernels."""
     if origin() is None:
         raise ValueError("book --colab: got no GITHUB_REPOSITORY and GITHUB_SHA; it takes them from the environment")
     files.check_writable(folder, "book --colab")
     repository, commit = origin()
-    for chapter in filter(on_colab, written()):
+    for chapter in written():
         notebook = nbformat.read(NOTEBOOKS / f"{chapter.name}.ipynb", as_version=4)
-        source = INSTALL.format(repository=repository, commit=commit)
+        source = FETCH.format(repository=repository, commit=commit) + PREPARE
         cell = nbformat.v4.new_code_cell(source, id=f"{chapter.number}-colab", metadata={"tags": TAGS})
         notebook.cells.insert(0, cell)
         files.write(folder / f"{chapter.name}.ipynb", nbformat.writes(notebook) + "\n")

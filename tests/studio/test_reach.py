@@ -1,8 +1,12 @@
 """Where the chapters run: the table, and the copies for Colab."""
 
+import os
 import re
+import sys
 
 import nbformat
+import pytest
+from nbclient import NotebookClient
 
 from fa2_lab.tools import command
 from fa2_studio.book import reach
@@ -22,9 +26,8 @@ def test_copies_for_colab_fetch_the_project_at_one_commit_first(tmp_path, monkey
     monkeypatch.setenv("GITHUB_REPOSITORY", "someone/fa2_lab")
     monkeypatch.setenv("GITHUB_SHA", "0123abc")
     assert command.main(["book", "--colab", str(tmp_path)]) == 0
-    chapters = [c for c in written() if reach.kind(c) == "NumPy"]
-    assert sorted(p.stem for p in tmp_path.iterdir()) == [c.name for c in chapters]
-    for chapter in chapters:
+    assert {p.stem for p in tmp_path.iterdir()} == {c.name for c in written()}
+    for chapter in written():
         copy = nbformat.read(tmp_path / f"{chapter.name}.ipynb", as_version=4)
         nbformat.validate(copy)
         first, *rest = copy.cells
@@ -38,3 +41,29 @@ def test_without_a_repository_there_is_no_button_and_no_copy(tmp_path, monkeypat
     assert all(reach.button(c) == "" for c in written())
     assert command.main(["book", "--colab", str(tmp_path / "copies")]) == 2
     assert "got no GITHUB_REPOSITORY" in capsys.readouterr().err and not (tmp_path / "copies").exists()
+
+
+@pytest.mark.parametrize("gpu, interpreted", [("", True), ("7.5", True), ("8.9", False), ("No devices", True)])
+def test_a_gpu_without_tensor_cores_for_triton_is_left_alone(tmp_path, monkeypatch, gpu, interpreted):
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\necho '{gpu}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for name in ("TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")  # put back afterwards
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    exec(re.sub(r"%pip.*", "pass", reach.PREPARE), {})
+    assert (os.environ.get("TRITON_INTERPRET") == "1") == interpreted
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("chapter", written(), ids=lambda chapter: chapter.name)
+def test_a_copy_for_colab_runs_from_top_to_bottom_without_a_gpu(chapter, tmp_path, monkeypatch):
+    monkeypatch.setenv("GITHUB_REPOSITORY", "someone/fa2_lab")
+    monkeypatch.setenv("GITHUB_SHA", "0123abc")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    reach.write_for_colab(tmp_path)
+    copy = nbformat.read(tmp_path / f"{chapter.name}.ipynb", as_version=4)
+    copy.cells[0].source = re.sub(r"%pip.*", "pass", reach.PREPARE)  # the project is here, and so is what it needs
+    copy.cells[0].metadata.tags = []  # or it would be passed over
+    NotebookClient(copy, timeout=300, resources={"metadata": {"path": NOTEBOOKS}}).execute()
+    assert "torch" in copy.cells[0].outputs[0].text
