@@ -67,7 +67,11 @@ def load(suite: str, folder: Path | None = None) -> Record:
     path = path_of(suite, folder)
     if not path.exists():
         raise ValueError(f"figures/data/{path.name} is missing: `python -m fa2_lab bench {suite}` measures it on a GPU")
-    data = json.loads(path.read_text(encoding="utf-8"))
+    return from_dict(json.loads(path.read_text(encoding="utf-8")))
+
+
+def from_dict(data: dict) -> Record:
+    """A record from what its file holds."""
     rows = {name: [Measurement(**row) for row in data.get(name, ())] for name in ("rows", "sustained")}
     return Record(**data | rows)
 

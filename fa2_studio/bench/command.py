@@ -11,6 +11,8 @@ from fa2_lab.tools import files
 from fa2_studio.bench.registry import SUITES
 
 TWO_TRITONS = """
+submit         seal the paper's grid that lies in --folder for a pull request: another GPU beside ours
+
 Two Tritons on one GPU, each in a folder of its own (pip install --target OTHER triton==3.9.0):
   python -m fa2_lab bench paper --folder ONE && PYTHONPATH=OTHER python -m fa2_lab bench paper --folder TWO
   PYTHONPATH=. python -m fa2_studio.bench.before_after OTHER       the same calls in turn, and what got slower"""
@@ -35,6 +37,13 @@ def main(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.results:
         show(options.all, options.folder)
+        return 0
+    if options.suite == ["submit"]:
+        from fa2_studio.bench import submitted
+
+        if options.folder is None:
+            raise ValueError(f"folder: got none; it takes where your record lies: {submitted.AGAIN}")
+        print(f"add {submitted.submit(options.folder)} in a pull request")
         return 0
     how = {"sustained": True} if options.sustained else {}
     how |= {"directions": (options.direction,)} if options.direction else {}

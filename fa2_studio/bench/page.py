@@ -7,9 +7,11 @@ from statistics import geometric_mean, median
 
 from fa2_lab.records import Measurement, Record, load, path_of
 from fa2_lab.tools import files, ladder
-from fa2_studio.bench import contestants
+from fa2_studio.bench import contestants, submitted
 from fa2_studio.bench.registry import OTHERS, SUITES
 from fa2_studio.bench.results import label, named, save, shape_of
+from fa2_studio.judges import command as judges
+from fa2_studio.judges.suites import SUITES as JUDGES
 
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
 LEAD = """# Results
@@ -32,6 +34,8 @@ def results_page(folder: Path | None = None) -> str:
     fastest = contestants.peers(contestants.names("sustained"))
     lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests)]
     lines += [line for peer in fastest for line in ("", behind(contests, peer))]
+    lines += ["", "## GPU by GPU", "", "The paper's grid, as it was measured here and by others.", ""]
+    lines += [*submitted.table(folder), "", "## Judged by others", "", *judged()]
     for run in runs:
         lines += [*heading(run), f"{' '.join(how(run))} [All numbers](figures/data/{path_of(run.suite).name})."]
     return "\n".join(lines) + "\n"
@@ -39,7 +43,8 @@ def results_page(folder: Path | None = None) -> str:
 
 def full_page(folder: Path | None = None) -> str:
     """Every row of every record."""
-    return "\n".join(["# Every result", *(tables(run) for run in recorded(folder))]) + "\n"
+    others = ["", "## GPU by GPU", "", *submitted.table(folder), "", "## Judged by others", "", *judged()]
+    return "\n".join(["# Every result", *others, *(tables(run) for run in recorded(folder))]) + "\n"
 
 
 def tables(run: Record) -> str:
@@ -228,6 +233,29 @@ def behind(runs: list[Record], peer: str) -> str:
     return f"Behind {peer}: {'; '.join(parts)}." if parts else f"It is behind {peer} nowhere."
 
 
+def judged() -> list[str]:
+    """What other projects' own tests found, and why some of them were left out."""
+    columns = ["their tests", "passed", "failed", "skipped by themselves", "left out", "on"]
+    lines, reasons = [line(columns), line(["---"] * len(columns))], []
+    for name, counts in judges.recorded().items():
+        title, out = JUDGES[name].title, counts["left out"]
+        numbers = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]
+        on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
+        lines.append(line([title, *(f"{n:,}" for n in (*numbers, sum(out.values()))), on]))
+        reasons += [f"Left out of {title}: {'; '.join(f'{n:,} {why}' for why, n in out.items())}."] if out else []
+    return [*lines, *(part for reason in reasons for part in ("", reason))]
+
+
+def verdict() -> str:
+    """The same in one sentence."""
+    parts = []
+    for name, counts in judges.recorded().items():
+        passed = counts.get("passed", 0)
+        parts.append(f"{JUDGES[name].title}, {passed:,} of {passed + counts.get('failed', 0):,} pass")
+    what = "Other projects' own tests run on these calls, of large suites a sample"
+    return f"{what}: {'; '.join(parts)}. [What was left out, and why](RESULTS.md#judged-by-others)."
+
+
 # What a record says, in a sentence ----------------------------------------------------------------------------
 
 
@@ -374,4 +402,5 @@ def write() -> None:
     files.write(root / "RESULTS.md", results_page())
     readme = (root / "README.md").read_text(encoding="utf-8")
     readme = renewed(readme, "ladder", ladder.claim(load("ladder")) + ".")
+    readme = renewed(readme, "judged", verdict())
     files.write(root / "README.md", renewed(readme, "speed", sentence(load("paper"))))

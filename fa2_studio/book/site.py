@@ -89,7 +89,7 @@ def write_sources(folder: Path) -> None:
         text = api.page() if name == "API.md" else (files.ROOT / name).read_text(encoding="utf-8")
         (folder / name).write_text(with_links(text, files.ROOT), encoding="utf-8")
     shutil.copytree(FIGURES, folder / "figures", ignore=shutil.ignore_patterns("data", "*.md"))
-    (folder / "results.md").write_text(full_page(), encoding="utf-8")
+    (folder / "results.md").write_text(with_links(full_page(), files.ROOT), encoding="utf-8")
     (folder / "index.md").write_text(index(), encoding="utf-8")
 
 

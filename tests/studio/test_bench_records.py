@@ -12,10 +12,11 @@ pytest.importorskip("torch", reason="the bench needs torch")
 
 from bench_records import MACHINE, contest, suite
 
+import fa2_lab
 from fa2_lab import records
 from fa2_lab.records import Measurement, Record
 from fa2_lab.tools import files, ladder
-from fa2_studio.bench import command, page, results
+from fa2_studio.bench import command, page, results, submitted
 from fa2_studio.bench.registry import OTHERS, SUITES
 from fa2_studio.bench.suites import CONTESTS
 
@@ -199,7 +200,7 @@ def test_summaries_are_computed():
 def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
     text = (files.ROOT / "RESULTS.md").read_text(encoding="utf-8")
     assert text == page.results_page(), "run `fa2-lab bench --results`"
-    assert len(text.splitlines()) <= 250
+    assert len(text.splitlines()) <= 300
     assert command.main(["bench", "--results", "--all"][1:]) == 0
     everything = capsys.readouterr().out
     rows = sum(len(run.rows) + len(run.sustained) for run in page.recorded())
@@ -215,9 +216,62 @@ def test_writing_takes_a_checkout_and_touches_only_what_stands_between_the_marke
     with pytest.raises(ValueError, match=r"^bench --results needs a checkout of the repository"):
         page.write()
     (tmp_path / "pyproject.toml").touch()
-    (tmp_path / "README.md").write_text(f"before\n{between('ladder', '')}between\n{between('speed', 'old')}after\n")
+    (tmp_path / "README.md").write_text(
+        f"before\n{between('ladder', '')}between\n{between('speed', 'old')}{between('judged', '')}after\n"
+    )
     page.write()
     assert (tmp_path / "RESULTS.md").read_text(encoding="utf-8") == page.results_page()
     claim, sentence = ladder.claim(records.load("ladder")), page.sentence(records.load("paper"))
-    wanted = f"before\n{between('ladder', f'{claim}.')}between\n{between('speed', sentence)}after\n"
+    last = between("speed", sentence) + between("judged", page.verdict())
+    wanted = f"before\n{between('ladder', f'{claim}.')}between\n{last}after\n"
     assert (tmp_path / "README.md").read_text(encoding="utf-8") == wanted
+
+
+# Sent by others -------------------------------------------------------------------------------------------------
+
+
+def test_a_record_that_is_submitted_stands_beside_ours_and_one_that_was_touched_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(files, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    data = tmp_path / "figures" / "data"
+    theirs = suite(contest(), contest(causal=True))
+    theirs.machine = MACHINE | dict(gpu="NVIDIA L4")
+    results.save(theirs, tmp_path / "mine")
+    results.save(suite(contest()), data)
+    assert command.main(["submit", "--folder", str(tmp_path / "mine")]) == 0
+    file = data / "submitted" / "nvidia_l4_abc1234.json"
+    assert str(file) in capsys.readouterr().out and submitted.opened(file) == theirs
+    rows = submitted.table(data)
+    (row,) = [row for row in rows if "NVIDIA L4" in row]
+    assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
+    assert [row.split(" | ")[0] for row in rows if "by nobody" in row] == ["| A100", "| RTX 4090", "| MI300"]
+    for old, new, why in (
+        ("1.9", "1.8", "its checksum does not fit"),
+        (f'"version": "{fa2_lab.__version__}"', '"version": "0.0.1"', "got version 0.0.1; it takes"),
+        ("{", "", "got no submitted record"),
+    ):
+        whole = file.read_text()
+        file.write_text(whole.replace(old, new, 1))
+        assert why in submitted.table(data)[-1] and not [row for row in submitted.table(data) if "NVIDIA L4" in row]
+        file.write_text(whole)
+
+
+@pytest.mark.parametrize(
+    "gpu, missing, commit, why",
+    [
+        ("no GPU, x86_64", [], "abc", "a whole run on a GPU"),
+        ("NVIDIA L4", ["x"], "abc", "1 not measured"),
+        ("NVIDIA L4", [], "abc with changes", "committed sources"),
+    ],
+)
+def test_what_others_could_not_repeat_is_not_sealed(tmp_path, gpu, missing, commit, why):
+    bad = suite(contest(), missing=missing)
+    bad.machine = MACHINE | dict(gpu=gpu, commit=commit)
+    results.save(bad, tmp_path)
+    with pytest.raises(ValueError, match=why):
+        command.main(["submit", "--folder", str(tmp_path)])
+
+
+def test_our_own_records_are_not_submitted_by_mistake():
+    with pytest.raises(ValueError, match=r"^folder: got none; it takes where your record lies"):
+        command.main(["submit"])
