@@ -148,7 +148,7 @@ def looked_at(cell: nbformat.NotebookNode) -> list[Beat]:
 
 def slides(title: str, beats: list[Beat]) -> Iterator[str]:
     """A slide for everything to look at, with the sentence beside it; the notes of the first have the whole text."""
-    notes = rendered("\n\n".join(beat.text for beat in beats if beat.text))
+    notes = rendered("\n\n".join(beat.text for beat in beats if not beat.seen))
     used: set[int] = set()
     for at in [at for at, beat in enumerate(beats) if beat.seen] or [-1]:
         asks = at >= 0 and bool(beats[at].text)
@@ -161,7 +161,7 @@ def slides(title: str, beats: list[Beat]) -> Iterator[str]:
         seen = f"<figure>{beats[at].seen}</figure>" if at >= 0 else ""
         head = f"<h2>{MARKDOWN.renderInline(title)}</h2>{rendered(words)}"
         kind = ' class="first"' if title.startswith("Sitting ") else ""
-        yield f"<section{kind}>{head}{seen}<aside>{own or notes}</aside></section>"
+        yield f"<section{kind}>{head}{seen}<aside>{own}{notes}</aside></section>"
         notes = ""
 
 
