@@ -118,7 +118,7 @@ def setting(results: Record) -> str:
     if newer := [name[1:3] for name in ladder.RUNGS if name not in row.values and name not in row.failed]:
         text += f" Measured before rung {', '.join(newer)} stood here, with fa2_lab as it was then."
     beside = "triton_tutorial" in row.values
-    return text + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, the best of three sizes." * beside
+    return text + f" {NAMES['triton_tutorial']}: with bulk copies, in bf16, tuned for each shape." * beside
 
 
 def table(results: Record) -> str:

@@ -17,7 +17,7 @@ SENTENCE = (
 WAYS = (  # what somebody wants, where to begin, and a sentence
     ("Understand", "00_start.html", "Begin with the map. The first seven chapters need Python and matrix products."),
     ("Teach", "assignments/{first}.html", "Nine assignments that grade themselves, offline and without a GPU."),
-    ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 21 kernels."),
+    ("Change a kernel", "08_triton_forward.html", "From the paper's line to Triton, and to the fastest of 24 kernels."),
 )
 POSTERS = {"poster_forward": "Algorithm 1, forward", "poster_backward": "Algorithm 2, backward"}
 

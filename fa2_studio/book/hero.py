@@ -103,6 +103,7 @@ MIDDLE = ' text-anchor="middle"'
 # Time -----------------------------------------------------------------------------------------------------------
 
 T = 14.0  # seconds of the loop
+START = "-2s"  # the first frame, which a preview or a slow page shows, has scores already
 FILL = np.linspace(0.5, 3.9, N + 1)  # left: S is written, row by row
 READ = np.linspace(4.9, 9.2, N + 1)  # left: S is read, and O written
 TILE = np.linspace(0.5, 9.2, T_C * T_C + 1)  # right: a tile after the other
@@ -125,7 +126,7 @@ class Film:
             eased = f";animation-timing-function:{how[0]}" if how else ""
             frames += f"{share}%{{{what}{eased}}}"
         self.rules.append(f"@keyframes {name}{{{frames}}}")
-        return f' style="animation:{name} {T:g}s {ease} infinite"'
+        return f' style="animation:{name} {T:g}s {ease} {START} infinite"'
 
     def shown(self, name: str, a: float, b: float | None = None) -> str:
         """Opaque from a on, until b or the end of the loop. What stays is opaque as written, what goes is not."""
@@ -353,7 +354,7 @@ def moving(**numbers: Any) -> str:
     share = f"{100 * LEAVE / T:.2f}%"
     gone = f"{100 * (LEAVE + 0.4) / T:.2f}%"
     film.rules.append(f"@keyframes z{{0%,{share}{{opacity:1}}{gone},100%{{opacity:0}}}}")
-    film.rules.append(f".z{{animation:z {T:g}s linear infinite}}")
+    film.rules.append(f".z{{animation:z {T:g}s linear {START} infinite}}")
     film.rules += [
         f"@media {where}{{*{{animation:none!important}}}}" for where in ("print", "(prefers-reduced-motion:reduce)")
     ]

@@ -291,8 +291,8 @@ card("11", "tensor cores at work, %", "stall: wait")
 # nothing. Under the mask it gains some percent even so, with the same registers and 2% fewer instructions. Which wait goes
 # there is open: the counters were read without a mask, and a causal run of them would tell.
 #
-# Triton's tutorial 06, in the last line of the table above, was timed in the same run, in bf16, with bulk copies and the
-# best of three tile sizes. Its copies run ahead, too. With 64 heads and more it lies between rungs 09 and 18.
+# Triton's tutorial 06, in the last line of the table above, was timed in the same run, in bf16, with bulk copies, tuned for
+# each shape. Its copies run ahead, too. With 64 heads and more it lies between rungs 09 and 18.
 
 # %% [markdown]
 # ## From here on, Hopper
