@@ -26,13 +26,8 @@ def logsumexp(S: np.ndarray) -> np.ndarray:
     return m + np.log(nonzero(np.exp(S - finite(m)[..., None]).sum(axis=-1)))
 
 
-def softmax_jacobian(p: np.ndarray) -> np.ndarray:
-    """∂p/∂s of one row p = softmax(s): diag(p) − p pᵀ."""  # (N, N)
-    return np.diag(p) - np.outer(p, p)
-
-
 def softmax_backward(P: np.ndarray, dP: np.ndarray) -> np.ndarray:
-    """Every row of dP times that row's Jacobian, without building one: dS = P ∘ (dP − D)."""
+    """Every row of dP times that row's Jacobian, diag(p) − p pᵀ, without building one: dS = P ∘ (dP − D)."""
     return P * (dP - D_from_probabilities(P, dP)[:, None])
 
 

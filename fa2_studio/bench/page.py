@@ -16,9 +16,8 @@ from fa2_studio.judges.suites import SUITES as JUDGES
 MARKERS = "<!-- {}: written by `python -m fa2_lab bench --results` -->", "<!-- end of {} -->"  # the README's parts
 LEAD = """# Results
 
-Written by `python -m fa2_lab bench --results` from the records in [figures/data](figures/data).
-`python -m fa2_lab bench SUITE` measures a suite on your GPU.
-`python -m fa2_lab bench --results --all` prints every row of every record; on the site `results.html` has them.
+Written by `python -m fa2_lab bench --results` from the records in [figures/data](figures/data); with `--all` it prints
+every row of them, as `results.html` does on the site. `python -m fa2_lab bench SUITE` measures a suite on your GPU.
 
 `fa2_lab` is what `attention()` chooses on that GPU; `fa2_lab portable` are the plain Triton kernels for every GPU.
 A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less where memory is measured."""

@@ -103,7 +103,7 @@ MIDDLE = ' text-anchor="middle"'
 # Time -----------------------------------------------------------------------------------------------------------
 
 T = 14.0  # seconds of the loop
-START = "-2s"  # the first frame, which a preview or a slow page shows, has scores already
+START = "-2.45s"  # the first frame, which a preview or a slow page shows, has scores already
 FILL = np.linspace(0.5, 3.9, N + 1)  # left: S is written, row by row
 READ = np.linspace(4.9, 9.2, N + 1)  # left: S is read, and O written
 TILE = np.linspace(0.5, 9.2, T_C * T_C + 1)  # right: a tile after the other
@@ -227,6 +227,9 @@ def cover(x: float, y: float, w: float, h: float, pattern: str) -> str:
     return "".join(f'<path d="{rectangle(x, y, w, h)}" fill="{fill}"/>' for fill in ("var(--card)", f"url(#{pattern})"))
 
 
+GROUND = f'<path d="{rectangle(OX - 2, GY - 2, 4 * OW + 2.4, SIDE + 2.4)}" fill="var(--card)"/>'  # O looks alike on it
+
+
 # The two sides --------------------------------------------------------------------------------------------------
 
 
@@ -246,7 +249,7 @@ def standard(film: Film) -> str:
         heading("Standard attention", "stores all N × N scores")
         + use("i")
         + f'<g clip-path="url(#c)"><g class="z">{use("s")}</g>{covers}</g>'
-        + f'<g clip-path="url(#b)"><g class="z">{use("o")}</g>{below}</g>'
+        + f'<g clip-path="url(#b)">{GROUND}<g class="z">{use("o")}</g>{below}</g>'
         + current_row(film)
         + counter(film)
         + text(154, NUMBER_Y - 29, "scores stored", "p")
@@ -317,7 +320,7 @@ RING = box(OX - 4, GY - 4, 4 * OW + 6.4, SIDE + 6.4, "", "w", 4)
 SENTENCES = (
     ("Pink: scores,", "one for each query and key.", 0.2, FILL[-1] + 0.5),
     ("Left: scores are read back.", "Right: used once, and dropped.", READ[0] - 0.4, GHOST[0]),
-    ("Same output.", "At N = 8,192: 67 million scores, or 16 thousand.", VERDICT, None),
+    ("Same output.", "At N = 8,192: 67 million scores, or 128 × 128.", VERDICT, None),
 )
 
 
@@ -325,8 +328,7 @@ def end(film: Film) -> str:
     """The left O is laid over the right one: they are the same. Below, a sentence for each part of the time."""
     a, b = (f"transform:translateX({n(x)}px)" for x in PANELS)
     way = film.play("j", [(0, a), (GHOST[0] + 0.35, a, "cubic-bezier(.5,0,.2,1)"), (GHOST[1], b), (T, b)])
-    ground = f'<path d="{rectangle(OX - 2, GY - 2, 4 * OW + 2.4, SIDE + 2.4)}" fill="var(--card)"/>'
-    moved = f'<g transform="translate({PANELS[1]})"{way}>{ground}{use("o")}{RING}</g>'
+    moved = f'<g transform="translate({PANELS[1]})"{way}>{GROUND}{use("o")}{RING}</g>'
     stays = f'<g transform="translate({PANELS[0]})"><g{film.shown("m", GHOST[0])}>{RING}</g></g>'
     words = ""
     for k, (first, rest, start, stop) in enumerate(SENTENCES):

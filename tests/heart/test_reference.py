@@ -206,13 +206,10 @@ def test_the_softmax_its_logarithm_and_its_jacobian():
     draw = np.random.default_rng(1).standard_normal
     Q, K, V, dO = draw((4, 3)), draw((6, 3)), draw((6, 3)), draw((4, 3))
     O, P = naive.forward(Q, K, V)
-    dP, x = dO @ V.T, draw(5)
-    by_jacobian = np.stack([naive.softmax_jacobian(p) @ dp for p, dp in zip(P, dP, strict=True)])
+    dP = dO @ V.T
+    by_jacobian = np.stack([(np.diag(p) - np.outer(p, p)) @ dp for p, dp in zip(P, dP, strict=True)])
     assert oracle.error(naive.softmax_backward(P, dP), by_jacobian) < 1e-14
     assert oracle.error(naive.D_from_output(dO, O), naive.D_from_probabilities(P, dP)) < 1e-14
-    steps = 1e-6 * np.eye(5)
-    numeric = [(naive.safe_softmax(x + step) - naive.safe_softmax(x - step)) / 2e-6 for step in steps]
-    assert np.abs(naive.softmax_jacobian(naive.safe_softmax(x)) - np.stack(numeric, axis=1)).max() < 1e-9
 
 
 def test_fa1_block_sizes_come_from_M():
