@@ -117,7 +117,7 @@ def _bars(ax: style.Axes, moved: dict[str, dict[tuple[str, str], int]], waits: d
             style.note(ax, -3, 3 * n + lane, f"{op}s", ha="right")
             _bar(ax, 3 * n + lane, {tensor: size / 1024 for (o, tensor), size in moved[scheme].items() if o == op})
     ticks = range(0, int(widest) + 1, 50)
-    style.bare(ax, (-0.09 * widest, 1.12 * widest), (-1.1, 4.6), xticks=ticks, xlabel="KiB for a tile")
+    style.bare(ax, (-0.09 * widest, 1.4 * widest), (-1.1, 4.6), xticks=ticks, xlabel="KiB for a tile")
 
 
 def _bar(ax: style.Axes, lane: float, sizes: dict[str, float]) -> None:
@@ -127,7 +127,7 @@ def _bar(ax: style.Axes, lane: float, sizes: dict[str, float]) -> None:
         size = sizes.get(tensor, 0)
         if size:
             words = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}"
-            fits = size > 13
+            fits = size > 20
             style.tensor_box(
                 ax, left, lane - 0.4, size, 0.8, HUE_OF.get(tensor, tensor), words if fits else "", linewidth=0.8
             )

@@ -27,6 +27,7 @@ from fa2_lab.machine import chips, grid, prices
 from fa2_lab.plots import roofline, workers
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
+from fa2_lab.records import load
 from fa2_lab.reference import fa2, heads
 from fa2_lab.reference.naive import safe_softmax
 from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
@@ -45,8 +46,8 @@ show(workers.draw(**workers.data()))
 
 # %% [markdown]
 # Starting a kernel is called a *launch*. Then many thread blocks run (chapter 00). A thread block is one worker. It gets
-# a place on one of the SMs (an H100 has 132), keeps its state there, and leaves when it is done. The GPU promises no
-# order, so no thread block may rely on another one having run.
+# a place on one of the SMs (an H100 has 132, an H200 too), keeps its state there, and leaves when it is done. The GPU
+# promises no order, so no thread block may rely on another one having run.
 #
 # Iterations of a loop may run at the same time if each writes to places of its own, and none reads what another writes.
 #
@@ -55,7 +56,7 @@ show(workers.draw(**workers.data()))
 #   gives a whole head to one thread block, which runs both loops alone.
 # - FA2's outer loop, backward: almost. Each column block has its own dK and dV, but all of them add into dQ (chapter 05).
 #
-# **Takeaway.** Row blocks share nothing, so each of them can be a thread block of its own.
+# **Takeaway.** Row blocks write nothing in common, so each of them can be a thread block of its own.
 
 # %% [markdown]
 # ## How many workers are there?
@@ -97,23 +98,23 @@ def schedule(SMs, costs):
 
 
 # %% tags=["hide-input"]
-def timetable(costs, SMs):
+def timetable(SMs, costs):
     blocks = [grid.Block(0, None, cost) for cost in costs]
     return grid.schedule(blocks, SMs).placed
 
 
-def ends(costs, SMs):
-    return [placed.end for placed in timetable(costs, SMs)]
+def ends(SMs, costs):
+    return [placed.end for placed in timetable(SMs, costs)]
 
 
 one_wave = "4 equal thread blocks, 6 SMs. Does each get an SM of its own?"
 queue = "a long one, then short ones, 2 SMs. The SM that had a short one is free early. Does it take the next?"
-row_order = "two causal heads on 3 SMs. An SM takes a new thread block as soon as it is free. Does yours wait for others?"
+row_order = "two causal heads on 3 SMs. Does your thread block wait until the whole wave is done?"
 check(
     schedule,
-    Case(one_wave, (6, [16] * 4), ends([16] * 4, 6)),
-    Case(queue, (2, [5, 1, 1, 1, 1]), ends([5, 1, 1, 1, 1], 2)),
-    Case(row_order, (3, [1, 2, 3, 4] * 2), ends([1, 2, 3, 4] * 2, 3)),
+    Case(one_wave, (6, [16] * 4), ends(6, [16] * 4)),
+    Case(queue, (2, [5, 1, 1, 1, 1]), ends(2, [5, 1, 1, 1, 1])),
+    Case(row_order, (3, [1, 2, 3, 4] * 2), ends(3, [1, 2, 3, 4] * 2)),
 )
 
 # %% [markdown]
@@ -140,29 +141,20 @@ check(
 
 
 # %% tags=["hide-input"]
-def show_times(name, costs, SMs):
-    placed = timetable(costs, SMs)
+def show_times(name, SMs, costs):
+    placed = timetable(SMs, costs)
     print(f"{name}: {len(costs)} thread blocks, the last ends at {max(p.end for p in placed):.0f}")
     for SM in range(SMs):
         spans = [f"{p.start:2.0f}–{p.end:2.0f}" for p in placed if p.SM == SM]
         print(f"  SM {SM} ", *(spans or [" idle"]))
 
 
-show_times("FA1 as printed", [16] * 4, 6)
-show_times("FA2", [4] * 16, 6)
+show_times("FA1 as printed", 6, [16] * 4)
+show_times("FA2", 6, [4] * 16)
 
 # %% [markdown]
 # FA1 leaves two SMs idle from beginning to end. FA2 runs in three rounds, called *waves*, and the third is not full.
-# Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut in two. So a launch of equal thread blocks
-# takes ⌈thread blocks / SMs⌉ times the length of one.
-#
-# The real chip: batch 1, 32 heads, 8,192 tokens, row blocks of 128, an H100.
-
-# %%
-SMs = chips.H100.SMs  # 132
-for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
-    waves, busy = grid.waves(blocks, SMs), grid.efficiency(blocks, SMs)
-    print(f"{name:14} {blocks:5,} thread blocks, waves: {waves:2}, busy: {busy:4.0%}")
+# Perfect sharing would end at 64 / 6 = 10⅔, but a thread block cannot be cut in two.
 
 # %% [markdown]
 # **Predict.** 132 equal thread blocks take 100 µs on 132 SMs. How long do 133 take?
@@ -174,22 +166,19 @@ for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
 #
 # <details><summary>Answer</summary>
 #
-# **200 µs.** The second wave is one thread block, and 131 SMs wait for it. This is called *wave quantization*. With 16
-# waves, as FA2 has above, a poor last wave weighs little.
-#
-# ```python
-# for blocks in (132, 133, 2048):
-#     waves, busy = grid.waves(blocks, 132), grid.efficiency(blocks, 132)
-#     print(f"{blocks:5,} thread blocks: {waves:2} waves, busy {busy:.0%}")
-# ```
-#
-# ```text
-#   132 thread blocks:  1 waves, busy 100%
-#   133 thread blocks:  2 waves, busy 50%
-# 2,048 thread blocks: 16 waves, busy 97%
-# ```
+# **200 µs.** The second wave is one thread block, and 131 SMs wait for it. This is called *wave quantization*.
 # </details>
 #
+# So equal thread blocks take ⌈thread blocks / SMs⌉ times the length of one. With many waves, a poor last one weighs
+# little. The real chip: batch 1, 32 heads, 8,192 tokens, row blocks of 128, an H100.
+
+# %%
+SMs = chips.H100.SMs  # 132
+for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
+    waves, busy = grid.waves(blocks, SMs), grid.efficiency(blocks, SMs)
+    print(f"{name:14} {blocks:5,} thread blocks, waves: {waves:2}, busy: {busy:4.0%}")
+
+# %% [markdown]
 # **Takeaway.** No count of bytes or FLOPs shows idle SMs. FA1 and FA2 compute the same products here, and FA1, as printed,
 # uses a quarter of the chip.
 
@@ -214,8 +203,8 @@ show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
 # At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
-# is the limit, and the launch is a little faster. Below that, requests double again and nothing is gained. Try it with other
-# heads, lengths and chips:
+# is the limit, and the launch is faster. Below that, the requests double again, and so does the time. Try other heads,
+# lengths and chips. (Where no scripts run, a grid has registers and KiB of shared memory of each tile.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
@@ -240,15 +229,19 @@ live("tiles")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains nothing, or loses.** 8 heads are 512 thread blocks. They fill 264 places almost exactly twice. Of 396 places
-# they fill all once, and then 116: most SMs have one thread block left, which has nobody to compute while it waits, and 16
-# have none. With 4,096 thread blocks the last wave hardly matters.
+# **it gains nothing, or loses.** 8 heads are 512 thread blocks: two waves on 264 places, and two on 396. A wave of three
+# on each SM lasts longer than a wave of two. With two waves either way only the longer wave remains. Kernels r03 (two
+# places) and r05 (three) of chapter 10 are such a pair; milliseconds on an H200:
 #
 # ```python
 # for blocks in (4096, 512):
 #     for places in (2 * 132, 3 * 132):
 #         waves, busy = grid.waves(blocks, places), grid.efficiency(blocks, places)
 #         print(f"{blocks:5,} on {places} places: {waves:2} waves, busy {busy:.0%}")
+# for row in load("ladder").rows:
+#     if row.direction == "forward" and row.problem["d"] == 128 and not row.problem["causal"]:
+#         r03, r05 = row.values["r03_row_blocks"][0], row.values["r05_deferred"][0]
+#         print(f"{row.problem['batch'] * row.problem['heads']:2} heads: r03 {r03:.3f}, r05 {r05:.3f}")
 # ```
 #
 # ```text
@@ -256,10 +249,10 @@ live("tiles")
 # 4,096 on 396 places: 11 waves, busy 94%
 #   512 on 264 places:  2 waves, busy 97%
 #   512 on 396 places:  2 waves, busy 65%
+# 64 heads: r03 1.914, r05 1.553
+#  8 heads: r03 0.255, r05 0.267
 # ```
 # </details>
-#
-# Rung 05 of the ladder is such a kernel: chapter 10 has its times.
 #
 # **Takeaway.** How many thread blocks fit on an SM and how many waves that makes belong together. Neither alone says which
 # kernel is faster.
@@ -298,7 +291,7 @@ live("tiles")
 # costs = [1, 2, 3, 4] * 2
 # orders = {"row by row": costs, "longest first": sorted(costs, reverse=True)}
 # orders["shortest first"] = sorted(costs)
-# print({name: max(ends(order, 3)) for name, order in orders.items()})
+# print({name: max(ends(3, order)) for name, order in orders.items()})
 # ```
 #
 # ```text
@@ -342,7 +335,6 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
 #   (columns).
 # - Equal thread blocks take ⌈thread blocks / places⌉ waves. In the last wave some SMs are often idle.
 # - Unequal thread blocks: launch the longest first.
-# - Backward workers meet on dQ: atomic additions, or a second pass.
 # - Few rows and many keys: split the keys, merge the parts.
 
 # %% [markdown]
@@ -368,12 +360,11 @@ Q, K, V = rng.standard_normal((3, 13, 4))
 S = np.where(np.tri(13, dtype=bool), Q @ K.T / 2, -np.inf)
 parts, _ = fa2.forward_split_keys(Q, K, V, splits=3, B_r=4, B_c=2, mask=CAUSAL)
 verdict("split keys, merged = dense, causal and ragged", close(parts, safe_softmax(S) @ V))
-verdict("FA1 ends at 16, FA2 at 12", [max(ends([16] * 4, 6)), max(ends([4] * 16, 6))] == [16, 12])
-shares = [round(100 * grid.efficiency(512, p * 132)) for p in (2, 3)]
-verdict("512 thread blocks: 97% of 264 places, 65% of 396", shares == [97, 65])
+verdict("FA1 ends at 16, FA2 at 12", [max(ends(6, [16] * 4)), max(ends(6, [4] * 16))] == [16, 12])
+verdict("512 thread blocks: two waves on 264 places and on 396", [grid.waves(512, p * 132) for p in (2, 3)] == [2, 2])
 costs = [1, 2, 3, 4] * 2
-longest = max(ends(sorted(costs, reverse=True), 3))
-verdict("the longest first ends first, at 7", longest == 7 < min(max(ends(costs, 3)), max(ends(sorted(costs), 3))))
+longest = max(ends(3, sorted(costs, reverse=True)))
+verdict("the longest first ends first, at 7", longest == 7 < min(max(ends(3, costs)), max(ends(3, sorted(costs)))))
 
 # %% [markdown] tags=["navigation"]
 # [← The backward pass](05_backward.ipynb) · [The map](00_start.ipynb) · [Warps →](07_warps.ipynb)

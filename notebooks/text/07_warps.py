@@ -204,7 +204,7 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 # Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
 # one. Then nothing crosses inside the loop, and the result is right. But now each warp holds an $o$ of full size in its
 # registers. A warp has 32 threads, and a thread has at most 255 registers, with one fp32 number in each. An $o$ of
-# 128 × 128 would take 128 · 128 / 32 = 512 of them. Under split-Q the four warps share the rows: 128.
+# 128 × 128 would take 128 · 128 / 32 = 512 registers a thread. Under split-Q the four warps share the rows: 128.
 #
 # **Takeaway.** Split-K needs W blocks of output, in shared memory or in registers. Split-Q shares one block among the
 # warps.
@@ -217,15 +217,15 @@ show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 # - "The tile is there": nobody reads before the copy is complete.
 # - "The tile is free": the next copy, to the same place, waits until everyone has read.
 #
-# Split-K needs three: "the tile is there", one for the maxima, and one for sums and $PV$. After the last one everybody has
-# read K and V, so it also says that the tile is free.
+# As first written, split-K needs three: "the tile is there", one for the maxima, and one for sums and $PV$. With `exchange`
+# it needs two. We count the first form. After the last barrier everybody has read K and V, so the tile is free, too.
 #
-# The counting memory raises a `RaceError` if a place is written and then read, or read and then overwritten, with no
-# barrier in between. A GPU raises nothing. It computes with whatever is there.
+# The counting memory raises a `RaceError` if a place is written and then read by another warp, or read and then overwritten
+# by another, with no barrier in between. A GPU raises nothing. It computes with whatever is there.
 
 
 # %% tags=["hide-input"]
-def without(scheme, reason):
+def without(scheme, reason, B_c=4):  # with 8 keys
     real = warps.SharedMemory.barrier
 
     def barrier(self, why):
@@ -234,7 +234,7 @@ def without(scheme, reason):
 
     with patch.object(warps.SharedMemory, "barrier", barrier):
         try:
-            scheme(q, k, v, Tiling(N_q=8, N_k=8, B_r=8, B_c=4), i=0, W=2)
+            scheme(q, k, v, Tiling(8, 8, B_r=8, B_c=B_c), i=0, W=2)
         except warps.RaceError as race:
             return str(race)
 
@@ -243,28 +243,28 @@ one_tile = Tiling(N_q=8, N_k=8, B_r=8, B_c=8)
 waits = {name: list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits) for name, scheme in warps.SCHEMES.items()}
 
 # %% [markdown]
-# **Predict.** Leave out split-Q's second barrier, "the tile is free". What gets in the way of a warp that is still reading
-# keys?
+# **Predict.** All keys fit in one tile. Which barrier may split-Q leave out then, and which split-K?
 #
-# - ☐ nothing, as the warps only read
-# - ☐ another warp, which is already at the softmax
-# - ☐ the copy of the next tile
+# - ☐ none: the warps still share K and V
+# - ☐ split-Q its second one, split-K none
+# - ☐ each its last one, as nothing is copied afterwards
 #
 # <details><summary>Answer</summary>
 #
-# **the copy of the next tile.** Nothing makes it wait, so it may overwrite keys that a slow warp has yet to read.
+# **split-Q its second one, split-K none.** "The tile is free" protects keys from the next copy, and there is none. But
+# split-K's last barrier also protects sums and parts that other warps have yet to read.
 #
 # ```python
 # for name, scheme in warps.SCHEMES.items():
 #     for reason in waits[name]:
-#         print(f"{name} without {reason!r}:\n    {without(scheme, reason)}")
+#         print(f"{name} without {reason!r}:\n    {without(scheme, reason, B_c=8) or 'no race'}")
 # ```
 #
 # ```text
 # split_q without 'the tile is there':
 #     warp 0 reads what another has written in Q, with no barrier between
 # split_q without 'the tile is free':
-#     the copy writes what another has read in K, with no barrier between
+#     no race
 # split_k without 'the tile is there':
 #     warp 0 reads what another has written in Q, with no barrier between
 # split_k without 'row maxima of all warps':
@@ -300,20 +300,19 @@ print(f"{all_:.1f} if all work at once")
 record, (split_k, split_q) = load("ladder"), ("s00_split_keys", "s01_split_queries")
 row = next(row for row in record.rows if split_k in row.values)  # milliseconds: the median comes first
 ratio, d = row.values[split_k][0] / row.values[split_q][0], row.problem["d"]
-small = time.split(chips.H200, 32, 32, d, W=2)  # the tile of these two kernels
+small = time.split(chips.H200, 32, 32, d, W=2)  # their smaller tile
 read = {r.problem["rung"]: r.values for r in record.rows if r.direction == "counters"}
 passes = [read[name]["shared-memory wavefronts"][0] for name in (split_k, split_q)]
-print(f"two kernels on an {record.machine['gpu']}, two warps, a tile of 32 × 32, d = {d}")
+print(f"two kernels on an {record.machine['gpu']}, two warps, a smaller tile: 32 × 32, d = {d}")
 print(f"  measured: split-Q is {ratio:.1f} times as fast; by the model {small.serial:.1f} to {small.overlapped:.1f}")
 print(f"  passes through shared memory, split-K over split-Q: {passes[0] / passes[1]:.0f}; by the model 2")
 
 # %% [markdown]
-# Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536,
-# and the tensor cores, with 2,048, are the busiest unit.
+# Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536.
 #
-# The last lines are measured (`fa2-lab ladder s00 s01`). The factor is well above the model's, for two reasons that the
-# counter shows: lanes of a warp that must wait for each other at shared memory (*bank conflicts*), and exchanges that the
-# compiler adds. So part of the factor belongs to these two kernels, not to the split.
+# The last lines are measured (`fa2-lab ladder s00 s01`). In a *pass* shared memory serves a warp's request, or a part of it.
+# The counter shows far more passes than the model. Two things make them: threads of a warp that must take turns at shared
+# memory (*bank conflicts*), and exchanges that the compiler adds. So part of the factor belongs to these two kernels.
 #
 # The same on a roofline, of shared memory this time. A tile has $4 \cdot 128 \cdot 64 \cdot 128$ FLOPs.
 
@@ -323,7 +322,7 @@ for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
     intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
     points[name] = intensity, min(price.tensor, intensity * price.shared) / 1e12
 roof = roofline.Roof(price.tensor / 1e12, price.shared / 1e12, "", "tensor cores 312")
-caption = "Split-K is limited by shared memory, split-Q by the tensor cores (A100)."
+caption = "The tile under both splits (A100)."
 axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
 show(roofline.draw(points, [roof], caption, axis))
 
@@ -356,7 +355,7 @@ show(roofline.draw(points, [roof], caption, axis))
 #
 # - Split-Q: a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
 # - Split-K: a warp owns keys. Maxima cross before the exponentials; sums and parts of $PV$ cross after them and are added.
-# - Split-Q reads K and V more often, and moves fewer bytes in all. It has two barriers a tile, split-K three.
+# - Split-Q reads K and V more often, and moves fewer bytes in all. It has two barriers a tile, split-K two or three.
 # - Backward, every cut leaves something to be added.
 
 # %% [markdown]
@@ -381,7 +380,7 @@ show(roofline.draw(points, [roof], caption, axis))
 #    K and V of a head fit in L2?
 # 3. Eight warps and split-Q: how often is each element of K read from shared memory, and how often does the thread block ask
 #    for it outside the SM?
-# 4. Why has split-K three barriers a tile and not four?
+# 4. Why has split-K, as first written, three barriers a tile and not four?
 #
 # <details><summary>Answers</summary>
 #

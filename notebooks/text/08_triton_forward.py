@@ -18,7 +18,7 @@
 #
 # - write Algorithm 1 as a Triton kernel: which program am I, where are my numbers, and where do they end,
 # - say why some of its lines do not look like the paper's,
-# - recognise six mistakes by the numbers that they print.
+# - recognise four mistakes by the numbers that they print.
 #
 # *Time: 35 minutes with the questions, the kernel and the exercises. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
@@ -155,7 +155,7 @@ for name, q in (("the view", view), ("its copy", view.contiguous())):
 # Here is all of it, with the paper's numbers. [The poster](../figures/poster_forward.pdf) has the NumPy lines beside it.
 # `i` is the first *row* of a row block here, not the block's number, and `j` the first *key* of a column block.
 #
-# `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (fp16) go in, sums in fp32 come out. It wants
+# `tl.dot` multiplies two blocks on the tensor cores: numbers of 16 bits (here fp16) go in, sums in fp32 come out. It wants
 # at least 16 rows and columns, so our tiles are 16 × 16. `o_i`, `l_i` and `m_i` stay in the warps' registers.
 #
 # `hidden` is the score of a key that does not exist. We leave it open for now.
@@ -310,7 +310,8 @@ def keys_seen(row, N_q, N_k, CAUSAL: tl.constexpr):
 # %% [markdown]
 # **Build.** Write the kernel for one head: `loop_kernel`, with `visit` in its loop, a causal mask, and rows without keys,
 # which get O = 0 and L = −∞. `load_rows`, `keys_seen` and `visit` are yours to use. `keys_seen` counts from key 0, and
-# `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$.
+# `visit` from the tile's first key. `tau_log2` is $\tau \log_2 e$. In the check, result 1 is O and result 2 is L. To look at
+# a block, write `print(s)` or `breakpoint()` into the kernel: without a GPU it runs as Python.
 
 # %%
 @triton.jit
@@ -333,7 +334,7 @@ cases = {
     "16 queries and keys. Is o divided by ℓ, and L a natural logarithm?": (huge / 100, huge / 100, huge / 100, False),
     "45 queries, 70 keys. What is the score of a key that does not exist?": (Q, K, V, False),
     "scores in the thousands. Is the maximum subtracted?": (huge, huge, huge / 100, False),
-    "45 queries, 70 keys, causal. Is `seen` counted from the tile's first key?": (Q, K, V, True),
+    "45 queries, 70 keys, causal, the last tile has 6 keys. Does the loop reach it, and is `seen` counted from its first key?": (Q, K, V, True),
     "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
 }
 check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3)
@@ -408,9 +409,8 @@ for i in range(0, 300, 64):
 # ```
 # </details>
 #
-# So the kernel gets two loops. One goes
-# from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`, and calls `visit` and loads its rows
-# without a mask.
+# So the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`,
+# and calls `visit` and loads its rows without a mask.
 #
 # **Takeaway.** Two numbers for each row block replace a test of each score.
 
@@ -432,9 +432,9 @@ for i in range(0, 300, 64):
 #
 # This is the kernel of rung 11, and the line that launches it. New is `head`, the program's second number: a launch has
 # $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
-# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third. The masked
-# loop stands first. Rung 10 has the other order, and there the compiler waits 12 times a round for its products, here
-# once (chapter 10 counts them).
+# two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third, and
+# `enable_fp_fusion` a product and the sum after it be one instruction. The masked loop stands first. In rung 10's loop
+# the compiled kernel waits 12 times a pass for its products, in this one once (chapter 10).
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")
@@ -442,10 +442,10 @@ print(getsource(rung.forward_kernel.fn))
 print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 
 # %% [markdown]
-# `load_rows`, `keys_seen` and `visit` are yours from above, line for line. The package's own kernel takes more kinds of
-# calls: other strides, any d up to 256, fp32, windows, dropout.
+# `load_rows`, `keys_seen` and `visit` are those from above. The package's own kernel takes more kinds of calls: other
+# strides, any d up to 256, fp32, windows, dropout.
 #
-# **Takeaway.** You have written FlashAttention-2.
+# **Takeaway.** Your kernel, with two loops and `head`, is FlashAttention-2's forward pass.
 
 # %% [markdown]
 # ## Recap
@@ -454,8 +454,8 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # - The loop over row blocks becomes the launch. $o$, ℓ and m stay in registers, in fp32.
 # - exp2, with $\log_2 e$ in the scale. L goes out as a natural logarithm.
 # - Two borders for each row block: `full` and `last`.
-# - What the six mistakes print: two zeros behind the end; 0, 100, 1, 101 from a view; 0.625 for 1; L = 3 for ln 8; NaN in
-#   rows without keys; ∞ from a narrow sum.
+# - What four mistakes print: two zeros behind the end; 0, 100, 1, 101 from a view; 0.625 for 1; L = 3 for ln 8. (Rows
+#   without keys would print NaN, and a narrow sum ∞.)
 
 # %% [markdown]
 # ## Exercises

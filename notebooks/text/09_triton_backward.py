@@ -70,8 +70,8 @@ def compare(names, got, want):
 #
 # Line numbers are those of Algorithm 2; [the poster](../figures/poster_backward.pdf) has it on one sheet. The
 # forward pass left L. What is missing is $D_i = do_i \cdot o_i$ (line 4), which every tile of the row subtracts (line 14).
-# The smallest kernel of this chapter computes it once. `load_rows` is that of chapter 08, always with its mask; here it is
-# taken from rung b01, with two more.
+# The smallest kernel of this chapter computes it once. `load_rows` is that of chapter 08 without `RAGGED`, as it always
+# masks; here it is taken from rung b01, with two more.
 
 # %%
 b00, b01 = load("b00"), load("b01")
@@ -101,8 +101,8 @@ print("D by the kernel, and the row sums of P ∘ (dO Vᵀ):")
 compare("D", [D], [values])
 
 # %% [markdown]
-# The two agree: D is the weighted mean of the row's dP (chapter 05). Had each tile to compute D, each would have to
-# load O as well, and every $D_i$ would be computed $T_c$ times. The product is taken in fp32, because a rounding error in
+# The two agree: D is the weighted mean of the row's dP (chapter 05). If each tile computed D, it would have to load O,
+# too, and every $D_i$ would be computed $T_c$ times. The product is taken in fp32, because a rounding error in
 # D is an error of the whole row.
 #
 # **Takeaway.** What belongs to a row and is needed by every tile is computed once, before the tiles.
@@ -213,6 +213,7 @@ cases = {
     "16 queries and keys, one tile. Is dK multiplied by τ?": (16, 16, False),
     "40 queries, 56 keys. Does the loop reach the last row block, and the last program its keys?": (40, 56, False),
     "48 of each, causal. Which row block sees a key block first?": (48, 48, True),
+    "12 queries, 44 keys, causal. Can j + N_q − N_k be negative?": (12, 44, True),
     "20 queries, 12 keys, causal: the first rows see no key. Is the first row block still in range?": (20, 12, True),
 }
 
@@ -248,11 +249,9 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 #     store_rows(dK, tau * dk_j, j, N_k, B_c, d)  # FA2.A2.L18
 #     store_rows(dV, dv_j, j, N_k, B_c, d)  # FA2.A2.L18
 # ```
-# In rung b01 the same kernel, `columns_kernel`, has a second program number for the head.
+# In rung b01 the same kernel, `columns_kernel`, has a second program number for the head. (With grouped heads, chapter 05,
+# a program goes through the rows of all query heads that share its keys.)
 # </details>
-#
-# Query heads that share a head of K and V (chapter 05) share its dK, too. One program for each column block of that head
-# goes through the rows of all its query heads: one owner for each number, and fewer, longer programs.
 #
 # **Takeaway.** A column program keeps k, v, dk and dv on chip, and has them to itself.
 #
@@ -261,9 +260,8 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 # %% [markdown]
 # ## What happens if line 15 is a plain addition?
 #
-# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so. A plain addition has three steps: load,
-# add, store. On a GPU the steps of another program can come in between. Here two programs take turns in plain Python,
-# one step at each turn.
+# Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so: the race of [chapter
+# 05](05_backward.ipynb). Here two programs take turns in plain Python, one step at each turn.
 
 # %%
 def plain_addition(dQ, part):
@@ -383,8 +381,8 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# Chapter 05 counted products: seven instead of five. But atomic additions are not free. Their dQ is in fp32, and each
-# column block adds to all of it. A column program loads Q and dO once for each column block, a row program K and V once
+# Chapter 05 counted products, seven instead of five, and blocks, about as many. But here dQ counts double, as it is in
+# fp32, and each column block adds to all of it. A column program loads Q and dO once for each column block, a row program K and V once
 # for each row block. So two passes request twice what one does without its additions.
 
 # %%
@@ -402,15 +400,17 @@ for name, cost in ways.items():
 times = next(row.values for row in record_of("ladder").rows if row.direction == "backward")
 names = {"b00_atomics": "b00, one pass", "b01_two_passes": "b01, two passes", "b02_one_pass": "b02, one pass on Hopper"}
 print("measured on an H200:", *(f"{words}: {times[name][0]:.1f} ms" for name, words in names.items()), sep="\n  ")
+for name, cost in (("b00_atomics", one), ("b01_two_passes", two)):
+    print(f"{name[:3]} takes {times[name][0] / 1e3 / cost.limit(chips.H200)[1]:.1f} times its limit")
 
 # %%
 show(roofline.draw(**roofline.data(*ways.items())))
 
 # %% [markdown]
-# One pass waits for L2, because each addition reads and writes. Two passes do two sevenths of their products twice, and are
-# still ahead. b00 and b01 are far from both limits, in this order. b02 has larger tiles, so it adds less often, and adds
-# by cheaper copies (chapter 13): its one pass is the fastest. There the last bits of dQ vary, unless you ask for the same
-# ones. The package takes two passes in Triton, and one on Hopper.
+# (In the picture two passes count all seven products.) One pass waits for L2, because each addition reads and writes. Two
+# passes are ahead, though two of their seven products are repeats. b02 is for Hopper, the generation of H100 and H200: it
+# has larger tiles, so it adds less often, and by cheaper copies (chapter 13). Its one pass is the fastest, but the last
+# bits of dQ vary, unless you ask for the same ones. The package takes two passes in Triton, and one on Hopper.
 #
 # **Takeaway.** Two more products buy repeatable bits, and no dQ in fp32.
 
@@ -422,8 +422,8 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # go: 2 · 64 · 64 / 128 = 64.
 
 # %% [markdown]
-# **Predict.** A forward kernel with the same tile keeps one such block, $o$, and needs about 170 registers. And a column
-# program?
+# **Predict.** A forward kernel with the same tile keeps one block of 64 × 128 through its loop, $o$, and needs about 170
+# registers. And a column program?
 #
 # - ☐ about as many, as it has as many warps
 # - ☐ more, but it fits
@@ -442,13 +442,13 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # ```
 #
 # ```text
-# b00_atomics 255 registers, 39 spills
-# b01_two_passes 255 registers, 38 spills
+# b00_atomics 255 registers, 85 spills
+# b01_two_passes 255 registers, 110 spills
 # ```
 # </details>
 #
-# So backward kernels take 8 warps, or smaller tiles: the same numbers among more threads. `fa2-lab xray b01 --full` compiles
-# it here.
+# So backward kernels take 8 warps, or smaller tiles: the same numbers among more threads. (This record is of Triton
+# 3.9. `fa2-lab xray b01 --full` compiles it with yours.)
 #
 # **Takeaway.** What stays on chip through a loop must fit into 255 registers a thread. Count it before you choose the tile.
 

@@ -25,7 +25,6 @@ import re
 import sys
 from collections import Counter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
@@ -49,8 +48,8 @@ import triton.language as tl
 # ## A file of your own
 #
 # All tools below work on one file, `mine.py`. It has a function `forward(q, k, v, causal)`, and at its end it calls it, so
-# that a profiler has something to watch. Take the kernel that you wrote in chapter 08 or in [assignment
-# 4](assignments/4_triton_forward.ipynb), or, as here, a copy of rung 11: tiles of 64 × 64, 4 warps, 3 stages.
+# that a profiler has something to watch. If none lies beside this notebook, the next cell writes one there: a copy of rung
+# 11, with tiles of 64 × 64, 4 warps and 3 stages. Your kernel of [assignment 4](assignments/4_triton_forward.ipynb) will do.
 
 # %%
 CALL = """
@@ -60,10 +59,10 @@ if __name__ == "__main__":
         forward(q, k, v, False)
     torch.cuda.synchronize()
 """
-folder = TemporaryDirectory()
-mine = Path(folder.name) / "mine.py"
-rung = ladder.FOLDER / f"{ladder.find('11')}.py"
-_ = mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
+mine = Path("mine.py")
+if not mine.exists():
+    rung = ladder.FOLDER / f"{ladder.find('11')}.py"
+    _ = mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
 
 # %% [markdown]
 # | you want to know | the line |
@@ -74,11 +73,12 @@ _ = mine.write_text(rung.read_text(encoding="utf-8") + CALL, encoding="utf-8")
 # | what limits it, what its warps wait for | `ncu -k regex:forward -s 2 -c 1 --set full python mine.py` |
 # | how long, without NVIDIA's tools | `proton -n mine mine.py; proton-viewer -m time/ms mine.hatchet` |
 # | an access outside a tensor | `PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer python mine.py` |
-# | a race in shared memory (not with the barriers of chapter 12) | `compute-sanitizer --tool racecheck python mine.py` |
+# | a race in shared memory (not with the barriers of chapter 12a) | `compute-sanitizer --tool racecheck python mine.py` |
 # | a value | `TRITON_INTERPRET=1 python mine.py`, with `breakpoint()` in the kernel and q, k, v on the CPU |
 #
-# The first two and the last need no GPU. `xray` compiles for an H200 unless you say `--chip`, under the causal mask unless
-# you say `--full`, and takes `--num_warps`, `--num_stages` and `--maxnreg` in place of what the file asks for.
+# Run them in this notebook's folder. If a kernel is slow, begin with `xray`, then `nsys`, then `ncu`. If it is wrong, begin
+# with the last line. The first two and the last need no GPU. `xray` compiles for an H200 unless you say `--chip`, under the
+# causal mask unless you say `--full`, and takes `--num_warps`, `--num_stages` and `--maxnreg`.
 
 # %% [markdown]
 # ## What does the compiler make of a launch option?
@@ -109,18 +109,18 @@ for launch, kernel in kernels.items():
 #   the copies go straight to shared memory.
 # - **maxnreg.** With 128, some of a thread's values find no register. They live in memory: those are the *spills*.
 # - **Programs.** An SM has 65,536 registers, 228 KiB of shared memory and places for 64 warps. As many programs run on it
-#   as fit into all three. The share of the 64 places that are taken is called *occupancy*.
+#   as fit into all three. (The share of the 64 places taken is its *occupancy*.) A thread's registers are rounded up to a
+#   multiple of 8: 8 warps take 256 · 144 = 36,864, so one program fits. With one stage 128 · 184 leave room for two.
 #
 # As it is, registers leave room for 3 programs, and shared memory for 2. So `maxnreg=128`, with registers for 4, gains
-# nothing. And more programs help only if the launch has enough of them: 512 thread blocks fill 264 places twice, and 396
-# places one time and a third (chapter 06).
+# nothing. And more programs help only if the launch has enough of them (chapter 06).
 #
 # **Takeaway.** Work out all three limits. Only a change of the smallest one lets more programs run.
 
 # %% [markdown]
 # ## What do eight warps do?
 #
-# A product of Hopper's tensor cores has 64 rows, and four warps make it together, 16 rows each. A tile of `mine.py` has
+# A product of the tensor cores of Hopper (H100, H200) has 64 rows, and four warps make it together, 16 rows each. A tile of `mine.py` has
 # 64 × 64 scores.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
@@ -193,7 +193,7 @@ for launch in ("as it is", "num_stages=1"):
 # %% [markdown]
 # ## What are the warps waiting for?
 #
-# In the roofline of chapter 10, rung 11 is a point far right of the ridge and under the roof: DRAM is not its limit. What
+# In the roofline of chapter 10, rung 11 is a point far right of DRAM's slope and under the roof: DRAM is not its limit. What
 # is? *Nsight Compute*, `ncu`, reads the hardware's counters. `-k regex:forward -s 2 -c 1` takes the third call of `mine.py`.
 # (If it says `ERR_NVGPUCTRPERM`, the machine's owner must allow counters.) Of its pages, three answer most questions:
 #
@@ -208,8 +208,8 @@ for launch in ("as it is", "num_stages=1"):
 # %% tags=["hide-input"]
 counted = climbed.rows(climbed.load(climbed.SUITE), "counters")[ladder.find("11")].values
 stalls = {name: x[0] for name, x in counted.items() if name.startswith("stall: ")}
-for name in ("tensor cores at work, %", "issue slots used, %"):
-    print(f"{name:25} {counted[name][0]:3.0f}")
+idle = 100 - counted["tensor cores at work, %"][0]
+print(f"{idle:.0f}% of the time the tensor cores idle, so warps are waiting. For what?")
 
 # %% [markdown]
 # **Predict.** The copies of rung 11 run two tiles ahead. What do its warps wait for most?
@@ -221,8 +221,8 @@ for name in ("tensor cores at work, %", "issue slots used, %"):
 # <details><summary>Answer</summary>
 #
 # **their own last instruction.** *wait* is that: a fixed few clocks. Then comes *barrier*, the other warps. *Short
-# scoreboard* is shared memory and the exponential unit, *long scoreboard* is data. Nobody waits long for data, so a fourth
-# stage has little left to hide. Chapter 12 goes after the first two.
+# scoreboard* is shared memory and the exponential unit, *long scoreboard* is data. Data is only fourth, so one stage
+# more has little left to hide. Chapters 12a and 12b go after the first two.
 #
 # ```python
 # for name in sorted(stalls, key=stalls.get)[:-5:-1]:
@@ -230,10 +230,10 @@ for name in ("tensor cores at work, %", "issue slots used, %"):
 # ```
 #
 # ```text
-# stall: wait             1.09 clocks
-# stall: barrier          0.87 clocks
-# stall: short_scoreboard 0.49 clocks
-# stall: long_scoreboard  0.47 clocks
+# stall: wait             0.94 clocks
+# stall: barrier          0.67 clocks
+# stall: short_scoreboard 0.60 clocks
+# stall: long_scoreboard  0.55 clocks
 # ```
 # </details>
 #
@@ -278,7 +278,7 @@ timeline([(name, float(t), float(n)) for name, t, n, warp in clocked if warp == 
 # `fa2-lab tune` for this package's kernels. Four things go wrong.
 #
 # - Luck. The best of twenty equal launches, each timed once with an error of 1%, seems nearly 2% faster than it is. Medians
-#   make that smaller. If the winner is ahead by less, take the simpler launch.
+#   make that smaller. If the winner is ahead by less than that, take the simpler launch.
 # - The clock. A GPU lowers it when it draws much power (*throttling*). So time the launches in turns.
 # - The shape. A winner at one N may lose at another: try it there.
 # - The result. A launch that wrongly skips tiles is fast. A kernel that *adds* to its output adds in every trial (the
@@ -365,9 +365,9 @@ def log_sum_kernel(S, L, rows, N, stride, B: tl.constexpr, STOP: tl.constexpr):
     tl.store(L + tl.program_id(0), m + tl.log(tl.sum(tl.exp(s - m), 0)))
 
 # %% tags=["nbval-ignore-output", "hide-input"]
-def stop():  # in place of the debugger: what it shows if one types `p s` and `p m.handle.data`
+def stop():  # in place of the debugger: what it shows if one types `p s` and `p m`
     tile = sys._getframe(1).f_locals
-    print(f"(Pdb) p s\n{tile['s']}\n(Pdb) p m.handle.data\n{tile['m'].handle.data}")
+    print(f"(Pdb) p s\n{tile['s']}\n(Pdb) p m\n{tile['m']}")
 
 
 S, L = torch.arange(10.0, device=device)[None], torch.full((1,), torch.nan, device=device)
@@ -377,7 +377,7 @@ sys.breakpointhook = sys.__breakpointhook__
 print("L =", round(L.item(), 6), " by torch", round(torch.logsumexp(S, 1).item(), 6))
 
 # %% [markdown]
-# `m.handle.data` is the array behind `m`. The mask keeps the load away from the last six places: they hold −∞.
+# The mask keeps the load away from the last six places: they hold −∞.
 #
 # A compiled kernel cannot be stopped like this. On a GPU, `tl.device_print("m", m)` prints a value once for *each thread*:
 # let one program print. `compute-sanitizer` names every access outside an allocation. PyTorch allocates in large pieces, so
@@ -436,11 +436,12 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # **Takeaway.** Test at ragged sizes, with NaN behind every end. A wrong number may look healthy; NaN does not.
 #
 # [Assignment 9](assignments/9_up_the_ladder.ipynb) goes further: from rung 03 up, with these tools. [Assignment
-# 8](assignments/8_detective.ipynb), after chapter 12, has programs that hang, that race, and that are wrong by a little.
+# 8](assignments/8_detective.ipynb), after chapter 12b, has programs that hang, that race, and that are wrong by a little.
 
 # %% [markdown]
 # ## Recap
 #
+# - All day: name what a kernel waits for, change that one thing, check the result, look again.
 # - Launch options change how many registers and how much shared memory a program takes.
 # - fp32 tiles become TF32 on tensor cores, unless the product says `"ieee"`.
 # - The roofline says whether DRAM is the limit. Stalls say what the warps wait for, a timeline when.
@@ -450,7 +451,7 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # ## Exercises
 #
 # **1.** Find launch options with which *three* programs of `mine.py` fit on an SM, and compile it with them. What do they
-# cost? (Registers are given out eight at a time to each thread, and the system takes 1 KiB of each program.)
+# cost? (The system takes 1 KiB of shared memory of each program.)
 #
 # <details><summary>Solution</summary>
 #

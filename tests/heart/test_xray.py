@@ -84,7 +84,7 @@ def test_another_chip(found):
     [
         ("portable.forward", dict(chip="sm_75"), "chip: got 'sm_75'; it takes one of sm_80, "),
         ("r99", dict(), "name: got 'r99'; it takes one of "),
-        ("nobody.py", dict(), "name: got 'nobody.py'; it takes one of "),
+        ("nobody.py", dict(), "there is no file nobody.py here"),
     ],
 )
 def test_bad_input_is_one_sentence(name, options, says):

@@ -82,7 +82,9 @@ def reason(complaint: str) -> str:
 
 def full_name(name: str) -> str:
     """A name as it stands in names(), where rungs may be called by their number, or the path of a file."""
-    if name.endswith(".py") and Path(name).is_file():
+    if name.endswith(".py"):
+        if not Path(name).is_file():
+            raise ValueError(f"name: got {name!r}, and there is no file {name} here")
         return str(Path(name).resolve())
     known = names()
     found = [full for full in known if full == name or full.split("_")[0] in (name, f"r{name}")]
