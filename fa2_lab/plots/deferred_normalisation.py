@@ -80,8 +80,9 @@ def draw(prices: dict[str, dict], loops: dict[str, list], end: list, setting: st
     What FA2 left out stands outlined at its end, what it does once beneath. prices: {chip: {operation: matmul FLOPs}};
     loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile.
     """
+    price = max(p["instruction on an FP32 unit"] for p in prices.values())
     caption = "One division per row instead of one per tile, and one scaling of o instead of two: worth it, because an"
-    caption += f" exponential takes the time of 128 to 256 matmul FLOPs. {setting}."
+    caption += f" instruction on an FP32 unit takes the time of {price:g} matmul FLOPs. {setting}."
     figure, (above, below) = style.new_figure(4.4, caption, nrows=2, height_ratios=[1, 1.9])
     _prices(above, prices)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}

@@ -24,7 +24,7 @@ def data(N: int = 8192, d: int = 64, B: int = 128, heads: int = 32, W: int = 4) 
         Rung("04", "FA2: divide once", "not in every tile, but after the last", "FP32 work of a tile", *work),
         Rung("04", "FA2: one statistic", "L = m + log l instead of m and l", "numbers of a row stored", 2, 1),
         Rung("04", "FA2: causal tiles", "tiles above the diagonal are skipped", "tiles visited", tiles, causal),
-        Rung("05", "Backward", "P is computed again, not kept", "kept for the backward", N * N, N),
+        Rung("05", "Backward", "P is computed again, not kept", "kept for the backward", N * N, N * d + N),
         Rung("06", "Parallelism", "a thread block per row block, not head", "SMs without work", *idle),
         Rung("07", "Warps", "each warp takes rows, not keys", "shared memory bytes", *shared),
     ]

@@ -18,9 +18,8 @@ def data() -> dict:
     time = {name: points(ladder, rung, whole=True) for name, rung in RUNGS.items()}
     time |= {name: points(grid, contestant, whole=True) for name, contestant in OVER_N.items()}
     held = {name: points(memory, contestant, whole=False) for name, contestant in MEMORY.items()}
-    setting = (
-        f"{grid.made()}; forward, 16 heads, d = {d}. Time: {TOKENS:,} tokens in texts of N. Memory: one text, causal"
-    )
+    setting = f"{grid.made()}; forward, 16 heads, d = {d}. Time: the number of tokens stays {TOKENS:,}, cut into texts"
+    setting += " of N. Memory: one text, causal"
     return dict(time=time, memory=held, setting=setting)
 
 
@@ -50,7 +49,7 @@ def draw(time: dict[str, Points], memory: dict[str, Points], setting: str) -> st
     """Two charts over N on logarithmic axes: milliseconds above, MiB below; {name: points} for each."""
     (N, slow), (most, full) = time["standard"][-1], memory["standard"][-1]
     faster, less = slow / dict(time["ours"])[N], full / dict(memory["ours"])[most]
-    caption = f"At N = {N:,}: {faster:.1f} times as fast as standard attention, in 1/{less:.0f} of its memory."
+    caption = f"At N = {N:,}: {faster:.1f} times as fast as standard attention; at {most:,} 1/{less:.0f} of its memory."
     figure, (above, below) = style.new_figure(5.6, f"{caption} {setting}.", nrows=2, sharex=True)
     for ax, curves in ((above, time), (below, memory)):
         for name, curve in curves.items():
@@ -83,4 +82,5 @@ def _alt(time: dict[str, Points], memory: dict[str, Points]) -> str:
 
 def _range(curve: Points) -> str:
     (first, low), (last, high) = curve[0], curve[-1]
-    return f"from {low:,.3g} at N = {first:,} to {high:,.6g} at {last:,}"
+    begin = f"{low:,.3g} at N = {first:,}"
+    return begin if first == last else f"from {begin} to {high:,.6g} at {last:,}"

@@ -45,13 +45,13 @@ from fa2_studio.book.verdicts import close, verdict
 show(time_and_memory.draw(**time_and_memory.data()))
 
 # %% [markdown]
-# At N = 16,384 our kernel is 5.8 times as fast as standard attention. With each doubling of N, standard's memory grows
+# At N = 4,096 our kernel is 5.7 times as fast as standard attention. With each doubling of N, standard's memory grows
 # fourfold, until the GPU is full. FA2's and ours double. (bf16 is a number of two bytes, *causal* a word of chapter 04.)
 #
-# FA1 is the slowest line here. It is Algorithm 1 of the FA1 paper exactly as printed, with one worker a *head*. (A model
-# does attention many times side by side; one of them is a head.) There are 16 heads, and the GPU has room for 132 workers.
-# The kernel of FA1's authors was fast, two to four times as fast as standard attention. Chapter 03 shows why. Wherever
-# this book shows FA1, it is Algorithm 1 as printed.
+# FA1 is the slowest here. It is Algorithm 1 of the FA1 paper exactly as printed. (A model does attention many times side by
+# side; one of them is a *head*.) There one *worker* does each head, on one processor, so 4 texts with 16 heads each keep 64
+# of the GPU's 132 processors busy. The kernel of FA1's authors was two to four times as fast as standard attention. Chapter
+# 03 shows why theirs was fast. Wherever this book shows FA1, it is Algorithm 1 as printed.
 #
 # **Takeaway.** The same answer can be had several times faster, in memory that grows with N and not with N².
 
@@ -106,7 +106,7 @@ show(gpu_map.draw(**gpu_map.data()))
 # | registers | numbers that one thread is working with | 256 KiB in each SM |
 # | shared memory | for all warps of a thread block (papers: SRAM) | 228 KiB in each SM |
 # | L2 | copies of what came from HBM lately, for all SMs (a *cache*) | 60 MiB |
-# | HBM | large, beside the chip, a kind of DRAM; tensors (arrays) live here | 141 GiB |
+# | HBM | large, beside the chip, a kind of DRAM; tensors (arrays) live here | 141 GiB (data sheets say GB) |
 #
 # *SMs* are the processors; an H200 has 132. A *thread* executes instructions one by one. A *warp* is 32 threads that
 # execute the same instruction together. A *thread block* is several warps. It stays on one SM until it is done. Thread
@@ -124,22 +124,21 @@ show(gpu_map.draw(**gpu_map.data()))
 # A *multiply-add*, a · b + c, is one instruction and counts as two *FLOPs*, one multiplication and one addition. This
 # holds everywhere in the book, as in all data sheets. One TFLOP/s is 10¹² FLOPs in a second.
 #
-# The tensor cores do 989 TFLOP/s. They are the fastest unit, so we measure everything by them: how many FLOPs can they do
-# in the time of one other thing?
+# The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them:
+# how many FLOPs can they do in the time of one other thing?
 
 # %%
 chip = chips.H200  # the GPU of this book, where nothing else is said
 for name, price in prices(chip).in_flops().items():
     print(f"{name:6} {price:4.0f}")
-print("L2:", "measured" if measured(chip) else "by NVIDIA's figure for an A100")
 
 # %% [markdown]
 # - `fp32`: an instruction of an FP32 unit (addition, multiplication, or multiply-add). `exp`: an exponential.
 # - `shared`, `l2`, `dram`: one byte from shared memory, from L2, and from HBM. (*DRAM* is the word that measuring tools
 #   use for HBM.)
 #
-# A byte from L2 costs more than half of one from HBM. L2 helps, but what it delivers is not free. (All figures but L2's are
-# NVIDIA's for this GPU. L2's: see the last line.)
+# A byte from L2 costs half as much as one from HBM. L2 helps, but what it delivers is not free. (NVIDIA prints no speed of
+# this L2, so it was measured. All other figures are NVIDIA's.)
 
 # %% [markdown]
 # **Predict.** A score is needed twice: for its weight, and later again for the gradients. For d = 64 one score takes 64
@@ -151,8 +150,8 @@ print("L2:", "measured" if measured(chip) else "by NVIDIA's figure for an A100")
 #
 # <details><summary>Answer</summary>
 #
-# **compute the score a second time.** That takes 128 FLOPs. Four bytes out and four bytes in take the time of about 1,650.
-# To compute twice looks like waste, and is 13 times as cheap.
+# **compute the score a second time.** That takes 128 FLOPs, if q and k are on chip anyway. Four bytes out and four bytes in
+# take the time of about 1,650. To compute twice looks like waste, and is 13 times as cheap.
 # </details>
 
 # %% [markdown]
@@ -185,12 +184,12 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # %% [markdown]
 # ## What does "less" mean?
 #
-# - The *extra memory* is room for all but Q, K, V and O.
+# - The *extra memory* is room for all but Q, K, V and O. (The chart at the top counts O as well.)
 # - What the chip *requests* is all that the SMs load and store.
 # - What *crosses to DRAM* is the part that L2 cannot answer.
 #
 # **Predict.** FA2 keeps 64 queries on chip and loads all keys and values. For the next 64 queries it loads them again. K and
-# V of a head take 2 MiB (N = 4,096, d = 128). Where are they found the second time?
+# V of a head take 2 MiB (N = 4,096, d = 128, two bytes a number). Where are they found the second time?
 #
 # - ☐ in shared memory
 # - ☐ in L2
@@ -199,7 +198,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # <details><summary>Answer</summary>
 #
 # **in L2**, which has room for 60 MiB. Shared memory holds one tile at a time. So FA2 requests much, and only 3% of it
-# crosses to DRAM. Standard's S and P, 96 MiB a head, do not fit in L2: all of it crosses.
+# crosses to DRAM. Standard's S (four bytes a number) and P (two), 96 MiB a head, do not fit in L2: all of it crosses.
 #
 # ```python
 # for name in ("standard", "FA2"):
@@ -217,7 +216,7 @@ for O in (attention(Q, K, V), naive.forward(Q, K, V)[0], *tiled):
 # How long must it take, then? All units can work at once, and the slowest sets the pace. The *roofline* below draws that.
 # Further right, more FLOPs are done for each byte. On a slope the bytes set the pace, on the flat roof the tensor cores
 # do. A method has two places at one height: a ring over its FLOPs per byte requested, and a dot over its FLOPs per byte
-# that crosses to DRAM. The height is the speed that the slowest unit sets.
+# that crosses to DRAM. (For standard both coincide.) The height is the speed that the slowest unit sets.
 
 # %% tags=["hide-input"]
 show(roofline.draw(**roofline.data("standard", "FA2")))
@@ -227,7 +226,7 @@ show(roofline.draw(**roofline.data("standard", "FA2")))
 # slope of L2: what it requests is the next limit, and chapter 04 comes back to that. (A small cache in each SM answers
 # some requests before L2, so a real kernel can come out a little above its ring.)
 #
-# "Loaded", "stored" and "moved" always mean requests of the chip. Where a chapter counts a cost, it ends with this picture.
+# "Loaded", "stored" and "moved" always mean requests of the chip. The chapters that count a cost come back to this picture.
 #
 # **Takeaway.** Cost has one currency: the time of the slowest unit.
 
@@ -294,10 +293,10 @@ for name, stage in (("FA1", fa1), ("FA2", fa2)):
     result = stage.forward(1e3 * Q, K, V, B_r=16, B_c=5)[0]
     verdict(f"37 queries, 29 keys, scores × 1000: {name}", close(result, naive.forward(1e3 * Q, K, V)[0]))
 
-shown, N = time_and_memory.data(), 16384
+shown, N = time_and_memory.data(), 4096
 time, memory = ({name: dict(curve) for name, curve in shown[what].items()} for what in ("time", "memory"))
-verdict("ours is 5.8 times as fast as standard", round(time["standard"][N] / time["ours"][N], 1) == 5.8)
-growth = [memory[name][N] / memory[name][N // 2] for name in ("standard", "FA2", "ours")]
+verdict("ours is 5.7 times as fast as standard", round(time["standard"][N] / time["ours"][N], 1) == 5.7)
+growth = [memory[name][4 * N] / memory[name][2 * N] for name in ("standard", "FA2", "ours")]
 verdict("memory at twice the N: fourfold, double, double", [round(x, 1) for x in growth] == [3.9, 2.0, 2.0])
 counts = roofline.counted(load("ladder"), 128)
 for name, rung in (("standard", "r00_standard"), ("FA2", "r07_skipping")):
@@ -307,6 +306,7 @@ verdict("of FA2's requests 3% cross to DRAM", round(few.crossed / few.requested,
 verdict("to compute twice is 13 times as cheap", round(8 * prices(chip).in_flops()["dram"] / (2 * 64)) == 13)
 limits = [cost(name).limit(chip)[0] for name in ("standard", "FA2")]
 verdict("DRAM limits standard, L2 limits FA2", limits == ["DRAM", "L2"])
+verdict("measured: L2 at half of DRAM's price", round(prices(chip).dram / 1e12 / measured(chip)["L2 TB/s"], 1) == 0.5)
 
 # %% [markdown] tags=["navigation"]
 # [Naive attention →](01_naive_attention.ipynb)

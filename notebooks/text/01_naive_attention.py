@@ -23,12 +23,11 @@ import numpy as np
 
 from fa2_lab.machine import io
 from fa2_lab.machine.prices import cost
-from fa2_lab.plots import attention_map, roofline
+from fa2_lab.plots import attention_map
 from fa2_lab.plots.show import show
 from fa2_lab.reference import naive
 from fa2_lab.tiles import Tiling
 from fa2_lab.trace import UNWATCHED, Trace
-from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
 # %% [markdown]
@@ -64,10 +63,10 @@ show(attention_map.draw(**attention_map.data()))
 # and the words before it. Look at the second "a": nearly all of its weight lies on "woodchuck", the word that followed
 # the first "a".
 #
-# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. In a second it reads 2,400 random
-# texts over twelve words, in which a word is mostly followed by the same one. It has never seen this sentence. Its guess
-# after the second "a" is right. After the second "woodchuck" it bets on "chuck", and is wrong. All that it needs is the
-# forward pass above and the gradients at the end of this chapter.
+# The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. Training takes one second, on 2,400
+# random texts over twelve words, in which a word is mostly followed by the same one. It has never seen this sentence. Its
+# guess after the second "a" is right. After the second "woodchuck" it bets on "chuck", and is wrong. It needs the forward
+# pass above with a mask (chapter 04) and the gradients below. A word's key is made from the word before it.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -128,6 +127,7 @@ def softmax_as_written(s):
 # | `Q = meter.hbm(Q=Q)` | Q lives in HBM, and the meter watches it |
 # | `q = Q[:]` | a *load*: the elements in the brackets come on chip |
 # | `O[:] = o` | a *store*: they go back to HBM |
+# | `meter.loads("Q")`, `meter.stores("Q")`, `meter.hbm_elements` | the counts: of Q, and of all loads and stores |
 #
 # Functions take it as the argument `trace`. The default, `UNWATCHED`, means: no meter.
 
@@ -152,7 +152,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 
 # %% [markdown]
 # S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. These are
-# requests of the chip. As chapter 00 showed, all of them cross to DRAM.
+# requests of the chip. As chapter 00 showed, for long texts all of them cross to DRAM.
 #
 # **Takeaway.** Standard attention moves $4N^2 + 4Nd$ elements, nearly all of them for S and P.
 
@@ -163,29 +163,26 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # FLOPs are done for each byte that is moved?
 #
 # - FLOPs: each of the two products takes d multiply-adds for each of $N^2$ places, $4N^2 d$ FLOPs together.
-# - Bytes: S has four bytes a number and P has two. Each is stored once and loaded once, 12 bytes for each place.
+# - Bytes: S has four bytes a number, since the exponential enlarges its rounding errors. P has two, as tensor cores take
+#   it. Each is stored once and loaded once, 12 bytes for each place.
 #
 # So the intensity is $4N^2 d / 12N^2 = d/3$. (Q, K, V and O make it a little less: 42 for d = 128.)
 #
-# **Predict.** The text becomes twice as long. Does standard attention wait for memory less, as a product of two large
-# matrices would?
+# **Predict.** For a product of two large matrices a larger N means less waiting. Here too?
 #
-# - ☐ less, its intensity doubles
-# - ☐ as much as before
-# - ☐ more, its intensity halves
+# - ☐ yes, the intensity grows with N
+# - ☐ no, the intensity stays
+# - ☐ no, the intensity falls
 #
 # <details><summary>Answer</summary>
 #
-# **as much as before.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices does $2N^3$ FLOPs on $3N^2$
-# numbers, so there a larger N helps. Here the inner dimension is d, and d stays.
+# **no, the intensity stays.** FLOPs and bytes both grow with $N^2$. A product of two N × N matrices does $2N^3$ FLOPs on
+# $3N^2$ numbers, so there a larger N helps. Here the inner dimension is d, and d stays.
 # </details>
 
-# %% tags=["hide-input"]
-show(roofline.draw(**roofline.data("standard")))
-
 # %% [markdown]
-# The tensor cores of an H200 could do 206 FLOPs for each byte that HBM delivers, and standard attention has 42 to do. So it
-# reaches at most a fifth of the roof. Only moving less helps. Chapter 04 puts FA2 into this picture and settles it.
+# By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches about a fifth
+# of its speed at most. Only moving less helps.
 #
 # **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte, at any N.
 
@@ -197,8 +194,8 @@ show(roofline.draw(**roofline.data("standard")))
 # the last line, $O = PV$.
 #
 # Take the three queries again, and let the loss be a single entry, $\varphi = O_{00} = P_{00} V_{00} + P_{01} V_{10} +
-# P_{02} V_{20}$. The gradient with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4,
-# and with respect to the weights it is $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
+# P_{02} V_{20}$. The gradients with respect to these entries of V are the weights $P_{00}, P_{01}, P_{02}$ = 1/4, 1/2, 1/4.
+# Those with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
 # In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV = P^\top dO$. And $P_{ij}$ enters every column c
 # with $V_{jc}$, so $dP = dO\, V^\top$.
@@ -243,7 +240,8 @@ show(roofline.draw(**roofline.data("standard")))
 # ## How do we know that a gradient is right?
 #
 # $S = \tau QK^\top$ is a product again, so $dQ = \tau\, dS\, K$ and $dK = \tau\, dS^\top Q$. That makes five lines,
-# Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags).
+# Algorithm 3 of the FlashAttention paper (FA1.A3 in our tags). It computes D as the row sum of $P \circ dP$. That is the
+# same number as $do \cdot o$.
 
 
 # %%
@@ -328,7 +326,7 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
 # softmax can take that.
 #
-# **Takeaway.** One number per row, L, replaces S and P. What is moved must be saved in another way.
+# **Takeaway.** One number per row, L, replaces S and P. To move less we need another idea.
 
 # %% [markdown]
 # ## Recap
@@ -342,23 +340,14 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # %% [markdown]
 # ## Exercises
 #
-# **Find the bug.** Somebody forgot D and wrote `dS = P * dP`. Write a test of dS that needs no reference: True for the
-# right dS, False for this one.
+# **By hand.** Query 0 has the weights 1/4, 1/2, 1/4, and for $\varphi = O_{00}$ its dP is 8, 2, 0. What are D and ds? What
+# is the sum of ds, and why does every row of dS have it?
 #
 # <details><summary>Solution</summary>
 #
-# Adding a number to all scores of a row changes nothing, so each row of dS must sum to 0:
-# `return np.allclose(dS.sum(axis=1), 0)`
+# $D = 8/4 + 2/2 = 3$, which is $O_{00}$. $ds = (5/4, -1/2, -3/4)$. The sum is 0, because adding a number to all scores of a
+# row changes no weight. Without D it would be 3, so the row sums of dS test an implementation.
 # </details>
-
-
-# %%
-def looks_right(dS):  # (N_q, N_k)
-    return ...
-
-
-# %% tags=["hide-input"]
-check(looks_right, Case("the right dS", (dS,), True), Case("P * dP, without D", (P * (dO @ V.T),), False))
 
 # %% [markdown]
 # ## Checks
@@ -370,6 +359,7 @@ ours, theirs = forward_by_rows(Q8, K8, V8, 0.5), naive.forward_linear_memory(Q8,
 verdict("forward_by_rows = naive.forward_linear_memory", all(map(close, ours, theirs)))
 verdict("standard = naive.forward", close(standard(Q8, K8, V8, 0.5), naive.forward(Q8, K8, V8, tau=0.5)[0]))
 verdict("dK = finite differences of the loss", close(dK[0, 0], truth, 1e-7))
+verdict("the rows of dS sum to 0", close(dS.sum(axis=1), np.zeros(5)))
 verdict("the gradients = naive.backward", all(map(close, (dQ, dK, dV), naive.backward(Q, K, V, P, dO, tau=tau))))
 watch = Trace()
 forward_by_rows(Q8, K8, V8, 0.5, watch)

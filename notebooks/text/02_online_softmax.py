@@ -7,14 +7,14 @@
 # **Can softmax be finished before all scores are known?**
 #
 # Softmax divides by a sum over the whole row, and before that it subtracts the maximum of the whole row. So it seems that
-# nothing can be finished until the last score has arrived. This chapter shows that it can. A row has to remember three
-# small things about the keys it has seen, and can be finished at any time. FlashAttention rests on this.
+# nothing can be finished until the last score has arrived. This chapter shows that it can. A row has to remember two
+# numbers and one row of d numbers, however many keys it has seen. FlashAttention rests on this.
 #
 # After this notebook you can
 #
 # - take in the keys of a row one block after the other, and end with the exact result,
 # - say by which factor old sums must shrink when a larger score arrives, and why one factor is enough,
-# - join two half-finished results, in any order.
+# - join two half-finished results.
 #
 # *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [01 · Naive
 # attention](01_naive_attention.ipynb).*
@@ -75,8 +75,8 @@ from fa2_studio.book.verdicts import close, verdict
 show(rescaling.draw(**rescaling.data()))
 
 # %% [markdown]
-# Each box is the term of one key. From the first bar to the second all boxes shrink alike. In the third the new keys' boxes
-# are added.
+# Each box is the term of one key. (Key 1 has the value 0, so its box in $o$ has no width.) From the first bar to the second
+# all boxes shrink alike. In the third the new keys' boxes are added.
 #
 # **Takeaway.** When the maximum moves, $\ell$ and $o$ are *rescaled*: multiplied by one factor,
 # $\alpha = e^{m_{old} - m_{new}}$.
@@ -136,22 +136,23 @@ check(
 # The package has it as `SoftmaxState.update`. The chapter goes on with that one.
 
 # %% [markdown]
-# **Predict.** After 6 of 12 keys we divide $o$ by $\ell$. What do we get?
+# **Predict.** Twelve keys come in blocks of 3. The last score of a row is larger by 1,000 than all before. What is
+# $o / \ell$ at the end?
 #
-# - ☐ an estimate of the final answer
-# - ☐ the exact answer for the first 6 keys
-# - ☐ nothing of use before the last key
+# - ☐ not a number, since $e^{1000}$ overflows
+# - ☐ a little away from what it was after 9 keys
+# - ☐ the value of the last key
 #
 # <details><summary>Answer</summary>
 #
-# **the exact answer for the first 6 keys.** Nothing in the state is estimated. After 12 keys it is the attention over all
-# of them.
+# **the value of the last key.** $\alpha = e^{-1000}$ is rounded to 0, which wipes out all earlier terms. Plain softmax says
+# the same. Before that, $o / \ell$ is the exact answer for the keys so far. Nothing in the state is estimated.
 #
 # ```python
-# state = SoftmaxState.reset(4, 2)
+# state, high = SoftmaxState.reset(4, 2), S + 1000 * (np.arange(12) == 11)
 # for n in (3, 6, 9, 12):
-#     state = state.update(S[:, n - 3 : n], V[n - 3 : n])
-#     exact = safe_softmax(S[:, :n]) @ V[:n]
+#     state = state.update(high[:, n - 3 : n], V[n - 3 : n])
+#     exact = safe_softmax(high[:, :n]) @ V[:n]
 #     ratio = state.o[0] / state.l[0]
 #     print(f"{n:2} keys: o / l = {ratio.round(6)}, plain softmax {exact[0].round(6)}")
 # ```
@@ -160,7 +161,7 @@ check(
 #  3 keys: o / l = [0.316624 0.62364 ], plain softmax [0.316624 0.62364 ]
 #  6 keys: o / l = [-0.173845  0.319587], plain softmax [-0.173845  0.319587]
 #  9 keys: o / l = [ 0.070357 -0.776593], plain softmax [ 0.070357 -0.776593]
-# 12 keys: o / l = [ 0.071576 -0.758555], plain softmax [ 0.071576 -0.758555]
+# 12 keys: o / l = [0.052029 0.683686], plain softmax [0.052029 0.683686]
 # ```
 # </details>
 
@@ -168,10 +169,9 @@ check(
 live("softmax")
 
 # %% [markdown]
-# Where scripts run, drag a score above the line m and step over its block: everything before it shrinks by one factor. Then
-# make the first score the largest, and step again: nothing shrinks any more. Where none run, follow row 2 of the
-# [picture](../figures/state_stream.svg). At the border between two blocks ℓ and o shrink if a larger score has come, in
-# the middle of a block its terms are added, and where m does not step up, $\alpha$ is 1.
+# Where scripts run, drag a score above the line m and step over its block: everything before it shrinks by one factor. Where
+# none run, follow row 2 of the picture. At the border between two blocks ℓ and o shrink if a larger score has come, in the
+# middle of a block its terms are added, and where m does not step up, $\alpha$ is 1.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
 # softmax of chapter 01 ([picture](../figures/three_softmaxes.svg)).
@@ -197,28 +197,31 @@ live("softmax")
 # row.
 #
 # ```python
-# state = SoftmaxState.reset(1, 1).update(np.full((1, 2), -np.inf), np.ones((2, 1)))
-# O, L = state.finalize()
+# s = np.full((1, 2), -np.inf)
+# with np.errstate(invalid="ignore"):
+#     print("update above: l =", np.exp(s - np.maximum(-np.inf, s.max())).sum())
+# state = SoftmaxState.reset(1, 1).update(s, np.ones((2, 1)))
+# O, L = state.finalize()  # the end of a row: O = o / l, L = m + log l
 # print("the package: l =", state.l[0], " at the end O =", O[0, 0], " L =", L[0])
 # ```
 #
 # ```text
+# update above: l = nan
 # the package: l = 0.0  at the end O = 0.0  L = -inf
 # ```
 # </details>
 
 # %% [markdown]
-# The package subtracts 0 in place of $-\infty$, so that $e^{-\infty - 0} = 0$. At the end it divides by 1 in place of 0. Such
-# a row gets O = 0, the sum of no values.
+# The package subtracts 0 in place of $-\infty$, so that $e^{-\infty - 0} = 0$. At the end it takes $\ell = 1$ in place of 0
+# for $O = o / \ell$ and for the logsumexp of chapter 01, $L = m + \log \ell$.
 #
 # **Takeaway.** A row without keys is a case to decide in advance: O = 0, and L = $-\infty$.
 
 # %% [markdown]
 # ## Can two workers share a row?
 #
-# So far one state took in all keys, one block after the other. Now let two workers take one half of the keys each. Neither
-# knows the other's maximum. Each ends with its own $(m, \ell, o)$. To join them, bring both to the larger maximum
-# $m = \max(m_a, m_b)$ and add:
+# Let two workers take one half of the keys each. Each ends with its own $(m, \ell, o)$. To join them, bring both to the
+# larger maximum $m = \max(m_a, m_b)$ and add:
 #
 # $$\ell = e^{m_a - m}\, \ell_a + e^{m_b - m}\, \ell_b, \qquad o = e^{m_a - m}\, o_a + e^{m_b - m}\, o_b .$$
 #
@@ -240,11 +243,9 @@ for order in permutations(parts):
 show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
-# A loop, a tree and two separate workers join the same eight blocks. Look at the end of each: the results are the same. (The
-# words in brackets are explained later, warps in 07, decoding in 14.)
-#
-# A loop keeps one running state. A tree keeps one for each leaf. In return the leaves need nothing from each other, so
-# many workers can compute them at the same time.
+# A loop, a tree and two separate workers join the same eight blocks. (The words in brackets are explained later, warps in
+# 07, decoding in 14.) A loop keeps one running state. A tree keeps one for each leaf. In return the leaves need nothing
+# from each other, so many workers can compute them at the same time.
 #
 # **Takeaway.** `update` is a merge with the state of one block. The same merge works in a loop (little memory) and in a tree
 # (many workers at once).
@@ -252,8 +253,8 @@ show(merge_orders.draw(**merge_orders.data()))
 # %% [markdown]
 # ## Is (O, L) enough?
 #
-# **Predict.** A worker has finished. It divided, kept the output $O = o / \ell$ and the logsumexp of chapter 01,
-# $L = m + \log \ell$, and forgot $m$, $\ell$ and $o$. Can its result still be merged with another?
+# **Predict.** A worker has finished. It kept the output $O = o / \ell$ and $L = m + \log \ell$, and forgot $m$, $\ell$ and
+# $o$. Can its result still be merged with another?
 #
 # - ☐ no, the division cannot be undone without $\ell$
 # - ☐ only if both parts had the same maximum

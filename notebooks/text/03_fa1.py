@@ -18,7 +18,7 @@
 #
 # *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 
 from fa2_lab.machine import chips, io
@@ -128,23 +128,10 @@ check(
 # values, and takes all row blocks past it, one after the other. Then it loads the next keys, and all row blocks come
 # again.
 #
-# **Predict.** Row block 0 comes for the second time. It needs its $m$, $\ell$ and $o$ from the first time. Where were
-# they in between?
-#
-# - ☐ in the registers that computed them
-# - ☐ in shared memory, beside the keys
-# - ☐ in HBM
-# - ☐ nowhere: they are computed again
-#
-# <details><summary>Answer</summary>
-#
-# **in HBM.** O is as large as Q: it has d numbers for each of N queries. The chip has room for one block of rows. So
-# after each tile the block's $m$, $\ell$ and $o$ are stored, and before the next tile of these rows they are loaded
-# again.
-# </details>
-
-# %% [markdown]
-# Find both lines below: the one that loads the state, and the one that stores it. (`fa1_step` is the solution above.)
+# The chip has room for the state of one row block, not for that of all N queries. So after each tile the block's $m$,
+# $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again. Find both lines below.
+# (`fa1_step` is the solution above. The tags name lines of Algorithm 2 in the FA1 paper's appendix. It is the paper's
+# Algorithm 1 with a scale, a mask and dropout added.)
 
 # %%
 def fa1_forward(Q, K, V, O, l, m, B_r, B_c, tau):
@@ -179,11 +166,11 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
 live("algorithm1")
 
 # %% [markdown]
-# Choose FA1 and step through two column blocks. S never leaves the chip. But follow $m$, $\ell$ and $o$ of one query:
-# filled is on the chip, outlined is in HBM. They come and go at every tile.
+# Where scripts run, choose FA1 and step through two column blocks. S never leaves the chip. But follow $m$, $\ell$ and
+# $o$ of one query: filled is on the chip, outlined is in HBM. They come and go at every tile. Where none run, look at the
+# upper half of the picture (N = 12, d = 4): FA1 moves 936 elements. The lower half is FA2, of the next chapter.
 #
-# The meter on the right counts requests of the chip. There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded
-# up). So FA1's forward moves
+# There are $T_c = \lceil N / B_c \rceil$ column blocks (rounded up). So FA1's forward moves
 #
 # - $Nd + 2N$ elements to set O, ℓ and m at the start,
 # - $2Nd$ elements to load K and V once,
@@ -200,29 +187,26 @@ watched = meter.hbm(Q=Q, K=K, V=V, O=np.empty((8, 4)), l=np.empty(8), m=np.empty
 fa1_forward(*watched, B_r=4, B_c=2, tau=tau)
 print(f"N = 8, d = 4, B_c = 2: {fa1_elements(8, 4, 2)} by the formula", end=", ")
 print(f"{meter.hbm_elements} on the meter")
-print(f"the piece above, with d = 2: {fa1_elements(8, 2, 2)}")
+print(f"the live piece, with N = 8, d = 2: {fa1_elements(8, 2, 2)}")
 
 # %% [markdown]
 # ## Is that less than standard attention?
 #
-# Standard attention moves about $4N^2$ elements. FA1 moves about $N^2 (3d + 4) / B_c$, since $T_c = N / B_c$. Both grow
-# with $N^2$. Only FA1's extra memory, ℓ and m, grows with N alone.
+# **Predict.** FA1 never sends S or P to HBM. When does it request less than standard attention?
 #
-# **Predict.** Take d = 64 and blocks of 32 keys. FA1 never sends S or P to HBM. Does it request less than standard
-# attention?
-#
-# - ☐ far less: S and P were nearly all of it
-# - ☐ a little less
-# - ☐ more
+# - ☐ always, since S and P were nearly all of it
+# - ☐ if the text is long enough
+# - ☐ if a block has enough keys
 #
 # <details><summary>Answer</summary>
 #
-# **more.** (3 · 64 + 4) / 32 is 6.1 elements for each score, and standard attention has 4. The unfinished answers
-# travel in place of S and P. They cost less only if a block has more than (3d + 4) / 4 = 49 keys.
+# **if a block has enough keys.** The unfinished answers travel in place of S and P: about $N^2 (3d + 4) / B_c$ elements,
+# since $T_c = N / B_c$, against $4N^2$. Both grow with $N^2$, so N does not matter. FA1 needs more than (3d + 4) / 4 keys
+# in a block, 49 for d = 64.
 # </details>
 
 # %% [markdown]
-# So the size of a block decides, and sizes differ from source to source. Here are all that this book speaks of:
+# Only FA1's extra memory, ℓ and m, grows with N alone. Here are all block sizes that this book speaks of:
 
 # %% tags=["hide-input"]
 M = chips.A100.shared_per_block // 2  # elements of two bytes that a thread block can have
@@ -238,10 +222,10 @@ for d in (64, 128):
     print(f"d = {d:3}          {''.join(f'{x:7.2f}' for x in shares)} with {rule} keys")
 
 # %% [markdown]
-# The paper's rule is $B_c = \lceil M / 4d \rceil$: the blocks q, k, v and o fill the M elements of shared memory. It
-# leaves no room for the tile of scores, so it is an upper limit. The paper tried 64 to 512 keys, and the time fell no
-# further beyond 256 keys. This book has 64 in the first kernels of chapter 10, and 128 where it lists what each chapter
-# saves: 2.6 times less than standard attention for d = 64.
+# The paper's rule is $B_c = \lceil M / 4d \rceil$ and $B_r = \min(B_c, d)$: k and v fill half of the M elements of shared
+# memory, the tile of scores at most a quarter. With fewer rows there is room for more keys. The paper tried 64 to 512,
+# and the time fell no further beyond 256. This book has 64 in the first kernels of chapter 10, and 128 where it lists
+# what each chapter saves: 2.6 times less than standard attention for d = 64.
 #
 # With the rule, $T_c = 4Nd / M$, and FA1 requests about $12\,N^2 d^2 / M$ elements. The paper calls this the *IO
 # complexity* and writes $\Theta(N^2 d^2 / M)$: it grows like this, up to a constant factor. It is still $N^2$, divided
@@ -253,14 +237,38 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # %% [markdown]
 # In the first chart tiles shift the line down and do not tilt it. In the second N is fixed: with little room on the chip, FA1 is
 # above standard attention. The bars were counted on an H200, for FA2 (next chapter): L2 answered most requests, and
-# about each of Q, K, V and O crossed to DRAM once.
+# Q, K, V and O crossed to DRAM about once.
+
+# %% [markdown]
+# ## What still travels?
+#
+# S and P stay on the chip. Of what FA1's forward still moves, these are the shares:
+
+# %%
+parts = io.fa1_forward(Tiling(8192, 8192, 64, 128), 64)
+for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
+    share = sum(parts.loads.get(t, 0) + parts.stores.get(t, 0) for t in tensors)
+    print(f"{name:10} {share / parts.total:4.0%}")
+
+# %% [markdown]
+# Two thirds are unfinished answers. Nobody reads them between two column blocks; they leave the chip only to make room
+# for other rows. On the roofline of chapter 00 that puts the algorithm, as printed, below standard attention:
+
+# %% tags=["hide-input"]
+show(roofline.draw(**roofline.data("standard", "FA1")))
+
+# %% [markdown]
+# (d = 128, 64 keys a block, N = 4,096, 64 heads; O travels in four bytes a number.) The ring, what is requested, and the
+# dot, what crosses to DRAM, coincide. With one worker a head all 64 heads are at work at once, and their Q and O do not
+# fit in L2. (FA2's workers in chapter 00 share a head, and do three heads at once.) The next chapter lets the queries
+# stay.
 
 # %% [markdown]
 # ## Why was the authors' kernel fast?
 #
-# Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was 2 to 4 times faster. [Their
-# paper](https://arxiv.org/abs/2205.14135) (figure 2) has GPT-2 medium on an A100: N = 1,024, d = 64, 64 texts with 16
-# heads each, forward and backward.
+# Chapter 00 shows an FA1 that is slower than standard attention. The authors' kernel was usually 2 to 4 times as fast as
+# standard attention, and 5.7 times here: [their paper](https://arxiv.org/abs/2205.14135) (figure 2) has GPT-2 medium on
+# an A100, N = 1,024, d = 64, 64 texts with 16 heads each, forward and backward.
 #
 # | | standard | FA1, the authors' kernel |
 # | --- | ---: | ---: |
@@ -270,18 +278,17 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # Their kernel, too, has one worker for each head: a *thread block*, the group of threads that runs on one SM. Two
 # things differ.
 #
-# - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00's longest text is a single one: 16 workers
-#   for 132 SMs.
-# - **Blocks and code.** Theirs is CUDA written by hand, with large blocks. With 256 keys a block, an answer of 1,024 keys
-#   makes four trips. Ours is *Algorithm 1 as printed, one worker a head*: 64 keys a block, in the simplest Triton. With
-#   64 heads of 4,096 keys it takes four times as long as standard attention (chapter 10).
+# - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00 has 4 texts: 64 workers for 132 SMs.
+# - **Blocks and code.** Theirs is CUDA written by hand, with large blocks. With 256 keys a block, an answer over 1,024
+#   keys is stored four times. Ours is *Algorithm 1 as printed, one worker a head*: 64 keys a block, in the simplest
+#   Triton. It takes four times as long as standard attention.
 #
-# So FA1 needs many heads and large blocks. FA2 removes both conditions.
+# So FA1 needs many heads and large blocks. FA2 is fast with few heads too. Large blocks still help it.
 
 # %% [markdown]
 # ## How does the backward pass get P back?
 #
-# The gradients need P, and P was thrown away. But ℓ and m were kept, and after the forward pass they are final.
+# The gradients need P, and P was thrown away. But ℓ and m were kept.
 #
 # **Predict.** The scores of a tile can be computed again from q and k. What turns them into probabilities?
 #
@@ -307,30 +314,8 @@ show(hbm_traffic.draw(**hbm_traffic.data()))
 # ```
 # </details>
 #
-# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. On the H200 of chapter 00, making one score
-# again takes 128 FLOPs for d = 64. Sending it to HBM and fetching it back takes as long as 1,650.
-
-# %% [markdown]
-# ## What still travels?
-#
-# S and P stay on the chip. Of what FA1's forward still moves, these are the shares:
-
-# %%
-parts = io.fa1_forward(Tiling(8192, 8192, 64, 128), 64)
-for name, tensors in (("K and V", "KV"), ("Q", "Q"), ("O, l and m", "Olm")):
-    share = sum(parts.loads.get(t, 0) + parts.stores.get(t, 0) for t in tensors)
-    print(f"{name:10} {share / parts.total:4.0%}")
-
-# %% [markdown]
-# Two thirds are unfinished answers. Nobody reads them between two column blocks; they leave the chip only to make room
-# for other rows. On the roofline of chapter 00 that puts the algorithm, as printed, below standard attention:
-
-# %% tags=["hide-input"]
-show(roofline.draw(**roofline.data("standard", "FA1")))
-
-# %% [markdown]
-# (d = 128, 64 keys a block, N = 4,096, 64 heads; O travels in four bytes a number.) Ring and dot coincide: 64 heads at once do not fit into L2, so what
-# is requested crosses to DRAM. What if the queries stayed, and the keys came by? That is the next chapter.
+# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. Chapter 00 compared the prices: to compute a
+# score again is far cheaper than to store and load it.
 
 # %% [markdown]
 # ## Recap
@@ -363,7 +348,6 @@ verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), theirs)))
 verdict("fa1_elements here = io.fa1_forward", fa1_elements(13, 4, 5) == io.fa1_forward(Tiling(13, 13, 3, 5), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 of chapter 10: four times standard's time", round(slow["FA1"][4096] / slow["standard"][4096]) == 4)
-verdict("a score to HBM and back: 1,650 FLOPs", round(8 * chips.H200.flops_per_byte, -1) == 1650)
 crossed = hbm_traffic.data()["counters"]["bars"]["crossed to DRAM"]
 verdict("DRAM moved about Q, K, V and O once", 0.95 < crossed / (4 * 4096 * 64) < 1.05)
 

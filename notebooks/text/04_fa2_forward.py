@@ -18,13 +18,12 @@
 #
 # *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 
 from fa2_lab.machine import chips, io, time
 from fa2_lab.machine.prices import cost
 from fa2_lab.plots import causal_tiles, deferred_normalisation, roofline, visiting_order
-from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
 from fa2_lab.reference import fa1, fa2, naive
@@ -66,7 +65,7 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 #
 # In the picture the swap saves more than half. Those tiles are small and not square.
 #
-# **Predict.** Take square tiles and a long text. How much of FA1's requests does the swap save?
+# **Predict.** Take square tiles and a long text. How many of the elements that FA1 requests does the swap save?
 #
 # - ☐ nearly all: what is left grows with N, not N²
 # - ☐ a third
@@ -75,7 +74,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # <details><summary>Answer</summary>
 #
 # **a third.** For a tile of B × B, FA1 loads q and o and stores o: $3Bd$ elements. FA2 loads k and v: $2Bd$. Both grow
-# with $N^2$, since every tile still requests something.
+# with $N^2$, since every tile still requests something. (In bytes the swap saves three fifths: FA1's unfinished o has
+# four bytes a number, all others have two.)
 #
 # ```python
 # ratio = io.fa1_over_fa2(Tiling(8192, 8192, 128, 128), 64)
@@ -103,13 +103,6 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 
 # %% [markdown]
 # ## Why can the division wait?
-
-# %% tags=["nbval-ignore-output", "hide-input"]
-live("algorithm1")
-
-# %% [markdown]
-# Switch between FA1 and FA2, and look at the bars of $o$. In FA1 they are a finished answer after each tile. In FA2
-# they are the raw sum of chapter 02, and are divided once. The bars differ all the way, and at the end they agree.
 #
 # Look at what the loop reads. The next step uses the old $m$, $\ell$ and $o$, and multiplies both sums by the same
 # $\alpha$. It never uses the ratio $o / \ell$. So nothing in the loop is wrong while $o$ is undivided, and one division
@@ -118,7 +111,7 @@ live("algorithm1")
 #
 # $$\frac{\alpha\,\ell\,(o / \ell) + p\,v}{\alpha\,\ell + \sum p} = \frac{\alpha\,o + p\,v}{\alpha\,\ell + \sum p}$$
 #
-# This is tweak 1 of the paper. The subtraction of m is another matter: without it, $e^s$ of this very tile overflows.
+# This is tweak 1 of the paper. Could the subtraction of m wait too? No: without it, $e^s$ of this very tile overflows.
 #
 # So FA2's step is `update` of chapter 02, with one line more for rows that have seen no key:
 
@@ -143,7 +136,7 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # A tile has 128 × 64 scores, and d = 128. FA1 scales two blocks of 128 × 128, the old output and the new part. FA2
 # scales one. Here is the tile on one SM of an A100, the chip of the FA2 paper:
 #
-# | operations of FA1's tile | number | per clock | clocks |
+# | operations of FA1's tile, one each | number | per clock | clocks |
 # | --- | ---: | ---: | ---: |
 # | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
 # | instructions on FP32 units | 58,368 | 64 | 912 |
@@ -181,10 +174,9 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# Two percent of the operations are not in the products. If the units take turns, they take two fifths of the time.
-#
-# A real kernel lies between the two ends, or outside: on an H200 the tweak gained 23% without a mask, and nothing with
-# a causal one. Registers decided, not operations. Chapter 10 shows how.
+# Of the operations in FA1's tile, 2% are outside the products. If the units take turns, these 2% take two fifths of the
+# time. A real kernel can fall outside both ends: on an H200 the tweak gained 23% without a mask, and nothing with a
+# causal one. Registers decided, not operations. Chapter 10 shows how.
 
 # %% [markdown]
 # ## Which tiles does a causal mask leave?
@@ -212,8 +204,7 @@ for i in range(4):
     print(" ".join(f"{kind(square, i, j).name:8}" for j in range(4)))
 
 # %% [markdown]
-# Of T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text. (In the second grid the queries
-# are the last 256 of 512 tokens; chapter 14 needs it.)
+# Of T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text.
 #
 # **Predict.** Tiles are square, B × B. Three kernels treat a causal mask as below. Which one lets no query see the
 # future?
@@ -309,13 +300,10 @@ rows = {f"FA2, {B} × {B}": cost("FA2", B_r=B, B_c=B) for B in (64, 128)}
 show(roofline.draw(**roofline.data("standard", *rows.items())))
 
 # %% [markdown]
-# This is the roofline of chapter 00, with d = 128 and N = 4,096. Chapter 01 left standard attention at 42 FLOPs for
-# each byte, where an H200 could do 206. Only moving less could help.
-#
-# FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That is $B_r$ FLOPs for
-# each requested byte (the rings). But row blocks that work side by side request the same keys, and L2 answers all but
-# the first. To DRAM only Q, K, V and O cross, about once (the dots). In chapter 03 ring and dot coincided: with one
-# worker for each head, 64 heads stream through L2 at once, and little is answered there. So the swap helps twice.
+# (d = 128, N = 4,096.) FA2 does $4 B_r B_c d$ FLOPs for a tile, and requests $2 B_c d$ numbers of two bytes for it. That
+# is $B_r$ FLOPs for each requested byte (the rings). But row blocks that work side by side request the same keys, and L2
+# answers all but the first. To DRAM only Q, K, V and O cross, about once (the dots). FA1's ring and dot coincided in
+# chapter 03. So the swap helps twice.
 
 # %%
 for name, c in rows.items():
@@ -325,15 +313,14 @@ for name, c in rows.items():
     print(f"at most {c.flops / seconds / 1e12:.0f} TFLOP/s, limited by {unit}")
 
 # %% [markdown]
-# An H200's counters saw 2,100 FLOPs for each byte of DRAM. The thread that chapter 01 began ends here: memory far away
-# is no longer the limit. L2 is the next one, and twice the rows in a block halve what is asked of it. After that come
+# An H200's counters saw 2,100 FLOPs for each byte of DRAM. Memory far away is no longer the limit. L2 is the next one, and twice the rows in a block halve what is asked of it. After that come
 # the units of the SM: chapters 07 and 10.
 
 # %% [markdown]
 # ## Recap
 #
 # - Queries outside: q, $m$, $\ell$ and $o$ stay on the chip, k and v come by. With square tiles the chip requests a third
-#   less. Row blocks need nothing from each other.
+#   fewer elements. Row blocks need nothing from each other.
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
 # - Tweak 2: $L = m + \log \ell$ is all that the backward pass needs.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.

@@ -18,7 +18,7 @@
 # *Time: 35 minutes, and 8 for the ten questions on part I at the end. Hardware: any laptop, NumPy alone. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 from itertools import permutations
 
 import numpy as np
@@ -104,7 +104,7 @@ def one_tile(s, q, k, v, do, L, D, tau):  # (B_r, B_c), (B_r, d), (B_c, d) …
 
 # %% tags=["hide-input"]
 def tile_gradients(s, q, k, v, do, L, D, tau):  # what the rest of the chapter uses
-    L = np.where(np.isneginf(L), 0, L)
+    L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
     p = np.exp(s - L[:, None])  # FA2.A2.L11  (B_r, B_c)
     dp = do @ v.T  # FA2.A2.L13  (B_r, B_c)
     ds = p * (dp - D[:, None])  # FA2.A2.L14  (B_r, B_c)
@@ -127,10 +127,9 @@ def case(words, N_q, N_k, rows, cols, mask=NO_MASK):  # a tile of a small proble
 everything = slice(None)
 check(
     one_tile,
-    case("4 queries and 6 keys in a single tile. Which results take τ, and which matrix is transposed?", 4, 6, everything, everything),
+    case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?", 4, 6, everything, everything),
     case("2 of 4 queries, 3 of 6 keys. Do L and D come from this tile?", 4, 6, slice(2, 4), slice(0, 3)),
     case("some scores are hidden. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
-    case("rows 0 and 1 see no key: s and L are −∞. What is s − L?", 6, 4, everything, everything, CAUSAL),
 )
 
 # %% [markdown]
@@ -138,7 +137,6 @@ check(
 #
 # ```python
 # def one_tile(s, q, k, v, do, L, D, tau):
-#     L = np.where(np.isneginf(L), 0, L)  # no key: s is −∞, so p is 0, and so is dq
 #     p = np.exp(s - L[:, None])  # (B_r, B_c)
 #     dp = do @ v.T
 #     ds = p * (dp - D[:, None])
@@ -154,7 +152,7 @@ check(
 # A tile (i, j) adds to $dQ_i$, and to $dK_j$ and $dV_j$. As in chapter 04, what belongs to the outer loop stays on the
 # chip. Everything else is loaded for each tile, and a sum is stored again:
 #
-# | outer loop | stays | loaded for each tile | stored for each tile |
+# | outer loop | sums that stay | loaded for each tile | stored for each tile |
 # | --- | --- | --- | --- |
 # | columns j | dk, dv | q, do, dq | dq |
 # | rows i | dq | k, v, dk, dv | dk, dv |
@@ -209,11 +207,11 @@ live("backward")
 
 # %% [markdown]
 # FA2 gives each column block to a worker of its own; the listing says `trace.parallel`. $dK_j$ and $dV_j$ belong to
-# worker j alone. But all workers add to the same $dQ_i$. Step through it without a mask: they meet in the same rows
-# again and again.
+# worker j alone. But all workers add to the same $dQ_i$. Step through it without a mask, or look at the upper half of
+# the picture: they meet in the same rows again and again.
 #
-# **Predict.** Four workers run line 15 at the same moment for the same rows of dQ, which is 0. All load $dQ_i$, each
-# adds its part, all store. What does $dQ_i$ hold at the end?
+# **Predict.** Four workers run the line `dQ[rows] = …` at the same moment for the same rows of dQ, which is 0. All load
+# $dQ_i$, each adds its part, all store. What does $dQ_i$ hold at the end?
 #
 # - ☐ the sum of the four parts
 # - ☐ one of the four parts
@@ -243,7 +241,7 @@ three = sums_in_all_orders([np.float32(1e8), np.float32(1), np.float32(-1e8)])
 print("10⁸ + 1 − 10⁸ in six orders:", [float(x) for x in three])
 dS = P * (dO @ V.T - (dO * O).sum(axis=1)[:, None])
 columns = [tiling.cols(j) for j in range(4)]
-parts = [(tau * dS[:, c] @ K[c]).round(4).astype(np.float32) for c in columns]
+parts = [(tau * dS[:, c] @ K[c]).astype(np.float32) for c in columns]
 sums = sums_in_all_orders(parts)
 spread = max(np.abs(x - sums[0]).max() for x in sums)
 different = len({x.tobytes() for x in sums})
@@ -257,19 +255,19 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 # ## Second way out: a pass of its own
 #
 # $dQ_i$ is a sum over keys, like $o_i$ in the forward pass. So a second kernel can run with rows outside and keep
-# $dq_i$ on the chip. The first kernel leaves line 15 out.
+# $dq_i$ on the chip. The first kernel leaves that line out.
 #
 # **Predict.** What is the price of the second pass, beside more code?
 #
-# - ☐ two more products, and about as many requests as before
+# - ☐ two more products, and no more requests
 # - ☐ five more products, since all is computed twice
 # - ☐ no more products, but twice the requests
 #
 # <details><summary>Answer</summary>
 #
-# **two more products, and about as many requests as before.** The first pass computes S, dP, dV and dK, the second S,
-# dP and dQ: seven products. For each tile the first loads q and do, the second k and v: four blocks, as many as q, do,
-# and dq in and out.
+# **two more products, and no more requests.** The first pass computes S, dP, dV and dK, the second S, dP and dQ: seven
+# products. For each tile the first loads q and do, the second k and v, 8 bytes for each place of a block. One pass alone
+# has 12: q, do, and dq in and out, which has four bytes a number.
 # </details>
 
 # %%
@@ -352,7 +350,7 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # 5. With which blocks does FA1 request less than standard attention?
 # 6. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
 # 7. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
-# 8. What is left inside FA2's loop when the division waits?
+# 8. Which scaling is left inside FA2's loop?
 # 9. Two ways to sum dQ: how many products has each, and which gives the same bits in every run?
 # 10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?
 #

@@ -68,7 +68,7 @@ WRONG = {  # chapter: (a part of its solution, what readers might write there â€
     "02": ("alpha * l + p.sum", "l + p.sum"),
     "03": ("(alpha * l)[:, None] * o", "alpha[:, None] * o"),
     "04": ("l_i = np.where(l_i == 0, 1, l_i)", "pass"),
-    "05": ("np.where(np.isneginf(L), 0, L)", "L"),
+    "05": ("tau * (ds.T @ q)", "ds.T @ q"),
     "06": ("free.index(min(free))", "len(ends) % SMs"),
     "07": ("np.where(np.isfinite(top), top, 0)", "top"),
     "08": ("(m_i + tl.log2(l_i)) * LN2", "m_i + tl.log2(l_i)"),
