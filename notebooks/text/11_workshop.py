@@ -450,13 +450,12 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # %% [markdown]
 # ## Exercises
 #
-# **1.** Find launch options with which *three* programs of `mine.py` fit on an SM, and compile it with them. What do they
-# cost? (The system takes 1 KiB of shared memory of each program.)
+# **1.** With which launch options do *three* programs of `mine.py` fit on an SM? Compile it with them: what do they cost?
 #
 # <details><summary>Solution</summary>
 #
-# Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 75 KiB. Two stages take 80 + 1 KiB, one takes
-# 49. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few spills, and nothing is copied ahead any
+# Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 75 KiB. Two stages take 80 KiB and 1 for the
+# system, one takes 49. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few spills, and nothing is copied ahead any
 # more: the other two programs must fill the time in which one waits.
 # </details>
 
