@@ -243,9 +243,8 @@ for order in permutations(parts):
 show(merge_orders.draw(**merge_orders.data()))
 
 # %% [markdown]
-# A loop, a tree and two separate workers join the same eight blocks. (The words in brackets are explained later, warps in
-# 07, decoding in 14.) A loop keeps one running state. A tree keeps one for each leaf. In return the leaves need nothing
-# from each other, so many workers can compute them at the same time.
+# A loop, a tree and two workers join the same eight blocks. (Chapter 07 explains warps, 14 decoding.) A loop keeps one
+# state. A tree keeps one for each leaf. In return many workers can compute the leaves at the same time.
 #
 # **Takeaway.** `update` is a merge with the state of one block. The same merge works in a loop (little memory) and in a tree
 # (many workers at once).
