@@ -455,8 +455,8 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # <details><summary>Solution</summary>
 #
 # Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 75 KiB. Two stages take 80 KiB and 1 for the
-# system, one takes 49. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few spills, and nothing is copied ahead any
-# more: the other two programs must fill the time in which one waits.
+# system, one takes 49. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few spills, and nothing is
+# copied ahead any more: the other two programs must fill the time in which one waits.
 # </details>
 
 # %% [markdown]
