@@ -125,7 +125,6 @@ split-Q | 07 | warp_split | the queries are divided among workers, which need no
 base 2 | rung 06 | - | 2ˣ instead of eˣ: scale and log₂e are one factor, and the hardware has 2ˣ | 以二为底
 pipelining | rung 10 | - | the next tiles are being copied while this one is computed | 软件流水
 stage | 12a | pipes | one of the places of a ring or of a pipeline; it has room for one tile | 流水级
-sweep | rung 13 | - | to measure many sizes of tiles, warps and stages, and keep the fastest | 参数扫描
 bulk copy | rung 14 | bulk_copy | a copy of a whole tile that one thread starts and the copy engine carries out |
     批量拷贝
 TMA | 12a | bulk_copy | tensor memory accelerator: Hopper's copy engine | 张量内存加速器
