@@ -334,7 +334,7 @@ cases = {
     "16 queries and keys. Is o divided by ℓ, and L a natural logarithm?": (huge / 100, huge / 100, huge / 100, False),
     "45 queries, 70 keys. What is the score of a key that does not exist?": (Q, K, V, False),
     "scores in the thousands. Is the maximum subtracted?": (huge, huge, huge / 100, False),
-    "45 queries, 70 keys, causal, the last tile has 6 keys. Does the loop reach it, and is `seen` counted from its first key?": (Q, K, V, True),
+    "causal, the last tile has 6 keys. Does the loop reach it, and is `seen` counted from its first key?": (Q, K, V, True),
     "20 queries, 12 keys, causal: rows 0 to 7 see no key. What are their O and L?": (far, few, few, True),
 }
 check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.items()), tolerance=2e-3)

@@ -382,8 +382,8 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # ## What do the two ways cost?
 #
 # Chapter 05 counted products, seven instead of five, and blocks, about as many. But here dQ counts double, as it is in
-# fp32, and each column block adds to all of it. A column program loads Q and dO once for each column block, a row program K and V once
-# for each row block. So two passes request twice what one does without its additions.
+# fp32, and each column block adds to all of it. A column program loads Q and dO once for each column block, a row program
+# K and V once for each row block. So two passes request twice what one does without its additions.
 
 # %%
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64

@@ -120,8 +120,8 @@ for launch, kernel in kernels.items():
 # %% [markdown]
 # ## What do eight warps do?
 #
-# A product of the tensor cores of Hopper (H100, H200) has 64 rows, and four warps make it together, 16 rows each. A tile of `mine.py` has
-# 64 × 64 scores.
+# A product of the tensor cores of Hopper (H100, H200) has 64 rows, and four warps make it together, 16 rows each. A tile
+# of `mine.py` has 64 × 64 scores.
 #
 # **Predict.** How do eight warps share $S = QK^\top$?
 #
