@@ -14,10 +14,10 @@
 # After this notebook you can
 #
 # - say from two numbers, bytes and FLOPs, what one token costs on any GPU,
-# - write a decode kernel whose programs share a head, and the kernel that merges what they leave,
+# - read a decode kernel whose programs share a head, and the kernel that merges what they leave,
 # - read a cache through a block table, and name what a kernel must not touch.
 #
-# *Time: 25 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
+# *Time: 30 minutes. Hardware: any machine with Linux; without a GPU the kernels run in Triton's interpreter. Measured
 # numbers were recorded on an NVIDIA H200. Before this: [02 · Online softmax](02_online_softmax.ipynb), [06 ·
 # Parallelism](06_parallelism.ipynb) and [08 · The Triton forward kernel](08_triton_forward.ipynb).*
 
@@ -118,9 +118,9 @@ for n in (1, 16, 17, 33):
 # ## What does a split leave behind?
 #
 # Split w reads the keys from w · share to (w + 1) · share, in whole tiles. It uses `load_rows` and `visit` of chapter
-# 08. At the end it cannot divide by $\ell$, because it has seen only some of the keys. So it leaves its state: $o$, m
-# and $\ell$, d + 2 numbers for each row. (As in chapter 08, m is a logarithm to base 2.) We call that a *part*.
-# `tl.num_programs(0)` is the number of splits.
+# 08: row r of a tile sees its first `seen[r]` keys, here all before `last`. At the end it cannot divide by $\ell$,
+# because it has seen only some of the keys. So it leaves its state: $o$, m and $\ell$, d + 2 numbers for each row. (As in
+# chapter 08, m is a scaled score times $\log_2 e$.) We call that a *part*. `tl.num_programs(0)` is the number of splits.
 
 # %%
 @triton.jit
@@ -382,10 +382,10 @@ show(programs.draw(**programs.data()))
 # launch.
 #
 # Why 42 GB/s? A program has four *stages*, each with a tile of K and V: 32 KiB. One is in use and three are on their way,
-# 96 KiB. By *Little's law*, speed = bytes on their way / time on their way. So a tile is on its way for 2.3 µs. To read
-# faster a program would need more stages. But four are 128 KiB, and an SM has 228: two programs with four stages each do
-# not fit. That is why one program runs on an SM here. Where there are heads enough for two on each SM, the package gives
-# each three stages, 96 KiB.
+# 96 KiB. By *Little's law*, speed = bytes on their way / time on their way. So a tile is on its way for 2.3 µs, if
+# three always are. More stages would make one program faster, but 132 programs already exceed the 100 that fill memory.
+# Four stages take 128 of 228 KiB, so one program runs on an SM. Where there are heads enough for two on each SM, the
+# package gives each three stages, 96 KiB.
 #
 # *Reading alone* is a kernel that reads as many bytes and keeps nothing. A copy also writes what it reads, so a kernel
 # that only reads can be a little faster than a copy. Here are the recorded calls:
@@ -407,7 +407,8 @@ for row in rows:
 # the speed of reading alone.
 #
 # Long calls lose a little at the end. With 256 whole heads of 8,192 keys, 256 programs start at once, two on most SMs.
-# The last one ends 15% later than the first: some SMs have a slower path to the memory.
+# The last one ends 15% later than the first. By the medians of 15 calls, two programs of one SM end about 1 µs apart,
+# and SMs differ by up to 30 µs. So the SM decides: some seem to have a slower path to the memory.
 
 # %% [markdown]
 # ## Recap
@@ -506,6 +507,9 @@ near = [r.ratio("fa2_lab", "reading alone") for r in rows if r.problem["bytes"] 
 verdict("from 268 MB on: 92% of reading alone", round(100 * min(near)) == 92)
 SM, ended = (np.array(load("ends").curves[name]) for name in ("SM", "ended"))
 verdict("the last of 256 ends 15% later", round(100 * ended.max() / ended.min()) == 115)
+two = [ended[SM == n] for n in range(132) if (SM == n).sum() == 2]
+apart, ends = np.mean([np.ptp(x) for x in two]), np.ptp([x.mean() for x in two])
+verdict("1 µs apart on an SM, 30 between SMs", (round(apart), round(ends)) == (1, 30))
 verdict("two on most SMs", (np.bincount(SM.astype(int)) == 2).mean() > 0.5)
 
 # %% [markdown] tags=["navigation"]

@@ -15,9 +15,9 @@
 #
 # - write such a mask as one interval of keys for each row, and say which tiles it visits,
 # - add a sink and a softcap to the forward and the backward pass, with their gradients,
-# - say which masks are not intervals, what FlexAttention does for those, and how a model gets the others.
+# - say which masks are not intervals, what FlexAttention does for those, and which masks a model gets from us.
 #
-# *Time: 25 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 35 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
@@ -103,8 +103,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # %% [markdown]
 # ## What does a window save?
 #
-# **Predict.** A sequence gets twice as long. How many times as many tiles does a causal window of 1,024 keys visit, and
-# how many does a plain causal mask?
+# **Predict.** A sequence gets twice as long. How many times as many tiles does a causal window of 1,024 keys back (1,025
+# with its own) visit, and how many does a plain causal mask?
 #
 # - ☐ the window as many as before, causal twice as many
 # - ☐ the window twice as many, causal four times
@@ -133,7 +133,8 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # ```
 # </details>
 #
-# A window has two edges. So with square tiles, two in each row block need a mask instead of one.
+# A window has two edges. So with square tiles and a window of whole tiles, two in each row block need a mask instead of
+# one. Else the left edge may cut two: three in all.
 
 # %% [markdown]
 # ## Many documents in one row
@@ -172,7 +173,7 @@ for name, sizes in (("padded", [100] * 3), ("packed", lengths)):
 timed = load("packed").rows
 print("                 " + "".join(f"{name:>20}" for name in timed[0].values))
 for row in timed:
-    times = "".join(f"{ms:17.2f} ms" for ms, *_ in row.values.values())
+    times = "".join(f"{ms:17.3f} ms" for ms, *_ in row.values.values())
     print(f"d = {row.problem['d']:3}, {row.direction:8}{times}")
 
 # %% [markdown]
@@ -300,12 +301,13 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # ```
 # </details>
 #
-# Two numbers no longer say which tiles to visit. A list does: for each row block the numbers of its column blocks.
+# Two numbers no longer say which tiles to visit. A list always does: for each row block its column blocks' numbers.
 # [FlexAttention](https://pytorch.org/blog/flexattention/) works this way. You write a function `mask_mod(b, h, q, kv)`. It
 # is evaluated once for all $N^2$ pairs, and gives two lists for each row block: FULL blocks, and blocks that need a mask. A
 # generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
 #
-# **Takeaway.** An interval is two numbers that the kernel computes. Any other mask needs a list of tiles in memory.
+# **Takeaway.** An interval is two numbers that the kernel computes. Other masks need more than two
+# numbers: two intervals, or, for any mask at all, a list of tiles.
 
 # %% [markdown]
 # ## How does a model get all this?
@@ -313,8 +315,9 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # `attention(…, window=(5, 0), softcap=3.0, sinks=…)` takes the windows, caps and sinks of this chapter, and
 # `attention_packed` takes documents by their starts. A model of Hugging Face's *transformers* is loaded with
 # `attn_implementation="fa2_lab"`, and [appendix C](C_package.ipynb) trains one. Such a model describes its mask by a
-# function of a row and a column, too. `fa2_lab.transformers` reads it once for all layers, as an interval. If it is none,
-# an error names the mask.
+# function of a row and a column, too. `fa2_lab.transformers` reads it once for all layers. It takes causal and
+# bidirectional masks, windows, padding and packed sequences. Any other is refused by name, a prefix as well, though it is
+# an interval.
 
 # %% [markdown]
 # ## Recap
@@ -323,7 +326,7 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # - A window makes work grow with $N$. Packed documents are small problems side by side.
 # - A softcap is one function of the score, before the mask, with slope $1 - (t/c)^2$.
 # - A sink is the initial state $m = sink$, $\ell = 1$, and $dsink = -\sum_r P_{r,sink} D_r$.
-# - A mask that is no interval needs a list of tiles.
+# - Other masks need more than two numbers: two intervals, or, for any mask at all, a list of tiles.
 
 # %% [markdown]
 # ## Exercises

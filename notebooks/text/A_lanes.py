@@ -17,7 +17,7 @@
 # - swizzle a tile by hand, and count bank conflicts,
 # - add up the shared memory and the registers that a tile needs.
 #
-# *Time: 20 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
+# *Time: 25 minutes. Hardware: any laptop, NumPy alone. Before this: [07 · Warps](07_warps.ipynb).*
 
 # %%
 import numpy as np
@@ -38,7 +38,7 @@ from fa2_studio.book.verdicts import verdict
 # | chip | name of its generation | instruction | who | result |
 # | --- | --- | --- | --- | --- |
 # | A100 | `sm_80` | `mma` | one warp | 16 × 8 |
-# | H100, H200 | `sm_90` | `wgmma`, in machine code `HGMMA` | four warps, a *warpgroup* | 64 rows, 16 each |
+# | H100, H200 | `sm_90` | `wgmma`, in machine code `HGMMA` | four warps, a *warpgroup* | 64 rows, 16 for each warp |
 #
 # In both, the number in row r and column c of a piece lies in lane
 # $4\,(r \bmod 8) + \lfloor (c \bmod 8) / 2 \rfloor$:
@@ -118,7 +118,8 @@ for layout in compilations:
 
 # %% [markdown]
 # A row of S lies in one warp, and so does the same row of O. (The tile has 128 rows, and four warps do 64 at a time. So
-# each warp has two strips of 16 rows.)
+# each warp has two strips of 16 rows. With d = 128 it needs 264 registers by the sum below, over the limit of 255. Only
+# the layout matters here.)
 
 # %% [markdown]
 # ## Does P have to move before the second product?
@@ -207,7 +208,7 @@ for B_r, B_c in ((64, 64), (128, 64), (64, 128), (128, 128)):
 # thread block. An A100 gives 163 and an H100 227: its SM has 228, of which 1 KiB per block is reserved. If registers run
 # out, the kernel runs, but it *spills*: numbers travel to slow memory and back.
 #
-# **Predict.** 128 × 128 needs 360 registers with four warps. What can help?
+# **Predict.** 128 × 128 needs 360 registers with four warps. What can help? (More than one may be right.)
 #
 # - ☐ eight warps
 # - ☐ a smaller tile
@@ -295,6 +296,7 @@ same = all(budget.forward_registers(*s) == registers(*s) for s in took)
 same &= all(budget.forward_shared_bytes(*s[:3]) == shared_bytes(*s[:3]) for s in took)
 verdict("shared_bytes and registers = budget.py's", same)
 pair = registers(64, 64, 128, W=4), took[64, 64, 128, 4]
+verdict("128 × 64: 264 by the sum", registers(128, 64, 128, W=4) == 264)
 verdict("64 × 64: 152 by the sum, 184 by the compiler", pair == (152, 184))
 fit = [took[s] > registers(*s) for s in took if registers(*s) <= 255]
 verdict("the sum is mostly too low", sum(fit) > 0.9 * len(fit))

@@ -16,7 +16,7 @@
 # - decide whether a printed formula is wrong, by a computation that does not use it,
 # - find the lines of the papers that have slips, and where other people met them.
 #
-# *Time: 15 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
+# *Time: 20 minutes. Hardware: any laptop, NumPy alone. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [05 · The backward pass](05_backward.ipynb) and [07 · Warps](07_warps.ipynb).*
 
 # %%
@@ -143,14 +143,14 @@ for name, slip in SLIPS.items():
 #
 # **Predict.** Somebody sets hidden scores to 0 before the softmax, and not to −∞. Which test sees it best?
 #
-# - ☐ large scores, near 30: any slip is larger there
+# - ☐ large positive scores, all near 30: any slip is larger there
 # - ☐ small scores, near 1
 # - ☐ whether each row's weights sum to 1
 #
 # <details><summary>Answer</summary>
 #
-# **small scores, near 1.** A score of 0 gets the weight of $e^0 = 1$. Beside $e^{30}$ nobody sees it. And the weights of a
-# row sum to 1, with the hidden keys among them.
+# **small scores, near 1.** A score of 0 gets the weight of $e^0 = 1$. Beside $e^{30}$ nobody sees it. (A row with all
+# its scores near −30 would show it.) And the weights of a row sum to 1, with the hidden keys among them.
 #
 # ```python
 # for score in (1.0, 30.0):
@@ -170,11 +170,12 @@ for name, slip in SLIPS.items():
 # The package keeps every slip with the wrong version, the right one, and a distance from a truth that uses neither. This
 # distance must refuse the wrong version and accept the right one. "Off by" is the distance of the wrong one, in the slip's
 # own unit: a count, KiB, a ratio, or a matrix's largest error relative to its largest entry. `inf`: the shape is wrong.
+# `nan`: the wrong version gives NaN.
 #
-# `fa2-lab errata fa2-inverse` shows one in full, and `python -m pytest tests/heart/test_errata.py -k fa2-inverse` is its
-# test. (arXiv): the version of ICLR 2024 does not have it. "Met in": threads on GitHub in which readers ran into it. Where
-# there is none, we know of no thread. O¹ is the finished answer of block 1, Õ a raw sum, and diag(x) multiplies each row
-# by its x.
+# - `fa2-lab errata fa2-inverse` shows one in full. Its test: `python -m pytest tests/heart/test_errata.py -k fa2-inverse`.
+# - (arXiv): the version of ICLR 2024 does not have it.
+# - "Met in": threads on GitHub in which readers ran into it, as far as we know.
+# - O¹ is the finished answer of block 1, Õ a raw sum, and diag(x) multiplies each row by its x.
 
 # %% tags=["hide-input"]
 LINKS = {
@@ -222,8 +223,9 @@ Markdown(
 )  # fmt: skip
 
 # %% [markdown]
-# Two rows are right for FA1 and wrong only for FA2. `fa1-dropout-order`: one generator for all tiles repeats itself only
-# if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. In this project L is
+# Two rows of the first table are no slips: `fa2-causal-speedup` is a measurement, beside what a count gives, and
+# `fa2-scale` leaves something out on purpose. Two rows are right for FA1 and wrong only for FA2. `fa1-dropout-order`: one
+# generator for all tiles repeats itself only if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. In this project L is
 # always the logarithm. `fa1-empty-rows` is a case that neither paper decides: a mask hides a row's whole first tile. And
 # `article-traffic` mixes two quantities: the extra memory of FlashAttention is O(N), its traffic is not.
 #
@@ -233,7 +235,7 @@ Markdown(
 # ## Recap
 #
 # - A wrong factor hides where it is 1: α on rows whose maximum comes first, $\ell_1$ on a block with one key, τ = 1.
-# - A wrong shape hides where N = d. A leak of the mask hides beside large scores.
+# - A wrong shape hides where N = d. A leak of the mask hides beside large positive scores.
 # - A check is worth something once it has been seen to fail, with a computation that does not use the formula.
 
 # %% [markdown]

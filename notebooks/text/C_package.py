@@ -15,7 +15,7 @@
 # - count what an algorithm of yours loads, stores and computes,
 # - call `fa2_lab.attention`, judge what comes back, and switch a model over to it.
 #
-# *Time: 15 minutes. Hardware: any laptop; one cell needs torch and Triton and says so if they are missing. Before this:
+# *Time: 20 minutes. Hardware: any laptop; one cell needs torch and Triton and says so if they are missing. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %%
@@ -49,7 +49,8 @@ from fa2_studio.book.verdicts import close, verdict
 # | `plots/`, `tools/` | pictures; commands |
 #
 # `fa2_studio/` beside it has what a checkout needs: book, bench, course and judges. A file imports from the rows above its
-# own in this table. There is one exception: kernels import nothing from the reference.
+# own in this table (and a rung, when run as a program, from `tools/`). There is one exception: kernels import nothing
+# from the reference.
 #
 # **Predict.** Why this exception? Suppose a kernel and the reference shared a function, and it were wrong.
 #
@@ -84,7 +85,8 @@ print(where("FA2.A1.L10"))
 # the kernels in plain Python, in its *interpreter*: right numbers, small sizes, no speed. `fa2-lab doctor` says what serves
 # on this machine and why.
 #
-# **Predict.** A model has 40 keys and adds 5 queries, causal. How many keys should the *first* of them see?
+# **Predict.** A model holds 40 keys. The queries are the last 5 of these 40 tokens. Under a causal mask, how many keys
+# should the *first* of them see?
 #
 # - ☐ 1, as row 0 of a triangle
 # - ☐ 36
@@ -127,10 +129,10 @@ else:
 # %% [markdown]
 # ## How do I count an algorithm of my own?
 #
-# Write it in NumPy, with slices. `meter.hbm(X=X)` returns a tensor that lives in HBM: reading a slice is a load, writing
-# one is a store. What was loaded is on chip, and operations on it are counted by kind. `trace.serial` and `trace.parallel`
-# name the loops. (For blocks of a matrix there is `Tiling`.) Here is the mean of all rows, in blocks of 4 rows, with one
-# sum on chip:
+# Write it in NumPy, with slices. `meter.hbm(X=X)` returns a tensor that lives in HBM, and with two names a list:
+# reading a slice is a load, writing one is a store. What was loaded is on chip, and operations on it are counted by
+# kind. `trace.serial` and `trace.parallel` name the loops. (For blocks of a matrix there is `Tiling`.) Here is the mean
+# of all rows, in blocks of 4 rows, with one sum on chip:
 
 # %%
 def row_mean(X, mean, B, trace):
