@@ -155,8 +155,6 @@ for keys in rows:  # each block, met by all queries
 # block 3: 3.5 times the right dK, 3.3 times the right dV
 # ```
 #
-# ```text
-# ```
 # </details>
 
 # %% [markdown]
@@ -249,7 +247,7 @@ show(ring_schedule.draw(**ring_schedule.data()))
 # second part comes last, while dK and dV come home.
 #
 # The white bars are measured at 131,072 tokens: forward 10% slower than the model, backward 15%. The model follows
-# today's package. The white bars are from before that change, so part of the gap is this.
+# today's package. The white bars are from before the change named at the top, so part of the gap is this.
 
 # %% [markdown]
 # ## What do four GPUs gain?

@@ -134,7 +134,7 @@ print(kinds(2, B_r=4, B_c=4, N_q=32, N_k=32, left=8, right=4))
 # </details>
 #
 # A window has two edges. So with square tiles and a window of whole tiles, two in each row block need a mask instead of
-# one. Else the left edge may cut two: three in all.
+# one. With other windows the left edge may cut two: three in all.
 
 # %% [markdown]
 # ## Many documents in one row
@@ -306,8 +306,8 @@ dQ, dK, dV = fa2.backward(Q, K, V, O, L, dO, **options)  # the sink is no argume
 # is evaluated once for all $N^2$ pairs, and gives two lists for each row block: FULL blocks, and blocks that need a mask. A
 # generated kernel walks both lists. In a block that needs a mask, it calls the function again for every score.
 #
-# **Takeaway.** An interval is two numbers that the kernel computes. Other masks need more than two
-# numbers: two intervals, or, for any mask at all, a list of tiles.
+# **Takeaway.** An interval is two numbers that the kernel computes. Other masks need more than two numbers:
+# two intervals, or, for any mask at all, a list of tiles.
 
 # %% [markdown]
 # ## How does a model get all this?

@@ -118,8 +118,8 @@ for layout in compilations:
 
 # %% [markdown]
 # A row of S lies in one warp, and so does the same row of O. (The tile has 128 rows, and four warps do 64 at a time. So
-# each warp has two strips of 16 rows. With d = 128 it needs 264 registers by the sum below, over the limit of 255. Only
-# the layout matters here.)
+# each warp has two strips of 16 rows. With d = 128 a thread needs 264 registers by the sum below, over the limit of
+# 255. Only the layout matters here.)
 
 # %% [markdown]
 # ## Does P have to move before the second product?

@@ -225,9 +225,10 @@ Markdown(
 # %% [markdown]
 # Two rows of the first table are no slips: `fa2-causal-speedup` is a measurement, beside what a count gives, and
 # `fa2-scale` leaves something out on purpose. Two rows are right for FA1 and wrong only for FA2. `fa1-dropout-order`: one
-# generator for all tiles repeats itself only if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum, FA2's is its logarithm. In this project L is
-# always the logarithm. `fa1-empty-rows` is a case that neither paper decides: a mask hides a row's whole first tile. And
-# `article-traffic` mixes two quantities: the extra memory of FlashAttention is O(N), its traffic is not.
+# generator for all tiles repeats itself only if both passes visit the tiles in the same order. `fa1-L`: FA1's L is a sum,
+# FA2's is its logarithm. In this project L is always the logarithm. `fa1-empty-rows` is a case that neither paper
+# decides: a mask hides a row's whole first tile. And `article-traffic` mixes two quantities: the extra memory of
+# FlashAttention is O(N), its traffic is not.
 #
 # **Takeaway.** A formula is wrong when a computation that does not use it says so.
 
