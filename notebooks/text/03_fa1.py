@@ -16,7 +16,7 @@
 # - count what FA1 requests, and say how the size of a block decides it,
 # - explain how the backward pass gets P back from two numbers for each row.
 #
-# *Time: 30 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
+# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [02 · Online softmax](02_online_softmax.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np

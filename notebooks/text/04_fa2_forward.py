@@ -16,7 +16,7 @@
 # - say for each change what it saves, and what it does not save,
 # - sort the tiles of a causal mask into three kinds by looking at their corners.
 #
-# *Time: 35 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
+# *Time: 40 minutes. Hardware: any laptop, NumPy alone. Before this: [03 · FlashAttention](03_fa1.ipynb).*
 
 # %% tags=["hide-input"]
 import numpy as np

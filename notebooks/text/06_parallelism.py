@@ -16,7 +16,7 @@
 # - compute how many thread blocks a launch has, how many waves they take, and what share of the chip is idle,
 # - name three remedies against idle processors: another loop, another order, and split keys.
 #
-# *Time: 30 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
+# *Time: 35 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
 # this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), and [05 · The backward pass](05_backward.ipynb) for the
 # section on dQ.*
 

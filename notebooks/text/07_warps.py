@@ -16,7 +16,7 @@
 # - count the bytes that a tile moves through shared memory,
 # - say what each barrier protects, and what happens without it.
 #
-# *Time: 35 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
+# *Time: 40 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
 # this: [06 · Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is
 # in [appendix A](A_lanes.ipynb).*
 

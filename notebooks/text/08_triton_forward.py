@@ -20,7 +20,7 @@
 # - say why some of its lines do not look like the paper's,
 # - recognise four mistakes by the numbers that they print.
 #
-# *Time: 35 minutes with the questions, the kernel and the exercises. Hardware: any machine with Linux; without an
+# *Time: 40 minutes with the questions, the kernel and the exercises. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 

@@ -16,7 +16,7 @@
 # - profile it: how long, what limits it, what its warps wait for, and when,
 # - find a wrong number and an access outside a tensor, and say what a search for the fastest launch may get wrong.
 #
-# *Time: 30 minutes with the questions and the exercise. Hardware: any laptop with Linux. Lines for a GPU say so. Before
+# *Time: 40 minutes with the questions and the exercise. Hardware: any laptop with Linux. Lines for a GPU say so. Before
 # this: [07 · Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*
 

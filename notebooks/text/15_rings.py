@@ -16,7 +16,7 @@
 # - cut a causal sequence so that all GPUs have equal work,
 # - say from two speeds and the length of a piece whether the transfers cost time.
 #
-# *Time: 30 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
+# *Time: 35 minutes. Hardware: any laptop with torch; its processes play the GPUs. Before this: [02 · Online
 # softmax](02_online_softmax.ipynb), [04 · FlashAttention-2, forward](04_fa2_forward.ipynb) and [05 · The backward
 # pass](05_backward.ipynb).*
 #

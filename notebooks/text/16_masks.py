@@ -17,7 +17,7 @@
 # - add a sink and a softcap to the forward and the backward pass, with their gradients,
 # - say which masks are not intervals, what FlexAttention does for those, and which masks a model gets from us.
 #
-# *Time: 35 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
+# *Time: 40 minutes. Hardware: any laptop with torch. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), where a tile is SKIP, DIAGONAL or FULL, and [05 · The backward
 # pass](05_backward.ipynb), where $D$ and $L$ come from.*
 
