@@ -23,11 +23,11 @@ class Item:
 
 def handed_out(tiling: Tiling, heads: int, at_once: int, last_column_first: bool = True) -> Iterator[Item]:
     """All column blocks in the order of the tile scheduler, which has so many heads side by side."""
-    blocks = range(tiling.T_c)[:: -1 if last_column_first else 1]
+    blocks = [(block, tiling.visited_rows(block)) for block in range(tiling.T_c)]
     for begin in range(0, heads, at_once):
-        for block in blocks:
+        for block, rows in blocks[:: -1 if last_column_first else 1]:
             for head in range(begin, min(begin + at_once, heads)):
-                yield Item(head, block, tiling.visited_rows(block))
+                yield Item(head, block, rows)
 
 
 def time(items: Iterator[Item], SMs: int, in_turn: bool, handover: float = 1.5, ends: float = 3.0) -> float:

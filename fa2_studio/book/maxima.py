@@ -109,13 +109,24 @@ def model_of_gluon(coming: list) -> dict:
     def product(a, b, c, **options):
         return SimpleNamespace(when_waited_for=lambda: np.asarray(a @ b))
 
+    def product_wait(left, deps):
+        return deps[0] if left > 0 else deps[0].when_waited_for()
+
+    def over_what_is_there(function):
+        def checked(*values):
+            if any(isinstance(x, SimpleNamespace) for x in values):
+                raise RuntimeError("the product may still run: use what warpgroup_mma_wait(0, …) returns")
+            return function(*values)
+
+        return checked
+
     return dict(
         all_threads=lambda: None,
         tma=SimpleNamespace(async_load=start_copy),
         mbarrier=SimpleNamespace(expect=expect, wait=wait),
-        gl=SimpleNamespace(max=np.max, maximum=np.maximum),
+        gl=SimpleNamespace(max=over_what_is_there(np.max), maximum=over_what_is_there(np.maximum)),
         warpgroup_mma=product,
-        warpgroup_mma_wait=lambda left, deps: deps[0].when_waited_for(),
+        warpgroup_mma_wait=product_wait,
     )
 
 

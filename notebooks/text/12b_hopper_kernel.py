@@ -134,8 +134,9 @@ for d, causal in ((64, False), (64, True), (128, False), (128, True)):
 display(Markdown("\n".join(lines)))
 
 # %% [markdown]
-# Short causal rows take short tiles, because the diagonal cuts through most of theirs. Long rows take `WIDE` at
-# d = 128: K and V are read once for 192 rows. The rules were fitted to times on an H200 and an H100.
+# Short causal rows take `HALF`, tiles of 64 keys, because the diagonal cuts through most of theirs. (`SHORT` has short
+# row blocks, 128 rows.) Long rows take `WIDE` at d = 128: K and V are read once for 192 rows. The rules were fitted to
+# times on an H200 and an H100.
 
 # %% [markdown]
 # ## The roles
@@ -161,13 +162,13 @@ read(KERNEL, "forward_kernel", begin="q = new_ring", end="pipes = ForwardPipes")
 # ## When is the next row block drawn?
 #
 # The tile scheduler is rung 21's. A program's first block has the program's own number, every other is drawn from a
-# counter in HBM:
+# counter, by an atomic addition in L2:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/geometry.py", "Scheduler.next", "draw")
 
 # %% [markdown]
-# The producer's warp stands still until the number has come from HBM. So one could draw the next number early, at the
+# The producer's warp stands still until the number has come from L2. So one could draw the next number early, at the
 # *start* of a row block, and hide the way.
 
 
@@ -360,11 +361,10 @@ read("hopper/shared/mailbox.py", "Mailbox", begin="def send", end="return self.n
 # It is rung 21's mailbox with two places, so `n & 1` is the place and `n >> 1 & 1` the phase. `all_threads()` stands
 # before the arrival: one thread arrives for all, so all must have written, or read, before it.
 #
-# Stage and phase come from one number, n. That works because producer and consumers count the same tiles. FlashAttention-4
-# does it in another way. It uses CUTLASS's `PipelineState`, an object in which stage and phase travel together
-# ([its pipeline.py](https://github.com/Dao-AILab/flash-attention/blob/main/flash_attn/cute/pipeline.py)).
+# Stage and phase come from one number, n. That works because producer and consumers count the same tiles. CUTLASS's
+# `PipelineState` carries index and phase; a later class of FlashAttention-4 carries one number, as here.
 #
-# | | this kernel | FlashAttention-4 |
+# | | this kernel | `PipelineState` |
 # | --- | --- | --- |
 # | what is carried | n, a whole number | an object: index and phase |
 # | next tile | `n + 1` | `state.advance()` |
@@ -434,7 +434,7 @@ read(KERNEL, "step", begin="s = start_scores")
 # | `warpgroup_mma(p, …)` | S of tile n, P V of tile n − 1 | V's tile |
 # | `pass_on` | both; the next consumer may start its own | – |
 # | `warpgroup_mma_wait(1)` | P V | S |
-# | `softmax_step`, `rounded` | P V, and the other consumers' products | – |
+# | `softmax_step`, `rounded` | in the source P V; in the machine code mostly the other consumers' products | – |
 # | `warpgroup_mma_wait(0)` | nothing | P V |
 # | `release`, `shrunk` | nothing | – |
 #
@@ -457,8 +457,8 @@ read(KERNEL, "step", begin="s = start_scores")
 # %% [markdown]
 # ## Who multiplies first?
 #
-# **Ping-pong** lets consumers start their products in turn: one multiplies while another exponentiates (12a has the
-# timeline). It is one barrier for each consumer:
+# **Ping-pong** lets consumers start their products in turn: one multiplies while another exponentiates. It makes
+# sure of *Between* and *Both* in 12a's timeline. It is one barrier for each consumer:
 
 # %% tags=["nbval-ignore-output"]
 read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on", "new_ping_pong")
@@ -466,6 +466,8 @@ read("hopper/shared/pipeline.py", "PingPong.wait", "PingPong.pass_on", "new_ping
 # %% [markdown]
 # Consumer 0's barrier gets an arrival in advance, or nobody could begin. Whoever skips a tile must still pass on, as
 # `skip` does. It costs a wait for each tile. Two sets of sizes have it, `SHORT` and `IN_TURN`, both for d = 64.
+# `IN_TURN` is taken without a mask, too. The table of ideas below has 0.99 there, of an earlier kernel; in the times
+# behind `choose` a tile takes 2% less.
 
 # %% [markdown]
 # ## The softmax step
