@@ -2,6 +2,7 @@
 
 import ast
 import re
+import textwrap
 from pathlib import Path
 
 from fa2_lab.paper import PACKAGE
@@ -30,11 +31,31 @@ def described(file: str, name: str) -> str:
 
 
 def shown(docstring: str) -> str:
-    """Prose as prose; what stands in columns or is indented as it is."""
-    parts = []
-    for paragraph in docstring.split("\n\n"):
-        if re.search(r"^ |\S {2,}\S", paragraph, re.MULTILINE):
-            parts.append(f"```text\n{paragraph}\n```")
+    """Prose as prose; two columns as a table; what else is indented as it is."""
+    return "\n\n".join(table(part) or as_it_is(part) for part in docstring.split("\n\n"))
+
+
+def as_it_is(paragraph: str) -> str:
+    if re.search(r"^ |\S {2,}\S", paragraph, re.MULTILINE):
+        return f"```text\n{paragraph}\n```"
+    return plain(paragraph)
+
+
+def table(paragraph: str) -> str:
+    """Names and what they are, or "" if a line is neither; one that is indented goes on with the line before."""
+    rows: list[list[str]] = [] if paragraph.startswith(" ") else [["", ""]]  # indented: the first line is the heads
+    for line in textwrap.dedent(paragraph).splitlines():
+        cells = re.fullmatch(r"(\S.*?) {2,}(\S.*)", line)
+        if cells:
+            rows.append(list(cells.groups()))
+        elif line.startswith(" ") and rows and rows[-1][0]:
+            rows[-1][1] += f" {line.strip()}"
         else:
-            parts.append(re.sub(r"([*_$<\[`])", r"\\\1", paragraph))
-    return "\n\n".join(parts)
+            return ""
+    lines = [" | ".join(["", *map(plain, row), ""]).strip() for row in rows]
+    return "\n".join([lines[0], "| --- | --- |", *lines[1:]])
+
+
+def plain(words: str) -> str:
+    """No letter of it is markup."""
+    return re.sub(r"([*_$<\[`|])", r"\\\1", words)
