@@ -1,7 +1,6 @@
 """What chapters 12a, 12b and 13 share: listings of the Hopper kernels, and the ladder's record, rung by rung."""
 
 import ast
-from collections.abc import Callable
 from difflib import SequenceMatcher
 from itertools import pairwise
 
@@ -13,11 +12,9 @@ from fa2_lab.machine.reasons import reason
 from fa2_lab.paper import PACKAGE
 from fa2_lab.tools import ladder as climbed
 from fa2_lab.tools import steps
-from fa2_studio.book.verdicts import verdict
 
 NODES = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 PEER = "FlashAttention-3"
-MISSING = "not recorded yet: `fa2-lab bench ladder` measures it on a GPU"
 
 
 # Listings -----------------------------------------------------------------------------------------------------------
@@ -105,36 +102,26 @@ class Climb:
         self.shapes = {(row.problem["d"], row.problem["causal"]): row for row in main}
         self.counted, self.compiled = (climbed.rows(self.record, what) for what in ("counters", "compiled"))
 
-    def has(self, *names: str) -> bool:
-        """Whether all of these were timed and counted."""
-        full = self.shapes[128, False].values
-        return all(name in full and name in self.counted for name in map(full_name, names))
-
     def factor(self, new: str, d: int = 128, causal: bool = False, old: str = "") -> float:
-        """How many times as fast a rung is as the one before it, or as `old`; NaN where one was not timed."""
-        row, new = self.shapes[d, causal], full_name(new)
-        old = full_name(old) if old else before(new)
-        return row.ratio(new, old) if {new, old} <= set(row.values) else np.nan
+        """How many times as fast a rung is as the one before it, or as `old`."""
+        new = full_name(new)
+        return self.shapes[d, causal].ratio(new, full_name(old) if old else before(new))
 
     def value(self, name: str, what: str) -> float:
-        """A counter, or a number of the compiled kernel; the clock is SM cycles over time. NaN where not measured."""
+        """A counter, or a number of the compiled kernel; the clock is SM cycles over time."""
         name = full_name(name)
         if what == "clock, GHz":
-            row = self.shapes[128, False]
-            seconds = np.median(row.values[name]) / 1e3 if name in row.values else np.nan
-            return self.value(name, "SM cycles") / seconds / 1e9
+            milliseconds = np.median(self.shapes[128, False].values[name])
+            return self.value(name, "SM cycles") / milliseconds / 1e6
         values = [rows[name].values for rows in (self.counted, self.compiled) if name in rows]
-        return next((x[what][0] for x in values if what in x), np.nan)
+        return next(x[what][0] for x in values if what in x)
 
     def table(self, *names: str) -> None:
         """TFLOP/s of each, and the share of FlashAttention-3's in the same run."""
         titles = [f"d = {d}{', causal' if causal else ''}" for d, causal in self.shapes]
         print(f"{'':22}" + "".join(f"{title:>16}" for title in titles))
         for name in map(full_name, names):
-            cells = [
-                f"{row.rate(name):.0f} {row.ratio(name, PEER):5.0%}" if name in row.values else "-"
-                for row in self.shapes.values()
-            ]
+            cells = [f"{row.rate(name):.0f} {row.ratio(name, PEER):5.0%}" for row in self.shapes.values()]
             print(f"{name:22}" + "".join(f"{cell:>16}" for cell in cells))
 
     def step(self, number: str, *counters: str) -> None:
@@ -143,9 +130,6 @@ class Climb:
         why = reason(new)
         print(f"limit before: {why.limit}\ntaken away:   {why.removes}")
         self.table(before(new), new)
-        if not self.has(before(new), new):
-            print(MISSING)
-            return
         print(f"{'factor':22}" + "".join(f"{self.factor(new, *shape):>16.2f}" for shape in self.shapes))
         for name in counters:
             a, b = self.value(before(new), name), self.value(new, name)
@@ -160,19 +144,12 @@ class Climb:
     def clocks(self, first: str) -> None:
         """From one rung on: gains in cycles and in time, and the clock that lies between them."""
         print("                        in cycles   in time   clock, GHz   L2, GB   tensor")
-        shown = [rung for rung in ladder.RUNGS if rung >= full_name(first) and self.has(rung)]
+        shown = ladder.RUNGS[ladder.RUNGS.index(full_name(first)) :]
         for old, new in pairwise(shown):
             cycles, time = self.value(old, "SM cycles") / self.value(new, "SM cycles"), self.factor(new, old=old)
             clock, moved = self.value(new, "clock, GHz"), self.value(new, "L2 bytes") / 1e9
             busy = self.value(new, "tensor cores at work, %")
             print(f"{new:22} {cycles:10.2f} {time:9.2f} {clock:12.2f} {moved:8.1f} {busy:7.0f}%")
-        if len(shown) < 2:
-            print(MISSING)
-
-    def says(self, claim: str, rungs: tuple[str, ...], holds: Callable[[], bool]) -> None:
-        """A verdict on the record, if it has these rungs."""
-        recorded = self.has(*rungs)
-        verdict(claim if recorded else f"not recorded yet: {claim}", not recorded or holds())
 
 
 def full_name(name: str) -> str:

@@ -973,26 +973,26 @@ verdict("a forgotten release hangs", all(try_out(forgetful, seed)[0] != "all don
 
 
 # %% tags=["hide-input"]
-climb.says("rung 17: half of the bytes through L2, and hardly faster", ("16", "17"),
-     lambda: 0.45 < climb.compare("17", "L2 bytes") < 0.65 and 0.93 < climb.factor("17") < 1.05)  # fmt: skip
-climb.says("rung 18: the same bytes, and faster by a tenth", ("17", "18"),
-     lambda: 0.9 < climb.compare("18", "L2 bytes") < 1.1 and 1.07 < climb.factor("18"))  # fmt: skip
-climb.says("rung 15 loses 5 to 9%", ("14", "15"),
-     lambda: all(0.9 < climb.factor("15", *shape) < 0.96 for shape in climb.shapes))  # fmt: skip
-climb.says("rung 19: busy about as *Neither*, far from *Between*", ("18", "19"),
-     lambda: 55 < climb.value("19", "tensor cores at work, %") < 67)  # fmt: skip
-climb.says("rung 20 gains at d = 128 and nothing at d = 64", ("19", "20"),
-     lambda: climb.factor("20") > 1.03 and all(abs(climb.factor("20", 64, m) - 1) < 0.02 for m in (False, True)))  # fmt: skip
-climb.says("rung 12: the cycles of rung 11, more bytes, a tenth of the clock less", ("11", "12"),
-     lambda: abs(climb.compare("12", "SM cycles") - 1) < 0.02 and climb.compare("12", "L2 bytes") > 1.5
+verdict("rung 17: half of the bytes through L2, and hardly faster",
+     0.45 < climb.compare("17", "L2 bytes") < 0.65 and 0.93 < climb.factor("17") < 1.05)  # fmt: skip
+verdict("rung 18: the same bytes, and faster by a tenth",
+     0.9 < climb.compare("18", "L2 bytes") < 1.1 and 1.07 < climb.factor("18"))  # fmt: skip
+verdict("rung 15 loses 5 to 9%",
+     all(0.9 < climb.factor("15", *shape) < 0.96 for shape in climb.shapes))  # fmt: skip
+verdict("rung 19: busy about as *Neither*, far from *Between*",
+     55 < climb.value("19", "tensor cores at work, %") < 67)  # fmt: skip
+verdict("rung 20 gains at d = 128 and nothing at d = 64",
+     climb.factor("20") > 1.03 and all(abs(climb.factor("20", 64, m) - 1) < 0.02 for m in (False, True)))  # fmt: skip
+verdict("rung 12: the cycles of rung 11, more bytes, a tenth of the clock less",
+     abs(climb.compare("12", "SM cycles") - 1) < 0.02 and climb.compare("12", "L2 bytes") > 1.5
      and climb.compare("12", "clock, GHz") < 0.93)  # fmt: skip
-climb.says("rung 22 gains, with fewer issue slots", ("21", "22"),
-     lambda: climb.factor("22") > 1.02 and climb.compare("22", "issue slots used, %") < 1)  # fmt: skip
-climb.says("rung 23: a quarter fewer bytes through L2, a few per cent fewer cycles, no lower clock", ("22", "23"),
-     lambda: climb.compare("23", "L2 bytes") < 0.8 and 0.95 < climb.compare("23", "SM cycles") < 0.99
+verdict("rung 22 gains, with fewer issue slots",
+     climb.factor("22") > 1.02 and climb.compare("22", "issue slots used, %") < 1)  # fmt: skip
+verdict("rung 23: a quarter fewer bytes through L2, a few per cent fewer cycles, no lower clock",
+     climb.compare("23", "L2 bytes") < 0.8 and 0.95 < climb.compare("23", "SM cycles") < 0.99
      and climb.compare("23", "clock, GHz") > 0.995)  # fmt: skip
-climb.says("the clock falls along the rungs", ("10", "22"),
-     lambda: climb.value("22", "clock, GHz") < 0.97 * climb.value("10", "clock, GHz"))  # fmt: skip
+verdict("the clock falls along the rungs",
+     climb.value("22", "clock, GHz") < 0.97 * climb.value("10", "clock, GHz"))  # fmt: skip
 verdict("outliers cost most", max(price, key=lambda kind: max(price[kind])) == "outliers")
 for row, stages in (((2, 3, 2), 2), ((3, 3, 1), 2), ((3, 1, 1), 5)):  # consumers, tiles of Q and O each, 64 keys
     verdict(f"of 14 places {stages} stages are left", (227 // 16 - row[0] * row[1]) // (2 * row[2]) == stages)

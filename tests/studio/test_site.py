@@ -144,7 +144,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(tmp_path, monkeypat
 
 # In a browser ---------------------------------------------------------------------------------------------------
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking")
 
 
@@ -183,7 +182,7 @@ class Server(SimpleHTTPRequestHandler):
 
 def test_in_a_browser_nothing_overflows_fades_or_complains(folder, pages, tmp_path):
     """Every page at 390 and 1280 pixels, light and dark, with all folds open."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    browser = next(filter(None, map(shutil.which, slides.BROWSERS)), None)
     if browser is None:
         pytest.skip("no Chromium here")
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(folder))) as server:
