@@ -11,7 +11,7 @@ SHAPES = {
     r"$m, \ell, L, D$": r"$N_q$: one number a row",
 }
 FORWARD = {
-    r"$S = \tau\,Q K^T,\ P = \mathrm{softmax}(S),\ O = P V$": r"attention; $\tau$ is usually $1/\sqrt{d}$",
+    r"$S = \tau\,Q K^T,\ P = \mathrm{softmax}(S),\ O = P V$": r"attention; $\tau$ is usually $d^{-1/2}$",
     r"$m_\mathrm{new} = \max(m, \mathrm{rowmax}\,s)$": r"a new tile $s$ of scores, $v$ of values",
     r"$\alpha = e^{m - m_\mathrm{new}},\ p = e^{s - m_\mathrm{new}}$": "what old sums shrink by; new terms",
     r"$\ell \leftarrow \alpha\,\ell + \mathrm{rowsum}\,p,\ o \leftarrow \alpha\,o + p\,v$": "both sums go on",
