@@ -28,7 +28,7 @@ def points(record: Record, name: str, whole: bool) -> list[tuple[int, float]]:
     found = {}
     for row in record.rows:
         p = row.problem
-        fits = row.direction == "forward" and p["d"] == d and name in row.values
+        fits = row.direction in ("forward", "over N") and p["d"] == d and name in row.values
         if fits and (not whole or (not p["causal"] and p["batch"] * p["N_q"] == TOKENS)):
             found[p["N_q"]] = row.values[name][0]
     return sorted(found.items())

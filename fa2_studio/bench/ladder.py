@@ -26,6 +26,8 @@ from fa2_studio.bench.registry import SUITES
 from fa2_studio.bench.results import machine
 
 SLOW, FEW = ("r00_standard", "r01_fa1", "r02_rows_outside"), 3  # rungs that are timed so many times only
+OVER_N = "over N"  # the direction of rows in which standard attention and FA1 alone are timed, while N grows
+LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 MAIN = Problem.square(4096, 128, causal=False)  # where the table begins, and where the counters are read
 WARPS = Problem.square(4096, 64, causal=False)  # where the side rungs s00 and s01 take part
 COUNTED = ("r09_free_loads", *ladder.SIDE)  # whose counters are read there
@@ -37,6 +39,11 @@ def grid() -> list[Problem]:
     """16,384 tokens of hidden size 2,048, both head dimensions, both masks; and eight heads alone."""
     squares = [Problem.square(4096, d, causal) for d in (128, 64) for causal in (False, True)]
     return squares + [Problem(1, 8, 8, 4096, 4096, d, causal) for d in (128, 64) for causal in (False, True)]
+
+
+def longer() -> list[Problem]:
+    """The problems without a mask of the paper's grid at d = 128: 16,384 tokens in ever longer sequences."""
+    return [Problem.square(N, 128, causal=False) for N in LENGTHS]
 
 
 def run(
@@ -52,11 +59,13 @@ def run(
     calls = {
         "rungs": [(rung, problem) for rung in ladder.RUNGS[::-1] for problem in grid()],  # the last compile longest
         "experiments": [(name, problem) for problem, names in asked.items() for name in names],
+        "lengths": [(rung, problem) for rung in SLOW[:2] for problem in longer()],
         "backward": [(rung, problem) for rung in ladder.BACKWARD for problem in down_here],
     }
     jobs = {
         "rungs": [partial(climb, problem, beside=beside) for problem in grid()],
         "experiments": [partial(ask, problem, names=names) for problem, names in asked.items()],
+        "lengths": [partial(ask, problem, OVER_N, names=SLOW[:2]) for problem in longer()],
         "sustained": [partial(climb, problem, beside=beside, sustained=True) for problem in down_here],
         "backward": [partial(down, problem) for problem in down_here],
         "compiled": [partial(compiled, problem, rung) for rung, problem in SHOWN],
@@ -95,8 +104,8 @@ def climb(problem: Problem, beside: Path | None = None, sustained: bool = False)
         return timed(problem, "forward", calls, check, partial(sustain, meter=meter))
 
 
-def ask(problem: Problem, names: Sequence[str]) -> Measurement:
-    """Milliseconds of experiments, and of the rungs that they are compared with."""
+def ask(problem: Problem, direction: str = "experiments", *, names: Sequence[str]) -> Measurement:
+    """Milliseconds of experiments and rungs."""
     tensors = problem.tensors()
     forward = cache(experiments.forward)  # made when it is called first, so that its failure is its own
 
@@ -104,7 +113,7 @@ def ask(problem: Problem, names: Sequence[str]) -> Measurement:
         return forward(name)(*tensors, problem.causal)[0]
 
     calls = [(name, partial(call, name)) for name in names]
-    return timed(problem, "experiments", calls, lambda O: error(O, *tensors, problem.causal))
+    return timed(problem, direction, calls, lambda O: error(O, *tensors, problem.causal))
 
 
 def down(problem: Problem) -> Measurement:

@@ -5,6 +5,7 @@ import re
 import time
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import jupytext
@@ -66,8 +67,8 @@ def write_source(chapter: Chapter) -> None:
 
 
 def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.NotebookNode, Verdict]:
-    """Run one notebook from top to bottom in a fresh kernel, in the notebooks' folder."""
-    notebook = read_source(chapter)
+    """Run one notebook from top to bottom in a fresh kernel and an empty folder: a reader's files stay out of it."""
+    notebook, scratch = read_source(chapter), TemporaryDirectory()
     client = NotebookClient(
         notebook,
         timeout=cell_timeout,
@@ -75,7 +76,7 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         record_timing=False,
         coalesce_streams=True,
         shutdown_kernel="immediate",  # asked to leave, a kernel that is at work complains
-        resources={"metadata": {"path": NOTEBOOKS}},
+        resources={"metadata": {"path": scratch.name}},
     )
     start, error = time.perf_counter(), ""
     try:
@@ -93,6 +94,8 @@ def execute(chapter: Chapter, cell_timeout: int = 600) -> tuple[nbformat.Noteboo
         error = f"{failure.ename}: {failure.evalue}"
     except Exception as failure:  # the kernel has died
         error = f"{type(failure).__name__}: {failure}"
+    finally:
+        scratch.cleanup()
     for cell in notebook.cells:
         if cell.cell_type == "code":
             for output in cell.outputs:

@@ -13,6 +13,7 @@ from bench_clock import Clocks  # noqa: E402
 from fa2_lab import records  # noqa: E402
 from fa2_lab.kernels import tables  # noqa: E402
 from fa2_lab.kernels.ladder import OTHERS, RUNGS, find, load  # noqa: E402
+from fa2_lab.plots import time_and_memory  # noqa: E402
 from fa2_lab.tools import command as top  # noqa: E402
 from fa2_studio import compiled  # noqa: E402
 from fa2_studio.bench import counters, experiments, ladder, problem, protocol, ring, tune  # noqa: E402
@@ -34,6 +35,23 @@ def test_a_rung_that_is_wrong_or_fails_is_named_and_not_timed(monkeypatch):
     row = ladder.timed(WHERE, "backward", calls, lambda answer: answer)
     assert row.values == {"right": [1.0, 0.5, 2.0]} and row.flops == WHERE.flops("backward")
     assert set(row.failed) == {"wrong", "NaN", "fails"} and "no such chip" in row.failed["fails"]
+
+
+def test_standard_attention_and_fa1_are_timed_over_the_lengths_of_the_picture(monkeypatch):
+    jobs = []
+    monkeypatch.setattr(ladder, "elsewhere", lambda call, jobs: None)
+    monkeypatch.setattr(ladder, "ceilings", dict)
+    monkeypatch.setattr(ladder, "collect", lambda record, given, keep: jobs.extend(given) or record)
+    ladder.run(parts=("lengths",))
+    monkeypatch.setattr(Problem, "tensors", lambda self: (torch.ones(1),) * 3)
+    monkeypatch.setattr(ladder.experiments, "forward", lambda name: lambda *given: (name, None))
+    monkeypatch.setattr(ladder, "error", lambda O, *given: 0.0)
+    monkeypatch.setattr(ladder, "measure", lambda calls, *how: {name: protocol.Timing(1.0, 0.5, 2.0) for name in calls})
+    rows = [job() for job in jobs]
+    record = records.Record("ladder", {}, "by hand", rows=rows)
+    for rung in ("r00_standard", "r01_fa1"):
+        lengths = [N for N, _ in time_and_memory.points(record, rung, whole=True)]
+        assert lengths == [512, 1024, 2048, 4096, 8192, 16384]
 
 
 def test_every_experiment_is_asked_beside_what_it_is_compared_with():

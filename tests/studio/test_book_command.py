@@ -14,9 +14,9 @@ from fa2_lab.tools import command
 from fa2_studio.book import chapters, run
 
 CELLS = {
-    "00_start": "print(6 * 7)",
+    "00_start": "import os\nprint(6 * 7, os.listdir())",
     "01_naive_attention": "print('before')\n\n# %%\n1 / 0\n\n# %%\nprint('after')",
-    "02_online_softmax": "open('here', 'w').close()\nimport time\ntime.sleep(300)",
+    "02_online_softmax": "open({here!r}, 'w').close()\nimport time\ntime.sleep(300)",
 }
 
 
@@ -25,7 +25,9 @@ def book(tmp_path, monkeypatch):
     """A folder with a book of three chapters: one that runs, one with an error, and one that takes very long."""
     (tmp_path / "text").mkdir()
     for name, code in CELLS.items():
+        code = code.replace("{here!r}", repr(str(tmp_path / "here")))
         (tmp_path / "text" / f"{name}.py").write_text(f"# %% [markdown]\n# # {name}\n\n# %%\n{code}\n")
+    (tmp_path / "mine.py").touch()
     for module in (chapters, run):
         monkeypatch.setattr(module, "TEXT", tmp_path / "text")
         monkeypatch.setattr(module, "NOTEBOOKS", tmp_path)
@@ -43,7 +45,7 @@ def test_an_error_in_a_chapter_ends_the_command_with_1_after_the_other_chapters(
     verdicts = capsys.readouterr().out.splitlines()
     assert verdicts[0].split()[:3] == ["00_start", "1", "cells"] and verdicts[0].endswith("ok")
     assert verdicts[1].endswith("ZeroDivisionError: division by zero"), "the verdict says what went wrong"
-    assert printed(book / "out" / "00_start.ipynb") == ["42\n"]
+    assert printed(book / "out" / "00_start.ipynb") == ["42 []\n"], "a reader's mine.py is not there"
     assert printed(book / "out" / "01_naive_attention.ipynb") == ["before\n", "", ""], "nothing runs after an error"
 
 
@@ -70,7 +72,7 @@ def test_ctrl_c_ends_with_130_and_leaves_whole_notebooks(book):
     _, errors = process.communicate(timeout=300)
     assert process.returncode == 130 and "Traceback" not in errors, errors
     assert os.listdir(book / "out") == ["00_start.ipynb"], "the chapter that was stopped leaves nothing"
-    assert printed(book / "out" / "00_start.ipynb") == ["42\n"]
+    assert printed(book / "out" / "00_start.ipynb") == ["42 []\n"]
 
 
 def test_a_chapter_that_is_not_there_is_refused_with_the_names_of_those_that_are(book, capsys):
