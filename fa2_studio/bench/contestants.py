@@ -67,7 +67,6 @@ CONTESTANTS: dict[str, Contestant] = {
     "torch math": Contestant(dense.sdpa(SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Contestant(packed=packed.by_torch),
     "FlexAttention": Contestant(flex.flex, "grid", masked=flex.masked, compiles=True),
-    "FlexAttention on FA4": Contestant(flex.flex_on_flash, "grid", compiles=True),
     "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=packed.package("flash_attn")),
     "FlashAttention-3": dao(
         "flash_attn_interface",

@@ -1,6 +1,6 @@
 """Recorded runs as Markdown: RESULTS.md, every table, and the README's generated parts; nothing in them is typed."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -9,7 +9,7 @@ from fa2_lab.records import Measurement, Record, load, path_of
 from fa2_lab.tools import files, ladder
 from fa2_studio.bench import contestants, submitted
 from fa2_studio.bench.registry import OTHERS, SUITES
-from fa2_studio.bench.results import label, named, save, shape_of
+from fa2_studio.bench.results import label, named, save, shape_of, table
 from fa2_studio.judges import command as judges
 from fa2_studio.judges.suites import SUITES as JUDGES
 
@@ -20,10 +20,11 @@ Written by `python -m fa2_lab bench --results` from the records in [figures/data
 every row of them, as `results.html` does on the site. `python -m fa2_lab bench SUITE` measures a suite on your GPU.
 
 `fa2_lab` is what `attention()` chooses on that GPU; `fa2_lab portable` are the plain Triton kernels for every GPU.
-A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less where memory is measured."""
+A ratio compares two contestants of one run. Above 1, `fa2_lab` is faster, or needs less. Medians are over all rows."""
 CHIP = "MHz, W"
 NO_RATIO = ("nats", "count", "ms on the wall")
 NO_CONTEST = ("ideas", "memory", "train", "accuracy", "deterministic")
+NO_MEDIANS = ("ladder", "ideas")  # whose rows are of many kinds
 
 
 def results_page(folder: Path | None = None) -> str:
@@ -33,17 +34,22 @@ def results_page(folder: Path | None = None) -> str:
     fastest = contestants.peers(contestants.names("sustained"))
     lines = [LEAD, "", "## Who is faster, and where", "", *standings(contests)]
     lines += [line for peer in fastest for line in ("", behind(contests, peer))]
-    lines += ["", "## GPU by GPU", "", "The paper's grid, as it was measured here and by others.", ""]
-    lines += [*submitted.table(folder), "", "## Judged by others", "", *judged()]
+    lines += others(folder)
     for run in runs:
-        lines += [*heading(run), f"{' '.join(how(run))} [All numbers](figures/data/{path_of(run.suite).name})."]
+        link = f"[All numbers](figures/data/{path_of(run.suite).name})."
+        lines += [*heading(run), " ".join([*medians(run), *how(run), link])]
     return "\n".join(lines) + "\n"
 
 
 def full_page(folder: Path | None = None) -> str:
     """Every row of every record."""
-    others = ["", "## GPU by GPU", "", *submitted.table(folder), "", "## Judged by others", "", *judged()]
-    return "\n".join(["# Every result", *others, *(tables(run) for run in recorded(folder))]) + "\n"
+    return "\n".join(["# Every result", *others(folder), *map(tables, recorded(folder))]) + "\n"
+
+
+def others(folder: Path | None) -> list[str]:
+    """What others measured, and what their tests said."""
+    gpus = ["", "## GPU by GPU", "", "The paper's grid, as it was measured here and by others.", ""]
+    return [*gpus, *submitted.gpus(folder), "", "## Judged by others", "", *judged()]
 
 
 def tables(run: Record) -> str:
@@ -72,19 +78,43 @@ def recorded(folder: Path | None = None) -> list[Record]:
 
 
 def heading(run: Record) -> list[str]:
-    """What a record is, of which shapes, and what came out."""
+    """What a record is, of which shapes, and the ladder's table."""
     what = SUITES[run.suite].what if run.suite in SUITES else OTHERS[run.suite]
     rows = run.rows + run.sustained
     sentences = [f"{what[0].upper()}{what[1:]}", *([shapes(rows)] if rows else [])]
-    sentences += [medians(run, *MEDIANS[run.suite])] if run.suite in MEDIANS else []
-    sentences += [SUMMARIES[run.suite](run)] if run.suite in SUMMARIES and not run.missing else []
-    table = [*ladder.markdown(run), ""] if run.suite == "ladder" and not run.missing else []
-    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *table]
+    rungs = [*ladder.markdown(run), ""] if run.suite == "ladder" and not run.missing else []
+    return ["", f"## {run.suite}", "", ". ".join(sentences) + ".", "", *rungs]
+
+
+def medians(run: Record) -> list[str]:
+    """For each direction every contestant's median over its rows, and how far loss curves are apart."""
+    sentences = []
+    for direction in dict.fromkeys(row.direction for row in run.rows if run.suite not in NO_MEDIANS):
+        rows = [row for row in run.rows if row.direction == direction]
+        parts = []
+        for name in dict.fromkeys(name for row in rows for name in row.values):
+            found = [row.rate(name) if row.flops else row.values[name][0] for row in rows if name in row.values]
+            parts.append(f"{name} {short(median(found))}{f' ({len(found)} of {len(rows)})' * (len(found) < len(rows))}")
+        sentences.append(f"Median {direction}, {unit_of(rows[0])}: {', '.join(parts)}.")
+    if any(row.direction == "loss" for row in run.rows):
+        first, *others = run.curves.values()
+        apart = max((abs(a - b) for curve in others for a, b in zip(curve, first, strict=True)), default=0.0)
+        sentences.append(f"The loss curves are never further apart than {apart:.2g}.")
+    return sentences
 
 
 def how(run: Record) -> list[str]:
-    """For each protocol how it was measured; who writes the record; who has no number, and why."""
-    lines = [about(view) for view in views(run)]
+    """What made a record, its protocols and ceilings; who writes it; who has no number, and why."""
+    form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
+    peers = [f"{name} {version}" for name, version in run.machine.get("peers", {}).items()]
+    lines = [f"Measured on {', '.join([form.format(**run.machine), *peers, code(run)])}."]
+    for view in views(run):
+        reach = spread(view.rows)
+        within = f" Of the repetitions, the middle half lies within {reach}." if reach else ""
+        lines.append(f"{view.protocol[:1].upper()}{view.protocol[1:]}.{within}")
+    if run.ceilings:
+        parts = (f"{name.split()[0]} {value:.3g} {name.split()[1]}" for name, value in run.ceilings.items())
+        lines.append(f"In the same run: {', '.join(parts)}.")
     lines += [f"No command writes this record: {run.made_by}."] if run.suite in OTHERS else []
     lines += [f"{len(run.missing)} rows were not measured."] if run.missing else []
     reasons = sorted({f"{name}: {why}" for row in run.rows + run.sustained for name, why in row.failed.items()})
@@ -93,23 +123,9 @@ def how(run: Record) -> list[str]:
 
 def views(run: Record) -> list[Record]:
     """The rows of each protocol that has any, as records of their own; those without pauses say so in their name."""
-    sustained = dict(suite=f"{run.suite}, sustained", protocol=run.sustained_protocol, rows=run.sustained, ceilings={})
+    sustained = dict(suite=f"{run.suite}, sustained", protocol=run.sustained_protocol, rows=run.sustained)
     both = replace(run, sustained=[]), replace(run, sustained=[], **sustained)
     return [view for view in both if view.rows] or [both[0]]
-
-
-def about(run: Record) -> str:
-    """Machine, versions, commit, protocol, ceilings, spread."""
-    form = "{gpu}, torch {torch}, triton {triton}, cuDNN {cudnn}, driver {driver}"
-    peers = [f"{name} {version}" for name, version in run.machine.get("peers", {}).items()]
-    made = ", ".join([form.format(**run.machine), *peers, code(run)])
-    sentences = [f"Measured on {made}: {run.protocol}."]
-    if run.ceilings:
-        parts = (f"{name.split()[0]} {value:.3g} {name.split()[1]}" for name, value in run.ceilings.items())
-        sentences.append(f"In the same run: {', '.join(parts)}.")
-    if reach := spread(run.rows):
-        sentences.append(f"Of the repetitions, the middle half lies within {reach}.")
-    return " ".join(sentences)
 
 
 def code(run: Record) -> str:
@@ -129,6 +145,11 @@ def unit_of(row: Measurement) -> str:
     return "TFLOP/s" if row.flops else row.unit
 
 
+def short(x: float) -> str:
+    """A number in a few characters."""
+    return f"{x:,.0f}" if x >= 1000 else f"{x:.3g}"
+
+
 def shapes(rows: list[Measurement]) -> str:
     """What the rows have in common and how far they reach: "bf16, batch 1, heads 2, d 128, N 32,768 to 131,072"."""
 
@@ -140,8 +161,8 @@ def shapes(rows: list[Measurement]) -> str:
     square = all(row.problem["N_q"] == row.problem["N_k"] for row in rows)
     lengths = f"N {span('N_q')}" if square else f"N_q {span('N_q')}, N_k {span('N_k')}"
     heads = span("heads") if span("heads") == span("kv_heads") else f"{span('heads')} on {span('kv_heads')}"
-    masks = {row.problem["causal"] for row in rows}
-    mask = "causal or full" if len(masks) == 2 else "causal" if True in masks else "full"
+    masks = sorted({row.problem["causal"] for row in rows}, reverse=True)
+    mask = " or ".join("causal" if causal else "full" for causal in masks)
     return f"{', '.join(sorted(dtypes))}, batch {span('batch')}, heads {heads}, d {span('d')}, {lengths}, {mask}"
 
 
@@ -154,17 +175,12 @@ def rows_table(rows: list[Measurement], unit: str) -> list[str]:
     names = list(dict.fromkeys(name for numbers in kept for name in numbers))
     columns = [unit, "N", "batch", "heads", "d", "mask", *(ladder.NAMES.get(name, name) for name in names)]
     cell_of = chip_cell if unit == CHIP else cell
-    cells = [[*shape_of(row), *(cell_of(row, name) for name in names)] for row in rows]
-    return [line(columns), line(["---"] * len(columns)), *map(line, cells)]
+    return table(columns, ([*shape_of(row), *(cell_of(row, name) for name in names)] for row in rows))
 
 
 def chip_cell(row: Measurement, name: str) -> str:
     """SM clock and power of one contestant."""
     return ", ".join(f"{x:,.0f}" for x in row.chip.get(name, ())) or "–"
-
-
-def line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def cell(row: Measurement, name: str) -> str:
@@ -179,16 +195,15 @@ def cell(row: Measurement, name: str) -> str:
 def standings(runs: list[Record]) -> list[str]:
     """Suite, direction, which of us; for each peer on how many rows we are faster, and the range."""
     peers = peers_in([row for run in runs for row in run.rows])
-    columns = ["suite", "GPU", "direction", "", *(f"over {peer}" for peer in peers)]
-    lines = [line(columns), line(["---"] * len(columns))]
+    lines = []
     for run in runs:
         for direction in dict.fromkeys(row.direction for row in run.rows):
             rows = [row for row in run.rows if row.direction == direction]
             for us in ("fa2_lab", "fa2_lab portable"):
                 cells = [standing(ratios(rows, us, peer)) for peer in peers]
                 if set(cells) != {"–"}:
-                    lines.append(line([run.suite, gpu_of(run), direction, us, *cells]))
-    return lines
+                    lines.append([run.suite, gpu_of(run), direction, us, *cells])
+    return table(["suite", "GPU", "direction", "", *(f"over {peer}" for peer in peers)], lines)
 
 
 def standing(found: list[float]) -> str:
@@ -200,6 +215,19 @@ def standing(found: list[float]) -> str:
 def gpu_of(run: Record) -> str:
     """H100, H200, …"""
     return run.machine["gpu"].removeprefix("NVIDIA ").split()[0]
+
+
+def judged() -> list[str]:
+    """What other projects' own tests found, and why some of them were left out."""
+    lines, reasons = [], []
+    for name, counts in judges.recorded().items():
+        title, out = JUDGES[name].title, counts["left out"]
+        found = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]
+        on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
+        lines.append([title, *(f"{n:,}" for n in (*found, sum(out.values()))), on])
+        why = "; ".join(f"{n:,} {reason}" for reason, n in out.items())
+        reasons += ["", f"Left out of {title}: {why}."] if out else []
+    return table(["their tests", "passed", "failed", "skipped by themselves", "left out", "on"], lines) + reasons
 
 
 # Who is faster ------------------------------------------------------------------------------------------------
@@ -232,143 +260,35 @@ def behind(runs: list[Record], peer: str) -> str:
     return f"Behind {peer}: {'; '.join(parts)}." if parts else f"It is behind {peer} nowhere."
 
 
-def judged() -> list[str]:
-    """What other projects' own tests found, and why some of them were left out."""
-    columns = ["their tests", "passed", "failed", "skipped by themselves", "left out", "on"]
-    lines, reasons = [line(columns), line(["---"] * len(columns))], []
-    for name, counts in judges.recorded().items():
-        title, out = JUDGES[name].title, counts["left out"]
-        numbers = [counts.get(kind, 0) for kind in ("passed", "failed", "skipped by themselves")]
-        on = f"{counts['gpu']}, torch {counts['torch']}, triton {counts['triton']}, {counts['ours']}"
-        lines.append(line([title, *(f"{n:,}" for n in (*numbers, sum(out.values()))), on]))
-        reasons += [f"Left out of {title}: {'; '.join(f'{n:,} {why}' for why, n in out.items())}."] if out else []
-    return [*lines, *(part for reason in reasons for part in ("", reason))]
-
-
-def verdict() -> str:
-    """The same in one sentence."""
-    parts = []
-    for name, counts in judges.recorded().items():
-        passed = counts.get("passed", 0)
-        parts.append(f"{JUDGES[name].title}, {passed:,} of {passed + counts.get('failed', 0):,} pass")
-    what = "Other projects' own tests run on these calls, of large suites a sample"
-    return f"{what}: {'; '.join(parts)}. [What was left out, and why](RESULTS.md#judged-by-others)."
-
-
-# What a record says, in a sentence ----------------------------------------------------------------------------
-
-
-def medians(run: Record, titles: dict[str, str], form: str) -> str:
-    """For each direction that has a title, every contestant's median over the rows."""
-    parts = []
-    for direction, title in titles.items():
-        rows = [row for row in run.rows if row.direction == direction]
-        names = dict.fromkeys(name for row in rows for name in row.values)
-        numbers = {name: median(row.values[name][0] for row in rows if name in row.values) for name in names}
-        parts.append(f"{title}: {', '.join(f'{name} {form.format(x)}' for name, x in numbers.items())}")
-    return ". ".join(parts)
-
-
-def memory_summary(run: Record) -> str:
-    """The peak at both ends, and who ran out."""
-    rows = [row for row in run.rows if row.direction == "both" and "fa2_lab" in row.values]
-    short, long = rows[0], rows[-1]
-    factor = long.problem["N_q"] // short.problem["N_q"]
-    grown = long.values["fa2_lab"][0] / short.values["fa2_lab"][0]
-    out = sorted({name for row in rows for name, why in row.failed.items() if "out of memory" in why})
-    peaks = ", ".join(f"{name} {x[0]:,.0f} MiB" for name, x in long.values.items())
-    return (
-        f"Forward and backward beyond the inputs, at N = {long.problem['N_q']:,}: {peaks}. {factor} times the length "
-        f"takes `fa2_lab` {grown:.1f} times the memory. Out of memory on the way: {', '.join(out) or 'nobody'}"
-    )
-
-
-def train_summary(run: Record) -> str:
-    """Tokens per second, and how far the loss curves are apart."""
-    time = next(row for row in run.rows if row.direction == "time")
-    speeds = ", ".join(f"{name} {1e6 / x[0]:,.0f}" for name, x in time.values.items())
-    sizes = f"{time.problem['layers']} layers, {time.problem['steps']} steps"
-    return f"{sizes}. Tokens per second: {speeds}. {curves_summary(run)}"
-
-
-def curves_summary(run: Record) -> str:
-    """How far loss curves are apart."""
-    curves = list(run.curves.values())
-    apart = max(abs(a - b) for curve in curves for a, b in zip(curve, curves[0], strict=True))
-    return f"Its loss curves are never further apart than {apart:.2g}"
-
-
-def ring_summary(run: Record) -> str:
-    """What the longest sequence gains from more GPUs."""
-    longest = max(row.problem["N_q"] for row in run.rows)
-    rows = [r for r in run.rows if r.flops and r.problem["N_q"] == longest and "layout" not in r.problem]
-    parts = []
-    for row in rows:
-        gains = [f"{row.ratio(gpus, '1 GPU'):.2f} on {gpus}" for gpus in row.values if gpus != "1 GPU"]
-        parts.append(f"{row.direction} {', '.join(gains)}")
-    return f"Speed over 1 GPU at N = {longest:,}: {'; '.join(parts)}"
-
-
-def deterministic_summary(run: Record) -> str:
-    """What the same bits cost everybody in the backward."""
-    rows, prices = [row for row in run.rows if row.direction == "backward"], []
-    for name in rows[0].values:
-        if (same := name + contestants.SAME_BITS) in rows[0].values:
-            prices.append(f"{name} {min(ratios(rows, name, same)):.2f} to {max(ratios(rows, name, same)):.2f}")
-    return f"In the backward, the time with the same bits over the fast one's: {', '.join(prices)}"
-
-
-MEDIANS = dict(
-    accuracy=({part: f"Median error of {part}" for part in ("O", "dQ", "dK", "dV")}, "{:.1e}"),
-    small=(dict(forward="Host time of a forward call", both="Of forward, with gradients, and backward"), "{:.0f} µs"),
-)
-SUMMARIES: dict[str, Callable[[Record], str]] = dict(  # of whole runs
-    deterministic=deterministic_summary,
-    memory=memory_summary,
-    train=train_summary,
-    ring=ring_summary,
-    models=curves_summary,
-)
-
-
-# The README's sentence ----------------------------------------------------------------------------------------
-
-
-def worse(run: Record, peer: str) -> list[float]:
-    """Our speed over a peer's in each row, under the protocol where it is less."""
-    least: dict[tuple, float] = {}
-    for row in run.rows + run.sustained:
-        if {"fa2_lab", peer} <= row.values.keys():
-            key = repr(row.problem), row.direction
-            least[key] = min(row.ratio("fa2_lab", peer), least.get(key, float("inf")))
-    return list(least.values())
+# The README's sentences ---------------------------------------------------------------------------------------
 
 
 def sentence(run: Record) -> str:
     """On how many rows of the paper's grid we are ahead of whom, and by how much in the geometric mean."""
-    peers = peers_in(run.rows)
-    parts = [faster(worse(run, peer), peer) for peer in peers]
+    rows = run.rows + run.sustained
+    peers = {peer: ratios(rows, "fa2_lab", peer) for peer in peers_in(rows)}
+    parts = [
+        f"{spoken(peer)} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})"
+        for peer, found in peers.items()
+    ]
     sentences = [
         f"On an {gpu_of(run)} ({code(run)}), `fa2_lab.attention` is faster than {listed(parts)} of the "
-        "FlashAttention-2 paper's grid, forward and backward; in brackets the geometric mean of the ratios.",
-        *(["Rows timed with and without pauses are scored by the worse ratio."] if run.sustained else []),
-        *filter(None, (slower(run, peer) for peer in peers)),
+        f"FlashAttention-2 paper's grid, forward and backward; in brackets the geometric mean of the ratios.",
+        *(["What is timed with pauses and without counts as two rows."] if run.sustained else []),
+        *filter(None, (slower(rows, peer) for peer in peers)),
         "[RESULTS.md](RESULTS.md) has every suite.",
     ]
     return " ".join(sentences)
 
 
-def faster(found: list[float], peer: str) -> str:
-    return f"{spoken(peer)} on {sum(x > 1 for x in found)} of {len(found)} rows (× {geometric_mean(found):.2f})"
-
-
-def slower(run: Record, peer: str) -> str:
+def slower(rows: list[Measurement], peer: str) -> str:
     """On how many rows we are behind a peer, by how much at worst, and within which shapes; nothing if on none."""
-    rows = [row for _, row in losses(run.rows + run.sustained, peer)]
-    if not rows:
+    lost = losses(rows, peer)
+    if not lost:
         return ""
-    found, where = worse(run, peer), f"{listed(sorted({row.direction for row in rows}))}, {shapes(rows)}"
-    count = f"{sum(x < 1 for x in found)} of {len(found)} rows (at worst × {min(found):.2f})"
+    found = [row for _, row in lost]
+    where = f"{listed(sorted({row.direction for row in found}))}, {shapes(found)}"
+    count = f"{len(lost)} of {len(ratios(rows, 'fa2_lab', peer))} rows (at worst × {lost[0][0]:.2f})"
     return f"It is slower than {spoken(peer)} on {count}, all of them in {where}."
 
 
@@ -379,6 +299,16 @@ def spoken(peer: str) -> str:
 def listed(parts: list[str]) -> str:
     """a, b and c"""
     return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+
+
+def verdict() -> str:
+    """What other projects' tests found."""
+    parts = []
+    for name, counts in judges.recorded().items():
+        passed = counts.get("passed", 0)
+        parts.append(f"{JUDGES[name].title}, {passed:,} of {passed + counts.get('failed', 0):,} pass")
+    what = "Other projects' own tests run on these calls, of large suites a sample"
+    return f"{what}: {'; '.join(parts)}. [What was left out, and why](RESULTS.md#judged-by-others)."
 
 
 # Writing ------------------------------------------------------------------------------------------------------

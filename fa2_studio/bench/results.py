@@ -4,6 +4,7 @@ import hashlib
 import json
 import platform
 import subprocess
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
@@ -57,6 +58,11 @@ def label(row: Measurement) -> str:
     """The same in a few words."""
     what, N, batch, heads, d, mask = shape_of(row)
     return f"{what}, N {N}, batch {batch}, heads {heads}, d {d}, {mask}"
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown."""
+    return [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
 
 
 def named(record: Record) -> Record:

@@ -10,6 +10,7 @@ from statistics import median
 from fa2_lab import __version__
 from fa2_lab.records import FOLDER, Record, from_dict, load, path_of
 from fa2_lab.tools import files
+from fa2_studio.bench.results import table
 
 WANTED = ("A100", "RTX 4090", "L4", "MI300")  # GPUs that kernels are compiled for, and that nobody has measured
 PEERS = ("torch flash", "cuDNN", "FlashAttention-3")
@@ -53,7 +54,7 @@ def opened(path: Path) -> Record:
         raise ValueError(f"{path.name}: got no submitted record; it takes what this writes: {AGAIN}") from wrong
 
 
-def table(folder: Path | None = None) -> list[str]:
+def gpus(folder: Path | None = None) -> list[str]:
     """A line for each GPU and direction: ours, what others sent, and who is wanted; then what could not be read."""
     runs = [(load(name, folder), "here") for name in ("paper", "h100") if path_of(name, folder).exists()]
     refused = []
@@ -62,20 +63,19 @@ def table(folder: Path | None = None) -> list[str]:
             runs.append((opened(path), "**submitted**"))
         except ValueError as why:
             refused.append(f"\nLeft out: {why}.")
-    head = ["GPU", "measured", "direction", "fa2_lab, median TFLOP/s", *(f"over {peer}, median" for peer in PEERS)]
-    lines = [line(head), line(["---"] * len(head))]
+    columns = ["GPU", "measured", "direction", "fa2_lab, median TFLOP/s", *(f"over {peer}, median" for peer in PEERS)]
+    lines = []
     for run, by in runs:
         for direction in dict.fromkeys(row.direction for row in run.rows):
             rows = [row for row in run.rows if row.direction == direction and "fa2_lab" in row.values]
-            rates = [f"{median(row.rate('fa2_lab') for row in rows):.0f}"] if rows else ["–"]
-            ratios = [[row.ratio("fa2_lab", peer) for row in rows if peer in row.values] for peer in PEERS]
-            over = [f"{median(found):.2f}" if found else "–" for found in ratios]
+            rate = middle([row.rate("fa2_lab") for row in rows], places=0)
+            over = [middle([row.ratio("fa2_lab", peer) for row in rows if peer in row.values]) for peer in PEERS]
             about = f"{by}, {run.machine['commit']}, triton {run.machine['triton']}"
-            lines.append(line([run.machine["gpu"], about, direction, *rates, *over]))
+            lines.append([run.machine["gpu"], about, direction, rate, *over])
     seen = " ".join(run.machine["gpu"] for run, _ in runs)
-    lines += [line([gpu, HOW, *["–"] * (len(head) - 2)]) for gpu in WANTED if not re.search(rf"\b{gpu}", seen)]
-    return lines + refused
+    lines += [[gpu, HOW, *["–"] * (len(columns) - 2)] for gpu in WANTED if not re.search(rf"\b{gpu}", seen)]
+    return table(columns, lines) + refused
 
 
-def line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def middle(found: list[float], places: int = 2) -> str:
+    return f"{median(found):.{places}f}" if found else "–"

@@ -154,7 +154,7 @@ def test_what_was_measured_without_pauses_has_tables_of_its_own():
     run.sustained, run.sustained_protocol = [both(cuDNN=1.0), both(causal=True, cuDNN=3.0)], "without a pause"
     run.sustained[0].chip = {"fa2_lab": [1580.0, 699.6]}
     text = page.tables(run)
-    assert "commit abc1234: by hand. In the same run: GEMM 791 TFLOP/s." in text and ": without a pause." in text
+    assert "commit abc1234.\nBy hand. Of the" in text and "Without a pause.\nIn the same run: GEMM 791" in text
     assert "| 133 (1.50) |" in text and "| 400 (0.50) |" in text and "1,580, 700" in text
     assert "1 rows were not measured." in text and "flash_attn: not installed" in text
 
@@ -168,33 +168,29 @@ def test_it_says_where_we_are_behind_and_by_how_much():
     assert page.behind([suite(both(cuDNN=3.0))], "cuDNN") == "It is behind cuDNN nowhere."
 
 
-def test_the_readmes_sentence_counts_the_worse_of_two_protocols_and_says_where_we_are_slower():
+def test_the_readmes_sentence_counts_both_protocols_and_says_where_we_are_slower():
     run = suite(both(cuDNN=2.0), both(causal=True, cuDNN=9.0), both(d=64, cuDNN=4.0, direction="backward"))
     assert "slower" not in page.sentence(run), "as fast is not slower"
     run.sustained = [both(cuDNN=1.0), both(causal=True, cuDNN=4.0)]
-    assert page.worse(run, "cuDNN") == [0.5, 2.0, 2.0]
     sentence = page.sentence(run)
-    assert "On an H200 (commit abc1234), `fa2_lab.attention` is faster than cuDNN on 2 of 3 rows (× 1.26)" in sentence
-    assert "slower than cuDNN on 1 of 3 rows (at worst × 0.50), all of them in forward" in sentence
+    assert "On an H200 (commit abc1234), `fa2_lab.attention` is faster than cuDNN on 3 of 5 rows (× 1.55)" in sentence
+    assert "slower than cuDNN on 1 of 5 rows (at worst × 0.50), all of them in forward" in sentence
 
 
-def test_summaries_are_computed():
-    where = contest().problem | dict(layers=6, steps=200)
-    time = Measurement(where, "time", {"fa2_lab": [0.5], "cuDNN": [0.4]}, unit="µs per token")
-    curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
-    summary = page.train_summary(Record("train", MACHINE, "by hand", rows=[time], curves=curves))
-    assert "fa2_lab 2,000,000, cuDNN 2,500,000" in summary and "further apart than 0.0025" in summary
-    peaks = [
-        Measurement(where | dict(N_q=N), "both", {"fa2_lab": [N / 64]}, {"math": "out of memory"}) for N in (1024, 4096)
+def test_medians_are_of_the_rows_of_a_direction_and_say_how_many_there_were():
+    rows = [
+        both(cuDNN=3.0),
+        both(causal=True),
+        both(d=64, portable=None),
+        both(direction="backward", FlexAttention=5.0),
     ]
-    summary = page.memory_summary(Record("memory", MACHINE, "by hand", rows=peaks))
-    assert "4 times the length takes `fa2_lab` 4.0 times" in summary and summary.endswith("on the way: math")
-    times = {"1 GPU": [8.0], "2 GPUs": [5.0]}
-    rows = [Measurement(where, "forward", times, flops=1e12), Measurement(where, "peak memory", times)]
-    assert page.ring_summary(Record("ring", MACHINE, "", rows=rows)).endswith("forward 1.60 on 2 GPUs")
-    same = {"fa2_lab": [1.0], "fa2_lab deterministic": [1.25]}
-    rows = [Measurement(where, "backward", same)]
-    assert page.deterministic_summary(Record("", MACHINE, "", rows=rows)).endswith("fa2_lab 1.25 to 1.25")
+    forward, backward = page.medians(suite(*rows))
+    assert forward == "Median forward, TFLOP/s: fa2_lab 200, fa2_lab portable 100 (2 of 3), cuDNN 133 (1 of 3)."
+    assert backward == "Median backward, TFLOP/s: fa2_lab 200, fa2_lab portable 100, FlexAttention 80."
+    loss = Measurement(contest().problem, "loss", {"fa2_lab": [2.6841], "cuDNN": [2.5]}, unit="nats")
+    curves = {"fa2_lab": [5.0, 3.0], "cuDNN": [5.0, 3.0025], "torch math": [4.999, 3.0]}
+    losses, apart = page.medians(Record("train", MACHINE, "by hand", rows=[loss], curves=curves))
+    assert losses.endswith("nats: fa2_lab 2.68, cuDNN 2.5.") and apart.endswith("further apart than 0.0025.")
 
 
 def test_the_page_is_that_of_the_recorded_runs_and_short(capsys):
@@ -241,7 +237,7 @@ def test_a_record_that_is_submitted_stands_beside_ours_and_one_that_was_touched_
     assert command.main(["submit", "--folder", str(tmp_path / "mine")]) == 0
     file = data / "submitted" / "nvidia_l4_abc1234.json"
     assert str(file) in capsys.readouterr().out and submitted.opened(file) == theirs
-    rows = submitted.table(data)
+    rows = submitted.gpus(data)
     (row,) = [row for row in rows if "NVIDIA L4" in row]
     assert "**submitted**, abc1234" in row and "| 400 | 2.00 |" in row
     assert [row.split(" | ")[0] for row in rows if "by nobody" in row] == ["| A100", "| RTX 4090", "| MI300"]
@@ -252,7 +248,7 @@ def test_a_record_that_is_submitted_stands_beside_ours_and_one_that_was_touched_
     ):
         whole = file.read_text()
         file.write_text(whole.replace(old, new, 1))
-        assert why in submitted.table(data)[-1] and not [row for row in submitted.table(data) if "NVIDIA L4" in row]
+        assert why in submitted.gpus(data)[-1] and not [row for row in submitted.gpus(data) if "NVIDIA L4" in row]
         file.write_text(whole)
 
 

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from fa2_studio.bench.peers.dense import Attention, Missing
+from fa2_studio.bench.peers.dense import Attention
 from fa2_studio.bench.problem import Problem
 
 
@@ -40,23 +40,11 @@ def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tiles.sum(dim=1, dtype=torch.int32)[None, None], order.int()[None, None]
 
 
-def flex(problem: Problem, backend: str = "") -> Attention:
-    """torch's FlexAttention, compiled, with a block mask where causal; its usual kernels or another backend's."""
+def flex(problem: Problem) -> Attention:
+    """torch's FlexAttention, compiled, with a block mask where causal."""
     mask = causal_mask(problem.N_q, problem.N_k) if problem.causal else None
     options = dict(block_mask=mask, enable_gqa=problem.heads != problem.kv_heads)
-    if backend:
-        options["kernel_options"] = dict(BACKEND=backend)
     return lambda q, k, v: compiled_flex()(q, k, v, **options)
-
-
-def flex_on_flash(problem: Problem) -> Attention:
-    """FlexAttention on FlashAttention-4's kernels, where torch has that backend and the package is installed."""
-    from torch.nn.attention import flex_attention
-
-    known = getattr(flex_attention, "FlexKernelOptions", None)
-    if "BACKEND" not in getattr(known, "__annotations__", ()):
-        raise Missing("this torch has no other backend for it")
-    return flex(problem, backend="FLASH")
 
 
 def masked(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> Attention:
