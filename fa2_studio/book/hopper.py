@@ -66,14 +66,11 @@ def show_code(text: str, language: str = "python") -> None:
 
 
 def change(old: str, new: str, *names: str) -> None:
-    """What a rung changes in these functions, and the whole step in a fold."""
+    """What a rung changes in these functions."""
     old_file, new_file = (f"ladder/{ladder.find(rung)}.py" for rung in (old, new))
     known = {name for node in ast.parse(steps.source(old)).body for name in names_of(node)}
     parts = [marked(lines_of(old_file, x) if x in known else [], lines_of(new_file, x)) for x in names]
     show_code("\n".join("\n".join(part) for part in parts), "diff")
-    whole = steps.diff(old, new)
-    summary = f"The whole step, {len(whole.splitlines())} lines"
-    display(Markdown(f"<details><summary>{summary}</summary>\n\n```diff\n{whole}\n```\n</details>"))
 
 
 def marked(before: list[str], after: list[str]) -> list[str]:

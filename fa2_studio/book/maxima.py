@@ -16,14 +16,13 @@ from fa2_lab.machine.asynchrony import Barrier
 from fa2_lab.tools.xray import xray
 from fa2_studio.book.verdicts import close
 
-BEFORE = """import torch
+IMPORTS = """import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 all_threads = gl.barrier
-@gluon.jit
 """
 KERNEL = """
 @gluon.jit
@@ -164,7 +163,7 @@ def compiled_for_hopper(source: str) -> str:
     """What is wrong with it when it is compiled; empty if nothing is."""
     with TemporaryDirectory() as folder:
         file = Path(folder, "mine.py")
-        file.write_text(BEFORE + source + KERNEL + HOST, encoding="utf-8")
+        file.write_text(IMPORTS + "@gluon.jit\n" + source + KERNEL + HOST, encoding="utf-8")
         try:
             (made,) = xray(str(file), "sm_90", d=64)
         except ValueError as why:

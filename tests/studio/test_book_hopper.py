@@ -1,11 +1,7 @@
-"""The exercises of chapter 12a: one says what is wrong with a kernel, and takes the right one."""
-
-import math
+"""The exercise of chapter 12a says what is wrong with a kernel, and takes the right one."""
 
 import pytest
 
-from fa2_lab.machine import hopper
-from fa2_lab.tiles import Tiling
 from fa2_studio.book import maxima
 
 WRONG = {  # a change of the solution, and what must be said of it
@@ -32,15 +28,3 @@ def test_the_exercise_takes_its_solution():
     for empty in (written("..."), "def tile_maxima(j, q, k, K, arrived, zero): ...\n"):
         assert maxima.judge(empty) == "not written yet"
     assert maxima.judge(written(maxima.SOLUTION)).startswith("right")
-
-
-@pytest.mark.parametrize("copy", [500, 1500, 2500])
-def test_so_few_stages_keep_a_consumer_from_waiting(copy):
-    """What the solution of the first exercise says, by the model; one stage less and it waits."""
-    needed, work, T = math.ceil(copy / 1000 + 1 / 4), 1000, 50
-    price = hopper.Costs(copy=copy, scores=work / 4, values=work / 4, softmax=work / 2)
-    for stages, waits in ((needed, False), (needed - 1, True)):
-        if stages > 0:
-            tiling = Tiling(4, 4 * T, 4, 4)
-            block, _ = hopper.forward(tiling, 1, stages, visit=hopper.in_sequence, costs=price)
-            assert (max(job.ended for job in block.jobs) - copy - T * work >= 1) == waits
