@@ -6,8 +6,8 @@
 #
 # **What does attention compute, and what does it cost?**
 #
-# In this chapter we compute attention as it is defined, forward and backward, and count what it moves. Every later
-# result is compared with this one. Later chapters lower its cost.
+# We compute attention as it is defined, forward and backward, and count what it moves. Later chapters lower the cost, and
+# compare every result with this one.
 #
 # After this notebook you can
 #
@@ -49,8 +49,6 @@ print("exp(S), first row:", E[0].round(6), " P:", P[0].round(6), " O:", O[0].rou
 # %% [markdown]
 # Query 0 has the scores 0, log 2 and 0. The exponentials are 1, 2 and 1 with the sum 4, so the weights are 1/4, 1/2 and
 # 1/4. The output is 1/4 · (8, 0) + 1/2 · (2, 0) + 1/4 · (0, 20) = (3, 5).
-#
-# **Takeaway.** A row of P says how one query divides its attention among the keys.
 
 # %% [markdown]
 # ## What does P look like for a real sentence?
@@ -64,9 +62,10 @@ show(attention_map.draw(**attention_map.data()))
 # the first "a".
 #
 # The [code](../fa2_lab/plots/attention_map.py) trains one head to guess the next word. Training takes one second, on 2,400
-# random texts over twelve words, in which a word is mostly followed by the same one. It has never seen this sentence. Its
-# guess after the second "a" is right. After the second "woodchuck" it bets on "chuck", and is wrong. It needs the forward
-# pass above with a mask (chapter 04) and the gradients below. A word's key is made from the word before it.
+# random texts over twelve words, in which a word is mostly followed by the same one. It computes what stands above and
+# below, with a mask (chapter 04). A word's key is made from the word before it, so "a" finds the first "woodchuck". The
+# head has never seen this sentence. Its guess after the second "a" is right. After the second "woodchuck" it bets on
+# "chuck", and is wrong.
 
 # %% [markdown]
 # ## How large may a score be?
@@ -110,10 +109,8 @@ def softmax_as_written(s):
 
 # %% [markdown]
 # The cure is to subtract the row's maximum first. That divides numerator and denominator by the same number, so the weights
-# stay the same. But now the largest exponential is 1, and the sum is at least 1.
-#
-# **Takeaway.** $S = \tau QK^\top$. Subtract the row's maximum before the exponential: this is *safe softmax*, and from here
-# on softmax always means it.
+# stay the same. But now the largest exponential is 1, and the sum is at least 1. This is *safe softmax*, and from here on
+# softmax always means it.
 
 # %% [markdown]
 # ## How do we count what moves?
@@ -153,8 +150,6 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # S goes out and comes back, and so does P: 4 · 64 elements. Q, K and V come in and O goes out: 4 · 32 more. These are
 # requests of the chip. As chapter 00 showed, for long texts all of them cross to DRAM.
-#
-# **Takeaway.** Standard attention moves $4N^2 + 4Nd$ elements, nearly all of them for S and P.
 
 # %% [markdown]
 # ## Is that much?
@@ -183,8 +178,6 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # %% [markdown]
 # By the prices of chapter 00 an H200 could do 206 FLOPs for each byte from HBM. So standard attention reaches about a fifth
 # of its speed at most. Only moving less helps.
-#
-# **Takeaway.** Standard attention waits for memory. It does d/3 FLOPs for each byte, at any N.
 
 # %% [markdown]
 # ## Backwards through a product
@@ -198,9 +191,7 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # Those with respect to the weights are $V_{00}, V_{10}, V_{20}$ = 8, 2, 0.
 #
 # In general $V_{jc}$ enters every row i with the weight $P_{ij}$, so $dV = P^\top dO$. And $P_{ij}$ enters every column c
-# with $V_{jc}$, so $dP = dO\, V^\top$.
-#
-# **Takeaway.** The gradients of a product are products with the other factor: $dV = P^\top dO$ and $dP = dO\, V^\top$.
+# with $V_{jc}$, so $dP = dO\, V^\top$. The gradients of a product are products with the other factor.
 
 # %% [markdown]
 # ## Backwards through softmax
@@ -233,8 +224,6 @@ print("together:", meter.hbm_elements, " 4N² + 4Nd =", 4 * 8**2 + 4 * 8 * 4)
 # matrix. Since $dP_{ij} = do_i \cdot v_j$,
 #
 # $$D_i = \sum_j P_{ij}\,(do_i \cdot v_j) = do_i \cdot \sum_j P_{ij} v_j = do_i \cdot o_i .$$
-#
-# **Takeaway.** $dS = P \circ (dP - D)$, where $D_i = do_i \cdot o_i$ is one number for each query.
 
 # %% [markdown]
 # ## How do we know that a gradient is right?
@@ -278,9 +267,8 @@ for name, guess in (("τ dSᵀ Q", dK), ("dSᵀ Q", dS.T @ Q), ("τ dS Q", tau *
 
 # %% [markdown]
 # All three have the right shape, the last one because there are as many queries as keys. Without $\tau$ the gradient is
-# too large by a factor $1/\tau$ = 2. Nothing would crash, so only a comparison finds it.
-#
-# **Takeaway.** Compare a gradient with finite differences. Use unequal lengths and $\tau$ ≠ 1, so that no slip can hide.
+# too large by a factor $1/\tau$ = 2. Nothing would crash, so only a comparison finds it. In a test use unequal lengths and
+# $\tau$ ≠ 1, so that no slip can hide.
 
 # %% [markdown]
 # ## Can we do without S and P?
@@ -325,8 +313,6 @@ def forward_by_rows(Q, K, V, tau, trace=UNWATCHED):
 # What if a whole block of queries shared each load of the keys? Their scores with all keys would not fit on chip. So
 # the keys would have to come block by block, and a row of S would arrive in pieces. The next chapter asks whether
 # softmax can take that.
-#
-# **Takeaway.** One number per row, L, replaces S and P. To move less we need another idea.
 
 # %% [markdown]
 # ## Recap

@@ -7,8 +7,8 @@
 # **What if the score matrix never leaves the chip?**
 #
 # Standard attention writes S and P to HBM and reads them back, $4N^2$ numbers in all (chapter 01). Softmax can take its
-# keys one block at a time (chapter 02). FlashAttention of 2022, FA1, puts the two together: compute a small tile of S
-# on the chip, use it at once, and throw it away. One kernel does what three did.
+# keys one block at a time (chapter 02). So FlashAttention of 2022, FA1, computes a small tile of S on the chip, uses it at
+# once, and throws it away. One kernel does what three did.
 #
 # After this notebook you can
 #
@@ -125,8 +125,7 @@ check(
 # ## Which loop goes outside?
 #
 # There are two loops: over column blocks j, and over row blocks i. FA1 puts j outside. It loads one block of keys and
-# values, and takes all row blocks past it, one after the other. Then it loads the next keys, and all row blocks come
-# again.
+# values, and takes all row blocks past it. Then it loads the next keys, and all row blocks come again.
 #
 # The chip has room for the state of one row block, not for that of all N queries. So after each tile the block's $m$,
 # $\ell$ and $o$ are stored in HBM, and before the next tile of these rows they are loaded again. Find both lines below.
@@ -157,7 +156,7 @@ for n in (2, 4, 6, 8):  # the outer loop stopped after n keys
     print(f"after {n} keys: O[0, 0] = {O[0, 0]:9.6f}, attention over these {answer[0, 0]:9.6f}")
 
 # %% [markdown]
-# The promise holds: after each column block, O is the attention over the keys so far.
+# After each column block, O is the attention over the keys so far, as promised.
 
 # %% [markdown]
 # ## Watch it travel
@@ -235,9 +234,9 @@ for d in (64, 128):
 show(hbm_traffic.draw(**hbm_traffic.data()))
 
 # %% [markdown]
-# In the first chart tiles shift the line down and do not tilt it. In the second N is fixed: with little room on the chip, FA1 is
-# above standard attention. The bars were counted on an H200, for FA2 (next chapter): L2 answered most requests, and
-# Q, K, V and O crossed to DRAM about once.
+# In the first chart all three lines rise as $N^2$. Tiles only lower the line. In the second N is fixed: with little room on
+# the chip, FA1 is above standard attention. The bars were counted on an H200, for FA2 (next chapter). L2 answered most
+# requests, and Q, K, V and O crossed to DRAM about once.
 
 # %% [markdown]
 # ## What still travels?
@@ -275,8 +274,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # | HBM reads and writes | 40.3 GB | 4.4 GB |
 # | time | 41.7 ms | 7.3 ms |
 #
-# Their kernel, too, has one worker for each head: a *thread block*, the group of threads that runs on one SM. Two
-# things differ.
+# Their kernel, too, has one thread block for each head. Two things differ.
 #
 # - **Heads.** 64 texts with 16 heads are 1,024 workers for 108 SMs. Chapter 00 has 4 texts: 64 workers for 132 SMs.
 # - **Blocks and code.** Theirs is CUDA written by hand, with large blocks. With 256 keys a block, an answer over 1,024
@@ -314,8 +312,7 @@ show(roofline.draw(**roofline.data("standard", "FA1")))
 # ```
 # </details>
 #
-# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. Chapter 00 compared the prices: to compute a
-# score again is far cheaper than to store and load it.
+# That is one product more, $QK^\top$, and nothing of size $N^2$ is stored. By chapter 00's prices that is far cheaper.
 
 # %% [markdown]
 # ## Recap

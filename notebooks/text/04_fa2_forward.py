@@ -98,8 +98,8 @@ def queries_outside(Q, K, V, O, l, m, tiling, step, trace=UNWATCHED):
 # another row block: the outer loop is `trace.parallel`. With 8,192 queries in blocks of 128, 64 workers can share a
 # head.
 #
-# A worker becomes a thread block on the GPU, and an H200 has 132 SMs for them. With few heads, FA1 leaves most SMs
-# idle. Then this is worth far more than a third of the requests (chapter 06).
+# An H200 has 132 SMs for them. With few heads, FA1 leaves most SMs idle. Then this is worth far more than a third of
+# the requests (chapter 06).
 
 # %% [markdown]
 # ## Why can the division wait?
@@ -174,7 +174,7 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 show(deferred_normalisation.draw(**deferred_normalisation.data()))
 
 # %% [markdown]
-# Of the operations in FA1's tile, 2% are outside the products. If the units take turns, these 2% take two fifths of the
+# Of the operations in FA1's tile, 1.6% are outside the products. If the units take turns, they take two fifths of the
 # time. A real kernel can fall outside both ends: on an H200 the tweak gained 23% without a mask, and nothing with a
 # causal one. Registers decided, not operations. Chapter 10 shows how.
 
@@ -185,9 +185,14 @@ show(deferred_normalisation.draw(**deferred_normalisation.data()))
 show(causal_tiles.draw(**causal_tiles.data()))
 
 # %% [markdown]
-# In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*. A tile is SKIP if
-# no query sees any key, FULL if each query sees every key, and DIAGONAL if the mask cuts through. FA1 as printed
-# computes and masks all of them. Two corners decide, before anything is loaded:
+# In a language model a query sees no later key: row r sees columns c ≤ r. This is the *causal mask*, the left grid. A
+# tile is SKIP if no query sees any key, FULL if each query sees every key, and DIAGONAL if the mask cuts through. Of
+# T × T square tiles, T(T + 1)/2 are visited (the chart below the grids).
+#
+# In the right grid a model reads the last 256 tokens of a text, and has the keys of all 512. The last query still sees
+# all keys: row r sees the columns $c \le r + N_k - N_q$. With fewer keys than queries, the first rows see none.
+#
+# FA1 as printed computes and masks all tiles. FA2 looks at two corners, before anything is loaded:
 
 # %%
 def kind(tiling, i, j):  # for as many queries as keys
@@ -204,8 +209,6 @@ for i in range(4):
     print(" ".join(f"{kind(square, i, j).name:8}" for j in range(4)))
 
 # %% [markdown]
-# Of T × T square tiles, T(T + 1)/2 are visited: nearly half are saved in a long text.
-#
 # **Predict.** Tiles are square, B × B. Three kernels treat a causal mask as below. Which one lets no query see the
 # future?
 #
@@ -313,8 +316,8 @@ for name, c in rows.items():
     print(f"at most {c.flops / seconds / 1e12:.0f} TFLOP/s, limited by {unit}")
 
 # %% [markdown]
-# An H200's counters saw 2,100 FLOPs for each byte of DRAM. Memory far away is no longer the limit. L2 is the next one, and twice the rows in a block halve what is asked of it. After that come
-# the units of the SM: chapters 07 and 10.
+# An H200's counters saw 2,100 FLOPs for each byte of DRAM. DRAM is no longer the limit. L2 is the next one, and twice the
+# rows in a block halve what is asked of it. After that come the units of the SM: chapters 07 and 10.
 
 # %% [markdown]
 # ## Recap
@@ -324,41 +327,9 @@ for name, c in rows.items():
 # - Tweak 1: no division inside the loop. One of two scalings of the output block goes; $\alpha$ stays.
 # - Tweak 2: $L = m + \log \ell$ is all that the backward pass needs.
 # - Causal: SKIP, DIAGONAL, FULL, decided at two corners.
-# - Memory is no longer the limit: about 2,100 FLOPs for each byte of DRAM.
-
-# %% [markdown]
-# ## Exercises
+# - DRAM is no longer the limit: about 2,100 FLOPs for each of its bytes.
 #
-# **Complete.** A sliding window: row r sees columns c with r − w < c ≤ r. Write the test for tiles that nobody sees.
 # [Assignment 2](assignments/2_forward.ipynb) goes further: this whole chapter with the meter on.
-#
-# <details><summary>Hint</summary>
-#
-# On the right it is the causal test. On the left, the first row sees furthest: down to column `rows.start - w + 1`. The
-# tile's last column must lie before it.
-# </details>
-# <details><summary>Solution</summary>
-#
-# ```python
-# return cols.start > rows.stop - 1 or cols.stop - 1 <= rows.start - w
-# ```
-# </details>
-
-# %%
-def nobody_sees(rows, cols, w):  # rows.start, rows.stop, cols.start, cols.stop
-    ...
-
-
-# %% tags=["hide-input"]
-def window_case(rows, cols, w):
-    seen = any(r - w < c <= r for r in range(rows.start, rows.stop) for c in range(cols.start, cols.stop))
-    words = f"rows {rows.start} to {rows.stop - 1}, columns {cols.start} to {cols.stop - 1}, w = {w}"
-    return Case(words, (rows, cols, w), not seen)
-
-
-uneven = Tiling(12, 12, 4, 3)
-places = [(uneven.rows(i), uneven.cols(j), w) for i in range(3) for j in range(4) for w in range(1, 13)]
-check(nobody_sees, *(window_case(*place) for place in places))
 
 # %% [markdown]
 # ## Checks

@@ -15,7 +15,7 @@
 # - write FA2's backward pass of one tile, and say what the loops around it keep on the chip,
 # - explain why many workers add into one dQ, and name two ways out with their price.
 #
-# *Time: 35 minutes, and 8 for the ten questions on part I at the end. Hardware: any laptop, NumPy alone. Before this:
+# *Time: 35 minutes, and 5 for the six questions on part I at the end. Hardware: any laptop, NumPy alone. Before this:
 # [04 · FlashAttention-2, forward](04_fa2_forward.ipynb).*
 
 # %% tags=["hide-input"]
@@ -130,6 +130,7 @@ check(
     case("4 queries, 6 keys, one tile. Is the order dq, dk, dv? Which take τ and a transpose?", 4, 6, everything, everything),
     case("2 of 4 queries, 3 of 6 keys. Do L and D come from this tile?", 4, 6, slice(2, 4), slice(0, 3)),
     case("some scores are hidden. What is e^(−∞)?", 6, 6, slice(0, 3), slice(0, 3), CAUSAL),
+    case("rows 0 to 3 see no key, and their L is −∞. What is −∞ − (−∞)?", 8, 4, slice(2, 6), everything, CAUSAL),
 )
 
 # %% [markdown]
@@ -137,6 +138,7 @@ check(
 #
 # ```python
 # def one_tile(s, q, k, v, do, L, D, tau):
+#     L = np.where(np.isneginf(L), 0, L)  # a row without keys, as in chapter 04
 #     p = np.exp(s - L[:, None])  # (B_r, B_c)
 #     dp = do @ v.T
 #     ds = p * (dp - D[:, None])
@@ -206,9 +208,9 @@ for name, ours, right in zip(("dQ", "dK", "dV"), result, dense, strict=True):
 live("backward")
 
 # %% [markdown]
-# FA2 gives each column block to a worker of its own; the listing says `trace.parallel`. $dK_j$ and $dV_j$ belong to
-# worker j alone. But all workers add to the same $dQ_i$. Step through it without a mask, or look at the upper half of
-# the picture: they meet in the same rows again and again.
+# FA2 gives each column block to a worker of its own: `trace.parallel` in the listing. $dK_j$ and $dV_j$ belong to worker
+# j alone. But all workers add to the same $dQ_i$. Step through it without a mask, or look at the upper half of the
+# picture: they meet in the same rows again and again.
 #
 # **Predict.** Four workers run the line `dQ[rows] = …` at the same moment for the same rows of dQ, which is 0. All load
 # $dQ_i$, each adds its part, all store. What does $dQ_i$ hold at the end?
@@ -341,32 +343,24 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 # </details>
 
 # %% [markdown]
-# **Ten questions on part I**, without looking back.
+# **Six questions on part I**, without looking back.
 #
-# 1. N = 4,096, d = 128, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L?
+# 1. N = 4,096, d = 128, 16 heads. How much memory do S (4 bytes) and P (2 bytes) take, and how much L (4 bytes)?
 # 2. FA2 requests K and V once for each row block. Why does most of that not cross to DRAM?
 # 3. A row has m = 1, ℓ = 2, o = 6 (not divided). Now comes a score 1 + log 2 with value 5. What is o/ℓ?
 # 4. Why does FA1 need a factor β, and FA2 only α?
-# 5. With which blocks does FA1 request less than standard attention?
-# 6. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
-# 7. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
-# 8. Which scaling is left inside FA2's loop?
-# 9. Two ways to sum dQ: how many products has each, and which gives the same bits in every run?
-# 10. Of 4 × 4 causal tiles, how many are visited, and how many of those are masked?
+# 5. N doubles. By what factor grow FA2's extra memory, its requests, and its DRAM traffic while K and V fit in L2?
+# 6. Why was the FA1 of its authors fast, and the one of chapter 00 slow?
 #
-# <details><summary>Ten answers</summary>
+# <details><summary>Six answers</summary>
 #
-# 1. S and P: 6 · 4,096² · 16 = 1.6 GB. L: 4 · 4,096 · 16 = 256 KiB.
+# 1. S and P: 6 · 4,096² · 16 bytes = 1.5 GiB. L: 4 · 4,096 · 16 bytes = 256 KiB.
 # 2. K and V of one head are small (2 MiB here, with two bytes a number). They stay in L2, which answers all requests but
 #    the first.
 # 3. $\alpha = 1/2$, so $\ell = 1 + 1 = 2$ and $o = 3 + 5 = 8$: the answer is 4.
 # 4. FA1 takes a tile's exponentials relative to the tile's own maximum, FA2 relative to the new one. Then $\beta = 1$.
-# 5. With more than (3d + 4) / 4 keys.
-# 6. Two (one L per row), nearly four, and two (each of Q, K, V and O once).
-# 7. Many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
-# 8. $\alpha$ still scales the output block in every tile.
-# 9. Atomic adds: five. A second pass: seven, and the same bits, because every result has one owner.
-# 10. 10 are visited. The 4 on the diagonal are masked.
+# 5. Two (one L per row), nearly four, and two (each of Q, K, V and O once).
+# 6. Many heads, so many workers, and large blocks. Chapter 00 has few heads and blocks of 64 keys.
 # </details>
 
 # %% [markdown]
