@@ -102,7 +102,7 @@ WRONG = [  # assignment, right, wrong, {step: the points it keeps}, what is said
      "    (b, d), N_k = q_i.shape, len(K)\n    if causal:\n        np.tri(len(K), len(K), dtype=bool)\n",
      {"memory": 0.0, "forward": 2.0}, ["REFUSED", "a strip of scores, or more, was kept"]),
     ("3_backward", "tau * (ds.T @ q_i)", "ds.T @ q_i", {"tile_gradients": 2.29, "backward": 2.67},
-     ["NOT YET  all visible: dk", "dk[0, 0]"]),
+     ["NOT YET  dk: all visible", "dk[0, 0]"]),
     ("3_backward", "        dQ[rows] = 0\n", "", {"backward": 2.67, "traffic": 0.0},
      ["dQ[0, 0] = nan", "The gradients start as NaN"]),
     ("3_backward", "dk[g] += dk_h", "dk[g] = dk_h", {"grouped": 2.0, "backward": 4.0},

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from fa2_lab.machine import io
+from fa2_lab.reference import heads
 
 from . import truth
 from .guard import call
 from .meter import Run, metered
-from .report import Failed, Report, equal, parts, tile_place
-from .tiled import LESS, MORE, first_extra, on_the_meter, tiling, within
+from .report import Report, equal, parts, step, tile_place
+from .tiled import check_moved, check_operations, on_the_meter, tiling
 from .truth import Case
 
 CASES = [
@@ -24,54 +25,50 @@ METERED = [Case(24, 24, 8, 4, 4, seed=16), Case(24, 24, 8, 4, 4, causal=True, se
 METERED_RAGGED = Case(22, 27, 8, 8, 4, causal=True, seed=18)
 
 
-def row_dots(function, seed: int = 0) -> Report:
+@step
+def row_dots(report: Report, function, seed: int = 0) -> None:
     """D: one number for each row, from dO and O."""
-    report = Report("row_dots")
     dO, O = np.random.default_rng(seed).standard_normal((2, 7, 4))
     with report.check("D has one number for each row", "A row sum, not a column sum: D is as long as O has rows."):
         equal("D", call(function, dO, O), (dO * O).sum(axis=1))
     with report.check("as many columns as rows: still the rows", "Which axis is summed?"):
         equal("D", call(function, dO[:4], O[:4]), (dO[:4] * O[:4]).sum(axis=1))
-    return report
+
+
+def check_parts(report: Report, claim: str, hints: dict, function, arguments: list, want: tuple, place=None) -> None:
+    """A check for each of a function's results: {name: hint}."""
+    for number, (name, hint) in enumerate(hints.items()):
+        with report.check(f"{name}: {claim}", hint):
+            got = parts(f"({', '.join(hints)})", call(function, *arguments), len(hints))
+            equal(name, got[number], want[number], place=place)
 
 
 # One tile -------------------------------------------------------------------------------------------------------
 
+TILE = {
+    "dq": "dq = τ · ds k: the scale comes in once more.",
+    "dk": "dk = τ · dsᵀ q: which side is transposed?",
+    "dv": "p from the scores and L alone: no maximum, no row sum.",
+}
 
-def tile(function, seed: int = 0) -> Report:
+
+@step
+def tile_gradients(report: Report, function, seed: int = 0) -> None:
     """dv_j, dk_j and dq_i of one tile, P computed again from L."""
-    report = Report("tile_gradients")
-    names = ("dq", "dk", "dv")
-    hints = {
-        "dq": "dq = τ · ds k: the scale comes in once more.",
-        "dk": "dk = τ · dsᵀ q: which side is transposed?",
-        "dv": "p from the scores and L alone: no maximum, no row sum.",
-    }
-    cases = {
-        "all visible": (Case(5, 4, 3, seed=21 + seed), None),
-        "half of it masked": (Case(5, 4, 3, seed=22 + seed), 0),
-    }
-    for claim, (case, masked) in cases.items():
-        arguments, want = tile_case(case, masked)
-        for number, name in enumerate(names):
-            with report.check(f"{claim}: {name}", hints[name]):
-                got = parts("(dq, dk, dv)", call(function, *arguments), 3)[number]
-                equal(name, got, want[number])
+    check_parts(report, "all visible", TILE, function, *tile_case(Case(5, 4, 3, seed=21 + seed)))
+    check_parts(report, "half of it masked", TILE, function, *tile_case(Case(5, 4, 3, seed=22 + seed), is_masked=True))
     with report.check(
         "a row that sees no key: no NaN, no infinity", "exp(−inf − (−inf)) is NaN: where L is −inf, P is 0."
     ):
         arguments, want = tile_case(Case(5, 4, 3, seed=23 + seed), empty_row=2)
-        for name, got, true in zip(names, parts("(dq, dk, dv)", call(function, *arguments), 3), want, strict=True):
+        for name, got, true in zip(TILE, parts("(dq, dk, dv)", call(function, *arguments), 3), want, strict=True):
             equal(name, got, true)
-    return report
 
 
-def tile_case(case: Case, masked: int | None = None, empty_row: int | None = None) -> tuple[list, tuple]:
+def tile_case(case: Case, is_masked: bool = False, empty_row: int | None = None) -> tuple[list, tuple]:
     """A tile that is all there is, so that its gradients are those of dense attention."""
     Q, K, V, dO = case.tensors()
-    seen = np.ones((case.N_q, case.N_k), dtype=bool)
-    if masked is not None:
-        seen = np.tri(case.N_q, case.N_k, dtype=bool)
+    seen = np.tri(case.N_q, case.N_k, 0 if is_masked else case.N_k, dtype=bool)
     if empty_row is not None:
         seen[empty_row] = False
     O, L, want = truth.whole(Q, K, V, dO, case.tau, seen)
@@ -92,146 +89,104 @@ def run(function, case: Case) -> Run:
     return on_the_meter(ran, ("Q", "K", "V", "dO"), "dV")
 
 
+GROWS = "{0}_j grows over the row blocks and is stored once, after the last."
 HINTS = {
     "dQ": "dQ gathers a part from every column block: does it start at 0, and is every part added?",
-    "dK": "dk_j grows over the row blocks and is stored once, after the last.",
-    "dV": "dv_j grows over the row blocks and is stored once, after the last.",
+    "dK": GROWS.format("dk"),
+    "dV": GROWS.format("dv"),
 }
 
 
-def backward(function, seed: int = 0) -> Report:
+@step
+def backward(report: Report, function, seed: int = 0) -> None:
     """dQ, dK and dV of the whole backward, gradient by gradient."""
-    report = Report("backward")
     for case in CASES:
         case = truth.varied(case, seed)
-        for name in ("dQ", "dK", "dV"):
+        for name in HINTS:
             with report.check(f"{name}: {case}"):
                 check_gradient(run(function, case), case, name)
-    return report
 
 
 def check_gradient(ran: Run, case: Case, name: str) -> None:
     """One gradient against the dense one."""
-    Q, K, V, dO = case.tensors()
-    want = dict(zip(("dQ", "dK", "dV"), truth.gradients(Q, K, V, dO, case.tau, case.causal), strict=True))[name]
-    unwritten = np.isnan(ran.outputs[name]).any()
-    hint = "The gradients start as NaN: was this row stored, from something that was itself stored?"
-    place = tile_place(case.B_r if name == "dQ" else case.B_c)
-    if name != "dQ":
-        rows = place
-
-        def place(at):
-            return rows(at).replace("row", "key", 1).replace("row block", "column block")
-
-    equal(name, ran.outputs[name], want, place=place, hint=hint if unwritten else HINTS[name])
+    want = dict(zip(HINTS, truth.gradients(*case.tensors(), case.tau, case.causal), strict=True))[name]
+    place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
+    hint = HINTS[name]
+    if np.isnan(ran.outputs[name]).any():
+        hint = "The gradients start as NaN: was this row stored, from something that was itself stored?"
+    equal(name, ran.outputs[name], want, place=place, hint=hint)
 
 
 def correct(function, case: Case) -> Run:
     """A metered run whose counts mean something: its gradients are right."""
     ran = run(function, case)
-    for name in ("dQ", "dK", "dV"):
+    for name in HINTS:
         check_gradient(ran, case, name)
     return ran
 
 
-def traffic(function, cases=tuple(METERED)) -> Report:
+@step
+def traffic(report: Report, function, cases=tuple(METERED)) -> None:
     """What the backward moves, and that it skips what the mask hides."""
-    report = Report("traffic")
     for case in cases:
         form = io.fa2_backward(tiling(case), case.d)
         for tensors in (("K", "V"), ("Q", "L", "dO"), ("dQ", "dK", "dV"), ("O", "D")):
             with report.check(f"{', '.join(tensors)} moved: {case}"):
-                check_moved(correct(function, case), form, tensors)
-    return report
+                check_moved(correct(function, case), form, tensors, may_move_less="O D dO")
 
 
-def check_moved(ran: Run, form, tensors: tuple) -> None:
-    """The meter against FA2's closed forms. Moving less of O, D or dO than Algorithm 2 is no fault."""
-    for tensor in tensors:
-        for op, forms, count in (("loaded", form.loads, ran.meter.loads), ("stored", form.stores, ran.meter.stores)):
-            want, got = forms.get(tensor, 0), count(tensor)
-            if got > want or (got < want and tensor not in ("O", "D", "dO")):
-                expected = f"{want:,} elements of {tensor} {op}"
-                raise Failed(expected, f"{got:,}", first_extra(ran, tensor), MORE if got > want else LESS)
-
-
-def operations(function, cases=tuple(METERED)) -> Report:
+@step
+def operations(report: Report, function, cases=tuple(METERED)) -> None:
     """Five products and one exponential for each score of a visited tile."""
-    report = Report("operations")
     for case in cases:
         cut = tiling(case)
         ops = io.operations("fa2", "backward", cut, case.d)
-        with report.check(
-            f"matmul FLOPs: {case}", "Five products for each visited tile: s, dp, and one for each gradient."
-        ):
-            got = correct(function, case).meter.matmul_flops
-            within("matmul FLOPs", got, ops["matmul"], ops["matmul"])
-        with report.check(f"exponentials: {case}", "P = exp(S − L): one for each score, and no maximum."):
-            within("exponentials", correct(function, case).meter.exponentials, ops["exp"], ops["exp"])
-        with report.check(
-            f"everything else: {case}", "Is D computed once, before the loops? Is there still a division?"
-        ):
-            slack = 2 * io.scores_visited(cut)
-            within("other FLOPs", correct(function, case).meter.other_flops, 1, io.not_matmul(ops) + slack)
-    return report
+        other = io.not_matmul(ops) + 2 * io.scores_visited(cut)
+        products = "Five products for each visited tile: s, dp, and one for each gradient."
+        limits = {
+            "matmul FLOPs": (ops["matmul"], ops["matmul"], products),
+            "exponentials": (ops["exp"], ops["exp"], "P = exp(S − L): one for each score, and no maximum."),
+            "everything else": (1, other, "Is D computed once, before the loops? Is there still a division?"),
+        }
+        check_operations(report, function, case, correct, limits)
 
 
 # Grouped heads --------------------------------------------------------------------------------------------------
 
 
-def grouped(function, seed: int = 0) -> Report:
+@step
+def grouped(report: Report, function, seed: int = 0) -> None:
     """dQ, dK and dV where several query heads share a key head."""
-    report = Report("grouped")
     for q_heads, k_heads, causal in ((4, 2, True), (6, 2, False), (3, 1, True)):
         draw = np.random.default_rng(seed + q_heads).standard_normal
         q, dO = draw((2, q_heads, 5, 4))
         k, v = draw((2, k_heads, 7, 4))
-        want, O, L = grouped_truth(q, k, v, dO, 0.5, causal)
-        group = q_heads // k_heads
-        for number, (name, hint) in enumerate(
-            [
-                ("dq", f"Query head h reads key head h // {group}."),
-                ("dk", f"The {group} query heads of a group all read this head, so its gradients add up."),
-                ("dv", f"The {group} query heads of a group all read this head, so its gradients add up."),
-            ]
-        ):
-            with report.check(
-                f"{name}: {q_heads} query heads on {k_heads} key heads{', causal' if causal else ''}", hint
-            ):
-                got = parts("(dq, dk, dv)", call(function, q, k, v, O, L, dO, 0.5, causal), 3)[number]
-                equal(name, got, want[number], place=lambda at: f"head {at[0]}, row {at[1]}")
-    return report
-
-
-def grouped_truth(q, k, v, dO, tau: float, causal: bool) -> tuple[tuple, np.ndarray, np.ndarray]:
-    """(dq, dk, dv), O and L by the definition: copy each key head for its group, add the copies' gradients up again."""
-    group, seen = len(q) // len(k), truth.visible(q.shape[1], k.shape[1], causal)
-    heads = [truth.whole(q[h], k[h // group], v[h // group], dO[h], tau, seen) for h in range(len(q))]
-    dq, dk, dv = (np.array(parts) for parts in zip(*(gradients for _, _, gradients in heads), strict=True))
-    dk, dv = (x.reshape(len(k), group, *k.shape[1:]).sum(axis=1) for x in (dk, dv))
-    O, L = (np.array([head[n] for head in heads]) for n in range(2))
-    return (dq, dk, dv), O, L
+        batch, how = (q[None], k[None], v[None]), dict(stage="naive", causal=causal, scale=0.5)
+        O, L = heads.forward(*batch, **how)
+        want = [x[0] for x in heads.backward(*batch, O, L, dO[None], **how)]
+        adds = f"The {q_heads // k_heads} query heads of a group all read this head, so its gradients add up."
+        hints = dict(dq=f"Query head h reads key head h // {q_heads // k_heads}.", dk=adds, dv=adds)
+        claim = f"{q_heads} query heads on {k_heads} key heads{', causal' if causal else ''}"
+        arguments = [q, k, v, O[0], L[0], dO, 0.5, causal]
+        check_parts(report, claim, hints, function, arguments, want, lambda at: f"head {at[0]}, row {at[1]}")
 
 
 # Dropout --------------------------------------------------------------------------------------------------------
 
+INSIDE = "z stands at dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is."
+DROPPED = {
+    "o": "What is kept grows by 1 / (1 − p), once; L is that of all keys, dropped or not.",
+    "dq": INSIDE,
+    "dk": INSIDE,
+    "dv": "dv = (z ∘ p)ᵀ do: what the output was made of.",
+}
 
-def dropped(function, seed: int = 0) -> Report:
+
+@step
+def dropped(report: Report, function, seed: int = 0) -> None:
     """o, dq, dk and dv of one tile whose probabilities are dropped."""
-    report = Report("dropped")
-    hints = {
-        "o": "What is kept grows by 1 / (1 − p), once; L is that of all keys, dropped or not.",
-        "dq": "z stands at dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is.",
-        "dk": "z stands at dp = z ∘ (do vᵀ). The p before the bracket in ds is not dropped, and D stays as it is.",
-        "dv": "dv = (z ∘ p)ᵀ do: what the output was made of.",
-    }
     for p in (0.25, 0.6):
-        arguments, want = dropped_case(Case(6, 5, 3, seed=24 + seed), p)
-        for number, (name, hint) in enumerate(hints.items()):
-            with report.check(f"{name}: p = {p:g}", hint):
-                got = parts("(o, dq, dk, dv)", call(function, *arguments), 4)[number]
-                equal(name, got, want[number])
-    return report
+        check_parts(report, f"p = {p:g}", DROPPED, function, *dropped_case(Case(6, 5, 3, seed=24 + seed), p))
 
 
 def dropped_case(case: Case, p: float) -> tuple[list, tuple]:

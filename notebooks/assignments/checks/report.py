@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 from contextlib import contextmanager
 
@@ -82,6 +83,18 @@ class Report:
             print(f"           {title:9}{text}" if title else f"           {text}")
 
 
+def step(checks):
+    """A step's checks, checks(report, function, …), as a function of the rest that returns the report."""
+
+    @functools.wraps(checks)
+    def checked(*args, **kwargs) -> Report:
+        report = Report(checks.__name__)
+        checks(report, *args, **kwargs)
+        return report
+
+    return checked
+
+
 def line_of(error: BaseException) -> str:
     """Where in the notebook an error was raised, if it was."""
     frames = traceback.extract_tb(error.__traceback__)
@@ -110,7 +123,7 @@ def equal(name: str, got, want, tolerance: float = 1e-9, hint: str = "", place=N
         at = tuple(int(x) for x in np.argwhere(far)[0])
         label = f"{name}[{', '.join(map(str, at))}]" if at else name
         expected, came = (f"{label} = {number(x[at])}" for x in (want, got))
-        hint = slip_of(got, want, slips, tolerance * size) or hint or (NAN if np.isnan(got[at]) else "")
+        hint = slip_of(got, want, slips, 10 * tolerance * size) or hint or (NAN if np.isnan(got[at]) else "")
         where = place(at) if place and at else f"row {at[0]}" if at else ""
         count = f"; {int(far.sum())} of {far.size} entries differ" if far.size > 1 else ""
         raise Failed(expected, came, where + count, hint)
@@ -156,12 +169,7 @@ def number(x) -> str:
     return f"{float(x):.6g}"
 
 
-def tile_place(B_r: int, B_c: int | None = None):
-    """How an entry's place is said for a tensor cut into row blocks, or tiles."""
-
-    def place(at: tuple) -> str:
-        if B_c is not None and len(at) > 1:
-            return f"tile ({at[0] // B_r}, {at[1] // B_c}), row {at[0]}, column {at[1]}"
-        return f"row {at[0]}, in row block {at[0] // B_r}"
-
-    return place
+def tile_place(B_r: int, row: str = "row"):
+    """How an entry's place is said for a tensor that is cut into blocks of rows: of queries, or of keys."""
+    block = "row" if row == "row" else "column"
+    return lambda at: f"{row} {at[0]}, in {block} block {at[0] // B_r}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from fa2_lab.reference.online_softmax import finite
+
 from . import truth
 from .truth import Case
 
 Slips = dict[str, np.ndarray]
-
-
-def finite(m: np.ndarray) -> np.ndarray:
-    return np.where(np.isneginf(m), 0.0, m)
 
 
 def of_update(state: tuple, s: np.ndarray, v: np.ndarray, want: tuple) -> dict[str, Slips]:
@@ -114,8 +112,8 @@ def of_kind(case: Case, tiles: list[tuple[slice, slice]]) -> dict[str, list[str]
     }
 
 
-def of_rows(case: Case) -> dict[str, Slips]:
-    """What a slip makes of O and L."""
+def of_rows(case: Case, name: str, rows: slice = slice(None)) -> Slips:
+    """What a slip makes of some rows of O or of L."""
     Q, K, V, _ = case.tensors()
     row, col = np.arange(case.N_q)[:, None], np.arange(case.N_k)[None, :]
     seen = truth.visible(case.N_q, case.N_k, case.causal)
@@ -130,7 +128,7 @@ def of_rows(case: Case) -> dict[str, Slips]:
     last, not_last = block == block[-1], block < block[-1]
 
     def masked(seen: np.ndarray) -> tuple:
-        P, L = truth.softmax_parts(np.where(seen, case.tau * Q @ K.T, -np.inf))
+        P, L = truth.probabilities(Q, K, case.tau, seen)
         return P @ V, L
 
     slips = {
@@ -148,4 +146,4 @@ def of_rows(case: Case) -> dict[str, Slips]:
         "L is to base 2: use np.log.": (O, m + np.log2(l)),
         "m is missing in L: the weights were summed under it.": (O, np.log(l)),
     }  # fmt: skip
-    return {name: {said: wrong[n] for said, wrong in slips.items()} for n, name in enumerate("OL")}
+    return {said: wrong["OL".index(name)][rows] for said, wrong in slips.items()}

@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from fa2_lab.machine import io
+from fa2_lab.reference.online_softmax import finite
 from fa2_lab.tiles import Mask, Tiling, cdiv
 
 from . import truth
-from .report import Failed, Report, at_most, equal, tile_place
+from .report import Failed, Report, at_most, equal, step, tile_place
 from .triton_steps import launch
 from .truth import Case
 
@@ -26,6 +27,11 @@ CASES = [
     ("causal, rows that see no key", Case(45, 19, 16, 16, 16, causal=True, seed=79, tau=0.25)),
     (LOW, Case(40, 56, 16, 16, 32, seed=80, tau=0.25)),
 ]
+METER = Case(72, 72, 16, 16, 16, causal=True, seed=81, tau=0.25)
+HINT = {
+    False: "Loads past the end need mask= and other=. A row or key that is not there must not count: its p is 0.",
+    True: "Row r sees column c if c ≤ r + N_k − N_q. A row that sees no key has L = −∞: its p is 0, not exp(∞).",
+}
 
 
 def inputs(case: Case, low: bool = False) -> dict[str, np.ndarray]:
@@ -38,45 +44,37 @@ def inputs(case: Case, low: bool = False) -> dict[str, np.ndarray]:
     return dict(Q=Q, K=K, V=V, dO=dO, L=L, D=(dO * O).sum(axis=1))
 
 
-def scores(given: dict, case: Case) -> np.ndarray:
-    """S with −∞ where nothing is seen."""
-    seen = truth.visible(case.N_q, case.N_k, case.causal)
-    return np.where(seen, case.tau * given["Q"] @ given["K"].T, -np.inf)
-
-
 def gradients(given: dict, case: Case, P=None, D=None, rows=slice(None), columns=slice(None)) -> dict[str, np.ndarray]:
     """dQ, dK, dV in float64: right as it stands; other P or D, or some rows and columns alone, for slips."""
     Q, K, V, dO = (given[name] for name in ("Q", "K", "V", "dO"))
-    P = truth.softmax_parts(scores(given, case))[0] if P is None else P
+    P = truth.probabilities(Q, K, case.tau, seen_of(case))[0] if P is None else P
     dS = P * (dO @ V.T - (given["D"] if D is None else D)[:, None])
     part = np.zeros_like(P)
     part[rows, columns] = 1
     return dict(dQ=case.tau * (part * dS) @ K, dK=case.tau * (part * dS).T @ Q, dV=(part * P).T @ dO)
 
 
-def slip(name: str, got: np.ndarray, given: dict, case: Case) -> str:
-    """What a wrong gradient is, if it is one of the slips that chapter 05 warns of."""
-    want = gradients(given, case)[name]
-    known = {}
+def seen_of(case: Case) -> np.ndarray:
+    return truth.visible(case.N_q, case.N_k, case.causal)
+
+
+def slips(name: str, given: dict, case: Case) -> dict[str, np.ndarray]:
+    """What the slips that chapter 05 warns of make of a gradient."""
+    want, known = gradients(given, case)[name], {}
     if name != "dV":
         known["τ is missing: S = τ Q Kᵀ, so dQ and dK carry one τ each."] = want / case.tau
         known["τ stands twice: once is enough, in dS or at the end."] = want * case.tau
-        without = gradients(given, case, D=np.zeros(case.N_q))[name]
-        known["D is missing: dS = P ∘ (dP − D)."] = without
-    with np.errstate(over="ignore", invalid="ignore"):
-        S, L = scores(given, case), given["L"][:, None]
-        P = np.where(np.isneginf(S), 0.0, np.exp2(S - np.where(np.isneginf(L), 0.0, L)))
-    known["exp2 of a natural score: L is a natural logarithm. Use tl.exp, or multiply by log₂ e."] = gradients(
-        given, case, P=P
-    )[name]
+        known["D is missing: dS = P ∘ (dP − D)."] = gradients(given, case, D=np.zeros(case.N_q))[name]
+    S = np.where(seen_of(case), case.tau * given["Q"] @ given["K"].T, -np.inf)
+    P = np.exp2(S - finite(given["L"])[:, None])
+    said = "exp2 of a natural score: L is a natural logarithm. Use tl.exp, or multiply by log₂ e."
+    known[said] = gradients(given, case, P=P)[name]
     block, B, N = ("column", case.B_c, case.N_k) if name == "dQ" else ("row", case.B_r, case.N_q)
-    last = slice((cdiv(N, B) - 1) * B, None)
-    if last.start:
-        part = gradients(given, case, **{f"{block}s": last})[name]
-        known[f"Only the last {block} block's part is here: it is set where it has to be added."] = part
-    size = np.abs(want).max() or 1.0
-    found = [said for said, wrong in known.items() if np.allclose(got, wrong, rtol=0, atol=10 * TOLERANCE * size)]
-    return found[0] if found else ""
+    if N > B:
+        last = slice((cdiv(N, B) - 1) * B, None)
+        said = f"Only the last {block} block's part is here: it is set where it has to be added."
+        known[said] = gradients(given, case, **{f"{block}s": last})[name]
+    return known
 
 
 def compare(names: tuple[str, ...], got: dict, meter: dict, given: dict, case: Case) -> None:
@@ -88,8 +86,8 @@ def compare(names: tuple[str, ...], got: dict, meter: dict, given: dict, case: C
             hint = "It was stored, and is NaN: memory behind the end is, and 0 · ∞. Mask loads with other=0.0, and p."
             if meter["stores"][name] + meter["adds"][name] < want[name].size:
                 hint = "The outputs start as NaN: was this row stored?"
-        place = tile_place(case.B_r if name == "dQ" else case.B_c)
-        equal(name, got[name], want[name], TOLERANCE, hint or slip(name, got[name], given, case), place)
+        place = tile_place(case.B_r) if name == "dQ" else tile_place(case.B_c, "key")
+        equal(name, got[name], want[name], TOLERANCE, hint, place, lambda name=name: slips(name, given, case))
 
 
 def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
@@ -98,8 +96,9 @@ def unwritten(case: Case, names: tuple[str, ...]) -> dict[str, np.ndarray]:
     return {name: np.full((rows[name], case.d), np.nan) for name in names}
 
 
-def run(kernel, case: Case, names: tuple[str, ...], programs: int, zero: str = "", given: dict | None = None):
-    """One launch with lengths and mask: the outputs, the meter, and the inputs."""
+def run(kernel, case: Case, names: tuple[str, ...], zero: str = "", given: dict | None = None):
+    """One launch with lengths and mask: the outputs, the meter, and the inputs. dQ alone has a program a row block."""
+    programs = cdiv(case.N_q, case.B_r) if names == ("dQ",) else cdiv(case.N_k, case.B_c)
     given = given or inputs(case)
     outputs = unwritten(case, names)
     if zero:
@@ -108,76 +107,30 @@ def run(kernel, case: Case, names: tuple[str, ...], programs: int, zero: str = "
     return *launch(kernel, programs, given, outputs, sizes), given
 
 
-# The steps ------------------------------------------------------------------------------------------------------
+def looped(report: Report, kernel, names: tuple[str, ...], cases, seed: int, zero: str = "") -> None:
+    """The cases of one step, each against float64."""
+    for claim, case in cases:
+        case = truth.varied(case, seed)
+        with report.check(f"{claim}: {case}", HINT[case.causal]):
+            got, meter, given = run(kernel, case, names, zero, inputs(case, low=claim == LOW))
+            if zero:
+                no_race(meter, zero)
+            compare(names, got, meter, given, case)
 
 
-def row_dots(kernel, cases=tuple(DOTS), seed: int = 0) -> Report:
-    """D = rowsum(dO ∘ O)."""
-    report = Report("row_dots")
-    for case in (truth.varied(case, seed) for case in cases):
-        with report.check(str(case), "One number for each row: the sum over d of dO times O."):
-            given = inputs(case)
-            O, _ = truth.dense(given["Q"], given["K"], given["V"], case.tau, False)
-            tensors, out = dict(O=O, dO=given["dO"]), dict(D=np.full(case.N_q, np.nan))
-            sizes = dict(N_q=case.N_q, B_r=case.B_r, d=case.d)
-            got, _ = launch(kernel, cdiv(case.N_q, case.B_r), tensors, out, sizes)
-            equal("D", got["D"], given["D"], TOLERANCE, place=tile_place(case.B_r))
-    return report
-
-
-def tile(kernel, cases=tuple(ONE_TILE), seed: int = 0) -> Report:
-    """All queries and keys in one tile: five products."""
-    report = Report("tile")
-    hints = dict(dV="dV = Pᵀ dO.", dK="dK = τ dSᵀ Q.", dQ="dQ = τ dS K.")
-    for case in (truth.varied(case, seed) for case in cases):
-        for name, hint in hints.items():
-            with report.check(f"{name}: {case}", f"P = exp(τ Q Kᵀ − L), dP = dO Vᵀ, dS = P ∘ (dP − D), {hint}"):
-                given = inputs(case)
-                sizes = dict(tau=case.tau, B_r=case.B_r, B_c=case.B_c, d=case.d)
-                outputs = unwritten(case, ("dQ", "dK", "dV"))
-                got, meter = launch(kernel, 1, given, outputs, sizes)
-                compare((name,), got, meter, given, case)
-    return report
-
-
-HINT = {
-    False: "Loads past the end need mask= and other=. A row or key that is not there must not count: its p is 0.",
-    True: "Row r sees column c if c ≤ r + N_k − N_q. A row that sees no key has L = −∞: its p is 0, not exp(∞).",
-}
-
-
-def columns(kernel, cases=tuple(CASES), seed: int = 0) -> Report:
-    """A program for each column block: dK_j and dV_j."""
-    report = looped("columns", kernel, ("dK", "dV"), cases, seed)
-    with report.check("what is loaded, and four products a tile", "K_j and V_j once; Q, dO, L, D once a visited tile."):
-        case = truth.varied(METER, seed)
-        visited = io.rows_visited(tiling(case))
-        loads = dict(K=case.N_k * case.d, V=case.N_k * case.d, Q=visited * case.d, dO=visited * case.d)
-        check_meter(kernel, case, ("dK", "dV"), loads | dict(L=visited, D=visited), products=4)
-    return report
-
-
-def rows(kernel, cases=tuple(CASES), seed: int = 0) -> Report:
-    """A program for each row block: dQ_i."""
-    report = looped("rows", kernel, ("dQ",), cases, seed)
-    with report.check("what is loaded, and three products a tile", "Q_i, dO_i, L_i, D_i once; K and V once a tile."):
-        case = truth.varied(METER, seed)
-        visited, own = io.cols_visited(tiling(case)), case.N_q
-        loads = dict(K=visited * case.d, V=visited * case.d, Q=own * case.d, dO=own * case.d, L=own, D=own)
-        check_meter(kernel, case, ("dQ",), loads, products=3)
-    return report
-
-
-def one_pass(kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> Report:
-    """Column blocks that also add their parts to dQ."""
-    report = looped("one_pass", kernel, ("dQ", "dK", "dV"), cases, seed, zero="dQ")
-    with report.check("five products a tile, dQ by atomic adds alone", "tl.atomic_add neither loads nor stores."):
-        case = truth.varied(METER, seed)
-        visited = io.rows_visited(tiling(case))
-        meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
-        no_race(meter, "dQ")
-        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Once for each visited tile.")
-    return report
+def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, products: int, zero: str = "") -> dict:
+    """Right, and by no more loads and products than the closed form has; returns the meter."""
+    got, meter, given = run(kernel, case, names, zero)
+    compare(names, got, meter, given, case)
+    for name, most in loads.items():
+        at_most(f"elements of {name} loaded", meter["loads"][name], most, "Which tiles does no row see?")
+    one = case.B_r * case.B_c * case.d
+    tiles = int(io.tiles_per_row(tiling(case)).sum())
+    came = meter["operations"]["multiplications of products"]
+    if came < products * tiles * one:
+        raise Failed(f"{products} products by tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
+    at_most("products of a tile", came // one, products * tiles, "Is one computed twice, or a tile that no row sees?")
+    return meter
 
 
 def no_race(meter: dict, name: str) -> None:
@@ -187,39 +140,69 @@ def no_race(meter: dict, name: str) -> None:
     at_most(f"elements of {name} stored by tl.store", meter["stores"][name], 0, hint)
 
 
-METER = Case(72, 72, 16, 16, 16, causal=True, seed=81, tau=0.25)
-
-
-def looped(step: str, kernel, names: tuple[str, ...], cases, seed: int, zero: str = "") -> Report:
-    """The cases of one step, each against float64."""
-    report = Report(step)
-    for claim, case in cases:
-        case = truth.varied(case, seed)
-        with report.check(f"{claim}: {case}", HINT[case.causal]):
-            programs = cdiv(case.N_q, case.B_r) if names == ("dQ",) else cdiv(case.N_k, case.B_c)
-            got, meter, given = run(kernel, case, names, programs, zero, inputs(case, low=claim == LOW))
-            if zero:
-                no_race(meter, zero)
-            compare(names, got, meter, given, case)
-    return report
-
-
 def tiling(case: Case) -> Tiling:
     return Tiling(case.N_q, case.N_k, case.B_r, case.B_c, Mask(causal=case.causal))
 
 
-def check_meter(kernel, case: Case, names: tuple[str, ...], loads: dict, products: int, zero: str = ""):
-    """Right, and by no more loads and products than the closed form has; returns the meter."""
-    programs = cdiv(case.N_q, case.B_r) if names == ("dQ",) else cdiv(case.N_k, case.B_c)
-    got, meter, given = run(kernel, case, names, programs, zero)
-    compare(names, got, meter, given, case)
-    for name, most in loads.items():
-        hint = "Which tiles does no row see?" if most else "Load, add, store: another program may come in between."
-        at_most(f"elements of {name} loaded", meter["loads"][name], most, hint)
-    one = case.B_r * case.B_c * case.d
-    tiles = int(io.tiles_per_row(tiling(case)).sum())
-    came = meter["operations"]["multiplications of products"]
-    if came < products * tiles * one:
-        raise Failed(f"{products} products by tl.dot for each of {tiles} tiles", f"{came / one:g} in all")
-    at_most("products of a tile", came // one, products * tiles, "Is one computed twice, or a tile that no row sees?")
-    return meter
+# The steps ------------------------------------------------------------------------------------------------------
+
+
+@step
+def row_dots(report: Report, kernel, cases=tuple(DOTS), seed: int = 0) -> None:
+    """D = rowsum(dO ∘ O)."""
+    for case in (truth.varied(case, seed) for case in cases):
+        with report.check(str(case), "One number for each row: the sum over d of dO times O."):
+            given = inputs(case)
+            O, _ = truth.dense(given["Q"], given["K"], given["V"], case.tau, False)
+            tensors, out = dict(O=O, dO=given["dO"]), dict(D=np.full(case.N_q, np.nan))
+            sizes = dict(N_q=case.N_q, B_r=case.B_r, d=case.d)
+            got, _ = launch(kernel, cdiv(case.N_q, case.B_r), tensors, out, sizes)
+            equal("D", got["D"], given["D"], TOLERANCE, place=tile_place(case.B_r))
+
+
+@step
+def tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> None:
+    """All queries and keys in one tile: five products."""
+    hints = dict(dV="dV = Pᵀ dO.", dK="dK = τ dSᵀ Q.", dQ="dQ = τ dS K.")
+    for case in (truth.varied(case, seed) for case in cases):
+        for name, hint in hints.items():
+            with report.check(f"{name}: {case}", f"P = exp(τ Q Kᵀ − L), dP = dO Vᵀ, dS = P ∘ (dP − D), {hint}"):
+                given = inputs(case)
+                sizes = dict(tau=case.tau, B_r=case.B_r, B_c=case.B_c, d=case.d)
+                outputs = unwritten(case, ("dQ", "dK", "dV"))
+                got, meter = launch(kernel, 1, given, outputs, sizes)
+                compare((name,), got, meter, given, case)
+
+
+@step
+def columns(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
+    """A program for each column block: dK_j and dV_j."""
+    looped(report, kernel, ("dK", "dV"), cases, seed)
+    with report.check("what is loaded, and four products a tile", "K_j and V_j once; Q, dO, L, D once a visited tile."):
+        case = truth.varied(METER, seed)
+        visited = io.rows_visited(tiling(case))
+        loads = dict(K=case.N_k * case.d, V=case.N_k * case.d, Q=visited * case.d, dO=visited * case.d)
+        check_meter(kernel, case, ("dK", "dV"), loads | dict(L=visited, D=visited), products=4)
+
+
+@step
+def rows(report: Report, kernel, cases=tuple(CASES), seed: int = 0) -> None:
+    """A program for each row block: dQ_i."""
+    looped(report, kernel, ("dQ",), cases, seed)
+    with report.check("what is loaded, and three products a tile", "Q_i, dO_i, L_i, D_i once; K and V once a tile."):
+        case = truth.varied(METER, seed)
+        visited, own = io.cols_visited(tiling(case)), case.N_q
+        loads = dict(K=visited * case.d, V=visited * case.d, Q=own * case.d, dO=own * case.d, L=own, D=own)
+        check_meter(kernel, case, ("dQ",), loads, products=3)
+
+
+@step
+def one_pass(report: Report, kernel, cases=tuple(CASES[1:4]), seed: int = 0) -> None:
+    """Column blocks that also add their parts to dQ."""
+    looped(report, kernel, ("dQ", "dK", "dV"), cases, seed, zero="dQ")
+    with report.check("five products a tile, dQ by atomic adds alone", "tl.atomic_add neither loads nor stores."):
+        case = truth.varied(METER, seed)
+        visited = io.rows_visited(tiling(case))
+        meter = check_meter(kernel, case, ("dQ", "dK", "dV"), {}, products=5, zero="dQ")
+        no_race(meter, "dQ")
+        at_most("elements added to dQ", meter["adds"]["dQ"], visited * case.d, "Once for each visited tile.")

@@ -11,7 +11,7 @@ from fa2_lab.tiles import cdiv
 from . import truth
 from .guard import apart, name_of
 from .listing import of_kernel
-from .report import Failed, Report, equal, tile_place
+from .report import Failed, Report, equal, step, tile_place
 from .truth import Case
 
 LOG2E = 1.4426950408889634
@@ -99,39 +99,37 @@ def why_nan(rows: np.ndarray, want_L: np.ndarray, case: Case) -> str:
 # The steps ------------------------------------------------------------------------------------------------------
 
 
-def one_tile(kernel, cases=tuple(ONE_TILE), seed: int = 0) -> Report:
+@step
+def one_tile(report: Report, kernel, cases=tuple(ONE_TILE), seed: int = 0) -> None:
     """All queries and keys in one tile."""
-    report = Report("one_tile")
     for case in (truth.varied(case, seed) for case in cases):
         with report.check(str(case), "s, its row maximum, exp2, the row sum, the product with v, one division."):
             check_case(kernel, case, "one_tile", with_L=False)
-    return report
 
 
-def loop(kernel, cases=tuple(LOOP), seed: int = 0) -> Report:
+@step
+def loop(report: Report, kernel, cases=tuple(LOOP), seed: int = 0) -> None:
     """Row blocks in parallel, column blocks in a loop, O and then L."""
-    report = Report("loop")
     for case in (truth.varied(case, seed) for case in cases):
         with report.check(f"O: {case}", "Which row block is this program's? What happens to l and o when m moves?"):
             check_case(kernel, case, "loop", with_L=False)
         with report.check(f"O and L: {case}"):
             check_case(kernel, case, "loop", with_L=True)
-    return report
 
 
-def full(kernel, cases=tuple(FULL), seed: int = 0) -> Report:
+@step
+def full(report: Report, kernel, cases=tuple(FULL), seed: int = 0) -> None:
     """Causal and ragged."""
-    report = Report("full")
     hints = {
         False: "Loads past the end need mask= and other=; a key that is not there must not count: its score is −inf.",
         True: "Row r sees column c if c ≤ r + N_k − N_q. A row that saw nothing yet has m = −inf.",
     }
-    for claim, case in ((claim, truth.varied(case, seed)) for claim, case in cases):
+    for claim, case in cases:
+        case = truth.varied(case, seed)
         with report.check(f"{claim}: {case}", hints[case.causal]):
             check_case(kernel, case, "full", with_L=True)
     with report.check("causal tiles in the future are not visited", "Where does the loop end for this row block?"):
         check_skips(kernel)
-    return report
 
 
 def check_skips(kernel) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fa2_lab.reference.naive import logsumexp, safe_softmax, softmax_backward
+
 
 @dataclass(frozen=True)
 class Case:
@@ -55,13 +57,10 @@ def visible(N_q: int, N_k: int, causal: bool) -> np.ndarray:
     return (col <= row + N_k - N_q) if causal else np.ones((N_q, N_k), dtype=bool)
 
 
-def softmax_parts(S: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities and logsumexp of every row; a row of −inf has zeros and −inf."""
-    with np.errstate(divide="ignore"):
-        m = S.max(axis=-1, keepdims=True)
-        e = np.exp(S - np.where(np.isneginf(m), 0.0, m))
-        l = e.sum(axis=-1, keepdims=True)
-        return e / np.where(l == 0, 1.0, l), (m + np.log(np.where(l == 0, 1.0, l)))[..., 0]
+def probabilities(Q: np.ndarray, K: np.ndarray, tau: float, seen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """P and L of one head whose queries see these keys; a row that sees none has zeros and −inf."""
+    S = np.where(seen, tau * (Q @ K.T), -np.inf)
+    return safe_softmax(S), logsumexp(S)
 
 
 def forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
@@ -72,7 +71,7 @@ def forward(case: Case) -> tuple[np.ndarray, np.ndarray]:
 
 def dense(Q: np.ndarray, K: np.ndarray, V: np.ndarray, tau: float, causal: bool) -> tuple[np.ndarray, np.ndarray]:
     """O and L of one head."""
-    P, L = softmax_parts(np.where(visible(len(Q), len(K), causal), tau * (Q @ K.T), -np.inf))
+    P, L = probabilities(Q, K, tau, visible(len(Q), len(K), causal))
     return P @ V, L
 
 
@@ -83,7 +82,6 @@ def gradients(Q, K, V, dO, tau: float, causal: bool) -> tuple[np.ndarray, np.nda
 
 def whole(Q, K, V, dO, tau: float, seen: np.ndarray, Z: np.ndarray | float = 1.0) -> tuple:
     """O, L and (dQ, dK, dV) by the chain rule on whole matrices; Z multiplies P, as dropout does."""
-    P, L = softmax_parts(np.where(seen, tau * (Q @ K.T), -np.inf))
-    dP = Z * (dO @ V.T)
-    dS = P * (dP - (P * dP).sum(axis=1, keepdims=True))
+    P, L = probabilities(Q, K, tau, seen)
+    dS = softmax_backward(P, Z * (dO @ V.T))
     return (Z * P) @ V, L, (tau * dS @ K, tau * dS.T @ Q, (Z * P).T @ dO)

@@ -69,9 +69,9 @@ def tile_gradients(q_i, k_j, v_j, do_i, L_i, D_i, seen, tau):
 
 
 # %% test="tile_gradients" points=4
-report = check.tile(tile_gradients, seed=0)
+report = check.tile_gradients(tile_gradients, seed=0)
 ### BEGIN HIDDEN TESTS
-report += check.tile(tile_gradients, seed=302)
+report += check.tile_gradients(tile_gradients, seed=302)
 ### END HIDDEN TESTS
 report.points(4)
 

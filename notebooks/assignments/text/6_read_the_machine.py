@@ -152,9 +152,9 @@ def best_blocks(chip, N, d, causal):
 
 
 # %% test="best_blocks" points=2 given="traffic fits"
-report = check.best(best_blocks)
+report = check.best_blocks(best_blocks)
 ### BEGIN HIDDEN TESTS
-report += check.best(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
+report += check.best_blocks(best_blocks, [(CHIPS["L40S"], 1024, 128, True), (CHIPS["H200"], 2048, 256, False), (A100, 8192, 256, True)])
 ### END HIDDEN TESTS
 report.points(2)
 
