@@ -240,7 +240,6 @@ PICTURES: dict[str, dict[str, tuple[int, ...]]] = {
     "workers": {"FA1.A4": (3, 4, 5, 6, 9, 24), "FA2.A1": (3,), "FA2.A2": (1, 2, 3, 5, 8, 15, 18)},
     "block_budget": {"FA1.A2": (2,), "FA1.A4": (2,)},
     "causal_tiles": {"FA1.A2": (11,), "FA1.A4": (12,)},
-    "dropout_orders": {"FA1.A2": (1, 14), "FA1.A4": (1, 14, 15, 18)},
     "state_stream": {"FA2.A1": (5, 9, 10)},
     "merge_orders": {"FA1.A2": (12, 13), "FA2.A1": (13,)},
     "deferred_normalisation": {"FA1.A2": (10, 15), "FA2.A1": (8, 12)},

@@ -1,4 +1,4 @@
-"""Tweak 1: what an operation costs, and FA1's and FA2's arithmetic of one tile as a timeline."""
+"""Tweak 1: FA1's and FA2's arithmetic of one tile as a timeline."""
 
 from typing import Any, NamedTuple
 
@@ -23,18 +23,12 @@ FREE = ("× τ", "+")  # no clocks: × τ is part of the FMA of τ s − m, and 
 
 
 def data(B_r: int = 128, B_c: int = 64, d: int = 128, chip: chips.Chip = chips.A100) -> dict:
-    """What operations cost, and one tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM."""
+    """One tile of FA1 and of FA2, and FA2's end of a row block, in clocks of one SM."""
     logs = [operations(stage, B_r, B_c, d, j) for stage, j in ((fa1, 1), (fa2, 1), (fa2, None))]
     tile_1, tile_2, end = ([step(*named, chip) for named in log if named[0] not in FREE] for log in logs)
     setting = f"Tile {B_r} × {B_c}, d = {d}, one SM of {chip.name}"
-    prices = {
-        c.name.split()[0]: {
-            "instruction on an FP32 unit": c.tensor_per_clock / c.fp32_per_clock,
-            "exponential": c.tensor_per_clock / c.exp_per_clock,
-        }
-        for c in (chips.A100, chips.H100)
-    }
-    return dict(prices=prices, loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
+    price = chip.tensor_per_clock / chip.fp32_per_clock
+    return dict(price=price, loops={"FA1": tile_1, "FA2": tile_2}, end=end, setting=setting)
 
 
 def operations(stage: Any, B_r: int, B_c: int, d: int, j: int | None) -> list[tuple[str, str, Operation]]:
@@ -74,52 +68,37 @@ HIGH = 0.62
 
 
 @style.picture
-def draw(prices: dict[str, dict], loops: dict[str, list], end: list, setting: str) -> style.Drawn:
-    """Above, what an operation costs; beneath, FA1's and FA2's steps of a tile on one time axis.
+def draw(price: float, loops: dict[str, list], end: list, setting: str) -> style.Drawn:
+    """FA1's and FA2's steps of a tile on one time axis; what FA2 left out stands outlined at its end.
 
-    What FA2 left out stands outlined at its end, what it does once beneath. prices: {chip: {operation: matmul FLOPs}};
-    loops: {"FA1", "FA2": steps of one tile}; end: FA2's steps after the last tile.
+    price: matmul FLOPs that pass in an instruction of an FP32 unit; loops: {"FA1", "FA2": steps of one tile}; end:
+    FA2's steps after the last tile, drawn beneath.
     """
-    price = max(p["instruction on an FP32 unit"] for p in prices.values())
     caption = "One division per row instead of one per tile, and one scaling of o instead of two: worth it, because an"
     caption += f" instruction on an FP32 unit takes the time of {price:g} matmul FLOPs. {setting}."
-    figure, (above, below) = style.new_figure(4.4, caption, nrows=2, height_ratios=[1, 1.9])
-    _prices(above, prices)
+    figure, ax = style.new_figure(2.9, caption)
     total = {name: sum(s.clocks for s in steps) for name, steps in loops.items()}
     gone = next(s for s in loops["FA1"] if s.name == ONLY_FA1)
     for y, (name, steps) in enumerate(loops.items()):
-        stop = _boxes(below, y, steps)
-        style.note(below, -30, y + HIGH / 2, f"{name}\n{total[name]:,.0f}", ha="right")
+        stop = _boxes(ax, y, steps)
+        style.note(ax, -30, y + HIGH / 2, f"{name}\n{total[name]:,.0f}", ha="right")
     outline = dict(linestyle=(0, (2, 1.5)), linewidth=1.2)
-    _box(below, stop, 1, gone.clocks, "", style.PAPER, **outline)
-    _box(below, stop + gone.clocks, 1, total["FA1"] - total["FA2"] - gone.clocks, "", style.PAPER, **outline)
-    style.note(below, total["FA1"], 2 + HIGH / 2, "outlined: gone, scaling p v\nand ÷ l with its factors", ha="right")
-    style.note(below, 0, -0.2, "unnamed: m, l and their factors, one operation per row")
-    _boxes(below, 2, end)
-    style.note(below, -30, 2 + HIGH / 2, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right")
-    style.bare(below, (-440, total["FA1"] + 15), (-0.4, 2.7), xticks=range(0, int(total["FA1"]), 1000))
-    below.set_title("Clocks of one tile, if every operation waits for the one before")
+    _box(ax, stop, 1, gone.clocks, "", style.PAPER, **outline)
+    _box(ax, stop + gone.clocks, 1, total["FA1"] - total["FA2"] - gone.clocks, "", style.PAPER, **outline)
+    style.note(ax, total["FA1"], 2 + HIGH / 2, "outlined: gone, scaling p v\nand ÷ l with its factors", ha="right")
+    style.note(ax, 0, -0.2, "unnamed: m, l and their factors, one operation per row")
+    _boxes(ax, 2, end)
+    style.note(ax, -30, 2 + HIGH / 2, f"FA2, once\n{sum(s.clocks for s in end):,.0f}", ha="right")
+    style.bare(ax, (-440, total["FA1"] + 15), (-0.4, 2.7), xticks=range(0, int(total["FA1"]), 1000))
+    ax.set_title("Clocks of one tile, if every operation waits for the one before")
     saved = 1 - total["FA2"] / total["FA1"]
-    costs = "; ".join(f"{chip}: {', '.join(f'{kind} {n:g}' for kind, n in p.items())}" for chip, p in prices.items())
     alt = (
-        f"Bars of the price of an operation in matmul FLOPs. {costs}. Beneath, two rows of boxes on a time axis: FA1's"
-        f" inner loop takes {total['FA1']:,.0f} clocks, FA2's {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as"
-        f" well and divides by l; these boxes are outlined at the end of FA2's row. A third row has what FA2 does once"
-        f" after the last tile: one division and one scaling of o."
+        f"Two rows of boxes on a time axis: FA1's inner loop takes {total['FA1']:,.0f} clocks, FA2's"
+        f" {total['FA2']:,.0f}, {saved:.0%} less. FA1 scales p v as well and divides by l; these boxes are outlined at"
+        f" the end of FA2's row. A third row has what FA2 does once after the last tile: one division and one scaling"
+        f" of o."
     )
     return figure, alt
-
-
-def _prices(ax: style.Axes, prices: dict[str, dict[str, float]]) -> None:
-    lane, longest = 0, max(max(price.values()) for price in prices.values())
-    for kind in next(iter(prices.values())):
-        for chip, price in prices.items():
-            style.box(ax, 0, lane + 0.1, price[kind], 0.8, fill=style.WORKERS[1], linewidth=0)
-            style.note(ax, -3, lane + 0.5, f"{kind}, {chip}", ha="right")
-            style.note(ax, price[kind] + 3, lane + 0.5, f"{price[kind]:g}")
-            lane += 1
-    style.bare(ax, (-0.45 * longest, 1.1 * longest), (0, lane))
-    ax.set_title("The price of an operation in matmul FLOPs")
 
 
 def _boxes(ax: style.Axes, y: float, steps: list[Step]) -> float:

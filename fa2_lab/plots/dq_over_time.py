@@ -4,8 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fa2_lab.machine import grid
-from fa2_lab.plots import backward_graph, style
+from fa2_lab.plots import style
 from fa2_lab.tiles import Tiling
+
+ONE_PASS = 5  # products of a tile: S, dP, dV, dK, dQ
+FIRST, SECOND = 4, 3  # over columns S, dP, dV, dK; over rows S, dP, dQ
 
 
 @dataclass(frozen=True)
@@ -24,13 +27,9 @@ def data(T: int = 4, B: int = 32, SMs: int = 4) -> dict:
     """Every tile and every write of dQ as scheduled on SMs, for one head of T × T tiles."""
     tiling = Tiling(T * B, T * B, B, B)
     columns, rows = grid.fa2_grid(1, tiling, "backward"), grid.fa2_grid(1, tiling, "forward")
-    products = {
-        way: [len(names) for names in loops.values()] for way, loops in backward_graph.data(T)["passes"].items()
-    }
-    (one,), (first, second) = sorted(products.values(), key=len)
-    atomics = visits(tiling, columns, SMs, one, "column", True)
-    two = visits(tiling, columns, SMs, first, "column", False)
-    own = visits(tiling, rows, SMs, second, "row", False, max(v.end for v in two))
+    atomics = visits(tiling, columns, SMs, ONE_PASS, "column", True)
+    two = visits(tiling, columns, SMs, FIRST, "column", False)
+    own = visits(tiling, rows, SMs, SECOND, "row", False, max(v.end for v in two))
     ends = {v.rows: v.end for v in own}  # the last tile of a row block comes last
     ways = {
         "One pass, atomic adds": dict(visits=atomics, writes=[(v.rows, v.end, v.worker) for v in atomics]),

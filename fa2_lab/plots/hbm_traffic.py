@@ -103,7 +103,9 @@ def draw(N: int, M: int, d: int, over_N: dict, over_M: dict, memories: dict, cou
         ax.set(xscale="log", yscale="log", ylabel="elements")
     _over_N(axes[0], M, d, over_N)
     _over_M(axes[1], N, over_M, memories)
-    _counted(axes[2], **counters)
+    bars = counters["bars"]
+    style.named_bars(axes[2], bars, [short(n) for n in bars.values()], style.WORKERS[1])
+    axes[2].set_title(counters["source"])
     last = {name: curve["form"][-1][1] for name, curve in over_N.items()}
     alt = (
         f"Two log-log charts of elements moved by one head. Over N, with on-chip memory of {M:,} elements, three"
@@ -151,13 +153,3 @@ def _over_M(ax: style.Axes, N: int, curves: dict[str, dict[str, Points]], memori
     style.log_ticks(ax.yaxis, [10**6, 10**7], ["1M", "10M"])
     ax.set(xlim=(sizes[0] / 1.2, sizes[-1] * 1.9), xlabel="room for M elements of 2 bytes, in KiB")
     ax.set_title(f"N = {N:,}: lines are closed forms, dots the meter")
-
-
-def _counted(ax: style.Axes, source: str, bars: dict[str, int]) -> None:
-    most = max(bars.values())
-    for n, (what, elements) in enumerate(bars.items()):
-        style.box(ax, 0, n + 0.12, elements, 0.76, fill=style.WORKERS[1], linewidth=0)
-        style.note(ax, -0.01 * most, n + 0.5, what, ha="right")
-        style.note(ax, elements + 0.01 * most, n + 0.5, short(elements))
-    style.bare(ax, (-0.45 * most, 1.12 * most), (0, len(bars)))
-    ax.set_title(source)

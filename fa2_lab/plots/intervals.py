@@ -34,7 +34,6 @@ MEANING = {
     Tile.DIAGONAL: "DIAGONAL: then masked",
     Tile.SKIP: "SKIP: not visited",
 }
-LINE = dict(linewidth=0.5, edgecolor=style.QUIET)
 
 
 @style.picture
@@ -77,13 +76,9 @@ def visited_tiles(parts: list[tuple[int, Tiling]]) -> int:
 def _tiles(ax: style.Axes, parts: list[tuple[int, Tiling]]) -> int:
     N = sum(tiling.N_q for _, tiling in parts)
     if len(parts) > 1:
-        style.masked(ax, 0, 0, N, N, **LINE)
+        style.masked(ax, 0, 0, N, N, linewidth=0.5)
     for start, tiling in parts:
-        for i in range(tiling.T_r):
-            for j in range(tiling.T_c):
-                rows, cols, kind = tiling.rows(i), tiling.cols(j), tiling.kind(i, j)
-                corner = start + cols.start, start + rows.start, cols.stop - cols.start, rows.stop - rows.start
-                style.box(ax, *corner, "", causal_tiles.FILLS[kind], hatch=causal_tiles.hatch(kind), **LINE)
+        causal_tiles.tiles(ax, tiling, start)
         edges = start + np.arange(tiling.N_q + 1)
         for ends in tiling.interval(np.arange(tiling.N_q)):
             look = dict(color=style.INK, linewidth=1.3)
@@ -102,6 +97,6 @@ def _row(ax: style.Axes, parts: list[tuple[int, Tiling]], row: int) -> None:
 
 def _legend(ax: style.Axes) -> None:
     for n, (kind, meaning) in enumerate(MEANING.items()):
-        style.box(ax, n, 0, 0.08, 1, "", causal_tiles.FILLS[kind], hatch=causal_tiles.hatch(kind), **LINE)
+        causal_tiles.tile(ax, n, 0, 0.08, 1, kind)
         style.note(ax, n + 0.11, 0.5, meaning)
     style.bare(ax, (-0.03, len(MEANING)), (-0.3, 1.3))

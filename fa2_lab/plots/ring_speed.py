@@ -22,6 +22,14 @@ def data() -> dict:
     )
 
 
+def reached(record: Record, ranks: int = 4, N: int = 131072) -> tuple[float, float]:
+    """FLOP/s of the causal forward on one GPU, and bytes a second that a link carries while K and V go round."""
+    rows = {r.direction: r for r in record.rows if r.problem["N_q"] == N and "layout" not in r.problem}
+    one, around, p = rows["forward"], rows["K V once round"].values[name_of(ranks)][0], rows["forward"].problem
+    moved = (ranks - 1) * N // ranks * p["kv_heads"] * p["d"] * 2 * 2  # K and V, 2 bytes each
+    return 1e3 * one.flops / one.values[name_of(1)][0], 1e3 * moved / around
+
+
 def contiguous(record: Record, by_length: dict) -> tuple[int, int, float] | None:
     """(GPUs, N, times faster) of the other layout, if it was measured."""
     for row in record.rows:
@@ -68,17 +76,13 @@ def draw(curves: dict, contiguous: tuple[int, int, float] | None, memory: dict, 
     style.log_ticks(above.xaxis, lengths, [short(n) for n in lengths])
     above.set(xlim=(lengths[0] / 1.15, 1.6 * lengths[-1]), ylim=(0, 1.14 * most))
     above.set_title("times as fast as one GPU")
-    for place, (n, mib) in enumerate(memory.items()):
-        style.box(below, 0, place + 0.12, mib / 1024, 0.76, fill=style.WORKERS[1], linewidth=0)
-        style.note(below, mib / 1024 + 0.05, place + 0.5, f"{mib / 1024:.1f}")
-        style.note(below, -0.05, place + 0.5, style.counted(n, "GPU"), ha="right")
-    largest = max(memory.values()) / 1024
-    style.bare(below, (-0.14 * largest, 1.12 * largest), (0, len(memory)))
+    gib = {style.counted(n, "GPU"): mib / 1024 for n, mib in memory.items()}
+    style.named_bars(below, gib, [f"{size:.1f}" for size in gib.values()], style.WORKERS[1])
     below.set_title("peak GiB of each GPU")
     speeds = "; ".join(
         f"{style.counted(n, 'GPU')}: " + ", ".join(f"{times:.2f} at {short(at)}" for at, times in curve)
         for n, curve in curves.items()
     )
-    room = ", ".join(f"{style.counted(n, 'GPU')} {mib / 1024:.1f}" for n, mib in memory.items())
+    room = ", ".join(f"{name} {size:.1f}" for name, size in gib.items())
     alt = f"How many times as fast as one GPU, over the length. {speeds}. Bars: peak GiB of each GPU: {room}."
     return figure, alt

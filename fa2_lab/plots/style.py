@@ -208,6 +208,17 @@ def bars(ax: Axes, rectangles: Sequence[tuple[float, float, float, float]], fill
     return ax.add_patch(PathPatch(path, **dict(facecolor=fill, linewidth=0) | look))
 
 
+def named_bars(ax: Axes, lengths: dict[str, float], words: Sequence[str], fill: str | Sequence[str]) -> None:
+    """A bar for each name, the first on top: the name before it, and behind it words about its length."""
+    drawn = ax.barh(list(lengths), list(lengths.values()), color=fill)
+    ax.bar_label(drawn, words, padding=3, fontsize=SMALL)
+    ax.invert_yaxis()
+    ax.margins(x=0.12)
+    ax.set_xticks([])
+    ax.tick_params(length=0)
+    ax.spines[:].set_visible(False)
+
+
 def tensor_box(
     ax: Axes, x: float, y: float, w: float, h: float, tensor: str, label: str = "", **look: Any
 ) -> Rectangle:

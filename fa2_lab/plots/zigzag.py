@@ -42,7 +42,11 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
                 style.masked(ax, j, i)
             else:
                 style.box(ax, j, i, 1, 1, f"{rank}", style.worker(rank))
-        _bars(axes[1][column], tiles[layout], most, busy[layout])
+        counts = {f"rank {rank}": n for rank, n in enumerate(tiles[layout])}
+        words, fills = [f"{n:,}" for n in tiles[layout]], [style.worker(rank) for rank in range(len(counts))]
+        style.named_bars(axes[1][column], counts, words, fills)
+        axes[1][column].set(xlim=(0, 1.4 * most))
+        axes[1][column].set_title(f"tiles: ranks are {busy[layout]:.0%} busy")
     counts = "; ".join(
         f"{layout} {', '.join(f'{n:,}' for n in tiles[layout])}, {busy[layout]:.0%} busy" for layout in tiles
     )
@@ -53,12 +57,3 @@ def draw(owners: dict[str, np.ndarray], tiles: dict[str, list[int]], setting: st
         f" Bars beneath count the tiles of each rank: {counts}."
     )
     return figure, alt
-
-
-def _bars(ax: style.Axes, counts: list[int], most: int, busy: float) -> None:
-    for rank, n in enumerate(counts):
-        style.box(ax, 0, rank + 0.1, n / most, 0.8, fill=style.worker(rank))
-        style.note(ax, -0.02, rank + 0.5, f"rank {rank}", ha="right")
-        style.note(ax, n / most + 0.02, rank + 0.5, f"{n:,}")
-    style.bare(ax, (-0.25, 1.35), (0, len(counts)))
-    ax.set_title(f"tiles: ranks are {busy:.0%} busy")

@@ -169,7 +169,7 @@ live("softmax")
 # middle of a block its terms are added, and where m does not step up, $\alpha$ is 1.
 #
 # Every exponential lies between 0 and 1, because m is subtracted in every block. So nothing overflows, as in the safe
-# softmax of chapter 01 ([picture](../figures/three_softmaxes.svg)).
+# softmax of chapter 01.
 
 # %% [markdown]
 # ## A row that has seen no key

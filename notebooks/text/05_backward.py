@@ -276,9 +276,10 @@ print(f"dQ in 24 orders: {different} different results, at most {spread:.0e} apa
 show(backward_graph.draw(**backward_graph.data()))
 
 # %% [markdown]
-# The upper half is one tile, from top to bottom: white boxes are recomputed, dashed boxes are gradients, numbers count
-# the five products. The lower half has both ways to sum dQ. With the second pass every result has one owner, so the
-# same input gives the same bits in every run. Which way is faster depends on the chip. Chapter 09 has both as kernels.
+# This is one tile, from top to bottom: white boxes are recomputed, dashed boxes are gradients, numbers count the five
+# products. One pass makes all of them. Of two passes the first leaves ⑤ out, and the second makes ①, ② and ⑤. With the
+# second pass every result has one owner, so the same input gives the same bits in every run. Which way is faster depends
+# on the chip. Chapter 09 has both as kernels.
 #
 # This is the bill of one pass, beside the forward pass:
 
@@ -307,7 +308,7 @@ show(roofline.draw(**roofline.data("FA2", "FA2 backward")))
 #
 # In *grouped-query attention* a group of query heads shares one head of keys and values (in *multi-query attention* all
 # do). It makes a model's *KV cache* smaller, the keys and values of all tokens so far (chapter 14). In the backward
-# pass all heads of a group add to the same dK and dV ([picture](../figures/grouped_heads.svg)).
+# pass all heads of a group add to the same dK and dV.
 # </details>
 
 # %% [markdown]

@@ -43,9 +43,8 @@ def test_a_multiply_add_is_two_flops_and_one_instruction_everywhere():
 
 def test_what_chapters_say_of_the_same_thing_is_the_same():
     """00 and the card: prices; 04: the picture of tweak 1; 10: the ladder's FLOPs; 14: a row of decode."""
-    drawn = deferred_normalisation.data()["prices"]["H100"]
-    price = prices.prices(chips.H100).in_flops()
-    assert list(drawn.values()) == pytest.approx([price["fp32"], price["exp"]], rel=0.01)
+    price = prices.prices(chips.A100).in_flops()
+    assert deferred_normalisation.data()["price"] == pytest.approx(price["fp32"], rel=0.01)
     assert roofline.training_row(load("ladder"), 128).flops == prices.cost("FA2", heads=64).flops
     cache = splits.Cache((8192,), kv_heads=1, d=128, rows=4)
     decode = prices.cost("decode", N=8192, N_q=4, heads=1)
