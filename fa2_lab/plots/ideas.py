@@ -1,4 +1,4 @@
-"""What each idea for the Hopper kernels was worth: the table of all, and bars around 1 of those that change most."""
+"""What each idea for the Hopper kernels was worth: bars around 1 of those that change most."""
 
 from fa2_lab.plots import style
 from fa2_lab.records import load
@@ -13,7 +13,7 @@ def worths() -> list[dict]:
 def data(part: str, most: int = 10) -> dict:
     """The ideas of one part that change most, the best first: from where to where their worth reaches.
 
-    An idea that is in use on some problems and not on others counts twice. ideas_table() has all of them.
+    An idea that is in use on some problems and not on others counts twice.
     """
     groups: dict[tuple, list] = {}
     for row in worths():
@@ -42,42 +42,6 @@ def shapes(problems: list[dict]) -> str:
     grouped = all(p["heads"] != p["kv_heads"] for p in problems)
     heads = f", {all_of('heads', ' or ')} heads on {all_of('kv_heads', ' or ')}" if grouped else ""
     return f"d {all_of('d', ' and ')}, {masks}, N {all_of('N_q', ', ')}{heads}"
-
-
-KINDS = [f"d {d} {'causal' if causal else 'full'}" for d in (64, 128) for causal in (False, True)]
-
-
-def ideas_table(*parts: str) -> str:
-    """In Markdown: each idea, and what it is worth at which N; in italics where the kernels of today do without it."""
-    rows = [row for row in worths() if row["part"] in parts]
-    caches = sorted({(row["d"], row["batch"], row["N_k"], kind(row)) for row in rows if row["part"] == "decode"})
-    kinds = [name for *_, name in caches] or KINDS
-    lines = ["| idea | " + " | ".join(kinds) + " |", "| --- " * (1 + len(kinds)) + "|"]
-    for idea in dict.fromkeys(row["idea"] for row in rows):
-        group = [row for row in rows if row["idea"] == idea]
-        cells = [[row for row in group if kind(row) == name] for name in kinds]
-        lines.append(f"| {idea} | " + " | ".join("<br>".join(map(entry, cell)) for cell in cells) + " |")
-    return "\n".join(lines)
-
-
-def kind(row: dict) -> str:
-    """The column of a row: the head dimension and the mask, or for decode the cache."""
-    if row["part"] == "decode":
-        return f"{row['batch']} × {row['N_k']:,} keys, d {row['d']}"
-    return f"d {row['d']} {'causal' if row['causal'] else 'full'}"
-
-
-def entry(row: dict) -> str:
-    """One number of the table; but for decode with its N, and its heads where they are grouped."""
-    heads = f", {row['heads']} heads on {row['kv_heads']}" if row["heads"] != row["kv_heads"] else ""
-    where = "" if row["part"] == "decode" else f"{row['N_q']:,}{heads}:\N{NO-BREAK SPACE}"
-    text = f"{where}{row['worth']:.2f}"
-    return text if row["kept"] else f"*{text}*"
-
-
-def folded(summary: str, text: str) -> str:
-    """Markdown that opens when it is asked for."""
-    return f"<details><summary>{summary}</summary>\n\n{text}\n\n</details>"
 
 
 TICKS = (0.5, 0.7, 1, 1.5, 2, 3)
