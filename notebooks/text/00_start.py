@@ -122,7 +122,7 @@ show(gpu_map.draw(**gpu_map.data()))
 # holds everywhere in the book, as in all data sheets. One TFLOP/s is 10¹² FLOPs in a second.
 #
 # The tensor cores do 989 TFLOP/s with numbers of two bytes. They are the fastest unit, so we measure everything by them:
-# how many FLOPs can they do in the time of one other thing?
+# how many FLOPs can they do in the time that one other operation takes?
 
 # %%
 chip = chips.H200  # the GPU of this book, where nothing else is said

@@ -176,17 +176,12 @@ live("algorithm1")
 # - $3Nd + 4N$ elements for each column block: Q, O, ℓ and m in; O, ℓ and m out.
 
 # %%
-def fa1_elements(N, d, B_c):
-    T_c = -(-N // B_c)  # rounded up
-    return N * d + 2 * N + 2 * N * d + T_c * (3 * N * d + 4 * N)
-
-
 meter = Trace()
 watched = meter.hbm(Q=Q, K=K, V=V, O=np.empty((8, 4)), l=np.empty(8), m=np.empty(8))
 fa1_forward(*watched, B_r=4, B_c=2, tau=tau)
-print(f"N = 8, d = 4, B_c = 2: {fa1_elements(8, 4, 2)} by the formula", end=", ")
-print(f"{meter.hbm_elements} on the meter")
-print(f"the live piece, with N = 8, d = 2: {fa1_elements(8, 2, 2)}")
+N, d, T_c = 8, 4, 4
+formula = N * d + 2 * N + 2 * N * d + T_c * (3 * N * d + 4 * N)
+print(f"N = 8, d = 4, B_c = 2: {formula} by the formula, {meter.hbm_elements} on the meter")
 
 # %% [markdown]
 # ## Is that less than standard attention?
@@ -205,7 +200,7 @@ print(f"the live piece, with N = 8, d = 2: {fa1_elements(8, 2, 2)}")
 # </details>
 
 # %% [markdown]
-# Only FA1's extra memory, ℓ and m, grows with N alone. Here are all block sizes that this book speaks of:
+# Only FA1's extra memory, ℓ and m, grows with N. Here are the requests with all block sizes that this book speaks of:
 
 # %% tags=["hide-input"]
 M = chips.A100.shared_per_block // 2  # elements of two bytes that a thread block can have
@@ -342,7 +337,7 @@ O, l, m = np.empty((8, 4)), np.empty(8), np.empty(8)
 fa1_forward(Q, K, V, O, l, m, B_r=4, B_c=2, tau=tau)
 theirs = fa1.forward(Q, K, V, B_r=4, B_c=2, tau=tau)
 verdict("fa1_forward here = fa1.forward", all(map(close, (O, l, m), theirs)))
-verdict("fa1_elements here = io.fa1_forward", fa1_elements(13, 4, 5) == io.fa1_forward(Tiling(13, 13, 3, 5), 4).total)
+verdict("the formula = io.fa1_forward", formula == io.fa1_forward(Tiling(8, 8, 4, 2), 4).total)
 slow = {name: dict(points) for name, points in time_and_memory.data()["time"].items()}
 verdict("FA1 of chapter 10: four times standard's time", round(slow["FA1"][4096] / slow["standard"][4096]) == 4)
 crossed = hbm_traffic.data()["counters"]["bars"]["crossed to DRAM"]

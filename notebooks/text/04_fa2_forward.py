@@ -136,7 +136,7 @@ print(f"divided at the end: {O[0, 0] / l[0]:.6f}, plain attention: {exact[0, 0]:
 # A tile has 128 × 64 scores, and d = 128. FA1 scales two blocks of 128 × 128, the old output and the new part. FA2
 # scales one. Here is the tile on one SM of an A100, the chip of the FA2 paper:
 #
-# | operations of FA1's tile, one each | number | per clock | clocks |
+# | operations of FA1's tile | number | per clock | clocks |
 # | --- | ---: | ---: | ---: |
 # | FLOPs of the two products, on tensor cores | 4,194,304 | 2,048 | 2,048 |
 # | instructions on FP32 units | 58,368 | 64 | 912 |

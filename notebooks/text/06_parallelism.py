@@ -6,9 +6,8 @@
 #
 # **Who works on which tiles, and who waits?**
 #
-# So far we have counted what one worker moves and computes. A GPU runs more than a hundred workers at the same time. The
-# counts of chapters 03 to 05 do not say whether they all have something to do. That depends on one question: which
-# iterations of a loop may run at the same time?
+# So far we have counted what one worker moves and computes. A GPU runs more than a hundred workers at the same time.
+# Whether they all have something to do depends on which iterations of a loop may run at the same time.
 #
 # After this notebook you can
 #
@@ -17,10 +16,9 @@
 # - name three remedies against idle processors: another loop, another order, and split keys.
 #
 # *Time: 35 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
-# this: [04 · FlashAttention-2, forward](04_fa2_forward.ipynb), and [05 · The backward pass](05_backward.ipynb) for the
-# section on dQ.*
+# this: [05 · The backward pass](05_backward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import numpy as np
 
 from fa2_lab.machine import chips, grid, prices
@@ -28,10 +26,9 @@ from fa2_lab.plots import roofline, workers
 from fa2_lab.plots.live import live
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
-from fa2_lab.reference import fa2, heads
+from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
-from fa2_lab.tiles import CAUSAL, NO_MASK, Tiling
-from fa2_lab.trace import Trace
+from fa2_lab.tiles import CAUSAL
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
@@ -45,9 +42,9 @@ from fa2_studio.book.verdicts import close, verdict
 show(workers.draw(**workers.data()))
 
 # %% [markdown]
-# Starting a kernel is called a *launch*. Then many thread blocks run (chapter 00). A thread block is one worker. It gets
-# a place on one of the SMs (an H100 has 132, an H200 too), keeps its state there, and leaves when it is done. The GPU
-# promises no order, so no thread block may rely on another one having run.
+# Starting a kernel is called a *launch*. Then many thread blocks run (chapter 00), each a worker. A thread block gets a
+# place on one of the SMs, keeps its state there, and leaves when it is done. The GPU promises no order, so no thread block
+# may rely on another one having run.
 #
 # Iterations of a loop may run at the same time if each writes to places of its own, and none reads what another writes.
 #
@@ -55,40 +52,17 @@ show(workers.draw(**workers.data()))
 # - FA1's outer loop: no. Each column block loads, changes and stores the same O, ℓ and m. So Algorithm 1 as printed
 #   gives a whole head to one thread block, which runs both loops alone.
 # - FA2's outer loop, backward: almost. Each column block has its own dK and dV, but all of them add into dQ (chapter 05).
+#   So the additions are atomic, or a second pass computes dQ.
 #
-# **Takeaway.** Row blocks write nothing in common, so each of them can be a thread block of its own.
-
-# %% [markdown]
-# ## How many workers are there?
-#
-# A model computes several texts at once, its *batch*. Texts and heads are independent in both algorithms. In FA2 the row
-# blocks are independent as well. In the package's NumPy files such a loop is written `trace.parallel`. NumPy still runs
-# it one by one, but the meter notes which worker did what.
-#
-# Here are two texts with three heads each, and 8 queries in row blocks of 4, so $T_r = 2$.
-
-# %%
-q, k, v = np.random.default_rng(1).standard_normal((3, 2, 3, 8, 4))
-for stage in ("fa1", "fa2"):
-    meter = Trace()
-    heads.forward(q, k, v, stage=stage, B_r=4, B_c=2, trace=meter)
-    seen = meter.by_worker()
-    (each,) = {counts["matmul"] for counts in seen.values()}  # the same for all
-    total = meter.matmul_flops
-    print(f"{stage}: {len(seen):2} workers × {each:,} matmul FLOPs = {total:,}")
-
-# %% [markdown]
-# FA2 has twice as many workers, and each has half of the work.
-#
-# **Takeaway.** FA1, as printed, launches batch · heads thread blocks. FA2 launches batch · heads · $T_r$.
+# A model computes several texts at once, its *batch*. Texts and heads are independent in both algorithms. So FA1, as
+# printed, launches batch · heads thread blocks, and FA2 batch · heads · $T_r$.
 
 # %% [markdown]
 # ## Six processors
 #
 # No order is promised, but in practice the thread blocks wait in a line by their number, and the SM that is free first
 # takes the next one. We may use that for speed, never for the result. We measure time in tiles.
-
-# %% [markdown]
+#
 # **Build.** `costs` has the length of each thread block, in the order of the launch. Return the time at which each one
 # ends, in the same order. All SMs are free at time 0. If several are free, any of them will do.
 
@@ -170,17 +144,17 @@ show_times("FA2", 6, [4] * 16)
 # </details>
 #
 # So equal thread blocks take ⌈thread blocks / SMs⌉ times the length of one. With many waves, a poor last one weighs
-# little. The real chip: batch 1, 32 heads, 8,192 tokens, row blocks of 128, an H100.
+# little. A real case: batch 1, 32 heads, 8,192 tokens, row blocks of 128, an H200.
 
 # %%
-SMs = chips.H100.SMs  # 132
+SMs = chips.H200.SMs  # 132
 for name, blocks in (("FA1 as printed", 32), ("FA2", 32 * 64)):
     waves, busy = grid.waves(blocks, SMs), grid.efficiency(blocks, SMs)
     print(f"{name:14} {blocks:5,} thread blocks, waves: {waves:2}, busy: {busy:4.0%}")
 
 # %% [markdown]
-# **Takeaway.** No count of bytes or FLOPs shows idle SMs. FA1 and FA2 compute the same products here, and FA1, as printed,
-# uses a quarter of the chip.
+# FA1 and FA2 compute the same products here, and FA1, as printed, uses a quarter of the chip. No count of bytes or FLOPs
+# shows that.
 
 # %% [markdown]
 # ## Why not make row blocks much smaller?
@@ -203,15 +177,12 @@ show(roofline.draw(**roofline.data(*costs.items())))
 
 # %% [markdown]
 # At $B_r = 128$ half of the tensor cores stand still. $B_r = 64$ fills the chip, at the cost of twice the requests: now L2
-# is the limit, and the launch is faster. Below that, the requests double again, and so does the time. Try other heads,
-# lengths and chips. (Where no scripts run, a grid has registers and KiB of shared memory of each tile.)
+# is the limit, and the launch is faster. Below that, the requests double again, and so does the time. So take the largest
+# row blocks that keep the SMs busy. Try other heads, lengths and chips. (Where no scripts run, a grid has registers and KiB
+# of shared memory of each tile.)
 
 # %% tags=["nbval-ignore-output", "hide-input"]
 live("tiles")
-
-# %% [markdown]
-# **Takeaway.** Large row blocks reuse what they load, small row blocks make workers. Take the largest row blocks that keep
-# the SMs busy.
 
 # %% [markdown]
 # ## What if several thread blocks share an SM?
@@ -253,21 +224,15 @@ live("tiles")
 #  8 heads: r03 0.255, r05 0.267
 # ```
 # </details>
-#
-# **Takeaway.** How many thread blocks fit on an SM and how many waves that makes belong together. Neither alone says which
-# kernel is faster.
 
 # %% [markdown]
 # ## One query, many keys
 #
 # A model that writes a text computes one new query at a time against all keys so far. This is called *decoding*. One query
 # is one row block, so FA2 is back at one worker per head. The loop over keys is the only one left. Its iterations share a
-# state, but chapter 02 can merge states that never met. So cut the keys of each head into parts, and let a second small
-# kernel merge the results: each part writes its O (already divided by $\ell$) and its L. Chapter 14 builds it, and asks
-# how many parts are best.
-#
-# **Takeaway.** With too few rows, split the keys and merge, as in chapter 02, but among thread blocks. This is called
-# *split-KV*.
+# state, but chapter 02 can merge states that never met. So cut the keys of each head into parts. Each part writes its O
+# (already divided by $\ell$) and its L, and a second small kernel merges them. This is called *split-KV*. Chapter 14 builds
+# it, and asks how many parts are best.
 
 # %% [markdown]
 # ## What if thread blocks are not equal?
@@ -306,28 +271,6 @@ live("tiles")
 live("timetable")
 
 # %% [markdown]
-# **Takeaway.** If thread blocks are unequal, launch the longest first. The work is the same, and the end comes sooner.
-
-# %% [markdown]
-# ## Who adds into dQ, and when?
-#
-# Backward, a worker takes a column of tiles, and dQ gets parts from all workers. `grid.dq_steps` says to which block of
-# dQ each worker adds, step by step. Read the table downwards.
-
-# %%
-for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
-    print(f"{name}:")
-    for j, row in enumerate(grid.dq_steps(Tiling(16, 16, 4, 4, mask))):
-        print(f"  worker {j}:", *("  . " if i < 0 else f"dQ_{i}" for i in row))
-
-# %% [markdown]
-# Without a mask, all four workers add to the same block of dQ in the same step. Under the causal mask they do not meet in
-# this table, but real workers do not keep step. So the additions must be atomic, or a second pass computes dQ (chapter
-# 05; chapter 09 writes both).
-#
-# **Takeaway.** Forward, a worker owns rows and shares nothing. Backward, it owns columns, and all workers add into dQ.
-
-# %% [markdown]
 # ## Recap
 #
 # - The iterations of a loop may run at the same time if they write to different places, and none reads what another writes.
@@ -340,8 +283,8 @@ for name, mask in (("all keys", NO_MASK), ("causal", CAUSAL)):
 # %% [markdown]
 # ## Exercises
 #
-# **1.** There is no mask. Four backward workers start together. Worker j may visit the row blocks in an order of its own.
-# Find orders such that no two workers ever add to the same block of dQ in the same step.
+# Four backward workers start together, without a mask. In each step all add to the same block of dQ. But worker j may visit
+# the row blocks in an order of its own. Find orders such that no two workers add to the same block in the same step.
 #
 # <details><summary>Solution</summary>
 #
