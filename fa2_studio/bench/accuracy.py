@@ -8,7 +8,7 @@ import torch
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
 from fa2_studio.bench.contest import all_tried, collect
-from fa2_studio.bench.problem import Problem, distance, with_gradients
+from fa2_studio.bench.problem import Problem, distance, here, with_gradients
 from fa2_studio.bench.results import machine
 
 PARTS = ("O", "dQ", "dK", "dV")
@@ -77,11 +77,9 @@ def row(problem: Problem, part: str, kind: str) -> Measurement:
 
 
 @cache
-def errors(
-    problem: Problem, kind: str, names: Sequence[str] = contestants.names("grid"), device: str = "cuda"
-) -> tuple[dict, dict]:
+def errors(problem: Problem, kind: str, names: Sequence[str] = contestants.names("grid")) -> tuple[dict, dict]:
     """{contestant: {part: error}}, and {contestant: why there is none}."""
-    draw = torch.Generator(device).manual_seed(0)
+    draw = torch.Generator(here()).manual_seed(0)
     tensors = [x.to(getattr(torch, problem.dtype)) for x in INPUTS[kind](problem, draw)]
     q, k, v, dO = (x.requires_grad_(n < 3) for n, x in enumerate(tensors))
     right = truth(q, k, v, dO, problem.causal)

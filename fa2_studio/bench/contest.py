@@ -85,12 +85,12 @@ def contest(
 
 def ready(problem: Problem, direction: str, names: Sequence[str], tensors: Tensors) -> dict[str, Callable]:
     """What prepares each contestant for a problem and looks whether its answer is right."""
-    q, k, v = tensors[:3]
-    truth = gradients_by_definition(*tensors, problem.causal) if direction != "forward" else None
+    mask = dict(causal=problem.causal) | problem.mask(tensors[0].device)
+    truth = gradients_by_definition(*tensors, **mask) if direction != "forward" else None
 
     def errors(O: torch.Tensor, gradients: Tensors) -> list[float]:
         of_gradients = [gradient_error(gradients, truth)] if gradients else []
-        return [error(O, q, k, v, problem.causal), *of_gradients]
+        return [error(O, *tensors[:3], **mask), *of_gradients]
 
     def prepared(name: str) -> Prepared:
         return checked(contestants.prepare(name, problem), tensors, direction, errors)

@@ -6,7 +6,7 @@ from functools import partial
 
 from torch.nn.attention import SDPBackend
 
-from fa2_studio.bench.peers import dense, flex, masked, packed
+from fa2_studio.bench.peers import dense, flex, packed
 from fa2_studio.bench.problem import Problem
 
 Prepare = Callable[[Problem], dense.Attention]
@@ -22,9 +22,8 @@ class Contestant:
 
     dense: Prepare | None = None
     suites: str = ""  # words
-    same_bits: Prepare | None = None
+    same_bits: Prepare | None = None  # where it has an argument for that
     decode: Prepare | None = None  # where it is not its dense call
-    masked: Callable | None = None
     packed: Callable | None = None
     distribution: str = ""  # the installed package whose version a record names
     spoken: str = ""  # in a sentence, where it is not the name
@@ -37,43 +36,26 @@ def dao(module: str, distribution: str, suites: str, **kinds) -> Contestant:
     return Contestant(dense.package(module), suites, same_bits, distribution=distribution, **kinds)
 
 
-cudnn, flash = dense.sdpa(SDPBackend.CUDNN_ATTENTION), dense.sdpa(SDPBackend.FLASH_ATTENTION)
 EVERYWHERE = "grid sustained sweep decode ladder train"
 CONTESTANTS: dict[str, Contestant] = {
-    "fa2_lab": Contestant(
-        dense.ours,
-        EVERYWHERE + " deterministic smoke",
-        same_bits=dense.deterministic(dense.ours),
-        masked=masked.ours,
-        packed=packed.ours,
-        compiles=True,
-    ),
-    "fa2_lab portable": Contestant(
-        partial(dense.ours, backend="portable"),
-        "grid train",
-        masked=partial(masked.ours, backend="portable"),
-        compiles=True,
-    ),
+    "fa2_lab": Contestant(dense.ours, EVERYWHERE + " masks deterministic smoke", packed=packed.ours, compiles=True),
+    "fa2_lab portable": Contestant(partial(dense.ours, backend="portable"), "grid masks train", compiles=True),
     "fa2_lab padded": Contestant(packed=packed.with_padding),
     "fa2_lab reference": Contestant(partial(dense.ours, backend="reference"), "smoke"),
     "torch": Contestant(dense.plain, "smoke"),
     "torch flash": Contestant(
-        flash,
-        "grid deterministic decode train",
-        same_bits=dense.deterministic(flash),
-        spoken="torch's FlashAttention-2",
+        dense.sdpa(SDPBackend.FLASH_ATTENTION), "grid deterministic decode train", spoken="torch's FlashAttention-2"
     ),
-    "cuDNN": Contestant(cudnn, EVERYWHERE),
+    "cuDNN": Contestant(dense.sdpa(SDPBackend.CUDNN_ATTENTION), EVERYWHERE),
     "torch math": Contestant(dense.sdpa(SDPBackend.MATH), "memory train"),
     "torch varlen_attn": Contestant(packed=packed.by_torch),
-    "FlexAttention": Contestant(flex.flex, "grid", masked=flex.masked, compiles=True),
+    "FlexAttention": Contestant(flex.flex, "grid masks", compiles=True),
     "flash_attn": dao("flash_attn", "flash-attn", "grid", packed=packed.package("flash_attn")),
     "FlashAttention-3": dao(
         "flash_attn_interface",
         "flash_attn_3",
-        EVERYWHERE + " deterministic",
+        EVERYWHERE + " masks deterministic",
         decode=dense.flash3_cache,
-        masked=masked.flash3,
         packed=packed.package("flash_attn_interface"),
     ),
     "FlashAttention-4": dao("flash_attn.cute", "flash-attn-4", "grid sustained deterministic"),
@@ -87,10 +69,11 @@ def names(*suites: str) -> tuple[str, ...]:
 
 
 def prepare(name: str, problem: Problem) -> dense.Attention:
-    """A contestant's dense attention, by the same bits in every call where its name asks for them."""
+    """A contestant's attention; by the same bits in every call where its name asks for them."""
+    who = CONTESTANTS[name.removesuffix(SAME_BITS)]
     if name.endswith(SAME_BITS):
-        return CONTESTANTS[name.removesuffix(SAME_BITS)].same_bits(problem)
-    return CONTESTANTS[name].dense(problem)
+        return (who.same_bits or dense.deterministic(who.dense))(problem)
+    return (who.decode if who.decode and problem.N_q == 1 else who.dense)(problem)
 
 
 def preparing(kind: str) -> dict[str, Callable]:

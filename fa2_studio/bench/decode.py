@@ -9,8 +9,8 @@ import torch
 
 from fa2_lab.records import Measurement, Record
 from fa2_studio.bench import contestants
-from fa2_studio.bench.contest import Prepared, ceilings, collect, contest, refused
-from fa2_studio.bench.problem import Problem, distance, error
+from fa2_studio.bench.contest import Prepared, ceilings, collect, contest, ready, refused
+from fa2_studio.bench.problem import Problem, distance
 from fa2_studio.bench.protocol import PROTOCOL, REPEATS, measure, reading
 from fa2_studio.bench.results import machine
 from fa2_studio.bench.suites import host_cost
@@ -58,17 +58,14 @@ def everybody(problem: Problem, what: str = "decode") -> Measurement:
     from fa2_studio.bench.reading import reading as reads
 
     q, k, v = problem.tensors()
-    as_asked = (lambda call: call) if what == "decode" else (lambda call: graph(call).replay)
+    prepares = {ALONE: lambda: reads(torch.stack([k, v]))}
+    prepares |= ready(problem, "forward", contestants.names("decode"), (q, k, v))
 
-    def prepared(name: str) -> Prepared:
-        who = contestants.CONTESTANTS[name]
-        attention = (who.decode or who.dense)(problem)
-        wrong = refused([error(attention(q, k, v), q, k, v, causal=False)])
-        return wrong or as_asked(partial(attention, q, k, v))
+    def replayed(prepare: Callable[[], Prepared]) -> Prepared:
+        call = prepare()
+        return call if what == "decode" or isinstance(call, str) else graph(call).replay
 
-    prepares = {name: partial(prepared, name) for name in contestants.names("decode")}
-    alone = {ALONE: lambda: as_asked(reads(torch.stack([k, v])))}
-    return row(problem, what, alone | prepares)
+    return row(problem, what, {name: partial(replayed, prepare) for name, prepare in prepares.items()})
 
 
 def graph(call: Callable) -> torch.cuda.CUDAGraph:
@@ -93,7 +90,7 @@ def pages(problem: Problem) -> Measurement:
 
     q, k, v = problem.tensors()
     want = attention(q, k, v).double()
-    lengths = torch.full((problem.batch,), problem.N_k, dtype=torch.int32, device="cuda")
+    lengths = torch.full((problem.batch,), problem.N_k, dtype=torch.int32, device=q.device)
 
     def prepared(page: int) -> Prepared:
         arguments = (q, *shuffled(k, v, page), lengths)
@@ -119,7 +116,7 @@ def uneven(problem: Problem) -> Measurement:
     from fa2_lab.api.attention import attention
 
     q, k, v = problem.tensors()
-    lengths = torch.linspace(1, problem.N_k, problem.batch, device="cuda").int()
+    lengths = torch.linspace(1, problem.N_k, problem.batch, device=q.device).int()
     even = torch.full_like(lengths, int(lengths.float().mean()))
     calls = {name: partial(attention, q, k, v, key_lengths=n) for name, n in (("even", even), ("uneven", lengths))}
     return row(problem, "lengths", {name: lambda call=call: call for name, call in calls.items()})

@@ -1,6 +1,7 @@
 """The suite `packed`: causal sequences of different lengths, one after the other without padding, or padded."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -28,13 +29,6 @@ def run() -> Record:
     return collect(Record("packed", machine(), f"{PROTOCOL}; FLOPs are those of the tokens", ceilings()), jobs)
 
 
-def tokens(problem: Problem, lengths: Sequence[int], device: str = "cuda") -> Tensors:
-    """Normal random q, k, v and dO."""
-    draw = torch.Generator(device).manual_seed(0)
-    shape, dtype = (sum(lengths), problem.heads, problem.d), getattr(torch, problem.dtype)
-    return [torch.randn(shape, device=device, dtype=dtype, generator=draw) for _ in range(4)]
-
-
 def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
     """As the paper counts them, added up over the sequences."""
     each = (Problem(1, problem.heads, problem.heads, n, n, problem.d, causal=True) for n in lengths)
@@ -42,14 +36,11 @@ def flops(problem: Problem, lengths: Sequence[int], direction: str) -> float:
 
 
 def row(
-    problem: Problem,
-    direction: str,
-    lengths: Sequence[int] = LENGTHS,
-    timing: Callable[[dict], dict] = measure,
-    device: str = "cuda",
+    problem: Problem, direction: str, lengths: Sequence[int] = LENGTHS, timing: Callable[[dict], dict] = measure
 ) -> Measurement:
     """Every contestant whose answer for the last sequence is right."""
-    given = tokens(problem, lengths, device)
+    one_after_the_other = replace(problem, batch=1, N_q=sum(lengths), N_k=sum(lengths))
+    given = [x.detach()[0].transpose(0, 1).contiguous() for x in one_after_the_other.tensors(grad=True)]
 
     def prepared(prepare: Callable) -> Prepared:
         return checked_packed(prepare(lengths, given), direction)

@@ -9,6 +9,11 @@ class Missing(Exception):
     """Why a contestant cannot take part; the reason is printed in its place."""
 
 
+def here() -> str:
+    """The device that a suite runs on."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 @dataclass(frozen=True)
 class Problem:
     """The shape of one call. FLOPs are counted as the FA2 paper counts them: 4 N_q N_k d per head, half if causal."""
@@ -21,6 +26,9 @@ class Problem:
     d: int
     causal: bool
     dtype: str = "bfloat16"
+    window: int | None = None  # under the causal mask: how many keys a row sees, its own with them
+    softcap: int | None = None
+    sinks: bool = False
 
     @classmethod
     def square(cls, N: int, d: int, causal: bool, tokens: int = 16384, hidden: int = 2048) -> "Problem":
@@ -30,14 +38,19 @@ class Problem:
 
     @property
     def forward_flops(self) -> float:
-        return 4 * self.batch * self.heads * self.N_q * self.N_k * self.d * (0.5 if self.causal else 1)
+        """Of the keys that rows see."""
+        seen = self.N_q * self.N_k * (0.5 if self.causal else 1)
+        if self.window is not None:
+            seen = self.N_q * self.window - self.window * (self.window - 1) / 2
+        return 4 * self.batch * self.heads * seen * self.d
 
     def flops(self, direction: str) -> float:
         """Of "forward", "backward" (2.5 times as many) or "both"."""
         return self.forward_flops * {"forward": 1.0, "backward": 2.5, "both": 3.5}[direction]
 
-    def tensors(self, seed: int = 0, grad: bool = False, device: str = "cuda") -> tuple[torch.Tensor, ...]:
+    def tensors(self, seed: int = 0, grad: bool = False, device: str = "") -> tuple[torch.Tensor, ...]:
         """Normal random q, k, v and, with `grad`, dO, (batch, heads, N, d) each."""
+        device = device or here()
         options = dict(device=device, dtype=getattr(torch, self.dtype), generator=torch.Generator(device))
         options["generator"].manual_seed(seed)
 
@@ -48,9 +61,19 @@ class Problem:
         inputs = tuple(x.requires_grad_(grad) for x in (q, k, v))
         return (*inputs, draw(self.heads, self.N_q)) if grad else inputs
 
+    def mask(self, device: torch.device | str) -> dict:
+        """What is asked for besides the causal mask: window, softcap, and the sinks of all heads."""
+        sinks = torch.linspace(-1, 3, self.heads, device=device) if self.sinks else None
+        asked = dict(window=self.window, softcap=self.softcap, sinks=sinks)
+        return {name: value for name, value in asked.items() if value is not None}
+
     def as_dict(self) -> dict:
-        """Its fields for a record."""
-        return asdict(self)
+        """Its fields for a record, and what is asked for besides the causal mask in words."""
+        fields = asdict(self)
+        window, softcap, sinks = (fields.pop(name) for name in ("window", "softcap", "sinks"))
+        words = [f"window {window}"] * (window is not None) + [f"softcap {softcap}"] * (softcap is not None)
+        words += ["sinks"] * sinks
+        return fields | (dict(mask=", ".join(words)) if words else {})
 
 
 # Right or wrong -----------------------------------------------------------------------------------------------
@@ -80,14 +103,19 @@ def with_gradients(q, k, v, dO, **mask) -> tuple[torch.Tensor, ...]:
     return O.detach(), *torch.autograd.grad(O, leaves, dO.double())
 
 
+def of_head(head: int, sinks: torch.Tensor | None, mask: dict) -> dict:
+    """The mask of one head."""
+    return mask if sinks is None else mask | dict(sink=sinks[head].double())
+
+
 @torch.no_grad()
-def rows_by_definition(q, k, v, causal: bool, rows: int = FEW) -> torch.Tensor:
+def rows_by_definition(q, k, v, causal: bool, sinks=None, rows: int = FEW, **mask) -> torch.Tensor:
     """The last rows of the last head's output, in float64."""
     q, k, v = q[-1, -1, -rows:].double(), k[-1, -1].double(), v[-1, -1].double()
-    return definition(q, k, v, last=len(k) - len(q), causal=causal)
+    return definition(q, k, v, last=len(k) - len(q), causal=causal, **of_head(-1, sinks, mask))
 
 
-def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW) -> tuple[torch.Tensor, ...]:
+def gradients_by_definition(q, k, v, dO, causal: bool, sinks=None, few: int = FEW, **mask) -> tuple[torch.Tensor, ...]:
     """In float64: dQ of the last head's last rows, dK and dV of the last key head's first keys, which most rows see."""
     group, chunk = q.shape[1] // k.shape[1], max(few, MOST // k.shape[2])
     k, v = k[-1, -1], v[-1, -1]
@@ -95,16 +123,16 @@ def gradients_by_definition(q, k, v, dO, causal: bool, few: int = FEW) -> tuple[
     for head in range(q.shape[1] - group, q.shape[1]):
         for first in range(0, q.shape[2], chunk):
             q_i, dO_i = (x[-1, head, first : first + chunk] for x in (q, dO))
-            last = first + len(k) - q.shape[2]
-            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, last=last, causal=causal)
+            here = dict(last=first + len(k) - q.shape[2], causal=causal, **of_head(head, sinks, mask))
+            _, dQ, dK_i, dV_i = with_gradients(q_i, k, v, dO_i, **here)
             dK += dK_i[:few]
             dV += dV_i[:few]
     return dQ[-few:], dK, dV
 
 
-def error(O: torch.Tensor, q, k, v, causal: bool) -> float:
+def error(O: torch.Tensor, q, k, v, causal: bool, **mask) -> float:
     """‖O − truth‖ / ‖truth‖ over the rows that were worked out."""
-    truth = rows_by_definition(q.detach(), k.detach(), v.detach(), causal)
+    truth = rows_by_definition(q.detach(), k.detach(), v.detach(), causal, **mask)
     return distance(O.detach()[-1, -1, -len(truth) :], truth)
 
 

@@ -171,6 +171,18 @@ def l2_bytes() -> int:
     return torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
 
 
+def wall(calls: dict[str, Callable[[], object]], repeats: int = 3) -> dict[str, Timing]:
+    """Each call by the clock on the wall, until its result is there."""
+    times = {name: [] for name in calls}
+    for name, call in repeats * [*calls.items()]:
+        start = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: summary(taken) for name, taken in times.items()}
+
+
 def wall_microseconds(
     calls: dict[str, Callable[[], object]], held: dict[str, Callable] | None = None, turns: int = TURNS
 ) -> dict[str, float]:

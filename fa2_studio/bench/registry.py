@@ -20,12 +20,12 @@ CONTESTS = {
     "heads": "grouped heads",
     "deterministic": "gradients with the same bits in every call, beside the fast ones",
     "sweep": "200 random shapes that no size was chosen for, beside cuDNN and FlashAttention-3",
+    "masks": "a window, a softcap and sinks under the causal mask; FLOPs are those of the keys that rows see",
 }
-SUITES = {"smoke": Suite("smoke:run", "no GPU needed: small problems checked, in Triton's interpreter", gpu=False)}
+SUITES = {"smoke": Suite("suites:smoke", "no GPU needed: small problems checked, in Triton's interpreter", gpu=False)}
 SUITES |= {name: Suite("suites:contests", what, contest=True) for name, what in CONTESTS.items()}
 SUITES |= {
     "packed": Suite("packed:run", "16 sequences of 100 to 4,000 tokens, packed or padded"),
-    "masks": Suite("masks:run", "a window, a softcap and sinks under the causal mask"),
     "accuracy": Suite("accuracy:run", "errors of O, dQ, dK and dV against float64, for everybody"),
     "decode": Suite("decode:run", "one query over long caches, dense and in pages"),
     "small": Suite("suites:small", "what one call costs on the host"),

@@ -9,41 +9,15 @@ from typing import NamedTuple
 import torch
 
 from fa2_lab.records import Measurement, Record
-from fa2_studio.bench import contestants
+from fa2_studio.bench import contestants, protocol
 from fa2_studio.bench.ahead import compile_ahead
 from fa2_studio.bench.contest import DIRECTIONS, all_tried, call_of, ceilings, collect, contest, ready
 from fa2_studio.bench.peers import dense
 from fa2_studio.bench.power import Meter
 from fa2_studio.bench.problem import Problem
-from fa2_studio.bench.protocol import HOST_PROTOCOL, REPEATS, SUSTAINED, measure, rested, sustain, wall_microseconds
 from fa2_studio.bench.results import machine
 
-
-def paper_grid() -> list[Problem]:
-    """The grid of the FA2 paper's figures: d 64 and 128, 16k tokens, causal or not."""
-    lengths = (512, 1024, 2048, 4096, 8192, 16384)
-    return [Problem.square(N, d, causal) for d in (64, 128) for causal in (False, True) for N in lengths]
-
-
-def long_grid() -> list[Problem]:
-    """One sequence of up to 262,144 tokens, one head of 128; without a mask, which takes longer, to 65,536."""
-    shapes = [(False, N) for N in (32768, 65536)] + [(True, N) for N in (32768, 65536, 131072, 262144)]
-    return [Problem(1, 1, 1, N, N, 128, causal) for causal, N in shapes]
-
-
-def heads_grid() -> list[Problem]:
-    """Grouped heads: 32 query heads on 32, 8 and 1 key heads."""
-    return [Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in (False, True) for kv in (32, 8, 1)]
-
-
-def nvidia_grid() -> list[Problem]:
-    """The shape in which NVIDIA publishes cuDNN's speed: one sequence, 64 query heads on 8, d 128."""
-    return [Problem(1, 64, 8, N, N, 128, causal) for causal in (False, True) for N in (2048, 4096, 8192, 16384, 32768)]
-
-
-def same_bits_grid() -> list[Problem]:
-    """Where gradients with the same bits in every call are measured beside the fast ones."""
-    return [Problem.square(N, d, causal) for d in (64, 128) for causal in (False, True) for N in (2048, 8192)]
+BOTH = (False, True)  # without a mask, and causal
 
 
 def random_grid(count: int = 200, seed: int = 2603) -> list[Problem]:
@@ -71,43 +45,73 @@ def random_grid(count: int = 200, seed: int = 2603) -> list[Problem]:
     return problems
 
 
+PAPER = [Problem.square(N, d, causal) for d in (64, 128) for causal in BOTH for N in (2**n for n in range(9, 15))]
+LONG = [(False, 32768), (False, 65536), *((True, 2**n) for n in range(15, 19))]  # without a mask it takes longer
+MASKS = ({}, dict(window=1024), dict(window=128), dict(softcap=50), dict(sinks=True), dict(window=128, sinks=True))
+SMALL = [Problem(1, 8, 8, N, N, d, causal=False) for d in (64, 128) for N in (128, 256, 512)]  # a launch takes longer
+MEMORY = [Problem(1, 16, 16, 2**n, 2**n, 128, causal=True) for n in range(11, 17)]
+SMOKE = [  # square and not, with whole tiles and ragged ones, with grouped heads
+    Problem(1, *shape, causal, dtype="float32")
+    for shape in ((2, 2, 128, 128, 64), (4, 1, 70, 100, 32), (1, 1, 96, 96, 128))
+    for causal in BOTH
+]
+
+
 class Contest(NamedTuple):
     """On which problems, who of the table (a word of contestants.py), and how often."""
 
-    grid: Callable[[], list[Problem]]
+    grid: list[Problem]
     who: str = "grid"
-    repeats: int = REPEATS
+    repeats: int = protocol.REPEATS
 
 
 CONTESTS = dict(
-    paper=Contest(paper_grid),
-    nvidia=Contest(nvidia_grid),
-    long=Contest(long_grid),
-    heads=Contest(heads_grid),
-    deterministic=Contest(same_bits_grid, "deterministic"),
-    sweep=Contest(random_grid, "sweep", repeats=7),
+    paper=Contest(PAPER),
+    nvidia=Contest([Problem(1, 64, 8, 2**n, 2**n, 128, causal) for causal in BOTH for n in range(11, 16)]),
+    long=Contest([Problem(1, 1, 1, N, N, 128, causal) for causal, N in LONG]),
+    heads=Contest([Problem(2, 32, kv, 4096, 4096, 128, causal) for causal in BOTH for kv in (32, 8, 1)]),
+    deterministic=Contest([problem for problem in PAPER if problem.N_q in (2048, 8192)], "deterministic"),
+    sweep=Contest(random_grid(), "sweep", repeats=7),
+    masks=Contest([Problem(2, 16, 16, 8192, 8192, d, True, **more) for d in (64, 128) for more in MASKS], "masks"),
 )
 
 
 def contests(suite: str, directions: Sequence[str] = DIRECTIONS, sustained: bool = False) -> Record:
     """Everybody on every problem of a grid, rested, or the fastest peers sustained."""
-    grid, who, repeats = CONTESTS[suite]
-    problems, names = grid(), contestants.names("sustained" if sustained else who)
+    problems, who, repeats = CONTESTS[suite]
+    names = contestants.names("sustained" if sustained else who)
     compile_ahead(problems, names)
     places = [(problem, direction) for problem in problems for direction in directions]
     if not sustained:
-        jobs = [partial(row, *place, names, partial(measure, repeats=repeats)) for place in places]
-        return collect(Record(suite, machine(), rested(repeats), ceilings()), jobs)
+        jobs = [partial(row, *place, names, partial(protocol.measure, repeats=repeats)) for place in places]
+        return collect(Record(suite, machine(), protocol.rested(repeats), ceilings()), jobs)
     with Meter() as meter:
-        jobs = [partial(row, *place, names, partial(sustain, meter=meter)) for place in places]
-        record = collect(Record(suite, machine(), protocol="", sustained_protocol=SUSTAINED), jobs)
+        jobs = [partial(row, *place, names, partial(protocol.sustain, meter=meter)) for place in places]
+        record = collect(Record(suite, machine(), protocol="", sustained_protocol=protocol.SUSTAINED), jobs)
     return replace(record, rows=[], sustained=record.rows)
 
 
-def row(problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict]) -> Measurement:
+def row(
+    problem: Problem, direction: str, names: Sequence[str], timing: Callable[[dict], dict], unit: str = "ms"
+) -> Measurement:
     """Every contestant on the same tensors."""
     prepares = ready(problem, direction, names, problem.tensors(grad=direction != "forward"))
-    return contest(problem.as_dict(), direction, prepares, problem.flops(direction), timing)
+    flops = problem.flops(direction) if unit == "ms" else 0.0
+    return contest(problem.as_dict(), direction, prepares, flops, timing, unit)
+
+
+# Without a GPU ------------------------------------------------------------------------------------------------
+
+WALL_PROTOCOL = "wall clock until the result is there, median of 3 calls; each result is checked before it is timed"
+INTERPRETED = "; without a GPU: fa2_lab in Triton's interpreter, whose times say nothing about a GPU"
+
+
+def smoke() -> Record:
+    """Every contestant that needs no GPU on every small problem. It shows that the bench works."""
+    how = WALL_PROTOCOL if torch.cuda.is_available() else WALL_PROTOCOL + INTERPRETED
+    names = contestants.names("smoke")
+    jobs = [partial(row, p, way, names, protocol.wall, "ms on the wall") for p in SMOKE for way in DIRECTIONS]
+    return collect(Record("smoke", machine(), how), jobs)
 
 
 # Host cost and memory -----------------------------------------------------------------------------------------
@@ -115,17 +119,12 @@ def row(problem: Problem, direction: str, names: Sequence[str], timing: Callable
 MEMORY_PROTOCOL = "MiB allocated at the peak of one call, beyond its inputs (and dO); a fresh allocator for each"
 
 
-def small_grid() -> list[Problem]:
-    """Problems so small that launching them is what takes the time."""
-    return [Problem(1, 8, 8, N, N, d, causal=False) for d in (64, 128) for N in (128, 256, 512)]
-
-
 def small() -> Record:
     """What one call costs on the host."""
-    jobs = [partial(host_cost, problem, "forward") for problem in small_grid()]
-    jobs += [partial(host_cost, problem, "both") for problem in small_grid() if problem.N_q == 256]
-    compile_ahead(small_grid())
-    return collect(Record("small", machine(), HOST_PROTOCOL), jobs)
+    jobs = [partial(host_cost, problem, "forward") for problem in SMALL]
+    jobs += [partial(host_cost, problem, "both") for problem in SMALL if problem.N_q == 256]
+    compile_ahead(SMALL)
+    return collect(Record("small", machine(), protocol.HOST_PROTOCOL), jobs)
 
 
 def host_cost(problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid")) -> Measurement:
@@ -136,19 +135,14 @@ def host_cost(problem: Problem, direction: str, names: Sequence[str] = contestan
     for name in right:
         attention, held[name] = dense.bare(contestants.prepare(name, problem))
         calls[name] = call_of(attention, direction, tensors)
-    values = {name: [microseconds] for name, microseconds in wall_microseconds(calls, held).items()}
+    values = {name: [microseconds] for name, microseconds in protocol.wall_microseconds(calls, held).items()}
     return Measurement(problem.as_dict(), direction, values, failed, unit="µs")
-
-
-def memory_grid() -> list[Problem]:
-    """One batch, 16 heads of 128, ever longer."""
-    return [Problem(1, 16, 16, N, N, 128, causal=True) for N in (2048, 4096, 8192, 16384, 32768, 65536)]
 
 
 def memory() -> Record:
     """What one call allocates at its peak."""
-    jobs = [partial(peak_memory, problem, direction) for problem in memory_grid() for direction in ("forward", "both")]
-    compile_ahead(memory_grid())
+    jobs = [partial(peak_memory, problem, direction) for problem in MEMORY for direction in ("forward", "both")]
+    compile_ahead(MEMORY)
     return collect(Record("memory", machine(), MEMORY_PROTOCOL), jobs)
 
 
@@ -156,8 +150,7 @@ def peak_memory(
     problem: Problem, direction: str, names: Sequence[str] = contestants.names("grid", "memory")
 ) -> Measurement:
     """What one call allocates beyond its inputs: forward alone, or forward and backward."""
-    calls = {name: partial(extra_mebibytes, name, problem, direction) for name in names}
-    values, failed = all_tried(calls)
+    values, failed = all_tried({name: partial(extra_mebibytes, name, problem, direction) for name in names})
     return Measurement(problem.as_dict(), direction, values, failed, unit="MiB")
 
 

@@ -255,11 +255,11 @@ def test_a_wrong_result_decides_how_the_bench_ends(why, status, monkeypatch, tmp
     from bench_records import MACHINE, contest
 
     from fa2_lab.records import Record
-    from fa2_studio.bench import smoke
+    from fa2_studio.bench import suites
 
     row = contest()
     row.failed = why
-    monkeypatch.setattr(smoke, "run", lambda: Record("smoke", MACHINE, "by hand", rows=[row]))
+    monkeypatch.setattr(suites, "smoke", lambda: Record("smoke", MACHINE, "by hand", rows=[row]))
     assert command.main(["bench", "smoke", "--folder", str(tmp_path)]) == status
 
 
@@ -289,15 +289,15 @@ def test_ctrl_c_ends_every_command_with_130(arguments, module, name, monkeypatch
 SIGNAL_IN_ROW_THREE = """
 import os, signal, sys
 from fa2_lab.tools import command
-from fa2_studio.bench import smoke
+from fa2_studio.bench import suites
 
-def row(*arguments, check=smoke.check, seen=[]):
+def row(*arguments, check=suites.row, seen=[]):
     seen.append(arguments)
     if len(seen) == 3:
         os.kill(os.getpid(), signal.SIGINT)
     return check(*arguments)
 
-smoke.check = row
+suites.row = row
 sys.exit(command.main(sys.argv[1:]))
 """
 

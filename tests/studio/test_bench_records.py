@@ -67,7 +67,7 @@ def test_every_record_names_its_commit_and_the_command_that_writes_it(suite):
     assert record.made_by == f"python -m fa2_lab bench {name}" if name in SUITES else name in OTHERS and record.made_by
     if name in CONTESTS:
         measured = [row.problem for row in record.rows]
-        assert all(problem.as_dict() in measured for problem in CONTESTS[name].grid())
+        assert all(problem.as_dict() in measured for problem in CONTESTS[name].grid)
 
 
 # The machine --------------------------------------------------------------------------------------------------

@@ -10,24 +10,15 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the bench needs torch")
 
-from fa2_studio.bench import accuracy, contestants, decode, masks, packed, problem, protocol  # noqa: E402
+from fa2_studio.bench import accuracy, contestants, decode, packed, problem, protocol, suites  # noqa: E402
 from fa2_studio.bench.contest import DIRECTIONS, TOLERANCE, all_tried, call_of, ready  # noqa: E402
 from fa2_studio.bench.contestants import CONTESTANTS, SAME_BITS, Contestant  # noqa: E402
-from fa2_studio.bench.peers import dense, flex, masked  # noqa: E402
+from fa2_studio.bench.peers import dense, flex  # noqa: E402
 from fa2_studio.bench.peers.packed import padded  # noqa: E402
 from fa2_studio.bench.problem import Problem  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SMALL = Problem(1, 4, 2, 40, 40, 16, causal=True, dtype="float32")
-
-
-@pytest.fixture
-def here(monkeypatch):
-    """Tensors lie where a test can compute."""
-    usual, full, linspace = Problem.tensors, torch.full, torch.linspace
-    monkeypatch.setattr(Problem, "tensors", lambda self, grad=False, device="": usual(self, grad=grad, device=DEVICE))
-    monkeypatch.setattr(torch, "full", lambda *given, device, **how: full(*given, device=DEVICE, **how))
-    monkeypatch.setattr(torch, "linspace", lambda *given, device, **how: linspace(*given, device=DEVICE, **how))
 
 
 def known(calls, **how):
@@ -60,8 +51,8 @@ def test_flops_are_counted_as_the_paper_counts_them():
     assert replace(full, causal=True).flops("forward") == full.flops("forward") / 2
     square = Problem(1, 1, 1, 100, 100, 8, causal=True)
     visible = sum(min(row + 1, 9) for row in range(100))
-    assert masks.flops(square, dict(window=9), "forward") == pytest.approx(4 * visible * 8)
-    assert masks.flops(square, dict(softcap=2.0), "both") == square.flops("both")
+    assert replace(square, window=9).flops("forward") == pytest.approx(4 * visible * 8)
+    assert replace(square, softcap=2).flops("both") == square.flops("both")
     assert packed.flops(Problem(2, 3, 3, 40, 40, 16, causal=True), (5, 40), "forward") == 4 * 3 * 16 * 1625 / 2
 
 
@@ -99,7 +90,7 @@ def test_every_error_is_that_of_its_contestant_and_its_part(kind, monkeypatch):
     right = dense.plain(p)
     wrong = Contestant(lambda problem: lambda q, k, v: right(q, Scaled.apply(k, 0.75), Scaled.apply(v, 1.5)))
     monkeypatch.setitem(CONTESTANTS, "wrong", wrong)
-    errors, failed = accuracy.errors(p, kind, ("torch", "wrong"), "cpu")
+    errors, failed = accuracy.errors(p, kind, ("torch", "wrong"))
     assert not failed and max(errors["torch"].values()) < 1e-4
     assert errors["wrong"] == pytest.approx(errors["torch"] | dict(dK=0.25, dV=0.5), rel=1e-3)
 
@@ -178,7 +169,7 @@ def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_attn", SimpleNamespace(flash_attn_varlen_func=wrong))
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=by_window))
     p = Problem(3, 2, 2, 40, 40, 16, causal=True, dtype="float32")
-    row = packed.row(p, direction, lengths, known, "cpu")
+    row = packed.row(p, direction, lengths, known)
     assert set(row.values) >= {"fa2_lab padded", "FlashAttention-3", "torch varlen_attn"}
     assert row.failed["flash_attn"].startswith("wrong: error 1.0e-01")
     assert row.flops == packed.flops(p, lengths, direction)
@@ -188,27 +179,28 @@ def test_packed_and_padded_sequences_are_checked(direction, monkeypatch):
 
 
 @pytest.mark.parametrize("direction", DIRECTIONS)
-@pytest.mark.parametrize("mask", [dict(window=9), dict(softcap=1.5), dict(sinks=True)], ids=str)
-def test_masks_are_checked_before_they_are_timed(mask, direction, here, monkeypatch):
+@pytest.mark.parametrize("asked", [dict(window=9), dict(softcap=2), dict(sinks=True)], ids=str)
+def test_masks_are_checked_before_they_are_timed(asked, direction, monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
-    p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32")
-    monkeypatch.setitem(masks.MASKS, "asked", mask)
-    alone = Contestant(masked=lambda problem, **asked: masked.ours(p, window=None, softcap=None, sinks=None))
+    p = Problem(1, 3, 3, 80, 80, 16, causal=True, dtype="float32", **asked)
+    alone = Contestant(lambda problem: dense.ours(replace(problem, window=None, softcap=None, sinks=False)), "masks")
     monkeypatch.setitem(CONTESTANTS, "causal alone", alone)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", None)
     monkeypatch.setattr(flex, "compiled_flex", lambda: plain_flex)
+    monkeypatch.setattr(flex, "causal_mask", lambda N_q, N_k: N_q)
     monkeypatch.setattr(flex, "window_mask", lambda N, window: window)
-    row = masks.row(p, direction, "asked", known, "cpu")
-    assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"} and row.problem["mask"] == "asked"
+    row = suites.row(p, direction, contestants.names("masks"), known)
+    assert row.values.keys() == {"fa2_lab", "fa2_lab portable", "FlexAttention"}
+    assert row.problem["mask"] in ("window 9", "softcap 2", "sinks")
     assert row.failed["causal alone"].startswith("wrong: error ")
 
 
-def plain_flex(q, k, v, score_mod, block_mask, return_lse):
+def plain_flex(q, k, v, block_mask, enable_gqa, score_mod=None, return_lse=False):
     """What FlexAttention computes, key by key."""
     row, key = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None, :]
     s = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
     s = s if score_mod is None else score_mod(s, 0, 0, row, key)
-    s = s.masked_fill((key > row) | (row - key >= (block_mask or len(row))), -torch.inf)
+    s = s.masked_fill((key > row) | (row - key >= block_mask), -torch.inf)
     O = torch.softmax(s, 3) @ v
     return (O, torch.logsumexp(s, 3)) if return_lse else O
 
@@ -217,7 +209,7 @@ CACHE = Problem(2, 4, 2, 1, 64, 16, causal=False, dtype="float32")
 
 
 @pytest.fixture
-def timed(here, monkeypatch):
+def timed(monkeypatch):
     pytest.importorskip("triton", reason="Triton is not installed here (it exists for Linux only)")
     from fa2_studio.bench import reading
 

@@ -9,7 +9,7 @@ from importlib import import_module
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fa2_studio.bench.problem import Missing, Problem
+from fa2_studio.bench.problem import Missing, Problem, here
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -18,7 +18,10 @@ def ours(problem: Problem, backend: str = "auto") -> Attention:
     """What attention() chooses for these tensors on this machine, or one of its backends."""
     from fa2_lab.api.attention import attention
 
-    return partial(attention, causal=problem.causal, backend=backend)
+    asked = problem.mask(here())
+    if problem.window is not None:
+        asked["window"] = (problem.window - 1, 0)
+    return partial(attention, causal=problem.causal, backend=backend, **asked)
 
 
 def plain(problem: Problem) -> Attention:
@@ -41,6 +44,8 @@ def sdpa(backend: SDPBackend) -> Callable[[Problem], Attention]:
     def prepare(problem: Problem) -> Attention:
         if problem.causal and problem.N_q != problem.N_k:
             raise Missing("its causal diagonal starts in the top left corner")
+        if problem.mask("cpu"):
+            raise Missing("it takes the causal mask alone")
         grouped = problem.heads != problem.kv_heads
 
         def attention(q, k, v):
@@ -124,9 +129,16 @@ def package(module: str, **options) -> Callable[[Problem], Attention]:
     """One of Dao's packages, which take (batch, N, heads, d) and may return L beside O."""
 
     def prepare(problem: Problem) -> Attention:
+        if problem.sinks:
+            raise Missing("it takes no sinks")
+        asked = dict(options)
+        if problem.window is not None:
+            asked["window_size"] = (problem.window - 1, 0)
+        if problem.softcap is not None:
+            asked["softcap"] = float(problem.softcap)
         if module == "flash_attn_interface":
-            refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP=bool(options.get("softcap")))
-        function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **options)
+            refuse_unbuilt(FP16=problem.dtype == "float16", SOFTCAP="softcap" in asked)
+        function = partial(function_of(module, "flash_attn_func"), causal=problem.causal, **asked)
         return lambda q, k, v: heads_first(function(*(x.transpose(1, 2) for x in (q, k, v))))
 
     return prepare

@@ -6,7 +6,7 @@ from functools import cache
 import torch
 
 from fa2_studio.bench.peers.dense import Attention
-from fa2_studio.bench.problem import Problem
+from fa2_studio.bench.problem import Problem, here
 
 
 @cache
@@ -41,34 +41,29 @@ def listed(tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def flex(problem: Problem) -> Attention:
-    """torch's FlexAttention, compiled, with a block mask where causal."""
-    mask = causal_mask(problem.N_q, problem.N_k) if problem.causal else None
-    options = dict(block_mask=mask, enable_gqa=problem.heads != problem.kv_heads)
-    return lambda q, k, v: compiled_flex()(q, k, v, **options)
+    """torch's FlexAttention, compiled, with a block mask where causal.
 
+    A softcap is a function of the score; a sink is applied by what it takes from each row's sum.
+    """
+    N_q, softcap, sinks = problem.N_q, problem.softcap, problem.mask(here()).get("sinks")
+    options = dict(block_mask=causal_mask(N_q, problem.N_k) if problem.causal else None)
+    if problem.window is not None:
+        options["block_mask"] = window_mask(N_q, problem.window)
+    if softcap is not None:
+        options["score_mod"] = lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
+    options["enable_gqa"] = problem.heads != problem.kv_heads
 
-def masked(problem: Problem, window: int | None, softcap: float | None, sinks: torch.Tensor | None) -> Attention:
-    """With a block mask, a function of the score, and a sink by what it takes from each row's sum."""
-    blocks = window_mask(problem.N_q, window)
-    capped = None if softcap is None else lambda score, b, h, i, j: softcap * torch.tanh(score / softcap)
-
-    def call(q, k, v):
-        with_L = sinks is not None
-        output = compiled_flex()(q, k, v, score_mod=capped, block_mask=blocks, return_lse=with_L)
-        if not with_L:
-            return output
-        O, L = output
+    def with_sinks(q, k, v):
+        O, L = compiled_flex()(q, k, v, return_lse=True, **options)
         return O * torch.sigmoid(L - sinks[:, None])[..., None].to(O.dtype)
 
-    return call
+    return (lambda q, k, v: compiled_flex()(q, k, v, **options)) if sinks is None else with_sinks
 
 
 @cache
-def window_mask(N: int, window: int | None):
+def window_mask(N: int, window: int):
     """The BlockMask of a causal window."""
     from torch.nn.attention import flex_attention
 
-    def visible(b, h, i, j):
-        return (j <= i) if window is None else (j <= i) & (i - j < window)
-
+    visible = lambda b, h, i, j: (j <= i) & (i - j < window)  # noqa: E731
     return flex_attention.create_block_mask(visible, B=None, H=None, Q_LEN=N, KV_LEN=N)
