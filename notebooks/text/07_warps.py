@@ -6,9 +6,9 @@
 #
 # **How do the warps of one block share a tile?**
 #
-# Chapter 06 gave row blocks to thread blocks that exchange nothing. Inside a thread block the same question comes back,
-# one level down. A thread block has four or eight *warps*: groups of 32 threads that execute their instructions
-# together. The warps of a block run on one SM and can exchange results. The question is what that costs.
+# Chapter 06 gave row blocks to thread blocks that exchange nothing. A thread block has four or eight *warps*: groups of 32
+# threads that execute their instructions together. The warps of a block run on one SM and can exchange results. What does
+# that cost?
 #
 # After this notebook you can
 #
@@ -16,11 +16,11 @@
 # - count the bytes that a tile moves through shared memory,
 # - say what each barrier protects, and what happens without it.
 #
-# *Time: 40 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
+# *Time: 35 minutes with the questions, the function and the exercise. Hardware: any laptop, NumPy alone. Before
 # this: [06 · Parallelism](06_parallelism.ipynb). How threads hold the numbers of a tile, and how large a tile may be, is
 # in [appendix A](A_lanes.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 from collections import Counter
 from unittest.mock import patch
 
@@ -30,9 +30,8 @@ from fa2_lab.machine import chips, prices, time, warps
 from fa2_lab.plots import roofline, warp_split
 from fa2_lab.plots.show import show
 from fa2_lab.records import load
-from fa2_lab.reference import fa2
 from fa2_lab.reference.naive import safe_softmax
-from fa2_lab.tiles import CAUSAL, Tiling
+from fa2_lab.tiles import Tiling
 from fa2_studio.book.build import Case, check
 from fa2_studio.book.verdicts import close, verdict
 
@@ -61,8 +60,6 @@ print(f"error of o: {np.abs(split_q_tile(q, k, v, 4) - dense).max():.3f}")
 
 # %% [markdown]
 # Softmax works row by row, and each row belongs to one warp from beginning to end. This is FA2's way, *split-Q*.
-#
-# **Takeaway.** With the queries cut, each warp runs FA2's forward pass on its own rows.
 
 # %% [markdown]
 # ## The other way: cut the keys
@@ -99,8 +96,7 @@ for name, of_warps in published.items():
 #
 # The first barrier can be saved. Each warp can use the maximum of its own keys, $m_w$, and publish it together with its sums
 # $\ell_w$ and its undivided part $o_w$. Then one exchange puts them together.
-
-# %% [markdown]
+#
 # **Build.** `m`, `l` and `o` have one entry for each warp: maxima, sums and parts, made with the warp's own maximum.
 # Return the finished rows of the tile's output. A row that sees no key gets zeros. (A warp without a visible key in a row
 # publishes $m_w = -\infty$, $\ell_w = 0$ and $o_w = 0$.)
@@ -152,8 +148,6 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # It is the merge of chapter 02. The parts of $PV$ still cross, and they are what costs.
 # </details>
 #
-# **Takeaway.** For every tile, split-K exchanges maxima, sums and W partial output blocks. Split-Q exchanges nothing.
-#
 # [Assignment 6](assignments/6_read_the_machine.ipynb) goes further: what fits into shared memory and registers.
 
 # %% [markdown]
@@ -196,18 +190,12 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))
 
 # %% [markdown]
-# **Takeaway.** Reading shared inputs four times is cheaper than exchanging partial outputs: 192 KiB against 718.
-
-# %% [markdown]
 # ## Could split-K merge once, at the end?
 #
 # Each warp could keep a state $(m, \ell, o)$ of its own through all tiles, and `exchange` could run once, after the last
 # one. Then nothing crosses inside the loop, and the result is right. But now each warp holds an $o$ of full size in its
 # registers. A warp has 32 threads, and a thread has at most 255 registers, with one fp32 number in each. An $o$ of
 # 128 × 128 would take 128 · 128 / 32 = 512 registers a thread. Under split-Q the four warps share the rows: 128.
-#
-# **Takeaway.** Split-K needs W blocks of output, in shared memory or in registers. Split-Q shares one block among the
-# warps.
 
 # %% [markdown]
 # ## What do the barriers protect?
@@ -276,9 +264,6 @@ waits = {name: list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits) for name, 
 #
 # Real kernels keep places for two or more tiles, called *stages*. The next copy goes to another place while this tile is
 # in use. Then warps seldom wait, but each place still needs its two barriers.
-#
-# **Takeaway.** For each barrier ask: which block is written before it and read after it, or read before it and overwritten
-# after it?
 
 # %% [markdown]
 # ## What is it worth?
@@ -286,7 +271,7 @@ waits = {name: list(scheme(q, k, v, one_tile, i=0, W=4).shared.waits) for name, 
 # Saved bytes save time only if somebody waited for them. Take the model of chapter 04 and add one unit to it: the
 # shared memory of one SM of the A100 moves 128 bytes per clock.
 
-# %%
+# %% tags=["hide-input"]
 change = time.split(chips.A100, 128, 64, 128)
 print("clocks of a tile of 128 × 64, d = 128, on an A100")
 for name, tile in (("split-K", change.before), ("split-Q", change.after)):
@@ -308,7 +293,8 @@ print(f"  measured: split-Q is {ratio:.1f} times as fast; by the model {small.se
 print(f"  passes through shared memory, split-K over split-Q: {passes[0] / passes[1]:.0f}; by the model 2")
 
 # %% [markdown]
-# Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536.
+# Under split-K the tensor cores wait for shared memory: 718 · 1,024 / 128 = 5,744 clocks. Under split-Q it needs 1,536, and
+# the tensor cores are the busiest unit, as they should be.
 #
 # The last lines are measured (`fa2-lab ladder s00 s01`). In a *pass* shared memory serves a warp's request, or a part of it.
 # The counter shows far more passes than the model. Two things make them: threads of a warp that must take turns at shared
@@ -316,7 +302,7 @@ print(f"  passes through shared memory, split-K over split-Q: {passes[0] / passe
 #
 # The same on a roofline, of shared memory this time. A tile has $4 \cdot 128 \cdot 64 \cdot 128$ FLOPs.
 
-# %%
+# %% tags=["hide-input"]
 price, flops, points = prices.prices(chips.A100), 4 * 128 * 64 * 128, {}
 for name, scheme in (("split-K", "split_k"), ("split-Q", "split_q")):
     intensity = flops / warps.tile_bytes(scheme, 128, 64, 128, 4)
@@ -325,9 +311,6 @@ roof = roofline.Roof(price.tensor / 1e12, price.shared / 1e12, "", "tensor cores
 caption = "The tile under both splits (A100)."
 axis = f"FLOPs per byte of shared memory ({price.shared / 1e12:.1f} TB/s)"
 show(roofline.draw(points, [roof], caption, axis))
-
-# %% [markdown]
-# **Takeaway.** Under split-K, shared memory is the busiest unit. Under split-Q it is the tensor cores, as it should be.
 
 # %% [markdown]
 # ## Is there such a cut for the backward pass?
@@ -347,8 +330,6 @@ show(roofline.draw(points, [roof], caption, axis))
 #
 # **neither.** dV and dK sum over the queries, and dQ over the keys. It is the same for the thread blocks of chapter 06.
 # </details>
-#
-# **Takeaway.** Forward, owning queries avoids additions. Backward, no cut does.
 
 # %% [markdown]
 # ## Recap
@@ -356,6 +337,7 @@ show(roofline.draw(points, [roof], caption, axis))
 # - Split-Q: a warp owns rows of Q, S and O, and reads all of K and V. No results cross.
 # - Split-K: a warp owns keys. Maxima cross before the exponentials; sums and parts of $PV$ cross after them and are added.
 # - Split-Q reads K and V more often, and moves fewer bytes in all. It has two barriers a tile, split-K two or three.
+# - For each barrier ask: which block is written before it and read after it, or read before it and overwritten after it?
 # - Backward, every cut leaves something to be added.
 
 # %% [markdown]
@@ -380,7 +362,6 @@ show(roofline.draw(points, [roof], caption, axis))
 #    K and V of a head fit in L2?
 # 3. Eight warps and split-Q: how often is each element of K read from shared memory, and how often does the thread block ask
 #    for it outside the SM?
-# 4. Why has split-K, as first written, three barriers a tile and not four?
 #
 # <details><summary>Answers</summary>
 #
@@ -388,26 +369,19 @@ show(roofline.draw(points, [roof], caption, axis))
 # 2. The requests double: there are twice as many row blocks, and each loads all of K and V. DRAM delivers K and V once, as
 #    before. L2 answers the rest.
 # 3. Eight times from shared memory, and once outside.
-# 4. After the barrier for sums and $PV$ everybody has read K and V. So it also says that the tile is free.
 # </details>
 
 # %% [markdown]
 # ## Checks
 #
-# The small functions of this notebook against the package, the package against dense attention, and numbers of the text.
+# The functions of this notebook against the package, and numbers of the text.
 
 # %% tags=["hide-input"]
-rng = np.random.default_rng(2)
 for W in (1, 4):
     by_queries, by_keys = (run(q, k, v, one_tile, 0, W).O for run in (warps.split_q, warps.split_k))
     verdict(f"split_q_tile = warps.split_q, warps: {W}", close(split_q_tile(q, k, v, W), by_queries))
     verdict(f"split_k_tile = warps.split_k, warps: {W}", close(split_k_tile(q, k, v, W)[0], by_keys))
-q_r, k_r, v_r = (rng.standard_normal((11, 5)), *rng.standard_normal((2, 14, 5)))
-tiling = Tiling(11, 14, 4, 6, CAUSAL)
-O, _ = fa2.forward(q_r, k_r, v_r, B_r=4, B_c=6, mask=CAUSAL)
 for name, run in warps.SCHEMES.items():
-    rows = np.vstack([run(q_r, k_r, v_r, tiling, i, 3).O for i in range(3)])
-    verdict(f"{name} = fa2.forward, ragged, causal, warps: 3", close(rows, O))
     verdict(f"{name}: no barrier may be left out", all(without(run, reason) for reason in waits[name]))
 asked = ("split_q", 4), ("split_k", 4), ("split_q", 8)
 kib = [warps.tile_bytes(name, 128, 64, 128, W) / 1024 for name, W in asked]

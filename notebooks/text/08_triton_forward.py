@@ -24,7 +24,7 @@
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [04 · FlashAttention-2,
 # forward](04_fa2_forward.ipynb), [06 · Parallelism](06_parallelism.ipynb) and [07 · Warps](07_warps.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import ast
 import math
 from inspect import getsource
@@ -85,12 +85,8 @@ for careful in (True, False):
 
 # %% [markdown]
 # Without a mask, the last program writes two zeros behind the end. They land in memory that belongs to somebody else, and
-# no error is raised.
-#
-# The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a `constexpr`, so the
-# compiled kernel has only one of the two stores.
-#
-# **Takeaway.** A program works out its addresses from `program_id`, and a mask says which of them are its own.
+# no error is raised. The masked load does not touch what lies behind the end, and returns `other` for it. `CAREFUL` is a
+# `constexpr`, so the compiled kernel has only one of the two stores.
 
 # %% [markdown]
 # ## Where does the next row begin?
@@ -117,37 +113,21 @@ show(ragged_edge.draw(**ragged_edge.data()))
 
 # %% [markdown]
 # Models often make Q as (N, heads, d) and hand on a transposed view, (heads, N, d). Take 10 rows and 2 heads. Row r holds
-# the number r in head 0, and 100 + r in head 1. Which rows does `load_rows` read for head 0 of such a view?
-
-
-# %% tags=["hide-input"]
-@triton.jit
-def maxima_kernel(X, Y, N, B: tl.constexpr, d: tl.constexpr):
-    first = tl.program_id(0) * B
-    row = first + tl.arange(0, B)
-    x = load_rows(X, first, N, B, d, True)  # (B, d)
-    tl.store(Y + row, tl.max(x, 1), mask=row < N)  # all numbers of a row are equal here: one says which row it is
-
-
-def rows_read(q):
-    maxima = torch.full((10,), torch.nan, device=device)
-    maxima_kernel[(3,)](q, maxima, 10, B=4, d=16)
-    return [int(x) for x in maxima]
+# the number r in head 0, and 100 + r in head 1. What lies at r · d, where `load_rows` looks for row r of head 0?
 
 # %%
-made = torch.arange(10.0, device=device)[:, None, None].repeat(1, 2, 16)
+made = torch.arange(10)[:, None, None].repeat(1, 2, 16)  # d = 16
 made[:, 1] += 100
 view = made.transpose(0, 1)  # (heads, N, d): nothing was copied
 for name, q in (("the view", view), ("its copy", view.contiguous())):
-    print(f"{name}, {q.stride(1)} numbers from row to row: head 0 is {rows_read(q)}")
+    found = torch.as_strided(q, size=(10,), stride=(16,))  # in memory, at r · 16
+    print(f"{name}, {q.stride(1)} numbers from row to row: {found.tolist()}")
 
 # %% [markdown]
 # Between two rows of head 0 lies one of head 1, and nobody complains. A test with one head passes.
 #
-# The number of places from one row to the next is the *stride*. Our rungs copy such a view (`contiguous()`). The
-# package's own kernel is handed the stride.
-#
-# **Takeaway.** Row r, column c lies at r · stride + c. Know the stride, or make it d.
+# The number of places from one row to the next is the *stride*: row r, column c lies at r · stride + c. Our rungs copy such
+# a view (`contiguous()`), so that the stride is d. The package's own kernel is handed the stride.
 
 # %% [markdown]
 # ## How does Algorithm 1 look now?
@@ -251,8 +231,6 @@ compare(run(loop_kernel, Q, K, V, tau, -torch.inf), truth(Q, K, V))
 # A missing row of V is still loaded as zero: what lies behind the end may be NaN, and 0 · NaN is NaN.
 #
 # The loop over row blocks is gone. Each of its passes is a program now, and the launch says how many there are.
-#
-# **Takeaway.** Algorithm 1's outer loop is the launch, and its inner loop is the kernel. A missing key's score is −∞.
 
 # %% [markdown]
 # ## Which exponential does a GPU have?
@@ -290,8 +268,6 @@ for name, p, log in (("e", np.exp(scores), np.log), ("2", np.exp2(np.log2(np.e) 
 # multiplied by ln 2: eight equal keys have L = ln 8 = 2.0794, not 3.
 #
 # A test of O does not show this mistake. The backward pass does: its $P = e^{S-L}$ no longer sums to 1.
-#
-# **Takeaway.** Fold $\log_2 e$ into the scale and use exp2. L leaves the kernel as a natural logarithm.
 
 # %% [markdown]
 # ## Now write it
@@ -365,8 +341,6 @@ check(my_attention, *(Case(words, case, truth(*case)) for words, case in cases.i
 # ```
 # </details>
 #
-# **Takeaway.** Let m start at a finite number below every score, and divide by 1 where ℓ is 0.
-#
 # [Assignment 4](assignments/4_triton_forward.ipynb) goes further: all lengths, NaN behind every end, and a clock.
 
 # %% [markdown]
@@ -411,21 +385,17 @@ for i in range(0, 300, 64):
 #
 # So the kernel gets two loops. One goes from `full` to `last` and calls `visit` with `MASKED`. The other stops at `full`,
 # and calls `visit` and loads its rows without a mask.
-#
-# **Takeaway.** Two numbers for each row block replace a test of each score.
 
 # %% [markdown]
 # ## Which numbers may have 16 bits?
 #
-# Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But `o_i` and `l_i` stay in fp32. $o$ is
-# divided only at the end, so over 2,048 keys with equal scores, whose values are 40, it grows to 81,920. The largest
+# Factors may have 16 bits, and sums need 32. Q, K, V and O have 16 bits, and p gets 16 bits for the second product. But
+# `o_i` and `l_i` stay in fp32. $o$ is divided only at the end, so over 2,048 keys with equal scores, whose values are 40, it grows to 81,920. The largest
 # number of fp16 is 65,504: in fp16 `o_i` becomes ∞.
 #
 # A trap for kernels in fp32: on a GPU `tl.dot` keeps only 10 bits behind the point of fp32 factors, a format called *TF32*,
 # unless you write `tl.dot(a, b, input_precision="ieee")`. The interpreter keeps all, so only a GPU shows it. Chapter 11
 # counts how much is lost.
-#
-# **Takeaway.** Factors may have 16 bits. Sums need 32.
 
 # %% [markdown]
 # ## All lines together
@@ -433,8 +403,7 @@ for i in range(0, 300, 64):
 # This is the kernel of rung 11, and the line that launches it. New is `head`, the program's second number: a launch has
 # $T_r$ programs for each head of each text. `O.dtype.element_ty` is the type of O's numbers. Find the two loops, the
 # two borders, and the start of m. `num_stages=3` lets the GPU copy two tiles ahead while it computes a third, and
-# `enable_fp_fusion` a product and the sum after it be one instruction. The masked loop stands first. In rung 10's loop
-# the compiled kernel waits 12 times a pass for its products, in this one once (chapter 10).
+# `enable_fp_fusion` a product and the sum after it be one instruction. The masked loop stands first (chapter 10 says why).
 
 # %% tags=["nbval-ignore-output"]
 rung = load("11")
@@ -444,8 +413,6 @@ print("\n".join(getsource(rung.forward).splitlines()[-4:-1]))
 # %% [markdown]
 # `load_rows`, `keys_seen` and `visit` are those from above. The package's own kernel takes more kinds of calls: other
 # strides, any d up to 256, fp32, windows, dropout.
-#
-# **Takeaway.** Your kernel, with two loops and `head`, is FlashAttention-2's forward pass.
 
 # %% [markdown]
 # ## Recap

@@ -6,9 +6,8 @@
 #
 # **How do many blocks add into one dQ?**
 #
-# Chapter 05 wrote Algorithm 2 in NumPy and ended with two ways to sum up dQ: atomic additions, or a second pass. On a
-# GPU thousands of programs run in no particular order. There the choice decides whether a training run can be
-# repeated bit for bit. Here both ways become kernels: rung `b00`, with atomics, and rung `b01`, with two passes.
+# Chapter 05 ended with two ways to sum up dQ: atomic additions, or a second pass. The choice decides whether a training run
+# can be repeated bit for bit. Here both ways become kernels: rung `b00`, with atomics, and rung `b01`, with two passes.
 # They stand beside the ladder of chapter 08 (b for backward).
 #
 # After this notebook you can
@@ -17,16 +16,15 @@
 # - find the line where programs disturb each other, and name two cures and their price,
 # - say why a backward kernel runs out of registers.
 #
-# *Time: 40 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
+# *Time: 35 minutes with the questions and the kernel. Hardware: any machine with Linux; without an
 # NVIDIA GPU the kernels run in Triton's interpreter. Before this: [05 · The backward pass](05_backward.ipynb) and [08 ·
 # The Triton forward kernel](08_triton_forward.ipynb).*
 
-# %%
+# %% tags=["hide-input"]
 import ast
 import math
 from dataclasses import replace
 from inspect import getsource
-from itertools import permutations
 
 import numpy as np
 import torch
@@ -104,8 +102,6 @@ compare("D", [D], [values])
 # The two agree: D is the weighted mean of the row's dP (chapter 05). If each tile computed D, it would have to load O,
 # too, and every $D_i$ would be computed $T_c$ times. The product is taken in fp32, because a rounding error in
 # D is an error of the whole row.
-#
-# **Takeaway.** What belongs to a row and is needed by every tile is computed once, before the tiles.
 
 # %% [markdown]
 # ## Does P still need a maximum?
@@ -158,8 +154,6 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 #
 # An early FlashAttention-2 had such NaNs: [flash-attention
 # #334](https://github.com/Dao-AILab/flash-attention/issues/334).
-#
-# **Takeaway.** $e^{S - L}$ needs no maximum where there is a key, and needs the mask where there is none.
 
 # %% [markdown]
 # ## What does a column block keep on chip?
@@ -170,8 +164,7 @@ def tile(q_i, k_j, v_j, do_i, L_i, D_i, i, j, N_q, N_k, tau, CAUSAL: tl.constexp
 # A column kernel runs as one program for each column block. It loads $k_j$ and $v_j$ once, and then goes through the
 # row blocks. `tl.dot(a, b, acc)` adds the product to the block `acc`. Under a causal mask rows before
 # $j + N_q - N_k$ do not see key j, so their blocks are skipped.
-
-# %% [markdown]
+#
 # **Build.** Write dK and dV of one head: lines 6 to 14, 16 and 18 of Algorithm 2. Yours to use: `tile`, and
 # `load_rows(X, first, N, B, d)`, `of_rows(X, first, N, B)`, which is (B, 1), and `store_rows(X, x, first, N, B, d)`. Sums
 # are fp32. The scale τ of dK can wait until the end of the loop.
@@ -253,55 +246,15 @@ check(my_gradients, *(Case(words, case, gradients(case)) for words, case in case
 # a program goes through the rows of all query heads that share its keys.)
 # </details>
 #
-# **Takeaway.** A column program keeps k, v, dk and dv on chip, and has them to itself.
-#
 # [Assignment 7](assignments/7_triton_backward.ipynb) goes further: both loop orders, and the one pass.
 
 # %% [markdown]
-# ## What happens if line 15 is a plain addition?
+# ## How can all programs add into dQ?
 #
 # Line 15 adds $\tau\, ds_{ij}\, k_j$ to $dQ_i$, and every column block does so: the race of [chapter
-# 05](05_backward.ipynb). Here two programs take turns in plain Python, one step at each turn.
-
-# %%
-def plain_addition(dQ, part):
-    x = dQ[0]  # load
-    yield  # here the other program may take a step
-    x = x + part  # add
-    yield
-    dQ[0] = x  # store
-    yield
-
-
-# %% tags=["hide-input"]
-def dQ_after(turns):  # whose step comes next
-    dQ = [0]
-    programs = {"A": plain_addition(dQ, 2), "B": plain_addition(dQ, 3)}
-    for who in turns:
-        next(programs[who])
-    return dQ[0]
-
-# %% [markdown]
-# **Predict.** dQ is 0. Program A adds 2, and program B adds 3. Their six steps can be mixed in 20 orders. In how many
-# of them is dQ = 5 at the end?
-#
-# <details><summary>Answer</summary>
-#
-# **2.** The sum is right only if one program stores before the other loads. In 18 orders one part is lost.
-#
-# ```python
-# ends = [dQ_after(turns) for turns in set(permutations("AAABBB"))]
-# print(", ".join(f"dQ = {dQ} in {ends.count(dQ)}" for dQ in (2, 3, 5)))
-# ```
-#
-# ```text
-# dQ = 2 in 9, dQ = 3 in 9, dQ = 5 in 2
-# ```
-# </details>
-#
-# `add_rows` below uses Triton's *atomic addition*, `tl.atomic_add`: for each number, load, add and store are one step
-# that nobody can interrupt. It loses nothing. But the parts may arrive in another order in each run, and a sum in fp32
-# depends on the order in its last bits (chapter 05).
+# 05](05_backward.ipynb). As a plain addition it would lose parts. `add_rows` uses Triton's *atomic addition*,
+# `tl.atomic_add`: for each number, load, add and store are one step that nobody can interrupt. It loses nothing. But the
+# parts may arrive in another order in each run, and a sum in fp32 depends on the order in its last bits.
 
 # %%
 @triton.jit
@@ -322,9 +275,6 @@ six = [x[None, None] for x in (Q, K, V, O, L, dO)]
 runs = [b00.backward(*six, False) for _ in range(5)]
 compare("dQ dK dV", (x[0, 0] for x in runs[0]), (dQ, dK, dV))
 print("five runs, different dQ:", len({host(run[0]).tobytes() for run in runs}))
-
-# %% [markdown]
-# **Takeaway.** Atomic additions make line 15 right. They do not make it repeatable.
 
 # %% [markdown]
 # ## Who could own dQ?
@@ -375,15 +325,13 @@ print("five runs, different results:", len({host(x).tobytes() for x in runs}))
 # Every number of dQ is written by one program, which adds its parts in the order of the keys. So on one machine all runs
 # give the same bits. No line rescales `dq_i`, as α did with `o_i` in chapter 08: L is the outcome of the whole row, so every
 # p is final as soon as it is computed.
-#
-# **Takeaway.** One writer for each number, one order for each sum: the same bits in every run.
 
 # %% [markdown]
 # ## What do the two ways cost?
 #
-# Chapter 05 counted products, seven instead of five, and blocks, about as many. But here dQ counts double, as it is in
-# fp32, and each column block adds to all of it. A column program loads Q and dO once for each column block, a row program
-# K and V once for each row block. So two passes request twice what one does without its additions.
+# Chapter 05 counted seven products instead of five, and fewer bytes requested, because a dQ that travels has four bytes a
+# number and goes both ways. A column program loads Q and dO for each column block, a row program K and V for each row
+# block. So two passes request twice what one does without its additions.
 
 # %%
 one = prices.cost("FA2 backward")  # 64 heads, N = 4,096, d = 128, tiles of 64 × 64
@@ -411,8 +359,6 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # passes are ahead, though two of their seven products are repeats. b02 is for Hopper, the generation of H100 and H200: it
 # has larger tiles, so it adds less often, and by cheaper copies (chapter 13). Its one pass is the fastest, but the last
 # bits of dQ vary, unless you ask for the same ones. The package takes two passes in Triton, and one on Hopper.
-#
-# **Takeaway.** Two more products buy repeatable bits, and no dQ in fp32.
 
 # %% [markdown]
 # ## Where do the registers go?
@@ -422,8 +368,8 @@ show(roofline.draw(**roofline.data(*ways.items())))
 # go: 2 · 64 · 64 / 128 = 64.
 
 # %% [markdown]
-# **Predict.** A forward kernel with the same tile keeps one block of 64 × 128 through its loop, $o$, and needs about 170
-# registers. And a column program?
+# **Predict.** Rung 11's forward kernel has the same tile. It keeps one block of 64 × 128 through its loop, $o$, and needs
+# 168 registers. And a column program?
 #
 # - ☐ about as many, as it has as many warps
 # - ☐ more, but it fits
@@ -436,12 +382,13 @@ show(roofline.draw(**roofline.data(*ways.items())))
 #
 # ```python
 # for row in record_of("ladder").rows:
-#     if row.direction == "compiled" and row.problem["rung"][:3] in ("b00", "b01"):
+#     if row.direction == "compiled" and row.problem["rung"][:3] in ("r11", "b00", "b01"):
 #         n = {name: x[0] for name, x in row.values.items()}
 #         print(row.problem["rung"], f"{n['registers']} registers, {n['spills']} spills")
 # ```
 #
 # ```text
+# r11_diagonal_first 168 registers, 0 spills
 # b00_atomics 255 registers, 85 spills
 # b01_two_passes 255 registers, 110 spills
 # ```
@@ -449,8 +396,6 @@ show(roofline.draw(**roofline.data(*ways.items())))
 #
 # So backward kernels take 8 warps, or smaller tiles: the same numbers among more threads. (This record is of Triton
 # 3.9. `fa2-lab xray b01 --full` compiles it with yours.)
-#
-# **Takeaway.** What stays on chip through a loop must fit into 255 registers a thread. Count it before you choose the tile.
 
 # %% [markdown]
 # ## Recap
