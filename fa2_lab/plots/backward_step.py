@@ -1,26 +1,26 @@
 """One step of the Hopper backward over time: the five products, the exponentials and the additions of two consumers."""
 
-from fa2_lab.machine import chips, hopper_backward
-from fa2_lab.machine.asynchrony import IN_ORDER
+from collections.abc import Generator
+
+from fa2_lab.machine import chips
+from fa2_lab.machine.asynchrony import IN_ORDER, Barrier, Block, Job, Wait
 from fa2_lab.plots import style
-from fa2_lab.tiles import Tiling
 
 UNITS = {"tensor": "tensor cores", "exp": "exponentials", "copy": "additions"}
 
 
-def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
-    """Two steps, n and n + 1, of one column block with T row blocks; only the clocks are those of a real tile.
+def data(n: int = 3, steps: int = 8, d: int = 128, B_r: int = 64) -> dict:
+    """Two steps, n and n + 1, of one column block, in a model whose tensor cores serve one job at a time.
 
-    A job is (consumer, unit, what, of which step, from, to). A model in which the tensor cores serve one job at a time.
+    A job is (consumer, unit, what, of which step, from, to).
     """
-    costs = hopper_backward.costs(chips.H200, B_r, d)
-    block, _ = hopper_backward.backward(Tiling(4 * T, 8, 4, 8), costs, tensor=IN_ORDER)
+    product, softmax = 2 * 64 * B_r * d / chips.H200.tensor_per_clock, 64 * B_r / chips.H200.exp_per_clock
+    block, ds_filled = Block(tensor=IN_ORDER), Barrier("dS filled", arrivals=2)
+    block.run({str(c): consumer(block, ds_filled, steps, product, softmax) for c in (0, 1)})
     jobs = []
     for job in block.jobs:
         what, number = job.label.split()
-        if job.actor.startswith("consumer"):
-            number = int(number) // 4 if job.unit == "copy" else int(number)  # an addition is named after its first row
-            jobs.append((int(job.actor.split()[1]), job.unit, what, number, job.begun, job.ended))
+        jobs.append((int(job.actor), job.unit, what, int(number), job.begun, job.ended))
     first = {number: begun for c, _, what, number, begun, _ in jobs if (c, what) == (0, "S")}
     return dict(
         n=n,
@@ -29,6 +29,31 @@ def data(n: int = 3, T: int = 8, d: int = 128, B_r: int = 64) -> dict:
         busy=block.busy("tensor", since=first[1]),
         setting=f"model: H200, d = {d}, tiles of {B_r} rows × 64 keys to a consumer",
     )
+
+
+def consumer(
+    block: Block, ds_filled: Barrier, steps: int, product: float, softmax: float, add: float = 600
+) -> Generator[Wait]:
+    """One consumer in the kernel's order: dQ of a step is multiplied in the next one, once both have shown their dS."""
+    added: Job | None = None
+    for n in range(steps):
+        s = block.start("tensor", product, f"S {n}")
+        if n:
+            yield ds_filled.over((n - 1) & 1)
+            dq = block.start("tensor", product, f"dQ {n - 1}")
+        yield s.done()
+        yield block.start("exp", softmax, f"P {n}").done()
+        dv = block.start("tensor", product, f"dV {n}")
+        if n:
+            yield dq.done()
+            if added:
+                yield added.done()  # the copy engine has read the part before
+            added = block.start("copy", add, f"dQ {n - 1}")
+        yield block.start("tensor", product, f"dP {n}").done()
+        ds_filled.arrive(block.actor)
+        dk = block.start("tensor", product, f"dK {n}")
+        yield dv.done()
+        yield dk.done()
 
 
 @style.picture

@@ -31,30 +31,27 @@ def _block(run: Any, tiles: int, B_r: int, B_c: int, d: int, W: int) -> warps.Sh
 
 
 NAMES = {"split_k": "Split-K (FA1): a warp takes keys", "split_q": "Split-Q (FA2): a warp takes queries"}
-HUE_OF = {"max": "m", "sum": "l", "PV": "O"}  # what crosses shared memory, in the hue of what it becomes
 GAP = 0.75
 
 
 @style.picture
 def draw(B_r: int, B_c: int, d: int, W: int, moved: dict, barriers: dict) -> style.Drawn:
-    """Q Kᵀ = S and P V = O under both schemes, and beneath, the bytes that one tile writes and reads.
+    """Q Kᵀ = S and P V = O under both schemes, with the bytes that one tile moves and the barriers that it needs.
 
     moved: {"split_k": {("read", "Q"): bytes, ...}, "split_q": ...}. barriers: {"split_k": {what for: how many}, ...}.
     """
     caption = "The paper's figure 3: when warps split Q instead of K, no partial sums cross shared memory"
-    figure, axes = style.new_figure(5.6, f"{caption} (tile of {B_r} × {B_c}, d = {d}, 16 bits; schematic).",
-                                    nrows=2, ncols=2, height_ratios=[1.75, 1])  # fmt: skip
-    for ax, scheme in zip(axes[0], NAMES, strict=True):
-        _operands(ax, scheme, W)
-    for ax in axes[1]:
-        ax.remove()
+    figure, axes = style.new_figure(3.3, f"{caption} (tile of {B_r} × {B_c}, d = {d}, 16 bits; schematic).", ncols=2)
+    figure.get_layout_engine().set(wspace=0.08)
     total = {scheme: sum(moved[scheme].values()) for scheme in NAMES}
     waits = {scheme: sum(barriers[scheme].values()) for scheme in NAMES}
-    _bars(figure.add_subplot(axes[1][0].get_gridspec()[1, :]), moved, waits)
+    for ax, scheme in zip(axes, NAMES, strict=True):
+        _operands(ax, scheme, W)
+        ax.set_xlabel(f"{kib(total[scheme])} KiB through shared memory,\n{waits[scheme]} barriers a tile")
     alt = (
         f"Left, split-K: all {W} warps read Q; Kᵀ, S and V are cut into a slice for each warp, and each ends with a"
         f" partial O of full size, to be added up. Right, split-Q: Q, S and O are cut into rows for each warp, all"
-        f" warps read K and V, and nothing is added. Beneath, per tile: split-K moves {kib(total['split_k'])} KiB, of"
+        f" warps read K and V, and nothing is added. Per tile split-K moves {kib(total['split_k'])} KiB, of"
         f" which {kib(_partials(moved['split_k']))} are partial results, with {waits['split_k']} barriers; split-Q"
         f" {kib(total['split_q'])} KiB, none of them partial, with {waits['split_q']} barriers."
     )
@@ -66,7 +63,7 @@ def kib(size: int) -> str:
 
 
 def _partials(moved: dict[tuple[str, str], int]) -> int:
-    return sum(size for (_, tensor), size in moved.items() if tensor in HUE_OF)
+    return sum(size for (_, tensor), size in moved.items() if tensor in ("max", "sum", "PV"))
 
 
 def _operands(ax: style.Axes, scheme: str, W: int) -> None:
@@ -104,33 +101,3 @@ def _part(k: int, W: int, x: float, y: float, w: float, h: float) -> dict[str, t
         "columns": ((x + k * column, y, column, h), (x + (k + 0.5) * column, y + h / 2)),
         "layers": ((shift_x, shift_y, w, h), (shift_x + 0.34, shift_y + 0.36 + 0.62 * k)),
     }
-
-
-def _bars(ax: style.Axes, moved: dict[str, dict[tuple[str, str], int]], waits: dict[str, int]) -> None:
-    """A bar of writes and a bar of reads for each scheme, cut by tensor."""
-    widest = max(sum(n for (op, _), n in moved[s].items() if op == "read") for s in NAMES) / 1024
-    for n, scheme in enumerate(NAMES):
-        name = scheme.replace("_k", "-K").replace("_q", "-Q")
-        total = f"{name}: {kib(sum(moved[scheme].values()))} KiB through shared memory, {waits[scheme]} barriers"
-        style.note(ax, 0, 3 * n - 0.75, total, weight="bold")
-        for lane, op in enumerate(("write", "read")):
-            style.note(ax, -3, 3 * n + lane, f"{op}s", ha="right")
-            _bar(ax, 3 * n + lane, {tensor: size / 1024 for (o, tensor), size in moved[scheme].items() if o == op})
-    ticks = range(0, int(widest) + 1, 50)
-    style.bare(ax, (-0.09 * widest, 1.4 * widest), (-1.1, 4.6), xticks=ticks, xlabel="KiB for a tile")
-
-
-def _bar(ax: style.Axes, lane: float, sizes: dict[str, float]) -> None:
-    """One bar, a segment for each tensor; the narrow ones are named behind it."""
-    left, narrow = 0.0, []
-    for tensor in ("K", "V", "Q", "max", "sum", "PV"):
-        size = sizes.get(tensor, 0)
-        if size:
-            words = f"{'partial P V' if tensor == 'PV' else tensor} {size:.0f}"
-            fits = size > 20
-            style.tensor_box(
-                ax, left, lane - 0.4, size, 0.8, HUE_OF.get(tensor, tensor), words if fits else "", linewidth=0.8
-            )
-            narrow += [] if fits else [words]
-            left += size
-    style.note(ax, left + 2, lane, ", ".join(narrow))

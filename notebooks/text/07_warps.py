@@ -183,8 +183,7 @@ check(exchange, *(Case(words, published_by_warps(s, v, 4), o) for words, (s, o) 
 # ```
 # </details>
 #
-# The picture is the paper's figure 3, with the bytes of one tile beneath. Compare the bars of what is read: under split-Q
-# those of K and V are longer, and the partial results are gone.
+# The picture is the paper's figure 3. Under split-Q all warps read K and V, and the partial results are gone:
 
 # %%
 show(warp_split.draw(**warp_split.data(B_r=128, B_c=64, d=128)))

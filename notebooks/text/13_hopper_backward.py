@@ -214,8 +214,8 @@ for way in (one_by_one, kernel_order):
     print(f"{way.__name__:12}: {took:5,.0f} clocks a step, {busy}")
 
 # %% [markdown]
-# While one consumer waits, the other one multiplies, and dQ hides the exponentials. Two steps of the full model in
-# `machine/hopper_backward.py`, as a timeline:
+# While one consumer waits, the other one multiplies, and dQ hides the exponentials. Two steps of `kernel_order` as a
+# timeline:
 
 # %%
 show(backward_step.draw(**backward_step.data()))

@@ -152,18 +152,6 @@ def test_all_lanes_know_the_maximum_of_the_row_after_two_exchanges():
 # Hopper, decode, rings ------------------------------------------------------------------------------------------
 
 
-def test_barriers_by_hand():
-    forward, backward = data("pipes")["blocks"].values()
-    both, engine = ["consumer 0", "consumer 1"], ["copy engine"]
-    want = {f"{t} filled": dict(waits=both, arrives=engine, expected=1) for t in "QKV"}
-    want |= {f"{t} emptied": dict(waits=["producer"], arrives=both, expected=2) for t in ("K", "V", "mailbox")}
-    want["Q emptied"] = dict(waits=["producer"], arrives=both, expected=1)  # each consumer has two stages
-    want["mailbox filled"] = dict(waits=both, arrives=["producer"], expected=1)
-    want["ping-pong"] = dict(waits=both, arrives=both, expected=1)
-    assert forward["barriers"] == want
-    assert backward["barriers"]["dS filled"]["expected"] == 2 and backward["adds"] == both
-
-
 def test_tensor_cores_are_busier_the_more_overlaps_and_products_come_in_order():
     neither, within, between, both = [panel["share"] for panel in data("timeline")["panels"]]
     assert neither < within < between < both <= 1
