@@ -54,7 +54,7 @@ _ = attention(*torch.zeros(3, 1, 1, 64, 16, device=device))  # it says how it ru
 # ## The whole protocol in one picture
 #
 # One program fills an SM: a producer warp, and one to three consumer warpgroups of 64 rows each. Here they are with
-# their rings, from a run of the model in `machine/hopper.py`.
+# their rings.
 
 # %%
 show(pipes.draw(**pipes.data(["forward"])))
