@@ -52,9 +52,9 @@ def check(suite: Suite, checkout: Path | None) -> None:
     missing = [name for name in (suite.tests, *suite.takes) if not (checkout / name).is_file()]
     if missing:
         raise ValueError(f"checkout: got {checkout}, where there is no {missing[0]}; it takes what this makes: {how}")
-    git = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    found = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-    if found and found != suite.commit and (checkout / ".git").exists():
+    git = ["git", "-C", str(checkout), "rev-parse", "HEAD", f"{suite.commit}^{{commit}}"]
+    found, *wanted = subprocess.run(git, capture_output=True, text=True).stdout.split() or [""]
+    if (checkout / ".git").exists() and wanted != [found]:
         raise ValueError(f"checkout: got commit {found[:8]}; it takes {suite.commit[:8]}: {how}")
     if suite.needs_gpu and not torch.cuda.is_available():
         raise ValueError(f"suite: {suite.title}'s tests need a CUDA GPU, and there is none here")
@@ -82,19 +82,21 @@ def lay_down(suite: Suite, checkout: Path, folder: Path) -> None:
 
 def run(name: str, checkout: Path, processes: int = 1) -> dict:
     """What became of their tests."""
+    import pytest
+
     suite = SUITES[name]
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         lay_down(suite, checkout, folder)
         path = os.pathsep.join([scratch, str(PACKAGE.parent), os.environ.get("PYTHONPATH", "")])
         env = {**os.environ, **suite.environment, "FA2_LAB_SUITE": name, "FA2_LAB_JUDGED": scratch, "PYTHONPATH": path}
-        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "fa2_studio.judges.plugin"]
+        command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:warnings"]
+        command += ["-p", "fa2_studio.judges.plugin"]
         command += ["-n", str(processes)] if processes > 1 else []
-        subprocess.run([*command, suite.tests], cwd=folder, env=env, check=False)
-        try:
-            outcomes = json.loads((folder / "outcomes.json").read_text())
-        except FileNotFoundError as missing:
-            raise ValueError(f"suite: {suite.title}'s tests did not start; pytest says why above") from missing
+        done = subprocess.run([*command, suite.runs or suite.tests], cwd=folder, env=env, check=False)
+        if done.returncode not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            raise ValueError(f"suite: {suite.title}'s tests did not start; pytest says why above")
+        outcomes = json.loads((folder / "outcomes.json").read_text())
         left_out = json.loads((folder / "left_out.json").read_text())
     return {"commit": suite.commit, "ours": commit(), **machine(), "left out": left_out, **outcomes}
 

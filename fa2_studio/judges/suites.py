@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from importlib.util import find_spec
 
 FLASH_ATTENTION = "https://github.com/Dao-AILab/flash-attention", "0251105a2fb19d2957484b7f023cd8c115286ced"
 
@@ -18,8 +20,10 @@ class Suite:
     stands_for: tuple[str, ...]  # the files that it is laid down as, where the tests look for them
     takes: dict[str, str] = field(default_factory=dict)  # their own files that the tests import: {file: laid down as}
     changes: dict[str, str] = field(default_factory=dict)  # in the text of the tests
+    runs: str = ""  # what pytest is given, where it is not `tests`
     needs_gpu: bool = True
     sample: int = 1  # of the tests that apply, one in so many is run, chosen by a hash of its name
+    sample_on_a_laptop: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     left_out: Callable[[str, dict], str] = lambda test, case: ""  # the reason why a case does not apply; "" if it does
 
@@ -59,6 +63,37 @@ def by_flash_attention_4(test: str, case: dict) -> str:
     padded = not (case.get("unpad_q", True) and case.get("unpad_kv", True))
     return "rows that are passed over (seqused)" if padded else ""
 
+
+def by_torch(test: str, case: dict) -> str:
+    """What torch's operator has beside its numbers."""
+    return "how their own operator is registered" if "custom_op" in test else ""
+
+
+def by_vllm(test: str, case: dict) -> str:
+    """What vLLM's copy of FlashAttention has and we have not."""
+    if "fa4" in test:
+        return "a kernel for Blackwell"
+    if case.get("q_dtype") is not None:
+        return "FP8"
+    return AGAIN if case.get("fa_version") != 2 else ""
+
+
+def by_flashinfer(test: str, case: dict) -> str:
+    """What would be the same call twice."""
+    return AGAIN if case.get("backend") == "fa3" else ""
+
+
+def by_transformers(test: str, case: dict) -> str:
+    """What is about attention, in tests of whole models."""
+    if not test.startswith("test_eager_matches_sdpa_inference"):
+        return "other things than attention"
+    if "output_attentions" in test:
+        return "the weights of attention as an output"
+    return AGAIN if "sdpa_kernels" in test else ""
+
+
+HERE = '"cuda" if torch.cuda.is_available() else "cpu"'
+AGAIN = "the same call again: theirs chooses between two kernels"
 
 SUITES = {
     "flash-attention-2": Suite(
@@ -116,5 +151,80 @@ SUITES = {
         stands_for=("tests/adapters.py",),
         takes={"tests/__init__.py": "tests/__init__.py"},
         needs_gpu=False,
+    ),
+    "torch": Suite(
+        "torch's varlen attention",
+        "https://github.com/pytorch/pytorch",
+        "02ab03ff574cb2dbced0cd0d457a98dedc5ba177",
+        tests="test/test_varlen_attention.py",
+        adapter="torch_varlen",
+        stands_for=("test/ours.py",),
+        changes={
+            "from torch.nn.attention.varlen import varlen_attn": "from ours import varlen_attn",
+            "from torch.testing._internal.common_cuda import PLATFORM_SUPPORTS_FLASH_ATTENTION": (
+                "PLATFORM_SUPPORTS_FLASH_ATTENTION = True"
+            ),
+            'device_types = ("cuda",)': f"device_types = ({HERE},)",
+        },
+        left_out=by_torch,
+        needs_gpu=False,
+        sample_on_a_laptop=16,
+    ),
+    "transformers": Suite(
+        "transformers",
+        "https://github.com/huggingface/transformers",
+        f"v{version('transformers')}" if find_spec("transformers") else "v5.24.0",
+        tests="tests/test_modeling_common.py",
+        runs="tests/test_models.py",
+        adapter="transformers_models",
+        stands_for=("tests/test_models.py",),
+        changes={
+            "from .exporters.test_export import ExportTesterMixin": "ExportTesterMixin = object",
+            "from .generation.test_utils import GenerationTesterMixin": "GenerationTesterMixin = object",
+            'attn_implementation="sdpa"': 'attn_implementation="fa2_lab"',
+            "if not self.all_model_classes[0]._supports_sdpa:": "if False:",  # softcap and sinks are no reason here
+            # without this, what is refused would be torch's:
+            "model_sdpa = model_class.from_pretrained(**model_from_pretrained_kwargs)": "raise",
+        },
+        left_out=by_transformers,
+        needs_gpu=False,
+    ),
+    "vllm": Suite(
+        "vLLM, over pages",
+        "https://github.com/vllm-project/vllm",
+        "v0.33.0",
+        tests="tests/kernels/attention/test_flash_attn.py",
+        adapter="vllm",
+        stands_for=(
+            "vllm/__init__.py",
+            "vllm/platforms.py",
+            "vllm/utils/__init__.py",
+            "vllm/utils/torch_utils.py",
+            "vllm/vllm_flash_attn.py",
+        ),
+        changes={'torch.set_default_device("cuda")': f"torch.set_default_device({HERE})"},
+        left_out=by_vllm,
+        needs_gpu=False,
+        sample_on_a_laptop=16,
+    ),
+    "flashinfer": Suite(
+        "FlashInfer, sinks",
+        "https://github.com/flashinfer-ai/flashinfer",
+        "fb28d7242b3506a2348265962041acc1fb56cca4",
+        tests="tests/attention/test_attention_sink.py",
+        adapter="flashinfer",
+        stands_for=(
+            "flashinfer/__init__.py",
+            "flashinfer/utils.py",
+            "flashinfer/jit/__init__.py",
+            "flashinfer/jit/utils.py",
+            "flashinfer/jit/attention/__init__.py",
+            "flashinfer/jit/attention/variants.py",
+        ),
+        takes={"tests/test_helpers/sink_attention_reference.py": "tests/test_helpers/sink_attention_reference.py"},
+        changes={'torch.device("cuda:0")': f"torch.device({HERE})"},
+        left_out=by_flashinfer,
+        needs_gpu=False,
+        sample_on_a_laptop=100,
     ),
 }

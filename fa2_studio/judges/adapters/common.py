@@ -27,3 +27,14 @@ def dense(q: Tensor, k: Tensor, v: Tensor, **options) -> tuple[Tensor, Tensor]:
 def packed(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, **options) -> tuple[Tensor, Tensor]:
     """(O, L) of attention_packed()."""
     return fa2_lab.attention_packed(q, k, v, cu_q, cu_k, return_lse=True, **options)
+
+
+def paged(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, table: Tensor, lengths: Tensor, **options) -> Tensor:
+    """O of attention_paged() for packed queries: sequences that have equally many of them in one call."""
+    O, counts = torch.empty_like(q), starts.diff()
+    for N_q in counts.unique().tolist():
+        chosen = (counts == N_q).nonzero().flatten()
+        rows = starts[chosen, None] + torch.arange(N_q, device=q.device)
+        found = fa2_lab.attention_paged(q[rows].transpose(1, 2), k, v, table[chosen], lengths[chosen], **options)
+        O[rows] = found.transpose(1, 2)
+    return O

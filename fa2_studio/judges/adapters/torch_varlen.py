@@ -1,0 +1,7 @@
+"""Behind torch.nn.attention.varlen, torch's own attention for packed sequences."""
+
+from fa2_studio.judges.adapters.common import bounds, packed
+
+
+def varlen_attn(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, scale=None, window_size=(-1, -1), **unused):
+    return packed(query, key, value, cu_seq_q, cu_seq_k, window=bounds(window_size), scale=scale)[0]
