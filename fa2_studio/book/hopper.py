@@ -2,7 +2,6 @@
 
 import ast
 from difflib import SequenceMatcher
-from itertools import pairwise
 
 import numpy as np
 from IPython.display import Markdown, display
@@ -137,16 +136,6 @@ class Climb:
         """A counter of a rung over that of the one before it."""
         new = full_name(rung)
         return self.value(new, what) / self.value(before(new), what)
-
-    def clocks(self, first: str) -> None:
-        """From one rung on: gains in cycles and in time, and the clock that lies between them."""
-        print("                        in cycles   in time   clock, GHz   L2, GB   tensor")
-        shown = ladder.RUNGS[ladder.RUNGS.index(full_name(first)) :]
-        for old, new in pairwise(shown):
-            cycles, time = self.value(old, "SM cycles") / self.value(new, "SM cycles"), self.factor(new, old=old)
-            clock, moved = self.value(new, "clock, GHz"), self.value(new, "L2 bytes") / 1e9
-            busy = self.value(new, "tensor cores at work, %")
-            print(f"{new:22} {cycles:10.2f} {time:9.2f} {clock:12.2f} {moved:8.1f} {busy:7.0f}%")
 
 
 def full_name(name: str) -> str:

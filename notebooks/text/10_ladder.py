@@ -16,7 +16,7 @@
 # - predict what a change of a kernel gives, from its registers, its instructions and the size of the launch,
 # - say what a kernel waits for: bytes, instructions, another product, or the power supply.
 #
-# *Time: 40 minutes. Hardware: any laptop; every measured number was recorded on one GPU. Before this:
+# *Time: 50 minutes. Hardware: any laptop; every measured number was recorded on one GPU. Before this:
 # [06](06_parallelism.ipynb), [08](08_triton_forward.ipynb) and [09 · The Triton backward kernels](09_triton_backward.ipynb).*
 
 # %%
@@ -156,7 +156,7 @@ for number, moved in asked.items():
 # %% [markdown]
 # In three lines the count and the GPU's counter agree. Rung 02 swaps the loops, so that o, $\ell$ and m stay on the chip.
 # In the last line DRAM moves a small part of what is asked for. In rung 03 each row block has a program of its own. The row
-# blocks of a head run at the same time, and read the same K and V, 2 MB a head. The first to ask brings a tile into L2, and
+# blocks of a head run at the same time, and read the same K and V, 2 MiB a head. The first to ask brings a tile into L2, and
 # the others find it there.
 
 # %% tags=["hide-input"]
@@ -169,9 +169,7 @@ for heads, row in ((64, full), (8, few)):
 
 # %% [markdown]
 # The model knows SMs and programs, and lets every byte come from L2. With 8 heads that is so in both rungs: their K and V,
-# 16 MB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not. What the prediction lacks there is the price of DRAM.
-#
-# **Takeaway.** A program for each row block fills the GPU, and lets L2 carry the loop over the keys.
+# 16 MiB, fit in L2. With 64 heads those of rung 02, 128 MiB, do not. What the prediction lacks there is the price of DRAM.
 
 # %% [markdown]
 # ## Is DRAM still the limit?
@@ -209,8 +207,8 @@ card("05", "tensor cores at work, %")
 #
 # <details><summary>Answer</summary>
 #
-# **it gains about as much as the tweak did without a mask.** With 174 registers two programs fit, with 168 three. A
-# few values more in registers were not worth a third of the programs. The arithmetic had nothing to do with it.
+# **it gains about as much as the tweak did without a mask.** With a few registers more than 168 two programs fit, with
+# 168 three. The arithmetic had nothing to do with it.
 #
 # ```python
 # for number, mask in (("05", True), ("03", False), ("09", False)):
@@ -295,8 +293,7 @@ card("11", "tensor cores at work, %", "stall: wait")
 # %% [markdown]
 # This is the clearest cause on the ladder: the same work, the same registers, and the waits of a tile can be counted in
 # the listing (`fa2-lab xray 10`, `DEPBAR`). With one stage nothing runs on, and without a mask the order of the loops gains
-# nothing. Under the mask it gains some percent even so, with the same registers and 2% fewer instructions. Which wait goes
-# there is open: the counters were read without a mask, and a causal run of them would tell.
+# nothing. (Under the mask it gains a little even so. Which wait goes there a causal run of the counters would tell.)
 #
 # Triton's tutorial 06, in the last line of the table above, was timed in the same run, in bf16, with bulk copies, tuned for
 # each shape. Its copies run ahead, too. With 64 heads and more it lies between rungs 09 and 18.
@@ -314,11 +311,20 @@ Markdown(climbed.several(record, r12=hbm, r13=hbm, r14=issued, r15="", r16=issue
 
 # %% [markdown]
 # - 12 starts heavy row blocks first. It is made for the causal mask, and asks for the keys of all heads at the same time.
-#   The keys of 64 heads do not fit in L2, so it gains nothing even there; 8 heads gain × 1.42. 13 takes heads in groups
-#   whose keys fit.
-# - At d = 64 two rungs lose: 19 with the mask (× 0.98), 22 without (× 0.97). Why is open: the counters are of d = 128.
+#   The keys of 64 heads do not fit in L2, so it gains nothing even there. 8 heads gain a lot. 13 takes heads in groups whose
+#   keys fit.
 # - From 20 on the model of queues ends: a warpgroup has two products in flight. What is left is a limit. If the tensor
 #   cores work a share $a$ of the time, no change that keeps the products gains more than $1/a$.
+
+# %% tags=["hide-input"]
+few_causal, d_64 = timed[8, 4096, 128, True], {mask: timed[128, 4096, 64, mask] for mask in (False, True)}
+print(f"rung 12, causal: 64 heads × {factor('12', causal):.2f}, 8 heads × {factor('12', few_causal):.2f}")
+for mask, row in d_64.items():
+    losing = [f"{name[1:3]} × {factor(name[1:3], row):.2f}" for name in ladder.RUNGS[16:] if factor(name[1:3], row) < 0.995]
+    print(f"rungs from 16 on that lose at d = 64, {'causal' if mask else 'no mask'}:", ", ".join(losing) or "none")
+
+# %% [markdown]
+# At d = 64 a change may lose that gains at 128. Counters at d = 64 would tell why; those of the record are of d = 128.
 #
 # **Predict.** In rung 17, 128 rows share each tile of K and V instead of 64: half of the bytes from L2. In rung 18 a tile
 # has 128 keys instead of 64: not one byte less. Which of the two makes the kernel faster?
@@ -373,20 +379,19 @@ def in_cycles(old, new):
 
 
 chip = {name: reasons.chip(record, name) for name in ladder.RUNGS}
-print("rung   gain in cycles   in time   tensor cores   without a pause: GHz, W")
-for old, new in pairwise(ladder.RUNGS[16:]):
+print("rung   gain in cycles   in time   tensor cores   L2, GB   without a pause: GHz, W")
+for old, new in pairwise(ladder.RUNGS[10:]):
     gains = f"{in_cycles(old, new):14.2f}{full.ratio(new, old):13.2f}"
-    print(f"{new[1:3]}{gains}{counts[new][busy]:13.0f}%{'':11}{', '.join(f'{x:.4g}' for x in chip[new])}")
+    moved = f"{counts[new][busy]:13.0f}%{counts[new][l2] / 1e9:11.1f}{'':11}"
+    print(f"{new[1:3]}{gains}{moved}{', '.join(f'{x:.4g}' for x in chip[new])}")
 first, last = ladder.RUNGS[17], ladder.RUNGS[-1]
 gain = f"× {in_cycles(first, last):.2f} in cycles, × {full.ratio(last, first):.2f} in time"
 print(f"rung {last[1:3]} over {first[1:3]}: {gain}")
 
 # %% [markdown]
-# (GHz here are of a sustained run. 12a divides cycles by the bench's times, with pauses between calls, and gets more.)
 # Where a rung gains in cycles and not in time, the chip is the limit and not the program. Then the way to more speed is
-# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11, moves more bytes, and runs at 1.46 GHz, not
-# 1.68. Rung 23 saves bytes. That its clock does not fall fits, but is within noise. Say whether a gain is in cycles or
-# in time.
+# fewer watts, and bytes cost watts: rung 12 takes the cycles of rung 11, moves more bytes, and runs at a much lower clock.
+# Rung 23 saves bytes, and its clock does not fall. Say whether a gain is in cycles or in time.
 
 # %% [markdown]
 # ## Where do we stand?
@@ -440,18 +445,17 @@ print(f"B200: tensor cores {on['tensor'] / 2:.0f}, the rest the same")
 # $0 \le r < 1$. A cubic gives $2^r$, and $n$ goes into the exponent bits. That costs 8 issue slots for each of the 64
 # exponentials of a thread that leaves the exponential unit, which saves 8 clocks there.
 #
-# **Predict.** Add the numbers up for f = 0, 1/8, 1/4 and 1/2. For which f is the busiest unit least busy on an H200, and
-# how much does the kernel gain?
+# **Predict.** An eighth of the exponentials leaves the unit that is busiest. What happens to the kernel?
 #
-# - ☐ f = 1/2: half of the exponentials leave, so the unit is half as busy
-# - ☐ f = 1/4: some per cent
-# - ☐ f = 1/8 at best, and it is not worth it
+# - ☐ it becomes up to an eighth faster
+# - ☐ it becomes a few percent faster: the next unit is then the limit
+# - ☐ it becomes no faster on an H200, and would on a B200
 #
 # <details><summary>Answer</summary>
 #
-# **f = 1/8 at best, and it is not worth it.** The exponential unit is only a little busier than the tensor cores. From
-# f = 1/4 on the issue slots are the limit, and they are what every other instruction needs, too. On a B200 the tensor
-# cores take half as long, so there the exponential unit alone is the limit, and a part of the exponentials pays.
+# **it becomes no faster on an H200, and would on a B200.** The exponential unit is only a little busier than the tensor
+# cores, and the issue slots that it takes are what every other instruction needs, too. On a B200 the tensor cores take
+# half as long, so there the exponential unit alone is the limit.
 #
 # ```python
 # for name, tensor in (("H200", on["tensor"]), ("B200", on["tensor"] / 2)):
@@ -514,7 +518,7 @@ def count(number, what):
 
 
 verdict("rung 04 gains nothing, rung 05 more than the 8% of chapter 04, and under the mask nothing",
-        abs(factor("04", full) - 1) < 0.03 and factor("05", full) > 1.12 and factor("05", causal) < 1.05)
+        abs(factor("04", full) - 1) < 0.05 and factor("05", full) > 1.1 and factor("05", causal) < 1.06)
 verdict("programs: 2, 3 without a mask; 2, 2, 3 with one, and there rung 06 gains more", [held("04"), held("05")] == [2, 3]
         and [held(n, True) for n in ("04", "05", "06")] == [2, 2, 3] and factor("06", causal) > factor("06", full) + 0.1)
 verdict("skipping: nothing without a mask, 1.3 to 2.2 with one",
@@ -522,11 +526,11 @@ verdict("skipping: nothing without a mask, 1.3 to 2.2 with one",
 verdict("rung 08: a program less without a mask, and it loses", held("08") < held("07") and factor("08", full) < 0.95)
 tooth = saw.data()["measured"]
 verdict("rung 09 over 07: a gain with 8 heads, a loss with 6 and 12, more with 6", tooth[6] < tooth[12] < 1 < tooth[8])
-verdict("at 168 registers causal 05 and 09 gain a tenth and more, 03 a little",
-        min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.1 > answer("03 at 168 registers") > 1.03)
+verdict("at 168 registers causal 05 and 09 gain about a tenth and more, 03 less",
+        min(answer("05 at 168 registers", True), answer("09 at 168 registers")) > 1.08 > answer("03 at 168 registers") > 1)
 verdict("with one stage the order of the loops gains nothing without a mask, and some with one",
-        abs(answer("11 with one stage") - 1) < 0.02 and answer("11 with one stage", True) > 1.04)
-verdict("software exponentials gain nothing", max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.01)
+        abs(answer("11 with one stage") - 1) < 0.04 and answer("11 with one stage", True) > 1.02)
+verdict("software exponentials gain nothing", max(answer("23 with software exponentials", x, 64) for x in (False, True)) < 1.02)
 waited = "stall: long_scoreboard"
 verdict("rung 10 waits less for data, and gains in every shape",
         count("10", waited) < 0.6 * count("09", waited) and min(factor("10", row) for row in timed.values()) > 1.1)
@@ -539,17 +543,15 @@ verdict("64 heads: rung 01 moves 1.7 times the bytes of rung 00, and less than h
         1.6 < dram("01") / dram("00") < 1.75 and factor("01", full) * dram("01") / dram("00") < 0.5)
 verdict("shared memory holds two programs from rung 10 on, up to rung 16",
         all(227 * 1024 // held(n, what="shared") == 2 for n in ("10", "11", "12", "13", "14", "15", "16")))
-few_causal, d_64 = timed[8, 4096, 128, True], [timed[128, 4096, 64, mask] for mask in (False, True)]
-verdict("rung 12: under the mask nothing with 64 heads, much with 8; 19 and 22 lose at d = 64",
-        abs(factor("12", causal) - 1) < 0.02 and factor("12", few_causal) > 1.4
-        and factor("19", d_64[True]) < 0.99 and factor("22", d_64[False]) < 0.98)
-verdict("rung 12: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.02
-        and count("12", l2) > 1.4 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.2)
+verdict("rung 12: under the mask nothing with 64 heads, much with 8",
+        abs(factor("12", causal) - 1) < 0.05 and factor("12", few_causal) > 1.2)
+verdict("rung 12: the cycles of rung 11, more bytes, a lower clock", abs(in_cycles(*pair("12")) - 1) < 0.04
+        and count("12", l2) > 1.3 * count("11", l2) and chip[ladder.find("12")][0] < chip[ladder.find("11")][0] - 0.1)
 verdict("rung 17 halves the bytes from L2, nearly, and gains little; 18 leaves them, and gains more",
         count("17", l2) < 0.65 * count("16", l2) and factor("17", full) < 1.05 < factor("18", full) - 0.03)
 verdict("rung 23 keeps the tensor cores busy, the clock falls, and more is gained in cycles than in time",
-        count("23", busy) > 80 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
-        and in_cycles(first, last) > full.ratio(last, first))
+        count("23", busy) > 75 and chip[last][0] < chip[ladder.find("03")][0] - 0.05
+        and chip[last][0] > 0.98 * chip[ladder.find("22")][0] and in_cycles(first, last) > full.ratio(last, first))
 verdict("backward: b01 is faster than b00, b02 than b01",
         all(row.ratio(new, old) > 1 for row in down.values() for old, new in pairwise(ladder.BACKWARD)))
 

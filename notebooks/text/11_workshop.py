@@ -16,7 +16,7 @@
 # - profile it: how long, what limits it, what its warps wait for, and when,
 # - find a wrong number and an access outside a tensor, and say what a search for the fastest launch may get wrong.
 #
-# *Time: 40 minutes with the questions and the exercise. Hardware: any laptop with Linux. Lines for a GPU say so. Before
+# *Time: 35 minutes. Hardware: any laptop with Linux. Lines for a GPU say so. Before
 # this: [07 · Warps](07_warps.ipynb), [08 · The Triton forward kernel](08_triton_forward.ipynb) and [10 · The ladder,
 # measured](10_ladder.ipynb).*
 
@@ -221,8 +221,8 @@ print(f"{idle:.0f}% of the time the tensor cores idle, so warps are waiting. For
 # <details><summary>Answer</summary>
 #
 # **their own last instruction.** *wait* is that: a fixed few clocks. Then comes *barrier*, the other warps. *Short
-# scoreboard* is shared memory and the exponential unit, *long scoreboard* is data. Data is only fourth, so one stage
-# more has little left to hide. Chapters 12a and 12b go after the first two.
+# scoreboard* is shared memory and the exponential unit, *long scoreboard* is data. Data is not among the first two, so one
+# stage more has little left to hide. Chapters 12a and 12b go after those.
 #
 # ```python
 # for name in sorted(stalls, key=stalls.get)[:-5:-1]:
@@ -236,8 +236,6 @@ print(f"{idle:.0f}% of the time the tensor cores idle, so warps are waiting. For
 # stall: long_scoreboard  0.55 clocks
 # ```
 # </details>
-#
-# **Takeaway.** Name the largest stall, change the one thing that it names, and look again.
 
 # %% [markdown]
 # ## When do they wait?
@@ -269,9 +267,6 @@ timeline([(name, float(t), float(n)) for name, t, n, warp in clocked if warp == 
 # proton.finalize()  # after it: writes mine.chrome_trace, for ui.perfetto.dev
 # ```
 #
-# **Takeaway.** The counter says how much is waited for, the timeline says when.
-
-# %% [markdown]
 # ## Can the fastest launch be found by trying?
 #
 # Time each launch, keep the fastest: an *autotuner* does that. `triton.autotune` does it at the first call, and
@@ -291,11 +286,6 @@ for repeats in (1, 7, 49):  # 2,000 searches among 20 equal launches
     best = np.median(timings, axis=2).min(axis=1)
     gain = 1 - best.mean()
     print(f"median of {repeats:2}: the winner seems {gain:.1%} faster than it is")
-
-# %% [markdown]
-# **Takeaway.** Check the result, take turns, use medians, and try the winner at another shape.
-#
-# *This is the middle, and a good place for a break.*
 
 # %% [markdown]
 # ## Is fp32 really fp32?
@@ -389,9 +379,6 @@ told = (files.ROOT / "figures" / "data" / "stray.txt").read_text(encoding="utf-8
 print("\n".join(re.findall(r"=+ +(?=Invalid|at stray|by thread|Access|and is)(.*)", told)))
 
 # %% [markdown]
-# **Takeaway.** Stop in the interpreter first. Print on the GPU if only the GPU shows it.
-
-# %% [markdown]
 # ## It is wrong by a little
 #
 # `log_sum_kernel` was right above. With 16 columns it is right for any number of rows. With three rows of 10 numbers, L is
@@ -457,21 +444,6 @@ fenced = torch.nn.functional.pad(S, (0, 3), value=torch.nan)
 # Three programs of 128 threads leave 65,536 / 384 = 170 registers, so 168, and 75 KiB. Two stages take 80 KiB and 1 for the
 # system, one takes 49. So `fa2-lab xray mine.py --full --num_stages 1 --maxnreg 168`. It costs a few spills, and nothing is
 # copied ahead any more: the other two programs must fill the time in which one waits.
-# </details>
-
-# %% [markdown]
-# ## Questions on part III
-#
-# Chapters 08 to 11, without looking back.
-#
-# 1. Q, K and V have 16 bits. Why are o and ℓ kept in 32?
-# 2. dQ by atomic additions or by a second pass: what does each cost?
-#
-# <details><summary>Answers</summary>
-#
-# 1. A sum in 16 bits is rounded at every step, and may even overflow. A factor may be narrow.
-# 2. Additions come in no fixed order, so the last bits change from run to run, and their dQ passes through L2 in fp32. The
-#    second pass takes seven products instead of five.
 # </details>
 
 # %% [markdown]

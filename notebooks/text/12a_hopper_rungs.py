@@ -551,6 +551,8 @@ read("ladder/r21_persistent.py", "producer", begin="while t", end="gl.store(coun
 # - `first` counts tiles over all row blocks, because the ring goes on.
 # - Q has two stages for each consumer, so that the next row block's Q comes early. O has room of its own: its copy runs
 #   while the next block computes. Both take the room of a third stage.
+#
+# (*Clock* is cycles over time in the bench's run, which pauses between calls.)
 
 # %% tags=["hide-input"]
 climb.step("21", "SM cycles", "clock, GHz")
@@ -641,17 +643,10 @@ climb.step("23", "L2 bytes", "tensor cores at work, %", "SM cycles", "clock, GHz
 #
 # ## Where does the power go?
 #
-# A GPU draws at most so many watts. The more its units do in a cycle, the slower the cycles have to be. The record has
-# SM cycles and times of every rung, so the clock is one division away (d = 128, no mask, each factor against the rung
-# before; in chapter 10's run without pauses the clock is lower):
-
-# %%
-climb.clocks("10")
-
-# %% [markdown]
-# Read the columns from top to bottom. As the tensor cores work more, the clock falls, and a part of every gain in
-# cycles goes into heat: see rung 20. Bytes cost clock, too: rung 12 has the cycles of rung 11, moves far more bytes
-# through L2 and from HBM, and is slower by what the clock lost. And here is the roofline of what the rungs share:
+# A GPU draws at most so many watts. The more its units do in a cycle, the slower the cycles have to be. Read chapter 10's
+# last table once more: as the tensor cores work more, the clock falls, and a part of every gain in cycles goes into heat.
+# Bytes cost clock, too: rung 12 has the cycles of rung 11, moves far more bytes through L2 and from HBM, and is slower by
+# what the clock lost. And here is the roofline of what the rungs share:
 
 # %%
 rows = {f"{B_r} rows a tile": cost("FA2", B_r=B_r, B_c=128) for B_r in (64, 128, 192)}
